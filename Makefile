@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# The front: `make help` lists the targets. Everything is written into the tree: build/, .venv*/,
+# .cache/, out/.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+VENV ?= .venv
+VENV_OLDEST ?= .venv-oldest
+PYTEST_ARGS ?=
+
+ROOT := $(CURDIR)
+REPORTS := $(ROOT)/build/reports
+SOURCES = $(shell find bench bridge examples include src tests tool \
+            \( -name '*.h' -o -name '*.cpp' \) ! -name '*_generated.h')
+# ThreadSanitizer of these compilers gives up on kernels that scatter memory too widely.
+STILL := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
+# Everything a test writes stays here.
+SCRATCH := TMPDIR=$(ROOT)/.cache/tmp PYTHONPYCACHEPREFIX=$(ROOT)/.cache/pycache
+DEV_LIBRARY := $(ROOT)/build/dev/bridge/libanabranch_bridge.so
+
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export CTEST_PARALLEL_LEVEL := $(JOBS)
+ifneq ($(shell command -v ninja),)
+export CMAKE_GENERATOR := Ninja
+endif
+
+.PHONY: help demo test test-cpp test-python test-oldest test-long test-wheel check bench asan ubsan \
+        tsan fuzz format build release clean packages-build packages-test packages-python
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+demo: $(VENV)/ready release ## train a small transformer under eager, torch.compile and Anabranch
+	mkdir -p out
+	$(VENV)/bin/python examples/demo/train.py
+
+test: test-cpp test-python ## everything that must hold before a change lands
+	@python3 scripts/count_tests.py $(REPORTS)/dev.xml $(REPORTS)/python.xml
+
+check: build ## format, rooms and unit tests: under a minute once built
+	scripts/need_packages.sh format
+	clang-format --dry-run -Werror $(SOURCES)
+	$(call run_ctest,check,dev,-L 'unit|source')
+
+build: packages-build packages-test ## the C++ of the dev preset, with the header check
+	$(call build_preset,dev)
+	cmake --build build/dev --target all_verify_interface_header_sets
+
+test-cpp: build ## the C++ tests, the installed consumer, must-not-compile, rooms, pages
+	$(call run_ctest,dev,dev,)
+
+test-python: $(VENV)/ready build ## the Python tests on the newest torch
+	$(call run_pytest,python,$(VENV),)
+
+test-oldest: $(VENV_OLDEST)/ready build ## the smaller set of Python tests on the oldest torch
+	$(call run_pytest,oldest,$(VENV_OLDEST),-m oldest)
+
+test-long: build ## the long C++ tests: 10,000 random programs and the like
+	ctest --preset long
+
+test-wheel: $(VENV)/ready packages-build ## build the wheel, install it elsewhere, use it from both sides
+	$(SCRATCH) $(VENV)/bin/python tests/install/test_wheel.py
+
+bench: $(VENV)/ready release ## every measurement, into bench/results/
+	for program in $$(find build/release/src -name '*_bench' -type f | sort); do \
+	  $$program --benchmark_out=bench/results/$$(basename $$program).json \
+	    --benchmark_out_format=json; \
+	done
+	$(VENV)/bin/python bench/run.py
+
+asan: packages-build packages-test ## the C++ tests under AddressSanitizer
+	$(call build_preset,asan)
+	$(call run_ctest,asan,asan,)
+
+ubsan: packages-build packages-test ## the same under UndefinedBehaviorSanitizer, built by clang
+	scripts/need_packages.sh clang
+	$(call build_preset,ubsan)
+	$(call run_ctest,ubsan,ubsan,)
+
+tsan: packages-build packages-test ## the same under ThreadSanitizer
+	$(call build_preset,tsan)
+	$(call run_ctest,tsan,tsan,,$(STILL))
+
+fuzz: packages-build ## feed the reader of plan files for half a minute
+	scripts/need_packages.sh clang
+	$(call build_preset,fuzz)
+	mkdir -p build/fuzz/corpus
+	build/fuzz/src/plan/plan_file_fuzz -max_len=4096 -max_total_time=30 -verbosity=0 \
+	  build/fuzz/corpus src/plan/plan_file_corpus
+
+format: ## clang-format over all C++
+	scripts/need_packages.sh format
+	clang-format -i $(SOURCES)
+
+release: packages-build ## the library for use, where the Python package finds it
+	$(call build_preset,release)
+	cmake --install build/release --component bridge --prefix python/anabranch
+
+clean: ## all that was built; the environments stay
+	rm -rf build out .cache python/anabranch/lib
+
+packages-build:
+	@scripts/need_packages.sh build
+packages-test:
+	@scripts/need_packages.sh test
+packages-python:
+	@PYTHON=$(PYTHON) scripts/need_packages.sh python
+
+# The package is installed as a pointer to this tree: its Python files as they stand, its library
+# from `make release` or, in tests, the one of the dev preset.
+$(VENV)/ready: requirements/newest.txt
+$(VENV_OLDEST)/ready: requirements/oldest.txt
+%/ready: pyproject.toml | packages-python
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), sys.version'
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -r $(filter requirements/%,$^)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	  --no-deps -C wheel.cmake=false -e .
+	touch $@
+
+# $(call build_preset,<preset>)
+define build_preset
+	mkdir -p .cache
+	cmake --preset $(1) > .cache/configure.log || { cat .cache/configure.log; exit 1; }
+	cmake --build --preset $(1)
+endef
+
+# $(call run_ctest,<report>,<preset>,<arguments>,<prefix>)
+define run_ctest
+	mkdir -p $(REPORTS) .cache/tmp
+	$(SCRATCH) $(4) ctest --preset $(2) $(3) --output-junit $(REPORTS)/$(1).xml
+endef
+
+# $(call run_pytest,<report>,<environment>,<arguments>)
+define run_pytest
+	mkdir -p $(REPORTS) .cache/tmp
+	$(SCRATCH) ANABRANCH_LIBRARY=$(DEV_LIBRARY) $(2)/bin/python -m pytest $(3) \
+	  --junitxml=$(REPORTS)/$(1).xml $(PYTEST_ARGS)
+endef

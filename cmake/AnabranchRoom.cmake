@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# anabranch_room(<name> [AFTER <room>...] SOURCES <file>... [TESTS <file>...] [BENCHES <file>...]
+#                [LIBRARIES <target>...] [TEST_LIBRARIES <target>...])
+#
+# A room is an object library that sees the public headers, its own files and those of the rooms it
+# comes AFTER. Its tests and benchmarks link these rooms and nothing downstream, so that a room can
+# be built and tested while a later one is broken. TEST_LIBRARIES are for tests and benchmarks alone.
+#   x_test.cpp  -> test program   <room>_x_test, run by ctest
+#   x_bench.cpp -> benchmark      <room>_x_bench
+
+# Compile options of everything of ours; never of whoever links us.
+add_library(anabranch_options INTERFACE)
+target_compile_features(anabranch_options INTERFACE cxx_std_20)
+target_compile_options(anabranch_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
+                                                   -Wno-sign-conversion
+                                                   $<$<BOOL:${ANABRANCH_WERROR}>:-Werror>)
+target_include_directories(
+  anabranch_options INTERFACE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src"
+                              "${PROJECT_BINARY_DIR}/generated")
+set_property(GLOBAL PROPERTY ANABRANCH_ROOMS "")
+
+function(anabranch_room name)
+  cmake_parse_arguments(ARG "" "" "AFTER;SOURCES;TESTS;BENCHES;LIBRARIES;TEST_LIBRARIES" ${ARGN})
+  set(room anabranch_${name})
+  add_library(${room} OBJECT ${ARG_SOURCES})
+  set_target_properties(${room} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
+                                           VISIBILITY_INLINES_HIDDEN ON)
+  target_link_libraries(${room} PRIVATE anabranch_options ${ARG_LIBRARIES} Threads::Threads)
+  set_property(GLOBAL APPEND PROPERTY ANABRANCH_ROOMS ${room})
+  set_property(GLOBAL PROPERTY ANABRANCH_LIBRARIES_${name} "${ARG_LIBRARIES}")
+  target_sources(anabranch PRIVATE $<TARGET_OBJECTS:${room}>)
+
+  set(upstream ${name} ${ARG_AFTER})
+  if(ANABRANCH_BUILD_TESTS)
+    foreach(file IN LISTS ARG_TESTS)
+      anabranch_room_program(${name} ${file} "${upstream}" GTest::gmock_main ${ARG_TEST_LIBRARIES})
+      add_test(NAME ${program} COMMAND ${program})
+      set_tests_properties(${program} PROPERTIES TIMEOUT 300 LABELS unit)
+    endforeach()
+  endif()
+  if(ANABRANCH_BUILD_BENCH)
+    foreach(file IN LISTS ARG_BENCHES)
+      anabranch_room_program(${name} ${file} "${upstream}" benchmark::benchmark_main
+                             ${ARG_TEST_LIBRARIES})
+    endforeach()
+  endif()
+endfunction()
+
+# anabranch_room_program(<prefix> <file> <rooms> <library>...)
+# Sets `program` in the caller to the name of the target made for `file`.
+function(anabranch_room_program name file rooms)
+  get_filename_component(stem ${file} NAME_WE)
+  set(program ${name}_${stem})
+  add_executable(${program} ${file})
+  target_link_libraries(${program} PRIVATE anabranch_options ${ARGN} Threads::Threads)
+  foreach(room IN LISTS rooms)
+    target_sources(${program} PRIVATE $<TARGET_OBJECTS:anabranch_${room}>)
+    get_property(libraries GLOBAL PROPERTY ANABRANCH_LIBRARIES_${room})
+    target_link_libraries(${program} PRIVATE ${libraries})
+  endforeach()
+  set(program ${program} PARENT_SCOPE)
+endfunction()

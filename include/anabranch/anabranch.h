@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything public, in the order in which data flows.
+#pragma once
+
+// clang-format off
+#include "anabranch/status.h"
+#include "anabranch/program.h"
+#include "anabranch/plan.h"
+#include "anabranch/device.h"
+#include "anabranch/record.h"
+#include "anabranch/tape.h"
+#include "anabranch/launch.h"
+#include "anabranch/trace.h"
+// clang-format on

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan: in what order, on which stream, after which waits and where in memory.
+// Ownership: a Plan is an immutable value and keeps its Program alive.
+// Threads:   all functions are pure: same input, same bytes; no device, clock or randomness.
+// Failure:   a Status; make_plan never answers a plan its own checker refuses.
+// Edges:     an empty program has an empty plan with an empty arena.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "anabranch/export.h"
+#include "anabranch/program.h"
+#include "anabranch/status.h"
+
+namespace anabranch {
+
+// `step` starts only after `on` has ended; the two are on different streams.
+struct Wait {
+  StepId step{};
+  StepId on{};
+  bool operator==(const Wait&) const = default;
+  auto operator<=>(const Wait&) const = default;
+};
+
+// A value that may differ between two launches: the address of one of the caller's buffers.
+struct Slot {
+  BufferId buffer{};
+};
+
+struct ArenaLayout {
+  std::uint64_t size_bytes = 0;         // what the arena takes
+  std::uint64_t lower_bound_bytes = 0;  // temporaries any two of which live together take this
+  std::uint64_t naive_bytes = 0;        // every temporary at a place of its own
+  // By buffer; kNotInArena for buffers of the caller and for unused temporaries.
+  std::vector<std::uint64_t> offsets;
+};
+inline constexpr std::uint64_t kNotInArena = ~std::uint64_t{0};
+
+// The parts of a plan, for those who make one by hand or read one from a file.
+struct PlanParts {
+  std::vector<StepId> order;  // all steps once; a stream runs its steps in this order
+  std::vector<Wait> waits;    // sorted by position of `step` in the order, then by stream of `on`
+  ArenaLayout arena;
+};
+
+class Plan {
+ public:
+  const Program& program() const { return data_->program; }
+  std::span<const StepId> order() const { return data_->parts.order; }
+  std::span<const Wait> waits() const { return data_->parts.waits; }
+  const ArenaLayout& arena() const { return data_->parts.arena; }
+  // In declaration order: every buffer that is not a temporary.
+  std::span<const Slot> slots() const { return data_->slots; }
+  // Steps that end last on a side stream and that the end of a launch must wait for.
+  std::span<const StepId> exits() const { return data_->exits; }
+  // wait_event steps that order nothing that was not ordered already.
+  std::span<const StepId> redundant_waits() const { return data_->redundant; }
+
+ private:
+  friend class PlanAccess;  // src/plan/plan.cpp
+  struct Data {
+    Program program;
+    PlanParts parts;
+    std::vector<Slot> slots;
+    std::vector<StepId> exits;
+    std::vector<StepId> redundant;
+  };
+  explicit Plan(std::shared_ptr<const Data> data) : data_(std::move(data)) {}
+  std::shared_ptr<const Data> data_;
+};
+
+// Derives order, waits and memory, then checks the result with check_plan.
+ANABRANCH_API Result<Plan> make_plan(const Program& program);
+
+// Takes a plan made elsewhere. Refused (kPlanInvalid, kRace) unless it is complete and race-free.
+ANABRANCH_API Result<Plan> make_plan_from_parts(const Program& program, PlanParts parts);
+
+inline constexpr BufferId kNoBuffer{~std::uint32_t{0}};
+
+// Two steps of which the first must end before the second starts, and nothing makes sure of it.
+struct Race {
+  StepId first{};
+  StepId second{};
+  BufferId buffer{};        // as `first` names it; kNoBuffer: an event or a synchronize asks for it
+  BufferId other_buffer{};  // differs from `buffer` where two temporaries share arena bytes
+  std::uint64_t begin_byte = 0, end_byte = 0;  // within buffer, the shared interval
+  bool exact = true;  // false: the overlap of two strided views was not decidable
+  Wait missing{};     // the shortest wait that would order the two
+};
+
+// The independent race checker: shares no code with what derives waits. Reports at most `limit`.
+// Whether the parts fit the program at all is for make_plan_from_parts to check.
+ANABRANCH_API std::vector<Race> find_races(const Program& program, const PlanParts& parts,
+                                           std::size_t limit = 16);
+ANABRANCH_API Status check_plan(const Program& program, const PlanParts& parts);
+
+// The largest groups of steps that can be compiled as one unit: one stream each, no cycle between
+// groups, none delaying a step of another stream that could have started. Answers the group of
+// each step by program order; groups are numbered in an order in which they can run. Steps that
+// are not compute each have a group of their own.
+ANABRANCH_API Result<std::vector<std::uint32_t>> find_regions(const Program& program);
+
+// Text for people: streams side by side, waits, memory.
+ANABRANCH_API std::string dump_plan(const Plan& plan);
+
+// Plan files: FlatBuffers, versioned, data only. See docs/file-formats.md. write_plan answers no
+// bytes where the plan exceeds the format (2 GiB, or a name of 64 KiB); write_plan_file says so.
+ANABRANCH_API std::vector<std::uint8_t> write_plan(const Plan& plan);
+// Verifies, bounds and race-checks; never trusts the bytes.
+ANABRANCH_API Result<Plan> read_plan(std::span<const std::uint8_t> bytes);
+ANABRANCH_API Status write_plan_file(const Plan& plan, const std::string& path);
+ANABRANCH_API Result<Plan> read_plan_file(const std::string& path);
+
+}  // namespace anabranch

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// A program: steps over buffers, what is asked and nothing of how it is done.
+// Ownership: a Program is an immutable value, cheap to copy (shared, reference counted).
+// Threads:   a Program may be read from any thread; a ProgramBuilder belongs to one.
+// Failure:   build() answers all errors at once, each naming the step and both values.
+// Edges:     an empty program is valid; ids are only meaningful for the builder that gave them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "anabranch/export.h"
+#include "anabranch/status.h"
+
+namespace anabranch {
+
+// Dense numbers from 0, in the order of declaration.
+enum class BufferId : std::uint32_t {};
+enum class StreamId : std::uint32_t {};
+enum class EventId : std::uint32_t {};
+enum class StepId : std::uint32_t {};
+
+template <typename Id>
+constexpr std::uint32_t index_of(Id id) {
+  return static_cast<std::uint32_t>(id);
+}
+
+// The stream of the caller. Every program has it; inputs come from it and outputs go to it.
+inline constexpr StreamId kAmbient{0};
+
+enum class Role : std::uint8_t {
+  kInput,      // given by the caller; may be written, and is then seen changed by the caller
+  kOutput,     // given by the caller as memory to fill
+  kConstant,   // given by the caller, never written, usually at the same address
+  kTemporary,  // lives in the arena
+};
+
+// Limits. Above them build() answers kLimitExceeded.
+inline constexpr std::uint32_t kMaxSteps = 1u << 24;
+inline constexpr std::uint32_t kMaxStreams = 1024;
+inline constexpr std::uint64_t kMaxBufferBytes = std::uint64_t{1} << 48;
+inline constexpr std::uint64_t kMaxTotalBytes = std::uint64_t{1} << 60;  // sizes and alignments
+inline constexpr std::uint32_t kMaxViewDims = 32;
+
+// One dimension of a strided view. Strides are in bytes and may be negative or zero.
+struct Dim {
+  std::uint64_t size = 0;
+  std::int64_t stride_bytes = 0;
+  bool operator==(const Dim&) const = default;
+};
+
+// The bytes [offset + sum(i_k * stride_k), + item) for all 0 <= i_k < size_k.
+// No dims: one item. A dim of size 0: no bytes at all.
+struct View {
+  BufferId buffer{};
+  std::uint64_t offset_bytes = 0;
+  std::uint64_t item_bytes = 0;
+  std::vector<Dim> dims{};
+  bool operator==(const View&) const = default;
+};
+
+enum class Mode : std::uint8_t { kRead = 1, kWrite = 2, kReadWrite = 3 };
+
+struct Access {
+  Mode mode = Mode::kRead;
+  View view;
+};
+
+enum class StepKind : std::uint8_t {
+  kCompute,      // a region: opaque work with declared accesses
+  kCopy,         // accesses[0] is written from accesses[1]; equal shapes, equal items
+  kFill,         // every byte of accesses[0] becomes `fill_byte`
+  kHost,         // a region that must run on the host
+  kRecordEvent,  // `event` marks all earlier work of the stream
+  kWaitEvent,    // later work of the stream waits for the latest record of `event`
+  kSynchronize,  // the host waits for the stream: all later steps of every stream come after it
+};
+
+struct Step {
+  StepKind kind = StepKind::kCompute;
+  StreamId stream = kAmbient;
+  std::string name{};    // for people; also the region's key in a RegionTable (compute, host)
+  std::string source{};  // "model.py:88", or empty
+  std::vector<Access> accesses{};
+  EventId event{};
+  std::uint8_t fill_byte = 0;
+};
+
+struct Buffer {
+  std::string name{};
+  Role role = Role::kTemporary;
+  std::uint64_t size_bytes = 0;
+  std::uint64_t alignment = 64;  // of the address, a power of two
+};
+
+class Program {
+ public:
+  std::span<const Step> steps() const { return data_->steps; }
+  std::span<const Buffer> buffers() const { return data_->buffers; }
+  std::span<const std::string> streams() const { return data_->streams; }
+  std::span<const std::string> events() const { return data_->events; }
+  const Step& step(StepId id) const { return data_->steps[index_of(id)]; }
+  const Buffer& buffer(BufferId id) const { return data_->buffers[index_of(id)]; }
+
+ private:
+  friend class ProgramBuilder;
+  struct Data {
+    std::vector<Step> steps;
+    std::vector<Buffer> buffers;
+    std::vector<std::string> streams;
+    std::vector<std::string> events;
+  };
+  explicit Program(std::shared_ptr<const Data> data) : data_(std::move(data)) {}
+  std::shared_ptr<const Data> data_;
+};
+
+// The only way to make a program. Steps are appended in program order: the result of a program
+// is that of its steps run one after another in this order.
+class ANABRANCH_API ProgramBuilder {
+ public:
+  ProgramBuilder();
+
+  StreamId add_stream(std::string name);
+  EventId add_event(std::string name);
+  BufferId add_buffer(Buffer buffer);
+  StepId add_step(Step step);
+
+  // Shorthands of add_step.
+  StepId compute(StreamId stream, std::string region, std::vector<Access> accesses);
+  StepId copy(StreamId stream, View to, View from);
+  StepId fill(StreamId stream, View to, std::uint8_t byte);
+  StepId record_event(StreamId stream, EventId event);
+  StepId wait_event(StreamId stream, EventId event);
+  StepId synchronize(StreamId stream);
+
+  // The whole of a buffer as one contiguous item; an unknown id gives a view build() refuses.
+  View whole(BufferId buffer) const;
+  Access read(BufferId buffer) const { return {Mode::kRead, whole(buffer)}; }
+  Access write(BufferId buffer) const { return {Mode::kWrite, whole(buffer)}; }
+  Access read_write(BufferId buffer) const { return {Mode::kReadWrite, whole(buffer)}; }
+
+  // Validates everything; the builder is left as it was. All errors are in one Status, a line each,
+  // under the code of the first.
+  Result<Program> build() const;
+
+ private:
+  Program::Data data_;
+};
+
+}  // namespace anabranch

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Status and Result: how every room says that something went wrong.
+// Ownership: values; a Status owns its text.
+// Threads:   immutable once made, so free to share.
+// Failure:   nothing here throws except when memory for the text runs out.
+// Edges:     a default Status is ok; reading the value of a failed Result is a programming error.
+#pragma once
+
+#include <cassert>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "anabranch/export.h"
+
+namespace anabranch {
+
+// Every code has a section in docs/errors.md; a test keeps the list and the page in step.
+// 01xx program, 02xx plan, 03xx record, 04xx launch, 05xx plan file, 06xx trace.
+enum class Code : std::uint16_t {
+  kOk = 0,
+#define ANABRANCH_CODE(name, number, meaning) name = number,
+#include "anabranch/codes.inc"
+#undef ANABRANCH_CODE
+};
+
+// "E0103", as it stands at the end of each message.
+ANABRANCH_API std::string code_text(Code code);
+// The one-line meaning from codes.inc; empty for an unknown number.
+ANABRANCH_API std::string_view code_meaning(Code code);
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  // `message` names the act, the thing, both values and the way out; the code is appended to it.
+  ANABRANCH_API Status(Code code, std::string message);
+
+  bool ok() const { return code_ == Code::kOk; }
+  explicit operator bool() const { return ok(); }
+  Code code() const { return code_; }
+  const std::string& message() const { return message_; }
+
+ private:
+  Code code_ = Code::kOk;
+  std::string message_;
+};
+
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
+  Result(Status error) : state_(std::in_place_index<1>, std::move(error)) {
+    assert(!std::get<1>(state_).ok());
+  }
+
+  bool ok() const { return state_.index() == 0; }
+  explicit operator bool() const { return ok(); }
+  T& operator*() & { return std::get<0>(state_); }
+  const T& operator*() const& { return std::get<0>(state_); }
+  T&& operator*() && { return std::get<0>(std::move(state_)); }
+  T* operator->() { return &std::get<0>(state_); }
+  const T* operator->() const { return &std::get<0>(state_); }
+  const Status& error() const { return std::get<1>(state_); }
+
+ private:
+  std::variant<T, Status> state_;
+};
+
+}  // namespace anabranch

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The room checker finds every kind of breach, and nothing in a tree that keeps the rules."""
+
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+CHECKER = Path(__file__).with_name("check_rooms.py")
+
+# A small house in which every rule is kept.
+GOOD = {
+    "include/anabranch/status.h": "#include <string>\n",
+    "include/anabranch/program.h": '#include "anabranch/status.h"\n',
+    "include/anabranch/trace.h": '#include "anabranch/record.h"\n',
+    "src/base/status.cpp": '#include <fmt/format.h>\n#include "anabranch/status.h"\n',
+    "src/plan/order.h": '#include "program/view.h"\n#include "anabranch/plan.h"\n',
+    "src/plan/order_test.cpp": '#include <nlohmann/json.hpp>\n#include "plan/order.h"\n',
+    "src/device/host/worker.cpp": '#include "anabranch/trace.h"\n#include "program/view.h"\n',
+    "src/device/cuda/driver.cpp": "#include <cuda.h>\n",
+    "src/device/sim/driver.cpp": '#include "device/cuda/table.h"\n',
+    "src/launch/launch.cpp": '#include "record/recording.h"\n#include "device/host/worker.h"\n',
+    "bridge/bridge.h": "",
+    "bridge/plan.cpp": '#include "bridge.h"\n#include "anabranch/plan.h"\n',
+    "tool/main.cpp": "#include <CLI/CLI.hpp>\n#include <anabranch/anabranch.h>\n",
+}
+
+# What is added to the good house, and what the checker must say of it.
+BAD = {
+    "plan includes a room downstream": (
+        {"src/plan/a.cpp": '\n#include "launch/x.h"\n'},
+        "src/plan/a.cpp:2: room plan includes launch/x.h of room launch, which is not upstream"),
+    "program includes a public header downstream": (
+        {"src/program/a.h": '#include "anabranch/plan.h"\n'},
+        "src/program/a.h:1: room program includes anabranch/plan.h of room plan"),
+    "a test of plan includes record": (
+        {"src/plan/a_test.cpp": '#include "anabranch/record.h"\n'},
+        "src/plan/a_test.cpp:1: room plan includes anabranch/record.h of room record"),
+    "plan includes a device": (
+        {"src/plan/a.cpp": '#include "device/host/worker.h"\n'},
+        "src/plan/a.cpp:1: room plan includes device/host/worker.h of room device"),
+    "the host device includes plan's own files": (
+        {"src/device/host/a.cpp": '#include "plan/order.h"\n'},
+        "src/device/host/a.cpp:1: device host includes plan/order.h of room plan"),
+    "one device includes another": (
+        {"src/device/host/a.cpp": '#include "device/cuda/table.h"\n'},
+        "src/device/host/a.cpp:1: device host includes device/cuda/table.h of room device"),
+    "CUDA outside its device": (
+        {"src/record/a.cpp": "#include <cuda_runtime.h>\n"},
+        "src/record/a.cpp:1: room record includes cuda_runtime.h; only device/cuda knows CUDA"),
+    "CUDA in the host device": (
+        {"src/device/host/a.cpp": "# include <cuda.h>\n"},
+        "src/device/host/a.cpp:1: room device includes cuda.h; only device/cuda knows CUDA"),
+    "torch in a room": (
+        {"src/base/a.cpp": "#include <torch/torch.h>\n"},
+        "src/base/a.cpp:1: room base includes torch/torch.h; torch and Python appear nowhere"),
+    "ATen in a device": (
+        {"src/device/cuda/a.cpp": "#include <ATen/ATen.h>\n"},
+        "src/device/cuda/a.cpp:1: room device includes ATen/ATen.h; torch and Python"),
+    "Python in a room": (
+        {"src/trace/a.cpp": "#include <Python.h>\n"},
+        "src/trace/a.cpp:1: room trace includes Python.h; torch and Python appear nowhere"),
+    "torch in a room's build": (
+        {"src/record/CMakeLists.txt": "find_package(Torch REQUIRED)\n"},
+        "src/record/CMakeLists.txt:1: torch and Python appear nowhere in src"),
+    "a tool's library in a room": (
+        {"src/trace/a.cpp": "#include <nlohmann/json.hpp>\n"},
+        "src/trace/a.cpp:1: room trace includes nlohmann/json.hpp; that library belongs"),
+    "an include without its room": (
+        {"src/plan/a.cpp": '#include "order.h"\n'},
+        'src/plan/a.cpp:1: "order.h" is written without its room'),
+    "an include that climbs": (
+        {"src/plan/a.cpp": '#include "../launch/x.h"\n'},
+        'src/plan/a.cpp:1: "../launch/x.h" is written without its room'),
+    "the tool looks inside": (
+        {"tool/a.cpp": '#include "plan/order.h"\n'},
+        "tool/a.cpp:1: tool includes plan/order.h, which is not public"),
+    "the bridge climbs inside": (
+        {"bridge/a.cpp": '#include "../src/plan/order.h"\n'},
+        "bridge/a.cpp:1: bridge includes ../src/plan/order.h, which is not public"),
+    "an example includes a header that is not installed": (
+        {"examples/cpp/a.cpp": "#include <anabranch/order.h>\n"},
+        "examples/cpp/a.cpp:1: examples includes anabranch/order.h, which is not public"),
+    "a public header reaches inside": (
+        {"include/anabranch/plan.h": '#include "plan/order.h"\n'},
+        "include/anabranch/plan.h:1: a public header includes plan/order.h, which is not public"),
+    "a public header needs a library": (
+        {"include/anabranch/plan.h": "#include <fmt/format.h>\n"},
+        "include/anabranch/plan.h:1: a public header includes <fmt/format.h>"),
+    "a public header includes downstream": (
+        {"include/anabranch/plan.h": '#include "anabranch/trace.h"\n'},
+        "include/anabranch/plan.h:1: room plan includes anabranch/trace.h of room trace"),
+    "a public header of no room": (
+        {"include/anabranch/util.h": ""},
+        "include/anabranch/util.h: is the front of no room"),
+    "a folder that is no room": (
+        {"src/util/a.cpp": ""},
+        "src/util: is no room; rooms are base, program, plan, device, record, launch, trace"),
+    "a device that is none": (
+        {"src/device/metal/a.cpp": ""},
+        "src/device/metal: is no device; devices are host, cuda, sim"),
+}
+
+
+def run_checker(files):
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return subprocess.run([sys.executable, str(CHECKER), folder], capture_output=True,
+                              text=True, check=False)
+
+
+class Rooms(unittest.TestCase):
+    def test_a_house_that_keeps_the_rules_passes(self):
+        run = run_checker(GOOD)
+        self.assertEqual((run.returncode, run.stdout),
+                         (0, "rooms: every include is allowed\n"), run.stdout)
+
+    def test_every_breach_is_found_with_its_file_and_room(self):
+        for what, (files, message) in BAD.items():
+            with self.subTest(what):
+                run = run_checker(GOOD | files)
+                self.assertEqual(run.returncode, 1, run.stdout)
+                self.assertIn(message, run.stdout)
+                self.assertEqual(len(run.stdout.splitlines()), 1, run.stdout)
+
+    def test_a_folder_without_sources_is_an_error(self):
+        self.assertEqual(run_checker({"readme": ""}).returncode, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
