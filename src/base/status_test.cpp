@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "anabranch/status.h"
+
+#include <gtest/gtest.h>
+
+namespace anabranch {
+namespace {
+
+TEST(Status, EndsItsMessageWithTheCode) {
+  const Status status(Code::kBusy, "launch: the recording is running");
+  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(status.message(), "launch: the recording is running [E0401]");
+}
+
+TEST(Status, IsOkByDefault) {
+  EXPECT_TRUE(Status().ok());
+  EXPECT_TRUE(Status(Code::kOk, "unused").message().empty());
+}
+
+TEST(Status, EveryCodeHasAMeaning) {
+#define ANABRANCH_CODE(name, number, meaning) EXPECT_EQ(code_meaning(Code::name), meaning);
+#include "anabranch/codes.inc"
+#undef ANABRANCH_CODE
+}
+
+TEST(Result, HoldsAValueOrAnError) {
+  Result<int> value = 3;
+  Result<int> error = Status(Code::kBusy, "no");
+  ASSERT_TRUE(value.ok());
+  EXPECT_EQ(*value, 3);
+  ASSERT_FALSE(error.ok());
+  EXPECT_EQ(error.error().code(), Code::kBusy);
+}
+
+}  // namespace
+}  // namespace anabranch

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "program/check_program.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace anabranch {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::min();
+constexpr std::uint64_t kHuge = std::numeric_limits<std::uint64_t>::max();
+
+// A builder with one buffer of each role.
+struct Draft {
+  ProgramBuilder builder;
+  BufferId input = builder.add_buffer({"in", Role::kInput, 64, 64});
+  BufferId output = builder.add_buffer({"out", Role::kOutput, 64, 64});
+  BufferId constant = builder.add_buffer({"weight", Role::kConstant, 64, 64});
+  BufferId temporary = builder.add_buffer({"temp", Role::kTemporary, 64, 64});
+  EventId event = builder.add_event("ready");
+
+  void use(View view, Mode mode = Mode::kRead) {
+    builder.compute(kAmbient, "use", {{mode, std::move(view)}});
+  }
+  View part(std::uint64_t offset, std::uint64_t item, std::vector<Dim> dims = {}) const {
+    return {input, offset, item, std::move(dims)};
+  }
+};
+
+struct Case {
+  const char* name;
+  std::function<void(Draft&)> write;
+  Code code = Code::kOk;
+  const char* message = "";
+};
+std::ostream& operator<<(std::ostream& out, const Case& it) { return out << it.name; }
+std::string name_of(const testing::TestParamInfo<Case>& it) { return it.param.name; }
+
+class BuildRefuses : public testing::TestWithParam<Case> {};
+
+TEST_P(BuildRefuses, NamingTheStepAndBothValues) {
+  Draft draft;
+  GetParam().write(draft);
+  const Result<Program> program = draft.builder.build();
+  ASSERT_FALSE(program.ok());
+  EXPECT_EQ(program.error().code(), GetParam().code) << program.error().message();
+  EXPECT_THAT(program.error().message(), HasSubstr(GetParam().message));
+  EXPECT_THAT(program.error().message(), Not(HasSubstr("\n"))) << "one error, one line";
+}
+
+const Case kRefused[] = {
+    {"AnUnknownStream", [](Draft& d) { d.builder.compute(StreamId{3}, "use", {}); },
+     Code::kUnknownId, "step 0 'use' runs on stream 3, the program has 1"},
+    {"AnUnknownBuffer",
+     [](Draft& d) { d.builder.compute(kAmbient, "use", {d.builder.read(BufferId{9})}); },
+     Code::kUnknownId, "step 0 'use' names buffer 9 at access 0, the program has 4"},
+    {"AnUnknownEvent", [](Draft& d) { d.builder.record_event(kAmbient, EventId{5}); },
+     Code::kUnknownId, "step 0 'record_event' names event 5, the program has 1"},
+    {"AWaitForAnEventNeverRecorded", [](Draft& d) { d.builder.wait_event(kAmbient, d.event); },
+     Code::kEventNeverRecorded, "waits for event 0 'ready', which no step before it records"},
+    {"ARecordAfterTheWait",
+     [](Draft& d) {
+       d.builder.wait_event(kAmbient, d.event);
+       d.builder.record_event(kAmbient, d.event);
+     },
+     Code::kEventNeverRecorded, "step 0 'wait_event'"},
+    {"AViewPastTheEnd",
+     [](Draft& d) {
+       d.use(d.part(32, 4, {{9, 4}}));
+     },
+     Code::kViewOutsideBuffer,
+     "step 0 'use' reaches at access 0 outside buffer 0 'in' of 64 bytes"},
+    {"AViewBelowTheStart",
+     [](Draft& d) {
+       d.use(d.part(32, 4, {{10, -4}}));
+     },
+     Code::kViewOutsideBuffer, "outside buffer 0 'in' of 64 bytes"},
+    {"AnItemThatWrapsAround", [](Draft& d) { d.use(d.part(1, kHuge)); }, Code::kViewOutsideBuffer,
+     "at offset 1"},
+    {"AnOffsetPastTheEnd", [](Draft& d) { d.use(d.part(kHuge, 1)); }, Code::kViewOutsideBuffer,
+     "at offset 18446744073709551615"},
+    {"AStrideThatWrapsAround",
+     [](Draft& d) {
+       d.use(d.part(0, 1, {{3, kFar}}));
+     },
+     Code::kViewOutsideBuffer, "outside buffer 0"},
+    {"ASizeThatWrapsAround",
+     [](Draft& d) {
+       d.use(d.part(0, 1, {{kHuge, 1 << 20}}));
+     },
+     Code::kViewOutsideBuffer, "outside buffer 0"},
+    {"AnEmptyViewBeyondTheEnd",
+     [](Draft& d) {
+       d.use(d.part(65, 4, {{0, 4}}));
+     },
+     Code::kViewOutsideBuffer, "at offset 65"},
+    {"TooManyDims",
+     [](Draft& d) {
+       d.use(d.part(0, 1, std::vector<Dim>(kMaxViewDims + 1, Dim{1, 1})));
+     },
+     Code::kLimitExceeded, "has 33 dims at access 0, the limit is 32"},
+    {"AWriteOfAConstant", [](Draft& d) { d.use(d.builder.whole(d.constant), Mode::kWrite); },
+     Code::kRoleForbidsAccess, "step 0 'use' writes buffer 2 'weight', a constant"},
+    {"AReadOfATemporaryNeverWritten", [](Draft& d) { d.use(d.builder.whole(d.temporary)); },
+     Code::kReadBeforeWrite,
+     "reads bytes 0..64 of buffer 3 'temp', where no step before it writes"},
+    {"AReadOfAnOutputNeverWritten", [](Draft& d) { d.use(d.builder.whole(d.output)); },
+     Code::kReadBeforeWrite, "buffer 1 'out', where no step before it writes"},
+    {"AChangeOfATemporaryNeverWritten",
+     [](Draft& d) { d.use(d.builder.whole(d.temporary), Mode::kReadWrite); },
+     Code::kReadBeforeWrite, "buffer 3 'temp'"},
+    {"AReadOfTheHalfNeverWritten",
+     [](Draft& d) {
+       d.use({d.temporary, 0, 32}, Mode::kWrite);
+       d.use({d.temporary, 32, 32});
+     },
+     Code::kReadBeforeWrite, "step 1 'use' reads bytes 32..64 of buffer 3"},
+    {"AReadOfWhatOnlyTheSameStepWrites",
+     [](Draft& d) {
+       const View view = d.builder.whole(d.temporary);
+       d.builder.compute(kAmbient, "use", {{Mode::kWrite, view}, {Mode::kRead, view}});
+     },
+     Code::kReadBeforeWrite, "step 0 'use'"},
+    {"ACopyOfOtherItems",
+     [](Draft& d) {
+       d.builder.copy(kAmbient, {d.output, 0, 8}, d.part(0, 4));
+     },
+     Code::kProgramInvalid, "copies items of 4 bytes in 0 dims to items of 8 bytes in 0 dims"},
+    {"ACopyOfAnotherShape",
+     [](Draft& d) {
+       d.builder.copy(kAmbient, {d.output, 0, 4, {{4, 4}}}, d.part(0, 4, {{5, 4}}));
+     },
+     Code::kProgramInvalid, "copies 5 items to 4 items in dim 0"},
+    {"ACopyWithOneAccess",
+     [](Draft& d) {
+       d.builder.add_step({.kind = StepKind::kCopy, .accesses = {d.builder.write(d.output)}});
+     },
+     Code::kProgramInvalid, "is a copy with 1 accesses"},
+    {"AFillThatReads",
+     [](Draft& d) {
+       d.builder.add_step({.kind = StepKind::kFill, .accesses = {d.builder.read(d.input)}});
+     },
+     Code::kProgramInvalid, "is a fill with 1 accesses; it takes one, a write"},
+    {"ASyncWithAccesses",
+     [](Draft& d) {
+       d.builder.add_step({.kind = StepKind::kSynchronize, .accesses = {d.builder.read(d.input)}});
+     },
+     Code::kProgramInvalid, "is a synchronize with 1 accesses; it takes none"},
+    {"AComputeWithoutAName", [](Draft& d) { d.builder.compute(kAmbient, "", {}); },
+     Code::kProgramInvalid, "step 0 '' is a compute without a name"},
+    {"AnUnknownKind",
+     [](Draft& d) { d.builder.add_step({.kind = static_cast<StepKind>(7), .name = "odd"}); },
+     Code::kProgramInvalid, "step 0 'odd' has kind 7, there are 7"},
+    {"AnUnknownMode", [](Draft& d) { d.use(d.builder.whole(d.input), static_cast<Mode>(0)); },
+     Code::kProgramInvalid, "has mode 0 at access 0"},
+    {"AnUnknownRole",
+     [](Draft& d) {
+       d.builder.add_buffer({"odd", static_cast<Role>(4), 8, 8});
+     },
+     Code::kProgramInvalid, "buffer 4 'odd' has role 4, there are 4"},
+    {"AnAlignmentThatIsNoPowerOfTwo",
+     [](Draft& d) {
+       d.builder.add_buffer({"odd", Role::kInput, 8, 48});
+     },
+     Code::kProgramInvalid, "buffer 4 'odd' has alignment 48"},
+    {"AnAlignmentOfZero",
+     [](Draft& d) {
+       d.builder.add_buffer({"odd", Role::kInput, 8, 0});
+     },
+     Code::kProgramInvalid, "has alignment 0"},
+    {"ABufferTooLarge",
+     [](Draft& d) {
+       d.builder.add_buffer({"big", Role::kInput, kMaxBufferBytes + 1, 8});
+     },
+     Code::kLimitExceeded,
+     "buffer 4 'big' has 281474976710657 bytes, the limit is 281474976710656"},
+    {"BuffersTooLargeTogether",
+     [](Draft& d) {
+       for (std::uint64_t i = 0; i <= kMaxTotalBytes / kMaxBufferBytes; ++i) {
+         d.builder.add_buffer({"big", Role::kTemporary, kMaxBufferBytes, 8});
+       }
+     },
+     Code::kLimitExceeded, "has buffers of more than 1152921504606846976 bytes together"},
+    {"TooManyStreams",
+     [](Draft& d) {
+       for (std::uint32_t i = 0; i < kMaxStreams; ++i)
+         d.builder.add_stream(std::string(i + 1, 's'));
+     },
+     Code::kLimitExceeded, "has 1025 streams, the limit is 1024"},
+    {"AStreamWithoutAName", [](Draft& d) { d.builder.add_stream(""); }, Code::kProgramInvalid,
+     "stream 1 has no name"},
+    {"TwoStreamsOfOneName", [](Draft& d) { d.builder.add_stream("ambient"); },
+     Code::kProgramInvalid, "streams 0 and 1 are both named 'ambient'"},
+};
+INSTANTIATE_TEST_SUITE_P(, BuildRefuses, testing::ValuesIn(kRefused), name_of);
+
+class BuildTakes : public testing::TestWithParam<Case> {};
+
+TEST_P(BuildTakes, WithoutAWord) {
+  Draft draft;
+  GetParam().write(draft);
+  const Result<Program> program = draft.builder.build();
+  EXPECT_TRUE(program.ok()) << program.error().message();
+}
+
+const Case kTaken[] = {
+    {"AReversedViewFromTheLastItem",
+     [](Draft& d) {
+       d.use(d.part(60, 4, {{16, -4}}));
+     }},
+    {"AStrideOfZero",
+     [](Draft& d) {
+       d.use(d.part(60, 4, {{kHuge, 0}}));
+     }},
+    {"ALoneItemWithAnyStride",
+     [](Draft& d) {
+       d.use(d.part(60, 4, {{1, kFar}}));
+     }},
+    {"AnEmptyViewAtTheEnd",
+     [](Draft& d) {
+       d.use(d.part(64, 4, {{0, 4}}));
+     }},
+    {"AnEmptyReadOfWhatNothingWrote",
+     [](Draft& d) {
+       d.use({d.temporary, 0, 4, {{0, 4}}});
+     }},
+    {"ABufferWithoutBytes",
+     [](Draft& d) {
+       const BufferId none = d.builder.add_buffer({"none", Role::kTemporary, 0, 64});
+       d.use(d.builder.whole(none), Mode::kReadWrite);
+     }},
+    {"AWriteOfAnInput", [](Draft& d) { d.use(d.builder.whole(d.input), Mode::kReadWrite); }},
+    {"AReadOfWhatWasWrittenInPart",
+     [](Draft& d) {
+       d.use({d.temporary, 60, 4}, Mode::kWrite);
+       d.use(d.builder.whole(d.temporary));
+     }},
+    {"AReadBetweenWhatTwoWritesJoin",
+     [](Draft& d) {
+       d.use({d.temporary, 0, 32}, Mode::kWrite);
+       d.use({d.temporary, 32, 32}, Mode::kWrite);
+       d.use({d.temporary, 16, 32});
+     }},
+    {"AnEventRecordedTwice",
+     [](Draft& d) {
+       d.builder.record_event(kAmbient, d.event);
+       d.builder.record_event(kAmbient, d.event);
+       d.builder.wait_event(kAmbient, d.event);
+     }},
+    {"BuffersOfOneName",
+     [](Draft& d) {
+       d.builder.add_buffer({"in", Role::kInput, 64, 64});
+     }},
+};
+INSTANTIATE_TEST_SUITE_P(, BuildTakes, testing::ValuesIn(kTaken), name_of);
+
+TEST(CheckProgram, ReportsAllErrorsALineEachUnderTheCodeOfTheFirst) {
+  Draft draft;
+  draft.builder.add_step(
+      {.kind = StepKind::kCompute,
+       .name = "add",
+       .source = "model.py:88",
+       .accesses = {draft.builder.write(draft.constant), draft.builder.read(draft.temporary)}});
+  draft.builder.wait_event(StreamId{4}, draft.event);
+  const Status status = draft.builder.build().error();
+  EXPECT_EQ(status.code(), Code::kRoleForbidsAccess);
+  EXPECT_EQ(
+      status.message(),
+      "program: step 0 'add' (model.py:88) writes buffer 2 'weight', a constant; make it an "
+      "input, or write another buffer\n"
+      "program: step 0 'add' (model.py:88) reads bytes 0..64 of buffer 3 'temp', where "
+      "no step before it writes; write there first, or make it an input\n"
+      "program: step 1 'wait_event' runs on stream 4, the program has 1; add the stream first\n"
+      "program: step 1 'wait_event' waits for event 0 'ready', which no step before it "
+      "records; record it first [E0106]");
+}
+
+}  // namespace
+}  // namespace anabranch

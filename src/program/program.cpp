@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "anabranch/program.h"
+
+#include <utility>
+
+#include "program/check_program.h"
+
+namespace anabranch {
+namespace {
+
+template <typename Id, typename T>
+Id append(std::vector<T>& list, T item) {
+  list.push_back(std::move(item));
+  return static_cast<Id>(list.size() - 1);
+}
+
+}  // namespace
+
+ProgramBuilder::ProgramBuilder() { add_stream("ambient"); }
+
+StreamId ProgramBuilder::add_stream(std::string name) {
+  return append<StreamId>(data_.streams, std::move(name));
+}
+
+EventId ProgramBuilder::add_event(std::string name) {
+  return append<EventId>(data_.events, std::move(name));
+}
+
+BufferId ProgramBuilder::add_buffer(Buffer buffer) {
+  return append<BufferId>(data_.buffers, std::move(buffer));
+}
+
+StepId ProgramBuilder::add_step(Step step) { return append<StepId>(data_.steps, std::move(step)); }
+
+StepId ProgramBuilder::compute(StreamId stream, std::string region, std::vector<Access> accesses) {
+  return add_step({.kind = StepKind::kCompute,
+                   .stream = stream,
+                   .name = std::move(region),
+                   .accesses = std::move(accesses)});
+}
+
+StepId ProgramBuilder::copy(StreamId stream, View to, View from) {
+  return add_step({.kind = StepKind::kCopy,
+                   .stream = stream,
+                   .name = "copy",
+                   .accesses = {{Mode::kWrite, std::move(to)}, {Mode::kRead, std::move(from)}}});
+}
+
+StepId ProgramBuilder::fill(StreamId stream, View to, std::uint8_t byte) {
+  return add_step({.kind = StepKind::kFill,
+                   .stream = stream,
+                   .name = "fill",
+                   .accesses = {{Mode::kWrite, std::move(to)}},
+                   .fill_byte = byte});
+}
+
+StepId ProgramBuilder::record_event(StreamId stream, EventId event) {
+  return add_step(
+      {.kind = StepKind::kRecordEvent, .stream = stream, .name = "record_event", .event = event});
+}
+
+StepId ProgramBuilder::wait_event(StreamId stream, EventId event) {
+  return add_step(
+      {.kind = StepKind::kWaitEvent, .stream = stream, .name = "wait_event", .event = event});
+}
+
+StepId ProgramBuilder::synchronize(StreamId stream) {
+  return add_step({.kind = StepKind::kSynchronize, .stream = stream, .name = "synchronize"});
+}
+
+View ProgramBuilder::whole(BufferId buffer) const {
+  const bool known = index_of(buffer) < data_.buffers.size();
+  return {.buffer = buffer,
+          .offset_bytes = 0,
+          .item_bytes = known ? data_.buffers[index_of(buffer)].size_bytes : 0};
+}
+
+Result<Program> ProgramBuilder::build() const {
+  Program program(std::make_shared<const Program::Data>(data_));
+  if (Status status = check_program(program); !status) return status;
+  return program;
+}
+
+}  // namespace anabranch
