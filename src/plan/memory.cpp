@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/memory.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "plan/check_clocks.h"
+#include "plan/memory_bound.h"
+#include "plan/memory_lives.h"
+#include "plan/memory_place.h"
+
+namespace anabranch {
+namespace {
+
+using memory::Layout;
+using memory::Lives;
+
+// What planning may look at, so that its time stays in proportion to the program's length.
+constexpr std::size_t kLeastPairs = 1'000'000;
+constexpr std::size_t kPairsPerLife = 200;
+constexpr std::size_t kLeastNeighbours = 50'000;
+constexpr std::size_t kNeighboursPerLife = 50;
+
+void keep_smaller(Layout& best, Layout other) {
+  if (other.size_bytes < best.size_bytes) best = std::move(other);
+}
+
+struct Placed {
+  Layout layout;
+  std::uint64_t lower_bound_bytes = 0;
+  std::uint64_t naive_bytes = 0;
+};
+
+Placed place(const Lives& lives) {
+  Placed placed{memory::place_apart(lives), memory::find_peak_in_order(lives), 0};
+  placed.naive_bytes = placed.layout.size_bytes;
+  const std::size_t pairs = kLeastPairs + kPairsPerLife * lives.all.size();
+  const auto conflicts = find_conflicts(lives, pairs);
+  if (!conflicts) {
+    keep_smaller(placed.layout, memory::place_in_order(lives, pairs));
+    return placed;
+  }
+  std::uint64_t& bound = placed.lower_bound_bytes;
+  bound = std::max(bound, memory::find_peak_across_streams(lives, *conflicts));
+  const std::size_t budget = kLeastNeighbours + kNeighboursPerLife * lives.all.size();
+  keep_smaller(placed.layout, memory::place_by_size(lives, *conflicts, bound, budget));
+  return placed;
+}
+
+}  // namespace
+
+ArenaLayout plan_memory(const Program& program, std::span<const StepId> order,
+                        std::span<const Wait> waits) {
+  const check::Clocks clocks(program, order, waits);
+  const Lives lives(program, order, clocks);
+  ArenaLayout arena;
+  arena.offsets.assign(program.buffers().size(), kNotInArena);
+  const Placed placed = place(lives);
+  arena.size_bytes = placed.layout.size_bytes;
+  arena.lower_bound_bytes = placed.lower_bound_bytes;
+  arena.naive_bytes = placed.naive_bytes;
+  for (const Step& step : program.steps()) {
+    for (const Access& access : step.accesses) {
+      const Buffer& buffer = program.buffer(access.view.buffer);
+      const bool here = buffer.role == Role::kTemporary && buffer.size_bytes == 0;
+      if (here) arena.offsets[index_of(access.view.buffer)] = 0;
+    }
+  }
+  for (std::size_t i = 0; i < lives.all.size(); ++i) {
+    arena.offsets[index_of(lives.all[i].buffer)] = placed.layout.offsets[i];
+  }
+  return arena;
+}
+
+}  // namespace anabranch
