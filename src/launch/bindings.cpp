@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/bindings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace anabranch::host {
+namespace {
+
+// From so many moved slots on, sorting anew beats moving them to their places one by one.
+constexpr std::uint32_t kManyMoved = 8;
+
+std::uintptr_t number_of(const void* address) { return reinterpret_cast<std::uintptr_t>(address); }
+
+bool is_before(const SlotExtent& a, const SlotExtent& b) { return a.begin < b.begin; }
+
+Status refuse(std::string message) { return Status(Code::kBadBinding, std::move(message)); }
+
+Status refuse_count(std::size_t given, std::size_t needed) {
+  return refuse(
+      fmt::format("launch: {} bindings were given, the recording has {} slots. Pass one "
+                  "for each of plan().slots(), in that order.",
+                  given, needed));
+}
+
+bool fits(const SlotState& slot, const Binding& binding) {
+  if (binding.size_bytes < slot.size_bytes) return false;
+  if (binding.data == slot.address && binding.data) return true;
+  if (slot.size_bytes == 0) return true;
+  return binding.data && (number_of(binding.data) & (slot.alignment - 1)) == 0;
+}
+
+Status refuse_misfit(const Program& program, const SlotState& slot, std::size_t index,
+                     const Binding& binding) {
+  const std::string what =
+      fmt::format("launch: binding '{}' (slot {})", program.buffer(slot.buffer).name, index);
+  if (binding.size_bytes < slot.size_bytes) {
+    return refuse(
+        fmt::format("{} has {} bytes, the recording needs {}. Pass a buffer of at least "
+                    "{} bytes, or record again for this size.",
+                    what, binding.size_bytes, slot.size_bytes, slot.size_bytes));
+  }
+  if (!binding.data) {
+    return refuse(fmt::format("{} is null, the recording needs {} bytes. Pass an address.", what,
+                              slot.size_bytes));
+  }
+  return refuse(
+      fmt::format("{} is at {:#x}, the recording needs an address that is a multiple of "
+                  "{}. Align the buffer, or declare a smaller alignment.",
+                  what, number_of(binding.data), slot.alignment));
+}
+
+Status refuse_overlap(const Program& program, const AddressTable& table, const SlotExtent& a,
+                      const SlotExtent& b) {
+  const auto name = [&](const SlotExtent& extent) -> const std::string& {
+    return program.buffer(table.slots()[extent.slot].buffer).name;
+  };
+  const SlotExtent& written = a.written ? a : b;
+  return refuse(
+      fmt::format("launch: bindings '{}' (slot {}, [{:#x}, {:#x})) and '{}' (slot {}, "
+                  "[{:#x}, {:#x})) share bytes, and '{}' is written. Pass buffers that "
+                  "lie apart.",
+                  name(a), a.slot, a.begin, a.end, name(b), b.slot, b.begin, b.end, name(written)));
+}
+
+void sort_extents(std::span<SlotExtent> extents, std::uint32_t moved) {
+  if (moved >= kManyMoved) return std::sort(extents.begin(), extents.end(), is_before);
+  for (auto next = extents.begin(); next != extents.end(); ++next) {
+    const SlotExtent extent = *next;
+    auto place = next;
+    for (; place != extents.begin() && is_before(extent, place[-1]); --place) *place = place[-1];
+    *place = extent;
+  }
+}
+
+// By ascending address, an extent meets an earlier one if it meets the one that ends last; among
+// extents of which one must be written, the written one that ends last matters as well.
+Status check_overlaps(const Program& program, AddressTable& table,
+                      std::span<const Binding> bindings, std::uint32_t moved) {
+  for (SlotExtent& extent : table.extents()) {
+    extent.begin = number_of(bindings[extent.slot].data);
+    extent.end = extent.begin + table.slots()[extent.slot].size_bytes;
+  }
+  sort_extents(table.extents(), moved);
+  const SlotExtent* last = nullptr;
+  const SlotExtent* last_written = nullptr;
+  for (const SlotExtent& extent : table.extents()) {
+    const SlotExtent* met = extent.written ? last : last_written;
+    if (met && extent.begin < met->end) return refuse_overlap(program, table, *met, extent);
+    if (!last || extent.end > last->end) last = &extent;
+    if (extent.written && (!last_written || extent.end > last_written->end)) {
+      last_written = &extent;
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status bind_slots(const Program& program, AddressTable& table, std::span<const Binding> bindings) {
+  const std::span<const SlotState> slots = table.slots();
+  if (bindings.size() != slots.size()) return refuse_count(bindings.size(), slots.size());
+  std::uint32_t moved = 0;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (!fits(slots[i], bindings[i])) return refuse_misfit(program, slots[i], i, bindings[i]);
+    moved += bindings[i].data != slots[i].address;
+  }
+  if (moved == 0) return {};
+  if (Status apart = check_overlaps(program, table, bindings, moved); !apart.ok()) return apart;
+  for (std::uint32_t i = 0; i < slots.size(); ++i) {
+    if (bindings[i].data != slots[i].address) table.set(i, bindings[i].data);
+  }
+  return {};
+}
+
+}  // namespace anabranch::host

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The addresses that a recording's steps are given, and which of them each slot moves.
+// Ownership: the table owns its memory, not what it points to.
+// Threads:   belongs to whoever holds the recording's launch.
+// Failure:   none; launch checks an address before it sets it.
+// Edges:     arena addresses never change; a slot's are null until it is first set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "anabranch/plan.h"
+
+namespace anabranch::host {
+
+struct SlotState {
+  void* address = nullptr;
+  std::uint64_t size_bytes = 0;
+  std::uint64_t alignment = 1;
+  BufferId buffer{};
+  bool written = false;
+};
+
+// Where the buffer of a slot lies. Room for launch's overlap check, so that it allocates nothing.
+struct SlotExtent {
+  std::uintptr_t begin = 0;
+  std::uintptr_t end = 0;
+  std::uint32_t slot = 0;
+  bool written = false;
+};
+
+class AddressTable {
+ public:
+  // `steps` in the order in which their addresses lie in the table, an address an access.
+  AddressTable(const Plan& plan, std::span<const StepId> steps, std::byte* arena);
+
+  void* const* data() const noexcept { return addresses_.data(); }
+  std::span<const SlotState> slots() const noexcept { return slots_; }
+  void set(std::uint32_t slot, void* address) noexcept;
+
+  // One for each slot that has bytes, in any order.
+  std::span<SlotExtent> extents() noexcept { return extents_; }
+
+ private:
+  void list_slots(const Plan& plan);
+  void place_accesses(const Plan& plan, std::span<const StepId> steps, std::byte* arena);
+
+  std::vector<void*> addresses_;
+  std::vector<SlotState> slots_;
+  std::vector<std::uint32_t> first_place_;  // by slot, into places_
+  std::vector<std::uint32_t> places_;       // in addresses_
+  std::vector<SlotExtent> extents_;
+};
+
+}  // namespace anabranch::host

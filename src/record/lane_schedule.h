@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each step of a plan waits for and tells others, once its streams are on lanes.
+// Ownership: values.
+// Threads:   pure.
+// Failure:   none.
+// Edges:     waits within a lane, and waits that others imply, are gone; one lane has none.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "anabranch/plan.h"
+#include "record/lane_assignment.h"
+
+namespace anabranch::host {
+
+// Wait until `lane` has reached `point`.
+struct LaneWait {
+  std::uint32_t lane = 0;
+  std::uint32_t point = 0;
+  StepId on{};  // for the trace
+};
+
+struct LaneSchedule {
+  // By position in the plan's order.
+  std::vector<std::uint32_t> lane;
+  std::vector<std::uint32_t> point;       // what the lane has reached after it; 0: nobody waits
+  std::vector<std::uint32_t> first_wait;  // into waits; one more than there are steps
+  std::vector<LaneWait> waits;
+  std::uint32_t most_points = 0;  // of any lane
+};
+
+LaneSchedule make_lane_schedule(const Plan& plan, const LaneAssignment& lanes);
+
+}  // namespace anabranch::host
