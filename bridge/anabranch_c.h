@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The C ABI of Anabranch: what python/anabranch/_native.py loads.
+ *
+ * Ownership: a handle belongs to the caller and is given back with its own *_free (NULL is fine).
+ *            Texts and arrays that are answered belong to the library: texts live until the next
+ *            call of the same thread, arrays of a plan as long as the plan's handle.
+ * Threads:   as the C++ headers say of the thing behind the handle.
+ * Failure:   functions that can fail answer a code, 0 for success, or a NULL handle; then
+ *            anabranch_last_error_* tell the code and the text of this thread's last failure.
+ *            No exception crosses: a builder that ran out of memory refuses to build.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ANABRANCH_C __attribute__((visibility("default")))
+
+typedef struct AnabranchBuilder AnabranchBuilder;
+typedef struct AnabranchProgram AnabranchProgram;
+typedef struct AnabranchPlan AnabranchPlan;
+typedef struct AnabranchDevice AnabranchDevice;
+typedef struct AnabranchRecording AnabranchRecording;
+typedef struct AnabranchTrace AnabranchTrace;
+typedef struct AnabranchTapeBuilder AnabranchTapeBuilder;
+typedef struct AnabranchTape AnabranchTape;
+
+/* status */
+ANABRANCH_C int32_t anabranch_last_error_code(void);
+ANABRANCH_C const char* anabranch_last_error_text(void);
+ANABRANCH_C const char* anabranch_version(void);
+
+/* program: ids as in program.h; modes 1 read, 2 write, 3 both; roles and kinds by their number */
+ANABRANCH_C AnabranchBuilder* anabranch_builder_new(void);
+ANABRANCH_C void anabranch_builder_free(AnabranchBuilder*);
+ANABRANCH_C uint32_t anabranch_builder_add_stream(AnabranchBuilder*, const char* name);
+ANABRANCH_C uint32_t anabranch_builder_add_event(AnabranchBuilder*, const char* name);
+ANABRANCH_C uint32_t anabranch_builder_add_buffer(AnabranchBuilder*, const char* name, int32_t role,
+                                                  uint64_t size_bytes, uint64_t alignment);
+/* The step takes effect with end_step; accesses are given between. */
+ANABRANCH_C void anabranch_builder_begin_step(AnabranchBuilder*, int32_t kind, uint32_t stream,
+                                              const char* name, const char* source);
+ANABRANCH_C void anabranch_builder_add_access(AnabranchBuilder*, int32_t mode, uint32_t buffer,
+                                              uint64_t offset_bytes, uint64_t item_bytes,
+                                              uint32_t dims, const uint64_t* sizes,
+                                              const int64_t* strides_bytes);
+ANABRANCH_C void anabranch_builder_add_whole(AnabranchBuilder*, int32_t mode, uint32_t buffer);
+ANABRANCH_C void anabranch_builder_set_event(AnabranchBuilder*, uint32_t event);
+ANABRANCH_C void anabranch_builder_set_fill_byte(AnabranchBuilder*, uint8_t byte);
+ANABRANCH_C uint32_t anabranch_builder_end_step(AnabranchBuilder*);
+ANABRANCH_C AnabranchProgram* anabranch_builder_build(AnabranchBuilder*);
+ANABRANCH_C void anabranch_program_free(AnabranchProgram*);
+
+/* Texts live as long as the program's handle. */
+typedef struct AnabranchStep {
+  int32_t kind;
+  uint32_t stream;
+  const char* name;
+  const char* source;
+  uint32_t event;
+  uint32_t access_count;
+} AnabranchStep;
+typedef struct AnabranchBuffer {
+  const char* name;
+  int32_t role;
+  uint64_t size_bytes;
+  uint64_t alignment;
+} AnabranchBuffer;
+ANABRANCH_C uint32_t anabranch_program_step_count(const AnabranchProgram*);
+ANABRANCH_C uint32_t anabranch_program_buffer_count(const AnabranchProgram*);
+ANABRANCH_C uint32_t anabranch_program_stream_count(const AnabranchProgram*);
+/* Numbers below the counts. */
+ANABRANCH_C void anabranch_program_step(const AnabranchProgram*, uint32_t step, AnabranchStep* out);
+ANABRANCH_C void anabranch_program_buffer(const AnabranchProgram*, uint32_t buffer,
+                                          AnabranchBuffer* out);
+ANABRANCH_C const char* anabranch_program_stream_name(const AnabranchProgram*, uint32_t stream);
+
+/* plan */
+ANABRANCH_C int32_t anabranch_program_find_regions(const AnabranchProgram*, uint32_t* groups);
+ANABRANCH_C AnabranchPlan* anabranch_plan_make(const AnabranchProgram*);
+ANABRANCH_C void anabranch_plan_free(AnabranchPlan*);
+ANABRANCH_C uint64_t anabranch_plan_arena_bytes(const AnabranchPlan*);
+ANABRANCH_C uint64_t anabranch_plan_arena_lower_bound_bytes(const AnabranchPlan*);
+ANABRANCH_C uint64_t anabranch_plan_arena_naive_bytes(const AnabranchPlan*);
+ANABRANCH_C uint64_t anabranch_plan_offset(const AnabranchPlan*, uint32_t buffer);
+/* Another handle of the program that was planned, also of one that came from a file. */
+ANABRANCH_C AnabranchProgram* anabranch_plan_program(const AnabranchPlan*);
+/* Each answers how many there are; `out` may be NULL. Waits are pairs: step, on. Slots are
+ * buffers; the others are steps. */
+ANABRANCH_C size_t anabranch_plan_order(const AnabranchPlan*, uint32_t* out);
+ANABRANCH_C size_t anabranch_plan_waits(const AnabranchPlan*, uint32_t* out);
+ANABRANCH_C size_t anabranch_plan_slots(const AnabranchPlan*, uint32_t* out);
+ANABRANCH_C size_t anabranch_plan_exits(const AnabranchPlan*, uint32_t* out);
+ANABRANCH_C size_t anabranch_plan_redundant_waits(const AnabranchPlan*, uint32_t* out);
+ANABRANCH_C const char* anabranch_plan_dump(const AnabranchPlan*);
+ANABRANCH_C int32_t anabranch_plan_write(const AnabranchPlan*, const char* path);
+ANABRANCH_C AnabranchPlan* anabranch_plan_read(const char* path);
+/* The bytes of a plan file. They are kept as texts are; NULL is a failure. */
+ANABRANCH_C const char* anabranch_plan_bytes(const AnabranchPlan*, size_t* size);
+ANABRANCH_C AnabranchPlan* anabranch_plan_from_bytes(const void* bytes, size_t size);
+
+/* device */
+typedef struct AnabranchHostOptions {
+  uint32_t max_lanes;
+  uint64_t spin_ns;
+  int32_t has_delays;
+  uint64_t delays_seed;
+  void* prepare_threads; /* see ThreadControl in device.h */
+  void* get_openmp;
+  void* set_openmp;
+  void* set_mkl_local;
+} AnabranchHostOptions;
+ANABRANCH_C AnabranchDevice* anabranch_device_host(const AnabranchHostOptions*);
+ANABRANCH_C void anabranch_device_free(AnabranchDevice*);
+
+/* record: region i is names[i] -> functions[i](contexts[i], RegionCall*) */
+ANABRANCH_C AnabranchRecording* anabranch_recording_make(const AnabranchPlan*,
+                                                         const AnabranchDevice*, size_t regions,
+                                                         const char* const* names,
+                                                         void* const* functions,
+                                                         void* const* contexts);
+ANABRANCH_C void anabranch_recording_free(AnabranchRecording*);
+ANABRANCH_C uint32_t anabranch_recording_lane_count(const AnabranchRecording*);
+
+/* launch: addresses[i] serves slot i, and the caller vouches for its size */
+ANABRANCH_C int32_t anabranch_recording_launch(const AnabranchRecording*, const uint64_t* addresses,
+                                               size_t count);
+/* The same where nobody vouches: a buffer that is too small refuses the launch. */
+ANABRANCH_C int32_t anabranch_recording_launch_sized(const AnabranchRecording*,
+                                                     const uint64_t* addresses,
+                                                     const uint64_t* sizes_bytes, size_t count);
+
+/* trace */
+ANABRANCH_C AnabranchTrace* anabranch_trace_new(size_t capacity);
+ANABRANCH_C void anabranch_trace_free(AnabranchTrace*);
+ANABRANCH_C void anabranch_trace_attach(AnabranchRecording*, AnabranchTrace*);
+ANABRANCH_C void anabranch_trace_clear(AnabranchTrace*);
+ANABRANCH_C uint64_t anabranch_trace_dropped(const AnabranchTrace*);
+ANABRANCH_C size_t anabranch_trace_count(const AnabranchTrace*);
+/* kind 0 a launch, 1 a step, 2 a wait; see trace_event.h */
+typedef struct AnabranchTraceEvent {
+  int32_t kind;
+  uint32_t lane;
+  uint32_t step;
+  uint32_t other;
+  uint64_t begin_ns;
+  uint64_t end_ns;
+} AnabranchTraceEvent;
+/* At most `room` events; answers how many there were written. */
+ANABRANCH_C size_t anabranch_trace_events(const AnabranchTrace*, AnabranchTraceEvent* out,
+                                          size_t room);
+ANABRANCH_C const char* anabranch_trace_chrome_json(const AnabranchTrace*, const AnabranchPlan*);
+ANABRANCH_C const char* anabranch_trace_dump(const AnabranchTrace*, const AnabranchPlan*);
+
+/* tape */
+typedef struct AnabranchTensorLibrary {
+  void* create_view;
+  void* delete_tensor;
+  void* new_handle;
+  void* data_pointer;
+  void* strides;
+  void* copy;
+  void* dispatch;
+  void* new_list;
+  void* list_push;
+  void* delete_list;
+  void* last_error; /* may always be NULL; others where no call of the tape needs them */
+  uint64_t version;
+  int32_t device_type;
+  int32_t layout;
+} AnabranchTensorLibrary;
+ANABRANCH_C AnabranchTapeBuilder* anabranch_tape_builder_new(const AnabranchTensorLibrary*);
+ANABRANCH_C void anabranch_tape_builder_free(AnabranchTapeBuilder*);
+ANABRANCH_C uint32_t anabranch_tape_view(AnabranchTapeBuilder*, uint32_t access,
+                                         uint64_t offset_bytes, int32_t dtype, size_t dims,
+                                         const int64_t* sizes, const int64_t* strides);
+ANABRANCH_C uint32_t anabranch_tape_view_of(AnabranchTapeBuilder*, uint32_t base,
+                                            uint64_t offset_bytes, int32_t dtype, size_t dims,
+                                            const int64_t* sizes, const int64_t* strides);
+/* Arguments of the next call or dispatch, in order. */
+ANABRANCH_C void anabranch_tape_add_int(AnabranchTapeBuilder*, int64_t value);
+ANABRANCH_C void anabranch_tape_add_double(AnabranchTapeBuilder*, double value);
+ANABRANCH_C void anabranch_tape_add_address(AnabranchTapeBuilder*, uint32_t access,
+                                            uint64_t offset_bytes);
+ANABRANCH_C void anabranch_tape_add_data(AnabranchTapeBuilder*, uint32_t from);
+ANABRANCH_C void anabranch_tape_add_handle(AnabranchTapeBuilder*, uint32_t from);
+ANABRANCH_C void anabranch_tape_add_ints(AnabranchTapeBuilder*, const int64_t* values,
+                                         size_t count);
+ANABRANCH_C void anabranch_tape_call(AnabranchTapeBuilder*, const char* name, void* function,
+                                     int32_t fallible);
+/* Values of the next dispatch. open_* makes the following values its items until close. */
+ANABRANCH_C void anabranch_tape_value_none(AnabranchTapeBuilder*);
+ANABRANCH_C void anabranch_tape_value_int(AnabranchTapeBuilder*, int64_t value);
+ANABRANCH_C void anabranch_tape_value_double(AnabranchTapeBuilder*, double value);
+ANABRANCH_C void anabranch_tape_value_tensor(AnabranchTapeBuilder*, uint32_t reg);
+ANABRANCH_C void anabranch_tape_open_list(AnabranchTapeBuilder*);
+ANABRANCH_C void anabranch_tape_open_some(AnabranchTapeBuilder*);
+ANABRANCH_C void anabranch_tape_close(AnabranchTapeBuilder*);
+ANABRANCH_C void anabranch_tape_dispatch(AnabranchTapeBuilder*, const char* op,
+                                         const char* overload, uint32_t results, uint32_t* out);
+/* The tensor in `reg` must have these strides, or the run fails. */
+ANABRANCH_C void anabranch_tape_expect(AnabranchTapeBuilder*, uint32_t reg, size_t dims,
+                                       const int64_t* sizes, const int64_t* strides);
+ANABRANCH_C void anabranch_tape_copy(AnabranchTapeBuilder*, uint32_t to, uint32_t from);
+ANABRANCH_C void anabranch_tape_release(AnabranchTapeBuilder*, uint32_t reg);
+ANABRANCH_C AnabranchTape* anabranch_tape_finish(AnabranchTapeBuilder*);
+ANABRANCH_C void anabranch_tape_free(AnabranchTape*);
+ANABRANCH_C const char* anabranch_tape_dump(const AnabranchTape*);
+/* The RegionFunction whose context is an AnabranchTape*. */
+ANABRANCH_C void* anabranch_tape_region_function(void);
+ANABRANCH_C int32_t anabranch_tape_run(AnabranchTape*, void* const* buffers, uint32_t count,
+                                       char* error, uint32_t error_bytes);
+
+#ifdef __cplusplus
+}
+#endif
