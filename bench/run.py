@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the torch benchmarks one after the other and sums up what was reached.
+
+    python bench/run.py [--quick] [--backend inductor] [--rounds N] [name ...]
+
+Each is a process of its own, so that none inherits compiled code or threads from another. A target
+that was missed is shown and does not stop the rest; the exit status says whether all were reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+NAMES = ("branches", "models", "overhead", "compile_time")
+
+
+def run(name: str, passed_on: list[str]) -> int:
+    done = subprocess.run([sys.executable, str(FOLDER / f"torch_{name}.py"), *passed_on])
+    return done.returncode
+
+
+def summary(names: list[str]) -> tuple[int, int]:
+    """Targets reached and targets set, by the files that were written."""
+    rows = [row for name in names
+            for row in json.loads((FOLDER / "results" / f"torch_{name}.json").read_text())["rows"]]
+    return sum(row["reached"] for row in rows), len(rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=[*NAMES, []], default=list(NAMES))
+    parser.add_argument("--backend", default="anabranch")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--quick", action="store_true")
+    chosen = parser.parse_args()
+    names = chosen.names or list(NAMES)
+    passed_on = ["--backend", chosen.backend, "--rounds", str(chosen.rounds)]
+    statuses = [run(name, passed_on + ["--quick"] * chosen.quick) for name in names]
+    if any(status not in (0, 1) for status in statuses):
+        return 2
+    reached, total = summary(names)
+    print(f"\n{reached} of {total} targets reached; raw figures in bench/results/")
+    return int(reached != total)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

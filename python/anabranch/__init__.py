@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Anabranch runs PyTorch programs asynchronously: planned over streams, recorded once, launched
+for ever at new addresses. torch is imported when something here first needs it.
+
+    model = torch.compile(model, backend="anabranch")
+    with anabranch.stream("side"): ...
+    print(anabranch.explain(model, *inputs))
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from . import config, errors
+from .errors import AnabranchError
+
+if TYPE_CHECKING:
+    from ._backend import backend
+    from ._explain import Explanation, explain
+    from .streams import stream
+
+__version__ = "0.1.0"
+__all__ = ["AnabranchError", "Explanation", "backend", "config", "errors", "explain", "stream"]
+
+_LAZY = {
+    "backend": "_backend",
+    "explain": "_explain",
+    "Explanation": "_explain",
+    "stream": "streams",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'anabranch' has no attribute {name!r}")
+    from ._requirements import require_torch
+
+    require_torch()
+    value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

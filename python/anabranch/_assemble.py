@@ -1,0 +1,477 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From compiled regions and concrete sizes to a recording: tapes, program, plan."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from . import _compat, _native
+from ._graph import AMBIENT, StreamGraph, Unsupported, value_of
+from ._region import CompiledRegion
+from ._schema import is_scalar
+from ._tape import Call, Encoded, Recorded, Storage, extent_bytes, float_as_double, record_wrapper
+
+log = logging.getLogger("anabranch.record")
+
+_ALIGNMENT = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Sizes and strides in elements, all numbers."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return extent_bytes(self.sizes, self.strides, self.dtype.itemsize)
+
+
+@dataclasses.dataclass
+class StepReport:
+    """How one region runs: as a tape of ``calls`` calls, or in Python for ``reason``."""
+
+    region: str
+    stream: str
+    nodes: int
+    calls: int
+    scratch_bytes: int
+    reason: str | None
+
+
+class Assembly:
+    """A recording with what a call of it needs. Raises Unsupported, or a NativeError."""
+
+    def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion], args: Sequence[Any],
+                 device: Any, native: bool) -> None:
+        self.graph = graph
+        self.numbers = _Numbers(graph.placeholders, args)
+        self.reports: list[StepReport] = []
+        self.constants: list[torch.Tensor] = []
+        self._keep_alive: list[Any] = []
+        self._functions: dict[str, tuple[int, int]] = {}
+        self._layouts: dict[Node, Layout] = {}
+        self._returned = {value_of(n) for n in graph.output.args[0] if isinstance(n, Node)}
+        parts = [self._record_region(region, native) for region in regions]
+        self._build(parts)
+        self.plan = self.program.make_plan()
+        self.recording = _native.record(self.plan, device, self._functions)
+        self.outputs = [self._layouts[v] for v in self._output_values]
+        self.results = [self._result_expression(n) for n in graph.output.args[0]]
+
+    # ---- recording regions
+
+    def _record_region(self, region: CompiledRegion, native: bool) -> _Part:
+        graph = region.graph
+        for value in [*graph.inputs, *graph.outputs]:
+            if not is_scalar(value):
+                self._layouts.setdefault(value, self.numbers.layout(value))
+        reason = None if native else "native=False"
+        if reason is None:
+            try:
+                return self._tape_part(region)
+            except Unsupported as error:
+                reason = str(error)
+                log.info("region %s runs in Python: %s", graph.name, reason)
+        return _Part(region, reason=reason)
+
+    def _tape_part(self, region: CompiledRegion) -> _Part:
+        inputs: list[Any] = []
+        for i, value in enumerate(region.graph.inputs):
+            if is_scalar(value):
+                inputs.append(self.numbers.scalar(value))
+                continue
+            layout = self._layouts[value]
+            storage = Storage("input", layout.size_bytes, index=i)
+            inputs.append(Recorded(storage, layout.dtype, layout.sizes, layout.strides))
+        recording = record_wrapper(region.compiled, inputs)
+        part = _Part(region, recording=recording)
+        for value, result in zip(region.graph.outputs, recording.results, strict=True):
+            part.place_output(self._layouts[value], result)
+        part.plan_scratch()
+        return part
+
+    # ---- the program
+
+    def _build(self, parts: Sequence[_Part]) -> None:
+        builder = _native.ProgramBuilder()
+        streams = {name: builder.add_stream(name) for name in self.graph.stream_names
+                   if name != AMBIENT}
+        streams[AMBIENT] = 0
+        self._buffers: dict[Any, int] = {}
+        written = {v for part in parts for v in part.region.graph.written}
+        self.tensor_arguments = []
+        for i, node in enumerate(self.graph.placeholders):
+            if is_scalar(node):
+                continue
+            self.tensor_arguments.append(i)
+            layout = self._layouts.setdefault(node, self.numbers.layout(node))
+            role = _native.ROLE_INPUT if node in written else _native.ROLE_CONSTANT
+            self._buffers[node] = builder.add_buffer(
+                node.name, role, layout.size_bytes, layout.dtype.itemsize)
+        for part in parts:
+            for tensor in part.constants:
+                self._add_constant(builder, tensor)
+        made = [v for part in parts for v in part.region.graph.outputs]
+        self._output_values = [v for v in made if v in self._returned]
+        for value in [*self._output_values, *(v for v in made if v not in self._returned)]:
+            role = _native.ROLE_OUTPUT if value in self._returned else _native.ROLE_TEMPORARY
+            self._buffers[value] = builder.add_buffer(
+                value.name, role, self._layouts[value].size_bytes, _ALIGNMENT)
+        for part in parts:
+            self._add_step(builder, streams, part)
+        self.program = builder.build()
+
+    def _add_constant(self, builder: Any, tensor: torch.Tensor) -> None:
+        if id(tensor) in self._buffers:
+            return
+        size = extent_bytes(tensor.shape, tensor.stride(), tensor.dtype.itemsize)
+        self._buffers[id(tensor)] = builder.add_buffer(
+            f"constant{len(self.constants)}", _native.ROLE_CONSTANT, size, tensor.dtype.itemsize)
+        self.constants.append(tensor)
+
+    def _add_step(self, builder: Any, streams: dict[str, int], part: _Part) -> None:
+        graph = part.region.graph
+        accesses = []
+        for value in graph.inputs:
+            if not is_scalar(value):
+                mode = _native.READ_WRITE if value in graph.written else _native.READ
+                accesses.append((mode, self._buffers[value]))
+        accesses += [(_native.WRITE, self._buffers[v]) for v in graph.outputs]
+        accesses += [(_native.READ, self._buffers[id(t)]) for t in part.constants]
+        if part.scratch_bytes:
+            scratch = builder.add_buffer(f"{graph.name}.scratch", _native.ROLE_TEMPORARY,
+                                         part.scratch_bytes, _ALIGNMENT)
+            accesses.append((_native.WRITE, scratch))
+        builder.compute(streams[graph.stream], graph.name, accesses,
+                        source=_source_of(graph.nodes))
+        self._functions[graph.name] = self._function(part)
+        calls = len(part.recording.calls) if part.recording else 0
+        self.reports.append(StepReport(graph.name, graph.stream, len(graph.nodes), calls,
+                                       part.scratch_bytes, part.reason))
+
+    def _function(self, part: _Part) -> tuple[int, int]:
+        """The region as a C function and its context."""
+        if part.recording is not None:
+            tape = TapeWriter(part).finish()
+            self._keep_alive.append(tape)
+            return tape.region_function, tape.handle_value
+        inputs = [self._layouts[v] if not is_scalar(v) else self.numbers.scalar(v)
+                  for v in part.region.graph.inputs]
+        outputs = [self._layouts[v] for v in part.region.graph.outputs]
+        thunk = _python_region(part.region.compiled, inputs, outputs)
+        self._keep_alive.append(thunk)
+        return ctypes.cast(thunk, ctypes.c_void_p).value or 0, 0
+
+    # ---- results
+
+    def _result_expression(self, node: Any) -> str:
+        """Python text for one result of the graph, over a0.. (arguments) and o0.. (outputs)."""
+        if not isinstance(node, Node):
+            return repr(node)
+        if is_scalar(node):
+            return repr(self.numbers.scalar(node))
+        value = value_of(node)
+        if value.op == "placeholder":
+            name = f"a{self.graph.placeholders.index(value)}"
+        else:
+            name = f"o{self._output_values.index(value)}"
+        if node is value:
+            return name
+        layout = self.numbers.layout(node)
+        shift = self.numbers.number(
+            node.meta["val"].storage_offset() - value.meta["val"].storage_offset())
+        if layout.dtype is not self._layouts[value].dtype:
+            raise Unsupported(f"{node.name} is a view with another dtype")
+        return (f"{name}.as_strided({layout.sizes!r}, {layout.strides!r}, "
+                f"{name}.storage_offset() + {shift})")
+
+
+class _Part:
+    """One region on its way to a step: its recorded calls and where their memory lies.
+
+    Accesses of the step are, in this order: tensor inputs, outputs, constants, scratch.
+    """
+
+    def __init__(self, region: CompiledRegion, recording: Any = None,
+                 reason: str | None = None) -> None:
+        self.region = region
+        self.recording = recording
+        self.reason = reason
+        self.scratch_bytes = 0
+        self.constants: list[torch.Tensor] = []
+        self.copies: list[tuple[int, Layout, Recorded]] = []  # access, layout, from
+        self.offsets: dict[Storage, int] = {}
+        self.access_of_input: dict[int, int] = {}
+        for i, value in enumerate(region.graph.inputs):
+            if not is_scalar(value):
+                self.access_of_input[i] = len(self.access_of_input)
+        self._first_output = len(self.access_of_input)
+        self._outputs_placed = 0
+        self._owner: dict[Storage, int] = {}
+        if recording is not None:
+            self._find_constants()
+
+    def place_output(self, layout: Layout, result: Any) -> None:
+        """Lets the region write straight into the output where it can, else copies at the end."""
+        if not isinstance(result, Recorded):
+            raise Unsupported(f"a region answers {type(result).__name__}")
+        if result.sizes != layout.sizes or result.dtype is not layout.dtype:
+            raise Unsupported(f"a result has sizes {result.sizes} and not {layout.sizes}")
+        access = self._first_output + self._outputs_placed
+        self._outputs_placed += 1
+        storage = result.storage
+        direct = (storage.kind == "scratch" and storage not in self._owner and result.offset == 0
+                  and _same_strides(result.strides, layout)
+                  and storage.size_bytes <= layout.size_bytes)
+        if direct:
+            self._owner[storage] = access
+        else:
+            self.copies.append((access, layout, result))
+
+    def place(self, tensor: Recorded) -> tuple[int, int] | None:
+        """The access and byte offset of a tensor; None for the result of an operator."""
+        storage = tensor.storage
+        if storage.kind == "input":
+            return self.access_of_input[storage.index], tensor.offset_bytes
+        if storage in self._owner:
+            return self._owner[storage], tensor.offset_bytes
+        if storage.kind == "constant":
+            position = next(i for i, c in enumerate(self.constants) if c is storage.tensor)
+            return self._first_output + self._outputs_placed + position, tensor.offset_bytes
+        if storage.kind == "scratch":
+            return self._scratch_access, self.offsets[storage] + tensor.offset_bytes
+        return None
+
+    @property
+    def _scratch_access(self) -> int:
+        return self._first_output + self._outputs_placed + len(self.constants)
+
+    def _find_constants(self) -> None:
+        for call in self.recording.calls:
+            for tensor in call.tensors:
+                constant = tensor.storage.tensor
+                if constant is not None and not any(c is constant for c in self.constants):
+                    self.constants.append(constant)
+
+    def plan_scratch(self) -> None:
+        """Packs what the region allocates for itself, by the planner: one stream, a step a call."""
+        copied = {result.storage for _, _, result in self.copies}
+        builder = _native.ProgramBuilder()
+        buffers: dict[Storage, int] = {}
+        for call in self.recording.calls:
+            accesses = []
+            for storage in dict.fromkeys(t.storage for t in call.tensors):
+                if storage.kind != "scratch" or storage in self._owner or not storage.size_bytes:
+                    continue
+                if storage not in buffers:
+                    buffers[storage] = builder.add_buffer(
+                        f"s{len(buffers)}", _native.ROLE_TEMPORARY, storage.size_bytes, _ALIGNMENT)
+                    accesses.append((_native.WRITE, buffers[storage]))
+                else:
+                    accesses.append((_native.READ_WRITE, buffers[storage]))
+            builder.compute(0, call.name, accesses)
+        builder.compute(0, "end", [(_native.READ, buffers[s]) for s in copied if s in buffers])
+        plan = builder.build().make_plan()
+        self.scratch_bytes = plan.arena_bytes
+        self.offsets = {s: plan.offset(b) for s, b in buffers.items()}
+        for call in self.recording.calls:
+            for tensor in call.tensors:
+                self.offsets.setdefault(tensor.storage, 0)  # of no bytes
+
+
+class TapeWriter:
+    """Writes the recorded calls of a part as a tape of the core."""
+
+    def __init__(self, part: _Part) -> None:
+        self._part = part
+        self._tape = _native.TapeBuilder(tensor_library())
+        self._registers: dict[tuple[Any, ...], int] = {}
+        self._results: dict[Storage, int] = {}
+        self._made: dict[Storage, Recorded] = {}
+
+    def finish(self) -> Any:
+        for position, call in enumerate(self._part.recording.calls):
+            if call.kind == "dispatch":
+                self._dispatch(call)
+            else:
+                arguments = [a for value in call.arguments for a in self._argument(value, call)]
+                self._tape.call(call.name, call.function, arguments,
+                                fallible=call.kind == "library")
+            self._release(position)
+        for access, layout, result in self._part.copies:
+            to = self._tape.view(access, 0, _compat.dtype_code(layout.dtype), layout.sizes,
+                                 layout.strides)
+            self._tape.copy(to, self._handle(result))
+        return self._tape.finish()
+
+    def _argument(self, value: Any, call: Call) -> list[Any]:
+        if isinstance(value, Recorded):
+            if call.kind == "library":
+                return [_native.HandleOf(self._handle(value))]
+            place = self._part.place(value)
+            if place is not None:
+                return [_native.Address(*place)]
+            if value.offset:
+                return [_native.DataOf(self._handle(value))]
+            return [_native.DataOf(self._results[value.storage])]
+        if isinstance(value, list):
+            return [_native.Integers(value)]
+        if isinstance(value, float) and call.kind == "kernel":
+            return [float_as_double(value)]
+        if isinstance(value, (bool, int)):
+            return [int(value)]
+        if isinstance(value, float):
+            return [value]
+        raise Unsupported(f"{call.name} is called with {type(value).__name__}")
+
+    def _handle(self, tensor: Recorded) -> int:
+        """The register with a tensor of just this view."""
+        place = self._part.place(tensor)
+        dtype = _compat.dtype_code(tensor.dtype)
+        key = (place or id(tensor.storage), tensor.offset, dtype, tensor.sizes, tensor.strides)
+        if place is None and self._is_whole_result(tensor):
+            return self._results[tensor.storage]
+        if key not in self._registers:
+            if place is not None:
+                register = self._tape.view(*place, dtype, tensor.sizes, tensor.strides)
+            else:
+                register = self._tape.view_of(self._results[tensor.storage], tensor.offset_bytes,
+                                              dtype, tensor.sizes, tensor.strides)
+            self._registers[key] = register
+        return self._registers[key]
+
+    def _is_whole_result(self, tensor: Recorded) -> bool:
+        made = self._made[tensor.storage]
+        return (tensor.offset == 0 and tensor.dtype is made.dtype and tensor.sizes == made.sizes
+                and tensor.strides == made.strides)
+
+    def _dispatch(self, call: Call) -> None:
+        arguments = [self._value(a) for a in call.arguments]
+        registers = self._tape.dispatch(call.name, call.overload, arguments, len(call.results))
+        for result, register in zip(call.results, registers):
+            self._results[result.storage] = register
+            self._made[result.storage] = result
+            self._tape.expect(register, result.sizes, result.strides)
+
+    def _value(self, encoded: Encoded) -> Any:
+        if encoded.kind == "tensor":
+            return _native.TensorValue(self._handle(encoded.value))
+        if encoded.kind == "list":
+            return _native.ListValue([self._value(v) for v in encoded.value])
+        if encoded.kind == "some":
+            return _native.SomeValue(self._value(encoded.value))
+        return None if encoded.kind == "none" else encoded.value
+
+    def _release(self, position: int) -> None:
+        """Gives back the results of operators that no later call uses."""
+        kept = {result.storage for _, _, result in self._part.copies}
+        for storage, register in list(self._results.items()):
+            if storage.last_use == position and storage not in kept:
+                self._tape.release(register)
+
+
+class _Numbers:
+    """The numbers behind the symbols of a graph, for one set of arguments."""
+
+    def __init__(self, placeholders: Sequence[Node], args: Sequence[Any]) -> None:
+        self._symbols: dict[Any, Any] = {}
+        for node, arg in zip(placeholders, args, strict=True):
+            value = node.meta["val"]
+            if not isinstance(value, torch.Tensor):
+                self._bind(value, arg)
+                continue
+            for symbol, number in zip((*value.shape, *value.stride()),
+                                      (*arg.shape, *arg.stride())):
+                self._bind(symbol, number)
+
+    def _bind(self, value: Any, number: Any) -> None:
+        expression = getattr(getattr(value, "node", None), "expr", None)
+        if expression is not None and expression.is_Symbol:
+            self._symbols[expression] = number
+
+    def number(self, value: Any) -> Any:
+        if isinstance(value, (int, float, bool)):
+            return value
+        result = value.node.expr.xreplace(self._symbols)
+        if result.free_symbols:
+            raise Unsupported(f"the size {value} is in no argument")
+        if isinstance(value, torch.SymFloat):
+            return float(result)
+        return bool(result) if isinstance(value, torch.SymBool) else int(result)
+
+    def scalar(self, node: Node) -> Any:
+        return self.number(node.meta["val"])
+
+    def layout(self, node: Node) -> Layout:
+        value = node.meta["val"]
+        return Layout(value.dtype, tuple(self.number(n) for n in value.shape),
+                      tuple(self.number(n) for n in value.stride()))
+
+
+def _same_strides(strides: Sequence[int], layout: Layout) -> bool:
+    """Strides of dimensions of one element or none say nothing."""
+    return all(size <= 1 or a == b for a, b, size in zip(strides, layout.strides, layout.sizes))
+
+
+def _source_of(nodes: Sequence[Node]) -> str:
+    """File and line of the user's code behind the first node that has one."""
+    for node in nodes:
+        for line in reversed((node.meta.get("stack_trace") or "").splitlines()):
+            if line.strip().startswith("File "):
+                file, number = line.split('"')[1], line.split("line ")[1].split(",")[0]
+                return f"{file.rsplit('/', 1)[-1]}:{number}"
+    return ""
+
+
+def tensor_library() -> Any:
+    """torch's C functions for the tapes."""
+    names = ("create_view", "delete_tensor", "new_handle", "data_pointer", "strides", "copy",
+             "dispatch", "new_list", "list_push", "delete_list", "last_error")
+    functions = {name: _compat.library_function(name) or None for name in names}
+    return _native.TensorLibrary(**functions, version=_compat.library_version(), device_type=0,
+                                 layout=0)
+
+
+def _python_region(compiled: Any, inputs: Sequence[Any], outputs: Sequence[Layout]) -> Any:
+    """A region that calls Inductor's function under Python's lock, as a C function."""
+
+    def run(context: Any, call: Any) -> int:
+        try:
+            buffers = call.contents.buffers
+            position = 0
+            values = []
+            for item in inputs:
+                if isinstance(item, Layout):
+                    values.append(_tensor_at(buffers[position], item))
+                    position += 1
+                else:
+                    values.append(item)
+            with torch.no_grad():
+                results = compiled(values)
+                for layout, result in zip(outputs, results, strict=True):
+                    _tensor_at(buffers[position], layout).copy_(result)
+                    position += 1
+        except Exception as error:  # noqa: BLE001 - no exception may cross into C
+            _native.write_region_error(call, f"{type(error).__name__}: {error}")
+            return 1
+        return 0
+
+    return _native.RegionFunction(run)
+
+
+def _tensor_at(address: int, layout: Layout) -> torch.Tensor:
+    if layout.size_bytes == 0:
+        return torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype)
+    memory = (ctypes.c_char * layout.size_bytes).from_address(address)
+    flat = torch.frombuffer(memory, dtype=layout.dtype)
+    return flat.as_strided(layout.sizes, layout.strides)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``torch.compile(model, backend="anabranch")``.
+
+Inductor's own pipeline runs, with two parts replaced: the partitioner (``_partition``), and the
+compilation of the graphs that come out of AOTAutograd. A graph of one stream is compiled by
+Inductor as ever; a graph with stream annotations is split into regions, planned and recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ._requirements import require_torch
+
+require_torch()
+
+import torch  # noqa: E402
+from torch.fx import GraphModule  # noqa: E402
+
+from . import _compat, _native, _report, config, errors  # noqa: E402
+from ._graph import StreamGraph, Unsupported  # noqa: E402
+from ._partition import SavingPartitioner  # noqa: E402
+from ._region import compile_regions  # noqa: E402
+from ._runtime import StreamedGraph  # noqa: E402
+from ._threads import host_device, lanes_of, region_threads  # noqa: E402
+from .streams import ANNOTATION, stream  # noqa: E402
+
+# Dynamo reads attributes of a module without calling its __getattr__.
+sys.modules[__package__].stream = stream  # type: ignore[attr-defined]
+
+log = logging.getLogger("anabranch.compile")
+
+
+def backend(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The backend, as ``torch.compile`` calls it.
+
+    ``options`` are those of ``anabranch.config`` and beat it; an unknown one raises ConfigError.
+    ``mode`` must be None or "default". Raises AnabranchError where strict forbids a fall-back.
+    """
+    if mode not in (None, "default"):
+        raise errors.ConfigError(
+            704, f"backend: mode={mode!r} is Inductor's, and anabranch has only 'default'.",
+            "Leave mode out; options={...} takes the names of anabranch.config.")
+    chosen = config.resolve(options)
+    streamed = chosen.streams and _has_streams(gm)
+    context = _compat.stream_compile_context() if streamed else contextlib.nullcontext()
+    with context:
+        return _compat.compile_fx(
+            gm,
+            example_inputs,
+            inner_compile=functools.partial(_compile_graph, chosen),
+            config_patches={"custom_partitioner_fn": SavingPartitioner()},
+        )
+
+
+def _compile_graph(
+    chosen: config.Options, gm: GraphModule, example_inputs: Sequence[Any], **keywords: Any
+) -> Any:
+    """Compiles one graph of AOTAutograd: forward, backward or inference."""
+    start = time.perf_counter()
+    reason = "streams=False" if not chosen.streams and _has_streams(gm) else None
+    result = None
+    if chosen.streams and _has_streams(gm):
+        try:
+            result = _compile_streams(chosen, gm, keywords)
+        except Unsupported as error:
+            reason = str(error)
+            _fall_back(chosen, reason)
+    compiled = result or _compat.compile_fx_inner(gm, example_inputs, **keywords)
+    _report.add(_kind(keywords), gm, compiled, reason, time.perf_counter() - start)
+    return _boxed(compiled) if result else compiled
+
+
+def _compile_streams(
+    chosen: config.Options, gm: GraphModule, keywords: dict[str, Any]
+) -> StreamedGraph | None:
+    """None where all of the graph turns out to be on one stream."""
+    graph = StreamGraph(gm)
+    if len(graph.stream_names) == 1 or len(set(graph.streams.values())) == 1:
+        return None
+    regions = graph.regions()
+    lanes = lanes_of(chosen, len(set(graph.streams.values())))
+    try:
+        compiled = compile_regions(graph, regions, _fake_mode(graph), region_threads(lanes),
+                                   keywords, chosen.progress)
+    except _native.NativeError:
+        raise
+    except Exception as error:
+        log.debug("Inductor failed on a region", exc_info=True)
+        raise Unsupported(f"Inductor cannot compile a region ({type(error).__name__}: "
+                          f"{str(error).splitlines()[0] if str(error) else ''})") from error
+    log.info("%s: %d regions on %d streams", _kind(keywords), len(regions),
+             len(graph.stream_names))
+    return StreamedGraph(graph, compiled, host_device(chosen), chosen.native)
+
+
+def _fall_back(chosen: config.Options, reason: str) -> None:
+    if chosen.strict:
+        raise errors.CompileError(
+            607, f"compile: {reason}, and strict=True forbids to fall back to Inductor.",
+            "Without strict the graph runs as one region.")
+    log.warning("anabranch: a graph with streams runs through Inductor as one region: %s [E0602]",
+                reason)
+
+
+def _boxed(graph: StreamedGraph) -> Callable[[list[Any]], Any]:
+    def call(args: list[Any]) -> Any:
+        return graph(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd passes one list
+    return call
+
+
+def _has_streams(gm: GraphModule) -> bool:
+    return any(
+        _compat.annotated_stream(node, ANNOTATION) is not None
+        for module in gm.modules()
+        if isinstance(module, GraphModule)
+        for node in module.graph.nodes
+    )
+
+
+def _fake_mode(graph: StreamGraph) -> Any:
+    for node in graph.gm.graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None:
+            return mode
+    raise Unsupported("the graph has no tensors")
+
+
+def _kind(keywords: Mapping[str, Any]) -> str:
+    if keywords.get("is_backward"):
+        return "backward"
+    return "inference" if keywords.get("is_inference") else "forward"

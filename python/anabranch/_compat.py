@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every private name of torch that Anabranch touches, and every branch on its version.
+
+Nothing else in the package names ``torch._`` (a test holds that), so a new torch release is met
+here. Imported only after torch is known to be there and new enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+from torch._guards import TracingContext, tracing
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch._inductor.select_algorithm import extern_kernels
+from torch._inductor.virtualized import V
+from torch._logging import trace_structured
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from functorch.compile import min_cut_rematerialization_partition
+
+__all__ = [
+    "CustomPartitionerFn",
+    "FakeTensorMode",
+    "LIBRARY_FUNCTIONS",
+    "OpOverload",
+    "V",
+    "compile_fx",
+    "compile_fx_inner",
+    "empty_strided_cpu",
+    "extern_kernels",
+    "free_unbacked_symbols",
+    "get_hash_for_files",
+    "library_function",
+    "min_cut_rematerialization_partition",
+    "must_save",
+    "region_compile_context",
+    "stream_compile_context",
+    "trace_structured",
+]
+
+# The fast allocator of Inductor's own wrappers: (sizes, strides, dtype) -> tensor.
+empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
+
+version: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
+
+
+def must_save() -> Any:
+    """The partitioner's mark for a value that backward must not compute again."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    return CheckpointPolicy.MUST_SAVE
+
+
+@contextlib.contextmanager
+def stream_compile_context() -> Iterator[None]:
+    """Around the compilation of a graph whose streams we run ourselves.
+
+    AOTAutograd's cache would hand back the whole graph as Inductor compiled it.
+    """
+    with functorch_config.patch(enable_autograd_cache=False):
+        yield
+
+
+@contextlib.contextmanager
+def region_compile_context(fake_mode: Any, threads: int) -> Iterator[None]:
+    """Around the compilation of one region.
+
+    The fresh tracing context keeps Inductor from reading the donated buffers of the whole
+    backward: those are indices into other inputs, and it would overwrite saved tensors.
+    ``comment_origin`` salts the key of the FX graph cache, which ignores that we pin the strides
+    of outputs. ``memory_planning`` stays off: our tape plans the scratch memory.
+    """
+    options = {"cpp.threads": threads, "comment_origin": True, "memory_planning": False}
+    with tracing(TracingContext(fake_mode)), inductor_config.patch(options):
+        yield
+
+
+def wrapper_function(compiled: Any) -> Callable[..., Any]:
+    """The ``call`` function of the Python wrapper that Inductor generated, or TypeError."""
+    call = getattr(compiled, "current_callable", None)
+    function = getattr(call, "__func__", call)
+    if not hasattr(function, "__code__") or getattr(call, "__self__", None) is None:
+        raise TypeError(f"{type(call).__name__} is no generated wrapper")
+    if "empty_strided_cpu" not in function.__globals__:
+        raise TypeError(f"{function.__qualname__} is no generated wrapper")
+    return call
+
+
+def annotated_stream(node: torch.fx.Node, key: str) -> str | None:
+    """The stream a node was annotated with, or None."""
+    return (node.meta.get("custom") or {}).get(key)
+
+
+# Functions of the tensor library that a tape calls, by the name it gives them.
+LIBRARY_FUNCTIONS = {
+    "create_view": "aoti_torch_create_tensor_from_blob_v2",
+    "delete_tensor": "aoti_torch_delete_tensor_object",
+    "new_handle": "aoti_torch_new_tensor_handle",
+    "data_pointer": "aoti_torch_get_data_ptr",
+    "strides": "aoti_torch_get_strides",
+    "copy": "aoti_torch_copy_",
+    "dispatch": "torch_call_dispatcher",
+    "new_list": "torch_new_list_reserve_size",
+    "list_push": "torch_list_push_back",
+    "delete_list": "torch_delete_list",
+    "last_error": "torch_exception_get_what",  # 2.12 and later
+    "mm_out": "aoti_torch_cpu_mm_out",
+    "addmm_out": "aoti_torch_cpu_addmm_out",
+    "bmm_out": "aoti_torch_cpu_bmm_out",
+    "baddbmm_out": "aoti_torch_cpu_baddbmm_out",
+    "randint_low_out": "aoti_torch_cpu_randint_low_out",
+    "prepare_threads": "torch_get_num_threads",
+    "set_mkl_threads": "MKL_Set_Num_Threads_Local",  # the lower-case symbol is Fortran's
+}
+
+
+@functools.cache
+def _torch_library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+@functools.cache
+def _openmp_library() -> ctypes.CDLL | None:
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*.so*")):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(path))
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL("libgomp.so.1")
+    return None
+
+
+@functools.cache
+def library_function(name: str) -> int:
+    """The address of a function of torch's C ABI, by our name for it; 0 if this torch lacks it."""
+    return _address(_torch_library(), LIBRARY_FUNCTIONS[name])
+
+
+@functools.cache
+def openmp_function(name: str) -> int:
+    library = _openmp_library()
+    return _address(library, name) if library is not None else 0
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    try:
+        return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
+    except AttributeError:
+        return 0
+
+
+@functools.cache
+def dtype_code(dtype: torch.dtype) -> int:
+    """torch's number for a dtype in its C ABI; KeyError where it has none."""
+    name = f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}"
+    try:
+        return getattr(_torch_library(), name)()
+    except AttributeError:
+        raise KeyError(dtype) from None
+
+
+def library_version() -> int:
+    major, minor = version
+    return major << 56 | minor << 48
+
+
+def kernel_address(function: Any) -> int:
+    """The C entry of a kernel that Inductor compiled, from its Python binding."""
+    path = getattr(getattr(function, "__self__", None), "__file__", None)
+    if path is None or not os.path.exists(path):
+        raise TypeError(f"{function!r} is no compiled kernel")
+    return _kernel_in(path, function.__name__)
+
+
+@functools.cache
+def _kernel_in(path: str, name: str) -> int:
+    return _address(ctypes.CDLL(path), name)

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a graph of AOTAutograd to regions: who reads and writes what, on which stream.
+
+A *value* is a node with memory of its own: a placeholder, an operator's result, or one part of a
+tuple. Views name bytes of a value again and numbers are no memory at all: both are copied into
+every region that uses them, so only values cross from one region to another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from . import _compat, _native
+from ._schema import is_getitem, is_random, is_scalar, is_view, overload_of, written_arguments
+from .streams import ANNOTATION
+
+AMBIENT = "ambient"
+
+
+class Unsupported(Exception):
+    """This graph or region cannot be run as asked; the text is the reason told to the user."""
+
+
+@dataclasses.dataclass
+class RegionGraph:
+    """One region: a graph of its own, and how it hangs in the whole.
+
+    ``inputs`` are values or scalar placeholders of the whole graph, in the order of the region's
+    placeholders; ``outputs`` the values it makes for others, in the order of its results;
+    ``written`` those of ``inputs`` that it overwrites.
+    """
+
+    name: str
+    stream: str
+    nodes: list[Node]
+    module: GraphModule
+    inputs: list[Node]
+    outputs: list[Node]
+    written: set[Node]
+    random: bool
+
+
+class StreamGraph:
+    """A graph with its streams found: raises Unsupported where it cannot be split."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        self.output = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
+        self.steps = [n for n in gm.graph.nodes if _is_step(n)]
+        for node in gm.graph.nodes:
+            _refuse_unsupported(node)
+        self.streams = _assign_streams(self.steps)
+
+    @property
+    def stream_names(self) -> list[str]:
+        """The ambient stream and the side streams in the order in which they appear."""
+        return list(dict.fromkeys([AMBIENT, *self.streams.values()]))
+
+    def regions(self) -> list[RegionGraph]:
+        """In an order in which they can run."""
+        groups: dict[int, list[Node]] = {}
+        for node, group in zip(self.steps, self._groups()):
+            groups.setdefault(group, []).append(node)
+        region_of = {node: group for group, nodes in groups.items() for node in nodes}
+        return [self._region(k, groups[k], region_of) for k in sorted(groups)]
+
+    def _groups(self) -> list[int]:
+        """The region of each step, by the planner."""
+        builder = _native.ProgramBuilder()
+        streams = {name: builder.add_stream(name) for name in self.stream_names[1:]}
+        streams[AMBIENT] = 0
+        generator = builder.add_buffer("generator", _native.ROLE_INPUT, 1)
+        buffers: dict[Node, int] = {}
+        for node in self.gm.graph.nodes:
+            if _is_value(node):
+                role = _native.ROLE_INPUT if node.op == "placeholder" else _native.ROLE_TEMPORARY
+                buffers[node] = builder.add_buffer(node.name, role, 1)
+        for node in self.steps:
+            reads, writes = _accesses(node)
+            accesses = [(_native.READ, buffers[v]) for v in reads - writes]
+            accesses += [(_native.READ_WRITE if v in reads else _native.WRITE, buffers[v])
+                         for v in _in_graph_order(writes, buffers)]
+            if is_random(node):
+                accesses.append((_native.READ_WRITE, generator))
+            builder.compute(streams[self.streams[node]], node.name, accesses)
+        return builder.build().find_regions()
+
+    def _region(
+        self, index: int, nodes: list[Node], region_of: dict[Node, int]
+    ) -> RegionGraph:
+        inside = set(nodes)
+        copier = _Copier(self.gm, inside)
+        written: set[Node] = set()
+        for node in nodes:
+            copier.copy(node)
+            written |= {value_of(n) for n in written_arguments(node)} - inside
+        outputs = [v for n in nodes for v in _values_of(n) if self._leaves(v, index, region_of)]
+        module = copier.finish(outputs)
+        stream = self.streams[nodes[0]]
+        return RegionGraph(
+            name=f"{stream}.{index}",
+            stream=stream,
+            nodes=nodes,
+            module=module,
+            inputs=copier.inputs,
+            outputs=outputs,
+            written=written,
+            random=any(is_random(n) for n in nodes),
+        )
+
+    def _leaves(self, value: Node, index: int, region_of: dict[Node, int]) -> bool:
+        """Whether another region or the caller uses the value, directly or through views."""
+        for user in _users_through_views(value):
+            if user.op == "output" or region_of.get(user, index) != index:
+                return True
+        return False
+
+
+class _Copier:
+    """Copies nodes of a graph into a new one, with the views and numbers they need.
+
+    Names are given anew, so that two regions of equal structure have equal graphs and share what
+    the compiler caches by content.
+    """
+
+    def __init__(self, gm: GraphModule, inside: set[Node]) -> None:
+        self._gm = gm
+        self._inside = inside
+        self._graph = Graph()
+        self._map: dict[Node, Node] = {}
+        self._attributes: dict[str, torch.Tensor] = {}
+        self._last_input: Node | None = None
+        self.inputs: list[Node] = []
+
+    def copy(self, node: Node) -> Node:
+        if node in self._map:
+            return self._map[node]
+        if not self._is_local(node):
+            return self._add_input(value_of(node))
+        for argument in node.all_input_nodes:
+            self.copy(argument)
+        new = self._graph.node_copy(node, self._map.__getitem__)
+        new._rename(f"n{len(self._map)}")
+        if node.op == "get_attr":
+            new.target = f"constant{len(self._attributes)}"
+            self._attributes[new.target] = getattr(self._gm, str(node.target))
+        _drop_stale_meta(new)
+        self._map[node] = new
+        return new
+
+    def _is_local(self, node: Node) -> bool:
+        if node.op == "placeholder":
+            return False
+        if is_view(node) or is_scalar(node) or node.op == "get_attr":
+            return True
+        return (node.args[0] if is_getitem(node) else node) in self._inside
+
+    def _add_input(self, value: Node) -> Node:
+        if value in self._map:
+            return self._map[value]
+        new = self._graph.placeholder(f"in{len(self.inputs)}")
+        new.meta = {"val": value.meta["val"]}
+        if self._last_input is not None:
+            self._last_input.append(new)
+        else:
+            next(iter(self._graph.nodes)).prepend(new)
+        self._last_input = new
+        self._map[value] = new
+        self.inputs.append(value)
+        return new
+
+    def finish(self, outputs: list[Node]) -> GraphModule:
+        for value in outputs:
+            self.copy(value)
+        result = self._graph.output(tuple(self._map[v] for v in outputs))
+        # Every result keeps the strides the rest of the graph was traced with.
+        result.meta["user_visible_output_idxs"] = list(range(len(outputs)))
+        result.meta["original_output_strides"] = [v.meta["val"].stride() for v in outputs]
+        root = torch.nn.Module()
+        for name, tensor in self._attributes.items():
+            setattr(root, name, tensor)
+        return GraphModule(root, self._graph)
+
+
+def value_of(node: Node) -> Node:
+    """The value whose bytes a node names: itself, or what a chain of views starts from."""
+    while True:
+        if is_view(node):
+            node = node.args[0]  # type: ignore[assignment]
+        elif (written := written_arguments(node)) and not _is_value(node):
+            node = written[0]  # copy_ answers the tensor it wrote
+        else:
+            return node
+
+
+def _is_step(node: Node) -> bool:
+    return node.op == "call_function" and not (
+        is_view(node) or is_getitem(node) or is_scalar(node)
+    )
+
+
+def _is_value(node: Node) -> bool:
+    if node.op == "placeholder":
+        return isinstance(node.meta.get("val"), torch.Tensor)
+    if node.op == "call_function" and is_getitem(node):
+        return isinstance(node.meta.get("val"), torch.Tensor)
+    if not _is_step(node) or not isinstance(node.meta.get("val"), torch.Tensor):
+        return False
+    return not written_arguments(node)
+
+
+def _values_of(node: Node) -> list[Node]:
+    """The values a step makes."""
+    if _is_value(node):
+        return [node]
+    return [user for user in node.users if is_getitem(user) and _is_value(user)]
+
+
+def _accesses(node: Node) -> tuple[set[Node], set[Node]]:
+    reads = {value_of(n) for n in node.all_input_nodes if not is_scalar(n) and n.op != "get_attr"}
+    writes = {value_of(n) for n in written_arguments(node)}
+    if overload_of(node) is torch.ops.aten.copy_.default:
+        reads -= writes - {value_of(node.args[1])}  # type: ignore[arg-type]
+    return reads, writes | set(_values_of(node))
+
+
+def _in_graph_order(nodes: Iterable[Node], order: dict[Node, int]) -> list[Node]:
+    return sorted(nodes, key=order.__getitem__)
+
+
+def _users_through_views(value: Node) -> Iterator[Node]:
+    pending = [value]
+    while pending:
+        for user in pending.pop().users:
+            if is_view(user):
+                pending.append(user)
+            elif is_scalar(user):
+                continue
+            else:
+                yield user
+
+
+def _assign_streams(steps: list[Node]) -> dict[Node, str]:
+    """The annotated stream of each step. What the compiler adds carries no annotation (write-backs,
+    seeds, a node between two others): where all around it is on one stream, it is too."""
+    streams: dict[Node, str] = {}
+    lost = []
+    for node in steps:
+        name = _compat.annotated_stream(node, ANNOTATION)
+        streams[node] = name or AMBIENT
+        if name is None:
+            lost.append(node)
+    for node in lost:
+        makers = {streams[m] for m in _makers(node)}
+        users = {streams[u] for v in _values_of(node) for u in _users_through_views(v)
+                 if u in streams}
+        if overload_of(node) is torch.ops.aten.copy_.default:
+            users = makers  # a write-back runs where its value was made
+        if len(users) == 1 and (makers == users or (is_random(node) and not makers)):
+            streams[node] = users.pop()
+    return streams
+
+
+def _makers(node: Node) -> Iterator[Node]:
+    for argument in node.all_input_nodes:
+        value = value_of(argument)
+        value = value.args[0] if is_getitem(value) else value  # type: ignore[assignment]
+        if _is_step(value):
+            yield value
+
+
+def _drop_stale_meta(node: Node) -> None:
+    for key in ("custom", "stack_trace", "nn_module_stack", "fwd_nn_module_stack",
+                "source_fn_stack", "from_node", "seq_nr", "recompute", "partitioner_tag"):
+        node.meta.pop(key, None)
+
+
+def _refuse_unsupported(node: Node) -> None:
+    if node.op in ("call_module", "call_method"):
+        raise Unsupported(f"{node.op} {node.target} is left in the graph")
+    if node.op == "get_attr" and not isinstance(node.meta.get("val"), torch.Tensor):
+        raise Unsupported(f"{node.target} is a sub-graph")
+    if _is_step(node) and overload_of(node) is None:
+        raise Unsupported(f"{getattr(node.target, '__name__', node.target)} is no plain operator")
+    values = node.meta.get("val")
+    for value in values if isinstance(values, (list, tuple)) else [values]:
+        _refuse_value(node, value)
+
+
+def _refuse_value(node: Node, value: object) -> None:
+    if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if _compat.free_unbacked_symbols(value):
+            raise Unsupported(f"the size of {node.name} depends on data")
+    if not isinstance(value, torch.Tensor):
+        return
+    if value.device.type != "cpu":
+        raise Unsupported(f"{node.name} is on {value.device}, and only the host device is here")
+    if value.layout is not torch.strided:
+        raise Unsupported(f"{node.name} has layout {value.layout}")
+    if value.is_complex() or value.is_quantized:
+        raise Unsupported(f"{node.name} is {value.dtype}")

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was compiled and how, kept for ``explain``."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx import GraphModule
+
+from . import _compat, _native
+from ._runtime import StreamedGraph
+
+_lock = threading.Lock()
+_known: list[GraphReport] = []
+_collector: Collector | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class GraphReport:
+    """One compiled graph. ``reason`` says why annotations were not followed, if they were not."""
+
+    kind: str  # "forward", "backward" or "inference"
+    nodes: int
+    reason: str | None
+    seconds: float
+    compiled: weakref.ref[Any]
+
+    @property
+    def streamed(self) -> StreamedGraph | None:
+        compiled = self.compiled()
+        return compiled if isinstance(compiled, StreamedGraph) else None
+
+
+class Collector:
+    """The graphs that ran while it was on, in order, and the traces of their launches."""
+
+    def __init__(self) -> None:
+        self.ran: list[GraphReport] = []
+        self.traces: dict[StreamedGraph, _native.Trace] = {}
+        self.restore = contextlib.ExitStack()
+
+    def note(self, report: GraphReport) -> None:
+        if report not in self.ran:
+            self.ran.append(report)
+
+
+def add(kind: str, gm: GraphModule, compiled: Any, reason: str | None, seconds: float) -> None:
+    nodes = sum(node.op == "call_function" for node in gm.graph.nodes)
+    report = GraphReport(kind, nodes, reason, seconds, weakref.ref(compiled))
+    with _lock:
+        _known[:] = [known for known in _known if known.compiled() is not None]
+        _known.append(report)
+        if _collector is not None:
+            _watch(_collector, report)
+    _compat.trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": f"anabranch_{kind}", "encoding": "json"},
+        payload_fn=lambda: {"kind": kind, "nodes": nodes, "reason": reason, "seconds": seconds},
+    )
+
+
+@contextlib.contextmanager
+def collect() -> Iterator[Collector]:
+    """Watches all graphs, those compiled before and those compiled inside. One at a time."""
+    global _collector
+    collector = Collector()
+    with _lock:
+        if _collector is not None:
+            raise RuntimeError("explain is running already")
+        _collector = collector
+        for report in _known:
+            _watch(collector, report)
+    try:
+        yield collector
+    finally:
+        with _lock:
+            _collector = None
+            collector.restore.close()
+
+
+def _watch(collector: Collector, report: GraphReport) -> None:
+    """Notes when the graph runs. Inductor's graphs cost nothing while nobody watches: their
+    callable is exchanged for the time."""
+    compiled = report.compiled()
+    if compiled is None:
+        return
+    if isinstance(compiled, StreamedGraph):
+        trace = collector.traces.setdefault(compiled, _native.Trace())
+        compiled.watch(lambda: collector.note(report), trace)
+        collector.restore.callback(compiled.watch, None, None)
+        return
+    original = compiled.current_callable
+
+    def noting(inputs: Any) -> Any:
+        collector.note(report)
+        return original(inputs)
+
+    compiled.current_callable = noting
+    collector.restore.callback(setattr, compiled, "current_callable", original)

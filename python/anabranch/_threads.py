@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many threads: lanes of a launch, and threads inside one operator."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import torch
+
+from . import _compat, _native, config
+
+
+def lanes_of(chosen: config.Options, streams: int) -> int:
+    """Threads that a launch over so many streams uses."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(streams, chosen.max_lanes or cores))
+
+
+def region_threads(lanes: int) -> int:
+    """What is left for one operator when so many lanes run at once."""
+    return max(1, torch.get_num_threads() // lanes)
+
+
+def host_device(chosen: config.Options) -> _native.Device:
+    """The host device for these options; the same options share one, and so its workers."""
+    return _host_device(chosen.max_lanes or 0, chosen.spin_us * 1000, chosen.delays)
+
+
+@functools.cache
+def _host_device(max_lanes: int, spin_ns: int, delays_seed: int | None) -> _native.Device:
+    return _native.Device.host(
+        max_lanes=max_lanes,
+        spin_ns=spin_ns,
+        delays_seed=delays_seed,
+        prepare_threads=_compat.library_function("prepare_threads"),
+        get_openmp=_compat.openmp_function("omp_get_max_threads"),
+        set_openmp=_compat.openmp_function("omp_set_num_threads"),
+        set_mkl_local=_compat.library_function("set_mkl_threads"),
+    )

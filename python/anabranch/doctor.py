@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is there, what is off and why, as lines that fit into a bug report.
+
+    python -m anabranch.doctor
+
+Torch is neither needed nor imported: its version is read from its metadata. Failure: none; what
+cannot be found out is said in its line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+
+from . import config
+from ._requirements import OLDEST_TORCH, torch_version
+from .errors import AnabranchError
+
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, what was found, and what is off because of it."""
+
+    name: str
+    text: str
+    off: str = ""  # empty: all is well
+
+
+def installed_torch() -> str | None:
+    """The installed torch's version, without importing it; None where there is none."""
+    try:
+        if importlib.util.find_spec("torch") is None:
+            return None
+        return importlib.metadata.version("torch")
+    except (ImportError, ValueError, importlib.metadata.PackageNotFoundError):
+        return None
+
+
+def core_count() -> int:
+    """Cores that this process may use, which in a container can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compiler() -> str | None:
+    """The C++ compiler that torch's Inductor would take: $CXX, else the platform's usual one."""
+    usual = "clang++" if sys.platform == "darwin" else "g++"
+    return shutil.which(config.compiler_variable() or usual)
+
+
+def _find_torch() -> Finding:
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    version = installed_torch()
+    if version is None:
+        return Finding("torch", f"not installed (supported: {oldest} and newer)",
+                       "torch.compile and every Python feature [E0604]; the C++ library works")
+    if torch_version(version) < OLDEST_TORCH:
+        return Finding("torch", f"{version} (supported: {oldest} and newer)",
+                       "the torch backend [E0603]: pip install --upgrade torch")
+    return Finding("torch", f"{version} (supported: {oldest} and newer)")
+
+
+def _find_compiler() -> Finding:
+    path = compiler()
+    if path is None:
+        return Finding("C++ compiler", "none found ($CXX, else g++)",
+                       "compiling on a CPU [E0605]: install g++, or set CXX")
+    try:
+        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
+        return Finding("C++ compiler", f"{path}: {told.stdout.splitlines()[0]}")
+    except (OSError, IndexError, subprocess.SubprocessError) as error:
+        return Finding("C++ compiler", f"{path}: does not run ({error})",
+                       "compiling on a CPU [E0605]")
+
+
+def _find_library() -> Finding:
+    try:
+        from . import _native
+    except AnabranchError as error:
+        return Finding("native library", str(error), "the C++ runtime")
+    return Finding("native library", f"version {_native.version}")
+
+
+def _find_options() -> list[Finding]:
+    try:
+        values = config.resolve()
+    except AnabranchError as error:
+        return [Finding("options", str(error), "every compile, until this is mended")]
+    changed = [f"{name}={getattr(values, name)!r}" for name, _, default, _ in config.describe()
+               if getattr(values, name) != default]
+    findings = [Finding("options", ", ".join(changed) or "all at their defaults")]
+    switched = [name for name in ("streams", "native") if not getattr(values, name)]
+    findings += [Finding(name, "off", "switched off by an option") for name in switched]
+    findings += [Finding(name, "unknown variable", "it has no effect: misspelt?")
+                 for name in config.unknown_variables()]
+    return findings
+
+
+def findings() -> list[Finding]:
+    """Everything looked at, in the order in which the report shows it."""
+    cores = core_count()
+    lanes = Finding("cores", str(cores),
+                    "" if cores > 1 else "streams at the same time: one core runs them in turn")
+    return [
+        Finding("anabranch", _own_version()),
+        Finding("python", f"{platform.python_version()} on {platform.platform()}"),
+        _find_torch(),
+        _find_compiler(),
+        _find_library(),
+        lanes,
+        *_find_options(),
+    ]
+
+
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version("anabranch")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed as a package (running from its source)"
+
+
+def report() -> str:
+    """All findings, a line each; what is off follows after an arrow."""
+    rows = findings()
+    width = max(len(row.name) for row in rows)
+    return "\n".join(
+        f"{row.name:<{width}}  {row.text}" + (f"\n{'':<{width}}  -> off: {row.off}"
+                                              if row.off else "")
+        for row in rows)
+
+
+if __name__ == "__main__":
+    print(report())

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong, as exceptions: one base class, one class a family of codes.
+
+A message names the act, the thing and both values; the remedy says what to do next. Both appear in
+str(error) with the code between them, and docs/errors.md has a section for each code. The codes
+01xx to 05xx belong to the C++ core, which words its own messages; 06xx and 07xx are Python's.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CODES",
+    "AnabranchError",
+    "CompileError",
+    "ConfigError",
+    "LaunchError",
+    "PlanError",
+    "PlanFileError",
+    "ProgramError",
+    "RecordError",
+    "code_text",
+    "from_native",
+]
+
+# Python's codes, in order; a number is never used again. The core's stand in its codes.inc.
+CODES: dict[int, tuple[str, str]] = {
+    601: ("StreamName", "a stream's name is not a string"),
+    602: ("FellBack", "a graph cannot be compiled in streams and runs through Inductor"),
+    603: ("TorchTooOld", "the installed torch is older than the oldest supported one"),
+    604: ("TorchMissing", "torch is not installed"),
+    605: ("CompilerMissing", "no C++ compiler was found"),
+    606: ("LibraryMissing", "Anabranch's native library cannot be loaded"),
+    607: ("FallbackRefused", "a fall-back was needed, and strict forbids it"),
+    608: ("InputMismatch", "a tensor does not fit what a graph was compiled for"),
+    609: ("RegionFailed", "a region could not be compiled"),
+    610: ("LibraryVersion", "the native library and the Python package differ in version"),
+    701: ("UnknownOption", "no option has this name"),
+    702: ("WrongType", "an option's value has the wrong type"),
+    703: ("OutOfRange", "an option's value is outside its range"),
+    704: ("ModeRefused", "a mode of another backend was asked for"),
+}
+
+
+def code_text(code: int) -> str:
+    """The code as messages show it: 602 -> "E0602"."""
+    return f"E{code:04d}"
+
+
+class AnabranchError(Exception):
+    """Base of every error of this package; `code`, `message` and `remedy` are its parts."""
+
+    def __init__(self, code: int, message: str, remedy: str = "") -> None:
+        super().__init__(code, message, remedy)  # all three: so that the error can be pickled
+        self.code = code
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        tag = f"[{code_text(self.code)}]"
+        # The core ends its messages with the code already.
+        text = self.message if tag in self.message else f"{self.message} {tag}"
+        return f"{text}\n{self.remedy}" if self.remedy else text
+
+
+class ProgramError(AnabranchError):
+    """E01xx: a program breaks a rule."""
+
+
+class PlanError(AnabranchError):
+    """E02xx: a plan is not sound."""
+
+
+class RecordError(AnabranchError):
+    """E03xx: a plan could not be made real on a device."""
+
+
+class LaunchError(AnabranchError):
+    """E04xx: a launch was refused or failed."""
+
+
+class PlanFileError(AnabranchError):
+    """E05xx: a plan file cannot be read or written."""
+
+
+class CompileError(AnabranchError):
+    """E06xx: torch, the compiler or a graph stands in the way of compiling."""
+
+
+class ConfigError(AnabranchError):
+    """E07xx: an option is unknown or has a value it cannot have."""
+
+
+_FAMILIES: dict[int, type[AnabranchError]] = {
+    1: ProgramError,
+    2: PlanError,
+    3: RecordError,
+    4: LaunchError,
+    5: PlanFileError,
+    6: CompileError,
+    7: ConfigError,
+}
+
+
+def from_native(code: int, message: str) -> AnabranchError:
+    """The exception for a status of the core; the caller raises it."""
+    return _FAMILIES.get(code // 100, AnabranchError)(code, message)

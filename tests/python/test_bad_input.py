@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong names, wrong values and missing parts: a clear error with a code, and nothing half done."""
+
+import pytest
+import torch
+from compare import compiled
+from zoo import Towers, normal
+
+import anabranch
+
+pytestmark = pytest.mark.own
+
+
+def assert_refused(options, *words):
+    model = Towers(True)
+    with pytest.raises(Exception) as caught:
+        compiled(model, options=options)(normal(1, 3, 8))
+    for word in words:
+        assert word in str(caught.value)
+    torch.compiler.reset()
+    x = normal(1, 3, 8)
+    torch.testing.assert_close(compiled(model)(x), model(x))  # the next compile is unharmed
+
+
+@pytest.mark.oldest
+def test_an_unknown_option_names_the_nearest():
+    assert_refused({"strem": True}, "'strem'", "streams", "E0701")
+
+
+def test_an_option_of_the_wrong_type_names_both_types():
+    assert_refused({"max_lanes": "two"}, "'two'", "str", "int | None", "E0702")
+
+
+def test_an_option_out_of_range_names_value_and_bound():
+    assert_refused({"max_lanes": 0}, "max_lanes", "0", "1", "E0703")
+
+
+def test_a_variable_of_the_wrong_type_names_the_variable(monkeypatch):
+    monkeypatch.setenv("ANABRANCH_MAX_LANES", "many")
+    with pytest.raises(Exception, match="(?s)ANABRANCH_MAX_LANES.*'many'.*E0702"):
+        compiled(Towers(True))(normal(1, 3, 8))
+
+
+def test_a_mode_of_inductor_is_refused_by_name():
+    call = torch.compile(Towers(True), backend=anabranch.backend, mode="max-autotune")
+    with pytest.raises(Exception, match="(?s)max-autotune.*E0704"):
+        call(normal(1, 3, 8))
+
+
+@pytest.mark.parametrize("name", [3, None, b"a", ""], ids=repr)
+@pytest.mark.oldest
+def test_a_stream_name_that_is_no_string_is_refused_in_eager(name):
+    with pytest.raises(anabranch.errors.CompileError, match="E0601") as caught:
+        anabranch.stream(name)
+    assert repr(name) in str(caught.value)
+
+
+def test_a_stream_name_that_is_no_string_is_refused_when_compiled():
+    def model(x):
+        with anabranch.stream(3):
+            return x + 1
+
+    with pytest.raises(anabranch.errors.CompileError, match="E0601"):
+        compiled(model)(normal(1, 3))
+
+
+def test_a_graph_that_cannot_be_split_falls_back_or_is_refused_when_strict():
+    """Whether complex numbers fall back is the compiler's choice; that strict says so is not."""
+    from zoo import ZOO
+
+    case = ZOO["spectrum"]
+    model = case.make(True)
+    (x,) = case.inputs(1)
+    falls_back = any(graph.reason for graph in anabranch.explain(compiled(model), x).graphs)
+    torch.compiler.reset()
+    if not falls_back:
+        compiled(model, options={"strict": True})(x)
+        return
+    with pytest.raises(Exception, match="E0607"):
+        compiled(model, options={"strict": True})(x)
+
+
+OLD_TORCH = """
+import torch
+torch.__version__ = type(torch.__version__)("2.10.1+cpu")
+import anabranch
+try:
+    anabranch.backend
+except anabranch.errors.CompileError as error:
+    print(error)
+"""
+
+
+@pytest.mark.oldest
+def test_a_torch_older_than_supported_is_refused_with_both_versions(run_python):
+    told = run_python(OLD_TORCH)
+    assert all(word in told.stdout for word in ("2.10.1", "2.11", "E0603")), told
+
+
+NO_COMPILER = """
+import anabranch, torch
+def model(x):
+    with anabranch.stream("a"):
+        y = x.sin() * 2
+    with anabranch.stream("b"):
+        z = x.cos() * 3
+    return y + z
+try:
+    torch.compile(model, backend=anabranch.backend)(torch.ones(64))
+except Exception as error:
+    print("refused:", error)
+"""
+
+
+@pytest.mark.parametrize("variables", [{"CXX": "/nowhere/g++"}, {"PATH": "/nowhere", "CXX": None}],
+                         ids=["CXX", "PATH"])
+@pytest.mark.slow
+def test_a_machine_without_a_compiler_is_told_so(run_python, tmp_path, variables):
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+              "ANABRANCH_CACHE_DIR": str(tmp_path / "own")}
+    told = run_python(NO_COMPILER, **caches, **variables)
+    assert "refused:" in told.stdout and "E0605" in told.stdout, told
+    assert not list(tmp_path.rglob("*.so"))  # nothing half done

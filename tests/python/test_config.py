@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options: who wins, what is refused, and what is left behind."""
+
+import threading
+
+import pytest
+
+from anabranch import config
+from anabranch.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    for name, *_ in config.describe():
+        monkeypatch.delenv(f"ANABRANCH_{name.upper()}", raising=False)
+        monkeypatch.delenv(f"ANABRANCH_FORCE_{name.upper()}", raising=False)
+    yield
+    for name, *_ in config.describe():
+        delattr(config, name)
+
+
+def test_every_option_has_a_line_of_text_and_a_default_of_its_type():
+    for name, kind, default, doc in config.describe():
+        assert doc.endswith(".") and len(doc) > 20, name
+        assert (type(default).__name__ if default is not None else "None") in kind, name
+        assert getattr(config, name) == default
+
+
+def test_options_beat_config_beats_environment_beats_default(monkeypatch):
+    assert config.resolve().spin_us == 50
+    monkeypatch.setenv("ANABRANCH_SPIN_US", "1")
+    assert config.resolve().spin_us == 1
+    config.spin_us = 2
+    assert config.resolve().spin_us == 2
+    assert config.resolve({"spin_us": 3}).spin_us == 3
+
+
+def test_a_forced_variable_beats_all(monkeypatch):
+    monkeypatch.setenv("ANABRANCH_FORCE_SPIN_US", "4")
+    config.spin_us = 2
+    assert config.resolve({"spin_us": 3}).spin_us == 4 and config.spin_us == 4
+
+
+@pytest.mark.parametrize("name, text, value", [
+    ("strict", "1", True), ("strict", "on", True), ("strict", "No", False), ("delays", "7", 7),
+    ("delays", "none", None), ("cache_dir", "/tmp/x", "/tmp/x"), ("progress", "false", False),
+    ("progress", "None", None), ("strict", "", False)])
+def test_variables_are_read_as_their_options_type(monkeypatch, name, text, value):
+    monkeypatch.setenv(f"ANABRANCH_{name.upper()}", text)
+    assert getattr(config.resolve(), name) == value
+
+
+@pytest.mark.parametrize("name, text", [("strict", "maybe"), ("strict", "7"), ("spin_us", "fast"),
+                                        ("progress", "2.5")])
+def test_a_variable_of_the_wrong_type_is_refused_by_its_name(monkeypatch, name, text):
+    monkeypatch.setenv(f"ANABRANCH_{name.upper()}", text)
+    with pytest.raises(ConfigError, match=f"ANABRANCH_{name.upper()}.*{text!r}") as caught:
+        config.resolve()
+    assert caught.value.code == 702
+
+
+@pytest.mark.parametrize("name, value", [("strict", 1), ("strict", None), ("spin_us", True),
+                                         ("spin_us", 2.0), ("max_lanes", "2"), ("cache_dir", 5)])
+def test_a_value_of_the_wrong_type_is_refused_with_both_types(name, value):
+    with pytest.raises(ConfigError) as caught:
+        setattr(config, name, value)
+    kind = next(kind for known, kind, *_ in config.describe() if known == name)
+    assert caught.value.code == 702
+    assert all(word in str(caught.value) for word in (repr(value), type(value).__name__, kind))
+
+
+@pytest.mark.parametrize("name, value", [("spin_us", -1), ("max_lanes", 0), ("delays", -3)])
+def test_a_value_out_of_range_is_refused(name, value):
+    with pytest.raises(ConfigError, match=rf"{value}, the least possible is") as caught:
+        config.resolve({name: value})
+    assert caught.value.code == 703
+
+
+def test_an_unknown_name_is_refused_wherever_it_stands_and_the_nearest_is_named():
+    def attribute():
+        config.strcit = True
+
+    for act in (attribute, lambda: config.strcit, lambda: config.patch(strcit=True),
+                lambda: config.resolve({"strcit": True})):
+        with pytest.raises(ConfigError, match=r"(?s)'strcit'.*E0701.*Nearest: strict") as caught:
+            act()
+        assert caught.value.code == 701
+    assert not hasattr(config, "strcit")
+
+
+def test_a_name_with_no_near_one_lists_them_all():
+    with pytest.raises(ConfigError) as caught:
+        config.resolve({"zzzzzz": 1})
+    assert all(name in str(caught.value) for name, *_ in config.describe())
+
+
+def test_unknown_variables_are_found_and_known_ones_are_not(monkeypatch):
+    monkeypatch.setenv("ANABRANCH_STRCIT", "1")
+    monkeypatch.setenv("ANABRANCH_FORCE_STRICT", "1")
+    assert "ANABRANCH_STRCIT" in config.unknown_variables()
+    assert "ANABRANCH_FORCE_STRICT" not in config.unknown_variables()
+
+
+def test_a_path_object_is_taken_as_its_text(tmp_path):
+    assert config.resolve({"cache_dir": tmp_path}).cache_dir == str(tmp_path)
+
+
+def test_patch_restores_what_was_there_also_after_an_error():
+    config.spin_us = 2
+    with pytest.raises(KeyError), config.patch(spin_us=9, strict=True):
+        assert (config.spin_us, config.strict) == (9, True)
+        raise KeyError
+    assert (config.spin_us, config.strict) == (2, False)
+
+
+def test_patches_nest_and_may_be_entered_again():
+    patch = config.patch(spin_us=9)
+    with patch, config.patch(spin_us=10):
+        with patch:
+            assert config.spin_us == 9
+        assert config.spin_us == 10
+    assert config.spin_us == 50
+
+
+def test_patch_leaves_the_environment_to_show_through_afterwards(monkeypatch):
+    with config.patch(spin_us=9):
+        pass
+    monkeypatch.setenv("ANABRANCH_SPIN_US", "1")
+    assert config.spin_us == 1
+
+
+def test_patch_decorates_a_function_and_keeps_its_name():
+    @config.patch(strict=True)
+    def step():
+        """Says what is set."""
+        return config.strict
+
+    assert step() is True and config.strict is False
+    assert step.__name__ == "step" and step.__doc__ == "Says what is set."
+
+
+def test_a_refused_patch_changes_nothing():
+    with pytest.raises(ConfigError):
+        config.patch(spin_us=9, strict="yes")
+    assert config.spin_us == 50
+
+
+def test_a_reader_sees_all_of_a_patch_or_none():
+    seen, stop = set(), threading.Event()
+
+    def read():
+        while not stop.is_set():
+            values = config.resolve()
+            seen.add((values.spin_us, values.strict))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(300):
+        with config.patch(spin_us=9, strict=True):
+            pass
+    stop.set()
+    reader.join(30)
+    assert seen <= {(50, False), (9, True)}

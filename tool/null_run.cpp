@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "null_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace anabranch::tool {
+namespace {
+
+std::int32_t do_nothing(void*, const RegionCall*) { return 0; }
+
+RegionTable make_null_regions(const Program& program) {
+  RegionTable regions;
+  for (const Step& step : program.steps()) {
+    const bool is_region = step.kind == StepKind::kCompute || step.kind == StepKind::kHost;
+    if (is_region) regions[step.name] = Region{.function = do_nothing};
+  }
+  return regions;
+}
+
+// Alignment counts, since an allocator may take that much to reach it.
+Status check_memory(const std::string& path, const Plan& plan, std::uint64_t most_bytes) {
+  std::uint64_t left_bytes = most_bytes;
+  const auto spend = [&](std::uint64_t bytes) {
+    const bool enough = bytes <= left_bytes;
+    left_bytes -= std::min(bytes, left_bytes);
+    return enough;
+  };
+  bool enough = spend(plan.arena().size_bytes);
+  for (const Slot& slot : plan.slots()) {
+    const Buffer& buffer = plan.program().buffer(slot.buffer);
+    enough = spend(std::max(buffer.size_bytes, buffer.alignment)) && enough;
+  }
+  if (enough) return {};
+  return Status(
+      Code::kLimitExceeded,
+      fmt::format("run '{}': arena ({} bytes) and {} buffers of the caller take more than "
+                  "{} bytes. Allow more with --max-memory.",
+                  path, plan.arena().size_bytes, plan.slots().size(), most_bytes));
+}
+
+}  // namespace
+
+void NullRun::FreeAligned::operator()(std::byte* memory) const {
+  ::operator delete (memory, std::align_val_t{alignment});
+}
+
+Status NullRun::allocate() {
+  for (const Slot& slot : recording_.plan().slots()) {
+    const Buffer& buffer = recording_.plan().program().buffer(slot.buffer);
+    const std::uint64_t alignment = std::max<std::uint64_t>(buffer.alignment, sizeof(void*));
+    const std::uint64_t size_bytes = std::max<std::uint64_t>(buffer.size_bytes, 1);
+    void* memory = ::operator new (size_bytes, std::align_val_t{alignment}, std::nothrow);
+    if (memory == nullptr) {
+      return Status(Code::kLimitExceeded,
+                    fmt::format("run: no memory for buffer '{}' of {} bytes, alignment {}",
+                                buffer.name, buffer.size_bytes, buffer.alignment));
+    }
+    std::memset(memory, 0, size_bytes);
+    memory_.emplace_back(static_cast<std::byte*>(memory), FreeAligned{alignment});
+    bindings_.push_back({.data = memory, .size_bytes = buffer.size_bytes});
+  }
+  return {};
+}
+
+Result<NullRun> NullRun::make(const std::string& path, const RunOptions& options) {
+  Result<Plan> plan = read_plan_file(path);
+  if (!plan) return plan.error();
+  if (Status status = check_memory(path, *plan, options.max_memory_bytes); !status) return status;
+  const RegionTable regions =
+      options.null_regions ? make_null_regions(plan->program()) : RegionTable{};
+  Result<Recording> recording = record(*plan, Device::host({.max_lanes = options.lanes}), regions);
+  if (!recording) return recording.error();
+  NullRun run(*std::move(recording));
+  if (Status status = run.allocate(); !status) return status;
+  return run;
+}
+
+Result<std::vector<std::uint64_t>> NullRun::launch_all(std::uint32_t launches) const {
+  using Clock = std::chrono::steady_clock;
+  std::vector<std::uint64_t> times_ns;
+  for (std::uint32_t i = 0; i < launches; ++i) {
+    const Clock::time_point begin = Clock::now();
+    const Result<Ticket> ticket = launch(recording_, bindings_);
+    if (!ticket) return ticket.error();
+    times_ns.push_back(static_cast<std::uint64_t>((Clock::now() - begin).count()));
+  }
+  return times_ns;
+}
+
+}  // namespace anabranch::tool

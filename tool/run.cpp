@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "commands.h"
+#include "null_run.h"
+
+namespace anabranch::tool {
+namespace {
+
+// Of a sorted list that is not empty; `share` from 0 to 1.
+double quantile_us(const std::vector<std::uint64_t>& sorted, double share) {
+  const auto at = static_cast<std::size_t>(share * static_cast<double>(sorted.size() - 1) + 0.5);
+  return static_cast<double>(sorted[at]) / 1000;
+}
+
+std::string dump_times(const std::string& path, const Recording& recording,
+                       std::vector<std::uint64_t> times_ns) {
+  if (times_ns.empty()) return fmt::format("{}: recorded, not launched\n", path);
+  const std::size_t count = times_ns.size();
+  std::sort(times_ns.begin(), times_ns.end());
+  return fmt::format(
+      "{}: {} steps on {} lanes, {} launches\n"
+      "median {:.3f} us   10 % {:.3f} us   90 % {:.3f} us   least {:.3f} us\n",
+      path, recording.plan().order().size(), recording.lane_count(), count,
+      quantile_us(times_ns, 0.5), quantile_us(times_ns, 0.1), quantile_us(times_ns, 0.9),
+      quantile_us(times_ns, 0));
+}
+
+Status write_text(const std::string& text, const std::string& path) {
+  std::FILE* file = std::fopen(path.c_str(), "wb");
+  bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const int error = errno;
+  if (file != nullptr) written = std::fclose(file) == 0 && written;
+  if (written) return {};
+  return Status(Code::kFileUnreadable,
+                fmt::format("write trace '{}': {}", path, std::strerror(error)));
+}
+
+// Launch, each step, each of its waits: an event each.
+std::size_t events_of(const Plan& plan, std::uint32_t launches) {
+  return launches * (1 + plan.order().size() + plan.waits().size() + plan.exits().size());
+}
+
+}  // namespace
+
+Result<std::string> run(const std::string& path, const RunOptions& options) {
+  Result<NullRun> run = NullRun::make(path, options);
+  if (!run) return run.error();
+  Result<std::vector<std::uint64_t>> times_ns = run->launch_all(options.launches);
+  if (!times_ns) return times_ns.error();
+  return dump_times(path, run->recording(), *std::move(times_ns));
+}
+
+Result<std::string> trace(const std::string& path, const RunOptions& options,
+                          const std::string& out_path) {
+  constexpr std::size_t kMostEvents = std::size_t{1} << 22;
+  Result<NullRun> run = NullRun::make(path, options);
+  if (!run) return run.error();
+  const Plan& plan = run->recording().plan();
+  Trace trace(std::min(kMostEvents, events_of(plan, options.launches)));
+  attach_trace(run->recording(), &trace);
+  Result<std::vector<std::uint64_t>> times_ns = run->launch_all(options.launches);
+  attach_trace(run->recording(), nullptr);
+  if (!times_ns) return times_ns.error();
+
+  const std::vector<TraceEvent> events = trace.collect();
+  if (Status status = write_text(dump_chrome_json(plan, events), out_path); !status) return status;
+  return fmt::format("{}{}: {} events, {} dropped; open it in ui.perfetto.dev\n",
+                     dump_times(path, run->recording(), *std::move(times_ns)), out_path,
+                     events.size(), trace.dropped());
+}
+
+}  // namespace anabranch::tool

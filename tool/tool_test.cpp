@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "trace_summary.h"
+
+namespace anabranch::tool {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Shape {
+  const char* last = "join";
+  std::uint64_t bytes = 4096;
+  bool parallel = true;
+};
+
+// Two steps side by side (or one after the other) and one that joins them.
+Plan make_example(const Shape& shape = {}) {
+  ProgramBuilder builder;
+  const StreamId side = builder.add_stream("side");
+  const BufferId x = builder.add_buffer({"x", Role::kInput, shape.bytes});
+  const BufferId up = builder.add_buffer({"up", Role::kTemporary, shape.bytes});
+  const BufferId down = builder.add_buffer({"down", Role::kTemporary, shape.bytes});
+  const BufferId y = builder.add_buffer({"y", Role::kOutput, shape.bytes});
+  builder.compute(kAmbient, "up", {builder.read(x), builder.write(up)});
+  builder.compute(shape.parallel ? side : kAmbient, "down", {builder.read(x), builder.write(down)});
+  builder.compute(kAmbient, shape.last, {builder.read(up), builder.read(down), builder.write(y)});
+  return *make_plan(*builder.build());
+}
+
+// A file in the test's folder, removed with it.
+class File {
+ public:
+  explicit File(const std::string& name)
+      : path_((std::filesystem::path(testing::TempDir()) / ("anabranch_tool_" + name)).string()) {}
+  File(const std::string& name, const Plan& plan) : File(name) {
+    EXPECT_TRUE(write_plan_file(plan, path_).ok());
+  }
+  File(const std::string& name, const std::string& text) : File(name) {
+    std::ofstream(path_, std::ios::binary) << text;
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File() { std::filesystem::remove(path_); }
+  const std::string& path() const { return path_; }
+  std::string text() const {
+    std::ifstream in(path_, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+ private:
+  std::string path_;
+};
+
+template <typename T>
+std::string message_of(const Result<T>& result) {
+  return result ? "no error" : result.error().message();
+}
+
+TEST(Doctor, SaysForEverythingThatIsOffWhy) {
+  const auto json = nlohmann::json::parse(doctor(/*as_json=*/true));
+  for (const char* what : {"library", "compiler", "device host", "device cuda", "device sim"}) {
+    ASSERT_TRUE(json.contains(what)) << what;
+    EXPECT_FALSE(json[what]["detail"].get<std::string>().empty()) << what;
+  }
+  EXPECT_TRUE(json["device host"]["on"]);
+  EXPECT_FALSE(json["device cuda"]["on"]);
+  EXPECT_THAT(doctor(/*as_json=*/false), HasSubstr("device cuda  off  not part of this version"));
+}
+
+TEST(Show, PrintsThePlanOfAPlanFile) {
+  const File file("show.plan", make_example());
+  const Result<std::string> text = show(file.path());
+  ASSERT_TRUE(text.ok()) << message_of(text);
+  EXPECT_EQ(*text, dump_plan(make_example()));
+}
+
+TEST(Show, RefusesWhatIsNeitherPlanNorTrace) {
+  const File text("show.txt", std::string("hello, this is no plan file at all, nor JSON"));
+  EXPECT_THAT(message_of(show(text.path())), HasSubstr("begins with 'hello, t'"));
+  const File json("show.json", std::string("{\"a\": 1}"));
+  EXPECT_THAT(message_of(show(json.path())), HasSubstr("JSON without events"));
+  const File cut("cut.json", std::string("{\"traceEvents\": ["));
+  EXPECT_THAT(message_of(show(cut.path())), HasSubstr("no valid JSON"));
+  EXPECT_THAT(message_of(show("/no/such")), HasSubstr("No such file"));
+}
+
+TEST(Show, TakesAnyJsonForATraceWithoutTrippingOverIt) {
+  for (const char* json : {"[]", "[1, null, {}, []]", R"([{"ph": 1, "name": [], "args": 3}])",
+                           R"([{"ph": "M", "name": "thread_name", "args": 3}])",
+                           R"([{"ph": "X", "ts": "a", "dur": 1e300, "tid": 1e300, "cat": "step"}])",
+                           R"([{"ph": "M", "name": "thread_name", "tid": -1, "args": []}])"}) {
+    EXPECT_TRUE(summarize_trace("x", json).ok()) << json;
+  }
+}
+
+TEST(Check, AnswersOneLineForAGoodPlan) {
+  const File file("check.plan", make_example());
+  EXPECT_EQ(*check(file.path()),
+            file.path() + ": ok, 3 steps on 2 streams, 1 waits, arena of 8192 bytes, no race\n");
+}
+
+TEST(Check, RefusesAChangedFile) {
+  const File good("good.plan", make_example());
+  std::string bytes = good.text();
+  bytes.back() ^= 1;
+  const File bad("bad.plan", bytes);
+  EXPECT_THAT(message_of(check(bad.path())), HasSubstr("the file was changed"));
+}
+
+TEST(Run, NamesTheRegionsItWasNotGiven) {
+  const File file("run.plan", make_example());
+  const std::string message = message_of(run(file.path(), {}));
+  EXPECT_THAT(message, HasSubstr("E0301"));
+  for (const char* region : {"'up'", "'down'", "'join'"}) EXPECT_THAT(message, HasSubstr(region));
+}
+
+TEST(Run, LaunchesWithNullRegions) {
+  const File file("null.plan", make_example());
+  for (const std::uint32_t lanes : {1u, 2u}) {
+    const auto text = run(file.path(), {.null_regions = true, .launches = 7, .lanes = lanes});
+    ASSERT_TRUE(text.ok()) << message_of(text);
+    EXPECT_THAT(*text, HasSubstr("3 steps on " + std::to_string(lanes) + " lanes, 7 launches"));
+    EXPECT_THAT(*text, HasSubstr("median"));
+  }
+  const auto none = run(file.path(), {.null_regions = true, .launches = 0});
+  EXPECT_THAT(*none, HasSubstr("not launched"));
+}
+
+TEST(Run, RefusesAPlanThatAsksForMoreMemoryThanAllowed) {
+  const File file("large.plan", make_example({.bytes = std::uint64_t{1} << 46}));
+  const auto text = run(file.path(), {.null_regions = true});
+  EXPECT_EQ(text.error().code(), Code::kLimitExceeded);
+  EXPECT_THAT(message_of(text), HasSubstr("--max-memory"));
+}
+
+TEST(TraceCommand, WritesATraceThatShowReads) {
+  const File file("trace.plan", make_example());
+  const File out("trace.json");
+  const auto text = trace(file.path(), {.null_regions = true, .launches = 5}, out.path());
+  ASSERT_TRUE(text.ok()) << message_of(text);
+  EXPECT_THAT(*text, HasSubstr(" 0 dropped"));
+  const nlohmann::json json = nlohmann::json::parse(out.text());
+  const auto steps = std::ranges::count_if(json["traceEvents"], [](const nlohmann::json& event) {
+    return event.contains("cat") && event["cat"] == "step";
+  });
+  EXPECT_EQ(steps, 15);
+  const Result<std::string> summary = show(out.path());
+  ASSERT_TRUE(summary.ok()) << message_of(summary);
+  EXPECT_THAT(*summary, HasSubstr(": 5 launches, 5 waits, "));
+  EXPECT_THAT(*summary, HasSubstr("ambient                    10 "));
+  EXPECT_THAT(*summary, HasSubstr("side                        5 "));
+}
+
+TEST(TraceCommand, NamesTheFileItCannotWrite) {
+  const File file("unwritten.plan", make_example());
+  const auto text = trace(file.path(), {.null_regions = true, .launches = 1}, "/no/such/x.json");
+  EXPECT_THAT(message_of(text), HasSubstr("write trace '/no/such/x.json': No such file"));
+}
+
+TEST(Compare, FindsEqualPlansEqual) {
+  const Comparison comparison = compare_plans(make_example(), make_example());
+  EXPECT_TRUE(comparison.equal) << comparison.text;
+  EXPECT_THAT(comparison.text, Not(HasSubstr("differences")));
+}
+
+TEST(Compare, ShowsWhatDiffersInEachPart) {
+  const Comparison name = compare_plans(make_example(), make_example({.last = "sum"}));
+  EXPECT_FALSE(name.equal);
+  EXPECT_THAT(name.text, HasSubstr("steps 2 differs"));
+  EXPECT_THAT(name.text, HasSubstr("step 2 'join', step 2 'sum'"));
+  EXPECT_THAT(name.text, HasSubstr("waits    equal"));
+
+  const Comparison waits = compare_plans(make_example(), make_example({.parallel = false}));
+  EXPECT_THAT(waits.text, HasSubstr("only in the first: step 2 'join' waits for step 1 'down'"));
+
+  const Comparison arena = compare_plans(make_example(), make_example({.bytes = 8192}));
+  EXPECT_THAT(arena.text, HasSubstr("bytes: 8192, 16384"));
+  EXPECT_THAT(arena.text, HasSubstr("order    equal"));
+}
+
+TEST(Compare, ReadsBothFiles) {
+  const File first("first.plan", make_example()), second("second.plan", make_example());
+  EXPECT_TRUE(compare(first.path(), second.path())->equal);
+  EXPECT_THAT(message_of(compare(first.path(), "/no/such")), HasSubstr("'/no/such'"));
+}
+
+TEST(CmakeFolder, IsNotMadeUpOutsideAnInstallation) {
+  EXPECT_THAT(message_of(find_cmake_folder()), HasSubstr("not part of an installation"));
+}
+
+}  // namespace
+}  // namespace anabranch::tool
