@@ -96,12 +96,11 @@ format: ## clang-format over all C++
 	scripts/need_packages.sh format
 	clang-format -i $(SOURCES)
 
-release: packages-build ## the library for use, where the Python package finds it
+release: packages-build ## the libraries and the command for use; Python finds them
 	$(call build_preset,release)
-	cmake --install build/release --component bridge --prefix python/anabranch
 
 clean: ## all that was built; the environments stay
-	rm -rf build out .cache python/anabranch/lib
+	rm -rf build out .cache
 
 packages-build:
 	@scripts/need_packages.sh build
@@ -110,8 +109,8 @@ packages-test:
 packages-python:
 	@PYTHON=$(PYTHON) scripts/need_packages.sh python
 
-# The package is installed as a pointer to this tree: its Python files as they stand, its library
-# from `make release` or, in tests, the one of the dev preset.
+# The package is installed as a pointer to this tree: its Python files as they stand, and the library
+# of `make release` or, in tests, the one of the dev preset.
 $(VENV)/ready: requirements/newest.txt
 $(VENV_OLDEST)/ready: requirements/oldest.txt
 %/ready: pyproject.toml | packages-python

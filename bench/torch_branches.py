@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_common import (
-    Rival, Row, Sample, arguments, compile_with, microseconds, print_table, race, ratio, raw, save)
+    MISSED, Rival, Row, Sample, arguments, compile_with, microseconds, print_table, race,
+    ratio, raw, save)
 
 import anabranch
 
@@ -102,4 +103,4 @@ def main() -> bool:
 
 
 if __name__ == "__main__":
-    raise SystemExit(not main())
+    raise SystemExit(0 if main() else MISSED)

@@ -26,6 +26,10 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 ROUND_S = 0.04
 WARM_UP_S = 0.3
+MISSED = 3  # exit status of a benchmark that ran and missed a target
+BUSY = 0.7  # runnable processes that were there before us; above it others take our cores
+# run.py tells its children, whose predecessors would count as load.
+LOAD_BEFORE = float(os.environ.get("BENCH_LOAD_BEFORE") or os.getloadavg()[0])
 
 
 @dataclasses.dataclass
@@ -157,6 +161,9 @@ def print_table(title: str, rows: Sequence[Row], backend: str) -> None:
     print(f"\n{title}")
     for line in lines:
         print("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+    if LOAD_BEFORE > BUSY:
+        print(f"  The machine was busy before this began (load {LOAD_BEFORE:.1f}): these figures "
+              "say little.")
     sys.stdout.flush()
 
 
@@ -167,7 +174,7 @@ def machine() -> dict[str, Any]:
                   if line.startswith("model name")), platform.processor())
     return {"processor": model, "cores": len(os.sched_getaffinity(0)),
             "system": platform.platform(), "python": platform.python_version(),
-            "torch": torch.__version__, "load_before": os.getloadavg()[0],
+            "torch": torch.__version__, "load_before": LOAD_BEFORE,
             "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])}
 
 

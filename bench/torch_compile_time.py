@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from torch_common import Row, Sample, arguments, print_table, ratio, save
+from torch_common import MISSED, Row, Sample, arguments, print_table, ratio, save
 
 REACH = {"one stream": 1.2, "several streams": 2.5}
 REPEATS, QUICK_REPEATS = 5, 2
@@ -101,4 +101,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
         child(sys.argv[2], sys.argv[3] == "1")
     else:
-        raise SystemExit(not main())
+        raise SystemExit(0 if main() else MISSED)

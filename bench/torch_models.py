@@ -12,8 +12,8 @@ import sys
 
 import torch
 from torch_common import (
-    ROOT, Rival, Row, Sample, arguments, compile_with, microseconds, print_table, race, ratio, raw,
-    save)
+    MISSED, ROOT, Rival, Row, Sample, arguments, compile_with, microseconds, print_table, race,
+    ratio, raw, save)
 
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 from compare import weighted_sum  # noqa: E402
@@ -85,4 +85,4 @@ def main() -> bool:
 
 
 if __name__ == "__main__":
-    raise SystemExit(not main())
+    raise SystemExit(0 if main() else MISSED)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import torch
 from torch_common import (
-    Rival, Row, Sample, arguments, compile_with, microseconds, print_table, race, ratio, raw, save)
+    MISSED, Rival, Row, Sample, arguments, compile_with, microseconds, print_table, race,
+    ratio, raw, save)
 
 import anabranch
 
@@ -63,4 +64,4 @@ def main() -> bool:
 
 
 if __name__ == "__main__":
-    raise SystemExit(not main())
+    raise SystemExit(0 if main() else MISSED)

@@ -128,11 +128,11 @@ ANABRANCH_C uint32_t anabranch_recording_lane_count(const AnabranchRecording*);
 
 /* launch: addresses[i] serves slot i, and the caller vouches for its size */
 ANABRANCH_C int32_t anabranch_recording_launch(const AnabranchRecording*, const uint64_t* addresses,
-                                               size_t count);
+                                               uint32_t count);
 /* The same where nobody vouches: a buffer that is too small refuses the launch. */
 ANABRANCH_C int32_t anabranch_recording_launch_sized(const AnabranchRecording*,
                                                      const uint64_t* addresses,
-                                                     const uint64_t* sizes_bytes, size_t count);
+                                                     const uint64_t* sizes_bytes, uint32_t count);
 
 /* trace */
 ANABRANCH_C AnabranchTrace* anabranch_trace_new(size_t capacity);

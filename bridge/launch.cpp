@@ -11,11 +11,11 @@ namespace ab = anabranch;
 namespace {
 
 // More slots than this take memory from the heap for each launch.
-constexpr size_t kSlotsOnStack = 256;
+constexpr uint32_t kSlotsOnStack = 256;
 
 int32_t launch_with(const AnabranchRecording& recording, ab::Binding* bindings,
-                    const uint64_t* addresses, const uint64_t* sizes_bytes, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
+                    const uint64_t* addresses, const uint64_t* sizes_bytes, uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) {
     std::construct_at(bindings + i, reinterpret_cast<void*>(addresses[i]), sizes_bytes[i]);
   }
   const auto ticket = ab::launch(recording.recording, {bindings, count});
@@ -25,7 +25,7 @@ int32_t launch_with(const AnabranchRecording& recording, ab::Binding* bindings,
 }  // namespace
 
 int32_t anabranch_recording_launch(const AnabranchRecording* recording, const uint64_t* addresses,
-                                   size_t count) {
+                                   uint32_t count) {
   const auto& sizes = recording->sizes_bytes;
   if (count == sizes.size()) {
     return anabranch_recording_launch_sized(recording, addresses, sizes.data(), count);
@@ -39,7 +39,7 @@ int32_t anabranch_recording_launch(const AnabranchRecording* recording, const ui
 
 int32_t anabranch_recording_launch_sized(const AnabranchRecording* recording,
                                          const uint64_t* addresses, const uint64_t* sizes_bytes,
-                                         size_t count) {
+                                         uint32_t count) {
   if (count <= kSlotsOnStack) {
     alignas(ab::Binding) std::byte room[kSlotsOnStack * sizeof(ab::Binding)];
     auto* bindings = reinterpret_cast<ab::Binding*>(room);

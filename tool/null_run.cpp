@@ -24,6 +24,21 @@ RegionTable make_null_regions(const Program& program) {
   return regions;
 }
 
+// A plan file holds names of regions, never code, and this program has none of its own.
+Status check_regions(const std::string& path, const RegionTable& needed) {
+  constexpr std::size_t kNamed = 10;
+  if (needed.empty()) return {};
+  std::string names;
+  std::size_t count = 0;
+  for (const auto& [name, region] : needed) {
+    if (count++ < kNamed) names += fmt::format("{}'{}'", count > 1 ? ", " : "", name);
+  }
+  return Status(Code::kRegionMissing,
+                fmt::format("run '{}': the plan calls {} regions that a file cannot hold: {}{}. "
+                            "Use --null-regions to run it with regions that do nothing.",
+                            path, count, names, count > kNamed ? " and more" : ""));
+}
+
 // Alignment counts, since an allocator may take that much to reach it.
 Status check_memory(const std::string& path, const Plan& plan, std::uint64_t most_bytes) {
   std::uint64_t left_bytes = most_bytes;
@@ -73,9 +88,13 @@ Result<NullRun> NullRun::make(const std::string& path, const RunOptions& options
   Result<Plan> plan = read_plan_file(path);
   if (!plan) return plan.error();
   if (Status status = check_memory(path, *plan, options.max_memory_bytes); !status) return status;
-  const RegionTable regions =
-      options.null_regions ? make_null_regions(plan->program()) : RegionTable{};
-  Result<Recording> recording = record(*plan, Device::host({.max_lanes = options.lanes}), regions);
+  const RegionTable regions = make_null_regions(plan->program());
+  if (!options.null_regions) {
+    if (Status status = check_regions(path, regions); !status) return status;
+  }
+  HostOptions host;
+  host.max_lanes = options.lanes;
+  Result<Recording> recording = record(*plan, Device::host(host), regions);
   if (!recording) return recording.error();
   NullRun run(*std::move(recording));
   if (Status status = run.allocate(); !status) return status;

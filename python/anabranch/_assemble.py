@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import Node
 
@@ -397,7 +398,7 @@ class _Numbers:
     def _bind(self, value: Any, number: Any) -> None:
         expression = getattr(getattr(value, "node", None), "expr", None)
         if expression is not None and expression.is_Symbol:
-            self._symbols[expression] = number
+            self._symbols[expression] = sympy.sympify(number)
 
     def number(self, value: Any) -> Any:
         if isinstance(value, (int, float, bool)):

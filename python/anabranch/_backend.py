@@ -55,8 +55,7 @@ def backend(
             "Leave mode out; options={...} takes the names of anabranch.config.")
     chosen = config.resolve(options)
     streamed = chosen.streams and _has_streams(gm)
-    context = _compat.stream_compile_context() if streamed else contextlib.nullcontext()
-    with context:
+    with _compat.stream_compile_context() if streamed else contextlib.nullcontext():
         return _compat.compile_fx(
             gm,
             example_inputs,
@@ -70,6 +69,8 @@ def _compile_graph(
 ) -> Any:
     """Compiles one graph of AOTAutograd: forward, backward or inference."""
     start = time.perf_counter()
+    if _kind(keywords) == "forward":
+        _compat.keep_saved_tensors()
     reason = "streams=False" if not chosen.streams and _has_streams(gm) else None
     result = None
     if chosen.streams and _has_streams(gm):

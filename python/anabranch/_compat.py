@@ -39,6 +39,7 @@ __all__ = [
     "compile_fx_inner",
     "empty_strided_cpu",
     "extern_kernels",
+    "keep_saved_tensors",
     "free_unbacked_symbols",
     "get_hash_for_files",
     "library_function",
@@ -64,12 +65,23 @@ def must_save() -> Any:
 
 @contextlib.contextmanager
 def stream_compile_context() -> Iterator[None]:
-    """Around the compilation of a graph whose streams we run ourselves.
+    """Around the compilation of a model with streams.
 
     AOTAutograd's cache would hand back the whole graph as Inductor compiled it.
     """
     with functorch_config.patch(enable_autograd_cache=False):
         yield
+
+
+def keep_saved_tensors() -> None:
+    """To be called while a forward graph is compiled: its backward may overwrite nothing saved.
+
+    By default Inductor's backward reuses the memory of saved tensors, and a second backward
+    through one graph, which eager allows, is an error.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 @contextlib.contextmanager

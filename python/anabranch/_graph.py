@@ -15,6 +15,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from . import _compat, _native
+from ._merge import merge_small_groups
 from ._schema import is_getitem, is_random, is_scalar, is_view, overload_of, written_arguments
 from .streams import ANNOTATION
 
@@ -70,7 +71,7 @@ class StreamGraph:
         return [self._region(k, groups[k], region_of) for k in sorted(groups)]
 
     def _groups(self) -> list[int]:
-        """The region of each step, by the planner."""
+        """The region of each step: the planner's, small ones merged."""
         builder = _native.ProgramBuilder()
         streams = {name: builder.add_stream(name) for name in self.stream_names[1:]}
         streams[AMBIENT] = 0
@@ -88,7 +89,8 @@ class StreamGraph:
             if is_random(node):
                 accesses.append((_native.READ_WRITE, generator))
             builder.compute(streams[self.streams[node]], node.name, accesses)
-        return builder.build().find_regions()
+        groups = builder.build().find_regions()
+        return merge_small_groups(self.steps, groups, self.streams, _accesses)
 
     def _region(
         self, index: int, nodes: list[Node], region_of: dict[Node, int]

@@ -1,182 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ core from Python: declarations of bridge/anabranch_c.h and thin classes over them.
+"""The C++ core from Python: thin classes over the C functions of bridge/anabranch_c.h.
 
-No logic and no torch. Ownership: an object frees its handle when it dies, and keeps alive what
-the handle needs. Threads: as the C++ headers say; ctypes gives up Python's lock around each call.
-Failure: NativeError with the core's code and words; LibraryMissing where there is no library.
+No logic and no torch. Ownership: an object frees its handle when it dies or is closed, and keeps
+alive what the handle needs. Threads: as the C++ headers say; ctypes gives up Python's lock around
+each call. Failure: NativeError with the core's code and words; LibraryMissing where there is no
+library.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.resources
-from collections.abc import Mapping, Sequence
-from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32
-from ctypes import c_uint64, c_void_p
+import os
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64
+from ctypes import c_void_p
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from . import config, errors
+from ._native_library import (
+    Buffer,
+    HostOptions,
+    LibraryMissing,
+    NativeError,
+    RegionCall,
+    Step,
+    TensorLibrary,
+    TraceEvent,
+    core,
+    last_error,
+)
+
+__all__ = [
+    "Address", "Buffer", "DataOf", "Device", "HandleOf", "Integers", "LibraryMissing", "ListValue",
+    "NativeError", "Plan", "Program", "ProgramBuilder", "Recording", "RegionCall",
+    "RegionFunction", "SomeValue", "Step", "Tape", "TapeBuilder", "TensorLibrary", "TensorValue",
+    "Trace", "TraceEvent", "View", "last_error", "launch_function", "new_address_table", "record",
+    "version", "write_region_error",
+]
 
 READ, WRITE, READ_WRITE = 1, 2, 3
 ROLE_INPUT, ROLE_OUTPUT, ROLE_CONSTANT, ROLE_TEMPORARY = range(4)
-KIND_COMPUTE = 0
+(KIND_COMPUTE, KIND_COPY, KIND_FILL, KIND_HOST, KIND_RECORD_EVENT, KIND_WAIT_EVENT,
+ KIND_SYNCHRONIZE) = range(7)
+EVENT_LAUNCH, EVENT_STEP, EVENT_WAIT = range(3)
 
-_NAME = "libanabranch_bridge.so"
+_Read = TypeVar("_Read", bound=ctypes.Structure)
 
-
-class NativeError(errors.AnabranchError):
-    """A failure of the core, in its own words."""
-
-
-class LibraryMissing(errors.CompileError, ImportError):
-    """The native library cannot be loaded. Also an ImportError."""
-
-
-def _find_library() -> Path:
-    looked = []
-    if config.library is not None:
-        looked.append(Path(config.library))
-    else:
-        looked.append(Path(str(importlib.resources.files("anabranch"))) / "lib" / _NAME)
-        looked.append(Path(__file__).resolve().parents[2] / "build/release/bridge" / _NAME)
-    for path in looked:
-        if path.is_file():
-            return path
-    raise LibraryMissing(
-        606, f"import: {_NAME} is not there: {', '.join(map(str, looked))}.",
-        "Install the package again, or build it (make) and set ANABRANCH_LIBRARY to its path.")
-
-
-def _load() -> ctypes.CDLL:
-    path = _find_library()
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise LibraryMissing(606, f"import: {path} cannot be loaded: {error}.") from error
-
-
-class _HostOptions(ctypes.Structure):
-    _fields_ = [("max_lanes", c_uint32), ("spin_ns", c_uint64), ("has_delays", c_int32),
-                ("delays_seed", c_uint64), ("prepare_threads", c_void_p),
-                ("get_openmp", c_void_p), ("set_openmp", c_void_p), ("set_mkl_local", c_void_p)]
-
-
-class TensorLibrary(ctypes.Structure):
-    """Addresses of a tensor library's C functions; see TensorLibrary in tape.h."""
-
-    _fields_ = [(name, c_void_p) for name in
-                ("create_view", "delete_tensor", "new_handle", "data_pointer", "strides", "copy",
-                 "dispatch", "new_list", "list_push", "delete_list", "last_error")]
-    _fields_ += [("version", c_uint64), ("device_type", c_int32), ("layout", c_int32)]
-
-
-class RegionCall(ctypes.Structure):
-    """What a region is given; see RegionCall in device.h."""
-
-    _fields_ = [("buffers", POINTER(c_void_p)), ("buffer_count", c_uint32), ("error", c_void_p),
-                ("error_bytes", c_uint32)]
-
-
+# A region written in Python: (context, POINTER(RegionCall)) -> 0, or another number as failure.
 RegionFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(RegionCall))
 
-_I64S = POINTER(c_int64)
-_U32S = POINTER(c_uint32)
-# Name -> result, arguments. Handles are void pointers.
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "last_error_code": (c_int32,),
-    "last_error_text": (c_char_p,),
-    "version": (c_char_p,),
-    "builder_new": (c_void_p,),
-    "builder_free": (None, c_void_p),
-    "builder_add_stream": (c_uint32, c_void_p, c_char_p),
-    "builder_add_event": (c_uint32, c_void_p, c_char_p),
-    "builder_add_buffer": (c_uint32, c_void_p, c_char_p, c_int32, c_uint64, c_uint64),
-    "builder_begin_step": (None, c_void_p, c_int32, c_uint32, c_char_p, c_char_p),
-    "builder_add_whole": (None, c_void_p, c_int32, c_uint32),
-    "builder_end_step": (c_uint32, c_void_p),
-    "builder_build": (c_void_p, c_void_p),
-    "program_free": (None, c_void_p),
-    "program_step_count": (c_uint32, c_void_p),
-    "program_find_regions": (c_int32, c_void_p, _U32S),
-    "plan_make": (c_void_p, c_void_p),
-    "plan_free": (None, c_void_p),
-    "plan_arena_bytes": (c_uint64, c_void_p),
-    "plan_arena_lower_bound_bytes": (c_uint64, c_void_p),
-    "plan_arena_naive_bytes": (c_uint64, c_void_p),
-    "plan_offset": (c_uint64, c_void_p, c_uint32),
-    "plan_order": (c_size_t, c_void_p, _U32S),
-    "plan_waits": (c_size_t, c_void_p, _U32S),
-    "plan_dump": (c_char_p, c_void_p),
-    "plan_write": (c_int32, c_void_p, c_char_p),
-    "plan_read": (c_void_p, c_char_p),
-    "device_host": (c_void_p, POINTER(_HostOptions)),
-    "device_free": (None, c_void_p),
-    "recording_make": (c_void_p, c_void_p, c_void_p, c_size_t, POINTER(c_char_p),
-                       POINTER(c_void_p), POINTER(c_void_p)),
-    "recording_free": (None, c_void_p),
-    "recording_lane_count": (c_uint32, c_void_p),
-    "recording_launch": (c_int32, c_void_p, c_void_p, c_size_t),
-    "trace_new": (c_void_p, c_size_t),
-    "trace_free": (None, c_void_p),
-    "trace_attach": (None, c_void_p, c_void_p),
-    "trace_count": (c_size_t, c_void_p),
-    "trace_chrome_json": (c_char_p, c_void_p, c_void_p),
-    "trace_dump": (c_char_p, c_void_p, c_void_p),
-    "tape_builder_new": (c_void_p, POINTER(TensorLibrary)),
-    "tape_builder_free": (None, c_void_p),
-    "tape_view": (c_uint32, c_void_p, c_uint32, c_uint64, c_int32, c_size_t, _I64S, _I64S),
-    "tape_view_of": (c_uint32, c_void_p, c_uint32, c_uint64, c_int32, c_size_t, _I64S, _I64S),
-    "tape_add_int": (None, c_void_p, c_int64),
-    "tape_add_double": (None, c_void_p, c_double),
-    "tape_add_address": (None, c_void_p, c_uint32, c_uint64),
-    "tape_add_data": (None, c_void_p, c_uint32),
-    "tape_add_handle": (None, c_void_p, c_uint32),
-    "tape_add_ints": (None, c_void_p, _I64S, c_size_t),
-    "tape_call": (None, c_void_p, c_char_p, c_void_p, c_int32),
-    "tape_value_none": (None, c_void_p),
-    "tape_value_int": (None, c_void_p, c_int64),
-    "tape_value_double": (None, c_void_p, c_double),
-    "tape_value_tensor": (None, c_void_p, c_uint32),
-    "tape_open_list": (None, c_void_p),
-    "tape_open_some": (None, c_void_p),
-    "tape_close": (None, c_void_p),
-    "tape_dispatch": (None, c_void_p, c_char_p, c_char_p, c_uint32, _U32S),
-    "tape_expect": (None, c_void_p, c_uint32, c_size_t, _I64S, _I64S),
-    "tape_copy": (None, c_void_p, c_uint32, c_uint32),
-    "tape_release": (None, c_void_p, c_uint32),
-    "tape_finish": (c_void_p, c_void_p),
-    "tape_free": (None, c_void_p),
-    "tape_dump": (c_char_p, c_void_p),
-    "tape_region_function": (c_void_p,),
-    "tape_run": (c_int32, c_void_p, POINTER(c_void_p), c_uint32, c_char_p, c_uint32),
-}
-
-
-class _Core:
-    """The functions of the library, as attributes without their prefix."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        for name, (result, *arguments) in _SIGNATURES.items():
-            function = getattr(library, f"anabranch_{name}")
-            function.restype = result
-            function.argtypes = arguments
-            setattr(self, name, function)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
-
-
-_core = _Core(_load())
-# (recording handle, address of a table of addresses, their number) -> 0 or a code.
-launch_function = _core.recording_launch
-version: str = _core.version().decode()
-
-
-def last_error() -> NativeError:
-    """This thread's last failure."""
-    return NativeError(_core.last_error_code(), _core.last_error_text().decode(errors="replace"))
+# The hot path: (Recording.handle, new_address_table(n), n) -> 0, or a code and last_error(). Exactly
+# these types, none is checked; and the caller vouches for the size behind each address.
+launch_function: Callable[[c_void_p, ctypes.Array[c_uint64], int], int] = core.undeclared(
+    "recording_launch")
+version: str = core.version().decode()
 
 
 class _Handle:
@@ -188,51 +65,113 @@ class _Handle:
         if not handle:
             raise last_error()
         self.handle = c_void_p(handle)
+        self._give_back = getattr(core, self._free)  # still there when the module is not
         self._needs = needs
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """Gives the handle back now; the object cannot be used any more."""
         handle = self.__dict__.pop("handle", None)
         if handle is not None:
-            getattr(_core, self._free)(handle)
+            self._give_back(handle)
+
+    __del__ = close
+
+
+class View(NamedTuple):
+    """A strided part of a buffer; see View in program.h."""
+
+    buffer: int
+    offset_bytes: int
+    item_bytes: int
+    sizes: Sequence[int] = ()
+    strides_bytes: Sequence[int] = ()
 
 
 class ProgramBuilder(_Handle):
     _free = "builder_free"
 
     def __init__(self) -> None:
-        super().__init__(_core.builder_new())
+        super().__init__(core.builder_new())
 
     def add_stream(self, name: str) -> int:
-        return _core.builder_add_stream(self.handle, name.encode())
+        return core.builder_add_stream(self.handle, _text(name))
+
+    def add_event(self, name: str) -> int:
+        return core.builder_add_event(self.handle, _text(name))
 
     def add_buffer(self, name: str, role: int, size_bytes: int, alignment: int = 1) -> int:
-        return _core.builder_add_buffer(self.handle, name.encode(), role, size_bytes, alignment)
+        return core.builder_add_buffer(self.handle, _text(name), role, size_bytes, alignment)
 
-    def compute(self, stream: int, region: str, accesses: Sequence[tuple[int, int]],
+    def compute(self, stream: int, region: str, accesses: Sequence[tuple[int, int | View]],
                 source: str = "") -> int:
-        """A region with accesses (mode, buffer), each to the whole of its buffer."""
-        _core.builder_begin_step(self.handle, KIND_COMPUTE, stream, region.encode(),
-                                 source.encode())
-        for mode, buffer in accesses:
-            _core.builder_add_whole(self.handle, mode, buffer)
-        return _core.builder_end_step(self.handle)
+        """A region with accesses (mode, buffer), to the whole of a buffer, or (mode, View)."""
+        return self._step(KIND_COMPUTE, stream, region, accesses, source)
+
+    def host(self, stream: int, region: str, accesses: Sequence[tuple[int, int | View]],
+             source: str = "") -> int:
+        return self._step(KIND_HOST, stream, region, accesses, source)
+
+    def copy(self, stream: int, to: int | View, source: int | View) -> int:
+        return self._step(KIND_COPY, stream, "", [(WRITE, to), (READ, source)])
+
+    def fill(self, stream: int, to: int | View, byte: int) -> int:
+        return self._step(KIND_FILL, stream, "", [(WRITE, to)], byte=byte)
+
+    def record_event(self, stream: int, event: int) -> int:
+        return self._step(KIND_RECORD_EVENT, stream, event=event)
+
+    def wait_event(self, stream: int, event: int) -> int:
+        return self._step(KIND_WAIT_EVENT, stream, event=event)
+
+    def synchronize(self, stream: int) -> int:
+        return self._step(KIND_SYNCHRONIZE, stream)
+
+    def _step(self, kind: int, stream: int, name: str = "",
+              accesses: Sequence[tuple[int, int | View]] = (), source: str = "", event: int = 0,
+              byte: int = 0) -> int:
+        core.builder_begin_step(self.handle, kind, stream, _text(name), _text(source))
+        for mode, what in accesses:
+            if isinstance(what, View):
+                core.builder_add_access(self.handle, mode, what.buffer, what.offset_bytes,
+                                         what.item_bytes, len(what.sizes), _u64s(what.sizes),
+                                         _i64s(what.strides_bytes))
+            else:
+                core.builder_add_whole(self.handle, mode, what)
+        core.builder_set_event(self.handle, event)
+        core.builder_set_fill_byte(self.handle, byte)
+        return core.builder_end_step(self.handle)
 
     def build(self) -> Program:
-        return Program(_core.builder_build(self.handle))
+        return Program(core.builder_build(self.handle))
 
 
 class Program(_Handle):
     _free = "program_free"
 
+    @property
+    def steps(self) -> list[Step]:
+        """In program order; valid as long as the program lives."""
+        return _read_all(Step, self, core.program_step_count, core.program_step)
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """In the order of declaration; valid as long as the program lives."""
+        return _read_all(Buffer, self, core.program_buffer_count, core.program_buffer)
+
+    @property
+    def streams(self) -> list[str]:
+        return [core.program_stream_name(self.handle, i).decode(errors="replace")
+                for i in range(core.program_stream_count(self.handle))]
+
     def find_regions(self) -> list[int]:
         """The group of each step, numbered in an order in which the groups can run."""
-        groups = (c_uint32 * _core.program_step_count(self.handle))()
-        if _core.program_find_regions(self.handle, groups):
+        groups = (c_uint32 * core.program_step_count(self.handle))()
+        if core.program_find_regions(self.handle, groups):
             raise last_error()
         return list(groups)
 
     def make_plan(self) -> Plan:
-        return Plan(_core.plan_make(self.handle))
+        return Plan(core.plan_make(self.handle))
 
 
 class Plan(_Handle):
@@ -240,43 +179,77 @@ class Plan(_Handle):
 
     @staticmethod
     def read(path: str) -> Plan:
-        return Plan(_core.plan_read(path.encode()))
+        return Plan(core.plan_read(os.fsencode(path)))
 
     def write(self, path: str) -> None:
-        if _core.plan_write(self.handle, path.encode()):
+        if core.plan_write(self.handle, os.fsencode(path)):
             raise last_error()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Plan:
+        return Plan(core.plan_from_bytes(data, len(data)))
+
+    def to_bytes(self) -> bytes:
+        """What write() puts into a file."""
+        size = c_size_t()
+        start = core.plan_bytes(self.handle, byref(size))
+        if not start:
+            raise last_error()
+        return ctypes.string_at(start, size.value)
+
+    @property
+    def program(self) -> Program:
+        return Program(core.plan_program(self.handle))
 
     @property
     def arena_bytes(self) -> int:
-        return _core.plan_arena_bytes(self.handle)
+        return core.plan_arena_bytes(self.handle)
 
     @property
     def arena_lower_bound_bytes(self) -> int:
-        return _core.plan_arena_lower_bound_bytes(self.handle)
+        return core.plan_arena_lower_bound_bytes(self.handle)
 
     @property
     def arena_naive_bytes(self) -> int:
-        return _core.plan_arena_naive_bytes(self.handle)
+        return core.plan_arena_naive_bytes(self.handle)
 
     def offset(self, buffer: int) -> int:
         """Where in the arena a temporary lies."""
-        return _core.plan_offset(self.handle, buffer)
+        return core.plan_offset(self.handle, buffer)
 
     @property
     def order(self) -> list[int]:
-        out = (c_uint32 * _core.plan_order(self.handle, None))()
-        _core.plan_order(self.handle, out)
-        return list(out)
+        """All steps, in the order in which they are handed out."""
+        return self._numbers(core.plan_order)
 
     @property
     def waits(self) -> list[tuple[int, int]]:
         """Pairs of step numbers: the first waits for the second."""
-        out = (c_uint32 * (2 * _core.plan_waits(self.handle, None)))()
-        _core.plan_waits(self.handle, out)
+        out = self._numbers(core.plan_waits, 2)
         return list(zip(out[::2], out[1::2]))
 
+    @property
+    def slots(self) -> list[int]:
+        """The buffers for which a launch takes addresses, in that order."""
+        return self._numbers(core.plan_slots)
+
+    @property
+    def exits(self) -> list[int]:
+        """Steps that end last on a side stream, for which the end of a launch waits."""
+        return self._numbers(core.plan_exits)
+
+    @property
+    def redundant_waits(self) -> list[int]:
+        """wait_event steps that order nothing that was not ordered already."""
+        return self._numbers(core.plan_redundant_waits)
+
+    def _numbers(self, read: Callable[[c_void_p, Any], int], width: int = 1) -> list[int]:
+        out = (c_uint32 * (width * read(self.handle, None)))()
+        read(self.handle, out)
+        return list(out)
+
     def __str__(self) -> str:
-        return _core.plan_dump(self.handle).decode()
+        return core.plan_dump(self.handle).decode()
 
 
 class Device(_Handle):
@@ -287,10 +260,10 @@ class Device(_Handle):
              prepare_threads: int = 0, get_openmp: int = 0, set_openmp: int = 0,
              set_mkl_local: int = 0) -> Device:
         """The host device; the functions are addresses, 0 for none (ThreadControl in device.h)."""
-        options = _HostOptions(max_lanes, spin_ns, delays_seed is not None, delays_seed or 0,
+        options = HostOptions(max_lanes, spin_ns, delays_seed is not None, delays_seed or 0,
                                prepare_threads or None, get_openmp or None, set_openmp or None,
                                set_mkl_local or None)
-        return Device(_core.device_host(byref(options)))
+        return Device(core.device_host(byref(options)))
 
 
 class Recording(_Handle):
@@ -300,26 +273,32 @@ class Recording(_Handle):
 
     @property
     def lane_count(self) -> int:
-        return _core.recording_lane_count(self.handle)
+        return core.recording_lane_count(self.handle)
 
     def attach_trace(self, trace: Trace | None) -> None:
         self._trace = trace
-        _core.trace_attach(self.handle, trace.handle if trace else None)
+        core.trace_attach(self.handle, None if trace is None else trace.handle)
 
-    def launch(self, addresses: Sequence[int]) -> None:
-        """Checked for people and tests; hot paths call launch_function themselves."""
-        table = (c_uint64 * len(addresses))(*addresses)
-        if launch_function(self.handle, table, len(addresses)):
+    def launch(self, addresses: Sequence[int], sizes_bytes: Sequence[int] | None = None) -> None:
+        """For people and tests; hot paths call launch_function with a table of their own.
+        Without sizes the caller vouches for them."""
+        table = _u64s(addresses)
+        if sizes_bytes is None:
+            code = core.recording_launch(self.handle, table, len(addresses))
+        else:
+            code = core.recording_launch_sized(self.handle, table, _u64s(sizes_bytes),
+                                                len(addresses))
+        if code:
             raise last_error()
 
 
 def record(plan: Plan, device: Device, regions: Mapping[str, tuple[int, int]]) -> Recording:
     """``regions``: name -> (address of a RegionFunction, address of its context)."""
     count = len(regions)
-    names = (c_char_p * count)(*(name.encode() for name in regions))
+    names = (c_char_p * count)(*(_text(name) for name in regions))
     functions = (c_void_p * count)(*(function for function, _ in regions.values()))
     contexts = (c_void_p * count)(*(context or None for _, context in regions.values()))
-    handle = _core.recording_make(plan.handle, device.handle, count, names, functions, contexts)
+    handle = core.recording_make(plan.handle, device.handle, count, names, functions, contexts)
     return Recording(handle, plan, device)
 
 
@@ -332,16 +311,30 @@ class Trace(_Handle):
     _free = "trace_free"
 
     def __init__(self, capacity: int = 1 << 16) -> None:
-        super().__init__(_core.trace_new(capacity))
+        super().__init__(core.trace_new(capacity))
 
     def __len__(self) -> int:
-        return _core.trace_count(self.handle)
+        return core.trace_count(self.handle)
+
+    @property
+    def events(self) -> list[TraceEvent]:
+        """Only between launches."""
+        out = (TraceEvent * len(self))()
+        return list(out[:core.trace_events(self.handle, out, len(out))])
+
+    @property
+    def dropped(self) -> int:
+        """Events for which there was no room."""
+        return core.trace_dropped(self.handle)
+
+    def clear(self) -> None:
+        core.trace_clear(self.handle)
 
     def chrome_json(self, plan: Plan) -> str:
-        return _core.trace_chrome_json(self.handle, plan.handle).decode()
+        return core.trace_chrome_json(self.handle, plan.handle).decode()
 
     def dump(self, plan: Plan) -> str:
-        return _core.trace_dump(self.handle, plan.handle).decode()
+        return core.trace_dump(self.handle, plan.handle).decode()
 
 
 # ---- tapes
@@ -387,38 +380,38 @@ class SomeValue:
 class TapeBuilder(_Handle):
     _free = "tape_builder_free"
 
-    def __init__(self, library: TensorLibrary) -> None:
-        super().__init__(_core.tape_builder_new(byref(library)))
+    def __init__(self, library: TensorLibrary | None = None) -> None:
+        super().__init__(core.tape_builder_new(None if library is None else byref(library)))
 
     def view(self, access: int, offset_bytes: int, dtype: int, sizes: Sequence[int],
              strides: Sequence[int]) -> int:
-        return _core.tape_view(self.handle, access, offset_bytes, dtype, len(sizes), _i64s(sizes),
+        return core.tape_view(self.handle, access, offset_bytes, dtype, len(sizes), _i64s(sizes),
                                _i64s(strides))
 
     def view_of(self, base: int, offset_bytes: int, dtype: int, sizes: Sequence[int],
                 strides: Sequence[int]) -> int:
-        return _core.tape_view_of(self.handle, base, offset_bytes, dtype, len(sizes),
+        return core.tape_view_of(self.handle, base, offset_bytes, dtype, len(sizes),
                                   _i64s(sizes), _i64s(strides))
 
     def call(self, name: str, function: int, arguments: Sequence[Any], fallible: bool) -> None:
         """``arguments``: int, float, Address, DataOf, HandleOf or Integers."""
         for argument in arguments:
             self._add(argument)
-        _core.tape_call(self.handle, name.encode(), function, fallible)
+        core.tape_call(self.handle, _text(name), function, fallible)
 
     def _add(self, argument: Any) -> None:
         if isinstance(argument, Address):
-            _core.tape_add_address(self.handle, *argument)
+            core.tape_add_address(self.handle, *argument)
         elif isinstance(argument, DataOf):
-            _core.tape_add_data(self.handle, argument.register)
+            core.tape_add_data(self.handle, argument.register)
         elif isinstance(argument, HandleOf):
-            _core.tape_add_handle(self.handle, argument.register)
+            core.tape_add_handle(self.handle, argument.register)
         elif isinstance(argument, Integers):
-            _core.tape_add_ints(self.handle, _i64s(argument.values), len(argument.values))
+            core.tape_add_ints(self.handle, _i64s(argument.values), len(argument.values))
         elif isinstance(argument, float):
-            _core.tape_add_double(self.handle, argument)
+            core.tape_add_double(self.handle, argument)
         else:
-            _core.tape_add_int(self.handle, argument)
+            core.tape_add_int(self.handle, argument)
 
     def dispatch(self, op: str, overload: str, arguments: Sequence[Any],
                  results: int) -> list[int]:
@@ -426,41 +419,41 @@ class TapeBuilder(_Handle):
         for argument in arguments:
             self._value(argument)
         out = (c_uint32 * results)()
-        _core.tape_dispatch(self.handle, op.encode(), overload.encode(), results, out)
+        core.tape_dispatch(self.handle, _text(op), _text(overload), results, out)
         return list(out)
 
     def _value(self, value: Any) -> None:
         if value is None:
-            _core.tape_value_none(self.handle)
+            core.tape_value_none(self.handle)
         elif isinstance(value, TensorValue):
-            _core.tape_value_tensor(self.handle, value.register)
+            core.tape_value_tensor(self.handle, value.register)
         elif isinstance(value, (ListValue, SomeValue)):
             is_list = isinstance(value, ListValue)
-            (_core.tape_open_list if is_list else _core.tape_open_some)(self.handle)
+            (core.tape_open_list if is_list else core.tape_open_some)(self.handle)
             for item in value.items if is_list else [value.value]:
                 self._value(item)
-            _core.tape_close(self.handle)
+            core.tape_close(self.handle)
         elif isinstance(value, float):
-            _core.tape_value_double(self.handle, value)
+            core.tape_value_double(self.handle, value)
         else:
-            _core.tape_value_int(self.handle, value)
+            core.tape_value_int(self.handle, value)
 
     def expect(self, register: int, sizes: Sequence[int], strides: Sequence[int]) -> None:
-        _core.tape_expect(self.handle, register, len(sizes), _i64s(sizes), _i64s(strides))
+        core.tape_expect(self.handle, register, len(sizes), _i64s(sizes), _i64s(strides))
 
     def copy(self, to: int, source: int) -> None:
-        _core.tape_copy(self.handle, to, source)
+        core.tape_copy(self.handle, to, source)
 
     def release(self, register: int) -> None:
-        _core.tape_release(self.handle, register)
+        core.tape_release(self.handle, register)
 
     def finish(self) -> Tape:
-        return Tape(_core.tape_finish(self.handle))
+        return Tape(core.tape_finish(self.handle))
 
 
 class Tape(_Handle):
     _free = "tape_free"
-    region_function: int = _core.tape_region_function()
+    region_function: int = core.tape_region_function()
 
     @property
     def handle_value(self) -> int:
@@ -471,12 +464,12 @@ class Tape(_Handle):
         """Runs on the calling thread over buffers at these addresses."""
         buffers = (c_void_p * len(addresses))(*addresses)
         error = ctypes.create_string_buffer(512)
-        code = _core.tape_run(self.handle, buffers, len(addresses), error, len(error))
+        code = core.tape_run(self.handle, buffers, len(addresses), error, len(error))
         if code:
             raise NativeError(403, error.value.decode(errors="replace"))
 
     def __str__(self) -> str:
-        return _core.tape_dump(self.handle).decode()
+        return core.tape_dump(self.handle).decode()
 
 
 def write_region_error(call: Any, text: str) -> None:
@@ -487,5 +480,21 @@ def write_region_error(call: Any, text: str) -> None:
         ctypes.memmove(contents.error, data, len(data))
 
 
+def _read_all(kind: type[_Read], program: Program, count: Callable[[c_void_p], int],
+              read: Callable[[c_void_p, int, Any], None]) -> list[_Read]:
+    things = [kind() for _ in range(count(program.handle))]
+    for i, thing in enumerate(things):
+        read(program.handle, i, byref(thing))
+    return things
+
+
+def _text(text: str) -> bytes:
+    return text.encode(errors="replace")
+
+
 def _i64s(values: Sequence[int]) -> Any:
     return (c_int64 * max(len(values), 1))(*values)
+
+
+def _u64s(values: Sequence[int]) -> Any:
+    return (c_uint64 * max(len(values), 1))(*values)

@@ -15,7 +15,8 @@ Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindi
                   "for that launch, or record the plan once more.");
   }
   const Program& program = host.plan().program();
-  if (Status bound = host::bind_slots(program, host.addresses(), bindings); !bound.ok()) return bound;
+  if (Status bound = host::bind_slots(program, host.addresses(), bindings); !bound.ok())
+    return bound;
   if (Status ran = host::run(host); !ran.ok()) return ran;
   return Ticket();
 }

@@ -7,12 +7,15 @@
 #include <benchmark/benchmark.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
-#include "anabranch/anabranch.h"
+#include "anabranch/launch.h"
 
 namespace anabranch {
 namespace {

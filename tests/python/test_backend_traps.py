@@ -97,7 +97,7 @@ class Previous(nn.Module):
         with anabranch.stream("a"):
             left = ((x * self.scale - self.previous).cos()).exp()
         with anabranch.stream("b"):
-            right = (x * self.previous).sin().exp()
+            right = (x + self.previous).sin().exp()
         self.previous.copy_(x.detach().mean(0))
         return left * right
 

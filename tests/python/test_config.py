@@ -2,6 +2,7 @@
 """Options: who wins, what is refused, and what is left behind."""
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -161,3 +162,11 @@ def test_a_reader_sees_all_of_a_patch_or_none():
     stop.set()
     reader.join(30)
     assert seen <= {(50, False), (9, True)}
+
+
+def test_the_page_lists_every_option_as_it_is():
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    rows = [f"| `{name}` | {kind.replace(' | ', ' or ')} | `{default}` | {doc} |"
+            for name, kind, default, doc in config.describe()]
+    assert [line for line in page.splitlines() if line in rows] == rows
+    assert page.count("\n| `") >= len(rows)

@@ -16,7 +16,7 @@ static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
 
 // The part of a spin in which the processor is kept. Afterwards it is offered to others between
 // two looks: on a crowded machine the awaited thread may need this very core.
-constexpr std::uint64_t kKeepCoreNs = 5'000;
+constexpr std::uint64_t kKeepCoreNs = 1'000;
 constexpr int kLooksPerClock = 32;
 
 void relax() noexcept {

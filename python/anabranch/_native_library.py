@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds and loads the C++ core, and declares every function of bridge/anabranch_c.h once.
+
+For _native.py alone. Failure: LibraryMissing where there is no library, or an older one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.resources
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8, c_uint32
+from ctypes import c_uint64, c_void_p
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import config, errors
+
+_NAME = "libanabranch_bridge.so"
+
+
+class NativeError(errors.AnabranchError):
+    """A failure of the core, in its own words."""
+
+
+class LibraryMissing(errors.CompileError, ImportError):
+    """The native library cannot be loaded. Also an ImportError."""
+
+
+def _find_library() -> Path:
+    looked = []
+    if config.library is not None:
+        looked.append(Path(config.library))
+    else:
+        looked.append(Path(str(importlib.resources.files("anabranch"))) / "lib" / _NAME)
+        looked.append(Path(__file__).resolve().parents[2] / "build/release/bridge" / _NAME)
+    for path in looked:
+        if path.is_file():
+            return path
+    raise LibraryMissing(
+        606, f"import: {_NAME} is not there: {', '.join(map(str, looked))}.",
+        "Install the package again, or build it (make) and set ANABRANCH_LIBRARY to its path.")
+
+
+def _load() -> ctypes.CDLL:
+    path = _find_library()
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LibraryMissing(606, f"import: {path} cannot be loaded: {error}.") from error
+
+
+class HostOptions(ctypes.Structure):
+    """AnabranchHostOptions; functions are addresses, None for none."""
+
+    _fields_ = [("max_lanes", c_uint32), ("spin_ns", c_uint64), ("has_delays", c_int32),
+                ("delays_seed", c_uint64), ("prepare_threads", c_void_p),
+                ("get_openmp", c_void_p), ("set_openmp", c_void_p), ("set_mkl_local", c_void_p)]
+
+
+class Step(ctypes.Structure):
+    """A step of a program; ``name`` and ``source`` are bytes."""
+
+    _fields_ = [("kind", c_int32), ("stream", c_uint32), ("name", c_char_p), ("source", c_char_p),
+                ("event", c_uint32), ("access_count", c_uint32)]
+
+
+class Buffer(ctypes.Structure):
+    """A buffer of a program; ``name`` is bytes."""
+
+    _fields_ = [("name", c_char_p), ("role", c_int32), ("size_bytes", c_uint64),
+                ("alignment", c_uint64)]
+
+
+class TraceEvent(ctypes.Structure):
+    """Something that happened in a launch; see trace_event.h."""
+
+    _fields_ = [("kind", c_int32), ("lane", c_uint32), ("step", c_uint32), ("other", c_uint32),
+                ("begin_ns", c_uint64), ("end_ns", c_uint64)]
+
+
+class TensorLibrary(ctypes.Structure):
+    """Addresses of a tensor library's C functions; see TensorLibrary in tape.h."""
+
+    _fields_ = [(name, c_void_p) for name in
+                ("create_view", "delete_tensor", "new_handle", "data_pointer", "strides", "copy",
+                 "dispatch", "new_list", "list_push", "delete_list", "last_error")]
+    _fields_ += [("version", c_uint64), ("device_type", c_int32), ("layout", c_int32)]
+
+
+class RegionCall(ctypes.Structure):
+    """What a region is given; see RegionCall in device.h."""
+
+    _fields_ = [("buffers", POINTER(c_void_p)), ("buffer_count", c_uint32), ("error", c_void_p),
+                ("error_bytes", c_uint32)]
+
+
+_I64S = POINTER(c_int64)
+_U32S = POINTER(c_uint32)
+# Name -> result, arguments. Handles are void pointers.
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "last_error_code": (c_int32,),
+    "last_error_text": (c_char_p,),
+    "version": (c_char_p,),
+    "builder_new": (c_void_p,),
+    "builder_free": (None, c_void_p),
+    "builder_add_stream": (c_uint32, c_void_p, c_char_p),
+    "builder_add_event": (c_uint32, c_void_p, c_char_p),
+    "builder_add_buffer": (c_uint32, c_void_p, c_char_p, c_int32, c_uint64, c_uint64),
+    "builder_begin_step": (None, c_void_p, c_int32, c_uint32, c_char_p, c_char_p),
+    "builder_add_whole": (None, c_void_p, c_int32, c_uint32),
+    "builder_add_access": (None, c_void_p, c_int32, c_uint32, c_uint64, c_uint64, c_uint32,
+                           POINTER(c_uint64), _I64S),
+    "builder_set_event": (None, c_void_p, c_uint32),
+    "builder_set_fill_byte": (None, c_void_p, c_uint8),
+    "builder_end_step": (c_uint32, c_void_p),
+    "builder_build": (c_void_p, c_void_p),
+    "program_free": (None, c_void_p),
+    "program_step_count": (c_uint32, c_void_p),
+    "program_buffer_count": (c_uint32, c_void_p),
+    "program_stream_count": (c_uint32, c_void_p),
+    "program_step": (None, c_void_p, c_uint32, POINTER(Step)),
+    "program_buffer": (None, c_void_p, c_uint32, POINTER(Buffer)),
+    "program_stream_name": (c_char_p, c_void_p, c_uint32),
+    "program_find_regions": (c_int32, c_void_p, _U32S),
+    "plan_make": (c_void_p, c_void_p),
+    "plan_free": (None, c_void_p),
+    "plan_arena_bytes": (c_uint64, c_void_p),
+    "plan_arena_lower_bound_bytes": (c_uint64, c_void_p),
+    "plan_arena_naive_bytes": (c_uint64, c_void_p),
+    "plan_offset": (c_uint64, c_void_p, c_uint32),
+    "plan_program": (c_void_p, c_void_p),
+    "plan_order": (c_size_t, c_void_p, _U32S),
+    "plan_waits": (c_size_t, c_void_p, _U32S),
+    "plan_slots": (c_size_t, c_void_p, _U32S),
+    "plan_exits": (c_size_t, c_void_p, _U32S),
+    "plan_redundant_waits": (c_size_t, c_void_p, _U32S),
+    "plan_bytes": (c_void_p, c_void_p, POINTER(c_size_t)),
+    "plan_from_bytes": (c_void_p, c_char_p, c_size_t),
+    "plan_dump": (c_char_p, c_void_p),
+    "plan_write": (c_int32, c_void_p, c_char_p),
+    "plan_read": (c_void_p, c_char_p),
+    "device_host": (c_void_p, POINTER(HostOptions)),
+    "device_free": (None, c_void_p),
+    "recording_make": (c_void_p, c_void_p, c_void_p, c_size_t, POINTER(c_char_p),
+                       POINTER(c_void_p), POINTER(c_void_p)),
+    "recording_free": (None, c_void_p),
+    "recording_lane_count": (c_uint32, c_void_p),
+    "recording_launch": (c_int32, c_void_p, c_void_p, c_uint32),
+    "recording_launch_sized": (c_int32, c_void_p, c_void_p, c_void_p, c_uint32),
+    "trace_new": (c_void_p, c_size_t),
+    "trace_free": (None, c_void_p),
+    "trace_attach": (None, c_void_p, c_void_p),
+    "trace_clear": (None, c_void_p),
+    "trace_dropped": (c_uint64, c_void_p),
+    "trace_count": (c_size_t, c_void_p),
+    "trace_events": (c_size_t, c_void_p, POINTER(TraceEvent), c_size_t),
+    "trace_chrome_json": (c_char_p, c_void_p, c_void_p),
+    "trace_dump": (c_char_p, c_void_p, c_void_p),
+    "tape_builder_new": (c_void_p, POINTER(TensorLibrary)),
+    "tape_builder_free": (None, c_void_p),
+    "tape_view": (c_uint32, c_void_p, c_uint32, c_uint64, c_int32, c_size_t, _I64S, _I64S),
+    "tape_view_of": (c_uint32, c_void_p, c_uint32, c_uint64, c_int32, c_size_t, _I64S, _I64S),
+    "tape_add_int": (None, c_void_p, c_int64),
+    "tape_add_double": (None, c_void_p, c_double),
+    "tape_add_address": (None, c_void_p, c_uint32, c_uint64),
+    "tape_add_data": (None, c_void_p, c_uint32),
+    "tape_add_handle": (None, c_void_p, c_uint32),
+    "tape_add_ints": (None, c_void_p, _I64S, c_size_t),
+    "tape_call": (None, c_void_p, c_char_p, c_void_p, c_int32),
+    "tape_value_none": (None, c_void_p),
+    "tape_value_int": (None, c_void_p, c_int64),
+    "tape_value_double": (None, c_void_p, c_double),
+    "tape_value_tensor": (None, c_void_p, c_uint32),
+    "tape_open_list": (None, c_void_p),
+    "tape_open_some": (None, c_void_p),
+    "tape_close": (None, c_void_p),
+    "tape_dispatch": (None, c_void_p, c_char_p, c_char_p, c_uint32, _U32S),
+    "tape_expect": (None, c_void_p, c_uint32, c_size_t, _I64S, _I64S),
+    "tape_copy": (None, c_void_p, c_uint32, c_uint32),
+    "tape_release": (None, c_void_p, c_uint32),
+    "tape_finish": (c_void_p, c_void_p),
+    "tape_free": (None, c_void_p),
+    "tape_dump": (c_char_p, c_void_p),
+    "tape_region_function": (c_void_p,),
+    "tape_run": (c_int32, c_void_p, POINTER(c_void_p), c_uint32, c_char_p, c_uint32),
+}
+
+
+class Core:
+    """The functions of the library, as attributes without their prefix."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        for name, (result, *arguments) in _SIGNATURES.items():
+            function = getattr(library, f"anabranch_{name}", None)
+            if function is None:
+                raise LibraryMissing(
+                    610, f"import: {library._name} has no anabranch_{name}: it is of another "
+                    "version than this package.", "Install or build both anew.")
+            function.restype = result
+            function.argtypes = arguments
+            setattr(self, name, function)
+
+    def undeclared(self, name: str) -> Any:
+        """The function without its argument types, which ctypes then does not convert: half the
+        cost of a call, and nothing between a wrong argument and a crash."""
+        function = self._library[f"anabranch_{name}"]
+        function.restype = _SIGNATURES[name][0]
+        return function
+
+    if TYPE_CHECKING:
+        def __getattr__(self, name: str) -> Any: ...
+
+
+core = Core(_load())
+
+
+def last_error() -> NativeError:
+    """This thread's last failure."""
+    return NativeError(core.last_error_code(), core.last_error_text().decode(errors="replace"))

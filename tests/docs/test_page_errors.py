@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sample messages of docs/errors.md, as the Python package words them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import anabranch
+from anabranch import config
+from pages import ROOT
+
+PROVOKED = {
+    "E0601": lambda: anabranch.stream(3),
+    "E0701": lambda: config.resolve({"strem": True}),
+    "E0702": lambda: config.resolve({"max_lanes": "two"}),
+    "E0703": lambda: config.resolve({"max_lanes": 0}),
+    "E0704": lambda: anabranch.backend(None, [], mode="max-autotune"),
+}
+
+
+@pytest.mark.parametrize("code", PROVOKED)
+def test_the_sample_is_what_is_raised(code):
+    page = (ROOT / "docs/errors.md").read_text()
+    sample = re.search(rf"^## {code} .*?^```text\n(.*?)\n^```", page, re.MULTILINE | re.DOTALL)
+    with pytest.raises(anabranch.AnabranchError) as caught:
+        PROVOKED[code]()
+    assert str(caught.value) == sample[1]

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C ABI from Python: programs, plans, recordings, launches and traces."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import weakref
+
+import pytest
+
+from anabranch import _native
+from anabranch._native import READ, READ_WRITE, WRITE, View
+
+pytestmark = [pytest.mark.oldest, pytest.mark.own]
+SIZE = 64
+
+
+def block(byte=0):
+    return (ctypes.c_char * SIZE)(*([bytes([byte])] * SIZE))
+
+
+def addresses(*blocks):
+    return [ctypes.addressof(b) for b in blocks]
+
+
+def launch(recording, *blocks, sizes=None):
+    recording.launch(addresses(*blocks), sizes)
+
+
+def copy_over_two_streams():
+    """y = t = x, the second copy on a side stream."""
+    builder = _native.ProgramBuilder()
+    side = builder.add_stream("side")
+    x = builder.add_buffer("x", _native.ROLE_INPUT, SIZE)
+    t = builder.add_buffer("t", _native.ROLE_TEMPORARY, SIZE, 64)
+    y = builder.add_buffer("y", _native.ROLE_OUTPUT, SIZE)
+    builder.copy(0, t, x)
+    builder.copy(side, y, t)
+    return builder.build()
+
+
+def region_program(roles, region="work", source="model.py:7"):
+    """One compute step that reads all inputs and writes all outputs."""
+    builder = _native.ProgramBuilder()
+    buffers = [builder.add_buffer(f"b{i}", role, SIZE) for i, role in enumerate(roles)]
+    modes = {_native.ROLE_INPUT: READ, _native.ROLE_OUTPUT: WRITE}
+    builder.compute(0, region, [(modes[r], b) for r, b in zip(roles, buffers)], source)
+    return builder.build()
+
+
+def record(plan, **regions):
+    table = {name: (ctypes.cast(f, ctypes.c_void_p).value, 0) for name, f in regions.items()}
+    return _native.record(plan, _native.Device.host(), table)
+
+
+def test_a_plan_tells_order_waits_slots_and_memory():
+    plan = copy_over_two_streams().make_plan()
+    assert plan.order == [0, 1]
+    assert plan.waits == [(1, 0)]
+    assert plan.exits == [1]
+    assert plan.slots == [0, 2]
+    assert plan.redundant_waits == []
+    assert plan.arena_bytes == plan.arena_lower_bound_bytes == plan.arena_naive_bytes == SIZE
+    assert plan.offset(1) == 0
+    assert "side" in str(plan)
+
+
+def test_a_program_tells_its_steps_buffers_and_streams():
+    builder = _native.ProgramBuilder()
+    side = builder.add_stream("side")
+    x = builder.add_buffer("x", _native.ROLE_INPUT, SIZE, 16)
+    event = builder.add_event("ready")
+    builder.compute(0, "work", [(READ_WRITE, View(x, 8, 4, (2, 3), (16, 4)))], "model.py:7")
+    builder.fill(0, x, 9)
+    builder.record_event(0, event)
+    builder.wait_event(side, event)
+    builder.host(side, "call", [(READ, x)])
+    builder.synchronize(side)
+    program = builder.build()
+    step = program.steps[0]
+    assert (step.name, step.source, step.access_count) == (b"work", b"model.py:7", 1)
+    assert [s.kind for s in program.steps] == [
+        _native.KIND_COMPUTE, _native.KIND_FILL, _native.KIND_RECORD_EVENT,
+        _native.KIND_WAIT_EVENT, _native.KIND_HOST, _native.KIND_SYNCHRONIZE]
+    assert [s.stream for s in program.steps] == [0, 0, 0, side, side, side]
+    buffer = program.buffers[0]
+    assert (buffer.name, buffer.role, buffer.size_bytes, buffer.alignment) == (
+        b"x", _native.ROLE_INPUT, SIZE, 16)
+    assert program.streams[side] == "side"
+
+
+def test_views_keep_apart_what_does_not_overlap():
+    builder = _native.ProgramBuilder()
+    side = builder.add_stream("side")
+    y = builder.add_buffer("y", _native.ROLE_OUTPUT, SIZE)
+    builder.fill(0, View(y, 0, 1, (32,), (2,)), 1)
+    builder.fill(side, View(y, 1, 1, (32,), (2,)), 2)
+    plan = builder.build().make_plan()
+    assert plan.waits == []
+    out = block()
+    launch(record(plan), out)
+    assert out.raw == b"\1\2" * 32
+
+
+def test_regions_are_numbered_by_step():
+    program = copy_over_two_streams()
+    assert program.find_regions() == [0, 1]
+
+
+def test_a_launch_follows_its_addresses():
+    recording = record(copy_over_two_streams().make_plan())
+    first, second = block(), block()
+    launch(recording, block(1), first)
+    launch(recording, block(2), second)
+    assert first.raw == block(1).raw
+    assert second.raw == block(2).raw
+
+
+def test_the_hot_launch_function_takes_a_table():
+    recording = record(copy_over_two_streams().make_plan())
+    source, out = block(3), block()
+    table = _native.new_address_table(2)
+    table[:] = addresses(source, out)
+    assert _native.launch_function(recording.handle, table, 2) == 0
+    assert out.raw == source.raw
+    assert _native.launch_function(recording.handle, table, 1) == 402
+    assert _native.last_error().code == 402
+
+
+def test_a_launch_of_more_slots_than_fit_on_the_stack():
+    roles = [_native.ROLE_INPUT] * 300 + [_native.ROLE_OUTPUT]
+    seen = []
+
+    def run(context, call):
+        seen.append(call.contents.buffers[:call.contents.buffer_count])
+        return 0
+
+    function = _native.RegionFunction(run)
+    recording = record(region_program(roles).make_plan(), work=function)
+    blocks = [block() for _ in roles]
+    launch(recording, *blocks)
+    assert seen == [addresses(*blocks)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 400])
+def test_a_launch_with_another_number_of_addresses_is_refused(count):
+    recording = record(copy_over_two_streams().make_plan())
+    with pytest.raises(_native.NativeError, match=f"{count} bindings .* 2 slots") as e:
+        launch(recording, *(block() for _ in range(count)))
+    assert e.value.code == 402
+
+
+def test_a_launch_with_sizes_refuses_a_small_buffer():
+    recording = record(copy_over_two_streams().make_plan())
+    out = block()
+    launch(recording, block(5), out, sizes=[SIZE, SIZE])
+    with pytest.raises(_native.NativeError, match="'y' .* 63 bytes"):
+        launch(recording, block(6), out, sizes=[SIZE, SIZE - 1])
+    assert out.raw == block(5).raw
+
+
+def test_a_failing_region_is_an_error_with_its_words():
+    def run(context, call):
+        _native.write_region_error(call, "the kettle is empty")
+        return 3
+
+    function = _native.RegionFunction(run)
+    recording = record(region_program([_native.ROLE_OUTPUT]).make_plan(), work=function)
+    out = block()
+    with pytest.raises(_native.NativeError, match="model.py:7.*the kettle is empty") as e:
+        launch(recording, out)
+    assert e.value.code == 403
+
+
+def test_a_region_that_was_not_given_refuses_the_recording():
+    with pytest.raises(_native.NativeError, match="work") as e:
+        record(region_program([_native.ROLE_OUTPUT]).make_plan())
+    assert e.value.code == 301
+
+
+def test_a_program_that_breaks_a_rule_names_it():
+    builder = _native.ProgramBuilder()
+    t = builder.add_buffer("early", _native.ROLE_TEMPORARY, SIZE)
+    builder.compute(5, "work", [(READ, t)])
+    with pytest.raises(_native.NativeError, match="early"):
+        builder.build()
+
+
+def test_errors_belong_to_their_thread():
+    recording = record(copy_over_two_streams().make_plan())
+    codes = []
+
+    def work():
+        codes.append(_native.last_error().code)
+
+    with pytest.raises(_native.NativeError):
+        launch(recording)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert codes == [0]
+    assert _native.last_error().code == 402
+
+
+def test_plans_go_through_files_and_bytes(tmp_path):
+    plan = copy_over_two_streams().make_plan()
+    path = tmp_path / "copy-é.plan"
+    plan.write(path)
+    assert path.read_bytes() == plan.to_bytes()
+    for other in (_native.Plan.read(path), _native.Plan.from_bytes(plan.to_bytes())):
+        assert other.waits == plan.waits
+        assert [b.name for b in other.program.buffers] == [b"x", b"t", b"y"]
+    with pytest.raises(_native.NativeError):
+        _native.Plan.from_bytes(plan.to_bytes()[:-9])
+    with pytest.raises(_native.NativeError, match="nowhere.plan"):
+        _native.Plan.read(tmp_path / "nowhere.plan")
+
+
+def test_a_trace_tells_what_ran():
+    plan = copy_over_two_streams().make_plan()
+    recording = record(plan)
+    trace = _native.Trace()
+    recording.attach_trace(trace)
+    launch(recording, block(1), block())
+    kinds = [e.kind for e in trace.events]
+    assert kinds.count(_native.EVENT_STEP) == 2
+    assert kinds.count(_native.EVENT_LAUNCH) == 1
+    assert len(trace) == len(kinds) and trace.dropped == 0
+    assert all(e.begin_ns <= e.end_ns for e in trace.events)
+    assert '"traceEvents"' in trace.chrome_json(plan)
+    assert "side" in trace.dump(plan)
+    trace.clear()
+    assert len(trace) == 0
+    recording.attach_trace(None)
+    launch(recording, block(1), block())
+    assert len(trace) == 0
+
+
+def test_a_recording_runs_a_tape():
+    got = []
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(
+        lambda *words: got.append(words))
+    builder = _native.TapeBuilder()
+    builder.call("keep", ctypes.cast(function, ctypes.c_void_p).value,
+                 [_native.Address(0, 4), 11], fallible=False)
+    tape = builder.finish()
+    plan = region_program([_native.ROLE_OUTPUT]).make_plan()
+    recording = _native.record(plan, _native.Device.host(),
+                               {"work": (tape.region_function, tape.handle_value)})
+    for _ in range(2):
+        out = block()
+        launch(recording, out)
+        assert got.pop() == (ctypes.addressof(out) + 4, 11)
+
+
+def test_handles_are_given_back_once():
+    builder = _native.ProgramBuilder()
+    builder.close()
+    builder.close()
+    program = copy_over_two_streams()
+    gone = weakref.ref(program)
+    plan = program.make_plan()
+    del program
+    gc.collect()
+    assert gone() is None
+    assert [s.kind for s in plan.program.steps] == [_native.KIND_COPY] * 2
+
+
+def test_a_library_of_another_version_is_refused(run_python):
+    import _ctypes  # some shared library that is not ours
+
+    result = run_python("import anabranch._native", ANABRANCH_LIBRARY=_ctypes.__file__)
+    assert "LibraryMissing" in result.stderr and "[E0610]" in result.stderr
+
+
+def test_a_missing_library_tells_where_it_was_looked_for(run_python, tmp_path):
+    path = tmp_path / "lib.so"
+    result = run_python("import anabranch._native", ANABRANCH_LIBRARY=str(path))
+    assert "LibraryMissing" in result.stderr and "[E0606]" in result.stderr
+    assert str(path) in result.stderr
