@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from torch_common import LOAD_BEFORE, MISSED
+from torch_common import LOAD_BEFORE, MISSED, results_folder
 
 FOLDER = Path(__file__).resolve().parent
 NAMES = ("branches", "models", "overhead", "compile_time")
@@ -28,11 +28,11 @@ def run(name: str, passed_on: list[str]) -> int:
                           check=False).returncode
 
 
-def summary(names: list[str]) -> tuple[int, int]:
+def summary(names: list[str], folder: Path) -> tuple[int, int]:
     """Targets reached and targets set, by the files that were written."""
     rows = []
     for name in names:
-        kept = json.loads((FOLDER / "results" / f"torch_{name}.json").read_text())
+        kept = json.loads((folder / f"torch_{name}.json").read_text())
         rows += [row for row in kept["rows"] if row["reach"] is not None]
     return sum(row["reached"] for row in rows), len(rows)
 
@@ -51,8 +51,9 @@ def main() -> int:
     statuses = [run(name, passed_on + ["--quick"] * chosen.quick) for name in names]
     if any(status not in (0, MISSED) for status in statuses):
         return 2
-    reached, total = summary(names)
-    print(f"\n{reached} of {total} targets reached; raw figures in bench/results/")
+    folder = results_folder(chosen.backend, chosen.quick)
+    reached, total = summary(names, folder)
+    print(f"\n{reached} of {total} targets reached; raw figures in {folder}")
     return int(reached != total)
 
 

@@ -98,7 +98,7 @@ def main() -> bool:
             rows.append(row)
             details[row.what] = raw(samples)
     print_table("Two branches of 12 linear + gelu, batch 32, two cores", rows, chosen.backend)
-    save("torch_branches", __doc__, rows, backend=chosen.backend, rounds_us=details)
+    save("torch_branches", __doc__, chosen, rows, rounds_us=details)
     return all(row.reached for row in rows)
 
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench" / "results"
 ROUND_S = 0.04
 WARM_UP_S = 0.3
 MISSED = 3  # exit status of a benchmark that ran and missed a target
@@ -185,11 +184,19 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def save(name: str, question: str, rows: Sequence[Row], **details: Any) -> Path:
+def results_folder(backend: str, quick: bool) -> Path:
+    """Figures worth keeping stand in the tree; trials do not overwrite them."""
+    kept = backend == "anabranch" and not quick
+    return ROOT / "bench" / "results" if kept else ROOT / "out" / "bench"
+
+
+def save(name: str, question: str, chosen: argparse.Namespace, rows: Sequence[Row],
+         **details: Any) -> Path:
     """Everything that was measured, so that a figure can be judged later."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    kept = {"question": question, "machine": machine(),
+    folder = results_folder(chosen.backend, chosen.quick)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    kept = {"question": question, "backend": chosen.backend, "machine": machine(),
             "rows": [{**dataclasses.asdict(row), "reached": row.reached} for row in rows],
             **details}
     path.write_text(json.dumps(kept, indent=1) + "\n")

@@ -93,7 +93,7 @@ def main() -> bool:
                         at_least=False))
         details[what] = {name: sample.rounds for name, sample in samples.items()}
     print_table("Compiling from a cold cache, toolchain warm", rows, chosen.backend)
-    save("torch_compile_time", __doc__, rows, backend=chosen.backend, rounds_s=details)
+    save("torch_compile_time", __doc__, chosen, rows, rounds_s=details)
     return all(row.reached for row in rows)
 
 

@@ -80,7 +80,7 @@ def main() -> bool:
             rows.append(row)
             details[row.what] = raw(samples)
     print_table("Small models without streams", rows, chosen.backend)
-    save("torch_models", __doc__, rows, backend=chosen.backend, rounds_us=details)
+    save("torch_models", __doc__, chosen, rows, rounds_us=details)
     return all(row.reached for row in rows)
 
 

@@ -59,7 +59,7 @@ def main() -> bool:
             rows.append(row)
             details[what] = raw(samples)
     print_table("One call of an identity-like graph", rows, chosen.backend)
-    save("torch_overhead", __doc__, rows, backend=chosen.backend, rounds_us=details)
+    save("torch_overhead", __doc__, chosen, rows, rounds_us=details)
     return all(row.reached for row in rows)
 
 

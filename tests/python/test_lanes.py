@@ -15,6 +15,16 @@ DETERMINISTIC = [name for name in ZOO if name != "dropout"]  # that one has its 
 DELAY_SEEDS = range(1, 6)
 
 
+@pytest.fixture(autouse=True)
+def one_thread_an_operator():
+    """A lone lane has all of the threads for itself, and library operators add up in another order
+    with more of them; here only the order of regions shall differ."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def runs(name, *option_sets, calls=2):
     """The same calls of equal models, compiled with each set of options."""
     case = ZOO[name]
