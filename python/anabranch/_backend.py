@@ -79,7 +79,12 @@ def _compile_graph(
         except Unsupported as error:
             reason = str(error)
             _fall_back(chosen, reason)
-    compiled = result or _compat.compile_fx_inner(gm, example_inputs, **keywords)
+    try:
+        compiled = result or _compat.compile_fx_inner(gm, example_inputs, **keywords)
+    except Exception as error:
+        if _compat.is_missing_compiler(error):
+            raise _no_compiler(error) from error
+        raise
     _report.add(_kind(keywords), gm, compiled, reason, time.perf_counter() - start)
     return _boxed(compiled) if result else compiled
 
@@ -99,12 +104,20 @@ def _compile_streams(
     except _native.NativeError:
         raise
     except Exception as error:
+        if _compat.is_missing_compiler(error):
+            raise _no_compiler(error) from error
         log.debug("Inductor failed on a region", exc_info=True)
         raise Unsupported(f"Inductor cannot compile a region ({type(error).__name__}: "
                           f"{str(error).splitlines()[0] if str(error) else ''})") from error
     log.info("%s: %d regions on %d streams", _kind(keywords), len(regions),
              len(graph.stream_names))
     return StreamedGraph(graph, compiled, host_device(chosen), chosen.native)
+
+
+def _no_compiler(error: Exception) -> errors.CompileError:
+    return errors.CompileError(
+        605, f"compile: no C++ compiler works ({str(error).splitlines()[0]}).",
+        "Install one (apt-get install g++), or name it in $CXX.")
 
 
 def _fall_back(chosen: config.Options, reason: str) -> None:

@@ -39,6 +39,7 @@ __all__ = [
     "compile_fx_inner",
     "empty_strided_cpu",
     "extern_kernels",
+    "is_missing_compiler",
     "keep_saved_tensors",
     "free_unbacked_symbols",
     "get_hash_for_files",
@@ -96,6 +97,11 @@ def region_compile_context(fake_mode: Any, threads: int) -> Iterator[None]:
     options = {"cpp.threads": threads, "comment_origin": True, "memory_planning": False}
     with tracing(TracingContext(fake_mode)), inductor_config.patch(options):
         yield
+
+
+def is_missing_compiler(error: BaseException) -> bool:
+    """Whether Inductor failed for want of a C++ compiler; it wraps that error in others, as text."""
+    return "InvalidCxxCompiler" in f"{type(error).__name__} {error}"
 
 
 def wrapper_function(compiled: Any) -> Callable[..., Any]:
