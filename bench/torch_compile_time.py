@@ -64,9 +64,7 @@ def child(backend: str, streams: bool) -> None:
 
 def in_own_process(backend: str, streams: bool) -> float:
     with tempfile.TemporaryDirectory(prefix="anabranch-cold-") as folder:
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
-                       "ANABRANCH_CACHE_DIR": f"{folder}/own",
-                       "ANABRANCH_PROGRESS": "0"}
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder, "ANABRANCH_PROGRESS": "0"}
         told = subprocess.run([sys.executable, __file__, "child", backend, str(int(streams))],
                               env=environment, capture_output=True, text=True)
     if told.returncode != 0:

@@ -4,7 +4,9 @@
 The min-cut partitioner may save less by computing a value again in the backward. Where that
 value was read from an input which the forward then overwrites (a counter, a moving average), the
 backward would read the new contents: silently wrong gradients, in ``torch.compile`` too. So every
-node that reads such an input is marked to be saved before the cut is chosen.
+node that reads such an input is marked to be saved before the cut is chosen, and where the backward
+reads the input itself (a clone that the user wrote was optimised away) it gets a copy of the value
+from before.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ class SavingPartitioner(_compat.CustomPartitionerFn):
     def __call__(
         self, gm: GraphModule, joint_inputs: Any, **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
+        keep_values_for_backward(gm.graph)
         pin_readers_of_overwritten_inputs(gm.graph)
         return _compat.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
 
@@ -33,11 +36,7 @@ class SavingPartitioner(_compat.CustomPartitionerFn):
 
 def pin_readers_of_overwritten_inputs(graph: Graph) -> list[Node]:
     """Marks them and answers them, in graph order."""
-    overwritten = {
-        node.args[0]
-        for node in graph.nodes
-        if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder"
-    }
+    overwritten = _overwritten_inputs(graph)
     pinned: list[Node] = []
     seen = set(overwritten)
     for node in graph.nodes:  # topological, so a view is met before its readers
@@ -45,7 +44,49 @@ def pin_readers_of_overwritten_inputs(graph: Graph) -> list[Node]:
             continue
         if is_view(node):
             seen.add(node)
-        elif node not in overwritten and node.target is not torch.ops.aten.copy_.default:
+        elif node.target is not torch.ops.aten.copy_.default:
             node.meta["recompute"] = _compat.must_save()
             pinned.append(node)
     return pinned
+
+
+def keep_values_for_backward(graph: Graph) -> list[Node]:
+    """Where the backward reads an overwritten input, also through views, lets all readers read a
+    copy of it, which the pinning then saves; answers the copies. All, since the partitioner takes
+    what only the backward reads for a part of the backward."""
+    copies = []
+    last_input = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    for value in sorted(_read_by_backward(graph), key=lambda node: node.name):
+        with graph.inserting_after(last_input):
+            copy = graph.call_function(torch.ops.aten.clone.default, (value,))
+        copy.meta = dict(value.meta)
+        value.replace_all_uses_with(
+            copy, lambda user: user is not copy and not (
+                user.target is torch.ops.aten.copy_.default and user.args[0] is value))
+        copies.append(copy)
+    return copies
+
+
+def _read_by_backward(graph: Graph) -> set[Node]:
+    source = {node: node for node in _overwritten_inputs(graph)}  # input or view of it -> input
+    backward = {node for node in graph.nodes if _is_tangent(node)}
+    found = set()
+    for node in graph.nodes:
+        if is_view(node) and node.args[0] in source:
+            source[node] = source[node.args[0]]
+        elif backward.intersection(node.all_input_nodes) and node.op != "output":
+            backward.add(node)
+            found |= {source[n] for n in node.all_input_nodes if n in source}
+    return found
+
+
+def _overwritten_inputs(graph: Graph) -> set[Node]:
+    return {
+        node.args[0]
+        for node in graph.nodes
+        if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder"
+    }
+
+
+def _is_tangent(node: Node) -> bool:
+    return node.op == "placeholder" and "tangents" in str(node.target)

@@ -52,18 +52,12 @@ class Options:
         True, "Run regions through the C++ runtime. Off: through Inductor's Python callables.")
     delays: int | None = _option(
         None, "Seed of a random delay before every step, to bring out races. None: no delays.", 0)
-    check: bool = _option(
-        False, "Check size, stride, dtype and alignment of every tensor at every call.")
     max_lanes: int | None = _option(
         None, "Threads that one launch may use, the caller's included. None: one a core.", 1)
     spin_us: int = _option(
         50, "Microseconds that a waiting worker spins before it sleeps.", 0)
-    cache_dir: str | None = _option(
-        None, "Folder for compiled regions. None: the user's cache folder.")
     progress: bool | None = _option(
         None, "Show a line while compiling. None: on a terminal, after two seconds.")
-    compile_workers: int = _option(
-        0, "Processes that compile regions at the same time. 0: one a core.", 0)
     library: str | None = _option(
         None, "Path of the native library. None: the one installed with the package.")
 

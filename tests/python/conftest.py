@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for compare and zoo, which tes
 
 try:
     _cache = ROOT / ".cache" / f"torch-{importlib.metadata.version('torch')}"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_cache / "inductor"))
-    os.environ.setdefault("ANABRANCH_CACHE_DIR", str(_cache / "anabranch"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_cache))
     import torch
     from compare import BACKEND
 except ImportError:

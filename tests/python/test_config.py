@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options: who wins, what is refused, and what is left behind."""
 
+import re
 import threading
 from pathlib import Path
 
@@ -27,6 +28,14 @@ def test_every_option_has_a_line_of_text_and_a_default_of_its_type():
         assert getattr(config, name) == default
 
 
+def test_every_option_is_read_somewhere():
+    """One that nothing reads would be a promise that nobody keeps."""
+    files = Path(config.__file__).parent.glob("*.py")
+    text = "".join(path.read_text() for path in files if path.name != "config.py")
+    for name, *_ in config.describe():
+        assert re.search(rf"\b(chosen|config|options)\.{name}\b", text), name
+
+
 def test_options_beat_config_beats_environment_beats_default(monkeypatch):
     assert config.resolve().spin_us == 50
     monkeypatch.setenv("ANABRANCH_SPIN_US", "1")
@@ -44,7 +53,7 @@ def test_a_forced_variable_beats_all(monkeypatch):
 
 @pytest.mark.parametrize("name, text, value", [
     ("strict", "1", True), ("strict", "on", True), ("strict", "No", False), ("delays", "7", 7),
-    ("delays", "none", None), ("cache_dir", "/tmp/x", "/tmp/x"), ("progress", "false", False),
+    ("delays", "none", None), ("library", "/tmp/x", "/tmp/x"), ("progress", "false", False),
     ("progress", "None", None), ("strict", "", False)])
 def test_variables_are_read_as_their_options_type(monkeypatch, name, text, value):
     monkeypatch.setenv(f"ANABRANCH_{name.upper()}", text)
@@ -61,7 +70,7 @@ def test_a_variable_of_the_wrong_type_is_refused_by_its_name(monkeypatch, name, 
 
 
 @pytest.mark.parametrize("name, value", [("strict", 1), ("strict", None), ("spin_us", True),
-                                         ("spin_us", 2.0), ("max_lanes", "2"), ("cache_dir", 5)])
+                                         ("spin_us", 2.0), ("max_lanes", "2"), ("library", 5)])
 def test_a_value_of_the_wrong_type_is_refused_with_both_types(name, value):
     with pytest.raises(ConfigError) as caught:
         setattr(config, name, value)
@@ -103,7 +112,7 @@ def test_unknown_variables_are_found_and_known_ones_are_not(monkeypatch):
 
 
 def test_a_path_object_is_taken_as_its_text(tmp_path):
-    assert config.resolve({"cache_dir": tmp_path}).cache_dir == str(tmp_path)
+    assert config.resolve({"library": tmp_path}).library == str(tmp_path)
 
 
 def test_patch_restores_what_was_there_also_after_an_error():
