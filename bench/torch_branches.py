@@ -22,7 +22,7 @@ import anabranch
 
 LAYERS, BATCH, THREADS = 12, 32, 2
 REACH = {"inference": {64: 1.5, 128: 1.5, 256: 1.2, 512: 0.98},
-         "training": {64: 1.3, 128: 1.15, 256: 0.98, 512: 0.98}}
+         "training": {64: 1.3, 128: 1.3, 256: 1.15, 512: 0.98}}
 MODES = tuple(REACH)
 
 

@@ -55,7 +55,7 @@ class Options:
     max_lanes: int | None = _option(
         None, "Threads that one launch may use, the caller's included. None: one a core.", 1)
     spin_us: int = _option(
-        50, "Microseconds that a waiting worker spins before it sleeps.", 0)
+        400, "Microseconds that a waiting worker spins before it sleeps.", 0)
     progress: bool | None = _option(
         None, "Show a line while compiling. None: on a terminal, after two seconds.")
     library: str | None = _option(

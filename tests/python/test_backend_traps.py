@@ -242,7 +242,7 @@ def test_workers_start_no_teams_of_their_own():
         torch.set_num_threads(before)
 
 
-def test_complex_numbers_fall_back_with_a_reason():
+def test_complex_numbers_fall_back_with_a_reason(caplog):
     class Complex(nn.Module):
         def forward(self, x):
             with anabranch.stream("a"):
@@ -254,6 +254,7 @@ def test_complex_numbers_fall_back_with_a_reason():
     x = torch.randn(8, 16)
     compiled = torch.compile(Complex(), backend="anabranch")
     torch.testing.assert_close(compiled(x), Complex()(x), rtol=1e-4, atol=1e-4)
+    assert "E0602" in caplog.text and "complex64" in caplog.text
     with pytest.raises(Exception, match="E0607"):
         torch.compiler.reset()
         torch.compile(Complex(), backend="anabranch", options={"strict": True})(x)

@@ -37,7 +37,7 @@ def test_every_option_is_read_somewhere():
 
 
 def test_options_beat_config_beats_environment_beats_default(monkeypatch):
-    assert config.resolve().spin_us == 50
+    assert config.resolve().spin_us == 400
     monkeypatch.setenv("ANABRANCH_SPIN_US", "1")
     assert config.resolve().spin_us == 1
     config.spin_us = 2
@@ -129,7 +129,7 @@ def test_patches_nest_and_may_be_entered_again():
         with patch:
             assert config.spin_us == 9
         assert config.spin_us == 10
-    assert config.spin_us == 50
+    assert config.spin_us == 400
 
 
 def test_patch_leaves_the_environment_to_show_through_afterwards(monkeypatch):
@@ -152,7 +152,7 @@ def test_patch_decorates_a_function_and_keeps_its_name():
 def test_a_refused_patch_changes_nothing():
     with pytest.raises(ConfigError):
         config.patch(spin_us=9, strict="yes")
-    assert config.spin_us == 50
+    assert config.spin_us == 400
 
 
 def test_a_reader_sees_all_of_a_patch_or_none():
