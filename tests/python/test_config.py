@@ -170,7 +170,7 @@ def test_a_reader_sees_all_of_a_patch_or_none():
             pass
     stop.set()
     reader.join(30)
-    assert seen <= {(50, False), (9, True)}
+    assert seen <= {(400, False), (9, True)}
 
 
 def test_the_page_lists_every_option_as_it_is():
