@@ -2,7 +2,8 @@
 #include "anabranch/launch.h"
 
 #include <cstddef>
-#include <memory>
+#include <new>
+#include <vector>
 
 #include "handles.h"
 
@@ -16,7 +17,8 @@ constexpr uint32_t kSlotsOnStack = 256;
 int32_t launch_with(const AnabranchRecording& recording, ab::Binding* bindings,
                     const uint64_t* addresses, const uint64_t* sizes_bytes, uint32_t count) {
   for (uint32_t i = 0; i < count; ++i) {
-    std::construct_at(bindings + i, reinterpret_cast<void*>(addresses[i]), sizes_bytes[i]);
+    // std::construct_at would need an aggregate's parentheses, which clang 14 does not know.
+    ::new (bindings + i) ab::Binding{reinterpret_cast<void*>(addresses[i]), sizes_bytes[i]};
   }
   const auto ticket = ab::launch(recording.recording, {bindings, count});
   return ticket.ok() ? 0 : ab::bridge::fail(ticket.error());
