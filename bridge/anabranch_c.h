@@ -113,6 +113,9 @@ typedef struct AnabranchHostOptions {
   void* get_openmp;
   void* set_openmp;
   void* set_mkl_local;
+  void* team_run;
+  void* team_index;
+  void* team_size;
 } AnabranchHostOptions;
 ANABRANCH_C AnabranchDevice* anabranch_device_host(const AnabranchHostOptions*);
 ANABRANCH_C void anabranch_device_free(AnabranchDevice*);

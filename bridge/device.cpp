@@ -15,6 +15,9 @@ AnabranchDevice* anabranch_device_host(const AnabranchHostOptions* given) {
   threads.get_openmp = reinterpret_cast<decltype(threads.get_openmp)>(given->get_openmp);
   threads.set_openmp = reinterpret_cast<decltype(threads.set_openmp)>(given->set_openmp);
   threads.set_mkl_local = reinterpret_cast<decltype(threads.set_mkl_local)>(given->set_mkl_local);
+  threads.team.run = reinterpret_cast<decltype(threads.team.run)>(given->team_run);
+  threads.team.index = reinterpret_cast<decltype(threads.team.index)>(given->team_index);
+  threads.team.size = reinterpret_cast<decltype(threads.team.size)>(given->team_size);
   return ab::bridge::guard([&] { return new AnabranchDevice{ab::Device::host(options)}; });
 }
 

@@ -54,7 +54,8 @@ class HostOptions(ctypes.Structure):
 
     _fields_ = [("max_lanes", c_uint32), ("spin_ns", c_uint64), ("has_delays", c_int32),
                 ("delays_seed", c_uint64), ("prepare_threads", c_void_p),
-                ("get_openmp", c_void_p), ("set_openmp", c_void_p), ("set_mkl_local", c_void_p)]
+                ("get_openmp", c_void_p), ("set_openmp", c_void_p), ("set_mkl_local", c_void_p),
+                ("team_run", c_void_p), ("team_index", c_void_p), ("team_size", c_void_p)]
 
 
 class Step(ctypes.Structure):

@@ -74,19 +74,25 @@ class Run {
         addresses_(recording.addresses().data()),
         waits_(recording.waits().data()),
         ring_(recording.event_ring()),
-        observed_(ring_ || options_.delays_seed) {}
+        observed_(ring_ || options_.delays_seed),
+        points_before_(recording.take_points()) {}
 
-  void on_lanes(Crew& crew) noexcept;
+  void on_team(const Team& team, unsigned threads) noexcept;
+  void on_crew(Crew& crew) noexcept;
   void on_this_thread() noexcept;
   Status status();
 
  private:
   static void run_worker(void* self, std::uint32_t worker) noexcept {
-    static_cast<Run*>(self)->run_lane(worker + 1);
+    Run& run = *static_cast<Run*>(self);
+    run.run_lane(worker + 1, run.recording_.lane(worker + 1).actions);
   }
-  void run_lane(std::uint32_t lane) noexcept;
+  static void run_member(void* self) { static_cast<Run*>(self)->run_phase_as_member(); }
+  void run_phase_as_member() noexcept;
+  void run_in_order(const Phase& phase) noexcept;
+  void run_lane(std::uint32_t lane, std::span<const Action> actions) noexcept;
   template <bool kObserved>
-  void run_actions(std::uint32_t lane) noexcept;
+  void run_actions(std::uint32_t lane, std::span<const Action> actions) noexcept;
   void wait_for(const Action& action) noexcept;
   void wait_and_write(std::uint32_t lane, const Action& action) noexcept;
   void run_action(const Action& action, Failure& failure) noexcept;
@@ -100,37 +106,71 @@ class Run {
   const LaneWait* const waits_;
   EventRing* const ring_;
   const bool observed_;
-  std::uint32_t points_before_ = 0;
+  std::uint32_t points_before_;
+  const Phase* phase_ = nullptr;  // that the team runs
   // Steps behind it in the plan are skipped.
   alignas(kLinePair) std::atomic<std::uint32_t> failed_{kNoPosition};
 };
 
-void Run::on_lanes(Crew& crew) noexcept {
-  points_before_ = recording_.take_points();
+void Run::on_team(const Team& team, unsigned threads) noexcept {
+  for (const Phase& phase : recording_.phases()) {
+    if (phase.one_lane) {
+      run_in_order(phase);
+    } else {
+      phase_ = &phase;
+      team.run(run_member, this, threads, 0);
+    }
+  }
+}
+
+void Run::run_phase_as_member() noexcept {
+  const Team& team = options_.threads.team;
+  const auto index = static_cast<std::uint32_t>(team.index());
+  if (static_cast<std::uint32_t>(team.size()) < recording_.lane_count()) {
+    if (index == 0) run_in_order(*phase_);  // within another team, or out of threads
+  } else if (index < recording_.lane_count()) {
+    // Libraries would find out by themselves that a team is at work, for each call anew.
+    const ThreadControl& control = options_.threads;
+    const int mkl_before = control.set_mkl_local ? control.set_mkl_local(1) : 0;
+    if (control.set_openmp) control.set_openmp(1);  // holds until this member leaves the team
+    run_lane(index, recording_.actions(*phase_, index));
+    if (control.set_mkl_local) control.set_mkl_local(mkl_before);
+  }
+}
+
+void Run::on_crew(Crew& crew) noexcept {
   const ThreadShare share(options_.threads, recording_.lane_count());
   crew.start({run_worker, this, share.each()}, recording_.lane_count() - 1);
-  run_lane(0);
+  run_lane(0, recording_.lane(0).actions);
   crew.wait();
 }
 
 void Run::on_this_thread() noexcept {
-  for (const Action* action : recording_.serial_order()) {
+  run_in_order({0, static_cast<std::uint32_t>(recording_.serial_order().size())});
+}
+
+void Run::run_in_order(const Phase& phase) noexcept {
+  for (const Action* action :
+       recording_.serial_order().subspan(phase.begin, phase.end - phase.begin)) {
     if (observed_) {
       run_observed(0, *action, recording_.lane(0).failure);
     } else {
       run_action(*action, recording_.lane(0).failure);
     }
+    if (action->point != 0) {
+      recording_.lane(action->lane).gate.publish(points_before_ + action->point);
+    }
   }
 }
 
-void Run::run_lane(std::uint32_t lane) noexcept {
-  observed_ ? run_actions<true>(lane) : run_actions<false>(lane);
+void Run::run_lane(std::uint32_t lane, std::span<const Action> actions) noexcept {
+  observed_ ? run_actions<true>(lane, actions) : run_actions<false>(lane, actions);
 }
 
 template <bool kObserved>
-void Run::run_actions(std::uint32_t lane_index) noexcept {
+void Run::run_actions(std::uint32_t lane_index, std::span<const Action> actions) noexcept {
   Lane& lane = recording_.lane(lane_index);
-  for (const Action& action : lane.actions) {
+  for (const Action& action : actions) {
     if constexpr (kObserved) {
       wait_and_write(lane_index, action);
       run_observed(lane_index, action, lane.failure);
@@ -229,16 +269,28 @@ Status Run::status() {
   return failed;
 }
 
+// How many threads of the team run the lanes; 0: a crew should.
+unsigned team_threads(const HostRecording& recording) noexcept {
+  const ThreadControl& control = recording.device().options().threads;
+  if (!control.team.run || !control.get_openmp || recording.device().is_forked()) return 0;
+  const auto threads = static_cast<unsigned>(control.get_openmp());
+  // All of them, also those without a lane: a smaller team would send threads away for good.
+  return threads < 2 * recording.lane_count() ? std::max(threads, recording.lane_count()) : 0;
+}
+
 }  // namespace
 
 Status run(HostRecording& recording) {
   Run run(recording);
   EventRing* const ring = recording.event_ring();
   const std::uint64_t begin = ring ? now_ns() : 0;
-  {
-    const std::uint32_t workers = recording.lane_count() - 1;
-    const CrewLease crew = workers ? recording.device().lease(workers) : CrewLease(nullptr);
-    crew ? run.on_lanes(*crew) : run.on_this_thread();
+  if (recording.lane_count() == 1) {
+    run.on_this_thread();
+  } else if (const unsigned threads = team_threads(recording)) {
+    run.on_team(recording.device().options().threads.team, threads);
+  } else {
+    const CrewLease crew = recording.device().lease(recording.lane_count() - 1);
+    crew ? run.on_crew(*crew) : run.on_this_thread();
   }
   if (ring) ring->write({EventKind::kLaunch, 0, 0, 0, begin, now_ns()});
   return run.status();

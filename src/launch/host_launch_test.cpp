@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/host/team_testing.h"
 #include "launch/launch_testing.h"
 #include "plan/random_program.h"
 
@@ -21,6 +22,7 @@ using ::testing::ElementsAre;
 using testing::must;
 using testing::plan_of;
 using testing::Regions;
+using testing::ThreadTeam;
 
 constexpr std::int32_t kOk = 0;
 
@@ -166,6 +168,109 @@ TEST(HostLaunch, OneLaneLeavesTheLibrariesThreadsAlone) {
   const Device device = device_of(1, with_thread_control());
   must(launch(must(record(parallel_steps(3), device, regions.table())), {}));
   EXPECT_EQ(settings, 0);
+}
+
+Device device_with_team(std::uint32_t lanes, ThreadControl control) {
+  HostOptions options;
+  options.threads = control;
+  return device_of(lanes, options);
+}
+
+// The index in its team of whoever ran each of the steps, and the team's size.
+struct Members {
+  std::array<std::pair<int, int>, 3> of_step{};
+  Regions regions() {
+    Regions regions;
+    for (std::uint32_t s = 0; s < 3; ++s) {
+      regions.add("step " + std::to_string(s), [this, s](const RegionCall&) {
+        of_step[s] = {ThreadTeam::index(), ThreadTeam::size()};
+        return kOk;
+      });
+    }
+    return regions;
+  }
+};
+
+using MemberOfTeam = std::pair<int, int>;
+
+TEST(HostLaunch, WhereLanesHaveOneThreadEachTheProcessTeamRunsThem) {
+  Members members;
+  const Regions regions = members.regions();
+  const Device device = device_with_team(3, ThreadTeam::control(4));
+  must(launch(must(record(parallel_steps(3), device, regions.table())), {}));
+  EXPECT_THAT(members.of_step,
+              ElementsAre(MemberOfTeam(0, 4), MemberOfTeam(1, 4), MemberOfTeam(2, 4)));
+}
+
+TEST(HostLaunch, WhereLanesHaveSeveralThreadsEachWorkersOfTheDeviceRunThem) {
+  Members members;
+  const Regions regions = members.regions();
+  const Device device = device_with_team(3, ThreadTeam::control(6));
+  must(launch(must(record(parallel_steps(3), device, regions.table())), {}));
+  EXPECT_THAT(members.of_step,
+              ElementsAre(MemberOfTeam(0, 1), MemberOfTeam(0, 1), MemberOfTeam(0, 1)));
+}
+
+TEST(HostLaunch, ATeamTooSmallForTheLanesLeavesThemToTheCaller) {
+  Members members;
+  const Regions regions = members.regions();
+  const Device device = device_with_team(3, ThreadTeam::control(3, 2));
+  must(launch(must(record(parallel_steps(3), device, regions.table())), {}));
+  EXPECT_THAT(members.of_step,
+              ElementsAre(MemberOfTeam(0, 2), MemberOfTeam(0, 2), MemberOfTeam(0, 2)));
+}
+
+TEST(HostLaunch, StepsThatNothingRunsBesideAreOutsideTheTeam) {
+  ProgramBuilder builder;
+  const StreamId side = builder.add_stream("side");
+  const BufferId a = builder.add_buffer({.name = "a", .role = Role::kInput, .size_bytes = 8});
+  const BufferId b = builder.add_buffer({.name = "b", .role = Role::kOutput, .size_bytes = 8});
+  builder.compute(kAmbient, "step 0", {{Mode::kReadWrite, builder.whole(a)}});
+  builder.compute(side, "step 1",
+                  {{Mode::kRead, builder.whole(a)}, {Mode::kWrite, builder.whole(b)}});
+  builder.compute(kAmbient, "step 2", {{Mode::kRead, builder.whole(a)}});
+  Members members;
+  const Regions regions = members.regions();
+  const Plan plan = plan_of(builder);
+  const Recording recording =
+      must(record(plan, device_with_team(2, ThreadTeam::control(2)), regions.table()));
+  testing::SlotMemory memory(plan);
+  must(launch(recording, memory.bindings()));
+  EXPECT_EQ(members.of_step[0], MemberOfTeam(0, 1));
+  EXPECT_THAT((std::array{members.of_step[1], members.of_step[2]}),
+              ::testing::UnorderedElementsAre(MemberOfTeam(0, 2), MemberOfTeam(1, 2)));
+}
+
+TEST(HostLaunch, InATeamLibrariesUseOneThreadAndAreSetBack) {
+  ThreadControl control = with_thread_control().threads;
+  control.team = ThreadTeam::control(2).team;
+  control.get_openmp = [] { return 2; };
+  std::array<int, 2> openmp{}, mkl{};
+  Regions regions;
+  for (std::uint32_t s = 0; s < 2; ++s) {
+    regions.add("step " + std::to_string(s), [&, s](const RegionCall&) {
+      openmp[s] = openmp_threads;
+      mkl[s] = mkl_threads;
+      return kOk;
+    });
+  }
+  const Device device = device_with_team(2, control);
+  must(launch(must(record(parallel_steps(2), device, regions.table())), {}));
+  EXPECT_THAT(openmp, ElementsAre(1, 1));
+  EXPECT_THAT(mkl, ElementsAre(1, 1));
+  EXPECT_EQ(mkl_threads, 0);
+  openmp_threads = 6;  // a real runtime restores it when the team parts
+}
+
+TEST(HostLaunch, AFailureInATeamNamesTheFirstStepInThePlan) {
+  const Regions regions = same_region(3, [](const RegionCall&) { return 7; });
+  const Device device = device_with_team(3, ThreadTeam::control(3));
+  const Recording recording = must(record(parallel_steps(3), device, regions.table()));
+  for (int again = 0; again < 2; ++again) {
+    const auto ticket = launch(recording, {});
+    ASSERT_FALSE(ticket.ok());
+    EXPECT_THAT(ticket.error().message(), ::testing::HasSubstr("'step 0' answered 7"));
+  }
 }
 
 TEST(HostLaunch, ADelaysSeedSleepsBeforeSteps) {

@@ -70,6 +70,7 @@ HostRecording::HostRecording(const Plan& plan, std::shared_ptr<HostDevice> devic
       arena_(std::move(arena)),
       addresses_(plan, layout.steps, arena_.get()),
       waits_(std::move(layout.schedule.waits)),
+      phases_(std::move(layout.schedule.phases)),
       points_(layout.schedule.most_points),
       serial_order_(layout.steps.size()),
       lanes_(layout.lane_count) {
@@ -81,6 +82,22 @@ HostRecording::HostRecording(const Plan& plan, std::shared_ptr<HostDevice> devic
     lanes_[lane].actions = {begin, static_cast<std::size_t>(count)};
     begin += count;
   }
+  share_out_phases();
+}
+
+void HostRecording::share_out_phases() {
+  std::vector<std::span<const Action>> left;
+  for (const Lane& lane : lanes_) left.push_back(lane.actions);
+  for (const Phase& phase : phases_) {
+    for (auto& actions : left) {
+      const auto later = std::find_if(actions.begin(), actions.end(), [&](const Action& action) {
+        return action.position >= phase.end;
+      });
+      const auto count = static_cast<std::size_t>(later - actions.begin());
+      phase_actions_.push_back(actions.first(count));
+      actions = actions.subspan(count);
+    }
+  }
 }
 
 void HostRecording::add_action(const Layout& layout, std::size_t index,
@@ -90,6 +107,7 @@ void HostRecording::add_action(const Layout& layout, std::size_t index,
   Action action;
   action.region = region_of(step, regions);
   action.position = position;
+  action.lane = layout.schedule.lane[position];
   action.step = layout.steps[index];
   if (!actions_.empty()) {
     action.first_address = actions_.back().first_address + actions_.back().address_count;

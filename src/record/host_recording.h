@@ -32,6 +32,7 @@ namespace anabranch::host {
 struct Action {
   Region region;               // no function: the step only orders
   std::uint32_t position = 0;  // in the plan's order
+  std::uint32_t lane = 0;
   StepId step{};
   std::uint32_t first_address = 0;  // in the address table
   std::uint32_t address_count = 0;
@@ -72,6 +73,11 @@ class HostRecording {
   // By position in the plan's order.
   std::span<const Action* const> serial_order() const noexcept { return serial_order_; }
   std::span<const LaneWait> waits() const noexcept { return waits_; }
+  std::span<const Phase> phases() const noexcept { return phases_; }
+  // The actions of a lane in a phase.
+  std::span<const Action> actions(const Phase& phase, std::uint32_t lane) const noexcept {
+    return phase_actions_[static_cast<std::size_t>(&phase - phases_.data()) * lanes_.size() + lane];
+  }
   AddressTable& addresses() noexcept { return addresses_; }
 
   // Points of this launch come after the answer, and after all points of launches before.
@@ -99,17 +105,20 @@ class HostRecording {
                 Layout layout, const RegionTable& regions);
   void add_action(const Layout& layout, std::size_t index, const RegionTable& regions);
   Region region_of(const Step& step, const RegionTable& regions);
+  void share_out_phases();
 
   const Plan plan_;
   const std::shared_ptr<HostDevice> device_;
   const ArenaPointer arena_;
   AddressTable addresses_;
   const std::vector<LaneWait> waits_;
+  const std::vector<Phase> phases_;
   const std::uint32_t points_;  // that a launch takes
   std::vector<Action> actions_;
   std::vector<const Action*> serial_order_;
   std::deque<Move> moves_;
   std::vector<Lane> lanes_;
+  std::vector<std::span<const Action>> phase_actions_;  // phase by phase, lane by lane
   std::uint32_t points_taken_ = 0;
   std::atomic<EventRing*> ring_{nullptr};
   std::atomic<std::uint32_t> holder_{0};  // process_generation() of the launch that runs, or 0

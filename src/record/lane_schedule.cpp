@@ -24,15 +24,19 @@ class Scheduler {
  private:
   void keep_needed_waits(std::uint32_t position);
   void number_points();
+  void note_overlap(std::uint32_t position);
+  void find_phases();
 
   const Plan& plan_;
   LaneSchedule schedule_;
-  std::vector<std::uint32_t> position_;    // by step
-  std::vector<std::uint32_t> first_wait_;  // by position, into the plan's waits
-  std::vector<Clock> clock_;               // by lane, as of its latest step
-  std::vector<Clock> clock_at_;            // by position; empty where nobody waits
-  std::vector<bool> awaited_;              // by position, from another lane
-  std::vector<std::uint32_t> waits_of_;    // positions one step waits for
+  std::vector<std::uint32_t> position_;               // by step
+  std::vector<std::uint32_t> first_wait_;             // by position, into the plan's waits
+  std::vector<Clock> clock_;                          // by lane, as of its latest step
+  std::vector<Clock> clock_at_;                       // by position; empty where nobody waits
+  std::vector<bool> awaited_;                         // by position, from another lane
+  std::vector<std::uint32_t> waits_of_;               // positions one step waits for
+  std::vector<std::vector<std::uint32_t>> steps_of_;  // positions by lane
+  std::vector<std::int32_t> overlaps_;  // by position p, summed up: pairs that run across p - 1 | p
 };
 
 Scheduler::Scheduler(const Plan& plan, const LaneAssignment& lanes)
@@ -40,7 +44,9 @@ Scheduler::Scheduler(const Plan& plan, const LaneAssignment& lanes)
       position_(plan.order().size()),
       clock_(lanes.lane_count, Clock(lanes.lane_count)),
       clock_at_(plan.order().size()),
-      awaited_(plan.order().size()) {
+      awaited_(plan.order().size()),
+      steps_of_(lanes.lane_count),
+      overlaps_(plan.order().size() + 1) {
   std::uint32_t wait = 0;
   for (const StepId id : plan.order()) {
     position_[index_of(id)] = static_cast<std::uint32_t>(schedule_.lane.size());
@@ -60,12 +66,15 @@ LaneSchedule Scheduler::run() {
   for (std::uint32_t p = 0; p < count; ++p) {
     schedule_.first_wait.push_back(static_cast<std::uint32_t>(schedule_.waits.size()));
     keep_needed_waits(p);
+    note_overlap(p);
+    steps_of_[schedule_.lane[p]].push_back(p);
     Clock& clock = clock_[schedule_.lane[p]];
     clock[schedule_.lane[p]] = p + 1;
     if (awaited_[p]) clock_at_[p] = clock;
   }
   schedule_.first_wait.push_back(static_cast<std::uint32_t>(schedule_.waits.size()));
   number_points();
+  find_phases();
   return std::move(schedule_);
 }
 
@@ -97,6 +106,33 @@ void Scheduler::number_points() {
     wait.point = schedule_.point[position_[index_of(wait.on)]];
   }
   schedule_.most_points = *std::max_element(reached.begin(), reached.end());
+}
+
+// The first step of each lane that this one does not come after may run beside it: no phase ends
+// between the two.
+void Scheduler::note_overlap(std::uint32_t position) {
+  const Clock& clock = clock_[schedule_.lane[position]];
+  for (std::size_t lane = 0; lane < clock.size(); ++lane) {
+    if (lane == schedule_.lane[position]) continue;
+    const auto& steps = steps_of_[lane];
+    const auto beside = std::lower_bound(steps.begin(), steps.end(), clock[lane]);
+    if (beside == steps.end()) continue;
+    ++overlaps_[*beside + 1];
+    --overlaps_[position + 1];
+  }
+}
+
+void Scheduler::find_phases() {
+  const auto count = static_cast<std::uint32_t>(position_.size());
+  std::int32_t across = 0;
+  for (std::uint32_t p = 0; p < count; ++p) {
+    across += overlaps_[p];
+    const bool one_lane = across == 0 && across + overlaps_[p + 1] == 0;
+    auto& phases = schedule_.phases;
+    const bool joins = !phases.empty() && (across != 0 || (phases.back().one_lane && one_lane));
+    if (!joins) phases.push_back({p, p, one_lane});
+    phases.back().end = p + 1;
+  }
 }
 
 }  // namespace

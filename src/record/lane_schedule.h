@@ -21,6 +21,13 @@ struct LaneWait {
   StepId on{};  // for the trace
 };
 
+// Steps, as positions [begin, end) in the plan's order, that all come after those of the phase
+// before.
+struct Phase {
+  std::uint32_t begin = 0, end = 0;
+  bool one_lane = false;  // no two of its steps can run at the same time
+};
+
 struct LaneSchedule {
   // By position in the plan's order.
   std::vector<std::uint32_t> lane;
@@ -28,6 +35,7 @@ struct LaneSchedule {
   std::vector<std::uint32_t> first_wait;  // into waits; one more than there are steps
   std::vector<LaneWait> waits;
   std::uint32_t most_points = 0;  // of any lane
+  std::vector<Phase> phases;      // as many as there can be, neighbours of one lane taken together
 };
 
 LaneSchedule make_lane_schedule(const Plan& plan, const LaneAssignment& lanes);

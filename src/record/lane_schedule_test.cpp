@@ -113,6 +113,49 @@ TEST(LaneSchedule, PointsOfALaneCountUpAndEachIsWaitedFor) {
   });
 }
 
+// By brute force: whether everything before a position comes before everything from it on.
+std::vector<bool> cuts_of(const LaneSchedule& schedule, const Reach& reach) {
+  const auto count = static_cast<std::uint32_t>(schedule.lane.size());
+  std::vector<bool> cuts(count + 1, true);
+  for (std::uint32_t from = 0; from < count; ++from) {
+    for (std::uint32_t to = from + 1; to < count; ++to) {
+      if (reach({from, to})) continue;
+      for (std::uint32_t p = from + 1; p <= to; ++p) cuts[p] = false;
+    }
+  }
+  return cuts;
+}
+
+TEST(LaneSchedule, PhasesEndWhereverEverythingBeforeComesBeforeEverythingAfter) {
+  for_random_plans([](const Plan& plan, std::uint32_t lanes) {
+    const LaneSchedule schedule = make_lane_schedule(plan, assign_lanes(plan, lanes));
+    const std::vector<bool> cuts =
+        cuts_of(schedule, Reach(schedule, waits_in(schedule, positions_of(plan))));
+    std::uint32_t next = 0;
+    for (const Phase& phase : schedule.phases) {
+      EXPECT_EQ(phase.begin, next);
+      EXPECT_TRUE(cuts[phase.begin] && cuts[phase.end]);
+      for (std::uint32_t p = phase.begin + 1; p < phase.end; ++p) {
+        EXPECT_EQ(cuts[p], phase.one_lane);
+      }
+      next = phase.end;
+    }
+    EXPECT_EQ(next, schedule.lane.size());
+  });
+}
+
+TEST(LaneSchedule, NeighbouringPhasesOfOneLaneAreOne) {
+  for_random_plans([](const Plan& plan, std::uint32_t lanes) {
+    const LaneSchedule schedule = make_lane_schedule(plan, assign_lanes(plan, lanes));
+    for (std::size_t i = 1; i < schedule.phases.size(); ++i) {
+      EXPECT_FALSE(schedule.phases[i - 1].one_lane && schedule.phases[i].one_lane);
+    }
+    if (lanes == 1) {
+      EXPECT_EQ(schedule.phases.size(), 1u);
+    }
+  });
+}
+
 TEST(LaneSchedule, OneLaneWaitsForNothing) {
   const Plan plan = must(make_plan(random_program(3)));
   ASSERT_FALSE(plan.waits().empty());

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "devices.h"
 
+#include "device/host/team_testing.h"
+
 namespace anabranch::testing {
 namespace {
 
@@ -17,6 +19,12 @@ HostOptions host_with_delays(std::uint64_t seed) {
   return options;
 }
 
+HostOptions host_with_team(std::uint32_t lanes, unsigned members) {
+  HostOptions options = host_options(lanes, 50'000);
+  options.threads = ThreadTeam::control(1, members);
+  return options;
+}
+
 }  // namespace
 
 std::vector<DeviceCase> device_cases() {
@@ -24,6 +32,7 @@ std::vector<DeviceCase> device_cases() {
       {"HostOfOneLane", host_options(1, 50'000)},
       {"HostOfTwoLanes", host_options(2, 50'000)},
       {"HostOfFourLanesThatSleepAtOnce", host_options(4, 0)},
+      {"HostWithATeam", host_with_team(4, 64)},
       {"HostWithDelays", host_with_delays(7)},
   };
 }

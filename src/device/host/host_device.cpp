@@ -31,7 +31,7 @@ HostDevice::HostDevice(const HostOptions& options)
 
 Status HostDevice::prepare_workers(std::uint32_t workers) {
   // A child's copy of the mutex may be held by a thread that it does not have.
-  if (workers == 0 || generation_ != process_generation()) return {};
+  if (workers == 0 || is_forked()) return {};
   const std::lock_guard lock(growing_);
   const bool missed = crew_missed_.exchange(false, std::memory_order_relaxed);
   const std::uint32_t count = crew_count_.load(std::memory_order_relaxed);
@@ -46,7 +46,7 @@ Status HostDevice::prepare_workers(std::uint32_t workers) {
 }
 
 CrewLease HostDevice::lease(std::uint32_t workers) noexcept {
-  if (generation_ != process_generation()) return CrewLease(nullptr);
+  if (is_forked()) return CrewLease(nullptr);
   Crew* crew = find_free_crew(workers);
   if (!crew) crew_missed_.store(true, std::memory_order_relaxed);
   return CrewLease(crew);

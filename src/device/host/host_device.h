@@ -51,6 +51,9 @@ class HostDevice {
   // launch has found all of them taken.
   Status prepare_workers(std::uint32_t workers);
 
+  // Whether this process is a forked child, which has none of its parent's threads.
+  bool is_forked() const noexcept { return generation_ != process_generation(); }
+
   CrewLease lease(std::uint32_t workers) noexcept;
 
  private:
