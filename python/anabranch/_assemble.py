@@ -16,6 +16,7 @@ from torch.fx import Node
 from . import _compat, _native
 from ._graph import AMBIENT, StreamGraph, Unsupported, value_of
 from ._region import CompiledRegion
+from ._saved import is_pack, is_part
 from ._schema import is_scalar
 from ._tape import Call, Encoded, Recorded, Storage, extent_bytes, float_as_double, record_wrapper
 
@@ -35,6 +36,20 @@ class Layout:
     @property
     def size_bytes(self) -> int:
         return extent_bytes(self.sizes, self.strides, self.dtype.itemsize)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a value lies in the program."""
+
+    buffer: int
+    offset_bytes: int = 0
+    size_bytes: int | None = None  # None: all of the buffer
+
+    def whole_or_view(self) -> int | _native.View:
+        if self.size_bytes is None:
+            return self.buffer
+        return _native.View(self.buffer, self.offset_bytes, self.size_bytes)
 
 
 @dataclasses.dataclass
@@ -62,6 +77,7 @@ class Assembly:
         self._functions: dict[str, tuple[int, int]] = {}
         self._layouts: dict[Node, Layout] = {}
         self._returned = {value_of(n) for n in graph.output.args[0] if isinstance(n, Node)}
+        self._offset_in_block = _offsets_in_blocks(graph)
         parts = [self._record_region(region, native) for region in regions]
         self._build(parts)
         self.plan = self.program.make_plan()
@@ -76,16 +92,18 @@ class Assembly:
         for value in [*graph.inputs, *graph.outputs]:
             if not is_scalar(value):
                 self._layouts.setdefault(value, self.numbers.layout(value))
+        offsets = [self._offset_in_block.get(v, 0) for v in [*graph.inputs, *graph.outputs]
+                   if not is_scalar(v)]
         reason = None if native else "native=False"
         if reason is None:
             try:
-                return self._tape_part(region)
+                return self._tape_part(region, offsets)
             except Unsupported as error:
                 reason = str(error)
                 log.info("region %s runs in Python: %s", graph.name, reason)
-        return _Part(region, reason=reason)
+        return _Part(region, offsets, reason=reason)
 
-    def _tape_part(self, region: CompiledRegion) -> _Part:
+    def _tape_part(self, region: CompiledRegion, offsets: list[int]) -> _Part:
         inputs: list[Any] = []
         for i, value in enumerate(region.graph.inputs):
             if is_scalar(value):
@@ -95,7 +113,7 @@ class Assembly:
             storage = Storage("input", layout.size_bytes, index=i)
             inputs.append(Recorded(storage, layout.dtype, layout.sizes, layout.strides))
         recording = record_wrapper(region.compiled, inputs)
-        part = _Part(region, recording=recording)
+        part = _Part(region, offsets, recording=recording)
         for value, result in zip(region.graph.outputs, recording.results, strict=True):
             part.place_output(self._layouts[value], result)
         part.plan_scratch()
@@ -108,7 +126,7 @@ class Assembly:
         streams = {name: builder.add_stream(name) for name in self.graph.stream_names
                    if name != AMBIENT}
         streams[AMBIENT] = 0
-        self._buffers: dict[Any, int] = {}
+        self._places: dict[Any, Place] = {}
         written = {v for part in parts for v in part.region.graph.written}
         self.tensor_arguments = []
         for i, node in enumerate(self.graph.placeholders):
@@ -117,27 +135,45 @@ class Assembly:
             self.tensor_arguments.append(i)
             layout = self._layouts.setdefault(node, self.numbers.layout(node))
             role = _native.ROLE_INPUT if node in written else _native.ROLE_CONSTANT
-            self._buffers[node] = builder.add_buffer(
-                node.name, role, layout.size_bytes, layout.dtype.itemsize)
+            self._places[node] = Place(builder.add_buffer(
+                node.name, role, layout.size_bytes, layout.dtype.itemsize))
         for part in parts:
             for tensor in part.constants:
                 self._add_constant(builder, tensor)
-        made = [v for part in parts for v in part.region.graph.outputs]
-        self._output_values = [v for v in made if v in self._returned]
-        for value in [*self._output_values, *(v for v in made if v not in self._returned)]:
-            role = _native.ROLE_OUTPUT if value in self._returned else _native.ROLE_TEMPORARY
-            self._buffers[value] = builder.add_buffer(
-                value.name, role, self._layouts[value].size_bytes, _ALIGNMENT)
+        self._add_made_values(builder, [v for p in parts for v in p.region.graph.outputs])
+        self._place_parts(parts)
         for part in parts:
             self._add_step(builder, streams, part)
         self.program = builder.build()
 
+    def _add_made_values(self, builder: Any, made: Sequence[Node]) -> None:
+        blocks = [n for n in self.graph.gm.graph.nodes if is_pack(n)]
+        for block in blocks:
+            self._layouts[block] = self.numbers.layout(block)
+        self._output_values = [*(v for v in made if v in self._returned), *blocks]
+        inner = (v for v in made if v not in self._returned and v not in self._offset_in_block)
+        for value in [*self._output_values, *inner]:
+            role = _native.ROLE_OUTPUT if value in self._returned else _native.ROLE_TEMPORARY
+            self._places[value] = Place(builder.add_buffer(
+                value.name, role, self._layouts[value].size_bytes, _ALIGNMENT))
+
+    def _place_parts(self, parts: Sequence[_Part]) -> None:
+        """Gives what lies in blocks of saved tensors its place there."""
+        block_of = {v: n for n in self.graph.gm.graph.nodes if is_pack(n) for v in n.args[0]}
+        for part in parts:
+            for value in [*part.region.graph.inputs, *part.region.graph.outputs]:
+                if value in self._offset_in_block:
+                    block = block_of.get(value) or value.args[0]
+                    self._places[value] = Place(
+                        self._places[block].buffer, self._offset_in_block[value],
+                        self._layouts[value].size_bytes)
+
     def _add_constant(self, builder: Any, tensor: torch.Tensor) -> None:
-        if id(tensor) in self._buffers:
+        if id(tensor) in self._places:
             return
         size = extent_bytes(tensor.shape, tensor.stride(), tensor.dtype.itemsize)
-        self._buffers[id(tensor)] = builder.add_buffer(
-            f"constant{len(self.constants)}", _native.ROLE_CONSTANT, size, tensor.dtype.itemsize)
+        self._places[id(tensor)] = Place(builder.add_buffer(
+            f"constant{len(self.constants)}", _native.ROLE_CONSTANT, size, tensor.dtype.itemsize))
         self.constants.append(tensor)
 
     def _add_step(self, builder: Any, streams: dict[str, int], part: _Part) -> None:
@@ -146,9 +182,9 @@ class Assembly:
         for value in graph.inputs:
             if not is_scalar(value):
                 mode = _native.READ_WRITE if value in graph.written else _native.READ
-                accesses.append((mode, self._buffers[value]))
-        accesses += [(_native.WRITE, self._buffers[v]) for v in graph.outputs]
-        accesses += [(_native.READ, self._buffers[id(t)]) for t in part.constants]
+                accesses.append((mode, self._places[value].whole_or_view()))
+        accesses += [(_native.WRITE, self._places[v].whole_or_view()) for v in graph.outputs]
+        accesses += [(_native.READ, self._places[id(t)].buffer) for t in part.constants]
         if part.scratch_bytes:
             scratch = builder.add_buffer(f"{graph.name}.scratch", _native.ROLE_TEMPORARY,
                                          part.scratch_bytes, _ALIGNMENT)
@@ -169,7 +205,7 @@ class Assembly:
         inputs = [self._layouts[v] if not is_scalar(v) else self.numbers.scalar(v)
                   for v in part.region.graph.inputs]
         outputs = [self._layouts[v] for v in part.region.graph.outputs]
-        thunk = _python_region(part.region.compiled, inputs, outputs)
+        thunk = _python_region(part.region.compiled, inputs, outputs, part.access_offsets)
         self._keep_alive.append(thunk)
         return ctypes.cast(thunk, ctypes.c_void_p).value or 0, 0
 
@@ -201,10 +237,12 @@ class _Part:
     """One region on its way to a step: its recorded calls and where their memory lies.
 
     Accesses of the step are, in this order: tensor inputs, outputs, constants, scratch.
+    ``access_offsets`` says of the first two where they begin in their buffers, in bytes.
     """
 
-    def __init__(self, region: CompiledRegion, recording: Any = None,
+    def __init__(self, region: CompiledRegion, access_offsets: list[int], recording: Any = None,
                  reason: str | None = None) -> None:
+        self.access_offsets = access_offsets
         self.region = region
         self.recording = recording
         self.reason = reason
@@ -243,15 +281,18 @@ class _Part:
         """The access and byte offset of a tensor; None for the result of an operator."""
         storage = tensor.storage
         if storage.kind == "input":
-            return self.access_of_input[storage.index], tensor.offset_bytes
+            return self._within(self.access_of_input[storage.index], tensor)
         if storage in self._owner:
-            return self._owner[storage], tensor.offset_bytes
+            return self._within(self._owner[storage], tensor)
         if storage.kind == "constant":
             position = next(i for i, c in enumerate(self.constants) if c is storage.tensor)
             return self._first_output + self._outputs_placed + position, tensor.offset_bytes
         if storage.kind == "scratch":
             return self._scratch_access, self.offsets[storage] + tensor.offset_bytes
         return None
+
+    def _within(self, access: int, tensor: Recorded) -> tuple[int, int]:
+        return access, self.access_offsets[access] + tensor.offset_bytes
 
     @property
     def _scratch_access(self) -> int:
@@ -310,7 +351,7 @@ class TapeWriter:
                                 fallible=call.kind == "library")
             self._release(position)
         for access, layout, result in self._part.copies:
-            to = self._tape.view(access, 0, _compat.dtype_code(layout.dtype), layout.sizes,
+            to = self._tape.view(access, self._part.access_offsets[access], _compat.dtype_code(layout.dtype), layout.sizes,
                                  layout.strides)
             self._tape.copy(to, self._handle(result))
         return self._tape.finish()
@@ -424,6 +465,18 @@ def _same_strides(strides: Sequence[int], layout: Layout) -> bool:
     return all(size <= 1 or a == b for a, b, size in zip(strides, layout.strides, layout.sizes))
 
 
+def _offsets_in_blocks(graph: StreamGraph) -> dict[Node, int]:
+    """In bytes, of the values that lie in blocks of saved tensors (``_saved``)."""
+    offsets: dict[Node, int] = {}
+    for node in graph.gm.graph.nodes:
+        if is_pack(node):
+            for value, offset in zip(node.args[0], node.args[1], strict=True):
+                offsets[value] = offset * value.meta["val"].itemsize
+        elif is_part(node):
+            offsets[node] = node.args[3] * node.meta["val"].itemsize
+    return offsets
+
+
 def _source_of(nodes: Sequence[Node]) -> str:
     """File and line of the user's code behind the first node that has one."""
     for node in nodes:
@@ -443,12 +496,14 @@ def tensor_library() -> Any:
                                  layout=0)
 
 
-def _python_region(compiled: Any, inputs: Sequence[Any], outputs: Sequence[Layout]) -> Any:
+def _python_region(compiled: Any, inputs: Sequence[Any], outputs: Sequence[Layout],
+                   offsets: Sequence[int]) -> Any:
     """A region that calls Inductor's function under Python's lock, as a C function."""
 
     def run(context: Any, call: Any) -> int:
         try:
-            buffers = call.contents.buffers
+            given = call.contents.buffers
+            buffers = [(given[i] or 0) + offset for i, offset in enumerate(offsets)]
             position = 0
             values = []
             for item in inputs:

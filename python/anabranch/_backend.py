@@ -28,7 +28,7 @@ from ._graph import StreamGraph, Unsupported  # noqa: E402
 from ._partition import SavingPartitioner  # noqa: E402
 from ._region import compile_regions  # noqa: E402
 from ._runtime import StreamedGraph  # noqa: E402
-from ._threads import host_device, lanes_of, region_threads  # noqa: E402
+from ._threads import host_device, lanes_of  # noqa: E402
 from .streams import ANNOTATION, stream  # noqa: E402
 
 # Dynamo reads attributes of a module without calling its __getattr__.
@@ -60,7 +60,7 @@ def backend(
             gm,
             example_inputs,
             inner_compile=functools.partial(_compile_graph, chosen),
-            config_patches={"custom_partitioner_fn": SavingPartitioner()},
+            config_patches={"custom_partitioner_fn": SavingPartitioner(streamed)},
         )
 
 
@@ -99,8 +99,8 @@ def _compile_streams(
     regions = graph.regions()
     lanes = lanes_of(chosen, len(set(graph.streams.values())))
     try:
-        compiled = compile_regions(graph, regions, _fake_mode(graph), region_threads(lanes),
-                                   keywords, chosen.progress)
+        compiled = compile_regions(graph, regions, _fake_mode(graph), lanes, keywords,
+                                   chosen.progress)
     except _native.NativeError:
         raise
     except Exception as error:

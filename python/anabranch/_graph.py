@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a graph of AOTAutograd to regions: who reads and writes what, on which stream.
 
-A *value* is a node with memory of its own: a placeholder, an operator's result, or one part of a
-tuple. Views name bytes of a value again and numbers are no memory at all: both are copied into
+A *value* is a node with memory of its own: a placeholder, an operator's result, one part of a
+tuple, or a saved tensor's part of a block. Views name bytes of a value again and numbers are no memory at all: both are copied into
 every region that uses them, so only values cross from one region to another.
 """
 
@@ -16,7 +16,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from . import _compat, _native
 from ._merge import merge_small_groups
-from ._schema import is_getitem, is_random, is_scalar, is_view, overload_of, written_arguments
+from ._saved import is_pack, is_part
+from ._schema import is_getitem, is_random, is_scalar, overload_of, written_arguments
+from ._schema import is_view as names_bytes_again
 from .streams import ANNOTATION
 
 AMBIENT = "ambient"
@@ -32,7 +34,8 @@ class RegionGraph:
 
     ``inputs`` are values or scalar placeholders of the whole graph, in the order of the region's
     placeholders; ``outputs`` the values it makes for others, in the order of its results;
-    ``written`` those of ``inputs`` that it overwrites.
+    ``written`` those of ``inputs`` that it overwrites. ``alone`` where no other region can run
+    beside it.
     """
 
     name: str
@@ -43,6 +46,7 @@ class RegionGraph:
     outputs: list[Node]
     written: set[Node]
     random: bool
+    alone: bool = False
 
 
 class StreamGraph:
@@ -68,7 +72,10 @@ class StreamGraph:
         for node, group in zip(self.steps, self._groups()):
             groups.setdefault(group, []).append(node)
         region_of = {node: group for group, nodes in groups.items() for node in nodes}
-        return [self._region(k, groups[k], region_of) for k in sorted(groups)]
+        regions = [self._region(k, groups[k], region_of) for k in sorted(groups)]
+        for region, alone in zip(regions, _are_alone(regions)):
+            region.alone = alone
+        return regions
 
     def _groups(self) -> list[int]:
         """The region of each step: the planner's, small ones merged."""
@@ -79,7 +86,8 @@ class StreamGraph:
         buffers: dict[Node, int] = {}
         for node in self.gm.graph.nodes:
             if _is_value(node):
-                role = _native.ROLE_INPUT if node.op == "placeholder" else _native.ROLE_TEMPORARY
+                given = node.op == "placeholder" or is_part(node)
+                role = _native.ROLE_INPUT if given else _native.ROLE_TEMPORARY
                 buffers[node] = builder.add_buffer(node.name, role, 1)
         for node in self.steps:
             reads, writes = _accesses(node)
@@ -118,7 +126,7 @@ class StreamGraph:
     def _leaves(self, value: Node, index: int, region_of: dict[Node, int]) -> bool:
         """Whether another region or the caller uses the value, directly or through views."""
         for user in _users_through_views(value):
-            if user.op == "output" or region_of.get(user, index) != index:
+            if user.op == "output" or is_pack(user) or region_of.get(user, index) != index:
                 return True
         return False
 
@@ -200,14 +208,18 @@ def value_of(node: Node) -> Node:
             return node
 
 
+def is_view(node: Node) -> bool:
+    return names_bytes_again(node) and not is_part(node)
+
+
 def _is_step(node: Node) -> bool:
     return node.op == "call_function" and not (
-        is_view(node) or is_getitem(node) or is_scalar(node)
+        is_view(node) or is_getitem(node) or is_scalar(node) or is_pack(node) or is_part(node)
     )
 
 
 def _is_value(node: Node) -> bool:
-    if node.op == "placeholder":
+    if node.op == "placeholder" or is_part(node):
         return isinstance(node.meta.get("val"), torch.Tensor)
     if node.op == "call_function" and is_getitem(node):
         return isinstance(node.meta.get("val"), torch.Tensor)
@@ -229,6 +241,30 @@ def _accesses(node: Node) -> tuple[set[Node], set[Node]]:
     if overload_of(node) is torch.ops.aten.copy_.default:
         reads -= writes - {value_of(node.args[1])}  # type: ignore[arg-type]
     return reads, writes | set(_values_of(node))
+
+
+def _are_alone(regions: list[RegionGraph]) -> list[bool]:
+    """Which regions all others come before or after, by streams and values."""
+    before: list[int] = []  # bit j: region j comes before
+    latest: dict[object, int] = {}  # the last region of a stream, or to write a value
+    readers: dict[Node, list[int]] = {}
+    for i, region in enumerate(regions):
+        makers = [latest.get(key) for key in (f"stream {region.stream}", *region.inputs)]
+        for value in region.written:
+            makers += readers.pop(value, [])
+        if region.random:
+            makers.append(latest.get("generator"))
+            latest["generator"] = i
+        before.append(0)
+        for maker in makers:
+            if maker is not None:
+                before[i] |= before[maker] | 1 << maker
+        latest[f"stream {region.stream}"] = i
+        latest.update((value, i) for value in (*region.written, *region.outputs))
+        for value in region.inputs:
+            readers.setdefault(value, []).append(i)
+    return [mask == (1 << i) - 1 and all(later >> i & 1 for later in before[i + 1:])
+            for i, mask in enumerate(before)]
 
 
 def _in_graph_order(nodes: Iterable[Node], order: dict[Node, int]) -> list[Node]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the joint graph is cut into forward and backward: torch's min-cut, kept from a mistake.
+"""How the joint graph is cut into forward and backward: torch's min-cut, kept from a mistake, and
+small saved tensors put together (``_saved``).
 
 The min-cut partitioner may save less by computing a value again in the backward. Where that
 value was read from an input which the forward then overwrites (a counter, a moving average), the
@@ -16,22 +17,31 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from . import _compat
+from . import _compat, _saved
 from ._schema import is_view
 
 
 class SavingPartitioner(_compat.CustomPartitionerFn):
-    """Min-cut with the readers of overwritten inputs pinned. Stateless, so free to share."""
+    """Min-cut with the readers of overwritten inputs pinned; ``pack`` for a graph of streams.
+
+    Immutable, so free to share.
+    """
+
+    def __init__(self, pack: bool) -> None:
+        self._pack = pack
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Any, **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
         keep_values_for_backward(gm.graph)
         pin_readers_of_overwritten_inputs(gm.graph)
-        return _compat.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        forward, backward = _compat.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        if self._pack:
+            _saved.pack_saved_tensors(forward, backward, kwargs["num_fwd_outputs"])
+        return forward, backward
 
     def uuid(self) -> Any:
-        return _compat.get_hash_for_files((__file__,))
+        return _compat.get_hash_for_files((__file__, _saved.__file__), str(self._pack))
 
 
 def pin_readers_of_overwritten_inputs(graph: Graph) -> list[Node]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from . import _compat
 from ._graph import RegionGraph, StreamGraph
+from ._threads import region_threads
 
 log = logging.getLogger("anabranch.compile")
 
@@ -28,19 +29,20 @@ class CompiledRegion:
 
 
 def compile_regions(
-    graph: StreamGraph, regions: Sequence[RegionGraph], fake_mode: Any, threads: int,
+    graph: StreamGraph, regions: Sequence[RegionGraph], fake_mode: Any, lanes: int,
     keywords: dict[str, Any], progress: bool | None,
 ) -> list[CompiledRegion]:
     """Compiles each region on its own; regions of equal content are compiled once.
 
-    ``keywords`` are what torch hands the compiler of a whole graph; ``threads`` is what one
-    region may use inside an operator.
+    ``keywords`` are what torch hands the compiler of a whole graph; ``lanes`` is how many threads
+    will run regions at once.
     """
     compiled = []
     with _progress(len(regions), progress) as step:
         for region in regions:
             step(region.name)
             start = time.perf_counter()
+            threads = region_threads(lanes, region.alone)
             result = _compile_region(region, fake_mode, threads, keywords)
             compiled.append(CompiledRegion(region, result, time.perf_counter() - start))
             log.debug("region %s: %d nodes in %.2f s", region.name, len(region.nodes),

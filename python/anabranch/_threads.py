@@ -17,9 +17,13 @@ def lanes_of(chosen: config.Options, streams: int) -> int:
     return max(1, min(streams, chosen.max_lanes or cores))
 
 
-def region_threads(lanes: int) -> int:
-    """What is left for one operator when so many lanes run at once."""
-    return max(1, torch.get_num_threads() // lanes)
+def region_threads(lanes: int, alone: bool) -> int:
+    """For one operator of a region: all, where the region runs alone and outside the team of
+    threads (ThreadControl in device.h), else what is left beside the other lanes."""
+    threads = torch.get_num_threads()
+    if alone and threads < 2 * lanes and _compat.openmp_function("GOMP_parallel"):
+        return threads
+    return max(1, threads // lanes)
 
 
 def host_device(chosen: config.Options) -> _native.Device:
@@ -37,4 +41,7 @@ def _host_device(max_lanes: int, spin_ns: int, delays_seed: int | None) -> _nati
         get_openmp=_compat.openmp_function("omp_get_max_threads"),
         set_openmp=_compat.openmp_function("omp_set_num_threads"),
         set_mkl_local=_compat.library_function("set_mkl_threads"),
+        team_run=_compat.openmp_function("GOMP_parallel"),
+        team_index=_compat.openmp_function("omp_get_thread_num"),
+        team_size=_compat.openmp_function("omp_get_num_threads"),
     )
