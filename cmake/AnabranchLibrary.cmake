@@ -22,7 +22,7 @@ set_target_properties(
              VISIBILITY_INLINES_HIDDEN ON
              LINKER_LANGUAGE CXX)
 target_compile_features(anabranch PUBLIC cxx_std_20)
-target_link_libraries(anabranch PRIVATE Threads::Threads)
+target_link_libraries(anabranch PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
 
 if(ANABRANCH_INSTALL)
   set(config_dir "${CMAKE_INSTALL_LIBDIR}/cmake/anabranch")

@@ -25,6 +25,8 @@ ROOMS: dict[str, set[str]] = {
     "trace": {"base", "program", "plan", "device", "record", "launch"},
 }
 DEVICES = ("host", "cuda", "sim")
+# These two speak of the driver and not of programs: they include base and what is named here.
+DRIVERS: dict[str, tuple[str, ...]] = {"cuda": (), "sim": ("device/cuda/",)}
 
 # The room that each public header is the front of.
 PUBLIC: dict[str, str] = {
@@ -114,15 +116,26 @@ def _check_own(where: str, parts: tuple[str, ...], target: str) -> Iterator[str]
 
 
 def _check_device(where: str, device: str, target: str) -> Iterator[str]:
-    """A device knows base, program, itself and every public header, so that it can serve them."""
+    """A device knows base, program, itself and every public header, so that it can serve them; a
+    driver knows less."""
     first, _, rest = target.partition("/")
-    if first == "anabranch" or first in ROOMS["device"] or target.startswith(f"device/{device}/"):
+    if target.startswith(f"device/{device}/"):
         return
-    if device == "sim" and target.startswith("device/cuda/"):
-        return  # the simulated driver fills the table that device/cuda declares
+    if device in DRIVERS:
+        yield from _check_driver(where, device, target)
+        return
+    if first == "anabranch" or first in ROOMS["device"]:
+        return
     owner = f"of room {first}" if first in ROOMS and rest else "of no room"
     yield (f"{where}: device {device} includes {target} {owner}; "
            "it may include base, program and public headers")
+
+
+def _check_driver(where: str, device: str, target: str) -> Iterator[str]:
+    of_base = target.startswith("base/") or PUBLIC.get(target.removeprefix("anabranch/")) == "base"
+    if not of_base and not target.startswith(DRIVERS[device]):
+        allowed = " and ".join(("base", *DRIVERS[device]))
+        yield f"{where}: device {device} includes {target}; it may include {allowed} only"
 
 
 def _check_upstream(where: str, room: str, target: str) -> Iterator[str]:

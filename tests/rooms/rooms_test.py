@@ -19,7 +19,7 @@ GOOD = {
     "src/plan/order_test.cpp": '#include <nlohmann/json.hpp>\n#include "plan/order.h"\n',
     "src/device/host/worker.cpp": '#include "anabranch/trace.h"\n#include "program/view.h"\n',
     "src/device/cuda/driver.cpp": "#include <cuda.h>\n",
-    "src/device/sim/driver.cpp": '#include "device/cuda/table.h"\n',
+    "src/device/sim/driver.cpp": '#include "device/cuda/table.h"\n#include "anabranch/status.h"\n',
     "src/launch/launch.cpp": '#include "record/recording.h"\n#include "device/host/worker.h"\n',
     "bridge/bridge.h": "",
     "bridge/plan.cpp": '#include "bridge.h"\n#include "anabranch/plan.h"\n',
@@ -46,6 +46,16 @@ BAD = {
     "one device includes another": (
         {"src/device/host/a.cpp": '#include "device/cuda/table.h"\n'},
         "src/device/host/a.cpp:1: device host includes device/cuda/table.h of room device"),
+    "the driver's table knows programs": (
+        {"src/device/cuda/a.cpp": '#include "anabranch/program.h"\n'},
+        "src/device/cuda/a.cpp:1: device cuda includes anabranch/program.h; it may include base"),
+    "the driver's table knows its simulation": (
+        {"src/device/cuda/a.cpp": '#include "device/sim/sim.h"\n'},
+        "src/device/cuda/a.cpp:1: device cuda includes device/sim/sim.h; it may include base only"),
+    "the simulated driver knows another device": (
+        {"src/device/sim/a.cpp": '#include "device/host/worker.h"\n'},
+        "src/device/sim/a.cpp:1: device sim includes device/host/worker.h; it may include base and "
+        "device/cuda/ only"),
     "CUDA outside its device": (
         {"src/record/a.cpp": "#include <cuda_runtime.h>\n"},
         "src/record/a.cpp:1: room record includes cuda_runtime.h; only device/cuda knows CUDA"),

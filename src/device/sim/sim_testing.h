@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of this room share: a driver with a context and a few kernels.
+#pragma once
+
+#include <gmock/gmock.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/sim/sim_driver.h"
+
+namespace anabranch::cuda {
+
+inline void PrintTo(CuResult result, std::ostream* out) { *out << result_text(result); }
+
+}  // namespace anabranch::cuda
+
+namespace anabranch::sim {
+
+using namespace cuda;
+
+#define ASSERT_CU(call) ASSERT_EQ(call, ::anabranch::cuda::CuResult::kSuccess)
+#define EXPECT_CU(call) EXPECT_EQ(call, ::anabranch::cuda::CuResult::kSuccess)
+
+// add_one(in, out, count): out[i] = in[i] + 1, on 32-bit words.
+inline Kernel add_one_kernel() {
+  return {.name = "add_one", .params = layout_of({8, 8, 4}), .run = [](const KernelCall& call) {
+            const auto count = call.param<std::uint32_t>(16);
+            const auto* in = call.memory<std::uint32_t>(call.param<CuDevicePtr>(0), count);
+            auto* out = call.memory<std::uint32_t>(call.param<CuDevicePtr>(8), count);
+            for (std::uint32_t i = 0; in && out && i < count; ++i) out[i] = in[i] + 1;
+          }};
+}
+
+class SimTest : public ::testing::Test {
+ protected:
+  explicit SimTest(const SimOptions& options = {}) { start(options); }
+
+  void start(const SimOptions& options) {
+    sim.reset();
+    sim = std::make_unique<SimDriver>(options);
+    d = &sim->table();
+    sim->add_kernel(add_one_kernel());
+    EXPECT_CU(d->cuInit(0));
+    EXPECT_CU(d->cuDevicePrimaryCtxRetain(&context, 0));
+    EXPECT_CU(d->cuCtxSetCurrent(context));
+  }
+
+  CuDevicePtr allocate(std::size_t bytes) {
+    CuDevicePtr address = 0;
+    EXPECT_CU(d->cuMemAlloc(&address, bytes));
+    return address;
+  }
+  CuStream stream(unsigned flags = kStreamNonBlocking) {
+    CuStream made = nullptr;
+    EXPECT_CU(d->cuStreamCreateWithPriority(&made, flags, 0));
+    return made;
+  }
+  CuEvent event(unsigned flags = kEventDefault) {
+    CuEvent made = nullptr;
+    EXPECT_CU(d->cuEventCreate(&made, flags));
+    return made;
+  }
+  // Adds a kernel and loads it.
+  CuFunction load(Kernel kernel) {
+    const std::string name = kernel.name;
+    sim->add_kernel(std::move(kernel));
+    return load(name);
+  }
+  CuFunction load(const std::string& name) {
+    CuModule module = nullptr;
+    CuFunction function = nullptr;
+    // A test may load while it captures.
+    CuCaptureMode mode = CuCaptureMode::kRelaxed;
+    EXPECT_CU(d->cuThreadExchangeStreamCaptureMode(&mode));
+    EXPECT_CU(d->cuModuleLoadData(&module, SimDriver::make_image({name}).c_str()));
+    EXPECT_CU(d->cuModuleGetFunction(&function, module, name.c_str()));
+    EXPECT_CU(d->cuThreadExchangeStreamCaptureMode(&mode));
+    return function;
+  }
+  // A kernel without parameters that notes its name in `order`.
+  CuFunction noting(const std::string& name, std::uint64_t duration_ns = 1000) {
+    return load({.name = name,
+                 .params = {},
+                 .run = [this, name](const KernelCall&) { order.push_back(name); },
+                 .duration_ns = duration_ns});
+  }
+  CuResult launch(CuFunction function, CuStream on, std::vector<void*> params = {}) {
+    return d->cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, on,
+                             params.empty() ? nullptr : params.data(), nullptr);
+  }
+  CuResult add_one(CuStream on, CuDevicePtr in, CuDevicePtr out, std::uint32_t count = 1) {
+    if (!add_one_) add_one_ = load("add_one");
+    return launch(add_one_, on, {&in, &out, &count});
+  }
+  void put(CuDevicePtr address, std::uint32_t value) {
+    EXPECT_CU(d->cuMemcpyHtoD(address, &value, sizeof value));
+  }
+  std::uint32_t get(CuDevicePtr address) {
+    std::uint32_t value = 0;
+    EXPECT_CU(d->cuMemcpyDtoH(&value, address, sizeof value));
+    return value;
+  }
+  CuGraph end_capture(CuStream on) {
+    CuGraph graph = nullptr;
+    EXPECT_CU(d->cuStreamEndCapture(on, &graph));
+    return graph;
+  }
+  std::vector<CuGraphNode> nodes_of(CuGraph graph) {
+    std::size_t count = 0;
+    EXPECT_CU(d->cuGraphGetNodes(graph, nullptr, &count));
+    std::vector<CuGraphNode> nodes(count);
+    EXPECT_CU(d->cuGraphGetNodes(graph, nodes.data(), &count));
+    return nodes;
+  }
+  CuGraphExec instantiate(CuGraph graph, unsigned long long flags = 0) {
+    CuInstantiateParams params{flags, nullptr, nullptr, CuInstantiateResult::kSuccess};
+    CuGraphExec exec = nullptr;
+    EXPECT_CU(d->cuGraphInstantiateWithParams(&exec, graph, &params));
+    return exec;
+  }
+
+  std::unique_ptr<SimDriver> sim;
+  const Driver* d = nullptr;
+  CuContext context = nullptr;
+  std::vector<std::string> order;
+
+ private:
+  CuFunction add_one_ = nullptr;
+};
+
+}  // namespace anabranch::sim
