@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch._guards import TracingContext, tracing
+from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch._inductor.select_algorithm import extern_kernels
@@ -40,6 +42,7 @@ __all__ = [
     "empty_strided_cpu",
     "extern_kernels",
     "is_missing_compiler",
+    "kernels_at_the_end",
     "keep_saved_tensors",
     "free_unbacked_symbols",
     "get_hash_for_files",
@@ -97,6 +100,34 @@ def region_compile_context(fake_mode: Any, threads: int) -> Iterator[None]:
     options = {"cpp.threads": threads, "comment_origin": True, "memory_planning": False}
     with tracing(TracingContext(fake_mode)), inductor_config.patch(options):
         yield
+
+
+_waiting_moved = threading.RLock()
+
+
+@contextlib.contextmanager
+def kernels_at_the_end() -> Iterator[None]:
+    """Around several compilations: the C++ compiler works on the kernels of all of them at once.
+
+    A generated wrapper waits for its kernels while it is loaded. Here it goes on, and the waiting is
+    done when the block ends; until then nothing may be run. An error of the compiler comes then.
+    """
+    with _waiting_moved:
+        owner, wait, waits = threading.get_ident(), AsyncCompile.wait, []
+
+        def wait_later(self: AsyncCompile, scope: dict[str, Any]) -> None:
+            if threading.get_ident() == owner:
+                waits.append((self, scope))
+            else:
+                wait(self, scope)
+
+        AsyncCompile.wait = wait_later  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            AsyncCompile.wait = wait  # type: ignore[method-assign]
+        for compiler, scope in waits:
+            wait(compiler, scope)
 
 
 def is_missing_compiler(error: BaseException) -> bool:

@@ -32,13 +32,14 @@ def compile_regions(
     graph: StreamGraph, regions: Sequence[RegionGraph], fake_mode: Any, lanes: int,
     keywords: dict[str, Any], progress: bool | None,
 ) -> list[CompiledRegion]:
-    """Compiles each region on its own; regions of equal content are compiled once.
+    """Compiles each region on its own; regions of equal content are compiled once. What runs one
+    after the other is Inductor's lowering: the C++ compiler has the kernels of all at once.
 
     ``keywords`` are what torch hands the compiler of a whole graph; ``lanes`` is how many threads
     will run regions at once.
     """
     compiled = []
-    with _progress(len(regions), progress) as step:
+    with _progress(len(regions), progress) as step, _compat.kernels_at_the_end():
         for region in regions:
             step(region.name)
             start = time.perf_counter()
