@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// A captured CUDA graph as plain data: what record compares, searches for addresses and re-makes.
+// Ownership: values. Handles (graph nodes, functions, events) belong to the graph they were read
+//            from, which must outlive their use.
+// Threads:   values; read_graph() calls the driver for the current context.
+// Failure:   read_graph() is a Status that names the node: one whose kind or layout cannot be read
+//            is refused, never guessed.
+// Edges:     an empty graph has an empty image. Nodes stand in an order in which they can run, the
+//            order of their creation where that is one. Child graphs are refused.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "anabranch/status.h"
+#include "device/cuda/driver.h"
+
+namespace anabranch::cuda {
+
+// A parameter's bytes within the block that a kernel receives.
+struct ParamField {
+  std::uint32_t offset = 0;
+  std::uint32_t bytes = 0;
+  bool operator==(const ParamField&) const = default;
+};
+
+struct KernelImage {
+  CuKernelNodeParams launch{};  // kernel_params and extra are null: see `params`
+  std::string name;
+  bool packed = false;             // the parameters came as one buffer (`extra`)
+  std::vector<std::byte> params;   // as the device lays them out
+  std::vector<ParamField> fields;  // by parameter; a packed buffer may be longer than they say
+  std::vector<CuLaunchAttribute> attributes;  // cluster, priority, cooperative: as set on the node
+};
+
+struct NodeImage {
+  CuGraphNode handle = nullptr;
+  CuNodeType type = CuNodeType::kEmpty;
+  KernelImage kernel;
+  CuMemcpy3D copy{};
+  CuMemsetNodeParams fill{};
+  CuHostNodeParams host{};
+  CuEvent event = nullptr;
+};
+
+struct EdgeImage {
+  std::uint32_t from = 0, to = 0;  // nodes; from < to
+  CuEdgeData data{};
+};
+
+struct GraphImage {
+  std::vector<NodeImage> nodes;
+  std::vector<EdgeImage> edges;  // sorted by `to`, then by `from`
+};
+
+// "kernel 37 'triton_poi_fused_add_2'", "memset 4"
+std::string describe_node(const GraphImage& image, std::uint32_t node);
+
+Result<GraphImage> read_graph(const Driver& driver, CuGraph graph);
+
+}  // namespace anabranch::cuda

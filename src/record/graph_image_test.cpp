@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading captured graphs, on the simulated driver.
+#include "record/graph_image.h"
+
+#include <gmock/gmock.h>
+
+#include "device/sim/sim_testing.h"
+
+namespace anabranch::cuda {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class GraphImageTest : public sim::SimTest {
+ protected:
+  void begin(CuStream on) { ASSERT_CU(d->cuStreamBeginCapture(on, CuCaptureMode::kThreadLocal)); }
+  GraphImage read(CuGraph graph) {
+    auto image = read_graph(*d, graph);
+    EXPECT_TRUE(image.ok()) << (image.ok() ? "" : image.error().message());
+    return image.ok() ? *std::move(image) : GraphImage{};
+  }
+};
+
+std::uint64_t word(const KernelImage& kernel, std::size_t offset) {
+  std::uint64_t value = 0;
+  std::memcpy(&value, kernel.params.data() + offset, sizeof value);
+  return value;
+}
+
+TEST_F(GraphImageTest, AKernelHasItsNameShapeAndParameters) {
+  const CuStream on = stream();
+  begin(on);
+  ASSERT_CU(add_one(on, 0x1234, 0x5678, 9));
+  const GraphImage image = read(end_capture(on));
+  ASSERT_EQ(image.nodes.size(), 1u);
+  const KernelImage& kernel = image.nodes[0].kernel;
+  EXPECT_EQ(kernel.name, "add_one");
+  EXPECT_EQ(kernel.launch.block_x, 32u);
+  EXPECT_THAT(kernel.fields, ElementsAre(ParamField{0, 8}, ParamField{8, 8}, ParamField{16, 4}));
+  EXPECT_EQ(word(kernel, 0), 0x1234u);
+  EXPECT_EQ(word(kernel, 8), 0x5678u);
+  EXPECT_FALSE(kernel.packed);
+  EXPECT_EQ(describe_node(image, 0), "kernel 0 'add_one'");
+}
+
+TEST_F(GraphImageTest, PackedParametersAreReadLikeTheOthers) {
+  const CuFunction function = load(sim::add_one_kernel());
+  struct {
+    std::uint64_t in = 0x1234, out = 0x5678;
+    std::uint32_t count = 9, pad = 0;
+  } block;
+  std::size_t size = 20;
+  void* extra[] = {params_buffer_key(), &block, params_size_key(), &size, kParamsEnd};
+  const CuStream on = stream();
+  begin(on);
+  ASSERT_CU(d->cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, on, nullptr, extra));
+  const GraphImage image = read(end_capture(on));
+  EXPECT_TRUE(image.nodes[0].kernel.packed);
+  EXPECT_EQ(image.nodes[0].kernel.params.size(), 20u);
+  EXPECT_EQ(word(image.nodes[0].kernel, 8), 0x5678u);
+}
+
+TEST_F(GraphImageTest, CopiesFillsAndEdgesAreRead) {
+  const CuDevicePtr a = allocate(64), b = allocate(64);
+  const CuStream on = stream();
+  begin(on);
+  ASSERT_CU(d->cuMemsetD32Async(a, 7, 16, on));
+  ASSERT_CU(d->cuMemcpyDtoDAsync(b, a, 64, on));
+  const GraphImage image = read(end_capture(on));
+  ASSERT_EQ(image.nodes.size(), 2u);
+  EXPECT_EQ(image.nodes[0].fill.dst, a);
+  EXPECT_EQ(image.nodes[0].fill.value, 7u);
+  EXPECT_EQ(image.nodes[1].copy.src_device, a);
+  EXPECT_EQ(image.nodes[1].copy.dst_device, b);
+  ASSERT_EQ(image.edges.size(), 1u);
+  EXPECT_EQ(image.edges[0].from, 0u);
+  EXPECT_EQ(image.edges[0].to, 1u);
+}
+
+TEST_F(GraphImageTest, ForkedWorkStandsInAnOrderThatCanRun) {
+  const CuStream on = stream(), side = stream();
+  const CuEvent fork = event(), join = event();
+  begin(on);
+  ASSERT_CU(launch(noting("first"), on));
+  ASSERT_CU(d->cuEventRecord(fork, on));
+  ASSERT_CU(d->cuStreamWaitEvent(side, fork, 0));
+  ASSERT_CU(launch(noting("left"), on));
+  ASSERT_CU(launch(noting("right"), side));
+  ASSERT_CU(d->cuEventRecord(join, side));
+  ASSERT_CU(d->cuStreamWaitEvent(on, join, 0));
+  ASSERT_CU(launch(noting("last"), on));
+  const GraphImage image = read(end_capture(on));
+  std::vector<std::string> names;
+  for (const NodeImage& node : image.nodes) names.push_back(node.kernel.name);
+  EXPECT_THAT(names, ElementsAre("first", "left", "right", "last"));
+  EXPECT_EQ(image.edges.size(), 4u);
+  for (const EdgeImage& edge : image.edges) EXPECT_LT(edge.from, edge.to);
+}
+
+TEST_F(GraphImageTest, NodesWhoseAddressesCannotChangeAreRefusedByName) {
+  for (const CuNodeType type : {CuNodeType::kMemAlloc, CuNodeType::kMemFree,
+                                CuNodeType::kConditional, CuNodeType::kBatchMemOp}) {
+    CuGraph graph = nullptr;
+    ASSERT_CU(d->cuGraphCreate(&graph, 0));
+    sim->add_opaque_node(graph, type);
+    const auto image = read_graph(*d, graph);
+    ASSERT_FALSE(image.ok());
+    EXPECT_EQ(image.error().code(), Code::kNotRecordable);
+    EXPECT_THAT(image.error().message(), HasSubstr("addresses that cannot be changed"));
+  }
+}
+
+TEST_F(GraphImageTest, ADriverWithoutParameterLayoutsIsRefusedWithItsReason) {
+  start({.driver_version = 12030});
+  const CuStream on = stream();
+  begin(on);
+  ASSERT_CU(launch(noting("k"), on));
+  const auto image = read_graph(*d, end_capture(on));
+  ASSERT_FALSE(image.ok());
+  EXPECT_THAT(image.error().message(), HasSubstr(d->why_off(Feature::kParamInfo)));
+}
+
+TEST_F(GraphImageTest, AnyFailingCallIsAStatusThatNamesIt) {
+  const CuDevicePtr memory = allocate(64);
+  const CuStream on = stream();
+  begin(on);
+  ASSERT_CU(d->cuMemsetD32Async(memory, 7, 16, on));
+  ASSERT_CU(add_one(on, memory, memory));
+  const CuGraph graph = end_capture(on);
+  for (std::uint64_t n = 1;; ++n) {
+    sim->fail_call(n, CuResult::kOutOfMemory);
+    const auto image = read_graph(*d, graph);
+    const std::string failed = sim->failed_call();
+    if (failed.empty()) break;
+    if (failed == "cuFuncGetName") continue;  // a nicety
+    ASSERT_FALSE(image.ok()) << failed;
+    EXPECT_THAT(image.error().message(), HasSubstr(failed));
+  }
+}
+
+}  // namespace
+}  // namespace anabranch::cuda

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// A captured graph as a program and a plan: what its units are used by, and where they may lie.
+// Ownership: values.
+// Threads:   pure.
+// Failure:   kLimitExceeded where the graph is wider than a program may have streams.
+// Edges:     a unit that no node names is not in the arena.
+//
+// Every node is a step, every unit a buffer, and a node that names a unit may write all of it. The
+// graph's edges give the order: chains of nodes become streams, edges between chains waits. So the
+// planner's arena and its checker serve captured graphs as they serve programs.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "anabranch/plan.h"
+#include "anabranch/status.h"
+#include "record/graph_image.h"
+#include "record/graph_sites.h"
+#include "record/graph_units.h"
+
+namespace anabranch::cuda {
+
+enum class UnitKind : std::uint8_t {
+  kGiven,      // memory of the caller: inputs, results, parameters; a slot of its own
+  kTemporary,  // allocated in the capture and dead at its end; lies in the arena
+};
+
+struct GraphPlan {
+  Program program;  // steps are nodes and buffers are units, by number
+  PlanParts parts;
+};
+
+Result<GraphPlan> plan_graph(const GraphImage& image, std::span<const Site> sites,
+                             std::span<const Unit> units, std::span<const UnitKind> kinds);
+
+}  // namespace anabranch::cuda

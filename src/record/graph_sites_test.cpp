@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "record/graph_sites.h"
+
+#include <gmock/gmock.h>
+
+#include "record/graph_testing.h"
+
+namespace anabranch::cuda {
+namespace {
+
+using ::testing::AllOf;
+using testing::copy;
+using ::testing::ElementsAre;
+using testing::fill;
+using ::testing::HasSubstr;
+using testing::image_of;
+using testing::kernel;
+
+// Unit 0 at 0x10000 and 0x90000, unit 1 at 0x20000 and 0x80000, 4 KiB each.
+UnitTable two_units() {
+  return *UnitTable::make(std::vector<CaptureAllocation>{{0x10000, 4096}, {0x20000, 4096}},
+                          std::vector<CaptureAllocation>{{0x90000, 4096}, {0x80000, 4096}});
+}
+
+std::vector<Site> sites_of(const GraphImage& first, const GraphImage& second) {
+  auto sites = find_sites(first, second, two_units());
+  EXPECT_TRUE(sites.ok()) << (sites.ok() ? "" : sites.error().message());
+  return sites.ok() ? *std::move(sites) : std::vector<Site>{};
+}
+
+std::string refusal(const GraphImage& first, const GraphImage& second) {
+  const auto sites = find_sites(first, second, two_units());
+  EXPECT_FALSE(sites.ok());
+  return sites.ok() ? "" : sites.error().message();
+}
+
+TEST(GraphSites, AWordInOneUnitAtOneOffsetInBothCapturesIsASite) {
+  EXPECT_THAT(sites_of(image_of({kernel("k", {0x10000, 7, 0x20010})}),
+                       image_of({kernel("k", {0x90000, 7, 0x80010})})),
+              ElementsAre(Site{0, Operand::kParam, 0, 0, 0}, Site{0, Operand::kParam, 16, 1, 16}));
+}
+
+TEST(GraphSites, OperandsOfCopiesAndFillsAreSites) {
+  EXPECT_THAT(
+      sites_of(image_of({fill(0x10000), copy(0x10008, 0x20000)}),
+               image_of({fill(0x90000), copy(0x90008, 0x80000)})),
+      ElementsAre(Site{0, Operand::kDestination, 0, 0, 0}, Site{1, Operand::kSource, 0, 1, 0},
+                  Site{1, Operand::kDestination, 0, 0, 8}));
+}
+
+TEST(GraphSites, PinnedMemoryOfACopyIsASiteLikeAnyOther) {
+  auto first = image_of({copy(0x10000, 0)}), second = image_of({copy(0x90000, 0)});
+  for (auto [image, address] : {std::pair(&first, 0x20000ul), std::pair(&second, 0x80000ul)}) {
+    image->nodes[0].copy.src_memory_type = CuMemoryType::kHost;
+    image->nodes[0].copy.src_host = reinterpret_cast<const void*>(address);
+  }
+  EXPECT_THAT(sites_of(first, second), ElementsAre(Site{0, Operand::kSource, 0, 1, 0},
+                                                   Site{0, Operand::kDestination, 0, 0, 0}));
+}
+
+TEST(GraphSites, WordsInsideAStructPassedByValueAreFound) {
+  auto first = image_of({kernel("k", {1, 0x10020, 3})});
+  auto second = image_of({kernel("k", {1, 0x90020, 3})});
+  for (GraphImage* image : {&first, &second}) image->nodes[0].kernel.fields = {{0, 24}};
+  EXPECT_THAT(sites_of(first, second), ElementsAre(Site{0, Operand::kParam, 8, 0, 0x20}));
+}
+
+TEST(GraphSites, EqualWordsAreLeftAloneWhateverTheyLookLike) {
+  const auto same = image_of({kernel("k", {0x10000, 0x7f0000000000, 0})});
+  EXPECT_TRUE(sites_of(same, same).empty());
+}
+
+TEST(GraphSites, AWordThatDiffersAndIsNoAddressIsRefusedByName) {
+  EXPECT_THAT(refusal(image_of({fill(0x10000), kernel("scale", {0x10000, 0x3f800000})}),
+                      image_of({fill(0x90000), kernel("scale", {0x90000, 0x40000000})})),
+              AllOf(HasSubstr("kernel 1 'scale'"), HasSubstr("byte 8"),
+                    HasSubstr("(0x3f800000, 0x40000000)")));
+}
+
+TEST(GraphSites, AWordInOtherUnitsOrAtOtherOffsetsIsRefused) {
+  refusal(image_of({kernel("k", {0x10000})}), image_of({kernel("k", {0x80000})}));
+  refusal(image_of({kernel("k", {0x10000})}), image_of({kernel("k", {0x90008})}));
+  refusal(image_of({kernel("k", {0x10000})}), image_of({kernel("k", {0x70000})}));
+}
+
+TEST(GraphSites, BytesTooFewForAnAddressMustBeEqual) {
+  auto first = image_of({kernel("k", {0x10000})}), second = image_of({kernel("k", {0x10001})});
+  for (GraphImage* image : {&first, &second}) image->nodes[0].kernel.fields = {{0, 4}};
+  EXPECT_THAT(refusal(first, second), HasSubstr("bytes too few for an address"));
+}
+
+}  // namespace
+}  // namespace anabranch::cuda

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Units: what moves as one when a recording is launched at new addresses.
+// Ownership: values.
+// Threads:   pure.
+// Failure:   kCapturesDiffer where the two captures did not allocate alike.
+// Edges:     no allocations, no units.
+//
+// The capture's allocator may give one address to several tensors, one after the other. All of them
+// are one unit, as large as the largest, since a kernel's word says the address and not the tenant:
+// smaller units would overflow.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "anabranch/status.h"
+
+namespace anabranch::cuda {
+
+// One allocation made while a capture ran, or memory that was given to it, in order of time.
+struct CaptureAllocation {
+  std::uint64_t address = 0;
+  std::uint64_t bytes = 0;
+};
+
+struct Unit {
+  std::uint64_t first_address = 0;   // in the first capture
+  std::uint64_t second_address = 0;  // in the second
+  std::uint64_t bytes = 0;
+};
+
+// Sorted by address in either capture, to find the unit of a word.
+class UnitTable {
+ public:
+  // Units are numbered by the time of their first allocation.
+  static Result<UnitTable> make(std::span<const CaptureAllocation> first,
+                                std::span<const CaptureAllocation> second);
+
+  std::span<const Unit> units() const { return units_; }
+
+  struct Hit {
+    std::uint32_t unit = 0;
+    std::uint64_t offset = 0;  // up to and including the unit's size: an end pointer
+  };
+  static constexpr std::uint32_t kNone = ~0u;
+  // `unit` is kNone where the address lies in none.
+  Hit find_in_first(std::uint64_t address) const;
+  Hit find_in_second(std::uint64_t address) const;
+
+ private:
+  Status sort();
+  std::vector<Unit> units_;
+  std::vector<std::uint32_t> by_first_;
+  std::vector<std::uint32_t> by_second_;
+};
+
+}  // namespace anabranch::cuda
