@@ -309,6 +309,22 @@ TEST_F(Execs, AnUpdatableNodeHasAHandleAndCannotBeUnset) {
   EXPECT_EQ(set_updatable(0), CuResult::kInvalidValue);
 }
 
+TEST_F(Execs, ACapturedLaunchCanAskForAnUpdatableNode) {
+  const CuStream on = stream();
+  CuLaunchAttribute attribute{};
+  attribute.id = CuLaunchAttributeId::kDeviceUpdatableKernelNode;
+  attribute.value.device_updatable_kernel_node.device_updatable = 1;
+  CuLaunchConfig config{1, 1, 1, 32, 1, 1, 0, on, &attribute, 1};
+  EXPECT_EQ(d.cuLaunchKernelEx(&config, nothing, nullptr, nullptr), CuResult::kInvalidValue);
+  begin(on);
+  ASSERT_CU(d.cuLaunchKernelEx(&config, nothing, nullptr, nullptr));
+  const CuDeviceNode given = attribute.value.device_updatable_kernel_node.dev_node;
+  CuLaunchAttributeValue shown{};
+  ASSERT_CU(d.cuGraphKernelNodeGetAttribute(nodes_of(end(on)).front(), attribute.id, &shown));
+  EXPECT_NE(given, nullptr);
+  EXPECT_EQ(shown.device_updatable_kernel_node.dev_node, given);
+}
+
 TEST_F(Execs, AGraphWithAnUpdatableNodeIsInstantiatedOnceAtATimeAndNotCloned) {
   make_add_one();
   ASSERT_CU(set_updatable(1));
