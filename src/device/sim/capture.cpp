@@ -87,7 +87,10 @@ CuResult Machine::capture_op(Stream& stream, Op op) {
 // Waiting for an event of a capture takes a stream into it.
 CuResult Machine::wait_captured(Stream& stream, Event& event) {
   Capture& capture = *event.capture;
-  if (capture.status == CuCaptureStatus::kNone) return CuResult::kCapturedEvent;
+  if (capture.status == CuCaptureStatus::kNone) {
+    if (stream.capture) invalidate(*stream.capture);
+    return CuResult::kCapturedEvent;
+  }
   if (capture.status == CuCaptureStatus::kInvalidated) {
     return CuResult::kStreamCaptureInvalidated;
   }

@@ -6,7 +6,6 @@
 // changed uploads for itself while it runs, so what its own kernels change in it is lost.
 #include "device/sim/machine.h"
 
-#include <algorithm>
 #include <cstring>
 
 namespace anabranch::sim {
@@ -74,29 +73,29 @@ CuResult Machine::cuGraphInstantiateWithParams(CuGraphExec* handle, CuGraph sour
   params->error_node = nullptr;
   params->result = CuInstantiateResult::kError;
   CuResult result = check_instantiable(*graph, &params->error_node);
-  if (result == CuResult::kNotSupported) {
-    params->result = CuInstantiateResult::kNodeOperationNotSupported;
-  } else if (result != CuResult::kSuccess) {
-    params->result = CuInstantiateResult::kInvalidStructure;
+  if (result != CuResult::kSuccess) {
+    params->result = result == CuResult::kNotSupported
+                         ? CuInstantiateResult::kNodeOperationNotSupported
+                         : CuInstantiateResult::kInvalidStructure;
+    return result;
   }
+  const bool uploads = (params->flags & kInstantiateUpload) != 0;
+  Stream* stream = nullptr;
+  if (uploads) result = find_stream(params->upload_stream, &stream);
   if (result != CuResult::kSuccess) return result;
-  const bool updatable = std::any_of(graph->nodes.begin(), graph->nodes.end(), [&](auto node) {
-    return nodes_.find(node)->device_node != nullptr;
-  });
-  if (updatable && graph->execs > 0) return CuResult::kInvalidValue;
   Exec& exec = execs_.make();
   exec.source = source;
   flatten(*graph, exec, std::nullopt);
-  graph->execs += updatable ? 1 : 0;
+  if (!exec.copies.empty() && graph->execs > 0) {  // device code could not tell the two apart
+    execs_.erase(exec.handle);
+    return CuResult::kInvalidValue;
+  }
+  graph->execs += exec.copies.empty() ? 0 : 1;
   for (const auto& [index, copy] : exec.copies) {
     device_nodes_[exec.nodes[index].device_node].exec = execs_.share(exec.handle);
   }
   overwrite_copies(exec, exec.nodes);
-  if (params->flags & kInstantiateUpload) {
-    Stream* stream = nullptr;
-    result = find_stream(params->upload_stream, &stream);
-    if (result == CuResult::kSuccess) result = upload(exec.handle, *stream);
-  }
+  if (uploads) result = upload(exec.handle, *stream);
   params->result = CuInstantiateResult::kSuccess;
   *handle = exec.handle;
   return result;

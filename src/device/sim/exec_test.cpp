@@ -340,6 +340,24 @@ TEST_F(SimExec, DeviceCodeUpdatesWithinTheBlockAndOnlyWhileItRuns) {
   EXPECT_EQ(get(other), 0u);
 }
 
+TEST_F(SimExec, ACapturedLaunchCanAskForAnUpdatableNode) {
+  on = stream();
+  const CuFunction function = noting("k");
+  CuLaunchAttribute attribute{};
+  attribute.id = CuLaunchAttributeId::kDeviceUpdatableKernelNode;
+  attribute.value.device_updatable_kernel_node.device_updatable = 1;
+  CuLaunchConfig config{1, 1, 1, 32, 1, 1, 0, on, &attribute, 1};
+  EXPECT_EQ(d->cuLaunchKernelEx(&config, function, nullptr, nullptr), CuResult::kInvalidValue);
+  ASSERT_CU(d->cuStreamBeginCapture(on, CuCaptureMode::kRelaxed));
+  ASSERT_CU(d->cuLaunchKernelEx(&config, function, nullptr, nullptr));
+  const CuDeviceNode given = attribute.value.device_updatable_kernel_node.dev_node;
+  CuLaunchAttributeValue shown{};
+  ASSERT_CU(
+      d->cuGraphKernelNodeGetAttribute(nodes_of(end_capture(on)).front(), attribute.id, &shown));
+  EXPECT_NE(given, nullptr);
+  EXPECT_EQ(shown.device_updatable_kernel_node.dev_node, given);
+}
+
 TEST_F(SimExec, SomeFunctionsCannotBeUpdatedFromTheDevice) {
   on = stream();
   const CuFunction fixed =

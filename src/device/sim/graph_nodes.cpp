@@ -8,6 +8,11 @@ namespace anabranch::sim {
 void Machine::show_params(Node& node, KernelOp& op, CuKernelNodeParams* params) {
   *params = {op.function, op.grid.x,       op.grid.y, op.grid.z, op.block.x, op.block.y,
              op.block.z,  op.shared_bytes, nullptr,   nullptr,   nullptr,    nullptr};
+  const Function* const function = functions_.find(op.function);
+  if (options_.nodes_show_kernels && function) {
+    params->func = nullptr;
+    params->kernel = function->library_kernel;
+  }
   if (op.packed) {
     node.packed_bytes = op.params.size();
     void* const extra[] = {params_buffer_key(), op.params.data(), params_size_key(),

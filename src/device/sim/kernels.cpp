@@ -12,7 +12,9 @@ namespace anabranch::sim {
 namespace {
 
 constexpr unsigned kMaxThreads = 1024;
-constexpr unsigned kMaxSharedBytes = 232'448;
+// More shared memory, or a larger cluster, has to be allowed on the function first.
+constexpr int kPlainSharedBytes = 49'152;
+constexpr unsigned kPortableCluster = 8, kMaxCluster = 16;
 
 // The names after ".entry" in an image, which is PTX or looks like it.
 std::vector<std::string> entries_of(std::string_view image) {
@@ -39,6 +41,27 @@ std::size_t block_bytes_of(const Kernel& kernel) {
 bool divides(CuDim3 part, CuDim3 whole) {
   return part.x && part.y && part.z && whole.x % part.x == 0 && whole.y % part.y == 0 &&
          whole.z % part.z == 0;
+}
+
+int attribute_of(const Function& function, CuFunctionAttribute attribute, int otherwise) {
+  const auto it = function.attributes.find(attribute);
+  return it == function.attributes.end() ? otherwise : it->second;
+}
+
+CuResult check_shape(const Function& function, const CuKernelNodeParams& p, CuDim3 cluster) {
+  const std::uint64_t threads = std::uint64_t{p.block_x} * p.block_y * p.block_z;
+  const auto shared_bytes = static_cast<unsigned>(
+      attribute_of(function, CuFunctionAttribute::kMaxDynamicSharedSizeBytes, kPlainSharedBytes));
+  if (threads == 0 || threads > kMaxThreads || p.shared_bytes > shared_bytes ||
+      std::uint64_t{p.grid_x} * p.grid_y * p.grid_z == 0) {
+    return CuResult::kInvalidValue;
+  }
+  const bool any_cluster =
+      attribute_of(function, CuFunctionAttribute::kNonPortableClusterSizeAllowed, 0) != 0;
+  const std::uint64_t blocks = std::uint64_t{cluster.x} * cluster.y * cluster.z;
+  const bool fits = blocks <= (any_cluster ? kMaxCluster : kPortableCluster);
+  return fits && divides(cluster, {p.grid_x, p.grid_y, p.grid_z}) ? CuResult::kSuccess
+                                                                  : CuResult::kInvalidClusterSize;
 }
 
 // `extra` is a list of keys and values that ends with a null key.
@@ -100,13 +123,15 @@ CuResult Machine::cuModuleLoadData(CuModule* module, const void* image) {
   const std::vector<std::string> names = entries_of(static_cast<const char*>(image));
   if (names.empty()) return CuResult::kInvalidImage;
   for (const std::string& name : names) {
-    if (!kernels_.contains(name)) return CuResult::kNoBinaryForGpu;
+    if (!kernel_of_name_.contains(name)) return CuResult::kNoBinaryForGpu;
   }
   Module& made = modules_.make();
   for (const std::string& name : names) {
     Function& function = functions_.make();
     function.module = made.handle;
-    function.kernel = &kernels_.at(name);
+    function.library_kernel = reinterpret_cast<CuKernel>(next_handle());
+    library_kernels_[function.library_kernel] = function.handle;
+    function.kernel = kernel_of_name_.at(name);
     function.block_bytes = block_bytes_of(*function.kernel);
     made.functions[name] = function.handle;
   }
@@ -117,7 +142,10 @@ CuResult Machine::cuModuleLoadData(CuModule* module, const void* image) {
 CuResult Machine::cuModuleUnload(CuModule module) {
   const Module* const found = modules_.find(module);
   if (!found) return CuResult::kInvalidHandle;
-  for (const auto& [name, function] : found->functions) functions_.erase(function);
+  for (const auto& [name, function] : found->functions) {
+    library_kernels_.erase(functions_.find(function)->library_kernel);
+    functions_.erase(function);
+  }
   modules_.erase(module);
   return CuResult::kSuccess;
 }
@@ -131,18 +159,39 @@ CuResult Machine::cuModuleGetFunction(CuFunction* function, CuModule module, con
   return CuResult::kSuccess;
 }
 
+CuResult Machine::cuKernelGetFunction(CuFunction* function, CuKernel kernel) {
+  const auto it = library_kernels_.find(kernel);
+  if (it == library_kernels_.end()) return CuResult::kInvalidHandle;
+  *function = it->second;
+  return CuResult::kSuccess;
+}
+
+// A node names a function or, without one, a kernel.
+const Function* Machine::find_function(const CuKernelNodeParams& params) const {
+  if (params.func) return functions_.find(params.func);
+  const auto it = library_kernels_.find(params.kernel);
+  return it == library_kernels_.end() ? nullptr : functions_.find(it->second);
+}
+
 CuResult Machine::cuFuncGetAttribute(int* value, CuFunctionAttribute attribute,
                                      CuFunction function) {
   const Function* const found = functions_.find(function);
   if (!found) return CuResult::kInvalidHandle;
-  const auto it = found->attributes.find(attribute);
-  if (it != found->attributes.end()) {
-    *value = it->second;
-  } else {
-    *value = attribute == CuFunctionAttribute::kMaxThreadsPerBlock ? static_cast<int>(kMaxThreads)
-             : attribute == CuFunctionAttribute::kNumRegs          ? 32
-             : attribute == CuFunctionAttribute::kBinaryVersion    ? 90
-                                                                   : 0;
+  switch (attribute) {
+    case CuFunctionAttribute::kMaxThreadsPerBlock:
+      *value = static_cast<int>(kMaxThreads);
+      break;
+    case CuFunctionAttribute::kNumRegs:
+      *value = 32;
+      break;
+    case CuFunctionAttribute::kBinaryVersion:
+      *value = 90;
+      break;
+    case CuFunctionAttribute::kMaxDynamicSharedSizeBytes:
+      *value = attribute_of(*found, attribute, kPlainSharedBytes);
+      break;
+    default:
+      *value = attribute_of(*found, attribute, 0);
   }
   return CuResult::kSuccess;
 }
@@ -199,19 +248,17 @@ CuResult Machine::pack(const Function& function, void** params, void** extra, Ke
 }
 
 CuResult Machine::make_kernel_op(const CuKernelNodeParams& p, KernelOp* op) const {
-  const Function* const function = functions_.find(p.func);
+  const Function* const function = find_function(p);
   if (!function) return CuResult::kInvalidHandle;
-  const std::uint64_t threads = std::uint64_t{p.block_x} * p.block_y * p.block_z;
-  if (threads == 0 || threads > kMaxThreads || p.shared_bytes > kMaxSharedBytes ||
-      std::uint64_t{p.grid_x} * p.grid_y * p.grid_z == 0) {
-    return CuResult::kInvalidValue;
+  if (const CuResult result = check_shape(*function, p, op->cluster);
+      result != CuResult::kSuccess) {
+    return result;
   }
-  op->function = p.func;
+  op->function = function->handle;
   op->kernel = function->kernel;
   op->grid = {p.grid_x, p.grid_y, p.grid_z};
   op->block = {p.block_x, p.block_y, p.block_z};
   op->shared_bytes = p.shared_bytes;
-  if (!divides(op->cluster, op->grid)) return CuResult::kInvalidClusterSize;
   return pack(*function, p.kernel_params, p.extra, op);
 }
 

@@ -111,6 +111,48 @@ TEST_F(SimKernels, RefuseShapesThatNoDeviceTakes) {
             CuResult::kInvalidValue);
 }
 
+TEST_F(SimKernels, HaveLargeClustersAndMuchSharedMemoryOnlyWhereTheFunctionAllowsIt) {
+  const CuFunction function = noting("k");
+  CuLaunchAttribute cluster{};
+  cluster.id = CuLaunchAttributeId::kClusterDimension;
+  cluster.value.cluster_dim = {16, 1, 1};
+  CuLaunchConfig config{16, 1, 1, 1, 1, 1, 0, nullptr, &cluster, 1};
+  EXPECT_EQ(d->cuLaunchKernelEx(&config, function, nullptr, nullptr),
+            CuResult::kInvalidClusterSize);
+  ASSERT_CU(
+      d->cuFuncSetAttribute(function, CuFunctionAttribute::kNonPortableClusterSizeAllowed, 1));
+  EXPECT_CU(d->cuLaunchKernelEx(&config, function, nullptr, nullptr));
+  config.shared_bytes = 100'000;
+  EXPECT_EQ(d->cuLaunchKernelEx(&config, function, nullptr, nullptr), CuResult::kInvalidValue);
+  ASSERT_CU(
+      d->cuFuncSetAttribute(function, CuFunctionAttribute::kMaxDynamicSharedSizeBytes, 100'000));
+  EXPECT_CU(d->cuLaunchKernelEx(&config, function, nullptr, nullptr));
+}
+
+TEST_F(SimKernels, MayBeShownByANodeAsAKernelWithoutAFunction) {
+  start({.nodes_show_kernels = true});
+  const CuFunction function = load("add_one");
+  const CuDevicePtr a = allocate(4), b = allocate(4);
+  put(a, 1);
+  CuDevicePtr in = a, out = b;
+  std::uint32_t count = 1;
+  const CuStream on = stream();
+  ASSERT_CU(d->cuStreamBeginCapture(on, CuCaptureMode::kRelaxed));
+  ASSERT_CU(launch(function, on, {&in, &out, &count}));
+  const CuGraph graph = end_capture(on);
+  CuKernelNodeParams shown{};
+  ASSERT_CU(d->cuGraphKernelNodeGetParams(nodes_of(graph).front(), &shown));
+  EXPECT_EQ(shown.func, nullptr);
+  CuFunction found = nullptr;
+  ASSERT_CU(d->cuKernelGetFunction(&found, shown.kernel));
+  EXPECT_EQ(found, function);
+  const CuGraphExec exec = instantiate(graph);
+  ASSERT_CU(d->cuGraphExecKernelNodeSetParams(exec, nodes_of(graph).front(), &shown));
+  ASSERT_CU(d->cuGraphLaunch(exec, on));
+  ASSERT_CU(d->cuStreamSynchronize(on));
+  EXPECT_EQ(get(b), 2u);
+}
+
 TEST_F(SimKernels, AreGoneWithTheirModule) {
   CuModule module = nullptr;
   CuFunction function = nullptr;

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The simulated machine: all its state, and a member for every function of the driver's table.
-// Ownership: a SimDriver owns the Machine, the Machine everything else.
+// Ownership: a SimDriver owns the Machine, the Machine everything else. Its state is open to the
+// files
+//            of this room, which are one class cut by concern, and to nobody else.
 // Threads:   enter() takes the lock; members are called under it.
 // Failure:   codes of the driver. After a sticky one, every call but the harmless answers it.
 // Edges:     a kernel or host function that runs holds the lock: its own calls of the table answer
 //            kNotPermitted.
 #pragma once
 
+#include <deque>
 #include <mutex>
 
 #include "device/sim/objects.h"
@@ -67,6 +70,7 @@ class Machine {
 
   // kernels.cpp
   CuResult make_kernel_op(const CuKernelNodeParams& params, KernelOp* op) const;
+  const Function* find_function(const CuKernelNodeParams& params) const;
   CuResult pack(const Function& function, void** params, void** extra, KernelOp* op) const;
   void run_kernel(const KernelOp& op);
   void* kernel_memory(CuDevicePtr address, std::size_t bytes);
@@ -146,9 +150,11 @@ class Machine {
   std::vector<Device> devices_;
   std::map<std::thread::id, Device*> current_;
   std::map<std::thread::id, CuCaptureMode> thread_modes_;
-  std::map<std::string, Kernel, std::less<>> kernels_;
+  std::deque<Kernel> kernels_;
+  std::map<std::string, const Kernel*, std::less<>> kernel_of_name_;  // the latest
   Registry<CuModule, Module> modules_;
   Registry<CuFunction, Function> functions_;
+  std::map<CuKernel, CuFunction> library_kernels_;
   Registry<CuStream, Stream> streams_;
   std::map<int, Stream> legacy_;                                          // one a device
   std::map<std::pair<std::thread::id, int>, Stream> per_thread_streams_;  // one a thread and device

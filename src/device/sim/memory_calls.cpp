@@ -19,6 +19,23 @@ CuResult put(void* data, T value) {
   return CuResult::kSuccess;
 }
 
+// What an address of nobody has of an attribute.
+void put_nothing(void* data, CuPointerAttribute attribute) {
+  switch (attribute) {
+    case CuPointerAttribute::kDeviceOrdinal:
+      put(data, -2);
+      return;
+    case CuPointerAttribute::kMemoryType:
+    case CuPointerAttribute::kIsManaged:
+    case CuPointerAttribute::kMapped:
+    case CuPointerAttribute::kAccessFlags:
+      put(data, 0u);
+      return;
+    default:
+      put(data, 0ull);
+  }
+}
+
 // A pointer attribute of a range that is ours.
 CuResult put_attribute(void* data, CuPointerAttribute attribute, const Range& range,
                        CuDevicePtr address, CuContext context) {
@@ -124,13 +141,8 @@ CuResult Machine::cuPointerGetAttributes(unsigned count, CuPointerAttribute* att
     if (found) {
       const CuResult result = cuPointerGetAttribute(data[i], attributes[i], address);
       if (result != CuResult::kSuccess && result != CuResult::kInvalidValue) return result;
-    } else if (attributes[i] == CuPointerAttribute::kMemoryType ||
-               attributes[i] == CuPointerAttribute::kIsManaged) {
-      put(data[i], 0u);
-    } else if (attributes[i] == CuPointerAttribute::kDeviceOrdinal) {
-      put(data[i], -2);
     } else {
-      put(data[i], 0ull);
+      put_nothing(data[i], attributes[i]);
     }
   }
   return CuResult::kSuccess;

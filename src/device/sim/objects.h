@@ -56,6 +56,7 @@ struct Device {
 struct Function {
   CuFunction handle = nullptr;
   CuModule module = nullptr;
+  CuKernel library_kernel = nullptr;  // its other name
   const Kernel* kernel = nullptr;
   std::size_t block_bytes = 0;  // of parameters
   std::map<CuFunctionAttribute, int> attributes;

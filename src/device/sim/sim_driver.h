@@ -34,6 +34,8 @@ struct SimOptions {
   int device_count = 1;
   int driver_version = 13000;
   std::size_t device_bytes = std::size_t{256} << 20;
+  // Kernel nodes show a kernel and a null function, as nodes that the CUDA runtime captured may.
+  bool nodes_show_kernels = false;
   std::uint64_t jitter_ns = 0;  // up to this much, by the seed, is added to each piece of work
 };
 
@@ -93,7 +95,7 @@ class SimDriver {
   const cuda::Driver& table() const;
 
   // Kernels are found by name when a module that names them is loaded: an image is text with a line
-  // ".entry name" for each, which PTX is too.
+  // ".entry name" for each, which PTX is too. A second kernel of a name is for later modules.
   void add_kernel(Kernel kernel);
   // An image for cuModuleLoadData that names these kernels.
   static std::string make_image(std::initializer_list<std::string_view> names);

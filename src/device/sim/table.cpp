@@ -114,7 +114,8 @@ const cuda::Driver& SimDriver::table() const { return machine_->table_; }
 
 void SimDriver::add_kernel(Kernel kernel) {
   const std::lock_guard lock(machine_->mutex_);
-  machine_->kernels_[kernel.name] = std::move(kernel);
+  Kernel& kept = machine_->kernels_.emplace_back(std::move(kernel));
+  machine_->kernel_of_name_[kept.name] = &kept;
 }
 
 std::string SimDriver::make_image(std::initializer_list<std::string_view> names) {

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Call sequences written once against the driver's table, with what the driver answers: they run on
+// the simulated driver in every test run, and on a real one where there is one. Where the two
+// differ, the simulation is wrong. Ownership: a fixture frees what it made, and ends the captures
+// on its streams. Edges:     no case may lose the context, since all cases on a real driver share
+// it.
+#pragma once
+
+#include <gmock/gmock.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "device/cuda/driver.h"
+
+namespace anabranch::cuda {
+
+inline void PrintTo(CuResult result, std::ostream* out) { *out << result_text(result); }
+
+#define ASSERT_CU(call) ASSERT_EQ(call, ::anabranch::cuda::CuResult::kSuccess)
+#define EXPECT_CU(call) EXPECT_EQ(call, ::anabranch::cuda::CuResult::kSuccess)
+
+// PTX of the kernels, which the simulated driver reads for their names:
+//   add_one(in, out, u32 count)        out[i] = in[i] + 1 on 32-bit words
+//   store(u32 count, {out, u32 value}) out[i] = value
+//   nothing()
+extern const char* const kKernels;
+
+// A struct by value, as the kernel `store` takes it.
+struct Target {
+  CuDevicePtr out;
+  std::uint32_t value, padding;
+};
+
+class Differential : public ::testing::Test {
+ public:
+  // The driver under test and its device 0; set once by main().
+  static const Driver* driver;
+
+ protected:
+  Differential();
+  ~Differential() override;
+
+  CuStream stream(unsigned flags = kStreamNonBlocking);
+  CuEvent event();
+  CuDevicePtr allocate(std::size_t bytes);
+  void* allocate_host(std::size_t bytes);
+  void put(CuDevicePtr address, std::vector<std::uint32_t> words);
+  std::vector<std::uint32_t> get(CuDevicePtr address, std::size_t count);
+  CuResult launch(CuFunction function, CuStream on, std::vector<void*> params = {});
+  CuResult launch_add_one(CuStream on, CuDevicePtr in, CuDevicePtr out);
+  void begin(CuStream on, CuCaptureMode mode = CuCaptureMode::kRelaxed);
+  CuGraph end(CuStream on);
+  // The graph of what `work` queues.
+  CuGraph capture(const std::function<void(CuStream)>& work);
+  std::vector<CuGraphNode> nodes_of(CuGraph graph);
+  CuGraphExec instantiate(CuGraph graph);
+  void run(CuGraphExec exec);
+  // The answer of a call made by another thread in the same context.
+  CuResult in_thread(const std::function<CuResult()>& call);
+
+  const Driver& d = *driver;
+  CuContext context = nullptr;
+  CuModule module = nullptr;
+  CuFunction add_one = nullptr, store = nullptr, nothing = nullptr;
+
+ private:
+  std::vector<CuStream> streams_;
+  std::vector<CuEvent> events_;
+  std::vector<CuDevicePtr> memory_;
+  std::vector<void*> host_memory_;
+  std::vector<CuGraph> graphs_;
+  std::vector<CuGraphExec> execs_;
+};
+
+}  // namespace anabranch::cuda

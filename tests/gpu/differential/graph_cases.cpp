@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters, graphs and the setters of executable graphs.
+#include <algorithm>
+#include <cstring>
+
+#include "differential.h"
+
+namespace anabranch::cuda {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+
+class Params : public Differential {};
+class Graphs : public Differential {};
+class Execs : public Differential {
+ protected:
+  // add_one(a, b), captured and instantiated.
+  void make_add_one() {
+    a = allocate(4), b = allocate(4), other = allocate(4);
+    put(a, {1}), put(b, {0}), put(other, {0});
+    graph = capture([&](CuStream on) { ASSERT_CU(launch_add_one(on, a, b)); });
+    node = nodes_of(graph).front();
+  }
+  CuKernelNodeParams params_writing(CuDevicePtr* out) {
+    CuKernelNodeParams params{};
+    EXPECT_CU(d.cuGraphKernelNodeGetParams(node, &params));
+    pointers = {params.kernel_params[0], out, params.kernel_params[2]};
+    params.kernel_params = pointers.data();
+    return params;
+  }
+  CuResult set_updatable(int on) {
+    CuLaunchAttributeValue value{};
+    value.device_updatable_kernel_node.device_updatable = on;
+    return d.cuGraphKernelNodeSetAttribute(node, CuLaunchAttributeId::kDeviceUpdatableKernelNode,
+                                           &value);
+  }
+  CuMemcpy3D copy_of(CuDevicePtr dst, CuDevicePtr src, std::size_t bytes) {
+    CuMemcpy3D copy{};
+    copy.src_memory_type = copy.dst_memory_type = CuMemoryType::kDevice;
+    copy.src_device = src;
+    copy.dst_device = dst;
+    copy.width_bytes = bytes;
+    copy.height = copy.depth = 1;
+    return copy;
+  }
+
+  CuDevicePtr a = 0, b = 0, other = 0;
+  CuGraph graph = nullptr;
+  CuGraphNode node = nullptr;
+  std::vector<void*> pointers;
+};
+
+TEST_F(Params, AreListedUntilAnInvalidValue) {
+  std::size_t offset = 0, bytes = 0;
+  ASSERT_CU(d.cuFuncGetParamInfo(store, 0, &offset, &bytes));
+  EXPECT_EQ(offset, 0u);
+  EXPECT_EQ(bytes, 4u);
+  ASSERT_CU(d.cuFuncGetParamInfo(store, 1, &offset, &bytes));
+  EXPECT_EQ(offset, 8u);
+  EXPECT_EQ(bytes, 16u);
+  EXPECT_EQ(d.cuFuncGetParamInfo(store, 2, &offset, &bytes), CuResult::kInvalidValue);
+  EXPECT_EQ(d.cuFuncGetParamInfo(nothing, 0, &offset, &bytes), CuResult::kInvalidValue);
+}
+
+TEST_F(Params, AreTheSameOneByOneAndAsABlock) {
+  const CuDevicePtr a = allocate(8), b = allocate(8);
+  std::uint32_t count = 2;
+  Target target{a, 7, 0};
+  ASSERT_CU(launch(store, nullptr, {&count, &target}));
+  struct {
+    std::uint32_t count, padding;
+    Target target;
+  } block{2, 0, {b, 9, 0}};
+  std::size_t bytes = sizeof block;
+  void* extra[] = {params_buffer_key(), &block, params_size_key(), &bytes, kParamsEnd};
+  ASSERT_CU(d.cuLaunchKernel(store, 1, 1, 1, 32, 1, 1, 0, nullptr, nullptr, extra));
+  EXPECT_THAT(get(a, 2), Each(7u));
+  EXPECT_THAT(get(b, 2), Each(9u));
+  void* params[] = {&count, &target};
+  EXPECT_EQ(d.cuLaunchKernel(store, 1, 1, 1, 32, 1, 1, 0, nullptr, params, extra),
+            CuResult::kInvalidValue);
+}
+
+TEST_F(Params, AreShownByANodeInTheStyleInWhichTheyWereGiven) {
+  const CuDevicePtr a = allocate(8);
+  struct {
+    std::uint32_t count, padding;
+    Target target;
+  } block{2, 0, {a, 9, 0}};
+  std::size_t bytes = sizeof block;
+  void* extra[] = {params_buffer_key(), &block, params_size_key(), &bytes, kParamsEnd};
+  const CuGraph graph = capture([&](CuStream on) {
+    ASSERT_CU(d.cuLaunchKernel(store, 1, 1, 1, 32, 1, 1, 0, on, nullptr, extra));
+    ASSERT_CU(launch(store, on, {&block.count, &block.target}));
+  });
+  CuKernelNodeParams shown{};
+  ASSERT_CU(d.cuGraphKernelNodeGetParams(nodes_of(graph)[0], &shown));
+  EXPECT_EQ(shown.func, store);
+  EXPECT_EQ(shown.kernel_params, nullptr);
+  ASSERT_NE(shown.extra, nullptr);
+  ASSERT_EQ(shown.extra[0], params_buffer_key());
+  EXPECT_EQ(std::memcmp(shown.extra[1], &block, sizeof block), 0);
+  ASSERT_EQ(shown.extra[2], params_size_key());
+  EXPECT_EQ(*static_cast<std::size_t*>(shown.extra[3]), sizeof block);
+  ASSERT_CU(d.cuGraphKernelNodeGetParams(nodes_of(graph)[1], &shown));
+  EXPECT_EQ(shown.extra, nullptr);
+  ASSERT_NE(shown.kernel_params, nullptr);
+  EXPECT_EQ(static_cast<Target*>(shown.kernel_params[1])->out, a);
+  run(instantiate(graph));
+  EXPECT_THAT(get(a, 2), Each(9u));
+}
+
+TEST_F(Params, ShapesThatNoDeviceTakesAreInvalid) {
+  EXPECT_EQ(d.cuLaunchKernel(nothing, 0, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr),
+            CuResult::kInvalidValue);
+  EXPECT_EQ(d.cuLaunchKernel(nothing, 1, 1, 1, 1025, 1, 1, 0, nullptr, nullptr, nullptr),
+            CuResult::kInvalidValue);
+}
+
+TEST_F(Params, AnUnknownKernelIsNotFound) {
+  CuFunction function = nullptr;
+  EXPECT_EQ(d.cuModuleGetFunction(&function, module, "unknown"), CuResult::kNotFound);
+}
+
+TEST_F(Graphs, ListNodesInTheOrderOfTheirMaking) {
+  CuGraph graph = capture([](CuStream) {});
+  CuGraphNode nodes[3];
+  for (CuGraphNode& made : nodes) ASSERT_CU(d.cuGraphAddEmptyNode(&made, graph, nullptr, 0));
+  EXPECT_THAT(nodes_of(graph), ElementsAre(nodes[0], nodes[1], nodes[2]));
+}
+
+TEST_F(Graphs, RefuseAnEdgeTwiceAndAnEdgeToItself) {
+  CuGraph graph = capture([](CuStream) {});
+  CuGraphNode first = nullptr, second = nullptr;
+  ASSERT_CU(d.cuGraphAddEmptyNode(&first, graph, nullptr, 0));
+  ASSERT_CU(d.cuGraphAddEmptyNode(&second, graph, &first, 1));
+  EXPECT_EQ(d.cuGraphAddDependencies(graph, &first, &second, nullptr, 1), CuResult::kInvalidValue);
+  EXPECT_EQ(d.cuGraphAddDependencies(graph, &first, &first, nullptr, 1), CuResult::kInvalidValue);
+}
+
+TEST_F(Graphs, TakeProgrammaticEdgesBetweenKernelsOnly) {
+  const CuGraph graph = capture([&](CuStream on) { ASSERT_CU(launch(nothing, on)); });
+  CuGraphNode empty = nullptr;
+  ASSERT_CU(d.cuGraphAddEmptyNode(&empty, graph, nullptr, 0));
+  const CuGraphNode kernel = nodes_of(graph).front();
+  const CuEdgeData data{kPortProgrammatic, 0, kEdgeProgrammatic, {}};
+  EXPECT_EQ(d.cuGraphAddDependencies(graph, &kernel, &empty, &data, 1), CuResult::kInvalidValue);
+}
+
+TEST_F(Graphs, GiveAllEdgesOfOneCallTheDataOfTheFirst) {
+  const CuGraph graph = capture([](CuStream) {});
+  const CuKernelNodeParams params{nothing, 1, 1, 1, 32, 1, 1, 0, nullptr, nullptr, {}, {}};
+  CuGraphNode nodes[3];
+  for (CuGraphNode& made : nodes) {
+    ASSERT_CU(d.cuGraphAddKernelNode(&made, graph, nullptr, 0, &params));
+  }
+  const CuGraphNode from[] = {nodes[0], nodes[0]}, to[] = {nodes[1], nodes[2]};
+  const CuEdgeData data[] = {{}, {kPortProgrammatic, 0, kEdgeProgrammatic, {}}};
+  ASSERT_CU(d.cuGraphAddDependencies(graph, from, to, data, 2));
+  CuGraphNode found_from[2], found_to[2];
+  CuEdgeData found[2];
+  std::size_t count = 2;
+  ASSERT_CU(d.cuGraphGetEdges(graph, found_from, found_to, found, &count));
+  for (const CuEdgeData& edge : found) EXPECT_EQ(edge.type, kEdgeDefault);
+}
+
+TEST_F(Graphs, AChildIsACopyOwnedByItsNode) {
+  const CuGraph child = capture([&](CuStream on) { ASSERT_CU(launch(nothing, on)); });
+  const CuGraph outer = capture([](CuStream) {});
+  CuGraphNode node = nullptr;
+  CuGraph owned = nullptr;
+  ASSERT_CU(d.cuGraphAddChildGraphNode(&node, outer, nullptr, 0, child));
+  ASSERT_CU(d.cuGraphChildGraphNodeGetGraph(node, &owned));
+  EXPECT_NE(owned, child);
+  EXPECT_EQ(nodes_of(owned).size(), 1u);
+  run(instantiate(outer));
+}
+
+TEST_F(Graphs, ACycleIsInvalidWhenInstantiated) {
+  const CuGraph graph = capture([](CuStream) {});
+  CuGraphNode first = nullptr, second = nullptr;
+  ASSERT_CU(d.cuGraphAddEmptyNode(&first, graph, nullptr, 0));
+  ASSERT_CU(d.cuGraphAddEmptyNode(&second, graph, &first, 1));
+  ASSERT_CU(d.cuGraphAddDependencies(graph, &second, &first, nullptr, 1));
+  CuInstantiateParams params{};
+  CuGraphExec exec = nullptr;
+  EXPECT_EQ(d.cuGraphInstantiateWithParams(&exec, graph, &params), CuResult::kInvalidValue);
+  EXPECT_EQ(params.result, CuInstantiateResult::kInvalidStructure);
+}
+
+TEST_F(Execs, ASetterChangesLaterLaunchesOnly) {
+  make_add_one();
+  const CuGraphExec exec = instantiate(graph);
+  const CuStream on = stream();
+  ASSERT_CU(d.cuGraphLaunch(exec, on));
+  const CuKernelNodeParams params = params_writing(&other);
+  ASSERT_CU(d.cuGraphExecKernelNodeSetParams(exec, node, &params));
+  ASSERT_CU(d.cuStreamSynchronize(on));
+  EXPECT_THAT(get(b, 1), ElementsAre(2u));
+  EXPECT_THAT(get(other, 1), ElementsAre(0u));
+  run(exec);
+  EXPECT_THAT(get(other, 1), ElementsAre(2u));
+}
+
+TEST_F(Execs, TheGenericSetterIsTheSetterOfTheNodesType) {
+  make_add_one();
+  const CuGraphExec exec = instantiate(graph);
+  CuGraphNodeParams params{};
+  params.type = CuNodeType::kKernel;
+  params.kernel = params_writing(&other);
+  ASSERT_CU(d.cuGraphExecNodeSetParams(exec, node, &params));
+  run(exec);
+  EXPECT_THAT(get(other, 1), ElementsAre(2u));
+}
+
+TEST_F(Execs, LaunchesOfOneExecutableDoNotOverlap) {
+  make_add_one();
+  const CuGraphExec exec =
+      instantiate(capture([&](CuStream on) { ASSERT_CU(launch_add_one(on, a, a)); }));
+  const CuStream first = stream(), second = stream();
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_CU(d.cuGraphLaunch(exec, first));
+    ASSERT_CU(d.cuGraphLaunch(exec, second));
+  }
+  ASSERT_CU(d.cuCtxSynchronize());
+  EXPECT_THAT(get(a, 1), ElementsAre(101u));
+}
+
+TEST_F(Execs, ADisabledNodeDoesNothing) {
+  make_add_one();
+  const CuGraphExec exec = instantiate(graph);
+  ASSERT_CU(d.cuGraphNodeSetEnabled(exec, node, 0));
+  unsigned enabled = 1;
+  ASSERT_CU(d.cuGraphNodeGetEnabled(exec, node, &enabled));
+  EXPECT_EQ(enabled, 0u);
+  run(exec);
+  EXPECT_THAT(get(b, 1), ElementsAre(0u));
+}
+
+TEST_F(Execs, AnEmptyNodeCannotBeDisabled) {
+  const CuGraph empty = capture([](CuStream) {});
+  CuGraphNode made = nullptr;
+  ASSERT_CU(d.cuGraphAddEmptyNode(&made, empty, nullptr, 0));
+  EXPECT_EQ(d.cuGraphNodeSetEnabled(instantiate(empty), made, 0), CuResult::kInvalidValue);
+}
+
+TEST_F(Execs, ACopyStaysOneDimensionalBetweenTheSamePlacesAndIsNeverEmpty) {
+  make_add_one();
+  const CuGraph copies = capture([&](CuStream on) { ASSERT_CU(d.cuMemcpyDtoDAsync(b, a, 4, on)); });
+  const CuGraphExec exec = instantiate(copies);
+  const CuGraphNode copy_node = nodes_of(copies).front();
+  const auto set = [&](const CuMemcpy3D& copy) {
+    return d.cuGraphExecMemcpyNodeSetParams(exec, copy_node, &copy, context);
+  };
+  CuMemcpy3D copy = copy_of(other, a, 4);
+  EXPECT_CU(set(copy));
+  EXPECT_EQ(set(copy_of(other, a, 0)), CuResult::kInvalidValue);
+  copy.height = 2;
+  copy.width_bytes = copy.src_pitch = copy.dst_pitch = 2;
+  EXPECT_EQ(set(copy), CuResult::kInvalidValue);
+  copy = copy_of(0, a, 4);
+  copy.dst_memory_type = CuMemoryType::kHost;
+  copy.dst_host = allocate_host(4);
+  EXPECT_EQ(set(copy), CuResult::kInvalidValue);
+  run(exec);
+  EXPECT_THAT(get(other, 1), ElementsAre(1u));
+}
+
+TEST_F(Execs, AFillKeepsItsHeight) {
+  const CuDevicePtr area = allocate(64);
+  const auto change = [&](CuMemsetNodeParams before, CuMemsetNodeParams after) {
+    const CuGraph fills = capture([](CuStream) {});
+    CuGraphNode fill = nullptr;
+    EXPECT_CU(d.cuGraphAddMemsetNode(&fill, fills, nullptr, 0, &before, context));
+    return d.cuGraphExecMemsetNodeSetParams(instantiate(fills), fill, &after, context);
+  };
+  EXPECT_CU(change({area, 0, 1, 4, 4, 1}, {area + 32, 0, 2, 4, 4, 1}));
+  EXPECT_EQ(change({area, 0, 1, 4, 4, 1}, {area, 16, 2, 4, 2, 2}), CuResult::kInvalidValue);
+  EXPECT_EQ(change({area, 0, 1, 4, 4, 1}, {area, 0, 2, 4, 0, 1}), CuResult::kInvalidValue);
+  EXPECT_CU(change({area, 16, 1, 4, 2, 2}, {area + 32, 16, 2, 4, 2, 2}));
+  EXPECT_EQ(change({area, 16, 1, 4, 2, 2}, {area, 16, 2, 4, 1, 2}), CuResult::kInvalidValue);
+}
+
+TEST_F(Execs, AChildIsSetFromAGraphOfTheSameShape) {
+  make_add_one();
+  const CuGraph outer = capture([](CuStream) {});
+  CuGraphNode child = nullptr, extra = nullptr;
+  ASSERT_CU(d.cuGraphAddChildGraphNode(&child, outer, nullptr, 0, graph));
+  const CuGraphExec exec = instantiate(outer);
+  const CuGraph same = capture([&](CuStream on) { ASSERT_CU(launch_add_one(on, a, other)); });
+  const CuGraph longer = capture([&](CuStream on) { ASSERT_CU(launch_add_one(on, a, other)); });
+  ASSERT_CU(d.cuGraphAddEmptyNode(&extra, longer, nullptr, 0));
+  EXPECT_EQ(d.cuGraphExecChildGraphNodeSetParams(exec, child, longer), CuResult::kInvalidValue);
+  ASSERT_CU(d.cuGraphExecChildGraphNodeSetParams(exec, child, same));
+  run(exec);
+  EXPECT_THAT(get(b, 1), ElementsAre(0u));
+  EXPECT_THAT(get(other, 1), ElementsAre(2u));
+}
+
+TEST_F(Execs, AnUpdatableNodeHasAHandleAndCannotBeUnset) {
+  make_add_one();
+  ASSERT_CU(set_updatable(1));
+  CuLaunchAttributeValue value{};
+  ASSERT_CU(d.cuGraphKernelNodeGetAttribute(node, CuLaunchAttributeId::kDeviceUpdatableKernelNode,
+                                            &value));
+  EXPECT_EQ(value.device_updatable_kernel_node.device_updatable, 1);
+  EXPECT_NE(value.device_updatable_kernel_node.dev_node, nullptr);
+  EXPECT_EQ(set_updatable(0), CuResult::kInvalidValue);
+}
+
+TEST_F(Execs, ACapturedLaunchCanAskForAnUpdatableNode) {
+  const CuStream on = stream();
+  CuLaunchAttribute attribute{};
+  attribute.id = CuLaunchAttributeId::kDeviceUpdatableKernelNode;
+  attribute.value.device_updatable_kernel_node.device_updatable = 1;
+  CuLaunchConfig config{1, 1, 1, 32, 1, 1, 0, on, &attribute, 1};
+  EXPECT_EQ(d.cuLaunchKernelEx(&config, nothing, nullptr, nullptr), CuResult::kInvalidValue);
+  begin(on);
+  ASSERT_CU(d.cuLaunchKernelEx(&config, nothing, nullptr, nullptr));
+  const CuDeviceNode given = attribute.value.device_updatable_kernel_node.dev_node;
+  CuLaunchAttributeValue shown{};
+  ASSERT_CU(d.cuGraphKernelNodeGetAttribute(nodes_of(end(on)).front(), attribute.id, &shown));
+  EXPECT_NE(given, nullptr);
+  EXPECT_EQ(shown.device_updatable_kernel_node.dev_node, given);
+}
+
+TEST_F(Execs, AGraphWithAnUpdatableNodeIsInstantiatedOnceAtATimeAndNotCloned) {
+  make_add_one();
+  ASSERT_CU(set_updatable(1));
+  EXPECT_EQ(d.cuGraphDestroyNode(node), CuResult::kInvalidValue);
+  CuGraph clone = nullptr;
+  EXPECT_EQ(d.cuGraphClone(&clone, graph), CuResult::kNotSupported);
+  CuInstantiateParams params{};
+  CuGraphExec exec = nullptr, second = nullptr;
+  ASSERT_CU(d.cuGraphInstantiateWithParams(&exec, graph, &params));
+  EXPECT_EQ(d.cuGraphInstantiateWithParams(&second, graph, &params), CuResult::kInvalidValue);
+  ASSERT_CU(d.cuGraphExecDestroy(exec));
+  run(instantiate(graph));
+  EXPECT_THAT(get(b, 1), ElementsAre(2u));
+}
+
+// Without kernels that update nodes an upload shows in nothing but its codes: what it overwrites is
+// promised by src/device/sim/exec_test.cpp and measured by the updater's own test.
+TEST_F(Execs, AHostSetterOfAnUpdatableNodeTakesEffectWithAndWithoutAnUpload) {
+  make_add_one();
+  ASSERT_CU(set_updatable(1));
+  const CuGraphExec exec = instantiate(graph);
+  const CuStream on = stream();
+  ASSERT_CU(d.cuGraphUpload(exec, on));
+  CuKernelNodeParams params = params_writing(&other);
+  ASSERT_CU(d.cuGraphExecKernelNodeSetParams(exec, node, &params));
+  run(exec);
+  EXPECT_THAT(get(other, 1), ElementsAre(2u));
+  params = params_writing(&b);
+  ASSERT_CU(d.cuGraphExecKernelNodeSetParams(exec, node, &params));
+  ASSERT_CU(d.cuGraphUpload(exec, on));
+  ASSERT_CU(d.cuStreamSynchronize(on));
+  run(exec);
+  EXPECT_THAT(get(b, 1), ElementsAre(2u));
+}
+
+}  // namespace
+}  // namespace anabranch::cuda

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//   gpu_differential sim | real [gtest arguments]
+// Runs the cases on the simulated driver or on the machine's. Without a driver or a device it says
+// so and answers 77, which ctest takes as skipped.
+#include <cstdio>
+#include <memory>
+#include <string_view>
+
+#include "device/sim/sim_driver.h"
+#include "differential.h"
+
+namespace {
+
+using namespace anabranch;
+
+constexpr int kSkipped = 77;
+
+std::unique_ptr<sim::SimDriver> make_simulated() {
+  auto made = std::make_unique<sim::SimDriver>();
+  made->add_kernel(
+      {.name = "add_one", .params = sim::layout_of({8, 8, 4}), .run = [](const auto& call) {
+         const auto count = call.template param<std::uint32_t>(16);
+         const auto* in =
+             call.template memory<std::uint32_t>(call.template param<cuda::CuDevicePtr>(0), count);
+         auto* out =
+             call.template memory<std::uint32_t>(call.template param<cuda::CuDevicePtr>(8), count);
+         for (std::uint32_t i = 0; in && out && i < count; ++i) out[i] = in[i] + 1;
+       }});
+  made->add_kernel(
+      {.name = "store", .params = sim::layout_of({4, 16}), .run = [](const auto& call) {
+         const auto count = call.template param<std::uint32_t>(0);
+         const auto target = call.template param<cuda::Target>(8);
+         auto* out = call.template memory<std::uint32_t>(target.out, count);
+         for (std::uint32_t i = 0; out && i < count; ++i) out[i] = target.value;
+       }});
+  made->add_kernel({.name = "nothing", .params = {}, .run = nullptr});
+  return made;
+}
+
+// The reason why the cases cannot run; empty when they can.
+std::string why_not(const cuda::Driver& driver) {
+  const cuda::CuResult result = driver.cuInit(0);
+  if (result != cuda::CuResult::kSuccess) {
+    return cuda::driver_status(cuda::Act::kRecord, "cuInit", result).message();
+  }
+  for (const auto feature : {cuda::Feature::kEdgeData, cuda::Feature::kParamInfo,
+                             cuda::Feature::kVirtualMemory, cuda::Feature::kDeviceUpdates,
+                             cuda::Feature::kGenericNodeParams, cuda::Feature::kTensorMaps}) {
+    if (driver.has(feature)) continue;
+    return std::string(cuda::feature_text(feature)) + ": " + driver.why_off(feature);
+  }
+  return "";
+}
+
+int run_on(const cuda::Driver& driver) {
+  if (const std::string reason = why_not(driver); !reason.empty()) {
+    std::printf("skipped: %s\n", reason.c_str());
+    return kSkipped;
+  }
+  char name[128] = "";
+  driver.cuDeviceGetName(name, sizeof name, 0);
+  std::printf("device 0: %s, driver %d\n", name, driver.version);
+  cuda::Differential::driver = &driver;
+  return RUN_ALL_TESTS();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleMock(&argc, argv);
+  const std::string_view which = argc > 1 ? argv[1] : "";
+  if (which == "sim") return run_on(make_simulated()->table());
+  if (which != "real") {
+    std::fputs("usage: gpu_differential sim | real [gtest arguments]\n", stderr);
+    return 2;
+  }
+  const Result<const cuda::Driver*> driver = cuda::load_driver();
+  if (driver) return run_on(**driver);
+  std::printf("skipped: %s\n", driver.error().message().c_str());
+  return kSkipped;
+}
