@@ -167,6 +167,27 @@ TEST_F(SimExec, AFillKeepsItsHeightAndAFillOfTwoDimensionsAllOfThem) {
   EXPECT_EQ(change({area, 16, 1, 4, 2, 2}, {area, 16, 2, 4, 1, 2}), CuResult::kInvalidValue);
 }
 
+TEST_F(SimExec, ACopyStaysOnItsDevice) {
+  start({.device_count = 2});
+  make_add_one();
+  ASSERT_CU(d->cuStreamBeginCapture(on, CuCaptureMode::kRelaxed));
+  ASSERT_CU(d->cuMemcpyDtoDAsync(b, a, 4, on));
+  const CuGraph copies = end_capture(on);
+  const CuGraphExec exec = instantiate(copies);
+  CuContext second = nullptr;
+  ASSERT_CU(d->cuDevicePrimaryCtxRetain(&second, 1));
+  ASSERT_CU(d->cuCtxSetCurrent(second));
+  const CuDevicePtr far = allocate(4);
+  int ordinal = 0;
+  ASSERT_CU(d->cuPointerGetAttribute(&ordinal, CuPointerAttribute::kDeviceOrdinal, far));
+  EXPECT_EQ(ordinal, 1);
+  CuMemcpy3D copy{};
+  ASSERT_CU(d->cuGraphMemcpyNodeGetParams(nodes_of(copies).front(), &copy));
+  copy.dst_device = far;
+  EXPECT_EQ(d->cuGraphExecMemcpyNodeSetParams(exec, nodes_of(copies).front(), &copy, context),
+            CuResult::kInvalidValue);
+}
+
 TEST_F(SimExec, ADisabledNodeIsAnEmptyOneUntilItIsEnabled) {
   make_add_one();
   const CuGraphExec exec = instantiate(graph);
@@ -356,6 +377,23 @@ TEST_F(SimExec, ACapturedLaunchCanAskForAnUpdatableNode) {
       d->cuGraphKernelNodeGetAttribute(nodes_of(end_capture(on)).front(), attribute.id, &shown));
   EXPECT_NE(given, nullptr);
   EXPECT_EQ(shown.device_updatable_kernel_node.dev_node, given);
+}
+
+TEST_F(SimExec, AnUpdatableNodeInsideAChildGraphCountsToo) {
+  make_add_one();
+  CuGraph outer = nullptr, owned = nullptr;
+  CuGraphNode child = nullptr;
+  ASSERT_CU(d->cuGraphCreate(&outer, 0));
+  ASSERT_CU(d->cuGraphAddChildGraphNode(&child, outer, nullptr, 0, graph));
+  ASSERT_CU(d->cuGraphChildGraphNodeGetGraph(child, &owned));
+  make_updatable(nodes_of(owned).front());
+  const CuGraphExec exec = instantiate(outer);
+  CuInstantiateParams params{};
+  CuGraphExec second = nullptr;
+  EXPECT_EQ(d->cuGraphInstantiateWithParams(&second, outer, &params), CuResult::kInvalidValue);
+  ASSERT_CU(d->cuGraphExecDestroy(exec));
+  launch_and_wait(instantiate(outer));
+  EXPECT_EQ(get(b), 2u);
 }
 
 TEST_F(SimExec, SomeFunctionsCannotBeUpdatedFromTheDevice) {
