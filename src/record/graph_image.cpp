@@ -171,6 +171,13 @@ class Reader {
         !got.ok()) {
       return got;
     }
+    if (!kernel.launch.func && kernel.launch.kernel) {
+      if (Status got = call("cuKernelGetFunction", driver_.cuKernelGetFunction(
+                                                       &kernel.launch.func, kernel.launch.kernel));
+          !got.ok()) {
+        return got;
+      }
+    }
     const char* name = nullptr;
     if (driver_.has(Feature::kFunctionNames) && kernel.launch.func &&
         driver_.cuFuncGetName(&name, kernel.launch.func) == CuResult::kSuccess && name) {

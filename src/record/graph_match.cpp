@@ -61,7 +61,7 @@ class Matcher {
 
   Status match_kernel(std::uint32_t i, const KernelImage& a, const KernelImage& b) const {
     const CuKernelNodeParams &p = a.launch, &q = b.launch;
-    if (p.func != q.func || p.kernel != q.kernel) {
+    if (p.func != q.func) {
       return differs(describe_node(first_, i), fmt::format("'{}' there", b.name));
     }
     const std::string grid = triple(p.grid_x, p.grid_y, p.grid_z);

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/cuda_launch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+
+namespace anabranch::cuda {
+namespace {
+
+constexpr std::uint64_t kArenaAlignment = 512;
+
+Status bad(const std::string& what) {
+  return Status(Code::kBadBinding, fmt::format("launch: {}.", what));
+}
+
+// An executable of the recording, for the time of one launch.
+class ExecLease {
+ public:
+  // The one used last has most of its addresses right. Leases are short: while all are taken, the
+  // thread offers its core.
+  explicit ExecLease(const CudaRecording& recording) noexcept : exec_(take(recording)) {}
+  ~ExecLease() { exec_.release(); }
+  ExecLease(const ExecLease&) = delete;
+  ExecLease& operator=(const ExecLease&) = delete;
+
+  CudaExec* operator->() const noexcept { return &exec_; }
+  CudaExec& operator*() const noexcept { return exec_; }
+
+ private:
+  static CudaExec& take(const CudaRecording& recording) noexcept {
+    for (;;) {
+      for (const auto& exec : recording.executables()) {
+        if (exec->try_lease()) return *exec;
+      }
+      std::this_thread::yield();
+    }
+  }
+  CudaExec& exec_;
+};
+
+Status check_addresses(const CudaRecording& recording, const CudaBindings& bindings) {
+  const auto slots = recording.slots();
+  if (bindings.slots.size() != slots.size()) {
+    return bad(fmt::format("{} addresses for {} slots", bindings.slots.size(), slots.size()));
+  }
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (bindings.slots[i] % slots[i].alignment != 0) {
+      return bad(
+          fmt::format("slot {} is at {:#x} and was captured aligned to {}. Kernels may rely "
+                      "on it: copy the tensor to fresh memory",
+                      i, bindings.slots[i], slots[i].alignment));
+    }
+  }
+  if (recording.arena().size_bytes != 0 &&
+      (bindings.arena == 0 || bindings.arena % kArenaAlignment != 0)) {
+    return bad(fmt::format("the arena is at {:#x}; it must be aligned to {}", bindings.arena,
+                           kArenaAlignment));
+  }
+  return {};
+}
+
+// Two slots that share bytes would be written in an order that the capture has not seen.
+Status check_overlap(const CudaRecording& recording, const CudaBindings& bindings, CudaExec& exec) {
+  const auto slots = recording.slots();
+  const auto order = exec.slot_order();  // nearly sorted from the last time
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    for (std::size_t k = i; k > 0 && bindings.slots[order[k]] < bindings.slots[order[k - 1]]; --k) {
+      std::swap(order[k], order[k - 1]);
+    }
+  }
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    const std::uint32_t low = order[i - 1], high = order[i];
+    if (bindings.slots[low] + slots[low].bytes > bindings.slots[high]) {
+      return bad(
+          fmt::format("slots {} and {} share bytes ({} at {:#x}, {} at {:#x}). Copy one of "
+                      "the two tensors",
+                      low, high, slots[low].bytes, bindings.slots[low], slots[high].bytes,
+                      bindings.slots[high]));
+    }
+  }
+  for (const std::uint32_t slot : order) {
+    const std::uint64_t end = bindings.arena + recording.arena().size_bytes;
+    if (bindings.slots[slot] < end && bindings.arena < bindings.slots[slot] + slots[slot].bytes) {
+      return bad(fmt::format("slot {} at {:#x} lies in the arena", slot, bindings.slots[slot]));
+    }
+  }
+  return {};
+}
+
+// Whether a slot is elsewhere than at the last launch of this executable.
+bool write_wanted(const CudaRecording& recording, const CudaBindings& bindings,
+                  std::span<std::uint64_t> wanted) {
+  bool moved = false;
+  const auto& offsets = recording.arena().offsets;
+  for (std::size_t unit = 0; unit < offsets.size(); ++unit) {
+    if (offsets[unit] != kNotInArena) wanted[unit] = bindings.arena + offsets[unit];
+  }
+  for (std::size_t i = 0; i < bindings.slots.size(); ++i) {
+    std::uint64_t& address = wanted[recording.slots()[i].unit];
+    moved = moved || address != bindings.slots[i];
+    address = bindings.slots[i];
+  }
+  return moved;
+}
+
+}  // namespace
+
+Result<std::uint32_t> launch(CudaRecording& recording, const CudaBindings& bindings,
+                             CuStream stream) {
+  if (Status fits = check_addresses(recording, bindings); !fits.ok()) return fits;
+  const ExecLease exec(recording);
+  if (write_wanted(recording, bindings, exec->wanted())) {
+    if (Status apart = check_overlap(recording, bindings, *exec); !apart.ok()) {
+      exec->forget_wanted();  // so that the same addresses are looked at again
+      return apart;
+    }
+  }
+  auto set = exec->set_addresses(exec->wanted());
+  if (!set.ok()) return set;
+  if (Status queued = exec->launch(stream); !queued.ok()) return queued;
+  return set;
+}
+
+}  // namespace anabranch::cuda

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// One launch of a captured step at these addresses.
+// Ownership: the memory belongs to the caller and must live until the launch has ended on `stream`.
+// Threads:   any; launches of one recording from several threads take turns, or run side by side
+//            where it has several executables.
+// Failure:   a Status, never an exception. A refused launch has queued nothing; one that the driver
+//            failed has queued nothing either, and the recording can be launched again.
+// Edges:     the answer comes when the work is queued, not when it has ended.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "anabranch/status.h"
+#include "record/cuda_recording.h"
+
+namespace anabranch::cuda {
+
+struct CudaBindings {
+  std::span<const std::uint64_t> slots;  // an address for each of recording.slots()
+  std::uint64_t arena = 0;               // of recording.arena().size_bytes, aligned to 512
+};
+
+// Answers how many nodes had to be set: none where nothing has moved since this executable's last
+// launch. Neither allocates nor locks unless something is wrong.
+Result<std::uint32_t> launch(CudaRecording& recording, const CudaBindings& bindings,
+                             CuStream stream);
+
+}  // namespace anabranch::cuda

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launching recordings of captured steps, on the simulated driver.
+#include "launch/cuda_launch.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <random>
+#include <thread>
+
+#include "record/cuda_recording_testing.h"
+
+namespace anabranch::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::kBytes;
+
+class CudaLaunchTest : public testing::CudaStepTest {
+ protected:
+  struct Memory {
+    std::array<std::uint64_t, 2> slots{};
+    std::uint64_t arena = 0;
+    CudaBindings bindings() const { return {slots, arena}; }
+  };
+  Memory fresh(const CudaRecording& recording) {
+    return {{allocate(kBytes), allocate(kBytes)}, allocate_aligned(recording.arena().size_bytes)};
+  }
+  void free(const Memory& memory) {
+    for (const std::uint64_t slot : memory.slots) EXPECT_CU(d->cuMemFree(slot));
+    for (auto [aligned, start] : aligned_) {
+      if (aligned != memory.arena) continue;
+      EXPECT_CU(d->cuMemFree(start));
+    }
+  }
+  std::uint64_t allocate_aligned(std::uint64_t bytes) {
+    const std::uint64_t start = allocate(bytes + 512);
+    const std::uint64_t aligned = (start + 511) / 512 * 512;
+    aligned_.push_back({aligned, start});
+    return aligned;
+  }
+  std::uint32_t must_launch(CudaRecording& recording, const Memory& memory, CuStream on = nullptr) {
+    const auto set = cuda::launch(recording, memory.bindings(), on ? on : work_stream);
+    EXPECT_TRUE(set.ok()) << (set.ok() ? "" : set.error().message());
+    return set.ok() ? *set : ~0u;
+  }
+  std::size_t count_of(std::string_view call) {
+    const auto calls = sim->calls();
+    return static_cast<std::size_t>(std::count(calls.begin(), calls.end(), call));
+  }
+
+ private:
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> aligned_;
+};
+
+TEST_F(CudaLaunchTest, RunsAtTheAddressesItIsGiven) {
+  const auto recording = record();
+  const Memory memory = fresh(*recording);
+  put_words(memory.slots[0], 100);
+  EXPECT_EQ(must_launch(*recording, memory), kNodes);
+  EXPECT_CU(d->cuStreamSynchronize(work_stream));
+  expect_result(memory.slots[1], 100);
+}
+
+TEST_F(CudaLaunchTest, AThousandLaunchesAtFreshAddressesTouchNothingElse) {
+  const auto recording = record();
+  destroy_captures();
+  std::mt19937 random(5);
+  Memory memory = fresh(*recording);
+  for (std::uint32_t round = 0; round < 1000; ++round) {
+    const Memory before = memory;
+    memory = fresh(*recording);
+    if (random() % 2) std::swap(memory.slots[0], memory.slots[1]);
+    free(before);  // poisoned from here on
+    put_words(memory.slots[0], round);
+    must_launch(*recording, memory);
+    EXPECT_CU(d->cuStreamSynchronize(work_stream));
+    expect_result(memory.slots[1], round);
+  }
+  free(memory);
+  EXPECT_THAT(sim->violations(), IsEmpty());
+}
+
+TEST_F(CudaLaunchTest, SetsNoNodeWhereNothingMoved) {
+  const auto recording = record();
+  const Memory memory = fresh(*recording);
+  must_launch(*recording, memory);
+  const std::size_t setters = count_of("cuGraphExecKernelNodeSetParams");
+  EXPECT_EQ(must_launch(*recording, memory), 0u);
+  EXPECT_EQ(count_of("cuGraphExecKernelNodeSetParams"), setters);
+}
+
+TEST_F(CudaLaunchTest, SetsOnlyTheNodesThatNameWhatMoved) {
+  const auto recording = record();
+  Memory memory = fresh(*recording);
+  must_launch(*recording, memory);
+  memory.slots[0] = allocate(kBytes);
+  put_words(memory.slots[0], 7);
+  EXPECT_EQ(must_launch(*recording, memory), 1u);
+  EXPECT_CU(d->cuStreamSynchronize(work_stream));
+  expect_result(memory.slots[1], 7);
+  memory.arena = allocate_aligned(recording->arena().size_bytes);
+  EXPECT_EQ(must_launch(*recording, memory), kNodes);
+}
+
+TEST_F(CudaLaunchTest, ALaunchMayBeQueuedWhileTheOneBeforeStillRuns) {
+  const auto recording = record();
+  std::vector<Memory> memories;
+  for (std::uint32_t i = 0; i < 8; ++i) {
+    memories.push_back(fresh(*recording));
+    put_words(memories.back().slots[0], 10 * i);
+  }
+  for (const Memory& memory : memories) must_launch(*recording, memory);
+  EXPECT_CU(d->cuStreamSynchronize(work_stream));
+  for (std::uint32_t i = 0; i < 8; ++i) expect_result(memories[i].slots[1], 10 * i);
+}
+
+TEST_F(CudaLaunchTest, ThreadsMayLaunchOneRecordingOnStreamsOfTheirOwn) {
+  for (const std::uint32_t executables : {1u, 3u}) {
+    const auto recording = record(executables);
+    std::vector<std::thread> threads;
+    std::vector<Memory> memories;
+    for (std::uint32_t t = 0; t < 4; ++t) {
+      memories.push_back(fresh(*recording));
+      put_words(memories[t].slots[0], 1000 * t);
+    }
+    for (std::uint32_t t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        EXPECT_CU(d->cuCtxSetCurrent(context));
+        const CuStream on = stream();
+        for (int i = 0; i < 20; ++i) must_launch(*recording, memories[t], on);
+        EXPECT_CU(d->cuStreamSynchronize(on));
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (std::uint32_t t = 0; t < 4; ++t) expect_result(memories[t].slots[1], 1000 * t);
+  }
+}
+
+TEST_F(CudaLaunchTest, WrongBindingsAreRefusedAndQueueNothing) {
+  const auto recording = record();
+  const Memory good = fresh(*recording);
+  const auto refused = [&](const CudaBindings& bindings, const char* why) {
+    const auto set = cuda::launch(*recording, bindings, work_stream);
+    ASSERT_FALSE(set.ok()) << why;
+    EXPECT_EQ(set.error().code(), Code::kBadBinding);
+    EXPECT_THAT(set.error().message(), HasSubstr(why));
+  };
+  Memory odd = good, same = good, partly = good, inside = good;
+  odd.slots[1] += 8;
+  same.slots[1] = same.slots[0];
+  partly.slots[1] = partly.slots[0] - 256;
+  partly.slots[0] -= 128 + 128;
+  inside.slots[0] = inside.arena;
+  const std::size_t launches = count_of("cuGraphLaunch");
+  refused({std::span(good.slots).first(1), good.arena}, "1 addresses for 2 slots");
+  refused(odd.bindings(), "slot 1");
+  refused({good.slots, 0}, "the arena is at 0x0");
+  refused({good.slots, good.arena + 256}, "aligned to 512");
+  refused(same.bindings(), "share bytes");
+  refused(same.bindings(), "share bytes");  // also when asked again
+  refused(partly.bindings(), "share bytes");
+  refused(inside.bindings(), "lies in the arena");
+  EXPECT_EQ(count_of("cuGraphLaunch"), launches);
+  put_words(good.slots[0], 3);
+  must_launch(*recording, good);
+  EXPECT_CU(d->cuStreamSynchronize(work_stream));
+  expect_result(good.slots[1], 3);
+}
+
+TEST_F(CudaLaunchTest, AfterAnyFailingCallTheNextLaunchIsRight) {
+  const auto recording = record();
+  for (std::uint64_t n = 1;; ++n) {
+    const Memory memory = fresh(*recording);
+    put_words(memory.slots[0], static_cast<std::uint32_t>(n));
+    sim->fail_call(n, CuResult::kOutOfMemory);
+    const auto set = cuda::launch(*recording, memory.bindings(), work_stream);
+    const std::string failed = sim->failed_call();
+    if (failed.empty()) {
+      EXPECT_TRUE(set.ok());
+      EXPECT_GT(n, kNodes);
+      break;
+    }
+    ASSERT_FALSE(set.ok()) << failed;
+    EXPECT_EQ(set.error().code(), Code::kLaunchDriverFailed);
+    EXPECT_THAT(set.error().message(), HasSubstr(failed));
+    must_launch(*recording, memory);
+    EXPECT_CU(d->cuStreamSynchronize(work_stream));
+    expect_result(memory.slots[1], static_cast<std::uint32_t>(n));
+  }
+}
+
+}  // namespace
+}  // namespace anabranch::cuda

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "record/cuda_recording.h"
+
+namespace anabranch::cuda {
+namespace {
+
+Status recorded(const char* call, CuResult result) {
+  return driver_status(Act::kRecord, call, result);
+}
+
+Status launched(const char* call, CuResult result) {
+  return driver_status(Act::kLaunch, call, result);
+}
+
+void set_source(CuMemcpy3D& copy, std::uint64_t address) {
+  if (copy.src_memory_type == CuMemoryType::kHost) {
+    copy.src_host = reinterpret_cast<const void*>(address);
+  } else {
+    copy.src_device = address;
+  }
+}
+
+void set_destination(CuMemcpy3D& copy, std::uint64_t address) {
+  if (copy.dst_memory_type == CuMemoryType::kHost) {
+    copy.dst_host = reinterpret_cast<void*>(address);
+  } else {
+    copy.dst_device = address;
+  }
+}
+
+}  // namespace
+
+CudaExec::CudaExec(const Driver& driver, const Repointing& repointing, std::size_t units,
+                   std::size_t slots)
+    : driver_(driver),
+      repointing_(repointing),
+      nodes_(repointing.image.nodes),
+      addresses_(units, kUnset),
+      is_moved_(nodes_.size()),
+      params_(repointing.most_fields),
+      wanted_(units, kUnset),
+      slot_order_(slots) {
+  moved_.reserve(nodes_.size());
+  std::iota(slot_order_.begin(), slot_order_.end(), 0u);
+}
+
+CudaExec::~CudaExec() {
+  if (exec_) driver_.cuGraphExecDestroy(exec_);
+  if (graph_) driver_.cuGraphDestroy(graph_);
+}
+
+Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph original,
+                                                 const Repointing& repointing, std::size_t units,
+                                                 std::size_t slots) {
+  std::unique_ptr<CudaExec> made(new CudaExec(driver, repointing, units, slots));
+  if (Status cloned = made->clone_nodes(original); !cloned.ok()) return cloned;
+  CuInstantiateParams params{};
+  if (Status instantiated =
+          recorded("cuGraphInstantiateWithParams",
+                   driver.cuGraphInstantiateWithParams(&made->exec_, made->graph_, &params));
+      !instantiated.ok()) {
+    return instantiated;
+  }
+  return made;
+}
+
+// Our own graph, since setters need the one an executable was made from; a clone keeps what an
+// image does not hold (attributes that nobody has heard of yet).
+Status CudaExec::clone_nodes(CuGraph original) {
+  if (Status cloned = recorded("cuGraphClone", driver_.cuGraphClone(&graph_, original));
+      !cloned.ok()) {
+    return cloned;
+  }
+  for (NodeImage& node : nodes_) {
+    CuGraphNode there = nullptr;
+    if (Status found = recorded("cuGraphNodeFindInClone",
+                                driver_.cuGraphNodeFindInClone(&there, node.handle, graph_));
+        !found.ok()) {
+      return found;
+    }
+    node.handle = there;
+  }
+  return {};
+}
+
+Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> addresses) {
+  note_moved(addresses);
+  Status failed;
+  for (const std::uint32_t node : moved_) {
+    is_moved_[node] = false;
+    if (!failed.ok()) continue;
+    write_sites(node);
+    failed = set_node(node);
+  }
+  if (!failed.ok()) {
+    std::fill(addresses_.begin(), addresses_.end(), kUnset);
+    return failed;
+  }
+  return static_cast<std::uint32_t>(moved_.size());
+}
+
+void CudaExec::note_moved(std::span<const std::uint64_t> addresses) {
+  moved_.clear();
+  for (std::uint32_t unit = 0; unit < addresses.size(); ++unit) {
+    if (addresses[unit] == addresses_[unit] || addresses[unit] == kUnset) continue;
+    addresses_[unit] = addresses[unit];
+    for (std::uint32_t i = repointing_.first_node[unit]; i < repointing_.first_node[unit + 1];
+         ++i) {
+      const std::uint32_t node = repointing_.nodes[i];
+      if (is_moved_[node]) continue;
+      is_moved_[node] = true;
+      moved_.push_back(node);
+    }
+  }
+}
+
+void CudaExec::write_sites(std::uint32_t number) {
+  NodeImage& node = nodes_[number];
+  for (std::uint32_t i = repointing_.first_site[number]; i < repointing_.first_site[number + 1];
+       ++i) {
+    const Site& site = repointing_.sites[i];
+    const std::uint64_t address = addresses_[site.unit] + site.shift;
+    if (site.operand == Operand::kParam) {
+      std::memcpy(node.kernel.params.data() + site.offset, &address, sizeof address);
+    } else if (node.type == CuNodeType::kMemset) {
+      node.fill.dst = address;
+    } else if (site.operand == Operand::kSource) {
+      set_source(node.copy, address);
+    } else {
+      set_destination(node.copy, address);
+    }
+  }
+}
+
+Status CudaExec::set_node(std::uint32_t number) {
+  const NodeImage& node = nodes_[number];
+  switch (node.type) {
+    case CuNodeType::kKernel:
+      return launched("cuGraphExecKernelNodeSetParams", set_kernel(number));
+    case CuNodeType::kMemcpy:
+      return launched("cuGraphExecMemcpyNodeSetParams",
+                      driver_.cuGraphExecMemcpyNodeSetParams(exec_, node.handle, &node.copy,
+                                                             repointing_.context));
+    default:
+      return launched("cuGraphExecMemsetNodeSetParams",
+                      driver_.cuGraphExecMemsetNodeSetParams(exec_, node.handle, &node.fill,
+                                                             repointing_.context));
+  }
+}
+
+CuResult CudaExec::set_kernel(std::uint32_t number) {
+  NodeImage& node = nodes_[number];
+  KernelImage& kernel = node.kernel;
+  CuKernelNodeParams launch = kernel.launch;
+  std::size_t size = kernel.params.size();
+  void* extra[] = {params_buffer_key(), kernel.params.data(), params_size_key(), &size, kParamsEnd};
+  if (kernel.packed) {
+    launch.extra = extra;
+  } else {
+    for (std::size_t i = 0; i < kernel.fields.size(); ++i) {
+      params_[i] = kernel.params.data() + kernel.fields[i].offset;
+    }
+    launch.kernel_params = params_.data();
+  }
+  return driver_.cuGraphExecKernelNodeSetParams(exec_, node.handle, &launch);
+}
+
+Status CudaExec::launch(CuStream stream) {
+  return launched("cuGraphLaunch", driver_.cuGraphLaunch(exec_, stream));
+}
+
+}  // namespace anabranch::cuda

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "record/cuda_recording.h"
+
+#include <algorithm>
+
+#include "record/graph_match.h"
+
+namespace anabranch::cuda {
+namespace {
+
+constexpr std::uint64_t kMostAlignment = 512;
+
+std::uint64_t alignment_of(std::uint64_t address) {
+  return std::min(address & (~address + 1), kMostAlignment);
+}
+
+// Given memory stays given where the capture's allocator gave out the same address later.
+std::vector<UnitKind> kinds_of_units(const UnitTable& units,
+                                     std::span<const CaptureAllocation> made,
+                                     std::span<const UnitKind> kinds) {
+  std::vector<UnitKind> of_units(units.units().size(), UnitKind::kTemporary);
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    if (kinds[i] == UnitKind::kGiven) {
+      of_units[units.find_in_first(made[i].address).unit] = UnitKind::kGiven;
+    }
+  }
+  return of_units;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
+                                                           const Capture& first,
+                                                           const Capture& second,
+                                                           std::span<const UnitKind> kinds,
+                                                           std::uint32_t executables) {
+  std::shared_ptr<CudaRecording> made(new CudaRecording(driver));
+  if (Status current = driver_status(Act::kRecord, "cuCtxGetCurrent",
+                                     driver.cuCtxGetCurrent(&made->repointing_.context));
+      !current.ok()) {
+    return current;
+  }
+  if (Status found = made->discover(first, second, kinds); !found.ok()) return found;
+  made->index_sites();
+  for (std::uint32_t i = 0; i < executables; ++i) {
+    auto exec = CudaExec::make(driver, first.graph, made->repointing_, made->unit_count(),
+                               made->slots_.size());
+    if (!exec.ok()) return exec.error();
+    made->executables_.push_back(*std::move(exec));
+  }
+  return made;
+}
+
+Status CudaRecording::discover(const Capture& first, const Capture& second,
+                               std::span<const UnitKind> kinds) {
+  auto image = read_graph(driver_, first.graph);
+  if (!image.ok()) return image.error();
+  const auto other = read_graph(driver_, second.graph);
+  if (!other.ok()) return other.error();
+  if (Status same = match_graphs(*image, *other); !same.ok()) return same;
+  const auto units = UnitTable::make(first.allocations, second.allocations);
+  if (!units.ok()) return units.error();
+  auto sites = find_sites(*image, *other, *units);
+  if (!sites.ok()) return sites.error();
+  const auto of_units = kinds_of_units(*units, first.allocations, kinds);
+  auto plan = plan_graph(*image, *sites, units->units(), of_units);
+  if (!plan.ok()) return plan.error();
+  for (std::uint32_t unit = 0; unit < of_units.size(); ++unit) {
+    if (of_units[unit] != UnitKind::kGiven) continue;
+    const Unit& there = units->units()[unit];
+    slots_.push_back(
+        {unit, there.bytes,
+         std::min(alignment_of(there.first_address), alignment_of(there.second_address))});
+  }
+  repointing_.image = *std::move(image);
+  repointing_.sites = *std::move(sites);
+  arena_ = std::move(plan->parts.arena);
+  return {};
+}
+
+void CudaRecording::index_sites() {
+  Repointing& to = repointing_;
+  to.first_site.assign(to.image.nodes.size() + 1, 0);
+  std::vector<std::vector<std::uint32_t>> nodes(unit_count());
+  for (const Site& site : to.sites) {
+    ++to.first_site[site.node + 1];
+    if (nodes[site.unit].empty() || nodes[site.unit].back() != site.node) {
+      nodes[site.unit].push_back(site.node);
+    }
+  }
+  for (std::size_t i = 1; i < to.first_site.size(); ++i) to.first_site[i] += to.first_site[i - 1];
+  to.first_node.push_back(0);
+  for (const auto& of_unit : nodes) {
+    to.nodes.insert(to.nodes.end(), of_unit.begin(), of_unit.end());
+    to.first_node.push_back(static_cast<std::uint32_t>(to.nodes.size()));
+  }
+  for (const NodeImage& node : to.image.nodes) {
+    to.most_fields =
+        std::max(to.most_fields, static_cast<std::uint32_t>(node.kernel.fields.size()));
+  }
+}
+
+}  // namespace anabranch::cuda

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// A captured step made real: executable graphs whose addresses are arguments.
+// Ownership: owns its graphs and executables; the captures it was made from may be destroyed. The
+//            modules of the kernels must stay loaded.
+// Threads:   make() for the current context. Executables are leased one launch at a time; the rest
+//            is immutable.
+// Failure:   make() is a Status and leaves nothing behind.
+// Edges:     what two captures agree on is frozen: sizes, numbers, memory that belongs to no unit.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "anabranch/plan.h"
+#include "anabranch/status.h"
+#include "device/cuda/driver.h"
+#include "record/graph_image.h"
+#include "record/graph_program.h"
+#include "record/graph_sites.h"
+#include "record/graph_units.h"
+
+namespace anabranch::cuda {
+
+// One of the two captures of a step, and what was allocated while it ran or was given to it.
+struct Capture {
+  CuGraph graph = nullptr;
+  std::span<const CaptureAllocation> allocations;
+};
+
+// Memory of the caller that a launch is given: any address with this alignment.
+struct CudaSlot {
+  std::uint32_t unit = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t alignment = 0;  // what both captures had, 512 at most
+};
+
+// What every executable of a recording does, and where its addresses are.
+struct Repointing {
+  GraphImage image;
+  std::vector<Site> sites;                // sorted by node
+  std::vector<std::uint32_t> first_site;  // by node, one more than there are
+  std::vector<std::uint32_t> nodes;       // that name a unit, unit by unit
+  std::vector<std::uint32_t> first_node;  // by unit, one more than there are
+  std::uint32_t most_fields = 0;          // of any kernel
+  CuContext context = nullptr;
+};
+
+// One executable graph and the addresses that its nodes hold.
+class CudaExec {
+ public:
+  static constexpr std::uint64_t kUnset = ~std::uint64_t{0};
+
+  static Result<std::unique_ptr<CudaExec>> make(const Driver& driver, CuGraph original,
+                                                const Repointing& repointing, std::size_t units,
+                                                std::size_t slots);
+  ~CudaExec();
+  CudaExec(const CudaExec&) = delete;
+  CudaExec& operator=(const CudaExec&) = delete;
+
+  bool try_lease() noexcept { return !leased_.exchange(true, std::memory_order_acquire); }
+  void release() noexcept { leased_.store(false, std::memory_order_release); }
+
+  // For the lessee. Gives the nodes these addresses, by unit (kUnset: as it was); only nodes that
+  // name a unit which moved are touched. Answers how many there were. Affects later launches alone.
+  // After a failure all addresses count as unknown.
+  Result<std::uint32_t> set_addresses(std::span<const std::uint64_t> addresses);
+  Status launch(CuStream stream);
+
+  // Room for the lessee: an address for each unit, and the slots in some order.
+  std::span<std::uint64_t> wanted() { return wanted_; }
+  std::span<std::uint32_t> slot_order() { return slot_order_; }
+  void forget_wanted() noexcept { std::fill(wanted_.begin(), wanted_.end(), kUnset); }
+
+ private:
+  CudaExec(const Driver& driver, const Repointing& repointing, std::size_t units,
+           std::size_t slots);
+  Status clone_nodes(CuGraph original);
+  void note_moved(std::span<const std::uint64_t> addresses);
+  void write_sites(std::uint32_t node);
+  Status set_node(std::uint32_t node);
+  CuResult set_kernel(std::uint32_t node);
+
+  const Driver& driver_;
+  const Repointing& repointing_;
+  CuGraph graph_ = nullptr;
+  CuGraphExec exec_ = nullptr;
+  std::vector<NodeImage> nodes_;          // handles in our graph, operands as the nodes hold them
+  std::vector<std::uint64_t> addresses_;  // by unit
+  std::vector<std::uint32_t> moved_;      // nodes to set
+  std::vector<bool> is_moved_;
+  std::vector<void*> params_;  // scratch
+  std::vector<std::uint64_t> wanted_;
+  std::vector<std::uint32_t> slot_order_;
+  std::atomic<bool> leased_{false};
+};
+
+class CudaRecording {
+ public:
+  // `kinds` says of each allocation what it is; an address that was given is a slot even where the
+  // capture's allocator gave it out again. More `executables` let more launches run at once.
+  static Result<std::shared_ptr<CudaRecording>> make(const Driver& driver, const Capture& first,
+                                                     const Capture& second,
+                                                     std::span<const UnitKind> kinds,
+                                                     std::uint32_t executables = 1);
+
+  std::span<const CudaSlot> slots() const { return slots_; }
+  const ArenaLayout& arena() const { return arena_; }
+  std::size_t unit_count() const { return arena_.offsets.size(); }
+  std::span<const Site> sites() const { return repointing_.sites; }
+  const Driver& driver() const { return driver_; }
+  CuContext context() const { return repointing_.context; }
+  std::span<const std::unique_ptr<CudaExec>> executables() const { return executables_; }
+
+ private:
+  explicit CudaRecording(const Driver& driver) : driver_(driver) {}
+  Status discover(const Capture& first, const Capture& second, std::span<const UnitKind> kinds);
+  void index_sites();
+
+  const Driver& driver_;
+  Repointing repointing_;
+  std::vector<CudaSlot> slots_;
+  ArenaLayout arena_;
+  std::vector<std::unique_ptr<CudaExec>> executables_;
+};
+
+}  // namespace anabranch::cuda

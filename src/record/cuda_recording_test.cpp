@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Making recordings of captured steps, on the simulated driver.
+#include "record/cuda_recording.h"
+
+#include <gmock/gmock.h>
+
+#include "record/cuda_recording_testing.h"
+
+namespace anabranch::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::kBytes;
+
+using CudaRecordingTest = testing::CudaStepTest;
+
+TEST_F(CudaRecordingTest, GivenMemoryBecomesSlotsAndTheRestLiesInTheArena) {
+  const auto recording = record();
+  ASSERT_EQ(recording->slots().size(), 2u);
+  EXPECT_EQ(recording->slots()[0].unit, 0u);
+  EXPECT_EQ(recording->slots()[1].bytes, kBytes);
+  // Three temporaries, of which never more than two live at once; places are aligned to 512.
+  EXPECT_EQ(recording->arena().size_bytes, 512 + kBytes);
+  EXPECT_EQ(recording->arena().naive_bytes, 2 * 512 + kBytes);
+  EXPECT_EQ(recording->sites().size(), 11u);
+}
+
+TEST_F(CudaRecordingTest, ASlotAsksForTheAlignmentThatBothCapturesHad) {
+  std::uint64_t both = 0;
+  for (const auto& captured : captures) both |= captured.memory[0].address;
+  const std::uint64_t had = std::min<std::uint64_t>(both & (~both + 1), 512);
+  EXPECT_EQ(record()->slots()[0].alignment, had);
+  EXPECT_GE(had, 256u);
+}
+
+TEST_F(CudaRecordingTest, TheCapturesMayBeDestroyedAfterwards) {
+  const auto recording = record();
+  destroy_captures();
+  const auto set = recording->executables()[0]->set_addresses(std::vector<std::uint64_t>{
+      allocate(kBytes), allocate(kBytes), allocate(kBytes), allocate(kBytes), allocate(kBytes)});
+  ASSERT_TRUE(set.ok());
+  EXPECT_EQ(*set, kNodes);
+}
+
+TEST_F(CudaRecordingTest, ARecordingFreesAllItMade) {
+  const std::size_t before = sim->live_objects();
+  record(3).reset();
+  EXPECT_EQ(sim->live_objects(), before);
+}
+
+TEST_F(CudaRecordingTest, WhenAnyCallFailsNothingIsLeftBehind) {
+  const std::size_t before = sim->live_objects();
+  for (std::uint64_t n = 1;; ++n) {
+    sim->fail_call(n, CuResult::kOutOfMemory);
+    const auto made = try_record(2);
+    const std::string failed = sim->failed_call();
+    if (failed.empty()) {
+      EXPECT_TRUE(made.ok());
+      EXPECT_GT(n, 30u);
+      break;
+    }
+    if (failed == "cuFuncGetName") continue;  // a nicety
+    ASSERT_FALSE(made.ok()) << failed;
+    EXPECT_EQ(made.error().code(), Code::kDriverFailed);
+    EXPECT_THAT(made.error().message(), HasSubstr(failed));
+    EXPECT_EQ(sim->live_objects(), before) << failed;
+  }
+}
+
+TEST_F(CudaRecordingTest, CapturesOfTwoDifferentStepsAreRefused) {
+  EXPECT_CU(d->cuStreamBeginCapture(work_stream, CuCaptureMode::kThreadLocal));
+  captures[1].graph = end_capture(work_stream);
+  const auto made = try_record();
+  ASSERT_FALSE(made.ok());
+  EXPECT_EQ(made.error().code(), Code::kCapturesDiffer);
+}
+
+class KernelHandlesTest : public testing::CudaStepTest {
+ protected:
+  KernelHandlesTest() : CudaStepTest({.nodes_show_kernels = true}) {}
+};
+
+TEST_F(KernelHandlesTest, NodesThatShowAKernelInsteadOfAFunctionAreRecordedToo) {
+  EXPECT_EQ(record()->sites().size(), 11u);
+}
+
+}  // namespace
+}  // namespace anabranch::cuda
