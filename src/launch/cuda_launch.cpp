@@ -20,7 +20,8 @@ class ExecLease {
  public:
   // The one used last has most of its addresses right. Leases are short: while all are taken, the
   // thread offers its core.
-  explicit ExecLease(const CudaRecording& recording) noexcept : exec_(take(recording)) {}
+  explicit ExecLease(std::span<const std::unique_ptr<CudaExec>> from) noexcept
+      : exec_(take(from)) {}
   ~ExecLease() { exec_.release(); }
   ExecLease(const ExecLease&) = delete;
   ExecLease& operator=(const ExecLease&) = delete;
@@ -29,12 +30,14 @@ class ExecLease {
   CudaExec& operator*() const noexcept { return exec_; }
 
  private:
-  static CudaExec& take(const CudaRecording& recording) noexcept {
-    for (;;) {
-      for (const auto& exec : recording.executables()) {
-        if (exec->try_lease()) return *exec;
+  static CudaExec& take(std::span<const std::unique_ptr<CudaExec>> from) noexcept {
+    for (bool idle_only = true;; idle_only = false) {
+      for (const auto& exec : from) {
+        if (!exec->try_lease()) continue;
+        if (!idle_only || exec->is_idle()) return *exec;
+        exec->release();
       }
-      std::this_thread::yield();
+      if (!idle_only) std::this_thread::yield();
     }
   }
   CudaExec& exec_;
@@ -89,13 +92,16 @@ Status check_overlap(const CudaRecording& recording, const CudaBindings& binding
   return {};
 }
 
-// Whether a slot is elsewhere than at the last launch of this executable.
+// Whether anything is elsewhere than at the last launch of this executable.
 bool write_wanted(const CudaRecording& recording, const CudaBindings& bindings,
                   std::span<std::uint64_t> wanted) {
   bool moved = false;
   const auto& offsets = recording.arena().offsets;
   for (std::size_t unit = 0; unit < offsets.size(); ++unit) {
-    if (offsets[unit] != kNotInArena) wanted[unit] = bindings.arena + offsets[unit];
+    if (offsets[unit] == kNotInArena) continue;
+    const std::uint64_t address = bindings.arena + offsets[unit];
+    moved = moved || wanted[unit] != address;
+    wanted[unit] = address;
   }
   for (std::size_t i = 0; i < bindings.slots.size(); ++i) {
     std::uint64_t& address = wanted[recording.slots()[i].unit];
@@ -105,22 +111,44 @@ bool write_wanted(const CudaRecording& recording, const CudaBindings& bindings,
   return moved;
 }
 
+Result<Repoint> launch_from_host(CudaRecording& recording, CudaExec& exec, CuStream stream) {
+  const auto set = exec.set_addresses(exec.wanted());
+  if (!set.ok()) return set.error();
+  if (Status queued = exec.launch(stream); !queued.ok()) return queued;
+  auto& counts = recording.counts();
+  (*set == 0 ? counts.unchanged : counts.from_host).fetch_add(1, std::memory_order_relaxed);
+  return *set == 0 ? Repoint::kNothing : Repoint::kFromHost;
+}
+
+Result<Repoint> launch_from_device(CudaRecording& recording, std::span<const std::uint64_t> wanted,
+                                   CuStream stream) {
+  const ExecLease exec(recording.updating());
+  // What the updater cannot set: copies, fills, functions that the driver refuses.
+  if (const auto set = exec->set_addresses(wanted); !set.ok()) return set.error();
+  if (Status queued = exec->launch(stream); !queued.ok()) return queued;
+  recording.counts().from_device.fetch_add(1, std::memory_order_relaxed);
+  return Repoint::kFromDevice;
+}
+
 }  // namespace
 
-Result<std::uint32_t> launch(CudaRecording& recording, const CudaBindings& bindings,
-                             CuStream stream) {
+Result<Repoint> launch(CudaRecording& recording, const CudaBindings& bindings, CuStream stream) {
   if (Status fits = check_addresses(recording, bindings); !fits.ok()) return fits;
-  const ExecLease exec(recording);
-  if (write_wanted(recording, bindings, exec->wanted())) {
+  const ExecLease exec(recording.executables());
+  const bool moved = write_wanted(recording, bindings, exec->wanted());
+  if (moved) {
     if (Status apart = check_overlap(recording, bindings, *exec); !apart.ok()) {
       exec->forget_wanted();  // so that the same addresses are looked at again
       return apart;
     }
   }
-  auto set = exec->set_addresses(exec->wanted());
-  if (!set.ok()) return set;
-  if (Status queued = exec->launch(stream); !queued.ok()) return queued;
-  return set;
+  const CudaRecordOptions& options = recording.options();
+  const bool settled = exec->count_repeats(moved) >= options.settle_after;
+  if (recording.updating().empty() || settled ||
+      exec->count_moved(exec->wanted(), options.few_nodes) <= options.few_nodes) {
+    return launch_from_host(recording, *exec, stream);
+  }
+  return launch_from_device(recording, exec->wanted(), stream);
 }
 
 }  // namespace anabranch::cuda

@@ -4,7 +4,7 @@
 // Threads:   any; launches of one recording from several threads take turns, or run side by side
 //            where it has several executables.
 // Failure:   a Status, never an exception. A refused launch has queued nothing; one that the driver
-//            failed has queued nothing either, and the recording can be launched again.
+//            failed has queued nothing or has ended, and the recording can be launched again.
 // Edges:     the answer comes when the work is queued, not when it has ended.
 #pragma once
 
@@ -21,9 +21,14 @@ struct CudaBindings {
   std::uint64_t arena = 0;               // of recording.arena().size_bytes, aligned to 512
 };
 
-// Answers how many nodes had to be set: none where nothing has moved since this executable's last
-// launch. Neither allocates nor locks unless something is wrong.
-Result<std::uint32_t> launch(CudaRecording& recording, const CudaBindings& bindings,
-                             CuStream stream);
+// How a launch gave the nodes their addresses.
+enum class Repoint : std::uint8_t {
+  kNothing,     // nothing had moved
+  kFromHost,    // a few nodes, or all where addresses have settled
+  kFromDevice,  // all nodes, by the updater
+};
+
+// Neither allocates nor locks unless something is wrong.
+Result<Repoint> launch(CudaRecording& recording, const CudaBindings& bindings, CuStream stream);
 
 }  // namespace anabranch::cuda

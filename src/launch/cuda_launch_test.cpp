@@ -17,8 +17,16 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::kBytes;
 
-class CudaLaunchTest : public testing::CudaStepTest {
+// Every promise holds whether the host or the updater sets the nodes.
+class CudaLaunchTest : public testing::CudaStepTest, public ::testing::WithParamInterface<bool> {
  protected:
+  // With the updater all that moves is set from the device.
+  CudaRecordOptions options() {
+    CudaRecordOptions chosen;
+    if (GetParam()) chosen = {.updater = load_updater(), .few_nodes = 0};
+    return chosen;
+  }
+  std::shared_ptr<CudaRecording> record() { return CudaStepTest::record(options()); }
   struct Memory {
     std::array<std::uint64_t, 2> slots{};
     std::uint64_t arena = 0;
@@ -40,10 +48,14 @@ class CudaLaunchTest : public testing::CudaStepTest {
     aligned_.push_back({aligned, start});
     return aligned;
   }
-  std::uint32_t must_launch(CudaRecording& recording, const Memory& memory, CuStream on = nullptr) {
-    const auto set = cuda::launch(recording, memory.bindings(), on ? on : work_stream);
-    EXPECT_TRUE(set.ok()) << (set.ok() ? "" : set.error().message());
-    return set.ok() ? *set : ~0u;
+  Repoint must_launch(CudaRecording& recording, const Memory& memory, CuStream on = nullptr) {
+    const auto how = cuda::launch(recording, memory.bindings(), on ? on : work_stream);
+    EXPECT_TRUE(how.ok()) << (how.ok() ? "" : how.error().message());
+    return how.ok() ? *how : Repoint::kNothing;
+  }
+  std::size_t nodes_set_by_host() {
+    return count_of("cuGraphExecKernelNodeSetParams") + count_of("cuGraphExecMemcpyNodeSetParams") +
+           count_of("cuGraphExecMemsetNodeSetParams");
   }
   std::size_t count_of(std::string_view call) {
     const auto calls = sim->calls();
@@ -54,16 +66,19 @@ class CudaLaunchTest : public testing::CudaStepTest {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> aligned_;
 };
 
-TEST_F(CudaLaunchTest, RunsAtTheAddressesItIsGiven) {
+TEST_P(CudaLaunchTest, RunsAtTheAddressesItIsGiven) {
   const auto recording = record();
   const Memory memory = fresh(*recording);
   put_words(memory.slots[0], 100);
-  EXPECT_EQ(must_launch(*recording, memory), kNodes);
+  EXPECT_EQ(must_launch(*recording, memory),
+            GetParam() ? Repoint::kFromDevice : Repoint::kFromHost);
   EXPECT_CU(d->cuStreamSynchronize(work_stream));
   expect_result(memory.slots[1], 100);
+  // A fill and a copy are not for the updater.
+  EXPECT_EQ(nodes_set_by_host(), GetParam() ? 2u : kNodes);
 }
 
-TEST_F(CudaLaunchTest, AThousandLaunchesAtFreshAddressesTouchNothingElse) {
+TEST_P(CudaLaunchTest, AThousandLaunchesAtFreshAddressesTouchNothingElse) {
   const auto recording = record();
   destroy_captures();
   std::mt19937 random(5);
@@ -82,29 +97,39 @@ TEST_F(CudaLaunchTest, AThousandLaunchesAtFreshAddressesTouchNothingElse) {
   EXPECT_THAT(sim->violations(), IsEmpty());
 }
 
-TEST_F(CudaLaunchTest, SetsNoNodeWhereNothingMoved) {
+TEST_P(CudaLaunchTest, OnceAddressesHaveSettledNoNodeIsSetAndNothingIsUpdated) {
   const auto recording = record();
   const Memory memory = fresh(*recording);
-  must_launch(*recording, memory);
-  const std::size_t setters = count_of("cuGraphExecKernelNodeSetParams");
-  EXPECT_EQ(must_launch(*recording, memory), 0u);
-  EXPECT_EQ(count_of("cuGraphExecKernelNodeSetParams"), setters);
+  for (std::uint32_t i = 0; i <= recording->options().settle_after; ++i) {
+    must_launch(*recording, memory);
+  }
+  const std::size_t setters = nodes_set_by_host();
+  EXPECT_EQ(must_launch(*recording, memory), Repoint::kNothing);
+  EXPECT_EQ(nodes_set_by_host(), setters);
+  EXPECT_GE(recording->counts().unchanged, 1u);
+  EXPECT_EQ(recording->counts().from_host, 1u);
+  EXPECT_EQ(recording->counts().from_device, GetParam() ? recording->options().settle_after : 0u);
 }
 
-TEST_F(CudaLaunchTest, SetsOnlyTheNodesThatNameWhatMoved) {
-  const auto recording = record();
+TEST_P(CudaLaunchTest, SetsOnlyTheNodesThatNameWhatMoved) {
+  CudaRecordOptions chosen = options();
+  chosen.few_nodes = 20;
+  const auto recording = CudaStepTest::record(chosen);
   Memory memory = fresh(*recording);
   must_launch(*recording, memory);
+  EXPECT_EQ(nodes_set_by_host(), kNodes);
   memory.slots[0] = allocate(kBytes);
   put_words(memory.slots[0], 7);
-  EXPECT_EQ(must_launch(*recording, memory), 1u);
+  must_launch(*recording, memory);
+  EXPECT_EQ(nodes_set_by_host(), kNodes + 1);
   EXPECT_CU(d->cuStreamSynchronize(work_stream));
   expect_result(memory.slots[1], 7);
   memory.arena = allocate_aligned(recording->arena().size_bytes);
-  EXPECT_EQ(must_launch(*recording, memory), kNodes);
+  must_launch(*recording, memory);
+  EXPECT_EQ(nodes_set_by_host(), 2 * kNodes + 1);
 }
 
-TEST_F(CudaLaunchTest, ALaunchMayBeQueuedWhileTheOneBeforeStillRuns) {
+TEST_P(CudaLaunchTest, ALaunchMayBeQueuedWhileTheOneBeforeStillRuns) {
   const auto recording = record();
   std::vector<Memory> memories;
   for (std::uint32_t i = 0; i < 8; ++i) {
@@ -116,9 +141,11 @@ TEST_F(CudaLaunchTest, ALaunchMayBeQueuedWhileTheOneBeforeStillRuns) {
   for (std::uint32_t i = 0; i < 8; ++i) expect_result(memories[i].slots[1], 10 * i);
 }
 
-TEST_F(CudaLaunchTest, ThreadsMayLaunchOneRecordingOnStreamsOfTheirOwn) {
+TEST_P(CudaLaunchTest, ThreadsMayLaunchOneRecordingOnStreamsOfTheirOwn) {
   for (const std::uint32_t executables : {1u, 3u}) {
-    const auto recording = record(executables);
+    CudaRecordOptions chosen = options();
+    chosen.executables = executables;
+    const auto recording = CudaStepTest::record(chosen);
     std::vector<std::thread> threads;
     std::vector<Memory> memories;
     for (std::uint32_t t = 0; t < 4; ++t) {
@@ -138,7 +165,7 @@ TEST_F(CudaLaunchTest, ThreadsMayLaunchOneRecordingOnStreamsOfTheirOwn) {
   }
 }
 
-TEST_F(CudaLaunchTest, WrongBindingsAreRefusedAndQueueNothing) {
+TEST_P(CudaLaunchTest, WrongBindingsAreRefusedAndQueueNothing) {
   const auto recording = record();
   const Memory good = fresh(*recording);
   const auto refused = [&](const CudaBindings& bindings, const char* why) {
@@ -169,7 +196,7 @@ TEST_F(CudaLaunchTest, WrongBindingsAreRefusedAndQueueNothing) {
   expect_result(good.slots[1], 3);
 }
 
-TEST_F(CudaLaunchTest, AfterAnyFailingCallTheNextLaunchIsRight) {
+TEST_P(CudaLaunchTest, AfterAnyFailingCallTheNextLaunchIsRight) {
   const auto recording = record();
   for (std::uint64_t n = 1;; ++n) {
     const Memory memory = fresh(*recording);
@@ -179,9 +206,10 @@ TEST_F(CudaLaunchTest, AfterAnyFailingCallTheNextLaunchIsRight) {
     const std::string failed = sim->failed_call();
     if (failed.empty()) {
       EXPECT_TRUE(set.ok());
-      EXPECT_GT(n, kNodes);
+      EXPECT_GT(n, 4u);
       break;
     }
+    if (failed == "cuEventQuery") continue;  // asked only to choose among executables
     ASSERT_FALSE(set.ok()) << failed;
     EXPECT_EQ(set.error().code(), Code::kLaunchDriverFailed);
     EXPECT_THAT(set.error().message(), HasSubstr(failed));
@@ -190,6 +218,52 @@ TEST_F(CudaLaunchTest, AfterAnyFailingCallTheNextLaunchIsRight) {
     expect_result(memory.slots[1], static_cast<std::uint32_t>(n));
   }
 }
+
+// A function that the driver does not let device code update.
+class RefusedFunctionTest : public CudaLaunchTest {
+ protected:
+  void queue_step(CuStream on, const std::vector<CaptureAllocation>& memory) override {
+    CudaStepTest::queue_step(on, memory);
+    if (!add_none_) {
+      sim::Kernel kernel = sim::add_one_kernel();
+      kernel.name = "add_none";
+      kernel.device_updatable = false;
+      kernel.run = [](const sim::KernelCall& call) {
+        call.memory<std::uint32_t>(call.param<CuDevicePtr>(8), call.param<std::uint32_t>(16));
+      };
+      add_none_ = load(kernel);
+    }
+    CuDevicePtr in = memory[3].address, out = memory[1].address;
+    std::uint32_t count = testing::kWords;
+    EXPECT_CU(SimTest::launch(add_none_, on, {&in, &out, &count}));
+  }
+
+ private:
+  CuFunction add_none_ = nullptr;
+};
+
+TEST_P(RefusedFunctionTest, IsSetFromTheHost) {
+  captures[0] = capture();  // the first ones were made before this class was
+  captures[1] = capture();
+  const auto recording = record();
+  for (std::uint32_t round = 0; round < 3; ++round) {
+    const Memory memory = fresh(*recording);
+    put_words(memory.slots[0], round);
+    const std::size_t before = nodes_set_by_host();
+    must_launch(*recording, memory);
+    EXPECT_EQ(nodes_set_by_host() - before, GetParam() ? 3u : kNodes + 1);
+    EXPECT_CU(d->cuStreamSynchronize(work_stream));
+    expect_result(memory.slots[1], round);
+    free(memory);
+  }
+  EXPECT_THAT(sim->violations(), IsEmpty());
+}
+
+std::string name_of(const ::testing::TestParamInfo<bool>& with_updater) {
+  return with_updater.param ? "WithUpdater" : "FromHost";
+}
+INSTANTIATE_TEST_SUITE_P(, CudaLaunchTest, ::testing::Bool(), name_of);
+INSTANTIATE_TEST_SUITE_P(, RefusedFunctionTest, ::testing::Bool(), name_of);
 
 }  // namespace
 }  // namespace anabranch::cuda

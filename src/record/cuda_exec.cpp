@@ -43,7 +43,8 @@ CudaExec::CudaExec(const Driver& driver, const Repointing& repointing, std::size
       is_moved_(nodes_.size()),
       params_(repointing.most_fields),
       wanted_(units, kUnset),
-      slot_order_(slots) {
+      slot_order_(slots),
+      by_device_(nodes_.size()) {
   moved_.reserve(nodes_.size());
   std::iota(slot_order_.begin(), slot_order_.end(), 0u);
 }
@@ -51,19 +52,33 @@ CudaExec::CudaExec(const Driver& driver, const Repointing& repointing, std::size
 CudaExec::~CudaExec() {
   if (exec_) driver_.cuGraphExecDestroy(exec_);
   if (graph_) driver_.cuGraphDestroy(graph_);
+  if (launched_) {
+    driver_.cuEventSynchronize(launched_);  // a launch reads the tables until it has ended
+    driver_.cuEventDestroy(launched_);
+  }
+  if (staged_) driver_.cuMemFreeHost(staged_);
+  if (updates_) driver_.cuMemFree(updates_);
+  if (table_) driver_.cuMemFree(table_);
 }
 
 Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph original,
                                                  const Repointing& repointing, std::size_t units,
-                                                 std::size_t slots) {
+                                                 std::size_t slots, const Updater* updater) {
   std::unique_ptr<CudaExec> made(new CudaExec(driver, repointing, units, slots));
   if (Status cloned = made->clone_nodes(original); !cloned.ok()) return cloned;
+  if (updater) {
+    if (Status prepared = made->prepare_updates(*updater); !prepared.ok()) return prepared;
+  }
+  made->watch_units();
   CuInstantiateParams params{};
   if (Status instantiated =
           recorded("cuGraphInstantiateWithParams",
                    driver.cuGraphInstantiateWithParams(&made->exec_, made->graph_, &params));
       !instantiated.ok()) {
     return instantiated;
+  }
+  if (made->staged_) {
+    if (Status uploaded = made->upload(); !uploaded.ok()) return uploaded;
   }
   return made;
 }
@@ -103,19 +118,39 @@ Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> add
   return static_cast<std::uint32_t>(moved_.size());
 }
 
+void CudaExec::watch_units() {
+  for (std::uint32_t unit = 0; unit < addresses_.size(); ++unit) {
+    const auto begin = repointing_.nodes.begin() + repointing_.first_node[unit];
+    const auto end = repointing_.nodes.begin() + repointing_.first_node[unit + 1];
+    if (std::any_of(begin, end, [&](std::uint32_t node) { return !by_device_[node]; })) {
+      watched_.push_back(unit);
+    }
+  }
+}
+
 void CudaExec::note_moved(std::span<const std::uint64_t> addresses) {
   moved_.clear();
-  for (std::uint32_t unit = 0; unit < addresses.size(); ++unit) {
-    if (addresses[unit] == addresses_[unit] || addresses[unit] == kUnset) continue;
-    addresses_[unit] = addresses[unit];
+  for (const std::uint32_t unit : watched_) {
+    if (addresses[unit] == addresses_[unit]) continue;
     for (std::uint32_t i = repointing_.first_node[unit]; i < repointing_.first_node[unit + 1];
          ++i) {
       const std::uint32_t node = repointing_.nodes[i];
-      if (is_moved_[node]) continue;
+      if (is_moved_[node] || by_device_[node]) continue;
       is_moved_[node] = true;
       moved_.push_back(node);
     }
   }
+  std::copy(addresses.begin(), addresses.end(), addresses_.begin());
+}
+
+std::uint32_t CudaExec::count_moved(std::span<const std::uint64_t> addresses,
+                                    std::uint32_t limit) const noexcept {
+  std::uint32_t moved = 0;
+  for (std::uint32_t unit = 0; unit < addresses.size() && moved <= limit; ++unit) {
+    if (addresses[unit] == addresses_[unit]) continue;
+    moved += repointing_.first_node[unit + 1] - repointing_.first_node[unit];
+  }
+  return moved;
 }
 
 void CudaExec::write_sites(std::uint32_t number) {
@@ -170,7 +205,23 @@ CuResult CudaExec::set_kernel(std::uint32_t number) {
 }
 
 Status CudaExec::launch(CuStream stream) {
-  return launched("cuGraphLaunch", driver_.cuGraphLaunch(exec_, stream));
+  if (!staged_) return launched("cuGraphLaunch", driver_.cuGraphLaunch(exec_, stream));
+  if (Status free = launched("cuEventSynchronize", driver_.cuEventSynchronize(launched_));
+      !free.ok()) {
+    return free;
+  }
+  std::copy(addresses_.begin(), addresses_.end(), staged_);
+  if (Status queued = launched("cuGraphLaunch", driver_.cuGraphLaunch(exec_, stream));
+      !queued.ok()) {
+    return queued;
+  }
+  const Status noted = launched("cuEventRecord", driver_.cuEventRecord(launched_, stream));
+  if (!noted.ok()) driver_.cuStreamSynchronize(stream);  // nobody could tell when the table is read
+  return noted;
+}
+
+bool CudaExec::is_idle() const noexcept {
+  return !staged_ || driver_.cuEventQuery(launched_) == CuResult::kSuccess;
 }
 
 }  // namespace anabranch::cuda

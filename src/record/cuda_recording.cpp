@@ -33,8 +33,8 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
                                                            const Capture& first,
                                                            const Capture& second,
                                                            std::span<const UnitKind> kinds,
-                                                           std::uint32_t executables) {
-  std::shared_ptr<CudaRecording> made(new CudaRecording(driver));
+                                                           const CudaRecordOptions& options) {
+  std::shared_ptr<CudaRecording> made(new CudaRecording(driver, options));
   if (Status current = driver_status(Act::kRecord, "cuCtxGetCurrent",
                                      driver.cuCtxGetCurrent(&made->repointing_.context));
       !current.ok()) {
@@ -42,13 +42,25 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
   }
   if (Status found = made->discover(first, second, kinds); !found.ok()) return found;
   made->index_sites();
-  for (std::uint32_t i = 0; i < executables; ++i) {
-    auto exec = CudaExec::make(driver, first.graph, made->repointing_, made->unit_count(),
-                               made->slots_.size());
-    if (!exec.ok()) return exec.error();
-    made->executables_.push_back(*std::move(exec));
-  }
+  if (Status ready = made->make_executables(first.graph); !ready.ok()) return ready;
   return made;
+}
+
+Status CudaRecording::make_executables(CuGraph original) {
+  const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to, const Updater* updater) {
+    auto exec =
+        CudaExec::make(driver_, original, repointing_, unit_count(), slots_.size(), updater);
+    if (!exec.ok()) return exec.error();
+    to.push_back(*std::move(exec));
+    return Status();
+  };
+  for (std::uint32_t i = 0; i < options_.executables; ++i) {
+    if (Status made = add(executables_, nullptr); !made.ok()) return made;
+  }
+  for (std::uint32_t i = 0; options_.updater && i < options_.updating_executables; ++i) {
+    if (Status made = add(updating_, options_.updater); !made.ok()) return made;
+  }
+  return {};
 }
 
 Status CudaRecording::discover(const Capture& first, const Capture& second,

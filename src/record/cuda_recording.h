@@ -18,6 +18,7 @@
 #include "anabranch/plan.h"
 #include "anabranch/status.h"
 #include "device/cuda/driver.h"
+#include "device/cuda/updater.h"
 #include "record/graph_image.h"
 #include "record/graph_program.h"
 #include "record/graph_sites.h"
@@ -50,13 +51,19 @@ struct Repointing {
 };
 
 // One executable graph and the addresses that its nodes hold.
+//
+// Made with an updater it is an updating one: a kernel at its root writes all addresses into the
+// nodes behind it, from a table that each launch sends along, so that a launch costs the host the
+// same however many nodes there are. Its nodes run some two in a hundred slower for that. Made
+// without, the host sets the nodes that moved, 0.3 us each, and nothing is slower.
 class CudaExec {
  public:
   static constexpr std::uint64_t kUnset = ~std::uint64_t{0};
 
   static Result<std::unique_ptr<CudaExec>> make(const Driver& driver, CuGraph original,
                                                 const Repointing& repointing, std::size_t units,
-                                                std::size_t slots);
+                                                std::size_t slots,
+                                                const Updater* updater = nullptr);
   ~CudaExec();
   CudaExec(const CudaExec&) = delete;
   CudaExec& operator=(const CudaExec&) = delete;
@@ -64,25 +71,39 @@ class CudaExec {
   bool try_lease() noexcept { return !leased_.exchange(true, std::memory_order_acquire); }
   void release() noexcept { leased_.store(false, std::memory_order_release); }
 
-  // For the lessee. Gives the nodes these addresses, by unit (kUnset: as it was); only nodes that
+  // For the lessee. Gives the nodes these addresses, by unit; only nodes that
   // name a unit which moved are touched. Answers how many there were. Affects later launches alone.
   // After a failure all addresses count as unknown.
   Result<std::uint32_t> set_addresses(std::span<const std::uint64_t> addresses);
+  // How many nodes that would be, or more where a node names several that moved. Stops counting
+  // above `limit`.
+  std::uint32_t count_moved(std::span<const std::uint64_t> addresses,
+                            std::uint32_t limit) const noexcept;
+  // An updating one first waits until the launch before has ended: its table is read until then.
   Status launch(CuStream stream);
+  bool is_idle() const noexcept;  // whether it would not have to wait
 
   // Room for the lessee: an address for each unit, and the slots in some order.
   std::span<std::uint64_t> wanted() { return wanted_; }
   std::span<std::uint32_t> slot_order() { return slot_order_; }
   void forget_wanted() noexcept { std::fill(wanted_.begin(), wanted_.end(), kUnset); }
+  // How often in a row the same addresses have been wanted.
+  std::uint32_t count_repeats(bool moved) noexcept { return repeats_ = moved ? 0 : repeats_ + 1; }
 
  private:
   CudaExec(const Driver& driver, const Repointing& repointing, std::size_t units,
            std::size_t slots);
   Status clone_nodes(CuGraph original);
+  void watch_units();
   void note_moved(std::span<const std::uint64_t> addresses);
   void write_sites(std::uint32_t node);
   Status set_node(std::uint32_t node);
   CuResult set_kernel(std::uint32_t node);
+  Status prepare_updates(const Updater& updater);
+  Status make_updatable(std::uint32_t node, std::vector<SiteUpdate>& updates);
+  Status allocate_tables(const std::vector<SiteUpdate>& updates);
+  Status add_updater(const Updater& updater, std::uint32_t updates);
+  Status upload();
 
   const Driver& driver_;
   const Repointing& repointing_;
@@ -95,17 +116,42 @@ class CudaExec {
   std::vector<void*> params_;  // scratch
   std::vector<std::uint64_t> wanted_;
   std::vector<std::uint32_t> slot_order_;
+  std::uint32_t repeats_ = 0;
+  std::vector<bool> by_device_;         // nodes that the updater sets
+  std::vector<std::uint32_t> watched_;  // units that name a node which the host sets
+  CuDevicePtr updates_ = 0;             // SiteUpdates, in device memory
+  CuDevicePtr table_ = 0;               // addresses by unit, in device memory
+  std::uint64_t* staged_ = nullptr;     // the same, in pinned memory
+  CuEvent launched_ = nullptr;          // behind the latest launch of an updating one
   std::atomic<bool> leased_{false};
+};
+
+struct CudaRecordOptions {
+  std::uint32_t executables = 1;  // more let more launches at settled addresses run at once
+  const Updater* updater = nullptr;
+  std::uint32_t updating_executables = 2;  // with an updater: one sends while another runs
+  // Up to so many nodes are set from the host. About where the two cost the same on an H200.
+  std::uint32_t few_nodes = 20;
+  // After so many launches at the same addresses all nodes are set from the host, once, and the
+  // launches that follow cost what a frozen graph does.
+  std::uint32_t settle_after = 10;
+};
+
+// How launches went; for reports.
+struct CudaLaunchCounts {
+  std::atomic<std::uint64_t> unchanged{0};  // no node had to be set
+  std::atomic<std::uint64_t> from_host{0};
+  std::atomic<std::uint64_t> from_device{0};
 };
 
 class CudaRecording {
  public:
   // `kinds` says of each allocation what it is; an address that was given is a slot even where the
-  // capture's allocator gave it out again. More `executables` let more launches run at once.
+  // capture's allocator gave it out again. The updater must outlive the recording.
   static Result<std::shared_ptr<CudaRecording>> make(const Driver& driver, const Capture& first,
                                                      const Capture& second,
                                                      std::span<const UnitKind> kinds,
-                                                     std::uint32_t executables = 1);
+                                                     const CudaRecordOptions& options = {});
 
   std::span<const CudaSlot> slots() const { return slots_; }
   const ArenaLayout& arena() const { return arena_; }
@@ -113,10 +159,15 @@ class CudaRecording {
   std::span<const Site> sites() const { return repointing_.sites; }
   const Driver& driver() const { return driver_; }
   CuContext context() const { return repointing_.context; }
+  const CudaRecordOptions& options() const { return options_; }
   std::span<const std::unique_ptr<CudaExec>> executables() const { return executables_; }
+  std::span<const std::unique_ptr<CudaExec>> updating() const { return updating_; }
+  CudaLaunchCounts& counts() { return counts_; }
 
  private:
-  explicit CudaRecording(const Driver& driver) : driver_(driver) {}
+  CudaRecording(const Driver& driver, const CudaRecordOptions& options)
+      : driver_(driver), options_(options) {}
+  Status make_executables(CuGraph original);
   Status discover(const Capture& first, const Capture& second, std::span<const UnitKind> kinds);
   void index_sites();
 
@@ -124,7 +175,10 @@ class CudaRecording {
   Repointing repointing_;
   std::vector<CudaSlot> slots_;
   ArenaLayout arena_;
+  const CudaRecordOptions options_;
   std::vector<std::unique_ptr<CudaExec>> executables_;
+  std::vector<std::unique_ptr<CudaExec>> updating_;
+  CudaLaunchCounts counts_;
 };
 
 }  // namespace anabranch::cuda

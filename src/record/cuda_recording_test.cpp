@@ -43,20 +43,22 @@ TEST_F(CudaRecordingTest, TheCapturesMayBeDestroyedAfterwards) {
 }
 
 TEST_F(CudaRecordingTest, ARecordingFreesAllItMade) {
-  const std::size_t before = sim->live_objects();
-  record(3).reset();
-  EXPECT_EQ(sim->live_objects(), before);
+  const Updater* const updater = load_updater();
+  const std::size_t loaded = sim->live_objects();
+  record({.executables = 3, .updater = updater}).reset();
+  EXPECT_EQ(sim->live_objects(), loaded);
 }
 
 TEST_F(CudaRecordingTest, WhenAnyCallFailsNothingIsLeftBehind) {
+  const Updater* const updater = load_updater();
   const std::size_t before = sim->live_objects();
   for (std::uint64_t n = 1;; ++n) {
     sim->fail_call(n, CuResult::kOutOfMemory);
-    const auto made = try_record(2);
+    const auto made = try_record({.executables = 2, .updater = updater});
     const std::string failed = sim->failed_call();
     if (failed.empty()) {
       EXPECT_TRUE(made.ok());
-      EXPECT_GT(n, 30u);
+      EXPECT_GT(n, 60u);
       break;
     }
     if (failed == "cuFuncGetName") continue;  // a nicety

@@ -64,15 +64,38 @@ class CudaStepTest : public sim::SimTest {
     return d->cuLaunchKernel(packed_, 1, 1, 1, 32, 1, 1, 0, on, nullptr, extra);
   }
 
-  Result<std::shared_ptr<CudaRecording>> try_record(std::uint32_t executables = 1) {
+  Result<std::shared_ptr<CudaRecording>> try_record(const CudaRecordOptions& options = {}) {
     return CudaRecording::make(*d, {captures[0].graph, captures[0].memory},
-                               {captures[1].graph, captures[1].memory}, kinds, executables);
+                               {captures[1].graph, captures[1].memory}, kinds, options);
   }
-  std::shared_ptr<CudaRecording> record(std::uint32_t executables = 1) {
-    auto made = try_record(executables);
+  std::shared_ptr<CudaRecording> record(const CudaRecordOptions& options = {}) {
+    auto made = try_record(options);
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     return made.ok() ? *std::move(made) : nullptr;
   }
+  // The updater as a host function of the simulated driver.
+  const Updater* load_updater() {
+    sim->add_kernel(
+        {.name = "anabranch_update", .params = sim::layout_of({8, 8, 4}), .run = update});
+    auto made = Updater::load(*d, sim::SimDriver::make_image({"anabranch_update"}).c_str());
+    EXPECT_TRUE(made.ok());
+    updater_ = *std::move(made);
+    return updater_.get();
+  }
+  static void update(const sim::KernelCall& call) {
+    const auto count = call.param<std::uint32_t>(16);
+    const auto* updates = call.memory<SiteUpdate>(call.param<CuDevicePtr>(0), count);
+    for (std::uint32_t i = 0; updates && i < count; ++i) {
+      const SiteUpdate& site = updates[i];
+      const auto* address =
+          call.memory<std::uint64_t>(call.param<CuDevicePtr>(8) + 8 * CuDevicePtr{site.unit}, 1);
+      if (!address) return;
+      const std::uint64_t value = *address + site.shift;
+      EXPECT_CU(sim::SimDriver::update_param(reinterpret_cast<CuDeviceNode>(site.node), site.offset,
+                                             &value, sizeof value));
+    }
+  }
+
   void destroy_captures() {
     for (Captured& captured : captures) {
       if (!captured.graph) continue;
@@ -101,6 +124,7 @@ class CudaStepTest : public sim::SimTest {
 
  private:
   CuFunction packed_ = nullptr;
+  std::unique_ptr<Updater> updater_;
 };
 
 }  // namespace anabranch::cuda::testing

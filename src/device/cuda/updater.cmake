@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# anabranch_embed_updater(<target>): compiles updater.cu for the architectures that nvcc knows of
+# those we name, links it with CUDA's device runtime, and embeds it in the target. Without nvcc 12.4
+# or newer nothing is done, and addresses are set from the host.
+set(ANABRANCH_CUDA_ARCHITECTURES 80 90 100 120 CACHE STRING "GPUs that the updater is built for")
+
+function(anabranch_embed_updater target)
+  find_program(ANABRANCH_NVCC nvcc PATHS /usr/local/cuda/bin "$ENV{CUDA_HOME}/bin")
+  if(NOT ANABRANCH_NVCC)
+    message(STATUS "No nvcc: the updater is left out")
+    return()
+  endif()
+  execute_process(COMMAND ${ANABRANCH_NVCC} --version OUTPUT_VARIABLE said)
+  string(REGEX MATCH "release ([0-9.]+)" found "${said}")
+  if(NOT found OR CMAKE_MATCH_1 VERSION_LESS 12.4)
+    message(STATUS "nvcc is older than 12.4: the updater is left out")
+    return()
+  endif()
+  execute_process(COMMAND ${ANABRANCH_NVCC} --list-gpu-code OUTPUT_VARIABLE known)
+  set(codes "")
+  foreach(arch IN LISTS ANABRANCH_CUDA_ARCHITECTURES)
+    if("${known}\n" MATCHES "sm_${arch}\n")
+      list(APPEND codes -gencode "arch=compute_${arch},code=sm_${arch}")
+    endif()
+  endforeach()
+
+  set(here "${PROJECT_SOURCE_DIR}/src/device/cuda")
+  set(base "${CMAKE_CURRENT_BINARY_DIR}/updater")
+  add_custom_command(
+    OUTPUT "${base}.fatbin"
+    COMMAND ${ANABRANCH_NVCC} -std=c++17 -O2 -rdc=true ${codes} -dc -I${PROJECT_SOURCE_DIR}/src
+            "${here}/updater.cu" -o "${base}.o"
+    COMMAND ${ANABRANCH_NVCC} -dlink -fatbin ${codes} "${base}.o" -lcudadevrt -o "${base}.fatbin"
+    DEPENDS "${here}/updater.cu" "${here}/updater.h"
+    VERBATIM)
+  add_custom_command(
+    OUTPUT "${base}_image.cpp"
+    COMMAND ${CMAKE_COMMAND} -DIN=${base}.fatbin -DOUT=${base}_image.cpp -P "${here}/embed.cmake"
+    DEPENDS "${base}.fatbin" "${here}/embed.cmake"
+    VERBATIM)
+  target_sources(${target} PRIVATE "${base}_image.cpp")
+  target_compile_definitions(${target} PRIVATE ANABRANCH_WITH_UPDATER=1)
+endfunction()

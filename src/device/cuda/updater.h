@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Device code that changes the parameters of graph nodes, embedded in the library.
+// Ownership: an Updater owns its module; unload it before its context goes.
+// Threads:   values; load() for the current context.
+// Failure:   load() is a Status: without nvcc at build time, or a driver older than 12.4, there is
+// no
+//            updater, and addresses are set from the host.
+// Edges:     also included by the device code itself, so nothing here but plain types for nvcc.
+#pragma once
+
+#include <cstdint>
+
+#ifndef __CUDACC__
+#include <memory>
+
+#include "anabranch/status.h"
+#include "device/cuda/driver.h"
+#endif
+
+namespace anabranch::cuda {
+
+// Writes addresses[unit] + shift at `offset` of the parameters of `node`.
+struct SiteUpdate {
+  std::uint64_t node = 0;  // a CuDeviceNode
+  std::uint64_t shift = 0;
+  std::uint32_t offset = 0;
+  std::uint32_t unit = 0;
+};
+static_assert(sizeof(SiteUpdate) == 24);
+
+inline constexpr std::uint32_t kUpdaterBlock = 128;  // threads
+
+#ifndef __CUDACC__
+class Updater {
+ public:
+  // The module embedded in the library, or `image` in its place.
+  static Result<std::unique_ptr<Updater>> load(const Driver& driver, const void* image = nullptr);
+  ~Updater();
+  Updater(const Updater&) = delete;
+  Updater& operator=(const Updater&) = delete;
+
+  // anabranch_update(const SiteUpdate* updates, const uint64_t* addresses, uint32_t count)
+  CuFunction function() const { return function_; }
+
+ private:
+  explicit Updater(const Driver& driver) : driver_(driver) {}
+  const Driver& driver_;
+  CuModule module_ = nullptr;
+  CuFunction function_ = nullptr;
+};
+#endif
+
+}  // namespace anabranch::cuda
