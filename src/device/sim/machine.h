@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The simulated machine: all its state, and a member for every function of the driver's table.
 // Ownership: a SimDriver owns the Machine, the Machine everything else. Its state is open to the
-// files
-//            of this room, which are one class cut by concern, and to nobody else.
+//            files of this room, which are one class cut by concern, and to nobody else.
 // Threads:   enter() takes the lock; members are called under it.
 // Failure:   codes of the driver. After a sticky one, every call but the harmless answers it.
 // Edges:     a kernel or host function that runs holds the lock: its own calls of the table answer
