@@ -119,7 +119,8 @@ class Machine {
                       CuStream stream, std::vector<After> after);
   ExecNode* find_exec_node(CuGraphExec exec, CuGraphNode node);
   CuResult set_exec_op(CuGraphExec exec, ExecNode& node, Op op);
-  CuResult set_child(Exec& exec, const Graph& now, const Graph& then);
+  bool has_shape_of(const Graph& now, const Graph& then) const;
+  void set_child(Exec& exec, const Graph& now, const Graph& then);
   CuResult check_same_operands(const CuMemcpy3D& before, const CuMemcpy3D& after) const;
   CuResult check_same_fill(const CuMemsetNodeParams& before, const CuMemsetNodeParams& after) const;
   DeviceCopy* find_device_copy(CuDeviceNode node, bool* undone);
