@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# anabranch_room(<name> [AFTER <room>...] SOURCES <file>... [TESTS <file>...] [BENCHES <file>...]
-#                [LIBRARIES <target>...] [TEST_LIBRARIES <target>...])
+# anabranch_room(<name> [TEST_ONLY] [AFTER <room>...] SOURCES <file>... [TESTS <file>...]
+#                [BENCHES <file>...] [LIBRARIES <target>...] [TEST_LIBRARIES <target>...])
 #
 # A room is an object library that sees the public headers, its own files and those of the rooms it
 # comes AFTER. Its tests and benchmarks link these rooms and nothing downstream, so that a room can
 # be built and tested while a later one is broken. TEST_LIBRARIES are for tests and benchmarks alone.
+# A TEST_ONLY room is linked by the tests and benchmarks of the rooms that come after it, and is part
+# of nothing that ships.
 #   x_test.cpp  -> test program   <room>_x_test, run by ctest
 #   x_bench.cpp -> benchmark      <room>_x_bench
 
@@ -20,15 +22,19 @@ target_include_directories(
 set_property(GLOBAL PROPERTY ANABRANCH_ROOMS "")
 
 function(anabranch_room name)
-  cmake_parse_arguments(ARG "" "" "AFTER;SOURCES;TESTS;BENCHES;LIBRARIES;TEST_LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "TEST_ONLY" "" "AFTER;SOURCES;TESTS;BENCHES;LIBRARIES;TEST_LIBRARIES" ${ARGN})
   set(room anabranch_${name})
   add_library(${room} OBJECT ${ARG_SOURCES})
   set_target_properties(${room} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
                                            VISIBILITY_INLINES_HIDDEN ON)
   target_link_libraries(${room} PRIVATE anabranch_options ${ARG_LIBRARIES} Threads::Threads)
-  set_property(GLOBAL APPEND PROPERTY ANABRANCH_ROOMS ${room})
   set_property(GLOBAL PROPERTY ANABRANCH_LIBRARIES_${name} "${ARG_LIBRARIES}")
-  target_sources(anabranch PRIVATE $<TARGET_OBJECTS:${room}>)
+  if(ARG_TEST_ONLY)
+    set_target_properties(${room} PROPERTIES EXCLUDE_FROM_ALL ON)
+  else()
+    set_property(GLOBAL APPEND PROPERTY ANABRANCH_ROOMS ${room})
+    target_sources(anabranch PRIVATE $<TARGET_OBJECTS:${room}>)
+  endif()
 
   set(upstream ${name} ${ARG_AFTER})
   if(ANABRANCH_BUILD_TESTS)

@@ -27,6 +27,9 @@ ROOMS: dict[str, set[str]] = {
 DEVICES = ("host", "cuda", "sim")
 # These two speak of the driver and not of programs: they include base and what is named here.
 DRIVERS: dict[str, tuple[str, ...]] = {"cuda": (), "sim": ("device/cuda/",)}
+# The simulated driver is in no library that ships: only these, and itself, include it.
+SIMULATED = "device/sim/"
+TESTS = ("_test", "_testing", "_bench", "_fuzz")
 
 # The room that each public header is the front of.
 PUBLIC: dict[str, str] = {
@@ -153,6 +156,9 @@ def _check_foreign(where: str, path: Path, parts: tuple[str, ...], target: str) 
         yield f"{where}: room {parts[0]} includes {target}; torch and Python appear nowhere in src"
     if CUDA.match(target) and parts[:2] != ("device", "cuda"):
         yield f"{where}: room {parts[0]} includes {target}; only device/cuda knows CUDA"
+    if (target.startswith(SIMULATED) and parts[0] != "device"
+            and not path.stem.endswith(TESTS)):
+        yield f"{where}: room {parts[0]} includes {target}; only tests and benchmarks know it"
     if TOOL_ONLY.match(target) and not path.stem.endswith("_test"):
         yield f"{where}: room {parts[0]} includes {target}; that library belongs to the tool"
 

@@ -20,6 +20,7 @@ GOOD = {
     "src/device/host/worker.cpp": '#include "anabranch/trace.h"\n#include "program/view.h"\n',
     "src/device/cuda/driver.cpp": "#include <cuda.h>\n",
     "src/device/sim/driver.cpp": '#include "device/cuda/table.h"\n#include "anabranch/status.h"\n',
+    "src/record/record_test.cpp": '#include "device/sim/sim.h"\n',
     "src/launch/launch.cpp": '#include "record/recording.h"\n#include "device/host/worker.h"\n',
     "bridge/bridge.h": "",
     "bridge/plan.cpp": '#include "bridge.h"\n#include "anabranch/plan.h"\n',
@@ -56,6 +57,9 @@ BAD = {
         {"src/device/sim/a.cpp": '#include "device/host/worker.h"\n'},
         "src/device/sim/a.cpp:1: device sim includes device/host/worker.h; it may include base and "
         "device/cuda/ only"),
+    "the simulated driver in what ships": (
+        {"src/record/a.cpp": '#include "device/sim/sim.h"\n'},
+        "src/record/a.cpp:1: room record includes device/sim/sim.h; only tests and benchmarks"),
     "CUDA outside its device": (
         {"src/record/a.cpp": "#include <cuda_runtime.h>\n"},
         "src/record/a.cpp:1: room record includes cuda_runtime.h; only device/cuda knows CUDA"),

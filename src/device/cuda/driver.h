@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA driver as a table of functions, found at run time: no CUDA library is linked, and a
 // machine without a driver is a normal one.
-// Ownership: the table is a value; the library behind a loaded one stays open for the process's
-// life. Threads:   a table never changes once made; load_driver() from any thread, the first call
-// loads. Failure:   no library, or a driver older than the core needs, is a Status. A feature that
-// is off
+// Ownership: the table is a value; the library behind a loaded one stays open until the process
+//            ends.
+// Threads:   a table never changes once made; load_driver() from any thread, the first call loads.
+// Failure:   no library, or a driver older than the core needs, is a Status. A feature that is off
 //            has its reason, and its functions are null.
 // Edges:     loading calls nothing that touches a GPU; cuInit() is the caller's, and may still say
 //            that there is no device.

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of the CUDA driver's ABI that we use, declared by ourselves: nothing of CUDA is needed
-// to build, and the simulated driver speaks the same types. Ownership: handles belong to the driver
-// that made them; structs are plain values. Failure:   none; CuResult is what every driver call
-// answers. Edges:     x86-64 and aarch64 Linux. tests/gpu/driver_abi_test.cpp compares every
-// number, size and
-//            offset with CUDA's own header where there is one. Comments give the driver's names.
+// to build, and the simulated driver speaks the same types.
+// Ownership: handles belong to the driver that made them; structs are plain values.
+// Threads:   these are types; nothing here runs.
+// Failure:   none; CuResult is what every driver call answers.
+// Edges:     x86-64 and aarch64 Linux. tests/gpu/driver_abi_test.cpp compares every number, size
+//            and offset with CUDA's own header where there is one. Comments give the driver's
+//            names.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +35,7 @@ using CuEvent = struct CuEventTag*;
 using CuGraph = struct CuGraphTag*;
 using CuGraphNode = struct CuGraphNodeTag*;
 using CuGraphExec = struct CuGraphExecTag*;
-using CuDeviceNode =
-    struct CuDeviceNodeTag*;  // CUgraphDeviceNode: what device code names a node by
+using CuDeviceNode = struct CuDeviceNodeTag*;  // CUgraphDeviceNode: what device code names it by
 using CuHostFn = void (*)(void* user_data);
 
 // The streams that are not made: 0 and CU_STREAM_LEGACY are one, CU_STREAM_PER_THREAD another.

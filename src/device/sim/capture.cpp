@@ -12,6 +12,7 @@ void Machine::invalidate(Capture& capture) {
 
 // A call that is not queued, and so would be missing from the graph, breaks every capture that
 // forbids it: those of this thread, and global ones of others, unless this thread says otherwise.
+// A capture that is broken already forbids it still, and with the same code.
 CuResult Machine::check_unsafe() {
   const auto id = std::this_thread::get_id();
   const CuCaptureMode mode = thread_modes_[id];
@@ -22,11 +23,8 @@ CuResult Machine::check_unsafe() {
     const bool other = capture->owner != id && capture->mode == CuCaptureMode::kGlobal &&
                        mode == CuCaptureMode::kGlobal;
     if (!own && !other) continue;
-    const bool broken = capture->status == CuCaptureStatus::kInvalidated;
-    if (result != CuResult::kStreamCaptureUnsupported) {
-      result = broken ? CuResult::kStreamCaptureInvalidated : CuResult::kStreamCaptureUnsupported;
-    }
     invalidate(*capture);
+    result = CuResult::kStreamCaptureUnsupported;
   }
   return result;
 }
@@ -60,6 +58,7 @@ CuResult Machine::check_capturing(Stream& stream) {
 
 CuResult Machine::use_event(Event& event) {
   if (!event.capture) return CuResult::kSuccess;
+  if (event.capture->gave_no_graph) return CuResult::kInvalidValue;
   invalidate(*event.capture);
   return CuResult::kCapturedEvent;
 }
@@ -89,7 +88,7 @@ CuResult Machine::wait_captured(Stream& stream, Event& event) {
   Capture& capture = *event.capture;
   if (capture.status == CuCaptureStatus::kNone) {
     if (stream.capture) invalidate(*stream.capture);
-    return CuResult::kCapturedEvent;
+    return capture.gave_no_graph ? CuResult::kInvalidValue : CuResult::kCapturedEvent;
   }
   if (capture.status == CuCaptureStatus::kInvalidated) {
     return CuResult::kStreamCaptureInvalidated;
@@ -161,6 +160,7 @@ void Machine::end_capture(Capture& capture) {
   };
   const bool broken = capture.status != CuCaptureStatus::kActive;
   capture.status = CuCaptureStatus::kNone;
+  capture.gave_no_graph = broken;
   Graph* const graph = graphs_.find(capture.graph);
   if (graph) graph->captured_into = false;
   if (graph && broken) destroy_graph(*graph);
@@ -185,9 +185,8 @@ CuResult Machine::cuStreamEndCapture(CuStream handle, CuGraph* graph) {
   }
   const bool own_thread = capture->owner == std::this_thread::get_id();
   if (capture->mode != CuCaptureMode::kRelaxed && !own_thread) {
-    return CuResult::kStreamCaptureWrongThread;
-  }
-  if (capture->status == CuCaptureStatus::kInvalidated) {
+    result = CuResult::kStreamCaptureWrongThread;  // and ended it is, without a graph
+  } else if (capture->status == CuCaptureStatus::kInvalidated) {
     result = CuResult::kStreamCaptureInvalidated;
   } else if (!all_joined(*capture)) {
     result = CuResult::kStreamCaptureUnjoined;

@@ -200,13 +200,18 @@ TEST_F(SimCapture, TheLegacyStreamWorksBesideANonBlockingStreamThatCaptures) {
   EXPECT_CU(end(on));
 }
 
-TEST_F(SimCapture, AnEventOfACaptureCannotBeAskedEvenAfterIt) {
+TEST_F(SimCapture, AnEventOfACaptureCannotBeAskedNorAfterItUntilItIsRecordedAnew) {
   const CuStream on = stream();
   const CuEvent mark = event();
   begin(on, CuCaptureMode::kRelaxed);
   ASSERT_CU(d->cuEventRecord(mark, on));
   EXPECT_EQ(d->cuEventQuery(mark), CuResult::kCapturedEvent);
   EXPECT_EQ(end(on), CuResult::kStreamCaptureInvalidated);
+  EXPECT_EQ(d->cuEventSynchronize(mark), CuResult::kInvalidValue);
+  EXPECT_EQ(d->cuStreamWaitEvent(stream(), mark, 0), CuResult::kInvalidValue);
+  begin(on, CuCaptureMode::kRelaxed);
+  ASSERT_CU(d->cuEventRecord(mark, on));
+  EXPECT_CU(end(on));
   EXPECT_EQ(d->cuEventSynchronize(mark), CuResult::kCapturedEvent);
   ASSERT_CU(d->cuEventRecord(mark, on));
   EXPECT_CU(d->cuEventSynchronize(mark));
@@ -216,7 +221,8 @@ TEST_F(SimCapture, OnlyARelaxedCaptureMayEndInAnotherThread) {
   const CuStream on = stream();
   begin(on, CuCaptureMode::kThreadLocal);
   EXPECT_EQ(in_thread([&] { return end(on); }), CuResult::kStreamCaptureWrongThread);
-  EXPECT_CU(end(on));
+  EXPECT_EQ(end(on), CuResult::kIllegalState);  // it has ended all the same
+  EXPECT_EQ(sim->live_objects(), 1u);           // its stream: no graph is left
   begin(on, CuCaptureMode::kRelaxed);
   EXPECT_CU(in_thread([&] { return end(on); }));
 }
@@ -252,18 +258,21 @@ TEST_F(SimCapture, AThreadCanTakeTheProhibitionOffItself) {
   ASSERT_CU(d->cuThreadExchangeStreamCaptureMode(&mode));
   EXPECT_EQ(mode, CuCaptureMode::kRelaxed);
   EXPECT_EQ(allocate_something(), CuResult::kStreamCaptureUnsupported);
-  EXPECT_EQ(allocate_something(), CuResult::kStreamCaptureInvalidated);
+  EXPECT_EQ(allocate_something(), CuResult::kStreamCaptureUnsupported);
   EXPECT_EQ(end(on), CuResult::kStreamCaptureInvalidated);
   EXPECT_CU(allocate_something());
 }
 
-TEST_F(SimCapture, CopiesThatWaitAreForbiddenAndVirtualMemoryIsNot) {
+TEST_F(SimCapture, ReadingIsForbiddenAndWritingVirtualMemoryAndModulesAreNot) {
   const CuDevicePtr a = allocate(16);
   const CuStream on = stream();
   begin(on, CuCaptureMode::kThreadLocal);
   CuDevicePtr range = 0;
   EXPECT_CU(d->cuMemAddressReserve(&range, std::size_t{2} << 20, 0, 0, 0));
-  EXPECT_EQ(d->cuMemcpyHtoD(a, &range, 8), CuResult::kStreamCaptureUnsupported);
+  EXPECT_CU(d->cuMemcpyHtoD(a, &range, 8));
+  load("add_one");
+  EXPECT_EQ(status(on), CuCaptureStatus::kActive);
+  EXPECT_EQ(d->cuMemcpyDtoH(&range, a, 8), CuResult::kStreamCaptureUnsupported);
   EXPECT_EQ(end(on), CuResult::kStreamCaptureInvalidated);
 }
 

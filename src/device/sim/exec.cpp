@@ -88,7 +88,7 @@ CuResult Machine::cuGraphInstantiateWithParams(CuGraphExec* handle, CuGraph sour
   flatten(*graph, exec, std::nullopt);
   if (!exec.copies.empty() && graph->execs > 0) {  // device code could not tell the two apart
     execs_.erase(exec.handle);
-    return CuResult::kInvalidValue;
+    return CuResult::kNotSupported;
   }
   graph->execs += exec.copies.empty() ? 0 : 1;
   for (const auto& [index, copy] : exec.copies) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The setters of executable graphs: they change later launches, within the driver's limits.
+#include <algorithm>
+
 #include "device/sim/machine.h"
 
 namespace anabranch::sim {
@@ -57,31 +59,33 @@ CuResult Machine::cuGraphExecHostNodeSetParams(CuGraphExec exec, CuGraphNode han
   return set_exec_op(exec, *node, HostOp{params->fn, params->user_data});
 }
 
-// The same nodes and edges in the same order, at every depth; then every node's parameters.
-CuResult Machine::set_child(Exec& exec, const Graph& now, const Graph& then) {
-  if (now.nodes.size() != then.nodes.size() || now.edges.size() != then.edges.size()) {
-    return CuResult::kInvalidValue;
-  }
+// The same types of nodes and the same edges in the same order, at every depth.
+bool Machine::has_shape_of(const Graph& now, const Graph& then) const {
+  if (now.nodes.size() != then.nodes.size() || now.edges.size() != then.edges.size()) return false;
   std::map<CuGraphNode, CuGraphNode> twin;
-  for (std::size_t i = 0; i < now.nodes.size(); ++i) twin[now.nodes[i]] = then.nodes[i];
-  for (std::size_t i = 0; i < now.edges.size(); ++i) {
-    const Edge &a = now.edges[i], &b = then.edges[i];
-    if (twin[a.from] != b.from || twin[a.to] != b.to) return CuResult::kInvalidValue;
-  }
-  for (const auto& [mine, other] : twin) {
-    const Op& op = nodes_.find(mine)->op;
-    const Op& changed = nodes_.find(other)->op;
-    if (type_of(op) != type_of(changed)) return CuResult::kInvalidValue;
-    const auto *inner = std::get_if<ChildOp>(&op), *next = std::get_if<ChildOp>(&changed);
-    CuResult result = CuResult::kSuccess;
-    if (inner) {
-      result = set_child(exec, *graphs_.find(inner->graph), *graphs_.find(next->graph));
-    } else {
-      result = set_exec_op(exec.handle, exec.nodes[exec.index.at(mine)], changed);
+  for (std::size_t i = 0; i < now.nodes.size(); ++i) {
+    const Op &mine = nodes_.find(now.nodes[i])->op, &other = nodes_.find(then.nodes[i])->op;
+    if (type_of(mine) != type_of(other)) return false;
+    const auto *inner = std::get_if<ChildOp>(&mine), *next = std::get_if<ChildOp>(&other);
+    if (inner && !has_shape_of(*graphs_.find(inner->graph), *graphs_.find(next->graph))) {
+      return false;
     }
-    if (result != CuResult::kSuccess) return result;
+    twin[now.nodes[i]] = then.nodes[i];
   }
-  return CuResult::kSuccess;
+  return std::equal(
+      now.edges.begin(), now.edges.end(), then.edges.begin(),
+      [&](const Edge& a, const Edge& b) { return twin[a.from] == b.from && twin[a.to] == b.to; });
+}
+
+void Machine::set_child(Exec& exec, const Graph& now, const Graph& then) {
+  for (std::size_t i = 0; i < now.nodes.size(); ++i) {
+    const Op &mine = nodes_.find(now.nodes[i])->op, &other = nodes_.find(then.nodes[i])->op;
+    if (const auto* inner = std::get_if<ChildOp>(&mine)) {
+      set_child(exec, *graphs_.find(inner->graph), *graphs_.find(std::get<ChildOp>(other).graph));
+    } else {
+      set_exec_op(exec.handle, exec.nodes[exec.index.at(now.nodes[i])], other);
+    }
+  }
 }
 
 CuResult Machine::cuGraphExecChildGraphNodeSetParams(CuGraphExec handle, CuGraphNode node_handle,
@@ -90,7 +94,10 @@ CuResult Machine::cuGraphExecChildGraphNodeSetParams(CuGraphExec handle, CuGraph
   const auto* op = node ? std::get_if<ChildOp>(&node->op) : nullptr;
   const Graph* const then = graphs_.find(child);
   if (!op || !then || !find_exec_node(handle, node_handle)) return CuResult::kInvalidValue;
-  return set_child(*execs_.find(handle), *graphs_.find(op->graph), *then);
+  const Graph& now = *graphs_.find(op->graph);
+  if (!has_shape_of(now, *then)) return CuResult::kGraphExecUpdateFailure;
+  set_child(*execs_.find(handle), now, *then);
+  return CuResult::kSuccess;
 }
 
 CuResult Machine::cuGraphNodeSetEnabled(CuGraphExec exec, CuGraphNode handle, unsigned enabled) {

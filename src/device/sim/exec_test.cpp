@@ -236,11 +236,43 @@ TEST_F(SimExec, AChildGraphIsSetFromOneOfTheSameShape) {
   ASSERT_CU(d->cuGraphClone(&longer, graph));
   ASSERT_CU(d->cuGraphAddEmptyNode(&extra, longer, nullptr, 0));
   const CuGraphExec exec = instantiate(outer);
-  EXPECT_EQ(d->cuGraphExecChildGraphNodeSetParams(exec, child, longer), CuResult::kInvalidValue);
+  EXPECT_EQ(d->cuGraphExecChildGraphNodeSetParams(exec, child, longer),
+            CuResult::kGraphExecUpdateFailure);
   ASSERT_CU(d->cuGraphExecChildGraphNodeSetParams(exec, child, changed));
   launch_and_wait(exec);
   EXPECT_EQ(get(b), 0u);
   EXPECT_EQ(get(other), 2u);
+}
+
+TEST_F(SimExec, AChildGraphOfAnotherShapeChangesNothing) {
+  make_add_one();
+  const auto then = [&](const std::function<void()>& work) {
+    EXPECT_CU(d->cuStreamBeginCapture(on, CuCaptureMode::kRelaxed));
+    EXPECT_CU(add_one(on, a, other));
+    work();
+    return end_capture(on);
+  };
+  const auto fill = [&] { EXPECT_CU(d->cuMemsetD32Async(a, 1, 1, on)); };
+  CuGraph outer = nullptr;
+  CuGraphNode child = nullptr;
+  ASSERT_CU(d->cuGraphCreate(&outer, 0));
+  ASSERT_CU(d->cuGraphAddChildGraphNode(&child, outer, nullptr, 0, then(fill)));
+  const CuGraphExec exec = instantiate(outer);
+  const CuGraph typed = then([&] { EXPECT_CU(add_one(on, a, b)); });
+  const CuGraph loose = then(fill);
+  const std::vector<CuGraphNode> nodes = nodes_of(loose);
+  ASSERT_CU(d->cuGraphRemoveDependencies(loose, &nodes[0], &nodes[1], nullptr, 1));
+  const CuGraph turned = then(fill);
+  const std::vector<CuGraphNode> ends = nodes_of(turned);
+  ASSERT_CU(d->cuGraphRemoveDependencies(turned, &ends[0], &ends[1], nullptr, 1));
+  ASSERT_CU(d->cuGraphAddDependencies(turned, &ends[1], &ends[0], nullptr, 1));
+  for (const CuGraph wrong : {typed, loose, turned}) {
+    EXPECT_EQ(d->cuGraphExecChildGraphNodeSetParams(exec, child, wrong),
+              CuResult::kGraphExecUpdateFailure);
+  }
+  launch_and_wait(exec);
+  EXPECT_EQ(get(other), 2u);
+  EXPECT_EQ(get(b), 0u);
 }
 
 TEST_F(SimExec, EventNodesRecordAndWaitAtEveryLaunch) {
@@ -328,16 +360,16 @@ TEST_F(SimExec, AHostSetterCallsForAnotherUpload) {
 
 TEST_F(SimExec, AnUpdatableNodeHoldsItsGraphFast) {
   make_updated();
-  EXPECT_EQ(d->cuGraphDestroyNode(node), CuResult::kInvalidValue);
+  EXPECT_EQ(d->cuGraphDestroyNode(node), CuResult::kNotSupported);
   CuGraph clone = nullptr;
   EXPECT_EQ(d->cuGraphClone(&clone, graph), CuResult::kNotSupported);
   CuLaunchAttributeValue off{};
   const auto id = CuLaunchAttributeId::kDeviceUpdatableKernelNode;
-  EXPECT_EQ(d->cuGraphKernelNodeSetAttribute(node, id, &off), CuResult::kInvalidValue);
+  EXPECT_EQ(d->cuGraphKernelNodeSetAttribute(node, id, &off), CuResult::kNotSupported);
   const CuGraphExec exec = instantiate(graph);
   CuInstantiateParams params{};
   CuGraphExec second = nullptr;
-  EXPECT_EQ(d->cuGraphInstantiateWithParams(&second, graph, &params), CuResult::kInvalidValue);
+  EXPECT_EQ(d->cuGraphInstantiateWithParams(&second, graph, &params), CuResult::kNotSupported);
   ASSERT_CU(d->cuGraphExecDestroy(exec));
   EXPECT_CU(d->cuGraphInstantiateWithParams(&second, graph, &params));
 }
@@ -368,7 +400,7 @@ TEST_F(SimExec, ACapturedLaunchCanAskForAnUpdatableNode) {
   attribute.id = CuLaunchAttributeId::kDeviceUpdatableKernelNode;
   attribute.value.device_updatable_kernel_node.device_updatable = 1;
   CuLaunchConfig config{1, 1, 1, 32, 1, 1, 0, on, &attribute, 1};
-  EXPECT_EQ(d->cuLaunchKernelEx(&config, function, nullptr, nullptr), CuResult::kInvalidValue);
+  EXPECT_EQ(d->cuLaunchKernelEx(&config, function, nullptr, nullptr), CuResult::kNotSupported);
   ASSERT_CU(d->cuStreamBeginCapture(on, CuCaptureMode::kRelaxed));
   ASSERT_CU(d->cuLaunchKernelEx(&config, function, nullptr, nullptr));
   const CuDeviceNode given = attribute.value.device_updatable_kernel_node.dev_node;
@@ -390,7 +422,7 @@ TEST_F(SimExec, AnUpdatableNodeInsideAChildGraphCountsToo) {
   const CuGraphExec exec = instantiate(outer);
   CuInstantiateParams params{};
   CuGraphExec second = nullptr;
-  EXPECT_EQ(d->cuGraphInstantiateWithParams(&second, outer, &params), CuResult::kInvalidValue);
+  EXPECT_EQ(d->cuGraphInstantiateWithParams(&second, outer, &params), CuResult::kNotSupported);
   ASSERT_CU(d->cuGraphExecDestroy(exec));
   launch_and_wait(instantiate(outer));
   EXPECT_EQ(get(b), 2u);

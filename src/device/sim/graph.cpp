@@ -296,7 +296,8 @@ CuResult Machine::cuGraphRemoveDependencies(CuGraph handle, const CuGraphNode* f
 
 CuResult Machine::cuGraphDestroyNode(CuGraphNode handle) {
   const Node* const node = nodes_.find(handle);
-  if (!node || node->device_node) return CuResult::kInvalidValue;
+  if (!node) return CuResult::kInvalidValue;
+  if (node->device_node) return CuResult::kNotSupported;
   Graph& graph = *graphs_.find(node->graph);
   if (graph.captured_into) return CuResult::kInvalidValue;
   if (const auto* child = std::get_if<ChildOp>(&node->op)) {

@@ -4,7 +4,8 @@
 
 namespace anabranch::sim {
 
-// Parameters are shown in the style in which they were given, in memory that the node owns.
+// Parameters are shown in the style in which they were given, in memory that the node owns; a block
+// with its size first, as the driver has it, whatever the order in which they were given.
 void Machine::show_params(Node& node, KernelOp& op, CuKernelNodeParams* params) {
   *params = {op.function, op.grid.x,       op.grid.y, op.grid.z, op.block.x, op.block.y,
              op.block.z,  op.shared_bytes, nullptr,   nullptr,   nullptr,    nullptr};
@@ -15,8 +16,8 @@ void Machine::show_params(Node& node, KernelOp& op, CuKernelNodeParams* params) 
   }
   if (op.packed) {
     node.packed_bytes = op.params.size();
-    void* const extra[] = {params_buffer_key(), op.params.data(), params_size_key(),
-                           &node.packed_bytes, kParamsEnd};
+    void* const extra[] = {params_size_key(), &node.packed_bytes, params_buffer_key(),
+                           op.params.data(), kParamsEnd};
     std::copy(std::begin(extra), std::end(extra), node.extra);
     params->extra = node.extra;
     return;
@@ -100,7 +101,7 @@ CuResult Machine::cuGraphKernelNodeSetAttribute(CuGraphNode handle, CuLaunchAttr
     case CuLaunchAttributeId::kDeviceUpdatableKernelNode: {
       const bool wanted = value->device_updatable_kernel_node.device_updatable != 0;
       const bool is_set = node->device_node != nullptr;
-      if (!wanted) return is_set ? CuResult::kInvalidValue : result;  // it cannot be unset
+      if (!wanted) return is_set ? CuResult::kNotSupported : result;  // it cannot be unset
       if (is_set) return result;
       if (!op->kernel->device_updatable) return CuResult::kNotSupported;
       node->device_node = reinterpret_cast<CuDeviceNode>(next_handle());

@@ -117,9 +117,11 @@ TEST_F(SimGraph, ShowsParametersInTheStyleInWhichTheyWereGiven) {
   EXPECT_EQ(*static_cast<CuDevicePtr*>(shown.kernel_params[1]), out);
   ASSERT_CU(d->cuGraphKernelNodeGetParams(packed, &shown));
   EXPECT_EQ(shown.kernel_params, nullptr);
-  ASSERT_EQ(shown.extra[2], params_size_key());
-  EXPECT_EQ(*static_cast<std::size_t*>(shown.extra[3]), sizeof block);
-  EXPECT_EQ(std::memcmp(shown.extra[1], &block, sizeof block), 0);
+  ASSERT_EQ(shown.extra[0], params_size_key());
+  EXPECT_EQ(*static_cast<std::size_t*>(shown.extra[1]), sizeof block);
+  ASSERT_EQ(shown.extra[2], params_buffer_key());
+  EXPECT_EQ(std::memcmp(shown.extra[3], &block, sizeof block), 0);
+  EXPECT_EQ(shown.extra[4], kParamsEnd);
   // What is shown can be given back.
   EXPECT_CU(d->cuGraphKernelNodeSetParams(packed, &shown));
 }

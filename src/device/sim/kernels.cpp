@@ -303,7 +303,7 @@ CuResult Machine::cuLaunchKernelEx(const CuLaunchConfig* config, CuFunction func
   if (result == CuResult::kSuccess) result = find_stream(config->stream, &stream);
   if (result != CuResult::kSuccess) return result;
   op.priority = op.priority ? op.priority : stream->priority;
-  if (updatable && !stream->capture) return CuResult::kInvalidValue;  // it is for graphs only
+  if (updatable && !stream->capture) return CuResult::kNotSupported;  // it is for graphs only
   result = submit(config->stream, std::move(op));
   if (!updatable || result != CuResult::kSuccess) return result;
   const CuGraphNode node = stream->capture_after.front().node;

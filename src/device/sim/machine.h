@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The simulated machine: all its state, and a member for every function of the driver's table.
 // Ownership: a SimDriver owns the Machine, the Machine everything else. Its state is open to the
-// files
-//            of this room, which are one class cut by concern, and to nobody else.
+//            files of this room, which are one class cut by concern, and to nobody else.
 // Threads:   enter() takes the lock; members are called under it.
 // Failure:   codes of the driver. After a sticky one, every call but the harmless answers it.
 // Edges:     a kernel or host function that runs holds the lock: its own calls of the table answer
@@ -120,7 +119,8 @@ class Machine {
                       CuStream stream, std::vector<After> after);
   ExecNode* find_exec_node(CuGraphExec exec, CuGraphNode node);
   CuResult set_exec_op(CuGraphExec exec, ExecNode& node, Op op);
-  CuResult set_child(Exec& exec, const Graph& now, const Graph& then);
+  bool has_shape_of(const Graph& now, const Graph& then) const;
+  void set_child(Exec& exec, const Graph& now, const Graph& then);
   CuResult check_same_operands(const CuMemcpy3D& before, const CuMemcpy3D& after) const;
   CuResult check_same_fill(const CuMemsetNodeParams& before, const CuMemsetNodeParams& after) const;
   DeviceCopy* find_device_copy(CuDeviceNode node, bool* undone);

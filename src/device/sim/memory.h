@@ -5,8 +5,7 @@
 // Threads:   one at a time; the Machine's lock.
 // Failure:   codes of the driver; what a check finds is told in words.
 // Edges:     addresses are never given out twice. Freed memory stays poisoned and watched until
-// more
-//            than kWatchedBytes of it has been freed after it.
+//            more than kWatchedBytes of it has been freed after it.
 #pragma once
 
 #include <cstddef>

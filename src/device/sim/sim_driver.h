@@ -3,14 +3,12 @@
 // virtual, and what may happen in any order happens in an order chosen by a seed.
 // Ownership: a SimDriver owns all that was made through its table; its destructor frees it.
 // Threads:   the table from any thread, one call at a time. Table functions carry no context, so
-// one
-//            SimDriver lives in a process at a time: making a second one aborts.
+//            one SimDriver lives in a process at a time: making a second one aborts.
 // Failure:   as the driver's: a code. fail_call() makes any call fail; violations() says what the
 //            memory checks found.
 // Edges:     work runs when something synchronises, queries, or calls run_until_idle(), on the
-// thread
-//            that does so and under the simulator's lock: kernels and host functions must not wait
-//            for another thread. Addresses and handles are never given out twice.
+//            thread that does so and under the simulator's lock: kernels and host functions must
+//            not wait for another thread. Addresses and handles are never given out twice.
 #pragma once
 
 #include <cstddef>

@@ -71,12 +71,8 @@ class SimTest : public ::testing::Test {
   CuFunction load(const std::string& name) {
     CuModule module = nullptr;
     CuFunction function = nullptr;
-    // A test may load while it captures.
-    CuCaptureMode mode = CuCaptureMode::kRelaxed;
-    EXPECT_CU(d->cuThreadExchangeStreamCaptureMode(&mode));
     EXPECT_CU(d->cuModuleLoadData(&module, SimDriver::make_image({name}).c_str()));
     EXPECT_CU(d->cuModuleGetFunction(&function, module, name.c_str()));
-    EXPECT_CU(d->cuThreadExchangeStreamCaptureMode(&mode));
     return function;
   }
   // A kernel without parameters that notes its name in `order`.

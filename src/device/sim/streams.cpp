@@ -202,7 +202,7 @@ CuResult Machine::cuEventRecordWithFlags(CuEvent handle, CuStream stream_handle,
   if (result != CuResult::kSuccess) return result;
   const bool external = flags == kEventRecordExternal;
   if (external) {
-    return stream->capture ? capture_op(*stream, RecordOp{handle}) : CuResult::kInvalidValue;
+    return stream->capture ? capture_op(*stream, RecordOp{handle}) : CuResult::kIllegalState;
   }
   event->recorded = true;
   event->capture = stream->capture;
@@ -220,7 +220,7 @@ CuResult Machine::cuStreamWaitEvent(CuStream stream_handle, CuEvent handle, unsi
   if (result == CuResult::kSuccess) result = check_capturing(*stream);
   if (result != CuResult::kSuccess) return result;
   if (flags == kEventWaitExternal) {
-    return stream->capture ? capture_op(*stream, WaitOp{handle}) : CuResult::kInvalidValue;
+    return stream->capture ? capture_op(*stream, WaitOp{handle}) : CuResult::kIllegalState;
   }
   if (event->capture) return wait_captured(*stream, *event);
   if (!event->recorded) return CuResult::kSuccess;

@@ -72,6 +72,8 @@ Differential::Differential() {
 }
 
 Differential::~Differential() {
+  CuCaptureMode mode = CuCaptureMode::kGlobal;  // what a thread begins with
+  EXPECT_CU(d.cuThreadExchangeStreamCaptureMode(&mode));
   for (const CuStream on : streams_) {
     CuGraph graph = nullptr;
     d.cuStreamEndCapture(on, &graph);

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Call sequences written once against the driver's table, with what the driver answers: they run on
 // the simulated driver in every test run, and on a real one where there is one. Where the two
-// differ, the simulation is wrong. Ownership: a fixture frees what it made, and ends the captures
-// on its streams. Edges:     no case may lose the context, since all cases on a real driver share
-// it.
+// differ, the simulation is wrong.
+// Ownership: a fixture frees what it made, and ends the captures on its streams.
+// Threads:   one; in_thread() makes another for a single call and waits for it.
+// Failure:   an answer that is not expected fails its case and ends it only if nothing that follows
+//            would make sense.
+// Edges:     no case may lose the context, since all cases on a real driver share it.
 #pragma once
 
 #include <gmock/gmock.h>
