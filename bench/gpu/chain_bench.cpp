@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// Question: what does a launch at new addresses cost, against a frozen graph? A chain of small
+// kernels, each reading what the one before wrote, every buffer a slot of its own.
+//
+//   gpu_chain_bench [results.json]
+//
+// Rivals take turns in one run; figures are medians with the interquartile range. "end to end" is
+// from the launch call until the stream is idle, "CPU" the call alone. Before anything is timed the
+// last buffer of each rival is compared with what the chain must give, on cleared memory.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "device/cuda/updater.h"
+#include "launch/cuda_launch.h"
+
+namespace anabranch::cuda {
+namespace {
+
+constexpr std::uint32_t kWords = 1024;
+constexpr std::uint64_t kBytes = kWords * sizeof(std::uint32_t);
+constexpr int kRounds = 41;
+
+constexpr const char* kKernel = R"(.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry add_one(.param .u64 p_in, .param .u64 p_out, .param .u32 p_count)
+{
+  .reg .pred %p<2>;
+  .reg .b32 %r<8>;
+  .reg .b64 %d<6>;
+  ld.param.u64 %d1, [p_in];
+  ld.param.u64 %d2, [p_out];
+  ld.param.u32 %r1, [p_count];
+  mov.u32 %r2, %ctaid.x;
+  mov.u32 %r3, %ntid.x;
+  mov.u32 %r4, %tid.x;
+  mad.lo.s32 %r5, %r2, %r3, %r4;
+  setp.ge.u32 %p1, %r5, %r1;
+  @%p1 bra DONE;
+  mul.wide.u32 %d3, %r5, 4;
+  add.s64 %d4, %d1, %d3;
+  add.s64 %d5, %d2, %d3;
+  ld.global.u32 %r6, [%d4];
+  add.u32 %r7, %r6, 1;
+  st.global.u32 [%d5], %r7;
+DONE:
+  ret;
+}
+)";
+
+[[noreturn]] void stop(const std::string& why) {
+  std::fprintf(stderr, "%s\n", why.c_str());
+  std::exit(1);
+}
+void must(CuResult result) {
+  if (result != CuResult::kSuccess) stop(result_text(result));
+}
+template <typename T>
+T must(Result<T> result) {
+  if (!result.ok()) stop(result.error().message());
+  return *std::move(result);
+}
+
+struct Figure {
+  double median = 0, iqr = 0;
+};
+Figure figure_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t n = values.size();
+  return {values[n / 2], values[n * 3 / 4] - values[n / 4]};
+}
+
+class Chain {
+ public:
+  Chain(const Driver& driver, CuFunction kernel, std::uint32_t nodes)
+      : d(driver), kernel_(kernel), nodes_(nodes) {
+    must(d.cuStreamCreateWithPriority(&stream, kStreamNonBlocking, 0));
+    for (auto& set : sets_) {
+      must(d.cuMemAlloc(&set, total()));
+      for (std::uint32_t i = 0; i <= nodes; ++i) slots_[&set - sets_].push_back(set + i * kBytes);
+    }
+  }
+  ~Chain() {
+    for (const CuDevicePtr set : sets_) must(d.cuMemFree(set));
+    must(d.cuStreamDestroy(stream));
+  }
+  Chain(const Chain&) = delete;
+  Chain& operator=(const Chain&) = delete;
+
+  CuGraph capture(const std::vector<std::uint64_t>& at) {
+    CuGraph graph = nullptr;
+    must(d.cuStreamBeginCapture(stream, CuCaptureMode::kThreadLocal));
+    for (std::uint32_t i = 0; i < nodes_; ++i) {
+      CuDevicePtr in = at[i], out = at[i + 1];
+      std::uint32_t count = kWords;
+      void* params[] = {&in, &out, &count};
+      must(d.cuLaunchKernel(kernel_, 4, 1, 1, 256, 1, 1, 0, stream, params, nullptr));
+    }
+    must(d.cuStreamEndCapture(stream, &graph));
+    return graph;
+  }
+
+  std::shared_ptr<CudaRecording> record(const CudaRecordOptions& options) {
+    // Captures need addresses, not memory: far apart, with a gap behind each buffer.
+    std::vector<CaptureAllocation> memory[2];
+    CuGraph graphs[2];
+    for (int c = 0; c < 2; ++c) {
+      std::vector<std::uint64_t> at;
+      for (std::uint32_t i = 0; i <= nodes_; ++i) {
+        at.push_back((std::uint64_t{0x10} + c * 8) * (1ull << 36) + i * 4 * kBytes);
+        memory[c].push_back({at.back(), kBytes});
+      }
+      graphs[c] = capture(at);
+    }
+    const std::vector<UnitKind> kinds(nodes_ + 1, UnitKind::kGiven);
+    auto made = must(
+        CudaRecording::make(d, {graphs[0], memory[0]}, {graphs[1], memory[1]}, kinds, options));
+    for (const CuGraph graph : graphs) must(d.cuGraphDestroy(graph));
+    return made;
+  }
+
+  const std::vector<std::uint64_t>& slots(int set) const { return slots_[set]; }
+  void clear() {
+    for (const CuDevicePtr set : sets_) must(d.cuMemsetD8(set, 0, total()));
+    must(d.cuCtxSynchronize());
+  }
+  std::uint32_t last_word(int set) {
+    std::uint32_t word = 0;
+    must(d.cuMemcpyDtoH(&word, slots_[set].back(), sizeof word));
+    return word;
+  }
+  std::uint32_t nodes() const { return nodes_; }
+
+  CuStream stream = nullptr;
+  const Driver& d;
+
+ private:
+  std::uint64_t total() const { return (nodes_ + 1) * kBytes; }
+  CuFunction kernel_;
+  std::uint32_t nodes_;
+  CuDevicePtr sets_[2] = {};
+  std::vector<std::uint64_t> slots_[2];
+};
+
+struct Rival {
+  std::string name;
+  std::function<int()> launch;  // answers in which set of buffers it wrote
+  std::vector<double> end_to_end_us, cpu_us;
+};
+
+double microseconds(std::chrono::steady_clock::duration time) {
+  return std::chrono::duration<double, std::micro>(time).count();
+}
+
+void check(Chain& chain, Rival& rival) {
+  for (int i = 0; i < 4; ++i) {
+    chain.clear();
+    const int set = rival.launch();
+    must(chain.d.cuStreamSynchronize(chain.stream));
+    if (chain.last_word(set) != chain.nodes() || chain.last_word(1 - set) != 0) {
+      stop(fmt::format("{}: wrong result {} of {} nodes, other set {}", rival.name,
+                       chain.last_word(set), chain.nodes(), chain.last_word(1 - set)));
+    }
+  }
+}
+
+void run_round(Chain& chain, Rival& rival) {
+  for (int i = 0; i < 3; ++i) rival.launch();
+  must(chain.d.cuStreamSynchronize(chain.stream));
+  const auto begin = std::chrono::steady_clock::now();
+  rival.launch();
+  const auto queued = std::chrono::steady_clock::now();
+  must(chain.d.cuStreamSynchronize(chain.stream));
+  const auto end = std::chrono::steady_clock::now();
+  rival.cpu_us.push_back(microseconds(queued - begin));
+  rival.end_to_end_us.push_back(microseconds(end - begin));
+}
+
+std::string run(const Driver& d, CuFunction kernel, const Updater* updater, std::uint32_t nodes) {
+  Chain chain(d, kernel, nodes);
+  const CuGraph graph = chain.capture(chain.slots(0));
+  CuInstantiateParams params{};
+  CuGraphExec frozen = nullptr;
+  must(d.cuGraphInstantiateWithParams(&frozen, graph, &params));
+  const auto from_device = chain.record({.updater = updater});
+  const auto settled = chain.record({.updater = updater});
+  const auto from_host = chain.record({});
+  const auto one = chain.record({.updater = updater});
+  int side[3] = {};
+  std::vector<std::uint64_t> one_moved = chain.slots(0);
+  const auto ours = [&](CudaRecording& recording, const std::vector<std::uint64_t>& slots) {
+    must(launch(recording, {slots, 0}, chain.stream));
+  };
+  std::vector<Rival> rivals;
+  rivals.push_back({"frozen graph",
+                    [&] {
+                      must(d.cuGraphLaunch(frozen, chain.stream));
+                      return 0;
+                    },
+                    {},
+                    {}});
+  rivals.push_back({"nothing moved",
+                    [&] {
+                      ours(*settled, chain.slots(0));
+                      return 0;
+                    },
+                    {},
+                    {}});
+  rivals.push_back({"one buffer moved",
+                    [&] {
+                      one_moved[0] = chain.slots(side[0] ^= 1)[0];
+                      ours(*one, one_moved);
+                      return 0;
+                    },
+                    {},
+                    {}});
+  rivals.push_back({"all moved, updater",
+                    [&] {
+                      ours(*from_device, chain.slots(side[1] ^= 1));
+                      return side[1];
+                    },
+                    {},
+                    {}});
+  rivals.push_back({"all moved, from the host",
+                    [&] {
+                      ours(*from_host, chain.slots(side[2] ^= 1));
+                      return side[2];
+                    },
+                    {},
+                    {}});
+  for (Rival& rival : rivals) check(chain, rival);
+  for (int i = 0; i < 12; ++i) ours(*settled, chain.slots(0));  // settles
+  for (int round = 0; round < kRounds; ++round) {
+    for (Rival& rival : rivals) run_round(chain, rival);
+  }
+  must(d.cuGraphExecDestroy(frozen));
+  must(d.cuGraphDestroy(graph));
+
+  std::string rows;
+  for (const Rival& rival : rivals) {
+    std::vector<double> ratios;
+    for (int i = 0; i < kRounds; ++i) {
+      ratios.push_back(rival.end_to_end_us[i] / rivals[0].end_to_end_us[i]);
+    }
+    const Figure all = figure_of(rival.end_to_end_us), cpu = figure_of(rival.cpu_us);
+    const Figure ratio = figure_of(ratios);
+    fmt::print("{:>5}  {:<26} {:>9.1f} +-{:<6.1f} {:>8.1f} +-{:<6.1f} {:>6.3f} +-{:.3f}\n", nodes,
+               rival.name, all.median, all.iqr, cpu.median, cpu.iqr, ratio.median, ratio.iqr);
+    rows += fmt::format(
+        "{}    {{\"nodes\": {}, \"what\": \"{}\", \"end_to_end_us\": {:.2f}, \"end_to_end_iqr\": "
+        "{:.2f}, \"cpu_us\": {:.2f}, \"cpu_iqr\": {:.2f}, \"over_frozen\": {:.4f}, "
+        "\"over_frozen_iqr\": {:.4f}}}",
+        rows.empty() ? "" : ",\n", nodes, rival.name, all.median, all.iqr, cpu.median, cpu.iqr,
+        ratio.median, ratio.iqr);
+  }
+  return rows;
+}
+
+int bench(const char* results) {
+  const auto driver = load_driver();
+  if (!driver.ok()) stop(driver.error().message());
+  const Driver& d = **driver;
+  must(d.cuInit(0));
+  CuContext context = nullptr;
+  must(d.cuDevicePrimaryCtxRetain(&context, 0));
+  must(d.cuCtxSetCurrent(context));
+  char name[128] = {};
+  must(d.cuDeviceGetName(name, sizeof name, 0));
+  const auto updater = must(Updater::load(d));
+  CuModule module = nullptr;
+  CuFunction kernel = nullptr;
+  must(d.cuModuleLoadData(&module, kKernel));
+  must(d.cuModuleGetFunction(&kernel, module, "add_one"));
+
+  fmt::print("{}, CUDA driver {}\nnodes  {:<26} {:>18} {:>17} {:>14}\n", name, d.version, "what",
+             "end to end us", "CPU us", "over frozen");
+  std::string rows;
+  for (const std::uint32_t nodes : {100u, 1000u, 4000u}) {
+    rows += (rows.empty() ? "" : ",\n") + run(d, kernel, updater.get(), nodes);
+  }
+  if (results) {
+    std::ofstream(results) << fmt::format(
+        "{{\n  \"bench\": \"gpu_chain_bench\",\n  \"device\": \"{}\",\n  \"cuda_driver\": {},\n"
+        "  \"rounds\": {},\n  \"rows\": [\n{}\n  ]\n}}\n",
+        name, d.version, kRounds, rows);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace anabranch::cuda
+
+int main(int count, char** arguments) {
+  return anabranch::cuda::bench(count > 1 ? arguments[1] : nullptr);
+}
