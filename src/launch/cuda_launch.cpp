@@ -45,11 +45,8 @@ class ExecLease {
 
 Status check_addresses(const CudaRecording& recording, const CudaBindings& bindings) {
   const auto slots = recording.slots();
-  if (bindings.slots.size() != slots.size()) {
-    return bad(fmt::format("{} addresses for {} slots", bindings.slots.size(), slots.size()));
-  }
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (bindings.slots[i] % slots[i].alignment != 0) {
+    if ((bindings.slots[i] & (slots[i].alignment - 1)) != 0) {
       return bad(
           fmt::format("slot {} is at {:#x} and was captured aligned to {}. Kernels may rely "
                       "on it: copy the tensor to fresh memory",
@@ -64,55 +61,55 @@ Status check_addresses(const CudaRecording& recording, const CudaBindings& bindi
   return {};
 }
 
-// Two slots that share bytes would be written in an order that the capture has not seen.
-Status check_overlap(const CudaRecording& recording, const CudaBindings& bindings, CudaExec& exec) {
+// Slots that share bytes would be written in an order that the capture has not seen. `order` is
+// mostly right from the launch before: tensors that are allocated in turn keep their order.
+Status check_overlap(const CudaRecording& recording, const CudaBindings& bindings,
+                     std::span<std::uint32_t> order) {
   const auto slots = recording.slots();
-  const auto order = exec.slot_order();  // nearly sorted from the last time
-  for (std::size_t i = 1; i < order.size(); ++i) {
-    for (std::size_t k = i; k > 0 && bindings.slots[order[k]] < bindings.slots[order[k - 1]]; --k) {
-      std::swap(order[k], order[k - 1]);
-    }
+  const auto at = [&](std::uint32_t slot) { return bindings.slots[slot]; };
+  const auto by_address = [&](std::uint32_t a, std::uint32_t b) { return at(a) < at(b); };
+  if (!std::is_sorted(order.begin(), order.end(), by_address)) {
+    std::sort(order.begin(), order.end(), by_address);
   }
   for (std::size_t i = 1; i < order.size(); ++i) {
     const std::uint32_t low = order[i - 1], high = order[i];
-    if (bindings.slots[low] + slots[low].bytes > bindings.slots[high]) {
+    if (at(low) + slots[low].bytes > at(high)) {
       return bad(
           fmt::format("slots {} and {} share bytes ({} at {:#x}, {} at {:#x}). Copy one of "
                       "the two tensors",
-                      low, high, slots[low].bytes, bindings.slots[low], slots[high].bytes,
-                      bindings.slots[high]));
+                      low, high, slots[low].bytes, at(low), slots[high].bytes, at(high)));
     }
   }
-  for (const std::uint32_t slot : order) {
-    const std::uint64_t end = bindings.arena + recording.arena().size_bytes;
-    if (bindings.slots[slot] < end && bindings.arena < bindings.slots[slot] + slots[slot].bytes) {
-      return bad(fmt::format("slot {} at {:#x} lies in the arena", slot, bindings.slots[slot]));
-    }
-  }
-  return {};
+  // Now that no two overlap, only the last slot that begins before the arena's end can reach it.
+  const std::uint64_t end = bindings.arena + recording.arena().size_bytes;
+  const auto behind = std::partition_point(order.begin(), order.end(),
+                                           [&](std::uint32_t slot) { return at(slot) < end; });
+  if (behind == order.begin() || end == bindings.arena) return {};
+  const std::uint32_t last = *std::prev(behind);
+  if (at(last) + slots[last].bytes <= bindings.arena) return {};
+  return bad(fmt::format("slot {} at {:#x} lies in the arena", last, at(last)));
 }
 
-// Whether anything is elsewhere than at the last launch of this executable.
-bool write_wanted(const CudaRecording& recording, const CudaBindings& bindings,
-                  std::span<std::uint64_t> wanted) {
-  bool moved = false;
+bool is_same(const LaunchMemory& memory, const CudaBindings& bindings) {
+  return memory.arena == bindings.arena &&
+         std::equal(bindings.slots.begin(), bindings.slots.end(), memory.slots.begin());
+}
+
+// Remembers what this launch is given, once it is known to be right.
+void remember(const CudaRecording& recording, const CudaBindings& bindings, LaunchMemory& memory) {
   const auto& offsets = recording.arena().offsets;
   for (std::size_t unit = 0; unit < offsets.size(); ++unit) {
-    if (offsets[unit] == kNotInArena) continue;
-    const std::uint64_t address = bindings.arena + offsets[unit];
-    moved = moved || wanted[unit] != address;
-    wanted[unit] = address;
+    if (offsets[unit] != kNotInArena) memory.addresses[unit] = bindings.arena + offsets[unit];
   }
   for (std::size_t i = 0; i < bindings.slots.size(); ++i) {
-    std::uint64_t& address = wanted[recording.slots()[i].unit];
-    moved = moved || address != bindings.slots[i];
-    address = bindings.slots[i];
+    memory.addresses[recording.slots()[i].unit] = bindings.slots[i];
   }
-  return moved;
+  std::copy(bindings.slots.begin(), bindings.slots.end(), memory.slots.begin());
+  memory.arena = bindings.arena;
 }
 
 Result<Repoint> launch_from_host(CudaRecording& recording, CudaExec& exec, CuStream stream) {
-  const auto set = exec.set_addresses(exec.wanted());
+  const auto set = exec.set_addresses(exec.memory().addresses);
   if (!set.ok()) return set.error();
   if (Status queued = exec.launch(stream); !queued.ok()) return queued;
   auto& counts = recording.counts();
@@ -133,22 +130,26 @@ Result<Repoint> launch_from_device(CudaRecording& recording, std::span<const std
 }  // namespace
 
 Result<Repoint> launch(CudaRecording& recording, const CudaBindings& bindings, CuStream stream) {
-  if (Status fits = check_addresses(recording, bindings); !fits.ok()) return fits;
+  if (bindings.slots.size() != recording.slots().size()) {
+    return bad(
+        fmt::format("{} addresses for {} slots", bindings.slots.size(), recording.slots().size()));
+  }
   const ExecLease exec(recording.executables());
-  const bool moved = write_wanted(recording, bindings, exec->wanted());
-  if (moved) {
-    if (Status apart = check_overlap(recording, bindings, *exec); !apart.ok()) {
-      exec->forget_wanted();  // so that the same addresses are looked at again
-      return apart;
-    }
+  LaunchMemory& memory = exec->memory();
+  if (is_same(memory, bindings)) {
+    ++memory.repeats;
+  } else {
+    memory.repeats = 0;
+    if (Status fits = check_addresses(recording, bindings); !fits.ok()) return fits;
+    if (Status apart = check_overlap(recording, bindings, memory.order); !apart.ok()) return apart;
+    remember(recording, bindings, memory);
   }
   const CudaRecordOptions& options = recording.options();
-  const bool settled = exec->count_repeats(moved) >= options.settle_after;
-  if (recording.updating().empty() || settled ||
-      exec->count_moved(exec->wanted(), options.few_nodes) <= options.few_nodes) {
+  if (recording.updating().empty() || memory.repeats >= options.settle_after ||
+      exec->count_moved(memory.addresses, options.few_nodes) <= options.few_nodes) {
     return launch_from_host(recording, *exec, stream);
   }
-  return launch_from_device(recording, exec->wanted(), stream);
+  return launch_from_device(recording, memory.addresses, stream);
 }
 
 }  // namespace anabranch::cuda

@@ -42,11 +42,11 @@ CudaExec::CudaExec(const Driver& driver, const Repointing& repointing, std::size
       addresses_(units, kUnset),
       is_moved_(nodes_.size()),
       params_(repointing.most_fields),
-      wanted_(units, kUnset),
-      slot_order_(slots),
+      memory_{std::vector<std::uint64_t>(slots, kUnset), kUnset,
+              std::vector<std::uint64_t>(units, kUnset), std::vector<std::uint32_t>(slots), 0},
       by_device_(nodes_.size()) {
   moved_.reserve(nodes_.size());
-  std::iota(slot_order_.begin(), slot_order_.end(), 0u);
+  std::iota(memory_.order.begin(), memory_.order.end(), 0u);
 }
 
 CudaExec::~CudaExec() {
@@ -77,9 +77,7 @@ Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph o
       !instantiated.ok()) {
     return instantiated;
   }
-  if (made->staged_) {
-    if (Status uploaded = made->upload(); !uploaded.ok()) return uploaded;
-  }
+  if (Status uploaded = made->upload(); !uploaded.ok()) return uploaded;
   return made;
 }
 
@@ -206,22 +204,26 @@ CuResult CudaExec::set_kernel(std::uint32_t number) {
 
 Status CudaExec::launch(CuStream stream) {
   if (!staged_) return launched("cuGraphLaunch", driver_.cuGraphLaunch(exec_, stream));
-  if (Status free = launched("cuEventSynchronize", driver_.cuEventSynchronize(launched_));
-      !free.ok()) {
-    return free;
+  if (!is_idle()) {
+    if (Status idle = launched("cuEventSynchronize", driver_.cuEventSynchronize(launched_));
+        !idle.ok()) {
+      return idle;
+    }
   }
   std::copy(addresses_.begin(), addresses_.end(), staged_);
   if (Status queued = launched("cuGraphLaunch", driver_.cuGraphLaunch(exec_, stream));
       !queued.ok()) {
     return queued;
   }
+  is_running_ = true;
   const Status noted = launched("cuEventRecord", driver_.cuEventRecord(launched_, stream));
   if (!noted.ok()) driver_.cuStreamSynchronize(stream);  // nobody could tell when the table is read
   return noted;
 }
 
-bool CudaExec::is_idle() const noexcept {
-  return !staged_ || driver_.cuEventQuery(launched_) == CuResult::kSuccess;
+bool CudaExec::is_idle() noexcept {
+  if (is_running_) is_running_ = driver_.cuEventQuery(launched_) != CuResult::kSuccess;
+  return !is_running_;
 }
 
 }  // namespace anabranch::cuda

@@ -50,6 +50,15 @@ struct Repointing {
   CuContext context = nullptr;
 };
 
+// What launches through one executable remember of one another.
+struct LaunchMemory {
+  std::vector<std::uint64_t> slots;  // as given
+  std::uint64_t arena = 0;
+  std::vector<std::uint64_t> addresses;  // by unit
+  std::vector<std::uint32_t> order;      // of the slots, by address at some earlier launch
+  std::uint32_t repeats = 0;             // how often in a row the same was given
+};
+
 // One executable graph and the addresses that its nodes hold.
 //
 // Made with an updater it is an updating one: a kernel at its root writes all addresses into the
@@ -81,14 +90,11 @@ class CudaExec {
                             std::uint32_t limit) const noexcept;
   // An updating one first waits until the launch before has ended: its table is read until then.
   Status launch(CuStream stream);
-  bool is_idle() const noexcept;  // whether it would not have to wait
+  bool is_idle() noexcept;  // whether it would not have to wait
 
-  // Room for the lessee: an address for each unit, and the slots in some order.
-  std::span<std::uint64_t> wanted() { return wanted_; }
-  std::span<std::uint32_t> slot_order() { return slot_order_; }
-  void forget_wanted() noexcept { std::fill(wanted_.begin(), wanted_.end(), kUnset); }
-  // How often in a row the same addresses have been wanted.
-  std::uint32_t count_repeats(bool moved) noexcept { return repeats_ = moved ? 0 : repeats_ + 1; }
+  // Room for the lessee: what the launch before was given, an address for each unit, and the slots
+  // in some order.
+  LaunchMemory& memory() { return memory_; }
 
  private:
   CudaExec(const Driver& driver, const Repointing& repointing, std::size_t units,
@@ -114,15 +120,14 @@ class CudaExec {
   std::vector<std::uint32_t> moved_;      // nodes to set
   std::vector<bool> is_moved_;
   std::vector<void*> params_;  // scratch
-  std::vector<std::uint64_t> wanted_;
-  std::vector<std::uint32_t> slot_order_;
-  std::uint32_t repeats_ = 0;
+  LaunchMemory memory_;
   std::vector<bool> by_device_;         // nodes that the updater sets
   std::vector<std::uint32_t> watched_;  // units that name a node which the host sets
   CuDevicePtr updates_ = 0;             // SiteUpdates, in device memory
   CuDevicePtr table_ = 0;               // addresses by unit, in device memory
   std::uint64_t* staged_ = nullptr;     // the same, in pinned memory
   CuEvent launched_ = nullptr;          // behind the latest launch of an updating one
+  bool is_running_ = false;             // as far as is known: that launch
   std::atomic<bool> leased_{false};
 };
 
