@@ -111,6 +111,24 @@ TEST_P(CudaLaunchTest, OnceAddressesHaveSettledNoNodeIsSetAndNothingIsUpdated) {
   EXPECT_EQ(recording->counts().from_device, GetParam() ? recording->options().settle_after : 0u);
 }
 
+TEST_P(CudaLaunchTest, WhereLittleMovesFromLaunchToLaunchTheRestSettles) {
+  CudaRecordOptions chosen = options();
+  chosen.few_nodes = 1;
+  const auto recording = CudaStepTest::record(chosen);
+  Memory memory = fresh(*recording);
+  for (std::uint32_t i = 0; i <= chosen.settle_after + 1; ++i) {
+    memory.slots[0] = allocate(kBytes);  // one node names it
+    put_words(memory.slots[0], i);
+    must_launch(*recording, memory);
+    EXPECT_CU(d->cuStreamSynchronize(work_stream));
+    expect_result(memory.slots[1], i);
+  }
+  memory.slots[0] = allocate(kBytes);
+  const std::size_t setters = nodes_set_by_host();
+  EXPECT_EQ(must_launch(*recording, memory), Repoint::kFromHost);
+  EXPECT_EQ(nodes_set_by_host(), setters + 1);
+}
+
 TEST_P(CudaLaunchTest, SetsOnlyTheNodesThatNameWhatMoved) {
   CudaRecordOptions chosen = options();
   chosen.few_nodes = 20;
@@ -188,7 +206,7 @@ TEST_P(CudaLaunchTest, WrongBindingsAreRefusedAndQueueNothing) {
   refused(same.bindings(), "share bytes");
   refused(same.bindings(), "share bytes");  // also when asked again
   refused(partly.bindings(), "share bytes");
-  refused(inside.bindings(), "lies in the arena");
+  refused(inside.bindings(), "slot 0 and the arena share bytes");
   EXPECT_EQ(count_of("cuGraphLaunch"), launches);
   put_words(good.slots[0], 3);
   must_launch(*recording, good);

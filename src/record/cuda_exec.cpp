@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cassert>
 #include <cstring>
 #include <numeric>
 
@@ -34,16 +35,14 @@ void set_destination(CuMemcpy3D& copy, std::uint64_t address) {
 
 }  // namespace
 
-CudaExec::CudaExec(const Driver& driver, const Repointing& repointing, std::size_t units,
-                   std::size_t slots)
+CudaExec::CudaExec(const Driver& driver, const Repointing& repointing)
     : driver_(driver),
       repointing_(repointing),
       nodes_(repointing.image.nodes),
-      addresses_(units, kUnset),
+      addresses_(repointing.source_count(), kUnset),
       is_moved_(nodes_.size()),
       params_(repointing.most_fields),
-      memory_{std::vector<std::uint64_t>(slots, kUnset), kUnset,
-              std::vector<std::uint64_t>(units, kUnset), std::vector<std::uint32_t>(slots), 0},
+      memory_{addresses_, std::vector<std::uint32_t>(addresses_.size() - 1), 0, false},
       by_device_(nodes_.size()) {
   moved_.reserve(nodes_.size());
   std::iota(memory_.order.begin(), memory_.order.end(), 0u);
@@ -62,14 +61,14 @@ CudaExec::~CudaExec() {
 }
 
 Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph original,
-                                                 const Repointing& repointing, std::size_t units,
-                                                 std::size_t slots, const Updater* updater) {
-  std::unique_ptr<CudaExec> made(new CudaExec(driver, repointing, units, slots));
+                                                 const Repointing& repointing,
+                                                 const Updater* updater) {
+  std::unique_ptr<CudaExec> made(new CudaExec(driver, repointing));
   if (Status cloned = made->clone_nodes(original); !cloned.ok()) return cloned;
   if (updater) {
     if (Status prepared = made->prepare_updates(*updater); !prepared.ok()) return prepared;
   }
-  made->watch_units();
+  made->watch_sources();
   CuInstantiateParams params{};
   if (Status instantiated =
           recorded("cuGraphInstantiateWithParams",
@@ -116,21 +115,22 @@ Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> add
   return static_cast<std::uint32_t>(moved_.size());
 }
 
-void CudaExec::watch_units() {
-  for (std::uint32_t unit = 0; unit < addresses_.size(); ++unit) {
-    const auto begin = repointing_.nodes.begin() + repointing_.first_node[unit];
-    const auto end = repointing_.nodes.begin() + repointing_.first_node[unit + 1];
+void CudaExec::watch_sources() {
+  for (std::uint32_t source = 0; source < addresses_.size(); ++source) {
+    const auto begin = repointing_.nodes.begin() + repointing_.first_node[source];
+    const auto end = repointing_.nodes.begin() + repointing_.first_node[source + 1];
     if (std::any_of(begin, end, [&](std::uint32_t node) { return !by_device_[node]; })) {
-      watched_.push_back(unit);
+      watched_.push_back(source);
     }
   }
 }
 
 void CudaExec::note_moved(std::span<const std::uint64_t> addresses) {
+  assert(addresses.size() == addresses_.size());
   moved_.clear();
-  for (const std::uint32_t unit : watched_) {
-    if (addresses[unit] == addresses_[unit]) continue;
-    for (std::uint32_t i = repointing_.first_node[unit]; i < repointing_.first_node[unit + 1];
+  for (const std::uint32_t source : watched_) {
+    if (addresses[source] == addresses_[source]) continue;
+    for (std::uint32_t i = repointing_.first_node[source]; i < repointing_.first_node[source + 1];
          ++i) {
       const std::uint32_t node = repointing_.nodes[i];
       if (is_moved_[node] || by_device_[node]) continue;
@@ -144,9 +144,9 @@ void CudaExec::note_moved(std::span<const std::uint64_t> addresses) {
 std::uint32_t CudaExec::count_moved(std::span<const std::uint64_t> addresses,
                                     std::uint32_t limit) const noexcept {
   std::uint32_t moved = 0;
-  for (std::uint32_t unit = 0; unit < addresses.size() && moved <= limit; ++unit) {
-    if (addresses[unit] == addresses_[unit]) continue;
-    moved += repointing_.first_node[unit + 1] - repointing_.first_node[unit];
+  for (std::uint32_t source = 0; source < addresses.size() && moved <= limit; ++source) {
+    if (addresses[source] == addresses_[source]) continue;
+    moved += repointing_.first_node[source + 1] - repointing_.first_node[source];
   }
   return moved;
 }

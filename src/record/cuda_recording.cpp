@@ -48,8 +48,7 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
 
 Status CudaRecording::make_executables(CuGraph original) {
   const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to, const Updater* updater) {
-    auto exec =
-        CudaExec::make(driver_, original, repointing_, unit_count(), slots_.size(), updater);
+    auto exec = CudaExec::make(driver_, original, repointing_, updater);
     if (!exec.ok()) return exec.error();
     to.push_back(*std::move(exec));
     return Status();
@@ -85,15 +84,27 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
          std::min(alignment_of(there.first_address), alignment_of(there.second_address))});
   }
   repointing_.image = *std::move(image);
-  repointing_.sites = *std::move(sites);
   arena_ = std::move(plan->parts.arena);
+  name_sources(*sites);
+  repointing_.sites = *std::move(sites);
   return {};
+}
+
+// Sites so far name units.
+void CudaRecording::name_sources(std::vector<Site>& sites) const {
+  const auto arena = static_cast<std::uint32_t>(slots_.size());
+  std::vector<std::uint32_t> source(arena_.offsets.size(), arena);
+  for (std::uint32_t slot = 0; slot < arena; ++slot) source[slots_[slot].unit] = slot;
+  for (Site& site : sites) {
+    if (source[site.unit] == arena) site.shift += arena_.offsets[site.unit];
+    site.unit = source[site.unit];
+  }
 }
 
 void CudaRecording::index_sites() {
   Repointing& to = repointing_;
   to.first_site.assign(to.image.nodes.size() + 1, 0);
-  std::vector<std::vector<std::uint32_t>> nodes(unit_count());
+  std::vector<std::vector<std::uint32_t>> nodes(slots_.size() + 1);
   for (const Site& site : to.sites) {
     ++to.first_site[site.node + 1];
     if (nodes[site.unit].empty() || nodes[site.unit].back() != site.node) {
@@ -102,8 +113,8 @@ void CudaRecording::index_sites() {
   }
   for (std::size_t i = 1; i < to.first_site.size(); ++i) to.first_site[i] += to.first_site[i - 1];
   to.first_node.push_back(0);
-  for (const auto& of_unit : nodes) {
-    to.nodes.insert(to.nodes.end(), of_unit.begin(), of_unit.end());
+  for (const auto& of_source : nodes) {
+    to.nodes.insert(to.nodes.end(), of_source.begin(), of_source.end());
     to.first_node.push_back(static_cast<std::uint32_t>(to.nodes.size()));
   }
   for (const NodeImage& node : to.image.nodes) {

@@ -39,24 +39,26 @@ struct CudaSlot {
   std::uint64_t alignment = 0;  // what both captures had, 512 at most
 };
 
-// What every executable of a recording does, and where its addresses are.
+// What every executable of a recording does, and where its addresses are. A launch gives one
+// address a source: the slots, and after them the arena. A site's `unit` is its source here, and
+// its `shift` contains where in the arena a temporary lies.
 struct Repointing {
   GraphImage image;
   std::vector<Site> sites;                // sorted by node
   std::vector<std::uint32_t> first_site;  // by node, one more than there are
-  std::vector<std::uint32_t> nodes;       // that name a unit, unit by unit
-  std::vector<std::uint32_t> first_node;  // by unit, one more than there are
-  std::uint32_t most_fields = 0;          // of any kernel
+  std::vector<std::uint32_t> nodes;       // that name a source, source by source
+  std::vector<std::uint32_t> first_node;  // by source, one more than there are
+  std::size_t source_count() const { return first_node.size() - 1; }
+  std::uint32_t most_fields = 0;  // of any kernel
   CuContext context = nullptr;
 };
 
 // What launches through one executable remember of one another.
 struct LaunchMemory {
-  std::vector<std::uint64_t> slots;  // as given
-  std::uint64_t arena = 0;
-  std::vector<std::uint64_t> addresses;  // by unit
+  std::vector<std::uint64_t> addresses;  // by source, as given
   std::vector<std::uint32_t> order;      // of the slots, by address at some earlier launch
-  std::uint32_t repeats = 0;             // how often in a row the same was given
+  std::uint32_t repeats = 0;             // how often in a row next to nothing had moved
+  bool is_set = false;                   // this executable's nodes hold these addresses
 };
 
 // One executable graph and the addresses that its nodes hold.
@@ -70,8 +72,7 @@ class CudaExec {
   static constexpr std::uint64_t kUnset = ~std::uint64_t{0};
 
   static Result<std::unique_ptr<CudaExec>> make(const Driver& driver, CuGraph original,
-                                                const Repointing& repointing, std::size_t units,
-                                                std::size_t slots,
+                                                const Repointing& repointing,
                                                 const Updater* updater = nullptr);
   ~CudaExec();
   CudaExec(const CudaExec&) = delete;
@@ -80,9 +81,9 @@ class CudaExec {
   bool try_lease() noexcept { return !leased_.exchange(true, std::memory_order_acquire); }
   void release() noexcept { leased_.store(false, std::memory_order_release); }
 
-  // For the lessee. Gives the nodes these addresses, by unit; only nodes that
-  // name a unit which moved are touched. Answers how many there were. Affects later launches alone.
-  // After a failure all addresses count as unknown.
+  // For the lessee. Gives the nodes these addresses, by source; only nodes that name a source which
+  // moved are touched. Answers how many there were. Affects later launches alone. After a failure
+  // all addresses count as unknown.
   Result<std::uint32_t> set_addresses(std::span<const std::uint64_t> addresses);
   // How many nodes that would be, or more where a node names several that moved. Stops counting
   // above `limit`.
@@ -92,15 +93,12 @@ class CudaExec {
   Status launch(CuStream stream);
   bool is_idle() noexcept;  // whether it would not have to wait
 
-  // Room for the lessee: what the launch before was given, an address for each unit, and the slots
-  // in some order.
   LaunchMemory& memory() { return memory_; }
 
  private:
-  CudaExec(const Driver& driver, const Repointing& repointing, std::size_t units,
-           std::size_t slots);
+  CudaExec(const Driver& driver, const Repointing& repointing);
   Status clone_nodes(CuGraph original);
-  void watch_units();
+  void watch_sources();
   void note_moved(std::span<const std::uint64_t> addresses);
   void write_sites(std::uint32_t node);
   Status set_node(std::uint32_t node);
@@ -116,15 +114,15 @@ class CudaExec {
   CuGraph graph_ = nullptr;
   CuGraphExec exec_ = nullptr;
   std::vector<NodeImage> nodes_;          // handles in our graph, operands as the nodes hold them
-  std::vector<std::uint64_t> addresses_;  // by unit
+  std::vector<std::uint64_t> addresses_;  // by source
   std::vector<std::uint32_t> moved_;      // nodes to set
   std::vector<bool> is_moved_;
   std::vector<void*> params_;  // scratch
   LaunchMemory memory_;
   std::vector<bool> by_device_;         // nodes that the updater sets
-  std::vector<std::uint32_t> watched_;  // units that name a node which the host sets
+  std::vector<std::uint32_t> watched_;  // sources of nodes that the host sets
   CuDevicePtr updates_ = 0;             // SiteUpdates, in device memory
-  CuDevicePtr table_ = 0;               // addresses by unit, in device memory
+  CuDevicePtr table_ = 0;               // addresses by source, in device memory
   std::uint64_t* staged_ = nullptr;     // the same, in pinned memory
   CuEvent launched_ = nullptr;          // behind the latest launch of an updating one
   bool is_running_ = false;             // as far as is known: that launch
@@ -160,7 +158,10 @@ class CudaRecording {
 
   std::span<const CudaSlot> slots() const { return slots_; }
   const ArenaLayout& arena() const { return arena_; }
-  std::size_t unit_count() const { return arena_.offsets.size(); }
+  // Nodes that name a source.
+  std::uint32_t node_count(std::size_t source) const {
+    return repointing_.first_node[source + 1] - repointing_.first_node[source];
+  }
   std::span<const Site> sites() const { return repointing_.sites; }
   const Driver& driver() const { return driver_; }
   CuContext context() const { return repointing_.context; }
@@ -174,6 +175,7 @@ class CudaRecording {
       : driver_(driver), options_(options) {}
   Status make_executables(CuGraph original);
   Status discover(const Capture& first, const Capture& second, std::span<const UnitKind> kinds);
+  void name_sources(std::vector<Site>& sites) const;
   void index_sites();
 
   const Driver& driver_;

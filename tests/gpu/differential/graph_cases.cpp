@@ -449,12 +449,11 @@ TEST_F(Execs, AGraphWithAnUpdatableNodeIsInstantiatedOnceAtATimeAndNotCloned) {
 }
 
 // Not seen on a device yet.
-TEST_F(Execs, AGraphWithAnUpdatableNodeIsNoChildAndItsSecondInstantiationIsAnError) {
+// A graph with an updatable node is not tried as a child: the driver took it (580.159.04) and the
+// process died at the next instantiation.
+TEST_F(Execs, ASecondInstantiationOfAGraphWithAnUpdatableNodeIsAnError) {
   make_add_one();
   ASSERT_CU(set_updatable(1));
-  const CuGraph outer = capture([](CuStream) {});
-  CuGraphNode child = nullptr;
-  EXPECT_EQ(d.cuGraphAddChildGraphNode(&child, outer, nullptr, 0, graph), CuResult::kNotSupported);
   instantiate(graph);
   CuInstantiateParams params{};
   CuGraphExec second = nullptr;
