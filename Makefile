@@ -28,7 +28,8 @@ ifneq ($(shell command -v ninja),)
 export CMAKE_GENERATOR := Ninja
 endif
 
-.PHONY: help demo test test-cpp test-python test-oldest test-long test-wheel check bench asan ubsan \
+.PHONY: help demo test test-cpp test-python test-oldest test-long test-wheel test-gpu check bench \
+        bench-gpu asan ubsan \
         tsan fuzz format build release clean packages-build packages-test packages-python
 
 help: ## this list
@@ -71,6 +72,14 @@ bench: $(VENV)/ready release ## every measurement, into bench/results/
 	    --benchmark_out_format=json; \
 	done
 	$(VENV)/bin/python bench/run.py
+
+test-gpu: build ## what needs a GPU: CUDA's header and driver against what we declare and simulate
+	ctest --preset dev -L gpu
+
+bench-gpu: release ## the benchmarks that need a GPU, into bench/results/
+	for program in $$(find build/release/bench/gpu -name '*_bench' -type f | sort); do \
+	  $$program bench/results/$$(basename $$program).json; \
+	done
 
 asan: packages-build packages-test ## the C++ tests under AddressSanitizer
 	$(call build_preset,asan)
