@@ -9,17 +9,12 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "anabranch/status.h"
+#include "launch/cuda_bindings.h"
 #include "record/cuda_recording.h"
 
 namespace anabranch::cuda {
-
-struct CudaBindings {
-  std::span<const std::uint64_t> slots;  // an address for each of recording.slots()
-  std::uint64_t arena = 0;               // of recording.arena().size_bytes, aligned to 512
-};
 
 // How a launch gave the nodes their addresses.
 enum class Repoint : std::uint8_t {

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
-#include <numeric>
 
 #include "record/cuda_recording.h"
 
@@ -42,10 +41,9 @@ CudaExec::CudaExec(const Driver& driver, const Repointing& repointing)
       addresses_(repointing.source_count(), kUnset),
       is_moved_(nodes_.size()),
       params_(repointing.most_fields),
-      memory_{addresses_, std::vector<std::uint32_t>(addresses_.size() - 1), 0, false},
+      memory_{addresses_, repointing.with_bytes, 0, false, false},
       by_device_(nodes_.size()) {
   moved_.reserve(nodes_.size());
-  std::iota(memory_.order.begin(), memory_.order.end(), 0u);
 }
 
 CudaExec::~CudaExec() {
@@ -99,8 +97,27 @@ Status CudaExec::clone_nodes(CuGraph original) {
   return {};
 }
 
+void LaunchMemory::forget() noexcept {
+  std::fill(addresses.begin(), addresses.end(), CudaExec::kUnset);
+  is_known = is_set = false;
+  repeats = 0;
+}
+
 Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> addresses) {
-  note_moved(addresses);
+  assert(addresses.size() == addresses_.size());
+  note_moved(addresses, watched_);
+  std::copy(addresses.begin(), addresses.end(), addresses_.begin());
+  return set_moved();
+}
+
+Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> addresses,
+                                              std::span<const std::uint32_t> sources) {
+  note_moved(addresses, sources);
+  for (const std::uint32_t source : sources) addresses_[source] = addresses[source];
+  return set_moved();
+}
+
+Result<std::uint32_t> CudaExec::set_moved() {
   Status failed;
   for (const std::uint32_t node : moved_) {
     is_moved_[node] = false;
@@ -125,10 +142,10 @@ void CudaExec::watch_sources() {
   }
 }
 
-void CudaExec::note_moved(std::span<const std::uint64_t> addresses) {
-  assert(addresses.size() == addresses_.size());
+void CudaExec::note_moved(std::span<const std::uint64_t> addresses,
+                          std::span<const std::uint32_t> sources) {
   moved_.clear();
-  for (const std::uint32_t source : watched_) {
+  for (const std::uint32_t source : sources) {
     if (addresses[source] == addresses_[source]) continue;
     for (std::uint32_t i = repointing_.first_node[source]; i < repointing_.first_node[source + 1];
          ++i) {
@@ -138,7 +155,6 @@ void CudaExec::note_moved(std::span<const std::uint64_t> addresses) {
       moved_.push_back(node);
     }
   }
-  std::copy(addresses.begin(), addresses.end(), addresses_.begin());
 }
 
 std::uint32_t CudaExec::count_moved(std::span<const std::uint64_t> addresses,

@@ -117,6 +117,9 @@ void CudaRecording::index_sites() {
     to.nodes.insert(to.nodes.end(), of_source.begin(), of_source.end());
     to.first_node.push_back(static_cast<std::uint32_t>(to.nodes.size()));
   }
+  for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot].bytes != 0) to.with_bytes.push_back(slot);
+  }
   for (const NodeImage& node : to.image.nodes) {
     to.most_fields =
         std::max(to.most_fields, static_cast<std::uint32_t>(node.kernel.fields.size()));

@@ -49,16 +49,19 @@ struct Repointing {
   std::vector<std::uint32_t> nodes;       // that name a source, source by source
   std::vector<std::uint32_t> first_node;  // by source, one more than there are
   std::size_t source_count() const { return first_node.size() - 1; }
-  std::uint32_t most_fields = 0;  // of any kernel
+  std::uint32_t most_fields = 0;          // of any kernel
+  std::vector<std::uint32_t> with_bytes;  // slots that have any
   CuContext context = nullptr;
 };
 
 // What launches through one executable remember of one another.
 struct LaunchMemory {
   std::vector<std::uint64_t> addresses;  // by source, as given
-  std::vector<std::uint32_t> order;      // of the slots, by address at some earlier launch
+  std::vector<std::uint32_t> order;      // slots that have bytes; by address where that is known
   std::uint32_t repeats = 0;             // how often in a row next to nothing had moved
+  bool is_known = false;                 // the addresses are right and the order is theirs
   bool is_set = false;                   // this executable's nodes hold these addresses
+  void forget() noexcept;
 };
 
 // One executable graph and the addresses that its nodes hold.
@@ -85,6 +88,9 @@ class CudaExec {
   // moved are touched. Answers how many there were. Affects later launches alone. After a failure
   // all addresses count as unknown.
   Result<std::uint32_t> set_addresses(std::span<const std::uint64_t> addresses);
+  // The same where nothing but these sources can have moved.
+  Result<std::uint32_t> set_addresses(std::span<const std::uint64_t> addresses,
+                                      std::span<const std::uint32_t> sources);
   // How many nodes that would be, or more where a node names several that moved. Stops counting
   // above `limit`.
   std::uint32_t count_moved(std::span<const std::uint64_t> addresses,
@@ -99,7 +105,8 @@ class CudaExec {
   CudaExec(const Driver& driver, const Repointing& repointing);
   Status clone_nodes(CuGraph original);
   void watch_sources();
-  void note_moved(std::span<const std::uint64_t> addresses);
+  void note_moved(std::span<const std::uint64_t> addresses, std::span<const std::uint32_t> sources);
+  Result<std::uint32_t> set_moved();
   void write_sites(std::uint32_t node);
   Status set_node(std::uint32_t node);
   CuResult set_kernel(std::uint32_t node);
