@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory for captures: addresses that cost nothing. Nothing runs while a graph is captured, so
+// every allocation gets fresh virtual addresses, all of them backed by one physical page.
+// Ownership: owns the page and all addresses; they are gone with it, so the graphs of a capture
+// must
+//            be re-pointed or destroyed first.
+// Threads:   one at a time.
+// Failure:   a Status, for a driver without virtual memory or one that is out of addresses.
+// Edges:     an address is never given out twice, freed or not, and never touches another
+// allocation,
+//            so two captures share none and an end pointer belongs to one allocation alone. Work
+//            that runs on this memory reads and writes the one page: never launch a capture as it
+//            is.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "anabranch/status.h"
+#include "device/cuda/driver.h"
+#include "record/graph_units.h"
+
+namespace anabranch::cuda {
+
+class CaptureMemory {
+ public:
+  // On the device of the current context.
+  static Result<std::unique_ptr<CaptureMemory>> make(const Driver& driver);
+  ~CaptureMemory();
+  CaptureMemory(const CaptureMemory&) = delete;
+  CaptureMemory& operator=(const CaptureMemory&) = delete;
+
+  // May be called while a stream is captured.
+  Result<std::uint64_t> allocate(std::uint64_t bytes);
+
+  // Everything that was allocated, in order of time.
+  std::span<const CaptureAllocation> allocations() const { return allocations_; }
+  std::uint64_t page_bytes() const { return page_bytes_; }
+
+ private:
+  struct Range {
+    CuDevicePtr address = 0;
+    std::size_t bytes = 0;
+    std::size_t mapped = 0;
+  };
+  explicit CaptureMemory(const Driver& driver) : driver_(driver) {}
+  Status map(Range& range);
+
+  const Driver& driver_;
+  CuMemAllocationProp prop_{};
+  CuMemoryHandle page_ = 0;
+  std::size_t page_bytes_ = 0;
+  std::vector<Range> ranges_;
+  std::vector<CaptureAllocation> allocations_;
+};
+
+}  // namespace anabranch::cuda
