@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "device/sim/sim_testing.h"
+#include "device/sim/updater_kernel.h"
 #include "record/cuda_recording.h"
 
 namespace anabranch::cuda::testing {
@@ -75,27 +76,12 @@ class CudaStepTest : public sim::SimTest {
   }
   // The updater as a host function of the simulated driver.
   const Updater* load_updater() {
-    sim->add_kernel(
-        {.name = "anabranch_update", .params = sim::layout_of({8, 8, 4}), .run = update});
+    sim->add_kernel(sim::updater_kernel());
     auto made = Updater::load(*d, sim::SimDriver::make_image({"anabranch_update"}).c_str());
     EXPECT_TRUE(made.ok());
     updater_ = *std::move(made);
     return updater_.get();
   }
-  static void update(const sim::KernelCall& call) {
-    const auto count = call.param<std::uint32_t>(16);
-    const auto* updates = call.memory<SiteUpdate>(call.param<CuDevicePtr>(0), count);
-    for (std::uint32_t i = 0; updates && i < count; ++i) {
-      const SiteUpdate& site = updates[i];
-      const auto* address =
-          call.memory<std::uint64_t>(call.param<CuDevicePtr>(8) + 8 * CuDevicePtr{site.unit}, 1);
-      if (!address) return;
-      const std::uint64_t value = *address + site.shift;
-      EXPECT_CU(sim::SimDriver::update_param(reinterpret_cast<CuDeviceNode>(site.node), site.offset,
-                                             &value, sizeof value));
-    }
-  }
-
   void destroy_captures() {
     for (Captured& captured : captures) {
       if (!captured.graph) continue;

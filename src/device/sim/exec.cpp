@@ -90,6 +90,9 @@ CuResult Machine::cuGraphInstantiateWithParams(CuGraphExec* handle, CuGraph sour
     execs_.erase(exec.handle);
     return CuResult::kNotSupported;
   }
+  for (ExecNode& node : exec.nodes) {
+    if (const auto* copy = std::get_if<CopyOp>(node.op.get())) node.copied = kinds_of(copy->copy);
+  }
   graph->execs += exec.copies.empty() ? 0 : 1;
   for (const auto& [index, copy] : exec.copies) {
     device_nodes_[exec.nodes[index].device_node].exec = execs_.share(exec.handle);

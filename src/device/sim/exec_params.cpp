@@ -31,6 +31,17 @@ CuResult Machine::cuGraphExecKernelNodeSetParams(CuGraphExec exec, CuGraphNode h
   return set_exec_op(exec, *node, std::move(changed));
 }
 
+std::array<MemoryKind, 2> Machine::kinds_of(const CuMemcpy3D& copy) const {
+  const auto kind = [&](CuMemoryType type, CuDevicePtr address) {
+    Range range;
+    if (type != CuMemoryType::kDevice || !memory_.find(address, &range)) {
+      return MemoryKind::kUnknown;
+    }
+    return range.is_mapped ? MemoryKind::kMapped : MemoryKind::kAllocated;
+  };
+  return {kind(copy.src_memory_type, copy.src_device), kind(copy.dst_memory_type, copy.dst_device)};
+}
+
 CuResult Machine::cuGraphExecMemcpyNodeSetParams(CuGraphExec exec, CuGraphNode handle,
                                                  const CuMemcpy3D* copy, CuContext) {
   ExecNode* const node = find_exec_node(exec, handle);
@@ -38,6 +49,11 @@ CuResult Machine::cuGraphExecMemcpyNodeSetParams(CuGraphExec exec, CuGraphNode h
   if (!before || !copy) return CuResult::kInvalidValue;
   const CuResult result = check_same_operands(before->copy, *copy);
   if (result != CuResult::kSuccess) return result;
+  const auto kinds = kinds_of(*copy);
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    const bool known = kinds[i] != MemoryKind::kUnknown && node->copied[i] != MemoryKind::kUnknown;
+    if (known && kinds[i] != node->copied[i]) return CuResult::kInvalidValue;
+  }
   return set_exec_op(exec, *node, CopyOp{*copy, nullptr});
 }
 

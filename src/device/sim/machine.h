@@ -118,6 +118,7 @@ class Machine {
   WorkRef launch_node(const std::shared_ptr<Exec>& exec, const ExecNode& node, std::size_t index,
                       CuStream stream, std::vector<After> after);
   ExecNode* find_exec_node(CuGraphExec exec, CuGraphNode node);
+  std::array<MemoryKind, 2> kinds_of(const CuMemcpy3D& copy) const;
   CuResult set_exec_op(CuGraphExec exec, ExecNode& node, Op op);
   bool has_shape_of(const Graph& now, const Graph& then) const;
   void set_child(Exec& exec, const Graph& now, const Graph& then);

@@ -149,10 +149,15 @@ bool AddressSpace::find(Address address, Range* range) const {
   if (!mapping) return false;
   const auto reservation = find_at_or_before(reserved_, address);
   const Physical& physical = physical_.at(mapping->handle);
-  *range = {reservation->first, reservation->second,
-            Place::kDevice,     physical.device,
-            mapping->handle,    base,
-            mapping->bytes,     mapping->access != CuAccess::kNone};
+  *range = {reservation->first,
+            reservation->second,
+            Place::kDevice,
+            physical.device,
+            mapping->handle,
+            base,
+            mapping->bytes,
+            mapping->access != CuAccess::kNone,
+            true};
   return true;
 }
 

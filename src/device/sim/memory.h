@@ -49,6 +49,7 @@ struct Range {
   Address mapping_base = 0;
   std::size_t mapping_bytes = 0;
   bool accessible = true;
+  bool is_mapped = false;  // virtual memory
 };
 
 class AddressSpace {

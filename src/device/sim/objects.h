@@ -4,6 +4,7 @@
 // Threads:   one at a time; the Machine's lock.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -190,6 +191,9 @@ struct DeviceCopy {
   bool enabled = true;
 };
 
+// How device memory came to be. A copy node of an executable keeps the kinds of its two operands.
+enum class MemoryKind : std::uint8_t { kUnknown, kAllocated, kMapped };
+
 struct ExecNode {
   CuGraphNode source = nullptr;
   std::shared_ptr<const Op> op;  // a setter puts another one in its place, so launches keep theirs
@@ -200,6 +204,7 @@ struct ExecNode {
     bool at_start;
   };
   std::vector<After> after;
+  std::array<MemoryKind, 2> copied{};  // from, to; as they were when it was instantiated
 };
 
 struct Exec {

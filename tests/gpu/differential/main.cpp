@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "device/sim/sim_driver.h"
+#include "device/sim/updater_kernel.h"
 #include "differential.h"
 
 namespace {
@@ -34,6 +35,7 @@ std::unique_ptr<sim::SimDriver> make_simulated() {
          for (std::uint32_t i = 0; out && i < count; ++i) out[i] = target.value;
        }});
   made->add_kernel({.name = "nothing", .params = {}, .run = nullptr});
+  made->add_kernel(sim::updater_kernel());
   return made;
 }
 
@@ -52,7 +54,8 @@ std::string why_not(const cuda::Driver& driver) {
   return "";
 }
 
-int run_on(const cuda::Driver& driver) {
+// `updater_image`: null for the one in the library.
+int run_on(const cuda::Driver& driver, const char* updater_image) {
   if (const std::string reason = why_not(driver); !reason.empty()) {
     std::printf("skipped: %s\n", reason.c_str());
     return kSkipped;
@@ -61,6 +64,7 @@ int run_on(const cuda::Driver& driver) {
   driver.cuDeviceGetName(name, sizeof name, 0);
   std::printf("device 0: %s, driver %d\n", name, driver.version);
   cuda::Differential::driver = &driver;
+  cuda::Differential::updater_image = updater_image;
   return RUN_ALL_TESTS();
 }
 
@@ -69,13 +73,16 @@ int run_on(const cuda::Driver& driver) {
 int main(int argc, char** argv) {
   ::testing::InitGoogleMock(&argc, argv);
   const std::string_view which = argc > 1 ? argv[1] : "";
-  if (which == "sim") return run_on(make_simulated()->table());
+  if (which == "sim") {
+    return run_on(make_simulated()->table(),
+                  sim::SimDriver::make_image({"anabranch_update"}).c_str());
+  }
   if (which != "real") {
     std::fputs("usage: gpu_differential sim | real [gtest arguments]\n", stderr);
     return 2;
   }
   const Result<const cuda::Driver*> driver = cuda::load_driver();
-  if (driver) return run_on(**driver);
+  if (driver) return run_on(**driver, nullptr);
   std::printf("skipped: %s\n", driver.error().message().c_str());
   return kSkipped;
 }

@@ -192,5 +192,74 @@ TEST_F(Memory, TensorMapsTakeAnotherAddress) {
   EXPECT_EQ(encode(a + 8, &map), CuResult::kInvalidValue);
 }
 
+// One page of mapped memory, for one case.
+class Mapped {
+ public:
+  explicit Mapped(const Driver& driver) : d(driver) {
+    CuMemAllocationProp prop{};
+    prop.type = CuAllocationType::kPinned;
+    prop.location = {CuLocationType::kDevice, 0};
+    const CuMemAccessDesc access{prop.location, CuAccess::kReadWrite};
+    EXPECT_CU(d.cuMemCreate(&handle_, kPage, &prop, 0));
+    EXPECT_CU(d.cuMemAddressReserve(&address, kPage, 0, 0, 0));
+    EXPECT_CU(d.cuMemMap(address, kPage, 0, handle_, 0));
+    EXPECT_CU(d.cuMemSetAccess(address, kPage, &access, 1));
+  }
+  ~Mapped() {
+    EXPECT_CU(d.cuMemUnmap(address, kPage));
+    EXPECT_CU(d.cuMemAddressFree(address, kPage));
+    EXPECT_CU(d.cuMemRelease(handle_));
+  }
+  Mapped(const Mapped&) = delete;
+  Mapped& operator=(const Mapped&) = delete;
+  CuDevicePtr address = 0;
+
+ private:
+  static constexpr std::size_t kPage = std::size_t{2} << 20;
+  const Driver& d;
+  CuMemoryHandle handle_ = 0;
+};
+
+TEST_F(Memory, ACopyOfAnExecutableKeepsTheKindsOfMemoryItWasInstantiatedWith) {
+  const Mapped mapped(d), other(d);
+  const CuDevicePtr made = allocate(1024), also = allocate(1024);
+  for (const bool on_mapped : {false, true}) {
+    const CuDevicePtr from = on_mapped ? mapped.address : made;
+    const CuDevicePtr to = on_mapped ? other.address : also;
+    const CuGraph graph =
+        capture([&](CuStream on) { EXPECT_CU(d.cuMemcpyDtoDAsync(to, from, 64, on)); });
+    const CuGraphNode node = nodes_of(graph).at(0);
+    CuMemcpy3D copy{};
+    EXPECT_CU(d.cuGraphMemcpyNodeGetParams(node, &copy));
+    const CuGraphExec exec = instantiate(graph);
+    const auto set = [&](CuDevicePtr src, CuDevicePtr dst) {
+      copy.src_device = src;
+      copy.dst_device = dst;
+      return d.cuGraphExecMemcpyNodeSetParams(exec, node, &copy, context);
+    };
+    const auto when = [](bool allowed) {
+      return allowed ? CuResult::kSuccess : CuResult::kInvalidValue;
+    };
+    EXPECT_EQ(set(made + 256, also + 512), when(!on_mapped));
+    EXPECT_EQ(set(mapped.address + 256, other.address + 512), when(on_mapped));
+    EXPECT_EQ(set(made, other.address), CuResult::kInvalidValue);
+  }
+}
+
+TEST_F(Memory, AFillOfAnExecutableTakesAnyKindOfMemory) {
+  const Mapped mapped(d);
+  const CuDevicePtr made = allocate(1024);
+  const CuGraph graph =
+      capture([&](CuStream on) { EXPECT_CU(d.cuMemsetD32Async(mapped.address, 1, 16, on)); });
+  const CuGraphNode node = nodes_of(graph).at(0);
+  CuMemsetNodeParams fill{};
+  EXPECT_CU(d.cuGraphMemsetNodeGetParams(node, &fill));
+  const CuGraphExec exec = instantiate(graph);
+  for (const CuDevicePtr to : {made, mapped.address}) {
+    fill.dst = to;
+    EXPECT_CU(d.cuGraphExecMemsetNodeSetParams(exec, node, &fill, context));
+  }
+}
+
 }  // namespace
 }  // namespace anabranch::cuda

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// A small step from capture to launches at new addresses: parameters in both styles, a struct by
+// value, and a fill. A copy is not among them: captured on memory for captures, it could not be set
+// to memory of another kind (see ACopyOfAnExecutableKeepsTheKindsOfMemoryItWasInstantiatedWith).
+#include <array>
+#include <random>
+
+#include "device/cuda/updater.h"
+#include "differential.h"
+#include "launch/cuda_launch.h"
+#include "record/capture_memory.h"
+#include "record/cuda_recording.h"
+
+namespace anabranch::cuda {
+namespace {
+
+constexpr std::uint32_t kWords = 32;
+constexpr std::uint64_t kBytes = kWords * sizeof(std::uint32_t);
+constexpr std::uint32_t kPoison = 0xA5A5A5A5;
+constexpr std::uint32_t kStored = 7;
+
+enum : std::size_t { kX, kY, kZ, kT0, kT1, kT2, kUnits };
+
+// y = x + 3 and z = 8. The parameter says whether the updater or the host sets the nodes.
+class Recordings : public Differential, public ::testing::WithParamInterface<bool> {
+ protected:
+  Recordings() {
+    std::unique_ptr<CaptureMemory> memories[2];
+    CuGraph graphs[2] = {};
+    for (int c = 0; c < 2; ++c) {
+      memories[c] = *CaptureMemory::make(d);
+      graphs[c] = capture([&](CuStream on) { queue_step(on, *memories[c]); });
+    }
+    CudaRecordOptions options;
+    if (GetParam()) {
+      auto loaded = Updater::load(d, updater_image);
+      EXPECT_TRUE(loaded.ok()) << (loaded.ok() ? "" : loaded.error().message());
+      updater_ = *std::move(loaded);
+      options = {.updater = updater_.get(), .few_nodes = 0, .settle_after = ~0u};
+    }
+    std::vector<UnitKind> kinds(kUnits, UnitKind::kTemporary);
+    kinds[kX] = kinds[kY] = kinds[kZ] = UnitKind::kGiven;
+    auto made = CudaRecording::make(d, {graphs[0], memories[0]->allocations()},
+                                    {graphs[1], memories[1]->allocations()}, kinds, options);
+    EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
+    if (made.ok()) recording = *std::move(made);
+  }
+
+  void queue_step(CuStream on, CaptureMemory& memory) {
+    std::array<CuDevicePtr, kUnits> at{};
+    for (CuDevicePtr& address : at) address = *memory.allocate(kBytes);
+    EXPECT_CU(d.cuMemsetD32Async(at[kT0], 0, kWords, on));
+    EXPECT_CU(add(on, at[kX], at[kT0]));
+    EXPECT_CU(add_packed(on, at[kT0], at[kT1]));
+    EXPECT_CU(add(on, at[kT1], at[kY]));
+    Target target{at[kT2], kStored, 0};
+    std::uint32_t count = kWords;
+    EXPECT_CU(Differential::launch(store, on, {&count, &target}));
+    EXPECT_CU(add(on, at[kT2], at[kZ]));
+  }
+  CuResult add(CuStream on, CuDevicePtr in, CuDevicePtr out) {
+    std::uint32_t count = kWords;
+    return Differential::launch(add_one, on, {&in, &out, &count});
+  }
+  CuResult add_packed(CuStream on, CuDevicePtr in, CuDevicePtr out) {
+    struct {
+      CuDevicePtr in, out;
+      std::uint32_t count = kWords, pad = 0;
+    } block{in, out};
+    std::size_t size = 20;
+    void* extra[] = {params_buffer_key(), &block, params_size_key(), &size, kParamsEnd};
+    return d.cuLaunchKernel(add_one, 1, 1, 1, 32, 1, 1, 0, on, nullptr, extra);
+  }
+
+  std::shared_ptr<CudaRecording> recording;
+
+ private:
+  std::unique_ptr<Updater> updater_;
+};
+
+TEST_P(Recordings, FindEveryAddressAndPlanTheTemporaries) {
+  ASSERT_TRUE(recording);
+  EXPECT_EQ(recording->slots().size(), 3u);
+  EXPECT_EQ(recording->sites().size(), 10u);
+  EXPECT_LT(recording->arena().size_bytes, recording->arena().naive_bytes);
+}
+
+TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
+  constexpr std::size_t kPlaces = 64, kPlace = 2048;  // the arena takes a place, too
+  ASSERT_TRUE(recording);
+  ASSERT_LE(recording->arena().size_bytes, kPlace);
+  const CuDevicePtr field = allocate((kPlaces + 1) * kPlace);
+  const CuDevicePtr first = (field + 511) / 512 * 512;
+  const CuStream on = stream();
+  std::mt19937 random(11);
+  for (std::uint32_t round = 0; round < 1000; ++round) {
+    std::array<std::size_t, 4> places{};
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      do {
+        places[i] = random() % kPlaces;
+      } while (std::find(places.begin(), places.begin() + i, places[i]) != places.begin() + i);
+    }
+    ASSERT_CU(d.cuMemsetD32Async(first, kPoison, kPlaces * kPlace / 4, on));
+    ASSERT_CU(d.cuStreamSynchronize(on));
+    const auto at = [&](std::size_t i) { return first + places[i] * kPlace; };
+    std::vector<std::uint32_t> x(kWords);
+    for (std::uint32_t i = 0; i < kWords; ++i) x[i] = round + i;
+    put(at(0), x);
+    const std::array<std::uint64_t, 3> slots{at(0), at(1), at(2)};
+    const auto launched = cuda::launch(*recording, {slots, at(3)}, on);
+    ASSERT_TRUE(launched.ok()) << launched.error().message();
+    ASSERT_CU(d.cuStreamSynchronize(on));
+    auto words = get(first, kPlaces * kPlace / 4);
+    for (std::uint32_t i = 0; i < kWords; ++i) {
+      ASSERT_EQ(words[places[1] * kPlace / 4 + i], round + i + 3);
+      ASSERT_EQ(words[places[2] * kPlace / 4 + i], kStored + 1);
+      for (const std::size_t own : {places[0], places[1], places[2]}) {
+        words[own * kPlace / 4 + i] = kPoison;
+      }
+    }
+    std::fill_n(words.begin() + static_cast<std::ptrdiff_t>(places[3] * kPlace / 4),
+                recording->arena().size_bytes / 4, kPoison);
+    ASSERT_TRUE(
+        std::all_of(words.begin(), words.end(), [](std::uint32_t word) { return word == kPoison; }))
+        << "round " << round;
+  }
+}
+
+std::string who(const ::testing::TestParamInfo<bool>& with_updater) {
+  return with_updater.param ? "ByUpdater" : "ByHost";
+}
+INSTANTIATE_TEST_SUITE_P(, Recordings, ::testing::Bool(), who);
+
+}  // namespace
+}  // namespace anabranch::cuda
