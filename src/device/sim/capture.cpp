@@ -58,7 +58,7 @@ CuResult Machine::check_capturing(Stream& stream) {
 
 CuResult Machine::use_event(Event& event) {
   if (!event.capture) return CuResult::kSuccess;
-  if (event.capture->gave_no_graph) return CuResult::kInvalidValue;
+  if (event.capture->status != CuCaptureStatus::kActive) return CuResult::kInvalidValue;
   invalidate(*event.capture);
   return CuResult::kCapturedEvent;
 }
@@ -86,12 +86,9 @@ CuResult Machine::capture_op(Stream& stream, Op op) {
 // Waiting for an event of a capture takes a stream into it.
 CuResult Machine::wait_captured(Stream& stream, Event& event) {
   Capture& capture = *event.capture;
-  if (capture.status == CuCaptureStatus::kNone) {
+  if (capture.status != CuCaptureStatus::kActive) {
     if (stream.capture) invalidate(*stream.capture);
-    return capture.gave_no_graph ? CuResult::kInvalidValue : CuResult::kCapturedEvent;
-  }
-  if (capture.status == CuCaptureStatus::kInvalidated) {
-    return CuResult::kStreamCaptureInvalidated;
+    return CuResult::kInvalidValue;
   }
   if (stream.legacy) {
     invalidate(capture);
@@ -151,7 +148,7 @@ bool Machine::all_joined(const Capture& capture) const {
                        capture.captured.end());
 }
 
-// Its streams are free again; its events stay captured ones.
+// Its streams are free again; its events are nothing until they are recorded anew.
 void Machine::end_capture(Capture& capture) {
   const auto leave = [&](Stream& stream) {
     if (stream.capture.get() != &capture) return;
@@ -160,7 +157,6 @@ void Machine::end_capture(Capture& capture) {
   };
   const bool broken = capture.status != CuCaptureStatus::kActive;
   capture.status = CuCaptureStatus::kNone;
-  capture.gave_no_graph = broken;
   Graph* const graph = graphs_.find(capture.graph);
   if (graph) graph->captured_into = false;
   if (graph && broken) destroy_graph(*graph);

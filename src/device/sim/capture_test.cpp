@@ -123,6 +123,7 @@ TEST_F(SimCapture, WaitingForACapturingStreamBreaksTheCapture) {
   begin(on, CuCaptureMode::kRelaxed);
   EXPECT_EQ(d->cuStreamSynchronize(on), CuResult::kStreamCaptureUnsupported);
   EXPECT_EQ(status(on), CuCaptureStatus::kInvalidated);
+  EXPECT_EQ(d->cuStreamQuery(on), CuResult::kStreamCaptureUnsupported);
   EXPECT_EQ(launch(noting("late"), on), CuResult::kStreamCaptureInvalidated);
   EXPECT_EQ(end(on), CuResult::kStreamCaptureInvalidated);
   EXPECT_EQ(status(on), CuCaptureStatus::kNone);
@@ -200,19 +201,22 @@ TEST_F(SimCapture, TheLegacyStreamWorksBesideANonBlockingStreamThatCaptures) {
   EXPECT_CU(end(on));
 }
 
-TEST_F(SimCapture, AnEventOfACaptureCannotBeAskedNorAfterItUntilItIsRecordedAnew) {
+TEST_F(SimCapture, AnEventOfACaptureIs907ToAskAndInvalidOnceItIsBrokenOrOver) {
   const CuStream on = stream();
   const CuEvent mark = event();
   begin(on, CuCaptureMode::kRelaxed);
   ASSERT_CU(d->cuEventRecord(mark, on));
   EXPECT_EQ(d->cuEventQuery(mark), CuResult::kCapturedEvent);
+  EXPECT_EQ(d->cuEventQuery(mark), CuResult::kInvalidValue);
+  EXPECT_EQ(d->cuStreamWaitEvent(stream(), mark, 0), CuResult::kInvalidValue);
   EXPECT_EQ(end(on), CuResult::kStreamCaptureInvalidated);
   EXPECT_EQ(d->cuEventSynchronize(mark), CuResult::kInvalidValue);
   EXPECT_EQ(d->cuStreamWaitEvent(stream(), mark, 0), CuResult::kInvalidValue);
   begin(on, CuCaptureMode::kRelaxed);
   ASSERT_CU(d->cuEventRecord(mark, on));
   EXPECT_CU(end(on));
-  EXPECT_EQ(d->cuEventSynchronize(mark), CuResult::kCapturedEvent);
+  EXPECT_EQ(d->cuEventSynchronize(mark), CuResult::kInvalidValue);
+  EXPECT_EQ(d->cuStreamWaitEvent(stream(), mark, 0), CuResult::kInvalidValue);
   ASSERT_CU(d->cuEventRecord(mark, on));
   EXPECT_CU(d->cuEventSynchronize(mark));
 }
@@ -263,16 +267,27 @@ TEST_F(SimCapture, AThreadCanTakeTheProhibitionOffItself) {
   EXPECT_CU(allocate_something());
 }
 
-TEST_F(SimCapture, ReadingIsForbiddenAndWritingVirtualMemoryAndModulesAreNot) {
+TEST_F(SimCapture, ExecutablesAreForbiddenAndCopiesVirtualMemoryAndModulesAreNot) {
   const CuDevicePtr a = allocate(16);
+  CuGraph graph = nullptr;
+  ASSERT_CU(d->cuGraphCreate(&graph, 0));
   const CuStream on = stream();
   begin(on, CuCaptureMode::kThreadLocal);
   CuDevicePtr range = 0;
   EXPECT_CU(d->cuMemAddressReserve(&range, std::size_t{2} << 20, 0, 0, 0));
+  const CuDevicePtr written = range;
   EXPECT_CU(d->cuMemcpyHtoD(a, &range, 8));
+  EXPECT_CU(d->cuMemcpy(a + 8, a, 8));
+  EXPECT_CU(d->cuMemsetD8(a, 0, 8));
+  EXPECT_CU(d->cuMemcpyDtoH(&range, a + 8, 8));
+  EXPECT_EQ(range, written);
   load("add_one");
   EXPECT_EQ(status(on), CuCaptureStatus::kActive);
-  EXPECT_EQ(d->cuMemcpyDtoH(&range, a, 8), CuResult::kStreamCaptureUnsupported);
+  CuInstantiateParams params{};
+  CuGraphExec exec = nullptr;
+  EXPECT_EQ(d->cuGraphInstantiateWithParams(&exec, graph, &params),
+            CuResult::kStreamCaptureUnsupported);
+  EXPECT_EQ(exec, nullptr);
   EXPECT_EQ(end(on), CuResult::kStreamCaptureInvalidated);
 }
 

@@ -48,12 +48,13 @@ constexpr std::array kFreeing = {CallId::cuDevicePrimaryCtxRelease,
                                  CallId::cuGraphExecDestroy};
 
 // They are not queued, so no capture would see them: see cuThreadExchangeStreamCaptureMode.
-// cuMemcpyHtoD and cuModuleLoadData are not queued either, but a device was seen to allow them.
-constexpr std::array kUnsafe = {
-    CallId::cuMemAlloc,    CallId::cuMemFree,          CallId::cuMemHostAlloc,
-    CallId::cuMemFreeHost, CallId::cuMemcpy,           CallId::cuMemcpyDtoH,
-    CallId::cuMemsetD8,    CallId::cuStreamQuery,      CallId::cuStreamSynchronize,
-    CallId::cuEventQuery,  CallId::cuEventSynchronize, CallId::cuModuleUnload};
+// Copies and fills that wait, and cuModuleLoadData, are not queued either, but a device was seen to
+// allow them.
+constexpr std::array kUnsafe = {CallId::cuMemAlloc,     CallId::cuMemFree,
+                                CallId::cuMemHostAlloc, CallId::cuMemFreeHost,
+                                CallId::cuStreamQuery,  CallId::cuStreamSynchronize,
+                                CallId::cuEventQuery,   CallId::cuEventSynchronize,
+                                CallId::cuModuleUnload, CallId::cuGraphInstantiateWithParams};
 
 }  // namespace
 

@@ -69,9 +69,11 @@ TEST_F(SimKernels, TakeParametersOneByOneOrAsOneBlock) {
   void* params[] = {&count, &pair};
   EXPECT_EQ(d->cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, params, extra),
             CuResult::kInvalidValue);
-  bytes = 16;
-  EXPECT_EQ(d->cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra),
-            CuResult::kInvalidValue);
+  for (const std::size_t wrong : {sizeof block - 8, sizeof block + 1, sizeof block + 8}) {
+    bytes = wrong;
+    EXPECT_EQ(d->cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra),
+              CuResult::kInvalidValue);
+  }
 }
 
 TEST_F(SimKernels, ReadTheirParametersWhenTheyAreLaunched) {

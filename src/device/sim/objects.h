@@ -142,9 +142,10 @@ struct Event {
 };
 
 // begin: kActive      -> nodes are added by its streams
-// break: kInvalidated -> only ending it is left; it gives no graph
-// end:   kNone        -> streams are free again; its events stay captured events, or, where it gave
-//                        no graph, are nothing until they are recorded anew
+// break: kInvalidated -> only ending it is left; it gives no graph, and its events are nothing
+// until
+//                        they are recorded anew
+// end:   kNone        -> streams are free again; its events are nothing likewise
 struct Capture {
   std::uint64_t id = 0;
   CuCaptureMode mode = CuCaptureMode::kGlobal;
@@ -152,7 +153,6 @@ struct Capture {
   std::thread::id owner;
   Stream* origin = nullptr;
   CuGraph graph = nullptr;
-  bool gave_no_graph = false;      // it has ended, broken
   std::set<CuGraphNode> captured;  // must be joined at the end
   std::set<CuGraphNode> released;  // taken from a stream's set by hand, so that they need not
 };

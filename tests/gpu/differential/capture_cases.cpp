@@ -151,8 +151,7 @@ TEST_F(Capture, AskingForACapturedEventIs907AndInvalidOnceItsCaptureGaveNoGraph)
   EXPECT_CU(d.cuEventSynchronize(mark));
 }
 
-// Not seen on a device yet.
-TEST_F(Capture, AskingForACapturedEventIs907OnceItsCaptureGaveAGraph) {
+TEST_F(Capture, AskingForACapturedEventIsInvalidOnceItsCaptureGaveAGraph) {
   const CuStream on = stream();
   for (const bool keep : {true, false}) {
     SCOPED_TRACE(keep ? "its graph lives" : "its graph is destroyed");
@@ -165,23 +164,34 @@ TEST_F(Capture, AskingForACapturedEventIs907OnceItsCaptureGaveAGraph) {
     } else {
       EXPECT_CU(end_code(on));
     }
-    EXPECT_EQ(d.cuEventQuery(mark), CuResult::kCapturedEvent);
-    EXPECT_EQ(d.cuEventSynchronize(mark), CuResult::kCapturedEvent);
-    EXPECT_EQ(d.cuStreamWaitEvent(stream(), mark, 0), CuResult::kCapturedEvent);
+    EXPECT_EQ(d.cuEventQuery(mark), CuResult::kInvalidValue);
+    EXPECT_EQ(d.cuEventSynchronize(mark), CuResult::kInvalidValue);
+    EXPECT_EQ(d.cuStreamWaitEvent(stream(), mark, 0), CuResult::kInvalidValue);
     EXPECT_CU(d.cuEventRecord(mark, on));
     EXPECT_CU(d.cuEventSynchronize(mark));
   }
 }
 
-// Not seen on a device yet.
-TEST_F(Capture, AnEventOfABrokenCaptureThatHasNotEndedIs907ToAskAnd901ToWaitFor) {
+TEST_F(Capture, AnEventOfABrokenCaptureThatHasNotEndedIsInvalidToAskAndToWaitFor) {
   const CuStream on = stream();
   const CuEvent mark = event();
   begin(on);
   EXPECT_CU(d.cuEventRecord(mark, on));
   EXPECT_EQ(d.cuStreamQuery(on), CuResult::kStreamCaptureUnsupported);
-  EXPECT_EQ(d.cuEventQuery(mark), CuResult::kCapturedEvent);
-  EXPECT_EQ(d.cuStreamWaitEvent(stream(), mark, 0), CuResult::kStreamCaptureInvalidated);
+  EXPECT_EQ(d.cuEventQuery(mark), CuResult::kInvalidValue);
+  EXPECT_EQ(d.cuStreamWaitEvent(stream(), mark, 0), CuResult::kInvalidValue);
+  EXPECT_EQ(end_code(on), CuResult::kStreamCaptureInvalidated);
+}
+
+// Not seen on a device yet.
+TEST_F(Capture, WaitingForAnEventOfAnEarlierCaptureIsInvalidAndBreaksThisOne) {
+  const CuStream on = stream();
+  const CuEvent mark = event();
+  begin(on);
+  EXPECT_CU(d.cuEventRecord(mark, on));
+  EXPECT_CU(end_code(on));
+  begin(on);
+  EXPECT_EQ(d.cuStreamWaitEvent(on, mark, 0), CuResult::kInvalidValue);
   EXPECT_EQ(end_code(on), CuResult::kStreamCaptureInvalidated);
 }
 
@@ -221,7 +231,6 @@ TEST_F(Capture, ExternalEventsAreNodesAndIllegalWithoutACapture) {
   EXPECT_THAT(types, ::testing::ElementsAre(CuNodeType::kEventRecord, CuNodeType::kWaitEvent));
 }
 
-// Not seen on a device yet.
 TEST_F(Capture, WaitingForAnExternalEventIsIllegalWithoutACapture) {
   const CuStream on = stream();
   EXPECT_EQ(d.cuStreamWaitEvent(on, event(), kEventWaitExternal), CuResult::kIllegalState);
@@ -304,8 +313,7 @@ TEST_F(CaptureModes, ForbidAllocationsAndQuestionsAndNeitherSmallWritesNorModule
        {"cuModuleLoadData", false, [&] { return d.cuModuleLoadData(&loaded, kKernels); }}});
 }
 
-// Not seen on a device yet.
-TEST_F(CaptureModes, ForbidFreeingAndReading) {
+TEST_F(CaptureModes, ForbidFreeingAndNeitherSmallReadsNorCopiesNorFills) {
   const auto free = [&] {
     const CuResult result = d.cuMemFree(made);
     if (result == CuResult::kSuccess) made = 0;
@@ -325,12 +333,11 @@ TEST_F(CaptureModes, ForbidFreeingAndReading) {
       {{"cuMemFree", true, free, [&] { EXPECT_CU(d.cuMemAlloc(&made, 64)); }},
        {"cuMemFreeHost", true, free_host, [&] { EXPECT_CU(d.cuMemHostAlloc(&host, 64, 0)); }},
        {"cuModuleUnload", true, unload, [&] { EXPECT_CU(d.cuModuleLoadData(&loaded, kKernels)); }},
-       {"cuMemcpyDtoH", true, [&] { return d.cuMemcpyDtoH(&word, a, 4); }},
-       {"cuMemcpy", true, [&] { return d.cuMemcpy(a + 32, a, 4); }},
-       {"cuMemsetD8", true, [&] { return d.cuMemsetD8(a, 0, 4); }}});
+       {"cuMemcpyDtoH", false, [&] { return d.cuMemcpyDtoH(&word, a, 4); }},
+       {"cuMemcpy", false, [&] { return d.cuMemcpy(a + 32, a, 4); }},
+       {"cuMemsetD8", false, [&] { return d.cuMemsetD8(a, 0, 4); }}});
 }
 
-// Not seen on a device yet.
 TEST_F(CaptureModes, AllowWritesOfEverySizeAndFromPinnedMemory) {
   const std::vector<std::uint32_t> words(std::size_t{1} << 20);
   const CuDevicePtr large = allocate(words.size() * 4);
@@ -344,7 +351,22 @@ TEST_F(CaptureModes, AllowWritesOfEverySizeAndFromPinnedMemory) {
 }
 
 // Not seen on a device yet.
-TEST_F(CaptureModes, AllowWhatRecordingNeeds) {
+TEST_F(CaptureModes, AllowReadsCopiesAndFillsOfEverySizeAndReadsToPinnedMemory) {
+  static constexpr std::size_t kBytes = std::size_t{4} << 20;
+  std::vector<std::byte> bytes(kBytes);
+  const CuDevicePtr large = allocate(kBytes), copy = allocate(kBytes);
+  void* const pinned = allocate_host(64);
+  expect_forbidden_by_mode(
+      {{"cuMemcpyDtoH of 64 KiB", false,
+        [&] { return d.cuMemcpyDtoH(bytes.data(), large, std::size_t{64} << 10); }},
+       {"cuMemcpyDtoH of 4 MiB", false,
+        [&] { return d.cuMemcpyDtoH(bytes.data(), large, kBytes); }},
+       {"cuMemcpyDtoH, pinned", false, [&] { return d.cuMemcpyDtoH(pinned, a, 4); }},
+       {"cuMemcpy of 4 MiB", false, [&] { return d.cuMemcpy(copy, large, kBytes); }},
+       {"cuMemsetD8 of 4 MiB", false, [&] { return d.cuMemsetD8(large, 0, kBytes); }}});
+}
+
+TEST_F(CaptureModes, AllowWhatRecordingNeedsAndForbidInstantiating) {
   static constexpr std::size_t kPage = std::size_t{2} << 20;
   CuMemAllocationProp prop{};
   prop.type = CuAllocationType::kPinned;
@@ -404,7 +426,7 @@ TEST_F(CaptureModes, AllowWhatRecordingNeeds) {
         }},
        {"cuFuncGetParamInfo", false,
         [&] { return d.cuFuncGetParamInfo(store, 1, &offset, &bytes); }},
-       {"cuGraphInstantiateWithParams", false, make_exec},
+       {"cuGraphInstantiateWithParams", true, make_exec},
        {"cuGraphUpload", false, [&] { return d.cuGraphUpload(ready, other); }},
        {"cuGraphLaunch", false, [&] { return d.cuGraphLaunch(ready, other); }}});
   EXPECT_CU(d.cuStreamSynchronize(other));
@@ -414,7 +436,7 @@ TEST_F(CaptureModes, AllowWhatRecordingNeeds) {
   EXPECT_CU(d.cuMemRelease(handle));
 }
 
-// A write that waits goes through the legacy stream. Not seen on a device yet.
+// A write that waits goes through the legacy stream.
 TEST_F(Capture, AWriteBesideABlockingStreamIs906) {
   const CuDevicePtr a = allocate(4);
   const CuStream on = stream(kStreamDefault);
@@ -422,6 +444,22 @@ TEST_F(Capture, AWriteBesideABlockingStreamIs906) {
   const std::uint32_t word = 0;
   EXPECT_EQ(d.cuMemcpyHtoD(a, &word, 4), CuResult::kStreamCaptureImplicit);
   EXPECT_EQ(end_code(on), CuResult::kStreamCaptureInvalidated);
+}
+
+// Not seen on a device yet.
+TEST_F(Capture, AReadACopyAndAFillBesideABlockingStreamAre906) {
+  const CuDevicePtr a = allocate(8);
+  const CuStream on = stream(kStreamDefault);
+  std::uint32_t word = 0;
+  const std::function<CuResult()> calls[] = {[&] { return d.cuMemcpyDtoH(&word, a, 4); },
+                                             [&] { return d.cuMemcpy(a + 4, a, 4); },
+                                             [&] { return d.cuMemsetD8(a, 0, 4); }};
+  for (const auto& call : calls) {
+    SCOPED_TRACE("call " + std::to_string(&call - calls));
+    begin(on);
+    EXPECT_EQ(call(), CuResult::kStreamCaptureImplicit);
+    EXPECT_EQ(end_code(on), CuResult::kStreamCaptureInvalidated);
+  }
 }
 
 TEST_F(Capture, AllowsWhatTouchesNoWork) {
@@ -458,13 +496,12 @@ TEST_F(Capture, AForbiddenCallIs900BeforeAndAfterItBreaksTheCapture) {
   EXPECT_EQ(end_code(on), CuResult::kStreamCaptureInvalidated);
 }
 
-// Not seen on a device yet.
-TEST_F(Capture, UsingABrokenCapturesStreamIs901AndAskingTheContext900) {
+TEST_F(Capture, QueueingOnABrokenCapturesStreamIs901AndAskingItOrTheContext900) {
   const CuStream on = stream();
   begin(on);
   EXPECT_EQ(d.cuStreamSynchronize(on), CuResult::kStreamCaptureUnsupported);
-  EXPECT_EQ(d.cuStreamSynchronize(on), CuResult::kStreamCaptureInvalidated);
-  EXPECT_EQ(d.cuStreamQuery(on), CuResult::kStreamCaptureInvalidated);
+  EXPECT_EQ(d.cuStreamSynchronize(on), CuResult::kStreamCaptureUnsupported);
+  EXPECT_EQ(d.cuStreamQuery(on), CuResult::kStreamCaptureUnsupported);
   EXPECT_EQ(d.cuEventRecord(event(), on), CuResult::kStreamCaptureInvalidated);
   EXPECT_EQ(d.cuCtxSynchronize(), CuResult::kStreamCaptureUnsupported);
   EXPECT_EQ(end_code(on), CuResult::kStreamCaptureInvalidated);
