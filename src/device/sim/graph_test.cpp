@@ -105,7 +105,7 @@ TEST_F(SimGraph, ShowsParametersInTheStyleInWhichTheyWereGiven) {
     CuDevicePtr in, out;
     std::uint32_t count, padding;
   } block{in, out, 1, 0};
-  std::size_t bytes = sizeof block;
+  std::size_t bytes = 20;
   void* extra[] = {params_buffer_key(), &block, params_size_key(), &bytes, kParamsEnd};
   given.kernel_params = nullptr;
   given.extra = extra;
@@ -118,9 +118,9 @@ TEST_F(SimGraph, ShowsParametersInTheStyleInWhichTheyWereGiven) {
   ASSERT_CU(d->cuGraphKernelNodeGetParams(packed, &shown));
   EXPECT_EQ(shown.kernel_params, nullptr);
   ASSERT_EQ(shown.extra[0], params_size_key());
-  EXPECT_EQ(*static_cast<std::size_t*>(shown.extra[1]), sizeof block);
+  EXPECT_EQ(*static_cast<std::size_t*>(shown.extra[1]), bytes);
   ASSERT_EQ(shown.extra[2], params_buffer_key());
-  EXPECT_EQ(std::memcmp(shown.extra[3], &block, sizeof block), 0);
+  EXPECT_EQ(std::memcmp(shown.extra[3], &block, bytes), 0);
   EXPECT_EQ(shown.extra[4], kParamsEnd);
   // What is shown can be given back.
   EXPECT_CU(d->cuGraphKernelNodeSetParams(packed, &shown));

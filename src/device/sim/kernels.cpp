@@ -64,13 +64,6 @@ CuResult check_shape(const Function& function, const CuKernelNodeParams& p, CuDi
                                                                   : CuResult::kInvalidClusterSize;
 }
 
-// A device was seen to take a block as long as the parameters and to refuse a much longer one. The
-// padding at the end of a struct that holds them is taken here.
-bool fits(std::size_t block_bytes, std::size_t given) {
-  const std::size_t padded = (block_bytes + 7) / 8 * 8;
-  return given >= block_bytes && given <= padded;
-}
-
 // `extra` is a list of keys and values that ends with a null key.
 bool read_extra(void** extra, const void** buffer, std::size_t* bytes) {
   *buffer = nullptr;
@@ -239,10 +232,10 @@ CuResult Machine::pack(const Function& function, void** params, void** extra, Ke
   if (extra) {
     const void* buffer = nullptr;
     std::size_t bytes = 0;
-    if (!read_extra(extra, &buffer, &bytes) || !fits(function.block_bytes, bytes)) {
+    // A device refuses a longer block, by padding too, and takes a shorter one, which nobody means.
+    if (!read_extra(extra, &buffer, &bytes) || bytes != function.block_bytes) {
       return CuResult::kInvalidValue;
     }
-    op->params.resize(bytes);  // padding is shown again, too
     std::memcpy(op->params.data(), buffer, bytes);
     return CuResult::kSuccess;
   }

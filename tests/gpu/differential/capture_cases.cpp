@@ -183,7 +183,6 @@ TEST_F(Capture, AnEventOfABrokenCaptureThatHasNotEndedIsInvalidToAskAndToWaitFor
   EXPECT_EQ(end_code(on), CuResult::kStreamCaptureInvalidated);
 }
 
-// Not seen on a device yet.
 TEST_F(Capture, WaitingForAnEventOfAnEarlierCaptureIsInvalidAndBreaksThisOne) {
   const CuStream on = stream();
   const CuEvent mark = event();
@@ -350,7 +349,6 @@ TEST_F(CaptureModes, AllowWritesOfEverySizeAndFromPinnedMemory) {
        {"cuMemcpyHtoD, pinned", false, [&] { return d.cuMemcpyHtoD(a, pinned, 4); }}});
 }
 
-// Not seen on a device yet.
 TEST_F(CaptureModes, AllowReadsCopiesAndFillsOfEverySizeAndReadsToPinnedMemory) {
   static constexpr std::size_t kBytes = std::size_t{4} << 20;
   std::vector<std::byte> bytes(kBytes);
@@ -446,7 +444,6 @@ TEST_F(Capture, AWriteBesideABlockingStreamIs906) {
   EXPECT_EQ(end_code(on), CuResult::kStreamCaptureInvalidated);
 }
 
-// Not seen on a device yet.
 TEST_F(Capture, AReadACopyAndAFillBesideABlockingStreamAre906) {
   const CuDevicePtr a = allocate(8);
   const CuStream on = stream(kStreamDefault);
