@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # anabranch_embed_updater(<target>): compiles updater.cu for the architectures that nvcc knows of
-# those we name, links it with CUDA's device runtime, and embeds it in the target. Without nvcc 12.4
-# or newer nothing is done, and addresses are set from the host.
+# those we name, links it with CUDA's device runtime, and embeds it in the target. Without an nvcc 12.4
+# or newer that works, nothing is done, and addresses are set from the host.
 set(ANABRANCH_CUDA_ARCHITECTURES 80 90 100 120 CACHE STRING "GPUs that the updater is built for")
 
 function(anabranch_embed_updater target)
@@ -26,6 +26,24 @@ function(anabranch_embed_updater target)
 
   set(here "${PROJECT_SOURCE_DIR}/src/device/cuda")
   set(base "${CMAKE_CURRENT_BINARY_DIR}/updater")
+  if(NOT DEFINED ANABRANCH_NVCC_LINKS)  # a toolkit may lack a host compiler or the device runtime
+    file(WRITE "${base}_trial.cu" "extern \"C\" __global__ void trial() {}\n")
+    execute_process(COMMAND ${ANABRANCH_NVCC} -rdc=true ${codes} -dc "${base}_trial.cu" -o
+                            "${base}_trial.o"
+                    RESULT_VARIABLE compiled OUTPUT_QUIET ERROR_QUIET)
+    execute_process(COMMAND ${ANABRANCH_NVCC} -dlink -fatbin ${codes} "${base}_trial.o" -lcudadevrt
+                            -o "${base}_trial.fatbin"
+                    RESULT_VARIABLE linked OUTPUT_QUIET ERROR_QUIET)
+    set(works OFF)
+    if(compiled EQUAL 0 AND linked EQUAL 0)
+      set(works ON)
+    endif()
+    set(ANABRANCH_NVCC_LINKS ${works} CACHE INTERNAL "nvcc compiles and links device code")
+  endif()
+  if(NOT ANABRANCH_NVCC_LINKS)
+    message(STATUS "nvcc cannot link device code: the updater is left out")
+    return()
+  endif()
   add_custom_command(
     OUTPUT "${base}.fatbin"
     COMMAND ${ANABRANCH_NVCC} -std=c++17 -O2 -rdc=true ${codes} -dc -I${PROJECT_SOURCE_DIR}/src
