@@ -4,13 +4,6 @@
 #include <fmt/format.h>
 
 namespace anabranch::cuda {
-namespace {
-
-Status recorded(const char* call, CuResult result) {
-  return driver_status(Act::kRecord, call, result);
-}
-
-}  // namespace
 
 Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver) {
   if (!driver.has(Feature::kVirtualMemory)) {

@@ -8,14 +8,6 @@
 namespace anabranch::cuda {
 namespace {
 
-Status recorded(const char* call, CuResult result) {
-  return driver_status(Act::kRecord, call, result);
-}
-
-Status launched(const char* call, CuResult result) {
-  return driver_status(Act::kLaunch, call, result);
-}
-
 void set_source(CuMemcpy3D& copy, std::uint64_t address) {
   if (copy.src_memory_type == CuMemoryType::kHost) {
     copy.src_host = reinterpret_cast<const void*>(address);

@@ -35,8 +35,8 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
                                                            std::span<const UnitKind> kinds,
                                                            const CudaRecordOptions& options) {
   std::shared_ptr<CudaRecording> made(new CudaRecording(driver, options));
-  if (Status current = driver_status(Act::kRecord, "cuCtxGetCurrent",
-                                     driver.cuCtxGetCurrent(&made->repointing_.context));
+  if (Status current =
+          recorded("cuCtxGetCurrent", driver.cuCtxGetCurrent(&made->repointing_.context));
       !current.ok()) {
     return current;
   }

@@ -8,7 +8,6 @@
 // Edges:     what two captures agree on is frozen: sizes, numbers, memory that belongs to no unit.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -170,8 +169,6 @@ class CudaRecording {
     return repointing_.first_node[source + 1] - repointing_.first_node[source];
   }
   std::span<const Site> sites() const { return repointing_.sites; }
-  const Driver& driver() const { return driver_; }
-  CuContext context() const { return repointing_.context; }
   const CudaRecordOptions& options() const { return options_; }
   std::span<const std::unique_ptr<CudaExec>> executables() const { return executables_; }
   std::span<const std::unique_ptr<CudaExec>> updating() const { return updating_; }

@@ -11,10 +11,6 @@
 namespace anabranch::cuda {
 namespace {
 
-Status recorded(const char* call, CuResult result) {
-  return driver_status(Act::kRecord, call, result);
-}
-
 // Some functions cannot be updated from the device; the host sets those.
 bool is_refused(CuResult result) {
   return result == CuResult::kNotSupported || result == CuResult::kInvalidValue;

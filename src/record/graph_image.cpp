@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numeric>
 #include <queue>
 #include <unordered_map>
 
@@ -65,32 +64,29 @@ class Reader {
   }
 
  private:
-  static Status call(const char* name, CuResult result) {
-    return driver_status(Act::kRecord, name, result);
-  }
-
   Status list_nodes() {
     std::size_t count = 0;
-    if (Status got = call("cuGraphGetNodes", driver_.cuGraphGetNodes(graph_, nullptr, &count));
+    if (Status got = recorded("cuGraphGetNodes", driver_.cuGraphGetNodes(graph_, nullptr, &count));
         !got.ok()) {
       return got;
     }
     created_.resize(count);
-    return call("cuGraphGetNodes", driver_.cuGraphGetNodes(graph_, created_.data(), &count));
+    return recorded("cuGraphGetNodes", driver_.cuGraphGetNodes(graph_, created_.data(), &count));
   }
 
   // Also brings the nodes into an order in which they can run.
   Status read_edges() {
     std::size_t count = 0;
-    if (Status got = call("cuGraphGetEdges",
-                          driver_.cuGraphGetEdges(graph_, nullptr, nullptr, nullptr, &count));
+    if (Status got = recorded("cuGraphGetEdges",
+                              driver_.cuGraphGetEdges(graph_, nullptr, nullptr, nullptr, &count));
         !got.ok()) {
       return got;
     }
     std::vector<CuGraphNode> from(count), to(count);
     std::vector<CuEdgeData> data(count);
-    if (Status got = call("cuGraphGetEdges", driver_.cuGraphGetEdges(graph_, from.data(), to.data(),
-                                                                     data.data(), &count));
+    if (Status got =
+            recorded("cuGraphGetEdges",
+                     driver_.cuGraphGetEdges(graph_, from.data(), to.data(), data.data(), &count));
         !got.ok()) {
       return got;
     }
@@ -134,7 +130,7 @@ class Reader {
   Status read_node(std::uint32_t i) {
     NodeImage& node = image_.nodes[i];
     if (Status type =
-            call("cuGraphNodeGetType", driver_.cuGraphNodeGetType(node.handle, &node.type));
+            recorded("cuGraphNodeGetType", driver_.cuGraphNodeGetType(node.handle, &node.type));
         !type.ok()) {
       return type;
     }
@@ -142,22 +138,22 @@ class Reader {
       case CuNodeType::kKernel:
         return read_kernel(i);
       case CuNodeType::kMemcpy:
-        return call("cuGraphMemcpyNodeGetParams",
-                    driver_.cuGraphMemcpyNodeGetParams(node.handle, &node.copy));
+        return recorded("cuGraphMemcpyNodeGetParams",
+                        driver_.cuGraphMemcpyNodeGetParams(node.handle, &node.copy));
       case CuNodeType::kMemset:
-        return call("cuGraphMemsetNodeGetParams",
-                    driver_.cuGraphMemsetNodeGetParams(node.handle, &node.fill));
+        return recorded("cuGraphMemsetNodeGetParams",
+                        driver_.cuGraphMemsetNodeGetParams(node.handle, &node.fill));
       case CuNodeType::kHost:
-        return call("cuGraphHostNodeGetParams",
-                    driver_.cuGraphHostNodeGetParams(node.handle, &node.host));
+        return recorded("cuGraphHostNodeGetParams",
+                        driver_.cuGraphHostNodeGetParams(node.handle, &node.host));
       case CuNodeType::kEmpty:
         return {};
       case CuNodeType::kWaitEvent:
-        return call("cuGraphEventWaitNodeGetEvent",
-                    driver_.cuGraphEventWaitNodeGetEvent(node.handle, &node.event));
+        return recorded("cuGraphEventWaitNodeGetEvent",
+                        driver_.cuGraphEventWaitNodeGetEvent(node.handle, &node.event));
       case CuNodeType::kEventRecord:
-        return call("cuGraphEventRecordNodeGetEvent",
-                    driver_.cuGraphEventRecordNodeGetEvent(node.handle, &node.event));
+        return recorded("cuGraphEventRecordNodeGetEvent",
+                        driver_.cuGraphEventRecordNodeGetEvent(node.handle, &node.event));
       default:
         return refuse(describe_node(image_, i), "has addresses that cannot be changed");
     }
@@ -166,14 +162,15 @@ class Reader {
   Status read_kernel(std::uint32_t i) {
     NodeImage& node = image_.nodes[i];
     KernelImage& kernel = node.kernel;
-    if (Status got = call("cuGraphKernelNodeGetParams",
-                          driver_.cuGraphKernelNodeGetParams(node.handle, &kernel.launch));
+    if (Status got = recorded("cuGraphKernelNodeGetParams",
+                              driver_.cuGraphKernelNodeGetParams(node.handle, &kernel.launch));
         !got.ok()) {
       return got;
     }
     if (!kernel.launch.func && kernel.launch.kernel) {
-      if (Status got = call("cuKernelGetFunction", driver_.cuKernelGetFunction(
-                                                       &kernel.launch.func, kernel.launch.kernel));
+      if (Status got =
+              recorded("cuKernelGetFunction",
+                       driver_.cuKernelGetFunction(&kernel.launch.func, kernel.launch.kernel));
           !got.ok()) {
         return got;
       }
@@ -205,7 +202,7 @@ class Reader {
       const CuResult result =
           driver_.cuFuncGetParamInfo(kernel.launch.func, kernel.fields.size(), &offset, &bytes);
       if (result == CuResult::kInvalidValue) return {};
-      if (Status got = call("cuFuncGetParamInfo", result); !got.ok()) return got;
+      if (Status got = recorded("cuFuncGetParamInfo", result); !got.ok()) return got;
       kernel.fields.push_back(
           {static_cast<std::uint32_t>(offset), static_cast<std::uint32_t>(bytes)});
     }
@@ -250,8 +247,8 @@ class Reader {
       CuLaunchAttribute attribute{};
       attribute.id = id;
       if (Status got =
-              call("cuGraphKernelNodeGetAttribute",
-                   driver_.cuGraphKernelNodeGetAttribute(node.handle, id, &attribute.value));
+              recorded("cuGraphKernelNodeGetAttribute",
+                       driver_.cuGraphKernelNodeGetAttribute(node.handle, id, &attribute.value));
           !got.ok()) {
         return got;
       }

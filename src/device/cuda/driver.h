@@ -63,5 +63,11 @@ enum class Act : std::uint8_t { kRecord, kLaunch };
 // "record: cuGraphCreate answered CUDA_ERROR_OUT_OF_MEMORY (2)", or ok for kSuccess. Codes that
 // tell of work queued earlier say so.
 Status driver_status(Act act, std::string_view call, CuResult result);
+inline Status recorded(std::string_view call, CuResult result) {
+  return driver_status(Act::kRecord, call, result);
+}
+inline Status launched(std::string_view call, CuResult result) {
+  return driver_status(Act::kLaunch, call, result);
+}
 
 }  // namespace anabranch::cuda

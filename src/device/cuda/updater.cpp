@@ -32,14 +32,13 @@ Result<std::unique_ptr<Updater>> Updater::load(const Driver& driver, const void*
   if (!image) image = embedded_image();
   if (!image) return no_updater("the library was built without nvcc.");
   std::unique_ptr<Updater> made(new Updater(driver));
-  if (Status loaded = driver_status(Act::kRecord, "cuModuleLoadData",
-                                    driver.cuModuleLoadData(&made->module_, image));
+  if (Status loaded = recorded("cuModuleLoadData", driver.cuModuleLoadData(&made->module_, image));
       !loaded.ok()) {
     return loaded;
   }
-  if (Status found = driver_status(
-          Act::kRecord, "cuModuleGetFunction",
-          driver.cuModuleGetFunction(&made->function_, made->module_, "anabranch_update"));
+  if (Status found =
+          recorded("cuModuleGetFunction",
+                   driver.cuModuleGetFunction(&made->function_, made->module_, "anabranch_update"));
       !found.ok()) {
     return found;
   }

@@ -2,9 +2,8 @@
 // Device code that changes the parameters of graph nodes, embedded in the library.
 // Ownership: an Updater owns its module; unload it before its context goes.
 // Threads:   values; load() for the current context.
-// Failure:   load() is a Status: without nvcc at build time, or a driver older than 12.4, there is
-// no
-//            updater, and addresses are set from the host.
+// Failure:   load() is a Status: where the library was built without nvcc, or the driver is older
+//            than 12.4, there is no updater, and addresses are set from the host.
 // Edges:     also included by the device code itself, so nothing here but plain types for nvcc.
 #pragma once
 
@@ -19,7 +18,8 @@
 
 namespace anabranch::cuda {
 
-// Writes addresses[unit] + shift at `offset` of the parameters of `node`.
+// Writes addresses[unit] + shift at `offset` of the parameters of `node`; `unit` numbers the table
+// that a launch sends along.
 struct SiteUpdate {
   std::uint64_t node = 0;  // a CuDeviceNode
   std::uint64_t shift = 0;
