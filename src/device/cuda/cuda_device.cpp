@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/cuda/cuda_device.h"
+
+namespace anabranch::cuda {
+
+Result<std::shared_ptr<CudaDevice>> CudaDevice::open(int ordinal) {
+  const auto driver = load_driver();
+  if (!driver.ok()) return driver.error();
+  return make(**driver, ordinal);
+}
+
+Result<std::shared_ptr<CudaDevice>> CudaDevice::make(const Driver& driver, int ordinal,
+                                                     const void* image) {
+  std::shared_ptr<CudaDevice> made(new CudaDevice(driver, ordinal));
+  if (Status retained = made->retain(); !retained.ok()) return retained;
+  if (Status current = made->make_current(); !current.ok()) return current;
+  auto updater = Updater::load(driver, image);
+  if (updater.ok()) {
+    made->updater_ = *std::move(updater);
+  } else {
+    made->why_no_updater_ = updater.error().message();
+  }
+  return made;
+}
+
+Status CudaDevice::retain() {
+  if (Status begun = recorded("cuInit", driver_.cuInit(0)); !begun.ok()) return begun;
+  if (Status got = recorded("cuDeviceGet", driver_.cuDeviceGet(&device_, ordinal_)); !got.ok()) {
+    return got;
+  }
+  return recorded("cuDevicePrimaryCtxRetain", driver_.cuDevicePrimaryCtxRetain(&context_, device_));
+}
+
+CudaDevice::~CudaDevice() {
+  if (!context_) return;
+  if (updater_ && make_current().ok()) updater_.reset();
+  driver_.cuDevicePrimaryCtxRelease(device_);
+}
+
+Status CudaDevice::make_current() const {
+  CuContext current = nullptr;
+  if (Status got = recorded("cuCtxGetCurrent", driver_.cuCtxGetCurrent(&current)); !got.ok()) {
+    return got;
+  }
+  if (current == context_) return {};
+  return recorded("cuCtxSetCurrent", driver_.cuCtxSetCurrent(context_));
+}
+
+}  // namespace anabranch::cuda

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaDevice on the simulated driver.
+#include "device/cuda/cuda_device.h"
+
+#include <thread>
+
+#include "device/sim/sim_testing.h"
+#include "device/sim/updater_kernel.h"
+
+namespace anabranch::sim {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CudaDeviceTest : public SimTest {
+ protected:
+  CudaDeviceTest() { sim->add_kernel(updater_kernel()); }
+  const std::string image = SimDriver::make_image({"anabranch_update"});
+};
+
+TEST_F(CudaDeviceTest, UsesThePrimaryContextThatOthersUse) {
+  const auto device = CudaDevice::make(*d, 0, image.c_str());
+  ASSERT_TRUE(device.ok()) << device.error().message();
+  EXPECT_NE((*device)->updater(), nullptr);
+  std::thread([&] {
+    EXPECT_TRUE((*device)->make_current().ok());
+    CuContext current = nullptr;
+    EXPECT_CU(d->cuCtxGetCurrent(&current));
+    EXPECT_EQ(current, context);
+  }).join();
+}
+
+TEST_F(CudaDeviceTest, WithoutDeviceCodeHasAReason) {
+  const std::string other = SimDriver::make_image({"add_one"});
+  const auto device = CudaDevice::make(*d, 0, other.c_str());
+  ASSERT_TRUE(device.ok());
+  EXPECT_EQ((*device)->updater(), nullptr);
+  EXPECT_THAT((*device)->why_no_updater(), HasSubstr("cuModuleGetFunction"));
+}
+
+TEST_F(CudaDeviceTest, RefusesADeviceThatIsNotThere) {
+  const auto device = CudaDevice::make(*d, 7, image.c_str());
+  ASSERT_FALSE(device.ok());
+  EXPECT_THAT(device.error().message(), HasSubstr("cuDeviceGet"));
+}
+
+TEST_F(CudaDeviceTest, LeavesNothingBehind) {
+  const std::size_t before = sim->live_objects();
+  { const auto device = CudaDevice::make(*d, 0, image.c_str()); }
+  EXPECT_EQ(sim->live_objects(), before);
+}
+
+}  // namespace
+}  // namespace anabranch::sim
