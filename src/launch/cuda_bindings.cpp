@@ -4,13 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cassert>
+#include <tuple>
+
+#include "launch/address_order.h"
+#include "record/differences.h"
 
 namespace anabranch::cuda {
 namespace {
-
-constexpr std::uint64_t kArenaAlignment = 512;
-constexpr std::size_t kChunk = 64;  // sources compared at once
 
 Status bad(const std::string& what) {
   return Status(Code::kBadBinding, fmt::format("launch: {}.", what));
@@ -18,113 +19,159 @@ Status bad(const std::string& what) {
 
 // The memory as it takes the place of what the launch before was given. Its order of slots by
 // address is kept, so that one that moved is compared with two neighbours and not with all.
+//
+// take_few() and take_all() are for launches as they should be, and only say whether they saw that
+// all is right. Where they did not, check() looks again and words what is wrong, if something is.
 class Taker {
  public:
-  Taker(const CudaRecording& recording, LaunchMemory& memory)
-      : recording_(recording), memory_(memory) {}
+  Taker(const CudaRecording& recording, const CudaBindings& bindings, LaunchMemory& memory)
+      : bindings_(bindings),
+        bytes_(recording.source_bytes()),
+        masks_(recording.source_masks()),
+        memory_(memory) {}
 
-  Status take_all(const CudaBindings& bindings);
-  Status take_few(const CudaBindings& bindings, const Moved& moved);
+  bool take_few(std::span<const std::uint32_t> moved);
+  bool take_all();
+  Status check();
 
  private:
-  std::size_t arena() const { return recording_.slots().size(); }
+  std::size_t arena() const { return bindings_.slots.size(); }
+  std::uint64_t given(std::size_t source) const {
+    return source == arena() ? bindings_.arena : bindings_.slots[source];
+  }
   std::uint64_t at(std::size_t source) const { return memory_.addresses[source]; }
-  std::uint64_t bytes(std::size_t source) const {
-    return source == arena() ? recording_.arena().size_bytes : recording_.slots()[source].bytes;
-  }
-  std::uint64_t alignment(std::size_t source) const {
-    return source == arena() ? kArenaAlignment : recording_.slots()[source].alignment;
-  }
   std::string name(std::size_t source) const {
     return source == arena() ? "the arena" : fmt::format("slot {}", source);
   }
-  bool is_before(std::uint32_t a, std::uint32_t b) const { return at(a) < at(b); }
 
-  Status check_place(std::size_t source) const;
-  Status check_apart(std::size_t a, std::size_t b) const;
-  Status check_neighbours(std::size_t place) const;
-  Status check_arena() const;
+  bool is_misplaced(std::size_t source) const {
+    return bytes_[source] != 0 && (at(source) == 0 || (at(source) & masks_[source]) != 0);
+  }
+  // Of two that have bytes.
+  bool do_share(std::size_t a, std::size_t b) const {
+    if (at(a) > at(b)) std::swap(a, b);
+    return at(b) - at(a) < bytes_[a];
+  }
+  bool is_apart(std::size_t place) const;
+  bool is_in_order() const;
+  std::size_t slot_at_arena() const;
   std::size_t place_of(std::uint32_t slot) const;
   void move(std::uint32_t slot, std::uint64_t address);
+  Status misplaced(std::size_t source) const;
+  Status shared(std::size_t a, std::size_t b) const;
+  Status first_shared();
 
-  const CudaRecording& recording_;
+  const CudaBindings& bindings_;
+  const std::span<const std::uint64_t> bytes_, masks_;
   LaunchMemory& memory_;
 };
 
-Status Taker::check_place(std::size_t source) const {
-  if (bytes(source) == 0) return {};
-  if (at(source) != 0 && (at(source) & (alignment(source) - 1)) == 0) return {};
-  return bad(
-      fmt::format("{} is at {:#x} and must be aligned to {}, as it was captured. Kernels may "
-                  "rely on it: copy the tensor to fresh memory",
-                  name(source), at(source), alignment(source)));
-}
-
-Status Taker::check_apart(std::size_t a, std::size_t b) const {
-  const std::uint64_t end_a = at(a) + bytes(a), end_b = at(b) + bytes(b);
-  if (at(a) >= end_b || at(b) >= end_a) return {};
-  return bad(
-      fmt::format("{} and {} share bytes ({:#x} to {:#x}, {:#x} to {:#x}). Copy one of the "
-                  "two tensors",
-                  name(a), name(b), at(a), end_a, at(b), end_b));
-}
-
-Status Taker::check_neighbours(std::size_t place) const {
-  const auto& order = memory_.order;
-  if (place > 0) {
-    if (Status apart = check_apart(order[place - 1], order[place]); !apart.ok()) return apart;
+bool Taker::take_few(std::span<const std::uint32_t> moved) {
+  for (const std::uint32_t source : moved) {
+    if (source == arena() || bytes_[source] == 0) {
+      memory_.addresses[source] = given(source);
+    } else {
+      move(source, given(source));
+    }
+    if (is_misplaced(source)) return false;
   }
-  return place + 1 < order.size() ? check_apart(order[place], order[place + 1]) : Status();
+  for (const std::uint32_t source : moved) {
+    if (source != arena() && bytes_[source] != 0 && !is_apart(place_of(source))) return false;
+  }
+  return slot_at_arena() == arena();
 }
 
-// No two slots overlap, so only the last that begins before the arena's end can reach into it.
-Status Taker::check_arena() const {
-  if (bytes(arena()) == 0) return {};
-  const std::uint64_t end = at(arena()) + bytes(arena());
+bool Taker::take_all() {
+  std::uint64_t* const to = memory_.addresses.data();
+  const std::uint64_t* const from = bindings_.slots.data();
+  std::uint64_t wrong = bindings_.arena & masks_[arena()];
+  for (std::size_t slot = 0; slot < arena(); ++slot) {
+    to[slot] = from[slot];
+    wrong |= from[slot] & masks_[slot];
+  }
+  to[arena()] = bindings_.arena;
+  return wrong == 0 && is_in_order() && !is_misplaced(arena()) && slot_at_arena() == arena();
+}
+
+// Whether, in the order of the launch before, each slot begins where the one before it ends, or
+// later. Tensors that are allocated in turn keep their order. Then none but the first can be null.
+bool Taker::is_in_order() const {
+  const std::uint64_t* const addresses = memory_.addresses.data();
+  const std::uint64_t* const bytes = bytes_.data();
+  std::uint64_t end_before = 1;
+  bool is_wrong = false;
+  for (const std::uint32_t slot : memory_.order) {
+    const std::uint64_t begin = addresses[slot], end = begin + bytes[slot];
+    is_wrong |= (begin < end_before) | (end < begin);
+    end_before = end;
+  }
+  return !is_wrong;
+}
+
+// Whether the slot at this place in the order shares nothing with its neighbours.
+bool Taker::is_apart(std::size_t place) const {
+  const auto& order = memory_.order;
+  return (place == 0 || !do_share(order[place - 1], order[place])) &&
+         (place + 1 == order.size() || !do_share(order[place], order[place + 1]));
+}
+
+// A slot that shares bytes with the arena, or the arena where there is none. No two slots share
+// any, so only the last that begins before the arena's end can reach into it.
+std::size_t Taker::slot_at_arena() const {
+  if (bytes_[arena()] == 0) return arena();
+  const std::uint64_t end = at(arena()) + bytes_[arena()];
   const auto& order = memory_.order;
   const auto behind = std::partition_point(order.begin(), order.end(),
                                            [&](std::uint32_t slot) { return at(slot) < end; });
-  return behind == order.begin() ? Status() : check_apart(*std::prev(behind), arena());
+  if (behind == order.begin() || !do_share(*std::prev(behind), arena())) return arena();
+  return *std::prev(behind);
 }
 
-Status Taker::take_all(const CudaBindings& bindings) {
-  std::copy(bindings.slots.begin(), bindings.slots.end(), memory_.addresses.begin());
-  memory_.addresses.back() = bindings.arena;
+Status Taker::check() {
+  std::copy(bindings_.slots.begin(), bindings_.slots.end(), memory_.addresses.begin());
+  memory_.addresses.back() = bindings_.arena;
   for (std::size_t source = 0; source <= arena(); ++source) {
-    if (Status placed = check_place(source); !placed.ok()) return placed;
+    if (is_misplaced(source)) return misplaced(source);
   }
   auto& order = memory_.order;
-  const auto before = [&](std::uint32_t a, std::uint32_t b) { return is_before(a, b); };
-  // Tensors that are allocated in turn keep their order.
-  if (!std::is_sorted(order.begin(), order.end(), before)) {
-    std::sort(order.begin(), order.end(), before);
-  }
+  sort_by_address(memory_.addresses, order, memory_.spare);
   for (std::size_t place = 1; place < order.size(); ++place) {
-    if (Status apart = check_apart(order[place - 1], order[place]); !apart.ok()) return apart;
+    if (do_share(order[place - 1], order[place])) return first_shared();
   }
-  return check_arena();
+  const std::size_t slot = slot_at_arena();
+  return slot == arena() ? Status() : shared(slot, arena());
 }
 
-Status Taker::take_few(const CudaBindings& bindings, const Moved& moved) {
-  for (const std::uint32_t source : moved.list()) {
-    if (source == arena() || bytes(source) == 0) {
-      memory_.addresses[source] = source == arena() ? bindings.arena : bindings.slots[source];
-    } else {
-      move(source, bindings.slots[source]);
-    }
-    if (Status placed = check_place(source); !placed.ok()) return placed;
-  }
-  for (const std::uint32_t source : moved.list()) {
-    if (source == arena() || bytes(source) == 0) continue;
-    if (Status apart = check_neighbours(place_of(source)); !apart.ok()) return apart;
-  }
-  return check_arena();
+// Slots at one address stand by number, so that the same two are named whatever came before.
+Status Taker::first_shared() {
+  auto& order = memory_.order;
+  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return std::tuple(at(a), a) < std::tuple(at(b), b);
+  });
+  const auto first = std::adjacent_find(
+      order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return do_share(a, b); });
+  assert(first != order.end());
+  return shared(*first, *std::next(first));
+}
+
+Status Taker::misplaced(std::size_t source) const {
+  return bad(
+      fmt::format("{} is at {:#x} and must be aligned to {}, as it was captured. Kernels may "
+                  "rely on it: copy the tensor to fresh memory",
+                  name(source), at(source), masks_[source] + 1));
+}
+
+Status Taker::shared(std::size_t a, std::size_t b) const {
+  return bad(
+      fmt::format("{} and {} share bytes ({:#x} to {:#x}, {:#x} to {:#x}). Copy one of the "
+                  "two tensors",
+                  name(a), name(b), at(a), at(a) + bytes_[a], at(b), at(b) + bytes_[b]));
 }
 
 std::size_t Taker::place_of(std::uint32_t slot) const {
   const auto& order = memory_.order;
   auto place = std::partition_point(order.begin(), order.end(),
-                                    [&](std::uint32_t other) { return is_before(other, slot); });
+                                    [&](std::uint32_t other) { return at(other) < at(slot); });
   return static_cast<std::size_t>(std::find(place, order.end(), slot) - order.begin());
 }
 
@@ -150,17 +197,9 @@ Moved find_moved(const CudaRecording& recording, const CudaBindings& bindings,
     moved.sources[moved.count++] = static_cast<std::uint32_t>(source);
     return true;
   };
-  const auto* given = bindings.slots.data();
-  const auto* known = memory.addresses.data();
-  const std::size_t count = bindings.slots.size();
-  for (std::size_t begin = 0; begin < count; begin += kChunk) {
-    const std::size_t end = std::min(begin + kChunk, count);
-    if (std::memcmp(given + begin, known + begin, (end - begin) * sizeof *given) == 0) continue;
-    for (std::size_t i = begin; i < end; ++i) {
-      if (given[i] != known[i] && !note(i)) return moved;
-    }
-  }
-  if (bindings.arena != memory.addresses.back()) note(count);
+  const std::size_t arena = bindings.slots.size();
+  for_each_difference(bindings.slots, std::span(memory.addresses).first(arena), note);
+  if (!moved.is_many() && bindings.arena != memory.addresses.back()) note(arena);
   return moved;
 }
 
@@ -176,12 +215,13 @@ Result<Moved> take_bindings(const CudaRecording& recording, const CudaBindings& 
   const bool next_to_nothing = !moved.is_many() && moved.nodes <= recording.options().few_nodes;
   memory.repeats = next_to_nothing ? memory.repeats + 1 : 0;
   if (moved.count == 0) return moved;
-  Taker taker(recording, memory);
-  const Status taken = moved.is_many() || !memory.is_known ? taker.take_all(bindings)
-                                                           : taker.take_few(bindings, moved);
-  if (!taken.ok()) {
-    memory.forget();
-    return taken;
+  Taker taker(recording, bindings, memory);
+  const bool is_few = memory.is_known && !moved.is_many();
+  if (!(is_few ? taker.take_few(moved.list()) : taker.take_all())) {
+    if (Status right = taker.check(); !right.ok()) {
+      memory.forget();
+      return right;
+    }
   }
   memory.is_known = true;
   return moved;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "record/cuda_recording.h"
+#include "record/differences.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -33,7 +34,7 @@ CudaExec::CudaExec(const Driver& driver, const Repointing& repointing)
       addresses_(repointing.source_count(), kUnset),
       is_moved_(nodes_.size()),
       params_(repointing.most_fields),
-      memory_{addresses_, repointing.with_bytes, 0, false, false},
+      memory_{addresses_, repointing.with_bytes, repointing.with_bytes, 0, false, false},
       by_device_(nodes_.size()) {
   moved_.reserve(nodes_.size());
 }
@@ -58,7 +59,7 @@ Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph o
   if (updater) {
     if (Status prepared = made->prepare_updates(*updater); !prepared.ok()) return prepared;
   }
-  made->watch_sources();
+  if (made->staged_) made->watch_sources();
   CuInstantiateParams params{};
   if (Status instantiated =
           recorded("cuGraphInstantiateWithParams",
@@ -97,16 +98,36 @@ void LaunchMemory::forget() noexcept {
 
 Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> addresses) {
   assert(addresses.size() == addresses_.size());
-  note_moved(addresses, watched_);
-  std::copy(addresses.begin(), addresses.end(), addresses_.begin());
+  if (staged_) {
+    note_moved(addresses, watched_);
+    const auto set = set_moved();
+    if (!set.ok()) return set;
+    const Status sent = stage(addresses);
+    return sent.ok() ? set : Result<std::uint32_t>(sent);
+  }
+  for_each_difference(addresses, addresses_, [&](std::size_t source) {
+    note_moved(static_cast<std::uint32_t>(source), addresses[source]);
+    return true;
+  });
   return set_moved();
 }
 
 Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> addresses,
                                               std::span<const std::uint32_t> sources) {
+  assert(!staged_);
   note_moved(addresses, sources);
-  for (const std::uint32_t source : sources) addresses_[source] = addresses[source];
   return set_moved();
+}
+
+Status CudaExec::stage(std::span<const std::uint64_t> addresses) {
+  if (!is_idle()) {
+    if (Status idle = launched("cuEventSynchronize", driver_.cuEventSynchronize(launched_));
+        !idle.ok()) {
+      return idle;
+    }
+  }
+  std::copy(addresses.begin(), addresses.end(), staged_);
+  return {};
 }
 
 Result<std::uint32_t> CudaExec::set_moved() {
@@ -117,11 +138,13 @@ Result<std::uint32_t> CudaExec::set_moved() {
     write_sites(node);
     failed = set_node(node);
   }
+  const auto count = static_cast<std::uint32_t>(moved_.size());
+  moved_.clear();
   if (!failed.ok()) {
     std::fill(addresses_.begin(), addresses_.end(), kUnset);
     return failed;
   }
-  return static_cast<std::uint32_t>(moved_.size());
+  return count;
 }
 
 void CudaExec::watch_sources() {
@@ -136,26 +159,29 @@ void CudaExec::watch_sources() {
 
 void CudaExec::note_moved(std::span<const std::uint64_t> addresses,
                           std::span<const std::uint32_t> sources) {
-  moved_.clear();
   for (const std::uint32_t source : sources) {
-    if (addresses[source] == addresses_[source]) continue;
-    for (std::uint32_t i = repointing_.first_node[source]; i < repointing_.first_node[source + 1];
-         ++i) {
-      const std::uint32_t node = repointing_.nodes[i];
-      if (is_moved_[node] || by_device_[node]) continue;
-      is_moved_[node] = true;
-      moved_.push_back(node);
-    }
+    if (addresses[source] != addresses_[source]) note_moved(source, addresses[source]);
+  }
+}
+
+void CudaExec::note_moved(std::uint32_t source, std::uint64_t address) {
+  addresses_[source] = address;
+  for (std::uint32_t i = repointing_.first_node[source]; i < repointing_.first_node[source + 1];
+       ++i) {
+    const std::uint32_t node = repointing_.nodes[i];
+    if (is_moved_[node] || by_device_[node]) continue;
+    is_moved_[node] = true;
+    moved_.push_back(node);
   }
 }
 
 std::uint32_t CudaExec::count_moved(std::span<const std::uint64_t> addresses,
                                     std::uint32_t limit) const noexcept {
   std::uint32_t moved = 0;
-  for (std::uint32_t source = 0; source < addresses.size() && moved <= limit; ++source) {
-    if (addresses[source] == addresses_[source]) continue;
+  for_each_difference(addresses, addresses_, [&](std::size_t source) {
     moved += repointing_.first_node[source + 1] - repointing_.first_node[source];
-  }
+    return moved <= limit;
+  });
   return moved;
 }
 
@@ -212,13 +238,6 @@ CuResult CudaExec::set_kernel(std::uint32_t number) {
 
 Status CudaExec::launch(CuStream stream) {
   if (!staged_) return launched("cuGraphLaunch", driver_.cuGraphLaunch(exec_, stream));
-  if (!is_idle()) {
-    if (Status idle = launched("cuEventSynchronize", driver_.cuEventSynchronize(launched_));
-        !idle.ok()) {
-      return idle;
-    }
-  }
-  std::copy(addresses_.begin(), addresses_.end(), staged_);
   if (Status queued = launched("cuGraphLaunch", driver_.cuGraphLaunch(exec_, stream));
       !queued.ok()) {
     return queued;

@@ -42,6 +42,7 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
   }
   if (Status found = made->discover(first, second, kinds); !found.ok()) return found;
   made->index_sites();
+  made->list_sources();
   if (Status ready = made->make_executables(first.graph); !ready.ok()) return ready;
   return made;
 }
@@ -124,6 +125,15 @@ void CudaRecording::index_sites() {
     to.most_fields =
         std::max(to.most_fields, static_cast<std::uint32_t>(node.kernel.fields.size()));
   }
+}
+
+void CudaRecording::list_sources() {
+  for (const CudaSlot& slot : slots_) {
+    source_bytes_.push_back(slot.bytes);
+    source_masks_.push_back(slot.bytes != 0 ? slot.alignment - 1 : 0);
+  }
+  source_bytes_.push_back(arena_.size_bytes);
+  source_masks_.push_back(arena_.size_bytes != 0 ? kMostAlignment - 1 : 0);
 }
 
 }  // namespace anabranch::cuda

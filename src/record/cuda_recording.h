@@ -53,10 +53,12 @@ struct Repointing {
   CuContext context = nullptr;
 };
 
-// What launches through one executable remember of one another.
+// What launches through one executable remember of one another. What was given last is not always
+// what the nodes hold: a launch from the device goes through another executable.
 struct LaunchMemory {
   std::vector<std::uint64_t> addresses;  // by source, as given
   std::vector<std::uint32_t> order;      // slots that have bytes; by address where that is known
+  std::vector<std::uint32_t> spare;      // as many, for sorting them
   std::uint32_t repeats = 0;             // how often in a row next to nothing had moved
   bool is_known = false;                 // the addresses are right and the order is theirs
   bool is_set = false;                   // this executable's nodes hold these addresses
@@ -84,19 +86,19 @@ class CudaExec {
   void release() noexcept { leased_.store(false, std::memory_order_release); }
 
   // For the lessee. Gives the nodes these addresses, by source; only nodes that name a source which
-  // moved are touched. Answers how many there were. Affects later launches alone. After a failure
+  // moved are touched. Answers how many there were. Affects later launches alone: an updating one
+  // waits until the launch before has ended, since its table is read until then. After a failure
   // all addresses count as unknown.
   Result<std::uint32_t> set_addresses(std::span<const std::uint64_t> addresses);
-  // The same where nothing but these sources can have moved.
+  // The same where nothing but these sources can have moved; not for an updating one.
   Result<std::uint32_t> set_addresses(std::span<const std::uint64_t> addresses,
                                       std::span<const std::uint32_t> sources);
   // How many nodes that would be, or more where a node names several that moved. Stops counting
   // above `limit`.
   std::uint32_t count_moved(std::span<const std::uint64_t> addresses,
                             std::uint32_t limit) const noexcept;
-  // An updating one first waits until the launch before has ended: its table is read until then.
   Status launch(CuStream stream);
-  bool is_idle() noexcept;  // whether it would not have to wait
+  bool is_idle() noexcept;  // whether an updating one would not have to wait
 
   LaunchMemory& memory() { return memory_; }
 
@@ -105,7 +107,9 @@ class CudaExec {
   Status clone_nodes(CuGraph original);
   void watch_sources();
   void note_moved(std::span<const std::uint64_t> addresses, std::span<const std::uint32_t> sources);
+  void note_moved(std::uint32_t source, std::uint64_t address);
   Result<std::uint32_t> set_moved();
+  Status stage(std::span<const std::uint64_t> addresses);
   void write_sites(std::uint32_t node);
   Status set_node(std::uint32_t node);
   CuResult set_kernel(std::uint32_t node);
@@ -120,13 +124,13 @@ class CudaExec {
   CuGraph graph_ = nullptr;
   CuGraphExec exec_ = nullptr;
   std::vector<NodeImage> nodes_;          // handles in our graph, operands as the nodes hold them
-  std::vector<std::uint64_t> addresses_;  // by source
+  std::vector<std::uint64_t> addresses_;  // by source; in an updating one of those watched alone
   std::vector<std::uint32_t> moved_;      // nodes to set
   std::vector<bool> is_moved_;
   std::vector<void*> params_;  // scratch
   LaunchMemory memory_;
   std::vector<bool> by_device_;         // nodes that the updater sets
-  std::vector<std::uint32_t> watched_;  // sources of nodes that the host sets
+  std::vector<std::uint32_t> watched_;  // in an updating one: sources of nodes that the host sets
   CuDevicePtr updates_ = 0;             // SiteUpdates, in device memory
   CuDevicePtr table_ = 0;               // addresses by source, in device memory
   std::uint64_t* staged_ = nullptr;     // the same, in pinned memory
@@ -164,6 +168,10 @@ class CudaRecording {
 
   std::span<const CudaSlot> slots() const { return slots_; }
   const ArenaLayout& arena() const { return arena_; }
+  // By source, the arena's last: its size, and the bits that its address must not have, which are
+  // none where it has no bytes.
+  std::span<const std::uint64_t> source_bytes() const { return source_bytes_; }
+  std::span<const std::uint64_t> source_masks() const { return source_masks_; }
   // Nodes that name a source.
   std::uint32_t node_count(std::size_t source) const {
     return repointing_.first_node[source + 1] - repointing_.first_node[source];
@@ -181,11 +189,13 @@ class CudaRecording {
   Status discover(const Capture& first, const Capture& second, std::span<const UnitKind> kinds);
   void name_sources(std::vector<Site>& sites) const;
   void index_sites();
+  void list_sources();
 
   const Driver& driver_;
   Repointing repointing_;
   std::vector<CudaSlot> slots_;
   ArenaLayout arena_;
+  std::vector<std::uint64_t> source_bytes_, source_masks_;
   const CudaRecordOptions options_;
   std::vector<std::unique_ptr<CudaExec>> executables_;
   std::vector<std::unique_ptr<CudaExec>> updating_;
