@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cassert>
-#include <tuple>
 
 #include "launch/address_order.h"
 #include "record/differences.h"
@@ -17,11 +15,53 @@ Status bad(const std::string& what) {
   return Status(Code::kBadBinding, fmt::format("launch: {}.", what));
 }
 
+constexpr int kTopBit = 63;
+
+// Loops without a branch, over a launch as it should be. Addresses and their ends lie in the lower
+// half of the numbers, so that the top bit of a difference says which of two is the greater; what
+// does not is left to the careful way.
+
+// Answers zero where no address has a bit of its mask, nor the top bit.
+std::uint64_t copy_all(std::span<const std::uint64_t> from, const std::uint64_t* masks,
+                       std::uint64_t* to) {
+  const std::size_t count = from.size();
+  std::uint64_t wrong = 0, any = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    to[i] = from[i];
+    wrong |= from[i] & masks[i];
+    any |= from[i];
+  }
+  return wrong | (any >> kTopBit);
+}
+
+// Whether each slot begins where the one before it in this order ends, or later. Then none but the
+// first can be null.
+bool is_in_order(std::span<const std::uint32_t> order, const std::uint64_t* addresses,
+                 const std::uint64_t* bytes) {
+  std::uint64_t end = 1, wrong = 0;
+  for (const std::uint32_t slot : order) {
+    wrong |= addresses[slot] - end;
+    end = addresses[slot] + bytes[slot];
+    wrong |= end;
+  }
+  return wrong >> kTopBit == 0;
+}
+
+// The same where the order is that of their numbers.
+bool is_in_turn(std::size_t count, const std::uint64_t* addresses, const std::uint64_t* bytes) {
+  std::uint64_t wrong = addresses[0] - 1;
+  for (std::size_t i = 1; i < count; ++i) {
+    const std::uint64_t end = addresses[i - 1] + bytes[i - 1];
+    wrong |= end | (addresses[i] - end);
+  }
+  return wrong >> kTopBit == 0;
+}
+
 // The memory as it takes the place of what the launch before was given. Its order of slots by
 // address is kept, so that one that moved is compared with two neighbours and not with all.
 //
-// take_few() and take_all() are for launches as they should be, and only say whether they saw that
-// all is right. Where they did not, check() looks again and words what is wrong, if something is.
+// take_few() and take_all() only say whether they saw that all is right. Where they did not,
+// check() looks again and words what is wrong, if something is.
 class Taker {
  public:
   Taker(const CudaRecording& recording, const CudaBindings& bindings, LaunchMemory& memory)
@@ -53,13 +93,13 @@ class Taker {
     return at(b) - at(a) < bytes_[a];
   }
   bool is_apart(std::size_t place) const;
-  bool is_in_order() const;
+  bool are_slots_in_order() const;
+  void sort_slots();
   std::size_t slot_at_arena() const;
   std::size_t place_of(std::uint32_t slot) const;
   void move(std::uint32_t slot, std::uint64_t address);
   Status misplaced(std::size_t source) const;
   Status shared(std::size_t a, std::size_t b) const;
-  Status first_shared();
 
   const CudaBindings& bindings_;
   const std::span<const std::uint64_t> bytes_, masks_;
@@ -82,30 +122,22 @@ bool Taker::take_few(std::span<const std::uint32_t> moved) {
 }
 
 bool Taker::take_all() {
-  std::uint64_t* const to = memory_.addresses.data();
-  const std::uint64_t* const from = bindings_.slots.data();
-  std::uint64_t wrong = bindings_.arena & masks_[arena()];
-  for (std::size_t slot = 0; slot < arena(); ++slot) {
-    to[slot] = from[slot];
-    wrong |= from[slot] & masks_[slot];
+  auto& addresses = memory_.addresses;
+  const std::uint64_t wrong = copy_all(bindings_.slots, masks_.data(), addresses.data());
+  addresses.back() = bindings_.arena;
+  if (wrong != 0 || is_misplaced(arena())) return false;
+  if (!are_slots_in_order()) {
+    sort_slots();
+    if (!are_slots_in_order()) return false;
   }
-  to[arena()] = bindings_.arena;
-  return wrong == 0 && is_in_order() && !is_misplaced(arena()) && slot_at_arena() == arena();
+  return slot_at_arena() == arena();
 }
 
-// Whether, in the order of the launch before, each slot begins where the one before it ends, or
-// later. Tensors that are allocated in turn keep their order. Then none but the first can be null.
-bool Taker::is_in_order() const {
-  const std::uint64_t* const addresses = memory_.addresses.data();
-  const std::uint64_t* const bytes = bytes_.data();
-  std::uint64_t end_before = 1;
-  bool is_wrong = false;
-  for (const std::uint32_t slot : memory_.order) {
-    const std::uint64_t begin = addresses[slot], end = begin + bytes[slot];
-    is_wrong |= (begin < end_before) | (end < begin);
-    end_before = end;
-  }
-  return !is_wrong;
+// Tensors that are allocated in turn keep their order, and slots are numbered in it.
+bool Taker::are_slots_in_order() const {
+  const auto* const addresses = memory_.addresses.data();
+  return memory_.is_in_turn ? is_in_turn(arena(), addresses, bytes_.data())
+                            : is_in_order(memory_.order, addresses, bytes_.data());
 }
 
 // Whether the slot at this place in the order shares nothing with its neighbours.
@@ -127,6 +159,13 @@ std::size_t Taker::slot_at_arena() const {
   return *std::prev(behind);
 }
 
+void Taker::sort_slots() {
+  auto& order = memory_.order;
+  sort_by_address(memory_.addresses, order, memory_.spare);
+  memory_.is_in_turn = order.size() == arena() && std::is_sorted(order.begin(), order.end());
+}
+
+// Slots at one address stand by number, so that the same two are named whatever came before.
 Status Taker::check() {
   std::copy(bindings_.slots.begin(), bindings_.slots.end(), memory_.addresses.begin());
   memory_.addresses.back() = bindings_.arena;
@@ -134,24 +173,13 @@ Status Taker::check() {
     if (is_misplaced(source)) return misplaced(source);
   }
   auto& order = memory_.order;
-  sort_by_address(memory_.addresses, order, memory_.spare);
+  std::sort(order.begin(), order.end());
+  sort_slots();
   for (std::size_t place = 1; place < order.size(); ++place) {
-    if (do_share(order[place - 1], order[place])) return first_shared();
+    if (do_share(order[place - 1], order[place])) return shared(order[place - 1], order[place]);
   }
   const std::size_t slot = slot_at_arena();
   return slot == arena() ? Status() : shared(slot, arena());
-}
-
-// Slots at one address stand by number, so that the same two are named whatever came before.
-Status Taker::first_shared() {
-  auto& order = memory_.order;
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return std::tuple(at(a), a) < std::tuple(at(b), b);
-  });
-  const auto first = std::adjacent_find(
-      order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return do_share(a, b); });
-  assert(first != order.end());
-  return shared(*first, *std::next(first));
 }
 
 Status Taker::misplaced(std::size_t source) const {
@@ -181,11 +209,13 @@ void Taker::move(std::uint32_t slot, std::uint64_t address) {
   memory_.addresses[slot] = address;
   const auto is_lower = [&](std::uint32_t other) { return at(other) < address; };
   const auto left = std::partition_point(order.begin(), from, is_lower);
+  const auto right = std::partition_point(from + 1, order.end(), is_lower);
   if (left != from) {
     std::rotate(left, from, from + 1);
   } else {
-    std::rotate(from, from + 1, std::partition_point(from + 1, order.end(), is_lower));
+    std::rotate(from, from + 1, right);
   }
+  memory_.is_in_turn &= left == from && right == from + 1;
 }
 
 Moved find_moved(const CudaRecording& recording, const CudaBindings& bindings,
@@ -214,7 +244,7 @@ Result<Moved> take_bindings(const CudaRecording& recording, const CudaBindings& 
   const Moved moved = find_moved(recording, bindings, memory);
   const bool next_to_nothing = !moved.is_many() && moved.nodes <= recording.options().few_nodes;
   memory.repeats = next_to_nothing ? memory.repeats + 1 : 0;
-  if (moved.count == 0) return moved;
+  if (moved.count == 0 && memory.is_known) return moved;
   Taker taker(recording, bindings, memory);
   const bool is_few = memory.is_known && !moved.is_many();
   if (!(is_few ? taker.take_few(moved.list()) : taker.take_all())) {

@@ -34,8 +34,9 @@ CudaExec::CudaExec(const Driver& driver, const Repointing& repointing)
       addresses_(repointing.source_count(), kUnset),
       is_moved_(nodes_.size()),
       params_(repointing.most_fields),
-      memory_{addresses_, repointing.with_bytes, repointing.with_bytes, 0, false, false},
+      memory_{addresses_, repointing.with_bytes, repointing.with_bytes},
       by_device_(nodes_.size()) {
+  memory_.is_in_turn = memory_.order.size() + 1 == addresses_.size();
   moved_.reserve(nodes_.size());
 }
 

@@ -61,6 +61,7 @@ struct LaunchMemory {
   std::vector<std::uint32_t> spare;      // as many, for sorting them
   std::uint32_t repeats = 0;             // how often in a row next to nothing had moved
   bool is_known = false;                 // the addresses are right and the order is theirs
+  bool is_in_turn = false;               // the order is that of numbers, and all have bytes
   bool is_set = false;                   // this executable's nodes hold these addresses
   void forget() noexcept;
 };
