@@ -248,6 +248,18 @@ TEST_P(CudaBindingsTest, AddressesThatStandForNoneAreCheckedLikeAnyOther) {
   EXPECT_FALSE(take_bindings(*recording, {none, CudaExec::kUnset}, memory).ok());
 }
 
+TEST_P(CudaBindingsTest, AnEndBeyondTheLastAddressHidesNothing) {
+  std::vector<std::uint64_t> slots(kSlots);
+  for (std::size_t i = 0; i < kSlots; ++i) slots[i] = kAlign * 8 * (i + 1);
+  slots[2] = (std::uint64_t{1} << 63) - kAlign;
+  slots[3] = ~std::uint64_t{0} - kAlign + 1;  // 256 bytes: its end is zero
+  slots[4] = slots[0];
+  LaunchMemory& memory = recording->executables()[0]->memory();
+  const auto taken = take_bindings(*recording, {slots, 1 << 20}, memory);
+  ASSERT_FALSE(taken.ok());
+  EXPECT_THAT(taken.error().message(), ::testing::HasSubstr("slot 0 and slot 4 share bytes"));
+}
+
 std::string name_of(const ::testing::TestParamInfo<bool>& with_empty) {
   return with_empty.param ? "SomeWithoutBytes" : "AllWithBytes";
 }
