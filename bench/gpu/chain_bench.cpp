@@ -2,7 +2,10 @@
 // Question: what does a launch at new addresses cost, against a frozen graph? A chain of small
 // kernels, each reading what the one before wrote, every buffer a slot of its own.
 //
-//   gpu_chain_bench [results.json]
+//   gpu_chain_bench [--variants] [results.json]
+//
+// --variants adds other ways to do what "all moved, updater" does, and two frozen graphs in turn:
+// what touching other memory in each launch costs, whoever launches.
 //
 // Rivals take turns in one run; figures are medians with the interquartile range. "end to end" is
 // from the launch call until the stream is idle, "CPU" the call alone. Before anything is timed the
@@ -185,87 +188,133 @@ void run_round(Chain& chain, Rival& rival) {
   rival.end_to_end_us.push_back(microseconds(end - begin));
 }
 
-std::string run(const Driver& d, CuFunction kernel, const Updater* updater, std::uint32_t nodes) {
+// A frozen graph for one set of buffers.
+class Frozen {
+ public:
+  Frozen(Chain& chain, int set) : chain_(chain), graph_(chain.capture(chain.slots(set))) {
+    CuInstantiateParams params{};
+    must(chain.d.cuGraphInstantiateWithParams(&exec_, graph_, &params));
+  }
+  ~Frozen() {
+    must(chain_.d.cuGraphExecDestroy(exec_));
+    must(chain_.d.cuGraphDestroy(graph_));
+  }
+  Frozen(const Frozen&) = delete;
+  Frozen& operator=(const Frozen&) = delete;
+  void launch() { must(chain_.d.cuGraphLaunch(exec_, chain_.stream)); }
+
+ private:
+  Chain& chain_;
+  CuGraph graph_;
+  CuGraphExec exec_ = nullptr;
+};
+
+using Slots = std::vector<std::uint64_t>;
+using Recorded = std::shared_ptr<CudaRecording>;
+
+void launch_at(Chain& chain, const Recorded& recording, const Slots& slots) {
+  must(launch(*recording, {slots, 0}, chain.stream));
+}
+
+Rival in_turn(std::string name, std::function<void(int)> launch_set) {
+  return {std::move(name),
+          [launch_set, set = 0]() mutable {
+            launch_set(set ^= 1);
+            return set;
+          },
+          {},
+          {}};
+}
+Rival all_moved(Chain& chain, std::string name, const CudaRecordOptions& options) {
+  return in_turn(std::move(name), [&chain, recording = chain.record(options)](int set) {
+    launch_at(chain, recording, chain.slots(set));
+  });
+}
+Rival nothing_moved(Chain& chain, const Updater* updater) {
+  const auto recording = chain.record({.updater = updater});
+  for (int i = 0; i < 12; ++i) launch_at(chain, recording, chain.slots(0));  // settles
+  return {"nothing moved",
+          [&chain, recording] {
+            launch_at(chain, recording, chain.slots(0));
+            return 0;
+          },
+          {},
+          {}};
+}
+Rival one_moved(Chain& chain, const Updater* updater) {
+  return {"one buffer moved",
+          [&chain, recording = chain.record({.updater = updater}), slots = chain.slots(0),
+           set = 0]() mutable {
+            slots[0] = chain.slots(set ^= 1)[0];
+            launch_at(chain, recording, slots);
+            return 0;
+          },
+          {},
+          {}};
+}
+
+void add_variants(Chain& chain, const Updater* updater, std::vector<Rival>& rivals) {
+  std::shared_ptr<Frozen> frozen[2] = {std::make_shared<Frozen>(chain, 0),
+                                       std::make_shared<Frozen>(chain, 1)};
+  rivals.push_back(in_turn("two frozen graphs in turn",
+                           [a = frozen[0], b = frozen[1]](int set) { (set ? b : a)->launch(); }));
+  for (const std::uint32_t executables : {1u, 2u}) {
+    for (const std::uint32_t direct : {0u, ~0u}) {
+      const auto name = fmt::format("all moved, {} exec, {}", executables,
+                                    direct ? "read in place" : "table copied");
+      rivals.push_back(all_moved(
+          chain, name,
+          {.updater = updater, .updating_executables = executables, .direct_addresses = direct}));
+    }
+  }
+}
+
+void print(std::uint32_t nodes, const Rival& rival, const Rival& frozen, std::string& rows) {
+  std::vector<double> ratios;
+  for (int i = 0; i < kRounds; ++i) {
+    ratios.push_back(rival.end_to_end_us[i] / frozen.end_to_end_us[i]);
+  }
+  const Figure all = figure_of(rival.end_to_end_us), cpu = figure_of(rival.cpu_us);
+  const Figure ratio = figure_of(ratios);
+  fmt::print("{:>5}  {:<32} {:>9.1f} +-{:<6.1f} {:>8.1f} +-{:<6.1f} {:>6.3f} +-{:.3f}\n", nodes,
+             rival.name, all.median, all.iqr, cpu.median, cpu.iqr, ratio.median, ratio.iqr);
+  rows += fmt::format(
+      "{}    {{\"nodes\": {}, \"what\": \"{}\", \"end_to_end_us\": {:.2f}, \"end_to_end_iqr\": "
+      "{:.2f}, \"cpu_us\": {:.2f}, \"cpu_iqr\": {:.2f}, \"over_frozen\": {:.4f}, "
+      "\"over_frozen_iqr\": {:.4f}}}",
+      rows.empty() ? "" : ",\n", nodes, rival.name, all.median, all.iqr, cpu.median, cpu.iqr,
+      ratio.median, ratio.iqr);
+}
+
+struct Wish {
+  bool variants = false;
+  const char* results = nullptr;
+};
+
+void run(const Driver& d, CuFunction kernel, const Updater* updater, std::uint32_t nodes,
+         const Wish& wish, std::string& rows) {
   Chain chain(d, kernel, nodes);
-  const CuGraph graph = chain.capture(chain.slots(0));
-  CuInstantiateParams params{};
-  CuGraphExec frozen = nullptr;
-  must(d.cuGraphInstantiateWithParams(&frozen, graph, &params));
-  const auto from_device = chain.record({.updater = updater});
-  const auto settled = chain.record({.updater = updater});
-  const auto from_host = chain.record({});
-  const auto one = chain.record({.updater = updater});
-  int side[3] = {};
-  std::vector<std::uint64_t> one_moved = chain.slots(0);
-  const auto ours = [&](CudaRecording& recording, const std::vector<std::uint64_t>& slots) {
-    must(launch(recording, {slots, 0}, chain.stream));
-  };
   std::vector<Rival> rivals;
   rivals.push_back({"frozen graph",
-                    [&] {
-                      must(d.cuGraphLaunch(frozen, chain.stream));
+                    [frozen = std::make_shared<Frozen>(chain, 0)] {
+                      frozen->launch();
                       return 0;
                     },
                     {},
                     {}});
-  rivals.push_back({"nothing moved",
-                    [&] {
-                      ours(*settled, chain.slots(0));
-                      return 0;
-                    },
-                    {},
-                    {}});
-  rivals.push_back({"one buffer moved",
-                    [&] {
-                      one_moved[0] = chain.slots(side[0] ^= 1)[0];
-                      ours(*one, one_moved);
-                      return 0;
-                    },
-                    {},
-                    {}});
-  rivals.push_back({"all moved, updater",
-                    [&] {
-                      ours(*from_device, chain.slots(side[1] ^= 1));
-                      return side[1];
-                    },
-                    {},
-                    {}});
-  rivals.push_back({"all moved, from the host",
-                    [&] {
-                      ours(*from_host, chain.slots(side[2] ^= 1));
-                      return side[2];
-                    },
-                    {},
-                    {}});
+  rivals.push_back(nothing_moved(chain, updater));
+  rivals.push_back(one_moved(chain, updater));
+  rivals.push_back(all_moved(chain, "all moved, updater", {.updater = updater}));
+  rivals.push_back(all_moved(chain, "all moved, from the host", {}));
+  if (wish.variants) add_variants(chain, updater, rivals);
   for (Rival& rival : rivals) check(chain, rival);
-  for (int i = 0; i < 12; ++i) ours(*settled, chain.slots(0));  // settles
   for (int round = 0; round < kRounds; ++round) {
     for (Rival& rival : rivals) run_round(chain, rival);
   }
-  must(d.cuGraphExecDestroy(frozen));
-  must(d.cuGraphDestroy(graph));
-
-  std::string rows;
-  for (const Rival& rival : rivals) {
-    std::vector<double> ratios;
-    for (int i = 0; i < kRounds; ++i) {
-      ratios.push_back(rival.end_to_end_us[i] / rivals[0].end_to_end_us[i]);
-    }
-    const Figure all = figure_of(rival.end_to_end_us), cpu = figure_of(rival.cpu_us);
-    const Figure ratio = figure_of(ratios);
-    fmt::print("{:>5}  {:<26} {:>9.1f} +-{:<6.1f} {:>8.1f} +-{:<6.1f} {:>6.3f} +-{:.3f}\n", nodes,
-               rival.name, all.median, all.iqr, cpu.median, cpu.iqr, ratio.median, ratio.iqr);
-    rows += fmt::format(
-        "{}    {{\"nodes\": {}, \"what\": \"{}\", \"end_to_end_us\": {:.2f}, \"end_to_end_iqr\": "
-        "{:.2f}, \"cpu_us\": {:.2f}, \"cpu_iqr\": {:.2f}, \"over_frozen\": {:.4f}, "
-        "\"over_frozen_iqr\": {:.4f}}}",
-        rows.empty() ? "" : ",\n", nodes, rival.name, all.median, all.iqr, cpu.median, cpu.iqr,
-        ratio.median, ratio.iqr);
-  }
-  return rows;
+  for (const Rival& rival : rivals) print(nodes, rival, rivals[0], rows);
 }
 
-int bench(const char* results) {
+int bench(const Wish& wish) {
   const auto driver = load_driver();
   if (!driver.ok()) stop(driver.error().message());
   const Driver& d = **driver;
@@ -281,14 +330,14 @@ int bench(const char* results) {
   must(d.cuModuleLoadData(&module, kKernel));
   must(d.cuModuleGetFunction(&kernel, module, "add_one"));
 
-  fmt::print("{}, CUDA driver {}\nnodes  {:<26} {:>18} {:>17} {:>14}\n", name, d.version, "what",
+  fmt::print("{}, CUDA driver {}\nnodes  {:<32} {:>18} {:>17} {:>14}\n", name, d.version, "what",
              "end to end us", "CPU us", "over frozen");
   std::string rows;
   for (const std::uint32_t nodes : {100u, 1000u, 4000u}) {
-    rows += (rows.empty() ? "" : ",\n") + run(d, kernel, updater.get(), nodes);
+    run(d, kernel, updater.get(), nodes, wish, rows);
   }
-  if (results) {
-    std::ofstream(results) << fmt::format(
+  if (wish.results) {
+    std::ofstream(wish.results) << fmt::format(
         "{{\n  \"bench\": \"gpu_chain_bench\",\n  \"device\": \"{}\",\n  \"cuda_driver\": {},\n"
         "  \"rounds\": {},\n  \"rows\": [\n{}\n  ]\n}}\n",
         name, d.version, kRounds, rows);
@@ -300,5 +349,13 @@ int bench(const char* results) {
 }  // namespace anabranch::cuda
 
 int main(int count, char** arguments) {
-  return anabranch::cuda::bench(count > 1 ? arguments[1] : nullptr);
+  anabranch::cuda::Wish wish;
+  for (int i = 1; i < count; ++i) {
+    if (std::strcmp(arguments[i], "--variants") == 0) {
+      wish.variants = true;
+    } else {
+      wish.results = arguments[i];
+    }
+  }
+  return anabranch::cuda::bench(wish);
 }

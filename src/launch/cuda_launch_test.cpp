@@ -17,13 +17,18 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::kBytes;
 
-// Every promise holds whether the host or the updater sets the nodes.
-class CudaLaunchTest : public testing::CudaStepTest, public ::testing::WithParamInterface<bool> {
+// Who sets the nodes; the updater has its table copied, or reads the host's memory.
+enum class By : std::uint8_t { kHost, kUpdater, kUpdaterDirectly };
+
+// Every promise holds whoever sets the nodes.
+class CudaLaunchTest : public testing::CudaStepTest, public ::testing::WithParamInterface<By> {
  protected:
+  static bool by_updater() { return GetParam() != By::kHost; }
   // With the updater all that moves is set from the device.
   CudaRecordOptions options() {
     CudaRecordOptions chosen;
-    if (GetParam()) chosen = {.updater = load_updater(), .few_nodes = 0};
+    if (by_updater()) chosen = {.updater = load_updater(), .few_nodes = 0};
+    if (GetParam() == By::kUpdaterDirectly) chosen.direct_addresses = 1000;
     return chosen;
   }
   std::shared_ptr<CudaRecording> record() { return CudaStepTest::record(options()); }
@@ -71,11 +76,13 @@ TEST_P(CudaLaunchTest, RunsAtTheAddressesItIsGiven) {
   const Memory memory = fresh(*recording);
   put_words(memory.slots[0], 100);
   EXPECT_EQ(must_launch(*recording, memory),
-            GetParam() ? Repoint::kFromDevice : Repoint::kFromHost);
+            by_updater() ? Repoint::kFromDevice : Repoint::kFromHost);
   EXPECT_CU(d->cuStreamSynchronize(work_stream));
   expect_result(memory.slots[1], 100);
+  EXPECT_EQ(count_of("cuGraphAddMemcpyNode"),
+            GetParam() == By::kUpdater ? recording->updating().size() : 0u);
   // A fill and a copy are not for the updater.
-  EXPECT_EQ(nodes_set_by_host(), GetParam() ? 2u : kNodes);
+  EXPECT_EQ(nodes_set_by_host(), by_updater() ? 2u : kNodes);
 }
 
 TEST_P(CudaLaunchTest, AThousandLaunchesAtFreshAddressesTouchNothingElse) {
@@ -108,7 +115,7 @@ TEST_P(CudaLaunchTest, OnceAddressesHaveSettledNoNodeIsSetAndNothingIsUpdated) {
   EXPECT_EQ(nodes_set_by_host(), setters);
   EXPECT_GE(recording->counts().unchanged, 1u);
   EXPECT_EQ(recording->counts().from_host, 1u);
-  EXPECT_EQ(recording->counts().from_device, GetParam() ? recording->options().settle_after : 0u);
+  EXPECT_EQ(recording->counts().from_device, by_updater() ? recording->options().settle_after : 0u);
 }
 
 TEST_P(CudaLaunchTest, WhereLittleMovesFromLaunchToLaunchTheRestSettles) {
@@ -269,7 +276,7 @@ TEST_P(RefusedFunctionTest, IsSetFromTheHost) {
     put_words(memory.slots[0], round);
     const std::size_t before = nodes_set_by_host();
     must_launch(*recording, memory);
-    EXPECT_EQ(nodes_set_by_host() - before, GetParam() ? 3u : kNodes + 1);
+    EXPECT_EQ(nodes_set_by_host() - before, by_updater() ? 3u : kNodes + 1);
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
     expect_result(memory.slots[1], round);
     free(memory);
@@ -277,11 +284,14 @@ TEST_P(RefusedFunctionTest, IsSetFromTheHost) {
   EXPECT_THAT(sim->violations(), IsEmpty());
 }
 
-std::string name_of(const ::testing::TestParamInfo<bool>& with_updater) {
-  return with_updater.param ? "WithUpdater" : "FromHost";
+std::string name_of(const ::testing::TestParamInfo<By>& by) {
+  return by.param == By::kHost      ? "FromHost"
+         : by.param == By::kUpdater ? "WithUpdater"
+                                    : "WithUpdaterThatReadsTheHostsTable";
 }
-INSTANTIATE_TEST_SUITE_P(, CudaLaunchTest, ::testing::Bool(), name_of);
-INSTANTIATE_TEST_SUITE_P(, RefusedFunctionTest, ::testing::Bool(), name_of);
+const auto all_of_them = ::testing::Values(By::kHost, By::kUpdater, By::kUpdaterDirectly);
+INSTANTIATE_TEST_SUITE_P(, CudaLaunchTest, all_of_them, name_of);
+INSTANTIATE_TEST_SUITE_P(, RefusedFunctionTest, all_of_them, name_of);
 
 }  // namespace
 }  // namespace anabranch::cuda

@@ -42,6 +42,7 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
   }
   if (Status found = made->discover(first, second, kinds); !found.ok()) return found;
   made->index_sites();
+  made->repointing_.direct_addresses = options.direct_addresses;
   made->list_sources();
   if (Status ready = made->make_executables(first.graph); !ready.ok()) return ready;
   return made;

@@ -50,6 +50,7 @@ struct Repointing {
   std::size_t source_count() const { return first_node.size() - 1; }
   std::uint32_t most_fields = 0;          // of any kernel
   std::vector<std::uint32_t> with_bytes;  // slots that have any
+  std::uint32_t direct_addresses = 0;     // tables of up to so many are read where they are staged
   CuContext context = nullptr;
 };
 
@@ -118,6 +119,7 @@ class CudaExec {
   Status make_updatable(std::uint32_t node, std::vector<SiteUpdate>& updates);
   Status allocate_tables(const std::vector<SiteUpdate>& updates);
   Status add_updater(const Updater& updater, std::uint32_t updates);
+  Status add_copy(CuGraphNode* sent);
   Status upload();
 
   const Driver& driver_;
@@ -133,7 +135,7 @@ class CudaExec {
   std::vector<bool> by_device_;         // nodes that the updater sets
   std::vector<std::uint32_t> watched_;  // in an updating one: sources of nodes that the host sets
   CuDevicePtr updates_ = 0;             // SiteUpdates, in device memory
-  CuDevicePtr table_ = 0;               // addresses by source, in device memory
+  CuDevicePtr table_ = 0;               // addresses by source, in device memory; if they are copied
   std::uint64_t* staged_ = nullptr;     // the same, in pinned memory
   CuEvent launched_ = nullptr;          // behind the latest launch of an updating one
   bool is_running_ = false;             // as far as is known: that launch
@@ -144,6 +146,8 @@ struct CudaRecordOptions {
   std::uint32_t executables = 1;  // more let more launches at settled addresses run at once
   const Updater* updater = nullptr;
   std::uint32_t updating_executables = 2;  // with an updater: one sends while another runs
+  // The updater reads tables of up to so many addresses from the host's memory, without a copy.
+  std::uint32_t direct_addresses = 0;
   // Up to so many nodes are set from the host. About where the two cost the same on an H200.
   std::uint32_t few_nodes = 20;
   // After so many launches at the same addresses all nodes are set from the host, once, and the

@@ -45,16 +45,22 @@ TEST_F(CudaRecordingTest, TheCapturesMayBeDestroyedAfterwards) {
 TEST_F(CudaRecordingTest, ARecordingFreesAllItMade) {
   const Updater* const updater = load_updater();
   const std::size_t loaded = sim->live_objects();
-  record({.executables = 3, .updater = updater}).reset();
-  EXPECT_EQ(sim->live_objects(), loaded);
+  for (const std::uint32_t direct : {0u, 1000u}) {
+    record({.executables = 3, .updater = updater, .direct_addresses = direct}).reset();
+    EXPECT_EQ(sim->live_objects(), loaded);
+  }
 }
 
-TEST_F(CudaRecordingTest, WhenAnyCallFailsNothingIsLeftBehind) {
+class FailingCallsTest : public testing::CudaStepTest,
+                         public ::testing::WithParamInterface<std::uint32_t> {};
+
+TEST_P(FailingCallsTest, LeaveNothingBehind) {
   const Updater* const updater = load_updater();
   const std::size_t before = sim->live_objects();
   for (std::uint64_t n = 1;; ++n) {
     sim->fail_call(n, CuResult::kOutOfMemory);
-    const auto made = try_record({.executables = 2, .updater = updater});
+    const auto made =
+        try_record({.executables = 2, .updater = updater, .direct_addresses = GetParam()});
     const std::string failed = sim->failed_call();
     if (failed.empty()) {
       EXPECT_TRUE(made.ok());
@@ -68,6 +74,8 @@ TEST_F(CudaRecordingTest, WhenAnyCallFailsNothingIsLeftBehind) {
     EXPECT_EQ(sim->live_objects(), before) << failed;
   }
 }
+INSTANTIATE_TEST_SUITE_P(WhetherTheTableIsCopiedOrNot, FailingCallsTest,
+                         ::testing::Values(0u, 1000u));
 
 TEST_F(CudaRecordingTest, CapturesOfTwoDifferentStepsAreRefused) {
   EXPECT_CU(d->cuStreamBeginCapture(work_stream, CuCaptureMode::kThreadLocal));

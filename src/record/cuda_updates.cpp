@@ -62,8 +62,11 @@ Status CudaExec::allocate_tables(const std::vector<SiteUpdate>& updates) {
       !made.ok()) {
     return made;
   }
-  if (Status made = recorded("cuMemAlloc", driver_.cuMemAlloc(&table_, table_bytes)); !made.ok()) {
-    return made;
+  if (addresses_.size() > repointing_.direct_addresses) {
+    if (Status made = recorded("cuMemAlloc", driver_.cuMemAlloc(&table_, table_bytes));
+        !made.ok()) {
+      return made;
+    }
   }
   void* staged = nullptr;
   if (Status made = recorded("cuMemHostAlloc", driver_.cuMemHostAlloc(&staged, table_bytes, 0));
@@ -79,8 +82,7 @@ Status CudaExec::allocate_tables(const std::vector<SiteUpdate>& updates) {
   return recorded("cuMemcpyHtoD", driver_.cuMemcpyHtoD(updates_, updates.data(), updates_bytes));
 }
 
-// The table's copy and the updater come before every node that nothing came before.
-Status CudaExec::add_updater(const Updater& updater, std::uint32_t updates) {
+Status CudaExec::add_copy(CuGraphNode* sent) {
   CuMemcpy3D copy{};
   copy.src_memory_type = CuMemoryType::kHost;
   copy.src_host = staged_;
@@ -88,22 +90,29 @@ Status CudaExec::add_updater(const Updater& updater, std::uint32_t updates) {
   copy.dst_device = table_;
   copy.width_bytes = addresses_.size() * sizeof(std::uint64_t);
   copy.height = copy.depth = 1;
+  return recorded("cuGraphAddMemcpyNode", driver_.cuGraphAddMemcpyNode(sent, graph_, nullptr, 0,
+                                                                       &copy, repointing_.context));
+}
+
+// The table's copy, if there is one, and the updater come before every node that nothing came
+// before.
+Status CudaExec::add_updater(const Updater& updater, std::uint32_t updates) {
   CuGraphNode sent = nullptr, updated = nullptr;
-  if (Status added = recorded(
-          "cuGraphAddMemcpyNode",
-          driver_.cuGraphAddMemcpyNode(&sent, graph_, nullptr, 0, &copy, repointing_.context));
-      !added.ok()) {
-    return added;
-  }
-  void* params[] = {&updates_, &table_, &updates};
+  CuDevicePtr table = table_;
+  const Status ready = table_ ? add_copy(&sent)
+                              : recorded("cuMemHostGetDevicePointer",
+                                         driver_.cuMemHostGetDevicePointer(&table, staged_, 0));
+  if (!ready.ok()) return ready;
+  void* params[] = {&updates_, &table, &updates};
   CuKernelNodeParams kernel{};
   kernel.func = updater.function();
   kernel.grid_x = (updates + kUpdaterBlock - 1) / kUpdaterBlock;
   kernel.block_x = kUpdaterBlock;
   kernel.grid_y = kernel.grid_z = kernel.block_y = kernel.block_z = 1;
   kernel.kernel_params = params;
-  if (Status added = recorded("cuGraphAddKernelNode",
-                              driver_.cuGraphAddKernelNode(&updated, graph_, &sent, 1, &kernel));
+  if (Status added =
+          recorded("cuGraphAddKernelNode",
+                   driver_.cuGraphAddKernelNode(&updated, graph_, &sent, sent ? 1 : 0, &kernel));
       !added.ok()) {
     return added;
   }

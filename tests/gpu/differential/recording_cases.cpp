@@ -23,8 +23,11 @@ constexpr std::uint32_t kStored = 7;
 
 enum : std::size_t { kX, kY, kZ, kT0, kT1, kT2, kUnits };
 
-// y = x + 3 and z = 8. The parameter says whether the updater or the host sets the nodes.
-class Recordings : public Differential, public ::testing::WithParamInterface<bool> {
+// Who sets the nodes; the updater has its table copied, or reads the host's memory.
+enum class By : std::uint8_t { kHost, kUpdater, kUpdaterDirectly };
+
+// y = x + 3 and z = 8.
+class Recordings : public Differential, public ::testing::WithParamInterface<By> {
  protected:
   Recordings() {
     std::unique_ptr<CaptureMemory> memories[2];
@@ -34,11 +37,12 @@ class Recordings : public Differential, public ::testing::WithParamInterface<boo
       graphs[c] = capture([&](CuStream on) { queue_step(on, *memories[c]); });
     }
     CudaRecordOptions options;
-    if (GetParam()) {
+    if (GetParam() != By::kHost) {
       auto loaded = Updater::load(d, updater_image);
       EXPECT_TRUE(loaded.ok()) << (loaded.ok() ? "" : loaded.error().message());
       updater_ = *std::move(loaded);
       options = {.updater = updater_.get(), .few_nodes = 0, .settle_after = ~0u};
+      if (GetParam() == By::kUpdaterDirectly) options.direct_addresses = 1000;
     }
     std::vector<UnitKind> kinds(kUnits, UnitKind::kTemporary);
     kinds[kX] = kinds[kY] = kinds[kZ] = UnitKind::kGiven;
@@ -127,10 +131,13 @@ TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
   }
 }
 
-std::string who(const ::testing::TestParamInfo<bool>& with_updater) {
-  return with_updater.param ? "ByUpdater" : "ByHost";
+std::string who(const ::testing::TestParamInfo<By>& by) {
+  return by.param == By::kHost      ? "ByHost"
+         : by.param == By::kUpdater ? "ByUpdater"
+                                    : "ByUpdaterDirectly";
 }
-INSTANTIATE_TEST_SUITE_P(, Recordings, ::testing::Bool(), who);
+INSTANTIATE_TEST_SUITE_P(, Recordings,
+                         ::testing::Values(By::kHost, By::kUpdater, By::kUpdaterDirectly), who);
 
 }  // namespace
 }  // namespace anabranch::cuda
