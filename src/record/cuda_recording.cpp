@@ -76,8 +76,10 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   const auto of_units = kinds_of_units(*units, first.allocations, kinds);
   auto plan = plan_graph(*image, *sites, units->units(), of_units);
   if (!plan.ok()) return plan.error();
+  std::vector<bool> is_named(of_units.size());
+  for (const Site& site : *sites) is_named[site.unit] = true;
   for (std::uint32_t unit = 0; unit < of_units.size(); ++unit) {
-    if (of_units[unit] != UnitKind::kGiven) continue;
+    if (of_units[unit] != UnitKind::kGiven || !is_named[unit]) continue;
     const Unit& there = units->units()[unit];
     slots_.push_back(
         {unit, there.bytes,

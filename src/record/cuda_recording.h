@@ -31,7 +31,8 @@ struct Capture {
   std::span<const CaptureAllocation> allocations;
 };
 
-// Memory of the caller that a launch is given: any address with this alignment.
+// Memory of the caller that a launch is given: any address with this alignment. Given memory that
+// no node names is no slot.
 struct CudaSlot {
   std::uint32_t unit = 0;
   std::uint64_t bytes = 0;
@@ -169,6 +170,9 @@ class CudaRecording {
     return repointing_.first_node[source + 1] - repointing_.first_node[source];
   }
   std::span<const Site> sites() const { return repointing_.sites; }
+  std::uint32_t node_count() const {
+    return static_cast<std::uint32_t>(repointing_.image.nodes.size());
+  }
   const CudaRecordOptions& options() const { return options_; }
   std::span<const std::unique_ptr<CudaExec>> executables() const { return executables_; }
   std::span<const std::unique_ptr<CudaExec>> updating() const { return updating_; }
