@@ -23,7 +23,7 @@ class CudaLaunchTest : public testing::CudaStepTest, public ::testing::WithParam
   // With the updater all that moves is set from the device.
   CudaRecordOptions options() {
     CudaRecordOptions chosen;
-    if (GetParam()) chosen = {.updater = load_updater(), .few_nodes = 0};
+    if (GetParam()) chosen = {.device_code = load_device_code(), .few_nodes = 0};
     return chosen;
   }
   std::shared_ptr<CudaRecording> record() { return CudaStepTest::record(options()); }

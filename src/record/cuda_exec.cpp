@@ -51,12 +51,11 @@ CudaExec::~CudaExec() {
 }
 
 Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph original,
-                                                 const Repointing& repointing,
-                                                 const Updater* updater) {
+                                                 const Repointing& repointing, CuFunction updater) {
   std::unique_ptr<CudaExec> made(new CudaExec(driver, repointing));
   if (Status cloned = made->clone_nodes(original); !cloned.ok()) return cloned;
   if (updater) {
-    if (Status prepared = made->prepare_updates(*updater); !prepared.ok()) return prepared;
+    if (Status prepared = made->prepare_updates(updater); !prepared.ok()) return prepared;
   }
   made->watch_sources();
   CuInstantiateParams params{};

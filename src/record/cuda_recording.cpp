@@ -47,7 +47,7 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
 }
 
 Status CudaRecording::make_executables(CuGraph original) {
-  const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to, const Updater* updater) {
+  const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to, CuFunction updater) {
     auto exec = CudaExec::make(driver_, original, repointing_, updater);
     if (!exec.ok()) return exec.error();
     to.push_back(*std::move(exec));
@@ -56,8 +56,8 @@ Status CudaRecording::make_executables(CuGraph original) {
   for (std::uint32_t i = 0; i < options_.executables; ++i) {
     if (Status made = add(executables_, nullptr); !made.ok()) return made;
   }
-  for (std::uint32_t i = 0; options_.updater && i < options_.updating_executables; ++i) {
-    if (Status made = add(updating_, options_.updater); !made.ok()) return made;
+  for (std::uint32_t i = 0; options_.device_code && i < options_.updating_executables; ++i) {
+    if (Status made = add(updating_, options_.device_code->update()); !made.ok()) return made;
   }
   return {};
 }

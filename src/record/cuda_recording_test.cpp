@@ -43,18 +43,18 @@ TEST_F(CudaRecordingTest, TheCapturesMayBeDestroyedAfterwards) {
 }
 
 TEST_F(CudaRecordingTest, ARecordingFreesAllItMade) {
-  const Updater* const updater = load_updater();
+  const DeviceCode* const code = load_device_code();
   const std::size_t loaded = sim->live_objects();
-  record({.executables = 3, .updater = updater}).reset();
+  record({.executables = 3, .device_code = code}).reset();
   EXPECT_EQ(sim->live_objects(), loaded);
 }
 
 TEST_F(CudaRecordingTest, WhenAnyCallFailsNothingIsLeftBehind) {
-  const Updater* const updater = load_updater();
+  const DeviceCode* const code = load_device_code();
   const std::size_t before = sim->live_objects();
   for (std::uint64_t n = 1;; ++n) {
     sim->fail_call(n, CuResult::kOutOfMemory);
-    const auto made = try_record({.executables = 2, .updater = updater});
+    const auto made = try_record({.executables = 2, .device_code = code});
     const std::string failed = sim->failed_call();
     if (failed.empty()) {
       EXPECT_TRUE(made.ok());

@@ -40,8 +40,8 @@ class Differential : public ::testing::Test {
  public:
   // The driver under test and its device 0; set once by main().
   static const Driver* driver;
-  // The updater's image for this driver; null for the one embedded in the library.
-  static const void* updater_image;
+  // The image of device code for this driver; null for the one embedded in the library.
+  static const void* device_code_image;
 
  protected:
   Differential();

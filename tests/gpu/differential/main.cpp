@@ -6,8 +6,8 @@
 #include <memory>
 #include <string_view>
 
+#include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_driver.h"
-#include "device/sim/updater_kernel.h"
 #include "differential.h"
 
 namespace {
@@ -54,8 +54,8 @@ std::string why_not(const cuda::Driver& driver) {
   return "";
 }
 
-// `updater_image`: null for the one in the library.
-int run_on(const cuda::Driver& driver, const char* updater_image) {
+// `device_code_image`: null for the one in the library.
+int run_on(const cuda::Driver& driver, const char* device_code_image) {
   if (const std::string reason = why_not(driver); !reason.empty()) {
     std::printf("skipped: %s\n", reason.c_str());
     return kSkipped;
@@ -64,7 +64,7 @@ int run_on(const cuda::Driver& driver, const char* updater_image) {
   driver.cuDeviceGetName(name, sizeof name, 0);
   std::printf("device 0: %s, driver %d\n", name, driver.version);
   cuda::Differential::driver = &driver;
-  cuda::Differential::updater_image = updater_image;
+  cuda::Differential::device_code_image = device_code_image;
   return RUN_ALL_TESTS();
 }
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <random>
 
-#include "device/cuda/updater.h"
+#include "device/cuda/device_code.h"
 #include "differential.h"
 #include "launch/cuda_launch.h"
 #include "record/capture_memory.h"
@@ -35,10 +35,10 @@ class Recordings : public Differential, public ::testing::WithParamInterface<boo
     }
     CudaRecordOptions options;
     if (GetParam()) {
-      auto loaded = Updater::load(d, updater_image);
+      auto loaded = DeviceCode::load(d, device_code_image);
       EXPECT_TRUE(loaded.ok()) << (loaded.ok() ? "" : loaded.error().message());
-      updater_ = *std::move(loaded);
-      options = {.updater = updater_.get(), .few_nodes = 0, .settle_after = ~0u};
+      device_code_ = *std::move(loaded);
+      options = {.device_code = device_code_.get(), .few_nodes = 0, .settle_after = ~0u};
     }
     std::vector<UnitKind> kinds(kUnits, UnitKind::kTemporary);
     kinds[kX] = kinds[kY] = kinds[kZ] = UnitKind::kGiven;
@@ -77,7 +77,7 @@ class Recordings : public Differential, public ::testing::WithParamInterface<boo
   std::shared_ptr<CudaRecording> recording;
 
  private:
-  std::unique_ptr<Updater> updater_;
+  std::unique_ptr<DeviceCode> device_code_;
 };
 
 TEST_P(Recordings, FindEveryAddressAndPlanTheTemporaries) {

@@ -1,51 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/cuda/updater.h"
+#include "device/cuda/device_code.h"
 
 #include <fmt/format.h>
 
-#if ANABRANCH_WITH_UPDATER
-extern "C" const unsigned char anabranch_updater_image[];
+#if ANABRANCH_WITH_DEVICE_CODE
+extern "C" const unsigned char anabranch_device_code[];
 #endif
 
 namespace anabranch::cuda {
 namespace {
 
 const void* embedded_image() {
-#if ANABRANCH_WITH_UPDATER
-  return anabranch_updater_image;
+#if ANABRANCH_WITH_DEVICE_CODE
+  return anabranch_device_code;
 #else
   return nullptr;
 #endif
 }
 
-Status no_updater(const std::string& why) {
+Status no_device_code(const std::string& why) {
   return Status(Code::kNotRecordable,
                 fmt::format("record: addresses are set from the host, since {}", why));
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Updater>> Updater::load(const Driver& driver, const void* image) {
+Result<std::unique_ptr<DeviceCode>> DeviceCode::load(const Driver& driver, const void* image) {
   if (!driver.has(Feature::kDeviceUpdates)) {
-    return no_updater(driver.why_off(Feature::kDeviceUpdates));
+    return no_device_code(driver.why_off(Feature::kDeviceUpdates));
   }
   if (!image) image = embedded_image();
-  if (!image) return no_updater("the library was built without nvcc.");
-  std::unique_ptr<Updater> made(new Updater(driver));
+  if (!image) return no_device_code("the library was built without nvcc.");
+  std::unique_ptr<DeviceCode> made(new DeviceCode(driver));
   if (Status loaded = recorded("cuModuleLoadData", driver.cuModuleLoadData(&made->module_, image));
       !loaded.ok()) {
     return loaded;
   }
   if (Status found =
           recorded("cuModuleGetFunction",
-                   driver.cuModuleGetFunction(&made->function_, made->module_, "anabranch_update"));
+                   driver.cuModuleGetFunction(&made->update_, made->module_, "anabranch_update"));
       !found.ok()) {
     return found;
   }
   return made;
 }
 
-Updater::~Updater() {
+DeviceCode::~DeviceCode() {
   if (module_) driver_.cuModuleUnload(module_);
 }
 

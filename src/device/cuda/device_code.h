@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device code that changes the parameters of graph nodes, embedded in the library.
-// Ownership: an Updater owns its module; unload it before its context goes.
+// Kernels of our own, embedded in the library: what device code does for recordings.
+// Ownership: a DeviceCode owns its module; unload it before its context goes.
 // Threads:   values; load() for the current context.
 // Failure:   load() is a Status: where the library was built without nvcc, or the driver is older
-//            than 12.4, there is no updater, and addresses are set from the host.
+//            than 12.4, there is none, and addresses are set from the host.
 // Edges:     also included by the device code itself, so nothing here but plain types for nvcc.
 #pragma once
 
@@ -31,22 +31,23 @@ static_assert(sizeof(SiteUpdate) == 24);
 inline constexpr std::uint32_t kUpdaterBlock = 128;  // threads
 
 #ifndef __CUDACC__
-class Updater {
+class DeviceCode {
  public:
   // The module embedded in the library, or `image` in its place.
-  static Result<std::unique_ptr<Updater>> load(const Driver& driver, const void* image = nullptr);
-  ~Updater();
-  Updater(const Updater&) = delete;
-  Updater& operator=(const Updater&) = delete;
+  static Result<std::unique_ptr<DeviceCode>> load(const Driver& driver,
+                                                  const void* image = nullptr);
+  ~DeviceCode();
+  DeviceCode(const DeviceCode&) = delete;
+  DeviceCode& operator=(const DeviceCode&) = delete;
 
   // anabranch_update(const SiteUpdate* updates, const uint64_t* addresses, uint32_t count)
-  CuFunction function() const { return function_; }
+  CuFunction update() const { return update_; }
 
  private:
-  explicit Updater(const Driver& driver) : driver_(driver) {}
+  explicit DeviceCode(const Driver& driver) : driver_(driver) {}
   const Driver& driver_;
   CuModule module_ = nullptr;
-  CuFunction function_ = nullptr;
+  CuFunction update_ = nullptr;
 };
 #endif
 

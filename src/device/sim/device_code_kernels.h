@@ -2,7 +2,7 @@
 // The updater of device/cuda/updater.cu as a kernel of the simulated driver.
 #pragma once
 
-#include "device/cuda/updater.h"
+#include "device/cuda/device_code.h"
 #include "device/sim/sim_driver.h"
 
 namespace anabranch::sim {
