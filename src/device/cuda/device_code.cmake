@@ -44,12 +44,20 @@ function(anabranch_embed_device_code target)
     message(STATUS "nvcc cannot link device code: device code is left out")
     return()
   endif()
+  set(objects "")
+  foreach(part IN ITEMS updater transfers)
+    list(APPEND objects "${base}_${part}.o")
+    add_custom_command(
+      OUTPUT "${base}_${part}.o"
+      COMMAND ${ANABRANCH_NVCC} -std=c++17 -O2 -rdc=true ${codes} -dc -I${PROJECT_SOURCE_DIR}/src
+              "${here}/${part}.cu" -o "${base}_${part}.o"
+      DEPENDS "${here}/${part}.cu" "${here}/device_code.h"
+      VERBATIM)
+  endforeach()
   add_custom_command(
     OUTPUT "${base}.fatbin"
-    COMMAND ${ANABRANCH_NVCC} -std=c++17 -O2 -rdc=true ${codes} -dc -I${PROJECT_SOURCE_DIR}/src
-            "${here}/updater.cu" -o "${base}.o"
-    COMMAND ${ANABRANCH_NVCC} -dlink -fatbin ${codes} "${base}.o" -lcudadevrt -o "${base}.fatbin"
-    DEPENDS "${here}/updater.cu" "${here}/device_code.h"
+    COMMAND ${ANABRANCH_NVCC} -dlink -fatbin ${codes} ${objects} -lcudadevrt -o "${base}.fatbin"
+    DEPENDS ${objects}
     VERBATIM)
   add_custom_command(
     OUTPUT "${base}_image.cpp"

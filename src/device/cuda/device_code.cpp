@@ -36,13 +36,14 @@ Result<std::unique_ptr<DeviceCode>> DeviceCode::load(const Driver& driver, const
       !loaded.ok()) {
     return loaded;
   }
-  if (Status found =
-          recorded("cuModuleGetFunction",
-                   driver.cuModuleGetFunction(&made->update_, made->module_, "anabranch_update"));
-      !found.ok()) {
-    return found;
-  }
+  if (Status found = made->find(made->update_, "anabranch_update"); !found.ok()) return found;
+  if (Status found = made->find(made->copy_, "anabranch_copy"); !found.ok()) return found;
+  if (Status found = made->find(made->fill_, "anabranch_fill"); !found.ok()) return found;
   return made;
+}
+
+Status DeviceCode::find(CuFunction& function, const char* name) {
+  return recorded("cuModuleGetFunction", driver_.cuModuleGetFunction(&function, module_, name));
 }
 
 DeviceCode::~DeviceCode() {

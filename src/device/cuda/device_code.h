@@ -30,6 +30,28 @@ static_assert(sizeof(SiteUpdate) == 24);
 
 inline constexpr std::uint32_t kUpdaterBlock = 128;  // threads
 
+// A box of rows from one place to another. They must not overlap, as with any copy.
+struct CopyParams {
+  std::uint64_t from = 0, to = 0;  // addresses of the first byte
+  std::uint64_t width_bytes = 0, height = 0, depth = 0;
+  std::uint64_t from_pitch = 0, to_pitch = 0;  // from row to row
+  std::uint64_t from_slice = 0, to_slice = 0;  // from layer to layer
+};
+
+// Rows that hold one word again and again, beginning with its lowest byte; a row may end in part
+// of it.
+struct FillParams {
+  std::uint64_t to = 0;
+  std::uint64_t width_bytes = 0, height = 0;
+  std::uint64_t pitch = 0;
+  std::uint32_t word = 0;
+  std::uint32_t padding = 0;
+};
+static_assert(sizeof(CopyParams) == 72 && sizeof(FillParams) == 40);
+
+// Threads of a block. Any grid and any shape of block does the whole box.
+inline constexpr std::uint32_t kTransferBlock = 256;
+
 #ifndef __CUDACC__
 class DeviceCode {
  public:
@@ -42,12 +64,18 @@ class DeviceCode {
 
   // anabranch_update(const SiteUpdate* updates, const uint64_t* addresses, uint32_t count)
   CuFunction update() const { return update_; }
+  // anabranch_copy(CopyParams)
+  CuFunction copy() const { return copy_; }
+  // anabranch_fill(FillParams)
+  CuFunction fill() const { return fill_; }
 
  private:
   explicit DeviceCode(const Driver& driver) : driver_(driver) {}
+  Status find(CuFunction& function, const char* name);
+
   const Driver& driver_;
   CuModule module_ = nullptr;
-  CuFunction update_ = nullptr;
+  CuFunction update_ = nullptr, copy_ = nullptr, fill_ = nullptr;
 };
 #endif
 

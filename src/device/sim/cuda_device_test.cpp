@@ -14,8 +14,7 @@ using ::testing::HasSubstr;
 
 class CudaDeviceTest : public SimTest {
  protected:
-  CudaDeviceTest() { sim->add_kernel(updater_kernel()); }
-  const std::string image = SimDriver::make_image({"anabranch_update"});
+  const std::string image = add_device_code(*sim);
 };
 
 TEST_F(CudaDeviceTest, UsesThePrimaryContextThatOthersUse) {
