@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "record/cuda_recording.h"
+#include "record/graph_transfers.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -85,7 +86,7 @@ Status CudaExec::clone_nodes(CuGraph original) {
     }
     node.handle = there;
   }
-  return {};
+  return place_transfers(driver_, graph_, repointing_.image.edges, nodes_);
 }
 
 void LaunchMemory::forget() noexcept {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "record/graph_match.h"
+#include "record/graph_transfers.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -73,6 +74,12 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   if (!units.ok()) return units.error();
   auto sites = find_sites(*image, *other, *units);
   if (!sites.ok()) return sites.error();
+  if (options_.device_code) {
+    if (Status replaced = replace_transfers(driver_, *options_.device_code, *image, *sites);
+        !replaced.ok()) {
+      return replaced;
+    }
+  }
   const auto of_units = kinds_of_units(*units, first.allocations, kinds);
   auto plan = plan_graph(*image, *sites, units->units(), of_units);
   if (!plan.ok()) return plan.error();

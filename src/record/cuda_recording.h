@@ -137,8 +137,10 @@ class CudaExec {
 
 struct CudaRecordOptions {
   std::uint32_t executables = 1;  // more let more launches at settled addresses run at once
+  // With it copies and fills are kernels, which take memory of any kind, and there are updating
+  // executables; without it the driver's nodes stay, and all are set from the host.
   const DeviceCode* device_code = nullptr;
-  std::uint32_t updating_executables = 2;  // with device code: one sends while another runs
+  std::uint32_t updating_executables = 2;  // one sends while another runs
   // Up to so many nodes are set from the host. About where the two cost the same on an H200.
   std::uint32_t few_nodes = 20;
   // After so many launches at the same addresses all nodes are set from the host, once, and the

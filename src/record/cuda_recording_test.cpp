@@ -4,6 +4,9 @@
 
 #include <gmock/gmock.h>
 
+#include <set>
+#include <string>
+
 #include "record/cuda_recording_testing.h"
 
 namespace anabranch::cuda {
@@ -52,6 +55,7 @@ TEST_F(CudaRecordingTest, ARecordingFreesAllItMade) {
 TEST_F(CudaRecordingTest, WhenAnyCallFailsNothingIsLeftBehind) {
   const DeviceCode* const code = load_device_code();
   const std::size_t before = sim->live_objects();
+  std::set<std::string> have_failed;
   for (std::uint64_t n = 1;; ++n) {
     sim->fail_call(n, CuResult::kOutOfMemory);
     const auto made = try_record({.executables = 2, .device_code = code});
@@ -61,11 +65,17 @@ TEST_F(CudaRecordingTest, WhenAnyCallFailsNothingIsLeftBehind) {
       EXPECT_GT(n, 60u);
       break;
     }
+    have_failed.insert(failed);
     if (failed == "cuFuncGetName") continue;  // a nicety
     ASSERT_FALSE(made.ok()) << failed;
     EXPECT_EQ(made.error().code(), Code::kDriverFailed);
     EXPECT_THAT(made.error().message(), HasSubstr(failed));
     EXPECT_EQ(sim->live_objects(), before) << failed;
+  }
+  // What puts kernels in place of copies and fills.
+  for (const char* call : {"cuCtxGetDevice", "cuPointerGetAttributes", "cuGraphAddKernelNode",
+                           "cuGraphAddDependencies", "cuGraphDestroyNode"}) {
+    EXPECT_TRUE(have_failed.contains(call)) << call;
   }
 }
 

@@ -74,10 +74,9 @@ class CudaStepTest : public sim::SimTest {
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     return made.ok() ? *std::move(made) : nullptr;
   }
-  // The updater as a host function of the simulated driver.
+  // Device code as host functions of the simulated driver.
   const DeviceCode* load_device_code() {
-    sim->add_kernel(sim::updater_kernel());
-    auto made = DeviceCode::load(*d, sim::SimDriver::make_image({"anabranch_update"}).c_str());
+    auto made = DeviceCode::load(*d, sim::add_device_code(*sim).c_str());
     EXPECT_TRUE(made.ok());
     device_code_ = *std::move(made);
     return device_code_.get();
