@@ -4,6 +4,7 @@
 // so and answers 77, which ctest takes as skipped.
 #include <cstdio>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "device/sim/device_code_kernels.h"
@@ -16,7 +17,7 @@ using namespace anabranch;
 
 constexpr int kSkipped = 77;
 
-std::unique_ptr<sim::SimDriver> make_simulated() {
+std::unique_ptr<sim::SimDriver> make_simulated(std::string* device_code) {
   auto made = std::make_unique<sim::SimDriver>();
   made->add_kernel(
       {.name = "add_one", .params = sim::layout_of({8, 8, 4}), .run = [](const auto& call) {
@@ -35,7 +36,7 @@ std::unique_ptr<sim::SimDriver> make_simulated() {
          for (std::uint32_t i = 0; out && i < count; ++i) out[i] = target.value;
        }});
   made->add_kernel({.name = "nothing", .params = {}, .run = nullptr});
-  made->add_kernel(sim::updater_kernel());
+  *device_code = sim::add_device_code(*made);
   return made;
 }
 
@@ -74,8 +75,9 @@ int main(int argc, char** argv) {
   ::testing::InitGoogleMock(&argc, argv);
   const std::string_view which = argc > 1 ? argv[1] : "";
   if (which == "sim") {
-    return run_on(make_simulated()->table(),
-                  sim::SimDriver::make_image({"anabranch_update"}).c_str());
+    std::string device_code;
+    const auto simulated = make_simulated(&device_code);
+    return run_on(simulated->table(), device_code.c_str());
   }
   if (which != "real") {
     std::fputs("usage: gpu_differential sim | real [gtest arguments]\n", stderr);
