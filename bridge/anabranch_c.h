@@ -225,7 +225,7 @@ ANABRANCH_C int32_t anabranch_tape_run(AnabranchTape*, void* const* buffers, uin
 ANABRANCH_C AnabranchCaptureDevice* anabranch_capture_device_open(int32_t ordinal);
 ANABRANCH_C void anabranch_capture_device_free(AnabranchCaptureDevice*);
 /* Empty where the device can set addresses itself. Lives as long as the device. */
-ANABRANCH_C const char* anabranch_capture_device_why_no_updater(const AnabranchCaptureDevice*);
+ANABRANCH_C const char* anabranch_capture_device_why_no_device_code(const AnabranchCaptureDevice*);
 /* Takes all nodes out of a CUgraph. */
 ANABRANCH_C int32_t anabranch_capture_clear(const AnabranchCaptureDevice*, void* graph);
 ANABRANCH_C AnabranchCaptureMemory* anabranch_capture_memory_new(const AnabranchCaptureDevice*);

@@ -35,8 +35,8 @@ AnabranchCaptureDevice* anabranch_capture_device_open(int32_t ordinal) {
 
 void anabranch_capture_device_free(AnabranchCaptureDevice* device) { delete device; }
 
-const char* anabranch_capture_device_why_no_updater(const AnabranchCaptureDevice* device) {
-  return device->device.why_no_updater().c_str();
+const char* anabranch_capture_device_why_no_device_code(const AnabranchCaptureDevice* device) {
+  return device->device.why_no_device_code().c_str();
 }
 
 int32_t anabranch_capture_clear(const AnabranchCaptureDevice* device, void* graph) {

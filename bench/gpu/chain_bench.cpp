@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "device/cuda/updater.h"
+#include "device/cuda/device_code.h"
 #include "launch/cuda_launch.h"
 
 namespace anabranch::cuda {
@@ -185,16 +185,16 @@ void run_round(Chain& chain, Rival& rival) {
   rival.end_to_end_us.push_back(microseconds(end - begin));
 }
 
-std::string run(const Driver& d, CuFunction kernel, const Updater* updater, std::uint32_t nodes) {
+std::string run(const Driver& d, CuFunction kernel, const DeviceCode* code, std::uint32_t nodes) {
   Chain chain(d, kernel, nodes);
   const CuGraph graph = chain.capture(chain.slots(0));
   CuInstantiateParams params{};
   CuGraphExec frozen = nullptr;
   must(d.cuGraphInstantiateWithParams(&frozen, graph, &params));
-  const auto from_device = chain.record({.updater = updater});
-  const auto settled = chain.record({.updater = updater});
+  const auto from_device = chain.record({.device_code = code});
+  const auto settled = chain.record({.device_code = code});
   const auto from_host = chain.record({});
-  const auto one = chain.record({.updater = updater});
+  const auto one = chain.record({.device_code = code});
   int side[3] = {};
   std::vector<std::uint64_t> one_moved = chain.slots(0);
   const auto ours = [&](CudaRecording& recording, const std::vector<std::uint64_t>& slots) {
@@ -275,7 +275,7 @@ int bench(const char* results) {
   must(d.cuCtxSetCurrent(context));
   char name[128] = {};
   must(d.cuDeviceGetName(name, sizeof name, 0));
-  const auto updater = must(Updater::load(d));
+  const auto code = must(DeviceCode::load(d));
   CuModule module = nullptr;
   CuFunction kernel = nullptr;
   must(d.cuModuleLoadData(&module, kKernel));
@@ -285,7 +285,7 @@ int bench(const char* results) {
              "end to end us", "CPU us", "over frozen");
   std::string rows;
   for (const std::uint32_t nodes : {100u, 1000u, 4000u}) {
-    rows += (rows.empty() ? "" : ",\n") + run(d, kernel, updater.get(), nodes);
+    rows += (rows.empty() ? "" : ",\n") + run(d, kernel, code.get(), nodes);
   }
   if (results) {
     std::ofstream(results) << fmt::format(

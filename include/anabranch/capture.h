@@ -33,8 +33,8 @@ class CaptureDevice {
   ANABRANCH_API static Result<CaptureDevice> open(int ordinal);
   explicit CaptureDevice(std::shared_ptr<cuda::CudaDevice> device) : device_(std::move(device)) {}
 
-  // Why addresses can only be set from the host; empty where the device sets them.
-  ANABRANCH_API const std::string& why_no_updater() const;
+  // Why addresses are only set from the host, and copies stay as they are; else empty.
+  ANABRANCH_API const std::string& why_no_device_code() const;
   // Takes all nodes out of a graph (a CUgraph).
   ANABRANCH_API Status clear(void* graph) const;
   const std::shared_ptr<cuda::CudaDevice>& cuda_device() const { return device_; }

@@ -17,8 +17,7 @@ using testing::kBytes;
 class CaptureTest : public testing::CudaStepTest {
  protected:
   CaptureTest() {
-    sim->add_kernel(sim::updater_kernel());
-    image_ = sim::SimDriver::make_image({"anabranch_update"});
+    image_ = sim::add_device_code(*sim);
   }
   CaptureDevice open() { return CaptureDevice(*CudaDevice::make(*d, 0, image_.c_str())); }
 

@@ -17,13 +17,14 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::kBytes;
 
-// Every promise holds whether the host or the updater sets the nodes.
+// Every promise holds whether device code sets the nodes, copies and fills being kernels, or the
+// host does, and they are the driver's nodes.
 class CudaLaunchTest : public testing::CudaStepTest, public ::testing::WithParamInterface<bool> {
  protected:
   // With the updater all that moves is set from the device.
   CudaRecordOptions options() {
     CudaRecordOptions chosen;
-    if (GetParam()) chosen = {.updater = load_updater(), .few_nodes = 0};
+    if (GetParam()) chosen = {.device_code = load_device_code(), .few_nodes = 0};
     return chosen;
   }
   std::shared_ptr<CudaRecording> record() { return CudaStepTest::record(options()); }
@@ -74,8 +75,7 @@ TEST_P(CudaLaunchTest, RunsAtTheAddressesItIsGiven) {
             GetParam() ? Repoint::kFromDevice : Repoint::kFromHost);
   EXPECT_CU(d->cuStreamSynchronize(work_stream));
   expect_result(memory.slots[1], 100);
-  // A fill and a copy are not for the updater.
-  EXPECT_EQ(nodes_set_by_host(), GetParam() ? 2u : kNodes);
+  EXPECT_EQ(nodes_set_by_host(), GetParam() ? 0u : kNodes);
 }
 
 TEST_P(CudaLaunchTest, AThousandLaunchesAtFreshAddressesTouchNothingElse) {
@@ -224,7 +224,7 @@ TEST_P(CudaLaunchTest, AfterAnyFailingCallTheNextLaunchIsRight) {
     const std::string failed = sim->failed_call();
     if (failed.empty()) {
       EXPECT_TRUE(set.ok());
-      EXPECT_GT(n, 4u);
+      EXPECT_GT(n, 3u);
       break;
     }
     if (failed == "cuEventQuery") continue;  // asked only to choose among executables
@@ -269,7 +269,7 @@ TEST_P(RefusedFunctionTest, IsSetFromTheHost) {
     put_words(memory.slots[0], round);
     const std::size_t before = nodes_set_by_host();
     must_launch(*recording, memory);
-    EXPECT_EQ(nodes_set_by_host() - before, GetParam() ? 3u : kNodes + 1);
+    EXPECT_EQ(nodes_set_by_host() - before, GetParam() ? 1u : kNodes + 1);
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
     expect_result(memory.slots[1], round);
     free(memory);

@@ -29,7 +29,7 @@ Result<CaptureDevice> CaptureDevice::open(int ordinal) {
   return CaptureDevice(*std::move(device));
 }
 
-const std::string& CaptureDevice::why_no_updater() const { return device_->why_no_updater(); }
+const std::string& CaptureDevice::why_no_device_code() const { return device_->why_no_device_code(); }
 
 Status CaptureDevice::clear(void* graph) const {
   if (Status current = device_->make_current(); !current.ok()) return current;
@@ -78,7 +78,7 @@ Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device, v
     kinds.push_back(block.given ? cuda::UnitKind::kGiven : cuda::UnitKind::kTemporary);
   }
   cuda::CudaRecordOptions options;
-  options.updater = on->updater();
+  options.device_code = on->device_code();
   auto recording =
       cuda::CudaRecording::make(on->driver(), {static_cast<cuda::CuGraph>(first), in_first},
                                 {static_cast<cuda::CuGraph>(second), in_second}, kinds, options);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "record/graph_match.h"
+#include "record/graph_transfers.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -47,7 +48,7 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
 }
 
 Status CudaRecording::make_executables(CuGraph original) {
-  const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to, const Updater* updater) {
+  const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to, CuFunction updater) {
     auto exec = CudaExec::make(driver_, original, repointing_, updater);
     if (!exec.ok()) return exec.error();
     to.push_back(*std::move(exec));
@@ -56,8 +57,8 @@ Status CudaRecording::make_executables(CuGraph original) {
   for (std::uint32_t i = 0; i < options_.executables; ++i) {
     if (Status made = add(executables_, nullptr); !made.ok()) return made;
   }
-  for (std::uint32_t i = 0; options_.updater && i < options_.updating_executables; ++i) {
-    if (Status made = add(updating_, options_.updater); !made.ok()) return made;
+  for (std::uint32_t i = 0; options_.device_code && i < options_.updating_executables; ++i) {
+    if (Status made = add(updating_, options_.device_code->update()); !made.ok()) return made;
   }
   return {};
 }
@@ -73,6 +74,12 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   if (!units.ok()) return units.error();
   auto sites = find_sites(*image, *other, *units);
   if (!sites.ok()) return sites.error();
+  if (options_.device_code) {
+    if (Status replaced = replace_transfers(driver_, *options_.device_code, *image, *sites);
+        !replaced.ok()) {
+      return replaced;
+    }
+  }
   const auto of_units = kinds_of_units(*units, first.allocations, kinds);
   auto plan = plan_graph(*image, *sites, units->units(), of_units);
   if (!plan.ok()) return plan.error();

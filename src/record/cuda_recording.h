@@ -16,8 +16,8 @@
 
 #include "anabranch/plan.h"
 #include "anabranch/status.h"
+#include "device/cuda/device_code.h"
 #include "device/cuda/driver.h"
-#include "device/cuda/updater.h"
 #include "record/graph_image.h"
 #include "record/graph_program.h"
 #include "record/graph_sites.h"
@@ -76,7 +76,7 @@ class CudaExec {
 
   static Result<std::unique_ptr<CudaExec>> make(const Driver& driver, CuGraph original,
                                                 const Repointing& repointing,
-                                                const Updater* updater = nullptr);
+                                                CuFunction updater = nullptr);
   ~CudaExec();
   CudaExec(const CudaExec&) = delete;
   CudaExec& operator=(const CudaExec&) = delete;
@@ -110,10 +110,10 @@ class CudaExec {
   void write_sites(std::uint32_t node);
   Status set_node(std::uint32_t node);
   CuResult set_kernel(std::uint32_t node);
-  Status prepare_updates(const Updater& updater);
+  Status prepare_updates(CuFunction updater);
   Status make_updatable(std::uint32_t node, std::vector<SiteUpdate>& updates);
   Status allocate_tables(const std::vector<SiteUpdate>& updates);
-  Status add_updater(const Updater& updater, std::uint32_t updates);
+  Status add_updater(CuFunction updater, std::uint32_t updates);
   Status upload();
 
   const Driver& driver_;
@@ -138,8 +138,10 @@ class CudaExec {
 
 struct CudaRecordOptions {
   std::uint32_t executables = 1;  // more let more launches at settled addresses run at once
-  const Updater* updater = nullptr;
-  std::uint32_t updating_executables = 2;  // with an updater: one sends while another runs
+  // With it copies and fills are kernels, which take memory of any kind, and there are updating
+  // executables; without it the driver's nodes stay, and all are set from the host.
+  const DeviceCode* device_code = nullptr;
+  std::uint32_t updating_executables = 2;  // one sends while another runs
   // Up to so many nodes are set from the host. About where the two cost the same on an H200.
   std::uint32_t few_nodes = 20;
   // After so many launches at the same addresses all nodes are set from the host, once, and the
@@ -157,7 +159,7 @@ struct CudaLaunchCounts {
 class CudaRecording {
  public:
   // `kinds` says of each allocation what it is; an address that was given is a slot even where the
-  // capture's allocator gave it out again. The updater must outlive the recording.
+  // capture's allocator gave it out again. Device code must outlive the recording.
   static Result<std::shared_ptr<CudaRecording>> make(const Driver& driver, const Capture& first,
                                                      const Capture& second,
                                                      std::span<const UnitKind> kinds,

@@ -4,6 +4,9 @@
 
 #include <gmock/gmock.h>
 
+#include <set>
+#include <string>
+
 #include "record/cuda_recording_testing.h"
 
 namespace anabranch::cuda {
@@ -43,29 +46,36 @@ TEST_F(CudaRecordingTest, TheCapturesMayBeDestroyedAfterwards) {
 }
 
 TEST_F(CudaRecordingTest, ARecordingFreesAllItMade) {
-  const Updater* const updater = load_updater();
+  const DeviceCode* const code = load_device_code();
   const std::size_t loaded = sim->live_objects();
-  record({.executables = 3, .updater = updater}).reset();
+  record({.executables = 3, .device_code = code}).reset();
   EXPECT_EQ(sim->live_objects(), loaded);
 }
 
 TEST_F(CudaRecordingTest, WhenAnyCallFailsNothingIsLeftBehind) {
-  const Updater* const updater = load_updater();
+  const DeviceCode* const code = load_device_code();
   const std::size_t before = sim->live_objects();
+  std::set<std::string> have_failed;
   for (std::uint64_t n = 1;; ++n) {
     sim->fail_call(n, CuResult::kOutOfMemory);
-    const auto made = try_record({.executables = 2, .updater = updater});
+    const auto made = try_record({.executables = 2, .device_code = code});
     const std::string failed = sim->failed_call();
     if (failed.empty()) {
       EXPECT_TRUE(made.ok());
       EXPECT_GT(n, 60u);
       break;
     }
+    have_failed.insert(failed);
     if (failed == "cuFuncGetName") continue;  // a nicety
     ASSERT_FALSE(made.ok()) << failed;
     EXPECT_EQ(made.error().code(), Code::kDriverFailed);
     EXPECT_THAT(made.error().message(), HasSubstr(failed));
     EXPECT_EQ(sim->live_objects(), before) << failed;
+  }
+  // What puts kernels in place of copies and fills.
+  for (const char* call : {"cuCtxGetDevice", "cuPointerGetAttributes", "cuGraphAddKernelNode",
+                           "cuGraphAddDependencies", "cuGraphDestroyNode"}) {
+    EXPECT_TRUE(have_failed.contains(call)) << call;
   }
 }
 
