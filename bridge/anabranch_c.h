@@ -253,6 +253,7 @@ typedef struct AnabranchCaptureSlot {
 typedef struct AnabranchCaptureCounts {
   uint64_t nodes;
   uint64_t sites;
+  uint64_t unsure;
   uint64_t arena_bytes;
   uint64_t arena_lower_bound_bytes;
   uint64_t launched_unchanged;
@@ -262,7 +263,8 @@ typedef struct AnabranchCaptureCounts {
 ANABRANCH_C AnabranchCapturedRecording* anabranch_captured_make(const AnabranchCaptureDevice*,
                                                                 void* first, void* second,
                                                                 const AnabranchCaptureBlock* blocks,
-                                                                size_t count);
+                                                                size_t count,
+                                                                int32_t accept_unsure);
 ANABRANCH_C void anabranch_captured_free(AnabranchCapturedRecording*);
 /* Answers how many there are; `out` may be NULL. */
 ANABRANCH_C size_t anabranch_captured_slots(const AnabranchCapturedRecording*,

@@ -90,10 +90,10 @@ void anabranch_capture_release(void*, ptrdiff_t, int, void*) {}
 AnabranchCapturedRecording* anabranch_captured_make(const AnabranchCaptureDevice* device,
                                                     void* first, void* second,
                                                     const AnabranchCaptureBlock* blocks,
-                                                    size_t count) {
+                                                    size_t count, int32_t accept_unsure) {
   return ab::bridge::guard([&] {
-    return ab::bridge::handle_of<AnabranchCapturedRecording>(
-        ab::CapturedRecording::make(device->device, first, second, blocks_of(blocks, count)));
+    return ab::bridge::handle_of<AnabranchCapturedRecording>(ab::CapturedRecording::make(
+        device->device, first, second, blocks_of(blocks, count), accept_unsure != 0));
   });
 }
 
@@ -115,6 +115,7 @@ void anabranch_captured_counts(const AnabranchCapturedRecording* recording,
   const ab::CaptureCounts counts = recording->recording.counts();
   *out = {counts.nodes,
           counts.sites,
+          counts.unsure,
           counts.arena_bytes,
           counts.arena_lower_bound_bytes,
           counts.launched_unchanged,

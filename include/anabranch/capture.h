@@ -77,6 +77,9 @@ struct CaptureSlot {
 struct CaptureCounts {
   std::uint32_t nodes = 0;
   std::uint32_t sites = 0;  // places that hold an address
+  // Words that differ between the captures and are no address: what compilers leave between the
+  // members of a struct, or numbers that are others in every run.
+  std::uint32_t unsure = 0;
   std::uint64_t arena_bytes = 0;
   std::uint64_t arena_lower_bound_bytes = 0;
   // Launches, by how the nodes were given their addresses.
@@ -87,10 +90,14 @@ struct CaptureCounts {
 
 class CapturedRecording {
  public:
-  // Of two captures (CUgraph) of one step, that have not been instantiated.
+  // Of two captures (CUgraph) of one step, that have not been instantiated. Where there are unsure
+  // words it is refused, unless the caller accepts them: launches then have the first capture's.
+  // Whoever makes a second recording with the captures exchanged, and gets the same results from
+  // both as from the step itself, knows that nothing reads them.
   ANABRANCH_API static Result<CapturedRecording> make(const CaptureDevice& device, void* first,
                                                       void* second,
-                                                      std::span<const CaptureBlock> blocks);
+                                                      std::span<const CaptureBlock> blocks,
+                                                      bool accept_unsure = false);
 
   ANABRANCH_API std::vector<CaptureSlot> slots() const;
   ANABRANCH_API CaptureCounts counts() const;

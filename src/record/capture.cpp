@@ -29,7 +29,9 @@ Result<CaptureDevice> CaptureDevice::open(int ordinal) {
   return CaptureDevice(*std::move(device));
 }
 
-const std::string& CaptureDevice::why_no_device_code() const { return device_->why_no_device_code(); }
+const std::string& CaptureDevice::why_no_device_code() const {
+  return device_->why_no_device_code();
+}
 
 Status CaptureDevice::clear(void* graph) const {
   if (Status current = device_->make_current(); !current.ok()) return current;
@@ -67,7 +69,8 @@ Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
 
 Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device, void* first,
                                                   void* second,
-                                                  std::span<const CaptureBlock> blocks) {
+                                                  std::span<const CaptureBlock> blocks,
+                                                  bool accept_unsure) {
   const auto& on = device.cuda_device();
   if (Status current = on->make_current(); !current.ok()) return current;
   std::vector<cuda::CaptureAllocation> in_first, in_second;
@@ -79,6 +82,7 @@ Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device, v
   }
   cuda::CudaRecordOptions options;
   options.device_code = on->device_code();
+  options.accept_unsure = accept_unsure;
   auto recording =
       cuda::CudaRecording::make(on->driver(), {static_cast<cuda::CuGraph>(first), in_first},
                                 {static_cast<cuda::CuGraph>(second), in_second}, kinds, options);
@@ -101,6 +105,7 @@ CaptureCounts CapturedRecording::counts() const {
   CaptureCounts counts;
   counts.nodes = recording_->node_count();
   counts.sites = static_cast<std::uint32_t>(recording_->sites().size());
+  counts.unsure = recording_->unsure();
   counts.arena_bytes = recording_->arena().size_bytes;
   counts.arena_lower_bound_bytes = recording_->arena().lower_bound_bytes;
   counts.launched_unchanged = read(recording_->counts().unchanged);

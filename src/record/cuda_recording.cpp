@@ -72,19 +72,22 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   if (Status same = match_graphs(*image, *other); !same.ok()) return same;
   const auto units = UnitTable::make(first.allocations, second.allocations);
   if (!units.ok()) return units.error();
-  auto sites = find_sites(*image, *other, *units);
-  if (!sites.ok()) return sites.error();
+  auto found = find_sites(*image, *other, *units);
+  if (!found.ok()) return found.error();
+  unsure_ = found->unsure;
+  if (unsure_ != 0 && !options_.accept_unsure) return found->first_unsure;
+  std::vector<Site>& sites = found->sites;
   if (options_.device_code) {
-    if (Status replaced = replace_transfers(driver_, *options_.device_code, *image, *sites);
+    if (Status replaced = replace_transfers(driver_, *options_.device_code, *image, sites);
         !replaced.ok()) {
       return replaced;
     }
   }
   const auto of_units = kinds_of_units(*units, first.allocations, kinds);
-  auto plan = plan_graph(*image, *sites, units->units(), of_units);
+  auto plan = plan_graph(*image, sites, units->units(), of_units);
   if (!plan.ok()) return plan.error();
   std::vector<bool> is_named(of_units.size());
-  for (const Site& site : *sites) is_named[site.unit] = true;
+  for (const Site& site : sites) is_named[site.unit] = true;
   for (std::uint32_t unit = 0; unit < of_units.size(); ++unit) {
     if (of_units[unit] != UnitKind::kGiven || !is_named[unit]) continue;
     const Unit& there = units->units()[unit];
@@ -94,8 +97,8 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   }
   repointing_.image = *std::move(image);
   arena_ = std::move(plan->parts.arena);
-  name_sources(*sites);
-  repointing_.sites = *std::move(sites);
+  name_sources(sites);
+  repointing_.sites = std::move(sites);
   return {};
 }
 

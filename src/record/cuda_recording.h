@@ -147,6 +147,9 @@ struct CudaRecordOptions {
   // After so many launches at the same addresses all nodes are set from the host, once, and the
   // launches that follow cost what a frozen graph does.
   std::uint32_t settle_after = 10;
+  // Keeps what the first capture had where bytes differ that are no address. For a caller that
+  // goes on to compare launches of both captures' recordings with the step itself.
+  bool accept_unsure = false;
 };
 
 // How launches went; for reports.
@@ -171,6 +174,8 @@ class CudaRecording {
   std::uint32_t node_count(std::size_t source) const {
     return repointing_.first_node[source + 1] - repointing_.first_node[source];
   }
+  // Bytes that differ between the captures and are no address, see FoundSites; words of them.
+  std::uint32_t unsure() const { return unsure_; }
   std::span<const Site> sites() const { return repointing_.sites; }
   std::uint32_t node_count() const {
     return static_cast<std::uint32_t>(repointing_.image.nodes.size());
@@ -192,6 +197,7 @@ class CudaRecording {
   Repointing repointing_;
   std::vector<CudaSlot> slots_;
   ArenaLayout arena_;
+  std::uint32_t unsure_ = 0;
   const CudaRecordOptions options_;
   std::vector<std::unique_ptr<CudaExec>> executables_;
   std::vector<std::unique_ptr<CudaExec>> updating_;
