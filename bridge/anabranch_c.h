@@ -28,6 +28,9 @@ typedef struct AnabranchRecording AnabranchRecording;
 typedef struct AnabranchTrace AnabranchTrace;
 typedef struct AnabranchTapeBuilder AnabranchTapeBuilder;
 typedef struct AnabranchTape AnabranchTape;
+typedef struct AnabranchCaptureDevice AnabranchCaptureDevice;
+typedef struct AnabranchCaptureMemory AnabranchCaptureMemory;
+typedef struct AnabranchCapturedRecording AnabranchCapturedRecording;
 
 /* status */
 ANABRANCH_C int32_t anabranch_last_error_code(void);
@@ -217,6 +220,61 @@ ANABRANCH_C const char* anabranch_tape_dump(const AnabranchTape*);
 ANABRANCH_C void* anabranch_tape_region_function(void);
 ANABRANCH_C int32_t anabranch_tape_run(AnabranchTape*, void* const* buffers, uint32_t count,
                                        char* error, uint32_t error_bytes);
+
+/* capture: graphs that somebody else captured; see capture.h */
+ANABRANCH_C AnabranchCaptureDevice* anabranch_capture_device_open(int32_t ordinal);
+ANABRANCH_C void anabranch_capture_device_free(AnabranchCaptureDevice*);
+/* Empty where the device can set addresses itself. Lives as long as the device. */
+ANABRANCH_C const char* anabranch_capture_device_why_no_device_code(const AnabranchCaptureDevice*);
+/* Takes all nodes out of a CUgraph. */
+ANABRANCH_C int32_t anabranch_capture_clear(const AnabranchCaptureDevice*, void* graph);
+ANABRANCH_C AnabranchCaptureMemory* anabranch_capture_memory_new(const AnabranchCaptureDevice*);
+ANABRANCH_C void anabranch_capture_memory_free(AnabranchCaptureMemory*);
+/* 0 is a failure. */
+ANABRANCH_C uint64_t anabranch_capture_memory_allocate(AnabranchCaptureMemory*, uint64_t bytes);
+/* What anabranch_capture_allocate() serves from now on; NULL: nothing. */
+ANABRANCH_C void anabranch_capture_memory_open(AnabranchCaptureMemory*);
+/* An allocator as torch.cuda.memory.CUDAPluggableAllocator wants one. Addresses are given back with
+ * the capture memory and not before. */
+ANABRANCH_C void* anabranch_capture_allocate(ptrdiff_t bytes, int device, void* stream);
+ANABRANCH_C void anabranch_capture_release(void* address, ptrdiff_t bytes, int device,
+                                           void* stream);
+typedef struct AnabranchCaptureBlock {
+  uint64_t first_address;
+  uint64_t second_address;
+  uint64_t bytes;
+  uint64_t given;
+} AnabranchCaptureBlock;
+typedef struct AnabranchCaptureSlot {
+  uint64_t block;
+  uint64_t bytes;
+  uint64_t alignment;
+} AnabranchCaptureSlot;
+typedef struct AnabranchCaptureCounts {
+  uint64_t nodes;
+  uint64_t sites;
+  uint64_t unsure;
+  uint64_t arena_bytes;
+  uint64_t arena_lower_bound_bytes;
+  uint64_t launched_unchanged;
+  uint64_t launched_from_host;
+  uint64_t launched_from_device;
+} AnabranchCaptureCounts;
+ANABRANCH_C AnabranchCapturedRecording* anabranch_captured_make(const AnabranchCaptureDevice*,
+                                                                void* first, void* second,
+                                                                const AnabranchCaptureBlock* blocks,
+                                                                size_t count,
+                                                                int32_t accept_unsure);
+ANABRANCH_C void anabranch_captured_free(AnabranchCapturedRecording*);
+/* Answers how many there are; `out` may be NULL. */
+ANABRANCH_C size_t anabranch_captured_slots(const AnabranchCapturedRecording*,
+                                            AnabranchCaptureSlot* out);
+ANABRANCH_C void anabranch_captured_counts(const AnabranchCapturedRecording*,
+                                           AnabranchCaptureCounts* out);
+/* addresses[i] serves slot i; `stream` is a CUstream. */
+ANABRANCH_C int32_t anabranch_captured_launch(const AnabranchCapturedRecording*,
+                                              const uint64_t* addresses, uint32_t count,
+                                              uint64_t arena, void* stream);
 
 #ifdef __cplusplus
 }

@@ -41,6 +41,15 @@ struct AnabranchTapeBuilder {
   std::vector<anabranch::Value> open = std::vector<anabranch::Value>(1);
   bool broken = false;
 };
+struct AnabranchCaptureDevice {
+  anabranch::CaptureDevice device;
+};
+struct AnabranchCaptureMemory {
+  anabranch::CaptureMemory memory;
+};
+struct AnabranchCapturedRecording {
+  anabranch::CapturedRecording recording;
+};
 struct AnabranchTape {
   std::unique_ptr<anabranch::Tape> tape;
 };

@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-#include "device/cuda/updater.h"
+#include "device/cuda/device_code.h"
 #include "launch/cuda_launch.h"
 
 namespace anabranch::cuda {
@@ -230,8 +230,8 @@ Rival all_moved(Chain& chain, std::string name, const CudaRecordOptions& options
     launch_at(chain, recording, chain.slots(set));
   });
 }
-Rival nothing_moved(Chain& chain, const Updater* updater) {
-  const auto recording = chain.record({.updater = updater});
+Rival nothing_moved(Chain& chain, const DeviceCode* code) {
+  const auto recording = chain.record({.device_code = code});
   for (int i = 0; i < 12; ++i) launch_at(chain, recording, chain.slots(0));  // settles
   return {"nothing moved",
           [&chain, recording] {
@@ -241,9 +241,9 @@ Rival nothing_moved(Chain& chain, const Updater* updater) {
           {},
           {}};
 }
-Rival one_moved(Chain& chain, const Updater* updater) {
+Rival one_moved(Chain& chain, const DeviceCode* code) {
   return {"one buffer moved",
-          [&chain, recording = chain.record({.updater = updater}), slots = chain.slots(0),
+          [&chain, recording = chain.record({.device_code = code}), slots = chain.slots(0),
            set = 0]() mutable {
             slots[0] = chain.slots(set ^= 1)[0];
             launch_at(chain, recording, slots);
@@ -253,7 +253,7 @@ Rival one_moved(Chain& chain, const Updater* updater) {
           {}};
 }
 
-void add_variants(Chain& chain, const Updater* updater, std::vector<Rival>& rivals) {
+void add_variants(Chain& chain, const DeviceCode* code, std::vector<Rival>& rivals) {
   std::shared_ptr<Frozen> frozen[2] = {std::make_shared<Frozen>(chain, 0),
                                        std::make_shared<Frozen>(chain, 1)};
   rivals.push_back(in_turn("two frozen graphs in turn",
@@ -264,7 +264,7 @@ void add_variants(Chain& chain, const Updater* updater, std::vector<Rival>& riva
                                     direct ? "read in place" : "table copied");
       rivals.push_back(all_moved(
           chain, name,
-          {.updater = updater, .updating_executables = executables, .direct_addresses = direct}));
+          {.device_code = code, .updating_executables = executables, .direct_addresses = direct}));
     }
   }
 }
@@ -291,7 +291,7 @@ struct Wish {
   const char* results = nullptr;
 };
 
-void run(const Driver& d, CuFunction kernel, const Updater* updater, std::uint32_t nodes,
+void run(const Driver& d, CuFunction kernel, const DeviceCode* code, std::uint32_t nodes,
          const Wish& wish, std::string& rows) {
   Chain chain(d, kernel, nodes);
   std::vector<Rival> rivals;
@@ -302,11 +302,11 @@ void run(const Driver& d, CuFunction kernel, const Updater* updater, std::uint32
                     },
                     {},
                     {}});
-  rivals.push_back(nothing_moved(chain, updater));
-  rivals.push_back(one_moved(chain, updater));
-  rivals.push_back(all_moved(chain, "all moved, updater", {.updater = updater}));
+  rivals.push_back(nothing_moved(chain, code));
+  rivals.push_back(one_moved(chain, code));
+  rivals.push_back(all_moved(chain, "all moved, updater", {.device_code = code}));
   rivals.push_back(all_moved(chain, "all moved, from the host", {}));
-  if (wish.variants) add_variants(chain, updater, rivals);
+  if (wish.variants) add_variants(chain, code, rivals);
   for (Rival& rival : rivals) check(chain, rival);
   for (int round = 0; round < kRounds; ++round) {
     for (Rival& rival : rivals) run_round(chain, rival);
@@ -324,7 +324,7 @@ int bench(const Wish& wish) {
   must(d.cuCtxSetCurrent(context));
   char name[128] = {};
   must(d.cuDeviceGetName(name, sizeof name, 0));
-  const auto updater = must(Updater::load(d));
+  const auto code = must(DeviceCode::load(d));
   CuModule module = nullptr;
   CuFunction kernel = nullptr;
   must(d.cuModuleLoadData(&module, kKernel));
@@ -334,7 +334,7 @@ int bench(const Wish& wish) {
              "end to end us", "CPU us", "over frozen");
   std::string rows;
   for (const std::uint32_t nodes : {100u, 1000u, 4000u}) {
-    run(d, kernel, updater.get(), nodes, wish, rows);
+    run(d, kernel, code.get(), nodes, wish, rows);
   }
   if (wish.results) {
     std::ofstream(wish.results) << fmt::format(

@@ -8,6 +8,7 @@
 #include "anabranch/plan.h"
 #include "anabranch/device.h"
 #include "anabranch/record.h"
+#include "anabranch/capture.h"
 #include "anabranch/tape.h"
 #include "anabranch/launch.h"
 #include "anabranch/trace.h"

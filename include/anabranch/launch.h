@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 
+#include "anabranch/capture.h"
 #include "anabranch/export.h"
 #include "anabranch/record.h"
 #include "anabranch/status.h"
@@ -29,5 +30,13 @@ class Ticket {
 // `bindings[i]` serves plan.slots()[i]. Checked before anything runs: count, address, alignment,
 // size, and that no written buffer shares bytes with another.
 ANABRANCH_API Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings);
+
+// One launch of a captured step: `addresses[i]` serves slots()[i], `arena` has
+// counts().arena_bytes, aligned to 512 (any address where it has none). The work is queued on
+// `stream` (a CUstream) when the call returns; the memory must live until it has ended there.
+// Launches of one recording may overlap on several streams, each with an arena of its own.
+ANABRANCH_API Status launch(const CapturedRecording& recording,
+                            std::span<const std::uint64_t> addresses, std::uint64_t arena,
+                            void* stream);
 
 }  // namespace anabranch

@@ -3,6 +3,7 @@
 for ever at new addresses. torch is imported when something here first needs it.
 
     model = torch.compile(model, backend="anabranch")
+    step = anabranch.record(train_step)
     with anabranch.stream("side"): ...
     print(anabranch.explain(model, *inputs))
 """
@@ -18,15 +19,18 @@ from .errors import AnabranchError
 if TYPE_CHECKING:
     from ._backend import backend
     from ._explain import Explanation, explain
+    from ._record import record
     from .streams import stream
 
 __version__ = "0.1.0"
-__all__ = ["AnabranchError", "Explanation", "backend", "config", "errors", "explain", "stream"]
+__all__ = ["AnabranchError", "Explanation", "backend", "config", "errors", "explain", "record",
+           "stream"]
 
 _LAZY = {
     "backend": "_backend",
     "explain": "_explain",
     "Explanation": "_explain",
+    "record": "_record",
     "stream": "streams",
 }
 

@@ -26,6 +26,7 @@ from torch.fx import GraphModule  # noqa: E402
 from . import _compat, _native, _report, config, errors  # noqa: E402
 from ._graph import StreamGraph, Unsupported  # noqa: E402
 from ._partition import SavingPartitioner  # noqa: E402
+from ._record import RecordedGraph  # noqa: E402
 from ._region import compile_regions  # noqa: E402
 from ._runtime import StreamedGraph  # noqa: E402
 from ._threads import host_device, lanes_of  # noqa: E402
@@ -85,6 +86,9 @@ def _compile_graph(
         if _compat.is_missing_compiler(error):
             raise _no_compiler(error) from error
         raise
+    if not result and chosen.record and _is_on_gpu(gm):
+        compiled.current_callable = RecordedGraph(
+            compiled.current_callable, chosen, f"a {_kind(keywords)} graph", _is_dynamic(gm))
     _report.add(_kind(keywords), gm, compiled, reason, time.perf_counter() - start)
     return _boxed(compiled) if result else compiled
 
@@ -144,6 +148,18 @@ def _has_streams(gm: GraphModule) -> bool:
         if isinstance(module, GraphModule)
         for node in module.graph.nodes
     )
+
+
+def _is_on_gpu(gm: GraphModule) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.is_cuda for value in _inputs(gm))
+
+
+def _is_dynamic(gm: GraphModule) -> bool:
+    return any(isinstance(value, torch.SymInt) for value in _inputs(gm))
+
+
+def _inputs(gm: GraphModule) -> list[Any]:
+    return [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
 
 
 def _fake_mode(graph: StreamGraph) -> Any:

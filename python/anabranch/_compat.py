@@ -29,10 +29,14 @@ from torch._logging import trace_structured
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from functorch.compile import min_cut_rematerialization_partition
 
 __all__ = [
     "CustomPartitionerFn",
+    "allocated_in_pool",
+    "clear_workspaces",
+    "current_stream",
     "FakeTensorMode",
     "LIBRARY_FUNCTIONS",
     "OpOverload",
@@ -40,10 +44,14 @@ __all__ = [
     "compile_fx",
     "compile_fx_inner",
     "empty_strided_cpu",
+    "empty_strided_cuda",
+    "end_pool",
     "extern_kernels",
     "is_missing_compiler",
     "kernels_at_the_end",
+    "keep_generated_tensors",
     "keep_saved_tensors",
+    "memory_history",
     "free_unbacked_symbols",
     "get_hash_for_files",
     "library_function",
@@ -52,10 +60,13 @@ __all__ = [
     "region_compile_context",
     "stream_compile_context",
     "trace_structured",
+    "tree_flatten",
+    "tree_unflatten",
 ]
 
 # The fast allocator of Inductor's own wrappers: (sizes, strides, dtype) -> tensor.
 empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
+empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # on the current device
 
 version: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
 
@@ -234,3 +245,69 @@ def kernel_address(function: Any) -> int:
 @functools.cache
 def _kernel_in(path: str, name: str) -> int:
     return _address(ctypes.CDLL(path), name)
+
+
+# What recording needs of torch.cuda.
+
+# The raw current stream of a device, by its number.
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
+
+
+def clear_workspaces() -> None:
+    """Gives back the scratch memory that cuBLAS keeps a stream: a capture makes its own anew, and
+    work outside must not use one that a capture made."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+def end_pool(device: int, pool: tuple[int, int]) -> None:
+    """Ends the routing of allocations to a pool, if a capture that failed has left it on."""
+    with contextlib.suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(device, pool)
+
+
+@contextlib.contextmanager
+def memory_history(device: int) -> Iterator[list[tuple[int, int]]]:
+    """Around captures: what was allocated, as (address, bytes asked for), in order of time; filled
+    in when the block ends. Switches torch's own recording of that history off afterwards."""
+    events: list[tuple[int, int]] = []
+    torch.cuda.memory._record_memory_history(
+        enabled="all", context=None, stacks="python", max_entries=1 << 30, clear_history=True)
+    try:
+        yield events
+        trace = torch.cuda.memory._snapshot(device)["device_traces"][device]
+        events += [(event["addr"], event["size"]) for event in trace if event["action"] == "alloc"]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def allocated_in_pool(pool: tuple[int, int]) -> int:
+    """Bytes that tensors still hold in a pool."""
+    return sum(block["requested_size"]
+               for segment in torch.cuda.memory_snapshot(pool)
+               for block in segment["blocks"] if block["state"] == "active_allocated")
+
+
+@contextlib.contextmanager
+def keep_generated_tensors() -> Iterator[list[Any]]:
+    """Around a capture: what Inductor's wrappers allocate stays allocated, so that each of their
+    tensors has an address, and so a life, of its own. Storages are kept and not tensors, whose
+    use counts AccumulateGrad looks at."""
+    from torch._inductor.codecache import PyCodeCache
+
+    kept: list[Any] = []
+
+    def allocate(*arguments: Any) -> torch.Tensor:
+        tensor = empty_strided_cuda(*arguments)
+        kept.append(tensor.untyped_storage())
+        return tensor
+
+    modules = [module for module in PyCodeCache.modules if hasattr(module, "empty_strided_cuda")]
+    before = [module.empty_strided_cuda for module in modules]
+    for module in modules:
+        module.empty_strided_cuda = allocate  # type: ignore[attr-defined]
+    try:
+        yield kept
+    finally:
+        for module, function in zip(modules, before, strict=True):
+            module.empty_strided_cuda = function  # type: ignore[attr-defined]
+        kept.clear()

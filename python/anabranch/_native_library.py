@@ -41,12 +41,14 @@ def _find_library() -> Path:
         "Install the package again, or build it (make) and set ANABRANCH_LIBRARY to its path.")
 
 
+library_path: Path = _find_library()
+
+
 def _load() -> ctypes.CDLL:
-    path = _find_library()
     try:
-        return ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(library_path))
     except OSError as error:
-        raise LibraryMissing(606, f"import: {path} cannot be loaded: {error}.") from error
+        raise LibraryMissing(606, f"import: {library_path} cannot be loaded: {error}.") from error
 
 
 class HostOptions(ctypes.Structure):
@@ -86,6 +88,27 @@ class TensorLibrary(ctypes.Structure):
                 ("create_view", "delete_tensor", "new_handle", "data_pointer", "strides", "copy",
                  "dispatch", "new_list", "list_push", "delete_list", "last_error")]
     _fields_ += [("version", c_uint64), ("device_type", c_int32), ("layout", c_int32)]
+
+
+class CaptureBlock(ctypes.Structure):
+    """Memory that two captures named."""
+
+    _fields_ = [("first_address", c_uint64), ("second_address", c_uint64),
+                ("size_bytes", c_uint64), ("given", c_uint64)]
+
+
+class CaptureSlot(ctypes.Structure):
+    """A given block that a captured graph names."""
+
+    _fields_ = [("block", c_uint64), ("size_bytes", c_uint64), ("alignment", c_uint64)]
+
+
+class CaptureCounts(ctypes.Structure):
+    """What a recording of captured graphs has, and how it was launched; see capture.h."""
+
+    _fields_ = [(name, c_uint64) for name in
+                ("nodes", "sites", "unsure", "arena_bytes", "arena_lower_bound_bytes", "launched_unchanged",
+                 "launched_from_host", "launched_from_device")]
 
 
 class RegionCall(ctypes.Structure):
@@ -184,6 +207,20 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tape_dump": (c_char_p, c_void_p),
     "tape_region_function": (c_void_p,),
     "tape_run": (c_int32, c_void_p, POINTER(c_void_p), c_uint32, c_char_p, c_uint32),
+    "capture_device_open": (c_void_p, c_int32),
+    "capture_device_free": (None, c_void_p),
+    "capture_device_why_no_device_code": (c_char_p, c_void_p),
+    "capture_clear": (c_int32, c_void_p, c_void_p),
+    "capture_memory_new": (c_void_p, c_void_p),
+    "capture_memory_free": (None, c_void_p),
+    "capture_memory_allocate": (c_uint64, c_void_p, c_uint64),
+    "capture_memory_open": (None, c_void_p),
+    "captured_make": (c_void_p, c_void_p, c_void_p, c_void_p, POINTER(CaptureBlock), c_size_t,
+                      c_int32),
+    "captured_free": (None, c_void_p),
+    "captured_slots": (c_size_t, c_void_p, POINTER(CaptureSlot)),
+    "captured_counts": (None, c_void_p, POINTER(CaptureCounts)),
+    "captured_launch": (c_int32, c_void_p, POINTER(c_uint64), c_uint32, c_uint64, c_void_p),
 }
 
 

@@ -48,6 +48,12 @@ class Options:
         False, "Raise where a graph would otherwise fall back to Inductor, with the same reason.")
     streams: bool = _option(
         True, "Honour stream annotations. Off: every graph is one region on the caller's thread.")
+    record: bool = _option(
+        True, "Record CUDA graphs and launch them. Off: everything runs as torch would run it.")
+    verify: bool = _option(
+        True, "Compare a recording's first launch with a plain run before it is used.")
+    max_recordings: int = _option(
+        16, "Signatures of one callable that are recorded; further ones run plainly.", 1)
     native: bool = _option(
         True, "Run regions through the C++ runtime. Off: through Inductor's Python callables.")
     delays: int | None = _option(

@@ -15,7 +15,7 @@
 #include <random>
 #include <vector>
 
-#include "device/sim/updater_kernel.h"
+#include "device/sim/device_code_kernels.h"
 #include "launch/cuda_bindings.h"
 #include "launch/cuda_launch.h"
 
@@ -43,12 +43,11 @@ class Chain {
  public:
   explicit Chain(std::uint32_t slots) {
     sim_.add_kernel({.name = "touch", .params = sim::layout_of({8, 8}), .run = nullptr});
-    sim_.add_kernel(sim::updater_kernel());
     must(d_.cuInit(0));
     CuContext context = nullptr;
     must(d_.cuDevicePrimaryCtxRetain(&context, 0));
     must(d_.cuCtxSetCurrent(context));
-    updater_ = must(Updater::load(d_, sim::SimDriver::make_image({"anabranch_update"}).c_str()));
+    code_ = must(DeviceCode::load(d_, sim::add_device_code(sim_).c_str()));
     record(slots);
     d_.cuGraphLaunch = [](CuGraphExec, CuStream) { return CuResult::kSuccess; };
     d_.cuEventRecord = [](CuEvent, CuStream) { return CuResult::kSuccess; };
@@ -84,13 +83,13 @@ class Chain {
     }
     const std::vector<UnitKind> kinds(slots, UnitKind::kGiven);
     recording_ = must(CudaRecording::make(d_, {graphs[0], memory[0]}, {graphs[1], memory[1]}, kinds,
-                                          {.updater = updater_.get()}));
+                                          {.device_code = code_.get()}));
     for (const CuGraph graph : graphs) must(d_.cuGraphDestroy(graph));
   }
 
   sim::SimDriver sim_;
   Driver d_ = sim_.table();
-  std::unique_ptr<Updater> updater_;
+  std::unique_ptr<DeviceCode> code_;
   std::shared_ptr<CudaRecording> recording_;
 };
 

@@ -58,7 +58,7 @@ Result<Repoint> launch_from_device(CudaRecording& recording, LaunchMemory& memor
                                    CuStream stream) {
   memory.is_set = false;  // in the executable whose memory this is
   const ExecLease exec(recording.updating());
-  // What the updater cannot set: copies, fills, functions that the driver refuses.
+  // What the updater cannot set: copies of the host's memory, functions that the driver refuses.
   if (const auto set = exec->set_addresses(memory.addresses); !set.ok()) return set.error();
   if (Status queued = exec->launch(stream); !queued.ok()) return queued;
   return Repoint::kFromDevice;

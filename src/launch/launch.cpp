@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "anabranch/launch.h"
 
+#include "device/cuda/cuda_device.h"
 #include "launch/bindings.h"
+#include "launch/cuda_launch.h"
 #include "launch/host_launch.h"
 
 namespace anabranch {
@@ -19,6 +21,14 @@ Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindi
     return bound;
   if (Status ran = host::run(host); !ran.ok()) return ran;
   return Ticket();
+}
+
+Status launch(const CapturedRecording& recording, std::span<const std::uint64_t> addresses,
+              std::uint64_t arena, void* stream) {
+  if (Status current = recording.cuda_device()->make_current(); !current.ok()) return current;
+  const auto queued = cuda::launch(*recording.cuda_recording(), {addresses, arena},
+                                   static_cast<cuda::CuStream>(stream));
+  return queued.ok() ? Status() : queued.error();
 }
 
 }  // namespace anabranch

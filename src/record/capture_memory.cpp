@@ -3,7 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace anabranch::cuda {
+namespace {
+
+constexpr std::size_t kRangeBytes = std::size_t{64} << 30;  // addresses cost nothing
+
+}  // namespace
 
 Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver) {
   if (!driver.has(Feature::kVirtualMemory)) {
@@ -35,38 +42,50 @@ Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver)
 
 CaptureMemory::~CaptureMemory() {
   for (const Range& range : ranges_) {
-    if (range.mapped != 0) driver_.cuMemUnmap(range.address, range.mapped);
+    if (range.used != 0) driver_.cuMemUnmap(range.address, range.used);
     driver_.cuMemAddressFree(range.address, range.bytes);
   }
   if (page_) driver_.cuMemRelease(page_);
 }
 
 Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
+  const std::size_t needed = (bytes / page_bytes_ + 1) * page_bytes_;  // a byte behind the end
+  if (ranges_.empty() || ranges_.back().bytes - ranges_.back().used < needed) {
+    if (Status reserved = reserve(needed); !reserved.ok()) return reserved;
+  }
+  Range& range = ranges_.back();
+  const CuDevicePtr address = range.address + range.used;
+  if (Status mapped = map(address, needed); !mapped.ok()) return mapped;
+  range.used += needed;
+  allocations_.push_back({address, bytes});
+  return address;
+}
+
+Status CaptureMemory::reserve(std::size_t needed) {
   Range range;
-  range.bytes = (bytes / page_bytes_ + 1) * page_bytes_;  // at least one byte behind the end
+  range.bytes = std::max(needed, kRangeBytes);
   if (Status reserved = recorded("cuMemAddressReserve",
                                  driver_.cuMemAddressReserve(&range.address, range.bytes, 0, 0, 0));
       !reserved.ok()) {
     return reserved;
   }
-  const Status mapped = map(range);
-  ranges_.push_back(range);  // also where it failed half way: the destructor cleans up
-  if (!mapped.ok()) return mapped;
-  allocations_.push_back({range.address, bytes});
-  return range.address;
+  ranges_.push_back(range);
+  return {};
 }
 
-Status CaptureMemory::map(Range& range) {
-  while (range.mapped < range.bytes) {
-    if (Status mapped = recorded(
-            "cuMemMap", driver_.cuMemMap(range.address + range.mapped, page_bytes_, 0, page_, 0));
-        !mapped.ok()) {
-      return mapped;
-    }
-    range.mapped += page_bytes_;
+Status CaptureMemory::map(CuDevicePtr address, std::size_t bytes) {
+  Status failed;
+  std::size_t mapped = 0;
+  while (mapped < bytes && failed.ok()) {
+    failed = recorded("cuMemMap", driver_.cuMemMap(address + mapped, page_bytes_, 0, page_, 0));
+    if (failed.ok()) mapped += page_bytes_;
   }
-  const CuMemAccessDesc access{prop_.location, CuAccess::kReadWrite};
-  return recorded("cuMemSetAccess", driver_.cuMemSetAccess(range.address, range.bytes, &access, 1));
+  if (failed.ok()) {
+    const CuMemAccessDesc access{prop_.location, CuAccess::kReadWrite};
+    failed = recorded("cuMemSetAccess", driver_.cuMemSetAccess(address, bytes, &access, 1));
+  }
+  if (!failed.ok() && mapped != 0) driver_.cuMemUnmap(address, mapped);
+  return failed;
 }
 
 }  // namespace anabranch::cuda

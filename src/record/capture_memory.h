@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory for captures: addresses that cost nothing. Nothing runs while a graph is captured, so
 // every allocation gets fresh virtual addresses, all of them backed by one physical page.
-// Ownership: owns the page and all addresses; they are gone with it, so the graphs of a capture
-// must
-//            be re-pointed or destroyed first.
+// Ownership: owns the page and all addresses; they are gone with it, so the graphs of a capture are
+//            re-pointed or destroyed first.
 // Threads:   one at a time.
 // Failure:   a Status, for a driver without virtual memory or one that is out of addresses.
-// Edges:     an address is never given out twice, freed or not, and never touches another
-// allocation,
-//            so two captures share none and an end pointer belongs to one allocation alone. Work
-//            that runs on this memory reads and writes the one page: never launch a capture as it
-//            is.
+// Edges:     an address is never given out twice, freed or not, and never touches another one's
+//            bytes, so two captures share none and an end pointer belongs to one allocation alone.
+//            Addresses rise, as far as one range of them goes: an allocator above that prefers low
+//            ones then decides alike in both captures. Work that runs on this memory reads and
+//            writes the one page: never launch a capture as it is.
 #pragma once
 
 #include <cstdint>
@@ -43,10 +42,11 @@ class CaptureMemory {
   struct Range {
     CuDevicePtr address = 0;
     std::size_t bytes = 0;
-    std::size_t mapped = 0;
+    std::size_t used = 0;  // and mapped
   };
   explicit CaptureMemory(const Driver& driver) : driver_(driver) {}
-  Status map(Range& range);
+  Status reserve(std::size_t needed);
+  Status map(CuDevicePtr address, std::size_t bytes);
 
   const Driver& driver_;
   CuMemAllocationProp prop_{};

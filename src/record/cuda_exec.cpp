@@ -5,6 +5,7 @@
 
 #include "record/cuda_recording.h"
 #include "record/differences.h"
+#include "record/graph_transfers.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -53,12 +54,11 @@ CudaExec::~CudaExec() {
 }
 
 Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph original,
-                                                 const Repointing& repointing,
-                                                 const Updater* updater) {
+                                                 const Repointing& repointing, CuFunction updater) {
   std::unique_ptr<CudaExec> made(new CudaExec(driver, repointing));
   if (Status cloned = made->clone_nodes(original); !cloned.ok()) return cloned;
   if (updater) {
-    if (Status prepared = made->prepare_updates(*updater); !prepared.ok()) return prepared;
+    if (Status prepared = made->prepare_updates(updater); !prepared.ok()) return prepared;
   }
   if (made->staged_) made->watch_sources();
   CuInstantiateParams params{};
@@ -88,7 +88,7 @@ Status CudaExec::clone_nodes(CuGraph original) {
     }
     node.handle = there;
   }
-  return {};
+  return place_transfers(driver_, graph_, repointing_.image.edges, nodes_);
 }
 
 void LaunchMemory::forget() noexcept {

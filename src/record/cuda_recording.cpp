@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "record/graph_match.h"
+#include "record/graph_transfers.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -49,7 +50,7 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
 }
 
 Status CudaRecording::make_executables(CuGraph original) {
-  const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to, const Updater* updater) {
+  const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to, CuFunction updater) {
     auto exec = CudaExec::make(driver_, original, repointing_, updater);
     if (!exec.ok()) return exec.error();
     to.push_back(*std::move(exec));
@@ -58,8 +59,8 @@ Status CudaRecording::make_executables(CuGraph original) {
   for (std::uint32_t i = 0; i < options_.executables; ++i) {
     if (Status made = add(executables_, nullptr); !made.ok()) return made;
   }
-  for (std::uint32_t i = 0; options_.updater && i < options_.updating_executables; ++i) {
-    if (Status made = add(updating_, options_.updater); !made.ok()) return made;
+  for (std::uint32_t i = 0; options_.device_code && i < options_.updating_executables; ++i) {
+    if (Status made = add(updating_, options_.device_code->update()); !made.ok()) return made;
   }
   return {};
 }
@@ -73,13 +74,24 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   if (Status same = match_graphs(*image, *other); !same.ok()) return same;
   const auto units = UnitTable::make(first.allocations, second.allocations);
   if (!units.ok()) return units.error();
-  auto sites = find_sites(*image, *other, *units);
-  if (!sites.ok()) return sites.error();
+  auto found = find_sites(*image, *other, *units);
+  if (!found.ok()) return found.error();
+  unsure_ = found->unsure;
+  if (unsure_ != 0 && !options_.accept_unsure) return found->first_unsure;
+  std::vector<Site>& sites = found->sites;
+  if (options_.device_code) {
+    if (Status replaced = replace_transfers(driver_, *options_.device_code, *image, sites);
+        !replaced.ok()) {
+      return replaced;
+    }
+  }
   const auto of_units = kinds_of_units(*units, first.allocations, kinds);
-  auto plan = plan_graph(*image, *sites, units->units(), of_units);
+  auto plan = plan_graph(*image, sites, units->units(), of_units);
   if (!plan.ok()) return plan.error();
+  std::vector<bool> is_named(of_units.size());
+  for (const Site& site : sites) is_named[site.unit] = true;
   for (std::uint32_t unit = 0; unit < of_units.size(); ++unit) {
-    if (of_units[unit] != UnitKind::kGiven) continue;
+    if (of_units[unit] != UnitKind::kGiven || !is_named[unit]) continue;
     const Unit& there = units->units()[unit];
     slots_.push_back(
         {unit, there.bytes,
@@ -87,8 +99,8 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   }
   repointing_.image = *std::move(image);
   arena_ = std::move(plan->parts.arena);
-  name_sources(*sites);
-  repointing_.sites = *std::move(sites);
+  name_sources(sites);
+  repointing_.sites = std::move(sites);
   return {};
 }
 

@@ -16,8 +16,8 @@
 
 #include "anabranch/plan.h"
 #include "anabranch/status.h"
+#include "device/cuda/device_code.h"
 #include "device/cuda/driver.h"
-#include "device/cuda/updater.h"
 #include "record/graph_image.h"
 #include "record/graph_program.h"
 #include "record/graph_sites.h"
@@ -31,7 +31,8 @@ struct Capture {
   std::span<const CaptureAllocation> allocations;
 };
 
-// Memory of the caller that a launch is given: any address with this alignment.
+// Memory of the caller that a launch is given: any address with this alignment. Given memory that
+// no node names is no slot.
 struct CudaSlot {
   std::uint32_t unit = 0;
   std::uint64_t bytes = 0;
@@ -79,7 +80,7 @@ class CudaExec {
 
   static Result<std::unique_ptr<CudaExec>> make(const Driver& driver, CuGraph original,
                                                 const Repointing& repointing,
-                                                const Updater* updater = nullptr);
+                                                CuFunction updater = nullptr);
   ~CudaExec();
   CudaExec(const CudaExec&) = delete;
   CudaExec& operator=(const CudaExec&) = delete;
@@ -115,10 +116,10 @@ class CudaExec {
   void write_sites(std::uint32_t node);
   Status set_node(std::uint32_t node);
   CuResult set_kernel(std::uint32_t node);
-  Status prepare_updates(const Updater& updater);
+  Status prepare_updates(CuFunction updater);
   Status make_updatable(std::uint32_t node, std::vector<SiteUpdate>& updates);
   Status allocate_tables(const std::vector<SiteUpdate>& updates);
-  Status add_updater(const Updater& updater, std::uint32_t updates);
+  Status add_updater(CuFunction updater, std::uint32_t updates);
   Status add_copy(CuGraphNode* sent);
   Status upload();
 
@@ -144,8 +145,10 @@ class CudaExec {
 
 struct CudaRecordOptions {
   std::uint32_t executables = 1;  // more let more launches at settled addresses run at once
-  const Updater* updater = nullptr;
-  std::uint32_t updating_executables = 2;  // with an updater: one sends while another runs
+  // With it copies and fills are kernels, which take memory of any kind, and there are updating
+  // executables; without it the driver's nodes stay, and all are set from the host.
+  const DeviceCode* device_code = nullptr;
+  std::uint32_t updating_executables = 2;  // one sends while another runs
   // The updater reads tables of up to so many addresses from the host's memory, without a copy.
   std::uint32_t direct_addresses = 0;
   // Up to so many nodes are set from the host. About where the two cost the same on an H200.
@@ -153,6 +156,9 @@ struct CudaRecordOptions {
   // After so many launches at the same addresses all nodes are set from the host, once, and the
   // launches that follow cost what a frozen graph does.
   std::uint32_t settle_after = 10;
+  // Keeps what the first capture had where bytes differ that are no address. For a caller that
+  // goes on to compare launches of both captures' recordings with the step itself.
+  bool accept_unsure = false;
 };
 
 // How launches went; for reports.
@@ -165,7 +171,7 @@ struct CudaLaunchCounts {
 class CudaRecording {
  public:
   // `kinds` says of each allocation what it is; an address that was given is a slot even where the
-  // capture's allocator gave it out again. The updater must outlive the recording.
+  // capture's allocator gave it out again. Device code must outlive the recording.
   static Result<std::shared_ptr<CudaRecording>> make(const Driver& driver, const Capture& first,
                                                      const Capture& second,
                                                      std::span<const UnitKind> kinds,
@@ -181,7 +187,12 @@ class CudaRecording {
   std::uint32_t node_count(std::size_t source) const {
     return repointing_.first_node[source + 1] - repointing_.first_node[source];
   }
+  // Bytes that differ between the captures and are no address, see FoundSites; words of them.
+  std::uint32_t unsure() const { return unsure_; }
   std::span<const Site> sites() const { return repointing_.sites; }
+  std::uint32_t node_count() const {
+    return static_cast<std::uint32_t>(repointing_.image.nodes.size());
+  }
   const CudaRecordOptions& options() const { return options_; }
   std::span<const std::unique_ptr<CudaExec>> executables() const { return executables_; }
   std::span<const std::unique_ptr<CudaExec>> updating() const { return updating_; }
@@ -201,6 +212,7 @@ class CudaRecording {
   std::vector<CudaSlot> slots_;
   ArenaLayout arena_;
   std::vector<std::uint64_t> source_bytes_, source_masks_;
+  std::uint32_t unsure_ = 0;
   const CudaRecordOptions options_;
   std::vector<std::unique_ptr<CudaExec>> executables_;
   std::vector<std::unique_ptr<CudaExec>> updating_;

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
-#include "device/sim/updater_kernel.h"
 #include "record/cuda_recording.h"
 
 namespace anabranch::cuda::testing {
@@ -74,13 +74,12 @@ class CudaStepTest : public sim::SimTest {
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     return made.ok() ? *std::move(made) : nullptr;
   }
-  // The updater as a host function of the simulated driver.
-  const Updater* load_updater() {
-    sim->add_kernel(sim::updater_kernel());
-    auto made = Updater::load(*d, sim::SimDriver::make_image({"anabranch_update"}).c_str());
+  // Device code as host functions of the simulated driver.
+  const DeviceCode* load_device_code() {
+    auto made = DeviceCode::load(*d, sim::add_device_code(*sim).c_str());
     EXPECT_TRUE(made.ok());
-    updater_ = *std::move(made);
-    return updater_.get();
+    device_code_ = *std::move(made);
+    return device_code_.get();
   }
   void destroy_captures() {
     for (Captured& captured : captures) {
@@ -110,7 +109,7 @@ class CudaStepTest : public sim::SimTest {
 
  private:
   CuFunction packed_ = nullptr;
-  std::unique_ptr<Updater> updater_;
+  std::unique_ptr<DeviceCode> device_code_;
 };
 
 }  // namespace anabranch::cuda::testing

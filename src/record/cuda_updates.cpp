@@ -18,7 +18,7 @@ bool is_refused(CuResult result) {
 
 }  // namespace
 
-Status CudaExec::prepare_updates(const Updater& updater) {
+Status CudaExec::prepare_updates(CuFunction updater) {
   std::vector<SiteUpdate> updates;
   for (std::uint32_t node = 0; node < nodes_.size(); ++node) {
     if (nodes_[node].type != CuNodeType::kKernel ||
@@ -96,7 +96,7 @@ Status CudaExec::add_copy(CuGraphNode* sent) {
 
 // The table's copy, if there is one, and the updater come before every node that nothing came
 // before.
-Status CudaExec::add_updater(const Updater& updater, std::uint32_t updates) {
+Status CudaExec::add_updater(CuFunction updater, std::uint32_t updates) {
   CuGraphNode sent = nullptr, updated = nullptr;
   CuDevicePtr table = table_;
   const Status ready = table_ ? add_copy(&sent)
@@ -105,7 +105,7 @@ Status CudaExec::add_updater(const Updater& updater, std::uint32_t updates) {
   if (!ready.ok()) return ready;
   void* params[] = {&updates_, &table, &updates};
   CuKernelNodeParams kernel{};
-  kernel.func = updater.function();
+  kernel.func = updater;
   kernel.grid_x = (updates + kUpdaterBlock - 1) / kUpdaterBlock;
   kernel.block_x = kUpdaterBlock;
   kernel.grid_y = kernel.grid_z = kernel.block_y = kernel.block_z = 1;

@@ -38,6 +38,7 @@ struct KernelImage {
 struct NodeImage {
   CuGraphNode handle = nullptr;
   CuNodeType type = CuNodeType::kEmpty;
+  bool is_ours = false;  // a kernel of ours, for the node with this handle; see graph_transfers.h
   KernelImage kernel;
   CuMemcpy3D copy{};
   CuMemsetNodeParams fill{};

@@ -22,11 +22,11 @@ class SiteFinder {
   SiteFinder(const GraphImage& first, const GraphImage& second, const UnitTable& units)
       : first_(first), second_(second), units_(units) {}
 
-  Result<std::vector<Site>> run() {
+  Result<FoundSites> run() {
     for (node_ = 0; node_ < first_.nodes.size(); ++node_) {
       if (Status searched = search_node(); !searched.ok()) return searched;
     }
-    return std::move(sites_);
+    return std::move(found_);
   }
 
  private:
@@ -34,7 +34,8 @@ class SiteFinder {
     const NodeImage &a = first_.nodes[node_], &b = second_.nodes[node_];
     switch (a.type) {
       case CuNodeType::kKernel:
-        return search_params(a.kernel, b.kernel);
+        search_params(a.kernel, b.kernel);
+        return {};
       case CuNodeType::kMemcpy:
         if (Status source = search_copy(Operand::kSource, a.copy.src_memory_type, source_of(a.copy),
                                         source_of(b.copy));
@@ -50,7 +51,7 @@ class SiteFinder {
     }
   }
 
-  Status search_params(const KernelImage& a, const KernelImage& b) {
+  void search_params(const KernelImage& a, const KernelImage& b) {
     for (const ParamField& field : a.fields) {
       std::uint32_t at = 0;
       for (; at + kWord <= field.bytes; at += kWord) {
@@ -58,15 +59,18 @@ class SiteFinder {
         if (Status word = search_word(Operand::kParam, offset, word_at(a.params, offset),
                                       word_at(b.params, offset));
             !word.ok()) {
-          return word;
+          doubt(std::move(word));
         }
       }
       const std::uint32_t rest = field.offset + at;
       if (std::memcmp(a.params.data() + rest, b.params.data() + rest, field.bytes - at) != 0) {
-        return refuse(rest, "bytes too few for an address");
+        doubt(refuse(rest, "bytes too few for an address"));
       }
     }
-    return {};
+  }
+
+  void doubt(Status what) {
+    if (found_.unsure++ == 0) found_.first_unsure = std::move(what);
   }
 
   // The addresses of operands, whatever kind of memory they name; arrays have none.
@@ -91,7 +95,7 @@ class SiteFinder {
     if (hit.unit == UnitTable::kNone || hit.unit != other.unit || hit.offset != other.offset) {
       return refuse(offset, fmt::format("({:#x}, {:#x}), which is no address", a, b));
     }
-    sites_.push_back({node_, operand, offset, hit.unit, hit.offset});
+    found_.sites.push_back({node_, operand, offset, hit.unit, hit.offset});
     return {};
   }
 
@@ -107,13 +111,13 @@ class SiteFinder {
   const GraphImage& second_;
   const UnitTable& units_;
   std::uint32_t node_ = 0;
-  std::vector<Site> sites_;
+  FoundSites found_;
 };
 
 }  // namespace
 
-Result<std::vector<Site>> find_sites(const GraphImage& first, const GraphImage& second,
-                                     const UnitTable& units) {
+Result<FoundSites> find_sites(const GraphImage& first, const GraphImage& second,
+                              const UnitTable& units) {
   return SiteFinder(first, second, units).run();
 }
 

@@ -2,7 +2,7 @@
 // Sites: every place of a captured graph that holds an address which may change between launches.
 // Ownership: values.
 // Threads:   pure.
-// Failure:   kCapturesDiffer names a word that differs and is no address: never a guess.
+// Failure:   kCapturesDiffer names an operand of a copy or fill that differs and is no address.
 // Edges:     words that are equal in both captures are left alone, since the captures share no
 //            address of a unit; so is memory that belongs to no unit.
 #pragma once
@@ -31,11 +31,20 @@ struct Site {
   bool operator==(const Site&) const = default;
 };
 
+// What find_sites() found. `unsure`: bytes of a kernel's parameters that differ and are no address.
+// They are either what compilers leave between the members of a struct, and behind the used part of
+// an array in it, or numbers that are others in every run. Nobody can tell by looking.
+struct FoundSites {
+  std::vector<Site> sites;
+  std::uint32_t unsure = 0;
+  Status first_unsure;  // kCapturesDiffer, by name
+};
+
 // Both images match (match_graphs). Sorted by node, then by offset.
 //
 // Words of eight bytes are looked at where the ABI puts pointers, at multiples of eight within each
 // parameter. A word that lies in one unit at one offset in both captures is a site.
-Result<std::vector<Site>> find_sites(const GraphImage& first, const GraphImage& second,
-                                     const UnitTable& units);
+Result<FoundSites> find_sites(const GraphImage& first, const GraphImage& second,
+                              const UnitTable& units);
 
 }  // namespace anabranch::cuda

@@ -42,6 +42,7 @@ PUBLIC: dict[str, str] = {
     "device.h": "device",
     "tape.h": "device",
     "record.h": "record",
+    "capture.h": "record",
     "launch.h": "launch",
     "trace.h": "trace",
     "anabranch.h": "trace",

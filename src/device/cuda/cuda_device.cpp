@@ -14,11 +14,11 @@ Result<std::shared_ptr<CudaDevice>> CudaDevice::make(const Driver& driver, int o
   std::shared_ptr<CudaDevice> made(new CudaDevice(driver, ordinal));
   if (Status retained = made->retain(); !retained.ok()) return retained;
   if (Status current = made->make_current(); !current.ok()) return current;
-  auto updater = Updater::load(driver, image);
-  if (updater.ok()) {
-    made->updater_ = *std::move(updater);
+  auto code = DeviceCode::load(driver, image);
+  if (code.ok()) {
+    made->device_code_ = *std::move(code);
   } else {
-    made->why_no_updater_ = updater.error().message();
+    made->why_no_device_code_ = code.error().message();
   }
   return made;
 }
@@ -33,7 +33,7 @@ Status CudaDevice::retain() {
 
 CudaDevice::~CudaDevice() {
   if (!context_) return;
-  if (updater_ && make_current().ok()) updater_.reset();
+  if (device_code_ && make_current().ok()) device_code_.reset();
   driver_.cuDevicePrimaryCtxRelease(device_);
 }
 

@@ -2,10 +2,9 @@
 // One CUDA device as recordings need it: the driver, the device's primary context (the one that
 // torch and the CUDA runtime use), and our own device code in it.
 // Ownership: shared; recordings keep theirs alive. Holds the primary context until it goes.
-// Threads:   any; immutable once made. A thread that calls the driver needs the context to be current:
-//            make_current().
+// Threads:   any; immutable once made. A thread that calls the driver calls make_current() before.
 // Failure:   no driver, no such device, no memory for a context: a Status. No device code is no
-//            failure but a reason, see why_no_updater().
+//            failure but a reason, see why_no_device_code().
 // Edges:     after fork() a child must make its own; CUDA cannot be used in it.
 #pragma once
 
@@ -13,8 +12,8 @@
 #include <string>
 
 #include "anabranch/status.h"
+#include "device/cuda/device_code.h"
 #include "device/cuda/driver.h"
-#include "device/cuda/updater.h"
 
 namespace anabranch::cuda {
 
@@ -35,8 +34,8 @@ class CudaDevice {
   Status make_current() const;
 
   // Null where addresses can only be set from the host.
-  const Updater* updater() const { return updater_.get(); }
-  const std::string& why_no_updater() const { return why_no_updater_; }
+  const DeviceCode* device_code() const { return device_code_.get(); }
+  const std::string& why_no_device_code() const { return why_no_device_code_; }
 
  private:
   CudaDevice(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {}
@@ -46,8 +45,8 @@ class CudaDevice {
   const int ordinal_;
   CuDevice device_ = 0;
   CuContext context_ = nullptr;
-  std::unique_ptr<Updater> updater_;
-  std::string why_no_updater_;
+  std::unique_ptr<DeviceCode> device_code_;
+  std::string why_no_device_code_;
 };
 
 }  // namespace anabranch::cuda

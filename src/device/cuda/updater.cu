@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernel at the root of a re-pointed graph: writes addresses into the parameters of the nodes
-// that run after it. One thread a site. Built where nvcc is; see updater.h.
+// that run after it. One thread a site. Built where nvcc is; see device_code.h.
 #include <cstdint>
 
-#include "device/cuda/updater.h"
+#include "device/cuda/device_code.h"
 
 extern "C" __global__ void anabranch_update(const anabranch::cuda::SiteUpdate* updates,
                                             const std::uint64_t* addresses, std::uint32_t count) {

@@ -4,8 +4,8 @@
 
 #include <thread>
 
+#include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
-#include "device/sim/updater_kernel.h"
 
 namespace anabranch::sim {
 namespace {
@@ -14,14 +14,13 @@ using ::testing::HasSubstr;
 
 class CudaDeviceTest : public SimTest {
  protected:
-  CudaDeviceTest() { sim->add_kernel(updater_kernel()); }
-  const std::string image = SimDriver::make_image({"anabranch_update"});
+  const std::string image = add_device_code(*sim);
 };
 
 TEST_F(CudaDeviceTest, UsesThePrimaryContextThatOthersUse) {
   const auto device = CudaDevice::make(*d, 0, image.c_str());
   ASSERT_TRUE(device.ok()) << device.error().message();
-  EXPECT_NE((*device)->updater(), nullptr);
+  EXPECT_NE((*device)->device_code(), nullptr);
   std::thread([&] {
     EXPECT_TRUE((*device)->make_current().ok());
     CuContext current = nullptr;
@@ -34,8 +33,8 @@ TEST_F(CudaDeviceTest, WithoutDeviceCodeHasAReason) {
   const std::string other = SimDriver::make_image({"add_one"});
   const auto device = CudaDevice::make(*d, 0, other.c_str());
   ASSERT_TRUE(device.ok());
-  EXPECT_EQ((*device)->updater(), nullptr);
-  EXPECT_THAT((*device)->why_no_updater(), HasSubstr("cuModuleGetFunction"));
+  EXPECT_EQ((*device)->device_code(), nullptr);
+  EXPECT_THAT((*device)->why_no_device_code(), HasSubstr("cuModuleGetFunction"));
 }
 
 TEST_F(CudaDeviceTest, RefusesADeviceThatIsNotThere) {

@@ -6,7 +6,7 @@
 namespace anabranch::cuda {
 
 const Driver* Differential::driver = nullptr;
-const void* Differential::updater_image = nullptr;
+const void* Differential::device_code_image = nullptr;
 
 const char* const kKernels = R"(.version 7.0
 .target sm_80

@@ -40,8 +40,8 @@ class Differential : public ::testing::Test {
  public:
   // The driver under test and its device 0; set once by main().
   static const Driver* driver;
-  // The updater's image for this driver; null for the one embedded in the library.
-  static const void* updater_image;
+  // The image of device code for this driver; null for the one embedded in the library.
+  static const void* device_code_image;
 
  protected:
   Differential();
@@ -77,6 +77,34 @@ class Differential : public ::testing::Test {
   std::vector<void*> host_memory_;
   std::vector<CuGraph> graphs_;
   std::vector<CuGraphExec> execs_;
+};
+
+// One page of mapped memory, for one case.
+class Mapped {
+ public:
+  explicit Mapped(const Driver& driver) : d(driver) {
+    CuMemAllocationProp prop{};
+    prop.type = CuAllocationType::kPinned;
+    prop.location = {CuLocationType::kDevice, 0};
+    const CuMemAccessDesc access{prop.location, CuAccess::kReadWrite};
+    EXPECT_CU(d.cuMemCreate(&handle_, kPage, &prop, 0));
+    EXPECT_CU(d.cuMemAddressReserve(&address, kPage, 0, 0, 0));
+    EXPECT_CU(d.cuMemMap(address, kPage, 0, handle_, 0));
+    EXPECT_CU(d.cuMemSetAccess(address, kPage, &access, 1));
+  }
+  ~Mapped() {
+    EXPECT_CU(d.cuMemUnmap(address, kPage));
+    EXPECT_CU(d.cuMemAddressFree(address, kPage));
+    EXPECT_CU(d.cuMemRelease(handle_));
+  }
+  Mapped(const Mapped&) = delete;
+  Mapped& operator=(const Mapped&) = delete;
+  CuDevicePtr address = 0;
+
+ private:
+  static constexpr std::size_t kPage = std::size_t{2} << 20;
+  const Driver& d;
+  CuMemoryHandle handle_ = 0;
 };
 
 }  // namespace anabranch::cuda

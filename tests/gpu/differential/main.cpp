@@ -4,10 +4,11 @@
 // so and answers 77, which ctest takes as skipped.
 #include <cstdio>
 #include <memory>
+#include <string>
 #include <string_view>
 
+#include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_driver.h"
-#include "device/sim/updater_kernel.h"
 #include "differential.h"
 
 namespace {
@@ -16,7 +17,7 @@ using namespace anabranch;
 
 constexpr int kSkipped = 77;
 
-std::unique_ptr<sim::SimDriver> make_simulated() {
+std::unique_ptr<sim::SimDriver> make_simulated(std::string* device_code) {
   auto made = std::make_unique<sim::SimDriver>();
   made->add_kernel(
       {.name = "add_one", .params = sim::layout_of({8, 8, 4}), .run = [](const auto& call) {
@@ -35,7 +36,7 @@ std::unique_ptr<sim::SimDriver> make_simulated() {
          for (std::uint32_t i = 0; out && i < count; ++i) out[i] = target.value;
        }});
   made->add_kernel({.name = "nothing", .params = {}, .run = nullptr});
-  made->add_kernel(sim::updater_kernel());
+  *device_code = sim::add_device_code(*made);
   return made;
 }
 
@@ -54,8 +55,8 @@ std::string why_not(const cuda::Driver& driver) {
   return "";
 }
 
-// `updater_image`: null for the one in the library.
-int run_on(const cuda::Driver& driver, const char* updater_image) {
+// `device_code_image`: null for the one in the library.
+int run_on(const cuda::Driver& driver, const char* device_code_image) {
   if (const std::string reason = why_not(driver); !reason.empty()) {
     std::printf("skipped: %s\n", reason.c_str());
     return kSkipped;
@@ -64,7 +65,7 @@ int run_on(const cuda::Driver& driver, const char* updater_image) {
   driver.cuDeviceGetName(name, sizeof name, 0);
   std::printf("device 0: %s, driver %d\n", name, driver.version);
   cuda::Differential::driver = &driver;
-  cuda::Differential::updater_image = updater_image;
+  cuda::Differential::device_code_image = device_code_image;
   return RUN_ALL_TESTS();
 }
 
@@ -74,8 +75,9 @@ int main(int argc, char** argv) {
   ::testing::InitGoogleMock(&argc, argv);
   const std::string_view which = argc > 1 ? argv[1] : "";
   if (which == "sim") {
-    return run_on(make_simulated()->table(),
-                  sim::SimDriver::make_image({"anabranch_update"}).c_str());
+    std::string device_code;
+    const auto simulated = make_simulated(&device_code);
+    return run_on(simulated->table(), device_code.c_str());
   }
   if (which != "real") {
     std::fputs("usage: gpu_differential sim | real [gtest arguments]\n", stderr);

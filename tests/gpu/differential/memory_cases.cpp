@@ -192,34 +192,6 @@ TEST_F(Memory, TensorMapsTakeAnotherAddress) {
   EXPECT_EQ(encode(a + 8, &map), CuResult::kInvalidValue);
 }
 
-// One page of mapped memory, for one case.
-class Mapped {
- public:
-  explicit Mapped(const Driver& driver) : d(driver) {
-    CuMemAllocationProp prop{};
-    prop.type = CuAllocationType::kPinned;
-    prop.location = {CuLocationType::kDevice, 0};
-    const CuMemAccessDesc access{prop.location, CuAccess::kReadWrite};
-    EXPECT_CU(d.cuMemCreate(&handle_, kPage, &prop, 0));
-    EXPECT_CU(d.cuMemAddressReserve(&address, kPage, 0, 0, 0));
-    EXPECT_CU(d.cuMemMap(address, kPage, 0, handle_, 0));
-    EXPECT_CU(d.cuMemSetAccess(address, kPage, &access, 1));
-  }
-  ~Mapped() {
-    EXPECT_CU(d.cuMemUnmap(address, kPage));
-    EXPECT_CU(d.cuMemAddressFree(address, kPage));
-    EXPECT_CU(d.cuMemRelease(handle_));
-  }
-  Mapped(const Mapped&) = delete;
-  Mapped& operator=(const Mapped&) = delete;
-  CuDevicePtr address = 0;
-
- private:
-  static constexpr std::size_t kPage = std::size_t{2} << 20;
-  const Driver& d;
-  CuMemoryHandle handle_ = 0;
-};
-
 TEST_F(Memory, ACopyOfAnExecutableKeepsTheKindsOfMemoryItWasInstantiatedWith) {
   const Mapped mapped(d), other(d);
   const CuDevicePtr made = allocate(1024), also = allocate(1024);

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small step from capture to launches at new addresses: parameters in both styles, a struct by
-// value, and a fill. A copy is not among them: captured on memory for captures, it could not be set
-// to memory of another kind (see ACopyOfAnExecutableKeepsTheKindsOfMemoryItWasInstantiatedWith).
+// A small step from capture on memory for captures to launches at allocated and at mapped
+// addresses: parameters in both styles, a struct by value, a fill, copies of one and two
+// dimensions.
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
 #include <random>
+#include <string>
+#include <tuple>
 
-#include "device/cuda/updater.h"
+#include "device/cuda/device_code.h"
 #include "differential.h"
 #include "launch/cuda_launch.h"
 #include "record/capture_memory.h"
@@ -21,13 +24,16 @@ constexpr std::uint64_t kBytes = kWords * sizeof(std::uint32_t);
 constexpr std::uint32_t kPoison = 0xA5A5A5A5;
 constexpr std::uint32_t kStored = 7;
 
-enum : std::size_t { kX, kY, kZ, kT0, kT1, kT2, kUnits };
+enum : std::size_t { kX, kY, kZ, kT0, kT1, kT2, kT3, kT4, kUnits };
 
-// Who sets the nodes; the updater has its table copied, or reads the host's memory.
+// Who sets the nodes: the host, or device code that has its table copied or reads the host's
+// memory.
 enum class By : std::uint8_t { kHost, kUpdater, kUpdaterDirectly };
+// And whether the memory of launches is mapped.
+using Way = std::tuple<By, bool>;
 
 // y = x + 3 and z = 8.
-class Recordings : public Differential, public ::testing::WithParamInterface<By> {
+class Recordings : public Differential, public ::testing::WithParamInterface<Way> {
  protected:
   Recordings() {
     std::unique_ptr<CaptureMemory> memories[2];
@@ -36,13 +42,15 @@ class Recordings : public Differential, public ::testing::WithParamInterface<By>
       memories[c] = *CaptureMemory::make(d);
       graphs[c] = capture([&](CuStream on) { queue_step(on, *memories[c]); });
     }
-    CudaRecordOptions options;
-    if (GetParam() != By::kHost) {
-      auto loaded = Updater::load(d, updater_image);
-      EXPECT_TRUE(loaded.ok()) << (loaded.ok() ? "" : loaded.error().message());
-      updater_ = *std::move(loaded);
-      options = {.updater = updater_.get(), .few_nodes = 0, .settle_after = ~0u};
-      if (GetParam() == By::kUpdaterDirectly) options.direct_addresses = 1000;
+    auto loaded = DeviceCode::load(d, device_code_image);
+    EXPECT_TRUE(loaded.ok()) << (loaded.ok() ? "" : loaded.error().message());
+    code = *std::move(loaded);
+    CudaRecordOptions options{.device_code = code.get(), .updating_executables = 0};
+    if (by_updater()) {
+      options.updating_executables = 2;
+      options.direct_addresses = by() == By::kUpdaterDirectly ? 1000 : 0;
+      options.few_nodes = 0;
+      options.settle_after = ~0u;
     }
     std::vector<UnitKind> kinds(kUnits, UnitKind::kTemporary);
     kinds[kX] = kinds[kY] = kinds[kZ] = UnitKind::kGiven;
@@ -52,13 +60,36 @@ class Recordings : public Differential, public ::testing::WithParamInterface<By>
     if (made.ok()) recording = *std::move(made);
   }
 
+  static By by() { return std::get<0>(GetParam()); }
+  static bool by_updater() { return by() != By::kHost; }
+  CuDevicePtr memory_for_launches(std::size_t bytes) {
+    if (!std::get<1>(GetParam())) return allocate(bytes);
+    mapped_ = std::make_unique<Mapped>(d);
+    return mapped_->address;
+  }
+
   void queue_step(CuStream on, CaptureMemory& memory) {
     std::array<CuDevicePtr, kUnits> at{};
-    for (CuDevicePtr& address : at) address = *memory.allocate(kBytes);
+    for (CuDevicePtr& address : at) address = *memory.allocate(2 * kBytes);
     EXPECT_CU(d.cuMemsetD32Async(at[kT0], 0, kWords, on));
     EXPECT_CU(add(on, at[kX], at[kT0]));
     EXPECT_CU(add_packed(on, at[kT0], at[kT1]));
-    EXPECT_CU(add(on, at[kT1], at[kY]));
+    EXPECT_CU(d.cuMemcpyDtoDAsync(at[kT3], at[kT1], kBytes, on));
+    CuMemcpy2D spread{};
+    spread.src_memory_type = spread.dst_memory_type = CuMemoryType::kDevice;
+    spread.src_device = at[kT3];
+    spread.src_pitch = spread.width_bytes = kBytes / 8;
+    spread.height = 8;
+    spread.dst_device = at[kT4];
+    spread.dst_pitch = kBytes / 4;
+    EXPECT_CU(d.cuMemcpy2DAsync(&spread, on));
+    CuMemcpy2D gather = spread;
+    gather.src_device = at[kT4];
+    gather.src_pitch = kBytes / 4;
+    gather.dst_device = at[kT3];
+    gather.dst_pitch = kBytes / 8;
+    EXPECT_CU(d.cuMemcpy2DAsync(&gather, on));
+    EXPECT_CU(add(on, at[kT3], at[kY]));
     Target target{at[kT2], kStored, 0};
     std::uint32_t count = kWords;
     EXPECT_CU(Differential::launch(store, on, {&count, &target}));
@@ -78,24 +109,37 @@ class Recordings : public Differential, public ::testing::WithParamInterface<By>
     return d.cuLaunchKernel(add_one, 1, 1, 1, 32, 1, 1, 0, on, nullptr, extra);
   }
 
+  std::unique_ptr<DeviceCode> code;
   std::shared_ptr<CudaRecording> recording;
 
  private:
-  std::unique_ptr<Updater> updater_;
+  std::unique_ptr<Mapped> mapped_;
 };
 
 TEST_P(Recordings, FindEveryAddressAndPlanTheTemporaries) {
   ASSERT_TRUE(recording);
   EXPECT_EQ(recording->slots().size(), 3u);
-  EXPECT_EQ(recording->sites().size(), 10u);
+  EXPECT_EQ(recording->sites().size(), 16u);
+  for (const Site& site : recording->sites()) EXPECT_EQ(site.operand, Operand::kParam);
   EXPECT_LT(recording->arena().size_bytes, recording->arena().naive_bytes);
+}
+
+TEST_P(Recordings, EveryNodeWithAnAddressIsForTheUpdaterIfThereIsOne) {
+  ASSERT_TRUE(recording);
+  const auto execs = by_updater() ? recording->updating() : recording->executables();
+  ASSERT_FALSE(execs.empty());
+  const CuDevicePtr field = memory_for_launches(4 * 2048);
+  const auto set = execs[0]->set_addresses(
+      std::vector<std::uint64_t>{field, field + 2048, field + 4096, field + 6144});
+  ASSERT_TRUE(set.ok()) << set.error().message();
+  EXPECT_EQ(*set, by_updater() ? 0u : 9u);  // set by the host
 }
 
 TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
   constexpr std::size_t kPlaces = 16, kPlace = 2048;  // the arena takes a place, too
   ASSERT_TRUE(recording);
   ASSERT_LE(recording->arena().size_bytes, kPlace);
-  const CuDevicePtr field = allocate((kPlaces + 1) * kPlace);
+  const CuDevicePtr field = memory_for_launches((kPlaces + 1) * kPlace);
   const CuDevicePtr first = (field + 511) / 512 * 512;
   const CuStream on = stream();
   std::mt19937 random(11);
@@ -131,13 +175,18 @@ TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
   }
 }
 
-std::string who(const ::testing::TestParamInfo<By>& by) {
-  return by.param == By::kHost      ? "ByHost"
-         : by.param == By::kUpdater ? "ByUpdater"
-                                    : "ByUpdaterDirectly";
+std::string who(const ::testing::TestParamInfo<Way>& way) {
+  const auto [by, is_mapped] = way.param;
+  return std::string(by == By::kHost      ? "ByHost"
+                     : by == By::kUpdater ? "ByUpdater"
+                                          : "ByUpdaterDirectly") +
+         (is_mapped ? "Mapped" : "Allocated");
 }
 INSTANTIATE_TEST_SUITE_P(, Recordings,
-                         ::testing::Values(By::kHost, By::kUpdater, By::kUpdaterDirectly), who);
+                         ::testing::Combine(::testing::Values(By::kHost, By::kUpdater,
+                                                              By::kUpdaterDirectly),
+                                            ::testing::Bool()),
+                         who);
 
 }  // namespace
 }  // namespace anabranch::cuda

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "anabranch/capture.h"
+
+#include <mutex>
+#include <vector>
+
+#include "anabranch/launch.h"
+#include "handles.h"
+
+namespace ab = anabranch;
+
+namespace {
+
+// torch's allocators are functions without a context, so they serve what is open now.
+std::mutex open_mutex;
+AnabranchCaptureMemory* open_memory = nullptr;
+
+std::vector<ab::CaptureBlock> blocks_of(const AnabranchCaptureBlock* blocks, size_t count) {
+  std::vector<ab::CaptureBlock> all;
+  all.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    all.push_back(
+        {blocks[i].first_address, blocks[i].second_address, blocks[i].bytes, blocks[i].given != 0});
+  }
+  return all;
+}
+
+}  // namespace
+
+AnabranchCaptureDevice* anabranch_capture_device_open(int32_t ordinal) {
+  return ab::bridge::guard([&] {
+    return ab::bridge::handle_of<AnabranchCaptureDevice>(ab::CaptureDevice::open(ordinal));
+  });
+}
+
+void anabranch_capture_device_free(AnabranchCaptureDevice* device) { delete device; }
+
+const char* anabranch_capture_device_why_no_device_code(const AnabranchCaptureDevice* device) {
+  return device->device.why_no_device_code().c_str();
+}
+
+int32_t anabranch_capture_clear(const AnabranchCaptureDevice* device, void* graph) {
+  return ab::bridge::guard([&] {
+    const ab::Status cleared = device->device.clear(graph);
+    return cleared.ok() ? 0 : ab::bridge::fail(cleared);
+  });
+}
+
+AnabranchCaptureMemory* anabranch_capture_memory_new(const AnabranchCaptureDevice* device) {
+  return ab::bridge::guard([&] {
+    return ab::bridge::handle_of<AnabranchCaptureMemory>(ab::CaptureMemory::make(device->device));
+  });
+}
+
+void anabranch_capture_memory_free(AnabranchCaptureMemory* memory) {
+  const std::lock_guard lock(open_mutex);
+  if (open_memory == memory) open_memory = nullptr;
+  delete memory;
+}
+
+uint64_t anabranch_capture_memory_allocate(AnabranchCaptureMemory* memory, uint64_t bytes) {
+  const std::lock_guard lock(open_mutex);
+  return ab::bridge::guard([&]() -> uint64_t {
+    const auto address = memory->memory.allocate(bytes);
+    if (address.ok()) return *address;
+    ab::bridge::fail(address.error());
+    return 0;
+  });
+}
+
+void anabranch_capture_memory_open(AnabranchCaptureMemory* memory) {
+  const std::lock_guard lock(open_mutex);
+  open_memory = memory;
+}
+
+void* anabranch_capture_allocate(ptrdiff_t bytes, int, void*) {
+  const std::lock_guard lock(open_mutex);
+  if (!open_memory || bytes < 0) return nullptr;
+  try {
+    const auto address = open_memory->memory.allocate(static_cast<uint64_t>(bytes));
+    if (address.ok()) return reinterpret_cast<void*>(*address);
+    ab::bridge::fail(address.error());
+  } catch (...) {  // out of host memory: the caller asks the same way
+  }
+  return nullptr;
+}
+
+void anabranch_capture_release(void*, ptrdiff_t, int, void*) {}
+
+AnabranchCapturedRecording* anabranch_captured_make(const AnabranchCaptureDevice* device,
+                                                    void* first, void* second,
+                                                    const AnabranchCaptureBlock* blocks,
+                                                    size_t count, int32_t accept_unsure) {
+  return ab::bridge::guard([&] {
+    return ab::bridge::handle_of<AnabranchCapturedRecording>(ab::CapturedRecording::make(
+        device->device, first, second, blocks_of(blocks, count), accept_unsure != 0));
+  });
+}
+
+void anabranch_captured_free(AnabranchCapturedRecording* recording) { delete recording; }
+
+size_t anabranch_captured_slots(const AnabranchCapturedRecording* recording,
+                                AnabranchCaptureSlot* out) {
+  return ab::bridge::guard([&]() -> size_t {
+    const auto slots = recording->recording.slots();
+    for (size_t i = 0; out && i < slots.size(); ++i) {
+      out[i] = {slots[i].block, slots[i].bytes, slots[i].alignment};
+    }
+    return slots.size();
+  });
+}
+
+void anabranch_captured_counts(const AnabranchCapturedRecording* recording,
+                               AnabranchCaptureCounts* out) {
+  const ab::CaptureCounts counts = recording->recording.counts();
+  *out = {counts.nodes,
+          counts.sites,
+          counts.unsure,
+          counts.arena_bytes,
+          counts.arena_lower_bound_bytes,
+          counts.launched_unchanged,
+          counts.launched_from_host,
+          counts.launched_from_device};
+}
+
+int32_t anabranch_captured_launch(const AnabranchCapturedRecording* recording,
+                                  const uint64_t* addresses, uint32_t count, uint64_t arena,
+                                  void* stream) {
+  return ab::bridge::guard([&] {
+    const ab::Status queued = ab::launch(recording->recording, {addresses, count}, arena, stream);
+    return queued.ok() ? 0 : ab::bridge::fail(queued);
+  });
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Recording CUDA graphs that somebody else captured: a step captured twice, at different addresses,
+// becomes a recording whose addresses are arguments.
+// Ownership: all are shared handles. The graphs stay the caller's and may go once make() has
+//            answered; the modules of their kernels must stay loaded.
+// Threads:   any; one capture memory is used by one thread at a time.
+// Failure:   a Status with the reason: no driver, captures that differ, work that cannot be
+//            re-pointed.
+// Edges:     what both captures agree on is frozen: sizes, numbers, memory that is in no block.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "anabranch/export.h"
+#include "anabranch/status.h"
+
+namespace anabranch {
+
+namespace cuda {
+class CudaDevice;     // src/device/cuda/cuda_device.h
+class CaptureMemory;  // src/record/capture_memory.h
+class CudaRecording;  // src/record/cuda_recording.h
+}  // namespace cuda
+
+// A GPU on which captured graphs are recorded, by its primary context, which torch and the CUDA
+// runtime use.
+class CaptureDevice {
+ public:
+  ANABRANCH_API static Result<CaptureDevice> open(int ordinal);
+  explicit CaptureDevice(std::shared_ptr<cuda::CudaDevice> device) : device_(std::move(device)) {}
+
+  // Why addresses are only set from the host, and copies stay as they are; else empty.
+  ANABRANCH_API const std::string& why_no_device_code() const;
+  // Takes all nodes out of a graph (a CUgraph).
+  ANABRANCH_API Status clear(void* graph) const;
+  const std::shared_ptr<cuda::CudaDevice>& cuda_device() const { return device_; }
+
+ private:
+  std::shared_ptr<cuda::CudaDevice> device_;
+};
+
+// Addresses for captures: fresh ones for every allocation, all of them over one page of 2 MiB,
+// since nothing runs while a graph is captured. Work that runs on them reads and writes that one
+// page.
+class CaptureMemory {
+ public:
+  ANABRANCH_API static Result<CaptureMemory> make(const CaptureDevice& device);
+  // Aligned to the page. Also while a stream is captured.
+  ANABRANCH_API Result<std::uint64_t> allocate(std::uint64_t bytes);
+
+ private:
+  explicit CaptureMemory(std::shared_ptr<cuda::CaptureMemory> memory)
+      : memory_(std::move(memory)) {}
+  std::shared_ptr<cuda::CaptureMemory> memory_;
+};
+
+// Memory that both captures named, at the address that each of them had. No two blocks of a capture
+// may touch: an address behind the end of one would be the begin of the other.
+struct CaptureBlock {
+  std::uint64_t first_address = 0;
+  std::uint64_t second_address = 0;
+  std::uint64_t bytes = 0;
+  bool given = false;  // an argument of each launch; else it lies in the arena
+};
+
+// A given block that the graph names.
+struct CaptureSlot {
+  std::uint32_t block = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t alignment = 0;  // that a launch's address must have
+};
+
+struct CaptureCounts {
+  std::uint32_t nodes = 0;
+  std::uint32_t sites = 0;  // places that hold an address
+  // Words that differ between the captures and are no address: what compilers leave between the
+  // members of a struct, or numbers that are others in every run.
+  std::uint32_t unsure = 0;
+  std::uint64_t arena_bytes = 0;
+  std::uint64_t arena_lower_bound_bytes = 0;
+  // Launches, by how the nodes were given their addresses.
+  std::uint64_t launched_unchanged = 0;
+  std::uint64_t launched_from_host = 0;
+  std::uint64_t launched_from_device = 0;
+};
+
+class CapturedRecording {
+ public:
+  // Of two captures (CUgraph) of one step, that have not been instantiated. Where there are unsure
+  // words it is refused, unless the caller accepts them: launches then have the first capture's.
+  // Whoever makes a second recording with the captures exchanged, and gets the same results from
+  // both as from the step itself, knows that nothing reads them.
+  ANABRANCH_API static Result<CapturedRecording> make(const CaptureDevice& device, void* first,
+                                                      void* second,
+                                                      std::span<const CaptureBlock> blocks,
+                                                      bool accept_unsure = false);
+
+  ANABRANCH_API std::vector<CaptureSlot> slots() const;
+  ANABRANCH_API CaptureCounts counts() const;
+  const std::shared_ptr<cuda::CudaDevice>& cuda_device() const { return device_; }
+  const std::shared_ptr<cuda::CudaRecording>& cuda_recording() const { return recording_; }
+
+ private:
+  CapturedRecording(std::shared_ptr<cuda::CudaDevice> device,
+                    std::shared_ptr<cuda::CudaRecording> recording)
+      : device_(std::move(device)), recording_(std::move(recording)) {}
+  std::shared_ptr<cuda::CudaDevice> device_;
+  std::shared_ptr<cuda::CudaRecording> recording_;
+};
+
+}  // namespace anabranch

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captures a step twice, at fresh addresses, and tells what it allocated and answered.
+
+Nothing runs on the device meanwhile. The step's Python does, both times: what it does to Python's
+own objects happens then and never again. Threads: one capture at a time in a process. Failure:
+NotRecordable with the reason; streams, allocator and gradients are then as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _compat
+from ._given import StandIns, Unit
+from ._native import NativeError
+from ._native_capture import Block, CaptureDevice, CaptureMemory, library_path
+from ._state import is_wrapper
+
+
+class NotRecordable(Exception):
+    """Why a step runs unrecorded; its text names the cause."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fresh:
+    """A tensor in memory that the step allocated: which allocation, and the view of it."""
+
+    allocation: int
+    offset_bytes: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Alias:
+    """A tensor in memory that the step was given; ``view`` is None for the tensor itself."""
+
+    tensor: int
+    view: tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapped:
+    """A tensor of a wrapping class, by the plain ones inside it."""
+
+    kind: type
+    names: tuple[str, ...]
+    parts: tuple[Any, ...]
+    context: Any
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """Anything else: the same value every time."""
+
+    value: Any
+
+
+@dataclasses.dataclass
+class Step:
+    """What is captured: a call over leaves, and the tensors it is given.
+
+    ``tensors`` are the plain tensors of ``leaves`` (by ``places``) and then those of the state.
+    """
+
+    call: Callable[[list[Any]], Any]
+    leaves: list[Any]
+    places: list[int]
+    tensors: list[Tensor]
+    units: list[Unit]
+    parameters: list[Tensor]  # that may get a gradient, those among the leaves first
+    device: int
+    stream: torch.cuda.Stream
+
+    @property
+    def arguments(self) -> int:
+        return len(self.places)
+
+
+@dataclasses.dataclass
+class Captured:
+    """One capture. ``graph`` and ``pool`` keep its memory; the rest is plain data."""
+
+    graph: torch.cuda.CUDAGraph
+    pool: torch.cuda.MemPool
+    given_at: list[int]
+    result: list[Any] = dataclasses.field(default_factory=list)
+    tree: Any = None
+    gradients: dict[int, Any] = dataclasses.field(default_factory=dict)  # by parameter
+    mutated: list[int] = dataclasses.field(default_factory=list)  # of the tensors
+
+
+@dataclasses.dataclass
+class Capture:
+    """Both captures and what they name; close() frees all but the graphs' nodes."""
+
+    memory: CaptureMemory
+    first: Captured
+    second: Captured
+    blocks: list[Block]  # the units that were given, then what was allocated
+    allocations: list[int]  # sizes
+
+    def close(self) -> None:
+        for captured in (self.first, self.second):
+            captured.graph.reset()
+        del self.first, self.second
+        self.memory.close()
+
+
+_one_at_a_time = threading.RLock()
+_abandoned: list[Any] = []  # memory that somebody still holds after a failure
+
+
+@functools.cache
+def _allocator() -> Any:
+    return torch.cuda.memory.CUDAPluggableAllocator(
+        str(library_path), "anabranch_capture_allocate", "anabranch_capture_release")
+
+
+def capture_twice(step: Step, device: CaptureDevice) -> Capture:
+    """Both captures of a step, and its memory in them."""
+    with _one_at_a_time, torch.cuda.device(step.device):
+        memory = CaptureMemory(device)
+        made: list[Captured] = []
+        try:
+            with _compat.memory_history(step.device) as history:
+                for _ in range(2):
+                    made.append(_capture(step, memory))
+            blocks, sizes = _match(step, made, history)
+            for captured in made:
+                _describe(step, captured, blocks, second=captured is made[1])
+            _compare(*made)
+            _check_nothing_is_kept(made)
+        except BaseException as error:
+            _abandoned.append((memory, made))  # frames and tensors may still point there
+            if isinstance(error, (RuntimeError, NativeError)):
+                raise NotRecordable(_reason(error)) from error
+            raise
+    return Capture(memory, *made, blocks, sizes)
+
+
+def _reason(error: Exception) -> str:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"{type(error).__name__} while it was captured: {first}"
+
+
+def _capture(step: Step, memory: CaptureMemory) -> Captured:
+    state = step.tensors[step.arguments:]
+    stand_ins = StandIns(step.tensors, step.units, memory)
+    leaves = list(step.leaves)
+    for i, place in enumerate(step.places):
+        original = leaves[place]
+        leaves[place] = stand_in = stand_ins.tensors[i]
+        if original.requires_grad and original.is_leaf:
+            stand_in.requires_grad_()
+    parameters = [leaves[place] for place in step.places if leaves[place].requires_grad]
+    parameters = [*parameters, *step.parameters[len(parameters):]] if step.parameters else []
+    captured = Captured(torch.cuda.CUDAGraph(keep_graph=True),
+                        torch.cuda.MemPool(_allocator().allocator(), no_split=True), stand_ins.at)
+    owners = [*stand_ins.tensors[:step.arguments], *state]
+    versions = [tensor._version for tensor in owners]
+    before = [parameter.grad for parameter in parameters]
+    with stand_ins.in_place_of(state, step.arguments):
+        try:
+            answer = _run(step, leaves, captured, memory)
+            flat, captured.tree = _compat.tree_flatten(answer)
+            captured.result = flat
+            captured.gradients = {
+                i: parameter.grad for i, (parameter, grad) in
+                enumerate(zip(parameters, before, strict=True)) if parameter.grad is not grad}
+            captured.mutated = [i for i, tensor in enumerate(owners)
+                                if tensor._version != versions[i]]
+            _keep_aliases(captured, owners)
+        finally:
+            for parameter, grad in zip(parameters, before, strict=True):
+                parameter.grad = grad
+    return captured
+
+
+def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemory) -> Any:
+    graph, pool = captured.graph, captured.pool
+    torch.cuda.synchronize()
+    gc.collect()
+    with _no_collection(), torch.cuda.stream(step.stream), _compat.keep_generated_tensors():
+        _compat.clear_workspaces()
+        memory.open()
+        try:
+            graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
+            try:
+                answer = step.call(leaves)
+            except BaseException:
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                _compat.end_pool(step.device, pool.id)
+                _end_of_capture()
+                raise
+            graph.capture_end()
+            return answer
+        finally:
+            memory.shut()
+            _compat.clear_workspaces()
+
+
+def _end_of_capture() -> None:
+    """A capture that broke leaves torch's generator believing that it goes on. One that ends well
+    tells it otherwise."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an empty graph
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_end()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """A finalizer that frees a graph or an event would end the capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _keep_aliases(captured: Captured, owners: Sequence[Tensor]) -> None:
+    """Results that are the given tensors themselves, while these still are what they were given."""
+    known = {id(tensor): i for i, tensor in enumerate(owners)}
+    captured.result = [Alias(known[id(leaf)], None) if id(leaf) in known else leaf
+                       for leaf in captured.result]
+
+
+def _match(step: Step, made: Sequence[Captured],
+           history: Sequence[tuple[int, int]]) -> tuple[list[Block], list[int]]:
+    """The blocks of both captures, where they allocated alike."""
+    traces = []
+    for captured in made:
+        segments = {segment["address"] for segment in torch.cuda.memory_snapshot(captured.pool.id)}
+        traces.append([event for event in history if event[0] in segments])
+    first, second = traces
+    if len(first) != len(second):
+        raise NotRecordable(f"two captures of it allocate {len(first)} times and {len(second)}")
+    order: dict[int, int] = {}
+    partner: dict[int, int] = {}
+    sizes: list[int] = []
+    for i, ((address, size), (other, other_size)) in enumerate(zip(first, second, strict=True)):
+        if size != other_size:
+            raise NotRecordable(
+                f"allocation {i} has {size} bytes in one capture and {other_size} in another")
+        if partner.setdefault(address, other) != other:
+            raise NotRecordable(f"allocation {i} takes memory used before in one capture only")
+        if address not in order:
+            order[address] = len(sizes)
+            sizes.append(0)
+        sizes[order[address]] = max(sizes[order[address]], size)
+    given = [Block(a, b, unit.size_bytes, True)
+             for a, b, unit in zip(made[0].given_at, made[1].given_at, step.units, strict=True)]
+    return given + [Block(address, partner[address], size, False)
+                    for address, size in zip(order, sizes, strict=True)], sizes
+
+
+def _describe(step: Step, captured: Captured, blocks: Sequence[Block], *, second: bool) -> None:
+    """Turns tensors into what they are, so that nothing of the capture is held."""
+    describer = _Describer(step, blocks, second)
+    captured.result = [describer.describe(leaf) for leaf in captured.result]
+    captured.gradients = {i: describer.describe(grad) for i, grad in captured.gradients.items()}
+
+
+class _Describer:
+    def __init__(self, step: Step, blocks: Sequence[Block], second: bool) -> None:
+        self._step = step
+        given = len(step.units)
+        self._given = [block[1 if second else 0] for block in blocks[:given]]
+        self._allocated = {block[1 if second else 0]: i for i, block in enumerate(blocks[given:])}
+
+    def describe(self, leaf: Any) -> Any:
+        if isinstance(leaf, (Alias, Constant)):
+            return leaf
+        if not isinstance(leaf, Tensor):
+            return Constant(leaf)
+        if is_wrapper(leaf):
+            names, context = leaf.__tensor_flatten__()  # type: ignore[attr-defined]
+            parts = tuple(self.describe(getattr(leaf, name)) for name in names)
+            return Wrapped(type(leaf), tuple(names), parts, context, tuple(leaf.shape),
+                           tuple(leaf.stride()))
+        if not leaf.is_cuda:
+            raise NotRecordable("it answers a tensor on the CPU, whose value a launch cannot tell")
+        view = (tuple(leaf.shape), tuple(leaf.stride()))
+        storage = leaf.untyped_storage().data_ptr()
+        if storage in self._allocated:
+            offset = leaf.storage_offset() * leaf.element_size()
+            return Fresh(self._allocated[storage], offset, *view, leaf.dtype)
+        alias = self._alias(leaf, view)
+        if alias is not None:
+            return alias
+        if leaf.numel() == 0:
+            return Fresh(-1, 0, *view, leaf.dtype)
+        return Constant(leaf)  # of before the capture: the object itself
+
+    def _alias(self, leaf: Tensor, view: tuple[Any, ...]) -> Alias | None:
+        address = leaf.data_ptr()
+        for unit, at in zip(self._step.units, self._given, strict=True):
+            if at <= address < at + unit.size_bytes:
+                tensor, _ = unit.members[0]
+                return Alias(tensor, (*view, address - at, leaf.dtype))
+        return None
+
+
+def _compare(first: Captured, second: Captured) -> None:
+    same = (first.tree == second.tree and first.mutated == second.mutated
+            and len(first.result) == len(second.result)
+            and all(map(_same, first.result, second.result))
+            and first.gradients.keys() == second.gradients.keys()
+            and all(_same(grad, second.gradients[i]) for i, grad in first.gradients.items()))
+    if not same:
+        raise NotRecordable("it answers something else in a second capture")
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Constant) and isinstance(b, Constant):
+        if a.value is b.value:
+            return True
+        return type(a.value) is type(b.value) and not isinstance(a.value, Tensor) \
+            and bool(a.value == b.value)
+    return bool(a == b)
+
+
+def _check_nothing_is_kept(made: Sequence[Captured]) -> None:
+    held = _compat.allocated_in_pool(made[0].pool.id)
+    if held:
+        gc.collect()
+        held = _compat.allocated_in_pool(made[0].pool.id)
+    if held:
+        raise NotRecordable(f"it keeps {held} bytes of tensors that it does not return, in an "
+                            "attribute or a list; return them, or compute them outside")

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captured CUDA graphs and the core: thin classes over the capture functions of the C ABI.
+
+No logic and no torch; ownership, threads and failure as in ``_native``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from ctypes import c_uint64, c_void_p
+from typing import NamedTuple
+
+from ._native import _Handle, core, last_error
+from ._native_library import CaptureBlock, CaptureCounts, CaptureSlot, library_path
+
+__all__ = ["Block", "CaptureCounts", "CaptureDevice", "CaptureMemory", "CapturedRecording", "Slot",
+           "capture_device", "last_error", "launch_captured", "library_path"]
+
+# The hot path: (handle, (c_uint64 * n)(...), n, c_uint64(arena), c_void_p(stream)) -> 0, or a code
+# and last_error(). Exactly these types, none is checked.
+launch_captured: Callable[..., int] = core.undeclared("captured_launch")
+
+
+class Block(NamedTuple):
+    """Memory that both captures named; see CaptureBlock in capture.h."""
+
+    first_address: int
+    second_address: int
+    size_bytes: int
+    given: bool
+
+
+class Slot(NamedTuple):
+    """A given block that the graph names, by its number, and what a launch's address must keep."""
+
+    block: int
+    size_bytes: int
+    alignment: int
+
+
+class CaptureDevice(_Handle):
+    """A GPU by its primary context."""
+
+    _free = "capture_device_free"
+
+    def __init__(self, ordinal: int) -> None:
+        super().__init__(core.capture_device_open(ordinal))
+
+    @property
+    def why_no_device_code(self) -> str:
+        """Why addresses can only be set from the host; empty where the device sets them."""
+        return core.capture_device_why_no_device_code(self.handle).decode(errors="replace")
+
+    def clear(self, graph: int) -> None:
+        """Takes all nodes out of a graph."""
+        if core.capture_clear(self.handle, graph):
+            raise last_error()
+
+
+@functools.cache
+def capture_device(ordinal: int) -> CaptureDevice:
+    """One for the life of the process: recordings share it."""
+    return CaptureDevice(ordinal)
+
+
+class CaptureMemory(_Handle):
+    """Fresh addresses over one page; whatever lies there must be gone before it is closed."""
+
+    _free = "capture_memory_free"
+
+    def __init__(self, device: CaptureDevice) -> None:
+        super().__init__(core.capture_memory_new(device.handle), device)
+
+    def allocate(self, size_bytes: int) -> int:
+        address = core.capture_memory_allocate(self.handle, size_bytes)
+        if not address:
+            raise last_error()
+        return address
+
+    def open(self) -> None:
+        """Makes torch's allocations in a pool over anabranch_capture_allocate come from here."""
+        core.capture_memory_open(self.handle)
+
+    def shut(self) -> None:
+        core.capture_memory_open(None)
+
+
+class CapturedRecording(_Handle):
+    """A step captured twice, made into a recording."""
+
+    _free = "captured_free"
+
+    def __init__(self, device: CaptureDevice, first: int, second: int,
+                 blocks: Sequence[Block], accept_unsure: bool) -> None:
+        array = (CaptureBlock * len(blocks))(*blocks)
+        super().__init__(core.captured_make(device.handle, first, second, array, len(blocks),
+                                            accept_unsure), device)
+
+    @property
+    def slots(self) -> list[Slot]:
+        count = core.captured_slots(self.handle, None)
+        array = (CaptureSlot * count)()
+        core.captured_slots(self.handle, array)
+        return [Slot(slot.block, slot.size_bytes, slot.alignment) for slot in array]
+
+    @property
+    def counts(self) -> CaptureCounts:
+        counts = CaptureCounts()
+        core.captured_counts(self.handle, ctypes.byref(counts))
+        return counts
+
+    def launch(self, addresses: Sequence[int], arena: int, stream: int) -> None:
+        """Queues one launch on ``stream``; addresses in the order of the slots."""
+        array = (c_uint64 * len(addresses))(*addresses)
+        if launch_captured(self.handle, array, len(addresses), c_uint64(arena), c_void_p(stream)):
+            raise last_error()

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step that was captured and recorded: what a launch of it takes and gives.
+
+A launch gathers the addresses of everything the step was given, allocates what it answers and its
+arena from torch's allocator, and queues one graph on the current stream. Nothing is held between
+launches. Threads: any, several at once. Failure: NativeError; a refused launch has queued nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _compat
+from ._capture import Alias, Capture, Constant, Fresh, NotRecordable, Step, Wrapped
+from ._given import whole_bytes
+from ._native_capture import CaptureCounts, CaptureDevice, CapturedRecording
+
+Build = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]  # (given, fresh) -> a part of the answer
+
+
+@dataclasses.dataclass(frozen=True)
+class _Room:
+    """A tensor that each launch allocates anew, and answers views of."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def allocate(self) -> Tensor:
+        return _compat.empty_strided_cuda(self.shape, self.stride, self.dtype)
+
+
+class Recorded:
+    """The recording of a step on one device.
+
+    ``step`` is not kept: what a launch needs of it is where the given tensors are found, which the
+    caller knows.
+    """
+
+    def __init__(self, step: Step, capture: Capture, device: CaptureDevice,
+                 accept_unsure: bool) -> None:
+        first = capture.first
+        self._device = step.device
+        answers = _fresh_in([*first.result, *first.gradients.values()])
+        rooms = _rooms(answers, capture.allocations)
+        given = len(step.units)
+        blocks = [block._replace(given=block.given or i - given in rooms)
+                  for i, block in enumerate(capture.blocks)]
+        graphs = first.graph.raw_cuda_graph(), capture.second.graph.raw_cuda_graph()
+        self._recording = CapturedRecording(device, *graphs, blocks, accept_unsure)
+        # Nothing reads an unsure word where the other capture's does as well.
+        self._other: CapturedRecording | None = None
+        if self._recording.counts.unsure:
+            exchanged = [block._replace(first_address=block.second_address,
+                                        second_address=block.first_address) for block in blocks]
+            self._other = CapturedRecording(device, *reversed(graphs), exchanged, True)
+        self._rooms = list(rooms.values())
+        room_of = {allocation: i for i, allocation in enumerate(rooms)}
+        self._sources: list[tuple[int, int]] = []  # given tensor and bytes, or ~room
+        self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
+        for slot in self._recording.slots:
+            if slot.block >= given:
+                self._sources.append((~room_of[slot.block - given], 0))
+                continue
+            unit = step.units[slot.block]
+            self._sources.append((unit.members[0][0], slot.alignment))
+            self._together += [(unit.members[0][0], other, offset)
+                               for other, offset in unit.members[1:]]
+        self._named = [index for index, _ in self._sources]
+        self._arena = self._recording.counts.arena_bytes
+        build = _Builder(room_of, self._rooms)
+        self._result = [build.part(leaf) for leaf in first.result]
+        self._tree = first.tree
+        self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()]
+        self._mutated = first.mutated
+        self._random = _random_graph(first.graph, device, step.device)
+
+    @property
+    def counts(self) -> CaptureCounts:
+        return self._recording.counts
+
+    @property
+    def slot_count(self) -> int:
+        return len(self._named)
+
+    @property
+    def mutated(self) -> list[int]:
+        """Given tensors that the step writes in place, as far as torch counts it."""
+        return self._mutated
+
+    @property
+    def uses_random_numbers(self) -> bool:
+        return self._random is not None
+
+    def fits(self, given: Sequence[Tensor]) -> bool:
+        """Whether tensors that overlapped when recorded still do, in the same way."""
+        return all(given[other].data_ptr() - given[first].data_ptr() == offset
+                   for first, other, offset in self._together)
+
+    def misaligned(self, given: Sequence[Tensor]) -> list[int]:
+        """Given tensors whose addresses the recorded kernels may not be launched at."""
+        return [index for index, alignment in self._sources
+                if index >= 0 and given[index].data_ptr() % alignment]
+
+    def exchange(self) -> bool:
+        """Launches what the other capture says from now on, if there are words of which one cannot
+        know what they are. Called again, it forgets the other capture and answers False."""
+        if self._other is None:
+            return False
+        self._recording, self._other = self._other, None
+        return True
+
+    def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
+               poison: int | None = None) -> Any:
+        """One launch on the current stream, of the current device. ``poison`` is a byte to fill
+        fresh memory with, which the step must not see."""
+        fresh = [room.allocate() for room in self._rooms]
+        arena = torch.empty(self._arena, dtype=torch.uint8, device=self._device)
+        if poison is not None:
+            for tensor in (*fresh, arena):
+                whole_bytes(tensor).fill_(poison)
+        addresses = [given[i].data_ptr() if i >= 0 else fresh[~i].data_ptr() for i in self._named]
+        if self._random is not None:
+            self._random.replay()
+        self._recording.launch(addresses, arena.data_ptr(), _compat.current_stream(self._device))
+        for index, build in self._gradients:
+            parameters[index].grad = build(given, fresh)
+        if self._mutated:
+            torch.autograd.graph.increment_version([given[i] for i in self._mutated])
+        return _compat.tree_unflatten([build(given, fresh) for build in self._result], self._tree)
+
+
+def _fresh_in(parts: Sequence[Any]) -> list[Fresh]:
+    found = []
+    for part in parts:
+        if isinstance(part, Fresh) and part.allocation >= 0:
+            found.append(part)
+        elif isinstance(part, Wrapped):
+            found += _fresh_in(part.parts)
+    return found
+
+
+def _rooms(answers: Sequence[Fresh], sizes: Sequence[int]) -> dict[int, _Room]:
+    """By allocation: the tensor itself where one fills it, else bytes."""
+    by_allocation: dict[int, list[Fresh]] = {}
+    for answer in answers:
+        by_allocation.setdefault(answer.allocation, []).append(answer)
+    rooms = {}
+    for allocation, views in by_allocation.items():
+        view, size = views[0], sizes[allocation]
+        fills = view.offset_bytes == 0 and all(other == view for other in views) \
+            and _extent(view) == size
+        rooms[allocation] = _Room(view.shape, view.stride, view.dtype) if fills \
+            else _Room((size,), (1,), torch.uint8)
+    return rooms
+
+
+def _extent(view: Fresh) -> int:
+    last = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride, strict=True))
+    return (last + 1) * view.dtype.itemsize
+
+
+class _Builder:
+    """From what a tensor is to a function that makes it in each launch."""
+
+    def __init__(self, room_of: dict[int, int], rooms: Sequence[_Room]) -> None:
+        self._room_of = room_of
+        self._rooms = rooms
+
+    def part(self, leaf: Any) -> Build:
+        if isinstance(leaf, Constant):
+            return lambda given, fresh: leaf.value
+        if isinstance(leaf, Alias):
+            return self._alias(leaf)
+        if isinstance(leaf, Wrapped):
+            return self._wrapped(leaf)
+        if leaf.allocation < 0:
+            return lambda given, fresh: _compat.empty_strided_cuda(leaf.shape, leaf.stride,
+                                                                   leaf.dtype)
+        room = self._room_of[leaf.allocation]
+        if self._rooms[room] == _Room(leaf.shape, leaf.stride, leaf.dtype):
+            return lambda given, fresh: fresh[room]
+        offset = leaf.offset_bytes
+        return lambda given, fresh: _view(fresh[room], offset, leaf.shape, leaf.stride, leaf.dtype)
+
+    @staticmethod
+    def _alias(leaf: Alias) -> Build:
+        if leaf.view is None:
+            return lambda given, fresh: given[leaf.tensor]
+        shape, stride, offset, dtype = leaf.view
+        return lambda given, fresh: _view(given[leaf.tensor], offset, shape, stride, dtype)
+
+    def _wrapped(self, leaf: Wrapped) -> Build:
+        parts = [self.part(part) for part in leaf.parts]
+
+        def build(given: Sequence[Tensor], fresh: Sequence[Tensor]) -> Any:
+            inner = {name: part(given, fresh)
+                     for name, part in zip(leaf.names, parts, strict=True)}
+            return leaf.kind.__tensor_unflatten__(  # type: ignore[attr-defined]
+                inner, leaf.context, leaf.shape, leaf.stride)
+
+        return build
+
+
+def _view(base: Tensor, offset_bytes: int, shape: tuple[int, ...], stride: tuple[int, ...],
+          dtype: torch.dtype) -> Tensor:
+    """A view of the memory behind ``base``, from so many bytes after its first element."""
+    begin = base.storage_offset() * base.element_size() + offset_bytes
+    made = torch.empty(0, dtype=dtype, device=base.device)
+    return made.set_(base.untyped_storage(), begin // dtype.itemsize, shape, stride)
+
+
+_RANDOM_STEP = 4  # torch counts random numbers in steps of four a kernel
+
+
+def _random_graph(graph: torch.cuda.CUDAGraph, device: CaptureDevice,
+                  ordinal: int) -> torch.cuda.CUDAGraph | None:
+    """A graph without nodes whose replay() does to torch's generator what the captured one's would.
+
+    Kernels that draw random numbers read seed and offset from tensors of the generator, which
+    torch sets when it replays a graph of its own. How far the captured step moves the offset shows
+    as its graph is replayed without nodes; a graph of as many tiny draws, emptied as well, then
+    does the same for the recording's life, without the memory of the capture.
+    """
+    generator = torch.cuda.default_generators[ordinal]
+    drawn = _drawn(graph, device, generator)
+    if drawn == 0:
+        return None
+    stand_in = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(stand_in, capture_error_mode="thread_local"):
+        scratch = torch.empty(1, device=torch.device("cuda", ordinal))
+        for _ in range(drawn // _RANDOM_STEP):
+            scratch.uniform_()
+    if _drawn(stand_in, device, generator) != drawn:
+        raise NotRecordable(f"it draws {drawn} random numbers a thread, which cannot be repeated")
+    return stand_in
+
+
+def _drawn(graph: torch.cuda.CUDAGraph, device: CaptureDevice, generator: torch.Generator) -> int:
+    device.clear(graph.raw_cuda_graph())
+    graph.instantiate()
+    before = generator.get_offset()
+    graph.replay()
+    drawn = generator.get_offset() - before
+    generator.set_offset(before)
+    return drawn

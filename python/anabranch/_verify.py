@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a recording does what the step does: both run from the same state, and are compared.
+
+The first launch goes to fresh memory filled with 0xFF. Everything the step was given and everything
+it answers must be the same bit for bit; where two plain runs differ from one another, what differs
+between them, ten times over, is the bound. Failure: Untrusted, with the tensor that is wrong; the
+state is then that of a plain run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _compat
+from ._capture import Step
+from ._given import bytes_of
+from ._state import inner_tensors
+
+_MARGIN = 10.0
+_POISON = 0xFF
+
+
+class Untrusted(Exception):
+    """A recording that answers something else than the step."""
+
+    def __init__(self, what: str, answer: Any) -> None:
+        super().__init__(what)
+        self.answer = answer  # of a plain run
+
+
+@dataclasses.dataclass
+class Run:
+    """What one run of a step left behind."""
+
+    answer: Any
+    gradients: list[Tensor | None]
+    memory: list[Tensor]  # copies of what was given, unit by unit
+    has_history: bool = False  # a result had a grad_fn
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        flat, _ = _compat.tree_flatten(self.answer)
+        named = [(f"result {i}", leaf) for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)]
+        named += [(f"gradient {i}", grad) for i, grad in enumerate(self.gradients)
+                  if grad is not None]
+        return [(name, inner) for name, tensor in named for inner in inner_tensors(tensor)]
+
+
+class Trial:
+    """A step as it is before a call, to run it again from there. ``fixed`` are tensors of its state
+    besides those in ``step.tensors``."""
+
+    def __init__(self, step: Step, fixed: Sequence[Tensor]) -> None:
+        self._step = step
+        self._memory = [*bytes_of(step.tensors, step.units), *fixed]
+        self._gradients = [parameter.grad for parameter in step.parameters]
+        self._random = torch.cuda.get_rng_state(step.device), torch.get_rng_state()
+        self._before = _copies(self._memory)
+
+    def plain(self) -> Run:
+        """Runs the step as it is. Its results have no history afterwards, as a recording's have
+        none: what they belonged to would live on into the capture."""
+        step = self._step
+        with on_stream(step.stream, step.device):
+            flat, tree = _compat.tree_flatten(step.call(list(step.leaves)))
+        has_history = any(isinstance(leaf, Tensor) and leaf.requires_grad and not leaf.is_leaf
+                          for leaf in flat)
+        answer = _compat.tree_unflatten([_detached(leaf) for leaf in flat], tree)
+        return dataclasses.replace(self._after(answer), has_history=has_history)
+
+    def launched(self, launch: Callable[[int], Any]) -> Run:
+        return self._after(launch(_POISON))
+
+    def _after(self, answer: Any) -> Run:
+        gradients = [parameter.grad if parameter.grad is not before else None
+                     for parameter, before in zip(self._step.parameters, self._gradients,
+                                                  strict=True)]
+        return Run(answer, gradients, _copies(self._memory))
+
+    def rewind(self) -> None:
+        """Back to before the call."""
+        self._put(self._before, self._gradients)
+        torch.cuda.set_rng_state(self._random[0], self._step.device)
+        torch.set_rng_state(self._random[1])
+
+    def _put(self, memory: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        for to, saved in zip(self._memory, memory, strict=True):
+            to.copy_(saved)
+        for parameter, grad in zip(self._step.parameters, gradients, strict=True):
+            parameter.grad = grad
+
+    def settle(self, run: Run) -> None:
+        """Leaves everything as it was after a plain run."""
+        self._put(run.memory, [grad if grad is not None else before for grad, before in
+                               zip(run.gradients, self._gradients, strict=True)])
+
+    def differing(self, a: Run, b: Run) -> dict[str, float]:
+        """What is not the same bit for bit, by name, and how far apart it is."""
+        found = {}
+        for name, x, y in self._pairs(a, b):
+            if x.shape != y.shape or x.dtype != y.dtype:
+                found[name] = float("inf")
+            elif not torch.equal(_raw(x), _raw(y)):
+                found[name] = _distance(x, y)
+        return found
+
+    def _pairs(self, a: Run, b: Run) -> Iterator[tuple[str, Tensor, Tensor]]:
+        for (name, x), (_, y) in zip(a.tensors(), b.tensors(), strict=True):
+            yield name, x.detach(), y.detach()
+        for i, (x, y) in enumerate(zip(a.memory, b.memory, strict=True)):
+            kind = self._memory[i].dtype
+            if i < len(self._step.units):
+                kind = self._step.tensors[self._step.units[i].members[0][0]].dtype
+            yield f"given memory {i}", _as(x, kind), _as(y, kind)
+
+
+def verify(trial: Trial, plain: Run, launch: Callable[[int], Any],
+           exchange: Callable[[], bool]) -> tuple[Any, bool]:
+    """The launch's answer, and whether it was right bit for bit. ``plain`` is a run from the same
+    state, which the trial has rewound since. Launches again where ``exchange()`` puts another
+    recording of the step in place."""
+    launched = trial.launched(launch)
+    wrong = trial.differing(plain, launched)
+    while exchange():
+        trial.rewind()
+        launched = trial.launched(launch)
+        wrong = {**wrong, **trial.differing(plain, launched)}
+    if not wrong:
+        return launched.answer, True
+    trial.rewind()
+    again = trial.plain()
+    spread = trial.differing(plain, again)
+    for name, distance in wrong.items():
+        if not distance <= _MARGIN * spread.get(name, 0.0):
+            raise Untrusted(
+                f"its first launch differs from a plain run in {name} by {distance:.3g}, two plain "
+                f"runs by {spread.get(name, 0.0):.3g}", again.answer)
+    return again.answer, False
+
+
+@contextlib.contextmanager
+def on_stream(stream: torch.cuda.Stream, device: int) -> Iterator[None]:
+    """Work inside runs on ``stream``, behind what the current stream has and before what it gets.
+
+    Plain runs take the stream of the captures: gradient accumulators remember the stream they were
+    made on, and one that was made elsewhere would break the capture.
+    """
+    current = torch.cuda.current_stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) and leaf.grad_fn is not None else leaf
+
+
+def _copies(memory: Sequence[Tensor]) -> list[Tensor]:
+    """On the device, or in host memory where the device's is short."""
+    if not memory:
+        return []
+    size = sum(tensor.numel() * tensor.element_size() for tensor in memory)
+    free, _ = torch.cuda.mem_get_info(memory[0].device)
+    cached = torch.cuda.memory_reserved(memory[0].device) \
+        - torch.cuda.memory_allocated(memory[0].device)
+    if free + cached > 4 * size:
+        return [tensor.detach().clone() for tensor in memory]
+    return [tensor.detach().to("cpu") for tensor in memory]
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)
+
+
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if tensor.dtype == dtype or tensor.numel() % dtype.itemsize:
+        return tensor
+    return tensor.view(dtype)
+
+
+def _distance(x: Tensor, y: Tensor) -> float:
+    """The norm of the difference; infinite where one has a NaN that the other has not."""
+    if not (x.dtype.is_floating_point or x.dtype.is_complex):
+        return float((x != y).sum())
+    a, b = x.double(), y.double()
+    if not torch.equal(a.isnan(), b.isnan()):
+        return float("inf")
+    return float((a - b).nan_to_num().norm())

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels of our own, embedded in the library: what device code does for recordings.
+// Ownership: a DeviceCode owns its module; unload it before its context goes.
+// Threads:   values; load() for the current context.
+// Failure:   load() is a Status: where the library was built without nvcc, or the driver is older
+//            than 12.4, there is none, and addresses are set from the host.
+// Edges:     also included by the device code itself, so nothing here but plain types for nvcc.
+#pragma once
+
+#include <cstdint>
+
+#ifndef __CUDACC__
+#include <memory>
+
+#include "anabranch/status.h"
+#include "device/cuda/driver.h"
+#endif
+
+namespace anabranch::cuda {
+
+// Writes addresses[unit] + shift at `offset` of the parameters of `node`; `unit` numbers the table
+// that a launch sends along.
+struct SiteUpdate {
+  std::uint64_t node = 0;  // a CuDeviceNode
+  std::uint64_t shift = 0;
+  std::uint32_t offset = 0;
+  std::uint32_t unit = 0;
+};
+static_assert(sizeof(SiteUpdate) == 24);
+
+inline constexpr std::uint32_t kUpdaterBlock = 128;  // threads
+
+// A box of rows from one place to another. They must not overlap, as with any copy.
+struct CopyParams {
+  std::uint64_t from = 0, to = 0;  // addresses of the first byte
+  std::uint64_t width_bytes = 0, height = 0, depth = 0;
+  std::uint64_t from_pitch = 0, to_pitch = 0;  // from row to row
+  std::uint64_t from_slice = 0, to_slice = 0;  // from layer to layer
+};
+
+// Rows that hold one word again and again, beginning with its lowest byte; a row may end in part
+// of it.
+struct FillParams {
+  std::uint64_t to = 0;
+  std::uint64_t width_bytes = 0, height = 0;
+  std::uint64_t pitch = 0;
+  std::uint32_t word = 0;
+  std::uint32_t padding = 0;
+};
+static_assert(sizeof(CopyParams) == 72 && sizeof(FillParams) == 40);
+
+// Threads of a block. Any grid and any shape of block does the whole box.
+inline constexpr std::uint32_t kTransferBlock = 256;
+
+#ifndef __CUDACC__
+class DeviceCode {
+ public:
+  // The module embedded in the library, or `image` in its place.
+  static Result<std::unique_ptr<DeviceCode>> load(const Driver& driver,
+                                                  const void* image = nullptr);
+  ~DeviceCode();
+  DeviceCode(const DeviceCode&) = delete;
+  DeviceCode& operator=(const DeviceCode&) = delete;
+
+  // anabranch_update(const SiteUpdate* updates, const uint64_t* addresses, uint32_t count)
+  CuFunction update() const { return update_; }
+  // anabranch_copy(CopyParams)
+  CuFunction copy() const { return copy_; }
+  // anabranch_fill(FillParams)
+  CuFunction fill() const { return fill_; }
+
+ private:
+  explicit DeviceCode(const Driver& driver) : driver_(driver) {}
+  Status find(CuFunction& function, const char* name);
+
+  const Driver& driver_;
+  CuModule module_ = nullptr;
+  CuFunction update_ = nullptr, copy_ = nullptr, fill_ = nullptr;
+};
+#endif
+
+}  // namespace anabranch::cuda

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "anabranch/capture.h"
+
+#include "device/cuda/cuda_device.h"
+#include "record/capture_memory.h"
+#include "record/cuda_recording.h"
+
+namespace anabranch {
+namespace {
+
+using cuda::recorded;
+
+// What is given back to the driver needs the context to be current, on whatever thread that is.
+template <typename Thing>
+std::shared_ptr<Thing> kept_with(std::shared_ptr<cuda::CudaDevice> device,
+                                 std::shared_ptr<Thing> thing) {
+  Thing* const there = thing.get();
+  return {there, [device = std::move(device), thing = std::move(thing)](Thing*) mutable {
+            (void)device->make_current();
+            thing.reset();
+          }};
+}
+
+}  // namespace
+
+Result<CaptureDevice> CaptureDevice::open(int ordinal) {
+  auto device = cuda::CudaDevice::open(ordinal);
+  if (!device.ok()) return device.error();
+  return CaptureDevice(*std::move(device));
+}
+
+const std::string& CaptureDevice::why_no_device_code() const {
+  return device_->why_no_device_code();
+}
+
+Status CaptureDevice::clear(void* graph) const {
+  if (Status current = device_->make_current(); !current.ok()) return current;
+  const cuda::Driver& driver = device_->driver();
+  auto* const from = static_cast<cuda::CuGraph>(graph);
+  std::size_t count = 0;
+  if (Status got = recorded("cuGraphGetNodes", driver.cuGraphGetNodes(from, nullptr, &count));
+      !got.ok()) {
+    return got;
+  }
+  std::vector<cuda::CuGraphNode> nodes(count);
+  if (Status got = recorded("cuGraphGetNodes", driver.cuGraphGetNodes(from, nodes.data(), &count));
+      !got.ok()) {
+    return got;
+  }
+  for (const cuda::CuGraphNode node : nodes) {
+    if (Status gone = recorded("cuGraphDestroyNode", driver.cuGraphDestroyNode(node)); !gone.ok()) {
+      return gone;
+    }
+  }
+  return {};
+}
+
+Result<CaptureMemory> CaptureMemory::make(const CaptureDevice& device) {
+  if (Status current = device.cuda_device()->make_current(); !current.ok()) return current;
+  auto memory = cuda::CaptureMemory::make(device.cuda_device()->driver());
+  if (!memory.ok()) return memory.error();
+  return CaptureMemory(
+      kept_with(device.cuda_device(), std::shared_ptr<cuda::CaptureMemory>(*std::move(memory))));
+}
+
+Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
+  return memory_->allocate(bytes);
+}
+
+Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device, void* first,
+                                                  void* second,
+                                                  std::span<const CaptureBlock> blocks,
+                                                  bool accept_unsure) {
+  const auto& on = device.cuda_device();
+  if (Status current = on->make_current(); !current.ok()) return current;
+  std::vector<cuda::CaptureAllocation> in_first, in_second;
+  std::vector<cuda::UnitKind> kinds;
+  for (const CaptureBlock& block : blocks) {
+    in_first.push_back({block.first_address, block.bytes});
+    in_second.push_back({block.second_address, block.bytes});
+    kinds.push_back(block.given ? cuda::UnitKind::kGiven : cuda::UnitKind::kTemporary);
+  }
+  cuda::CudaRecordOptions options;
+  options.device_code = on->device_code();
+  options.accept_unsure = accept_unsure;
+  auto recording =
+      cuda::CudaRecording::make(on->driver(), {static_cast<cuda::CuGraph>(first), in_first},
+                                {static_cast<cuda::CuGraph>(second), in_second}, kinds, options);
+  if (!recording.ok()) return recording.error();
+  return CapturedRecording(on, kept_with(on, *std::move(recording)));
+}
+
+std::vector<CaptureSlot> CapturedRecording::slots() const {
+  std::vector<CaptureSlot> slots;
+  for (const cuda::CudaSlot& slot : recording_->slots()) {
+    slots.push_back({slot.unit, slot.bytes, slot.alignment});
+  }
+  return slots;
+}
+
+CaptureCounts CapturedRecording::counts() const {
+  const auto read = [](const std::atomic<std::uint64_t>& count) {
+    return count.load(std::memory_order_relaxed);
+  };
+  CaptureCounts counts;
+  counts.nodes = recording_->node_count();
+  counts.sites = static_cast<std::uint32_t>(recording_->sites().size());
+  counts.unsure = recording_->unsure();
+  counts.arena_bytes = recording_->arena().size_bytes;
+  counts.arena_lower_bound_bytes = recording_->arena().lower_bound_bytes;
+  counts.launched_unchanged = read(recording_->counts().unchanged);
+  counts.launched_from_host = read(recording_->counts().from_host);
+  counts.launched_from_device = read(recording_->counts().from_device);
+  return counts;
+}
+
+}  // namespace anabranch
