@@ -81,6 +81,7 @@ class Step:
     places: list[int]
     tensors: list[Tensor]
     units: list[Unit]
+    gradients: int  # how many at the end of `tensors` are gradients
     parameters: list[Tensor]  # that may get a gradient, those among the leaves first
     device: int
     stream: torch.cuda.Stream
@@ -88,6 +89,11 @@ class Step:
     @property
     def arguments(self) -> int:
         return len(self.places)
+
+    @property
+    def own(self) -> int:
+        """How many of the tensors are arguments or state; those behind are gradients."""
+        return len(self.tensors) - self.gradients
 
 
 @dataclasses.dataclass
@@ -163,9 +169,7 @@ def _capture(step: Step, memory: CaptureMemory) -> Captured:
     leaves = list(step.leaves)
     for i, place in enumerate(step.places):
         original = leaves[place]
-        leaves[place] = stand_in = stand_ins.tensors[i]
-        if original.requires_grad and original.is_leaf:
-            stand_in.requires_grad_()
+        leaves[place] = stand_ins.tensors[i] = _like(stand_ins.tensors[i], original)
     parameters = [leaves[place] for place in step.places if leaves[place].requires_grad]
     parameters = [*parameters, *step.parameters[len(parameters):]] if step.parameters else []
     captured = Captured(torch.cuda.CUDAGraph(keep_graph=True),
@@ -188,6 +192,17 @@ def _capture(step: Step, memory: CaptureMemory) -> Captured:
             for parameter, grad in zip(parameters, before, strict=True):
                 parameter.grad = grad
     return captured
+
+
+def _like(stand_in: Tensor, original: Tensor) -> Tensor:
+    """Everything that compiled code looks at before it runs: class, attributes, gradients wanted."""
+    wants = original.requires_grad and original.is_leaf
+    if isinstance(original, torch.nn.Parameter):
+        stand_in = torch.nn.Parameter(stand_in, requires_grad=wants)
+    elif wants:
+        stand_in.requires_grad_()
+    stand_in.__dict__.update(original.__dict__)
+    return stand_in
 
 
 def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemory) -> Any:

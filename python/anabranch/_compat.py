@@ -36,6 +36,8 @@ __all__ = [
     "CustomPartitionerFn",
     "allocated_in_pool",
     "clear_workspaces",
+    "collectives_so_far",
+    "current_device",
     "current_stream",
     "FakeTensorMode",
     "LIBRARY_FUNCTIONS",
@@ -251,6 +253,18 @@ def _kernel_in(path: str, name: str) -> int:
 
 # The raw current stream of a device, by its number.
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
+
+
+def collectives_so_far() -> int:
+    """Grows with every collective that this process takes part in; 0 where it can take in none."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized() \
+            or distributed.get_world_size() == 1:
+        return 0
+    groups = list(distributed.distributed_c10d._world.pg_map)
+    return 1 + sum(group._get_sequence_number_for_group() for group in groups
+                   if group != distributed.GroupMember.NON_GROUP_MEMBER)
 
 
 def clear_workspaces() -> None:

@@ -111,8 +111,8 @@ class CapturedRecording(_Handle):
         core.captured_counts(self.handle, ctypes.byref(counts))
         return counts
 
-    def launch(self, addresses: Sequence[int], arena: int, stream: int) -> None:
+    def launch(self, addresses: ctypes.Array[c_uint64], arena: int, stream: int) -> None:
         """Queues one launch on ``stream``; addresses in the order of the slots."""
-        array = (c_uint64 * len(addresses))(*addresses)
-        if launch_captured(self.handle, array, len(addresses), c_uint64(arena), c_void_p(stream)):
+        if launch_captured(self.handle, addresses, len(addresses), c_uint64(arena),
+                           c_void_p(stream)):
             raise last_error()

@@ -8,9 +8,10 @@ launches. Threads: any, several at once. Failure: NativeError; a refused launch 
 
 from __future__ import annotations
 
-import dataclasses
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from ctypes import c_uint64
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,16 +24,22 @@ from ._native_capture import CaptureCounts, CaptureDevice, CapturedRecording
 Build = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]  # (given, fresh) -> a part of the answer
 
 
-@dataclasses.dataclass(frozen=True)
-class _Room:
+_address = Tensor.data_ptr
+
+
+class _Room(NamedTuple):
     """A tensor that each launch allocates anew, and answers views of."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
 
-    def allocate(self) -> Tensor:
-        return _compat.empty_strided_cuda(self.shape, self.stride, self.dtype)
+
+def _picker(indices: Sequence[int]) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
+    """Those items of a sequence, at the speed of C where there are several."""
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    return lambda items: [items[i] for i in indices]
 
 
 class Recorded:
@@ -61,18 +68,27 @@ class Recorded:
             self._other = CapturedRecording(device, *reversed(graphs), exchanged, True)
         self._rooms = list(rooms.values())
         room_of = {allocation: i for i, allocation in enumerate(rooms)}
-        self._sources: list[tuple[int, int]] = []  # given tensor and bytes, or ~room
+        self._alignments: list[tuple[int, int]] = []  # of given tensors
         self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
-        for slot in self._recording.slots:
+        named_rooms = []
+        for slot in self._recording.slots:  # given blocks come first
             if slot.block >= given:
-                self._sources.append((~room_of[slot.block - given], 0))
+                named_rooms.append(room_of[slot.block - given])
                 continue
             unit = step.units[slot.block]
-            self._sources.append((unit.members[0][0], slot.alignment))
+            self._alignments.append((unit.members[0][0], slot.alignment))
             self._together += [(unit.members[0][0], other, offset)
                                for other, offset in unit.members[1:]]
-        self._named = [index for index, _ in self._sources]
+        self._given_slots = _picker([index for index, _ in self._alignments])
+        self._room_slots = _picker(named_rooms)
+        self._addresses = c_uint64 * (len(self._alignments) + len(named_rooms))
         self._arena = self._recording.counts.arena_bytes
+        self.needs_gradients = any(index >= step.own for index, _ in self._alignments)
+        self.undefined = {
+            f"{kind} {i}" for kind, parts in (("result", enumerate(first.result)),
+                                              ("gradient", first.gradients.items()))
+            for i, part in parts if isinstance(part, Fresh) and part.allocation >= 0
+            and room_of[part.allocation] not in named_rooms}
         build = _Builder(room_of, self._rooms)
         self._result = [build.part(leaf) for leaf in first.result]
         self._tree = first.tree
@@ -86,12 +102,7 @@ class Recorded:
 
     @property
     def slot_count(self) -> int:
-        return len(self._named)
-
-    @property
-    def mutated(self) -> list[int]:
-        """Given tensors that the step writes in place, as far as torch counts it."""
-        return self._mutated
+        return self._addresses._length_  # type: ignore[attr-defined]
 
     @property
     def uses_random_numbers(self) -> bool:
@@ -104,8 +115,8 @@ class Recorded:
 
     def misaligned(self, given: Sequence[Tensor]) -> list[int]:
         """Given tensors whose addresses the recorded kernels may not be launched at."""
-        return [index for index, alignment in self._sources
-                if index >= 0 and given[index].data_ptr() % alignment]
+        return [index for index, alignment in self._alignments
+                if given[index].data_ptr() % alignment]
 
     def exchange(self) -> bool:
         """Launches what the other capture says from now on, if there are words of which one cannot
@@ -117,14 +128,18 @@ class Recorded:
 
     def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
                poison: int | None = None) -> Any:
-        """One launch on the current stream, of the current device. ``poison`` is a byte to fill
+        """One launch on the current stream of the recording's device. ``poison`` is a byte to fill
         fresh memory with, which the step must not see."""
-        fresh = [room.allocate() for room in self._rooms]
+        if _compat.current_device() != self._device:
+            with torch.cuda.device(self._device):
+                return self.launch(given, parameters, poison)
+        fresh = [_compat.empty_strided_cuda(*room) for room in self._rooms]
         arena = torch.empty(self._arena, dtype=torch.uint8, device=self._device)
         if poison is not None:
             for tensor in (*fresh, arena):
                 whole_bytes(tensor).fill_(poison)
-        addresses = [given[i].data_ptr() if i >= 0 else fresh[~i].data_ptr() for i in self._named]
+        addresses = self._addresses(*map(_address, self._given_slots(given)),
+                                    *map(_address, self._room_slots(fresh)))
         if self._random is not None:
             self._random.replay()
         self._recording.launch(addresses, arena.data_ptr(), _compat.current_stream(self._device))

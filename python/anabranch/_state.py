@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_DEEPEST = 4  # containers and objects within one another
+_DEEPEST = 8  # containers and objects within one another
 _DONT_ENTER = ("torch", "builtins", "typing", "collections", "functools", "numpy", "anabranch")
 
 
@@ -71,23 +71,34 @@ class State:
         self.optimizers: list[torch.optim.Optimizer] = []
         self._seen: set[int] = set()
         self._keep: list[Any] = []  # what an id in _seen belongs to
-        for root in roots:
-            self._visit(root, 0)
+        for holder, key in _items(list(roots)):
+            self._look(Place(holder, key), 0)
         del self._seen, self._keep
+        self._lookups = [(place.holder, place.key) for place in self.places]
+        self._parameters: list[Tensor] = []
+        self.parameters()
 
     def tensors(self) -> list[Tensor]:
-        return [place.holder[place.key] for place in self.places]
+        """Those that may move, as they are now. KeyError and its like where one is gone."""
+        return [holder[key] for holder, key in self._lookups]
 
-    def leaves(self) -> list[Place]:
-        """Places of tensors that backward may give a ``.grad``."""
-        return [place for place in (*self.places, *self.wrapped)
-                if (tensor := place.get()) is not None and tensor.is_leaf
-                and tensor.requires_grad]
+    def inner_tensors(self) -> list[Tensor]:
+        """Those that may not move: the insides of wrapping classes."""
+        return [inner for place in self.wrapped if (tensor := place.get()) is not None
+                for inner in inner_tensors(tensor)]
+
+    def parameters(self) -> list[Tensor]:
+        """Tensors that backward may give a ``.grad``, as they are now."""
+        self._parameters = [tensor for place in (*self.places, *self.wrapped)
+                            if (tensor := place.get()) is not None and tensor.is_leaf
+                            and tensor.requires_grad]
+        return self._parameters
 
     def guards(self) -> tuple[Any, ...]:
-        """What Python says about the state that a recording has frozen."""
+        """What Python says about the state and a recording has frozen."""
         return (
             tuple([module.training for module in self.modules]),
+            tuple([parameter.grad is None for parameter in self._parameters]),
             tuple([(id(opt.state), len(opt.state), self.hyperparameters(opt))
                    for opt in self.optimizers]),
             tuple([(id(tensor), tensor._version) for place in self.on_cpu

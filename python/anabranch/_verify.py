@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from . import _compat
-from ._capture import Step
+from ._capture import NotRecordable, Step
 from ._given import bytes_of
+from ._native import NativeError
+from ._recorded import Recorded
 from ._state import inner_tensors
 
 _MARGIN = 10.0
@@ -73,8 +75,9 @@ class Trial:
         answer = _compat.tree_unflatten([_detached(leaf) for leaf in flat], tree)
         return dataclasses.replace(self._after(answer), has_history=has_history)
 
-    def launched(self, launch: Callable[[int], Any]) -> Run:
-        return self._after(launch(_POISON))
+    def launched(self, recorded: Recorded) -> Run:
+        """Launches it, into memory filled with 0xFF."""
+        return self._after(recorded.launch(self._step.tensors, self._step.parameters, _POISON))
 
     def _after(self, answer: Any) -> Run:
         gradients = [parameter.grad if parameter.grad is not before else None
@@ -119,28 +122,58 @@ class Trial:
             yield f"given memory {i}", _as(x, kind), _as(y, kind)
 
 
-def verify(trial: Trial, plain: Run, launch: Callable[[int], Any],
-           exchange: Callable[[], bool]) -> tuple[Any, bool]:
+class Agreement:
+    """What the processes of a step with collectives find out together, lest one goes on to run the
+    step once more and waits for the others for ever."""
+
+    def __init__(self, device: int, together: bool) -> None:
+        self._device = device
+        self._together = together
+
+    def on(self, found: bool) -> bool:
+        """Whether any of them found it."""
+        if not self._together:
+            return found
+        flag = torch.tensor(float(found), device=torch.device("cuda", self._device))
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+        return bool(flag.item())
+
+    def make(self, make: Callable[[], Recorded]) -> Recorded:
+        """``make()`` where all of them succeed."""
+        try:
+            made = make()
+        except (NotRecordable, NativeError):
+            self.on(True)
+            raise
+        if self.on(False):
+            raise NotRecordable("another process could not record it")
+        return made
+
+
+def verify(trial: Trial, plain: Run, recorded: Recorded,
+           agree: Callable[[bool], bool]) -> tuple[Any, bool]:
     """The launch's answer, and whether it was right bit for bit. ``plain`` is a run from the same
-    state, which the trial has rewound since. Launches again where ``exchange()`` puts another
-    recording of the step in place."""
-    launched = trial.launched(launch)
+    state, which the trial has rewound since."""
+    launched = trial.launched(recorded)
     wrong = trial.differing(plain, launched)
-    while exchange():
+    if agree(recorded.exchange()):
         trial.rewind()
-        launched = trial.launched(launch)
+        launched = trial.launched(recorded)
         wrong = {**wrong, **trial.differing(plain, launched)}
-    if not wrong:
+        recorded.exchange()
+    wrong = {name: distance for name, distance in wrong.items() if name not in recorded.undefined}
+    if not agree(bool(wrong)):
         return launched.answer, True
     trial.rewind()
     again = trial.plain()
     spread = trial.differing(plain, again)
-    for name, distance in wrong.items():
-        if not distance <= _MARGIN * spread.get(name, 0.0):
-            raise Untrusted(
-                f"its first launch differs from a plain run in {name} by {distance:.3g}, two plain "
-                f"runs by {spread.get(name, 0.0):.3g}", again.answer)
-    return again.answer, False
+    beyond = {name: distance for name, distance in wrong.items()
+              if not distance <= _MARGIN * spread.get(name, 0.0)}
+    if not agree(bool(beyond)):
+        return again.answer, False
+    name, distance = next(iter(beyond.items()), ("another process", 0.0))
+    raise Untrusted(f"its first launch differs from a plain run in {name} by {distance:.3g}, two "
+                    f"plain runs by {spread.get(name, 0.0):.3g}", again.answer)
 
 
 @contextlib.contextmanager

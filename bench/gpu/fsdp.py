@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FSDP2 over two GPUs: each block compiled and sharded, fp32 AdamW, a whole step recorded.
+
+    python bench/gpu/fsdp.py [results.json]
+
+Starts itself under torchrun. The rivals of one race work on one model and take turns: the compiled
+step as it is, the whole step captured by hand into one frozen graph, and anabranch.record(step).
+Losses are compared over 20 steps with eager FSDP2, which is run twice to see whether it equals
+itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from llama import Llama, Shape, loss_of, rotation
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import anabranch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from torch_common import machine, spread  # noqa: E402
+
+SHAPE = Shape(width=2048, layers=16, heads=16, kv_heads=4, hidden=7168, longest=512)
+LENGTH = 512
+STEPS = 20
+GPUS = 2
+
+
+class Case:
+    def __init__(self, compiled: bool) -> None:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        with torch.device("cuda"):
+            self.model = Llama(SHAPE)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in self.model.blocks:
+            if compiled:
+                block.compile()
+            fully_shard(block, mp_policy=policy)
+        fully_shard(self.model, mp_policy=policy)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True,
+                                           capturable=True)
+        self.cos, self.sin = rotation(SHAPE, "cuda", torch.bfloat16)
+        generator = torch.Generator(device="cuda").manual_seed(dist.get_rank())
+        self.tokens = torch.randint(0, SHAPE.vocabulary, (1, LENGTH), device="cuda",
+                                    generator=generator)
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        loss = loss_of(self.model(tokens, self.cos, self.sin), tokens)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+
+def losses(recorded: bool) -> list[str]:
+    """Of some steps, to the last bit."""
+    case = Case(compiled=False)
+    step = anabranch.record(case.step) if recorded else case.step
+    found = [step(case.tokens) for _ in range(STEPS)]
+    if recorded and dist.get_rank() == 0:
+        print(*step.report, sep="\n", flush=True)
+    return [loss.item().hex() for loss in found]
+
+
+def frozen(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        loss = step()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return loss
+
+    return replay
+
+
+def timed(step: Callable[[], Any]) -> tuple[float, float]:
+    torch.cuda.synchronize()
+    dist.barrier()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    returned = time.perf_counter()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3, (returned - start) * 1e3
+
+
+def race(rounds: int) -> dict[str, Any]:
+    case = Case(compiled=True)
+    recorded = anabranch.record(case.step)
+    steps = {"torch.compile": lambda: case.step(case.tokens),
+             "anabranch.record": lambda: recorded(case.tokens)}
+    for step in steps.values():
+        for _ in range(5):
+            step()
+    steps["frozen graph"] = frozen(steps["torch.compile"])
+    found: dict[str, dict[str, list[float]]] = {
+        name: {"end_to_end_ms": [], "cpu_ms": []} for name in steps}
+    for index in range(rounds):
+        for name in steps if index % 2 == 0 else reversed(steps):
+            steps[name]()
+            whole, cpu = timed(steps[name])
+            found[name]["end_to_end_ms"].append(round(whole, 3))
+            found[name]["cpu_ms"].append(round(cpu, 3))
+    return {"report": [str(report) for report in recorded.report], "rounds": found}
+
+
+def worker(rounds: int) -> None:
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    eager = losses(False), losses(False)
+    answer: dict[str, Any] = {"eager_equals_itself": eager[0] == eager[1],
+                              "recorded_equals_eager": losses(True) == eager[0]}
+    if rank == 0:
+        print(answer, flush=True)
+    answer.update(race(rounds))
+    if rank == 0:
+        print(json.dumps(answer), flush=True)
+    torch.cuda.synchronize()
+    dist.barrier()
+    os._exit(0)  # graphs with collectives go before their communicator, and here both just go
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", nargs="?", type=Path)
+    parser.add_argument("--rounds", type=int, default=15)
+    chosen = parser.parse_args()
+    if "RANK" in os.environ:
+        return worker(chosen.rounds)
+    if torch.cuda.device_count() < GPUS:
+        print(f"skipped: {GPUS} GPUs are needed, there are {torch.cuda.device_count()}")
+        return None
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               f"--nproc-per-node={GPUS}", __file__, "--rounds", str(chosen.rounds)]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    answer = json.loads(said.splitlines()[-1])
+    rounds = answer["rounds"]
+    answer["rows"] = {name: {"end_to_end_ms": statistics.median(times["end_to_end_ms"]),
+                             "iqr": spread(times["end_to_end_ms"]),
+                             "cpu_ms": statistics.median(times["cpu_ms"])}
+                      for name, times in rounds.items()}
+    ratios = [ours / theirs for ours, theirs in zip(rounds["anabranch.record"]["end_to_end_ms"],
+                                                    rounds["frozen graph"]["end_to_end_ms"])]
+    answer["over_frozen"] = {"median": statistics.median(ratios), "iqr": spread(ratios),
+                             "reach": 1.03, "reached": statistics.median(ratios) <= 1.03}
+    print(*answer["report"], sep="\n")
+    print(json.dumps({key: answer[key] for key in answer if key not in ("rounds", "report")},
+                     indent=1))
+    if chosen.results:
+        about = {**machine(), "gpu": torch.cuda.get_device_name(), "gpus": GPUS,
+                 "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+        chosen.results.write_text(json.dumps(
+            {"bench": "gpu_fsdp", "command": "make bench-gpu", "machine": about, **answer},
+            indent=1) + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training and serving steps of a 16-layer transformer on one GPU, against what torch offers.
+
+    python bench/gpu/steps.py [results.json] [--only NAME ...] [--rounds N]
+
+Rivals take turns, a round each; a call is timed from before it to the end of a synchronise. Memory
+is measured in a process of its own a rival, after the warm-up and without what it left cached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+from llama import Block, Llama, Shape, loss_of, rotation
+
+import anabranch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from torch_common import machine, spread  # noqa: E402
+
+SHAPE = Shape()
+WARM_UP = 8
+Step = Callable[[], Any]
+
+
+class Case:
+    """A model, its tokens, and ways to run a step of it."""
+
+    def __init__(self, batch: int, length: int, way: str) -> None:
+        torch.manual_seed(0)
+        self.model = Llama(SHAPE).cuda().bfloat16()
+        self.tokens = torch.randint(0, SHAPE.vocabulary, (batch, length), device="cuda")
+        self.cos, self.sin = rotation(SHAPE, "cuda", torch.bfloat16)
+        self.way = way
+        torch._dynamo.reset()
+        self.compiled = self._compile()
+
+    def _compile(self) -> Any:
+        if self.way == "anabranch backend":
+            return torch.compile(self.model, backend=anabranch.backend)
+        mode = "reduce-overhead" if self.way == "reduce-overhead" else None
+        return torch.compile(self.model, mode=mode)
+
+    def _mark(self) -> None:
+        if self.way == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def gradients(self) -> Step:
+        """Forward, loss, backward."""
+
+        def step() -> torch.Tensor:
+            self._mark()
+            self.model.zero_grad(set_to_none=True)
+            loss = loss_of(self.compiled(self.tokens, self.cos, self.sin), self.tokens)
+            loss.backward()
+            return loss.detach()
+
+        return step
+
+    def training(self) -> Step:
+        """Forward, loss, backward and a fused AdamW."""
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True,
+                                      capturable=True)
+
+        def step(tokens: torch.Tensor) -> torch.Tensor:
+            self._mark()
+            loss = loss_of(self.compiled(tokens, self.cos, self.sin), tokens)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        self.recorded = anabranch.record(step) if self.way == "anabranch.record" else step
+        if self.way == "frozen graph":
+            return self._frozen(lambda: step(self.tokens))
+        return lambda: self.recorded(self.tokens)
+
+    @staticmethod
+    def _frozen(step: Step) -> Step:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = step()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return loss
+
+        return replay
+
+    def inference(self) -> Step:
+        def step(tokens: torch.Tensor) -> torch.Tensor:
+            self._mark()
+            with torch.no_grad():
+                return self.compiled(tokens, self.cos, self.sin)
+
+        self.recorded = anabranch.record(step) if self.way == "anabranch.record" else step
+        return lambda: self.recorded(self.tokens)
+
+
+def timed(step: Step) -> tuple[float, float]:
+    """Microseconds from call to the end of its work, and until the call returned."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    returned = time.perf_counter()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e6, (returned - start) * 1e6
+
+
+def race(steps: dict[str, Step], rounds: int) -> dict[str, dict[str, list[float]]]:
+    for step in steps.values():
+        for _ in range(WARM_UP):
+            step()
+    found: dict[str, dict[str, list[float]]] = {
+        name: {"end_to_end_us": [], "cpu_us": []} for name in steps}
+    for index in range(rounds):
+        for name in steps if index % 2 == 0 else reversed(steps):
+            steps[name]()  # the first after another rival's
+            whole, cpu = timed(steps[name])
+            found[name]["end_to_end_us"].append(round(whole, 1))
+            found[name]["cpu_us"].append(round(cpu, 1))
+    return found
+
+
+KINDS = {
+    "gradients B1 S256": (1, 256, "gradients"),
+    "training B1 S256": (1, 256, "training"),
+    "training B4 S1024": (4, 1024, "training"),
+    "inference B1 S16": (1, 16, "inference"),
+}
+WAYS = {
+    "gradients": ("torch.compile", "reduce-overhead", "anabranch backend"),
+    "training": ("torch.compile", "reduce-overhead", "frozen graph", "anabranch.record"),
+    "inference": ("torch.compile", "reduce-overhead", "anabranch backend", "anabranch.record"),
+}
+# kind -> (ours, rival, at least)
+REACH = {
+    "gradients B1 S256": [("anabranch backend", "torch.compile", 3.3),
+                          ("anabranch backend", "reduce-overhead", 1.0)],
+    "training B1 S256": [("anabranch.record", "torch.compile", 3.7),
+                         ("anabranch.record", "reduce-overhead", 1.0)],
+    "training B4 S1024": [("anabranch.record", "torch.compile", 1.0),
+                          ("anabranch.record", "reduce-overhead", 1.0)],
+    "inference B1 S16": [("anabranch.record", "reduce-overhead", 1.1)],
+}
+
+
+def measure(kind: str, rounds: int) -> dict[str, Any]:
+    batch, length, what = KINDS[kind]
+    cases = {way: Case(batch, length, way) for way in WAYS[what]}
+    steps = {way: getattr(case, what)() for way, case in cases.items()}
+    found = race(steps, rounds)
+    rows = {way: {"end_to_end_us": statistics.median(times["end_to_end_us"]),
+                  "iqr": spread(times["end_to_end_us"]),
+                  "cpu_us": statistics.median(times["cpu_us"])} for way, times in found.items()}
+    judged = []
+    for ours, rival, least in REACH[kind]:
+        ratios = [theirs / mine for mine, theirs in zip(found[ours]["end_to_end_us"],
+                                                        found[rival]["end_to_end_us"])]
+        judged.append({"ours": ours, "rival": rival, "times": round(statistics.median(ratios), 3),
+                       "iqr": round(spread(ratios), 3), "reach": least,
+                       "reached": round(statistics.median(ratios), 2) >= least})
+    answer = {"kind": kind, "rows": rows, "judged": judged, "rounds": found}
+    if "anabranch.record" in cases:
+        answer["recording"] = [str(report) for report in cases["anabranch.record"].recorded.report]
+        print(*answer["recording"], sep="\n", flush=True)
+    return answer
+
+
+def memory(kind: str, way: str) -> dict[str, int]:
+    """MiB at the peak of some steps: held by tensors, and reserved."""
+    batch, length, what = KINDS[kind]
+    step = getattr(Case(batch, length, way), what)()
+    for _ in range(WARM_UP):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return {"allocated_mib": torch.cuda.max_memory_allocated() >> 20,
+            "reserved_mib": torch.cuda.max_memory_reserved() >> 20,
+            "device_mib": (total - free) >> 20}
+
+
+def blocks(rounds: int, count: int = 48) -> dict[str, Any]:
+    """One block's code with the weights of many, one after the other."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    layers = [Block(SHAPE).cuda().bfloat16() for _ in range(count)]
+    cos, sin = (part[:256] for part in rotation(SHAPE, "cuda", torch.bfloat16))
+    weights = [dict(layer.named_parameters()) for layer in layers]
+    x = torch.randn(1, 256, SHAPE.width, device="cuda", dtype=torch.bfloat16)
+
+    def call(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layers[0], parameters, (x, cos, sin))
+
+    compiled = torch.compile(call)
+    recorded = anabranch.record(compiled)
+
+    def through(block: Callable[..., torch.Tensor]) -> Step:
+        def run() -> torch.Tensor:
+            with torch.no_grad():
+                y = x
+                for parameters in weights:
+                    y = block(parameters, y)
+                return y
+
+        return run
+
+    steps = {"torch.compile": through(compiled), "anabranch.record": through(recorded)}
+    same = torch.equal(steps["torch.compile"](), steps["anabranch.record"]())
+    found = race(steps, rounds)
+    ratios = [theirs / mine for mine, theirs in zip(found["anabranch.record"]["end_to_end_us"],
+                                                    found["torch.compile"]["end_to_end_us"])]
+    return {"kind": f"one block, {count} weights", "same_result": same,
+            "recordings": sum(report.nodes > 0 for report in recorded.report),
+            "rows": {way: {"end_to_end_us": statistics.median(times["end_to_end_us"]),
+                           "cpu_us": statistics.median(times["cpu_us"])}
+                     for way, times in found.items()},
+            "judged": [{"ours": "anabranch.record", "rival": "torch.compile",
+                        "times": round(statistics.median(ratios), 3), "iqr": spread(ratios),
+                        "reach": 2.0, "reached": statistics.median(ratios) >= 2.0}],
+            "rounds": found}
+
+
+def memories() -> dict[str, Any]:
+    """Each rival in a process of its own."""
+    kinds = ("training B1 S256", "training B4 S1024")
+    rows: dict[str, Any] = {}
+    for kind in kinds:
+        for way in WAYS["training"]:
+            command = [sys.executable, __file__, "--memory", kind, way]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            rows[f"{kind}, {way}"] = json.loads(said.splitlines()[-1])
+            print(f"{kind}, {way}: {rows[f'{kind}, {way}']}", flush=True)
+    judged = []
+    for kind in kinds:
+        ours, plain = rows[f"{kind}, anabranch.record"], rows[f"{kind}, torch.compile"]
+        judged += [{"what": f"{kind}, {part}", "ours": ours[part], "rival": plain[part],
+                    "reached": ours[part] <= plain[part]}
+                   for part in ("allocated_mib", "reserved_mib")]
+    return {"kind": "memory", "rows": rows, "judged": judged}
+
+
+def show(answer: dict[str, Any]) -> None:
+    print(f"\n{answer['kind']}")
+    for way, row in answer["rows"].items():
+        print(f"  {way:<40} " + "  ".join(f"{key} {value:.0f}" for key, value in row.items()))
+    for row in answer["judged"]:
+        print(f"  {row}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", nargs="?", type=Path)
+    parser.add_argument("--only", nargs="*", default=[*KINDS, "blocks", "memory"])
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--memory", nargs=2, metavar=("KIND", "WAY"))
+    chosen = parser.parse_args()
+    if chosen.memory:
+        print(json.dumps(memory(*chosen.memory)))
+        return
+    answers = []
+    for name in chosen.only:
+        answers.append(blocks(chosen.rounds) if name == "blocks" else memories()
+                       if name == "memory" else measure(name, chosen.rounds))
+        show(answers[-1])
+        torch.cuda.empty_cache()
+    if chosen.results:
+        about = {**machine(), "gpu": torch.cuda.get_device_name(),
+                 "cuda": torch.version.cuda}
+        chosen.results.write_text(json.dumps(
+            {"bench": "gpu_steps", "command": "make bench-gpu", "machine": about,
+             "answers": answers}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

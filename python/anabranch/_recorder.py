@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records one callable, a signature at a time: what record() and the backend share.
+
+A signature's first calls run plainly; then it is captured, made, verified and launched. What cannot
+be recorded runs plainly for ever, with its reason. Threads: any; one thread records at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import operator
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _compat, _native, config, errors
+from ._capture import NotRecordable, Step, capture_twice
+from ._given import units_of
+from ._native_capture import capture_device
+from ._recorded import Recorded
+from ._state import State, inner_tensors, is_wrapper
+from ._verify import Agreement, Trial, Untrusted, on_stream, verify
+
+log = logging.getLogger("anabranch.record")
+
+_WARM_UP = 1  # plain calls of a signature before it is recorded
+_BAD_BINDING = 402
+
+
+@dataclasses.dataclass
+class RecordingReport:
+    """One signature of a recorded callable: what became of it. Times in seconds, memory in bytes."""
+
+    inputs: str
+    calls: int = 0
+    reason: str | None = None  # why it runs plainly
+    nodes: int = 0
+    sites: int = 0
+    unsure: int = 0  # words that differ between captures; found to be read by nothing
+    slots: int = 0
+    arena_bytes: int = 0
+    arena_lower_bound_bytes: int = 0
+    capture_seconds: float = 0.0
+    make_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    verified: str = "no"  # "bitwise", "within bounds"
+    launched_unchanged: int = 0
+    launched_from_host: int = 0
+    launched_from_device: int = 0
+    plain_calls: int = 0
+
+    def __str__(self) -> str:
+        if self.reason is not None:
+            return f"{self.inputs}: {self.calls} calls, unrecorded: {self.reason}"
+        if not self.nodes:
+            return f"{self.inputs}: {self.calls} calls, not recorded yet"
+        launches = (f"{self.launched_unchanged} unchanged, {self.launched_from_host} set from the "
+                    f"host, {self.launched_from_device} from the device, {self.plain_calls} plain")
+        return (f"{self.inputs}: {self.calls} calls: {launches}\n"
+                f"  {self.nodes} nodes, {self.sites} addresses of {self.slots} slots; arena "
+                f"{self.arena_bytes} bytes (lower bound {self.arena_lower_bound_bytes})\n"
+                f"  captured in {self.capture_seconds:.2f} s, made in {self.make_seconds:.2f} s, "
+                f"verified in {self.verify_seconds:.2f} s ({self.verified})")
+
+
+class Entry:
+    """One signature: its recording, or how far it has got."""
+
+    def __init__(self, inputs: str, state: State) -> None:
+        self.report = RecordingReport(inputs)
+        self.recorded: Recorded | None = None
+        self.plain = 0  # calls so far
+        self.state = state
+        self.arguments: list[int] = []  # leaves that are tensors
+        self.leaf_owners: list[int] = []  # leaves that may get a gradient
+        self.known: list[Tensor] = []  # the state's tensors when last launched
+        self.parameters: list[Tensor] = []  # of the state, that may get a gradient
+        self.fixed: tuple[int, ...] = ()  # addresses of what cannot be re-pointed
+
+    def know(self, tensors: list[Tensor]) -> None:
+        self.known = tensors
+        self.parameters = self.state.parameters()
+
+    def owners(self, leaves: Sequence[Any]) -> list[Tensor]:
+        """Tensors that may get a gradient."""
+        if not self.leaf_owners:
+            return self.parameters
+        return [*(leaves[i] for i in self.leaf_owners), *self.parameters]
+
+    def current_report(self) -> RecordingReport:
+        if self.recorded is not None:
+            counts = self.recorded.counts
+            self.report.launched_unchanged = counts.launched_unchanged
+            self.report.launched_from_host = counts.launched_from_host
+            self.report.launched_from_device = counts.launched_from_device
+        return self.report
+
+
+class Recorder:
+    """``call(leaves)`` runs the callable; ``takes_gradients`` says whether it may set ``.grad``."""
+
+    def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str, *,
+                 takes_gradients: bool) -> None:
+        self.name = name
+        self.entries: dict[Any, Entry] = {}
+        self._call = call
+        self._chosen = chosen
+        self._takes_gradients = takes_gradients
+        self._lock = threading.RLock()
+        self._told: set[str] = set()
+
+    def run(self, key: Any, leaves: list[Any], state: State, describe: Callable[[], str]) -> Any:
+        """The answer of one call, by whatever way its signature has got to. ``state`` is what a
+        new recording uses besides its leaves."""
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self._new_entry(key, state, describe)
+        entry.report.calls += 1
+        if entry.recorded is not None:
+            return self._launch(key, entry, leaves, state)
+        if entry.report.reason is not None:
+            return self._call(leaves)
+        entry.plain += 1
+        if entry.plain <= _WARM_UP:
+            with self._on_capture_stream(leaves):
+                return self._call(leaves)
+        with self._lock:
+            if entry.recorded is None and entry.report.reason is None:
+                entry.state = state
+                return self._record(entry, leaves)
+        return self.run(key, leaves, state, describe)  # another thread was first
+
+    def _new_entry(self, key: Any, state: State, describe: Callable[[], str]) -> Entry:
+        with self._lock:
+            entry = self.entries.setdefault(key, Entry(describe(), state))
+            chosen = self._chosen
+            if len(self.entries) > chosen.max_recordings:
+                self._refuse(entry, f"there are {chosen.max_recordings} signatures already "
+                                    "(max_recordings)")
+            return entry
+
+    def _on_capture_stream(self, leaves: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+        device = _device_of(leaves, [])
+        if device is None:
+            return contextlib.nullcontext()
+        return on_stream(_capture_stream(device), device)
+
+    def _refuse(self, entry: Entry, reason: str) -> None:
+        entry.report.reason = reason
+        if self._chosen.strict:
+            raise errors.RecordError(
+                308, f"record: {self.name} cannot be recorded: {reason}, and strict=True forbids "
+                "to run it unrecorded.", "Without strict it runs as it is.")
+        if reason not in self._told:
+            self._told.add(reason)
+            log.warning("anabranch: %s runs unrecorded: %s [E0308]", self.name, reason)
+
+    # Recording.
+
+    def _record(self, entry: Entry, leaves: list[Any]) -> Any:
+        try:
+            step, fixed = self._step(entry, leaves)
+        except NotRecordable as error:
+            self._refuse(entry, str(error))
+            return self._call(leaves)
+        before = _compat.collectives_so_far()
+        chosen = self._chosen
+        trial = Trial(step, fixed) if chosen.verify else None
+        plain = trial.plain() if trial else None
+        agree = Agreement(step.device, _compat.collectives_so_far() != before)
+        try:
+            if trial and plain:
+                _check_history(step, plain)
+                trial.rewind()
+            recorded = agree.make(lambda: self._make(entry, step))
+            answer, entry.report.verified = self._first_launch(entry, recorded, step, trial, plain,
+                                                               agree)
+        except (NotRecordable, _native.NativeError) as error:
+            if trial and plain:
+                trial.settle(plain)
+            self._refuse(entry, str(error))
+            return plain.answer if plain else self._call(leaves)
+        except Untrusted as error:
+            self._refuse(entry, str(error))
+            return error.answer
+        entry.recorded = recorded
+        torch.cuda.empty_cache()  # what only plain runs and captures needed
+        log.info("%s: %s", self.name, entry.report)
+        return answer
+
+    def _step(self, entry: Entry, leaves: list[Any]) -> tuple[Step, list[Tensor]]:
+        """What there is to capture, and tensors of the state that stay where they are."""
+        state = entry.state
+        entry.know(state.tensors())
+        device = _device_of(leaves, entry.known)
+        if device is None:
+            raise NotRecordable("it is given nothing on a GPU")
+        entry.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        for i in entry.arguments:
+            _check_argument(i, leaves[i], device)
+        if self._takes_gradients:
+            entry.leaf_owners = [i for i in entry.arguments
+                                 if leaves[i].is_leaf and leaves[i].requires_grad]
+        owners = entry.owners(leaves)
+        wrapped = state.inner_tensors()
+        entry.fixed = tuple([tensor.data_ptr() for tensor in wrapped])
+        gradients = [owner.grad for owner in owners if owner.grad is not None]
+        fixed = wrapped + [inner for grad in gradients if is_wrapper(grad)
+                           for inner in inner_tensors(grad)]
+        tensors = [*(leaves[i] for i in entry.arguments), *entry.known,
+                   *(grad for grad in gradients if not is_wrapper(grad))]
+        own = len(entry.arguments) + len(entry.known)
+        return Step(self._call, leaves, entry.arguments, tensors, units_of(tensors),
+                    len(tensors) - own, owners, device, _capture_stream(device)), fixed
+
+    def _make(self, entry: Entry, step: Step) -> Recorded:
+        report = entry.report
+        before = [entry.state.hyperparameters(opt) for opt in entry.state.optimizers]
+        start = time.perf_counter()
+        device = capture_device(step.device)
+        capture = capture_twice(step, device)
+        if before != [entry.state.hyperparameters(opt) for opt in entry.state.optimizers]:
+            raise NotRecordable("it changes an optimizer's numbers in Python; keep them in tensors "
+                                "(lr=torch.tensor(...)), or change them outside")
+        captured = time.perf_counter()
+        try:
+            recorded = Recorded(step, capture, device, self._chosen.verify)
+        finally:
+            capture.close()
+        report.capture_seconds = captured - start
+        report.make_seconds = time.perf_counter() - captured
+        counts = recorded.counts
+        report.nodes, report.sites, report.unsure = counts.nodes, counts.sites, counts.unsure
+        report.slots = recorded.slot_count
+        report.arena_bytes = counts.arena_bytes
+        report.arena_lower_bound_bytes = counts.arena_lower_bound_bytes
+        return recorded
+
+    @staticmethod
+    def _first_launch(entry: Entry, recorded: Recorded, step: Step, trial: Trial | None,
+                      plain: Any, agree: Agreement) -> tuple[Any, str]:
+        if trial is None:
+            return recorded.launch(step.tensors, step.parameters), "no"
+        start = time.perf_counter()
+        answer, bitwise = verify(trial, plain, recorded, agree.on)
+        entry.report.verify_seconds = time.perf_counter() - start
+        return answer, "bitwise" if bitwise else "within bounds"
+
+    # Launching.
+
+    def _launch(self, key: Any, entry: Entry, leaves: list[Any], state: State) -> Any:
+        recorded = entry.recorded
+        assert recorded is not None
+        given = self._given(entry, leaves)
+        if given is None:  # the state is another one: recorded anew
+            self.entries.pop(key, None)
+            return self.run(key, leaves, state, lambda: entry.report.inputs)
+        owners = entry.owners(leaves)
+        if recorded.needs_gradients:
+            given += [grad for owner in owners
+                      if (grad := owner.grad) is not None and not is_wrapper(grad)]
+        if not recorded.fits(given):
+            entry.report.plain_calls += 1
+            return self._call(leaves)
+        try:
+            return recorded.launch(given, owners)
+        except _native.NativeError as error:
+            if error.code != _BAD_BINDING:
+                raise errors.from_native(error.code, str(error.message)) from None
+        return self._launch_elsewhere(entry, recorded, leaves, given, owners)
+
+    def _launch_elsewhere(self, entry: Entry, recorded: Recorded, leaves: list[Any],
+                          given: list[Tensor], owners: list[Tensor]) -> Any:
+        """Arguments at addresses that the kernels do not take are copied, there and back; what
+        overlaps now and did not when recorded runs plainly."""
+        misaligned = recorded.misaligned(given)
+        if misaligned and all(i < len(entry.arguments) for i in misaligned):
+            with torch.no_grad():
+                copies = {i: given[i].detach().clone() for i in misaligned}
+            moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
+            with contextlib.suppress(_native.NativeError):
+                answer = recorded.launch(moved, owners)
+                for i, copy in copies.items():
+                    given[i].data.copy_(copy)
+                return answer
+        entry.report.plain_calls += 1
+        return self._call(leaves)
+
+    @staticmethod
+    def _given(entry: Entry, leaves: Sequence[Any]) -> list[Tensor] | None:
+        """The tensors a launch is given, or None where the state cannot be launched at."""
+        given = [leaves[i] for i in entry.arguments]
+        if not entry.known and not entry.fixed:
+            return given
+        try:
+            tensors = entry.state.tensors()
+        except (KeyError, IndexError, AttributeError):
+            return None
+        if not all(map(operator.is_, tensors, entry.known)):
+            if not all(map(_alike, tensors, entry.known)):
+                return None
+            entry.know(tensors)
+        if entry.fixed and entry.fixed != tuple(
+                [tensor.data_ptr() for tensor in entry.state.inner_tensors()]):
+            return None
+        given += tensors
+        return given
+
+
+def _alike(tensor: Any, known: Tensor) -> bool:
+    return (isinstance(tensor, Tensor) and tensor.shape == known.shape
+            and tensor.stride() == known.stride() and tensor.dtype == known.dtype
+            and tensor.device == known.device)
+
+
+@functools.cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _device_of(leaves: Iterable[Any], state: Iterable[Tensor]) -> int | None:
+    for leaf in (*leaves, *state):
+        if isinstance(leaf, Tensor) and leaf.is_cuda:
+            return leaf.device.index
+    return None
+
+
+def _check_argument(index: int, leaf: Tensor, device: int) -> None:
+    if leaf.device.type != "cuda":
+        raise NotRecordable(f"argument {index} is a tensor on the {leaf.device.type}, whose values "
+                            "would be frozen; move it to the GPU first")
+    if leaf.device.index != device:
+        raise NotRecordable(f"argument {index} is on {leaf.device} and another on cuda:{device}")
+    if is_wrapper(leaf) or leaf.layout != torch.strided:
+        raise NotRecordable(f"argument {index} is a {type(leaf).__name__} ({leaf.layout})")
+    if torch.is_grad_enabled() and leaf.grad_fn is not None:
+        raise NotRecordable(f"argument {index} has a history of its own (grad_fn "
+                            f"{type(leaf.grad_fn).__name__}), into which a launch cannot send "
+                            "gradients; detach it")
+
+
+def _check_history(step: Step, plain: Any) -> None:
+    """Results that want gradients belong to a backward; where the step ran none, somebody else
+    will, and a recording could not serve it."""
+    if plain.has_history and not any(grad is not None for grad in plain.gradients):
+        raise NotRecordable(
+            "it answers tensors that require gradients and runs no backward itself; call it under "
+            "torch.no_grad(), put the backward inside, or use torch.compile(backend=\"anabranch\")")

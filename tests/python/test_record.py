@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of recording needs no GPU: what a step's state is, which memory moves as one, plain runs."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from anabranch._given import units_of
+from anabranch._record import record
+from anabranch._state import find_state
+from torch import nn
+
+
+def places(*roots):
+    state = find_state(roots[0], roots[1:])
+    return state, {id(place.get()) for place in (*state.places, *state.on_cpu)}
+
+
+def test_without_a_gpu_a_recorded_callable_runs_as_it_is():
+    step = record(lambda x, scale=2: x * scale)
+    x = torch.randn(4)
+    assert torch.equal(step(x, scale=3), x * 3)
+    assert step.report == [] or torch.cuda.is_available()
+
+
+def test_record_is_also_a_decorator_and_keeps_the_name():
+    @record(verify=False)
+    def step(x):
+        """Adds one."""
+        return x + 1
+
+    assert step.__name__ == "step" and step.__doc__ == "Adds one."
+    assert torch.equal(step(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_modules_and_optimizers_of_a_closure_are_found_with_all_their_tensors():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        model(x).sum().backward()
+        optimizer.step()
+
+    state, found = places(step)
+    assert {id(tensor) for tensor in (*model.parameters(), *model.buffers())} <= found
+    assert state.optimizers == [optimizer] and len(state.modules) == 3
+
+
+def test_state_is_found_through_partials_methods_and_containers():
+    class Trainer:
+        def __init__(self):
+            self.parts = {"models": [nn.Linear(2, 2)]}
+
+        def step(self, extra, x):
+            return self.parts["models"][0](x) + extra
+
+    trainer, extra = Trainer(), torch.ones(2)
+    _, found = places(functools.partial(trainer.step, extra))
+    weights = {id(parameter) for parameter in trainer.parts["models"][0].parameters()}
+    assert weights | {id(extra)} <= found
+
+
+def test_what_static_names_is_found_too():
+    hidden = torch.ones(3)
+    _, found = places(lambda x: x, hidden)
+    assert id(hidden) in found
+
+
+def test_guards_change_with_what_python_says_and_not_with_what_kernels_read():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
+    state = find_state(lambda: (model, optimizer), ())
+    state.on_cpu.clear()  # these would be on the GPU
+    before = state.guards()
+    optimizer.param_groups[0]["lr"].fill_(0.2)
+    assert state.guards() == before
+    model.eval()
+    assert state.guards() != before
+    model.train()
+    optimizer.param_groups[0]["momentum"] = 0.9
+    assert state.guards() != before
+
+
+def test_tensors_that_share_bytes_are_one_unit_and_neighbours_are_not():
+    x = torch.arange(10.0)
+    units = units_of([x[2:5], x[4:8], x[8:], x[:0], x[2:8:5]])
+    assert [unit.size_bytes for unit in units] == [24, 8]
+    assert units[0].address == x[2:].data_ptr()
+    assert sorted(units[0].members) == [(0, 0), (1, 8), (4, 0)]
+    assert units[1].members == [(2, 0)]
