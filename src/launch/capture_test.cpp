@@ -16,9 +16,7 @@ using testing::kBytes;
 
 class CaptureTest : public testing::CudaStepTest {
  protected:
-  CaptureTest() {
-    image_ = sim::add_device_code(*sim);
-  }
+  CaptureTest() { image_ = sim::add_device_code(*sim); }
   CaptureDevice open() { return CaptureDevice(*CudaDevice::make(*d, 0, image_.c_str())); }
 
   std::vector<CaptureBlock> blocks() const {

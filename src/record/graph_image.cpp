@@ -231,15 +231,23 @@ class Reader {
       if (pair[0] == params_buffer_key()) buffer = pair[1];
       if (pair[0] == params_size_key()) size = *static_cast<const std::size_t*>(pair[1]);
     }
-    if (!buffer || size < expected) {
-      return refuse(describe_node(image_, i), fmt::format("packs {} bytes of parameters and its "
-                                                          "function takes {}",
-                                                          size, expected));
+    if (!buffer) {
+      return refuse(describe_node(image_, i), "packs its parameters and does not say where");
     }
     kernel.packed = true;
+    if (size < expected) clip_fields(kernel.fields, size);
     const auto* bytes = static_cast<const std::byte*>(buffer);
     kernel.params.assign(bytes, bytes + size);
     return {};
+  }
+
+  // A caller may leave out the end of a large parameter that its kernel does not read (NCCL does).
+  static void clip_fields(std::vector<ParamField>& fields, std::size_t size) {
+    for (ParamField& field : fields) {
+      const std::size_t there = size > field.offset ? size - field.offset : 0;
+      field.bytes = static_cast<std::uint32_t>(std::min<std::size_t>(field.bytes, there));
+    }
+    std::erase_if(fields, [](const ParamField& field) { return field.bytes == 0; });
   }
 
   Status read_attributes(NodeImage& node) {

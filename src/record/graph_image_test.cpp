@@ -61,6 +61,21 @@ TEST_F(GraphImageTest, PackedParametersAreReadLikeTheOthers) {
   EXPECT_EQ(word(image.nodes[0].kernel, 8), 0x5678u);
 }
 
+TEST_F(GraphImageTest, PackedParametersMayEndBeforeThoseOfTheFunctionDo) {
+  const CuFunction function =
+      load({.name = "long", .params = sim::layout_of({8, 8, 8}), .run = [](const auto&) {}});
+  const std::uint64_t block[] = {0x1234, 0x5678};
+  std::size_t size = 12;
+  void* extra[] = {params_buffer_key(), const_cast<std::uint64_t*>(block), params_size_key(), &size,
+                   kParamsEnd};
+  const CuStream on = stream();
+  begin(on);
+  ASSERT_CU(d->cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, on, nullptr, extra));
+  const GraphImage image = read(end_capture(on));
+  EXPECT_EQ(image.nodes[0].kernel.params.size(), 12u);
+  EXPECT_EQ(image.nodes[0].kernel.fields, (std::vector<ParamField>{{0, 8}, {8, 4}}));
+}
+
 TEST_F(GraphImageTest, CopiesFillsAndEdgesAreRead) {
   const CuDevicePtr a = allocate(64), b = allocate(64);
   const CuStream on = stream();

@@ -232,10 +232,12 @@ CuResult Machine::pack(const Function& function, void** params, void** extra, Ke
   if (extra) {
     const void* buffer = nullptr;
     std::size_t bytes = 0;
-    // A device refuses a longer block, by padding too, and takes a shorter one, which nobody means.
-    if (!read_extra(extra, &buffer, &bytes) || bytes != function.block_bytes) {
+    // A device refuses a longer block, by padding too, and takes a shorter one, of which its kernel
+    // must not read the end.
+    if (!read_extra(extra, &buffer, &bytes) || bytes > function.block_bytes) {
       return CuResult::kInvalidValue;
     }
+    op->params.resize(bytes);
     std::memcpy(op->params.data(), buffer, bytes);
     return CuResult::kSuccess;
   }
