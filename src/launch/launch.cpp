@@ -1,12 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "anabranch/launch.h"
 
+#include "device/cuda/context_scope.h"
 #include "launch/bindings.h"
 #include "launch/host_launch.h"
+#include "launch/plan_launch.h"
 
 namespace anabranch {
 
-Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings) {
+bool Ticket::is_over() const {
+  const cuda::ContextScope current(mark_->device(), cuda::Act::kLaunch);
+  return mark_->is_over();
+}
+
+Status Ticket::wait() const {
+  if (!mark_) return {};
+  const cuda::ContextScope current(mark_->device(), cuda::Act::kLaunch);
+  return current.status().ok() ? mark_->wait() : current.status();
+}
+
+Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings, void* stream) {
+  if (recording.cuda_recording()) {
+    return cuda::launch_plan(*recording.cuda_recording(), bindings,
+                             static_cast<cuda::CuStream>(stream));
+  }
   host::HostRecording& host = *recording.host_recording();
   const host::HostHold hold(host);
   if (!hold) {

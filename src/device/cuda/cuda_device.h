@@ -2,7 +2,8 @@
 // One CUDA device as recordings need it: the driver, the device's primary context (the one that
 // torch and the CUDA runtime use), and our own device code in it.
 // Ownership: shared; recordings keep theirs alive. Holds the primary context until it goes.
-// Threads:   any; immutable once made. A thread that calls the driver needs the context to be current:
+// Threads:   any; immutable once made. A thread that calls the driver needs the context to be
+// current:
 //            make_current().
 // Failure:   no driver, no such device, no memory for a context: a Status. No device code is no
 //            failure but a reason, see why_no_updater().
@@ -31,6 +32,7 @@ class CudaDevice {
 
   const Driver& driver() const { return driver_; }
   int ordinal() const { return ordinal_; }
+  CuContext context() const { return context_; }
   // To the calling thread, which keeps it.
   Status make_current() const;
 
