@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launching a recording: new addresses in, one ticket out.
-// Ownership: bound buffers belong to the caller and must outlive the launch. A ticket may be
-// dropped
-//            at any time; it keeps the device, not the recording.
+// Ownership: bound buffers belong to the caller and must outlive the launch. A ticket may go at any
+//            time; it keeps the device, not the recording.
 // Threads:   see record.h; on the host the calling thread is the ambient stream.
 // Failure:   a Status, never an exception. A refused launch has started nothing. On the host a
 //            failed step stops the launch; on CUDA work that fails shows in a later call. Either

@@ -2,9 +2,7 @@
 // One CUDA device as recordings need it: the driver, the device's primary context (the one that
 // torch and the CUDA runtime use), and our own device code in it.
 // Ownership: shared; recordings keep theirs alive. Holds the primary context until it goes.
-// Threads:   any; immutable once made. A thread that calls the driver needs the context to be
-// current:
-//            make_current().
+// Threads:   any; immutable once made. A thread that calls the driver calls make_current() before.
 // Failure:   no driver, no such device, no memory for a context: a Status. No device code is no
 //            failure but a reason, see why_no_updater().
 // Edges:     after fork() a child must make its own; CUDA cannot be used in it.
