@@ -32,7 +32,9 @@ struct RegionCall {
 // On CUDA it runs twice, while the plan is recorded, and queues its kernels on `stream`, which is
 // being captured: `buffers` are addresses on the device, good for kernels' arguments alone. What it
 // queues is what every launch does, at the addresses of that launch. So it must queue the same both
-// times, must not wait for the device, and keep no address.
+// times, must not wait for the device, and keep no address. What it queues on another stream, the
+// default one say, is no part of the recording, unless that stream waits for `stream` first and
+// `stream` for it at last.
 //
 // Answers 0, or any other number as failure. It may throw; that is a failure too.
 using RegionFunction = std::int32_t (*)(void* context, const RegionCall* call);

@@ -4,8 +4,8 @@
 // Threads:   any, at once; each launch leases a berth for the length of the call.
 // Failure:   a Status, never an exception. A refused launch has queued nothing; one whose end could
 //            not be marked has been waited for.
-// Edges:     allocates an arena where more launches run at once than before, and an event where more
-//            tickets are kept; otherwise nothing.
+// Edges:     allocates an arena where more launches run at once than before, and an event where
+//            more tickets are kept; otherwise nothing.
 #pragma once
 
 #include <span>
