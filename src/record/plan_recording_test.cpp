@@ -63,7 +63,15 @@ class PlanRecordingTest : public ::testing::Test {
   Regions::Function function_;
 };
 
+TEST(CudaDevices, OneThatIsNotThereHasAReason) {
+  const auto device = Device::cuda({.ordinal = 4711});
+  ASSERT_FALSE(device.ok());
+  const std::set<Code> reasons{Code::kDriverMissing, Code::kDriverTooOld, Code::kDriverFailed};
+  EXPECT_TRUE(reasons.contains(device.error().code())) << device.error().message();
+}
+
 TEST_F(PlanRecordingTest, KeepsWhatItNeedsAndLeavesNothing) {
+  EXPECT_EQ(device.name(), "cuda 0, simulated device 0");
   must(try_record("", {}));
   EXPECT_EQ(bench.sim().live_objects(), live);
 }
