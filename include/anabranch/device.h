@@ -3,7 +3,8 @@
 // Ownership: a Device is a shared handle; recordings keep theirs alive.
 // Threads:   all functions may be called from any thread.
 // Failure:   a device that cannot be had is a Status with its reason, a normal state.
-// Edges:     after fork() the host device of the child runs launches on the calling thread.
+// Edges:     after fork() the host device of the child runs launches on the calling thread; a CUDA
+//            device cannot be used in the child.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,18 @@ struct RegionCall {
   std::uint32_t buffer_count = 0;
   char* error = nullptr;  // where a failing region may write a text, NUL-terminated
   std::uint32_t error_bytes = 0;
+  void* stream = nullptr;  // CUDA: a CUstream, which is a cudaStream_t; null on the host
 };
 
+// On the host a region runs in every launch and finds its buffers' bytes at their addresses.
+//
+// On CUDA it runs twice, while the plan is recorded, and queues its kernels on `stream`, which is
+// being captured: `buffers` are addresses on the device, good for kernels' arguments alone. What it
+// queues is what every launch does, at the addresses of that launch. So it must queue the same both
+// times, must not wait for the device, and keep no address. What it queues on another stream, the
+// default one say, is no part of the recording, unless that stream waits for `stream` first and
+// `stream` for it at last.
+//
 // Answers 0, or any other number as failure. It may throw; that is a failure too.
 using RegionFunction = std::int32_t (*)(void* context, const RegionCall* call);
 
@@ -67,19 +78,37 @@ struct HostOptions {
   ThreadControl threads;
 };
 
+struct CudaOptions {
+  int ordinal = 0;  // as the driver numbers the devices that the process may see
+};
+
 namespace host {
 class HostDevice;  // src/device/host/host_device.h
+}
+namespace cuda {
+class CudaDevice;  // src/device/cuda/cuda_device.h
 }
 
 class Device {
  public:
   ANABRANCH_API static Device host(HostOptions options = {});
-  ANABRANCH_API std::string name() const;
+  // By the device's primary context, the one that the CUDA runtime uses. kDriverMissing,
+  // kDriverTooOld or kDriverFailed where there is no driver or no such device.
+  ANABRANCH_API static Result<Device> cuda(CudaOptions options = {});
+  // For tests: of a driver that the test brings.
+  ANABRANCH_API explicit Device(std::shared_ptr<cuda::CudaDevice> cuda);
+
+  std::string name() const { return name_; }
+  // One of the two is null.
   const std::shared_ptr<host::HostDevice>& host_device() const { return host_; }
+  const std::shared_ptr<cuda::CudaDevice>& cuda_device() const { return cuda_; }
 
  private:
-  explicit Device(std::shared_ptr<host::HostDevice> host) : host_(std::move(host)) {}
+  Device(std::string name, std::shared_ptr<host::HostDevice> host)
+      : name_(std::move(name)), host_(std::move(host)) {}
+  std::string name_;
   std::shared_ptr<host::HostDevice> host_;
+  std::shared_ptr<cuda::CudaDevice> cuda_;
 };
 
 }  // namespace anabranch

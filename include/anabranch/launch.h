@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launching a recording: new addresses in, one ticket out.
-// Ownership: bound buffers belong to the caller and must outlive the ticket.
-// Threads:   see record.h; the calling thread is the ambient stream.
-// Failure:   a Status, never an exception. A refused launch has started nothing; a failed step
-//            stops the launch, and the recording can be launched again.
+// Ownership: bound buffers belong to the caller and must outlive the launch. A ticket may go at any
+//            time; it keeps the device, not the recording.
+// Threads:   see record.h; on the host the calling thread is the ambient stream.
+// Failure:   a Status, never an exception. A refused launch has started nothing. On the host a
+//            failed step stops the launch; on CUDA work that fails shows in a later call. Either
+//            way the recording can be launched again, unless the driver says the context is lost.
 // Edges:     on the host device the launch has ended when the call returns.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "anabranch/capture.h"
@@ -18,18 +21,39 @@
 namespace anabranch {
 
 struct Binding {
-  void* data = nullptr;
+  void* data = nullptr;  // on CUDA an address on the device
   std::uint64_t size_bytes = 0;
 };
 
+namespace cuda {
+class LaunchMark;  // src/record/launch_mark.h
+}
+
 class Ticket {
  public:
-  bool done() const { return true; }  // the host device has nothing in flight after launch()
+  Ticket() = default;  // of a launch that has ended
+  explicit Ticket(std::shared_ptr<const cuda::LaunchMark> mark) : mark_(std::move(mark)) {}
+
+  // Whether the launch has ended, well or not.
+  bool done() const { return !mark_ || is_over(); }
+  // Blocks until it has. kLaunchDriverFailed where it, or work queued earlier, failed.
+  ANABRANCH_API Status wait() const;
+
+ private:
+  ANABRANCH_API bool is_over() const;
+  std::shared_ptr<const cuda::LaunchMark> mark_;
 };
 
 // `bindings[i]` serves plan.slots()[i]. Checked before anything runs: count, address, alignment,
-// size, and that no written buffer shares bytes with another.
-ANABRANCH_API Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings);
+// size, and that no written buffer shares bytes with another; on CUDA, that no two that the
+// recording uses do.
+//
+// `stream` is for CUDA (a CUstream, which is a cudaStream_t; null is the legacy default stream):
+// the launch starts after all work queued on it so far, and later work on it waits for the launch.
+// Launches on different streams may overlap, as long as they write nothing in common: each has an
+// arena of its own, up to two of them, and further ones wait, on the device, for one before.
+ANABRANCH_API Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings,
+                                    void* stream = nullptr);
 
 // One launch of a captured step: `addresses[i]` serves slots()[i], `arena` has
 // counts().arena_bytes, aligned to 512 (any address where it has none). The work is queued on

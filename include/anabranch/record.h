@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recording: a plan made real on a device, once. Its structure never changes; addresses do.
-// Ownership: a Recording is a shared handle; it keeps plan, device and arena alive. The contexts
-//            of its regions belong to the caller and must outlive it.
-// Threads:   recording takes one launch at a time (kBusy); different recordings are independent.
-// Failure:   a Status; a refused record() leaves nothing behind.
-// Edges:     a plan without steps records and launches.
+// Ownership: a Recording is a shared handle; it keeps plan, device and arena alive. On the host the
+//            contexts of its regions, on CUDA the modules of their kernels, must outlive it.
+// Threads:   different recordings are independent. On the host a recording takes one launch at a
+//            time (kBusy); on CUDA launches queue, from any threads.
+// Failure:   a Status; a refused record() leaves nothing behind, and no stream capturing.
+// Edges:     a plan without steps records and launches. On CUDA the last handle waits for launches
+//            that still run.
 #pragma once
 
 #include <cstdint>
@@ -24,23 +26,38 @@ using RegionTable = std::map<std::string, Region, std::less<>>;
 namespace host {
 class HostRecording;  // src/record/host_recording.h
 }
+namespace cuda {
+class PlanRecording;  // src/record/plan_recording.h
+}
 
 class Recording {
  public:
   const Plan& plan() const { return plan_; }
-  // The caller's thread and the workers a launch uses.
+  // The caller's thread and the workers a launch uses. 1 on CUDA.
   ANABRANCH_API std::uint32_t lane_count() const;
+  // One of the two is null.
   const std::shared_ptr<host::HostRecording>& host_recording() const { return host_; }
+  const std::shared_ptr<cuda::PlanRecording>& cuda_recording() const { return cuda_; }
 
  private:
   friend ANABRANCH_API Result<Recording> record(const Plan&, const Device&, const RegionTable&);
   Recording(Plan plan, std::shared_ptr<host::HostRecording> host)
       : plan_(std::move(plan)), host_(std::move(host)) {}
+  Recording(Plan plan, std::shared_ptr<cuda::PlanRecording> cuda)
+      : plan_(std::move(plan)), cuda_(std::move(cuda)) {}
   Plan plan_;
   std::shared_ptr<host::HostRecording> host_;
+  std::shared_ptr<cuda::PlanRecording> cuda_;
 };
 
+// On CUDA the plan's streams are captured as streams and its waits as events, so that the graph has
+// the plan's edges and no others: steps of events and synchronize order later steps as the plan
+// says, and nothing waits on the host. Not recorded there (kNotRecordable): host steps, a copy or
+// fill of more than 1024 contiguous pieces, temporaries that ask for more alignment than 512.
 ANABRANCH_API Result<Recording> record(const Plan& plan, const Device& device,
                                        const RegionTable& regions);
+
+// Text for people: what was recorded and, on CUDA, how launches so far gave it their addresses.
+ANABRANCH_API std::string dump_recording(const Recording& recording);
 
 }  // namespace anabranch

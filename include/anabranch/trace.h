@@ -38,7 +38,7 @@ class ANABRANCH_API Trace {
 };
 
 // Writes the events of later launches of `recording` to `trace`; nullptr turns it off. Not while a
-// launch runs.
+// launch runs. Launches on CUDA write nothing yet.
 ANABRANCH_API void attach_trace(const Recording& recording, Trace* trace);
 
 // Chrome's JSON trace format, which Perfetto opens: a process for the program, a thread a stream,

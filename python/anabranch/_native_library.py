@@ -115,7 +115,7 @@ class RegionCall(ctypes.Structure):
     """What a region is given; see RegionCall in device.h."""
 
     _fields_ = [("buffers", POINTER(c_void_p)), ("buffer_count", c_uint32), ("error", c_void_p),
-                ("error_bytes", c_uint32)]
+                ("error_bytes", c_uint32), ("stream", c_void_p)]
 
 
 _I64S = POINTER(c_int64)

@@ -24,31 +24,34 @@ Status refuse_count(std::size_t given, std::size_t needed) {
                   given, needed));
 }
 
-bool fits(const SlotState& slot, const Binding& binding) {
-  if (binding.size_bytes < slot.size_bytes) return false;
-  if (binding.data == slot.address && binding.data) return true;
-  if (slot.size_bytes == 0) return true;
-  return binding.data && (number_of(binding.data) & (slot.alignment - 1)) == 0;
+template <typename Needs>  // a slot's state, or its buffer
+bool is_right(const Needs& needs, const Binding& binding) {
+  if (binding.size_bytes < needs.size_bytes) return false;
+  if (needs.size_bytes == 0) return true;
+  return binding.data && (number_of(binding.data) & (needs.alignment - 1)) == 0;
 }
 
-Status refuse_misfit(const Program& program, const SlotState& slot, std::size_t index,
-                     const Binding& binding) {
-  const std::string what =
-      fmt::format("launch: binding '{}' (slot {})", program.buffer(slot.buffer).name, index);
-  if (binding.size_bytes < slot.size_bytes) {
+bool fits(const SlotState& slot, const Binding& binding) {
+  const bool stayed = binding.data == slot.address && binding.data;
+  return stayed ? binding.size_bytes >= slot.size_bytes : is_right(slot, binding);
+}
+
+Status refuse_misfit(const Buffer& buffer, std::size_t index, const Binding& binding) {
+  const std::string what = fmt::format("launch: binding '{}' (slot {})", buffer.name, index);
+  if (binding.size_bytes < buffer.size_bytes) {
     return refuse(
         fmt::format("{} has {} bytes, the recording needs {}. Pass a buffer of at least "
                     "{} bytes, or record again for this size.",
-                    what, binding.size_bytes, slot.size_bytes, slot.size_bytes));
+                    what, binding.size_bytes, buffer.size_bytes, buffer.size_bytes));
   }
   if (!binding.data) {
     return refuse(fmt::format("{} is null, the recording needs {} bytes. Pass an address.", what,
-                              slot.size_bytes));
+                              buffer.size_bytes));
   }
   return refuse(
       fmt::format("{} is at {:#x}, the recording needs an address that is a multiple of "
                   "{}. Align the buffer, or declare a smaller alignment.",
-                  what, number_of(binding.data), slot.alignment));
+                  what, number_of(binding.data), buffer.alignment));
 }
 
 Status refuse_overlap(const Program& program, const AddressTable& table, const SlotExtent& a,
@@ -103,7 +106,9 @@ Status bind_slots(const Program& program, AddressTable& table, std::span<const B
   if (bindings.size() != slots.size()) return refuse_count(bindings.size(), slots.size());
   std::uint32_t moved = 0;
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (!fits(slots[i], bindings[i])) return refuse_misfit(program, slots[i], i, bindings[i]);
+    if (!fits(slots[i], bindings[i])) {
+      return refuse_misfit(program.buffer(slots[i].buffer), i, bindings[i]);
+    }
     moved += bindings[i].data != slots[i].address;
   }
   if (moved == 0) return {};
@@ -115,3 +120,17 @@ Status bind_slots(const Program& program, AddressTable& table, std::span<const B
 }
 
 }  // namespace anabranch::host
+
+namespace anabranch {
+
+Status check_bindings(const Plan& plan, std::span<const Binding> bindings) {
+  const std::span<const Slot> slots = plan.slots();
+  if (bindings.size() != slots.size()) return host::refuse_count(bindings.size(), slots.size());
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const Buffer& buffer = plan.program().buffer(slots[i].buffer);
+    if (!host::is_right(buffer, bindings[i])) return host::refuse_misfit(buffer, i, bindings[i]);
+  }
+  return {};
+}
+
+}  // namespace anabranch

@@ -16,3 +16,10 @@ namespace anabranch::host {
 Status bind_slots(const Program& program, AddressTable& table, std::span<const Binding> bindings);
 
 }  // namespace anabranch::host
+
+namespace anabranch {
+
+// What every device asks of bindings: one for each slot, large enough, at an address and aligned.
+Status check_bindings(const Plan& plan, std::span<const Binding> bindings);
+
+}  // namespace anabranch

@@ -1,14 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "anabranch/launch.h"
 
-#include "device/cuda/cuda_device.h"
+#include "device/cuda/context_scope.h"
 #include "launch/bindings.h"
 #include "launch/cuda_launch.h"
 #include "launch/host_launch.h"
+#include "launch/plan_launch.h"
 
 namespace anabranch {
 
-Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings) {
+bool Ticket::is_over() const {
+  const cuda::ContextScope current(mark_->device(), cuda::Act::kLaunch);
+  return mark_->is_over();
+}
+
+Status Ticket::wait() const {
+  if (!mark_) return {};
+  const cuda::ContextScope current(mark_->device(), cuda::Act::kLaunch);
+  return current.status().ok() ? mark_->wait() : current.status();
+}
+
+Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings, void* stream) {
+  if (recording.cuda_recording()) {
+    return cuda::launch_plan(*recording.cuda_recording(), bindings,
+                             static_cast<cuda::CuStream>(stream));
+  }
   host::HostRecording& host = *recording.host_recording();
   const host::HostHold hold(host);
   if (!hold) {
@@ -25,7 +41,8 @@ Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindi
 
 Status launch(const CapturedRecording& recording, std::span<const std::uint64_t> addresses,
               std::uint64_t arena, void* stream) {
-  if (Status current = recording.cuda_device()->make_current(); !current.ok()) return current;
+  const cuda::ContextScope current(*recording.cuda_device(), cuda::Act::kLaunch);
+  if (!current.status().ok()) return current.status();
   const auto queued = cuda::launch(*recording.cuda_recording(), {addresses, arena},
                                    static_cast<cuda::CuStream>(stream));
   return queued.ok() ? Status() : queued.error();

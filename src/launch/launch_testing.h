@@ -14,16 +14,39 @@
 
 namespace anabranch::testing {
 
+// Where memory comes from that a test and the device can both reach. Outlives what it gave.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  virtual void* allocate(std::size_t bytes, std::size_t alignment) = 0;
+  virtual void release(void* memory, std::size_t alignment) = 0;
+};
+
+class HostMemory : public MemorySource {
+ public:
+  static MemorySource& get() {
+    static HostMemory memory;
+    return memory;
+  }
+  void* allocate(std::size_t bytes, std::size_t alignment) override {
+    return ::operator new (bytes, std::align_val_t{alignment});
+  }
+  void release(void* memory, std::size_t alignment) override {
+    ::operator delete (memory, std::align_val_t{alignment});
+  }
+};
+
 // Memory for each slot of a plan, with a fence of poison on both sides.
 class SlotMemory {
  public:
   static constexpr std::size_t kFence = 64;
   static constexpr unsigned char kPoison = 0xA5;
 
-  explicit SlotMemory(const Plan& plan) {
+  explicit SlotMemory(const Plan& plan, MemorySource& source = HostMemory::get()) {
     for (const Slot& slot : plan.slots()) {
       const Buffer& buffer = plan.program().buffer(slot.buffer);
-      blocks_.emplace_back(buffer.size_bytes, std::max<std::uint64_t>(buffer.alignment, 64));
+      blocks_.emplace_back(source, buffer.size_bytes,
+                           std::max<std::uint64_t>(buffer.alignment, 64));
       bindings_.push_back({blocks_.back().data(), buffer.size_bytes});
     }
   }
@@ -51,9 +74,9 @@ class SlotMemory {
  private:
   class Block {
    public:
-    Block(std::uint64_t size, std::uint64_t alignment)
+    Block(MemorySource& source, std::uint64_t size, std::uint64_t alignment)
         : fence_(std::max<std::uint64_t>(alignment, kFence)),
-          bytes_(size + 2 * fence_, std::align_val_t{alignment}) {
+          bytes_(source, size + 2 * fence_, alignment) {
       std::memset(bytes_.data, kPoison, size + 2 * fence_);
       end_ = fence_ + size;
     }
@@ -67,13 +90,15 @@ class SlotMemory {
 
    private:
     struct Bytes {
-      Bytes(std::uint64_t size, std::align_val_t alignment)
-          : alignment_(alignment),
-            data(static_cast<unsigned char*>(::operator new(size, alignment_))) {}
-      ~Bytes() { ::operator delete(data, alignment_); }
+      Bytes(MemorySource& from, std::uint64_t size, std::uint64_t aligned_to)
+          : source(from),
+            alignment(aligned_to),
+            data(static_cast<unsigned char*>(from.allocate(size, aligned_to))) {}
+      ~Bytes() { source.release(data, alignment); }
       Bytes(const Bytes&) = delete;
       Bytes& operator=(const Bytes&) = delete;
-      std::align_val_t alignment_;
+      MemorySource& source;
+      std::uint64_t alignment;
       unsigned char* data;
     };
     std::uint64_t fence_;

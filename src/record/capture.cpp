@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "anabranch/capture.h"
 
-#include "device/cuda/cuda_device.h"
+#include "device/cuda/context_scope.h"
 #include "record/capture_memory.h"
 #include "record/cuda_recording.h"
 
@@ -16,7 +16,7 @@ std::shared_ptr<Thing> kept_with(std::shared_ptr<cuda::CudaDevice> device,
                                  std::shared_ptr<Thing> thing) {
   Thing* const there = thing.get();
   return {there, [device = std::move(device), thing = std::move(thing)](Thing*) mutable {
-            (void)device->make_current();
+            const cuda::ContextScope current(*device);
             thing.reset();
           }};
 }
@@ -34,7 +34,8 @@ const std::string& CaptureDevice::why_no_device_code() const {
 }
 
 Status CaptureDevice::clear(void* graph) const {
-  if (Status current = device_->make_current(); !current.ok()) return current;
+  const cuda::ContextScope current(*device_);
+  if (!current.status().ok()) return current.status();
   const cuda::Driver& driver = device_->driver();
   auto* const from = static_cast<cuda::CuGraph>(graph);
   std::size_t count = 0;
@@ -56,7 +57,8 @@ Status CaptureDevice::clear(void* graph) const {
 }
 
 Result<CaptureMemory> CaptureMemory::make(const CaptureDevice& device) {
-  if (Status current = device.cuda_device()->make_current(); !current.ok()) return current;
+  const cuda::ContextScope current(*device.cuda_device());
+  if (!current.status().ok()) return current.status();
   auto memory = cuda::CaptureMemory::make(device.cuda_device()->driver());
   if (!memory.ok()) return memory.error();
   return CaptureMemory(
@@ -72,7 +74,8 @@ Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device, v
                                                   std::span<const CaptureBlock> blocks,
                                                   bool accept_unsure) {
   const auto& on = device.cuda_device();
-  if (Status current = on->make_current(); !current.ok()) return current;
+  const cuda::ContextScope current(*on);
+  if (!current.status().ok()) return current.status();
   std::vector<cuda::CaptureAllocation> in_first, in_second;
   std::vector<cuda::UnitKind> kinds;
   for (const CaptureBlock& block : blocks) {

@@ -6,29 +6,10 @@
 #include <algorithm>
 
 #include "record/lane_assignment.h"
+#include "record/region_table.h"
 
 namespace anabranch::host {
 namespace {
-
-bool runs_region(const Step& step) {
-  return step.kind == StepKind::kCompute || step.kind == StepKind::kHost;
-}
-
-Status check_regions(const Plan& plan, const RegionTable& regions) {
-  for (const StepId id : plan.order()) {
-    const Step& step = plan.program().step(id);
-    if (!runs_region(step)) continue;
-    const auto found = regions.find(step.name);
-    if (found != regions.end() && found->second.function) continue;
-    const std::string source = step.source.empty() ? "" : fmt::format(" ({})", step.source);
-    return Status(Code::kRegionMissing,
-                  fmt::format("record: step {} '{}'{} runs a region that was not supplied; the "
-                              "table has {} {}. Add one under this name.",
-                              index_of(id), step.name, source, regions.size(),
-                              regions.size() == 1 ? "region" : "regions"));
-  }
-  return {};
-}
 
 Result<ArenaPointer> make_arena(const Plan& plan) {
   std::uint64_t alignment = 64;

@@ -22,31 +22,7 @@ Interval interval_of(const View& view) {
   return bytes;
 }
 
-bool share_bytes(const View& a, const View& b) {
-  if (a.buffer != b.buffer) return false;
-  const Interval x = interval_of(a), y = interval_of(b);
-  return x.begin < y.end && y.begin < x.end;
-}
-
-// The same shape without gaps, from offset 0.
-View packed(const View& view) {
-  View result = view;
-  result.offset_bytes = 0;
-  auto stride = static_cast<std::int64_t>(view.item_bytes);
-  for (auto dim = result.dims.rbegin(); dim != result.dims.rend(); ++dim) {
-    dim->stride_bytes = stride;
-    stride *= static_cast<std::int64_t>(dim->size);
-  }
-  return result;
-}
-
 bool is_empty(const Walk& walk) { return walk.item_bytes == 0; }
-
-std::uint64_t total_bytes(const Walk& walk) {
-  std::uint64_t bytes = walk.item_bytes;
-  for (const Loop& loop : walk.loops) bytes *= loop.count;
-  return bytes;
-}
 
 // One step of the loops outside the innermost. False after the last.
 bool advance(const Walk& walk, std::array<std::uint64_t, kMaxViewDims>& at, std::byte*& to,
@@ -129,6 +105,30 @@ void append_outer(std::vector<Loop>& inner_first, Loop outer) {
 
 }  // namespace
 
+std::uint64_t count_items(const Walk& walk) {
+  std::uint64_t items = is_empty(walk) ? 0 : 1;
+  for (const Loop& loop : walk.loops) items *= loop.count;
+  return items;
+}
+
+bool share_bytes(const View& a, const View& b) {
+  if (a.buffer != b.buffer) return false;
+  const Interval x = interval_of(a), y = interval_of(b);
+  return x.begin < y.end && y.begin < x.end;
+}
+
+// The same shape without gaps, from offset 0.
+View packed(const View& view) {
+  View result = view;
+  result.offset_bytes = 0;
+  auto stride = static_cast<std::int64_t>(view.item_bytes);
+  for (auto dim = result.dims.rbegin(); dim != result.dims.rend(); ++dim) {
+    dim->stride_bytes = stride;
+    stride *= static_cast<std::int64_t>(dim->size);
+  }
+  return result;
+}
+
 Walk make_walk(const View& to, const View& from) {
   Walk walk{to.offset_bytes, from.offset_bytes, to.item_bytes, {}};
   for (std::size_t i = to.dims.size(); i-- > 0;) {
@@ -157,7 +157,7 @@ void Move::stage(const View& to, const View& from) {
   const View scratch = packed(to);
   walk_ = make_walk(scratch, from);
   unstage_ = make_walk(to, scratch);
-  scratch_.resize(total_bytes(walk_));
+  scratch_.resize(count_items(walk_) * walk_.item_bytes);
 }
 
 std::int32_t Move::run_copy(void* self, const RegionCall* call) {

@@ -30,6 +30,13 @@ struct Walk {
   std::vector<Loop> loops;
 };
 
+// How often the item stands there; 0 for a walk over no bytes.
+std::uint64_t count_items(const Walk& walk);
+// Whether the intervals of bytes that the two span meet.
+bool share_bytes(const View& a, const View& b);
+// The same shape without gaps, from offset 0.
+View packed(const View& view);
+
 // The walk over two views of equal shape: loops that walk contiguous bytes become one item.
 Walk make_walk(const View& to, const View& from);
 

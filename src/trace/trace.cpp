@@ -21,6 +21,7 @@ std::uint64_t Trace::dropped() const { return ring_->dropped(); }
 void Trace::clear() { ring_->clear(); }
 
 void attach_trace(const Recording& recording, Trace* trace) {
+  if (!recording.host_recording()) return;
   recording.host_recording()->set_event_ring(trace == nullptr ? nullptr : trace->ring_.get());
 }
 

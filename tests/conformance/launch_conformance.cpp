@@ -4,7 +4,6 @@
 #include <thread>
 
 #include "devices.h"
-#include "launch/launch_testing.h"
 
 namespace anabranch::testing {
 
@@ -64,32 +63,19 @@ struct Fan {
   std::vector<BufferId> ends;
 };
 
-std::uint64_t run(const Recording& recording, std::uint64_t x) {
-  std::uint64_t y = 0;
-  const std::array<Binding, 2> bindings{{{&x, sizeof x}, {&y, sizeof y}}};
-  must(launch(recording, bindings));
-  return y;
-}
-
-Status fail(const Recording& recording) {
-  std::uint64_t x = 1, y = 0;
-  const std::array<Binding, 2> bindings{{{&x, sizeof x}, {&y, sizeof y}}};
-  const Result<Ticket> result = launch(recording, bindings);
-  return result.ok() ? Status() : result.error();
-}
-
 TEST_P(Conformance, AnEmptyProgramRecordsAndLaunches) {
   const Plan plan = plan_of(ProgramBuilder());
-  const Recording recording = must(record(plan, GetParam().make(), {}));
-  EXPECT_TRUE(must(launch(recording, {})).done());
+  const Recording recording = must(record(plan, make_device(), {}));
+  const Ticket ticket = must(launch(recording, {}));
+  EXPECT_TRUE(ticket.wait().ok());
+  EXPECT_TRUE(ticket.done());
 }
 
 TEST_P(Conformance, ManyMoreStreamsThanLanesGiveTheRightResultEachTime) {
   const Fan fan(9, 3);
   const Regions regions = fan.regions();
-  const Recording recording =
-      must(record(plan_of(fan.builder), GetParam().make(), regions.table()));
-  EXPECT_LE(recording.lane_count(), GetParam().options.max_lanes);
+  const Recording recording = must(record(plan_of(fan.builder), make_device(), regions.table()));
+  EXPECT_LE(recording.lane_count(), std::max(1u, GetParam().host.max_lanes));
   for (std::uint64_t x = 0; x < 20; ++x) ASSERT_EQ(run(recording, x), 9 * (x + 3) + 1);
 }
 
@@ -103,16 +89,84 @@ TEST_P(Conformance, CopiesAndFillsNeedNoRegion) {
   builder.copy(side, builder.whole(t), builder.whole(x));
   builder.copy(kAmbient, {y, 0, 4, {{3, 8}, {2, 4}}}, {t, 0, 4, {{3, 4}, {2, 12}}});
   builder.fill(side, {y, 8, 4, {}}, 0xFF);
-  const Recording recording = must(record(plan_of(builder), GetParam().make(), {}));
-  std::array<std::int32_t, 6> in{1, 2, 3, 4, 5, 6}, out{};
-  must(launch(recording, std::array<Binding, 2>{{{in.data(), 24}, {out.data(), 24}}}));
+  const Recording recording = must(record(plan_of(builder), make_device(), {}));
+  SlotMemory memory(recording.plan(), source());
+  const std::array<std::int32_t, 6> in{1, 2, 3, 4, 5, 6};
+  std::array<std::int32_t, 6> out{};
+  std::memcpy(memory.bytes(0).data(), in.data(), sizeof in);
+  launch_and_wait(recording, memory);
+  std::memcpy(out.data(), memory.bytes(1).data(), sizeof out);
   EXPECT_EQ(out, (std::array<std::int32_t, 6>{1, 4, -1, 5, 3, 6}));
+  EXPECT_TRUE(memory.fences_stand());
+}
+
+TEST_P(Conformance, ACopyWithinOneBufferReadsAllBeforeItWrites) {
+  ProgramBuilder builder;
+  const BufferId x = builder.add_buffer({"x", Role::kInput, 48, 8});
+  builder.copy(kAmbient, {x, 4, 4, {{5, 4}}}, {x, 0, 4, {{5, 4}}});     // one to the right
+  builder.copy(kAmbient, {x, 24, 4, {{6, 4}}}, {x, 20, 4, {{6, -4}}});  // all of it, reversed
+  builder.copy(kAmbient, {x, 0, 4, {{6, 8}}}, {x, 4, 4, {{6, 8}}});     // every other one
+  const Recording recording = must(record(plan_of(builder), make_device(), {}));
+  SlotMemory memory(recording.plan(), source());
+  const std::array<std::int32_t, 12> in{1, 2, 3, 4, 5, 6};
+  std::memcpy(memory.bytes(0).data(), in.data(), sizeof in);
+  launch_and_wait(recording, memory);
+  std::array<std::int32_t, 12> out{};
+  std::memcpy(out.data(), memory.bytes(0).data(), sizeof out);
+  EXPECT_EQ(out, (std::array<std::int32_t, 12>{1, 1, 3, 3, 5, 5, 4, 4, 2, 2, 1, 1}));
+}
+
+TEST_P(Conformance, BuffersWithoutBytesAndStepsThatMoveNothingRecordAndLaunch) {
+  ProgramBuilder builder;
+  const StreamId side = builder.add_stream("side");
+  const BufferId none = builder.add_buffer({"none", Role::kInput, 0, 64});
+  const BufferId still_none = builder.add_buffer({"still none", Role::kTemporary, 0, 64});
+  const BufferId x = builder.add_buffer({"x", Role::kInput, 8, 8});
+  builder.add_buffer({"unused", Role::kInput, 8, 8});
+  builder.copy(side, builder.whole(still_none), builder.whole(none));
+  builder.fill(kAmbient, {x, 0, 1, {{0, 1}}}, 0xFF);
+  builder.compute(kAmbient, "nothing", {builder.read(still_none), builder.read_write(x)});
+  Regions regions;
+  regions.add("nothing", [](const RegionCall& call) { return call.buffer_count == 2 ? 0 : 1; });
+  const Recording recording = must(record(plan_of(builder), make_device(), regions.table()));
+  SlotMemory memory(recording.plan(), source());
+  std::vector<Binding> bindings(memory.bindings().begin(), memory.bindings().end());
+  ASSERT_EQ(bindings.size(), 3u);
+  bindings[index_of(none)].data = nullptr;
+  put_word(memory, 1, 5);
+  EXPECT_TRUE(must(launch(recording, bindings)).wait().ok());
+  EXPECT_EQ(get_word(memory, 1), 5u);
+  bindings.back().data = nullptr;
+  const Result<Ticket> refused = launch(recording, bindings);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.error().message(), HasSubstr("'unused' (slot 2) is null"));
+}
+
+TEST_P(Conformance, BindingsAreRefusedInTheSameWordsEverywhere) {
+  const Fan fan(1, 1);
+  const Regions regions = fan.regions();
+  const Recording recording = must(record(plan_of(fan.builder), make_device(), regions.table()));
+  SlotMemory memory(recording.plan(), source());
+  const auto refused = [&](Binding x, const char* why) {
+    const Result<Ticket> result =
+        launch(recording, std::array<Binding, 2>{{x, memory.bindings()[1]}});
+    ASSERT_FALSE(result.ok()) << why;
+    EXPECT_EQ(result.error().code(), Code::kBadBinding);
+    EXPECT_THAT(result.error().message(), HasSubstr(why));
+  };
+  const Binding x = memory.bindings()[0];
+  refused({x.data, 4}, "binding 'x' (slot 0) has 4 bytes, the recording needs 8");
+  refused({nullptr, 8}, "binding 'x' (slot 0) is null");
+  refused({static_cast<char*>(x.data) + 4, 8}, "a multiple of 8");
+  const Result<Ticket> few = launch(recording, memory.bindings().first(1));
+  ASSERT_FALSE(few.ok());
+  EXPECT_THAT(few.error().message(), HasSubstr("1 bindings were given, the recording has 2 slots"));
 }
 
 TEST_P(Conformance, AStepThatFailsAnywhereIsNamedAndTheRecordingRunsAgain) {
   const Fan fan(3, 3);
   const Plan plan = plan_of(fan.builder);
-  const Device device = GetParam().make();
+  const Device device = make_device();
   for (std::uint32_t bad = 0; bad < fan.steps; ++bad) {
     bool failing = true;
     const Regions regions = fan.regions(bad, [&](const RegionCall& call) {
@@ -139,14 +193,12 @@ TEST_P(Conformance, AStepThatThrowsFailsWithTheExceptionsText) {
   const auto throws_number = [](const RegionCall&) -> std::int32_t { throw 7; };
   for (std::uint32_t bad = 0; bad < fan.steps; ++bad) {
     const Regions regions = fan.regions(bad, throws_text);
-    const Status status =
-        fail(must(record(plan_of(fan.builder), GetParam().make(), regions.table())));
+    const Status status = fail(must(record(plan_of(fan.builder), make_device(), regions.table())));
     EXPECT_EQ(status.code(), Code::kStepFailed);
     EXPECT_THAT(status.message(), HasSubstr("threw: no such tensor"));
   }
   const Regions regions = fan.regions(0, throws_number);
-  const Status status =
-      fail(must(record(plan_of(fan.builder), GetParam().make(), regions.table())));
+  const Status status = fail(must(record(plan_of(fan.builder), make_device(), regions.table())));
   EXPECT_THAT(status.message(), HasSubstr("no std::exception"));
 }
 
@@ -162,7 +214,7 @@ TEST_P(Conformance, OfSeveralFailuresTheFirstInThePlanIsReported) {
   }
   const auto first = std::find_if(plan.order().begin(), plan.order().end(),
                                   [](StepId id) { return index_of(id) % 3 == 2; });
-  const Recording recording = must(record(plan, GetParam().make(), regions.table()));
+  const Recording recording = must(record(plan, make_device(), regions.table()));
   for (int round = 0; round < 20; ++round) {
     EXPECT_THAT(fail(recording).message(),
                 HasSubstr("step " + std::to_string(index_of(*first)) + " '"));
@@ -179,8 +231,7 @@ TEST_P(Conformance, StepsAfterAFailedOneInThePlanOfTheSameStreamDoNotRun) {
       return 0;
     });
   }
-  const Recording recording =
-      must(record(plan_of(fan.builder), GetParam().make(), regions.table()));
+  const Recording recording = must(record(plan_of(fan.builder), make_device(), regions.table()));
   EXPECT_EQ(fail(recording).code(), Code::kStepFailed);
   EXPECT_EQ(ran, 0);
 }
@@ -192,8 +243,7 @@ TEST_P(Conformance, AFailureWithoutTextDoesNotBorrowThatOfAnEarlierStep) {
     std::strncpy(call.error, "all is well", call.error_bytes);
     return 0;
   });
-  const Recording recording =
-      must(record(plan_of(fan.builder), GetParam().make(), regions.table()));
+  const Recording recording = must(record(plan_of(fan.builder), make_device(), regions.table()));
   EXPECT_THAT(fail(recording).message(), AllOf(HasSubstr("answered 3."), Not(HasSubstr("well"))));
 }
 
@@ -206,8 +256,7 @@ TEST_P(Conformance, ABusyRecordingAnswersBusyAndLeavesTheRunningLaunchAlone) {
     asked.wait(false);
     return Fan::add_up(call);
   });
-  const Recording recording =
-      must(record(plan_of(fan.builder), GetParam().make(), regions.table()));
+  const Recording recording = must(record(plan_of(fan.builder), make_device(), regions.table()));
   std::uint64_t y = 0;
   std::jthread launcher([&] { y = run(recording, 5); });
   running.wait(false);
@@ -225,7 +274,7 @@ TEST_P(Conformance, SeveralThreadsLaunchDifferentRecordingsAtOnce) {
   const Fan fan(3, 2);
   const Regions regions = fan.regions();
   const Plan plan = plan_of(fan.builder);
-  const Device device = GetParam().make();
+  const Device device = make_device();
   std::atomic<int> right{0};
   {
     std::vector<std::jthread> threads;
@@ -243,7 +292,7 @@ TEST_P(Conformance, SeveralThreadsLaunchDifferentRecordingsAtOnce) {
 
 TEST_P(Conformance, ALaunchFromWithinARegionOfAnotherRecordingRuns) {
   const Fan fan(2, 1);
-  const Device device = GetParam().make();
+  const Device device = make_device();
   const Regions inner_regions = fan.regions();
   const Recording inner = must(record(plan_of(fan.builder), device, inner_regions.table()));
   const Regions outer_regions = fan.regions(0, [&](const RegionCall& call) {
@@ -263,16 +312,16 @@ TEST_P(Conformance, ARefusedLaunchRunsNothingAndTheNextOneIsRight) {
     ++ran;
     return Fan::add_up(call);
   });
-  const Recording recording =
-      must(record(plan_of(fan.builder), GetParam().make(), regions.table()));
+  const Recording recording = must(record(plan_of(fan.builder), make_device(), regions.table()));
   EXPECT_EQ(run(recording, 1), 2 * (1 + 1) + 1u);
-  std::uint64_t x = 3;
-  const Result<Ticket> refused =
-      launch(recording, std::array<Binding, 2>{{{&x, sizeof x}, {&x, sizeof x}}});
+  SlotMemory memory(recording.plan(), source());
+  const Binding x = memory.bindings()[0];
+  put_word(memory, 0, 3);
+  const Result<Ticket> refused = launch(recording, std::array<Binding, 2>{{x, x}});
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), Code::kBadBinding);
   EXPECT_EQ(ran, 1);
-  EXPECT_EQ(x, 3u);
+  EXPECT_EQ(get_word(memory, 0), 3u);
   EXPECT_EQ(run(recording, 2), 2 * (2 + 1) + 1u);
 }
 
@@ -281,7 +330,7 @@ TEST_P(Conformance, ARecordingOutlivesPlanDeviceAndTable) {
   const Regions regions = fan.regions();
   const Recording recording = [&] {
     const RegionTable table = regions.table();
-    return must(record(plan_of(fan.builder), GetParam().make(), table));
+    return must(record(plan_of(fan.builder), make_device(), table));
   }();
   EXPECT_EQ(run(recording, 4), 2 * (4 + 2) + 1u);
 }

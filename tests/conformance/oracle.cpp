@@ -67,7 +67,7 @@ void run_step(const Step& step, std::uint64_t seed, void* const* buffers) {
 
 }  // namespace
 
-Program with_region_names(const Program& program) {
+Program with_region_names(const Program& program, StepKind host_steps) {
   ProgramBuilder builder;
   for (std::size_t i = 1; i < program.streams().size(); ++i) {
     builder.add_stream(program.streams()[i]);
@@ -77,6 +77,7 @@ Program with_region_names(const Program& program) {
   for (std::size_t i = 0; i < program.steps().size(); ++i) {
     Step step = program.steps()[i];
     step.name = "step " + std::to_string(i);
+    if (step.kind == StepKind::kHost) step.kind = host_steps;
     builder.add_step(step);
   }
   return must(builder.build());

@@ -14,8 +14,9 @@
 
 namespace anabranch::testing {
 
-// The same program with a region of its own for each compute and host step.
-Program with_region_names(const Program& program);
+// The same program with a region of its own for each compute and host step. Host steps become steps
+// of the kind `host_steps`, for devices that have none.
+Program with_region_names(const Program& program, StepKind host_steps = StepKind::kHost);
 
 // Regions for all steps of such a program. Must outlive what is recorded with its table.
 class HashingRegions {

@@ -9,13 +9,13 @@ namespace {
 
 constexpr std::uint64_t kPrograms = 25;
 
-Program program_of(std::uint64_t seed) {
+Program program_of(std::uint64_t seed, StepKind host_steps) {
   RandomProgramOptions options;
   options.steps = 60;
   options.streams = 5;
   options.syncs = 10;
   options.max_bytes = 512;
-  return with_region_names(random_program(seed, options));
+  return with_region_names(random_program(seed, options), host_steps);
 }
 
 struct Expected {
@@ -35,35 +35,35 @@ void expect_equal(const Plan& plan, SlotMemory& seen, SlotMemory& expected) {
 }
 
 TEST_P(Conformance, RandomProgramsGiveWhatTheirStepsGiveOneAfterAnother) {
-  const Device device = GetParam().make();
+  const Device device = make_device();
   for (std::uint64_t seed = 0; seed < kPrograms; ++seed) {
     SCOPED_TRACE(seed);
-    const Plan plan = must(make_plan(program_of(seed)));
+    const Plan plan = must(make_plan(program_of(seed, host_steps())));
     const HashingRegions regions(plan.program());
     const Recording recording = must(record(plan, device, regions.table()));
-    SlotMemory memory(plan);
+    SlotMemory memory(plan, source());
     fill_slots(plan, memory, seed);
-    must(launch(recording, memory.bindings()));
+    launch_and_wait(recording, memory);
     Expected expected(plan, seed);
     expect_equal(plan, memory, expected.memory);
   }
 }
 
 TEST_P(Conformance, RandomProgramsLaunchedAtNewAddressesTouchNothingElse) {
-  const Device device = GetParam().make();
+  const Device device = make_device();
   for (std::uint64_t seed = 0; seed < kPrograms; ++seed) {
     SCOPED_TRACE(seed);
-    const Plan plan = must(make_plan(program_of(seed)));
+    const Plan plan = must(make_plan(program_of(seed, host_steps())));
     const HashingRegions regions(plan.program());
     const Recording recording = must(record(plan, device, regions.table()));
-    SlotMemory first(plan), second(plan);
+    SlotMemory first(plan, source()), second(plan, source());
     fill_slots(plan, first, 1);
-    must(launch(recording, first.bindings()));
+    launch_and_wait(recording, first);
     for (std::size_t slot = 0; slot < plan.slots().size(); ++slot) {
       std::memset(first.bytes(slot).data(), SlotMemory::kPoison, first.bytes(slot).size());
     }
     fill_slots(plan, second, 2);
-    must(launch(recording, second.bindings()));
+    launch_and_wait(recording, second);
     Expected expected(plan, 2);
     expect_equal(plan, second, expected.memory);
     EXPECT_TRUE(first.all_poison());

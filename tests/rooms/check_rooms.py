@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str]] = {
 }
 DEVICES = ("host", "cuda", "sim")
 # These two speak of the driver and not of programs: they include base and what is named here.
-DRIVERS: dict[str, tuple[str, ...]] = {"cuda": (), "sim": ("device/cuda/",)}
+DRIVERS: dict[str, tuple[str, ...]] = {"cuda": ("anabranch/device.h",), "sim": ("device/cuda/",)}
 # The simulated driver is in no library that ships: only these, and itself, include it.
 SIMULATED = "device/sim/"
 TESTS = ("_test", "_testing", "_bench", "_fuzz")

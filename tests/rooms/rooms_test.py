@@ -52,7 +52,8 @@ BAD = {
         "src/device/cuda/a.cpp:1: device cuda includes anabranch/program.h; it may include base"),
     "the driver's table knows its simulation": (
         {"src/device/cuda/a.cpp": '#include "device/sim/sim.h"\n'},
-        "src/device/cuda/a.cpp:1: device cuda includes device/sim/sim.h; it may include base only"),
+        "src/device/cuda/a.cpp:1: device cuda includes device/sim/sim.h; it may include base "
+        "and anabranch/device.h only"),
     "the simulated driver knows another device": (
         {"src/device/sim/a.cpp": '#include "device/host/worker.h"\n'},
         "src/device/sim/a.cpp:1: device sim includes device/host/worker.h; it may include base and "

@@ -30,6 +30,7 @@ class CudaDevice {
 
   const Driver& driver() const { return driver_; }
   int ordinal() const { return ordinal_; }
+  CuContext context() const { return context_; }
   // To the calling thread, which keeps it.
   Status make_current() const;
 

@@ -9,11 +9,9 @@
 namespace anabranch {
 
 Device Device::host(HostOptions options) {
-  return Device(std::make_shared<host::HostDevice>(options));
-}
-
-std::string Device::name() const {
-  return fmt::format("host, {} lane{}", host_->max_lanes(), host_->max_lanes() == 1 ? "" : "s");
+  auto host = std::make_shared<host::HostDevice>(options);
+  const std::uint32_t lanes = host->max_lanes();
+  return Device(fmt::format("host, {} lane{}", lanes, lanes == 1 ? "" : "s"), std::move(host));
 }
 
 namespace host {

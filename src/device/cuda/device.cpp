@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "anabranch/device.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "device/cuda/context_scope.h"
+
+namespace anabranch {
+namespace {
+
+std::string name_of(const cuda::CudaDevice& device) {
+  const cuda::Driver& driver = device.driver();
+  cuda::CuDevice number = 0;
+  std::array<char, 128> text{};
+  const bool known =
+      driver.cuDeviceGet(&number, device.ordinal()) == cuda::CuResult::kSuccess &&
+      driver.cuDeviceGetName(text.data(), text.size() - 1, number) == cuda::CuResult::kSuccess;
+  return fmt::format("cuda {}, {}", device.ordinal(), known ? text.data() : "of unknown name");
+}
+
+// Opening a device makes its context current; the caller's comes back.
+class CurrentContext {
+ public:
+  explicit CurrentContext(const cuda::Driver& driver) : driver_(driver) {
+    if (driver_.cuCtxGetCurrent(&context_) != cuda::CuResult::kSuccess) context_ = nullptr;
+  }
+  ~CurrentContext() {
+    if (context_) driver_.cuCtxSetCurrent(context_);
+  }
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+ private:
+  const cuda::Driver& driver_;
+  cuda::CuContext context_ = nullptr;
+};
+
+}  // namespace
+
+Result<Device> Device::cuda(CudaOptions options) {
+  const auto driver = cuda::load_driver();
+  if (!driver.ok()) return driver.error();
+  const CurrentContext before(**driver);
+  auto device = cuda::CudaDevice::make(**driver, options.ordinal);
+  if (!device.ok()) return device.error();
+  return Device(*std::move(device));
+}
+
+Device::Device(std::shared_ptr<cuda::CudaDevice> cuda)
+    : name_(name_of(*cuda)), cuda_(std::move(cuda)) {}
+
+}  // namespace anabranch
