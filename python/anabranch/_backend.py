@@ -8,7 +8,6 @@ Inductor as ever; a graph with stream annotations is split into regions, planned
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import sys
@@ -56,7 +55,7 @@ def backend(
             "Leave mode out; options={...} takes the names of anabranch.config.")
     chosen = config.resolve(options)
     streamed = chosen.streams and _has_streams(gm)
-    with _compat.stream_compile_context() if streamed else contextlib.nullcontext():
+    with _compat.own_compile_context():
         return _compat.compile_fx(
             gm,
             example_inputs,

@@ -59,8 +59,8 @@ __all__ = [
     "library_function",
     "min_cut_rematerialization_partition",
     "must_save",
+    "own_compile_context",
     "region_compile_context",
-    "stream_compile_context",
     "trace_structured",
     "tree_flatten",
     "tree_unflatten",
@@ -81,10 +81,11 @@ def must_save() -> Any:
 
 
 @contextlib.contextmanager
-def stream_compile_context() -> Iterator[None]:
-    """Around the compilation of a model with streams.
+def own_compile_context() -> Iterator[None]:
+    """Around the compilation of a model.
 
-    AOTAutograd's cache would hand back the whole graph as Inductor compiled it.
+    AOTAutograd's cache would hand back its graphs as Inductor compiled them, past streams, records
+    and reports. Inductor's own cache still spares the kernels.
     """
     with functorch_config.patch(enable_autograd_cache=False):
         yield

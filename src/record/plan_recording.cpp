@@ -57,7 +57,7 @@ Result<std::shared_ptr<PlanRecording>> PlanRecording::make(
 
 Status PlanRecording::capture(const RegionTable& regions) {
   const Driver& driver = device_->driver();
-  const auto units = find_plan_units(plan_);
+  const auto units = find_plan_units(plan_, device_->device_code() == nullptr);
   if (!units.ok()) return units.error();
   std::array<std::unique_ptr<PlanMemory>, 2> memory;
   std::array<std::unique_ptr<CapturedGraph>, 2> graph;

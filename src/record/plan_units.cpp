@@ -14,7 +14,7 @@ Status refuse(const std::string& what) { return Status(Code::kNotRecordable, "re
 
 class Finder {
  public:
-  explicit Finder(const Plan& plan) : plan_(plan) {
+  Finder(const Plan& plan, bool driver_copies) : plan_(plan), driver_copies_(driver_copies) {
     found_.of_buffer.assign(plan.program().buffers().size(), UnitTable::kNone);
     found_.transfers.resize(plan.program().steps().size());
   }
@@ -89,22 +89,25 @@ class Finder {
 
   void add_copy(Transfer& transfer, const View& to, const View& from) {
     transfer.walk = host::make_walk(to, from);
-    unit_of(to).is_copied = unit_of(from).is_copied = true;
+    unit_of(to).is_ordinary = unit_of(from).is_ordinary = driver_copies_;
     const std::uint64_t bytes = host::count_items(transfer.walk) * transfer.walk.item_bytes;
     if (bytes == 0 || !host::share_bytes(to, from)) return;
     const View scratch = host::packed(to);
     transfer.walk = host::make_walk(scratch, from);
     transfer.unstage = host::make_walk(to, scratch);
-    transfer.scratch = add({bytes, kArenaAlignment, true}, UnitKind::kTemporary);
+    transfer.scratch = add({bytes, kArenaAlignment, driver_copies_}, UnitKind::kTemporary);
   }
 
   const Plan& plan_;
+  const bool driver_copies_;
   PlanUnits found_;
 };
 
 }  // namespace
 
-Result<PlanUnits> find_plan_units(const Plan& plan) { return Finder(plan).run(); }
+Result<PlanUnits> find_plan_units(const Plan& plan, bool driver_copies) {
+  return Finder(plan, driver_copies).run();
+}
 
 Result<std::unique_ptr<PlanMemory>> PlanMemory::make(const Driver& driver, const PlanUnits& units) {
   std::unique_ptr<PlanMemory> made(new PlanMemory(driver));
@@ -123,12 +126,11 @@ PlanMemory::~PlanMemory() {
   for (const CuDevicePtr block : blocks_) driver_.cuMemFree(block);
 }
 
-// A copy node keeps the kind of memory that it was captured with, and launches are given memory of
-// cuMemAlloc: so is the capture, for what is copied. The rest takes addresses and no memory.
+// Most of it takes addresses and no memory.
 Result<std::uint64_t> PlanMemory::allocate(const PlanUnit& unit) {
   const std::uint64_t bytes = unit.bytes + 3 * unit.alignment;
   std::uint64_t begin = 0;
-  if (unit.is_copied && unit.bytes != 0) {
+  if (unit.is_ordinary && unit.bytes != 0) {
     CuDevicePtr block = 0;
     if (Status got = recorded("cuMemAlloc", driver_.cuMemAlloc(&block, bytes)); !got.ok()) {
       return got;

@@ -40,7 +40,7 @@ struct Transfer {
 struct PlanUnit {
   std::uint64_t bytes = 0;
   std::uint64_t alignment = 1;
-  bool is_copied = false;  // by a copy step
+  bool is_ordinary = false;  // captured on memory of cuMemAlloc
 };
 
 struct PlanUnits {
@@ -50,7 +50,9 @@ struct PlanUnits {
   std::vector<Transfer> transfers;       // by step; empty but for copies and fills
 };
 
-Result<PlanUnits> find_plan_units(const Plan& plan);
+// `driver_copies`: copies stay nodes of the driver, which keep the kind of memory they were captured
+// with; so what is copied is captured on memory of the kind that launches bring.
+Result<PlanUnits> find_plan_units(const Plan& plan, bool driver_copies);
 
 class PlanMemory {
  public:

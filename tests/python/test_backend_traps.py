@@ -208,6 +208,23 @@ print("right")
     assert "right" in done.stdout
 
 
+@pytest.mark.own
+@pytest.mark.oldest
+def test_a_graph_without_streams_is_ours_also_when_it_was_compiled_before(run_python):
+    """AOTAutograd's cache would answer Inductor's callables, which nothing of ours has seen."""
+    program = """
+import torch, anabranch
+m, x = torch.nn.Linear(7, 5), torch.randn(3, 7)
+for _ in range(2):
+    torch.compiler.reset()
+    report = anabranch.explain(torch.compile(m, backend="anabranch"), x)
+    print(len(report.graphs))
+"""
+    done = run_python(program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "1"]
+
+
 def test_workers_start_no_teams_of_their_own():
     """A library that finds itself on a new thread would start as many threads as there are cores."""
 
