@@ -12,6 +12,8 @@ raises RecordError.
 from __future__ import annotations
 
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +27,8 @@ from ._state import State, find_state
 __all__ = ["RecordedCallable", "RecordedGraph", "RecordingReport", "record"]
 
 _NO_STATE = State()
+_lock = threading.Lock()
+_callables: weakref.WeakSet[RecordedCallable] = weakref.WeakSet()
 
 
 class RecordedGraph:
@@ -73,6 +77,12 @@ class RecordedCallable:
         self._trees: list[Any] = []
         self._recorder = Recorder(self._call_flat, chosen, _name_of(function),
                                   takes_gradients=True)
+        with _lock:
+            _callables.add(self)
+
+    @property
+    def name(self) -> str:
+        return self._recorder.name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._chosen.record or not _has_gpu() or torch.cuda.is_current_stream_capturing():
@@ -128,6 +138,12 @@ def record(function: Callable[..., Any] | None = None, *, static: Iterable[Any] 
     if function is None:
         return lambda given: record(given, static=static, options=options, **more)
     return RecordedCallable(function, static, config.resolve({**(options or {}), **more}))
+
+
+def recorded_callables() -> list[RecordedCallable]:
+    """All that are alive, in no order."""
+    with _lock:
+        return list(_callables)
 
 
 @functools.cache

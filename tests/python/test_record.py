@@ -8,8 +8,11 @@ import functools
 import torch
 from anabranch._given import units_of
 from anabranch._record import record
-from anabranch._state import find_state
+from anabranch._recorder import Entry
+from anabranch._state import State, find_state
 from torch import nn
+
+import anabranch
 
 
 def places(*roots):
@@ -89,3 +92,29 @@ def test_tensors_that_share_bytes_are_one_unit_and_neighbours_are_not():
     assert units[0].address == x[2:].data_ptr()
     assert sorted(units[0].members) == [(0, 0), (1, 8), (4, 0)]
     assert units[1].members == [(2, 0)]
+
+
+def test_explain_shows_recorded_callables_that_ran_and_what_became_of_them():
+    def step(x):
+        return x + 1
+
+    steps = [record(step), record(torch.relu), record(torch.tanh)]
+    launched, plain, idle = entries = [Entry("(float32[4])", State()) for _ in steps]
+    for recorded, entry in zip(steps, entries, strict=True):
+        recorded._recorder.entries[entry.report.inputs] = entry
+    launched.report.nodes, launched.report.launched_from_host = 3, 7
+    plain.report.reason = "it looks at a value"
+
+    def call():  # as a call on a GPU would
+        launched.report.calls += 1
+        plain.report.calls += 1
+
+    explanation = anabranch.explain(call)
+    assert set(explanation.callables) == set(steps[:2]) and idle.report.calls == 0
+    text = str(explanation)
+    assert f"recorded callable: {step.__qualname__}\n  (float32[4]): 1 calls: 0 unchanged, 7 set" in text
+    assert "unrecorded: it looks at a value" in text and "tanh" not in text
+
+
+def test_explain_of_nothing_says_so():
+    assert "no graph" in str(anabranch.explain(lambda: None))

@@ -56,10 +56,11 @@ def assert_trains_as_inductor(make_model, steps=8, inputs=batch, dynamic=False):
     return step
 
 
-@pytest.mark.parametrize("between", [[], [nn.BatchNorm1d(32)], [nn.Dropout(0.5)]],
+@pytest.mark.parametrize("make_model", [mlp, lambda: mlp(nn.BatchNorm1d(32)),
+                                        lambda: mlp(nn.Dropout(0.5))],
                          ids=["plain", "batch norm", "dropout"])
-def test_forward_and_backward_are_recorded_each(between):
-    step = assert_trains_as_inductor(lambda: mlp(*between))
+def test_forward_and_backward_are_recorded_each(make_model):
+    step = assert_trains_as_inductor(make_model)
     assert_kinds_launched(recordings_in(step, *batch(50)), "forward", "backward")
 
 
