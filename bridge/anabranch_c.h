@@ -24,6 +24,7 @@ typedef struct AnabranchBuilder AnabranchBuilder;
 typedef struct AnabranchProgram AnabranchProgram;
 typedef struct AnabranchPlan AnabranchPlan;
 typedef struct AnabranchDevice AnabranchDevice;
+typedef struct AnabranchCudaFacts AnabranchCudaFacts;
 typedef struct AnabranchRecording AnabranchRecording;
 typedef struct AnabranchTrace AnabranchTrace;
 typedef struct AnabranchTapeBuilder AnabranchTapeBuilder;
@@ -122,6 +123,18 @@ typedef struct AnabranchHostOptions {
 } AnabranchHostOptions;
 ANABRANCH_C AnabranchDevice* anabranch_device_host(const AnabranchHostOptions*);
 ANABRANCH_C void anabranch_device_free(AnabranchDevice*);
+/* What the machine has for CUDA; NULL where there is no driver. Its texts live as long as it. */
+ANABRANCH_C AnabranchCudaFacts* anabranch_cuda_facts_new(void);
+ANABRANCH_C void anabranch_cuda_facts_free(AnabranchCudaFacts*);
+ANABRANCH_C int32_t anabranch_cuda_facts_driver_version(const AnabranchCudaFacts*);
+ANABRANCH_C size_t anabranch_cuda_facts_feature_count(const AnabranchCudaFacts*);
+ANABRANCH_C const char* anabranch_cuda_facts_feature_name(const AnabranchCudaFacts*, size_t);
+/* Empty: it is on. */
+ANABRANCH_C const char* anabranch_cuda_facts_feature_why_off(const AnabranchCudaFacts*, size_t);
+ANABRANCH_C size_t anabranch_cuda_facts_gpu_count(const AnabranchCudaFacts*);
+ANABRANCH_C const char* anabranch_cuda_facts_gpu(const AnabranchCudaFacts*, size_t ordinal);
+/* Empty where there is one. */
+ANABRANCH_C const char* anabranch_cuda_facts_why_no_gpus(const AnabranchCudaFacts*);
 
 /* record: region i is names[i] -> functions[i](contexts[i], RegionCall*) */
 ANABRANCH_C AnabranchRecording* anabranch_recording_make(const AnabranchPlan*,

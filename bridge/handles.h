@@ -25,6 +25,9 @@ struct AnabranchPlan {
 struct AnabranchDevice {
   anabranch::Device device;
 };
+struct AnabranchCudaFacts {
+  anabranch::CudaFacts facts;
+};
 struct AnabranchRecording {
   anabranch::Recording recording;
   std::vector<std::uint64_t> sizes_bytes;  // of the slots' buffers
