@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How steps on a GPU race: rivals take turns, a call a round, each timed from before the call to the
-end of a synchronise. Shorter ways to measure hide what the CPU costs, which is what is asked here.
+"""How steps on a GPU race: rivals take turns, a call a round, each timed from before the call to
+the end of a synchronise. Many calls in one go would hide what the CPU costs, which is asked here.
 """
 
 from __future__ import annotations

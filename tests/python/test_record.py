@@ -112,7 +112,7 @@ def test_explain_shows_recorded_callables_that_ran_and_what_became_of_them():
     explanation = anabranch.explain(call)
     assert set(explanation.callables) == set(steps[:2]) and idle.report.calls == 0
     text = str(explanation)
-    assert f"recorded callable: {step.__qualname__}\n  (float32[4]): 1 calls: 0 unchanged, 7 set" in text
+    assert f"callable: {step.__qualname__}\n  (float32[4]): 1 calls: 0 unchanged, 7 set" in text
     assert "unrecorded: it looks at a value" in text and "tanh" not in text
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings on the machine's GPU: `make test-gpu`. Where there is none all is skipped, with why."""
+"""Recordings on the GPU of the machine: `make test-gpu`. Without one, all are skipped, with why."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
 
 def training(model: nn.Module, optimizer: torch.optim.Optimizer, *, clear: str = "before",
              to_none: bool = True) -> Callable[[Tensor, Tensor], Tensor]:
-    """A whole training step. ``clear``: gradients are cleared "before" it, "after" it, or "never"."""
+    """A whole training step. Gradients are cleared "before" it, "after" it, or "never"."""
     def step(x: Tensor, y: Tensor) -> Tensor:
         if clear == "before":
             optimizer.zero_grad(set_to_none=to_none)

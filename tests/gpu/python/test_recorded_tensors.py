@@ -285,7 +285,8 @@ def test_recordings_that_live_side_by_side_do_not_meet():
 
 
 def test_one_recording_may_feed_another():
-    first, second = anabranch.record(lambda x: x * 2 + 1), anabranch.record(lambda x: x.relu().sum(0))
+    first = anabranch.record(lambda x: x * 2 + 1)
+    second = anabranch.record(lambda x: x.relu().sum(0))
     for seed in range(CALLS):
         x = normal(seed, 20, 20)
         assert torch.equal(second(first(x)), (x * 2 + 1).relu().sum(0))
