@@ -8,6 +8,7 @@ launches. Threads: any, several at once. Failure: NativeError; a refused launch 
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from ctypes import c_uint64
@@ -83,15 +84,15 @@ class Recorded:
         self._room_slots = _picker(named_rooms)
         self._addresses = c_uint64 * (len(self._alignments) + len(named_rooms))
         self._arena = self._recording.counts.arena_bytes
-        self.needs_gradients = any(index >= step.own for index, _ in self._alignments)
+        self.needs_gradients = any(index >= step.own for index, _ in self._alignments) or any(
+            isinstance(leaf, Alias) and leaf.tensor >= step.own for leaf in first.result)
         self.undefined = {
             f"{kind} {i}" for kind, parts in (("result", enumerate(first.result)),
                                               ("gradient", first.gradients.items()))
             for i, part in parts if isinstance(part, Fresh) and part.allocation >= 0
             and room_of[part.allocation] not in named_rooms}
         build = _Builder(room_of, self._rooms)
-        self._result = [build.part(leaf) for leaf in first.result]
-        self._tree = first.tree
+        self._result = _Answer(first.result, first.tree, build)
         self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()]
         self._mutated = first.mutated
         self._random = _random_graph(first.graph, device, step.device)
@@ -103,10 +104,6 @@ class Recorded:
     @property
     def slot_count(self) -> int:
         return self._addresses._length_  # type: ignore[attr-defined]
-
-    @property
-    def uses_random_numbers(self) -> bool:
-        return self._random is not None
 
     def fits(self, given: Sequence[Tensor]) -> bool:
         """Whether tensors that overlapped when recorded still do, in the same way."""
@@ -133,8 +130,8 @@ class Recorded:
         if _compat.current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self.launch(given, parameters, poison)
-        fresh = [_compat.empty_strided_cuda(*room) for room in self._rooms]
-        arena = torch.empty(self._arena, dtype=torch.uint8, device=self._device)
+        fresh = list(itertools.starmap(_compat.empty_strided_cuda, self._rooms))
+        arena = _compat.empty_strided_cuda((self._arena,), (1,), torch.uint8)
         if poison is not None:
             for tensor in (*fresh, arena):
                 whole_bytes(tensor).fill_(poison)
@@ -147,7 +144,7 @@ class Recorded:
             parameters[index].grad = build(given, fresh)
         if self._mutated:
             torch.autograd.graph.increment_version([given[i] for i in self._mutated])
-        return _compat.tree_unflatten([build(given, fresh) for build in self._result], self._tree)
+        return self._result.build(given, fresh)
 
 
 def _fresh_in(parts: Sequence[Any]) -> list[Fresh]:
@@ -180,12 +177,54 @@ def _extent(view: Fresh) -> int:
     return (last + 1) * view.dtype.itemsize
 
 
+class _Answer:
+    """What a call answers. Most of it is whole tensors, given or fresh, which are only picked."""
+
+    def __init__(self, leaves: Sequence[Any], tree: Any, build: _Builder) -> None:
+        whole = [build.whole(leaf) for leaf in leaves]
+        self._pick = _picker([index or 0 for index in whole]) \
+            if any(index is not None for index in whole) else None
+        self._others = [(i, build.part(leaf)) for i, leaf in enumerate(leaves) if whole[i] is None]
+        self._count = len(leaves)
+        self._wrap = _wrapper(len(leaves), tree)
+
+    def build(self, given: Sequence[Tensor], fresh: Sequence[Tensor]) -> Any:
+        leaves = list(self._pick([*fresh, *given])) if self._pick else [None] * self._count
+        for index, make in self._others:
+            leaves[index] = make(given, fresh)
+        return self._wrap(leaves)
+
+
+def _wrapper(count: int, tree: Any) -> Callable[[list[Any]], Any]:
+    """From leaves to the tree. Flat ones, which most are, need no walk."""
+    numbers = list(range(count))
+    shape = _compat.tree_unflatten(numbers, tree)
+    for flat in (list, tuple):
+        if type(shape) is flat and shape == flat(numbers):
+            return flat
+    if count == 1 and shape == 0:
+        return operator.itemgetter(0)
+    return lambda leaves: _compat.tree_unflatten(leaves, tree)
+
+
 class _Builder:
     """From what a tensor is to a function that makes it in each launch."""
 
     def __init__(self, room_of: dict[int, int], rooms: Sequence[_Room]) -> None:
         self._room_of = room_of
         self._rooms = rooms
+
+    def whole(self, leaf: Any) -> int | None:
+        """Which of the fresh and then the given tensors it is, if it is one."""
+        if isinstance(leaf, Alias) and leaf.view is None:
+            return len(self._rooms) + leaf.tensor
+        if isinstance(leaf, Fresh) and leaf.allocation >= 0 and self._fills(leaf):
+            return self._room_of[leaf.allocation]
+        return None
+
+    def _fills(self, leaf: Fresh) -> bool:
+        room = self._rooms[self._room_of[leaf.allocation]]
+        return room == _Room(leaf.shape, leaf.stride, leaf.dtype)
 
     def part(self, leaf: Any) -> Build:
         if isinstance(leaf, Constant):
@@ -198,7 +237,7 @@ class _Builder:
             return lambda given, fresh: _compat.empty_strided_cuda(leaf.shape, leaf.stride,
                                                                    leaf.dtype)
         room = self._room_of[leaf.allocation]
-        if self._rooms[room] == _Room(leaf.shape, leaf.stride, leaf.dtype):
+        if self._fills(leaf):
             return lambda given, fresh: fresh[room]
         offset = leaf.offset_bytes
         return lambda given, fresh: _view(fresh[room], offset, leaf.shape, leaf.stride, leaf.dtype)

@@ -75,6 +75,7 @@ class State:
             self._look(Place(holder, key), 0)
         del self._seen, self._keep
         self._lookups = [(place.holder, place.key) for place in self.places]
+        self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
         self._parameters: list[Tensor] = []
         self.parameters()
 
@@ -97,7 +98,7 @@ class State:
     def guards(self) -> tuple[Any, ...]:
         """What Python says about the state and a recording has frozen."""
         return (
-            tuple([module.training for module in self.modules]),
+            tuple([attributes["training"] for attributes in self._modes]),
             tuple([parameter.grad is None for parameter in self._parameters]),
             tuple([(id(opt.state), len(opt.state), self.hyperparameters(opt))
                    for opt in self.optimizers]),

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 
 import torch
 from anabranch._given import units_of
-from anabranch._record import record
+from anabranch._record import RecordedCallable, record
 from anabranch._state import find_state
 from torch import nn
+from torch.utils._pytree import tree_unflatten
 
 
 def places(*roots):
@@ -89,3 +91,19 @@ def test_tensors_that_share_bytes_are_one_unit_and_neighbours_are_not():
     assert units[0].address == x[2:].data_ptr()
     assert sorted(units[0].members) == [(0, 0), (1, 8), (4, 0)]
     assert units[1].members == [(2, 0)]
+
+
+def test_containers_of_arguments_are_told_apart_and_come_back_as_they_were():
+    call = record(lambda *args, **kwargs: None)
+    assert isinstance(call, RecordedCallable)
+    x, pair = torch.ones(1), collections.namedtuple("Pair", "a b")
+    heads = []
+    for args, kwargs in [((x, 2), {}), (([x, 2],), {}), (((x, 2),), {}), (({"a": x, "b": 2},), {}),
+                         (({"b": x, "a": 2},), {}), ((x,), {"k": [2, {"c": None}]}),
+                         ((x, [], {}), {"k": 2}), ((pair(x, 2),), {}), (([pair(x, (2,))],), {})]:
+        for _ in range(2):  # new, and known
+            head, *leaves = call._flat(args, kwargs)
+            back = tree_unflatten(leaves, call._trees[head])
+            assert repr(back) == repr((args, kwargs)) and leaves[0] is x
+        heads.append(head)
+    assert len(set(heads)) == len(heads)
