@@ -87,7 +87,8 @@ def _compile_graph(
         raise
     if not result and chosen.record and _is_on_gpu(gm):
         compiled.current_callable = RecordedGraph(
-            compiled.current_callable, chosen, f"a {_kind(keywords)} graph", _is_dynamic(gm))
+            compiled.current_callable, chosen, f"a {_kind(keywords)} graph", _is_dynamic(gm),
+            _compat.results_of_forward() if _kind(keywords) == "forward" else None)
     _report.add(_kind(keywords), gm, compiled, reason, time.perf_counter() - start)
     return _boxed(compiled) if result else compiled
 

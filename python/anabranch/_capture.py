@@ -31,6 +31,10 @@ class NotRecordable(Exception):
     """Why a step runs unrecorded; its text names the cause."""
 
 
+class Empty(NotRecordable):
+    """There is nothing to launch, at least this time: no reason to raise."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Fresh:
     """A tensor in memory that the step allocated: which allocation, and the view of it."""

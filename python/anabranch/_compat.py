@@ -59,6 +59,8 @@ __all__ = [
     "library_function",
     "min_cut_rematerialization_partition",
     "must_save",
+    "reinterpret_tensor",
+    "results_of_forward",
     "own_compile_context",
     "region_compile_context",
     "trace_structured",
@@ -69,6 +71,8 @@ __all__ = [
 # The fast allocator of Inductor's own wrappers: (sizes, strides, dtype) -> tensor.
 empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
 empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # on the current device
+# Likewise a view: (tensor, sizes, strides, elements to go on by) -> tensor of the same type.
+reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
 
 version: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
 
@@ -100,6 +104,12 @@ def keep_saved_tensors() -> None:
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []
+
+
+def results_of_forward() -> int | None:
+    """While a forward graph is compiled: how many of its results are not for the backward alone."""
+    context = TracingContext.try_get()
+    return context.fw_metadata.num_forward if context and context.fw_metadata else None
 
 
 @contextlib.contextmanager

@@ -31,13 +31,13 @@ class RecordedGraph:
     """A compiled graph, called as Inductor's callables are: one list of inputs, which is emptied.
 
     Tensors come in the sizes that the graph was compiled for, so that only its numbers are looked
-    at; and with ``dynamic`` their sizes.
+    at; and with ``dynamic`` their sizes. Results from ``saved_from`` on are for the backward.
     """
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str,
-                 dynamic: bool) -> None:
+                 dynamic: bool, saved_from: int | None = None) -> None:
         self._recorder = Recorder(lambda leaves: call(list(leaves)), chosen, name,
-                                  takes_gradients=False)
+                                  takes_gradients=False, saved_from=saved_from)
         self._call = call
         self._dynamic = dynamic
         self._numbers: list[int] | None = None  # inputs that are no tensors
@@ -87,9 +87,9 @@ class RecordedCallable:
         if entry is None or (entry.recorded is None and entry.report.reason is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
             self._state = find_state(self._function, self._static)
-            key = (inputs, self._state.guards())
+            key, entry = (inputs, self._state.guards()), None
         assert self._state is not None
-        return self._recorder.run(key, leaves, self._state, lambda: _describe(leaves[1:]))
+        return self._recorder.run(key, leaves, self._state, lambda: _describe(leaves[1:]), entry)
 
     def _call_flat(self, leaves: list[Any]) -> Any:
         if leaves[0] == _ARGUMENTS:

@@ -7,8 +7,11 @@ import collections
 import functools
 
 import torch
+from anabranch import _compat
+from anabranch._capture import Fresh
 from anabranch._given import units_of
 from anabranch._record import RecordedCallable, record
+from anabranch._rooms import Rooms
 from anabranch._state import find_state
 from torch import nn
 from torch.utils._pytree import tree_unflatten
@@ -107,3 +110,27 @@ def test_containers_of_arguments_are_told_apart_and_come_back_as_they_were():
             assert repr(back) == repr((args, kwargs)) and leaves[0] is x
         heads.append(head)
     assert len(set(heads)) == len(heads)
+
+
+def test_tensors_that_are_freed_together_share_blocks_and_no_byte(monkeypatch):
+    monkeypatch.setattr(_compat, "empty_strided_cuda", _compat.empty_strided_cpu)
+    shapes = [(7, 200_001), (3, 5), (1000, 1), (0, 4), (2, 2)]
+    answers = [Fresh(i, 0, shape, (shape[1], 1), (torch.bfloat16, torch.bool)[i % 3 == 1])
+               for i, shape in enumerate(shapes * 20)]
+    answers.append(Fresh(1, 5, (5, 2), (1, 5), torch.bool))  # another view of the second
+    sizes = [size[0] * size[1] * answer.dtype.itemsize
+             for size, answer in zip(shapes * 20, answers, strict=False)]
+    rooms = Rooms(answers, sizes, set(range(5, 95)))
+    fresh = rooms.allocate()
+    for allocation, answer in enumerate(answers[:-1]):
+        tensor = fresh[rooms.of[allocation]]
+        bytes_alone = allocation == 1  # seen in two ways, so it is bytes
+        assert (tensor.dtype, tuple(tensor.shape)) == (
+            (torch.uint8, (15,)) if bytes_alone else (answer.dtype, answer.shape))
+        own = tensor.untyped_storage().nbytes() == sizes[allocation]
+        assert own or (5 <= allocation < 95 and 0 < sizes[allocation] <= 2 << 20)
+        assert own or tensor.storage_offset() * tensor.element_size() % 512 == 0
+    assert sum(unit.size_bytes for unit in units_of(fresh)) == sum(sizes)
+    blocks = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+              for tensor in fresh if tensor.numel()}
+    assert 20 < len(blocks) < 40 and max(blocks.values()) <= 10 << 20
