@@ -358,10 +358,13 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _check_nothing_is_kept(made: Sequence[Captured]) -> None:
-    held = _compat.allocated_in_pool(made[0].pool.id)
+    def held_bytes() -> int:
+        return sum(_compat.allocated_in_pool(captured.pool.id) for captured in made)
+
+    held = held_bytes()
     if held:
         gc.collect()
-        held = _compat.allocated_in_pool(made[0].pool.id)
+        held = held_bytes()
     if held:
         raise NotRecordable(f"it keeps {held} bytes of tensors that it does not return, in an "
                             "attribute or a list; return them, or compute them outside")

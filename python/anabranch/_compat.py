@@ -293,16 +293,29 @@ def end_pool(device: int, pool: tuple[int, int]) -> None:
 @contextlib.contextmanager
 def memory_history(device: int) -> Iterator[list[tuple[int, int]]]:
     """Around captures: what was allocated, as (address, bytes asked for), in order of time; filled
-    in when the block ends. Switches torch's own recording of that history off afterwards."""
+    in when the block ends. A history that the user records goes on, and has to be long enough: a
+    RuntimeError if it has lost its beginning."""
     events: list[tuple[int, int]] = []
-    torch.cuda.memory._record_memory_history(
-        enabled="all", context=None, stacks="python", max_entries=1 << 30, clear_history=True)
+    is_users = torch._C._cuda_isHistoryEnabled()
+    if not is_users:
+        torch.cuda.memory._record_memory_history(
+            enabled="all", context=None, stacks="python", max_entries=1 << 30, clear_history=True)
     try:
+        last = _memory_trace(device)[-1:] if is_users else []
         yield events
-        trace = torch.cuda.memory._snapshot(device)["device_traces"][device]
-        events += [(event["addr"], event["size"]) for event in trace if event["action"] == "alloc"]
+        trace = _memory_trace(device)
+        if last and last[0] not in trace:
+            raise RuntimeError("the recorded memory history is too short; raise its max_entries")
+        begin = len(trace) - trace[::-1].index(last[0]) if last else 0
+        events += [(event["addr"], event["size"]) for event in trace[begin:]
+                   if event["action"] == "alloc"]
     finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
+        if not is_users:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def _memory_trace(device: int) -> list[dict[str, Any]]:
+    return torch.cuda.memory._snapshot(device)["device_traces"][device]
 
 
 def allocated_in_pool(pool: tuple[int, int]) -> int:
