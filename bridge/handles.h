@@ -47,6 +47,9 @@ struct AnabranchCaptureDevice {
 struct AnabranchCaptureMemory {
   anabranch::CaptureMemory memory;
 };
+struct AnabranchCaptureSnapshot {
+  anabranch::CaptureSnapshot snapshot;
+};
 struct AnabranchCapturedRecording {
   anabranch::CapturedRecording recording;
 };

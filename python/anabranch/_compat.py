@@ -12,9 +12,9 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._functorch.config as functorch_config
@@ -34,7 +34,7 @@ from functorch.compile import min_cut_rematerialization_partition
 
 __all__ = [
     "CustomPartitionerFn",
-    "allocated_in_pool",
+    "allocated_in_pools",
     "clear_workspaces",
     "collectives_so_far",
     "current_device",
@@ -290,38 +290,53 @@ def end_pool(device: int, pool: tuple[int, int]) -> None:
         torch._C._cuda_endAllocateToPool(device, pool)
 
 
+class PoolHistory(NamedTuple):
+    """What happened in torch's allocator while a capture went on."""
+
+    allocations: list[tuple[int, int]]  # (address, bytes asked for), in order of time
+    segments: dict[tuple[int, int], set[int]]  # where those of each pool begin
+
+
 @contextlib.contextmanager
-def memory_history(device: int) -> Iterator[list[tuple[int, int]]]:
-    """Around captures: what was allocated, as (address, bytes asked for), in order of time; filled
-    in when the block ends. A history that the user records goes on, and has to be long enough: a
-    RuntimeError if it has lost its beginning."""
-    events: list[tuple[int, int]] = []
+def memory_history(device: int) -> Iterator[Callable[[], PoolHistory]]:
+    """Around captures: a function that tells what they have allocated so far. A history that the
+    user records goes on, and has to be long enough: a RuntimeError if it has lost its beginning."""
     is_users = torch._C._cuda_isHistoryEnabled()
     if not is_users:
         torch.cuda.memory._record_memory_history(
             enabled="all", context=None, stacks="python", max_entries=1 << 30, clear_history=True)
-    try:
-        last = _memory_trace(device)[-1:] if is_users else []
-        yield events
-        trace = _memory_trace(device)
+    last = _snapshot_of(device)[0][-1:] if is_users else []
+
+    def read() -> PoolHistory:
+        trace, segments = _snapshot_of(device)
         if last and last[0] not in trace:
             raise RuntimeError("the recorded memory history is too short; raise its max_entries")
         begin = len(trace) - trace[::-1].index(last[0]) if last else 0
-        events += [(event["addr"], event["size"]) for event in trace[begin:]
-                   if event["action"] == "alloc"]
+        pools: dict[tuple[int, int], set[int]] = {}
+        for segment in segments:
+            pools.setdefault(tuple(segment["segment_pool_id"]), set()).add(segment["address"])
+        return PoolHistory([(event["addr"], event["size"]) for event in trace[begin:]
+                            if event["action"] == "alloc"], pools)
+
+    try:
+        yield read
     finally:
         if not is_users:
             torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def _memory_trace(device: int) -> list[dict[str, Any]]:
-    return torch.cuda.memory._snapshot(device)["device_traces"][device]
+def _snapshot_of(device: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The trace of events, and the segments, of all pools: torch 2.11 may crash when asked for
+    those of one."""
+    snapshot = torch.cuda.memory._snapshot(device)
+    return snapshot["device_traces"][device], snapshot["segments"]
 
 
-def allocated_in_pool(pool: tuple[int, int]) -> int:
-    """Bytes that tensors still hold in a pool."""
-    return sum(block["requested_size"]
-               for segment in torch.cuda.memory_snapshot(pool)
+def allocated_in_pools(device: int, pools: Collection[tuple[int, int]]) -> int:
+    """Bytes that tensors still hold in some pools."""
+    _, segments = _snapshot_of(device)
+    return sum(block["requested_size"] for segment in segments
+               if tuple(segment["segment_pool_id"]) in pools
                for block in segment["blocks"] if block["state"] == "active_allocated")
 
 
