@@ -31,6 +31,7 @@ typedef struct AnabranchTapeBuilder AnabranchTapeBuilder;
 typedef struct AnabranchTape AnabranchTape;
 typedef struct AnabranchCaptureDevice AnabranchCaptureDevice;
 typedef struct AnabranchCaptureMemory AnabranchCaptureMemory;
+typedef struct AnabranchCaptureSnapshot AnabranchCaptureSnapshot;
 typedef struct AnabranchCapturedRecording AnabranchCapturedRecording;
 
 /* status */
@@ -273,11 +274,15 @@ typedef struct AnabranchCaptureCounts {
   uint64_t launched_from_host;
   uint64_t launched_from_device;
 } AnabranchCaptureCounts;
-ANABRANCH_C AnabranchCapturedRecording* anabranch_captured_make(const AnabranchCaptureDevice*,
-                                                                void* first, void* second,
-                                                                const AnabranchCaptureBlock* blocks,
-                                                                size_t count,
-                                                                int32_t accept_unsure);
+/* Of a CUgraph, as soon as its capture has ended. The graph must be there until a recording has
+ * been made of it. */
+ANABRANCH_C AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureDevice*,
+                                                                     void* graph);
+ANABRANCH_C void anabranch_capture_snapshot_free(AnabranchCaptureSnapshot*);
+ANABRANCH_C AnabranchCapturedRecording* anabranch_captured_make(
+    const AnabranchCaptureDevice*, const AnabranchCaptureSnapshot* first,
+    const AnabranchCaptureSnapshot* second, const AnabranchCaptureBlock* blocks, size_t count,
+    int32_t accept_unsure);
 ANABRANCH_C void anabranch_captured_free(AnabranchCapturedRecording*);
 /* Answers how many there are; `out` may be NULL. */
 ANABRANCH_C size_t anabranch_captured_slots(const AnabranchCapturedRecording*,

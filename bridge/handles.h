@@ -50,6 +50,9 @@ struct AnabranchCaptureDevice {
 struct AnabranchCaptureMemory {
   anabranch::CaptureMemory memory;
 };
+struct AnabranchCaptureSnapshot {
+  anabranch::CaptureSnapshot snapshot;
+};
 struct AnabranchCapturedRecording {
   anabranch::CapturedRecording recording;
 };

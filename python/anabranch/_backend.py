@@ -121,8 +121,9 @@ def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str) -
     """Has Inductor's callable recorded as it runs; or why not."""
     if not chosen.record:
         return "record=False"
-    compiled.current_callable = RecordedGraph(compiled.current_callable, chosen, f"a {kind} graph",
-                                              _is_dynamic(gm))
+    compiled.current_callable = RecordedGraph(
+        compiled.current_callable, chosen, f"a {kind} graph", _is_dynamic(gm),
+        _compat.results_of_forward() if kind == "forward" else None)
     return None
 
 

@@ -224,6 +224,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "capture_memory_free": (None, c_void_p),
     "capture_memory_allocate": (c_uint64, c_void_p, c_uint64),
     "capture_memory_open": (None, c_void_p),
+    "capture_snapshot_new": (c_void_p, c_void_p, c_void_p),
+    "capture_snapshot_free": (None, c_void_p),
     "captured_make": (c_void_p, c_void_p, c_void_p, c_void_p, POINTER(CaptureBlock), c_size_t,
                       c_int32),
     "captured_free": (None, c_void_p),

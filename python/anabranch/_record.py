@@ -35,13 +35,13 @@ class RecordedGraph:
     """A compiled graph, called as Inductor's callables are: one list of inputs, which is emptied.
 
     Tensors come in the sizes that the graph was compiled for, so that only its numbers are looked
-    at; and with ``dynamic`` their sizes.
+    at; and with ``dynamic`` their sizes. Results from ``saved_from`` on are for the backward.
     """
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str,
-                 dynamic: bool) -> None:
+                 dynamic: bool, saved_from: int | None = None) -> None:
         self._recorder = Recorder(lambda leaves: call(list(leaves)), chosen, name,
-                                  takes_gradients=False)
+                                  takes_gradients=False, saved_from=saved_from)
         self._call = call
         self._dynamic = dynamic
         self._numbers: list[int] | None = None  # inputs that are no tensors
@@ -74,7 +74,7 @@ class RecordedCallable:
         self._static = list(static)
         self._chosen = chosen
         self._state: State | None = None
-        self._trees: list[Any] = []
+        self._trees: dict[Any, Any] = {}  # by what leaves[0] says
         self._recorder = Recorder(self._call_flat, chosen, _name_of(function),
                                   takes_gradients=True)
         with _lock:
@@ -88,19 +88,18 @@ class RecordedCallable:
         if not self._chosen.record or not _has_gpu() or torch.cuda.is_current_stream_capturing():
             return self._function(*args, **kwargs)
         if kwargs or not _FLAT.issuperset(map(type, args)):
-            flat, tree = _compat.tree_flatten((args, kwargs))
-            leaves = [self._number_of(tree), *flat]
+            leaves = self._flat(args, kwargs)
         else:
             leaves = [_ARGUMENTS, *args]
         inputs = (_modes(), tuple(map(_signature, leaves)))
         key = (inputs, self._state.guards()) if self._state else None
         entry = self._recorder.entries.get(key)
-        if entry is None or entry.recorded is None:
+        if entry is None or (entry.recorded is None and entry.report.reason is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
             self._state = find_state(self._function, self._static)
-            key = (inputs, self._state.guards())
+            key, entry = (inputs, self._state.guards()), None
         assert self._state is not None
-        return self._recorder.run(key, leaves, self._state, lambda: _describe(leaves[1:]))
+        return self._recorder.run(key, leaves, self._state, lambda: _describe(leaves[1:]), entry)
 
     def _call_flat(self, leaves: list[Any]) -> Any:
         if leaves[0] == _ARGUMENTS:
@@ -108,12 +107,19 @@ class RecordedCallable:
         args, kwargs = _compat.tree_unflatten(leaves[1:], self._trees[leaves[0]])
         return self._function(*args, **kwargs)
 
-    def _number_of(self, tree: Any) -> int:
-        for number, known in enumerate(self._trees):
-            if known == tree:
-                return number
-        self._trees.append(tree)
-        return len(self._trees) - 1
+    def _flat(self, args: Any, kwargs: Any) -> list[Any]:
+        """The containers, as something hashable, and then the leaves in torch's order."""
+        leaves: list[Any] = [None]
+        containers = _unpack((args, kwargs), leaves)
+        if containers in self._trees:
+            leaves[0] = containers
+            return leaves
+        flat, tree = _compat.tree_flatten((args, kwargs))
+        if containers is None:
+            containers = next((i for i, known in self._trees.items() if known == tree),
+                              len(self._trees))
+        self._trees[containers] = tree
+        return [containers, *flat]
 
     @property
     def report(self) -> list[RecordingReport]:
@@ -157,7 +163,27 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 # Calls with these alone need no tree of containers to be walked.
 _FLAT = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None)))
-_ARGUMENTS = -1  # in place of a tree's number
+_ARGUMENTS = -1  # in place of the containers
+_LEAF = 0
+
+
+def _unpack(thing: Any, leaves: list[Any]) -> Any:
+    """Appends the leaves; answers the containers, or None where there are unusual ones."""
+    kind = type(thing)
+    if kind in _FLAT:
+        leaves.append(thing)
+        return _LEAF
+    if kind is dict:
+        parts, keys = thing.values(), tuple(thing)
+    elif kind is list or kind is tuple:
+        parts, keys = thing, len(thing)
+    else:
+        return None
+    if _FLAT.issuperset(map(type, parts)):
+        leaves += parts
+        return kind, keys
+    inner = tuple([_unpack(part, leaves) for part in parts])
+    return None if None in inner else (kind, keys, inner)
 
 
 def _signature(leaf: Any) -> Any:

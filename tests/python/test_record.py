@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 
 import torch
+from anabranch import _compat
+from anabranch._capture import Fresh
 from anabranch._given import units_of
-from anabranch._record import record
+from anabranch._record import RecordedCallable, record
 from anabranch._recorder import Entry
+from anabranch._rooms import Rooms
 from anabranch._state import State, find_state
 from torch import nn
+from torch.utils._pytree import tree_unflatten
 
 import anabranch
 
@@ -92,6 +97,46 @@ def test_tensors_that_share_bytes_are_one_unit_and_neighbours_are_not():
     assert units[0].address == x[2:].data_ptr()
     assert sorted(units[0].members) == [(0, 0), (1, 8), (4, 0)]
     assert units[1].members == [(2, 0)]
+
+
+def test_containers_of_arguments_are_told_apart_and_come_back_as_they_were():
+    call = record(lambda *args, **kwargs: None)
+    assert isinstance(call, RecordedCallable)
+    x, pair = torch.ones(1), collections.namedtuple("Pair", "a b")
+    heads = []
+    for args, kwargs in [((x, 2), {}), (([x, 2],), {}), (((x, 2),), {}), (({"a": x, "b": 2},), {}),
+                         (({"b": x, "a": 2},), {}), ((x,), {"k": [2, {"c": None}]}),
+                         ((x, [], {}), {"k": 2}), ((pair(x, 2),), {}), (([pair(x, (2,))],), {})]:
+        for _ in range(2):  # new, and known
+            head, *leaves = call._flat(args, kwargs)
+            back = tree_unflatten(leaves, call._trees[head])
+            assert repr(back) == repr((args, kwargs)) and leaves[0] is x
+        heads.append(head)
+    assert len(set(heads)) == len(heads)
+
+
+def test_tensors_that_are_freed_together_share_blocks_and_no_byte(monkeypatch):
+    monkeypatch.setattr(_compat, "empty_strided_cuda", _compat.empty_strided_cpu)
+    shapes = [(7, 200_001), (3, 5), (1000, 1), (0, 4), (2, 2)]
+    answers = [Fresh(i, 0, shape, (shape[1], 1), (torch.bfloat16, torch.bool)[i % 3 == 1])
+               for i, shape in enumerate(shapes * 20)]
+    answers.append(Fresh(1, 5, (5, 2), (1, 5), torch.bool))  # another view of the second
+    sizes = [size[0] * size[1] * answer.dtype.itemsize
+             for size, answer in zip(shapes * 20, answers, strict=False)]
+    rooms = Rooms(answers, sizes, set(range(5, 95)))
+    fresh = rooms.allocate()
+    for allocation, answer in enumerate(answers[:-1]):
+        tensor = fresh[rooms.of[allocation]]
+        bytes_alone = allocation == 1  # seen in two ways, so it is bytes
+        assert (tensor.dtype, tuple(tensor.shape)) == (
+            (torch.uint8, (15,)) if bytes_alone else (answer.dtype, answer.shape))
+        own = tensor.untyped_storage().nbytes() == sizes[allocation]
+        assert own or (5 <= allocation < 95 and 0 < sizes[allocation] <= 2 << 20)
+        assert own or tensor.storage_offset() * tensor.element_size() % 512 == 0
+    assert sum(unit.size_bytes for unit in units_of(fresh)) == sum(sizes)
+    blocks = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+              for tensor in fresh if tensor.numel()}
+    assert 20 < len(blocks) < 40 and max(blocks.values()) <= 10 << 20
 
 
 def test_explain_shows_recorded_callables_that_ran_and_what_became_of_them():
