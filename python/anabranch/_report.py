@@ -98,9 +98,9 @@ def collect() -> Iterator[Collector]:
                                if _calls(step) != before.get(step, [])]
 
 
-def _calls(step: RecordedCallable) -> list[tuple[int, int]]:
-    """Grows with every call. Counted anyway, so that nobody has to watch the calls themselves."""
-    return [(id(report), report.calls) for report in step.report]
+def _calls(step: RecordedCallable) -> list[tuple[str, int]]:
+    """Changes with every call. Counted anyway, so that nobody has to watch the calls themselves."""
+    return [(report.inputs, report.calls) for report in step.report]
 
 
 def _watch(collector: Collector, report: GraphReport) -> None:

@@ -131,6 +131,33 @@ def test_outputs_that_share_memory_in_eager_share_it_here():
     assert not rows.any() and not turned.any() and other.any()
 
 
+def test_tensors_of_the_state_may_be_answered_and_looked_at():
+    kept = {"bias": normal(0, 8)}
+    recorded = anabranch.record(lambda x: (x + kept["bias"], kept["bias"], kept["bias"][2:5]))
+    for seed in range(CALLS):
+        if seed % 2:
+            kept["bias"] = normal(seed, 8)  # somewhere else
+        x = normal(seed + 500, 8)
+        total, whole, part = recorded(x)
+        assert torch.equal(total, x + kept["bias"]) and whole is kept["bias"]
+        assert torch.equal(part, whole[2:5]) and same_storage(part, whole)
+    assert_launched(recorded)
+
+
+def test_tensors_that_only_static_names_may_move():
+    class Hidden:
+        __slots__ = ("scale",)  # nothing that could be looked through
+
+    hidden = Hidden()
+    hidden.scale = normal(0, 8)
+    recorded = anabranch.record(lambda x: x * hidden.scale, static=[hidden.scale])
+    for seed in range(CALLS):
+        hidden.scale.data = normal(seed, 8)
+        x = normal(seed + 500, 8)
+        assert torch.equal(recorded(x), x * hidden.scale)
+    assert_launched(recorded)
+
+
 def test_one_tensor_answered_twice_is_equal_twice():
     recorded = assert_follows(lambda x: {"a": (y := x * 3), "b": [y, y.view(-1)]},
                               lambda seed: (normal(seed, 5, 5),))
