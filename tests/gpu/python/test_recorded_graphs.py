@@ -93,10 +93,11 @@ def test_two_forwards_of_one_model_before_their_backwards_do_not_meet():
             model.zero_grad()
             (x, y), (z, _) = batch(i), batch(i + 100)
             x.requires_grad_()
+            z.requires_grad_()
             first, second = call(x), call(z)
             F.mse_loss(second, y).backward()
             first.square().mean().backward()
-            found.append(everything((first, second, x.grad), model, None))
+            found.append(everything((first, second, x.grad, z.grad), model, None))
         return found
 
     results = []
@@ -109,6 +110,7 @@ def test_two_forwards_of_one_model_before_their_backwards_do_not_meet():
     for found, wanted in zip(*reversed(results), strict=True):
         assert_same(found, wanted)
     x, y = batch(0)
+    x.requires_grad_()
     found = recordings_in(lambda: F.mse_loss(call(x), y).backward())
     assert_kinds_launched(found, "forward", "backward")
 
