@@ -30,7 +30,7 @@ from ._native_capture import (
     CaptureSnapshot,
     library_path,
 )
-from ._state import is_wrapper
+from ._state import is_wrapper, version_of
 
 
 class NotRecordable(Exception):
@@ -143,6 +143,12 @@ _one_at_a_time = threading.RLock()
 _abandoned: list[Any] = []  # memory that somebody still holds after a failure
 
 
+def wait_for_captures() -> None:
+    """Until no other thread captures."""
+    with _one_at_a_time:
+        pass
+
+
 @functools.cache
 def _allocator() -> Any:
     return torch.cuda.memory.CUDAPluggableAllocator(
@@ -167,7 +173,7 @@ def capture_twice(step: Step, device: CaptureDevice) -> Capture:
             _abandoned.append((memory, made))  # frames and tensors may still point there
             if isinstance(error, NativeError):
                 raise NotRecordable(str(error)) from error
-            if isinstance(error, RuntimeError):
+            if isinstance(error, Exception) and not isinstance(error, NotRecordable):
                 raise NotRecordable(_reason(error)) from error
             raise
     return Capture(memory, *made, blocks, sizes)
@@ -190,7 +196,7 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice) -> Captur
     captured = Captured(torch.cuda.CUDAGraph(keep_graph=True),
                         torch.cuda.MemPool(_allocator().allocator(), no_split=True), stand_ins.at)
     owners = [*stand_ins.tensors[:step.arguments], *state]
-    versions = [tensor._version for tensor in owners]
+    versions = list(map(version_of, owners))
     before = [parameter.grad for parameter in parameters]
     with stand_ins.in_place_of(state, step.arguments):
         try:
@@ -201,7 +207,7 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice) -> Captur
                 i: parameter.grad for i, (parameter, grad) in
                 enumerate(zip(parameters, before, strict=True)) if parameter.grad is not grad}
             captured.mutated = [i for i, tensor in enumerate(owners)
-                                if tensor._version != versions[i]]
+                                if version_of(tensor) != versions[i]]
             _keep_aliases(captured, owners)
         finally:
             for parameter, grad in zip(parameters, before, strict=True):
@@ -216,6 +222,8 @@ def _like(stand_in: Tensor, original: Tensor) -> Tensor:
         stand_in = torch.nn.Parameter(stand_in, requires_grad=wants)
     elif wants:
         stand_in.requires_grad_()
+    if wants:
+        stand_in.grad = original.grad
     stand_in.__dict__.update(original.__dict__)
     return stand_in
 
@@ -227,6 +235,7 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
     gc.collect()
     with _no_collection(), torch.cuda.stream(step.stream), _compat.keep_generated_tensors():
         _compat.clear_workspaces()
+        torch.clear_autocast_cache()  # a cast kept from before would be frozen
         memory.open()
         try:
             graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
@@ -244,6 +253,7 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
             return answer
         finally:
             memory.shut()
+            torch.clear_autocast_cache()
             _compat.clear_workspaces()
 
 

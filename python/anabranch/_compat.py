@@ -59,6 +59,7 @@ __all__ = [
     "library_function",
     "min_cut_rematerialization_partition",
     "must_save",
+    "numeric_modes",
     "reinterpret_tensor",
     "results_of_forward",
     "own_compile_context",
@@ -82,6 +83,13 @@ def must_save() -> Any:
     from torch.utils.checkpoint import CheckpointPolicy
 
     return CheckpointPolicy.MUST_SAVE
+
+
+def numeric_modes() -> tuple[Any, ...]:
+    """Settings by which torch chooses kernels on a GPU."""
+    precision = torch._C._get_fp32_precision_getter
+    return (torch._C._get_deterministic_algorithms(), torch._C._get_cudnn_deterministic(),
+            precision("cuda", "matmul"), precision("cuda", "conv"))
 
 
 @contextlib.contextmanager

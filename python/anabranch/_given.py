@@ -55,6 +55,14 @@ def units_of(tensors: Sequence[Tensor]) -> list[Unit]:
     return units
 
 
+_swaps = 0  # odd while stand-ins have the place of somebody's tensors
+
+
+def swaps() -> int:
+    """Where it is odd, or another afterwards, addresses read meanwhile may be those of stand-ins."""
+    return _swaps
+
+
 class _Memory:
     """Device memory at an address, as torch.as_tensor() takes it."""
 
@@ -85,15 +93,18 @@ class StandIns:
     @contextlib.contextmanager
     def in_place_of(self, originals: Sequence[Tensor], first: int) -> Iterator[None]:
         """Around a capture: these tensor objects have the memory of ``tensors[first:]``."""
+        global _swaps
         stand_ins = self.tensors[first:first + len(originals)]
         before = [tensor.data for tensor in originals]
-        for tensor, stand_in in zip(originals, stand_ins, strict=True):
-            tensor.data = stand_in
+        _swaps += 1
         try:
+            for tensor, stand_in in zip(originals, stand_ins, strict=True):
+                tensor.data = stand_in
             yield
         finally:
             for tensor, data in zip(originals, before, strict=True):
                 tensor.data = data
+            _swaps += 1
 
 
 def _view_of(room: Tensor, offset: int, like: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class RecordedGraph:
 
     @property
     def report(self) -> list[RecordingReport]:
-        return [entry.current_report() for entry in self._recorder.entries.values()]
+        return self._recorder.reports()
 
 
 class RecordedCallable:
@@ -124,7 +124,7 @@ class RecordedCallable:
     @property
     def report(self) -> list[RecordingReport]:
         """One entry a signature, in the order of their first calls."""
-        return [entry.current_report() for entry in self._recorder.entries.values()]
+        return self._recorder.reports()
 
 
 def record(function: Callable[..., Any] | None = None, *, static: Iterable[Any] = (),
@@ -199,7 +199,8 @@ def _signature(leaf: Any) -> Any:
 
 def _modes() -> tuple[Any, ...]:
     return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
+            torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
+            *_compat.numeric_modes())
 
 
 def _describe(leaves: Sequence[Any]) -> str:

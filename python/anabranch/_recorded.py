@@ -17,8 +17,17 @@ import torch
 from torch import Tensor
 
 from . import _compat
-from ._capture import Alias, Capture, Constant, Fresh, NotRecordable, Step, Wrapped
-from ._given import whole_bytes
+from ._capture import (
+    Alias,
+    Capture,
+    Constant,
+    Fresh,
+    NotRecordable,
+    Step,
+    Wrapped,
+    wait_for_captures,
+)
+from ._given import swaps, whole_bytes
 from ._native_capture import CaptureCounts, CaptureDevice, CapturedRecording
 from ._rooms import Room, Rooms
 
@@ -122,19 +131,19 @@ class Recorded:
         return True
 
     def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
-               poison: int | None = None) -> Any:
+               poison: int | None = None, at: Sequence[Tensor] | None = None) -> Any:
         """One launch on the current stream of the recording's device. ``poison`` is a byte to fill
-        fresh memory with, which the step must not see."""
+        fresh memory with, which the step must not see; ``at`` are tensors in the given ones'
+        place, of which only addresses are taken."""
         if _compat.current_device() != self._device:
             with torch.cuda.device(self._device):
-                return self.launch(given, parameters, poison)
+                return self.launch(given, parameters, poison, at)
         fresh = self._rooms.allocate()
         arena = _compat.empty_strided_cuda((self._arena,), (1,), torch.uint8)
         if poison is not None:
             for tensor in (*fresh, arena):
                 whole_bytes(tensor).fill_(poison)
-        addresses = self._addresses(*map(_address, self._given_slots(given)),
-                                    *map(_address, self._room_slots(fresh)))
+        addresses = self._gather(at or given, fresh)
         if self._random is not None:
             self._random.replay()
         self._recording.launch(addresses, arena.data_ptr(), _compat.current_stream(self._device))
@@ -143,6 +152,16 @@ class Recorded:
         if self._mutated:
             torch.autograd.graph.increment_version([given[i] for i in self._mutated])
         return self._result.build(given, fresh)
+
+    def _gather(self, given: Sequence[Tensor], fresh: Sequence[Tensor]) -> Any:
+        """One address a slot. While another thread captures, tensors may have stand-ins' memory."""
+        while True:
+            before = swaps()
+            addresses = self._addresses(*map(_address, self._given_slots(given)),
+                                        *map(_address, self._room_slots(fresh)))
+            if before == swaps() and before % 2 == 0:
+                return addresses
+            wait_for_captures()
 
 
 def _fresh_in(parts: Sequence[Any]) -> list[Fresh]:

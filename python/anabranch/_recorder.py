@@ -7,6 +7,7 @@ be recorded runs plainly for ever, with its reason. Threads: any; one thread rec
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -14,7 +15,7 @@ import logging
 import operator
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +78,8 @@ class Entry:
         self.report = RecordingReport(inputs)
         self.recorded: Recorded | None = None
         self.plain = 0  # calls so far
+        self.constants: list[Any] = []  # leaves that are no tensors
+        self.is_empty = False  # it queued nothing, which is no reason to raise
         self.state = state
         self.arguments: list[int] = []  # leaves that are tensors
         self.leaf_owners: list[int] = []  # leaves that may get a gradient
@@ -145,6 +148,8 @@ class Recorder:
         self._saved_from = saved_from
         self._lock = threading.RLock()
         self._told: set[str] = set()
+        self._retired: collections.deque[RecordingReport] = collections.deque(
+            maxlen=chosen.max_recordings)
 
     def run(self, key: Any, leaves: list[Any], state: State, describe: Callable[[], str],
             entry: Entry | None = None) -> Any:
@@ -152,11 +157,13 @@ class Recorder:
         new recording uses besides its leaves; ``entry`` that of the key, where it is known."""
         entry = entry or self.entries.get(key)
         if entry is None:
-            entry = self._new_entry(key, state, describe)
+            entry = self._new_entry(key, leaves, state, describe)
         entry.report.calls += 1
         if entry.recorded is not None:
             return self._launch(key, entry, leaves, state)
         if entry.report.reason is not None:
+            if self._chosen.strict and not entry.is_empty:
+                raise self._strict_error(entry.report.reason)
             return self._call(leaves)
         entry.plain += 1
         if entry.plain <= _WARM_UP:
@@ -168,14 +175,29 @@ class Recorder:
                 return self._record(entry, leaves)
         return self.run(key, leaves, state, describe)  # another thread was first
 
-    def _new_entry(self, key: Any, state: State, describe: Callable[[], str]) -> Entry:
+    def _new_entry(self, key: Any, leaves: Sequence[Any], state: State,
+                   describe: Callable[[], str]) -> Entry:
         with self._lock:
             entry = self.entries.setdefault(key, Entry(describe(), state))
+            # The key may have told them by their ids.
+            entry.constants = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
             chosen = self._chosen
             if len(self.entries) > chosen.max_recordings:
                 self._refuse(entry, f"there are {chosen.max_recordings} signatures already "
                                     "(max_recordings)")
             return entry
+
+    def _retire(self, key: Any) -> None:
+        """Forgets a recording, all but its report."""
+        with self._lock:
+            entry = self.entries.pop(key, None)
+            if entry is not None:
+                self._retired.append(entry.current_report())
+
+    def reports(self) -> list[RecordingReport]:
+        """Of recordings that served another state, and of those of now."""
+        with self._lock:
+            return [*self._retired, *(entry.current_report() for entry in self.entries.values())]
 
     def _on_capture_stream(self, leaves: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         device = _device_of(leaves, [])
@@ -185,15 +207,19 @@ class Recorder:
 
     def _refuse(self, entry: Entry, error: Exception | str) -> None:
         reason = entry.report.reason = str(error)
-        if isinstance(error, Empty):
+        entry.is_empty = isinstance(error, Empty)
+        if entry.is_empty:
             return
         if self._chosen.strict:
-            raise errors.RecordError(
-                308, f"record: {self.name} cannot be recorded: {reason}, and strict=True forbids "
-                "to run it unrecorded.", "Without strict it runs as it is.")
+            raise self._strict_error(reason)
         if reason not in self._told:
             self._told.add(reason)
             log.warning("anabranch: %s runs unrecorded: %s [E0308]", self.name, reason)
+
+    def _strict_error(self, reason: str) -> errors.RecordError:
+        return errors.RecordError(
+            308, f"record: {self.name} cannot be recorded: {reason}, and strict=True forbids to "
+            "run it unrecorded.", "Without strict it runs as it is.")
 
     # Recording.
 
@@ -215,14 +241,12 @@ class Recorder:
             recorded = agree.make(lambda: self._make(entry, step))
             answer, entry.report.verified = self._first_launch(entry, recorded, step, trial, plain,
                                                                agree)
-        except (NotRecordable, _native.NativeError) as error:
-            if trial and plain:
-                trial.settle(plain)
+        except (NotRecordable, Untrusted, _native.NativeError) as error:
+            # What it left in Python's objects may be of a capture: it runs once more.
+            if trial:
+                trial.rewind()
             self._refuse(entry, error)
-            return plain.answer if plain else self._call(leaves)
-        except Untrusted as error:
-            self._refuse(entry, str(error))
-            return error.answer
+            return self._call(leaves)
         entry.set_recorded(recorded)
         torch.cuda.empty_cache()  # what only plain runs and captures needed
         log.info("%s: %s", self.name, entry.report)
@@ -296,7 +320,7 @@ class Recorder:
         assert recorded is not None
         given = self._given(entry, recorded, leaves)
         if given is None:  # the state is another one: recorded anew
-            self.entries.pop(key, None)
+            self._retire(key)
             return self.run(key, leaves, state, lambda: entry.report.inputs)
         owners = entry.owners(leaves)
         if not recorded.fits(given):
@@ -314,12 +338,13 @@ class Recorder:
         """Arguments at addresses that the kernels do not take are copied, there and back; what
         overlaps now and did not when recorded runs plainly."""
         misaligned = recorded.misaligned(given)
-        if misaligned and all(i < len(entry.arguments) for i in misaligned):
+        if misaligned and all(i < len(entry.arguments) for i in misaligned) \
+                and not _overlap(given, set(misaligned)):
             with torch.no_grad():
                 copies = {i: given[i].detach().clone() for i in misaligned}
             moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
             with contextlib.suppress(_native.NativeError):
-                answer = recorded.launch(moved, owners)
+                answer = recorded.launch(given, owners, at=moved)
                 for i, copy in copies.items():
                     given[i].data.copy_(copy)
                 return answer
@@ -341,6 +366,12 @@ class Recorder:
                 return None
             given += [grad for grad in gradients if grad is not None and not is_wrapper(grad)]
         return given
+
+
+def _overlap(given: Sequence[Tensor], some: Collection[int]) -> bool:
+    """Whether one of some shares bytes with any other."""
+    return any(len(unit.members) > 1 and any(i in some for i, _ in unit.members)
+               for unit in units_of(given))
 
 
 def _alike(tensor: Any, known: Tensor) -> bool:

@@ -56,6 +56,11 @@ def inner_tensors(tensor: Tensor) -> list[Tensor]:
     return [inner for name in names for inner in inner_tensors(getattr(tensor, name))]
 
 
+def version_of(tensor: Tensor) -> int:
+    """How often it was written in place; 0 for those that do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def is_wrapper(tensor: Tensor) -> bool:
     return hasattr(type(tensor), "__tensor_flatten__")
 
@@ -75,7 +80,10 @@ class State:
             self._look(Place(holder, key), 0)
         del self._seen, self._keep
         self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
-        self._parameters: list[Tensor] = []
+        # Guards tell these by their ids, which nothing else may get.
+        self._held = [*(optimizer.state for optimizer in self.optimizers),
+                      *(place.get() for place in self.on_cpu)]
+        self._parameters: list[Tensor] = []  # and what may become one
         self.parameters()
 
     def tensors(self) -> list[Tensor]:
@@ -91,19 +99,20 @@ class State:
         """Tensors that backward may give a ``.grad``, as they are now."""
         self._parameters = [tensor for place in (*self.places, *self.wrapped)
                             if (tensor := place.get()) is not None and tensor.is_leaf
-                            and tensor.requires_grad]
-        return self._parameters
+                            and (tensor.requires_grad or isinstance(tensor, nn.Parameter))]
+        return [tensor for tensor in self._parameters if tensor.requires_grad]
 
     def guards(self) -> tuple[Any, ...]:
         """What Python says about the state and a recording has frozen. Where nobody asks for
         gradients, whether there are any is left to launches that read some."""
         return (
             tuple([attributes["training"] for attributes in self._modes]),
-            tuple([parameter.grad is None for parameter in self._parameters])
+            tuple([parameter.grad is None if parameter.requires_grad else None
+                   for parameter in self._parameters])
             if self.optimizers or torch.is_grad_enabled() else None,
             tuple([(id(opt.state), len(opt.state), self.hyperparameters(opt))
                    for opt in self.optimizers]),
-            tuple([(id(tensor), tensor._version) for place in self.on_cpu
+            tuple([(id(tensor), version_of(tensor)) for place in self.on_cpu
                    if (tensor := place.get()) is not None]),
         )
 

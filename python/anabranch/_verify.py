@@ -2,9 +2,9 @@
 """Whether a recording does what the step does: both run from the same state, and are compared.
 
 The first launch goes to fresh memory filled with 0xFF. Everything the step was given and everything
-it answers must be the same bit for bit; where two plain runs differ from one another, what differs
-between them, ten times over, is the bound. Failure: Untrusted, with the tensor that is wrong; the
-state is then that of a plain run.
+it answers must be the same bit for bit; where two launches differ from one another, what differs
+between them, ten times over, is the bound. (Two plain runs would not do: a number that Python counts
+up makes them differ, and is frozen in a recording.) Failure: Untrusted, with the tensor that is wrong.
 """
 
 from __future__ import annotations
@@ -30,10 +30,6 @@ _POISON = 0xFF
 
 class Untrusted(Exception):
     """A recording that answers something else than the step."""
-
-    def __init__(self, what: str, answer: Any) -> None:
-        super().__init__(what)
-        self.answer = answer  # of a plain run
 
 
 @dataclasses.dataclass
@@ -97,11 +93,6 @@ class Trial:
         for parameter, grad in zip(self._step.parameters, gradients, strict=True):
             parameter.grad = grad
 
-    def settle(self, run: Run) -> None:
-        """Leaves everything as it was after a plain run."""
-        self._put(run.memory, [grad if grad is not None else before for grad, before in
-                               zip(run.gradients, self._gradients, strict=True)])
-
     def differing(self, a: Run, b: Run) -> dict[str, float]:
         """What is not the same bit for bit, by name, and how far apart it is."""
         found = {}
@@ -152,8 +143,8 @@ class Agreement:
 
 def verify(trial: Trial, plain: Run, recorded: Recorded,
            agree: Callable[[bool], bool]) -> tuple[Any, bool]:
-    """The launch's answer, and whether it was right bit for bit. ``plain`` is a run from the same
-    state, which the trial has rewound since."""
+    """The answer of the last launch, and whether all were right bit for bit. ``plain`` is a run
+    from the same state, which the trial has rewound since."""
     launched = trial.launched(recorded)
     wrong = trial.differing(plain, launched)
     if agree(recorded.exchange()):
@@ -165,15 +156,15 @@ def verify(trial: Trial, plain: Run, recorded: Recorded,
     if not agree(bool(wrong)):
         return launched.answer, True
     trial.rewind()
-    again = trial.plain()
-    spread = trial.differing(plain, again)
+    again = trial.launched(recorded)
+    spread = trial.differing(launched, again)
     beyond = {name: distance for name, distance in wrong.items()
               if not distance <= _MARGIN * spread.get(name, 0.0)}
     if not agree(bool(beyond)):
         return again.answer, False
     name, distance = next(iter(beyond.items()), ("another process", 0.0))
     raise Untrusted(f"its first launch differs from a plain run in {name} by {distance:.3g}, two "
-                    f"plain runs by {spread.get(name, 0.0):.3g}", again.answer)
+                    f"launches by {spread.get(name, 0.0):.3g}")
 
 
 @contextlib.contextmanager

@@ -157,6 +157,59 @@ TEST_F(PlanLaunchTest, OneStreamNeedsOneArenaAndWarmLaunchesMakeNothing) {
               HasSubstr("4 addresses in 2 nodes, an arena of 128 bytes"));
 }
 
+// Two addresses for a kernel that answers its words and two.
+struct TableRegion {
+  const Driver& d;
+  CuFunction kernel = nullptr;
+  void* pinned = nullptr;
+
+  static std::int32_t run(void* self, const RegionCall* call) {
+    const auto& [d, kernel, pinned] = *static_cast<const TableRegion*>(self);
+    const auto on = static_cast<CuStream>(call->stream);
+    auto table = reinterpret_cast<CuDevicePtr>(call->buffers[2]);
+    std::copy_n(call->buffers, 2, static_cast<void**>(pinned));
+    EXPECT_EQ(d.cuMemcpyHtoDAsync(table, pinned, 16, on), CuResult::kSuccess);
+    void* params[] = {&table};
+    return static_cast<std::int32_t>(
+        d.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, on, params, nullptr));
+  }
+  static void add_two(const sim::KernelCall& call) {
+    const auto* table = call.memory<CuDevicePtr>(call.param<CuDevicePtr>(0), 2);
+    if (!table) return;
+    const auto* from = call.memory<std::uint64_t>(table[0], kWords);
+    auto* to = call.memory<std::uint64_t>(table[1], kWords);
+    for (std::uint64_t i = 0; from && to && i < kWords; ++i) to[i] = from[i] + 2;
+  }
+};
+
+// Both captures of it bring their addresses through the same memory.
+TEST_F(PlanLaunchTest, ARegionMayBringATableThroughPinnedMemoryOfItsOwn) {
+  bench.sim().add_kernel(
+      {.name = "by_table", .params = sim::layout_of({8}), .run = TableRegion::add_two});
+  CuModule module = nullptr;
+  TableRegion region{d};
+  d.cuModuleLoadData(&module, sim::SimDriver::make_image({"by_table"}).c_str());
+  d.cuModuleGetFunction(&region.kernel, module, "by_table");
+  d.cuMemHostAlloc(&region.pinned, 16, 0);
+  {
+    ProgramBuilder steps;
+    const BufferId x = steps.add_buffer({"x", Role::kInput, 8 * kWords, 8});
+    const BufferId y = steps.add_buffer({"y", Role::kOutput, 8 * kWords, 8});
+    const BufferId table = steps.add_buffer({"table", Role::kTemporary, 16, 8});
+    steps.compute(kAmbient, "by table", {steps.read(x), steps.write(y), steps.write(table)});
+    const RegionTable by_table{{"by table", {TableRegion::run, &region}}};
+    const Recording recording = must(anabranch::record(plan_of(steps), device, by_table));
+    std::deque<Job> jobs;
+    for (std::uint64_t i = 0; i < 5; ++i) {
+      Job& job = jobs.emplace_back(recording, source, 10 * i);
+      EXPECT_TRUE(must(launch(recording, job.memory.bindings(), stream())).wait().ok());
+      EXPECT_TRUE(job.is_right());
+    }
+  }
+  d.cuMemFreeHost(region.pinned);
+  d.cuModuleUnload(module);
+}
+
 TEST_F(PlanLaunchTest, ThreadsMayLaunchOneRecording) {
   const Recording recording = record();
   std::deque<Job> jobs;

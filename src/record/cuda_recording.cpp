@@ -106,16 +106,16 @@ Result<FoundSites> CudaRecording::find(const GraphImage& first, const GraphImage
   return found;
 }
 
-// Afterwards nobody asks for what copies read.
+// Tables first: they are copies too. Afterwards nobody asks for what copies read.
 Result<Tables> CudaRecording::replace(FoundSites& found, GraphImage& image) {
-  if (options_.device_code) {
-    if (Status replaced = replace_transfers(driver_, *options_.device_code, image, found.sites);
-        !replaced.ok()) {
-      return replaced;
-    }
-  }
   auto tables = replace_tables(driver_, options_.device_code, found.tables, image, found.sites);
+  if (!tables.ok()) return tables;
   for (NodeImage& node : image.nodes) node.source_bytes = {};
+  if (!options_.device_code) return tables;
+  if (Status replaced = replace_transfers(driver_, *options_.device_code, image, found.sites);
+      !replaced.ok()) {
+    return replaced;
+  }
   return tables;
 }
 

@@ -4,7 +4,10 @@
 
 #include <gmock/gmock.h>
 
+#include <numeric>
+
 #include "device/sim/sim_testing.h"
+#include "record/copy_box.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -113,6 +116,42 @@ TEST_F(GraphImageTest, ForkedWorkStandsInAnOrderThatCanRun) {
   for (const EdgeImage& edge : image.edges) EXPECT_LT(edge.from, edge.to);
 }
 
+TEST_F(GraphImageTest, WhatACopyReadsFromPinnedMemoryIsReadAtOnce) {
+  void* made = nullptr;
+  ASSERT_CU(d->cuMemHostAlloc(&made, 64, 0));
+  auto* const pinned = static_cast<std::uint8_t*>(made);
+  std::iota(pinned, pinned + 64, std::uint8_t{1});
+  const CuDevicePtr to = allocate(64);
+  const CuStream on = stream();
+  begin(on);
+  ASSERT_CU(d->cuMemcpyHtoDAsync(to, pinned + 2, 3, on));
+  ASSERT_CU(d->cuMemcpyAsync(to, reinterpret_cast<CuDevicePtr>(pinned + 62), 2, on));
+  const GraphImage image = read(end_capture(on));
+  std::fill_n(pinned, 64, std::uint8_t{0});
+  EXPECT_THAT(image.nodes[0].source_bytes, ElementsAre(std::byte{3}, std::byte{4}, std::byte{5}));
+  EXPECT_THAT(image.nodes[1].source_bytes, ElementsAre(std::byte{63}, std::byte{64}));
+}
+
+TEST_F(GraphImageTest, OfOtherMemoryThanPinnedNothingIsRead) {
+  std::vector<std::uint8_t> pageable(64, 1);
+  void* gone = nullptr;
+  void* large = nullptr;
+  ASSERT_CU(d->cuMemHostAlloc(&gone, 64, 0));
+  ASSERT_CU(d->cuMemHostAlloc(&large, kMostSourceBytes + 1, 0));
+  const CuDevicePtr to = allocate(kMostSourceBytes + 1);
+  const CuStream on = stream();
+  begin(on);
+  ASSERT_CU(d->cuMemcpyHtoDAsync(to, pageable.data(), 64, on));
+  ASSERT_CU(d->cuMemcpyHtoDAsync(to, gone, 64, on));
+  ASSERT_CU(d->cuMemcpyHtoDAsync(to, large, kMostSourceBytes + 1, on));
+  ASSERT_CU(d->cuMemcpyDtoDAsync(to, to + 64, 64, on));
+  const CuGraph graph = end_capture(on);
+  ASSERT_CU(d->cuMemFreeHost(gone));
+  const GraphImage image = read(graph);
+  ASSERT_EQ(image.nodes.size(), 4u);
+  for (const NodeImage& node : image.nodes) EXPECT_TRUE(node.source_bytes.empty());
+}
+
 TEST_F(GraphImageTest, NodesWhoseAddressesCannotChangeAreRefusedByName) {
   for (const CuNodeType type : {CuNodeType::kMemAlloc, CuNodeType::kMemFree,
                                 CuNodeType::kConditional, CuNodeType::kBatchMemOp}) {
@@ -138,9 +177,12 @@ TEST_F(GraphImageTest, ADriverWithoutParameterLayoutsIsRefusedWithItsReason) {
 
 TEST_F(GraphImageTest, AnyFailingCallIsAStatusThatNamesIt) {
   const CuDevicePtr memory = allocate(64);
+  void* pinned = nullptr;
+  ASSERT_CU(d->cuMemHostAlloc(&pinned, 64, 0));
   const CuStream on = stream();
   begin(on);
   ASSERT_CU(d->cuMemsetD32Async(memory, 7, 16, on));
+  ASSERT_CU(d->cuMemcpyHtoDAsync(memory, pinned, 64, on));
   ASSERT_CU(add_one(on, memory, memory));
   const CuGraph graph = end_capture(on);
   for (std::uint64_t n = 1;; ++n) {

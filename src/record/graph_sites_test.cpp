@@ -61,6 +61,44 @@ TEST(GraphSites, PinnedMemoryOfACopyIsASiteLikeAnyOther) {
                                                    Site{0, Operand::kDestination, 0, 0, 0}));
 }
 
+// From the host's memory at `address`, which is known to hold these words if there are any.
+GraphImage copy_of(std::uint64_t address, const std::vector<std::uint64_t>& words) {
+  NodeImage node = copy(0x50000, 0);
+  node.copy.src_memory_type = CuMemoryType::kHost;
+  node.copy.src_host = reinterpret_cast<const void*>(address);
+  const auto* const bytes = reinterpret_cast<const std::byte*>(words.data());
+  node.source_bytes.assign(bytes, bytes + words.size() * sizeof words[0]);
+  return image_of({node});
+}
+
+TEST(GraphSites, WordsThatACopyTakesFromPinnedMemoryAreSites) {
+  const auto found = find_sites(copy_of(0x7000, {0x10000, 5, 0x20020}),
+                                copy_of(0x8000, {0x90000, 5, 0x80020}), two_units());
+  ASSERT_TRUE(found.ok());
+  EXPECT_THAT(found->tables, ElementsAre(0));
+  EXPECT_THAT(found->sites, ElementsAre(Site{0, Operand::kTable, 0, 0, 0},
+                                        Site{0, Operand::kTable, 16, 1, 0x20}));
+}
+
+TEST(GraphSites, PinnedMemoryAtOneAddressIsATableOnlyIfItHoldsSomethingElse) {
+  const auto tables = [](std::uint64_t in_second) {
+    return find_sites(copy_of(0x7000, {0x10000}), copy_of(0x7000, {in_second}), two_units())
+        ->tables.size();
+  };
+  EXPECT_EQ(tables(0x10000), 0u);
+  EXPECT_EQ(tables(0x90000), 1u);
+}
+
+TEST(GraphSites, HostMemoryOfWhichNothingIsKnownMustStayWhereItIs) {
+  EXPECT_TRUE(find_sites(copy_of(0x7000, {}), copy_of(0x7000, {}), two_units()).ok());
+  const auto found = find_sites(copy_of(0x7000, {}), copy_of(0x8000, {}), two_units());
+  ASSERT_FALSE(found.ok());
+  EXPECT_EQ(found.error().code(), Code::kCapturesDiffer);
+  EXPECT_THAT(found.error().message(),
+              AllOf(HasSubstr("copy 0"), HasSubstr("0x7000 and 0x8000"),
+                    HasSubstr("only if it is pinned, in one piece and at most 16 MiB")));
+}
+
 TEST(GraphSites, WordsInsideAStructPassedByValueAreFound) {
   auto first = image_of({kernel("k", {1, 0x10020, 3})});
   auto second = image_of({kernel("k", {1, 0x90020, 3})});

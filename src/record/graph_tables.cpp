@@ -13,6 +13,7 @@ namespace anabranch::cuda {
 namespace {
 
 constexpr std::uint64_t kAlignment = 256;
+constexpr std::size_t kWord = sizeof(std::uint64_t);
 
 Status refuse(const std::string& what, const std::string& why) {
   return Status(
@@ -62,7 +63,10 @@ class Replacer {
         add_table(image_.nodes[node], {begin, site});
       } else {
         nodes_.push_back(std::move(image_.nodes[node]));
-        for (auto kept = begin; kept != site; ++kept) add_site(*kept);
+        for (auto kept = begin; kept != site; ++kept) {
+          new_sites_.push_back(*kept);
+          new_sites_.back().node = first_.back();
+        }
       }
     }
     first_.push_back(static_cast<std::uint32_t>(nodes_.size()));
@@ -97,47 +101,46 @@ class Replacer {
     table.from = next_bytes_ + begin;
     table.to = copy.copy.dst_device + shift;
     table.bytes = end - begin;
-    nodes_.emplace_back().handle = copy.handle;
-    TableWrite write;
-    write.node = static_cast<std::uint32_t>(nodes_.size() - 1);
+    NodeImage& node = nodes_.emplace_back();
     if (destination) {
-      add_site({0, Operand::kParam, offsetof(TableParams, to), destination->unit,
-                destination->shift + shift});
-      write.unit = destination->unit;
-      write.begin = destination->shift + shift;
-      write.end = write.begin + table.bytes;
+      add_site(offsetof(TableParams, to), destination->unit, destination->shift + shift);
     }
     for (const Site& word : words) {
       const std::uint32_t i = table.count++;
       table.places[i] = static_cast<std::uint32_t>(word.offset - begin);
-      std::memcpy(&table.words[i], copy.source_bytes.data() + word.offset, sizeof table.words[i]);
-      add_site(
-          {0, Operand::kParam,
-           static_cast<std::uint32_t>(offsetof(TableParams, words) + sizeof table.words[i] * i),
-           word.unit, word.shift});
-      write.names.push_back(word.unit);
+      std::memcpy(&table.words[i], copy.source_bytes.data() + word.offset, kWord);
+      add_site(offsetof(TableParams, words) + kWord * i, word.unit, word.shift);
     }
-    NodeImage& node = nodes_.back();
+    node.handle = copy.handle;
     node.type = CuNodeType::kKernel;
     node.is_ours = true;
     node.kernel = table_kernel(code_, table);
-    add_write(std::move(write), table);
+    add_write(destination, shift, words, table);
   }
 
-  void add_write(TableWrite write, const TableParams& table) {
+  void add_write(const Site* destination, std::uint64_t shift, std::span<const Site> words,
+                 const TableParams& table) {
+    TableWrite write;
+    write.node = static_cast<std::uint32_t>(nodes_.size() - 1);
+    if (destination) {
+      write.unit = destination->unit;
+      write.begin = destination->shift + shift;
+    }
+    write.end = write.begin + table.bytes;
     if (table.count != 0) {
       write.first = write.begin + table.places[0];
-      write.last = write.begin + table.places[table.count - 1] + sizeof table.words[0];
+      write.last = write.begin + table.places[table.count - 1] + kWord;
     }
+    for (const Site& word : words) write.names.push_back(word.unit);
     std::sort(write.names.begin(), write.names.end());
     write.names.erase(std::unique(write.names.begin(), write.names.end()), write.names.end());
     writes_.push_back(std::move(write));
   }
 
-  // Of the latest node.
-  void add_site(Site site) {
-    site.node = static_cast<std::uint32_t>(nodes_.size() - 1);
-    new_sites_.push_back(site);
+  // In the parameters of the latest node.
+  void add_site(std::size_t offset, std::uint32_t unit, std::uint64_t shift) {
+    new_sites_.push_back({static_cast<std::uint32_t>(nodes_.size() - 1), Operand::kParam,
+                          static_cast<std::uint32_t>(offset), unit, shift});
   }
 
   void number_edges() {

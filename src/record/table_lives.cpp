@@ -13,25 +13,31 @@ namespace {
 class Reach {
  public:
   Reach(const GraphImage& image, std::span<const TableWrite> tables, const TableWrite& table)
-      : is_before_(image.nodes.size()), state_(image.nodes.size(), kBeside) {
+      : may_read_(image.nodes.size(), true) {
+    drop_before(image, table.node);
+    drop_behind_others(image, tables, table);
+  }
+
+  bool contains(std::uint32_t node) const { return may_read_[node]; }
+
+ private:
+  void drop_before(const GraphImage& image, std::uint32_t node) {
     for (auto edge = image.edges.rbegin(); edge != image.edges.rend(); ++edge) {
-      if (edge->to == table.node || is_before_[edge->to]) is_before_[edge->from] = true;
-    }
-    std::vector<bool> ends(image.nodes.size());
-    for (const TableWrite& other : tables) ends[other.node] = writes_over(other, table);
-    state_[table.node] = kBehind;
-    for (const EdgeImage& edge : image.edges) {
-      if (state_[edge.from] == kBeside) continue;
-      const bool is_over = state_[edge.from] == kOver || ends[edge.from];
-      if (is_over) state_[edge.to] = kOver;
-      if (state_[edge.to] == kBeside) state_[edge.to] = kBehind;
+      if (edge->to == node || !may_read_[edge->to]) may_read_[edge->from] = false;
     }
   }
 
-  bool contains(std::uint32_t node) const { return !is_before_[node] && state_[node] != kOver; }
-
- private:
-  enum State : std::uint8_t { kBeside, kBehind, kOver };
+  void drop_behind_others(const GraphImage& image, std::span<const TableWrite> tables,
+                          const TableWrite& table) {
+    std::vector<bool> ends(image.nodes.size()), is_behind(image.nodes.size());
+    for (const TableWrite& other : tables) ends[other.node] = writes_over(other, table);
+    is_behind[table.node] = true;
+    for (const EdgeImage& edge : image.edges) {
+      if (!is_behind[edge.from]) continue;
+      is_behind[edge.to] = true;
+      if (ends[edge.from] || !may_read_[edge.from]) may_read_[edge.to] = false;
+    }
+  }
 
   static bool writes_over(const TableWrite& other, const TableWrite& table) {
     return other.node != table.node && other.unit == table.unit &&
@@ -39,8 +45,7 @@ class Reach {
            other.end >= table.last;
   }
 
-  std::vector<bool> is_before_;
-  std::vector<State> state_;
+  std::vector<bool> may_read_;
 };
 
 }  // namespace

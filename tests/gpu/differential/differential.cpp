@@ -57,6 +57,32 @@ DONE:
   ret;
 }
 
+.visible .entry foreach_add_one(.param .u64 p_table, .param .u32 p_count)
+{
+  .reg .pred %p<2>;
+  .reg .b32 %r<8>;
+  .reg .b64 %d<9>;
+  ld.param.u64 %d1, [p_table];
+  ld.param.u32 %r1, [p_count];
+  mov.u32 %r2, %ctaid.x;
+  mov.u32 %r3, %ntid.x;
+  mov.u32 %r4, %tid.x;
+  mad.lo.s32 %r5, %r2, %r3, %r4;
+  setp.ge.u32 %p1, %r5, %r1;
+  @%p1 bra DONE;
+  mul.wide.u32 %d2, %r5, 8;
+  mul.wide.u32 %d3, %r1, 8;
+  add.s64 %d4, %d1, %d2;
+  add.s64 %d5, %d4, %d3;
+  ld.global.u64 %d6, [%d4];
+  ld.global.u64 %d7, [%d5];
+  ld.global.u32 %r6, [%d6];
+  add.u32 %r7, %r6, 1;
+  st.global.u32 [%d7], %r7;
+DONE:
+  ret;
+}
+
 .visible .entry nothing()
 {
   ret;
@@ -70,6 +96,7 @@ Differential::Differential() {
   EXPECT_CU(d.cuModuleGetFunction(&add_one, module, "add_one"));
   EXPECT_CU(d.cuModuleGetFunction(&store, module, "store"));
   EXPECT_CU(d.cuModuleGetFunction(&nothing, module, "nothing"));
+  EXPECT_CU(d.cuModuleGetFunction(&foreach_add_one, module, "foreach_add_one"));
 }
 
 Differential::~Differential() {

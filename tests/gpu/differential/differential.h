@@ -27,6 +27,7 @@ inline void PrintTo(CuResult result, std::ostream* out) { *out << result_text(re
 // PTX of the kernels, which the simulated driver reads for their names:
 //   add_one(in, out, u32 count)        out[i] = in[i] + 1 on 32-bit words
 //   store(u32 count, {out, u32 value}) out[i] = value
+//   foreach_add_one(table, u32 count)  *table[count + i] = *table[i] + 1 on 32-bit words
 //   nothing()
 extern const char* const kKernels;
 
@@ -68,7 +69,7 @@ class Differential : public ::testing::Test {
   const Driver& d = *driver;
   CuContext context = nullptr;
   CuModule module = nullptr;
-  CuFunction add_one = nullptr, store = nullptr, nothing = nullptr;
+  CuFunction add_one = nullptr, store = nullptr, nothing = nullptr, foreach_add_one = nullptr;
 
  private:
   std::vector<CuStream> streams_;

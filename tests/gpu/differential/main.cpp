@@ -35,6 +35,17 @@ std::unique_ptr<sim::SimDriver> make_simulated(std::string* device_code) {
          auto* out = call.template memory<std::uint32_t>(target.out, count);
          for (std::uint32_t i = 0; out && i < count; ++i) out[i] = target.value;
        }});
+  made->add_kernel(
+      {.name = "foreach_add_one", .params = sim::layout_of({8, 4}), .run = [](const auto& call) {
+         const auto count = call.template param<std::uint32_t>(8);
+         const auto* table = call.template memory<cuda::CuDevicePtr>(
+             call.template param<cuda::CuDevicePtr>(0), std::size_t{2} * count);
+         for (std::uint32_t i = 0; table && i < count; ++i) {
+           const auto* in = call.template memory<std::uint32_t>(table[i], 1);
+           auto* out = call.template memory<std::uint32_t>(table[count + i], 1);
+           if (in && out) *out = *in + 1;
+         }
+       }});
   made->add_kernel({.name = "nothing", .params = {}, .run = nullptr});
   *device_code = sim::add_device_code(*made);
   return made;
