@@ -360,10 +360,11 @@ def test_record_switched_off_runs_everything_as_it_is():
 
 
 def test_without_verification_the_answers_are_the_same():
-    step = anabranch.record(affine, verify=False)
+    # A product alone: kernels that pad what they are given are recorded only with verification.
+    step = anabranch.record(lambda x, y: x @ y, verify=False)
     for seed in range(CALLS):
-        given = pair(seed)
-        assert torch.equal(step(*given), affine(*given))
+        x, y = pair(seed)
+        assert torch.equal(step(x, y), x @ y)
     assert_launched(step)
     assert step.report[0].verified == "no" and step.report[0].verify_seconds == 0.0
 
