@@ -63,15 +63,15 @@ class Recorded:
         given = len(step.units)
         blocks = [block._replace(given=block.given or i - given in rooms.of)
                   for i, block in enumerate(capture.blocks)]
-        snapshots = first.snapshot, capture.second.snapshot
-        assert snapshots[0] is not None and snapshots[1] is not None
-        self._recording = CapturedRecording(device, *snapshots, blocks, accept_unsure)
+        one, two = first.snapshot, capture.second.snapshot
+        assert one is not None and two is not None
+        self._recording = CapturedRecording(device, one, two, blocks, accept_unsure)
         # Nothing reads an unsure word where the other capture's does as well.
         self._other: CapturedRecording | None = None
         if self._recording.counts.unsure:
             exchanged = [block._replace(first_address=block.second_address,
                                         second_address=block.first_address) for block in blocks]
-            self._other = CapturedRecording(device, snapshots[1], snapshots[0], exchanged, True)
+            self._other = CapturedRecording(device, two, one, exchanged, True)
         self._alignments: list[tuple[int, int]] = []  # of given tensors
         self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
         named_rooms = []

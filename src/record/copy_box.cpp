@@ -4,21 +4,31 @@
 namespace anabranch::cuda {
 namespace {
 
-// Where the host finds a byte of pinned memory; null for any other.
-Result<const std::byte*> host_pointer(const Driver& driver, CuDevicePtr address) {
+Result<bool> is_pinned(const Driver& driver, CuDevicePtr address) {
   CuMemoryType type{};
   unsigned is_managed = 0;
-  void* host = nullptr;
-  CuPointerAttribute wanted[] = {CuPointerAttribute::kMemoryType, CuPointerAttribute::kIsManaged,
-                                 CuPointerAttribute::kHostPointer};
-  void* answers[] = {&type, &is_managed, &host};
+  CuPointerAttribute wanted[] = {CuPointerAttribute::kMemoryType, CuPointerAttribute::kIsManaged};
+  void* answers[] = {&type, &is_managed};
   if (Status asked = recorded("cuPointerGetAttributes",
-                              driver.cuPointerGetAttributes(3, wanted, answers, address));
+                              driver.cuPointerGetAttributes(2, wanted, answers, address));
       !asked.ok()) {
     return asked;
   }
-  const bool is_pinned = type == CuMemoryType::kHost && is_managed == 0;
-  return is_pinned ? static_cast<const std::byte*>(host) : nullptr;
+  return type == CuMemoryType::kHost && is_managed == 0;
+}
+
+// Where the host finds a byte of pinned memory; null for any other. Only of pinned memory may the
+// driver be asked that.
+Result<const std::byte*> host_pointer(const Driver& driver, CuDevicePtr address) {
+  const auto pinned = is_pinned(driver, address);
+  if (!pinned.ok()) return pinned.error();
+  const std::byte* host = nullptr;
+  if (!*pinned) return host;
+  const CuResult result =
+      driver.cuPointerGetAttribute(&host, CuPointerAttribute::kHostPointer, address);
+  if (result == CuResult::kInvalidValue) return nullptr;
+  if (Status asked = recorded("cuPointerGetAttribute", result); !asked.ok()) return asked;
+  return host;
 }
 
 }  // namespace
