@@ -139,13 +139,14 @@ class Capture:
         self.memory.close()
 
 
-_one_at_a_time = threading.RLock()
+# Held by whoever uses the stream of captures.
+one_at_a_time = threading.RLock()
 _abandoned: list[Any] = []  # memory that somebody still holds after a failure
 
 
 def wait_for_captures() -> None:
     """Until no other thread captures."""
-    with _one_at_a_time:
+    with one_at_a_time:
         pass
 
 
@@ -157,7 +158,7 @@ def _allocator() -> Any:
 
 def capture_twice(step: Step, device: CaptureDevice) -> Capture:
     """Both captures of a step, and its memory in them."""
-    with _one_at_a_time, torch.cuda.device(step.device):
+    with one_at_a_time, torch.cuda.device(step.device):
         memory = CaptureMemory(device)
         made: list[Captured] = []
         try:

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from . import _compat, _native, config, errors
-from ._capture import Empty, NotRecordable, Step, capture_twice
+from ._capture import Empty, NotRecordable, Step, capture_twice, one_at_a_time
 from ._given import units_of
 from ._native_capture import capture_device
 from ._recorded import Recorded
-from ._state import State, inner_tensors, is_wrapper
+from ._state import State, inner_places, inner_tensors, is_wrapper
 from ._verify import Agreement, Trial, Untrusted, on_stream, verify
 
 log = logging.getLogger("anabranch.record")
@@ -89,6 +89,8 @@ class Entry:
         self.lacks_gradient: list[bool] = []  # by owner, when recorded
         self.parameters: list[Tensor] = []  # of the state, that may get a gradient
         self.fixed: tuple[int, ...] = ()  # addresses of what cannot be re-pointed
+        self.insides: list[tuple[Any, str]] = []  # whose attributes have these addresses
+        self.wrappers: list[tuple[Any, Any, Tensor]] = []  # holder, key, and what was there
 
     def know(self, tensors: list[Tensor]) -> None:
         self.known = tensors
@@ -100,6 +102,22 @@ class Entry:
         places = [self.state.places[i] for i in self.used]
         self.lookups = [(place.holder, place.key) for place in places]
         self.recorded = recorded
+
+    def fix(self, inner: Sequence[Tensor]) -> None:
+        """These tensors inside of others may not move."""
+        self.fixed = tuple([tensor.data_ptr() for tensor in inner])
+        self.wrappers = [(place.holder, place.key, tensor) for place in self.state.wrapped
+                         if (tensor := place.get()) is not None]
+        self.insides = [part for _, _, tensor in self.wrappers for part in inner_places(tensor)]
+
+    def is_fixed(self) -> bool:
+        """Whether they are where they were."""
+        if all([holder.get(key) is tensor if isinstance(holder, dict) else holder[key] is tensor
+                for holder, key, tensor in self.wrappers]):
+            inner = [getattr(owner, name) for owner, name in self.insides]
+        else:
+            inner = self.state.inner_tensors()
+        return self.fixed == tuple([tensor.data_ptr() for tensor in inner])
 
     def look_up(self) -> bool:
         """Takes what stands now where the recording's tensors stood; False where it does not fit.
@@ -167,9 +185,9 @@ class Recorder:
             return self._call(leaves)
         entry.plain += 1
         if entry.plain <= _WARM_UP:
-            with self._on_capture_stream(leaves):
+            with one_at_a_time, self._on_capture_stream(leaves):
                 return self._call(leaves)
-        with self._lock:
+        with one_at_a_time, self._lock:
             if entry.recorded is None and entry.report.reason is None:
                 entry.state = state
                 return self._record(entry, leaves)
@@ -231,7 +249,7 @@ class Recorder:
             return self._call(leaves)
         before = _compat.collectives_so_far()
         chosen = self._chosen
-        trial = Trial(step, fixed) if chosen.verify else None
+        trial = Trial(step, fixed, entry.state) if chosen.verify else None
         plain = trial.plain() if trial else None
         agree = Agreement(step.device, _compat.collectives_so_far() != before)
         try:
@@ -267,7 +285,7 @@ class Recorder:
                                  if leaves[i].is_leaf and leaves[i].requires_grad]
         owners = entry.owners(leaves)
         wrapped = state.inner_tensors()
-        entry.fixed = tuple([tensor.data_ptr() for tensor in wrapped])
+        entry.fix(wrapped)
         entry.lacks_gradient = [owner.grad is None for owner in owners]
         gradients = [owner.grad for owner in owners if owner.grad is not None]
         fixed = wrapped + [inner for grad in gradients if is_wrapper(grad)
@@ -356,8 +374,7 @@ class Recorder:
         """The tensors a launch is given, or None where the state cannot be launched at."""
         if not entry.look_up():
             return None
-        if entry.fixed and entry.fixed != tuple(
-                [tensor.data_ptr() for tensor in entry.state.inner_tensors()]):
+        if entry.fixed and not entry.is_fixed():
             return None
         given = [leaves[i] for i in entry.arguments] + entry.known
         if recorded.needs_gradients:

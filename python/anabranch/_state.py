@@ -56,6 +56,13 @@ def inner_tensors(tensor: Tensor) -> list[Tensor]:
     return [inner for name in names for inner in inner_tensors(getattr(tensor, name))]
 
 
+def inner_places(tensor: Tensor) -> list[tuple[Any, str]]:
+    """Where the plain tensors inside a wrapping one are: object and attribute."""
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return [place for name in names for place in (
+        inner_places(inner) if is_wrapper(inner := getattr(tensor, name)) else [(tensor, name)])]
+
+
 def version_of(tensor: Tensor) -> int:
     """How often it was written in place; 0 for those that do not count."""
     return 0 if tensor.is_inference() else tensor._version
@@ -72,6 +79,8 @@ class State:
         self.places: list[Place] = []  # plain tensors on a GPU: they may move
         self.wrapped: list[Place] = []  # tensors of wrapping classes: these may not
         self.on_cpu: list[Place] = []  # read when recorded, and frozen
+        self.counters: list[Tensor] = []  # on the CPU, changed by every step of an optimizer
+        self.generators: list[torch.Generator] = []
         self.modules: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._seen: set[int] = set()
@@ -94,6 +103,11 @@ class State:
         """Those that may not move: the insides of wrapping classes."""
         return [inner for place in self.wrapped if (tensor := place.get()) is not None
                 for inner in inner_tensors(tensor)]
+
+    def on_host(self) -> list[Tensor]:
+        """What a step may read or write on the CPU."""
+        return [*self.counters, *(tensor for place in self.on_cpu
+                                  if (tensor := place.get()) is not None)]
 
     def parameters(self) -> list[Tensor]:
         """Tensors that backward may give a ``.grad``, as they are now."""
@@ -134,6 +148,8 @@ class State:
             self._visit_module(thing, depth)
         elif isinstance(thing, torch.optim.Optimizer):
             self._visit_optimizer(thing)
+        elif isinstance(thing, torch.Generator):
+            self.generators.append(thing)
         else:
             for holder, key in _parts(thing):
                 self._look(Place(holder, key), depth)
@@ -158,7 +174,9 @@ class State:
             self.wrapped.append(place)
         elif tensor.is_cuda:
             self.places.append(place)
-        elif tensor.device.type == "cpu" and not counts:
+        elif tensor.device.type == "cpu" and counts:
+            self.counters.append(tensor)
+        elif tensor.device.type == "cpu":
             self.on_cpu.append(place)
 
     def _visit_module(self, module: nn.Module, depth: int) -> None:

@@ -22,7 +22,7 @@ from ._capture import NotRecordable, Step
 from ._given import bytes_of
 from ._native import NativeError
 from ._recorded import Recorded
-from ._state import inner_tensors
+from ._state import State, inner_tensors, version_of
 
 _MARGIN = 10.0
 _POISON = 0xFF
@@ -51,14 +51,17 @@ class Run:
 
 class Trial:
     """A step as it is before a call, to run it again from there. ``fixed`` are tensors of its state
-    besides those in ``step.tensors``."""
+    besides those in ``step.tensors``, on the GPU; ``state`` says what it has on the CPU."""
 
-    def __init__(self, step: Step, fixed: Sequence[Tensor]) -> None:
+    def __init__(self, step: Step, fixed: Sequence[Tensor], state: State) -> None:
         self._step = step
         self._memory = [*bytes_of(step.tensors, step.units), *fixed]
         self._gradients = [parameter.grad for parameter in step.parameters]
         self._random = torch.cuda.get_rng_state(step.device), torch.get_rng_state()
         self._before = _copies(self._memory)
+        self._generators = [(one, one.get_state()) for one in state.generators]
+        self._on_host = [(tensor, version_of(tensor), tensor.detach().clone())
+                         for tensor in state.on_host()]
 
     def plain(self) -> Run:
         """Runs the step as it is. Its results have no history afterwards, as a recording's have
@@ -86,6 +89,11 @@ class Trial:
         self._put(self._before, self._gradients)
         torch.cuda.set_rng_state(self._random[0], self._step.device)
         torch.set_rng_state(self._random[1])
+        for generator, drawn in self._generators:
+            generator.set_state(drawn)
+        for tensor, version, value in self._on_host:
+            if version_of(tensor) != version:
+                tensor.detach().copy_(value)
 
     def _put(self, memory: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
         for to, saved in zip(self._memory, memory, strict=True):
