@@ -11,6 +11,10 @@ JOBS ?= $(shell nproc)
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
 PYTEST_ARGS ?=
+# The Python of the GPU's tests and benchmarks: the environment's, or any that has torch for this
+# machine's GPU, and pytest: make test-gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(VENV)/bin/python
+GPU_READY = $(if $(filter $(VENV)/bin/python,$(GPU_PYTHON)),$(VENV)/ready)
 
 ROOT := $(CURDIR)
 REPORTS := $(ROOT)/build/reports
@@ -55,10 +59,10 @@ test-cpp: build ## the C++ tests, the installed consumer, must-not-compile, room
 	$(call run_ctest,dev,dev,)
 
 test-python: $(VENV)/ready build ## the Python tests on the newest torch
-	$(call run_pytest,python,$(VENV),)
+	$(call run_pytest,python,$(VENV)/bin/python,)
 
 test-oldest: $(VENV_OLDEST)/ready build ## the smaller set of Python tests on the oldest torch
-	$(call run_pytest,oldest,$(VENV_OLDEST),-m oldest)
+	$(call run_pytest,oldest,$(VENV_OLDEST)/bin/python,-m oldest)
 
 test-long: build ## the long C++ tests: 10,000 random programs and the like
 	ctest --preset long
@@ -73,13 +77,18 @@ bench: $(VENV)/ready release ## every measurement, into bench/results/
 	done
 	$(VENV)/bin/python bench/run.py
 
-test-gpu: build ## what needs a GPU: CUDA's header and driver against what we declare and simulate
-	ctest --preset dev -L gpu
+test-gpu bench-gpu: export PYTHONPATH := $(ROOT)/python
 
-bench-gpu: release ## the benchmarks that need a GPU, into bench/results/
+test-gpu: $(GPU_READY) build ## what needs a GPU: the driver, the C++ examples, recordings of torch
+	ctest --preset dev -L gpu
+	$(call run_pytest,gpu,$(GPU_PYTHON),tests/gpu/python)
+
+bench-gpu: $(GPU_READY) release ## the benchmarks that need a GPU, into bench/results/
 	for program in $$(find build/release/bench/gpu -name '*_bench' -type f | sort); do \
 	  $$program bench/results/$$(basename $$program).json; \
 	done
+	$(GPU_PYTHON) bench/gpu/steps.py bench/results/gpu_steps.json
+	$(GPU_PYTHON) bench/gpu/fsdp.py bench/results/gpu_fsdp.json
 
 asan: packages-build packages-test ## the C++ tests under AddressSanitizer
 	$(call build_preset,asan)
@@ -144,9 +153,9 @@ define run_ctest
 	$(SCRATCH) $(4) ctest --preset $(2) $(3) --output-junit $(REPORTS)/$(1).xml
 endef
 
-# $(call run_pytest,<report>,<environment>,<arguments>)
+# $(call run_pytest,<report>,<python>,<arguments>)
 define run_pytest
 	mkdir -p $(REPORTS) .cache/tmp
-	$(SCRATCH) ANABRANCH_LIBRARY=$(DEV_LIBRARY) $(2)/bin/python -m pytest $(3) \
+	$(SCRATCH) ANABRANCH_LIBRARY=$(DEV_LIBRARY) $(2) -m pytest $(3) \
 	  --junitxml=$(REPORTS)/$(1).xml $(PYTEST_ARGS)
 endef

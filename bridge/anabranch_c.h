@@ -24,12 +24,14 @@ typedef struct AnabranchBuilder AnabranchBuilder;
 typedef struct AnabranchProgram AnabranchProgram;
 typedef struct AnabranchPlan AnabranchPlan;
 typedef struct AnabranchDevice AnabranchDevice;
+typedef struct AnabranchCudaFacts AnabranchCudaFacts;
 typedef struct AnabranchRecording AnabranchRecording;
 typedef struct AnabranchTrace AnabranchTrace;
 typedef struct AnabranchTapeBuilder AnabranchTapeBuilder;
 typedef struct AnabranchTape AnabranchTape;
 typedef struct AnabranchCaptureDevice AnabranchCaptureDevice;
 typedef struct AnabranchCaptureMemory AnabranchCaptureMemory;
+typedef struct AnabranchCaptureSnapshot AnabranchCaptureSnapshot;
 typedef struct AnabranchCapturedRecording AnabranchCapturedRecording;
 
 /* status */
@@ -122,6 +124,18 @@ typedef struct AnabranchHostOptions {
 } AnabranchHostOptions;
 ANABRANCH_C AnabranchDevice* anabranch_device_host(const AnabranchHostOptions*);
 ANABRANCH_C void anabranch_device_free(AnabranchDevice*);
+/* What the machine has for CUDA; NULL where there is no driver. Its texts live as long as it. */
+ANABRANCH_C AnabranchCudaFacts* anabranch_cuda_facts_new(void);
+ANABRANCH_C void anabranch_cuda_facts_free(AnabranchCudaFacts*);
+ANABRANCH_C int32_t anabranch_cuda_facts_driver_version(const AnabranchCudaFacts*);
+ANABRANCH_C size_t anabranch_cuda_facts_feature_count(const AnabranchCudaFacts*);
+ANABRANCH_C const char* anabranch_cuda_facts_feature_name(const AnabranchCudaFacts*, size_t);
+/* Empty: it is on. */
+ANABRANCH_C const char* anabranch_cuda_facts_feature_why_off(const AnabranchCudaFacts*, size_t);
+ANABRANCH_C size_t anabranch_cuda_facts_gpu_count(const AnabranchCudaFacts*);
+ANABRANCH_C const char* anabranch_cuda_facts_gpu(const AnabranchCudaFacts*, size_t ordinal);
+/* Empty where there is one. */
+ANABRANCH_C const char* anabranch_cuda_facts_why_no_gpus(const AnabranchCudaFacts*);
 
 /* record: region i is names[i] -> functions[i](contexts[i], RegionCall*) */
 ANABRANCH_C AnabranchRecording* anabranch_recording_make(const AnabranchPlan*,
@@ -260,11 +274,15 @@ typedef struct AnabranchCaptureCounts {
   uint64_t launched_from_host;
   uint64_t launched_from_device;
 } AnabranchCaptureCounts;
-ANABRANCH_C AnabranchCapturedRecording* anabranch_captured_make(const AnabranchCaptureDevice*,
-                                                                void* first, void* second,
-                                                                const AnabranchCaptureBlock* blocks,
-                                                                size_t count,
-                                                                int32_t accept_unsure);
+/* Of a CUgraph, as soon as its capture has ended. The graph must be there until a recording has
+ * been made of it. */
+ANABRANCH_C AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureDevice*,
+                                                                     void* graph);
+ANABRANCH_C void anabranch_capture_snapshot_free(AnabranchCaptureSnapshot*);
+ANABRANCH_C AnabranchCapturedRecording* anabranch_captured_make(
+    const AnabranchCaptureDevice*, const AnabranchCaptureSnapshot* first,
+    const AnabranchCaptureSnapshot* second, const AnabranchCaptureBlock* blocks, size_t count,
+    int32_t accept_unsure);
 ANABRANCH_C void anabranch_captured_free(AnabranchCapturedRecording*);
 /* Answers how many there are; `out` may be NULL. */
 ANABRANCH_C size_t anabranch_captured_slots(const AnabranchCapturedRecording*,

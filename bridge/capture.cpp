@@ -88,13 +88,25 @@ void* anabranch_capture_allocate(ptrdiff_t bytes, int, void*) {
 
 void anabranch_capture_release(void*, ptrdiff_t, int, void*) {}
 
+AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureDevice* device,
+                                                         void* graph) {
+  return ab::bridge::guard([&] {
+    return ab::bridge::handle_of<AnabranchCaptureSnapshot>(
+        ab::CaptureSnapshot::make(device->device, graph));
+  });
+}
+
+void anabranch_capture_snapshot_free(AnabranchCaptureSnapshot* snapshot) { delete snapshot; }
+
 AnabranchCapturedRecording* anabranch_captured_make(const AnabranchCaptureDevice* device,
-                                                    void* first, void* second,
+                                                    const AnabranchCaptureSnapshot* first,
+                                                    const AnabranchCaptureSnapshot* second,
                                                     const AnabranchCaptureBlock* blocks,
                                                     size_t count, int32_t accept_unsure) {
   return ab::bridge::guard([&] {
-    return ab::bridge::handle_of<AnabranchCapturedRecording>(ab::CapturedRecording::make(
-        device->device, first, second, blocks_of(blocks, count), accept_unsure != 0));
+    return ab::bridge::handle_of<AnabranchCapturedRecording>(
+        ab::CapturedRecording::make(device->device, first->snapshot, second->snapshot,
+                                    blocks_of(blocks, count), accept_unsure != 0));
   });
 }
 

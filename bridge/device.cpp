@@ -22,3 +22,38 @@ AnabranchDevice* anabranch_device_host(const AnabranchHostOptions* given) {
 }
 
 void anabranch_device_free(AnabranchDevice* device) { delete device; }
+
+AnabranchCudaFacts* anabranch_cuda_facts_new() {
+  return ab::bridge::guard(
+      [] { return ab::bridge::handle_of<AnabranchCudaFacts>(ab::describe_cuda()); });
+}
+
+void anabranch_cuda_facts_free(AnabranchCudaFacts* facts) { delete facts; }
+
+int32_t anabranch_cuda_facts_driver_version(const AnabranchCudaFacts* facts) {
+  return facts->facts.driver_version;
+}
+
+size_t anabranch_cuda_facts_feature_count(const AnabranchCudaFacts* facts) {
+  return facts->facts.features.size();
+}
+
+const char* anabranch_cuda_facts_feature_name(const AnabranchCudaFacts* facts, size_t index) {
+  return facts->facts.features[index].name.c_str();
+}
+
+const char* anabranch_cuda_facts_feature_why_off(const AnabranchCudaFacts* facts, size_t index) {
+  return facts->facts.features[index].why_off.c_str();
+}
+
+size_t anabranch_cuda_facts_gpu_count(const AnabranchCudaFacts* facts) {
+  return facts->facts.gpus.size();
+}
+
+const char* anabranch_cuda_facts_gpu(const AnabranchCudaFacts* facts, size_t ordinal) {
+  return facts->facts.gpus[ordinal].c_str();
+}
+
+const char* anabranch_cuda_facts_why_no_gpus(const AnabranchCudaFacts* facts) {
+  return facts->facts.why_no_gpus.c_str();
+}

@@ -25,6 +25,9 @@ struct AnabranchPlan {
 struct AnabranchDevice {
   anabranch::Device device;
 };
+struct AnabranchCudaFacts {
+  anabranch::CudaFacts facts;
+};
 struct AnabranchRecording {
   anabranch::Recording recording;
   std::vector<std::uint64_t> sizes_bytes;  // of the slots' buffers
@@ -46,6 +49,9 @@ struct AnabranchCaptureDevice {
 };
 struct AnabranchCaptureMemory {
   anabranch::CaptureMemory memory;
+};
+struct AnabranchCaptureSnapshot {
+  anabranch::CaptureSnapshot snapshot;
 };
 struct AnabranchCapturedRecording {
   anabranch::CapturedRecording recording;

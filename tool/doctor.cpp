@@ -56,12 +56,40 @@ Finding find_host_device() {
   return {"device host", true, fmt::format("{} cores, device '{}'", cores, Device::host().name())};
 }
 
+// "CUDA 13.0; NVIDIA H200, 139 GiB; without edge data (needs a driver for CUDA 12.3, ...)"
+std::string describe(const CudaFacts& facts) {
+  std::string text =
+      fmt::format("CUDA {}.{}", facts.driver_version / 1000, facts.driver_version % 1000 / 10);
+  for (const std::string& gpu : facts.gpus) text += "; " + gpu;
+  for (const CudaFeature& feature : facts.features) {
+    if (!feature.why_off.empty())
+      text += fmt::format("; without {} ({})", feature.name, feature.why_off);
+  }
+  return text;
+}
+
+Finding find_cuda_device() {
+  const Result<CudaFacts> facts = describe_cuda();
+  if (!facts) return {"device cuda", false, facts.error().message()};
+  if (!facts->gpus.empty()) return {"device cuda", true, describe(*facts)};
+  return {"device cuda", false, describe(*facts) + "; " + facts->why_no_gpus};
+}
+
+// Of the first GPU.
+Finding find_device_code() {
+  const Result<CaptureDevice> device = CaptureDevice::open(0);
+  if (!device) return {"device code", false, "no CUDA device"};
+  const std::string& why = device->why_no_device_code();
+  return {"device code", why.empty(), why.empty() ? "loaded" : why};
+}
+
 std::vector<Finding> find_all() {
   return {{"library", true, fmt::format("anabranch {}, built by {}", ANABRANCH_VERSION, kBuiltBy)},
           find_compiler(),
           find_host_device(),
-          {"device cuda", false, "not part of this version"},
-          {"device sim", false, "not part of this version"}};
+          find_cuda_device(),
+          find_device_code(),
+          {"device sim", false, "for tests: in no library that ships"}};
 }
 
 }  // namespace

@@ -69,13 +69,18 @@ std::string message_of(const Result<T>& result) {
 
 TEST(Doctor, SaysForEverythingThatIsOffWhy) {
   const auto json = nlohmann::json::parse(doctor(/*as_json=*/true));
-  for (const char* what : {"library", "compiler", "device host", "device cuda", "device sim"}) {
+  for (const char* what :
+       {"library", "compiler", "device host", "device cuda", "device code", "device sim"}) {
     ASSERT_TRUE(json.contains(what)) << what;
     EXPECT_FALSE(json[what]["detail"].get<std::string>().empty()) << what;
   }
   EXPECT_TRUE(json["device host"]["on"]);
-  EXPECT_FALSE(json["device cuda"]["on"]);
-  EXPECT_THAT(doctor(/*as_json=*/false), HasSubstr("device cuda  off  not part of this version"));
+  const Result<CudaFacts> facts = describe_cuda();
+  const bool has_gpu = facts && !facts->gpus.empty();
+  EXPECT_EQ(json["device cuda"]["on"], has_gpu);
+  EXPECT_THAT(json["device cuda"]["detail"].get<std::string>(),
+              HasSubstr(facts ? "CUDA 1" : "no CUDA driver"));
+  EXPECT_THAT(doctor(/*as_json=*/false), HasSubstr("device sim   off  for tests"));
 }
 
 TEST(Show, PrintsThePlanOfAPlanFile) {

@@ -14,11 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +23,9 @@ import torch
 import torch.distributed as dist
 from llama import Llama, Shape, loss_of, rotation
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from turns import Step, faster, frozen, race, save
 
 import anabranch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from torch_common import machine, spread  # noqa: E402
 
 SHAPE = Shape(width=2048, layers=16, heads=16, kv_heads=4, hidden=7168, longest=512)
 LENGTH = 512
@@ -75,54 +70,21 @@ def losses(recorded: bool) -> list[str]:
     return [loss.item().hex() for loss in found]
 
 
-def frozen(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        loss = step()
-
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return loss
-
-    return replay
-
-
-def timed(step: Callable[[], Any]) -> tuple[float, float]:
-    torch.cuda.synchronize()
-    dist.barrier()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    returned = time.perf_counter()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) * 1e3, (returned - start) * 1e3
-
-
-def race(rounds: int) -> dict[str, Any]:
+def compare(rounds: int) -> dict[str, Any]:
     case = Case(compiled=True)
     recorded = anabranch.record(case.step)
-    steps = {"torch.compile": lambda: case.step(case.tokens),
-             "anabranch.record": lambda: recorded(case.tokens)}
+    steps: dict[str, Step] = {"torch.compile": lambda: case.step(case.tokens),
+                              "anabranch.record": lambda: recorded(case.tokens)}
     for step in steps.values():
         for _ in range(5):
             step()
-    steps["frozen graph"] = frozen(steps["torch.compile"])
-    found: dict[str, dict[str, list[float]]] = {
-        name: {"end_to_end_ms": [], "cpu_ms": []} for name in steps}
-    for index in range(rounds):
-        for name in steps if index % 2 == 0 else reversed(steps):
-            steps[name]()
-            whole, cpu = timed(steps[name])
-            found[name]["end_to_end_ms"].append(round(whole, 3))
-            found[name]["cpu_ms"].append(round(cpu, 3))
-    return {"report": [str(report) for report in recorded.report], "rounds": found}
+    steps["frozen graph"] = frozen(steps["torch.compile"], capture_error_mode="thread_local")
+    found = race(steps, rounds, begin_together=dist.barrier)
+    over, spread = faster(found, "frozen graph", "anabranch.record")
+    return {"report": [str(report) for report in recorded.report],
+            "rows": {name: times.row() for name, times in found.items()},
+            "over_frozen": {"median": over, "iqr": spread, "reach": 1.03, "reached": over <= 1.03},
+            "rounds": {name: times.raw() for name, times in found.items()}}
 
 
 def worker(rounds: int) -> None:
@@ -134,7 +96,7 @@ def worker(rounds: int) -> None:
                               "recorded_equals_eager": losses(True) == eager[0]}
     if rank == 0:
         print(answer, flush=True)
-    answer.update(race(rounds))
+    answer.update(compare(rounds))
     if rank == 0:
         print(json.dumps(answer), flush=True)
     torch.cuda.synchronize()
@@ -156,24 +118,11 @@ def main() -> None:
                f"--nproc-per-node={GPUS}", __file__, "--rounds", str(chosen.rounds)]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     answer = json.loads(said.splitlines()[-1])
-    rounds = answer["rounds"]
-    answer["rows"] = {name: {"end_to_end_ms": statistics.median(times["end_to_end_ms"]),
-                             "iqr": spread(times["end_to_end_ms"]),
-                             "cpu_ms": statistics.median(times["cpu_ms"])}
-                      for name, times in rounds.items()}
-    ratios = [ours / theirs for ours, theirs in zip(rounds["anabranch.record"]["end_to_end_ms"],
-                                                    rounds["frozen graph"]["end_to_end_ms"])]
-    answer["over_frozen"] = {"median": statistics.median(ratios), "iqr": spread(ratios),
-                             "reach": 1.03, "reached": statistics.median(ratios) <= 1.03}
     print(*answer["report"], sep="\n")
     print(json.dumps({key: answer[key] for key in answer if key not in ("rounds", "report")},
                      indent=1))
-    if chosen.results:
-        about = {**machine(), "gpu": torch.cuda.get_device_name(), "gpus": GPUS,
-                 "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
-        chosen.results.write_text(json.dumps(
-            {"bench": "gpu_fsdp", "command": "make bench-gpu", "machine": about, **answer},
-            indent=1) + "\n")
+    save(chosen.results, "gpu_fsdp", gpus=GPUS, nccl=".".join(map(str, torch.cuda.nccl.version())),
+         **answer)
     return None
 
 

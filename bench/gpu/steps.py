@@ -3,18 +3,16 @@
 
     python bench/gpu/steps.py [results.json] [--only NAME ...] [--rounds N]
 
-Rivals take turns, a round each; a call is timed from before it to the end of a synchronise. Memory
-is measured in a process of its own a rival, after the warm-up and without what it left cached.
+Rivals take turns (turns.py). Memory is measured in a process of its own a rival, after the
+warm-up and without what it left cached.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,15 +20,12 @@ from typing import Any
 import torch
 import torch._dynamo
 from llama import Block, Llama, Shape, loss_of, rotation
+from turns import Step, Times, faster, frozen, race, save
 
 import anabranch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from torch_common import machine, spread  # noqa: E402
-
 SHAPE = Shape()
 WARM_UP = 8
-Step = Callable[[], Any]
 
 
 class Case:
@@ -82,26 +77,8 @@ class Case:
 
         self.recorded = anabranch.record(step) if self.way == "anabranch.record" else step
         if self.way == "frozen graph":
-            return self._frozen(lambda: step(self.tokens))
+            return frozen(lambda: step(self.tokens))
         return lambda: self.recorded(self.tokens)
-
-    @staticmethod
-    def _frozen(step: Step) -> Step:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            loss = step()
-
-        def replay() -> torch.Tensor:
-            graph.replay()
-            return loss
-
-        return replay
 
     def inference(self) -> Step:
         def step(tokens: torch.Tensor) -> torch.Tensor:
@@ -113,29 +90,11 @@ class Case:
         return lambda: self.recorded(self.tokens)
 
 
-def timed(step: Step) -> tuple[float, float]:
-    """Microseconds from call to the end of its work, and until the call returned."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    returned = time.perf_counter()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) * 1e6, (returned - start) * 1e6
-
-
-def race(steps: dict[str, Step], rounds: int) -> dict[str, dict[str, list[float]]]:
+def warm(steps: dict[str, Step]) -> dict[str, Step]:
     for step in steps.values():
         for _ in range(WARM_UP):
             step()
-    found: dict[str, dict[str, list[float]]] = {
-        name: {"end_to_end_us": [], "cpu_us": []} for name in steps}
-    for index in range(rounds):
-        for name in steps if index % 2 == 0 else reversed(steps):
-            steps[name]()  # the first after another rival's
-            whole, cpu = timed(steps[name])
-            found[name]["end_to_end_us"].append(round(whole, 1))
-            found[name]["cpu_us"].append(round(cpu, 1))
-    return found
+    return steps
 
 
 KINDS = {
@@ -161,22 +120,20 @@ REACH = {
 }
 
 
+def judge(found: dict[str, Times], ours: str, rival: str, least: float) -> dict[str, Any]:
+    times, spread = faster(found, ours, rival)
+    return {"ours": ours, "rival": rival, "times": round(times, 3), "iqr": round(spread, 3),
+            "reach": least, "reached": round(times, 2) >= least}
+
+
 def measure(kind: str, rounds: int) -> dict[str, Any]:
     batch, length, what = KINDS[kind]
     cases = {way: Case(batch, length, way) for way in WAYS[what]}
-    steps = {way: getattr(case, what)() for way, case in cases.items()}
-    found = race(steps, rounds)
-    rows = {way: {"end_to_end_us": statistics.median(times["end_to_end_us"]),
-                  "iqr": spread(times["end_to_end_us"]),
-                  "cpu_us": statistics.median(times["cpu_us"])} for way, times in found.items()}
-    judged = []
-    for ours, rival, least in REACH[kind]:
-        ratios = [theirs / mine for mine, theirs in zip(found[ours]["end_to_end_us"],
-                                                        found[rival]["end_to_end_us"])]
-        judged.append({"ours": ours, "rival": rival, "times": round(statistics.median(ratios), 3),
-                       "iqr": round(spread(ratios), 3), "reach": least,
-                       "reached": round(statistics.median(ratios), 2) >= least})
-    answer = {"kind": kind, "rows": rows, "judged": judged, "rounds": found}
+    found = race(warm({way: getattr(case, what)() for way, case in cases.items()}), rounds)
+    answer: dict[str, Any] = {
+        "kind": kind, "rows": {way: times.row() for way, times in found.items()},
+        "judged": [judge(found, *reach) for reach in REACH[kind]],
+        "rounds": {way: times.raw() for way, times in found.items()}}
     if "anabranch.record" in cases:
         answer["recording"] = [str(report) for report in cases["anabranch.record"].recorded.report]
         print(*answer["recording"], sep="\n", flush=True)
@@ -228,18 +185,12 @@ def blocks(rounds: int, count: int = 48) -> dict[str, Any]:
 
     steps = {"torch.compile": through(compiled), "anabranch.record": through(recorded)}
     same = torch.equal(steps["torch.compile"](), steps["anabranch.record"]())
-    found = race(steps, rounds)
-    ratios = [theirs / mine for mine, theirs in zip(found["anabranch.record"]["end_to_end_us"],
-                                                    found["torch.compile"]["end_to_end_us"])]
+    found = race(warm(steps), rounds)
     return {"kind": f"one block, {count} weights", "same_result": same,
             "recordings": sum(report.nodes > 0 for report in recorded.report),
-            "rows": {way: {"end_to_end_us": statistics.median(times["end_to_end_us"]),
-                           "cpu_us": statistics.median(times["cpu_us"])}
-                     for way, times in found.items()},
-            "judged": [{"ours": "anabranch.record", "rival": "torch.compile",
-                        "times": round(statistics.median(ratios), 3), "iqr": spread(ratios),
-                        "reach": 2.0, "reached": statistics.median(ratios) >= 2.0}],
-            "rounds": found}
+            "rows": {way: times.row() for way, times in found.items()},
+            "judged": [judge(found, "anabranch.record", "torch.compile", 2.0)],
+            "rounds": {way: times.raw() for way, times in found.items()}}
 
 
 def memories() -> dict[str, Any]:
@@ -285,12 +236,7 @@ def main() -> None:
                        if name == "memory" else measure(name, chosen.rounds))
         show(answers[-1])
         torch.cuda.empty_cache()
-    if chosen.results:
-        about = {**machine(), "gpu": torch.cuda.get_device_name(),
-                 "cuda": torch.version.cuda}
-        chosen.results.write_text(json.dumps(
-            {"bench": "gpu_steps", "command": "make bench-gpu", "machine": about,
-             "answers": answers}, indent=1) + "\n")
+    save(chosen.results, "gpu_steps", answers=answers)
 
 
 if __name__ == "__main__":

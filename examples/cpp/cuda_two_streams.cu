@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels of one's own over two streams of a GPU, recorded once as a CUDA graph and launched 10,000
-// times at changing addresses: y = (9 x + 4) * (25 x + 6), and every y is checked.
+// times, or as often as an argument says, at changing addresses: y = (9 x + 4) * (25 x + 6), and
+// every y is checked.
 //
 //   ambient   left 0 -> left 1 ---+-> join
 //   side      right 0 -> right 1 -+
@@ -8,11 +9,11 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 
 using namespace anabranch;
 
 constexpr unsigned kItems = 1 << 16, kBlock = 256, kGrid = kItems / kBlock;
-constexpr unsigned kLaunches = 10'000;
 constexpr unsigned kInputs = 7, kOutputs = 5;
 
 __device__ unsigned item() { return blockIdx.x * blockDim.x + threadIdx.x; }
@@ -83,13 +84,13 @@ struct Memory {
 };
 
 // Fills x, launches and checks y, all in order on one stream; the host waits once, at the end.
-int launch_many(const Recording& recording) {
+int launch_many(const Recording& recording, unsigned launches) {
   const Memory memory;
   cudaStream_t stream;
   cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   const auto begin = std::chrono::steady_clock::now();
   Ticket last;
-  for (unsigned i = 0; i < kLaunches; ++i) {
+  for (unsigned i = 0; i < launches; ++i) {
     unsigned* const x = memory.x[i % kInputs];
     unsigned* const y = memory.y[i % kOutputs];
     fill<<<kGrid, kBlock, 0, stream>>>(x, i);
@@ -105,11 +106,11 @@ int launch_many(const Recording& recording) {
   const cudaError_t copied = cudaMemcpy(&wrong, memory.wrong, sizeof wrong, cudaMemcpyDefault);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   std::printf("launched: %u times, %.0f a second with filling and checking, %u items wrong (%s)\n",
-              kLaunches, kLaunches / took.count(), wrong, cudaGetErrorString(copied));
+              launches, launches / took.count(), wrong, cudaGetErrorString(copied));
   return wrong == 0 && copied == cudaSuccess ? 0 : 1;
 }
 
-int main() {
+int main(int argc, char** argv) {
   const Result<Device> device = Device::cuda();
   if (!device) {
     std::printf("skipped: %s\n", device.error().message().c_str());
@@ -127,7 +128,7 @@ int main() {
   if (!recording) return fail(recording.error());
   std::printf("recorded: %zu steps on %zu streams, %zu waits, on %s\n", program->steps().size(),
               program->streams().size(), plan->waits().size(), device->name().c_str());
-  const int result = launch_many(*recording);
+  const int result = launch_many(*recording, argc > 1 ? std::atoi(argv[1]) : 10'000);
   std::puts(dump_recording(*recording).c_str());
   return result;
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recording CUDA graphs that somebody else captured: a step captured twice, at different addresses,
 // becomes a recording whose addresses are arguments.
-// Ownership: all are shared handles. The graphs stay the caller's and may go once make() has
-//            answered; the modules of their kernels must stay loaded.
+// Ownership: all are shared handles. The graphs stay the caller's and may go once a recording has
+//            been made; the modules of their kernels must stay loaded.
 // Threads:   any; one capture memory is used by one thread at a time.
 // Failure:   a Status with the reason: no driver, captures that differ, work that cannot be
 //            re-pointed.
 // Edges:     what both captures agree on is frozen: sizes, numbers, memory that is in no block.
+//            Arrays of addresses that a step brings to the device through pinned memory are part of
+//            the recording; other pinned memory is read at each launch.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +26,7 @@ namespace cuda {
 class CudaDevice;     // src/device/cuda/cuda_device.h
 class CaptureMemory;  // src/record/capture_memory.h
 class CudaRecording;  // src/record/cuda_recording.h
+struct GraphImage;    // src/record/graph_image.h
 }  // namespace cuda
 
 // A GPU on which captured graphs are recorded, by its primary context, which torch and the CUDA
@@ -58,6 +61,22 @@ class CaptureMemory {
   std::shared_ptr<cuda::CaptureMemory> memory_;
 };
 
+// A captured graph as it was when its capture had ended, with what it copies from pinned memory. To
+// be made at once: the host's allocator may give that memory out again, to the next capture first.
+class CaptureSnapshot {
+ public:
+  // Of a CUgraph that has not been instantiated.
+  ANABRANCH_API static Result<CaptureSnapshot> make(const CaptureDevice& device, void* graph);
+  void* graph() const { return graph_; }
+  const cuda::GraphImage& image() const { return *image_; }
+
+ private:
+  CaptureSnapshot(void* graph, std::shared_ptr<const cuda::GraphImage> image)
+      : graph_(graph), image_(std::move(image)) {}
+  void* graph_;
+  std::shared_ptr<const cuda::GraphImage> image_;
+};
+
 // Memory that both captures named, at the address that each of them had. No two blocks of a capture
 // may touch: an address behind the end of one would be the begin of the other.
 struct CaptureBlock {
@@ -90,12 +109,13 @@ struct CaptureCounts {
 
 class CapturedRecording {
  public:
-  // Of two captures (CUgraph) of one step, that have not been instantiated. Where there are unsure
-  // words it is refused, unless the caller accepts them: launches then have the first capture's.
-  // Whoever makes a second recording with the captures exchanged, and gets the same results from
-  // both as from the step itself, knows that nothing reads them.
-  ANABRANCH_API static Result<CapturedRecording> make(const CaptureDevice& device, void* first,
-                                                      void* second,
+  // Of two captures of one step. Where there are unsure words it is refused, unless the caller
+  // accepts them: launches then have the first capture's. Whoever makes a second recording with the
+  // captures exchanged, and gets the same results from both as from the step itself, knows that
+  // nothing reads them.
+  ANABRANCH_API static Result<CapturedRecording> make(const CaptureDevice& device,
+                                                      const CaptureSnapshot& first,
+                                                      const CaptureSnapshot& second,
                                                       std::span<const CaptureBlock> blocks,
                                                       bool accept_unsure = false);
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "anabranch/export.h"
 #include "anabranch/status.h"
@@ -110,5 +111,19 @@ class Device {
   std::shared_ptr<host::HostDevice> host_;
   std::shared_ptr<cuda::CudaDevice> cuda_;
 };
+
+// What a machine has for CUDA, for people to read.
+struct CudaFeature {
+  std::string name;     // "edge data"
+  std::string why_off;  // empty: it is on
+};
+struct CudaFacts {
+  int driver_version = 0;  // 13000 for CUDA 13.0
+  std::vector<CudaFeature> features;
+  std::vector<std::string> gpus;  // "NVIDIA H200, 139 GiB", by ordinal
+  std::string why_no_gpus;        // empty where there is one
+};
+// kDriverMissing or kDriverTooOld where there is no driver that serves. Takes no memory of a GPU.
+ANABRANCH_API Result<CudaFacts> describe_cuda();
 
 }  // namespace anabranch

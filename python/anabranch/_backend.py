@@ -85,10 +85,10 @@ def _compile_graph(
         if _compat.is_missing_compiler(error):
             raise _no_compiler(error) from error
         raise
-    if not result and chosen.record and _is_on_gpu(gm):
-        compiled.current_callable = RecordedGraph(
-            compiled.current_callable, chosen, f"a {_kind(keywords)} graph", _is_dynamic(gm))
-    _report.add(_kind(keywords), gm, compiled, reason, time.perf_counter() - start)
+    unrecorded = None
+    if not result and _is_on_gpu(gm):
+        unrecorded = _record(chosen, gm, compiled, _kind(keywords))
+    _report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start)
     return _boxed(compiled) if result else compiled
 
 
@@ -115,6 +115,16 @@ def _compile_streams(
     log.info("%s: %d regions on %d streams", _kind(keywords), len(regions),
              len(graph.stream_names))
     return StreamedGraph(graph, compiled, host_device(chosen), chosen.native)
+
+
+def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str) -> str | None:
+    """Has Inductor's callable recorded as it runs; or why not."""
+    if not chosen.record:
+        return "record=False"
+    compiled.current_callable = RecordedGraph(
+        compiled.current_callable, chosen, f"a {kind} graph", _is_dynamic(gm),
+        _compat.results_of_forward() if kind == "forward" else None)
+    return None
 
 
 def _no_compiler(error: Exception) -> errors.CompileError:

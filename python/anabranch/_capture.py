@@ -23,12 +23,22 @@ from torch import Tensor
 from . import _compat
 from ._given import StandIns, Unit
 from ._native import NativeError
-from ._native_capture import Block, CaptureDevice, CaptureMemory, library_path
+from ._native_capture import (
+    Block,
+    CaptureDevice,
+    CaptureMemory,
+    CaptureSnapshot,
+    library_path,
+)
 from ._state import is_wrapper
 
 
 class NotRecordable(Exception):
     """Why a step runs unrecorded; its text names the cause."""
+
+
+class Empty(NotRecordable):
+    """There is nothing to launch, at least this time: no reason to raise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +113,7 @@ class Captured:
     graph: torch.cuda.CUDAGraph
     pool: torch.cuda.MemPool
     given_at: list[int]
+    snapshot: CaptureSnapshot | None = None
     result: list[Any] = dataclasses.field(default_factory=list)
     tree: Any = None
     gradients: dict[int, Any] = dataclasses.field(default_factory=dict)  # by parameter
@@ -121,6 +132,8 @@ class Capture:
 
     def close(self) -> None:
         for captured in (self.first, self.second):
+            if captured.snapshot is not None:
+                captured.snapshot.close()
             captured.graph.reset()
         del self.first, self.second
         self.memory.close()
@@ -144,15 +157,17 @@ def capture_twice(step: Step, device: CaptureDevice) -> Capture:
         try:
             with _compat.memory_history(step.device) as history:
                 for _ in range(2):
-                    made.append(_capture(step, memory))
-            blocks, sizes = _match(step, made, history)
+                    made.append(_capture(step, memory, device))
+                blocks, sizes = _match(step, made, history())
             for captured in made:
                 _describe(step, captured, blocks, second=captured is made[1])
             _compare(*made)
-            _check_nothing_is_kept(made)
+            _check_nothing_is_kept(step.device, made)
         except BaseException as error:
             _abandoned.append((memory, made))  # frames and tensors may still point there
-            if isinstance(error, (RuntimeError, NativeError)):
+            if isinstance(error, NativeError):
+                raise NotRecordable(str(error)) from error
+            if isinstance(error, RuntimeError):
                 raise NotRecordable(_reason(error)) from error
             raise
     return Capture(memory, *made, blocks, sizes)
@@ -163,7 +178,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__} while it was captured: {first}"
 
 
-def _capture(step: Step, memory: CaptureMemory) -> Captured:
+def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice) -> Captured:
     state = step.tensors[step.arguments:]
     stand_ins = StandIns(step.tensors, step.units, memory)
     leaves = list(step.leaves)
@@ -179,7 +194,7 @@ def _capture(step: Step, memory: CaptureMemory) -> Captured:
     before = [parameter.grad for parameter in parameters]
     with stand_ins.in_place_of(state, step.arguments):
         try:
-            answer = _run(step, leaves, captured, memory)
+            answer = _run(step, leaves, captured, memory, device)
             flat, captured.tree = _compat.tree_flatten(answer)
             captured.result = flat
             captured.gradients = {
@@ -205,7 +220,8 @@ def _like(stand_in: Tensor, original: Tensor) -> Tensor:
     return stand_in
 
 
-def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemory) -> Any:
+def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemory,
+         device: CaptureDevice) -> Any:
     graph, pool = captured.graph, captured.pool
     torch.cuda.synchronize()
     gc.collect()
@@ -223,6 +239,8 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
                 _end_of_capture()
                 raise
             graph.capture_end()
+            # At once: pinned memory that it copies from and has freed may be given out again.
+            captured.snapshot = CaptureSnapshot(device, graph.raw_cuda_graph())
             return answer
         finally:
             memory.shut()
@@ -259,12 +277,12 @@ def _keep_aliases(captured: Captured, owners: Sequence[Tensor]) -> None:
 
 
 def _match(step: Step, made: Sequence[Captured],
-           history: Sequence[tuple[int, int]]) -> tuple[list[Block], list[int]]:
+           history: _compat.PoolHistory) -> tuple[list[Block], list[int]]:
     """The blocks of both captures, where they allocated alike."""
     traces = []
     for captured in made:
-        segments = {segment["address"] for segment in torch.cuda.memory_snapshot(captured.pool.id)}
-        traces.append([event for event in history if event[0] in segments])
+        segments = history.segments.get(captured.pool.id, ())
+        traces.append([event for event in history.allocations if event[0] in segments])
     first, second = traces
     if len(first) != len(second):
         raise NotRecordable(f"two captures of it allocate {len(first)} times and {len(second)}")
@@ -353,11 +371,12 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _check_nothing_is_kept(made: Sequence[Captured]) -> None:
-    held = _compat.allocated_in_pool(made[0].pool.id)
+def _check_nothing_is_kept(device: int, made: Sequence[Captured]) -> None:
+    pools = [captured.pool.id for captured in made]
+    held = _compat.allocated_in_pools(device, pools)
     if held:
         gc.collect()
-        held = _compat.allocated_in_pool(made[0].pool.id)
+        held = _compat.allocated_in_pools(device, pools)
     if held:
         raise NotRecordable(f"it keeps {held} bytes of tensors that it does not return, in an "
                             "attribute or a list; return them, or compute them outside")

@@ -12,9 +12,9 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._functorch.config as functorch_config
@@ -34,7 +34,7 @@ from functorch.compile import min_cut_rematerialization_partition
 
 __all__ = [
     "CustomPartitionerFn",
-    "allocated_in_pool",
+    "allocated_in_pools",
     "clear_workspaces",
     "collectives_so_far",
     "current_device",
@@ -59,6 +59,8 @@ __all__ = [
     "library_function",
     "min_cut_rematerialization_partition",
     "must_save",
+    "reinterpret_tensor",
+    "results_of_forward",
     "own_compile_context",
     "region_compile_context",
     "trace_structured",
@@ -69,6 +71,8 @@ __all__ = [
 # The fast allocator of Inductor's own wrappers: (sizes, strides, dtype) -> tensor.
 empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
 empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # on the current device
+# Likewise a view: (tensor, sizes, strides, elements to go on by) -> tensor of the same type.
+reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
 
 version: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
 
@@ -100,6 +104,12 @@ def keep_saved_tensors() -> None:
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []
+
+
+def results_of_forward() -> int | None:
+    """While a forward graph is compiled: how many of its results are not for the backward alone."""
+    context = TracingContext.try_get()
+    return context.fw_metadata.num_forward if context and context.fw_metadata else None
 
 
 @contextlib.contextmanager
@@ -280,25 +290,53 @@ def end_pool(device: int, pool: tuple[int, int]) -> None:
         torch._C._cuda_endAllocateToPool(device, pool)
 
 
+class PoolHistory(NamedTuple):
+    """What happened in torch's allocator while a capture went on."""
+
+    allocations: list[tuple[int, int]]  # (address, bytes asked for), in order of time
+    segments: dict[tuple[int, int], set[int]]  # where those of each pool begin
+
+
 @contextlib.contextmanager
-def memory_history(device: int) -> Iterator[list[tuple[int, int]]]:
-    """Around captures: what was allocated, as (address, bytes asked for), in order of time; filled
-    in when the block ends. Switches torch's own recording of that history off afterwards."""
-    events: list[tuple[int, int]] = []
-    torch.cuda.memory._record_memory_history(
-        enabled="all", context=None, stacks="python", max_entries=1 << 30, clear_history=True)
+def memory_history(device: int) -> Iterator[Callable[[], PoolHistory]]:
+    """Around captures: a function that tells what they have allocated so far. A history that the
+    user records goes on, and has to be long enough: a RuntimeError if it has lost its beginning."""
+    is_users = torch._C._cuda_isHistoryEnabled()
+    if not is_users:
+        torch.cuda.memory._record_memory_history(
+            enabled="all", context=None, stacks="python", max_entries=1 << 30, clear_history=True)
+    last = _snapshot_of(device)[0][-1:] if is_users else []
+
+    def read() -> PoolHistory:
+        trace, segments = _snapshot_of(device)
+        if last and last[0] not in trace:
+            raise RuntimeError("the recorded memory history is too short; raise its max_entries")
+        begin = len(trace) - trace[::-1].index(last[0]) if last else 0
+        pools: dict[tuple[int, int], set[int]] = {}
+        for segment in segments:
+            pools.setdefault(tuple(segment["segment_pool_id"]), set()).add(segment["address"])
+        return PoolHistory([(event["addr"], event["size"]) for event in trace[begin:]
+                            if event["action"] == "alloc"], pools)
+
     try:
-        yield events
-        trace = torch.cuda.memory._snapshot(device)["device_traces"][device]
-        events += [(event["addr"], event["size"]) for event in trace if event["action"] == "alloc"]
+        yield read
     finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
+        if not is_users:
+            torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def allocated_in_pool(pool: tuple[int, int]) -> int:
-    """Bytes that tensors still hold in a pool."""
-    return sum(block["requested_size"]
-               for segment in torch.cuda.memory_snapshot(pool)
+def _snapshot_of(device: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The trace of events, and the segments, of all pools: torch 2.11 may crash when asked for
+    those of one."""
+    snapshot = torch.cuda.memory._snapshot(device)
+    return snapshot["device_traces"][device], snapshot["segments"]
+
+
+def allocated_in_pools(device: int, pools: Collection[tuple[int, int]]) -> int:
+    """Bytes that tensors still hold in some pools."""
+    _, segments = _snapshot_of(device)
+    return sum(block["requested_size"] for segment in segments
+               if tuple(segment["segment_pool_id"]) in pools
                for block in segment["blocks"] if block["state"] == "active_allocated")
 
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of a program: regions, streams, waits, fall-backs and why."""
+"""What became of a program: regions, streams, waits, recordings, fall-backs and why."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from ._assemble import Assembly, StepReport
+from ._record import RecordedCallable, RecordingReport
 from ._report import Collector, GraphReport, collect
 
 
@@ -17,6 +19,7 @@ class Explanation:
 
     def __init__(self, collector: Collector) -> None:
         self._graphs = list(collector.ran)
+        self._callables = collector.callables
         self._timelines = [
             trace.chrome_json(graph.last.plan)
             for graph, trace in collector.traces.items()
@@ -28,12 +31,18 @@ class Explanation:
         """The compiled graphs that ran, in order."""
         return self._graphs
 
+    @property
+    def callables(self) -> list[RecordedCallable]:
+        """The callables of ``anabranch.record`` that ran on a GPU; each has a ``report``."""
+        return self._callables
+
     def __str__(self) -> str:
-        if not self._graphs:
-            return "anabranch: no graph compiled by this backend ran."
-        return "\n\n".join(
-            _describe(i, graph) for i, graph in enumerate(self._graphs)
-        )
+        if not self._graphs and not self._callables:
+            return "anabranch: no graph compiled by this backend ran, and nothing recorded."
+        parts = [_describe(i, graph) for i, graph in enumerate(self._graphs)]
+        parts += [_with_recordings(f"recorded callable: {step.name}", step.report)
+                  for step in self._callables]
+        return "\n\n".join(parts)
 
     __repr__ = __str__
 
@@ -76,7 +85,8 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         print(anabranch.explain(model, x))
 
     ``fn`` is any callable that uses models compiled with this backend: a model, or a whole
-    training step, whose backward is then told of as well. One call at a time in a process.
+    training step, whose backward is then told of as well; or a callable of ``anabranch.record``.
+    Of recordings it tells everything since they were made. One call at a time in a process.
     """
     with collect() as collector:
         fn(*args, **kwargs)
@@ -88,7 +98,10 @@ def _describe(index: int, graph: GraphReport) -> str:
     streamed = graph.streamed
     if streamed is None:
         why = f"fell back: {graph.reason}" if graph.reason else "one stream"
-        return f"{head}\n  one region, run by Inductor's callable ({why})"
+        if graph.unrecorded:
+            why += f"; not recorded: {graph.unrecorded}"
+        return _with_recordings(f"{head}\n  one region, run by Inductor's callable ({why})",
+                                graph.recordings)
     assembly = streamed.last
     if assembly is None:
         return f"{head}\n  {len(streamed.regions)} regions, not run yet"
@@ -101,6 +114,10 @@ def _describe(index: int, graph: GraphReport) -> str:
     if not plan.waits:
         lines[-1] = "  waits: none"
     return "\n".join(lines)
+
+
+def _with_recordings(head: str, reports: Iterable[RecordingReport]) -> str:
+    return "\n".join([head, *(textwrap.indent(str(report), "  ") for report in reports)])
 
 
 def _summary(assembly: Assembly) -> str:

@@ -26,11 +26,14 @@ class Unit:
 
 def extent(tensor: Tensor) -> int:
     """Bytes from a tensor's first element to behind its last."""
-    if tensor.numel() == 0:
+    return reach(tensor.shape, tensor.stride()) * tensor.element_size()
+
+
+def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """The same of a shape, in elements."""
+    if 0 in shape:
         return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(),
-                                                           strict=True))
-    return (last + 1) * tensor.element_size()
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def units_of(tensors: Sequence[Tensor]) -> list[Unit]:

@@ -268,6 +268,39 @@ class Device(_Handle):
         return Device(core.device_host(byref(options)))
 
 
+class CudaFacts(_Handle):
+    """What the machine has for CUDA; NativeError where there is no driver that serves."""
+
+    _free = "cuda_facts_free"
+
+    def __init__(self) -> None:
+        super().__init__(core.cuda_facts_new())
+
+    @property
+    def driver_version(self) -> int:
+        """13000 for CUDA 13.0."""
+        return core.cuda_facts_driver_version(self.handle)
+
+    @property
+    def features(self) -> dict[str, str]:
+        """By name: why it is off; empty where it is on."""
+        return {self._text("feature_name", i): self._text("feature_why_off", i)
+                for i in range(core.cuda_facts_feature_count(self.handle))}
+
+    @property
+    def gpus(self) -> list[str]:
+        """By ordinal."""
+        return [self._text("gpu", i) for i in range(core.cuda_facts_gpu_count(self.handle))]
+
+    @property
+    def why_no_gpus(self) -> str:
+        """Empty where there is one."""
+        return self._text("why_no_gpus")
+
+    def _text(self, name: str, *index: int) -> str:
+        return getattr(core, f"cuda_facts_{name}")(self.handle, *index).decode(errors="replace")
+
+
 class Recording(_Handle):
     """Launched through launch_function; the regions' contexts must outlive it."""
 

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from ._native import _Handle, core, last_error
 from ._native_library import CaptureBlock, CaptureCounts, CaptureSlot, library_path
 
-__all__ = ["Block", "CaptureCounts", "CaptureDevice", "CaptureMemory", "CapturedRecording", "Slot",
-           "capture_device", "last_error", "launch_captured", "library_path"]
+__all__ = ["Block", "CaptureCounts", "CaptureDevice", "CaptureMemory", "CaptureSnapshot",
+           "CapturedRecording", "Slot", "capture_device", "last_error", "launch_captured",
+           "library_path"]
 
 # The hot path: (handle, (c_uint64 * n)(...), n, c_void_p(stream)) -> 0, or a code and last_error().
 # Exactly these types, none is checked.
@@ -87,16 +88,28 @@ class CaptureMemory(_Handle):
         core.capture_memory_open(None)
 
 
+class CaptureSnapshot(_Handle):
+    """A graph as its capture left it, with what it copies from pinned memory.
+
+    To be made as soon as the capture has ended: that memory may be given out again.
+    """
+
+    _free = "capture_snapshot_free"
+
+    def __init__(self, device: CaptureDevice, graph: int) -> None:
+        super().__init__(core.capture_snapshot_new(device.handle, graph), device)
+
+
 class CapturedRecording(_Handle):
-    """A step captured twice, made into a recording."""
+    """A step captured twice, made into a recording. Both graphs are there until it is made."""
 
     _free = "captured_free"
 
-    def __init__(self, device: CaptureDevice, first: int, second: int,
+    def __init__(self, device: CaptureDevice, first: CaptureSnapshot, second: CaptureSnapshot,
                  blocks: Sequence[Block], accept_unsure: bool) -> None:
         array = (CaptureBlock * len(blocks))(*blocks)
-        super().__init__(core.captured_make(device.handle, first, second, array, len(blocks),
-                                            accept_unsure), device)
+        super().__init__(core.captured_make(device.handle, first.handle, second.handle, array,
+                                            len(blocks), accept_unsure), device)
 
     @property
     def slots(self) -> list[Slot]:

@@ -12,6 +12,8 @@ raises RecordError.
 from __future__ import annotations
 
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,19 +27,21 @@ from ._state import State, find_state
 __all__ = ["RecordedCallable", "RecordedGraph", "RecordingReport", "record"]
 
 _NO_STATE = State()
+_lock = threading.Lock()
+_callables: weakref.WeakSet[RecordedCallable] = weakref.WeakSet()
 
 
 class RecordedGraph:
     """A compiled graph, called as Inductor's callables are: one list of inputs, which is emptied.
 
     Tensors come in the sizes that the graph was compiled for, so that only its numbers are looked
-    at; and with ``dynamic`` their sizes.
+    at; and with ``dynamic`` their sizes. Results from ``saved_from`` on are for the backward.
     """
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str,
-                 dynamic: bool) -> None:
+                 dynamic: bool, saved_from: int | None = None) -> None:
         self._recorder = Recorder(lambda leaves: call(list(leaves)), chosen, name,
-                                  takes_gradients=False)
+                                  takes_gradients=False, saved_from=saved_from)
         self._call = call
         self._dynamic = dynamic
         self._numbers: list[int] | None = None  # inputs that are no tensors
@@ -73,6 +77,12 @@ class RecordedCallable:
         self._trees: dict[Any, Any] = {}  # by what leaves[0] says
         self._recorder = Recorder(self._call_flat, chosen, _name_of(function),
                                   takes_gradients=True)
+        with _lock:
+            _callables.add(self)
+
+    @property
+    def name(self) -> str:
+        return self._recorder.name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._chosen.record or not _has_gpu() or torch.cuda.is_current_stream_capturing():
@@ -87,9 +97,9 @@ class RecordedCallable:
         if entry is None or (entry.recorded is None and entry.report.reason is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
             self._state = find_state(self._function, self._static)
-            key = (inputs, self._state.guards())
+            key, entry = (inputs, self._state.guards()), None
         assert self._state is not None
-        return self._recorder.run(key, leaves, self._state, lambda: _describe(leaves[1:]))
+        return self._recorder.run(key, leaves, self._state, lambda: _describe(leaves[1:]), entry)
 
     def _call_flat(self, leaves: list[Any]) -> Any:
         if leaves[0] == _ARGUMENTS:
@@ -134,6 +144,12 @@ def record(function: Callable[..., Any] | None = None, *, static: Iterable[Any] 
     if function is None:
         return lambda given: record(given, static=static, options=options, **more)
     return RecordedCallable(function, static, config.resolve({**(options or {}), **more}))
+
+
+def recorded_callables() -> list[RecordedCallable]:
+    """All that are alive, in no order."""
+    with _lock:
+        return list(_callables)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import itertools
 import operator
 from collections.abc import Callable, Sequence
 from ctypes import c_uint64
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,19 +22,12 @@ from . import _compat
 from ._capture import Alias, Capture, Constant, Fresh, NotRecordable, Step, Wrapped
 from ._given import whole_bytes
 from ._native_capture import CaptureCounts, CaptureDevice, CapturedRecording
+from ._rooms import Room, Rooms
 
 Build = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]  # (given, fresh) -> a part of the answer
 
 
 _address = Tensor.data_ptr
-
-
-class _Room(NamedTuple):
-    """A tensor that each launch allocates anew, and answers views of."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
 
 
 def _picker(indices: Sequence[int]) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
@@ -48,34 +41,36 @@ class Recorded:
     """The recording of a step on one device.
 
     ``step`` is not kept: what a launch needs of it is where the given tensors are found, which the
-    caller knows.
+    caller knows. Results from ``saved_from`` on are freed together, whoever gets them.
     """
 
-    def __init__(self, step: Step, capture: Capture, device: CaptureDevice,
-                 accept_unsure: bool) -> None:
+    def __init__(self, step: Step, capture: Capture, device: CaptureDevice, accept_unsure: bool,
+                 saved_from: int | None = None) -> None:
         first = capture.first
         self._device = step.device
         answers = _fresh_in([*first.result, *first.gradients.values()])
-        rooms = _rooms(answers, capture.allocations)
+        others = _fresh_in([*first.result[:saved_from], *first.gradients.values()])
+        rooms = self._rooms = Rooms(answers, capture.allocations,
+                                    {part.allocation for part in answers}
+                                    - {part.allocation for part in others})
         given = len(step.units)
-        blocks = [block._replace(given=block.given or i - given in rooms)
+        blocks = [block._replace(given=block.given or i - given in rooms.of)
                   for i, block in enumerate(capture.blocks)]
-        graphs = first.graph.raw_cuda_graph(), capture.second.graph.raw_cuda_graph()
-        self._recording = CapturedRecording(device, *graphs, blocks, accept_unsure)
+        snapshots = first.snapshot, capture.second.snapshot
+        assert snapshots[0] is not None and snapshots[1] is not None
+        self._recording = CapturedRecording(device, *snapshots, blocks, accept_unsure)
         # Nothing reads an unsure word where the other capture's does as well.
         self._other: CapturedRecording | None = None
         if self._recording.counts.unsure:
             exchanged = [block._replace(first_address=block.second_address,
                                         second_address=block.first_address) for block in blocks]
-            self._other = CapturedRecording(device, *reversed(graphs), exchanged, True)
-        self._rooms = list(rooms.values())
-        room_of = {allocation: i for i, allocation in enumerate(rooms)}
+            self._other = CapturedRecording(device, snapshots[1], snapshots[0], exchanged, True)
         self._alignments: list[tuple[int, int]] = []  # of given tensors
         self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
         named_rooms = []
         for slot in self._recording.slots:  # given blocks come first
             if slot.block >= given:
-                named_rooms.append(room_of[slot.block - given])
+                named_rooms.append(rooms.of[slot.block - given])
                 continue
             unit = step.units[slot.block]
             self._alignments.append((unit.members[0][0], slot.alignment))
@@ -92,11 +87,15 @@ class Recorded:
             f"{kind} {i}" for kind, parts in (("result", enumerate(first.result)),
                                               ("gradient", first.gradients.items()))
             for i, part in parts if isinstance(part, Fresh) and part.allocation >= 0
-            and room_of[part.allocation] not in named_rooms}
-        build = _Builder(room_of, self._rooms)
+            and rooms.of[part.allocation] not in named_rooms}
+        build = _Builder(rooms)
         self._result = _Answer(first.result, first.tree, build)
         self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()]
         self._mutated = first.mutated
+        parts = [*first.result, *first.gradients.values()]
+        self.uses = sorted({index for index, _ in self._alignments} | {
+            other for _, other, _ in self._together} | set(self._mutated) | {
+            part.tensor for part in parts if isinstance(part, Alias)})
         self._random = _random_graph(first.graph, device, step.device)
 
     @property
@@ -128,7 +127,7 @@ class Recorded:
         if _compat.current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self.launch(given, parameters, poison)
-        fresh = list(itertools.starmap(_compat.empty_strided_cuda, self._rooms))
+        fresh = self._rooms.allocate()
         parts = list(itertools.starmap(_compat.empty_strided_cuda, self._parts))
         if poison is not None:
             for tensor in (*fresh, *parts):
@@ -154,26 +153,6 @@ def _fresh_in(parts: Sequence[Any]) -> list[Fresh]:
         elif isinstance(part, Wrapped):
             found += _fresh_in(part.parts)
     return found
-
-
-def _rooms(answers: Sequence[Fresh], sizes: Sequence[int]) -> dict[int, _Room]:
-    """By allocation: the tensor itself where one fills it, else bytes."""
-    by_allocation: dict[int, list[Fresh]] = {}
-    for answer in answers:
-        by_allocation.setdefault(answer.allocation, []).append(answer)
-    rooms = {}
-    for allocation, views in by_allocation.items():
-        view, size = views[0], sizes[allocation]
-        fills = view.offset_bytes == 0 and all(other == view for other in views) \
-            and _extent(view) == size
-        rooms[allocation] = _Room(view.shape, view.stride, view.dtype) if fills \
-            else _Room((size,), (1,), torch.uint8)
-    return rooms
-
-
-def _extent(view: Fresh) -> int:
-    last = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride, strict=True))
-    return (last + 1) * view.dtype.itemsize
 
 
 class _Answer:
@@ -209,21 +188,20 @@ def _wrapper(count: int, tree: Any) -> Callable[[list[Any]], Any]:
 class _Builder:
     """From what a tensor is to a function that makes it in each launch."""
 
-    def __init__(self, room_of: dict[int, int], rooms: Sequence[_Room]) -> None:
-        self._room_of = room_of
+    def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
 
     def whole(self, leaf: Any) -> int | None:
         """Which of the fresh and then the given tensors it is, if it is one."""
         if isinstance(leaf, Alias) and leaf.view is None:
-            return len(self._rooms) + leaf.tensor
+            return len(self._rooms.rooms) + leaf.tensor
         if isinstance(leaf, Fresh) and leaf.allocation >= 0 and self._fills(leaf):
-            return self._room_of[leaf.allocation]
+            return self._rooms.of[leaf.allocation]
         return None
 
     def _fills(self, leaf: Fresh) -> bool:
-        room = self._rooms[self._room_of[leaf.allocation]]
-        return room == _Room(leaf.shape, leaf.stride, leaf.dtype)
+        room = self._rooms.rooms[self._rooms.of[leaf.allocation]]
+        return room == Room(leaf.shape, leaf.stride, leaf.dtype)
 
     def part(self, leaf: Any) -> Build:
         if isinstance(leaf, Constant):
@@ -235,7 +213,7 @@ class _Builder:
         if leaf.allocation < 0:
             return lambda given, fresh: _compat.empty_strided_cuda(leaf.shape, leaf.stride,
                                                                    leaf.dtype)
-        room = self._room_of[leaf.allocation]
+        room = self._rooms.of[leaf.allocation]
         if self._fills(leaf):
             return lambda given, fresh: fresh[room]
         offset = leaf.offset_bytes

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import _compat, _native, config, errors
-from ._capture import NotRecordable, Step, capture_twice
+from ._capture import Empty, NotRecordable, Step, capture_twice
 from ._given import units_of
 from ._native_capture import capture_device
 from ._recorded import Recorded
@@ -80,13 +80,41 @@ class Entry:
         self.state = state
         self.arguments: list[int] = []  # leaves that are tensors
         self.leaf_owners: list[int] = []  # leaves that may get a gradient
-        self.known: list[Tensor] = []  # the state's tensors when last launched
+        self.known: list[Tensor] = []  # the state's tensors when last looked at
+        self.used: list[int] = []  # those of them that the recording names
+        self.lookups: list[tuple[Any, Any]] = []  # where these are: holder and key
+        self.lacks_gradient: list[bool] = []  # by owner, when recorded
         self.parameters: list[Tensor] = []  # of the state, that may get a gradient
         self.fixed: tuple[int, ...] = ()  # addresses of what cannot be re-pointed
 
     def know(self, tensors: list[Tensor]) -> None:
         self.known = tensors
         self.parameters = self.state.parameters()
+
+    def set_recorded(self, recorded: Recorded) -> None:
+        first = len(self.arguments)
+        self.used = [i - first for i in recorded.uses if first <= i < first + len(self.known)]
+        places = [self.state.places[i] for i in self.used]
+        self.lookups = [(place.holder, place.key) for place in places]
+        self.recorded = recorded
+
+    def look_up(self) -> bool:
+        """Takes what stands now where the recording's tensors stood; False where it does not fit.
+        What the recording does not name may be anything."""
+        try:
+            found = [holder[key] for holder, key in self.lookups]
+        except (KeyError, IndexError, AttributeError):
+            return False
+        known = [self.known[i] for i in self.used]
+        if all(map(operator.is_, found, known)):
+            return True
+        if not all(map(_alike, found, known)):
+            return False
+        tensors = list(self.known)
+        for i, tensor in zip(self.used, found, strict=True):
+            tensors[i] = tensor
+        self.know(tensors)
+        return True
 
     def owners(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Tensors that may get a gradient."""
@@ -104,22 +132,25 @@ class Entry:
 
 
 class Recorder:
-    """``call(leaves)`` runs the callable; ``takes_gradients`` says whether it may set ``.grad``."""
+    """``call(leaves)`` runs the callable; ``takes_gradients`` says whether it may set ``.grad``;
+    results from ``saved_from`` on are freed together."""
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str, *,
-                 takes_gradients: bool) -> None:
+                 takes_gradients: bool, saved_from: int | None = None) -> None:
         self.name = name
         self.entries: dict[Any, Entry] = {}
         self._call = call
         self._chosen = chosen
         self._takes_gradients = takes_gradients
+        self._saved_from = saved_from
         self._lock = threading.RLock()
         self._told: set[str] = set()
 
-    def run(self, key: Any, leaves: list[Any], state: State, describe: Callable[[], str]) -> Any:
+    def run(self, key: Any, leaves: list[Any], state: State, describe: Callable[[], str],
+            entry: Entry | None = None) -> Any:
         """The answer of one call, by whatever way its signature has got to. ``state`` is what a
-        new recording uses besides its leaves."""
-        entry = self.entries.get(key)
+        new recording uses besides its leaves; ``entry`` that of the key, where it is known."""
+        entry = entry or self.entries.get(key)
         if entry is None:
             entry = self._new_entry(key, state, describe)
         entry.report.calls += 1
@@ -152,8 +183,10 @@ class Recorder:
             return contextlib.nullcontext()
         return on_stream(_capture_stream(device), device)
 
-    def _refuse(self, entry: Entry, reason: str) -> None:
-        entry.report.reason = reason
+    def _refuse(self, entry: Entry, error: Exception | str) -> None:
+        reason = entry.report.reason = str(error)
+        if isinstance(error, Empty):
+            return
         if self._chosen.strict:
             raise errors.RecordError(
                 308, f"record: {self.name} cannot be recorded: {reason}, and strict=True forbids "
@@ -185,12 +218,12 @@ class Recorder:
         except (NotRecordable, _native.NativeError) as error:
             if trial and plain:
                 trial.settle(plain)
-            self._refuse(entry, str(error))
+            self._refuse(entry, error)
             return plain.answer if plain else self._call(leaves)
         except Untrusted as error:
             self._refuse(entry, str(error))
             return error.answer
-        entry.recorded = recorded
+        entry.set_recorded(recorded)
         torch.cuda.empty_cache()  # what only plain runs and captures needed
         log.info("%s: %s", self.name, entry.report)
         return answer
@@ -211,6 +244,7 @@ class Recorder:
         owners = entry.owners(leaves)
         wrapped = state.inner_tensors()
         entry.fixed = tuple([tensor.data_ptr() for tensor in wrapped])
+        entry.lacks_gradient = [owner.grad is None for owner in owners]
         gradients = [owner.grad for owner in owners if owner.grad is not None]
         fixed = wrapped + [inner for grad in gradients if is_wrapper(grad)
                            for inner in inner_tensors(grad)]
@@ -231,12 +265,14 @@ class Recorder:
                                 "(lr=torch.tensor(...)), or change them outside")
         captured = time.perf_counter()
         try:
-            recorded = Recorded(step, capture, device, self._chosen.verify)
+            recorded = Recorded(step, capture, device, self._chosen.verify, self._saved_from)
         finally:
             capture.close()
         report.capture_seconds = captured - start
         report.make_seconds = time.perf_counter() - captured
         counts = recorded.counts
+        if counts.nodes == 0:
+            raise Empty("it queues nothing on the GPU")
         report.nodes, report.sites, report.unsure = counts.nodes, counts.sites, counts.unsure
         report.slots = recorded.slot_count
         report.arena_bytes = counts.arena_bytes
@@ -258,14 +294,11 @@ class Recorder:
     def _launch(self, key: Any, entry: Entry, leaves: list[Any], state: State) -> Any:
         recorded = entry.recorded
         assert recorded is not None
-        given = self._given(entry, leaves)
+        given = self._given(entry, recorded, leaves)
         if given is None:  # the state is another one: recorded anew
             self.entries.pop(key, None)
             return self.run(key, leaves, state, lambda: entry.report.inputs)
         owners = entry.owners(leaves)
-        if recorded.needs_gradients:
-            given += [grad for owner in owners
-                      if (grad := owner.grad) is not None and not is_wrapper(grad)]
         if not recorded.fits(given):
             entry.report.plain_calls += 1
             return self._call(leaves)
@@ -294,23 +327,19 @@ class Recorder:
         return self._call(leaves)
 
     @staticmethod
-    def _given(entry: Entry, leaves: Sequence[Any]) -> list[Tensor] | None:
+    def _given(entry: Entry, recorded: Recorded, leaves: Sequence[Any]) -> list[Tensor] | None:
         """The tensors a launch is given, or None where the state cannot be launched at."""
-        given = [leaves[i] for i in entry.arguments]
-        if not entry.known and not entry.fixed:
-            return given
-        try:
-            tensors = entry.state.tensors()
-        except (KeyError, IndexError, AttributeError):
+        if not entry.look_up():
             return None
-        if not all(map(operator.is_, tensors, entry.known)):
-            if not all(map(_alike, tensors, entry.known)):
-                return None
-            entry.know(tensors)
         if entry.fixed and entry.fixed != tuple(
                 [tensor.data_ptr() for tensor in entry.state.inner_tensors()]):
             return None
-        given += tensors
+        given = [leaves[i] for i in entry.arguments] + entry.known
+        if recorded.needs_gradients:
+            gradients = [owner.grad for owner in entry.owners(leaves)]
+            if [grad is None for grad in gradients] != entry.lacks_gradient:
+                return None
+            given += [grad for grad in gradients if grad is not None and not is_wrapper(grad)]
         return given
 
 

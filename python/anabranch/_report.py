@@ -13,6 +13,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from . import _compat, _native
+from ._record import RecordedCallable, RecordedGraph, RecordingReport, recorded_callables
 from ._runtime import StreamedGraph
 
 _lock = threading.Lock()
@@ -22,11 +23,13 @@ _collector: Collector | None = None
 
 @dataclasses.dataclass(eq=False)
 class GraphReport:
-    """One compiled graph. ``reason`` says why annotations were not followed, if they were not."""
+    """One compiled graph. ``reason`` says why annotations were not followed, if they were not, and
+    ``unrecorded`` why a graph on a GPU is not recorded at all."""
 
     kind: str  # "forward", "backward" or "inference"
     nodes: int
     reason: str | None
+    unrecorded: str | None
     seconds: float
     compiled: weakref.ref[Any]
 
@@ -35,12 +38,20 @@ class GraphReport:
         compiled = self.compiled()
         return compiled if isinstance(compiled, StreamedGraph) else None
 
+    @property
+    def recordings(self) -> list[RecordingReport]:
+        """What became of it on CUDA, an entry a signature; empty where it is not recorded."""
+        call = getattr(self.compiled(), "current_callable", None)
+        return call.report if isinstance(call, RecordedGraph) else []
+
 
 class Collector:
-    """The graphs that ran while it was on, in order, and the traces of their launches."""
+    """The graphs that ran while it was on, in order, and the traces of their launches; when it
+    has ended, the recorded callables that ran too."""
 
     def __init__(self) -> None:
         self.ran: list[GraphReport] = []
+        self.callables: list[RecordedCallable] = []
         self.traces: dict[StreamedGraph, _native.Trace] = {}
         self.restore = contextlib.ExitStack()
 
@@ -49,9 +60,10 @@ class Collector:
             self.ran.append(report)
 
 
-def add(kind: str, gm: GraphModule, compiled: Any, reason: str | None, seconds: float) -> None:
+def add(kind: str, gm: GraphModule, compiled: Any, reason: str | None, unrecorded: str | None,
+        seconds: float) -> None:
     nodes = sum(node.op == "call_function" for node in gm.graph.nodes)
-    report = GraphReport(kind, nodes, reason, seconds, weakref.ref(compiled))
+    report = GraphReport(kind, nodes, reason, unrecorded, seconds, weakref.ref(compiled))
     with _lock:
         _known[:] = [known for known in _known if known.compiled() is not None]
         _known.append(report)
@@ -75,12 +87,20 @@ def collect() -> Iterator[Collector]:
         _collector = collector
         for report in _known:
             _watch(collector, report)
+    before = {step: _calls(step) for step in recorded_callables()}
     try:
         yield collector
     finally:
         with _lock:
             _collector = None
             collector.restore.close()
+        collector.callables = [step for step in recorded_callables()
+                               if _calls(step) != before.get(step, [])]
+
+
+def _calls(step: RecordedCallable) -> list[tuple[str, int]]:
+    """Changes with every call. Counted anyway, so that nobody has to watch the calls themselves."""
+    return [(report.inputs, report.calls) for report in step.report]
 
 
 def _watch(collector: Collector, report: GraphReport) -> None:

@@ -74,14 +74,13 @@ class State:
         for holder, key in _items(list(roots)):
             self._look(Place(holder, key), 0)
         del self._seen, self._keep
-        self._lookups = [(place.holder, place.key) for place in self.places]
         self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
         self._parameters: list[Tensor] = []
         self.parameters()
 
     def tensors(self) -> list[Tensor]:
         """Those that may move, as they are now. KeyError and its like where one is gone."""
-        return [holder[key] for holder, key in self._lookups]
+        return [place.holder[place.key] for place in self.places]
 
     def inner_tensors(self) -> list[Tensor]:
         """Those that may not move: the insides of wrapping classes."""
@@ -96,10 +95,12 @@ class State:
         return self._parameters
 
     def guards(self) -> tuple[Any, ...]:
-        """What Python says about the state and a recording has frozen."""
+        """What Python says about the state and a recording has frozen. Where nobody asks for
+        gradients, whether there are any is left to launches that read some."""
         return (
             tuple([attributes["training"] for attributes in self._modes]),
-            tuple([parameter.grad is None for parameter in self._parameters]),
+            tuple([parameter.grad is None for parameter in self._parameters])
+            if self.optimizers or torch.is_grad_enabled() else None,
             tuple([(id(opt.state), len(opt.state), self.hyperparameters(opt))
                    for opt in self.optimizers]),
             tuple([(id(tensor), tensor._version) for place in self.on_cpu

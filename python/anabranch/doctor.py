@@ -3,8 +3,9 @@
 
     python -m anabranch.doctor
 
-Torch is neither needed nor imported: its version is read from its metadata. Failure: none; what
-cannot be found out is said in its line.
+Torch is neither needed nor imported: its version is read from its metadata. On a machine with a
+GPU a context is made on the first, as recording would. Failure: none; what cannot be found out is
+said in its line.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import platform
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from . import config
 from ._requirements import OLDEST_TORCH, torch_version
 from .errors import AnabranchError
-
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,13 @@ def installed_torch() -> str | None:
         return importlib.metadata.version("torch")
     except (ImportError, ValueError, importlib.metadata.PackageNotFoundError):
         return None
+
+
+def torch_has_cuda() -> bool:
+    """Whether the installed torch is built for CUDA; False where there is none."""
+    spec = importlib.util.find_spec("torch") if installed_torch() else None
+    return bool(spec and spec.origin
+                and (Path(spec.origin).parent / "lib" / "libtorch_cuda.so").exists())
 
 
 def core_count() -> int:
@@ -87,6 +95,69 @@ def _find_library() -> Finding:
     return Finding("native library", f"version {_native.version}")
 
 
+def _find_cuda() -> list[Finding]:
+    """The driver, its GPUs and what recording needs of them; nothing where there is no library,
+    which has a line of its own."""
+    try:
+        from . import _native
+    except AnabranchError:
+        return []
+    try:
+        facts = _native.CudaFacts()
+    except AnabranchError as error:
+        return [Finding("CUDA driver", str(error), "recording on a GPU")]
+    major, minor = facts.driver_version // 1000, facts.driver_version % 1000 // 10
+    found = [Finding("CUDA driver", f"for CUDA {major}.{minor}")]
+    found += [Finding(f"CUDA {name}", why, "what needs it") for name, why in facts.features.items()
+              if why]
+    found += [Finding(f"GPU {ordinal}", name) for ordinal, name in enumerate(facts.gpus)]
+    if not facts.gpus:
+        return [*found, Finding("GPU", facts.why_no_gpus, "recording on a GPU")]
+    return [*found, *_find_capture()]
+
+
+def _find_capture() -> list[Finding]:
+    """Our kernels and the memory of captures, on the first GPU."""
+    from ._native_capture import CaptureDevice, CaptureMemory
+
+    try:
+        device = CaptureDevice(0)
+    except AnabranchError as error:
+        return [Finding("capture device", str(error), "recording on a GPU")]
+    why = device.why_no_device_code
+    found = [Finding("device code", why, "setting addresses from the GPU: the host sets them")
+             if why else Finding("device code", "loaded")]
+    try:
+        memory = CaptureMemory(device)
+        memory.allocate(1)
+        memory.close()
+    except AnabranchError as error:
+        return [*found, Finding("capture memory", str(error), "recording on a GPU")]
+    return [*found, Finding("capture memory", "fresh addresses over one page")]
+
+
+def _find_recording(cuda: list[Finding]) -> Finding:
+    """Whether steps of torch are recorded, or the first reason why not."""
+    missing = [row.name for row in cuda if row.off == "recording on a GPU"]
+    if not _wants_recording():
+        why = "switched off by an option"
+    elif not torch_has_cuda():
+        why = "the installed torch is built without CUDA" if installed_torch() \
+            else "torch is not installed"
+    elif missing or not cuda:
+        why = f"see {missing[0] if missing else 'native library'}"
+    else:
+        return Finding("recording", "on")
+    return Finding("recording", "off", f"steps of torch run as they are: {why}")
+
+
+def _wants_recording() -> bool:
+    try:
+        return config.resolve().record
+    except AnabranchError:
+        return True
+
+
 def _find_options() -> list[Finding]:
     try:
         values = config.resolve()
@@ -114,6 +185,8 @@ def findings() -> list[Finding]:
         _find_compiler(),
         _find_library(),
         lanes,
+        *(cuda := _find_cuda()),
+        _find_recording(cuda),
         *_find_options(),
     ]
 

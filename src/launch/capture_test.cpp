@@ -52,7 +52,11 @@ class CaptureTest : public testing::CudaStepTest {
   }
   Result<CapturedRecording> make(const CaptureDevice& device,
                                  const std::vector<CaptureBlock>& with) {
-    return CapturedRecording::make(device, captures[0].graph, captures[1].graph, with);
+    const auto first = CaptureSnapshot::make(device, captures[0].graph);
+    const auto second = CaptureSnapshot::make(device, captures[1].graph);
+    if (!first.ok()) return first.error();
+    if (!second.ok()) return second.error();
+    return CapturedRecording::make(device, *first, *second, with);
   }
 
  private:

@@ -4,6 +4,7 @@
 #include "device/cuda/context_scope.h"
 #include "record/capture_memory.h"
 #include "record/cuda_recording.h"
+#include "record/graph_image.h"
 
 namespace anabranch {
 namespace {
@@ -69,8 +70,17 @@ Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
   return memory_->allocate(bytes);
 }
 
-Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device, void* first,
-                                                  void* second,
+Result<CaptureSnapshot> CaptureSnapshot::make(const CaptureDevice& device, void* graph) {
+  const cuda::ContextScope current(*device.cuda_device());
+  if (!current.status().ok()) return current.status();
+  auto image = cuda::read_graph(device.cuda_device()->driver(), static_cast<cuda::CuGraph>(graph));
+  if (!image.ok()) return image.error();
+  return CaptureSnapshot(graph, std::make_shared<const cuda::GraphImage>(*std::move(image)));
+}
+
+Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device,
+                                                  const CaptureSnapshot& first,
+                                                  const CaptureSnapshot& second,
                                                   std::span<const CaptureBlock> blocks,
                                                   bool accept_unsure) {
   const auto& on = device.cuda_device();
@@ -86,9 +96,12 @@ Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device, v
   cuda::CudaRecordOptions options;
   options.device_code = on->device_code();
   options.accept_unsure = accept_unsure;
-  auto recording =
-      cuda::CudaRecording::make(on->driver(), {static_cast<cuda::CuGraph>(first), in_first},
-                                {static_cast<cuda::CuGraph>(second), in_second}, kinds, options);
+  const auto capture_of = [](const CaptureSnapshot& of,
+                             std::span<const cuda::CaptureAllocation> allocations) {
+    return cuda::Capture{static_cast<cuda::CuGraph>(of.graph()), allocations, &of.image()};
+  };
+  auto recording = cuda::CudaRecording::make(on->driver(), capture_of(first, in_first),
+                                             capture_of(second, in_second), kinds, options);
   if (!recording.ok()) return recording.error();
   return CapturedRecording(on, kept_with(on, *std::move(recording)));
 }

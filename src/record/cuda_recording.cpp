@@ -26,6 +26,10 @@ std::vector<UnitKind> kinds_of_units(const UnitTable& units,
   return of_units;
 }
 
+Result<GraphImage> image_of(const Driver& driver, const Capture& capture) {
+  return capture.image ? *capture.image : read_graph(driver, capture.graph);
+}
+
 }  // namespace
 
 Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
@@ -64,39 +68,57 @@ Status CudaRecording::make_executables(CuGraph original) {
 
 Status CudaRecording::discover(const Capture& first, const Capture& second,
                                std::span<const UnitKind> kinds) {
-  auto image = read_graph(driver_, first.graph);
+  auto image = image_of(driver_, first);
   if (!image.ok()) return image.error();
-  const auto other = read_graph(driver_, second.graph);
+  const auto other = image_of(driver_, second);
   if (!other.ok()) return other.error();
-  if (Status same = match_graphs(*image, *other); !same.ok()) return same;
   const auto units = UnitTable::make(first.allocations, second.allocations);
   if (!units.ok()) return units.error();
-  auto found = find_sites(*image, *other, *units);
+  auto found = find(*image, *other, *units);
   if (!found.ok()) return found.error();
+  auto tables = replace(*found, *image);
+  if (!tables.ok()) return tables.error();
+  const auto of_units = kinds_of_units(*units, first.allocations, kinds);
+  auto plan = plan_graph(*image, found->sites, units->units(), of_units, tables->writes);
+  if (!plan.ok()) return plan.error();
+  name_slots(units->units(), of_units, found->sites);
+  repointing_.image = *std::move(image);
+  arena_ = std::move(plan->parts.arena);
+  const ArenaParts parts = cut_arena(arena_, units->units(), options_.least_part_bytes);
+  list_sources(parts.bytes);
+  name_sources(parts.places, found->sites);
+  repointing_.sites = std::move(found->sites);
+  table_bytes_ = std::move(tables->bytes);
+  return {};
+}
+
+Result<FoundSites> CudaRecording::find(const GraphImage& first, const GraphImage& second,
+                                       const UnitTable& units) {
+  if (Status same = match_graphs(first, second); !same.ok()) return same;
+  auto found = find_sites(first, second, units);
+  if (!found.ok()) return found;
   unsure_ = found->unsure;
   if (unsure_ != 0 && !options_.accept_unsure) return found->first_unsure;
-  std::vector<Site>& sites = found->sites;
+  for (const GraphImage* image : {&first, &second}) {
+    if (Status apart = check_tables(*image, found->tables); !apart.ok()) return apart;
+  }
+  return found;
+}
+
+// Afterwards nobody asks for what copies read.
+Result<Tables> CudaRecording::replace(FoundSites& found, GraphImage& image) {
   if (options_.device_code) {
-    if (Status replaced = replace_transfers(driver_, *options_.device_code, *image, sites);
+    if (Status replaced = replace_transfers(driver_, *options_.device_code, image, found.sites);
         !replaced.ok()) {
       return replaced;
     }
   }
-  const auto of_units = kinds_of_units(*units, first.allocations, kinds);
-  auto plan = plan_graph(*image, sites, units->units(), of_units);
-  if (!plan.ok()) return plan.error();
-  list_slots(units->units(), of_units, sites);
-  arena_ = std::move(plan->parts.arena);
-  const ArenaParts parts = cut_arena(arena_, units->units(), options_.least_part_bytes);
-  list_sources(parts.bytes);
-  name_sources(parts.places, sites);
-  repointing_.image = *std::move(image);
-  repointing_.sites = std::move(sites);
-  return {};
+  auto tables = replace_tables(driver_, options_.device_code, found.tables, image, found.sites);
+  for (NodeImage& node : image.nodes) node.source_bytes = {};
+  return tables;
 }
 
-// Of the units that were given, those that a node names.
-void CudaRecording::list_slots(std::span<const Unit> units, std::span<const UnitKind> kinds,
+void CudaRecording::name_slots(std::span<const Unit> units, std::span<const UnitKind> kinds,
                                std::span<const Site> sites) {
   std::vector<bool> is_named(units.size());
   for (const Site& site : sites) is_named[site.unit] = true;

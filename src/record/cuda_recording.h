@@ -22,14 +22,18 @@
 #include "record/graph_image.h"
 #include "record/graph_program.h"
 #include "record/graph_sites.h"
+#include "record/graph_tables.h"
 #include "record/graph_units.h"
 
 namespace anabranch::cuda {
 
-// One of the two captures of a step, and what was allocated while it ran or was given to it.
+// One of the two captures of a step, and what was allocated while it ran or was given to it. Its
+// image, read as soon as it had ended: what it copies from pinned memory may be there no longer
+// when the other one has. Without one, the graph is read when the recording is made.
 struct Capture {
   CuGraph graph = nullptr;
   std::span<const CaptureAllocation> allocations;
+  const GraphImage* image = nullptr;
 };
 
 // Memory of the caller that a launch is given: any address with this alignment. Given memory that
@@ -210,7 +214,10 @@ class CudaRecording {
       : driver_(driver), options_(options) {}
   Status make_executables(CuGraph original);
   Status discover(const Capture& first, const Capture& second, std::span<const UnitKind> kinds);
-  void list_slots(std::span<const Unit> units, std::span<const UnitKind> kinds,
+  Result<FoundSites> find(const GraphImage& first, const GraphImage& second,
+                          const UnitTable& units);
+  Result<Tables> replace(FoundSites& found, GraphImage& image);
+  void name_slots(std::span<const Unit> units, std::span<const UnitKind> kinds,
                   std::span<const Site> sites);
   void list_sources(std::span<const std::uint64_t> part_bytes);
   void name_sources(std::span<const ArenaParts::Place> places, std::vector<Site>& sites) const;
@@ -223,6 +230,7 @@ class CudaRecording {
   std::vector<std::uint64_t> source_bytes_, source_masks_;
   std::uint32_t unsure_ = 0;
   const CudaRecordOptions options_;
+  std::unique_ptr<DeviceBytes> table_bytes_;  // goes after the executables that read it
   std::vector<std::unique_ptr<CudaExec>> executables_;
   std::vector<std::unique_ptr<CudaExec>> updating_;
   CudaLaunchCounts counts_;

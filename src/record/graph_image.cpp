@@ -9,6 +9,8 @@
 #include <queue>
 #include <unordered_map>
 
+#include "record/copy_box.h"
+
 namespace anabranch::cuda {
 namespace {
 
@@ -138,8 +140,7 @@ class Reader {
       case CuNodeType::kKernel:
         return read_kernel(i);
       case CuNodeType::kMemcpy:
-        return recorded("cuGraphMemcpyNodeGetParams",
-                        driver_.cuGraphMemcpyNodeGetParams(node.handle, &node.copy));
+        return read_copy(node);
       case CuNodeType::kMemset:
         return recorded("cuGraphMemsetNodeGetParams",
                         driver_.cuGraphMemsetNodeGetParams(node.handle, &node.fill));
@@ -157,6 +158,18 @@ class Reader {
       default:
         return refuse(describe_node(image_, i), "has addresses that cannot be changed");
     }
+  }
+
+  Status read_copy(NodeImage& node) {
+    if (Status got = recorded("cuGraphMemcpyNodeGetParams",
+                              driver_.cuGraphMemcpyNodeGetParams(node.handle, &node.copy));
+        !got.ok()) {
+      return got;
+    }
+    auto bytes = read_pinned_source(driver_, node.copy);
+    if (!bytes.ok()) return bytes.error();
+    node.source_bytes = *std::move(bytes);
+    return {};
   }
 
   Status read_kernel(std::uint32_t i) {

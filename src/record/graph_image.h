@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A captured CUDA graph as plain data: what record compares, searches for addresses and re-makes.
+// Read as soon as its capture has ended: pinned memory that it copies from may be used again.
 // Ownership: values. Handles (graph nodes, functions, events) belong to the graph they were read
 //            from, which must outlive their use.
 // Threads:   values; read_graph() calls the driver for the current context.
@@ -41,6 +42,7 @@ struct NodeImage {
   bool is_ours = false;  // a kernel of ours, for the node with this handle; see graph_transfers.h
   KernelImage kernel;
   CuMemcpy3D copy{};
+  std::vector<std::byte> source_bytes;  // what a copy reads: see read_pinned_source()
   CuMemsetNodeParams fill{};
   CuHostNodeParams host{};
   CuEvent event = nullptr;

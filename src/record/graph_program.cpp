@@ -7,6 +7,7 @@
 #include <map>
 
 #include "plan/memory.h"
+#include "record/table_lives.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -41,9 +42,11 @@ std::vector<std::uint32_t> make_chains(const GraphImage& image, std::uint32_t& c
 // The units that each node uses, sorted. A node that may start before one it depends on has ended
 // (programmatic launch) keeps that one's units alive until its own end.
 std::vector<std::vector<std::uint32_t>> units_of_nodes(const GraphImage& image,
-                                                       std::span<const Site> sites) {
+                                                       std::span<const Site> sites,
+                                                       std::span<const TableWrite> tables) {
   std::vector<std::vector<std::uint32_t>> units(image.nodes.size());
   for (const Site& site : sites) units[site.node].push_back(site.unit);
+  add_units_of_tables(image, tables, units);
   for (const EdgeImage& edge : image.edges) {
     if (!is_programmatic(edge)) continue;
     units[edge.to].insert(units[edge.to].end(), units[edge.from].begin(), units[edge.from].end());
@@ -73,6 +76,7 @@ std::vector<Wait> waits_between(const GraphImage& image, std::span<const std::ui
 
 Result<Program> make_program(const GraphImage& image, std::span<const Site> sites,
                              std::span<const Unit> units, std::span<const UnitKind> kinds,
+                             std::span<const TableWrite> tables,
                              std::span<const std::uint32_t> chain, std::uint32_t chains) {
   ProgramBuilder builder;
   for (std::uint32_t i = 1; i < chains; ++i) builder.add_stream(fmt::format("chain {}", i));
@@ -80,7 +84,7 @@ Result<Program> make_program(const GraphImage& image, std::span<const Site> site
     const Role role = kinds[i] == UnitKind::kGiven ? Role::kInput : Role::kTemporary;
     builder.add_buffer({fmt::format("unit {}", i), role, units[i].bytes, kAlignment});
   }
-  const auto used = units_of_nodes(image, sites);
+  const auto used = units_of_nodes(image, sites, tables);
   for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {
     std::vector<Access> accesses;
     for (const std::uint32_t unit : used[node]) {
@@ -94,10 +98,11 @@ Result<Program> make_program(const GraphImage& image, std::span<const Site> site
 }  // namespace
 
 Result<GraphPlan> plan_graph(const GraphImage& image, std::span<const Site> sites,
-                             std::span<const Unit> units, std::span<const UnitKind> kinds) {
+                             std::span<const Unit> units, std::span<const UnitKind> kinds,
+                             std::span<const TableWrite> tables) {
   std::uint32_t chains = 0;
   const std::vector<std::uint32_t> chain = make_chains(image, chains);
-  auto program = make_program(image, sites, units, kinds, chain, chains);
+  auto program = make_program(image, sites, units, kinds, tables, chain, chains);
   if (!program.ok()) return program.error();
   PlanParts parts;
   for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {

@@ -8,6 +8,9 @@
 // Every node is a step, every unit a buffer, and a node that names a unit may write all of it. The
 // graph's edges give the order: chains of nodes become streams, edges between chains waits. So the
 // planner's arena and its checker serve captured graphs as they serve programs.
+//
+// A node that names memory into which a table was written names what the table names as well, from
+// the table's node on until one behind it writes the same words.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +21,7 @@
 #include "anabranch/status.h"
 #include "record/graph_image.h"
 #include "record/graph_sites.h"
+#include "record/graph_tables.h"
 #include "record/graph_units.h"
 
 namespace anabranch::cuda {
@@ -33,6 +37,7 @@ struct GraphPlan {
 };
 
 Result<GraphPlan> plan_graph(const GraphImage& image, std::span<const Site> sites,
-                             std::span<const Unit> units, std::span<const UnitKind> kinds);
+                             std::span<const Unit> units, std::span<const UnitKind> kinds,
+                             std::span<const TableWrite> tables = {});
 
 }  // namespace anabranch::cuda

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <optional>
 
+#include "record/copy_box.h"
+
 namespace anabranch::cuda {
 namespace {
 
@@ -37,12 +39,9 @@ class SiteFinder {
         search_params(a.kernel, b.kernel);
         return {};
       case CuNodeType::kMemcpy:
-        if (Status source = search_copy(Operand::kSource, a.copy.src_memory_type, source_of(a.copy),
-                                        source_of(b.copy));
-            !source.ok()) {
-          return source;
-        }
-        return search_copy(Operand::kDestination, a.copy.dst_memory_type, destination_of(a.copy),
+        if (Status source = search_source(a, b); !source.ok()) return source;
+        if (a.copy.dst_memory_type == CuMemoryType::kArray) return {};
+        return search_word(Operand::kDestination, 0, destination_of(a.copy),
                            destination_of(b.copy));
       case CuNodeType::kMemset:
         return search_word(Operand::kDestination, 0, a.fill.dst, b.fill.dst);
@@ -64,7 +63,7 @@ class SiteFinder {
       }
       const std::uint32_t rest = field.offset + at;
       if (std::memcmp(a.params.data() + rest, b.params.data() + rest, field.bytes - at) != 0) {
-        doubt(refuse(rest, "bytes too few for an address"));
+        doubt(refuse(Operand::kParam, rest, "bytes too few for an address"));
       }
     }
   }
@@ -73,38 +72,63 @@ class SiteFinder {
     if (found_.unsure++ == 0) found_.first_unsure = std::move(what);
   }
 
-  // The addresses of operands, whatever kind of memory they name; arrays have none.
-  static std::uint64_t source_of(const CuMemcpy3D& copy) {
-    return copy.src_memory_type == CuMemoryType::kHost
-               ? reinterpret_cast<std::uint64_t>(copy.src_host)
-               : copy.src_device;
+  // Memory that is the same and holds the same is read at each launch, as a graph would.
+  Status search_source(const NodeImage& a, const NodeImage& b) {
+    if (a.copy.src_memory_type == CuMemoryType::kArray) return {};
+    const std::uint64_t at = source_of(a.copy), other = source_of(b.copy);
+    const bool is_known = !a.source_bytes.empty() && !b.source_bytes.empty();
+    if (at == other ? !is_known || a.source_bytes == b.source_bytes : !!find_unit(at, other)) {
+      return search_word(Operand::kSource, 0, at, other);
+    }
+    if (is_known) return search_table(a.source_bytes, b.source_bytes);
+    if (a.copy.src_memory_type != CuMemoryType::kHost) {
+      return search_word(Operand::kSource, 0, at, other);
+    }
+    return refuse(Operand::kSource, 0,
+                  fmt::format("it reads the host's memory at {:#x} and {:#x}, and what is there "
+                              "can be kept only if it is pinned, in one piece and at most {} MiB",
+                              at, other, kMostSourceBytes >> 20));
   }
-  static std::uint64_t destination_of(const CuMemcpy3D& copy) {
-    return copy.dst_memory_type == CuMemoryType::kHost
-               ? reinterpret_cast<std::uint64_t>(copy.dst_host)
-               : copy.dst_device;
-  }
-  Status search_copy(Operand operand, CuMemoryType type, std::uint64_t a, std::uint64_t b) {
-    if (type == CuMemoryType::kArray) return {};
-    return search_word(operand, 0, a, b);
+
+  Status search_table(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+    found_.tables.push_back(node_);
+    const auto size = static_cast<std::uint32_t>(a.size());
+    std::uint32_t at = 0;
+    for (; at + kWord <= size; at += kWord) {
+      if (Status word = search_word(Operand::kTable, at, word_at(a, at), word_at(b, at));
+          !word.ok()) {
+        return word;
+      }
+    }
+    const bool same = std::memcmp(a.data() + at, b.data() + at, size - at) == 0;
+    return same ? Status() : refuse(Operand::kTable, at, "bytes too few for an address");
   }
 
   Status search_word(Operand operand, std::uint32_t offset, std::uint64_t a, std::uint64_t b) {
     if (a == b) return {};
-    const UnitTable::Hit hit = units_.find_in_first(a), other = units_.find_in_second(b);
-    if (hit.unit == UnitTable::kNone || hit.unit != other.unit || hit.offset != other.offset) {
-      return refuse(offset, fmt::format("({:#x}, {:#x}), which is no address", a, b));
+    const auto hit = find_unit(a, b);
+    if (!hit) {
+      return refuse(operand, offset, fmt::format("({:#x}, {:#x}), which is no address", a, b));
     }
-    found_.sites.push_back({node_, operand, offset, hit.unit, hit.offset});
+    found_.sites.push_back({node_, operand, offset, hit->unit, hit->offset});
     return {};
   }
 
-  Status refuse(std::uint32_t offset, const std::string& what) const {
+  // The place that both addresses mean.
+  std::optional<UnitTable::Hit> find_unit(std::uint64_t a, std::uint64_t b) const {
+    const UnitTable::Hit hit = units_.find_in_first(a), other = units_.find_in_second(b);
+    const bool is_one =
+        hit.unit != UnitTable::kNone && hit.unit == other.unit && hit.offset == other.offset;
+    return is_one ? std::optional(hit) : std::nullopt;
+  }
+
+  Status refuse(Operand operand, std::uint32_t offset, const std::string& what) const {
+    const char* const where =
+        operand == Operand::kTable ? "what it copies from the host" : "its operands";
     return Status(Code::kCapturesDiffer,
-                  fmt::format("record: {} differs between two captures at byte {} of its operands: "
-                              "{}. The step does not repeat, so it runs unrecorded; strict=True "
-                              "raises.",
-                              describe_node(first_, node_), offset, what));
+                  fmt::format("record: {} differs between two captures at byte {} of {}: {}. The "
+                              "step does not repeat, so it runs unrecorded; strict=True raises.",
+                              describe_node(first_, node_), offset, where, what));
   }
 
   const GraphImage& first_;

@@ -2,7 +2,8 @@
 // Sites: every place of a captured graph that holds an address which may change between launches.
 // Ownership: values.
 // Threads:   pure.
-// Failure:   kCapturesDiffer names an operand of a copy or fill that differs and is no address.
+// Failure:   kCapturesDiffer names an operand of a copy or fill, or a word that a copy takes from
+//            pinned memory, that differs and is no address.
 // Edges:     words that are equal in both captures are left alone, since the captures share no
 //            address of a unit; so is memory that belongs to no unit.
 #pragma once
@@ -20,6 +21,7 @@ enum class Operand : std::uint8_t {
   kParam,        // `offset` bytes into a kernel's parameters
   kSource,       // of a copy
   kDestination,  // of a copy or fill
+  kTable,        // `offset` bytes into what a copy from pinned memory copies
 };
 
 struct Site {
@@ -38,12 +40,16 @@ struct FoundSites {
   std::vector<Site> sites;
   std::uint32_t unsure = 0;
   Status first_unsure;  // kCapturesDiffer, by name
+  // Copies that belong to the step with the bytes they copy, such as an array of addresses: each
+  // capture had its own, in pinned memory of its own or in the same one after the other.
+  std::vector<std::uint32_t> tables;
 };
 
 // Both images match (match_graphs). Sorted by node, then by offset.
 //
 // Words of eight bytes are looked at where the ABI puts pointers, at multiples of eight within each
-// parameter. A word that lies in one unit at one offset in both captures is a site.
+// parameter and from the beginning of a table. A word that lies in one unit at one offset in both
+// captures is a site.
 Result<FoundSites> find_sites(const GraphImage& first, const GraphImage& second,
                               const UnitTable& units);
 

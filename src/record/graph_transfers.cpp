@@ -6,29 +6,14 @@
 #include <cstddef>
 #include <cstring>
 
+#include "record/copy_box.h"
+
 namespace anabranch::cuda {
 namespace {
 
 constexpr std::uint64_t kWidestWord = 16;
 // Eight blocks for each multiprocessor of an H200. A larger box goes round in them.
 constexpr std::uint64_t kMostBlocks = std::uint64_t{8} * 132;
-
-std::uint64_t source_shift(const CuMemcpy3D& copy) {
-  return (copy.src_z * copy.src_height + copy.src_y) * copy.src_pitch + copy.src_x_bytes;
-}
-
-std::uint64_t destination_shift(const CuMemcpy3D& copy) {
-  return (copy.dst_z * copy.dst_height + copy.dst_y) * copy.dst_pitch + copy.dst_x_bytes;
-}
-
-// A box whose rows and layers lie one behind the other; anything else stays with the driver.
-bool is_understood(const CuMemcpy3D& copy) {
-  if (copy.height == 0 || copy.depth == 0) return false;
-  const bool one_row = copy.height == 1 && copy.depth == 1;
-  const bool rows_fit = copy.src_pitch >= copy.width_bytes && copy.dst_pitch >= copy.width_bytes;
-  const bool layers_fit = copy.src_height >= copy.height && copy.dst_height >= copy.height;
-  return (one_row || rows_fit) && (copy.depth == 1 || layers_fit);
-}
 
 // Rows that join are one row, and single rows in layers are rows.
 void simplify(CopyParams& box) {
@@ -110,29 +95,15 @@ class Replacer {
     return site;
   }
 
+  // A box that does not fit its pitch stays with the driver.
   Result<bool> is_here(const CuMemcpy3D& copy) const {
     if (!is_understood(copy)) return false;
     const auto source = is_here(copy.src_memory_type, copy.src_device);
     if (!source.ok() || !*source) return source;
     return is_here(copy.dst_memory_type, copy.dst_device);
   }
-
-  // Whether it is memory of the current device. Of memory that is gone the driver knows nothing,
-  // and the node's word is taken.
   Result<bool> is_here(CuMemoryType said, CuDevicePtr address) const {
-    if (said != CuMemoryType::kDevice && said != CuMemoryType::kUnified) return false;
-    CuMemoryType type{};
-    CuDevice device = -1;
-    CuPointerAttribute wanted[] = {CuPointerAttribute::kMemoryType,
-                                   CuPointerAttribute::kDeviceOrdinal};
-    void* answers[] = {&type, &device};
-    if (Status asked = recorded("cuPointerGetAttributes",
-                                driver_.cuPointerGetAttributes(2, wanted, answers, address));
-        !asked.ok()) {
-      return asked;
-    }
-    if (type == CuMemoryType{}) return said == CuMemoryType::kDevice;
-    return type == CuMemoryType::kDevice && device == device_;
+    return cuda::is_here(driver_, device_, said, address);
   }
 
   const Driver& driver_;
@@ -192,6 +163,16 @@ KernelImage fill_kernel(const DeviceCode& code, const CuMemsetNodeParams& fill) 
   return kernel;
 }
 
+KernelImage table_kernel(const DeviceCode& code, const TableParams& table) {
+  KernelImage kernel = make_kernel("anabranch_table", code.table(), table);
+  CuKernelNodeParams& launch = kernel.launch;
+  launch.block_x = kTransferBlock;
+  launch.grid_x = static_cast<unsigned>(
+      std::clamp<std::uint64_t>(divide_up(table.bytes, kTableRange), 1, kMostBlocks));
+  launch.block_y = launch.block_z = launch.grid_y = launch.grid_z = 1;
+  return kernel;
+}
+
 Status replace_transfers(const Driver& driver, const DeviceCode& code, GraphImage& image,
                          std::vector<Site>& sites) {
   Replacer replacer(driver, code);
@@ -214,7 +195,7 @@ Status place_transfers(const Driver& driver, CuGraph graph, std::span<const Edge
   std::vector<CuGraphNode> replaced;
   for (NodeImage& node : nodes) {
     if (!node.is_ours) continue;
-    replaced.push_back(node.handle);
+    if (replaced.empty() || replaced.back() != node.handle) replaced.push_back(node.handle);
     if (Status added = add_kernel(driver, graph, node); !added.ok()) return added;
   }
   for (const EdgeImage& edge : edges) {

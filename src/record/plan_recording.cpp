@@ -61,6 +61,7 @@ Status PlanRecording::capture(const RegionTable& regions) {
   if (!units.ok()) return units.error();
   std::array<std::unique_ptr<PlanMemory>, 2> memory;
   std::array<std::unique_ptr<CapturedGraph>, 2> graph;
+  std::array<GraphImage, 2> images;
   for (std::size_t i = 0; i < graph.size(); ++i) {
     auto allocated = PlanMemory::make(driver, *units);
     if (!allocated.ok()) return allocated.error();
@@ -68,13 +69,16 @@ Status PlanRecording::capture(const RegionTable& regions) {
     auto captured = capture_plan(driver, plan_, *units, memory[i]->allocations(), regions);
     if (!captured.ok()) return captured.error();
     graph[i] = *std::move(captured);
+    auto image = read_graph(driver, graph[i]->get());  // before the next one uses pinned memory
+    if (!image.ok()) return image.error();
+    images[i] = *std::move(image);
   }
   CudaRecordOptions options;
   options.device_code = device_->device_code();
   options.least_part_bytes = ~std::uint64_t{0};  // a berth has one block
-  auto recording =
-      CudaRecording::make(driver, {graph[0]->get(), memory[0]->allocations()},
-                          {graph[1]->get(), memory[1]->allocations()}, units->kinds, options);
+  auto recording = CudaRecording::make(
+      driver, {graph[0]->get(), memory[0]->allocations(), &images[0]},
+      {graph[1]->get(), memory[1]->allocations(), &images[1]}, units->kinds, options);
   if (!recording.ok()) return recording.error();
   graph_ = *std::move(recording);
   return {};

@@ -3,7 +3,8 @@
 
 import pytest
 
-from anabranch import doctor
+from anabranch import _native, _native_capture, doctor
+from anabranch.errors import AnabranchError
 
 
 def finding(name):
@@ -12,7 +13,8 @@ def finding(name):
 
 def test_the_report_has_a_line_for_everything_a_bug_report_needs():
     report = doctor.report()
-    for name in ("anabranch", "python", "torch", "C++ compiler", "native library", "cores"):
+    for name in ("anabranch", "python", "torch", "C++ compiler", "native library", "cores",
+                 "CUDA driver", "recording"):
         assert f"\n{name} " in f"\n{report}"
 
 
@@ -70,3 +72,116 @@ def test_a_wrong_option_is_reported_and_does_not_stop_the_report(monkeypatch):
 def test_a_misspelt_variable_is_named(monkeypatch):
     monkeypatch.setenv("ANABRANCH_STRCIT", "1")
     assert finding("ANABRANCH_STRCIT").off
+
+
+class Facts:
+    """A machine with CUDA, as the core would describe it."""
+
+    driver_version = 12040
+    features = {"core": "", "edge data": "", "tensor maps": "the driver has no cuTensorMap"}
+    gpus = ["NVIDIA H200, 139 GiB", "NVIDIA H200, 139 GiB"]
+    why_no_gpus = ""
+
+
+class CaptureDevice:
+    why_no_device_code = ""
+
+    def __init__(self, ordinal):
+        assert ordinal == 0
+
+
+class CaptureMemory:
+    def __init__(self, device):
+        pass
+
+    def allocate(self, size_bytes):
+        return 1 << 20
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """One on which everything is as it should be; answers the monkeypatch, to break it."""
+    monkeypatch.setattr(_native, "CudaFacts", Facts)
+    monkeypatch.setattr(_native_capture, "CaptureDevice", CaptureDevice)
+    monkeypatch.setattr(_native_capture, "CaptureMemory", CaptureMemory)
+    monkeypatch.setattr(doctor, "installed_torch", lambda: "2.11.0")
+    monkeypatch.setattr(doctor, "torch_has_cuda", lambda: True)
+    return monkeypatch
+
+
+def fails(*arguments):
+    raise AnabranchError(307, "record: cuMemCreate answered CUDA_ERROR_OUT_OF_MEMORY (2)")
+
+
+def test_driver_gpus_and_recording_are_told(machine):
+    assert finding("CUDA driver").text == "for CUDA 12.4"
+    assert finding("GPU 1").text == "NVIDIA H200, 139 GiB"
+    assert finding("device code") == doctor.Finding("device code", "loaded")
+    assert not finding("capture memory").off and not finding("recording").off
+
+
+def test_only_features_of_the_driver_that_are_off_have_a_line_with_the_reason(machine):
+    rows = [row for row in doctor.findings() if row.name in ("CUDA edge data", "CUDA tensor maps")]
+    assert [row.name for row in rows] == ["CUDA tensor maps"]
+    assert rows[0].text == "the driver has no cuTensorMap" and rows[0].off
+
+
+def test_without_device_code_recording_is_still_on(machine):
+    machine.setattr(CaptureDevice, "why_no_device_code", "the library was built without nvcc.")
+    row = finding("device code")
+    assert "nvcc" in row.text and "the host sets them" in row.off
+    assert not finding("recording").off
+
+
+@pytest.mark.parametrize("part, name", [("CaptureDevice.__init__", "capture device"),
+                                        ("CaptureMemory.allocate", "capture memory")])
+def test_a_gpu_on_which_nothing_can_be_captured_is_told(machine, part, name):
+    owner, method = part.split(".")
+    machine.setattr(globals()[owner], method, fails)
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in finding(name).text
+    assert f"see {name}" in finding("recording").off
+
+
+def test_a_driver_without_a_gpu_switches_recording_off(machine):
+    machine.setattr(Facts, "gpus", [])
+    machine.setattr(Facts, "why_no_gpus", "record: cuInit answered CUDA_ERROR_NO_DEVICE (100)")
+    assert "cuInit" in finding("GPU").text and "see GPU" in finding("recording").off
+
+
+def test_a_missing_driver_switches_recording_off(machine):
+    machine.setattr(_native, "CudaFacts", fails)
+    assert "E0307" in finding("CUDA driver").text
+    assert "see CUDA driver" in finding("recording").off
+
+
+@pytest.mark.parametrize("version, why", [("2.11.0", "without CUDA"), (None, "not installed")])
+def test_recording_needs_a_torch_with_cuda(machine, version, why):
+    machine.setattr(doctor, "torch_has_cuda", lambda: False)
+    machine.setattr(doctor, "installed_torch", lambda: version)
+    assert why in finding("recording").off
+
+
+def test_recording_switched_off_is_told(machine):
+    machine.setenv("ANABRANCH_RECORD", "0")
+    assert "switched off by an option" in finding("recording").off
+
+
+def test_what_this_machine_has_for_cuda_is_found_out_without_torch(run_python):
+    told = run_python("import sys; from anabranch import doctor; print(doctor.report());"
+                      "assert 'torch' not in sys.modules")
+    assert told.returncode == 0 and "CUDA driver" in told.stdout, told
+    if "GPU 0" not in told.stdout:
+        assert "recording on a GPU" in told.stdout, told
+
+
+def test_the_core_describes_cuda_or_says_why_not():
+    try:
+        facts = _native.CudaFacts()
+    except AnabranchError as error:
+        assert error.code in (305, 306)
+        return
+    assert facts.driver_version >= 12000 and facts.features["core"] == ""
+    assert bool(facts.gpus) != bool(facts.why_no_gpus)

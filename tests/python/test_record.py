@@ -7,11 +7,17 @@ import collections
 import functools
 
 import torch
+from anabranch import _compat
+from anabranch._capture import Fresh
 from anabranch._given import units_of
 from anabranch._record import RecordedCallable, record
-from anabranch._state import find_state
+from anabranch._recorder import Entry
+from anabranch._rooms import Rooms
+from anabranch._state import State, find_state
 from torch import nn
 from torch.utils._pytree import tree_unflatten
+
+import anabranch
 
 
 def places(*roots):
@@ -107,3 +113,53 @@ def test_containers_of_arguments_are_told_apart_and_come_back_as_they_were():
             assert repr(back) == repr((args, kwargs)) and leaves[0] is x
         heads.append(head)
     assert len(set(heads)) == len(heads)
+
+
+def test_tensors_that_are_freed_together_share_blocks_and_no_byte(monkeypatch):
+    monkeypatch.setattr(_compat, "empty_strided_cuda", _compat.empty_strided_cpu)
+    shapes = [(7, 200_001), (3, 5), (1000, 1), (0, 4), (2, 2)]
+    answers = [Fresh(i, 0, shape, (shape[1], 1), (torch.bfloat16, torch.bool)[i % 3 == 1])
+               for i, shape in enumerate(shapes * 20)]
+    answers.append(Fresh(1, 5, (5, 2), (1, 5), torch.bool))  # another view of the second
+    sizes = [size[0] * size[1] * answer.dtype.itemsize
+             for size, answer in zip(shapes * 20, answers, strict=False)]
+    rooms = Rooms(answers, sizes, set(range(5, 95)))
+    fresh = rooms.allocate()
+    for allocation, answer in enumerate(answers[:-1]):
+        tensor = fresh[rooms.of[allocation]]
+        bytes_alone = allocation == 1  # seen in two ways, so it is bytes
+        assert (tensor.dtype, tuple(tensor.shape)) == (
+            (torch.uint8, (15,)) if bytes_alone else (answer.dtype, answer.shape))
+        own = tensor.untyped_storage().nbytes() == sizes[allocation]
+        assert own or (5 <= allocation < 95 and 0 < sizes[allocation] <= 2 << 20)
+        assert own or tensor.storage_offset() * tensor.element_size() % 512 == 0
+    assert sum(unit.size_bytes for unit in units_of(fresh)) == sum(sizes)
+    blocks = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+              for tensor in fresh if tensor.numel()}
+    assert 20 < len(blocks) < 40 and max(blocks.values()) <= 10 << 20
+
+
+def test_explain_shows_recorded_callables_that_ran_and_what_became_of_them():
+    def step(x):
+        return x + 1
+
+    steps = [record(step), record(torch.relu), record(torch.tanh)]
+    launched, plain, idle = entries = [Entry("(float32[4])", State()) for _ in steps]
+    for recorded, entry in zip(steps, entries, strict=True):
+        recorded._recorder.entries[entry.report.inputs] = entry
+    launched.report.nodes, launched.report.launched_from_host = 3, 7
+    plain.report.reason = "it looks at a value"
+
+    def call():  # as a call on a GPU would
+        launched.report.calls += 1
+        plain.report.calls += 1
+
+    explanation = anabranch.explain(call)
+    assert set(explanation.callables) == set(steps[:2]) and idle.report.calls == 0
+    text = str(explanation)
+    assert f"callable: {step.__qualname__}\n  (float32[4]): 1 calls: 0 unchanged, 7 set" in text
+    assert "unrecorded: it looks at a value" in text and "tanh" not in text
+
+
+def test_explain_of_nothing_says_so():
+    assert "no graph" in str(anabranch.explain(lambda: None))

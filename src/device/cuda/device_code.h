@@ -49,6 +49,22 @@ struct FillParams {
 };
 static_assert(sizeof(CopyParams) == 72 && sizeof(FillParams) == 40);
 
+// Bytes from one place to another, with some words of them put in place of what is there. A word
+// is where the updater and the host can set it; 4 KiB of parameters are what every driver takes.
+inline constexpr std::uint32_t kTableWords = 256;
+struct TableParams {
+  std::uint64_t from = 0, to = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t count = 0;  // of words
+  std::uint32_t padding = 0;
+  std::uint64_t words[kTableWords] = {};
+  std::uint32_t places[kTableWords] = {};  // bytes from `to`: multiples of 8, and rising
+};
+static_assert(sizeof(TableParams) == 32 + 12 * kTableWords && sizeof(TableParams) <= 4096);
+
+// Bytes of a table that one block does from end to end: what it copies, it may write over.
+inline constexpr std::uint32_t kTableRange = 16384;
+
 // Threads of a block. Any grid and any shape of block does the whole box.
 inline constexpr std::uint32_t kTransferBlock = 256;
 
@@ -68,6 +84,8 @@ class DeviceCode {
   CuFunction copy() const { return copy_; }
   // anabranch_fill(FillParams)
   CuFunction fill() const { return fill_; }
+  // anabranch_table(TableParams)
+  CuFunction table() const { return table_; }
 
  private:
   explicit DeviceCode(const Driver& driver) : driver_(driver) {}
@@ -75,7 +93,7 @@ class DeviceCode {
 
   const Driver& driver_;
   CuModule module_ = nullptr;
-  CuFunction update_ = nullptr, copy_ = nullptr, fill_ = nullptr;
+  CuFunction update_ = nullptr, copy_ = nullptr, fill_ = nullptr, table_ = nullptr;
 };
 #endif
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies and fills as kernels: what a recording runs in place of the driver's nodes, since those
-// keep the kind of memory that they were captured with. Built where nvcc is; see device_code.h.
+// Copies, fills and tables as kernels: what a recording runs in place of the driver's nodes, since
+// those keep the kind of memory that they were captured with. Built where nvcc is; see
+// device_code.h.
 //
 // Each row is moved in the widest words that its addresses of this launch allow, and what is left
 // behind the last word by bytes.
@@ -12,6 +13,8 @@ namespace {
 
 using anabranch::cuda::CopyParams;
 using anabranch::cuda::FillParams;
+using anabranch::cuda::kTableRange;
+using anabranch::cuda::TableParams;
 
 constexpr int kAhead = 4;  // words that one thread has loaded before it stores the first
 
@@ -85,6 +88,16 @@ __device__ void fill_row(const Place& place, std::uint64_t row, std::uint64_t by
   }
 }
 
+// A table may begin at any byte.
+__device__ void store_word(std::uint64_t to, std::uint64_t word) {
+  if (to % sizeof word == 0) {
+    *reinterpret_cast<std::uint64_t*>(to) = word;
+    return;
+  }
+  unsigned char* const bytes = reinterpret_cast<unsigned char*>(to);
+  for (unsigned i = 0; i < sizeof word; ++i) bytes[i] = static_cast<unsigned char>(word >> 8 * i);
+}
+
 }  // namespace
 
 extern "C" __global__ void anabranch_copy(const CopyParams copy) {
@@ -101,5 +114,23 @@ extern "C" __global__ void anabranch_fill(const FillParams fill) {
   const Place place;
   for (std::uint64_t y = place.y; y < fill.height; y += place.step_y) {
     fill_row(place, fill.to + y * fill.pitch, fill.width_bytes, fill.word);
+  }
+}
+
+// What a block copies it alone writes over, once all its threads have copied.
+extern "C" __global__ void anabranch_table(const __grid_constant__ TableParams table) {
+  Place place;
+  place.x = threadIdx.x;
+  place.step_x = blockDim.x;
+  for (std::uint64_t begin = std::uint64_t{blockIdx.x} * kTableRange; begin < table.bytes;
+       begin += std::uint64_t{gridDim.x} * kTableRange) {
+    const std::uint64_t left = table.bytes - begin;
+    const std::uint64_t bytes = left < kTableRange ? left : kTableRange;
+    copy_row(place, table.to + begin, table.from + begin, bytes);
+    __syncthreads();
+    for (std::uint32_t i = threadIdx.x; i < table.count; i += blockDim.x) {
+      const std::uint64_t at = table.places[i];
+      if (at >= begin && at - begin < bytes) store_word(table.to + at, table.words[i]);
+    }
   }
 }

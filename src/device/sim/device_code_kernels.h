@@ -65,10 +65,28 @@ inline Kernel fill_kernel() {
           }};
 }
 
+inline Kernel table_kernel() {
+  return {.name = "anabranch_table",
+          .params = {{0, sizeof(cuda::TableParams)}},
+          .run = [](const KernelCall& call) {
+            const auto table = call.param<cuda::TableParams>(0);
+            const auto* from = call.memory<std::byte>(table.from, table.bytes);
+            auto* to = call.memory<std::byte>(table.to, table.bytes);
+            if (!from || !to) return;
+            std::memcpy(to, from, table.bytes);
+            for (std::uint32_t i = 0; i < table.count; ++i) {
+              std::memcpy(to + table.places[i], &table.words[i], sizeof table.words[i]);
+            }
+          }};
+}
+
 // Adds them all, and answers an image that names them, for DeviceCode::load().
 inline std::string add_device_code(SimDriver& sim) {
-  for (const auto make : {updater_kernel, copy_kernel, fill_kernel}) sim.add_kernel(make());
-  return SimDriver::make_image({"anabranch_update", "anabranch_copy", "anabranch_fill"});
+  for (const auto make : {updater_kernel, copy_kernel, fill_kernel, table_kernel}) {
+    sim.add_kernel(make());
+  }
+  return SimDriver::make_image(
+      {"anabranch_update", "anabranch_copy", "anabranch_fill", "anabranch_table"});
 }
 
 }  // namespace anabranch::sim

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory: what a launch touches, what it holds, and what is left after many."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from recordings import DEVICE, assert_launched, batch, mlp, normal, told, training
+
+import anabranch
+
+ARENA_BYTES = 1 << 23
+POISON = 0xA5
+LAUNCHES = 1000
+SOAK = 10_000
+MIB = 1 << 20
+
+
+def step_over_memory(x, w, state, out):
+    """Reads two, writes one in place and one over; answers a fresh one and temporaries between."""
+    state.mul_(0.5).add_(x @ w)
+    out.copy_((state + 1).relu())
+    return torch.cat([state.sum(0), out.amax(0)])
+
+
+SHAPES = [(24, 48), (48, 40), (24, 40), (24, 40)]
+
+
+class PoisonedArena:
+    """One allocation full of poison, in which a call's tensors lie at random places."""
+
+    def __init__(self, seed):
+        self.bytes = torch.full((ARENA_BYTES,), POISON, dtype=torch.uint8, device=DEVICE)
+        self.random = random.Random(seed)
+        self.touched = torch.zeros((), dtype=torch.int64, device=DEVICE)
+
+    def places(self, sizes, alignment):
+        """Offsets that do not overlap, with at least some poison between them."""
+        while True:
+            starts = [self.random.randrange(0, (ARENA_BYTES - size) // alignment) * alignment
+                      for size in sizes]
+            spans = sorted(zip(starts, sizes, strict=True))
+            if all(a + size + 64 <= b for (a, size), (b, _) in zip(spans, spans[1:])):
+                return starts
+
+    def take(self, shapes, alignment):
+        """Tensors of these shapes at new places."""
+        sizes = [math.prod(shape) * 4 for shape in shapes]
+        self.spans = list(zip(self.places(sizes, alignment), sizes, strict=True))
+        return [self.bytes[start:start + size].view(torch.float32).view(shape)
+                for (start, size), shape in zip(self.spans, shapes, strict=True)]
+
+    def clear(self):
+        """Poisons what the call was given, and counts what else is no poison any more."""
+        for start, size in self.spans:
+            self.bytes[start:start + size] = POISON
+        self.touched += (self.bytes != POISON).sum()
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["new places each time", "each place twice"])
+def test_a_thousand_launches_at_random_places_touch_nothing_else(times):
+    """Old memory is poisoned, so that an address that was not replaced reads it or writes there."""
+    arena = PoisonedArena(times)
+    step = anabranch.record(step_over_memory)
+    wrong = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    for i in range(LAUNCHES):
+        values = [normal(4 * i + j, *shape) for j, shape in enumerate(SHAPES)]
+        # Recorded with aligned memory; now and then what is given lies worse.
+        given = arena.take(SHAPES, 512 if i < 3 else 4 if i % 50 == 49 else 16)
+        for _ in range(times):
+            for tensor, value in zip(given, values, strict=True):
+                tensor.copy_(value)
+            plain = [value.clone() for value in values]
+            found, wanted = step(*given), step_over_memory(*plain)
+            for mine, theirs in zip((found, *given), (wanted, *plain), strict=True):
+                wrong += (mine != theirs).sum()
+        arena.clear()
+    assert wrong.item() == 0, told(step)
+    assert arena.touched.item() == 0, told(step)
+    assert_launched(step, LAUNCHES - 2)
+
+
+def allocated():
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated()
+
+
+def test_answers_are_all_that_a_launch_holds():
+    step = anabranch.record(lambda x, w: ((x @ w).relu() @ w, (x * 2).exp()))
+    x, w = normal(0, 512, 512), normal(1, 512, 512)
+    for _ in range(4):
+        step(x, w)
+    before = allocated()
+    answers = step(x, w)
+    held = sum(answer.untyped_storage().nbytes() for answer in answers)
+    assert allocated() == before + held
+    del answers
+    assert allocated() == before
+    assert step.report[0].arena_bytes > 0
+
+
+def test_recording_holds_nothing_but_parameters_gradients_and_state():
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
+    plain = training(model, optimizer)
+    for i in range(3):
+        plain(*batch(i))
+    before = allocated()
+    step = anabranch.record(plain)
+    for i in range(6):
+        step(*batch(i))
+    assert_launched(step, 4)
+    assert allocated() <= before + MIB // 4, told(step)
+
+
+def test_recordings_that_are_let_go_give_their_memory_back():
+    def once():
+        step = anabranch.record(lambda x: (x @ x).relu() + 1)
+        for seed in range(4):
+            step(normal(seed, 128, 128))
+        assert_launched(step, 2)
+
+    def after_some():
+        for _ in range(5):
+            once()
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
+
+    reserved, free = after_some()
+    for _ in range(3):
+        reserved_now, free_now = after_some()
+    assert reserved_now <= reserved
+    assert free_now >= free - 4 * MIB
+
+
+def resident_bytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+def test_ten_thousand_launches_leave_nothing_behind():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    train = anabranch.record(training(model, optimizer))
+    serve = anabranch.record(lambda x, w: torch.relu(x @ w))
+    given = [batch(i) for i in range(7)]
+    w = normal(0, 16, 32)
+
+    def launch(count):
+        for i in range(count):
+            x, y = given[i % 7]
+            x = x.clone()  # somewhere else most of the time
+            train(x, y)
+            serve(x, w)
+        gc.collect()
+        torch.cuda.synchronize()
+        return (torch.cuda.memory_allocated(), torch.cuda.memory_reserved(),
+                -torch.cuda.mem_get_info()[0], resident_bytes())
+
+    launch(SOAK // 10)
+    before = launch(SOAK // 10)
+    after = launch(SOAK // 2)
+    names = ("allocated", "reserved", "taken from the driver", "resident on the host")
+    grown = {name: b - a for name, a, b in zip(names, before, after, strict=True)}
+    assert grown["allocated"] <= 0 and grown["reserved"] <= 0, grown
+    assert grown["taken from the driver"] <= 0, grown
+    assert grown["resident on the host"] < 4 * MIB, grown
+    assert_launched(train, SOAK // 2)
+    assert_launched(serve, SOAK // 2)

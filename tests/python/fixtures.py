@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures that the tests here and those that need a GPU share; each conftest.py names them.
+
+Compiled code is kept in .cache/ of the source tree, so that a second run is quick.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+try:
+    _cache = ROOT / ".cache" / f"torch-{importlib.metadata.version('torch')}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_cache))
+    import torch
+except ImportError:
+    torch = None  # the tests that need no torch still run
+
+DEADLINE_S = 300  # for one test: a hang ends the run with every thread's stack
+
+
+@pytest.fixture(autouse=True)
+def deadline():
+    faulthandler.dump_traceback_later(DEADLINE_S, exit=True, file=sys.__stderr__)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(autouse=True)
+def fresh_torch():
+    """Every test starts from the same seed and leaves no compiled code in the process."""
+    if torch is None:
+        yield
+        return
+    torch.manual_seed(0)
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Runs a program in a process of its own; answers what subprocess.run answers."""
+    def run(program: str, **variables: str | None):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                       "TMPDIR": str(tmp_path), **variables}
+        environment = {name: text for name, text in environment.items() if text is not None}
+        return subprocess.run([sys.executable, "-c", program], env=environment, cwd=tmp_path,
+                              capture_output=True, text=True, timeout=DEADLINE_S - 20)
+
+    return run
