@@ -289,10 +289,12 @@ ANABRANCH_C size_t anabranch_captured_slots(const AnabranchCapturedRecording*,
                                             AnabranchCaptureSlot* out);
 ANABRANCH_C void anabranch_captured_counts(const AnabranchCapturedRecording*,
                                            AnabranchCaptureCounts* out);
-/* addresses[i] serves slot i; `stream` is a CUstream. */
+/* Answers how many there are; `out`, their bytes, may be NULL. */
+ANABRANCH_C size_t anabranch_captured_parts(const AnabranchCapturedRecording*, uint64_t* out);
+/* Addresses of the slots, then of the parts; `stream` is a CUstream. */
 ANABRANCH_C int32_t anabranch_captured_launch(const AnabranchCapturedRecording*,
                                               const uint64_t* addresses, uint32_t count,
-                                              uint64_t arena, void* stream);
+                                              void* stream);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "anabranch/capture.h"
 
+#include <algorithm>
 #include <mutex>
 #include <vector>
 
@@ -122,6 +123,14 @@ size_t anabranch_captured_slots(const AnabranchCapturedRecording* recording,
   });
 }
 
+size_t anabranch_captured_parts(const AnabranchCapturedRecording* recording, uint64_t* out) {
+  return ab::bridge::guard([&]() -> size_t {
+    const auto parts = recording->recording.parts();
+    if (out) std::copy(parts.begin(), parts.end(), out);
+    return parts.size();
+  });
+}
+
 void anabranch_captured_counts(const AnabranchCapturedRecording* recording,
                                AnabranchCaptureCounts* out) {
   const ab::CaptureCounts counts = recording->recording.counts();
@@ -136,10 +145,9 @@ void anabranch_captured_counts(const AnabranchCapturedRecording* recording,
 }
 
 int32_t anabranch_captured_launch(const AnabranchCapturedRecording* recording,
-                                  const uint64_t* addresses, uint32_t count, uint64_t arena,
-                                  void* stream) {
+                                  const uint64_t* addresses, uint32_t count, void* stream) {
   return ab::bridge::guard([&] {
-    const ab::Status queued = ab::launch(recording->recording, {addresses, count}, arena, stream);
+    const ab::Status queued = ab::launch(recording->recording, {addresses, count}, stream);
     return queued.ok() ? 0 : ab::bridge::fail(queued);
   });
 }

@@ -213,7 +213,7 @@ using Slots = std::vector<std::uint64_t>;
 using Recorded = std::shared_ptr<CudaRecording>;
 
 void launch_at(Chain& chain, const Recorded& recording, const Slots& slots) {
-  must(launch(*recording, {slots, 0}, chain.stream));
+  must(launch(*recording, slots, chain.stream));
 }
 
 Rival in_turn(std::string name, std::function<void(int)> launch_set) {

@@ -99,7 +99,7 @@ struct CaptureCounts {
   // Words that differ between the captures and are no address: what compilers leave between the
   // members of a struct, or numbers that are others in every run.
   std::uint32_t unsure = 0;
-  std::uint64_t arena_bytes = 0;
+  std::uint64_t arena_bytes = 0;  // all parts together
   std::uint64_t arena_lower_bound_bytes = 0;
   // Launches, by how the nodes were given their addresses.
   std::uint64_t launched_unchanged = 0;
@@ -120,6 +120,9 @@ class CapturedRecording {
                                                       bool accept_unsure = false);
 
   ANABRANCH_API std::vector<CaptureSlot> slots() const;
+  // The bytes of each part of the arena, where blocks lie that are not given: 32 MiB or more each,
+  // and 64 at most, so that an allocator has room for them in the holes that it has.
+  ANABRANCH_API std::vector<std::uint64_t> parts() const;
   ANABRANCH_API CaptureCounts counts() const;
   const std::shared_ptr<cuda::CudaDevice>& cuda_device() const { return device_; }
   const std::shared_ptr<cuda::CudaRecording>& cuda_recording() const { return recording_; }

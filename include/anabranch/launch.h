@@ -55,12 +55,12 @@ class Ticket {
 ANABRANCH_API Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings,
                                     void* stream = nullptr);
 
-// One launch of a captured step: `addresses[i]` serves slots()[i], `arena` has
-// counts().arena_bytes, aligned to 512 (any address where it has none). The work is queued on
-// `stream` (a CUstream) when the call returns; the memory must live until it has ended there.
-// Launches of one recording may overlap on several streams, each with an arena of its own.
+// One launch of a captured step: an address for each of slots(), then one for each of parts(),
+// which are aligned to 512 and may lie in one block or anywhere. No two share bytes; what has none
+// may be anywhere. The work is queued on `stream` (a CUstream) when the call returns; the memory
+// must live until it has ended there. Launches of one recording may overlap on several streams,
+// each with parts of its own.
 ANABRANCH_API Status launch(const CapturedRecording& recording,
-                            std::span<const std::uint64_t> addresses, std::uint64_t arena,
-                            void* stream);
+                            std::span<const std::uint64_t> addresses, void* stream);
 
 }  // namespace anabranch

@@ -19,8 +19,8 @@ __all__ = ["Block", "CaptureCounts", "CaptureDevice", "CaptureMemory", "CaptureS
            "CapturedRecording", "Slot", "capture_device", "last_error", "launch_captured",
            "library_path"]
 
-# The hot path: (handle, (c_uint64 * n)(...), n, c_uint64(arena), c_void_p(stream)) -> 0, or a code
-# and last_error(). Exactly these types, none is checked.
+# The hot path: (handle, (c_uint64 * n)(...), n, c_void_p(stream)) -> 0, or a code and last_error().
+# Exactly these types, none is checked.
 launch_captured: Callable[..., int] = core.undeclared("captured_launch")
 
 
@@ -119,13 +119,20 @@ class CapturedRecording(_Handle):
         return [Slot(slot.block, slot.size_bytes, slot.alignment) for slot in array]
 
     @property
+    def parts(self) -> list[int]:
+        """The bytes of each part of the arena."""
+        count = core.captured_parts(self.handle, None)
+        array = (c_uint64 * count)()
+        core.captured_parts(self.handle, array)
+        return list(array)
+
+    @property
     def counts(self) -> CaptureCounts:
         counts = CaptureCounts()
         core.captured_counts(self.handle, ctypes.byref(counts))
         return counts
 
-    def launch(self, addresses: ctypes.Array[c_uint64], arena: int, stream: int) -> None:
-        """Queues one launch on ``stream``; addresses in the order of the slots."""
-        if launch_captured(self.handle, addresses, len(addresses), c_uint64(arena),
-                           c_void_p(stream)):
+    def launch(self, addresses: ctypes.Array[c_uint64], stream: int) -> None:
+        """Queues one launch on ``stream``; addresses of the slots, then of the parts."""
+        if launch_captured(self.handle, addresses, len(addresses), c_void_p(stream)):
             raise last_error()

@@ -230,8 +230,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
                       c_int32),
     "captured_free": (None, c_void_p),
     "captured_slots": (c_size_t, c_void_p, POINTER(CaptureSlot)),
+    "captured_parts": (c_size_t, c_void_p, POINTER(c_uint64)),
     "captured_counts": (None, c_void_p, POINTER(CaptureCounts)),
-    "captured_launch": (c_int32, c_void_p, POINTER(c_uint64), c_uint32, c_uint64, c_void_p),
+    "captured_launch": (c_int32, c_void_p, POINTER(c_uint64), c_uint32, c_void_p),
 }
 
 

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step that was captured and recorded: what a launch of it takes and gives.
 
-A launch gathers the addresses of everything the step was given, allocates what it answers and its
-arena from torch's allocator, and queues one graph on the current stream. Nothing is held between
-launches. Threads: any, several at once. Failure: NativeError; a refused launch has queued nothing.
+A launch gathers the addresses of everything the step was given, allocates what it answers and the
+parts of its arena from torch's allocator, and queues one graph on the current stream. Nothing is
+held between launches. Threads: any, several at once. Failure: NativeError; a refused launch has
+queued nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from ctypes import c_uint64
@@ -85,8 +87,9 @@ class Recorded:
                                for other, offset in unit.members[1:]]
         self._given_slots = _picker([index for index, _ in self._alignments])
         self._room_slots = _picker(named_rooms)
-        self._addresses = c_uint64 * (len(self._alignments) + len(named_rooms))
-        self._arena = self._recording.counts.arena_bytes
+        self.slot_count = len(self._alignments) + len(named_rooms)
+        self._parts = [((size,), (1,), torch.uint8) for size in self._recording.parts]
+        self._addresses = c_uint64 * (self.slot_count + len(self._parts))
         self.needs_gradients = any(index >= step.own for index, _ in self._alignments) or any(
             isinstance(leaf, Alias) and leaf.tensor >= step.own for leaf in first.result)
         self.undefined = {
@@ -107,10 +110,6 @@ class Recorded:
     @property
     def counts(self) -> CaptureCounts:
         return self._recording.counts
-
-    @property
-    def slot_count(self) -> int:
-        return self._addresses._length_  # type: ignore[attr-defined]
 
     def fits(self, given: Sequence[Tensor]) -> bool:
         """Whether tensors that overlapped when recorded still do, in the same way."""
@@ -139,26 +138,29 @@ class Recorded:
             with torch.cuda.device(self._device):
                 return self.launch(given, parameters, poison, at)
         fresh = self._rooms.allocate()
-        arena = _compat.empty_strided_cuda((self._arena,), (1,), torch.uint8)
+        parts = list(itertools.starmap(_compat.empty_strided_cuda, self._parts))
         if poison is not None:
-            for tensor in (*fresh, arena):
+            for tensor in (*fresh, *parts):
                 whole_bytes(tensor).fill_(poison)
-        addresses = self._gather(at or given, fresh)
+        addresses = self._gather(at or given, fresh, parts)
         if self._random is not None:
             self._random.replay()
-        self._recording.launch(addresses, arena.data_ptr(), _compat.current_stream(self._device))
+        self._recording.launch(addresses, _compat.current_stream(self._device))
         for index, build in self._gradients:
             parameters[index].grad = build(given, fresh)
         if self._mutated:
             torch.autograd.graph.increment_version([given[i] for i in self._mutated])
         return self._result.build(given, fresh)
 
-    def _gather(self, given: Sequence[Tensor], fresh: Sequence[Tensor]) -> Any:
-        """One address a slot. While another thread captures, tensors may have stand-ins' memory."""
+    def _gather(self, given: Sequence[Tensor], fresh: Sequence[Tensor],
+                parts: Sequence[Tensor]) -> Any:
+        """One address a slot, and one a part of the arena. While another thread captures, tensors
+        may have stand-ins' memory."""
         while True:
             before = swaps()
             addresses = self._addresses(*map(_address, self._given_slots(given)),
-                                        *map(_address, self._room_slots(fresh)))
+                                        *map(_address, self._room_slots(fresh)),
+                                        *map(_address, parts))
             if before == swaps() and before % 2 == 0:
                 return addresses
             wait_for_captures()

@@ -112,11 +112,12 @@ class Entry:
 
     def is_fixed(self) -> bool:
         """Whether they are where they were."""
-        if all([holder.get(key) is tensor if isinstance(holder, dict) else holder[key] is tensor
-                for holder, key, tensor in self.wrappers]):
-            inner = [getattr(owner, name) for owner, name in self.insides]
-        else:
-            inner = self.state.inner_tensors()
+        try:
+            is_same = all([holder[key] is tensor for holder, key, tensor in self.wrappers])
+        except (KeyError, IndexError, AttributeError):
+            return False
+        inner = [getattr(owner, name) for owner, name in self.insides] if is_same \
+            else self.state.inner_tensors()
         return self.fixed == tuple([tensor.data_ptr() for tensor in inner])
 
     def look_up(self) -> bool:

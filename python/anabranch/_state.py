@@ -59,8 +59,11 @@ def inner_tensors(tensor: Tensor) -> list[Tensor]:
 def inner_places(tensor: Tensor) -> list[tuple[Any, str]]:
     """Where the plain tensors inside a wrapping one are: object and attribute."""
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    return [place for name in names for place in (
-        inner_places(inner) if is_wrapper(inner := getattr(tensor, name)) else [(tensor, name)])]
+    places: list[tuple[Any, str]] = []
+    for name in names:
+        inner = getattr(tensor, name)
+        places += inner_places(inner) if is_wrapper(inner) else [(tensor, name)]
+    return places
 
 
 def version_of(tensor: Tensor) -> int:

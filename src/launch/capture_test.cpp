@@ -6,11 +6,13 @@
 
 #include "anabranch/launch.h"
 #include "device/cuda/cuda_device.h"
+#include "record/capture_memory.h"
 #include "record/cuda_recording_testing.h"
 
 namespace anabranch::cuda {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::kBytes;
 
@@ -27,6 +29,27 @@ class CaptureTest : public testing::CudaStepTest {
     }
     return all;
   }
+  // Captures that name x and y, and temporaries of this size on memory for captures.
+  std::vector<CaptureBlock> capture_again(std::uint64_t temporary_bytes) {
+    std::vector<CaptureBlock> all(kinds.size());
+    destroy_captures();
+    for (int c = 0; c < 2; ++c) {
+      memory_[c] = *cuda::CaptureMemory::make(*d);
+      for (std::size_t i = 0; i < kinds.size(); ++i) {
+        all[i].given = kinds[i] == UnitKind::kGiven;
+        all[i].bytes = all[i].given ? kBytes : temporary_bytes;
+        const std::uint64_t address = *memory_[c]->allocate(all[i].bytes);
+        (c == 0 ? all[i].first_address : all[i].second_address) = address;
+      }
+      EXPECT_CU(d->cuStreamBeginCapture(work_stream, CuCaptureMode::kThreadLocal));
+      queue_step(work_stream, {memory_[c]->allocations().begin(), memory_[c]->allocations().end()});
+      captures[c].graph = end_capture(work_stream);
+    }
+    return all;
+  }
+  std::uint64_t allocate_part(std::uint64_t bytes) {
+    return allocate(bytes + 512) / 512 * 512 + 512;
+  }
   Result<CapturedRecording> make(const CaptureDevice& device,
                                  const std::vector<CaptureBlock>& with) {
     const auto first = CaptureSnapshot::make(device, captures[0].graph);
@@ -38,6 +61,7 @@ class CaptureTest : public testing::CudaStepTest {
 
  private:
   std::string image_;
+  std::unique_ptr<cuda::CaptureMemory> memory_[2];
 };
 
 TEST_F(CaptureTest, ACapturedStepLaunchesAtItsArguments) {
@@ -49,11 +73,13 @@ TEST_F(CaptureTest, ACapturedStepLaunchesAtItsArguments) {
   EXPECT_EQ(recording->slots()[1].block, 1u);
   EXPECT_EQ(recording->slots()[1].bytes, kBytes);
   EXPECT_EQ(recording->counts().nodes, kNodes);
+  EXPECT_THAT(recording->parts(), ElementsAre(1024));
+  EXPECT_EQ(recording->counts().arena_bytes, 1024u);
   for (std::uint32_t round = 0; round < 3; ++round) {
     const std::uint64_t in = allocate(kBytes), out = allocate(kBytes);
-    const std::uint64_t arena = allocate(recording->counts().arena_bytes + 512) / 512 * 512 + 512;
     put_words(in, round);
-    const Status queued = anabranch::launch(*recording, std::vector{in, out}, arena, work_stream);
+    const Status queued =
+        anabranch::launch(*recording, std::vector{in, out, allocate_part(1024)}, work_stream);
     ASSERT_TRUE(queued.ok()) << queued.message();
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
     expect_result(out, round);
@@ -61,6 +87,29 @@ TEST_F(CaptureTest, ACapturedStepLaunchesAtItsArguments) {
   const CaptureCounts counts = recording->counts();
   EXPECT_EQ(counts.launched_unchanged + counts.launched_from_host + counts.launched_from_device,
             3u);
+}
+
+TEST_F(CaptureTest, ALargeArenaComesInPartsThatMayLieAnywhere) {
+  constexpr std::uint64_t kTemporary = std::uint64_t{33} << 20;
+  const CaptureDevice device = open();
+  const auto recording = make(device, capture_again(kTemporary));
+  ASSERT_TRUE(recording.ok()) << recording.error().message();
+  ASSERT_THAT(recording->parts(), ElementsAre(kTemporary, kTemporary));
+  EXPECT_EQ(recording->counts().arena_bytes, 2 * kTemporary);
+  std::vector<std::uint64_t> addresses{allocate_part(kBytes), allocate_part(kBytes), 0, 0};
+  for (std::uint32_t round = 0; round < 2; ++round) {
+    const std::uint64_t place = allocate_part(kTemporary), other = allocate_part(kTemporary);
+    addresses[2] = round == 0 ? place : other;
+    addresses[3] = round == 0 ? other : place;
+    put_words(addresses[0], round);
+    const Status queued = anabranch::launch(*recording, addresses, work_stream);
+    ASSERT_TRUE(queued.ok()) << queued.message();
+    EXPECT_CU(d->cuStreamSynchronize(work_stream));
+    expect_result(addresses[1], round);
+  }
+  addresses[2] = addresses[3] + kTemporary - 512;
+  EXPECT_THAT(anabranch::launch(*recording, addresses, work_stream).message(),
+              HasSubstr("arena part 1 and arena part 0 share bytes"));
 }
 
 TEST_F(CaptureTest, GivenMemoryThatNoNodeNamesIsNoSlot) {

@@ -34,14 +34,14 @@ std::uint64_t copy_all(std::span<const std::uint64_t> from, const std::uint64_t*
   return wrong | (any >> kTopBit);
 }
 
-// Whether each slot begins where the one before it in this order ends, or later. Then none but the
-// first can be null.
+// Whether each source begins where the one before it in this order ends, or later. Then none but
+// the first can be null.
 bool is_in_order(std::span<const std::uint32_t> order, const std::uint64_t* addresses,
                  const std::uint64_t* bytes) {
   std::uint64_t end = 1, wrong = 0;
-  for (const std::uint32_t slot : order) {
-    wrong |= addresses[slot] - end;
-    end = addresses[slot] + bytes[slot];
+  for (const std::uint32_t source : order) {
+    wrong |= addresses[source] - end;
+    end = addresses[source] + bytes[source];
     wrong |= end;
   }
   return wrong >> kTopBit == 0;
@@ -49,7 +49,7 @@ bool is_in_order(std::span<const std::uint32_t> order, const std::uint64_t* addr
 
 // The same where the order is that of their numbers.
 bool is_in_turn(std::size_t count, const std::uint64_t* addresses, const std::uint64_t* bytes) {
-  std::uint64_t wrong = addresses[0] - 1;
+  std::uint64_t wrong = count == 0 ? 0 : addresses[0] - 1;
   for (std::size_t i = 1; i < count; ++i) {
     const std::uint64_t end = addresses[i - 1] + bytes[i - 1];
     wrong |= end | (addresses[i] - end);
@@ -57,15 +57,16 @@ bool is_in_turn(std::size_t count, const std::uint64_t* addresses, const std::ui
   return wrong >> kTopBit == 0;
 }
 
-// The memory as it takes the place of what the launch before was given. Its order of slots by
+// The memory as it takes the place of what the launch before was given. Its order of sources by
 // address is kept, so that one that moved is compared with two neighbours and not with all.
 //
 // take_few() and take_all() only say whether they saw that all is right. Where they did not,
 // check() looks again and words what is wrong, if something is.
 class Taker {
  public:
-  Taker(const CudaRecording& recording, const CudaBindings& bindings, LaunchMemory& memory)
-      : bindings_(bindings),
+  Taker(const CudaRecording& recording, std::span<const std::uint64_t> given, LaunchMemory& memory)
+      : given_(given),
+        slots_(recording.slots().size()),
         bytes_(recording.source_bytes()),
         masks_(recording.source_masks()),
         memory_(memory) {}
@@ -75,13 +76,10 @@ class Taker {
   Status check();
 
  private:
-  std::size_t arena() const { return bindings_.slots.size(); }
-  std::uint64_t given(std::size_t source) const {
-    return source == arena() ? bindings_.arena : bindings_.slots[source];
-  }
   std::uint64_t at(std::size_t source) const { return memory_.addresses[source]; }
   std::string name(std::size_t source) const {
-    return source == arena() ? "the arena" : fmt::format("slot {}", source);
+    return source < slots_ ? fmt::format("slot {}", source)
+                           : fmt::format("arena part {}", source - slots_);
   }
 
   bool is_misplaced(std::size_t source) const {
@@ -93,93 +91,73 @@ class Taker {
     return at(b) - at(a) < bytes_[a];
   }
   bool is_apart(std::size_t place) const;
-  bool are_slots_in_order() const;
-  void sort_slots();
-  std::size_t slot_at_arena() const;
-  std::size_t place_of(std::uint32_t slot) const;
-  void move(std::uint32_t slot, std::uint64_t address);
+  bool are_in_order() const;
+  void sort();
+  std::size_t place_of(std::uint32_t source) const;
+  void move(std::uint32_t source, std::uint64_t address);
   Status misplaced(std::size_t source) const;
   Status shared(std::size_t a, std::size_t b) const;
 
-  const CudaBindings& bindings_;
+  const std::span<const std::uint64_t> given_;
+  const std::size_t slots_;
   const std::span<const std::uint64_t> bytes_, masks_;
   LaunchMemory& memory_;
 };
 
 bool Taker::take_few(std::span<const std::uint32_t> moved) {
   for (const std::uint32_t source : moved) {
-    if (source == arena() || bytes_[source] == 0) {
-      memory_.addresses[source] = given(source);
+    if (bytes_[source] == 0) {
+      memory_.addresses[source] = given_[source];
     } else {
-      move(source, given(source));
+      move(source, given_[source]);
     }
     if (is_misplaced(source)) return false;
   }
-  for (const std::uint32_t source : moved) {
-    if (source != arena() && bytes_[source] != 0 && !is_apart(place_of(source))) return false;
-  }
-  return slot_at_arena() == arena();
+  return std::all_of(moved.begin(), moved.end(), [&](std::uint32_t source) {
+    return bytes_[source] == 0 || is_apart(place_of(source));
+  });
 }
 
 bool Taker::take_all() {
-  auto& addresses = memory_.addresses;
-  const std::uint64_t wrong = copy_all(bindings_.slots, masks_.data(), addresses.data());
-  addresses.back() = bindings_.arena;
-  if (wrong != 0 || is_misplaced(arena())) return false;
-  if (!are_slots_in_order()) {
-    sort_slots();
-    if (!are_slots_in_order()) return false;
-  }
-  return slot_at_arena() == arena();
+  if (copy_all(given_, masks_.data(), memory_.addresses.data()) != 0) return false;
+  if (are_in_order()) return true;
+  sort();
+  return are_in_order();
 }
 
 // Tensors that are allocated in turn keep their order, and slots are numbered in it.
-bool Taker::are_slots_in_order() const {
+bool Taker::are_in_order() const {
   const auto* const addresses = memory_.addresses.data();
-  return memory_.is_in_turn ? is_in_turn(arena(), addresses, bytes_.data())
+  return memory_.is_in_turn ? is_in_turn(given_.size(), addresses, bytes_.data())
                             : is_in_order(memory_.order, addresses, bytes_.data());
 }
 
-// Whether the slot at this place in the order shares nothing with its neighbours.
+// Whether the source at this place in the order shares nothing with its neighbours.
 bool Taker::is_apart(std::size_t place) const {
   const auto& order = memory_.order;
   return (place == 0 || !do_share(order[place - 1], order[place])) &&
          (place + 1 == order.size() || !do_share(order[place], order[place + 1]));
 }
 
-// A slot that shares bytes with the arena, or the arena where there is none. No two slots share
-// any, so only the last that begins before the arena's end can reach into it.
-std::size_t Taker::slot_at_arena() const {
-  if (bytes_[arena()] == 0) return arena();
-  const std::uint64_t end = at(arena()) + bytes_[arena()];
-  const auto& order = memory_.order;
-  const auto behind = std::partition_point(order.begin(), order.end(),
-                                           [&](std::uint32_t slot) { return at(slot) < end; });
-  if (behind == order.begin() || !do_share(*std::prev(behind), arena())) return arena();
-  return *std::prev(behind);
-}
-
-void Taker::sort_slots() {
+void Taker::sort() {
   auto& order = memory_.order;
   sort_by_address(memory_.addresses, order, memory_.spare);
-  memory_.is_in_turn = order.size() == arena() && std::is_sorted(order.begin(), order.end());
+  memory_.is_in_turn = order.size() == given_.size() && std::is_sorted(order.begin(), order.end());
 }
 
-// Slots at one address stand by number, so that the same two are named whatever came before.
+// Sources at one address stand by number, so that the same two are named whatever came before.
 Status Taker::check() {
-  std::copy(bindings_.slots.begin(), bindings_.slots.end(), memory_.addresses.begin());
-  memory_.addresses.back() = bindings_.arena;
-  for (std::size_t source = 0; source <= arena(); ++source) {
+  std::copy(given_.begin(), given_.end(), memory_.addresses.begin());
+  for (std::size_t source = 0; source < given_.size(); ++source) {
     if (is_misplaced(source)) return misplaced(source);
   }
   auto& order = memory_.order;
   std::sort(order.begin(), order.end());
-  sort_slots();
+  sort();
   for (std::size_t place = 1; place < order.size(); ++place) {
     if (do_share(order[place - 1], order[place])) return shared(order[place - 1], order[place]);
   }
-  const std::size_t slot = slot_at_arena();
-  return slot == arena() ? Status() : shared(slot, arena());
+  return {};
 }
 
 Status Taker::misplaced(std::size_t source) const {
@@ -196,17 +174,17 @@ Status Taker::shared(std::size_t a, std::size_t b) const {
                   name(a), name(b), at(a), at(a) + bytes_[a], at(b), at(b) + bytes_[b]));
 }
 
-std::size_t Taker::place_of(std::uint32_t slot) const {
+std::size_t Taker::place_of(std::uint32_t source) const {
   const auto& order = memory_.order;
   auto place = std::partition_point(order.begin(), order.end(),
-                                    [&](std::uint32_t other) { return at(other) < at(slot); });
-  return static_cast<std::size_t>(std::find(place, order.end(), slot) - order.begin());
+                                    [&](std::uint32_t other) { return at(other) < at(source); });
+  return static_cast<std::size_t>(std::find(place, order.end(), source) - order.begin());
 }
 
-void Taker::move(std::uint32_t slot, std::uint64_t address) {
+void Taker::move(std::uint32_t source, std::uint64_t address) {
   auto& order = memory_.order;
-  const auto from = order.begin() + static_cast<std::ptrdiff_t>(place_of(slot));
-  memory_.addresses[slot] = address;
+  const auto from = order.begin() + static_cast<std::ptrdiff_t>(place_of(source));
+  memory_.addresses[source] = address;
   const auto is_lower = [&](std::uint32_t other) { return at(other) < address; };
   const auto left = std::partition_point(order.begin(), from, is_lower);
   const auto right = std::partition_point(from + 1, order.end(), is_lower);
@@ -218,34 +196,31 @@ void Taker::move(std::uint32_t slot, std::uint64_t address) {
   memory_.is_in_turn &= left == from && right == from + 1;
 }
 
-Moved find_moved(const CudaRecording& recording, const CudaBindings& bindings,
+Moved find_moved(const CudaRecording& recording, std::span<const std::uint64_t> given,
                  const LaunchMemory& memory) {
   Moved moved;
-  const auto note = [&](std::size_t source) {
+  for_each_difference(given, memory.addresses, [&](std::size_t source) {
     moved.nodes += recording.node_count(source);
     if (moved.count == Moved::kMost) return ++moved.count, false;
     moved.sources[moved.count++] = static_cast<std::uint32_t>(source);
     return true;
-  };
-  const std::size_t arena = bindings.slots.size();
-  for_each_difference(bindings.slots, std::span(memory.addresses).first(arena), note);
-  if (!moved.is_many() && bindings.arena != memory.addresses.back()) note(arena);
+  });
   return moved;
 }
 
 }  // namespace
 
-Result<Moved> take_bindings(const CudaRecording& recording, const CudaBindings& bindings,
-                            LaunchMemory& memory) {
-  if (bindings.slots.size() != recording.slots().size()) {
-    return bad(
-        fmt::format("{} addresses for {} slots", bindings.slots.size(), recording.slots().size()));
+Result<Moved> take_bindings(const CudaRecording& recording,
+                            std::span<const std::uint64_t> addresses, LaunchMemory& memory) {
+  if (addresses.size() != recording.source_bytes().size()) {
+    return bad(fmt::format("{} addresses for {} slots and {} arena parts", addresses.size(),
+                           recording.slots().size(), recording.part_bytes().size()));
   }
-  const Moved moved = find_moved(recording, bindings, memory);
+  const Moved moved = find_moved(recording, addresses, memory);
   const bool next_to_nothing = !moved.is_many() && moved.nodes <= recording.options().few_nodes;
   memory.repeats = next_to_nothing ? memory.repeats + 1 : 0;
   if (moved.count == 0 && memory.is_known) return moved;
-  Taker taker(recording, bindings, memory);
+  Taker taker(recording, addresses, memory);
   const bool is_few = memory.is_known && !moved.is_many();
   if (!(is_few ? taker.take_few(moved.list()) : taker.take_all())) {
     if (Status right = taker.check(); !right.ok()) {

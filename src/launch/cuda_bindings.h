@@ -2,8 +2,8 @@
 // What a launch of a captured step is given: whether it is right, and what of it has moved.
 // Ownership: values and borrowed memory.
 // Threads:   for the lessee of the executable whose memory it is.
-// Failure:   kBadBinding names the slot and both values; the memory then knows of no launch before.
-// Edges:     slots without bytes may be anywhere and share nothing.
+// Failure:   kBadBinding names the source and both values; the memory then knows of no launch
+// before. Edges:     sources without bytes may be anywhere and share nothing.
 #pragma once
 
 #include <array>
@@ -14,11 +14,6 @@
 #include "record/cuda_recording.h"
 
 namespace anabranch::cuda {
-
-struct CudaBindings {
-  std::span<const std::uint64_t> slots;  // an address for each of recording.slots()
-  std::uint64_t arena = 0;               // of recording.arena().size_bytes, aligned to 512
-};
 
 // Sources that have moved since the launch before; no more of them than it takes to know what to
 // do.
@@ -32,9 +27,12 @@ struct Moved {
   std::span<const std::uint32_t> list() const { return {sources.data(), count}; }
 };
 
+// `addresses`: one for each slot, then one for each part of the arena, of its bytes and aligned to
+// kPartAlignment.
+//
 // Checks what moved and takes it into the memory: places aligned as they were captured, and no two
 // that share bytes, since those would be written in an order that the capture has not seen.
-Result<Moved> take_bindings(const CudaRecording& recording, const CudaBindings& bindings,
-                            LaunchMemory& memory);
+Result<Moved> take_bindings(const CudaRecording& recording,
+                            std::span<const std::uint64_t> addresses, LaunchMemory& memory);
 
 }  // namespace anabranch::cuda

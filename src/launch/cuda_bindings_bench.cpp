@@ -160,7 +160,7 @@ void take(benchmark::State& state, MakeTurns make) {
   Chain& chain = chain_of(slots);
   const Turns turns = make(slots);
   const auto round = [&](int turn) {
-    return take_bindings(chain.recording(), {turns.addresses[turn], 0}, chain.memory());
+    return take_bindings(chain.recording(), turns.addresses[turn], chain.memory());
   };
   must(round(0));
   if (must(round(1)).count != turns.moved) return state.SkipWithError("something else moved");
@@ -176,7 +176,7 @@ void launch_all(benchmark::State& state, MakeTurns make) {
   Chain& chain = chain_of(slots);
   const Turns turns = make(slots);
   const auto round = [&](int turn) {
-    return launch(chain.recording(), {turns.addresses[turn], 0}, nullptr);
+    return launch(chain.recording(), turns.addresses[turn], nullptr);
   };
   for (int i = 0; i < 24; ++i) must(round(i % 2));  // settles, where it can
   const Repoint expected = turns.moved == 0   ? Repoint::kNothing

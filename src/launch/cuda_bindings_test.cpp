@@ -12,10 +12,13 @@
 namespace anabranch::cuda {
 namespace {
 
-constexpr std::size_t kSlots = 24;
-constexpr std::uint64_t kAlign = 256;
+constexpr std::size_t kSlots = 24, kParts = 3, kSources = kSlots + kParts;
+constexpr std::uint64_t kAlign = 256, kPartBytes = 1024;
 
-// A step of fills: slots of various sizes, on demand some without bytes, and one temporary.
+using Addresses = std::vector<std::uint64_t>;
+
+// A step of fills: slots of various sizes, on demand some without bytes, and temporaries that live
+// together, each a part of the arena.
 class CudaBindingsTest : public sim::SimTest, public ::testing::WithParamInterface<bool> {
  protected:
   CudaBindingsTest() {
@@ -23,115 +26,106 @@ class CudaBindingsTest : public sim::SimTest, public ::testing::WithParamInterfa
     CuGraph graphs[2];
     for (int c = 0; c < 2; ++c) {
       const CuStream on = stream();
-      for (std::size_t i = 0; i <= kSlots; ++i) memory[c].push_back({allocate(8192), size_of(i)});
+      for (std::size_t i = 0; i < kSources; ++i) memory[c].push_back({allocate(8192), size_of(i)});
       EXPECT_CU(d->cuStreamBeginCapture(on, CuCaptureMode::kThreadLocal));
-      for (std::size_t i = 0; i <= kSlots; ++i) {
-        EXPECT_CU(d->cuMemsetD8Async(memory[c][i].address, 1, 16, on));
+      for (std::size_t i = 0; i < kSources + kParts; ++i) {  // each temporary twice
+        EXPECT_CU(d->cuMemsetD8Async(memory[c][i < kSources ? i : i - kParts].address, 1, 16, on));
       }
       graphs[c] = end_capture(on);
     }
     std::vector<UnitKind> kinds(kSlots, UnitKind::kGiven);
-    kinds.push_back(UnitKind::kTemporary);
-    auto made = CudaRecording::make(*d, {graphs[0], memory[0]}, {graphs[1], memory[1]}, kinds);
+    kinds.resize(kSources, UnitKind::kTemporary);
+    auto made = CudaRecording::make(*d, {graphs[0], memory[0]}, {graphs[1], memory[1]}, kinds,
+                                    {.least_part_bytes = kPartBytes});
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     recording = *std::move(made);
+    EXPECT_EQ(recording->part_bytes().size(), kParts);
   }
   static std::uint64_t size_of(std::size_t i) {
+    if (i >= kSlots) return kPartBytes;
     return GetParam() && i % 6 == 5 ? 0 : 64 * (1 + i % 4);
   }
+  static std::uint64_t alignment_of(std::size_t source) { return source < kSlots ? kAlign : 512; }
+  static std::string name_of(std::size_t source) {
+    return source < kSlots ? fmt::format("slot {}", source)
+                           : fmt::format("arena part {}", source - kSlots);
+  }
+  // Apart from each other, and in the order of their numbers.
+  static Addresses first_places() {
+    Addresses at(kSources);
+    for (std::size_t i = 0; i < kSlots; ++i) at[i] = kAlign * 8 * (i + 1);
+    for (std::size_t i = kSlots; i < kSources; ++i) at[i] = (1 << 20) + i * kPartBytes;
+    return at;
+  }
 
-  // By brute force: every slot aligned and no two, nor one and the arena, with bytes in common.
-  bool is_right(const std::vector<std::uint64_t>& slots, std::uint64_t arena) const {
-    std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges{
-        {arena, arena + recording->arena().size_bytes}};
-    if (arena == 0 || arena % 512 != 0) return false;
-    for (std::size_t i = 0; i < kSlots; ++i) {
+  // By brute force: every source aligned and no two with bytes in common.
+  static bool is_right(const Addresses& at) {
+    for (std::size_t i = 0; i < kSources; ++i) {
       if (size_of(i) == 0) continue;
-      if (slots[i] == 0 || slots[i] % kAlign != 0) return false;
-      for (const auto& [begin, end] : ranges) {
-        if (slots[i] < end && begin < slots[i] + size_of(i)) return false;
+      if (at[i] == 0 || at[i] % alignment_of(i) != 0) return false;
+      for (std::size_t j = 0; j < i; ++j) {
+        if (size_of(j) != 0 && at[i] < at[j] + size_of(j) && at[j] < at[i] + size_of(i)) {
+          return false;
+        }
       }
-      ranges.push_back({slots[i], slots[i] + size_of(i)});
     }
     return true;
   }
 
   // What take_bindings() says of these, without a memory of others; empty where they are right.
-  std::string naive_message(const std::vector<std::uint64_t>& slots, std::uint64_t arena) const {
-    for (std::size_t i = 0; i <= kSlots; ++i) {
-      const std::uint64_t at = i < kSlots ? slots[i] : arena;
-      const std::uint64_t alignment = i < kSlots ? recording->slots()[i].alignment : 512;
-      const std::string name = i < kSlots ? fmt::format("slot {}", i) : "the arena";
-      if (bytes_of(i) == 0 || (at != 0 && at % alignment == 0)) continue;
+  static std::string naive_message(const Addresses& at) {
+    for (std::size_t i = 0; i < kSources; ++i) {
+      if (size_of(i) == 0 || (at[i] != 0 && at[i] % alignment_of(i) == 0)) continue;
       return fmt::format(
           "launch: {} is at {:#x} and must be aligned to {}, as it was captured. Kernels may rely "
           "on it: copy the tensor to fresh memory. [E0402]",
-          name, at, alignment);
+          name_of(i), at[i], alignment_of(i));
     }
-    const auto sorted = by_address(slots);
+    const auto sorted = by_address(at);
     for (std::size_t k = 1; k < sorted.size(); ++k) {
       const std::size_t a = sorted[k - 1], b = sorted[k];
-      if (slots[b] < slots[a] + bytes_of(a)) {
-        return shared(fmt::format("slot {} and slot {}", a, b), slots[a], bytes_of(a), slots[b],
-                      bytes_of(b));
-      }
-    }
-    for (auto slot = sorted.rbegin(); slot != sorted.rend(); ++slot) {
-      if (slots[*slot] < arena + bytes_of(kSlots) && arena < slots[*slot] + bytes_of(*slot)) {
-        return shared(fmt::format("slot {} and the arena", *slot), slots[*slot], bytes_of(*slot),
-                      arena, bytes_of(kSlots));
-      }
+      if (at[b] >= at[a] + size_of(a)) continue;
+      return fmt::format(
+          "launch: {} and {} share bytes ({:#x} to {:#x}, {:#x} to {:#x}). Copy one of the two "
+          "tensors. [E0402]",
+          name_of(a), name_of(b), at[a], at[a] + size_of(a), at[b], at[b] + size_of(b));
     }
     return "";
   }
-  std::vector<std::size_t> by_address(const std::vector<std::uint64_t>& slots) const {
+  static std::vector<std::size_t> by_address(const Addresses& at) {
     std::vector<std::size_t> sorted;
-    for (std::size_t i = 0; i < kSlots; ++i) {
-      if (bytes_of(i) != 0) sorted.push_back(i);
+    for (std::size_t i = 0; i < kSources; ++i) {
+      if (size_of(i) != 0) sorted.push_back(i);
     }
     std::stable_sort(sorted.begin(), sorted.end(),
-                     [&](std::size_t a, std::size_t b) { return slots[a] < slots[b]; });
+                     [&](std::size_t a, std::size_t b) { return at[a] < at[b]; });
     return sorted;
   }
-  static std::string shared(const std::string& names, std::uint64_t a, std::uint64_t bytes_a,
-                            std::uint64_t b, std::uint64_t bytes_b) {
-    return fmt::format(
-        "launch: {} share bytes ({:#x} to {:#x}, {:#x} to {:#x}). Copy one of the two tensors. "
-        "[E0402]",
-        names, a, a + bytes_a, b, b + bytes_b);
-  }
-  std::uint64_t bytes_of(std::size_t source) const {
-    return source < kSlots ? recording->slots()[source].bytes : recording->arena().size_bytes;
-  }
+  Result<Moved> take(const Addresses& at) { return take_bindings(*recording, at, memory()); }
+  LaunchMemory& memory() { return recording->executables()[0]->memory(); }
 
   std::shared_ptr<CudaRecording> recording;
 };
 
 TEST_P(CudaBindingsTest, TakesWhatBruteForceFindsRightAndRefusesTheRest) {
   std::mt19937_64 random(3);
-  LaunchMemory& memory = recording->executables()[0]->memory();
-  std::vector<std::uint64_t> slots(kSlots);
-  for (std::size_t i = 0; i < kSlots; ++i) slots[i] = kAlign * 8 * (i + 1);
-  std::uint64_t arena = 1 << 20;
+  Addresses at = first_places();
   int taken_count = 0, refused_count = 0;
   for (int round = 0; round < 20'000; ++round) {
-    const auto before = slots;
-    const std::uint64_t arena_before = arena;
+    const Addresses before = at;
     for (std::uint64_t moves = random() % (round % 10 == 0 ? kSlots : 4); moves > 0; --moves) {
-      slots[random() % kSlots] = kAlign * (random() % 400) / (random() % 50 == 0 ? 2 : 1);
+      at[random() % kSlots] = kAlign * (random() % 400) / (random() % 50 == 0 ? 2 : 1);
     }
-    if (random() % 8 == 0) arena = 512 * (random() % 200);
-    const bool right = is_right(slots, arena);
-    const auto taken = take_bindings(*recording, {slots, arena}, memory);
+    if (random() % 8 == 0) at[kSlots + random() % kParts] = 512 * (random() % 200);
+    const bool right = is_right(at);
+    const auto taken = take(at);
     ASSERT_EQ(taken.ok(), right) << "round " << round
                                  << (taken.ok() ? "" : taken.error().message());
     ++(right ? taken_count : refused_count);
     if (right) {
-      EXPECT_TRUE(std::equal(slots.begin(), slots.end(), memory.addresses.begin()));
-      EXPECT_EQ(memory.addresses.back(), arena);
+      EXPECT_EQ(at, memory().addresses);
     } else {
-      slots = before;
-      arena = arena_before;
+      at = before;
     }
   }
   EXPECT_GT(taken_count, 2000);
@@ -139,82 +133,85 @@ TEST_P(CudaBindingsTest, TakesWhatBruteForceFindsRightAndRefusesTheRest) {
 }
 
 TEST_P(CudaBindingsTest, SaysWhatMovedUntilItIsMany) {
-  LaunchMemory& memory = recording->executables()[0]->memory();
-  std::vector<std::uint64_t> slots(kSlots);
-  for (std::size_t i = 0; i < kSlots; ++i) slots[i] = kAlign * 8 * (i + 1);
-  const auto take = [&] { return *take_bindings(*recording, {slots, 1 << 20}, memory); };
-  EXPECT_TRUE(take().is_many());
-  EXPECT_EQ(take().count, 0u);
-  slots[3] += kAlign * 4;
-  const Moved moved = take();
-  EXPECT_THAT(moved.list(), ::testing::ElementsAre(3));
-  EXPECT_EQ(moved.nodes, 1u);
+  Addresses at = first_places();
+  EXPECT_TRUE(take(at)->is_many());
+  EXPECT_EQ(take(at)->count, 0u);
+  at[3] += kAlign * 4;
+  at[kSlots + 2] += 512;
+  const Moved moved = *take(at);
+  EXPECT_THAT(moved.list(), ::testing::ElementsAre(3, kSlots + 2));
+  EXPECT_EQ(moved.nodes, 3u);  // the temporary is filled twice
 }
 
-// Places for all slots, as launches of a program in use have them, or with a fault in them.
+TEST_P(CudaBindingsTest, EverySourceNeedsAnAddress) {
+  for (const std::size_t count : {std::size_t{0}, kSlots, kSources + 1}) {
+    const auto taken = take(Addresses(count, 512));
+    ASSERT_FALSE(taken.ok());
+    EXPECT_EQ(taken.error().message(),
+              fmt::format("launch: {} addresses for 24 slots and 3 arena parts. [E0402]", count));
+  }
+}
+
+// Places for all sources, as launches of a program in use have them, or with a fault in them.
 class Places {
  public:
   explicit Places(std::uint64_t seed) : random_(seed) { shuffle(); }
 
-  void next(std::vector<std::uint64_t>& slots, std::uint64_t& arena) {
+  void next(Addresses& at) {
     switch (random_() % 8) {
       case 0:
         shuffle();
         [[fallthrough]];
       case 1:
       case 2:
-        return spread(slots, arena, order_);
+        return spread(at, order_);
       case 3:
       case 4:
-        return spread(slots, arena, in_turn_);
+        return spread(at, in_turn_);
       default:
         for (std::uint64_t moves = random_() % 4; moves > 0; --moves) {
-          slots[random_() % kSlots] = 512 * (1 + random_() % 2000);
+          at[random_() % kSources] = 512 * (1 + random_() % 2000);
         }
     }
   }
-  void spoil(std::vector<std::uint64_t>& slots, std::uint64_t& arena) {
-    std::uint64_t& slot = slots[random_() % kSlots];
-    const std::uint64_t other = slots[random_() % kSlots];
+  void spoil(Addresses& at) {
+    std::uint64_t& source = at[random_() % kSources];
+    const std::uint64_t other = at[random_() % kSources];
     switch (random_() % 6) {
       case 0:
-        slot = 0;
+        source = 0;
         break;
       case 1:
-        slot += 8;
+        source += 8;
         break;
       case 2:
-        slot = other;
+        source = other;
         break;
       case 3:
-        arena = other / 512 * 512;
+        at[kSlots + random_() % kParts] = other / 512 * 512;
         break;
       case 4:
-        slot |= std::uint64_t{1} << 63;  // where no device has memory, but right
+        source |= std::uint64_t{1} << 63;  // where no device has memory, but right
         break;
       default:
-        arena += 256;
+        at[kSlots + random_() % kParts] += 256;
     }
   }
   std::uint64_t random() { return random_(); }
 
  private:
   void shuffle() { std::shuffle(order_.begin(), order_.end(), random_); }
-  void spread(std::vector<std::uint64_t>& slots, std::uint64_t& arena,
-              const std::vector<std::size_t>& order) {
-    std::uint64_t at = 512 * (1 + random_() % 100);
-    const std::uint64_t arena_before = random_() % (2 * kSlots);  // half the time behind them all
-    for (std::size_t k = 0; k < kSlots; ++k) {
-      if (k == arena_before) at = (arena = at) + 1024;
-      slots[order[k]] = at;
-      at += 512 * (1 + random_() % 3);
+  void spread(Addresses& at, const std::vector<std::size_t>& order) {
+    std::uint64_t next = 512 * (1 + random_() % 100);
+    for (const std::size_t source : order) {
+      at[source] = next;
+      next += 512 * (1 + random_() % 3) + (source < kSlots ? 0 : kPartBytes - 512);
     }
-    if (arena_before >= kSlots) arena = at;
   }
 
   static std::vector<std::size_t> numbers() {
-    std::vector<std::size_t> all(kSlots);
-    for (std::size_t i = 0; i < kSlots; ++i) all[i] = i;
+    std::vector<std::size_t> all(kSources);
+    for (std::size_t i = 0; i < kSources; ++i) all[i] = i;
     return all;
   }
   std::mt19937_64 random_;
@@ -223,19 +220,14 @@ class Places {
 };
 
 TEST_P(CudaBindingsTest, SaysTheSameWhateverWasGivenBefore) {
-  LaunchMemory& memory = recording->executables()[0]->memory();
   Places places(17);
-  std::vector<std::uint64_t> slots(kSlots);
-  std::uint64_t arena = 0;
+  Addresses at(kSources);
   int right = 0;
   for (int round = 0; round < 30'000; ++round) {
-    places.next(slots, arena);
-    for (std::uint64_t faults = places.random() % 3; faults > 1; --faults) {
-      places.spoil(slots, arena);
-    }
-    const auto taken = take_bindings(*recording, {slots, arena}, memory);
-    ASSERT_EQ(taken.ok() ? "" : taken.error().message(), naive_message(slots, arena))
-        << "round " << round;
+    places.next(at);
+    for (std::uint64_t faults = places.random() % 3; faults > 1; --faults) places.spoil(at);
+    const auto taken = take(at);
+    ASSERT_EQ(taken.ok() ? "" : taken.error().message(), naive_message(at)) << "round " << round;
     right += taken.ok();
   }
   EXPECT_GT(right, 8'000);
@@ -243,19 +235,15 @@ TEST_P(CudaBindingsTest, SaysTheSameWhateverWasGivenBefore) {
 }
 
 TEST_P(CudaBindingsTest, AddressesThatStandForNoneAreCheckedLikeAnyOther) {
-  const std::vector<std::uint64_t> none(kSlots, CudaExec::kUnset);
-  LaunchMemory& memory = recording->executables()[0]->memory();
-  EXPECT_FALSE(take_bindings(*recording, {none, CudaExec::kUnset}, memory).ok());
+  EXPECT_FALSE(take(Addresses(kSources, CudaExec::kUnset)).ok());
 }
 
 TEST_P(CudaBindingsTest, AnEndBeyondTheLastAddressHidesNothing) {
-  std::vector<std::uint64_t> slots(kSlots);
-  for (std::size_t i = 0; i < kSlots; ++i) slots[i] = kAlign * 8 * (i + 1);
-  slots[2] = (std::uint64_t{1} << 63) - kAlign;
-  slots[3] = ~std::uint64_t{0} - kAlign + 1;  // 256 bytes: its end is zero
-  slots[4] = slots[0];
-  LaunchMemory& memory = recording->executables()[0]->memory();
-  const auto taken = take_bindings(*recording, {slots, 1 << 20}, memory);
+  Addresses at = first_places();
+  at[2] = (std::uint64_t{1} << 63) - kAlign;
+  at[3] = ~std::uint64_t{0} - kAlign + 1;  // 256 bytes: its end is zero
+  at[4] = at[0];
+  const auto taken = take(at);
   ASSERT_FALSE(taken.ok());
   EXPECT_THAT(taken.error().message(), ::testing::HasSubstr("slot 0 and slot 4 share bytes"));
 }

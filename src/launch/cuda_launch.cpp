@@ -66,10 +66,11 @@ Result<Repoint> launch_from_device(CudaRecording& recording, LaunchMemory& memor
 
 }  // namespace
 
-Result<Repoint> launch(CudaRecording& recording, const CudaBindings& bindings, CuStream stream) {
+Result<Repoint> launch(CudaRecording& recording, std::span<const std::uint64_t> addresses,
+                       CuStream stream) {
   const ExecLease exec(recording.executables());
   LaunchMemory& memory = exec->memory();
-  const auto moved = take_bindings(recording, bindings, memory);
+  const auto moved = take_bindings(recording, addresses, memory);
   if (!moved.ok()) return moved.error();
   const CudaRecordOptions& options = recording.options();
   const bool from_host =

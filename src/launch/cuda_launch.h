@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "anabranch/status.h"
 #include "launch/cuda_bindings.h"
@@ -23,7 +24,9 @@ enum class Repoint : std::uint8_t {
   kFromDevice,  // all nodes, by the updater
 };
 
-// Neither allocates nor locks unless something is wrong.
-Result<Repoint> launch(CudaRecording& recording, const CudaBindings& bindings, CuStream stream);
+// `addresses`: of the slots and then of the arena's parts, see take_bindings(). Neither allocates
+// nor locks unless something is wrong.
+Result<Repoint> launch(CudaRecording& recording, std::span<const std::uint64_t> addresses,
+                       CuStream stream);
 
 }  // namespace anabranch::cuda

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -25,37 +26,43 @@ enum class By : std::uint8_t { kHost, kUpdater, kUpdaterDirectly };
 class CudaLaunchTest : public testing::CudaStepTest, public ::testing::WithParamInterface<By> {
  protected:
   static bool by_updater() { return GetParam() != By::kHost; }
-  // With the updater all that moves is set from the device.
+  // With the updater all that moves is set from the device. The arena comes in two parts.
   CudaRecordOptions options() {
     CudaRecordOptions chosen;
     if (by_updater()) chosen = {.device_code = load_device_code(), .few_nodes = 0};
     if (GetParam() == By::kUpdaterDirectly) chosen.direct_addresses = 1000;
+    chosen.least_part_bytes = 512;
     return chosen;
   }
   std::shared_ptr<CudaRecording> record() { return CudaStepTest::record(options()); }
-  struct Memory {
-    std::array<std::uint64_t, 2> slots{};
-    std::uint64_t arena = 0;
-    CudaBindings bindings() const { return {slots, arena}; }
-  };
+
+  // x, y, then the parts.
+  using Memory = std::vector<std::uint64_t>;
+  // Fenced and poisoned, in any order.
   Memory fresh(const CudaRecording& recording) {
-    return {{allocate(kBytes), allocate(kBytes)}, allocate_aligned(recording.arena().size_bytes)};
+    Memory memory(recording.source_bytes().size());
+    std::vector<std::size_t> turns(memory.size());
+    std::iota(turns.begin(), turns.end(), 0u);
+    std::shuffle(turns.begin(), turns.end(), random_);
+    for (const std::size_t source : turns) {
+      const std::uint64_t bytes = recording.source_bytes()[source];
+      memory[source] = source < recording.slots().size() ? allocate(bytes) : allocate_part(bytes);
+    }
+    return memory;
   }
   void free(const Memory& memory) {
-    for (const std::uint64_t slot : memory.slots) EXPECT_CU(d->cuMemFree(slot));
-    for (auto [aligned, start] : aligned_) {
-      if (aligned != memory.arena) continue;
-      EXPECT_CU(d->cuMemFree(start));
+    for (const std::uint64_t address : memory) EXPECT_CU(d->cuMemFree(address));
+  }
+  std::uint64_t allocate_part(std::uint64_t bytes) {
+    for (;;) {
+      const std::uint64_t address = allocate(bytes);
+      if (address % kPartAlignment == 0) return address;
+      allocate(1);  // what comes next lies elsewhere
+      EXPECT_CU(d->cuMemFree(address));
     }
   }
-  std::uint64_t allocate_aligned(std::uint64_t bytes) {
-    const std::uint64_t start = allocate(bytes + 512);
-    const std::uint64_t aligned = (start + 511) / 512 * 512;
-    aligned_.push_back({aligned, start});
-    return aligned;
-  }
   Repoint must_launch(CudaRecording& recording, const Memory& memory, CuStream on = nullptr) {
-    const auto how = cuda::launch(recording, memory.bindings(), on ? on : work_stream);
+    const auto how = cuda::launch(recording, memory, on ? on : work_stream);
     EXPECT_TRUE(how.ok()) << (how.ok() ? "" : how.error().message());
     return how.ok() ? *how : Repoint::kNothing;
   }
@@ -69,17 +76,17 @@ class CudaLaunchTest : public testing::CudaStepTest, public ::testing::WithParam
   }
 
  private:
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> aligned_;
+  std::mt19937 random_{7};
 };
 
 TEST_P(CudaLaunchTest, RunsAtTheAddressesItIsGiven) {
   const auto recording = record();
   const Memory memory = fresh(*recording);
-  put_words(memory.slots[0], 100);
+  put_words(memory[0], 100);
   EXPECT_EQ(must_launch(*recording, memory),
             by_updater() ? Repoint::kFromDevice : Repoint::kFromHost);
   EXPECT_CU(d->cuStreamSynchronize(work_stream));
-  expect_result(memory.slots[1], 100);
+  expect_result(memory[1], 100);
   EXPECT_EQ(nodes_set_by_host(), by_updater() ? 0u : kNodes);
   EXPECT_EQ(count_of("cuGraphAddMemcpyNode"),
             GetParam() == By::kUpdater ? recording->updating().size() : 0u);
@@ -93,12 +100,12 @@ TEST_P(CudaLaunchTest, AThousandLaunchesAtFreshAddressesTouchNothingElse) {
   for (std::uint32_t round = 0; round < 1000; ++round) {
     const Memory before = memory;
     memory = fresh(*recording);
-    if (random() % 2) std::swap(memory.slots[0], memory.slots[1]);
+    if (random() % 2) std::swap(memory[0], memory[1]);
     free(before);  // poisoned from here on
-    put_words(memory.slots[0], round);
+    put_words(memory[0], round);
     must_launch(*recording, memory);
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
-    expect_result(memory.slots[1], round);
+    expect_result(memory[1], round);
   }
   free(memory);
   EXPECT_THAT(sim->violations(), IsEmpty());
@@ -124,13 +131,13 @@ TEST_P(CudaLaunchTest, WhereLittleMovesFromLaunchToLaunchTheRestSettles) {
   const auto recording = CudaStepTest::record(chosen);
   Memory memory = fresh(*recording);
   for (std::uint32_t i = 0; i <= chosen.settle_after + 1; ++i) {
-    memory.slots[0] = allocate(kBytes);  // one node names it
-    put_words(memory.slots[0], i);
+    memory[0] = allocate(kBytes);  // one node names it
+    put_words(memory[0], i);
     must_launch(*recording, memory);
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
-    expect_result(memory.slots[1], i);
+    expect_result(memory[1], i);
   }
-  memory.slots[0] = allocate(kBytes);
+  memory[0] = allocate(kBytes);
   const std::size_t setters = nodes_set_by_host();
   EXPECT_EQ(must_launch(*recording, memory), Repoint::kFromHost);
   EXPECT_EQ(nodes_set_by_host(), setters + 1);
@@ -143,13 +150,14 @@ TEST_P(CudaLaunchTest, SetsOnlyTheNodesThatNameWhatMoved) {
   Memory memory = fresh(*recording);
   must_launch(*recording, memory);
   EXPECT_EQ(nodes_set_by_host(), kNodes);
-  memory.slots[0] = allocate(kBytes);
-  put_words(memory.slots[0], 7);
+  memory[0] = allocate(kBytes);
+  put_words(memory[0], 7);
   must_launch(*recording, memory);
   EXPECT_EQ(nodes_set_by_host(), kNodes + 1);
   EXPECT_CU(d->cuStreamSynchronize(work_stream));
-  expect_result(memory.slots[1], 7);
-  memory.arena = allocate_aligned(recording->arena().size_bytes);
+  expect_result(memory[1], 7);
+  memory[2] = allocate_part(kBytes);
+  memory[3] = allocate_part(kBytes);
   must_launch(*recording, memory);
   EXPECT_EQ(nodes_set_by_host(), 2 * kNodes + 1);
 }
@@ -159,11 +167,11 @@ TEST_P(CudaLaunchTest, ALaunchMayBeQueuedWhileTheOneBeforeStillRuns) {
   std::vector<Memory> memories;
   for (std::uint32_t i = 0; i < 8; ++i) {
     memories.push_back(fresh(*recording));
-    put_words(memories.back().slots[0], 10 * i);
+    put_words(memories.back()[0], 10 * i);
   }
   for (const Memory& memory : memories) must_launch(*recording, memory);
   EXPECT_CU(d->cuStreamSynchronize(work_stream));
-  for (std::uint32_t i = 0; i < 8; ++i) expect_result(memories[i].slots[1], 10 * i);
+  for (std::uint32_t i = 0; i < 8; ++i) expect_result(memories[i][1], 10 * i);
 }
 
 TEST_P(CudaLaunchTest, ThreadsMayLaunchOneRecordingOnStreamsOfTheirOwn) {
@@ -175,7 +183,7 @@ TEST_P(CudaLaunchTest, ThreadsMayLaunchOneRecordingOnStreamsOfTheirOwn) {
     std::vector<Memory> memories;
     for (std::uint32_t t = 0; t < 4; ++t) {
       memories.push_back(fresh(*recording));
-      put_words(memories[t].slots[0], 1000 * t);
+      put_words(memories[t][0], 1000 * t);
     }
     for (std::uint32_t t = 0; t < 4; ++t) {
       threads.emplace_back([&, t] {
@@ -186,48 +194,49 @@ TEST_P(CudaLaunchTest, ThreadsMayLaunchOneRecordingOnStreamsOfTheirOwn) {
       });
     }
     for (std::thread& thread : threads) thread.join();
-    for (std::uint32_t t = 0; t < 4; ++t) expect_result(memories[t].slots[1], 1000 * t);
+    for (std::uint32_t t = 0; t < 4; ++t) expect_result(memories[t][1], 1000 * t);
   }
 }
 
 TEST_P(CudaLaunchTest, WrongBindingsAreRefusedAndQueueNothing) {
   const auto recording = record();
   const Memory good = fresh(*recording);
-  const auto refused = [&](const CudaBindings& bindings, const char* why) {
-    const auto set = cuda::launch(*recording, bindings, work_stream);
+  const auto refused = [&](const Memory& memory, const char* why) {
+    const auto set = cuda::launch(*recording, memory, work_stream);
     ASSERT_FALSE(set.ok()) << why;
     EXPECT_EQ(set.error().code(), Code::kBadBinding);
     EXPECT_THAT(set.error().message(), HasSubstr(why));
   };
-  Memory odd = good, same = good, partly = good, inside = good;
-  odd.slots[1] += 8;
-  same.slots[1] = same.slots[0];
-  partly.slots[1] = partly.slots[0] - 256;
-  partly.slots[0] -= 128 + 128;
-  inside.slots[0] = inside.arena;
+  const auto with = [&](std::size_t source, std::uint64_t address) {
+    Memory memory = good;
+    memory[source] = address;
+    return memory;
+  };
   const std::size_t launches = count_of("cuGraphLaunch");
-  refused({std::span(good.slots).first(1), good.arena}, "1 addresses for 2 slots");
-  refused(odd.bindings(), "slot 1");
-  refused({good.slots, 0}, "the arena is at 0x0");
-  refused({good.slots, good.arena + 256}, "aligned to 512");
-  refused(same.bindings(), "share bytes");
-  refused(same.bindings(), "share bytes");  // also when asked again
-  refused(partly.bindings(), "share bytes");
-  refused(inside.bindings(), "slot 0 and the arena share bytes");
+  refused({good[0]}, "1 addresses for 2 slots and 2 arena parts");
+  refused(with(1, good[1] + 8), "slot 1");
+  refused(with(3, 0), "arena part 1 is at 0x0");
+  refused(with(2, good[2] + 256), "aligned to 512");
+  refused(with(1, good[0]), "share bytes");
+  refused(with(1, good[0]), "share bytes");  // also when asked again
+  refused(with(1, good[0] - 256), "slot 1 and slot 0 share bytes");
+  refused(with(0, good[2]), "slot 0 and arena part 0 share bytes");
+  refused(with(0, good[3] + 256), "arena part 1 and slot 0 share bytes");
+  refused(with(3, good[2]), "arena part 0 and arena part 1 share bytes");
   EXPECT_EQ(count_of("cuGraphLaunch"), launches);
-  put_words(good.slots[0], 3);
+  put_words(good[0], 3);
   must_launch(*recording, good);
   EXPECT_CU(d->cuStreamSynchronize(work_stream));
-  expect_result(good.slots[1], 3);
+  expect_result(good[1], 3);
 }
 
 TEST_P(CudaLaunchTest, AfterAnyFailingCallTheNextLaunchIsRight) {
   const auto recording = record();
   for (std::uint64_t n = 1;; ++n) {
     const Memory memory = fresh(*recording);
-    put_words(memory.slots[0], static_cast<std::uint32_t>(n));
+    put_words(memory[0], static_cast<std::uint32_t>(n));
     sim->fail_call(n, CuResult::kOutOfMemory);
-    const auto set = cuda::launch(*recording, memory.bindings(), work_stream);
+    const auto set = cuda::launch(*recording, memory, work_stream);
     const std::string failed = sim->failed_call();
     if (failed.empty()) {
       EXPECT_TRUE(set.ok());
@@ -240,7 +249,7 @@ TEST_P(CudaLaunchTest, AfterAnyFailingCallTheNextLaunchIsRight) {
     EXPECT_THAT(set.error().message(), HasSubstr(failed));
     must_launch(*recording, memory);
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
-    expect_result(memory.slots[1], static_cast<std::uint32_t>(n));
+    expect_result(memory[1], static_cast<std::uint32_t>(n));
   }
 }
 
@@ -273,15 +282,49 @@ TEST_P(RefusedFunctionTest, IsSetFromTheHost) {
   const auto recording = record();
   for (std::uint32_t round = 0; round < 3; ++round) {
     const Memory memory = fresh(*recording);
-    put_words(memory.slots[0], round);
+    put_words(memory[0], round);
     const std::size_t before = nodes_set_by_host();
     must_launch(*recording, memory);
     EXPECT_EQ(nodes_set_by_host() - before, by_updater() ? 1u : kNodes + 1);
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
-    expect_result(memory.slots[1], round);
+    expect_result(memory[1], round);
     free(memory);
   }
   EXPECT_THAT(sim->violations(), IsEmpty());
+}
+
+// A step without temporaries, or one that does nothing at all.
+class NoTemporariesTest : public CudaLaunchTest {
+ protected:
+  void queue_step(CuStream on, const std::vector<CaptureAllocation>& memory) override {
+    if (is_empty) return;
+    EXPECT_CU(add_one(on, memory[0].address, memory[1].address, testing::kWords));
+  }
+  std::shared_ptr<CudaRecording> record_again() {
+    destroy_captures();
+    captures[0] = capture();
+    captures[1] = capture();
+    return record();
+  }
+  bool is_empty = false;
+};
+
+TEST_P(NoTemporariesTest, HaveNoPartsAndRunAllTheSame) {
+  const auto recording = record_again();
+  EXPECT_THAT(recording->part_bytes(), IsEmpty());
+  const Memory memory = fresh(*recording);
+  ASSERT_EQ(memory.size(), 2u);
+  put_words(memory[0], 5);
+  must_launch(*recording, memory);
+  EXPECT_CU(d->cuStreamSynchronize(work_stream));
+  EXPECT_EQ(get_words(memory[1])[0], 6u);
+}
+
+TEST_P(NoTemporariesTest, AStepWithoutAddressesTakesNone) {
+  is_empty = true;
+  const auto recording = record_again();
+  EXPECT_THAT(recording->source_bytes(), IsEmpty());
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(must_launch(*recording, {}), Repoint::kNothing);
 }
 
 std::string name_of(const ::testing::TestParamInfo<By>& by) {
@@ -292,6 +335,7 @@ std::string name_of(const ::testing::TestParamInfo<By>& by) {
 const auto all_of_them = ::testing::Values(By::kHost, By::kUpdater, By::kUpdaterDirectly);
 INSTANTIATE_TEST_SUITE_P(, CudaLaunchTest, all_of_them, name_of);
 INSTANTIATE_TEST_SUITE_P(, RefusedFunctionTest, all_of_them, name_of);
+INSTANTIATE_TEST_SUITE_P(, NoTemporariesTest, all_of_them, name_of);
 
 }  // namespace
 }  // namespace anabranch::cuda

@@ -40,11 +40,11 @@ Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindi
 }
 
 Status launch(const CapturedRecording& recording, std::span<const std::uint64_t> addresses,
-              std::uint64_t arena, void* stream) {
+              void* stream) {
   const cuda::ContextScope current(*recording.cuda_device(), cuda::Act::kLaunch);
   if (!current.status().ok()) return current.status();
-  const auto queued = cuda::launch(*recording.cuda_recording(), {addresses, arena},
-                                   static_cast<cuda::CuStream>(stream));
+  const auto queued =
+      cuda::launch(*recording.cuda_recording(), addresses, static_cast<cuda::CuStream>(stream));
   return queued.ok() ? Status() : queued.error();
 }
 

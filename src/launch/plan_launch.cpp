@@ -73,10 +73,10 @@ Result<Ticket> launch_plan(PlanRecording& recording, std::span<const Binding> bi
     if (Status held = berth->last->hold(stream); !held.ok()) return held;
   }
   const auto addresses = berth->addresses();
-  for (std::size_t i = 0; i < addresses.size(); ++i) {
+  for (std::size_t i = 0; i < graph.slots().size(); ++i) {
     addresses[i] = reinterpret_cast<std::uint64_t>(bindings[graph.slots()[i].unit].data);
   }
-  const auto queued = launch(graph, {addresses, berth->arena()}, stream);
+  const auto queued = launch(graph, addresses, stream);
   if (!queued.ok()) return queued.error();
   const Status placed = place(**mark, stream, recording.device()->driver());
   berth->last = placed.ok() ? *mark : nullptr;

@@ -114,6 +114,11 @@ std::vector<CaptureSlot> CapturedRecording::slots() const {
   return slots;
 }
 
+std::vector<std::uint64_t> CapturedRecording::parts() const {
+  const auto bytes = recording_->part_bytes();
+  return {bytes.begin(), bytes.end()};
+}
+
 CaptureCounts CapturedRecording::counts() const {
   const auto read = [](const std::atomic<std::uint64_t>& count) {
     return count.load(std::memory_order_relaxed);
@@ -122,7 +127,7 @@ CaptureCounts CapturedRecording::counts() const {
   counts.nodes = recording_->node_count();
   counts.sites = static_cast<std::uint32_t>(recording_->sites().size());
   counts.unsure = recording_->unsure();
-  counts.arena_bytes = recording_->arena().size_bytes;
+  for (const std::uint64_t bytes : recording_->part_bytes()) counts.arena_bytes += bytes;
   counts.arena_lower_bound_bytes = recording_->arena().lower_bound_bytes;
   counts.launched_unchanged = read(recording_->counts().unchanged);
   counts.launched_from_host = read(recording_->counts().from_host);

@@ -37,7 +37,7 @@ CudaExec::CudaExec(const Driver& driver, const Repointing& repointing)
       params_(repointing.most_fields),
       memory_{addresses_, repointing.with_bytes, repointing.with_bytes},
       by_device_(nodes_.size()) {
-  memory_.is_in_turn = memory_.order.size() + 1 == addresses_.size();
+  memory_.is_in_turn = memory_.order.size() == addresses_.size();
   moved_.reserve(nodes_.size());
 }
 

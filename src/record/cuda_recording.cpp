@@ -9,10 +9,8 @@
 namespace anabranch::cuda {
 namespace {
 
-constexpr std::uint64_t kMostAlignment = 512;
-
 std::uint64_t alignment_of(std::uint64_t address) {
-  return std::min(address & (~address + 1), kMostAlignment);
+  return std::min(address & (~address + 1), kPartAlignment);
 }
 
 // Given memory stays given where the capture's allocator gave out the same address later.
@@ -48,7 +46,6 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
   if (Status found = made->discover(first, second, kinds); !found.ok()) return found;
   made->index_sites();
   made->repointing_.direct_addresses = options.direct_addresses;
-  made->list_sources();
   if (Status ready = made->make_executables(first.graph); !ready.ok()) return ready;
   return made;
 }
@@ -87,7 +84,9 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   name_slots(units->units(), of_units, found->sites);
   repointing_.image = *std::move(image);
   arena_ = std::move(plan->parts.arena);
-  name_sources(found->sites);
+  const ArenaParts parts = cut_arena(arena_, units->units(), options_.least_part_bytes);
+  list_sources(parts.bytes);
+  name_sources(parts.places, found->sites);
   repointing_.sites = std::move(found->sites);
   table_bytes_ = std::move(tables->bytes);
   return {};
@@ -132,21 +131,38 @@ void CudaRecording::name_slots(std::span<const Unit> units, std::span<const Unit
   }
 }
 
+void CudaRecording::list_sources(std::span<const std::uint64_t> part_bytes) {
+  const auto add = [&](std::uint64_t bytes, std::uint64_t alignment) {
+    if (bytes != 0) {
+      repointing_.with_bytes.push_back(static_cast<std::uint32_t>(source_bytes_.size()));
+    }
+    source_bytes_.push_back(bytes);
+    source_masks_.push_back(bytes != 0 ? alignment - 1 : 0);
+  };
+  for (const CudaSlot& slot : slots_) add(slot.bytes, slot.alignment);
+  for (const std::uint64_t bytes : part_bytes) add(bytes, kPartAlignment);
+}
+
 // Sites so far name units.
-void CudaRecording::name_sources(std::vector<Site>& sites) const {
-  const auto arena = static_cast<std::uint32_t>(slots_.size());
-  std::vector<std::uint32_t> source(arena_.offsets.size(), arena);
-  for (std::uint32_t slot = 0; slot < arena; ++slot) source[slots_[slot].unit] = slot;
+void CudaRecording::name_sources(std::span<const ArenaParts::Place> places,
+                                 std::vector<Site>& sites) const {
+  constexpr std::uint32_t kInArena = ~0u;
+  const auto first_part = static_cast<std::uint32_t>(slots_.size());
+  std::vector<std::uint32_t> slot_of(places.size(), kInArena);
+  for (std::uint32_t slot = 0; slot < first_part; ++slot) slot_of[slots_[slot].unit] = slot;
   for (Site& site : sites) {
-    if (source[site.unit] == arena) site.shift += arena_.offsets[site.unit];
-    site.unit = source[site.unit];
+    const std::uint32_t unit = site.unit;
+    site.unit = slot_of[unit];
+    if (site.unit != kInArena) continue;
+    site.unit = first_part + places[unit].part;
+    site.shift += places[unit].offset;
   }
 }
 
 void CudaRecording::index_sites() {
   Repointing& to = repointing_;
   to.first_site.assign(to.image.nodes.size() + 1, 0);
-  std::vector<std::vector<std::uint32_t>> nodes(slots_.size() + 1);
+  std::vector<std::vector<std::uint32_t>> nodes(source_bytes_.size());
   for (const Site& site : to.sites) {
     ++to.first_site[site.node + 1];
     if (nodes[site.unit].empty() || nodes[site.unit].back() != site.node) {
@@ -159,22 +175,10 @@ void CudaRecording::index_sites() {
     to.nodes.insert(to.nodes.end(), of_source.begin(), of_source.end());
     to.first_node.push_back(static_cast<std::uint32_t>(to.nodes.size()));
   }
-  for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
-    if (slots_[slot].bytes != 0) to.with_bytes.push_back(slot);
-  }
   for (const NodeImage& node : to.image.nodes) {
     to.most_fields =
         std::max(to.most_fields, static_cast<std::uint32_t>(node.kernel.fields.size()));
   }
-}
-
-void CudaRecording::list_sources() {
-  for (const CudaSlot& slot : slots_) {
-    source_bytes_.push_back(slot.bytes);
-    source_masks_.push_back(slot.bytes != 0 ? slot.alignment - 1 : 0);
-  }
-  source_bytes_.push_back(arena_.size_bytes);
-  source_masks_.push_back(arena_.size_bytes != 0 ? kMostAlignment - 1 : 0);
 }
 
 }  // namespace anabranch::cuda

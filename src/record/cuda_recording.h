@@ -18,6 +18,7 @@
 #include "anabranch/status.h"
 #include "device/cuda/device_code.h"
 #include "device/cuda/driver.h"
+#include "record/arena_parts.h"
 #include "record/graph_image.h"
 #include "record/graph_program.h"
 #include "record/graph_sites.h"
@@ -44,8 +45,8 @@ struct CudaSlot {
 };
 
 // What every executable of a recording does, and where its addresses are. A launch gives one
-// address a source: the slots, and after them the arena. A site's `unit` is its source here, and
-// its `shift` contains where in the arena a temporary lies.
+// address a source: the slots, and after them the parts of the arena. A site's `unit` is its source
+// here, and its `shift` contains where in its part a temporary lies.
 struct Repointing {
   GraphImage image;
   std::vector<Site> sites;                // sorted by node
@@ -54,7 +55,7 @@ struct Repointing {
   std::vector<std::uint32_t> first_node;  // by source, one more than there are
   std::size_t source_count() const { return first_node.size() - 1; }
   std::uint32_t most_fields = 0;          // of any kernel
-  std::vector<std::uint32_t> with_bytes;  // slots that have any
+  std::vector<std::uint32_t> with_bytes;  // sources that have any
   std::uint32_t direct_addresses = 0;     // tables of up to so many are read where they are staged
   CuContext context = nullptr;
 };
@@ -63,7 +64,7 @@ struct Repointing {
 // what the nodes hold: a launch from the device goes through another executable.
 struct LaunchMemory {
   std::vector<std::uint64_t> addresses;  // by source, as given
-  std::vector<std::uint32_t> order;      // slots that have bytes; by address where that is known
+  std::vector<std::uint32_t> order;      // sources that have bytes; by address where that is known
   std::vector<std::uint32_t> spare;      // as many, for sorting them
   std::uint32_t repeats = 0;             // how often in a row next to nothing had moved
   bool is_known = false;                 // the addresses are right and the order is theirs
@@ -163,6 +164,8 @@ struct CudaRecordOptions {
   // Keeps what the first capture had where bytes differ that are no address. For a caller that
   // goes on to compare launches of both captures' recordings with the step itself.
   bool accept_unsure = false;
+  // See arena_parts.h. Whoever has one block for the arena takes one part, by the largest number.
+  std::uint64_t least_part_bytes = kLeastPartBytes;
 };
 
 // How launches went; for reports.
@@ -182,9 +185,13 @@ class CudaRecording {
                                                      const CudaRecordOptions& options = {});
 
   std::span<const CudaSlot> slots() const { return slots_; }
+  // As it was planned, before it was cut; a launch gives memory for the parts.
   const ArenaLayout& arena() const { return arena_; }
-  // By source, the arena's last: its size, and the bits that its address must not have, which are
-  // none where it has no bytes.
+  std::span<const std::uint64_t> part_bytes() const {
+    return source_bytes().subspan(slots_.size());
+  }
+  // By source: its size, and the bits that its address must not have, which are none where it has
+  // no bytes.
   std::span<const std::uint64_t> source_bytes() const { return source_bytes_; }
   std::span<const std::uint64_t> source_masks() const { return source_masks_; }
   // Nodes that name a source.
@@ -212,9 +219,9 @@ class CudaRecording {
   Result<Tables> replace(FoundSites& found, GraphImage& image);
   void name_slots(std::span<const Unit> units, std::span<const UnitKind> kinds,
                   std::span<const Site> sites);
-  void name_sources(std::vector<Site>& sites) const;
+  void list_sources(std::span<const std::uint64_t> part_bytes);
+  void name_sources(std::span<const ArenaParts::Place> places, std::vector<Site>& sites) const;
   void index_sites();
-  void list_sources();
 
   const Driver& driver_;
   Repointing repointing_;

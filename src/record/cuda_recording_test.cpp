@@ -12,6 +12,7 @@
 namespace anabranch::cuda {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::kBytes;
 
@@ -26,6 +27,19 @@ TEST_F(CudaRecordingTest, GivenMemoryBecomesSlotsAndTheRestLiesInTheArena) {
   EXPECT_EQ(recording->arena().size_bytes, 512 + kBytes);
   EXPECT_EQ(recording->arena().naive_bytes, 2 * 512 + kBytes);
   EXPECT_EQ(recording->sites().size(), 11u);
+}
+
+TEST_F(CudaRecordingTest, TheArenaIsOnePartOrOneForEachPlace) {
+  EXPECT_THAT(record()->part_bytes(), ElementsAre(512 + kBytes));
+  const auto recording = record({.least_part_bytes = 512});
+  EXPECT_THAT(recording->part_bytes(), ElementsAre(kBytes, kBytes));
+  EXPECT_EQ(recording->arena().size_bytes, 512 + kBytes);
+  std::set<std::uint32_t> named;
+  for (const Site& site : recording->sites()) {
+    named.insert(site.unit);
+    EXPECT_EQ(site.shift, 0u);
+  }
+  EXPECT_THAT(named, ElementsAre(0, 1, 2, 3));
 }
 
 TEST_F(CudaRecordingTest, ASlotAsksForTheAlignmentThatBothCapturesHad) {

@@ -11,7 +11,7 @@
 
 namespace anabranch::cuda::testing {
 
-inline constexpr std::uint32_t kWords = 64;
+inline constexpr std::uint32_t kWords = 128;
 inline constexpr std::uint64_t kBytes = kWords * sizeof(std::uint32_t);
 
 // y = x + 4, over three temporaries: kernels in both styles of parameters, a fill and a copy.

@@ -105,7 +105,7 @@ class TablesTest : public sim::SimTest {
     return made.error().message();
   }
 
-  // Slots and then the arena.
+  // Slots and then the part of the arena, if there is one.
   void launch_at(CudaExec& exec, const std::vector<std::uint64_t>& addresses) {
     const auto set = exec.set_addresses(addresses);
     ASSERT_TRUE(set.ok()) << set.error().message();
@@ -321,7 +321,7 @@ TEST_F(TablesTest, PinnedMemoryThatStaysIsReadAtEachLaunch) {
   const CuDevicePtr x = allocate(kBytes);
   for (const std::uint32_t value : {42u, 43u}) {
     *pinned = value;
-    launch_at(*recording->executables()[0], {x, 0});
+    launch_at(*recording->executables()[0], {x});
     EXPECT_EQ(get(x), value);
   }
 }
@@ -463,7 +463,7 @@ TEST_F(TablesTest, RandomTablesHoldWhatTheirCopiesWouldHave) {
       const CuDevicePtr to = allocate(sizes[0]), unit = allocate(kBytes);
       std::vector<std::uint8_t> found(sizes[0]), expected(sizes[0], 0xA5);
       EXPECT_CU(d->cuMemsetD8(to, 0xA5, sizes[0]));
-      launch_at(*exec, {to, unit, 0});
+      launch_at(*exec, {to, unit});
       EXPECT_CU(d->cuMemcpyDtoH(found.data(), to, sizes[0]));
       std::memcpy(expected.data() + place, table_at(unit).data(), bytes);
       ASSERT_TRUE(found == expected) << "round " << round;

@@ -401,7 +401,7 @@ class RandomTransfersTest : public TransfersTest, public ::testing::WithParamInt
     const CuDevicePtr a = allocate(kField), b = allocate(kField);
     EXPECT_CU(d->cuMemcpyHtoD(a, from.data(), kField));
     EXPECT_CU(d->cuMemcpyHtoD(b, to.data(), kField));
-    const auto set = exec.set_addresses(std::vector<std::uint64_t>{a, b, 0});
+    const auto set = exec.set_addresses(std::vector<std::uint64_t>{a, b});
     ASSERT_TRUE(set.ok()) << set.error().message();
     EXPECT_EQ(*set, GetParam() ? 0 : transfers.size());
     expect_ok(exec.launch(on));
@@ -492,7 +492,7 @@ TEST_F(CapturedTransfersTest, RunAtAllocatedMemoryAndAtMappedMemory) {
     for (const auto& [x, y] :
          {std::pair(allocate(kBytes), allocate(kBytes)), std::pair(ours, allocate(kBytes)),
           std::pair(allocate(kBytes), ours)}) {
-      const auto set = execs[0]->set_addresses(std::vector<std::uint64_t>{x, y, 0});
+      const auto set = execs[0]->set_addresses(std::vector<std::uint64_t>{x, y});
       ASSERT_TRUE(set.ok()) << set.error().message();
       run(*execs[0]);
       EXPECT_EQ(get(x), 7u);
@@ -507,7 +507,7 @@ TEST_F(CapturedTransfersTest, WithoutDeviceCodeTheDriverKeepsTheKindOfMemory) {
       [&](CuStream on, const auto& at) { EXPECT_CU(d->cuMemcpyDtoDAsync(at[1], at[0], 64, on)); },
       {});
   const auto set = recording->executables()[0]->set_addresses(
-      std::vector<std::uint64_t>{allocate(kBytes), allocate(kBytes), 0});
+      std::vector<std::uint64_t>{allocate(kBytes), allocate(kBytes)});
   ASSERT_FALSE(set.ok());
   EXPECT_EQ(set.error().code(), Code::kLaunchDriverFailed);
   EXPECT_THAT(set.error().message(), HasSubstr("cuGraphExecMemcpyNodeSetParams"));
@@ -550,7 +550,6 @@ TEST_P(OrderOfTransfersTest, IsTheStepsOrder) {
   for (const auto& execs : {recording->executables(), recording->updating()}) {
     std::vector<std::uint64_t> at;
     for (int i = 0; i < 4; ++i) at.push_back(allocate(kBytes));
-    at.push_back(0);
     put(at[0], 5);
     ASSERT_TRUE(execs[0]->set_addresses(at).ok());
     run(*execs[0]);

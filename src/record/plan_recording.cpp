@@ -14,11 +14,11 @@ Status Berth::prepare(const std::shared_ptr<CudaDevice>& device, const CudaRecor
                       Act act) {
   if (ready_) return {};
   device_ = device;
-  addresses_.resize(recording.slots().size());
+  addresses_.resize(recording.source_bytes().size());
   if (const std::uint64_t bytes = recording.arena().size_bytes; bytes != 0) {
-    const CuResult result = device_->driver().cuMemAlloc(&block_, bytes + kArenaAlignment - 1);
+    const CuResult result = device_->driver().cuMemAlloc(&block_, bytes + kPartAlignment - 1);
     if (Status got = driver_status(act, "cuMemAlloc", result); !got.ok()) return got;
-    arena_ = (block_ + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
+    addresses_.back() = (block_ + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
   }
   ready_ = true;
   return {};
@@ -75,6 +75,7 @@ Status PlanRecording::capture(const RegionTable& regions) {
   }
   CudaRecordOptions options;
   options.device_code = device_->device_code();
+  options.least_part_bytes = ~std::uint64_t{0};  // a berth has one block
   auto recording = CudaRecording::make(
       driver, {graph[0]->get(), memory[0]->allocations(), &images[0]},
       {graph[1]->get(), memory[1]->allocations(), &images[1]}, units->kinds, options);

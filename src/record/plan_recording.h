@@ -37,8 +37,8 @@ class Berth {
   Status prepare(const std::shared_ptr<CudaDevice>& device, const CudaRecording& recording,
                  Act act);
   void free();
-  std::uint64_t arena() const { return arena_; }
-  std::span<std::uint64_t> addresses() { return addresses_; }  // scratch, by the graph's slots
+  // Of a launch: of the graph's slots, which the lessee writes, and of the arena.
+  std::span<std::uint64_t> addresses() { return addresses_; }
   // One that nobody waits for.
   Result<std::shared_ptr<LaunchMark>> take_mark();
   // The end of the launch that was here last; null: it has ended.
@@ -50,7 +50,6 @@ class Berth {
   bool ready_ = false;
   std::shared_ptr<CudaDevice> device_;
   CuDevicePtr block_ = 0;
-  std::uint64_t arena_ = 0;
   std::vector<std::uint64_t> addresses_;
   std::vector<std::shared_ptr<LaunchMark>> marks_;
   std::size_t next_mark_ = 0;

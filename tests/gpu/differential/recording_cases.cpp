@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <tuple>
@@ -21,6 +22,7 @@ namespace {
 
 constexpr std::uint32_t kWords = 32;
 constexpr std::uint64_t kBytes = kWords * sizeof(std::uint32_t);
+constexpr std::uint64_t kUnitBytes = 512;  // as little as a part of the arena may have
 constexpr std::uint32_t kPoison = 0xA5A5A5A5;
 constexpr std::uint32_t kStored = 7;
 
@@ -52,6 +54,7 @@ class Recordings : public Differential, public ::testing::WithParamInterface<Way
       options.few_nodes = 0;
       options.settle_after = ~0u;
     }
+    options.least_part_bytes = kPartAlignment;  // an arena in parts
     std::vector<UnitKind> kinds(kUnits, UnitKind::kTemporary);
     kinds[kX] = kinds[kY] = kinds[kZ] = UnitKind::kGiven;
     auto made = CudaRecording::make(d, {graphs[0], memories[0]->allocations()},
@@ -70,7 +73,7 @@ class Recordings : public Differential, public ::testing::WithParamInterface<Way
 
   void queue_step(CuStream on, CaptureMemory& memory) {
     std::array<CuDevicePtr, kUnits> at{};
-    for (CuDevicePtr& address : at) address = *memory.allocate(2 * kBytes);
+    for (CuDevicePtr& address : at) address = *memory.allocate(kUnitBytes);
     EXPECT_CU(d.cuMemsetD32Async(at[kT0], 0, kWords, on));
     EXPECT_CU(add(on, at[kX], at[kT0]));
     EXPECT_CU(add_packed(on, at[kT0], at[kT1]));
@@ -122,42 +125,43 @@ TEST_P(Recordings, FindEveryAddressAndPlanTheTemporaries) {
   EXPECT_EQ(recording->sites().size(), 16u);
   for (const Site& site : recording->sites()) EXPECT_EQ(site.operand, Operand::kParam);
   EXPECT_LT(recording->arena().size_bytes, recording->arena().naive_bytes);
+  EXPECT_GT(recording->part_bytes().size(), 1u);
 }
 
 TEST_P(Recordings, EveryNodeWithAnAddressIsForTheUpdaterIfThereIsOne) {
   ASSERT_TRUE(recording);
   const auto execs = by_updater() ? recording->updating() : recording->executables();
   ASSERT_FALSE(execs.empty());
-  const CuDevicePtr field = memory_for_launches(4 * 2048);
-  const auto set = execs[0]->set_addresses(
-      std::vector<std::uint64_t>{field, field + 2048, field + 4096, field + 6144});
+  std::vector<std::uint64_t> addresses(recording->source_bytes().size());
+  const CuDevicePtr field = memory_for_launches(addresses.size() * 2048);
+  for (std::size_t i = 0; i < addresses.size(); ++i) addresses[i] = field + i * 2048;
+  const auto set = execs[0]->set_addresses(addresses);
   ASSERT_TRUE(set.ok()) << set.error().message();
   EXPECT_EQ(*set, by_updater() ? 0u : 9u);  // set by the host
 }
 
 TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
-  constexpr std::size_t kPlaces = 16, kPlace = 2048;  // the arena takes a place, too
+  constexpr std::size_t kPlaces = 16, kPlace = 2048;
   ASSERT_TRUE(recording);
-  ASSERT_LE(recording->arena().size_bytes, kPlace);
+  const auto parts = recording->part_bytes();
+  for (const std::uint64_t bytes : parts) ASSERT_LE(bytes, kPlace);
   const CuDevicePtr field = memory_for_launches((kPlaces + 1) * kPlace);
   const CuDevicePtr first = (field + 511) / 512 * 512;
   const CuStream on = stream();
   std::mt19937 random(11);
   for (std::uint32_t round = 0; round < 1000; ++round) {
-    std::array<std::size_t, 4> places{};
-    for (std::size_t i = 0; i < places.size(); ++i) {
-      do {
-        places[i] = random() % kPlaces;
-      } while (std::find(places.begin(), places.begin() + i, places[i]) != places.begin() + i);
-    }
+    std::array<std::size_t, kPlaces> places{};  // of x, y, z and the parts
+    std::iota(places.begin(), places.end(), 0u);
+    std::shuffle(places.begin(), places.end(), random);
     ASSERT_CU(d.cuMemsetD32Async(first, kPoison, kPlaces * kPlace / 4, on));
     ASSERT_CU(d.cuStreamSynchronize(on));
     const auto at = [&](std::size_t i) { return first + places[i] * kPlace; };
     std::vector<std::uint32_t> x(kWords);
     for (std::uint32_t i = 0; i < kWords; ++i) x[i] = round + i;
     put(at(0), x);
-    const std::array<std::uint64_t, 3> slots{at(0), at(1), at(2)};
-    const auto launched = cuda::launch(*recording, {slots, at(3)}, on);
+    std::vector<std::uint64_t> addresses;
+    for (std::size_t i = 0; i < 3 + parts.size(); ++i) addresses.push_back(at(i));
+    const auto launched = cuda::launch(*recording, addresses, on);
     ASSERT_TRUE(launched.ok()) << launched.error().message();
     ASSERT_CU(d.cuStreamSynchronize(on));
     const auto words = get(first, kPlaces * kPlace / 4);
@@ -167,10 +171,10 @@ TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
       expected[places[1] * kPlace / 4 + i] = round + i + 3;
       expected[places[2] * kPlace / 4 + i] = kStored + 1;
     }
-    const std::size_t arena = places[3] * kPlace / 4;  // may hold anything
-    std::copy_n(words.begin() + static_cast<std::ptrdiff_t>(arena),
-                recording->arena().size_bytes / 4,
-                expected.begin() + static_cast<std::ptrdiff_t>(arena));
+    for (std::size_t part = 0; part < parts.size(); ++part) {  // may hold anything
+      const auto begin = static_cast<std::ptrdiff_t>(places[3 + part] * kPlace / 4);
+      std::copy_n(words.begin() + begin, parts[part] / 4, expected.begin() + begin);
+    }
     ASSERT_EQ(std::memcmp(words.data(), expected.data(), words.size() * 4), 0) << "round " << round;
   }
 }
