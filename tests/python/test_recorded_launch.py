@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a launch does in Python, over a recording that runs on the CPU: it is given addresses, as
+the GPU's is, and computes y = x * w + 1 there by way of its arena."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from anabranch import _capture, _compat, _given, _recorded, _recorder, _verify
+from anabranch._capture import Alias, Captured, Constant, Fresh, Step
+from anabranch._given import units_of
+from anabranch._native_capture import Block, Slot
+from anabranch._state import State, find_state
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_flatten
+
+COUNT = 16
+ALIGNMENT = 64
+
+
+def floats(address):
+    return (ctypes.c_float * COUNT).from_address(address)
+
+
+class OnTheCpu:
+    """In the place of CapturedRecording."""
+
+    counts = SimpleNamespace(unsure=0, nodes=2)
+    slots = [Slot(0, 4 * COUNT, 4), Slot(1, 4 * COUNT, ALIGNMENT), Slot(2, 4 * COUNT, 512)]
+    parts = [4 * COUNT, 512]
+
+    def __init__(self, *_):
+        self.launched = []
+
+    def launch(self, addresses, stream):
+        x, w, y, scratch, other = addresses
+        ctypes.memset(other, 0, 512)
+        for i in range(COUNT):
+            floats(scratch)[i] = floats(x)[i] * floats(w)[i]
+        for i in range(COUNT):
+            floats(y)[i] = floats(scratch)[i] + 1
+        self.launched.append((list(addresses), stream))
+
+
+def aligned(values, off=0):
+    room = torch.empty(4 * COUNT + 2 * ALIGNMENT, dtype=torch.uint8)
+    begin = -room.data_ptr() % ALIGNMENT + off
+    made = room[begin:begin + 4 * COUNT].view(torch.float32)
+    return made.copy_(values)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    monkeypatch.setattr(_compat, "empty_strided_cuda", _compat.empty_strided_cpu)
+    monkeypatch.setattr(_compat, "current_device", lambda: 0)
+    monkeypatch.setattr(_compat, "current_stream", lambda device: 7)
+    monkeypatch.setattr(_recorded, "CapturedRecording", OnTheCpu)
+    monkeypatch.setattr(_recorded, "_random_graph", lambda *_: None)
+    x, w = aligned(torch.ones(COUNT)), aligned(torch.ones(COUNT))
+    step = Step(lambda leaves: None, [x], [0], [x, w], units_of([x, w]), 0, [w], 0, None)
+    if step.units[0].members[0][0] == 1:  # units come by address: the first shall be x
+        step.units.reverse()
+    shape, whole = (4, COUNT // 4), ((COUNT,), (1,), 0, torch.float32)
+    result = {"y": 0, "x": 1, "rows": 2, "view": 3, "number": 4, "empty": 5}
+    flat, tree = tree_flatten(result)
+    assert flat == list(range(6))
+    parts = [Fresh(0, 0, (COUNT,), (1,), torch.float32), Alias(0, None),
+             Fresh(0, 0, shape, (shape[1], 1), torch.float32), Alias(1, whole), Constant(5),
+             Fresh(-1, 0, (0, 3), (3, 1), torch.int64)]
+    captured = Captured(None, None, [], object(), parts, tree,
+                        {0: Fresh(0, 0, (COUNT,), (1,), torch.float32)}, [1])
+    blocks = [Block(0, 0, 4 * COUNT, True)] * 2 + [Block(0, 0, 4 * COUNT, False)]
+    capture = SimpleNamespace(first=captured, second=captured, blocks=blocks,
+                              allocations=[4 * COUNT])
+    return _recorded.Recorded(step, capture, None, True)
+
+
+def test_a_launch_answers_fresh_tensors_views_and_what_it_was_given(recorded):
+    for seed in range(3):
+        x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
+        version = w._version
+        answer = recorded.launch([x, w], [w], poison=0xFF)
+        assert torch.equal(answer["y"], x * w + 1) and answer["x"] is x
+        assert torch.equal(answer["rows"].flatten(), answer["y"])
+        assert answer["rows"].untyped_storage().data_ptr() == w.grad.untyped_storage().data_ptr()
+        assert answer["view"].data_ptr() == w.data_ptr() and answer["number"] == 5
+        assert answer["empty"].shape == (0, 3) and w._version == version + 1
+        addresses, stream = recorded._recording.launched[seed]
+        assert stream == 7 and len(set(addresses)) == 5
+    assert recorded.slot_count == 3 and recorded.uses == [0, 1]
+
+
+def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itself(recorded):
+    entry = _recorder.Entry("", State())
+    entry.arguments = [0, 1]
+    recorder = _recorder.Recorder(lambda leaves: "plain", SimpleNamespace(max_recordings=1), "step",
+                                  takes_gradients=False)
+    x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT), off=4)
+    assert recorded.misaligned([x, w]) == [1]
+    answer = recorder._launch_elsewhere(entry, recorded, [x, w], [x, w], [w])
+    assert torch.equal(answer["y"], x * w + 1) and answer["view"].data_ptr() == w.data_ptr()
+    assert recorded._recording.launched[0][0][1] != w.data_ptr()
+    assert recorder._launch_elsewhere(entry, recorded, [w, w], [w, w], [w]) == "plain"
+    assert entry.report.plain_calls == 1
+
+
+def test_addresses_are_read_again_when_a_capture_had_stand_ins_in_their_place(
+        recorded, monkeypatch):
+    x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
+    held, swapped = threading.Event(), threading.Event()
+    real, stand_in = w.data, aligned(torch.zeros(COUNT))
+
+    def capture():
+        with _capture.one_at_a_time, _given.StandIns.in_place_of(
+                SimpleNamespace(tensors=[stand_in]), [w], 0):
+            swapped.set()
+            held.wait(60)
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    assert swapped.wait(60) and w.data_ptr() == stand_in.data_ptr()
+    wait = _recorded.wait_for_captures
+    monkeypatch.setattr(_recorded, "wait_for_captures", lambda: (held.set(), wait()))
+    answer = recorded.launch([x, w], [w])
+    thread.join()
+    assert w.data_ptr() == real.data_ptr()
+    assert torch.equal(answer["y"], x * w + 1)
+    assert recorded._recording.launched[0][0][1] == real.data_ptr()
+
+
+def test_a_refused_step_finds_the_state_on_the_cpu_as_it_was(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([parameter])
+    generator, table, read = torch.Generator().manual_seed(3), torch.zeros(2), torch.ones(2)
+
+    def step():
+        parameter.grad = torch.rand(3, generator=generator)
+        optimizer.step()
+        table[0] += read[0]
+
+    step()
+    state = find_state(step, ())
+    drawn = generator.get_state()
+    trial = _verify.Trial(Step(step, [], [], [], [], 0, [parameter], 0, None), [], state)
+    step()
+    trial.rewind()
+    assert optimizer.state[parameter]["step"] == 1 and table[0] == 1
+    assert torch.equal(generator.get_state(), drawn)
+    assert any(place.get() is read for place in state.on_cpu) and read._version == 0
+
+
+def test_the_insides_of_a_wrapper_are_looked_up_and_a_wrapper_in_its_place_too():
+    a, b = torch.ones(2), torch.zeros(2)
+    holder = {"w": TwoTensor(a, b)}
+    state = find_state(lambda: holder, ())
+    assert len(state.wrapped) == 1
+    entry = _recorder.Entry("", state)
+    entry.fix(state.inner_tensors())
+    assert entry.fixed == (a.data_ptr(), b.data_ptr()) and entry.is_fixed()
+    inner = holder["w"]
+    holder["w"] = TwoTensor(a, b)
+    assert entry.is_fixed()
+    holder["w"] = TwoTensor(a, b.clone())
+    assert not entry.is_fixed()
+    holder["w"] = inner
+    inner.b = b.clone()
+    assert not entry.is_fixed()
+    del holder["w"]
+    assert not entry.is_fixed()
