@@ -92,6 +92,23 @@ TEST_P(CudaLaunchTest, RunsAtTheAddressesItIsGiven) {
             GetParam() == By::kUpdater ? recording->updating().size() : 0u);
 }
 
+TEST_P(CudaLaunchTest, AChildGraphRunsWhereItsOwnMemoryIs) {
+  const CuDevicePtr counter = allocate(kBytes);
+  put_words(counter, 0);
+  for (auto& captured : captures) add_child(captured, counter, counter);
+  const auto recording = record();
+  destroy_captures();
+  for (std::uint32_t round = 1; round <= 20; ++round) {
+    const Memory memory = fresh(*recording);
+    put_words(memory[0], 10 * round);
+    must_launch(*recording, memory);
+    EXPECT_CU(d->cuStreamSynchronize(work_stream));
+    expect_result(memory[1], 10 * round);
+    EXPECT_EQ(get_words(counter)[0], round);
+    free(memory);
+  }
+}
+
 TEST_P(CudaLaunchTest, AThousandLaunchesAtFreshAddressesTouchNothingElse) {
   const auto recording = record();
   destroy_captures();

@@ -12,6 +12,7 @@
 namespace anabranch::cuda {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::kBytes;
@@ -107,6 +108,26 @@ TEST_F(CudaRecordingTest, CapturesOfTwoDifferentStepsAreRefused) {
   const auto made = try_record();
   ASSERT_FALSE(made.ok());
   EXPECT_EQ(made.error().code(), Code::kCapturesDiffer);
+}
+
+TEST_F(CudaRecordingTest, AChildGraphThatNamesMemoryOfTheStepIsRefused) {
+  const CuDevicePtr fixed = allocate(kBytes);
+  for (auto& captured : captures) add_child(captured, fixed, captured.memory[1].address);
+  const auto made = try_record();
+  ASSERT_FALSE(made.ok());
+  EXPECT_EQ(made.error().code(), Code::kNotRecordable);
+  EXPECT_THAT(made.error().message(), AllOf(HasSubstr("kernel 0 'add_one' inside child graph"),
+                                            HasSubstr("names memory of the step")));
+}
+
+TEST_F(CudaRecordingTest, ChildGraphsThatDifferAreRefused) {
+  const CuDevicePtr fixed = allocate(kBytes), other = allocate(kBytes);
+  add_child(captures[0], fixed, fixed);
+  add_child(captures[1], fixed, other);
+  const auto made = try_record();
+  ASSERT_FALSE(made.ok());
+  EXPECT_EQ(made.error().code(), Code::kCapturesDiffer);
+  EXPECT_THAT(made.error().message(), HasSubstr("kernel 0 'add_one' differs"));
 }
 
 class KernelHandlesTest : public testing::CudaStepTest {

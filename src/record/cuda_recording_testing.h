@@ -74,6 +74,15 @@ class CudaStepTest : public sim::SimTest {
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     return made.ok() ? *std::move(made) : nullptr;
   }
+  // A graph of one node, to.out = to.in + 1, as the child of a captured one.
+  void add_child(Captured& captured, CuDevicePtr in, CuDevicePtr out) {
+    EXPECT_CU(d->cuStreamBeginCapture(work_stream, CuCaptureMode::kThreadLocal));
+    EXPECT_CU(add_one(work_stream, in, out, kWords));
+    const CuGraph inside = end_capture(work_stream);
+    CuGraphNode node = nullptr;
+    EXPECT_CU(d->cuGraphAddChildGraphNode(&node, captured.graph, nullptr, 0, inside));
+    EXPECT_CU(d->cuGraphDestroy(inside));
+  }
   // Device code as host functions of the simulated driver.
   const DeviceCode* load_device_code() {
     auto made = DeviceCode::load(*d, sim::add_device_code(*sim).c_str());

@@ -155,9 +155,24 @@ class Reader {
       case CuNodeType::kEventRecord:
         return recorded("cuGraphEventRecordNodeGetEvent",
                         driver_.cuGraphEventRecordNodeGetEvent(node.handle, &node.event));
+      case CuNodeType::kGraph:
+        return read_child(node);
       default:
         return refuse(describe_node(image_, i), "has addresses that cannot be changed");
     }
+  }
+
+  Status read_child(NodeImage& node) {
+    CuGraph inside = nullptr;
+    if (Status got = recorded("cuGraphChildGraphNodeGetGraph",
+                              driver_.cuGraphChildGraphNodeGetGraph(node.handle, &inside));
+        !got.ok()) {
+      return got;
+    }
+    auto child = Reader(driver_, inside).run();
+    if (!child.ok()) return child.error();
+    node.child = std::make_shared<const GraphImage>(*std::move(child));
+    return {};
   }
 
   Status read_copy(NodeImage& node) {

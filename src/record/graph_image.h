@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ struct KernelImage {
   std::vector<CuLaunchAttribute> attributes;  // cluster, priority, cooperative: as set on the node
 };
 
+struct GraphImage;
+
 struct NodeImage {
   CuGraphNode handle = nullptr;
   CuNodeType type = CuNodeType::kEmpty;
@@ -46,6 +49,7 @@ struct NodeImage {
   CuMemsetNodeParams fill{};
   CuHostNodeParams host{};
   CuEvent event = nullptr;
+  std::shared_ptr<const GraphImage> child;
 };
 
 struct EdgeImage {

@@ -50,6 +50,8 @@ class Matcher {
         return match_fill(i, a.fill, b.fill);
       case CuNodeType::kHost:
         return expect(i, "function", a.host.fn == b.host.fn);
+      case CuNodeType::kGraph:
+        return Matcher(*a.child, *b.child).run();
       default:
         return {};
     }
