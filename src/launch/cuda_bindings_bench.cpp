@@ -18,9 +18,12 @@
 #include "device/sim/device_code_kernels.h"
 #include "launch/cuda_bindings.h"
 #include "launch/cuda_launch.h"
+#include "record/record_testing.h"
 
 namespace anabranch::cuda {
 namespace {
+
+using anabranch::testing::must;
 
 constexpr std::uint64_t kBytes = 4096;
 
@@ -28,14 +31,6 @@ void must(CuResult result) {
   if (result == CuResult::kSuccess) return;
   std::fprintf(stderr, "%s\n", result_text(result).c_str());
   std::exit(1);
-}
-template <typename T>
-T must(Result<T> result) {
-  if (!result.ok()) {
-    std::fprintf(stderr, "%s\n", result.error().message().c_str());
-    std::exit(1);
-  }
-  return *std::move(result);
 }
 
 // One recorded chain; a process holds one simulated driver at a time.

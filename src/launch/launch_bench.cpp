@@ -8,17 +8,18 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "anabranch/launch.h"
+#include "record/record_testing.h"
 
 namespace anabranch {
 namespace {
+
+using testing::must;
 
 constexpr StreamId kSide{1};
 
@@ -28,15 +29,6 @@ std::int32_t do_nothing(void*, const RegionCall*) { return 0; }
 std::int32_t count_step(void*, const RegionCall*) {
   steps_run.fetch_add(1, std::memory_order_relaxed);
   return 0;
-}
-
-template <typename T>
-T must(Result<T> result) {
-  if (!result.ok()) {
-    std::fprintf(stderr, "%s\n", result.error().message().c_str());
-    std::exit(1);
-  }
-  return *std::move(result);
 }
 
 Recording record_on_two_lanes(const Plan& plan, RegionFunction function) {

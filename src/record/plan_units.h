@@ -50,8 +50,8 @@ struct PlanUnits {
   std::vector<Transfer> transfers;       // by step; empty but for copies and fills
 };
 
-// `driver_copies`: copies stay nodes of the driver, which keep the kind of memory they were captured
-// with; so what is copied is captured on memory of the kind that launches bring.
+// `driver_copies`: copies stay nodes of the driver, which keep the kind of memory they were
+// captured with; so what is copied is captured on memory of the kind that launches bring.
 Result<PlanUnits> find_plan_units(const Plan& plan, bool driver_copies);
 
 class PlanMemory {

@@ -17,8 +17,8 @@
 
 #include "anabranch/record.h"
 #include "device/cuda/cuda_device.h"
-#include "device/sim/sim_driver.h"
 #include "device/sim/device_code_kernels.h"
+#include "device/sim/sim_driver.h"
 #include "record/record_testing.h"
 
 namespace anabranch::testing {
