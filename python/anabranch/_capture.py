@@ -139,7 +139,6 @@ class Capture:
         self.memory.close()
 
 
-# Held by whoever uses the stream of captures.
 one_at_a_time = threading.RLock()
 _abandoned: list[Any] = []  # memory that somebody still holds after a failure
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from . import _compat, _native, config, errors
-from ._capture import Empty, NotRecordable, Step, capture_twice, one_at_a_time
-from ._given import units_of
+from ._capture import Empty, NotRecordable, Step, capture_twice, wait_for_captures
+from ._given import swaps, units_of
 from ._native_capture import capture_device
 from ._recorded import Recorded
 from ._state import State, inner_places, inner_tensors, is_wrapper
@@ -31,6 +31,9 @@ from ._verify import Agreement, Trial, Untrusted, on_stream, verify
 
 log = logging.getLogger("anabranch.record")
 
+# Plain runs before a recording share the stream of captures, so callables have one at a time.
+# Compiled graphs do not wait: a callable's run may wait for their backward, on autograd's thread.
+_plain_steps = threading.RLock()
 _WARM_UP = 1  # plain calls of a signature before it is recorded
 _BAD_BINDING = 402
 
@@ -165,6 +168,8 @@ class Recorder:
         self._chosen = chosen
         self._takes_gradients = takes_gradients
         self._saved_from = saved_from
+        self._alone: contextlib.AbstractContextManager[Any] = (
+            _plain_steps if takes_gradients else contextlib.nullcontext())
         self._lock = threading.RLock()
         self._told: set[str] = set()
         self._retired: collections.deque[RecordingReport] = collections.deque(
@@ -186,9 +191,9 @@ class Recorder:
             return self._call(leaves)
         entry.plain += 1
         if entry.plain <= _WARM_UP:
-            with one_at_a_time, self._on_capture_stream(leaves):
+            with self._alone, self._on_capture_stream(leaves):
                 return self._call(leaves)
-        with one_at_a_time, self._lock:
+        with self._alone, self._lock:
             if entry.recorded is None and entry.report.reason is None:
                 entry.state = state
                 return self._record(entry, leaves)
@@ -222,6 +227,8 @@ class Recorder:
         device = _device_of(leaves, [])
         if device is None:
             return contextlib.nullcontext()
+        if swaps() % 2:
+            wait_for_captures()
         return on_stream(_capture_stream(device), device)
 
     def _refuse(self, entry: Entry, error: Exception | str) -> None:

@@ -173,3 +173,21 @@ def test_the_insides_of_a_wrapper_are_looked_up_and_a_wrapper_in_its_place_too()
     assert not entry.is_fixed()
     del holder["w"]
     assert not entry.is_fixed()
+
+
+def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkeypatch):
+    """A step's backward runs on a thread of autograd, with graphs that are recorded on their own."""
+    monkeypatch.setattr(_recorder, "_WARM_UP", 10)
+    chosen = SimpleNamespace(max_recordings=8, strict=False)
+    graph = _recorder.Recorder(lambda leaves: leaves[0] + 1, chosen, "graph", takes_gradients=False)
+
+    def backward(leaves):
+        found = []
+        thread = threading.Thread(daemon=True, target=lambda: found.append(
+            graph.run("key", leaves, State(), lambda: "()")))
+        thread.start()
+        thread.join(60)
+        return found
+
+    step = _recorder.Recorder(backward, chosen, "step", takes_gradients=True)
+    assert step.run("key", [1], State(), lambda: "()") == [2]
