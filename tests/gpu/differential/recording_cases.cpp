@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A small step from capture on memory for captures to launches at allocated and at mapped
 // addresses: parameters in both styles, a struct by value, a fill, copies of one and two
-// dimensions.
+// dimensions, and a child graph that counts launches where it was.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -38,11 +38,16 @@ using Way = std::tuple<By, bool>;
 class Recordings : public Differential, public ::testing::WithParamInterface<Way> {
  protected:
   Recordings() {
+    counter = allocate(kBytes);
+    put(counter, std::vector<std::uint32_t>(kWords, 0));
+    const CuGraph child = capture([&](CuStream on) { EXPECT_CU(add(on, counter, counter)); });
     std::unique_ptr<CaptureMemory> memories[2];
     CuGraph graphs[2] = {};
     for (int c = 0; c < 2; ++c) {
       memories[c] = *CaptureMemory::make(d);
       graphs[c] = capture([&](CuStream on) { queue_step(on, *memories[c]); });
+      CuGraphNode node = nullptr;
+      EXPECT_CU(d.cuGraphAddChildGraphNode(&node, graphs[c], nullptr, 0, child));
     }
     auto loaded = DeviceCode::load(d, device_code_image);
     EXPECT_TRUE(loaded.ok()) << (loaded.ok() ? "" : loaded.error().message());
@@ -112,6 +117,7 @@ class Recordings : public Differential, public ::testing::WithParamInterface<Way
     return d.cuLaunchKernel(add_one, 1, 1, 1, 32, 1, 1, 0, on, nullptr, extra);
   }
 
+  CuDevicePtr counter = 0;
   std::unique_ptr<DeviceCode> code;
   std::shared_ptr<CudaRecording> recording;
 
@@ -177,6 +183,7 @@ TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
     }
     ASSERT_EQ(std::memcmp(words.data(), expected.data(), words.size() * 4), 0) << "round " << round;
   }
+  EXPECT_EQ(get(counter, kWords), std::vector<std::uint32_t>(kWords, 1000));
 }
 
 std::string who(const ::testing::TestParamInfo<Way>& way) {
