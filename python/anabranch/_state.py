@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_COUNTER_BYTES = 1 << 16
 _DEEPEST = 8  # containers and objects within one another
 _DONT_ENTER = ("torch", "builtins", "typing", "collections", "functools", "numpy", "anabranch")
 
@@ -108,9 +109,10 @@ class State:
                 for inner in inner_tensors(tensor)]
 
     def on_host(self) -> list[Tensor]:
-        """What a step may read or write on the CPU."""
+        """What a step may write on the CPU: counters and the like, no data sets."""
         return [*self.counters, *(tensor for place in self.on_cpu
-                                  if (tensor := place.get()) is not None)]
+                                  if (tensor := place.get()) is not None
+                                  and tensor.numel() * tensor.element_size() <= _COUNTER_BYTES)]
 
     def parameters(self) -> list[Tensor]:
         """Tensors that backward may give a ``.grad``, as they are now."""
