@@ -13,6 +13,8 @@ namespace {
 
 // Room for addresses that are never used again; only what is touched takes memory.
 constexpr std::size_t kArenaBytes = std::size_t{64} << 30;
+// A sanitizer leaves few of the addresses.
+constexpr std::size_t kMostRetiredBytes = std::size_t{1} << 40;
 
 unsigned char* bytes_at(Address address) { return reinterpret_cast<unsigned char*>(address); }
 
@@ -74,9 +76,8 @@ AddressSpace::~AddressSpace() {
   for (const auto& [key, arena] : arenas_) {
     if (arena.base) munmap(bytes_at(arena.base), arena.bytes);
   }
-  for (const auto* reservations : {&reserved_, &retired_}) {
-    for (const auto& [base, bytes] : *reservations) munmap(bytes_at(base), bytes);
-  }
+  for (const auto& [base, bytes] : reserved_) munmap(bytes_at(base), bytes);
+  for (const auto& [base, bytes] : retired_) munmap(bytes_at(base), bytes);
   for (const auto& [handle, physical] : physical_) close(physical.file);
 }
 
@@ -129,11 +130,11 @@ bool AddressSpace::is_ours(Address address) const {
   for (const auto& [key, arena] : arenas_) {
     if (address >= arena.base && address < arena.base + arena.bytes) return true;
   }
-  for (const auto* reservations : {&reserved_, &retired_}) {
-    const auto it = find_at_or_before(*reservations, address);
-    if (it != reservations->end() && address < it->first + it->second) return true;
-  }
-  return false;
+  const auto reserved = find_at_or_before(reserved_, address);
+  if (reserved != reserved_.end() && address < reserved->first + reserved->second) return true;
+  return std::any_of(retired_.begin(), retired_.end(), [address](const auto& retired) {
+    return address >= retired.first && address < retired.first + retired.second;
+  });
 }
 
 bool AddressSpace::find(Address address, Range* range) const {
@@ -217,8 +218,14 @@ CuResult AddressSpace::unreserve(Address address, std::size_t bytes) {
   const auto mapping = mappings_.lower_bound(address);
   if (mapping != mappings_.end() && mapping->first < address + bytes)
     return CuResult::kInvalidValue;
-  retired_.insert(*it);
+  retired_.push_back(*it);
+  retired_bytes_ += bytes;
   reserved_.erase(it);
+  while (retired_bytes_ > kMostRetiredBytes) {
+    munmap(bytes_at(retired_.front().first), retired_.front().second);
+    retired_bytes_ -= retired_.front().second;
+    retired_.pop_front();
+  }
   return CuResult::kSuccess;
 }
 

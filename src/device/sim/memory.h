@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "device/cuda/driver_abi.h"
 
@@ -115,7 +116,9 @@ class AddressSpace {
   std::map<Address, std::size_t> reserved_;
   std::map<Address, Mapping> mappings_;
   std::map<CuMemoryHandle, Physical> physical_;
-  std::map<Address, std::size_t> retired_;  // reservations given back; never used again
+  // Reservations given back, the oldest first: their addresses are not used again for a while.
+  std::deque<std::pair<Address, std::size_t>> retired_;
+  std::size_t retired_bytes_ = 0;
 };
 
 }  // namespace anabranch::sim
