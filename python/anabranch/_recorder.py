@@ -24,7 +24,7 @@ from torch import Tensor
 from . import _compat, _native, config, errors
 from ._capture import Empty, NotRecordable, Step, capture_twice, wait_for_captures
 from ._given import swaps, units_of
-from ._native_capture import capture_device
+from ._native_capture import CaptureCounts, capture_device
 from ._recorded import Recorded
 from ._state import State, inner_places, inner_tensors, is_wrapper
 from ._verify import Agreement, Trial, Untrusted, on_stream, verify
@@ -45,20 +45,51 @@ class RecordingReport:
     inputs: str
     calls: int = 0
     reason: str | None = None  # why it runs plainly
-    nodes: int = 0
-    sites: int = 0
-    unsure: int = 0  # words that differ between captures; found to be read by nothing
+    counts: CaptureCounts = dataclasses.field(default_factory=CaptureCounts)
     slots: int = 0
-    arena_bytes: int = 0
-    arena_lower_bound_bytes: int = 0
     capture_seconds: float = 0.0
     make_seconds: float = 0.0
     verify_seconds: float = 0.0
     verified: str = "no"  # "bitwise", "within bounds"
-    launched_unchanged: int = 0
-    launched_from_host: int = 0
-    launched_from_device: int = 0
-    plain_calls: int = 0
+    plain_calls: int = 0  # that a launch would not have served
+
+    @property
+    def nodes(self) -> int:
+        return self.counts.nodes
+
+    @property
+    def sites(self) -> int:
+        return self.counts.sites
+
+    @property
+    def unsure(self) -> int:
+        """Words that differ between captures; found to be read by nothing."""
+        return self.counts.unsure
+
+    @property
+    def arena_bytes(self) -> int:
+        return self.counts.arena_bytes
+
+    @property
+    def arena_lower_bound_bytes(self) -> int:
+        return self.counts.arena_lower_bound_bytes
+
+    @property
+    def launched_unchanged(self) -> int:
+        return self.counts.launched_unchanged
+
+    @property
+    def launched_from_host(self) -> int:
+        return self.counts.launched_from_host
+
+    @property
+    def launched_from_device(self) -> int:
+        return self.counts.launched_from_device
+
+    @property
+    def launched(self) -> int:
+        """Calls that a launch served, by whatever way it gave the kernels their addresses."""
+        return self.launched_unchanged + self.launched_from_host + self.launched_from_device
 
     def __str__(self) -> str:
         if self.reason is not None:
@@ -149,10 +180,7 @@ class Entry:
 
     def current_report(self) -> RecordingReport:
         if self.recorded is not None:
-            counts = self.recorded.counts
-            self.report.launched_unchanged = counts.launched_unchanged
-            self.report.launched_from_host = counts.launched_from_host
-            self.report.launched_from_device = counts.launched_from_device
+            self.report.counts = self.recorded.counts
         return self.report
 
 
@@ -310,23 +338,19 @@ class Recorder:
         start = time.perf_counter()
         device = capture_device(step.device)
         capture = capture_twice(step, device)
-        if before != [entry.state.hyperparameters(opt) for opt in entry.state.optimizers]:
-            raise NotRecordable("it changes an optimizer's numbers in Python; keep them in tensors "
-                                "(lr=torch.tensor(...)), or change them outside")
         captured = time.perf_counter()
         try:
+            if before != [entry.state.hyperparameters(opt) for opt in entry.state.optimizers]:
+                raise NotRecordable("it changes an optimizer's numbers in Python; keep them in "
+                                    "tensors (lr=torch.tensor(...)), or change them outside")
             recorded = Recorded(step, capture, device, self._chosen.verify, self._saved_from)
         finally:
             capture.close()
         report.capture_seconds = captured - start
         report.make_seconds = time.perf_counter() - captured
-        counts = recorded.counts
-        if counts.nodes == 0:
+        if recorded.counts.nodes == 0:
             raise Empty("it queues nothing on the GPU")
-        report.nodes, report.sites, report.unsure = counts.nodes, counts.sites, counts.unsure
-        report.slots = recorded.slot_count
-        report.arena_bytes = counts.arena_bytes
-        report.arena_lower_bound_bytes = counts.arena_lower_bound_bytes
+        report.counts, report.slots = recorded.counts, recorded.slot_count
         return recorded
 
     @staticmethod

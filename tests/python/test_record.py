@@ -10,6 +10,7 @@ import torch
 from anabranch import _compat
 from anabranch._capture import Fresh
 from anabranch._given import units_of
+from anabranch._native_capture import CaptureCounts
 from anabranch._record import RecordedCallable, record
 from anabranch._recorder import Entry
 from anabranch._rooms import Rooms
@@ -147,7 +148,7 @@ def test_explain_shows_recorded_callables_that_ran_and_what_became_of_them():
     launched, plain, idle = entries = [Entry("(float32[4])", State()) for _ in steps]
     for recorded, entry in zip(steps, entries, strict=True):
         recorded._recorder.entries[entry.report.inputs] = entry
-    launched.report.nodes, launched.report.launched_from_host = 3, 7
+    launched.report.counts = CaptureCounts(nodes=3, launched_from_host=7)
     plain.report.reason = "it looks at a value"
 
     def call():  # as a call on a GPU would

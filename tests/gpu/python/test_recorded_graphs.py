@@ -22,17 +22,12 @@ def recordings_in(function, *args):
     return found
 
 
-def launched(reports):
-    return sum(report.launched_unchanged + report.launched_from_host
-               + report.launched_from_device for report in reports)
-
-
 def assert_kinds_launched(found, *kinds):
     assert set(found) == set(kinds), found
     for kind, reports in found.items():
         text = f"{kind}:\n" + "\n".join(map(str, reports))
         assert not any(report.reason for report in reports), text
-        assert launched(reports) > 0, text
+        assert any(report.launched for report in reports), text
 
 
 def train_compiled(record, make_model, steps, inputs=batch, dynamic=False):
