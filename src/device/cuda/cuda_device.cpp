@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/cuda/cuda_device.h"
 
+#include "device/cuda/context_scope.h"
+
 namespace anabranch::cuda {
 
 Result<std::shared_ptr<CudaDevice>> CudaDevice::open(int ordinal) {
@@ -13,7 +15,8 @@ Result<std::shared_ptr<CudaDevice>> CudaDevice::make(const Driver& driver, int o
                                                      const void* image) {
   std::shared_ptr<CudaDevice> made(new CudaDevice(driver, ordinal));
   if (Status retained = made->retain(); !retained.ok()) return retained;
-  if (Status current = made->make_current(); !current.ok()) return current;
+  const ContextScope current(*made);
+  if (!current.status().ok()) return current.status();
   auto code = DeviceCode::load(driver, image);
   if (code.ok()) {
     made->device_code_ = *std::move(code);
@@ -33,17 +36,11 @@ Status CudaDevice::retain() {
 
 CudaDevice::~CudaDevice() {
   if (!context_) return;
-  if (device_code_ && make_current().ok()) device_code_.reset();
-  driver_.cuDevicePrimaryCtxRelease(device_);
-}
-
-Status CudaDevice::make_current() const {
-  CuContext current = nullptr;
-  if (Status got = recorded("cuCtxGetCurrent", driver_.cuCtxGetCurrent(&current)); !got.ok()) {
-    return got;
+  if (device_code_) {
+    const ContextScope current(*this);
+    if (current.status().ok()) device_code_.reset();
   }
-  if (current == context_) return {};
-  return recorded("cuCtxSetCurrent", driver_.cuCtxSetCurrent(context_));
+  driver_.cuDevicePrimaryCtxRelease(device_);
 }
 
 }  // namespace anabranch::cuda

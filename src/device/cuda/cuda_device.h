@@ -2,7 +2,8 @@
 // One CUDA device as recordings need it: the driver, the device's primary context (the one that
 // torch and the CUDA runtime use), and our own device code in it.
 // Ownership: shared; recordings keep theirs alive. Holds the primary context until it goes.
-// Threads:   any; immutable once made. A thread that calls the driver calls make_current() before.
+// Threads:   any; immutable once made. Whoever calls the driver holds a ContextScope; making one
+//            and its end leave the calling thread its context.
 // Failure:   no driver, no such device, no memory for a context: a Status. No device code is no
 //            failure but a reason, see why_no_device_code().
 // Edges:     after fork() a child must make its own; CUDA cannot be used in it.
@@ -31,8 +32,6 @@ class CudaDevice {
   const Driver& driver() const { return driver_; }
   int ordinal() const { return ordinal_; }
   CuContext context() const { return context_; }
-  // To the calling thread, which keeps it.
-  Status make_current() const;
 
   // Null where addresses can only be set from the host.
   const DeviceCode* device_code() const { return device_code_.get(); }

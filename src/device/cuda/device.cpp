@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "device/cuda/context_scope.h"
+#include "device/cuda/cuda_device.h"
 
 namespace anabranch {
 namespace {
@@ -20,29 +20,11 @@ std::string name_of(const cuda::CudaDevice& device) {
   return fmt::format("cuda {}, {}", device.ordinal(), known ? text.data() : "of unknown name");
 }
 
-// Opening a device makes its context current; the caller's comes back.
-class CurrentContext {
- public:
-  explicit CurrentContext(const cuda::Driver& driver) : driver_(driver) {
-    if (driver_.cuCtxGetCurrent(&context_) != cuda::CuResult::kSuccess) context_ = nullptr;
-  }
-  ~CurrentContext() {
-    if (context_) driver_.cuCtxSetCurrent(context_);
-  }
-  CurrentContext(const CurrentContext&) = delete;
-  CurrentContext& operator=(const CurrentContext&) = delete;
-
- private:
-  const cuda::Driver& driver_;
-  cuda::CuContext context_ = nullptr;
-};
-
 }  // namespace
 
 Result<Device> Device::cuda(CudaOptions options) {
   const auto driver = cuda::load_driver();
   if (!driver.ok()) return driver.error();
-  const CurrentContext before(**driver);
   auto device = cuda::CudaDevice::make(**driver, options.ordinal);
   if (!device.ok()) return device.error();
   return Device(*std::move(device));

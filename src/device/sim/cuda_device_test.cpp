@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // CudaDevice on the simulated driver.
-#include "device/cuda/cuda_device.h"
+#include "device/cuda/context_scope.h"
 
 #include <thread>
 
@@ -14,6 +14,7 @@ using ::testing::HasSubstr;
 
 class CudaDeviceTest : public SimTest {
  protected:
+  CudaDeviceTest() : SimTest({.device_count = 2}) {}
   const std::string image = add_device_code(*sim);
 };
 
@@ -22,11 +23,28 @@ TEST_F(CudaDeviceTest, UsesThePrimaryContextThatOthersUse) {
   ASSERT_TRUE(device.ok()) << device.error().message();
   EXPECT_NE((*device)->device_code(), nullptr);
   std::thread([&] {
-    EXPECT_TRUE((*device)->make_current().ok());
+    const ContextScope scope(**device);
+    EXPECT_TRUE(scope.status().ok());
     CuContext current = nullptr;
     EXPECT_CU(d->cuCtxGetCurrent(&current));
     EXPECT_EQ(current, context);
   }).join();
+}
+
+TEST_F(CudaDeviceTest, MakingOneAndItsEndLeaveTheCallersContext) {
+  CuContext other = nullptr, current = nullptr;
+  ASSERT_CU(d->cuDevicePrimaryCtxRetain(&other, 1));
+  ASSERT_CU(d->cuCtxSetCurrent(other));
+  {
+    const auto device = CudaDevice::make(*d, 0, image.c_str());
+    ASSERT_TRUE(device.ok()) << device.error().message();
+    EXPECT_CU(d->cuCtxGetCurrent(&current));
+    EXPECT_EQ(current, other);
+  }
+  EXPECT_CU(d->cuCtxGetCurrent(&current));
+  EXPECT_EQ(current, other);
+  EXPECT_CU(d->cuCtxSetCurrent(context));
+  EXPECT_CU(d->cuDevicePrimaryCtxRelease(1));
 }
 
 TEST_F(CudaDeviceTest, WithoutDeviceCodeHasAReason) {
