@@ -262,19 +262,9 @@ Before before_by_graph(const GraphImage& image, const std::vector<std::uint32_t>
 
 // Regions that queue one kernel each, copies and fills made into regions too.
 Program with_a_kernel_a_step(const Program& program) {
-  ProgramBuilder builder;
-  for (std::size_t i = 1; i < program.streams().size(); ++i) {
-    builder.add_stream(program.streams()[i]);
-  }
-  for (const std::string& event : program.events()) builder.add_event(event);
-  for (const Buffer& buffer : program.buffers()) builder.add_buffer(buffer);
-  for (std::size_t i = 0; i < program.steps().size(); ++i) {
-    Step step = program.steps()[i];
-    step.name = "step " + std::to_string(i);
+  return testing::with_named_steps(program, [](Step& step) {
     if (!step.accesses.empty()) step.kind = StepKind::kCompute;
-    builder.add_step(step);
-  }
-  return must(builder.build());
+  });
 }
 
 TEST_F(PlanRecordingTest, TheGraphHasThePlansOrderAndNoOther) {

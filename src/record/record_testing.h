@@ -22,6 +22,24 @@ inline Plan plan_of(const ProgramBuilder& builder) {
   return must(make_plan(must(builder.build())));
 }
 
+// The program again, its steps named by their numbers ("step 3") and changed.
+template <typename Change>
+Program with_named_steps(const Program& program, Change change) {
+  ProgramBuilder builder;
+  for (std::size_t i = 1; i < program.streams().size(); ++i) {
+    builder.add_stream(program.streams()[i]);
+  }
+  for (const std::string& event : program.events()) builder.add_event(event);
+  for (const Buffer& buffer : program.buffers()) builder.add_buffer(buffer);
+  for (std::size_t i = 0; i < program.steps().size(); ++i) {
+    Step step = program.steps()[i];
+    step.name = "step " + std::to_string(i);
+    change(step);
+    builder.add_step(step);
+  }
+  return must(builder.build());
+}
+
 // Named regions that call what they are given.
 class Regions {
  public:

@@ -2,6 +2,7 @@
 #include "oracle.h"
 
 #include "plan/random_program.h"
+#include "record/record_testing.h"
 
 namespace anabranch::testing {
 namespace {
@@ -68,19 +69,9 @@ void run_step(const Step& step, std::uint64_t seed, void* const* buffers) {
 }  // namespace
 
 Program with_region_names(const Program& program, StepKind host_steps) {
-  ProgramBuilder builder;
-  for (std::size_t i = 1; i < program.streams().size(); ++i) {
-    builder.add_stream(program.streams()[i]);
-  }
-  for (const std::string& event : program.events()) builder.add_event(event);
-  for (const Buffer& buffer : program.buffers()) builder.add_buffer(buffer);
-  for (std::size_t i = 0; i < program.steps().size(); ++i) {
-    Step step = program.steps()[i];
-    step.name = "step " + std::to_string(i);
+  return with_named_steps(program, [host_steps](Step& step) {
     if (step.kind == StepKind::kHost) step.kind = host_steps;
-    builder.add_step(step);
-  }
-  return must(builder.build());
+  });
 }
 
 HashingRegions::HashingRegions(const Program& program) {
