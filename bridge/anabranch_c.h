@@ -31,6 +31,7 @@ typedef struct AnabranchTapeBuilder AnabranchTapeBuilder;
 typedef struct AnabranchTape AnabranchTape;
 typedef struct AnabranchCaptureDevice AnabranchCaptureDevice;
 typedef struct AnabranchCaptureMemory AnabranchCaptureMemory;
+typedef struct AnabranchCaptureMarks AnabranchCaptureMarks;
 typedef struct AnabranchCaptureSnapshot AnabranchCaptureSnapshot;
 typedef struct AnabranchCapturedRecording AnabranchCapturedRecording;
 
@@ -268,6 +269,8 @@ typedef struct AnabranchCaptureCounts {
   uint64_t nodes;
   uint64_t sites;
   uint64_t unsure;
+  uint64_t known;
+  uint64_t lanes;
   uint64_t arena_bytes;
   uint64_t arena_lower_bound_bytes;
   uint64_t launched_unchanged;
@@ -279,10 +282,35 @@ typedef struct AnabranchCaptureCounts {
 ANABRANCH_C AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureDevice*,
                                                                      void* graph);
 ANABRANCH_C void anabranch_capture_snapshot_free(AnabranchCaptureSnapshot*);
+/* Notes of a capture, taken while it runs: see capture.h. */
+ANABRANCH_C AnabranchCaptureMarks* anabranch_capture_marks_new(const AnabranchCaptureDevice*);
+ANABRANCH_C void anabranch_capture_marks_free(AnabranchCaptureMarks*);
+ANABRANCH_C int32_t anabranch_capture_mark(AnabranchCaptureMarks*, void* stream,
+                                           uint64_t allocations, uint32_t* number);
+typedef struct AnabranchCaptureWork {
+  uint32_t mark;
+  uint32_t uses;
+  uint32_t has_scratch;
+} AnabranchCaptureWork;
+typedef struct AnabranchCaptureUse {
+  uint64_t address;
+  uint64_t writes;
+} AnabranchCaptureUse;
+typedef struct AnabranchCaptureOptions {
+  uint32_t accept_unsure;
+  uint32_t lanes;
+  const AnabranchCaptureMarks* marks; /* NULL: there are no notes */
+  uint32_t of_second;
+  uint32_t blocks_before;
+  const AnabranchCaptureWork* works;
+  size_t work_count;
+  const AnabranchCaptureUse* uses;
+  size_t use_count;
+} AnabranchCaptureOptions;
 ANABRANCH_C AnabranchCapturedRecording* anabranch_captured_make(
     const AnabranchCaptureDevice*, const AnabranchCaptureSnapshot* first,
     const AnabranchCaptureSnapshot* second, const AnabranchCaptureBlock* blocks, size_t count,
-    int32_t accept_unsure);
+    const AnabranchCaptureOptions* options);
 ANABRANCH_C void anabranch_captured_free(AnabranchCapturedRecording*);
 /* Answers how many there are; `out` may be NULL. */
 ANABRANCH_C size_t anabranch_captured_slots(const AnabranchCapturedRecording*,

@@ -98,15 +98,53 @@ AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureD
 
 void anabranch_capture_snapshot_free(AnabranchCaptureSnapshot* snapshot) { delete snapshot; }
 
+AnabranchCaptureMarks* anabranch_capture_marks_new(const AnabranchCaptureDevice* device) {
+  return ab::bridge::guard(
+      [&] { return new AnabranchCaptureMarks{ab::CaptureMarks::make(device->device)}; });
+}
+
+void anabranch_capture_marks_free(AnabranchCaptureMarks* marks) { delete marks; }
+
+int32_t anabranch_capture_mark(AnabranchCaptureMarks* marks, void* stream, uint64_t allocations,
+                               uint32_t* number) {
+  return ab::bridge::guard([&] {
+    const auto marked = marks->marks.mark(stream, allocations);
+    if (!marked.ok()) return ab::bridge::fail(marked.error());
+    *number = *marked;
+    return 0;
+  });
+}
+
 AnabranchCapturedRecording* anabranch_captured_make(const AnabranchCaptureDevice* device,
                                                     const AnabranchCaptureSnapshot* first,
                                                     const AnabranchCaptureSnapshot* second,
                                                     const AnabranchCaptureBlock* blocks,
-                                                    size_t count, int32_t accept_unsure) {
+                                                    size_t count,
+                                                    const AnabranchCaptureOptions* options) {
   return ab::bridge::guard([&] {
-    return ab::bridge::handle_of<AnabranchCapturedRecording>(
-        ab::CapturedRecording::make(device->device, first->snapshot, second->snapshot,
-                                    blocks_of(blocks, count), accept_unsure != 0));
+    std::vector<ab::CaptureWork> works;
+    for (size_t i = 0; i < options->work_count; ++i) {
+      const AnabranchCaptureWork& work = options->works[i];
+      works.push_back({work.mark, work.uses, work.has_scratch != 0});
+    }
+    std::vector<ab::CaptureUse> uses;
+    for (size_t i = 0; i < options->use_count; ++i) {
+      uses.push_back({options->uses[i].address, options->uses[i].writes != 0});
+    }
+    ab::CaptureNotes notes;
+    notes.of_second = options->of_second != 0;
+    notes.blocks_before = options->blocks_before;
+    notes.works = works;
+    notes.uses = uses;
+    ab::CaptureOptions chosen;
+    chosen.accept_unsure = options->accept_unsure != 0;
+    chosen.lanes = options->lanes;
+    if (options->marks) {
+      notes.marks = &options->marks->marks;
+      chosen.notes = &notes;
+    }
+    return ab::bridge::handle_of<AnabranchCapturedRecording>(ab::CapturedRecording::make(
+        device->device, first->snapshot, second->snapshot, blocks_of(blocks, count), chosen));
   });
 }
 
@@ -137,6 +175,8 @@ void anabranch_captured_counts(const AnabranchCapturedRecording* recording,
   *out = {counts.nodes,
           counts.sites,
           counts.unsure,
+          counts.known,
+          counts.lanes,
           counts.arena_bytes,
           counts.arena_lower_bound_bytes,
           counts.launched_unchanged,

@@ -50,6 +50,9 @@ struct AnabranchCaptureDevice {
 struct AnabranchCaptureMemory {
   anabranch::CaptureMemory memory;
 };
+struct AnabranchCaptureMarks {
+  anabranch::CaptureMarks marks;
+};
 struct AnabranchCaptureSnapshot {
   anabranch::CaptureSnapshot snapshot;
 };

@@ -25,6 +25,7 @@ namespace anabranch {
 namespace cuda {
 class CudaDevice;     // src/device/cuda/cuda_device.h
 class CaptureMemory;  // src/record/capture_memory.h
+class CaptureMarks;   // src/record/capture_marks.h
 class CudaRecording;  // src/record/cuda_recording.h
 struct GraphImage;    // src/record/graph_image.h
 }  // namespace cuda
@@ -77,8 +78,9 @@ class CaptureSnapshot {
   std::shared_ptr<const cuda::GraphImage> image_;
 };
 
-// Memory that both captures named, at the address that each of them had. No two blocks of a capture
-// may touch: an address behind the end of one would be the begin of the other.
+// Memory that both captures named, at the address that each of them had, in the order in which it
+// was allocated. An address may come again, once what had it has been freed; no two blocks of a
+// capture may touch otherwise: an address behind the end of one would be the begin of the other.
 struct CaptureBlock {
   std::uint64_t first_address = 0;
   std::uint64_t second_address = 0;
@@ -88,7 +90,7 @@ struct CaptureBlock {
 
 // A given block that the graph names.
 struct CaptureSlot {
-  std::uint32_t block = 0;
+  std::uint32_t block = 0;  // where an address stands in several, the last of those it means
   std::uint64_t bytes = 0;
   std::uint64_t alignment = 0;  // that a launch's address must have
 };
@@ -99,6 +101,8 @@ struct CaptureCounts {
   // Words that differ between the captures and are no address: what compilers leave between the
   // members of a struct, or numbers that are others in every run.
   std::uint32_t unsure = 0;
+  std::uint32_t known = 0;        // nodes whose use of memory the notes tell
+  std::uint32_t lanes = 0;        // most nodes that may run side by side
   std::uint64_t arena_bytes = 0;  // all parts together
   std::uint64_t arena_lower_bound_bytes = 0;
   // Launches, by how the nodes were given their addresses.
@@ -107,17 +111,65 @@ struct CaptureCounts {
   std::uint64_t launched_from_device = 0;
 };
 
+// Says while a step is captured which nodes came when.
+class CaptureMarks {
+ public:
+  ANABRANCH_API static CaptureMarks make(const CaptureDevice& device);
+  // Gives the nodes that came since the mark before the next number, from 0 on, and answers it.
+  // `allocations` is how many blocks have been allocated since the capture began, on whatever
+  // stream.
+  ANABRANCH_API Result<std::uint32_t> mark(void* stream, std::uint64_t allocations);
+  const cuda::CaptureMarks& marks() const { return *marks_; }
+
+ private:
+  CaptureMarks(std::shared_ptr<cuda::CudaDevice> device, std::shared_ptr<cuda::CaptureMarks> marks)
+      : device_(std::move(device)), marks_(std::move(marks)) {}
+  std::shared_ptr<cuda::CudaDevice> device_;
+  std::shared_ptr<cuda::CaptureMarks> marks_;
+};
+
+// A piece of work whose use of memory is known: the nodes of one mark. Whatever else in blocks
+// these name is scratch where it says so: dead before and after; and is written where not.
+struct CaptureWork {
+  std::uint32_t mark = 0;
+  std::uint32_t uses = 0;  // so many of the notes' uses, behind those of the works before
+  bool has_scratch = false;
+};
+
+// Memory that a piece of work reads, or may write, by any address in it.
+struct CaptureUse {
+  std::uint64_t address = 0;
+  bool writes = false;
+};
+
+// Notes that were taken during one of two captures. What they do not tell is taken for the worst.
+struct CaptureNotes {
+  const CaptureMarks* marks = nullptr;
+  bool of_second = false;
+  std::uint32_t blocks_before = 0;  // how many of the blocks were there before the capture
+  std::span<const CaptureWork> works;
+  std::span<const CaptureUse> uses;
+};
+
+struct CaptureOptions {
+  // Where there are unsure words a recording is refused, unless they are accepted: launches then
+  // have the first capture's. Whoever makes a second recording with the captures exchanged, and
+  // gets the same results from both as from the step itself, knows that nothing reads them.
+  bool accept_unsure = false;
+  const CaptureNotes* notes = nullptr;
+  // With notes: nodes that need not wait for one another run side by side, so many at most. With
+  // one the order stays as it was captured.
+  std::uint32_t lanes = 1;
+};
+
 class CapturedRecording {
  public:
-  // Of two captures of one step. Where there are unsure words it is refused, unless the caller
-  // accepts them: launches then have the first capture's. Whoever makes a second recording with the
-  // captures exchanged, and gets the same results from both as from the step itself, knows that
-  // nothing reads them.
+  // Of two captures of one step.
   ANABRANCH_API static Result<CapturedRecording> make(const CaptureDevice& device,
                                                       const CaptureSnapshot& first,
                                                       const CaptureSnapshot& second,
                                                       std::span<const CaptureBlock> blocks,
-                                                      bool accept_unsure = false);
+                                                      const CaptureOptions& options = {});
 
   ANABRANCH_API std::vector<CaptureSlot> slots() const;
   // The bytes of each part of the arena, where blocks lie that are not given: 32 MiB or more each,

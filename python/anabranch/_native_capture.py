@@ -9,15 +9,23 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from ctypes import c_uint64, c_void_p
+from ctypes import c_uint32, c_uint64, c_void_p
 from typing import NamedTuple
 
 from ._native import _Handle, core, last_error
-from ._native_library import CaptureBlock, CaptureCounts, CaptureSlot, library_path
+from ._native_library import (
+    CaptureBlock,
+    CaptureCounts,
+    CaptureOptions,
+    CaptureSlot,
+    CaptureUse,
+    CaptureWork,
+    library_path,
+)
 
-__all__ = ["Block", "CaptureCounts", "CaptureDevice", "CaptureMemory", "CaptureSnapshot",
-           "CapturedRecording", "Slot", "capture_device", "last_error", "launch_captured",
-           "library_path"]
+__all__ = ["Block", "CaptureCounts", "CaptureDevice", "CaptureMarks", "CaptureMemory",
+           "CaptureSnapshot", "CapturedRecording", "Noted", "Slot", "Work", "capture_device",
+           "last_error", "launch_captured", "library_path"]
 
 # The hot path: (handle, (c_uint64 * n)(...), n, c_void_p(stream)) -> 0, or a code and last_error().
 # Exactly these types, none is checked.
@@ -100,16 +108,57 @@ class CaptureSnapshot(_Handle):
         super().__init__(core.capture_snapshot_new(device.handle, graph), device)
 
 
+class CaptureMarks(_Handle):
+    """Says while a step is captured which nodes came when."""
+
+    _free = "capture_marks_free"
+
+    def __init__(self, device: CaptureDevice) -> None:
+        super().__init__(core.capture_marks_new(device.handle), device)
+
+    def mark(self, stream: int, allocations: int) -> int:
+        """The number of the nodes that came since the mark before; ``allocations`` is how many
+        blocks have been allocated since the capture began."""
+        number = c_uint32()
+        if core.capture_mark(self.handle, stream, allocations, ctypes.byref(number)):
+            raise last_error()
+        return number.value
+
+
+class Work(NamedTuple):
+    """A piece of captured work whose use of memory is known; see CaptureWork in capture.h."""
+
+    mark: int
+    accesses: tuple[tuple[int, bool], ...]  # an address in the memory, whether it is written
+    has_scratch: bool
+
+
+class Noted(NamedTuple):
+    """What was noted during one of two captures; see CaptureNotes in capture.h."""
+
+    marks: CaptureMarks
+    of_second: bool
+    blocks_before: int
+    works: Sequence[Work]
+
+
 class CapturedRecording(_Handle):
-    """A step captured twice, made into a recording. Both graphs are there until it is made."""
+    """A step captured twice, made into a recording. Both graphs are there until it is made.
+
+    With what was noted, nodes that need not wait for one another run on up to ``lanes`` lanes.
+    """
 
     _free = "captured_free"
 
     def __init__(self, device: CaptureDevice, first: CaptureSnapshot, second: CaptureSnapshot,
-                 blocks: Sequence[Block], accept_unsure: bool) -> None:
+                 blocks: Sequence[Block], accept_unsure: bool = False, noted: Noted | None = None,
+                 lanes: int = 1) -> None:
         array = (CaptureBlock * len(blocks))(*blocks)
+        options = CaptureOptions(accept_unsure=accept_unsure, lanes=lanes)
+        if noted is not None:
+            _add_notes(options, noted)
         super().__init__(core.captured_make(device.handle, first.handle, second.handle, array,
-                                            len(blocks), accept_unsure), device)
+                                            len(blocks), ctypes.byref(options)), device)
 
     @property
     def slots(self) -> list[Slot]:
@@ -136,3 +185,13 @@ class CapturedRecording(_Handle):
         """Queues one launch on ``stream``; addresses of the slots, then of the parts."""
         if launch_captured(self.handle, addresses, len(addresses), c_void_p(stream)):
             raise last_error()
+
+
+def _add_notes(options: CaptureOptions, noted: Noted) -> None:
+    works = [CaptureWork(work.mark, len(work.accesses), work.has_scratch) for work in noted.works]
+    uses = [CaptureUse(*use) for work in noted.works for use in work.accesses]
+    options.marks = noted.marks.handle
+    options.of_second = noted.of_second
+    options.blocks_before = noted.blocks_before
+    options.works, options.work_count = (CaptureWork * len(works))(*works), len(works)
+    options.uses, options.use_count = (CaptureUse * len(uses))(*uses), len(uses)

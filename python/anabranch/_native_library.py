@@ -107,8 +107,30 @@ class CaptureCounts(ctypes.Structure):
     """What a recording of captured graphs has, and how it was launched; see capture.h."""
 
     _fields_ = [(name, c_uint64) for name in
-                ("nodes", "sites", "unsure", "arena_bytes", "arena_lower_bound_bytes", "launched_unchanged",
-                 "launched_from_host", "launched_from_device")]
+                ("nodes", "sites", "unsure", "known", "lanes", "arena_bytes",
+                 "arena_lower_bound_bytes", "launched_unchanged", "launched_from_host",
+                 "launched_from_device")]
+
+
+class CaptureWork(ctypes.Structure):
+    """A piece of captured work whose use of memory is known; see capture.h."""
+
+    _fields_ = [("mark", c_uint32), ("uses", c_uint32), ("has_scratch", c_uint32)]
+
+
+class CaptureUse(ctypes.Structure):
+    """Memory that it reads or writes."""
+
+    _fields_ = [("address", c_uint64), ("writes", c_uint64)]
+
+
+class CaptureOptions(ctypes.Structure):
+    """How a recording is made; see CaptureOptions and CaptureNotes in capture.h."""
+
+    _fields_ = [("accept_unsure", c_uint32), ("lanes", c_uint32), ("marks", c_void_p),
+                ("of_second", c_uint32), ("blocks_before", c_uint32),
+                ("works", POINTER(CaptureWork)), ("work_count", c_size_t),
+                ("uses", POINTER(CaptureUse)), ("use_count", c_size_t)]
 
 
 class RegionCall(ctypes.Structure):
@@ -226,8 +248,11 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "capture_memory_open": (None, c_void_p),
     "capture_snapshot_new": (c_void_p, c_void_p, c_void_p),
     "capture_snapshot_free": (None, c_void_p),
+    "capture_marks_new": (c_void_p, c_void_p),
+    "capture_marks_free": (None, c_void_p),
+    "capture_mark": (c_int32, c_void_p, c_void_p, c_uint64, POINTER(c_uint32)),
     "captured_make": (c_void_p, c_void_p, c_void_p, c_void_p, POINTER(CaptureBlock), c_size_t,
-                      c_int32),
+                      POINTER(CaptureOptions)),
     "captured_free": (None, c_void_p),
     "captured_slots": (c_size_t, c_void_p, POINTER(CaptureSlot)),
     "captured_parts": (c_size_t, c_void_p, POINTER(c_uint64)),

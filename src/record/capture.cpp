@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "anabranch/capture.h"
 
+#include <optional>
+
 #include "device/cuda/context_scope.h"
+#include "record/capture_marks.h"
 #include "record/capture_memory.h"
 #include "record/cuda_recording.h"
 #include "record/graph_image.h"
@@ -20,6 +23,11 @@ std::shared_ptr<Thing> kept_with(std::shared_ptr<cuda::CudaDevice> device,
             const cuda::ContextScope current(*device);
             thing.reset();
           }};
+}
+
+std::optional<cuda::Notes> notes_of(const CaptureNotes* notes) {
+  if (!notes) return std::nullopt;
+  return cuda::Notes{&notes->marks->marks(), notes->blocks_before, notes->works, notes->uses};
 }
 
 }  // namespace
@@ -70,6 +78,17 @@ Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
   return memory_->allocate(bytes);
 }
 
+CaptureMarks CaptureMarks::make(const CaptureDevice& device) {
+  const auto& on = device.cuda_device();
+  return CaptureMarks(on, std::make_shared<cuda::CaptureMarks>(on->driver()));
+}
+
+Result<std::uint32_t> CaptureMarks::mark(void* stream, std::uint64_t allocations) {
+  const cuda::ContextScope current(*device_);
+  if (!current.status().ok()) return current.status();
+  return marks_->mark(static_cast<cuda::CuStream>(stream), allocations);
+}
+
 Result<CaptureSnapshot> CaptureSnapshot::make(const CaptureDevice& device, void* graph) {
   const cuda::ContextScope current(*device.cuda_device());
   if (!current.status().ok()) return current.status();
@@ -82,7 +101,7 @@ Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device,
                                                   const CaptureSnapshot& first,
                                                   const CaptureSnapshot& second,
                                                   std::span<const CaptureBlock> blocks,
-                                                  bool accept_unsure) {
+                                                  const CaptureOptions& chosen) {
   const auto& on = device.cuda_device();
   const cuda::ContextScope current(*on);
   if (!current.status().ok()) return current.status();
@@ -95,13 +114,17 @@ Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device,
   }
   cuda::CudaRecordOptions options;
   options.device_code = on->device_code();
-  options.accept_unsure = accept_unsure;
-  const auto capture_of = [](const CaptureSnapshot& of,
-                             std::span<const cuda::CaptureAllocation> allocations) {
-    return cuda::Capture{static_cast<cuda::CuGraph>(of.graph()), allocations, &of.image()};
+  options.accept_unsure = chosen.accept_unsure;
+  options.lanes = chosen.lanes;
+  const auto notes = notes_of(chosen.notes);
+  const auto capture_of = [&](const CaptureSnapshot& of,
+                              std::span<const cuda::CaptureAllocation> allocations, bool is_noted) {
+    return cuda::Capture{static_cast<cuda::CuGraph>(of.graph()), allocations, &of.image(),
+                         is_noted ? &*notes : nullptr};
   };
-  auto recording = cuda::CudaRecording::make(on->driver(), capture_of(first, in_first),
-                                             capture_of(second, in_second), kinds, options);
+  auto recording = cuda::CudaRecording::make(
+      on->driver(), capture_of(first, in_first, notes && !chosen.notes->of_second),
+      capture_of(second, in_second, notes && chosen.notes->of_second), kinds, options);
   if (!recording.ok()) return recording.error();
   return CapturedRecording(on, kept_with(on, *std::move(recording)));
 }
@@ -109,7 +132,7 @@ Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device,
 std::vector<CaptureSlot> CapturedRecording::slots() const {
   std::vector<CaptureSlot> slots;
   for (const cuda::CudaSlot& slot : recording_->slots()) {
-    slots.push_back({slot.unit, slot.bytes, slot.alignment});
+    slots.push_back({slot.allocation, slot.bytes, slot.alignment});
   }
   return slots;
 }
@@ -127,6 +150,8 @@ CaptureCounts CapturedRecording::counts() const {
   counts.nodes = recording_->node_count();
   counts.sites = static_cast<std::uint32_t>(recording_->sites().size());
   counts.unsure = recording_->unsure();
+  for (const cuda::NodeImage& node : recording_->image().nodes) counts.known += node.is_known;
+  counts.lanes = recording_->lanes();
   for (const std::uint64_t bytes : recording_->part_bytes()) counts.arena_bytes += bytes;
   counts.arena_lower_bound_bytes = recording_->arena().lower_bound_bytes;
   counts.launched_unchanged = read(recording_->counts().unchanged);

@@ -88,7 +88,38 @@ Status CudaExec::clone_nodes(CuGraph original) {
     }
     node.handle = there;
   }
-  return place_transfers(driver_, graph_, repointing_.image.edges, nodes_);
+  if (repointing_.is_reordered) {
+    if (Status dropped = drop_edges(); !dropped.ok()) return dropped;
+  }
+  return place_transfers(driver_, graph_, repointing_.image.edges, nodes_,
+                         repointing_.is_reordered);
+}
+
+Status CudaExec::drop_edges() {
+  std::size_t count = 0;
+  if (Status asked = recorded("cuGraphGetEdges",
+                              driver_.cuGraphGetEdges(graph_, nullptr, nullptr, nullptr, &count));
+      !asked.ok()) {
+    return asked;
+  }
+  std::vector<CuGraphNode> from(count), to(count);
+  std::vector<CuEdgeData> data(count);
+  if (Status got =
+          recorded("cuGraphGetEdges",
+                   driver_.cuGraphGetEdges(graph_, from.data(), to.data(), data.data(), &count));
+      !got.ok()) {
+    return got;
+  }
+  // One call an edge: drivers give every edge of a call the data of the first.
+  for (std::size_t i = 0; i < count; ++i) {
+    if (Status gone =
+            recorded("cuGraphRemoveDependencies",
+                     driver_.cuGraphRemoveDependencies(graph_, &from[i], &to[i], &data[i], 1));
+        !gone.ok()) {
+      return gone;
+    }
+  }
+  return {};
 }
 
 void LaunchMemory::forget() noexcept {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "record/graph_match.h"
+#include "record/graph_overlap.h"
 #include "record/graph_transfers.h"
 
 namespace anabranch::cuda {
@@ -13,15 +14,12 @@ std::uint64_t alignment_of(std::uint64_t address) {
   return std::min(address & (~address + 1), kPartAlignment);
 }
 
-// Given memory stays given where the capture's allocator gave out the same address later.
-std::vector<UnitKind> kinds_of_units(const UnitTable& units,
-                                     std::span<const CaptureAllocation> made,
-                                     std::span<const UnitKind> kinds) {
-  std::vector<UnitKind> of_units(units.units().size(), UnitKind::kTemporary);
-  for (std::size_t i = 0; i < made.size(); ++i) {
-    if (kinds[i] == UnitKind::kGiven) {
-      of_units[units.find_in_first(made[i].address).unit] = UnitKind::kGiven;
-    }
+// Given memory stays given where others that the capture's allocator put there cannot be told from
+// it.
+std::vector<UnitKind> kinds_of_units(const Tenants& tenants, std::span<const UnitKind> kinds) {
+  std::vector<UnitKind> of_units(tenants.units.size(), UnitKind::kTemporary);
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    if (kinds[i] == UnitKind::kGiven) of_units[tenants.tenant_of[i]] = UnitKind::kGiven;
   }
   return of_units;
 }
@@ -76,15 +74,24 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   if (!units.ok()) return units.error();
   auto found = find(*image, *other, *units);
   if (!found.ok()) return found.error();
+  const Tenants tenants =
+      second.notes ? find_uses(second.allocations, *units, true, second.notes, *other, found->sites)
+                   : find_uses(first.allocations, *units, false, first.notes, *image, found->sites);
+  for (std::size_t i = 0; i < image->nodes.size(); ++i) {
+    image->nodes[i].is_known = tenants.is_known[i];
+  }
   auto tables = replace(*found, *image);
   if (!tables.ok()) return tables.error();
-  const auto of_units = kinds_of_units(*units, first.allocations, kinds);
-  auto plan = plan_graph(*image, found->sites, units->units(), of_units, tables->writes);
+  lanes_ = overlap_nodes(*image, found->sites, tables->writes, options_.lanes);
+  repointing_.is_reordered = lanes_ > 1;
+  const auto of_units = kinds_of_units(tenants, kinds);
+  auto plan = plan_graph(*image, found->sites, tenants.units, of_units, tables->writes);
   if (!plan.ok()) return plan.error();
-  name_slots(units->units(), of_units, found->sites);
+  if (Status ordered = check_order(*image, found->sites, *plan); !ordered.ok()) return ordered;
+  name_slots(tenants, of_units, found->sites);
   repointing_.image = *std::move(image);
   arena_ = std::move(plan->parts.arena);
-  const ArenaParts parts = cut_arena(arena_, units->units(), options_.least_part_bytes);
+  const ArenaParts parts = cut_arena(arena_, tenants.units, options_.least_part_bytes);
   list_sources(parts.bytes);
   name_sources(parts.places, found->sites);
   repointing_.sites = std::move(found->sites);
@@ -118,15 +125,19 @@ Result<Tables> CudaRecording::replace(FoundSites& found, GraphImage& image) {
   return tables;
 }
 
-void CudaRecording::name_slots(std::span<const Unit> units, std::span<const UnitKind> kinds,
+void CudaRecording::name_slots(const Tenants& tenants, std::span<const UnitKind> kinds,
                                std::span<const Site> sites) {
-  std::vector<bool> is_named(units.size());
+  std::vector<bool> is_named(tenants.units.size());
   for (const Site& site : sites) is_named[site.unit] = true;
-  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+  std::vector<std::uint32_t> allocation(tenants.units.size());
+  for (std::uint32_t i = 0; i < tenants.tenant_of.size(); ++i) {
+    allocation[tenants.tenant_of[i]] = i;
+  }
+  for (std::uint32_t unit = 0; unit < tenants.units.size(); ++unit) {
     if (kinds[unit] != UnitKind::kGiven || !is_named[unit]) continue;
-    const Unit& there = units[unit];
+    const Unit& there = tenants.units[unit];
     slots_.push_back(
-        {unit, there.bytes,
+        {unit, allocation[unit], there.bytes,
          std::min(alignment_of(there.first_address), alignment_of(there.second_address))});
   }
 }

@@ -19,11 +19,13 @@
 #include "device/cuda/device_code.h"
 #include "device/cuda/driver.h"
 #include "record/arena_parts.h"
+#include "record/capture_marks.h"
 #include "record/graph_image.h"
 #include "record/graph_program.h"
 #include "record/graph_sites.h"
 #include "record/graph_tables.h"
 #include "record/graph_units.h"
+#include "record/graph_uses.h"
 
 namespace anabranch::cuda {
 
@@ -34,12 +36,14 @@ struct Capture {
   CuGraph graph = nullptr;
   std::span<const CaptureAllocation> allocations;
   const GraphImage* image = nullptr;
+  const Notes* notes = nullptr;  // of one of the two at most
 };
 
 // Memory of the caller that a launch is given: any address with this alignment. Given memory that
 // no node names is no slot.
 struct CudaSlot {
   std::uint32_t unit = 0;
+  std::uint32_t allocation = 0;  // the last of those that are the unit
   std::uint64_t bytes = 0;
   std::uint64_t alignment = 0;  // what both captures had, 512 at most
 };
@@ -49,6 +53,7 @@ struct CudaSlot {
 // here, and its `shift` contains where in its part a temporary lies.
 struct Repointing {
   GraphImage image;
+  bool is_reordered = false;              // the image has other edges than the capture
   std::vector<Site> sites;                // sorted by node
   std::vector<std::uint32_t> first_site;  // by node, one more than there are
   std::vector<std::uint32_t> nodes;       // that name a source, source by source
@@ -113,6 +118,7 @@ class CudaExec {
  private:
   CudaExec(const Driver& driver, const Repointing& repointing);
   Status clone_nodes(CuGraph original);
+  Status drop_edges();
   void watch_sources();
   void note_moved(std::span<const std::uint64_t> addresses, std::span<const std::uint32_t> sources);
   void note_moved(std::uint32_t source, std::uint64_t address);
@@ -164,6 +170,8 @@ struct CudaRecordOptions {
   // Keeps what the first capture had where bytes differ that are no address. For a caller that
   // goes on to compare launches of both captures' recordings with the step itself.
   bool accept_unsure = false;
+  // Where one of the captures has notes: nodes that may run side by side do, on so many lanes.
+  std::uint32_t lanes = 1;
   // See arena_parts.h. Whoever has one block for the arena takes one part, by the largest number.
   std::uint64_t least_part_bytes = kLeastPartBytes;
 };
@@ -201,6 +209,8 @@ class CudaRecording {
   // Bytes that differ between the captures and are no address, see FoundSites; words of them.
   std::uint32_t unsure() const { return unsure_; }
   std::span<const Site> sites() const { return repointing_.sites; }
+  const GraphImage& image() const { return repointing_.image; }
+  std::uint32_t lanes() const { return lanes_; }  // that are used; 1 where the captured order stays
   std::uint32_t node_count() const {
     return static_cast<std::uint32_t>(repointing_.image.nodes.size());
   }
@@ -217,7 +227,7 @@ class CudaRecording {
   Result<FoundSites> find(const GraphImage& first, const GraphImage& second,
                           const UnitTable& units);
   Result<Tables> replace(FoundSites& found, GraphImage& image);
-  void name_slots(std::span<const Unit> units, std::span<const UnitKind> kinds,
+  void name_slots(const Tenants& tenants, std::span<const UnitKind> kinds,
                   std::span<const Site> sites);
   void list_sources(std::span<const std::uint64_t> part_bytes);
   void name_sources(std::span<const ArenaParts::Place> places, std::vector<Site>& sites) const;
@@ -229,6 +239,7 @@ class CudaRecording {
   ArenaLayout arena_;
   std::vector<std::uint64_t> source_bytes_, source_masks_;
   std::uint32_t unsure_ = 0;
+  std::uint32_t lanes_ = 1;
   const CudaRecordOptions options_;
   std::unique_ptr<DeviceBytes> table_bytes_;  // goes after the executables that read it
   std::vector<std::unique_ptr<CudaExec>> executables_;

@@ -102,6 +102,79 @@ TEST_P(FailingCallsTest, LeaveNothingBehind) {
 INSTANTIATE_TEST_SUITE_P(WhetherTheTableIsCopiedOrNot, FailingCallsTest,
                          ::testing::Values(0u, 1000u));
 
+// y = x + 2 by way of one temporary, and two other temporaries beside it, all noted.
+class NotedStepTest : public testing::CudaStepTest {
+ protected:
+  NotedStepTest() {
+    destroy_captures();
+    for (Captured& captured : captures) captured.graph = capture_noted(captured.memory);
+  }
+  Result<std::shared_ptr<CudaRecording>> try_noted(const DeviceCode* code, std::uint32_t lanes) {
+    CudaRecordOptions options;
+    options.device_code = code;
+    options.lanes = lanes;
+    return CudaRecording::make(*d, {captures[0].graph, captures[0].memory},
+                               {captures[1].graph, captures[1].memory, nullptr, &notes_}, kinds,
+                               options);
+  }
+
+ private:
+  CuGraph capture_noted(const std::vector<CaptureAllocation>& memory) {
+    works_.clear();
+    uses_.clear();
+    EXPECT_CU(d->cuStreamBeginCapture(work_stream, CuCaptureMode::kThreadLocal));
+    for (const auto& [in, out] : {std::pair{0, 2}, {0, 3}, {0, 4}, {2, 1}}) {
+      EXPECT_CU(add_one(work_stream, memory[in].address, memory[out].address, kWords));
+      works_.push_back({*marks_.mark(work_stream, 0), 2, false});
+      uses_.insert(uses_.end(), {{memory[in].address, false}, {memory[out].address, true}});
+    }
+    notes_ = {&marks_, static_cast<std::uint32_t>(kinds.size()), works_, uses_};
+    return end_capture(work_stream);
+  }
+  static constexpr std::uint32_t kWords = testing::kWords;
+  CaptureMarks marks_{*d};
+  std::vector<CaptureWork> works_;
+  std::vector<CaptureUse> uses_;
+  Notes notes_;
+};
+
+TEST_F(NotedStepTest, BranchesHaveLanesOfTheirOwn) {
+  const auto recording = try_noted(load_device_code(), 3);
+  ASSERT_TRUE(recording.ok()) << recording.error().message();
+  EXPECT_EQ((*recording)->lanes(), 3u);
+  const GraphImage& image = (*recording)->image();
+  ASSERT_EQ(image.edges.size(), 1u);
+  EXPECT_EQ(image.edges[0].from, 0u);
+  EXPECT_EQ(image.edges[0].to, 3u);
+  // Temporaries that live side by side are apart.
+  EXPECT_EQ((*recording)->arena().size_bytes, 3 * 512u);
+}
+
+TEST_F(NotedStepTest, OneLaneKeepsTheCapturedOrder) {
+  const auto recording = try_noted(nullptr, 1);
+  ASSERT_TRUE(recording.ok());
+  EXPECT_EQ((*recording)->lanes(), 1u);
+  EXPECT_EQ((*recording)->image().edges.size(), 3u);
+}
+
+TEST_F(NotedStepTest, FailingCallsLeaveNothingBehind) {
+  const DeviceCode* const code = load_device_code();
+  const std::size_t before = sim->live_objects();
+  std::set<std::string> have_failed;
+  for (std::uint64_t n = 1;; ++n) {
+    sim->fail_call(n, CuResult::kOutOfMemory);
+    const auto made = try_noted(code, 3);
+    const std::string failed = sim->failed_call();
+    if (failed.empty()) break;
+    have_failed.insert(failed);
+    if (failed == "cuFuncGetName") continue;  // a nicety
+    ASSERT_FALSE(made.ok()) << failed;
+    EXPECT_THAT(made.error().message(), HasSubstr(failed));
+    EXPECT_EQ(sim->live_objects(), before) << failed;
+  }
+  EXPECT_TRUE(have_failed.contains("cuGraphRemoveDependencies"));
+}
+
 TEST_F(CudaRecordingTest, CapturesOfTwoDifferentStepsAreRefused) {
   EXPECT_CU(d->cuStreamBeginCapture(work_stream, CuCaptureMode::kThreadLocal));
   captures[1].graph = end_capture(work_stream);

@@ -42,7 +42,8 @@ struct GraphImage;
 struct NodeImage {
   CuGraphNode handle = nullptr;
   CuNodeType type = CuNodeType::kEmpty;
-  bool is_ours = false;  // a kernel of ours, for the node with this handle; see graph_transfers.h
+  bool is_ours = false;   // a kernel of ours, for the node with this handle; see graph_transfers.h
+  bool is_known = false;  // touches nothing but what its sites name, and these say how
   KernelImage kernel;
   CuMemcpy3D copy{};
   std::vector<std::byte> source_bytes;  // what a copy reads: see read_pinned_source()

@@ -81,5 +81,47 @@ TEST(GraphProgram, AMissingEdgeBetweenTwoNodesOfOneUnitIsARace) {
   EXPECT_EQ(races[0].missing, (Wait{StepId(1), StepId(0)}));
 }
 
+// Two nodes on streams of their own, given one unit.
+Status check_two(bool first_known, bool second_known, bool second_writes,
+                 std::initializer_list<testing::Arrow> arrows = {}) {
+  GraphImage image =
+      image_of({testing::kernel("writer", {}), testing::kernel("reader", {})}, arrows);
+  image.nodes[0].is_known = first_known;
+  image.nodes[1].is_known = second_known;
+  const std::vector<Site> sites{{0, Operand::kParam, 0, 0, 0, true},
+                                {1, Operand::kParam, 0, 0, 0, second_writes}};
+  const std::vector<Unit> units{{0, 0, kBytes}};
+  const std::vector<UnitKind> kinds{kTemporary};
+  const auto plan = plan_graph(image, sites, units, kinds);
+  EXPECT_TRUE(plan.ok());
+  return check_order(image, sites, *plan);
+}
+
+TEST(GraphProgram, ACapturedRaceIsRefusedWithBothKernelsNamed) {
+  const Status refused = check_two(true, true, false);
+  EXPECT_EQ(refused.code(), Code::kRace);
+  EXPECT_THAT(refused.message(), ::testing::AllOf(::testing::HasSubstr("kernel 0 'writer'"),
+                                                  ::testing::HasSubstr("kernel 1 'reader'")));
+  EXPECT_FALSE(check_two(true, true, true).ok());
+  EXPECT_FALSE(check_two(true, false, true).ok());
+  EXPECT_TRUE(check_two(true, true, true, {{0, 1}}).ok());
+}
+
+TEST(GraphProgram, NodesOfWhichNothingIsKnownMayReadTheSameMemoryUnordered) {
+  EXPECT_TRUE(check_two(false, false, true).ok());
+}
+
+TEST(GraphProgram, ATablesKernelIsGivenWhatItOnlyWritesDown) {
+  GraphImage image = image_of({testing::kernel("writer", {}), testing::kernel("table", {})});
+  image.nodes[0].is_known = true;
+  image.nodes[1].is_ours = true;
+  const std::vector<Site> sites{{0, Operand::kParam, 0, 0, 0}, {1, Operand::kParam, 0, 0, 0}};
+  const std::vector<Unit> units{{0, 0, kBytes}};
+  const std::vector<UnitKind> kinds{kTemporary};
+  const auto plan = plan_graph(image, sites, units, kinds);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_TRUE(check_order(image, sites, *plan).ok());
+}
+
 }  // namespace
 }  // namespace anabranch::cuda

@@ -30,6 +30,7 @@ struct Site {
   std::uint32_t offset = 0;
   std::uint32_t unit = 0;
   std::uint64_t shift = 0;  // the site holds the unit's address and this many bytes
+  bool writes = true;       // whether the node may write there
   bool operator==(const Site&) const = default;
 };
 

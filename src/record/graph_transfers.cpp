@@ -72,7 +72,10 @@ class Replacer {
     const auto here = is_copy ? is_here(node.copy) : is_here(CuMemoryType::kDevice, node.fill.dst);
     if (!here.ok()) return here.error();
     if (!*here) return {};
+    node.is_known = false;  // it writes memory that never moves, unless
     for (Site& site : sites) {
+      site.writes = site.operand == Operand::kDestination;
+      node.is_known |= site.writes;
       site = is_copy ? site_of(site, node.copy) : site_of(site);
     }
     node.kernel = is_copy ? copy_kernel(code_, node.copy) : fill_kernel(code_, node.fill);
@@ -191,7 +194,7 @@ Status replace_transfers(const Driver& driver, const DeviceCode& code, GraphImag
 
 // One call an edge: drivers give every edge of a call the data of the first.
 Status place_transfers(const Driver& driver, CuGraph graph, std::span<const EdgeImage> edges,
-                       std::span<NodeImage> nodes) {
+                       std::span<NodeImage> nodes, bool has_none) {
   std::vector<CuGraphNode> replaced;
   for (NodeImage& node : nodes) {
     if (!node.is_ours) continue;
@@ -200,7 +203,7 @@ Status place_transfers(const Driver& driver, CuGraph graph, std::span<const Edge
   }
   for (const EdgeImage& edge : edges) {
     const NodeImage &from = nodes[edge.from], &to = nodes[edge.to];
-    if (!from.is_ours && !to.is_ours) continue;
+    if (!has_none && !from.is_ours && !to.is_ours) continue;
     if (Status added =
             recorded("cuGraphAddDependencies",
                      driver.cuGraphAddDependencies(graph, &from.handle, &to.handle, &edge.data, 1));

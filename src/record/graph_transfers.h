@@ -31,8 +31,9 @@ Status replace_transfers(const Driver& driver, const DeviceCode& code, GraphImag
 
 // Makes those kernels in a graph that still has the nodes in whose place they stand: same edges,
 // then the nodes go. `nodes` have handles in this graph, and afterwards those of the kernels;
-// several in a row may stand for one node.
+// several in a row may stand for one node. Of the edges the graph has those between nodes that
+// stay, or with `has_none` none.
 Status place_transfers(const Driver& driver, CuGraph graph, std::span<const EdgeImage> edges,
-                       std::span<NodeImage> nodes);
+                       std::span<NodeImage> nodes, bool has_none = false);
 
 }  // namespace anabranch::cuda

@@ -161,11 +161,12 @@ TEST_F(ReplacedTransfersTest, SitesOfOperandsMoveIntoTheParameters) {
                                      {1, Operand::kSource, 0, 0, 100},
                                      {1, Operand::kDestination, 0, 1, 200}});
   EXPECT_TRUE(copied.node.is_ours);
+  EXPECT_TRUE(copied.node.is_known);
   EXPECT_EQ(copied.node.type, CuNodeType::kKernel);
   EXPECT_EQ(copied.node.kernel.launch.func, code->copy());
   EXPECT_THAT(copied.sites,
               ElementsAre(Site{0, Operand::kParam, 0, 3, 7},
-                          Site{1, Operand::kParam, offsetof(CopyParams, from), 0, 104},
+                          Site{1, Operand::kParam, offsetof(CopyParams, from), 0, 104, false},
                           Site{1, Operand::kParam, offsetof(CopyParams, to), 1, 208}));
   const auto filled = replace(testing::fill(allocate(64)));
   EXPECT_EQ(filled.node.kernel.launch.func, code->fill());

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "record/capture_marks.h"
+
+namespace anabranch::cuda {
+
+Result<std::uint32_t> CaptureMarks::mark(CuStream stream, std::uint64_t allocations) {
+  CuCaptureStatus status = CuCaptureStatus::kNone;
+  CuGraph graph = nullptr;
+  if (Status asked = recorded("cuStreamGetCaptureInfo",
+                              driver_.cuStreamGetCaptureInfo(stream, &status, nullptr, &graph,
+                                                             nullptr, nullptr, nullptr));
+      !asked.ok()) {
+    return asked;
+  }
+  if (status != CuCaptureStatus::kActive) {
+    return Status(Code::kNotRecordable,
+                  "record: a mark was asked for on a stream that is not "
+                  "captured. Marks are for the time of a capture.");
+  }
+  std::size_t count = 0;
+  if (Status asked = recorded("cuGraphGetNodes", driver_.cuGraphGetNodes(graph, nullptr, &count));
+      !asked.ok()) {
+    return asked;
+  }
+  if (count != marks_.size()) {
+    std::vector<CuGraphNode> nodes(count);
+    if (Status got =
+            recorded("cuGraphGetNodes", driver_.cuGraphGetNodes(graph, nodes.data(), &count));
+        !got.ok()) {
+      return got;
+    }
+    for (const CuGraphNode node : nodes) marks_.try_emplace(node, this->count());
+  }
+  allocations_.push_back(allocations);
+  return this->count() - 1;
+}
+
+std::uint32_t CaptureMarks::mark_of(CuGraphNode node) const {
+  const auto found = marks_.find(node);
+  return found == marks_.end() ? count() : found->second;
+}
+
+}  // namespace anabranch::cuda

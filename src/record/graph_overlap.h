@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order of a captured graph's nodes, without what their use of memory does not ask for: a step
+// is captured as its program was written, one kernel behind the other, and much of it could run
+// side by side.
+// Ownership: borrows everything.
+// Threads:   pure.
+// Failure:   none.
+// Edges:     nodes of which not all is known stay behind all that was captured before them, and
+//            before all that was captured behind them; so do those of a programmatic launch.
+//            Nothing is ever ordered that the capture did not order, but by the lanes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "record/graph_image.h"
+#include "record/graph_sites.h"
+#include "record/graph_tables.h"
+
+namespace anabranch::cuda {
+
+// Above so many nodes the captured order stays: who comes before whom takes a bit a pair.
+inline constexpr std::size_t kMostOverlapNodes = 16384;
+
+// Gives the image the edges by which each node runs behind those whose memory it shares, one of the
+// two writing, and behind the one before it on its lane. Known nodes are placed on lanes in their
+// captured order, each where it can begin first if all take equally long. Answers how many lanes
+// have nodes.
+std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
+                            std::span<const TableWrite> tables, std::uint32_t lanes);
+
+}  // namespace anabranch::cuda

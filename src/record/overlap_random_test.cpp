@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random steps on one stream, whose allocator gives addresses out again, noted while they are
+// captured: recorded on several lanes they do what they say, whatever ends first.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <random>
+
+#include "device/sim/device_code_kernels.h"
+#include "device/sim/sim_testing.h"
+#include "record/cuda_recording.h"
+
+namespace anabranch::cuda {
+namespace {
+
+constexpr std::size_t kGiven = 4, kSteps = 50;
+constexpr std::uint64_t kBytes = 256;
+
+// Tensors are numbered by their allocations: the given ones, then those of the capture.
+struct Step {
+  enum Kind : std::uint8_t { kAllocate, kAdd, kMix, kCopy, kFill } kind = kAdd;
+  bool is_noted = false;
+  std::size_t a = 0, b = 0, to = 0;  // to = a + 1; to = a + b by way of scratch; a; 0
+  std::size_t place = 0;             // of what is allocated: where others may have been
+};
+
+// What a step does, and what the allocator does meanwhile: it takes the place freed last.
+class RandomSteps {
+ public:
+  explicit RandomSteps(std::uint64_t seed) : random_(seed) {
+    scratch_ = allocate();
+    while (steps_.size() < kSteps) add_step();
+    for (std::size_t i = 0; i < kGiven; ++i) {  // what is left shows in the given ones
+      steps_.push_back({Step::kAdd, below(2) == 0, pick(), 0, i});
+    }
+  }
+  const std::vector<Step>& steps() const { return steps_; }
+  std::size_t tensors() const { return places_.size(); }
+  std::size_t place_count() const { return place_count_; }
+  std::size_t place(std::size_t tensor) const { return places_[tensor]; }
+  std::size_t scratch() const { return scratch_; }
+
+  std::vector<std::uint32_t> interpret(std::vector<std::uint32_t> values) const {
+    values.resize(tensors());
+    for (const Step& step : steps_) {
+      if (step.kind == Step::kAdd) values[step.to] = values[step.a] + 1;
+      if (step.kind == Step::kMix) values[step.to] = values[step.a] + values[step.b];
+      if (step.kind == Step::kCopy) values[step.to] = values[step.a];
+      if (step.kind == Step::kFill) values[step.to] = 0;
+    }
+    values.resize(kGiven);
+    return values;
+  }
+
+ private:
+  std::size_t below(std::size_t end) { return random_() % end; }
+  std::size_t pick() {
+    return live_[live_.size() - 1 - below(std::min<std::size_t>(live_.size(), 7))];
+  }
+
+  std::size_t allocate() {
+    std::size_t place = place_count_;
+    if (free_.empty()) {
+      ++place_count_;
+    } else {
+      place = free_.back();
+      free_.pop_back();
+    }
+    places_.push_back(place);
+    steps_.push_back({.kind = Step::kAllocate, .place = place});
+    return places_.size() - 1;
+  }
+
+  void add_step() {
+    Step step;
+    step.kind = static_cast<Step::Kind>(1 + std::min<std::size_t>(below(8), 3));
+    step.is_noted = below(6) != 0;
+    step.a = pick();
+    step.b = pick();
+    const bool is_fresh = below(3) != 0;
+    step.to = is_fresh ? allocate() : pick();
+    steps_.push_back(step);
+    if (is_fresh) live_.push_back(step.to);
+    if (below(2) == 0 && live_.size() > kGiven + 3) {
+      const std::size_t gone = kGiven + below(live_.size() - kGiven);
+      free_.push_back(places_[live_[gone]]);
+      live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(gone));
+    }
+  }
+
+  std::mt19937_64 random_;
+  std::vector<Step> steps_;
+  std::vector<std::size_t> places_{0, 1, 2, 3};  // by tensor
+  std::size_t place_count_ = kGiven, scratch_ = 0;
+  std::vector<std::size_t> live_{0, 1, 2, 3}, free_;
+};
+
+class OverlapRandomTest : public sim::SimTest {
+ protected:
+  void make(std::uint64_t seed) {
+    code_.reset();
+    start({.seed = seed, .jitter_ns = 3000});
+    code_ = *DeviceCode::load(*d, sim::add_device_code(*sim).c_str());
+    mix_ = load({.name = "mix",
+                 .params = sim::layout_of({8, 8, 8, 8}),
+                 .run = [](const sim::KernelCall& call) {
+                   const auto at = [&](std::uint32_t offset) {
+                     return call.memory<std::uint32_t>(call.param<CuDevicePtr>(offset), 1);
+                   };
+                   auto *a = at(0), *b = at(8), *scratch = at(16), *to = at(24);
+                   if (!a || !b || !scratch || !to) return;
+                   *scratch = *a;
+                   *to = *scratch + *b;
+                 }});
+    add_ = load("add_one");
+    stream_ = stream();
+  }
+
+  std::shared_ptr<CudaRecording> record(const RandomSteps& random, std::uint32_t lanes,
+                                        bool of_second) {
+    CuGraph graphs[2] = {};
+    std::vector<CaptureAllocation> memory[2];
+    GraphImage images[2];
+    CaptureMarks marks(*d);
+    works_.clear();
+    uses_.clear();
+    for (int c = 0; c < 2; ++c) {
+      std::vector<CuDevicePtr> places;
+      for (std::size_t i = 0; i < random.place_count(); ++i) places.push_back(allocate(kBytes));
+      for (std::size_t i = 0; i < random.tensors(); ++i) {
+        memory[c].push_back({places[random.place(i)], kBytes});
+      }
+      graphs[c] = capture(random, memory[c], (c == 1) == of_second ? &marks : nullptr);
+      images[c] = *read_graph(*d, graphs[c]);
+      for (const CuDevicePtr place : places) EXPECT_CU(d->cuMemFree(place));
+    }
+    std::vector<UnitKind> kinds(random.tensors(), UnitKind::kTemporary);
+    std::fill_n(kinds.begin(), kGiven, UnitKind::kGiven);
+    const Notes notes{&marks, kGiven, works_, uses_};
+    CudaRecordOptions options;
+    options.device_code = code_.get();
+    options.lanes = lanes;
+    auto made = CudaRecording::make(
+        *d, {graphs[0], memory[0], &images[0], of_second ? nullptr : &notes},
+        {graphs[1], memory[1], &images[1], of_second ? &notes : nullptr}, kinds, options);
+    EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
+    return made.ok() ? *std::move(made) : nullptr;
+  }
+
+  std::vector<std::uint32_t> launch_at_new_places(const CudaRecording& recording, CudaExec& exec) {
+    std::vector<std::uint64_t> at(recording.slots().size());
+    for (std::size_t i = 0; i < at.size(); ++i) at[i] = allocate(kBytes);
+    for (std::uint32_t i = 0; i < at.size(); ++i) put(at[i], 1000 * i);
+    const CuDevicePtr block = allocate(recording.arena().size_bytes + 512);
+    if (!recording.part_bytes().empty()) at.push_back((block + 511) / 512 * 512);
+    EXPECT_TRUE(exec.set_addresses(at).ok());
+    EXPECT_TRUE(exec.launch(stream_).ok());
+    EXPECT_CU(d->cuStreamSynchronize(stream_));
+    std::vector<std::uint32_t> words;
+    for (std::size_t i = 0; i < kGiven; ++i) words.push_back(get(at[i]));
+    return words;
+  }
+
+ private:
+  CuGraph capture(const RandomSteps& random, const std::vector<CaptureAllocation>& memory,
+                  CaptureMarks* marks) {
+    std::uint64_t allocations = 0;
+    EXPECT_CU(d->cuStreamBeginCapture(stream_, CuCaptureMode::kRelaxed));
+    for (const Step& step : random.steps()) {
+      if (step.kind == Step::kAllocate) {
+        ++allocations;
+        continue;
+      }
+      const bool is_noted = marks && step.is_noted && step.kind <= Step::kMix;
+      if (is_noted) (void)*marks->mark(stream_, allocations);
+      queue(step, memory, random.scratch());
+      if (is_noted) note(step, memory, *marks->mark(stream_, allocations));
+    }
+    return end_capture(stream_);
+  }
+  void queue(const Step& step, const std::vector<CaptureAllocation>& memory, std::size_t scratch) {
+    CuDevicePtr a = memory[step.a].address, b = memory[step.b].address,
+                to = memory[step.to].address, between = memory[scratch].address;
+    std::uint32_t words = 1;
+    const auto queued = [&] {
+      if (step.kind == Step::kAdd) return launch(add_, stream_, {&a, &to, &words});
+      if (step.kind == Step::kMix) return launch(mix_, stream_, {&a, &b, &between, &to});
+      if (step.kind == Step::kCopy) return d->cuMemcpyDtoDAsync(to, a, sizeof words, stream_);
+      return d->cuMemsetD32Async(to, 0, 1, stream_);
+    };
+    EXPECT_CU(queued());
+  }
+  void note(const Step& step, const std::vector<CaptureAllocation>& memory, std::uint32_t mark) {
+    uses_.push_back({memory[step.a].address, false});
+    if (step.kind == Step::kMix) uses_.push_back({memory[step.b].address, false});
+    uses_.push_back({memory[step.to].address, true});
+    works_.push_back({mark, step.kind == Step::kMix ? 3u : 2u, step.kind == Step::kMix});
+  }
+
+  std::unique_ptr<DeviceCode> code_;
+  CuFunction mix_ = nullptr, add_ = nullptr;
+  CuStream stream_ = nullptr;
+  std::vector<CaptureWork> works_;
+  std::vector<CaptureUse> uses_;
+};
+
+TEST_F(OverlapRandomTest, LaunchesDoWhatTheStepSays) {
+  std::size_t on_all_lanes = 0;
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    make(seed);
+    const RandomSteps random(seed);
+    const auto lanes = static_cast<std::uint32_t>(1 + seed % 4);
+    const auto recording = record(random, lanes, seed % 3 == 0);
+    ASSERT_TRUE(recording) << "seed " << seed;
+    on_all_lanes += lanes > 1 && recording->lanes() == lanes;
+    const auto expected = random.interpret({0, 1000, 2000, 3000});
+    for (CudaExec* exec : {recording->executables()[0].get(), recording->updating()[0].get()}) {
+      for (int i = 0; i < 2; ++i) {
+        ASSERT_EQ(launch_at_new_places(*recording, *exec), expected) << "seed " << seed;
+      }
+    }
+    ASSERT_THAT(sim->violations(), ::testing::IsEmpty()) << "seed " << seed;
+  }
+  EXPECT_GT(on_all_lanes, 150u);  // or nothing would have been tried
+}
+
+}  // namespace
+}  // namespace anabranch::cuda
