@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import os
+import re
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -29,12 +32,15 @@ from torch._logging import trace_structured
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from functorch.compile import min_cut_rematerialization_partition
 
 __all__ = [
     "CustomPartitionerFn",
     "allocated_in_pools",
+    "arguments_of_generated_kernel",
+    "calls_of_compiled_graphs",
     "clear_workspaces",
     "collectives_so_far",
     "current_device",
@@ -42,6 +48,7 @@ __all__ = [
     "FakeTensorMode",
     "LIBRARY_FUNCTIONS",
     "OpOverload",
+    "TorchDispatchMode",
     "V",
     "compile_fx",
     "compile_fx_inner",
@@ -63,6 +70,7 @@ __all__ = [
     "reinterpret_tensor",
     "results_of_forward",
     "own_compile_context",
+    "runs_of_generated_kernels",
     "region_compile_context",
     "trace_structured",
     "tree_flatten",
@@ -372,3 +380,68 @@ def keep_generated_tensors() -> Iterator[list[Any]]:
         for module, function in zip(modules, before, strict=True):
             module.empty_strided_cuda = function  # type: ignore[attr-defined]
         kept.clear()
+
+
+# What noting needs of Inductor. A seam that a release lacks is left alone: nothing is noted there.
+
+# Called in place of a method, with the method and then its own arguments.
+Around = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def _around(module: str, owner: str, method: str, around: Around) -> Iterator[None]:
+    try:
+        kind: Any = getattr(importlib.import_module(module), owner)
+        original = vars(kind)[method]
+    except (ImportError, AttributeError, KeyError):
+        yield
+        return
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(kind, method, replacement)
+    try:
+        yield
+    finally:
+        setattr(kind, method, original)
+
+
+def calls_of_compiled_graphs(around: Around) -> contextlib.AbstractContextManager[None]:
+    """While inside, every call of a graph that Inductor has compiled goes through ``around``."""
+    return _around("torch._inductor.output_code", "CompiledFxGraph", "__call__", around)
+
+
+def runs_of_generated_kernels(around: Around) -> contextlib.AbstractContextManager[None]:
+    """While inside, every launch of a Triton kernel by a generated wrapper goes through ``around``.
+    Faster ways of a launcher are behind this method in all releases known."""
+    return _around("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "run", around)
+
+
+_GENERATED = ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION", "SPLIT_SCAN", "FIXED", "TEMPLATE")
+_INPUT = re.compile(r"in_ptr\d+")
+
+
+def arguments_of_generated_kernel(
+        tuner: Any, args: Sequence[Any],
+        kwargs: Mapping[str, Any]) -> list[tuple[torch.Tensor, bool]] | None:
+    """The tensors that a Triton kernel is run with, and whether it writes them; None for a kernel
+    that Inductor did not generate, and where the arguments cannot be told apart.
+
+    Kernels made from its templates do not list what they write, and write inputs (flex attention's
+    backward does): there each tensor counts as written.
+    """
+    kind = getattr(getattr(tuner, "heuristic_type", None), "name", None)
+    names = getattr(getattr(tuner, "fn", None), "arg_names", None)
+    if kind not in _GENERATED or getattr(tuner, "custom_kernel", True) or names is None \
+            or len(args) > len(names):
+        return None
+    written = getattr(tuner, "mutated_arg_names", None)
+    is_listed = isinstance(written, list)  # a tuple is what stands there if nothing was said
+    values = [*zip(names, args, strict=False), *kwargs.items()]
+    values = [(name, value) for name, value in values if name != "stream"]
+    if any(not isinstance(value, (torch.Tensor, int, float, NoneType)) for _, value in values):
+        return None
+    return [(value, not (is_listed and _INPUT.fullmatch(name) and name not in written))
+            for name, value in values if isinstance(value, torch.Tensor)]

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notes of who reads and writes what while a step is captured.
+
+A capture on one stream is a chain. For each piece of captured work whose use of memory is known,
+the notes say which addresses it reads and writes, so that the chain can be relaxed to what it has
+to be. What is not known for certain gets no note and stands for reading and writing everything.
+
+Two sources are trusted. The schema of torch's own operators: beside what it calls written, they
+write memory that they allocate, workspaces, and a few arguments known by their names. And the names
+that Inductor gives to the arguments of the kernels it generates, with its list of inputs that are
+written, by which it saves them while it tunes.
+
+Threads: patches act on every thread, since backward runs on autograd's; notes are taken on those
+whose current stream is being captured. One of them queues at a time, as anywhere in a capture, and
+``mark`` is called by that one. Failure: what the noted code raises goes through, and is not noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _compat
+
+# What they use beside their arguments is the workspace that torch gives to cuBLAS and a copy of an
+# operand in a layout that cuBLAS takes; neither holds anything before or after. All overloads:
+# `out` writes into a tensor, `dtype` names that of the result. Operators that look alike are left
+# out, since some of theirs goes other ways: _scaled_mm, _addmm_activation, _int_mm.
+_MATRIX_PRODUCTS = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"))
+
+# Arguments that some operators write and no schema says so: the statistics of batch norm, and what
+# cuDNN's recurrent networks keep from forward for backward, which works in it.
+_ALSO_WRITTEN = ("running_", "reserve", "workspace", "weight_buf", "dropout_state")
+
+_UNKNOWN_TAGS = frozenset((torch.Tag.maybe_aliasing_or_mutating,))
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class _NotKnown(RuntimeError):
+    """The use of memory of this piece of work cannot be told. data_ptr() raises its base class
+    where there is none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One piece of captured work whose use of memory is known."""
+
+    mark: int  # it is the nodes that appeared between the marks mark-1 and mark
+    accesses: tuple[tuple[int, bool], ...]  # (address inside the memory, whether it is written)
+    has_scratch: bool  # whatever else its nodes name is scratch, dead before and after
+
+
+class Notes:
+    """``mark`` gives a number to the nodes captured since it was called last, and answers it: one
+    more each time. ``device`` is the kind whose work is noted; a test may note the CPU's."""
+
+    def __init__(self, mark: Callable[[], int], device: str = "cuda") -> None:
+        self.works: list[Work] = []
+        self._mark = mark
+        self._device = device
+        self._thread = threading.local()
+        self._lock = threading.Lock()  # over the two below
+        self._users = 0
+        self._patches = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def compiled_calls(self) -> Iterator[None]:
+        """While inside, graphs that Inductor has compiled run noted, on whatever thread."""
+        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            with self.noted():
+                return original(*args, **kwargs)
+
+        with _compat.calls_of_compiled_graphs(call):
+            yield
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """What this thread runs inside is noted, operator by operator and kernel by kernel.
+
+        Dynamo compiles nothing inside, and runs what it has compiled as if it had not: not for
+        around a step, but for around what a compiler has made.
+        """
+        if self._is_noting():
+            yield
+            return
+        with self._generated_kernels(), _Mode(self), self._noting(True):
+            yield
+
+    def _operator(self, function: Callable[..., Any], args: Sequence[Any],
+                  kwargs: Mapping[str, Any]) -> Any:
+        """Runs an operator that has reached the mode."""
+        def run() -> Any:
+            return function(*args, **kwargs)
+
+        with self._noting(False):  # what runs below is of the operator
+            if not isinstance(function, _compat.OpOverload):  # of higher order
+                return self._unknown(run)
+            if function.is_view:
+                return run()  # queues nothing; if it does copy, that is unknown
+            if not _is_trusted(function, args, kwargs):
+                return self._unknown(run)
+            named = list(_arguments(function, args, kwargs))
+            return self._piece(run, lambda result: [*named, (result, True)],
+                               function._schema.name in _MATRIX_PRODUCTS)
+
+    def _kernel(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs a kernel that Inductor generated, in place of CachingAutotuner.run."""
+        named = _compat.arguments_of_generated_kernel(tuner, args, kwargs) \
+            if self._is_noting() else None
+        if named is None:
+            return original(tuner, *args, **kwargs)
+        return self._piece(lambda: original(tuner, *args, **kwargs), lambda result: named, False)
+
+    def _piece(self, run: Callable[[], Any], uses: Callable[[Any], Iterable[tuple[Any, bool]]],
+               has_scratch: bool) -> Any:
+        """Runs one piece. It is one if nothing else has been marked inside; its addresses are taken
+        before and after, because an operator may give an ``out`` tensor other memory."""
+        accesses: dict[int, bool] = {}
+        if not self._is_captured() or not self._add(accesses, uses(None)):
+            return self._unknown(run)
+        begin = self._mark()
+        result = run()
+        end = self._mark()
+        if end == begin + 1 and self._add(accesses, uses(result)):
+            self.works.append(Work(end, tuple(accesses.items()), has_scratch))
+        return result
+
+    def _unknown(self, run: Callable[[], Any]) -> Any:
+        if self._is_captured():
+            self._mark()  # so that a piece around it knows of it
+        return run()
+
+    def _add(self, accesses: dict[int, bool], uses: Iterable[tuple[Any, bool]]) -> bool:
+        """Adds the memory of tensors; answers whether all of it can be told."""
+        try:
+            for value, is_written in uses:
+                for tensor in _tensors(value):
+                    if tensor.device.type != self._device:
+                        return False  # the host's memory, or another device's
+                    if tensor.numel():
+                        address = tensor.data_ptr()
+                        accesses[address] = accesses.get(address, False) or is_written
+        except RuntimeError:
+            return False
+        return 0 not in accesses
+
+    def _is_captured(self) -> bool:
+        return self._device != "cuda" or torch.cuda.is_current_stream_capturing()
+
+    def _is_noting(self) -> bool:
+        return getattr(self._thread, "noting", False)
+
+    @contextlib.contextmanager
+    def _noting(self, noting: bool) -> Iterator[None]:
+        before = self._is_noting()
+        self._thread.noting = noting
+        try:
+            yield
+        finally:
+            self._thread.noting = before
+
+    @contextlib.contextmanager
+    def _generated_kernels(self) -> Iterator[None]:
+        """The patch of Inductor's kernels, there from the first that is inside to the last."""
+        with self._lock:
+            if self._users == 0:
+                self._patches.enter_context(_compat.runs_of_generated_kernels(self._kernel))
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._patches.close()
+
+
+class _Mode(_compat.TorchDispatchMode):
+    """Sends every operator that this thread calls to the notes."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, notes: Notes) -> None:
+        super().__init__()
+        self._notes = notes
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (),
+                           kwargs: Any = None) -> Any:
+        return self._notes._operator(function, args, kwargs or {})
+
+
+def _is_trusted(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the schema tells all. A random operator reads the generator's memory; attention is
+    called random, and takes numbers only if some are to be dropped."""
+    if operator.namespace not in ("aten", "prims") or _UNKNOWN_TAGS.intersection(operator.tags):
+        return False
+    if operator._schema.name.startswith("prims::inductor_"):
+        return False  # some are random and do not say so
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return True
+    for i, argument in enumerate(operator._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
+            return given == 0
+    return False
+
+
+def _arguments(operator: Any, args: Sequence[Any],
+               kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
+    """Each argument, and whether it is written."""
+    for i, argument in enumerate(operator._schema.arguments):
+        alias = argument.alias_info
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        yield value, argument.name.startswith(_ALSO_WRITTEN) or bool(alias and alias.is_write)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in an argument or a result; _NotKnown where their memory is not at data_ptr()."""
+    if isinstance(value, Tensor):
+        if type(value) not in _PLAIN or value.layout is not torch.strided:
+            raise _NotKnown
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)
