@@ -55,12 +55,17 @@ def backend(
             "Leave mode out; options={...} takes the names of anabranch.config.")
     chosen = config.resolve(options)
     streamed = chosen.streams and _has_streams(gm)
+    patches: dict[str, Any] = {"custom_partitioner_fn": SavingPartitioner(streamed)}
+    if chosen.overlap > 1:
+        # Memory that is used again orders kernels that share nothing else; a recording's arena
+        # finds what can be used again by itself.
+        patches["allow_buffer_reuse"] = False
     with _compat.own_compile_context():
         return _compat.compile_fx(
             gm,
             example_inputs,
             inner_compile=functools.partial(_compile_graph, chosen),
-            config_patches={"custom_partitioner_fn": SavingPartitioner(streamed)},
+            config_patches=patches,
         )
 
 

@@ -26,10 +26,13 @@ from ._native import NativeError
 from ._native_capture import (
     Block,
     CaptureDevice,
+    CaptureMarks,
     CaptureMemory,
     CaptureSnapshot,
+    Noted,
     library_path,
 )
+from ._notes import Notes
 from ._state import is_wrapper, version_of
 
 
@@ -95,6 +98,8 @@ class Step:
     parameters: list[Tensor]  # that may get a gradient, those among the leaves first
     device: int
     stream: torch.cuda.Stream
+    is_noted: bool = False  # who reads and writes what
+    is_compiled: bool = False  # `call` is what Inductor has made
 
     @property
     def arguments(self) -> int:
@@ -104,6 +109,40 @@ class Step:
     def own(self) -> int:
         """How many of the tensors are arguments or state; those behind are gradients."""
         return len(self.tensors) - self.gradients
+
+
+class _Noting:
+    """Notes of one capture, with marks on its nodes and the time told by torch's allocator."""
+
+    def __init__(self, device: CaptureDevice, ordinal: int) -> None:
+        self.marks = CaptureMarks(device)
+        self.notes = Notes(self._mark)
+        self._ordinal = ordinal
+        self._begin = _compat.allocations_so_far(ordinal)
+        self._end = self._begin
+        self._count = 0
+        self._is_whole = True
+
+    def around(self, is_compiled: bool) -> contextlib.AbstractContextManager[None]:
+        return self.notes.noted() if is_compiled else self.notes.compiled_calls()
+
+    def _mark(self) -> int:
+        try:
+            now = _compat.allocations_so_far(self._ordinal) - self._begin
+            self.marks.mark(_compat.current_stream(self._ordinal), now)
+        except NativeError:  # of somebody's capture of his own
+            self._is_whole = False
+        self._count += 1
+        return self._count - 1
+
+    def end(self) -> None:
+        self._end = _compat.allocations_so_far(self._ordinal)
+
+    def noted(self, before: int, allocations: int) -> Noted | None:
+        """None where other threads have allocated too, so that the time cannot be told."""
+        if not self._is_whole or self._end - self._begin != allocations:
+            return None
+        return Noted(self.marks, False, before, self.notes.works)
 
 
 @dataclasses.dataclass
@@ -118,6 +157,7 @@ class Captured:
     tree: Any = None
     gradients: dict[int, Any] = dataclasses.field(default_factory=dict)  # by parameter
     mutated: list[int] = dataclasses.field(default_factory=list)  # of the tensors
+    noting: _Noting | None = None
 
 
 @dataclasses.dataclass
@@ -127,14 +167,17 @@ class Capture:
     memory: CaptureMemory
     first: Captured
     second: Captured
-    blocks: list[Block]  # the units that were given, then what was allocated
-    allocations: list[int]  # sizes
+    blocks: list[Block]  # the units that were given, then what was allocated, in order of time
+    allocations: list[int]  # the largest size at the place of each
+    noted: Noted | None  # during the first
 
     def close(self) -> None:
         for captured in (self.first, self.second):
             if captured.snapshot is not None:
                 captured.snapshot.close()
             captured.graph.reset()
+        if self.noted is not None:
+            self.noted.marks.close()
         del self.first, self.second
         self.memory.close()
 
@@ -165,6 +208,8 @@ def capture_twice(step: Step, device: CaptureDevice) -> Capture:
                 for _ in range(2):
                     made.append(_capture(step, memory, device))
                 blocks, sizes = _match(step, made, history())
+                noting = made[0].noting
+                noted = noting.noted(len(step.units), len(sizes)) if noting else None
             for captured in made:
                 _describe(step, captured, blocks, second=captured is made[1])
             _compare(*made)
@@ -176,7 +221,7 @@ def capture_twice(step: Step, device: CaptureDevice) -> Capture:
             if isinstance(error, Exception) and not isinstance(error, NotRecordable):
                 raise NotRecordable(_reason(error)) from error
             raise
-    return Capture(memory, *made, blocks, sizes)
+    return Capture(memory, *made, blocks, sizes, noted)
 
 
 def _reason(error: Exception) -> str:
@@ -240,7 +285,8 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
         try:
             graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
             try:
-                answer = step.call(leaves)
+                with _noting(step, captured, device):
+                    answer = step.call(leaves)
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
@@ -255,6 +301,18 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
             memory.shut()
             torch.clear_autocast_cache()
             _compat.clear_workspaces()
+
+
+@contextlib.contextmanager
+def _noting(step: Step, captured: Captured, device: CaptureDevice) -> Iterator[None]:
+    """Both captures are noted, though one would do: lest they differ by it."""
+    if not step.is_noted:
+        yield
+        return
+    noting = captured.noting = _Noting(device, step.device)
+    with noting.around(step.is_compiled):
+        yield
+    noting.end()
 
 
 def _end_of_capture() -> None:
@@ -296,23 +354,19 @@ def _match(step: Step, made: Sequence[Captured],
     first, second = traces
     if len(first) != len(second):
         raise NotRecordable(f"two captures of it allocate {len(first)} times and {len(second)}")
-    order: dict[int, int] = {}
+    largest: dict[int, int] = {}  # by address
     partner: dict[int, int] = {}
-    sizes: list[int] = []
     for i, ((address, size), (other, other_size)) in enumerate(zip(first, second, strict=True)):
         if size != other_size:
             raise NotRecordable(
                 f"allocation {i} has {size} bytes in one capture and {other_size} in another")
         if partner.setdefault(address, other) != other:
             raise NotRecordable(f"allocation {i} takes memory used before in one capture only")
-        if address not in order:
-            order[address] = len(sizes)
-            sizes.append(0)
-        sizes[order[address]] = max(sizes[order[address]], size)
+        largest[address] = max(largest.get(address, 0), size)
     given = [Block(a, b, unit.size_bytes, True)
              for a, b, unit in zip(made[0].given_at, made[1].given_at, step.units, strict=True)]
-    return given + [Block(address, partner[address], size, False)
-                    for address, size in zip(order, sizes, strict=True)], sizes
+    return [*given, *(Block(address, partner[address], size, False) for address, size in first)], \
+        [largest[address] for address, _ in first]
 
 
 def _describe(step: Step, captured: Captured, blocks: Sequence[Block], *, second: bool) -> None:
@@ -327,6 +381,7 @@ class _Describer:
         self._step = step
         given = len(step.units)
         self._given = [block[1 if second else 0] for block in blocks[:given]]
+        # Of those at one address the last, which is what there is now.
         self._allocated = {block[1 if second else 0]: i for i, block in enumerate(blocks[given:])}
 
     def describe(self, leaf: Any) -> Any:

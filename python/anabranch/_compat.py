@@ -39,6 +39,7 @@ from functorch.compile import min_cut_rematerialization_partition
 __all__ = [
     "CustomPartitionerFn",
     "allocated_in_pools",
+    "allocations_so_far",
     "arguments_of_generated_kernel",
     "calls_of_compiled_graphs",
     "clear_workspaces",
@@ -298,6 +299,11 @@ def clear_workspaces() -> None:
     """Gives back the scratch memory that cuBLAS keeps a stream: a capture makes its own anew, and
     work outside must not use one that a capture made."""
     torch._C._cuda_clearCublasWorkspaces()
+
+
+def allocations_so_far(device: int) -> int:
+    """How many blocks torch's allocator has given out."""
+    return torch.cuda.memory_stats_as_nested_dict(device)["allocation"]["all"]["allocated"]
 
 
 def end_pool(device: int, pool: tuple[int, int]) -> None:

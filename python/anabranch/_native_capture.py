@@ -128,9 +128,9 @@ class CaptureMarks(_Handle):
 class Work(NamedTuple):
     """A piece of captured work whose use of memory is known; see CaptureWork in capture.h."""
 
-    mark: int
-    accesses: tuple[tuple[int, bool], ...]  # an address in the memory, whether it is written
-    has_scratch: bool
+    mark: int  # it is the nodes that appeared between the marks mark-1 and mark
+    accesses: tuple[tuple[int, bool], ...]  # (address inside the memory, whether it is written)
+    has_scratch: bool  # whatever else its nodes name is scratch, dead before and after
 
 
 class Noted(NamedTuple):

@@ -18,7 +18,6 @@ whose current stream is being captured. One of them queues at a time, as anywher
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor
 
 from . import _compat
+from ._native_capture import Work
 
 # What they use beside their arguments is the workspace that torch gives to cuBLAS and a copy of an
 # operand in a layout that cuBLAS takes; neither holds anything before or after. All overloads:
@@ -45,15 +45,6 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 class _NotKnown(RuntimeError):
     """The use of memory of this piece of work cannot be told. data_ptr() raises its base class
     where there is none."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """One piece of captured work whose use of memory is known."""
-
-    mark: int  # it is the nodes that appeared between the marks mark-1 and mark
-    accesses: tuple[tuple[int, bool], ...]  # (address inside the memory, whether it is written)
-    has_scratch: bool  # whatever else its nodes name is scratch, dead before and after
 
 
 class Notes:

@@ -50,11 +50,12 @@ class Recorded:
     """The recording of a step on one device.
 
     ``step`` is not kept: what a launch needs of it is where the given tensors are found, which the
-    caller knows. Results from ``saved_from`` on are freed together, whoever gets them.
+    caller knows. Results from ``saved_from`` on are freed together, whoever gets them. Where the
+    capture was noted, kernels that may run side by side have up to ``lanes`` lanes for it.
     """
 
     def __init__(self, step: Step, capture: Capture, device: CaptureDevice, accept_unsure: bool,
-                 saved_from: int | None = None) -> None:
+                 saved_from: int | None = None, lanes: int = 1) -> None:
         first = capture.first
         self._device = step.device
         answers = _fresh_in([*first.result, *first.gradients.values()])
@@ -67,13 +68,15 @@ class Recorded:
                   for i, block in enumerate(capture.blocks)]
         one, two = first.snapshot, capture.second.snapshot
         assert one is not None and two is not None
-        self._recording = CapturedRecording(device, one, two, blocks, accept_unsure)
+        noted = capture.noted
+        self._recording = CapturedRecording(device, one, two, blocks, accept_unsure, noted, lanes)
         # Nothing reads an unsure word where the other capture's does as well.
         self._other: CapturedRecording | None = None
         if self._recording.counts.unsure:
             exchanged = [block._replace(first_address=block.second_address,
                                         second_address=block.first_address) for block in blocks]
-            self._other = CapturedRecording(device, two, one, exchanged, True)
+            self._other = CapturedRecording(device, two, one, exchanged, True,
+                                            noted and noted._replace(of_second=True), lanes)
         self._alignments: list[tuple[int, int]] = []  # of given tensors
         self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
         named_rooms = []
@@ -105,7 +108,8 @@ class Recorded:
         self.uses = sorted({index for index, _ in self._alignments} | {
             other for _, other, _ in self._together} | set(self._mutated) | {
             part.tensor for part in parts if isinstance(part, Alias)})
-        self._random = _random_graph(first.graph, device, step.device)
+        # Moves torch's generator as the step does; see random_graph().
+        self.random: torch.cuda.CUDAGraph | None = None
 
     @property
     def counts(self) -> CaptureCounts:
@@ -143,8 +147,8 @@ class Recorded:
             for tensor in (*fresh, *parts):
                 whole_bytes(tensor).fill_(poison)
         addresses = self._gather(at or given, fresh, parts)
-        if self._random is not None:
-            self._random.replay()
+        if self.random is not None:
+            self.random.replay()
         self._recording.launch(addresses, _compat.current_stream(self._device))
         for index, build in self._gradients:
             parameters[index].grad = build(given, fresh)
@@ -270,9 +274,10 @@ def _view(base: Tensor, offset_bytes: int, shape: tuple[int, ...], stride: tuple
 _RANDOM_STEP = 4  # torch counts random numbers in steps of four a kernel
 
 
-def _random_graph(graph: torch.cuda.CUDAGraph, device: CaptureDevice,
-                  ordinal: int) -> torch.cuda.CUDAGraph | None:
+def random_graph(graph: torch.cuda.CUDAGraph, device: CaptureDevice,
+                 ordinal: int) -> torch.cuda.CUDAGraph | None:
     """A graph without nodes whose replay() does to torch's generator what the captured one's would.
+    It takes the nodes out of that one.
 
     Kernels that draw random numbers read seed and offset from tensors of the generator, which
     torch sets when it replays a graph of its own. How far the captured step moves the offset shows

@@ -25,7 +25,8 @@ from . import _compat, _native, config, errors
 from ._capture import Empty, NotRecordable, Step, capture_twice, wait_for_captures
 from ._given import swaps, units_of
 from ._native_capture import CaptureCounts, capture_device
-from ._recorded import Recorded
+from ._overlap import choose
+from ._recorded import Recorded, random_graph
 from ._state import State, inner_places, inner_tensors, is_wrapper
 from ._verify import Agreement, Trial, Untrusted, on_stream, verify
 
@@ -51,6 +52,7 @@ class RecordingReport:
     make_seconds: float = 0.0
     verify_seconds: float = 0.0
     verified: str = "no"  # "bitwise", "within bounds"
+    overlap_gain: float = 0.0  # times as fast with kernels side by side; 0 if that was not tried
     plain_calls: int = 0  # that a launch would not have served
 
     @property
@@ -73,6 +75,16 @@ class RecordingReport:
     @property
     def arena_lower_bound_bytes(self) -> int:
         return self.counts.arena_lower_bound_bytes
+
+    @property
+    def lanes(self) -> int:
+        """Kernels that may run side by side; 1: they run in their captured order."""
+        return self.counts.lanes
+
+    @property
+    def known(self) -> int:
+        """Nodes of which is known what they read and write."""
+        return self.counts.known
 
     @property
     def launched_unchanged(self) -> int:
@@ -101,8 +113,16 @@ class RecordingReport:
         return (f"{self.inputs}: {self.calls} calls: {launches}\n"
                 f"  {self.nodes} nodes, {self.sites} addresses of {self.slots} slots; arena "
                 f"{self.arena_bytes} bytes (lower bound {self.arena_lower_bound_bytes})\n"
+                f"{self._lanes_text()}"
                 f"  captured in {self.capture_seconds:.2f} s, made in {self.make_seconds:.2f} s, "
                 f"verified in {self.verify_seconds:.2f} s ({self.verified})")
+
+
+    def _lanes_text(self) -> str:
+        if not self.overlap_gain:
+            return ""
+        return (f"  on {self.lanes} lanes, {self.known} nodes known; side by side "
+                f"{self.overlap_gain:.2f} times as fast\n")
 
 
 class Entry:
@@ -292,9 +312,8 @@ class Recorder:
             if trial and plain:
                 _check_history(step, plain)
                 trial.rewind()
-            recorded = agree.make(lambda: self._make(entry, step))
-            answer, entry.report.verified = self._first_launch(entry, recorded, step, trial, plain,
-                                                               agree)
+            made = agree.make(lambda: self._make(entry, step))
+            answer, recorded = self._first_launch(entry, made, step, trial, plain, agree)
         except (NotRecordable, Untrusted, _native.NativeError) as error:
             # What it left in Python's objects may be of a capture: it runs once more.
             if trial:
@@ -329,11 +348,14 @@ class Recorder:
         tensors = [*(leaves[i] for i in entry.arguments), *entry.known,
                    *(grad for grad in gradients if not is_wrapper(grad))]
         own = len(entry.arguments) + len(entry.known)
+        chosen = self._chosen
         return Step(self._call, leaves, entry.arguments, tensors, units_of(tensors),
-                    len(tensors) - own, owners, device, _capture_stream(device)), fixed
+                    len(tensors) - own, owners, device, _capture_stream(device),
+                    chosen.overlap > 1 and chosen.verify, not self._takes_gradients), fixed
 
-    def _make(self, entry: Entry, step: Step) -> Recorded:
-        report = entry.report
+    def _make(self, entry: Entry, step: Step) -> list[Recorded]:
+        """A recording in captured order, and one with more lanes if any kernels can use them."""
+        report, chosen = entry.report, self._chosen
         before = [entry.state.hyperparameters(opt) for opt in entry.state.optimizers]
         start = time.perf_counter()
         device = capture_device(step.device)
@@ -343,25 +365,36 @@ class Recorder:
             if before != [entry.state.hyperparameters(opt) for opt in entry.state.optimizers]:
                 raise NotRecordable("it changes an optimizer's numbers in Python; keep them in "
                                     "tensors (lr=torch.tensor(...)), or change them outside")
-            recorded = Recorded(step, capture, device, self._chosen.verify, self._saved_from)
+            lanes = [1, chosen.overlap] if capture.noted is not None else [1]
+            made = [Recorded(step, capture, device, chosen.verify, self._saved_from, count)
+                    for count in lanes]
+            random = random_graph(capture.first.graph, device, step.device)
         finally:
             capture.close()
         report.capture_seconds = captured - start
         report.make_seconds = time.perf_counter() - captured
-        if recorded.counts.nodes == 0:
+        if made[0].counts.nodes == 0:
             raise Empty("it queues nothing on the GPU")
-        report.counts, report.slots = recorded.counts, recorded.slot_count
-        return recorded
+        for recorded in made:
+            recorded.random = random
+        return [made[0], *(other for other in made[1:] if other.counts.lanes > 1)]
 
     @staticmethod
-    def _first_launch(entry: Entry, recorded: Recorded, step: Step, trial: Trial | None,
-                      plain: Any, agree: Agreement) -> tuple[Any, str]:
+    def _first_launch(entry: Entry, made: Sequence[Recorded], step: Step, trial: Trial | None,
+                      plain: Any, agree: Agreement) -> tuple[Any, Recorded]:
+        recorded, report = made[0], entry.report
         if trial is None:
-            return recorded.launch(step.tensors, step.parameters), "no"
-        start = time.perf_counter()
-        answer, bitwise = verify(trial, plain, recorded, agree.on)
-        entry.report.verify_seconds = time.perf_counter() - start
-        return answer, "bitwise" if bitwise else "within bounds"
+            answer = recorded.launch(step.tensors, step.parameters)
+        else:
+            start = time.perf_counter()
+            answer, bitwise = verify(trial, plain, recorded, agree.on)
+            if agree.on(len(made) > 1):
+                recorded, report.overlap_gain = choose(trial, plain, recorded, made[-1], agree.on)
+                answer = trial.launch(recorded)
+            report.verify_seconds = time.perf_counter() - start
+            report.verified = "bitwise" if bitwise else "within bounds"
+        report.counts, report.slots = recorded.counts, recorded.slot_count
+        return answer, recorded
 
     # Launching.
 

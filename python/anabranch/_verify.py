@@ -76,7 +76,10 @@ class Trial:
 
     def launched(self, recorded: Recorded) -> Run:
         """Launches it, into memory filled with 0xFF."""
-        return self._after(recorded.launch(self._step.tensors, self._step.parameters, _POISON))
+        return self._after(self.launch(recorded, _POISON))
+
+    def launch(self, recorded: Recorded, poison: int | None = None) -> Any:
+        return recorded.launch(self._step.tensors, self._step.parameters, poison)
 
     def _after(self, answer: Any) -> Run:
         gradients = [parameter.grad if parameter.grad is not before else None

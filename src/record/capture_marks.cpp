@@ -12,10 +12,11 @@ Result<std::uint32_t> CaptureMarks::mark(CuStream stream, std::uint64_t allocati
       !asked.ok()) {
     return asked;
   }
-  if (status != CuCaptureStatus::kActive) {
+  if (!graph_) graph_ = graph;
+  if (status != CuCaptureStatus::kActive || graph != graph_) {
     return Status(Code::kNotRecordable,
-                  "record: a mark was asked for on a stream that is not "
-                  "captured. Marks are for the time of a capture.");
+                  "record: a mark was asked for on a stream that is not captured, or not into the "
+                  "graph of the marks before. Marks are for the time of one capture.");
   }
   std::size_t count = 0;
   if (Status asked = recorded("cuGraphGetNodes", driver_.cuGraphGetNodes(graph, nullptr, &count));

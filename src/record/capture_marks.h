@@ -3,7 +3,8 @@
 // them use.
 // Ownership: borrows the driver; marks are kept by whoever records.
 // Threads:   any, one at a time, with the context current.
-// Failure:   a Status where the stream is not captured, or a driver call fails.
+// Failure:   a Status where the stream is not captured, or another graph than before is, or a
+//            driver call fails.
 // Edges:     nodes that no mark followed count as of after the last one.
 #pragma once
 
@@ -34,6 +35,7 @@ class CaptureMarks {
 
  private:
   const Driver& driver_;
+  CuGraph graph_ = nullptr;  // that all marks are of
   std::unordered_map<CuGraphNode, std::uint32_t> marks_;
   std::vector<std::uint64_t> allocations_;  // by mark
 };

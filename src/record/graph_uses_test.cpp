@@ -206,10 +206,16 @@ TEST_F(GraphUsesTest, GivenMemoryIsNobodysScratch) {
   EXPECT_THAT(units_of_sites(), ElementsAre(0, 1, 0, 1));
 }
 
-TEST_F(GraphUsesTest, AMarkNeedsACapture) {
-  const auto marked = CaptureMarks(*d).mark(stream(), 0);
-  ASSERT_FALSE(marked.ok());
-  EXPECT_EQ(marked.error().code(), Code::kNotRecordable);
+TEST_F(GraphUsesTest, MarksAreOfOneCapture) {
+  const auto outside = CaptureMarks(*d).mark(stream(), 0);
+  ASSERT_FALSE(outside.ok());
+  EXPECT_EQ(outside.error().code(), Code::kNotRecordable);
+  CaptureMarks marks(*d);
+  for (const bool is_first : {true, false}) {
+    const CuStream one = stream();
+    EXPECT_CU(d->cuStreamBeginCapture(one, CuCaptureMode::kThreadLocal));
+    EXPECT_EQ(marks.mark(one, 0).ok(), is_first);
+  }
 }
 
 }  // namespace

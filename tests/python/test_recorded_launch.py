@@ -59,7 +59,6 @@ def recorded(monkeypatch):
     monkeypatch.setattr(_compat, "current_device", lambda: 0)
     monkeypatch.setattr(_compat, "current_stream", lambda device: 7)
     monkeypatch.setattr(_recorded, "CapturedRecording", OnTheCpu)
-    monkeypatch.setattr(_recorded, "_random_graph", lambda *_: None)
     x, w = aligned(torch.ones(COUNT)), aligned(torch.ones(COUNT))
     step = Step(lambda leaves: None, [x], [0], [x, w], units_of([x, w]), 0, [w], 0, None)
     if step.units[0].members[0][0] == 1:  # units come by address: the first shall be x
@@ -75,7 +74,7 @@ def recorded(monkeypatch):
                         {0: Fresh(0, 0, (COUNT,), (1,), torch.float32)}, [1])
     blocks = [Block(0, 0, 4 * COUNT, True)] * 2 + [Block(0, 0, 4 * COUNT, False)]
     capture = SimpleNamespace(first=captured, second=captured, blocks=blocks,
-                              allocations=[4 * COUNT])
+                              allocations=[4 * COUNT], noted=None)
     return _recorded.Recorded(step, capture, None, True)
 
 

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a recording whose kernels may run side by side is worth having.
+
+It is kept where it does what the step does, is faster than the one in captured order, and takes
+little more memory. Threads and failure as in ``_verify``.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ._recorded import Recorded
+from ._verify import Run, Trial, Untrusted, verify
+
+log = logging.getLogger("anabranch.record")
+
+_LEAST_GAIN = 1.02
+# More memory than that is not worth the time that it may save.
+_MOST_GROWTH = 1.125
+_SMALL_BYTES = 256 << 20  # growth that is never too much: a product's scratch on a few lanes
+_LAUNCHES = 3  # a sample: as many as follow one another when a step is repeated
+_SAMPLES = 5
+_MOST_SECONDS = 1.0
+
+
+def choose(trial: Trial, plain: Run, ordered: Recorded, overlapped: Recorded,
+           agree: Callable[[bool], bool]) -> tuple[Recorded, float]:
+    """One of the two, and how many times as fast the second is; 0 where that was not measured.
+    The state is that of before the step afterwards."""
+    gain = 0.0
+    grown = overlapped.counts.arena_bytes - ordered.counts.arena_bytes
+    is_large = grown > max(_SMALL_BYTES, (_MOST_GROWTH - 1) * ordered.counts.arena_bytes)
+    trial.rewind()
+    if agree(is_large):
+        log.info("kernels side by side would take %d bytes more", grown)
+        return ordered, gain
+    try:
+        verify(trial, plain, overlapped, agree)
+    except Untrusted as error:
+        log.warning("anabranch: kernels stay in their captured order: %s [E0308]", error)
+    else:
+        one, other = _seconds(trial, (ordered, overlapped), agree)
+        gain = one / other
+    trial.rewind()
+    is_kept = not agree(gain < _LEAST_GAIN)
+    return (overlapped if is_kept else ordered), gain
+
+
+def _seconds(trial: Trial, recordings: Sequence[Recorded],
+             agree: Callable[[bool], bool]) -> list[float]:
+    """Medians of samples taken in turn, of a few launches each. Processes that run a step together
+    take as many."""
+    samples: list[list[float]] = [[] for _ in recordings]
+    for recorded in recordings:
+        _sample(trial, recorded)
+    spent = 0.0
+    for _ in range(_SAMPLES):
+        for recorded, of_it in zip(recordings, samples, strict=True):
+            of_it.append(_sample(trial, recorded))
+            spent += of_it[-1]
+        if agree(spent > _MOST_SECONDS):
+            break
+    return [statistics.median(of_it) for of_it in samples]
+
+
+def _sample(trial: Trial, recorded: Recorded) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(_LAUNCHES):
+        trial.launch(recorded)
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of two recordings of a step is kept, and what its captures tell of memory used again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from anabranch import _capture, _overlap
+from anabranch._capture import NotRecordable
+from anabranch._native_capture import Block
+from anabranch._verify import Untrusted
+
+pytestmark = pytest.mark.oldest
+
+
+class Trial:
+    """Samples of recordings take what these say; `now` is how often the state has changed."""
+
+    def __init__(self):
+        self.now = 0
+
+    def rewind(self):
+        self.now = 0
+
+
+def recording(seconds, arena_bytes=1000):
+    return SimpleNamespace(seconds=seconds, counts=SimpleNamespace(arena_bytes=arena_bytes))
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    def sample(trial, recorded):
+        trial.now += 1
+        return recorded.seconds
+
+    monkeypatch.setattr(_overlap, "_sample", sample)
+
+    def choose(ordered, overlapped, *, agree=lambda found: found, wrong=None):
+        def verify(trial, plain, recorded, agree):
+            assert trial.now == 0 and recorded is overlapped
+            trial.now += 1
+            if wrong is not None:
+                raise wrong
+
+        monkeypatch.setattr(_overlap, "verify", verify)
+        trial = Trial()
+        answer = _overlap.choose(trial, None, ordered, overlapped, agree)
+        assert trial.now == 0
+        return answer
+
+    return choose
+
+
+def test_the_faster_recording_is_kept_and_its_gain_told(choose):
+    ordered = recording(1e-3)
+    for seconds, is_kept in ((0.5e-3, True), (0.9e-3, True), (0.99e-3, False), (2e-3, False)):
+        overlapped = recording(seconds)
+        kept, gain = choose(ordered, overlapped)
+        assert kept is (overlapped if is_kept else ordered)
+        assert gain == pytest.approx(1e-3 / seconds)
+
+
+def test_much_more_memory_is_not_worth_the_time(choose):
+    gigabyte = 1 << 30
+    for grown, is_kept in ((100 << 20, True), (gigabyte, True), (2 * gigabyte, False)):
+        ordered = recording(1e-3, 10 * gigabyte)
+        overlapped = recording(0.5e-3, 10 * gigabyte + grown)
+        kept, gain = choose(ordered, overlapped)
+        assert (kept is overlapped, bool(gain)) == (is_kept, is_kept)
+
+
+def test_a_recording_that_answers_something_else_is_not_kept(choose, caplog):
+    ordered = recording(1e-3)
+    kept, gain = choose(ordered, recording(0.5e-3), wrong=Untrusted("it differs in result 0"))
+    assert kept is ordered and gain == 0
+    assert "captured order: it differs in result 0" in caplog.text
+
+
+def test_all_processes_keep_the_same(choose):
+    ordered = recording(1e-3)
+    kept, _ = choose(ordered, recording(0.5e-3), agree=lambda found: True)
+    assert kept is ordered
+
+
+def test_long_steps_are_sampled_less(choose, monkeypatch):
+    taken = []
+    sample = _overlap._sample
+    monkeypatch.setattr(_overlap, "_sample",
+                        lambda trial, recorded: taken.append(1) or sample(trial, recorded))
+    choose(recording(1e-3), recording(1e-3))
+    assert len(taken) == 2 + 2 * _overlap._SAMPLES
+    taken.clear()
+    choose(recording(5.0), recording(5.0))
+    assert len(taken) == 4
+
+
+def match(first, second):
+    """Of two captures that allocate these (address, size)."""
+    made = [SimpleNamespace(pool=SimpleNamespace(id=i), given_at=[at])
+            for i, at in enumerate((1, 2))]
+    history = SimpleNamespace(
+        segments={0: {a for a, _ in first}, 1: {a for a, _ in second}},
+        allocations=[*first, *second])
+    step = SimpleNamespace(units=[SimpleNamespace(size_bytes=8)])
+    return _capture._match(step, made, history)
+
+
+def test_each_allocation_is_a_block_and_knows_the_largest_at_its_place():
+    blocks, largest = match([(100, 16), (200, 8), (100, 32)], [(500, 16), (600, 8), (500, 32)])
+    assert blocks == [Block(1, 2, 8, True), Block(100, 500, 16, False), Block(200, 600, 8, False),
+                      Block(100, 500, 32, False)]
+    assert largest == [32, 8, 32]
+
+
+def test_captures_that_use_memory_again_in_different_ways_are_refused():
+    with pytest.raises(NotRecordable, match="allocation 2 takes memory used before in one"):
+        match([(100, 16), (200, 8), (100, 16)], [(500, 16), (600, 8), (600, 16)])
+    with pytest.raises(NotRecordable, match="allocation 0 has 16 bytes in one capture and 8"):
+        match([(100, 16)], [(500, 8)])
