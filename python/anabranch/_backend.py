@@ -8,6 +8,7 @@ Inductor as ever; a graph with stream annotations is split into regions, planned
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import sys
@@ -54,9 +55,10 @@ def backend(
             704, f"backend: mode={mode!r} is Inductor's, and anabranch has only 'default'.",
             "Leave mode out; options={...} takes the names of anabranch.config.")
     chosen = config.resolve(options)
-    streamed = chosen.streams and _has_streams(gm)
+    is_on_gpu = any(isinstance(given, torch.Tensor) and given.is_cuda for given in example_inputs)
+    streamed = chosen.streams and not is_on_gpu and _has_streams(gm)
     patches: dict[str, Any] = {"custom_partitioner_fn": SavingPartitioner(streamed)}
-    if chosen.overlap > 1:
+    if is_on_gpu and _lanes(chosen, gm) > 1:
         # Memory that is used again orders kernels that share nothing else; a recording's arena
         # finds what can be used again by itself.
         patches["allow_buffer_reuse"] = False
@@ -78,7 +80,8 @@ def _compile_graph(
         _compat.keep_saved_tensors()
     reason = "streams=False" if not chosen.streams and _has_streams(gm) else None
     result = None
-    if chosen.streams and _has_streams(gm):
+    is_on_gpu = _is_on_gpu(gm)
+    if chosen.streams and not is_on_gpu and _has_streams(gm):
         try:
             result = _compile_streams(chosen, gm, keywords)
         except Unsupported as error:
@@ -91,7 +94,7 @@ def _compile_graph(
             raise _no_compiler(error) from error
         raise
     unrecorded = None
-    if not result and _is_on_gpu(gm):
+    if is_on_gpu:
         unrecorded = _record(chosen, gm, compiled, _kind(keywords))
     _report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start)
     return _boxed(compiled) if result else compiled
@@ -126,6 +129,7 @@ def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str) -
     """Has Inductor's callable recorded as it runs; or why not."""
     if not chosen.record:
         return "record=False"
+    chosen = dataclasses.replace(chosen, overlap=_lanes(chosen, gm))
     compiled.current_callable = RecordedGraph(
         compiled.current_callable, chosen, f"a {kind} graph", _is_dynamic(gm),
         _compat.results_of_forward() if kind == "forward" else None)
@@ -156,12 +160,24 @@ def _boxed(graph: StreamedGraph) -> Callable[[list[Any]], Any]:
 
 
 def _has_streams(gm: GraphModule) -> bool:
-    return any(
-        _compat.annotated_stream(node, ANNOTATION) is not None
+    return bool(_streams_of(gm))
+
+
+def _streams_of(gm: GraphModule) -> set[str]:
+    names = {
+        _compat.annotated_stream(node, ANNOTATION)
         for module in gm.modules()
         if isinstance(module, GraphModule)
         for node in module.graph.nodes
-    )
+    }
+    return {name for name in names if name is not None}
+
+
+def _lanes(chosen: config.Options, gm: GraphModule) -> int:
+    """How many kernels of its recording may run side by side. On a GPU, streams that are named mean
+    that some should: which, and what waits for what, is found in the recording."""
+    streams = len(_streams_of(gm)) if chosen.streams else 0
+    return max(chosen.overlap, streams + 1 if streams else 1)
 
 
 def _is_on_gpu(gm: GraphModule) -> bool:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from anabranch import _capture, _overlap
+from anabranch import _capture, _compat, _overlap
 from anabranch._capture import NotRecordable
+from anabranch._native import NativeError
 from anabranch._native_capture import Block
 from anabranch._verify import Untrusted
 
@@ -93,6 +94,47 @@ def test_long_steps_are_sampled_less(choose, monkeypatch):
     taken.clear()
     choose(recording(5.0), recording(5.0))
     assert len(taken) == 4
+
+
+@pytest.fixture
+def noting(monkeypatch):
+    """Of a capture during which torch's allocator counts `blocks`, and marks fail that are in
+    `refused`."""
+    state = SimpleNamespace(blocks=10, marked=[], refused=set())
+
+    def mark(stream, allocations):
+        if len(state.marked) in state.refused:
+            raise NativeError(308, "record: another graph")
+        state.marked.append((stream, allocations))
+
+    monkeypatch.setattr(_capture, "CaptureMarks", lambda device: SimpleNamespace(mark=mark))
+    monkeypatch.setattr(_compat, "allocations_so_far", lambda device: state.blocks)
+    monkeypatch.setattr(_compat, "current_stream", lambda device: 7)
+    state.made = _capture._Noting(None, 0)
+    return state
+
+
+def test_marks_are_told_how_much_has_been_allocated_since_the_capture_began(noting):
+    assert noting.made.notes._mark() == 0
+    noting.blocks += 3
+    assert noting.made.notes._mark() == 1
+    noting.made.end()
+    assert noting.marked == [(7, 0), (7, 3)]
+    noted = noting.made.noted(before=2, allocations=3)
+    assert noted.blocks_before == 2 and not noted.of_second and noted.works == []
+
+
+def test_notes_are_dropped_where_another_thread_has_allocated_too(noting):
+    noting.blocks += 3
+    noting.made.end()
+    assert noting.made.noted(before=2, allocations=2) is None
+
+
+def test_notes_are_dropped_where_a_mark_has_failed_and_the_step_goes_on(noting):
+    noting.refused.add(1)
+    assert [noting.made.notes._mark() for _ in range(3)] == [0, 1, 2]
+    noting.made.end()
+    assert noting.made.noted(before=0, allocations=0) is None
 
 
 def match(first, second):

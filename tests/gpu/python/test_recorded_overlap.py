@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings whose kernels run side by side, against the same compiled code unrecorded. Whether they
+are faster is for the benchmarks: here they are kept in any case."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compare import assert_same, compiled
+from recordings import assert_launched, batch, everything, mlp, normal, told, train_both, training
+from torch import nn
+
+import anabranch
+from anabranch import _overlap
+
+LANES = 4
+
+
+@pytest.fixture(autouse=True)
+def kept_in_any_case(monkeypatch):
+    monkeypatch.setattr(_overlap, "_LEAST_GAIN", 0.0)
+    monkeypatch.setattr(_overlap, "_SMALL_BYTES", 1 << 40)
+
+
+def assert_side_by_side(reports, least=2):
+    text = "\n".join(map(str, reports))
+    assert any(report.lanes >= least for report in reports), text
+    assert all(0 < report.known <= report.nodes for report in reports if report.lanes > 1), text
+
+
+class Branches(nn.Module):
+    """Chains of products side by side, then one for all."""
+
+    def __init__(self, count=4, depth=3, width=64):
+        super().__init__()
+        self.chains = nn.ModuleList(
+            nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU())
+                            for _ in range(depth))) for _ in range(count))
+        self.last = nn.Linear(width, 4)
+
+    def forward(self, x):
+        return self.last(sum(chain(x) for chain in self.chains))
+
+
+def test_branches_have_lanes_of_their_own():
+    model = Branches().cuda()
+    call = torch.compile(model, dynamic=False)
+    step = anabranch.record(call, overlap=LANES)
+    with torch.no_grad():
+        pairs = [(step(normal(i, 16, 64)), call(normal(i, 16, 64))) for i in range(20)]
+    assert all(torch.equal(found, wanted) for found, wanted in pairs)
+    assert_launched(step)
+    assert_side_by_side(step.report, LANES)
+
+
+def test_a_long_producer_is_waited_for():
+    """One branch takes a hundred times as long as the others, and what joins them needs it."""
+    weight = normal(0, 4096, 4096) / 64
+
+    def function(x, small):
+        long = x
+        for _ in range(8):
+            long = long @ weight
+        return long[:64, :64] + small @ small.T, small @ small, long.sum()
+
+    call = torch.compile(function, dynamic=False)
+    step = anabranch.record(call, overlap=LANES)
+    for i in range(20):
+        x, small = normal(i, 4096, 4096), normal(100 + i, 64, 64)
+        found = step(x, small)
+        x_again, small_again = x.clone(), small.clone()
+        wanted = call(x_again, small_again)
+        x.fill_(float("nan"))  # behind the launch, which has read it
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), i
+    assert_launched(step)
+    assert_side_by_side(step.report)
+
+
+@pytest.mark.parametrize("make_model", [mlp, lambda: mlp(nn.BatchNorm1d(32)),
+                                        lambda: mlp(nn.Dropout(0.5))],
+                         ids=["plain", "batch norm", "dropout"])
+def test_whole_training_steps_do_what_they_do_in_captured_order(make_model):
+    def make():
+        model = make_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True, capturable=True)
+        call = torch.compile(model, dynamic=False)
+
+        def step(x, y):
+            optimizer.zero_grad(set_to_none=True)
+            loss = nn.functional.mse_loss(call(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return model, optimizer, step
+
+    assert_side_by_side(train_both(make, options={"overlap": LANES}).report)
+
+
+def test_graphs_of_the_backend_run_side_by_side_forward_and_backward():
+    histories = []
+    for overlap in (1, LANES):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        model = Branches().cuda()
+        call = compiled(model, options={"record": overlap > 1, "overlap": overlap}, dynamic=False)
+        step = training(call, torch.optim.SGD(model.parameters(), lr=0.1))
+        histories.append([everything(step(normal(i, 16, 64), normal(i + 50, 16, 4)), model, None)
+                          for i in range(8)])
+    for wanted, found in zip(*histories, strict=True):
+        assert_same(found, wanted)
+    graphs = anabranch.explain(step, normal(0, 16, 64), normal(50, 16, 4)).graphs
+    for kind in ("forward", "backward"):
+        assert_side_by_side([r for g in graphs if g.kind == kind for r in g.recordings])
+
+
+def test_named_streams_let_kernels_run_side_by_side():
+    chains = Branches(count=2).cuda()
+
+    def function(x):
+        with anabranch.stream("side"):
+            a = chains.chains[0](x)
+        return a + chains.chains[1](x)
+
+    call = compiled(function, dynamic=False)
+    plain = torch.compile(function, backend="inductor", dynamic=False)
+    with torch.no_grad():
+        for i in range(8):
+            assert torch.equal(call(normal(i, 16, 64)), plain(normal(i, 16, 64)))
+        found = anabranch.explain(call, normal(0, 16, 64))
+    assert all(graph.reason is None for graph in found.graphs), found
+    assert_side_by_side([report for graph in found.graphs for report in graph.recordings])
+
+
+def test_memory_that_a_graph_overwrites_is_read_before_and_after_as_written():
+    """A cache that is read, written in place, and read again."""
+    def function(cache, x):
+        before = cache @ x
+        cache.add_(x)
+        return before, cache @ x, cache.sum(0)
+
+    call = torch.compile(function, dynamic=False)
+    step = anabranch.record(call, overlap=LANES)
+    mine, theirs = normal(0, 64, 64), normal(0, 64, 64)
+    for i in range(20):
+        with torch.no_grad():
+            found, wanted = step(mine, normal(i, 64, 64)), call(theirs, normal(i, 64, 64))
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), i
+        assert torch.equal(mine, theirs), i
+    assert_launched(step)
+
+
+def test_launches_beside_other_work_on_the_gpu():
+    model = Branches().cuda()
+    call = torch.compile(model, dynamic=False)
+    step = anabranch.record(call, overlap=LANES)
+    other, busy = torch.cuda.Stream(), normal(1, 2048, 2048)
+    with torch.no_grad():
+        for i in range(60):
+            with torch.cuda.stream(other):
+                for _ in range(i % 7):
+                    busy = (busy @ busy).tanh()
+            x = normal(i, 16, 64)
+            assert torch.equal(step(x), call(x)), i
+    assert_side_by_side(step.report, LANES)
+
+
+def test_attention_and_its_gradients():
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True).cuda()
+    call = torch.compile(layer, dynamic=False)
+
+    def gradients(x):
+        layer.zero_grad(set_to_none=True)
+        loss = call(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    step = anabranch.record(gradients, overlap=LANES)
+    for i in range(8):
+        found = everything(step(normal(i, 4, 32, 64)), layer, None)
+        wanted = everything(gradients(normal(i, 4, 32, 64)), layer, None)
+        assert_same(found, wanted)
+    assert_side_by_side(step.report)
+
+
+def test_a_step_without_compiled_graphs_stays_in_order():
+    model = mlp()
+    step = anabranch.record(model, overlap=LANES)
+    with torch.no_grad():
+        for i in range(5):
+            assert torch.equal(step(batch(i)[0]), model(batch(i)[0]))
+    assert all(report.lanes <= 1 for report in step.report), told(step)
