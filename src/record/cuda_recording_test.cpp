@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include <optional>
 #include <set>
 #include <string>
 
@@ -120,19 +121,20 @@ class NotedStepTest : public testing::CudaStepTest {
 
  private:
   CuGraph capture_noted(const std::vector<CaptureAllocation>& memory) {
+    marks_.emplace(*d);
     works_.clear();
     uses_.clear();
     EXPECT_CU(d->cuStreamBeginCapture(work_stream, CuCaptureMode::kThreadLocal));
     for (const auto& [in, out] : {std::pair{0, 2}, {0, 3}, {0, 4}, {2, 1}}) {
       EXPECT_CU(add_one(work_stream, memory[in].address, memory[out].address, kWords));
-      works_.push_back({*marks_.mark(work_stream, 0), 2, false});
+      works_.push_back({*marks_->mark(work_stream, 0), 2, false});
       uses_.insert(uses_.end(), {{memory[in].address, false}, {memory[out].address, true}});
     }
-    notes_ = {&marks_, static_cast<std::uint32_t>(kinds.size()), works_, uses_};
+    notes_ = {&*marks_, static_cast<std::uint32_t>(kinds.size()), works_, uses_};
     return end_capture(work_stream);
   }
   static constexpr std::uint32_t kWords = testing::kWords;
-  CaptureMarks marks_{*d};
+  std::optional<CaptureMarks> marks_;
   std::vector<CaptureWork> works_;
   std::vector<CaptureUse> uses_;
   Notes notes_;

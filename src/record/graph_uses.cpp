@@ -81,26 +81,32 @@ class TenantFinder {
     }
   }
 
-  // Of an address that is there all the while, the tenant at the end.
-  std::uint32_t tenant_at(std::uint32_t unit, std::uint32_t end) const {
-    const auto after = std::lower_bound(made_[unit].begin(), made_[unit].end(), end);
-    return after == made_[unit].begin() ? made_[unit].front() : *std::prev(after);
+  bool is_made_in(std::uint32_t unit, std::uint32_t begin, std::uint32_t end) const {
+    const auto made = std::lower_bound(made_[unit].begin(), made_[unit].end(), begin);
+    return made != made_[unit].end() && *made < end;
   }
 
-  // Of any of the tenants that there were in the meantime.
-  std::uint32_t tenant_in(std::uint32_t unit, std::uint32_t begin, std::uint32_t end) {
-    const std::uint32_t last = tenant_at(unit, end);
-    join(tenant_at(unit, begin), last);
+  // What known work means by an address: what it has allocated there itself, one after the other;
+  // else what was there before and still is.
+  std::uint32_t tenant_of_work(std::uint32_t unit, std::uint32_t begin, std::uint32_t end) {
+    const std::uint32_t last = latest(unit, end);
     for (const std::uint32_t made : made_[unit]) {
       if (made >= begin && made < end) join(made, last);
     }
     return last;
   }
 
+  // What any other node may mean by it: also what was there before and is no more.
+  std::uint32_t tenant_of_any(std::uint32_t unit, std::uint32_t begin, std::uint32_t end) {
+    const std::uint32_t last = tenant_of_work(unit, begin, end);
+    join(latest(unit, begin), last);
+    return last;
+  }
+
   // A piece of its own for each work.
   std::uint32_t scratch_of(std::uint32_t unit, std::uint32_t work, std::uint32_t end) {
     const auto [at, is_new] = scratch_.try_emplace({unit, work}, elements());
-    if (is_new) add_element(tenant_at(unit, end));
+    if (is_new) add_element(latest(unit, end));
     return at->second;
   }
 
@@ -123,6 +129,11 @@ class TenantFinder {
   }
 
  private:
+  // The last allocation before that one; the first where there was none yet.
+  std::uint32_t latest(std::uint32_t unit, std::uint32_t before) const {
+    const auto after = std::lower_bound(made_[unit].begin(), made_[unit].end(), before);
+    return after == made_[unit].begin() ? made_[unit].front() : *std::prev(after);
+  }
   std::uint32_t elements() const { return static_cast<std::uint32_t>(parents_.size()); }
   void add_element(std::uint32_t allocation) {
     parents_.push_back(elements());
@@ -167,13 +178,15 @@ Tenants find_uses(std::span<const CaptureAllocation> allocations, const UnitTabl
     const NodeTime& time = times[site.node];
     const WorkUses* const work = work_of(site.node);
     const auto use = work ? work->writes.find(site.unit) : decltype(work->writes.end())();
-    if (work && use != work->writes.end()) {
-      site.writes = use->second;
-      elements.push_back(tenants.tenant_at(site.unit, time.end));
-    } else if (work && work->has_scratch && tenants.tenant_at(site.unit, count) >= notes->before) {
+    const bool is_named = work && use != work->writes.end();
+    if (is_named) site.writes = use->second;
+    if (!work) {
+      elements.push_back(tenants.tenant_of_any(site.unit, time.begin, time.end));
+    } else if (!is_named && work->has_scratch && !tenants.is_made_in(site.unit, 0, notes->before) &&
+               !tenants.is_made_in(site.unit, time.begin, time.end)) {
       elements.push_back(tenants.scratch_of(site.unit, time.work, time.end));
     } else {
-      elements.push_back(tenants.tenant_in(site.unit, time.begin, time.end));
+      elements.push_back(tenants.tenant_of_work(site.unit, time.begin, time.end));
     }
   }
   Tenants found = tenants.number(elements, sites);

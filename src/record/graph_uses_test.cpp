@@ -156,6 +156,38 @@ TEST_F(GraphUsesTest, MemoryThatWorkAllocatesIsItsOwn) {
   EXPECT_THAT(units_of_sites(), ElementsAre(0, 1, 0, 2));
 }
 
+TEST_F(GraphUsesTest, WhatWorkAllocatesWhereItsResultComesToLieIsAsLarge) {
+  allocate_at(0);
+  begin();
+  allocate_at(1);
+  mark();
+  queue(0, 1);
+  note({reads(0), writes(1)});
+  mark();
+  allocate_at(1, 4 * kBytes);  // used between
+  queue(0, 1);
+  allocate_at(1);
+  queue(0, 1);
+  note({reads(0), writes(1)});
+  const Tenants found = find();
+  EXPECT_THAT(units_of_sites(), ElementsAre(0, 1, 0, 2, 0, 2));
+  EXPECT_EQ(found.units[1].bytes, kBytes);
+  EXPECT_EQ(found.units[2].bytes, 4 * kBytes);
+}
+
+TEST_F(GraphUsesTest, AWorkspaceThatWorkAllocatesIsScratchOfThoseBehindIt) {
+  allocate_at(0);
+  begin();
+  for (int i = 0; i < 3; ++i) {
+    mark();
+    if (i == 0) allocate_at(1);
+    queue(0, 1);
+    note({reads(0)}, true);
+  }
+  (void)find();
+  EXPECT_THAT(units_of_sites(), ElementsAre(0, 1, 0, 2, 0, 3));
+}
+
 TEST_F(GraphUsesTest, AnUnknownNodeMeansAllTenantsThatThereWereMeanwhile) {
   allocate_at(0);
   begin();
