@@ -31,8 +31,8 @@ enum : std::size_t { kX, kY, kZ, kT0, kT1, kT2, kT3, kT4, kUnits };
 // Who sets the nodes: the host, or device code that has its table copied or reads the host's
 // memory.
 enum class By : std::uint8_t { kHost, kUpdater, kUpdaterDirectly };
-// And whether the memory of launches is mapped.
-using Way = std::tuple<By, bool>;
+// Whether the memory of launches is mapped, and whether nodes run side by side.
+using Way = std::tuple<By, bool, bool>;
 
 // y = x + 3 and z = 8.
 class Recordings : public Differential, public ::testing::WithParamInterface<Way> {
@@ -43,8 +43,10 @@ class Recordings : public Differential, public ::testing::WithParamInterface<Way
     const CuGraph child = capture([&](CuStream on) { EXPECT_CU(add(on, counter, counter)); });
     std::unique_ptr<CaptureMemory> memories[2];
     CuGraph graphs[2] = {};
+    CaptureMarks marks(d);
     for (int c = 0; c < 2; ++c) {
       memories[c] = *CaptureMemory::make(d);
+      marks_ = c == 0 ? &marks : nullptr;
       graphs[c] = capture([&](CuStream on) { queue_step(on, *memories[c]); });
       CuGraphNode node = nullptr;
       EXPECT_CU(d.cuGraphAddChildGraphNode(&node, graphs[c], nullptr, 0, child));
@@ -62,7 +64,9 @@ class Recordings : public Differential, public ::testing::WithParamInterface<Way
     options.least_part_bytes = kPartAlignment;  // an arena in parts
     std::vector<UnitKind> kinds(kUnits, UnitKind::kTemporary);
     kinds[kX] = kinds[kY] = kinds[kZ] = UnitKind::kGiven;
-    auto made = CudaRecording::make(d, {graphs[0], memories[0]->allocations()},
+    options.lanes = is_side_by_side() ? 3 : 1;
+    const Notes notes{&marks, kUnits, works_, uses_};
+    auto made = CudaRecording::make(d, {graphs[0], memories[0]->allocations(), nullptr, &notes},
                                     {graphs[1], memories[1]->allocations()}, kinds, options);
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     if (made.ok()) recording = *std::move(made);
@@ -70,6 +74,7 @@ class Recordings : public Differential, public ::testing::WithParamInterface<Way
 
   static By by() { return std::get<0>(GetParam()); }
   static bool by_updater() { return by() != By::kHost; }
+  static bool is_side_by_side() { return std::get<2>(GetParam()); }
   CuDevicePtr memory_for_launches(std::size_t bytes) {
     if (!std::get<1>(GetParam())) return allocate(bytes);
     mapped_ = std::make_unique<Mapped>(d);
@@ -82,6 +87,7 @@ class Recordings : public Differential, public ::testing::WithParamInterface<Way
     EXPECT_CU(d.cuMemsetD32Async(at[kT0], 0, kWords, on));
     EXPECT_CU(add(on, at[kX], at[kT0]));
     EXPECT_CU(add_packed(on, at[kT0], at[kT1]));
+    note(on, {{at[kT0], false}, {at[kT1], true}});
     EXPECT_CU(d.cuMemcpyDtoDAsync(at[kT3], at[kT1], kBytes, on));
     CuMemcpy2D spread{};
     spread.src_memory_type = spread.dst_memory_type = CuMemoryType::kDevice;
@@ -100,12 +106,29 @@ class Recordings : public Differential, public ::testing::WithParamInterface<Way
     EXPECT_CU(add(on, at[kT3], at[kY]));
     Target target{at[kT2], kStored, 0};
     std::uint32_t count = kWords;
+    mark(on);
     EXPECT_CU(Differential::launch(store, on, {&count, &target}));
+    note(on, {{at[kT2], true}});
     EXPECT_CU(add(on, at[kT2], at[kZ]));
   }
   CuResult add(CuStream on, CuDevicePtr in, CuDevicePtr out) {
     std::uint32_t count = kWords;
-    return Differential::launch(add_one, on, {&in, &out, &count});
+    mark(on);
+    const CuResult queued = Differential::launch(add_one, on, {&in, &out, &count});
+    note(on, {{in, false}, {out, true}});
+    return queued;
+  }
+  std::uint32_t mark(CuStream on) {
+    if (!marks_) return 0;
+    const auto marked = marks_->mark(on, 0);
+    EXPECT_TRUE(marked.ok()) << (marked.ok() ? "" : marked.error().message());
+    return marked.ok() ? *marked : 0;
+  }
+  // What the kernels do that were queued since the mark before.
+  void note(CuStream on, const std::vector<CaptureUse>& uses) {
+    if (!marks_) return;
+    works_.push_back({mark(on), static_cast<std::uint32_t>(uses.size()), false});
+    uses_.insert(uses_.end(), uses.begin(), uses.end());
   }
   CuResult add_packed(CuStream on, CuDevicePtr in, CuDevicePtr out) {
     struct {
@@ -123,7 +146,18 @@ class Recordings : public Differential, public ::testing::WithParamInterface<Way
 
  private:
   std::unique_ptr<Mapped> mapped_;
+  CaptureMarks* marks_ = nullptr;
+  std::vector<CaptureWork> works_;
+  std::vector<CaptureUse> uses_;
 };
+
+TEST_P(Recordings, NodesThatShareNothingRunSideBySideIfTheyMay) {
+  ASSERT_TRUE(recording);
+  EXPECT_EQ(recording->lanes(), is_side_by_side() ? 2u : 1u);
+  std::size_t known = 0;
+  for (const NodeImage& node : recording->image().nodes) known += node.is_known;
+  EXPECT_EQ(known, 9u);  // all but the child graph
+}
 
 TEST_P(Recordings, FindEveryAddressAndPlanTheTemporaries) {
   ASSERT_TRUE(recording);
@@ -187,16 +221,16 @@ TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
 }
 
 std::string who(const ::testing::TestParamInfo<Way>& way) {
-  const auto [by, is_mapped] = way.param;
+  const auto [by, is_mapped, is_side_by_side] = way.param;
   return std::string(by == By::kHost      ? "ByHost"
                      : by == By::kUpdater ? "ByUpdater"
                                           : "ByUpdaterDirectly") +
-         (is_mapped ? "Mapped" : "Allocated");
+         (is_mapped ? "Mapped" : "Allocated") + (is_side_by_side ? "SideBySide" : "");
 }
 INSTANTIATE_TEST_SUITE_P(, Recordings,
                          ::testing::Combine(::testing::Values(By::kHost, By::kUpdater,
                                                               By::kUpdaterDirectly),
-                                            ::testing::Bool()),
+                                            ::testing::Bool(), ::testing::Bool()),
                          who);
 
 }  // namespace
