@@ -23,9 +23,11 @@ import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch._guards import TracingContext, tracing
+from torch._inductor import fx_utils
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch._inductor.fx_passes import post_grad
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.virtualized import V
 from torch._logging import trace_structured
@@ -108,8 +110,40 @@ def own_compile_context() -> Iterator[None]:
     AOTAutograd's cache would hand back its graphs as Inductor compiled them, past streams, records
     and reports. Inductor's own cache still spares the kernels.
     """
-    with functorch_config.patch(enable_autograd_cache=False):
+    with functorch_config.patch(enable_autograd_cache=False), _copies_of_overwritten_inputs():
         yield
+
+
+@contextlib.contextmanager
+def _copies_of_overwritten_inputs() -> Iterator[None]:
+    """Keeps copies of inputs that the graph overwrites later. Inductor's pass takes them for no
+    operation (2.11; 2.15 does not any more), and who reads one then reads what was written: wrong
+    in silence, under torch.compile too. Hidden from the pass, by another target for the time."""
+    original = post_grad.remove_noop_ops
+
+    def remove_noop_ops(graph: torch.fx.Graph) -> Any:
+        storages = {fx_utils.get_node_storage(node.args[0]) for node in graph.find_nodes(
+            op="call_function", target=torch.ops.aten.copy_.default)}
+        hidden = [(node, node.target) for node in graph.nodes
+                  if node.target in post_grad.noop_registry and not storages.isdisjoint(
+                      map(fx_utils.get_node_storage, node.all_input_nodes))]
+        for node, _ in hidden:
+            node.target = _hidden
+        try:
+            return original(graph)
+        finally:
+            for node, target in hidden:
+                node.target = target
+
+    post_grad.remove_noop_ops = remove_noop_ops
+    try:
+        yield
+    finally:
+        post_grad.remove_noop_ops = original
+
+
+def _hidden(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("stands in a graph for the time of a pass, and is never called")
 
 
 def keep_saved_tensors() -> None:

@@ -76,6 +76,44 @@ def test_a_buffer_that_changes_in_the_forward_gives_right_gradients(make):
 
 
 @pytest.mark.oldest
+def keep_a_copy(x, y):
+    before = x.clone()
+    x.add_(1)
+    y.copy_(before)
+    return y * 2
+
+
+def exchange(x, y):
+    before = x.clone()
+    x.copy_(y)
+    y.copy_(before)
+
+
+def keep_parts(x, y):
+    before = torch.cat([x])
+    x[2:].mul_(3)
+    y[:4].copy_(before[4:])
+    return before.t() + x
+
+
+def copy_on_a_stream(x, y):
+    before = x.clone()
+    with anabranch.stream("side"):
+        x.remainder_(5)
+        y.copy_(before)
+    return torch.relu(y)
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("function", [keep_a_copy, exchange, keep_parts, copy_on_a_stream])
+def test_a_copy_of_an_input_keeps_what_was_there_before_the_input_is_overwritten(function):
+    mine, theirs = ([torch.arange(64.0).view(8, 8) - 9, torch.ones(8, 8)] for _ in range(2))
+    found = compiled(function)(*mine)
+    wanted = function(*theirs)
+    assert found is None or torch.equal(found, wanted)
+    assert all(map(torch.equal, mine, theirs))
+
+
 def test_outputs_of_earlier_calls_stay_valid():
     model = Towers(True)
     call = compiled(model)
