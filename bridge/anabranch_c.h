@@ -39,10 +39,12 @@ ANABRANCH_C int32_t anabranch_last_error_code(void);
 ANABRANCH_C const char* anabranch_last_error_text(void);
 ANABRANCH_C const char* anabranch_version(void);
 
-/* program: ids as in program.h; modes 1 read, 2 write, 3 both; roles and kinds by their number */
+/* program: ids as in program.h; modes 1 read, 2 write, 3 both; roles, kinds and
+ * origins by their number */
 ANABRANCH_C AnabranchBuilder* anabranch_builder_new(void);
 ANABRANCH_C void anabranch_builder_free(AnabranchBuilder*);
-ANABRANCH_C uint32_t anabranch_builder_add_stream(AnabranchBuilder*, const char* name);
+ANABRANCH_C uint32_t anabranch_builder_add_stream(AnabranchBuilder*, const char* name,
+                                                  int32_t origin);
 ANABRANCH_C uint32_t anabranch_builder_add_event(AnabranchBuilder*, const char* name);
 ANABRANCH_C uint32_t anabranch_builder_add_buffer(AnabranchBuilder*, const char* name, int32_t role,
                                                   uint64_t size_bytes, uint64_t alignment);
@@ -83,6 +85,7 @@ ANABRANCH_C void anabranch_program_step(const AnabranchProgram*, uint32_t step, 
 ANABRANCH_C void anabranch_program_buffer(const AnabranchProgram*, uint32_t buffer,
                                           AnabranchBuffer* out);
 ANABRANCH_C const char* anabranch_program_stream_name(const AnabranchProgram*, uint32_t stream);
+ANABRANCH_C int32_t anabranch_program_stream_origin(const AnabranchProgram*, uint32_t stream);
 
 /* plan */
 ANABRANCH_C int32_t anabranch_program_find_regions(const AnabranchProgram*, uint32_t* groups);

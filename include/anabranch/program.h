@@ -32,6 +32,16 @@ constexpr std::uint32_t index_of(Id id) {
 // The stream of the caller. Every program has it; inputs come from it and outputs go to it.
 inline constexpr StreamId kAmbient{0};
 
+// Who orders a stream's work against that of other streams.
+enum class StreamOrigin : std::uint8_t {
+  // Named by the program, ordered by the planner. Its work means what it means on the ambient
+  // stream, where a program without streams would have it.
+  kPlaced,
+  // A stream of the user's, ordered by his own events and synchronizes (a torch stream). What he
+  // left unordered is ordered by the planner, and reported: see find_reports in plan.h.
+  kUserSynchronised,
+};
+
 enum class Role : std::uint8_t {
   kInput,      // given by the caller; may be written, and is then seen changed by the caller
   kOutput,     // given by the caller as memory to fill
@@ -102,6 +112,8 @@ class Program {
   std::span<const Step> steps() const { return data_->steps; }
   std::span<const Buffer> buffers() const { return data_->buffers; }
   std::span<const std::string> streams() const { return data_->streams; }
+  // By stream; the ambient one is placed.
+  std::span<const StreamOrigin> origins() const { return data_->origins; }
   std::span<const std::string> events() const { return data_->events; }
   const Step& step(StepId id) const { return data_->steps[index_of(id)]; }
   const Buffer& buffer(BufferId id) const { return data_->buffers[index_of(id)]; }
@@ -112,6 +124,7 @@ class Program {
     std::vector<Step> steps;
     std::vector<Buffer> buffers;
     std::vector<std::string> streams;
+    std::vector<StreamOrigin> origins;  // as long as streams
     std::vector<std::string> events;
   };
   explicit Program(std::shared_ptr<const Data> data) : data_(std::move(data)) {}
@@ -124,7 +137,7 @@ class ANABRANCH_API ProgramBuilder {
  public:
   ProgramBuilder();
 
-  StreamId add_stream(std::string name);
+  StreamId add_stream(std::string name, StreamOrigin origin = StreamOrigin::kPlaced);
   EventId add_event(std::string name);
   BufferId add_buffer(Buffer buffer);
   StepId add_step(Step step);

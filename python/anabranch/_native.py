@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 READ, WRITE, READ_WRITE = 1, 2, 3
+ORIGIN_PLACED, ORIGIN_USER_SYNCHRONISED = range(2)
 ROLE_INPUT, ROLE_OUTPUT, ROLE_CONSTANT, ROLE_TEMPORARY = range(4)
 (KIND_COMPUTE, KIND_COPY, KIND_FILL, KIND_HOST, KIND_RECORD_EVENT, KIND_WAIT_EVENT,
  KIND_SYNCHRONIZE) = range(7)
@@ -93,8 +94,8 @@ class ProgramBuilder(_Handle):
     def __init__(self) -> None:
         super().__init__(core.builder_new())
 
-    def add_stream(self, name: str) -> int:
-        return core.builder_add_stream(self.handle, _text(name))
+    def add_stream(self, name: str, origin: int = ORIGIN_PLACED) -> int:
+        return core.builder_add_stream(self.handle, _text(name), origin)
 
     def add_event(self, name: str) -> int:
         return core.builder_add_event(self.handle, _text(name))
@@ -161,6 +162,12 @@ class Program(_Handle):
     @property
     def streams(self) -> list[str]:
         return [core.program_stream_name(self.handle, i).decode(errors="replace")
+                for i in range(core.program_stream_count(self.handle))]
+
+    @property
+    def origins(self) -> list[int]:
+        """Of each stream, who orders its work: ORIGIN_PLACED or ORIGIN_USER_SYNCHRONISED."""
+        return [core.program_stream_origin(self.handle, i)
                 for i in range(core.program_stream_count(self.handle))]
 
     def find_regions(self) -> list[int]:

@@ -22,6 +22,7 @@ namespace {
 constexpr std::string_view kKinds[] = {"compute",      "copy",       "fill",       "host",
                                        "record_event", "wait_event", "synchronize"};
 constexpr std::size_t kRoleCount = 4;
+constexpr std::size_t kOriginCount = 2;
 
 bool reads(Mode mode) { return mode != Mode::kWrite; }
 bool writes(Mode mode) { return mode != Mode::kRead; }
@@ -133,6 +134,10 @@ void Checker::check_streams() {
       report(Code::kProgramInvalid, "streams {} and {} are both named '{}'; rename one", at->second,
              i, name);
     }
+    const auto origin = static_cast<std::size_t>(program_.origins()[i]);
+    if (origin < kOriginCount) continue;
+    report(Code::kProgramInvalid, "stream {} '{}' has origin {}, there are {}; pick one of them", i,
+           name, origin, kOriginCount);
   }
 }
 

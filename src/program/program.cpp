@@ -18,7 +18,8 @@ Id append(std::vector<T>& list, T item) {
 
 ProgramBuilder::ProgramBuilder() { add_stream("ambient"); }
 
-StreamId ProgramBuilder::add_stream(std::string name) {
+StreamId ProgramBuilder::add_stream(std::string name, StreamOrigin origin) {
+  data_.origins.push_back(origin);
   return append<StreamId>(data_.streams, std::move(name));
 }
 

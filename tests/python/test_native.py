@@ -70,6 +70,7 @@ def test_a_plan_tells_order_waits_slots_and_memory():
 def test_a_program_tells_its_steps_buffers_and_streams():
     builder = _native.ProgramBuilder()
     side = builder.add_stream("side")
+    builder.add_stream("users", _native.ORIGIN_USER_SYNCHRONISED)
     x = builder.add_buffer("x", _native.ROLE_INPUT, SIZE, 16)
     event = builder.add_event("ready")
     builder.compute(0, "work", [(READ_WRITE, View(x, 8, 4, (2, 3), (16, 4)))], "model.py:7")
@@ -89,6 +90,8 @@ def test_a_program_tells_its_steps_buffers_and_streams():
     assert (buffer.name, buffer.role, buffer.size_bytes, buffer.alignment) == (
         b"x", _native.ROLE_INPUT, SIZE, 16)
     assert program.streams[side] == "side"
+    assert program.origins == [_native.ORIGIN_PLACED, _native.ORIGIN_PLACED,
+                               _native.ORIGIN_USER_SYNCHRONISED]
 
 
 def test_views_keep_apart_what_does_not_overlap():
