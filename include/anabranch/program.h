@@ -86,7 +86,9 @@ enum class StepKind : std::uint8_t {
   kFill,         // every byte of accesses[0] becomes `fill_byte`
   kHost,         // a region that must run on the host
   kRecordEvent,  // `event` marks all earlier work of the stream
-  kWaitEvent,    // later work of the stream waits for the latest record of `event`
+  // Later work of the stream waits for the latest earlier record of `event`. Without one: refused,
+  // or in a program with streams that the user synchronises a step that waits for nothing.
+  kWaitEvent,
   kSynchronize,  // the host waits for the stream: all later steps of every stream come after it
 };
 
@@ -149,6 +151,12 @@ class ANABRANCH_API ProgramBuilder {
   StepId record_event(StreamId stream, EventId event);
   StepId wait_event(StreamId stream, EventId event);
   StepId synchronize(StreamId stream);
+  // The host waits for the latest record of `event`: `stream` waits for it, and the host for
+  // `stream`. Give it a stream without other work, or that is waited for too. Answers the last
+  // step.
+  StepId synchronize_event(StreamId stream, EventId event);
+  // The host waits for all earlier work of all streams, one after another. Answers the last step.
+  StepId synchronize_device();
 
   // The whole of a buffer as one contiguous item; an unknown id gives a view build() refuses.
   View whole(BufferId buffer) const;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "program/user_streams.h"
 #include "program/view_bounds.h"
 
 namespace anabranch {
@@ -236,7 +237,7 @@ void Checker::check_sync(const Step& step) {
   }
   if (step.kind == StepKind::kRecordEvent) {
     recorded_[event] = true;
-  } else if (!recorded_[event]) {
+  } else if (!recorded_[event] && !has_user_streams(program_.origins())) {
     report_step(Code::kEventNeverRecorded,
                 "waits for event {} '{}', which no step before it records; record it first", event,
                 program_.events()[event]);

@@ -259,6 +259,12 @@ const Case kTaken[] = {
        d.builder.record_event(kAmbient, d.event);
        d.builder.wait_event(kAmbient, d.event);
      }},
+    {"AWaitForAnEventThatWasNeverRecordedWhereTheUserSynchronises",
+     [](Draft& d) {
+       const StreamId a = d.builder.add_stream("A", StreamOrigin::kUserSynchronised);
+       d.builder.wait_event(a, d.event);
+       d.builder.wait_event(kAmbient, d.event);
+     }},
     {"BuffersOfOneName",
      [](Draft& d) {
        d.builder.add_buffer({"in", Role::kInput, 64, 64});
