@@ -26,6 +26,7 @@ typedef struct AnabranchPlan AnabranchPlan;
 typedef struct AnabranchDevice AnabranchDevice;
 typedef struct AnabranchCudaFacts AnabranchCudaFacts;
 typedef struct AnabranchRecording AnabranchRecording;
+typedef struct AnabranchReports AnabranchReports;
 typedef struct AnabranchTrace AnabranchTrace;
 typedef struct AnabranchTapeBuilder AnabranchTapeBuilder;
 typedef struct AnabranchTape AnabranchTape;
@@ -40,10 +41,12 @@ ANABRANCH_C int32_t anabranch_last_error_code(void);
 ANABRANCH_C const char* anabranch_last_error_text(void);
 ANABRANCH_C const char* anabranch_version(void);
 
-/* program: ids as in program.h; modes 1 read, 2 write, 3 both; roles and kinds by their number */
+/* program: ids as in program.h; modes 1 read, 2 write, 3 both; roles, kinds and
+ * origins by their number */
 ANABRANCH_C AnabranchBuilder* anabranch_builder_new(void);
 ANABRANCH_C void anabranch_builder_free(AnabranchBuilder*);
-ANABRANCH_C uint32_t anabranch_builder_add_stream(AnabranchBuilder*, const char* name);
+ANABRANCH_C uint32_t anabranch_builder_add_stream(AnabranchBuilder*, const char* name,
+                                                  int32_t origin);
 ANABRANCH_C uint32_t anabranch_builder_add_event(AnabranchBuilder*, const char* name);
 ANABRANCH_C uint32_t anabranch_builder_add_buffer(AnabranchBuilder*, const char* name, int32_t role,
                                                   uint64_t size_bytes, uint64_t alignment);
@@ -84,10 +87,31 @@ ANABRANCH_C void anabranch_program_step(const AnabranchProgram*, uint32_t step, 
 ANABRANCH_C void anabranch_program_buffer(const AnabranchProgram*, uint32_t buffer,
                                           AnabranchBuffer* out);
 ANABRANCH_C const char* anabranch_program_stream_name(const AnabranchProgram*, uint32_t stream);
+ANABRANCH_C int32_t anabranch_program_stream_origin(const AnabranchProgram*, uint32_t stream);
 
 /* plan */
 ANABRANCH_C int32_t anabranch_program_find_regions(const AnabranchProgram*, uint32_t* groups);
-ANABRANCH_C AnabranchPlan* anabranch_plan_make(const AnabranchProgram*);
+/* What the syncs of the user's streams leave open; see find_reports in plan.h. Kinds and severities
+ * by their number; `first`, `second` and `buffer` are the largest number where there is none. Texts
+ * live as long as the handle of the reports. */
+typedef struct AnabranchReport {
+  int32_t kind;
+  int32_t severity;
+  uint32_t first;
+  uint32_t second;
+  uint32_t buffer;
+  uint64_t begin_byte;
+  uint64_t end_byte;
+  const char* message;
+} AnabranchReport;
+ANABRANCH_C AnabranchReports* anabranch_program_find_reports(const AnabranchProgram*,
+                                                             int32_t strict);
+ANABRANCH_C void anabranch_reports_free(AnabranchReports*);
+ANABRANCH_C size_t anabranch_reports_count(const AnabranchReports*);
+/* A number below the count. */
+ANABRANCH_C void anabranch_reports_report(const AnabranchReports*, uint32_t number,
+                                          AnabranchReport* out);
+ANABRANCH_C AnabranchPlan* anabranch_plan_make(const AnabranchProgram*, int32_t strict);
 ANABRANCH_C void anabranch_plan_free(AnabranchPlan*);
 ANABRANCH_C uint64_t anabranch_plan_arena_bytes(const AnabranchPlan*);
 ANABRANCH_C uint64_t anabranch_plan_arena_lower_bound_bytes(const AnabranchPlan*);

@@ -19,6 +19,9 @@ struct AnabranchBuilder {
 struct AnabranchProgram {
   anabranch::Program program;
 };
+struct AnabranchReports {
+  std::vector<anabranch::Report> reports;
+};
 struct AnabranchPlan {
   anabranch::Plan plan;
 };

@@ -26,9 +26,34 @@ int32_t anabranch_program_find_regions(const AnabranchProgram* program, uint32_t
   });
 }
 
-AnabranchPlan* anabranch_plan_make(const AnabranchProgram* program) {
-  return ab::bridge::guard(
-      [&] { return ab::bridge::handle_of<AnabranchPlan>(ab::make_plan(program->program)); });
+AnabranchReports* anabranch_program_find_reports(const AnabranchProgram* program, int32_t strict) {
+  return ab::bridge::guard([&] {
+    return new AnabranchReports{ab::find_reports(program->program, {.strict = strict != 0})};
+  });
+}
+
+void anabranch_reports_free(AnabranchReports* reports) { delete reports; }
+
+size_t anabranch_reports_count(const AnabranchReports* reports) { return reports->reports.size(); }
+
+void anabranch_reports_report(const AnabranchReports* reports, uint32_t number,
+                              AnabranchReport* out) {
+  const ab::Report& report = reports->reports[number];
+  *out = {static_cast<int32_t>(report.kind),
+          static_cast<int32_t>(report.severity),
+          ab::index_of(report.first),
+          ab::index_of(report.second),
+          ab::index_of(report.buffer),
+          report.begin_byte,
+          report.end_byte,
+          report.message.c_str()};
+}
+
+AnabranchPlan* anabranch_plan_make(const AnabranchProgram* program, int32_t strict) {
+  return ab::bridge::guard([&] {
+    return ab::bridge::handle_of<AnabranchPlan>(
+        ab::make_plan(program->program, {.strict = strict != 0}));
+  });
 }
 
 void anabranch_plan_free(AnabranchPlan* plan) { delete plan; }

@@ -11,8 +11,10 @@ AnabranchBuilder* anabranch_builder_new(void) {
 
 void anabranch_builder_free(AnabranchBuilder* builder) { delete builder; }
 
-uint32_t anabranch_builder_add_stream(AnabranchBuilder* builder, const char* name) {
-  return ab::bridge::tell(builder, [&] { return ab::index_of(builder->builder.add_stream(name)); });
+uint32_t anabranch_builder_add_stream(AnabranchBuilder* builder, const char* name, int32_t origin) {
+  return ab::bridge::tell(builder, [&] {
+    return ab::index_of(builder->builder.add_stream(name, ab::StreamOrigin(origin)));
+  });
 }
 
 uint32_t anabranch_builder_add_event(AnabranchBuilder* builder, const char* name) {
@@ -111,4 +113,8 @@ void anabranch_program_buffer(const AnabranchProgram* program, uint32_t number,
 
 const char* anabranch_program_stream_name(const AnabranchProgram* program, uint32_t stream) {
   return program->program.streams()[stream].c_str();
+}
+
+int32_t anabranch_program_stream_origin(const AnabranchProgram* program, uint32_t stream) {
+  return static_cast<int32_t>(program->program.origins()[stream]);
 }

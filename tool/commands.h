@@ -17,8 +17,9 @@ std::string doctor(bool as_json);
 // A plan file as text, or the summary of a trace in Chrome's JSON format.
 Result<std::string> show(const std::string& path);
 
-// One line about a plan file that reads, verifies and holds no race.
-Result<std::string> check(const std::string& path);
+// One line about a plan file that reads, verifies and holds no race, and one for each report of its
+// program (find_reports); a Status with all of them if one is an error.
+Result<std::string> check(const std::string& path, bool strict = false);
 
 struct RunOptions {
   bool null_regions = false;  // every region does nothing

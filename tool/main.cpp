@@ -31,6 +31,7 @@ struct Arguments {
   std::string path, other_path;
   std::string out_path = "trace.json";
   bool as_json = false;
+  bool strict = false;
   RunOptions run;
 };
 
@@ -60,7 +61,8 @@ void add_commands(CLI::App& app, Arguments& arguments, int& exit_code) {
 
   CLI::App& check_command = *app.add_subcommand("check", "read, verify and race-check a plan file");
   check_command.add_option("file", arguments.path, "a plan file")->required();
-  check_command.callback([&] { exit_code = print(check(arguments.path)); });
+  check_command.add_flag("--strict", arguments.strict, "races that have a remedy are errors too");
+  check_command.callback([&] { exit_code = print(check(arguments.path, arguments.strict)); });
 
   CLI::App& run_command = *app.add_subcommand("run", "launch a plan file on the host device");
   add_run_options(run_command, arguments);

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -33,13 +34,25 @@ Result<std::string> show(const std::string& path) {
   return dump_plan(*plan);
 }
 
-Result<std::string> check(const std::string& path) {
+Result<std::string> check(const std::string& path, bool strict) {
+  static constexpr std::string_view kSeverities[] = {"note", "warning", "error"};
   Result<Plan> plan = read_plan_file(path);
   if (!plan) return plan.error();
   const Program& program = plan->program();
-  return fmt::format("{}: ok, {} steps on {} streams, {} waits, arena of {} bytes, no race\n", path,
-                     program.steps().size(), program.streams().size(), plan->waits().size(),
-                     plan->arena().size_bytes);
+  std::string reports;
+  bool has_error = false;
+  for (const Report& report : find_reports(program, {.strict = strict})) {
+    reports += fmt::format("{}: {}\n", kSeverities[static_cast<std::size_t>(report.severity)],
+                           report.message);
+    has_error |= report.severity == Severity::kError;
+  }
+  if (has_error) {
+    reports.pop_back();  // the code stands behind the last line
+    return Status(Code::kUnsynchronised, fmt::format("check '{}':\n{}", path, reports));
+  }
+  return fmt::format("{}: ok, {} steps on {} streams, {} waits, arena of {} bytes, no race\n{}",
+                     path, program.steps().size(), program.streams().size(), plan->waits().size(),
+                     plan->arena().size_bytes, reports);
 }
 
 }  // namespace anabranch::tool

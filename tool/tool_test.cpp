@@ -115,6 +115,56 @@ TEST(Check, AnswersOneLineForAGoodPlan) {
             file.path() + ": ok, 3 steps on 2 streams, 1 waits, arena of 8192 bytes, no race\n");
 }
 
+// y = h, on a stream of the user's that waits for nobody; `other` changes h beside it.
+Plan make_unsynchronised(bool with_mutation) {
+  ProgramBuilder builder;
+  const StreamId a = builder.add_stream("A", StreamOrigin::kUserSynchronised);
+  const BufferId h = builder.add_buffer({"h", Role::kOutput, 64});
+  const BufferId y = builder.add_buffer({"y", Role::kOutput, 64});
+  builder.compute(kAmbient, "mm", {builder.write(h)});
+  builder.compute(a, "add", {builder.read(h), builder.write(y)});
+  PlanParts parts{{StepId{0}, StepId{1}}, {{StepId{1}, StepId{0}}}, {}};
+  if (with_mutation) {
+    builder.compute(kAmbient, "other", {builder.read_write(h)});
+    parts.order.push_back(StepId{2});
+    parts.waits.push_back({StepId{2}, StepId{1}});
+  }
+  parts.arena.offsets = {kNotInArena, kNotInArena};
+  return *make_plan_from_parts(*builder.build(), parts);
+}
+
+TEST(Show, NamesTheStreamsThatTheUserSynchronises) {
+  const File file("users.plan", make_unsynchronised(false));
+  EXPECT_THAT(*show(file.path()), HasSubstr("synchronised by the user: A\n"));
+}
+
+TEST(Check, PrintsWhatTheUsersStreamsLeaveOpen) {
+  const File file("reports.plan", make_unsynchronised(false));
+  const Result<std::string> text = check(file.path());
+  ASSERT_TRUE(text.ok()) << message_of(text);
+  EXPECT_THAT(*text, HasSubstr("no race\nwarning: race-flow: `add` (step 1, stream A) reads `h`"));
+  EXPECT_THAT(*text, HasSubstr("\nnote: unjoined: `add`"));
+}
+
+TEST(Check, RefusesReportsThatAreErrorsWithAllOfThem) {
+  const File strict("strict.plan", make_unsynchronised(false));
+  EXPECT_THAT(message_of(check(strict.path(), true)), HasSubstr("error: race-flow: `add`"));
+  const File racy("racy.plan", make_unsynchronised(true));
+  const std::string message = message_of(check(racy.path()));
+  EXPECT_THAT(message, HasSubstr("warning: race-flow: `add`"));
+  EXPECT_THAT(message, HasSubstr("error: race-mutation: `other`"));
+  EXPECT_THAT(message, HasSubstr("[E0203]"));
+}
+
+TEST(Compare, SeesAnotherOriginOfAStream) {
+  ProgramBuilder placed, users;
+  placed.add_stream("A");
+  users.add_stream("A", StreamOrigin::kUserSynchronised);
+  const Comparison comparison =
+      compare_plans(*make_plan(*placed.build()), *make_plan(*users.build()));
+  EXPECT_THAT(comparison.text, HasSubstr("origins 1 differs"));
+}
+
 TEST(Check, RefusesAChangedFile) {
   const File good("good.plan", make_example());
   std::string bytes = good.text();

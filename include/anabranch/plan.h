@@ -73,13 +73,52 @@ class Plan {
   std::shared_ptr<const Data> data_;
 };
 
-// Derives order, waits and memory, then checks the result with check_plan.
-ANABRANCH_API Result<Plan> make_plan(const Program& program);
+struct PlanOptions {
+  bool strict = false;  // reports are graver: see Severity
+};
 
-// Takes a plan made elsewhere. Refused (kPlanInvalid, kRace) unless it is complete and race-free.
+// Derives order, waits and memory, then checks the result with check_plan. Refused
+// (kUnsynchronised) if a report of find_reports is an error; all other reports leave a plan that is
+// right.
+ANABRANCH_API Result<Plan> make_plan(const Program& program, const PlanOptions& options = {});
+// Takes a plan made elsewhere. Refused (kPlanInvalid, kRace) unless it is complete and race-free in
+// program order; reports are not asked for.
 ANABRANCH_API Result<Plan> make_plan_from_parts(const Program& program, PlanParts parts);
 
 inline constexpr BufferId kNoBuffer{~std::uint32_t{0}};
+inline constexpr StepId kNoStep{~std::uint32_t{0}};
+
+// What the user's own syncs leave open, on streams that he synchronises (docs/streams.md).
+enum class ReportKind : std::uint8_t {
+  kRaceFlow,      // nothing orders a read after the write of what it reads. Edge added
+  kRaceMutation,  // nothing orders a write with another use of bytes that it changes. Not planned
+  kInexact,       // as these, but whether they share a byte is not decidable. Edge added
+  kUnjoined,      // the work of a stream is never joined to the ambient one. Join added
+  kUnrecorded,    // a wait for an event that nothing before it records. It waits for nothing
+};
+
+//                race-flow  race-mutation  inexact  unjoined  unrecorded
+//   by default   warning    error          note     note      warning
+//   strict       error      error          note     warning   error
+enum class Severity : std::uint8_t { kNote, kWarning, kError };
+
+struct Report {
+  ReportKind kind = ReportKind::kRaceFlow;
+  Severity severity = Severity::kNote;
+  StepId first = kNoStep;                      // kNoStep: the caller, before the program
+  StepId second = kNoStep;                     // kNoStep: the caller, after it
+  BufferId buffer = kNoBuffer;                 // of races only
+  std::uint64_t begin_byte = 0, end_byte = 0;  // within buffer, between the bounds of both views
+  bool exact = true;                           // false: kInexact
+  Wait missing{};                              // what would order the two; kNoStep as above
+  std::string message{};                       // one line; names sources, streams and the remedy
+};
+
+// Pure, and near linear in steps; nothing, at once, where all streams are placed. Every race
+// follows from the missing waits of the reports and the syncs there are, and no report from the
+// others of its kind. In program order of `second`, unjoined streams last.
+ANABRANCH_API std::vector<Report> find_reports(const Program& program,
+                                               const PlanOptions& options = {});
 
 // Two steps of which the first must end before the second starts, and nothing makes sure of it.
 struct Race {

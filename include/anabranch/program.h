@@ -32,6 +32,16 @@ constexpr std::uint32_t index_of(Id id) {
 // The stream of the caller. Every program has it; inputs come from it and outputs go to it.
 inline constexpr StreamId kAmbient{0};
 
+// Who orders a stream's work against that of other streams.
+enum class StreamOrigin : std::uint8_t {
+  // Named by the program, ordered by the planner. Its work means what it means on the ambient
+  // stream, where a program without streams would have it.
+  kPlaced,
+  // A stream of the user's, ordered by his own events and synchronizes (a torch stream). What he
+  // left unordered is ordered by the planner, and reported: see find_reports in plan.h.
+  kUserSynchronised,
+};
+
 enum class Role : std::uint8_t {
   kInput,      // given by the caller; may be written, and is then seen changed by the caller
   kOutput,     // given by the caller as memory to fill
@@ -76,7 +86,9 @@ enum class StepKind : std::uint8_t {
   kFill,         // every byte of accesses[0] becomes `fill_byte`
   kHost,         // a region that must run on the host
   kRecordEvent,  // `event` marks all earlier work of the stream
-  kWaitEvent,    // later work of the stream waits for the latest record of `event`
+  // Later work of the stream waits for the latest earlier record of `event`. Without one: refused,
+  // or in a program with streams that the user synchronises a step that waits for nothing.
+  kWaitEvent,
   kSynchronize,  // the host waits for the stream: all later steps of every stream come after it
 };
 
@@ -102,6 +114,8 @@ class Program {
   std::span<const Step> steps() const { return data_->steps; }
   std::span<const Buffer> buffers() const { return data_->buffers; }
   std::span<const std::string> streams() const { return data_->streams; }
+  // By stream; the ambient one is placed.
+  std::span<const StreamOrigin> origins() const { return data_->origins; }
   std::span<const std::string> events() const { return data_->events; }
   const Step& step(StepId id) const { return data_->steps[index_of(id)]; }
   const Buffer& buffer(BufferId id) const { return data_->buffers[index_of(id)]; }
@@ -112,6 +126,7 @@ class Program {
     std::vector<Step> steps;
     std::vector<Buffer> buffers;
     std::vector<std::string> streams;
+    std::vector<StreamOrigin> origins;  // as long as streams
     std::vector<std::string> events;
   };
   explicit Program(std::shared_ptr<const Data> data) : data_(std::move(data)) {}
@@ -124,7 +139,7 @@ class ANABRANCH_API ProgramBuilder {
  public:
   ProgramBuilder();
 
-  StreamId add_stream(std::string name);
+  StreamId add_stream(std::string name, StreamOrigin origin = StreamOrigin::kPlaced);
   EventId add_event(std::string name);
   BufferId add_buffer(Buffer buffer);
   StepId add_step(Step step);
@@ -136,6 +151,12 @@ class ANABRANCH_API ProgramBuilder {
   StepId record_event(StreamId stream, EventId event);
   StepId wait_event(StreamId stream, EventId event);
   StepId synchronize(StreamId stream);
+  // The host waits for the latest record of `event`: `stream` waits for it, and the host for
+  // `stream`. Give it a stream without other work, or that is waited for too. Answers the last
+  // step.
+  StepId synchronize_event(StreamId stream, EventId event);
+  // The host waits for all earlier work of all streams, one after another. Answers the last step.
+  StepId synchronize_device();
 
   // The whole of a buffer as one contiguous item; an unknown id gives a view build() refuses.
   View whole(BufferId buffer) const;

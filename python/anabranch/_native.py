@@ -23,6 +23,7 @@ from ._native_library import (
     LibraryMissing,
     NativeError,
     RegionCall,
+    ReportFields,
     Step,
     TensorLibrary,
     TraceEvent,
@@ -33,16 +34,22 @@ from ._native_library import (
 __all__ = [
     "Address", "Buffer", "DataOf", "Device", "HandleOf", "Integers", "LibraryMissing", "ListValue",
     "NativeError", "Plan", "Program", "ProgramBuilder", "Recording", "RegionCall",
-    "RegionFunction", "SomeValue", "Step", "Tape", "TapeBuilder", "TensorLibrary", "TensorValue",
+    "RegionFunction", "Report", "SomeValue", "Step", "Tape", "TapeBuilder", "TensorLibrary", "TensorValue",
     "Trace", "TraceEvent", "View", "last_error", "launch_function", "new_address_table", "record",
     "version", "write_region_error",
 ]
 
 READ, WRITE, READ_WRITE = 1, 2, 3
+ORIGIN_PLACED, ORIGIN_USER_SYNCHRONISED = range(2)
+(REPORT_RACE_FLOW, REPORT_RACE_MUTATION, REPORT_INEXACT, REPORT_UNJOINED,
+ REPORT_UNRECORDED) = range(5)
+SEVERITY_NOTE, SEVERITY_WARNING, SEVERITY_ERROR = range(3)
 ROLE_INPUT, ROLE_OUTPUT, ROLE_CONSTANT, ROLE_TEMPORARY = range(4)
 (KIND_COMPUTE, KIND_COPY, KIND_FILL, KIND_HOST, KIND_RECORD_EVENT, KIND_WAIT_EVENT,
  KIND_SYNCHRONIZE) = range(7)
 EVENT_LAUNCH, EVENT_STEP, EVENT_WAIT = range(3)
+
+_NONE = 2**32 - 1  # for a step or a buffer
 
 _Read = TypeVar("_Read", bound=ctypes.Structure)
 
@@ -87,14 +94,42 @@ class View(NamedTuple):
     strides_bytes: Sequence[int] = ()
 
 
+class Report(NamedTuple):
+    """What a sync of the user's streams lacks; see Report in plan.h. None: no such step or buffer."""
+
+    kind: int
+    severity: int
+    first: int | None
+    second: int | None
+    buffer: int | None
+    begin_byte: int
+    end_byte: int
+    message: str
+
+
+class _Reports(_Handle):
+    _free = "reports_free"
+
+    def read(self) -> list[Report]:
+        return [self._read(i) for i in range(core.reports_count(self.handle))]
+
+    def _read(self, number: int) -> Report:
+        fields = ReportFields()
+        core.reports_report(self.handle, number, byref(fields))
+        first, second, buffer = (None if i == _NONE else i
+                                 for i in (fields.first, fields.second, fields.buffer))
+        return Report(fields.kind, fields.severity, first, second, buffer, fields.begin_byte,
+                      fields.end_byte, fields.message.decode(errors="replace"))
+
+
 class ProgramBuilder(_Handle):
     _free = "builder_free"
 
     def __init__(self) -> None:
         super().__init__(core.builder_new())
 
-    def add_stream(self, name: str) -> int:
-        return core.builder_add_stream(self.handle, _text(name))
+    def add_stream(self, name: str, origin: int = ORIGIN_PLACED) -> int:
+        return core.builder_add_stream(self.handle, _text(name), origin)
 
     def add_event(self, name: str) -> int:
         return core.builder_add_event(self.handle, _text(name))
@@ -117,14 +152,14 @@ class ProgramBuilder(_Handle):
     def fill(self, stream: int, to: int | View, byte: int) -> int:
         return self._step(KIND_FILL, stream, "", [(WRITE, to)], byte=byte)
 
-    def record_event(self, stream: int, event: int) -> int:
-        return self._step(KIND_RECORD_EVENT, stream, event=event)
+    def record_event(self, stream: int, event: int, source: str = "") -> int:
+        return self._step(KIND_RECORD_EVENT, stream, source=source, event=event)
 
-    def wait_event(self, stream: int, event: int) -> int:
-        return self._step(KIND_WAIT_EVENT, stream, event=event)
+    def wait_event(self, stream: int, event: int, source: str = "") -> int:
+        return self._step(KIND_WAIT_EVENT, stream, source=source, event=event)
 
-    def synchronize(self, stream: int) -> int:
-        return self._step(KIND_SYNCHRONIZE, stream)
+    def synchronize(self, stream: int, source: str = "") -> int:
+        return self._step(KIND_SYNCHRONIZE, stream, source=source)
 
     def _step(self, kind: int, stream: int, name: str = "",
               accesses: Sequence[tuple[int, int | View]] = (), source: str = "", event: int = 0,
@@ -163,6 +198,12 @@ class Program(_Handle):
         return [core.program_stream_name(self.handle, i).decode(errors="replace")
                 for i in range(core.program_stream_count(self.handle))]
 
+    @property
+    def origins(self) -> list[int]:
+        """Of each stream, who orders its work: ORIGIN_PLACED or ORIGIN_USER_SYNCHRONISED."""
+        return [core.program_stream_origin(self.handle, i)
+                for i in range(core.program_stream_count(self.handle))]
+
     def find_regions(self) -> list[int]:
         """The group of each step, numbered in an order in which the groups can run."""
         groups = (c_uint32 * core.program_step_count(self.handle))()
@@ -170,8 +211,17 @@ class Program(_Handle):
             raise last_error()
         return list(groups)
 
-    def make_plan(self) -> Plan:
-        return Plan(core.plan_make(self.handle))
+    def find_reports(self, strict: bool = False) -> list[Report]:
+        """What the syncs of the user's streams leave open; none where all streams are placed."""
+        reports = _Reports(core.program_find_reports(self.handle, strict))
+        try:
+            return reports.read()
+        finally:
+            reports.close()
+
+    def make_plan(self, strict: bool = False) -> Plan:
+        """Fails with code 203 where a report is an error."""
+        return Plan(core.plan_make(self.handle, strict))
 
 
 class Plan(_Handle):

@@ -74,6 +74,14 @@ class Buffer(ctypes.Structure):
                 ("alignment", c_uint64)]
 
 
+class ReportFields(ctypes.Structure):
+    """AnabranchReport; ``message`` is bytes of the reports' handle."""
+
+    _fields_ = [("kind", c_int32), ("severity", c_int32), ("first", c_uint32),
+                ("second", c_uint32), ("buffer", c_uint32), ("begin_byte", c_uint64),
+                ("end_byte", c_uint64), ("message", c_char_p)]
+
+
 class TraceEvent(ctypes.Structure):
     """Something that happened in a launch; see trace_event.h."""
 
@@ -149,7 +157,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "version": (c_char_p,),
     "builder_new": (c_void_p,),
     "builder_free": (None, c_void_p),
-    "builder_add_stream": (c_uint32, c_void_p, c_char_p),
+    "builder_add_stream": (c_uint32, c_void_p, c_char_p, c_int32),
     "builder_add_event": (c_uint32, c_void_p, c_char_p),
     "builder_add_buffer": (c_uint32, c_void_p, c_char_p, c_int32, c_uint64, c_uint64),
     "builder_begin_step": (None, c_void_p, c_int32, c_uint32, c_char_p, c_char_p),
@@ -167,8 +175,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "program_step": (None, c_void_p, c_uint32, POINTER(Step)),
     "program_buffer": (None, c_void_p, c_uint32, POINTER(Buffer)),
     "program_stream_name": (c_char_p, c_void_p, c_uint32),
+    "program_stream_origin": (c_int32, c_void_p, c_uint32),
     "program_find_regions": (c_int32, c_void_p, _U32S),
-    "plan_make": (c_void_p, c_void_p),
+    "program_find_reports": (c_void_p, c_void_p, c_int32),
+    "reports_free": (None, c_void_p),
+    "reports_count": (c_size_t, c_void_p),
+    "reports_report": (None, c_void_p, c_uint32, POINTER(ReportFields)),
+    "plan_make": (c_void_p, c_void_p, c_int32),
     "plan_free": (None, c_void_p),
     "plan_arena_bytes": (c_uint64, c_void_p),
     "plan_arena_lower_bound_bytes": (c_uint64, c_void_p),

@@ -231,6 +231,32 @@ TEST(PlanCheck, ASynchronizeComesBeforeLaterStepsOfEveryStream) {
   EXPECT_TRUE(find_races(program, test.parts).empty());
 }
 
+TEST(PlanCheck, AWaitForAnEventThatWasNeverRecordedDemandsNothing) {
+  Case test;
+  const EventId event = test.builder.add_event("e");
+  test.builder.add_stream("users", StreamOrigin::kUserSynchronised);
+  test.step(test.streams[0], {});
+  test.builder.wait_event(test.streams[1], event);
+  const Program program = test.build();
+  EXPECT_TRUE(find_races(program, test.parts).empty());
+}
+
+TEST(PlanCheck, ASynchronizeOfAnEventComesAfterItsRecordAndBeforeLaterStepsOfEveryStream) {
+  Case test(2);
+  const EventId event = test.builder.add_event("e");
+  const StepId record = test.builder.record_event(test.streams[0], event);
+  const StepId sync = test.builder.synchronize_event(test.streams[1], event);
+  const StepId wait{index_of(sync) - 1};
+  const StepId later = test.step(test.streams[2], {});
+  const Program program = test.build();
+  test.parts.waits = {{wait, record}, {later, sync}};
+  EXPECT_TRUE(find_races(program, test.parts).empty());
+  test.parts.waits = {{later, sync}};
+  expect_race(find_races(program, test.parts), record, wait);
+  test.parts.waits = {{wait, record}};
+  expect_race(find_races(program, test.parts), sync, later);
+}
+
 TEST(PlanCheck, ReportsAtMostTheLimitInProgramOrder) {
   Case test(4);
   const BufferId x = test.add("x");

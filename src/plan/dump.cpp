@@ -28,6 +28,7 @@ class Dump {
     line("plan: {} steps, {} streams, {} waits", plan_.order().size(), program_.streams().size(),
          plan_.waits().size());
     add_steps();
+    add_user_streams();
     add_list("end waits for", plan_.exits());
     add_list("waits that order nothing new", plan_.redundant_waits());
     add_slots();
@@ -43,6 +44,7 @@ class Dump {
     text_ += '\n';
   }
   void add_steps();
+  void add_user_streams();
   void add_list(std::string_view title, std::span<const StepId> steps);
   void add_slots();
   void add_memory();
@@ -105,6 +107,15 @@ void Dump::add_steps() {
     }
     line("  {:>4}{}  {}", index_of(id), cells(program_.step(id), widths), waits);
   }
+}
+
+void Dump::add_user_streams() {
+  std::string names;
+  for (std::size_t i = 0; i < program_.streams().size(); ++i) {
+    if (program_.origins()[i] == StreamOrigin::kPlaced) continue;
+    names += fmt::format(" {}", program_.streams()[i]);
+  }
+  if (!names.empty()) line("synchronised by the user:{}", names);
 }
 
 void Dump::add_list(std::string_view title, std::span<const StepId> steps) {

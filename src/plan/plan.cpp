@@ -6,6 +6,7 @@
 #include "plan/memory.h"
 #include "plan/order.h"
 #include "plan/plan_parts.h"
+#include "plan/reports.h"
 #include "plan/waits.h"
 
 namespace anabranch {
@@ -24,7 +25,8 @@ class PlanAccess {
   }
 };
 
-Result<Plan> make_plan(const Program& program) {
+Result<Plan> make_plan(const Program& program, const PlanOptions& options) {
+  if (Status status = check_reports(program, options); !status) return status;
   PlanParts parts;
   parts.order = make_order(program);
   parts.waits = derive_waits(program, parts.order);

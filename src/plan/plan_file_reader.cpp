@@ -50,6 +50,7 @@ class Reader {
   Step read_step(const file::Step& step, std::uint32_t number);
   Access read_access(const file::Access& access, std::uint32_t step);
   std::string read_text(const flatbuffers::String* text);
+  StreamOrigin read_origin(std::uint32_t number);
   PlanParts read_parts() const;
 
   // Calls take(item, number) for each item until something is refused.
@@ -88,6 +89,9 @@ void Reader::check_counts() {
   check(plan_.buffers(), kMaxFileBuffers, "buffers");
   check(plan_.steps(), kMaxSteps, "steps");
   check(plan_.order(), count_of(plan_.steps()), "steps in the order");
+  if (count_of(plan_.origins()) == 0) return;
+  const std::size_t streams = count_of(plan_.streams());
+  check_range(count_of(plan_.origins()), streams, streams, [] { return "the number of origins"; });
 }
 
 std::string Reader::read_text(const flatbuffers::String* text) {
@@ -97,8 +101,19 @@ std::string Reader::read_text(const flatbuffers::String* text) {
   return error_ ? std::string() : text->str();
 }
 
+// Of side stream `number`, from 0. Older files have no origins: their streams are placed.
+StreamOrigin Reader::read_origin(std::uint32_t number) {
+  if (number >= count_of(plan_.origins())) return StreamOrigin::kPlaced;
+  const std::uint8_t origin = plan_.origins()->Get(number);
+  check_range(origin, 0, static_cast<std::uint8_t>(StreamOrigin::kUserSynchronised),
+              [&] { return fmt::format("the origin of stream {}", number + 1); });
+  return static_cast<StreamOrigin>(origin);
+}
+
 void Reader::read_names() {
-  each(plan_.streams(), [this](const auto* name, auto) { builder_.add_stream(read_text(name)); });
+  each(plan_.streams(), [this](const auto* name, std::uint32_t number) {
+    builder_.add_stream(read_text(name), read_origin(number));
+  });
   each(plan_.events(), [this](const auto* name, auto) { builder_.add_event(read_text(name)); });
 }
 

@@ -23,7 +23,7 @@ namespace {
 using ::testing::HasSubstr;
 using Bytes = std::vector<std::uint8_t>;
 
-// Every kind of step, every role, a strided view, two streams, a wait and an arena.
+// Every kind of step, every role, both origins, a strided view, a wait and an arena.
 Program full_program() {
   ProgramBuilder builder;
   const StreamId side = builder.add_stream("side");
@@ -47,6 +47,7 @@ Program full_program() {
                     .name = "mix",
                     .accesses = {{Mode::kRead, odd}, builder.read_write(t)}});
   builder.copy(kAmbient, builder.whole(y), builder.whole(u));
+  builder.synchronize(builder.add_stream("users", StreamOrigin::kUserSynchronised));
   builder.synchronize(side);
   Result<Program> program = builder.build();
   EXPECT_TRUE(program.ok()) << (program ? "" : program.error().message());
@@ -80,6 +81,7 @@ void expect_equal(const Step& a, const Step& b) {
 
 void expect_equal(const Program& a, const Program& b) {
   EXPECT_THAT(a.streams(), testing::ElementsAreArray(b.streams()));
+  EXPECT_THAT(a.origins(), testing::ElementsAreArray(b.origins()));
   EXPECT_THAT(a.events(), testing::ElementsAreArray(b.events()));
   ASSERT_EQ(a.buffers().size(), b.buffers().size());
   for (std::size_t i = 0; i < a.buffers().size(); ++i) {
@@ -245,6 +247,7 @@ TEST(PlanFile, LeavesNothingBehindWhereItCannotWrite) {
 struct Crafted {
   std::uint8_t role = 3, kind = 2, mode = 2;
   std::size_t dims = 0, streams = 1, events = 0;
+  std::vector<std::uint8_t> origins{};  // none: as files had it before there were any
   std::string name = "t";
   std::uint64_t arena_offset = 0, arena_size_bytes = 64;
   std::vector<std::uint32_t> order{0, 1};
@@ -272,15 +275,30 @@ Bytes Crafted::make() const {
   const auto all_steps = out.CreateVector(steps);
   const auto all_order = out.CreateVector(order);
   const auto all_waits = out.CreateVectorOfStructs(waits);
-  out.Finish(file::CreatePlan(out, stream_names, event_names, buffers, all_steps, all_order,
-                              all_waits, arena_size_bytes, arena_size_bytes, arena_size_bytes),
-             file::PlanIdentifier());
+  const auto all_origins = origins.empty() ? 0 : out.CreateVector(origins);
+  out.Finish(
+      file::CreatePlan(out, stream_names, event_names, buffers, all_steps, all_order, all_waits,
+                       arena_size_bytes, arena_size_bytes, arena_size_bytes, all_origins),
+      file::PlanIdentifier());
   return seal_plan_payload({out.GetBufferPointer(), out.GetSize()});
 }
 
 TEST(PlanFile, TakesTheCraftedPayloadAsItStands) {
   const Status status = status_of(Crafted{}.make());
   EXPECT_TRUE(status.ok()) << status.message();
+}
+
+TEST(PlanFile, StreamsOfAFileWithoutOriginsArePlaced) {
+  const Result<Plan> plan = read_plan(Crafted{}.make());
+  EXPECT_THAT(plan->program().origins(),
+              testing::ElementsAre(StreamOrigin::kPlaced, StreamOrigin::kPlaced));
+  const Result<Plan> newer = read_plan(Crafted{.origins = {1}}.make());
+  EXPECT_EQ(newer->program().origins()[1], StreamOrigin::kUserSynchronised);
+}
+
+TEST(PlanFile, OfPlacedStreamsAloneHasTheBytesItHadWithoutOrigins) {
+  const Bytes file = write_plan(*read_plan(Crafted{.origins = {0}}.make()));
+  EXPECT_EQ(file, write_plan(*read_plan(Crafted{}.make())));
 }
 
 TEST(PlanFile, RefusesAPlanWithARace) {
@@ -304,6 +322,8 @@ TEST(PlanFile, RefusesNumbersBeyondTheirLimitWithBothValues) {
       {{.mode = 4}, "the mode of an access of step 0 is 4, outside 1 to 3"},
       {{.dims = 33}, "the number of dims in a view of step 0 is 33, outside 0 to 32"},
       {{.streams = 1024}, "the number of side streams is 1024, outside 0 to 1023"},
+      {{.origins = {2}}, "the origin of stream 1 is 2, outside 0 to 1"},
+      {{.origins = {1, 1}}, "the number of origins is 2, outside 1 to 1"},
       {{.name = std::string(65537, 'a')}, "the length of a text is 65537, outside 0 to 65536"},
       {{.order = {0, 1, 1}}, "the number of steps in the order is 3, outside 0 to 2"}};
   for (const auto& [crafted, message] : cases) {

@@ -6,6 +6,7 @@
 
 #include "plan/plan_file.h"
 #include "plan/plan_generated.h"
+#include "program/user_streams.h"
 
 namespace anabranch {
 namespace {
@@ -34,6 +35,7 @@ std::uint64_t bound_of(const Plan& plan) {
   for (const Buffer& buffer : program.buffers()) bytes += kTableBytes + 16 + buffer.name.size();
   for (const std::string& name : program.streams()) bytes += kVectorBytes + 8 + name.size();
   for (const std::string& name : program.events()) bytes += kVectorBytes + 8 + name.size();
+  bytes += kVectorBytes + program.origins().size();
   return bytes;
 }
 
@@ -64,6 +66,15 @@ Offset<flatbuffers::Vector<Offset<flatbuffers::String>>> write_names(
   Offsets<flatbuffers::String> written;
   for (const std::string& name : names) written.push_back(out.CreateString(name));
   return out.CreateVector(written);
+}
+
+// Nothing where all streams are placed, so that such plans keep the bytes they always had.
+Offset<flatbuffers::Vector<std::uint8_t>> write_origins(FlatBufferBuilder& out,
+                                                        std::span<const StreamOrigin> origins) {
+  if (!has_user_streams(origins)) return 0;
+  std::vector<std::uint8_t> written;
+  for (const StreamOrigin origin : origins) written.push_back(static_cast<std::uint8_t>(origin));
+  return out.CreateVector(written.data() + 1, written.size() - 1);
 }
 
 Offset<file::Access> write_access(FlatBufferBuilder& out, const Access& access) {
@@ -132,9 +143,10 @@ std::vector<std::uint8_t> write_plan_payload(const Plan& plan) {
   }
   const auto waits = out.CreateVectorOfStructs(wait_pairs);
 
+  const auto origins = write_origins(out, program.origins());
   const ArenaLayout& arena = plan.arena();
   out.Finish(file::CreatePlan(out, streams, events, buffers, steps, order, waits, arena.size_bytes,
-                              arena.lower_bound_bytes, arena.naive_bytes),
+                              arena.lower_bound_bytes, arena.naive_bytes, origins),
              file::PlanIdentifier());
   return {out.GetBufferPointer(), out.GetBufferPointer() + out.GetSize()};
 }

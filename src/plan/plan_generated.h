@@ -413,7 +413,8 @@ struct Plan FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
     VT_WAITS = 14,
     VT_ARENA_SIZE_BYTES = 16,
     VT_ARENA_LOWER_BOUND_BYTES = 18,
-    VT_ARENA_NAIVE_BYTES = 20
+    VT_ARENA_NAIVE_BYTES = 20,
+    VT_ORIGINS = 22
   };
   const flatbuffers::Vector<flatbuffers::Offset<flatbuffers::String>> *streams() const {
     return GetPointer<const flatbuffers::Vector<flatbuffers::Offset<flatbuffers::String>> *>(VT_STREAMS);
@@ -442,6 +443,9 @@ struct Plan FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
   uint64_t arena_naive_bytes() const {
     return GetField<uint64_t>(VT_ARENA_NAIVE_BYTES, 0);
   }
+  const flatbuffers::Vector<uint8_t> *origins() const {
+    return GetPointer<const flatbuffers::Vector<uint8_t> *>(VT_ORIGINS);
+  }
   bool Verify(flatbuffers::Verifier &verifier) const {
     return VerifyTableStart(verifier) &&
            VerifyOffset(verifier, VT_STREAMS) &&
@@ -463,6 +467,8 @@ struct Plan FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
            VerifyField<uint64_t>(verifier, VT_ARENA_SIZE_BYTES, 8) &&
            VerifyField<uint64_t>(verifier, VT_ARENA_LOWER_BOUND_BYTES, 8) &&
            VerifyField<uint64_t>(verifier, VT_ARENA_NAIVE_BYTES, 8) &&
+           VerifyOffset(verifier, VT_ORIGINS) &&
+           verifier.VerifyVector(origins()) &&
            verifier.EndTable();
   }
 };
@@ -498,6 +504,9 @@ struct PlanBuilder {
   void add_arena_naive_bytes(uint64_t arena_naive_bytes) {
     fbb_.AddElement<uint64_t>(Plan::VT_ARENA_NAIVE_BYTES, arena_naive_bytes, 0);
   }
+  void add_origins(flatbuffers::Offset<flatbuffers::Vector<uint8_t>> origins) {
+    fbb_.AddOffset(Plan::VT_ORIGINS, origins);
+  }
   explicit PlanBuilder(flatbuffers::FlatBufferBuilder &_fbb)
         : fbb_(_fbb) {
     start_ = fbb_.StartTable();
@@ -519,11 +528,13 @@ inline flatbuffers::Offset<Plan> CreatePlan(
     flatbuffers::Offset<flatbuffers::Vector<const anabranch::file::Wait *>> waits = 0,
     uint64_t arena_size_bytes = 0,
     uint64_t arena_lower_bound_bytes = 0,
-    uint64_t arena_naive_bytes = 0) {
+    uint64_t arena_naive_bytes = 0,
+    flatbuffers::Offset<flatbuffers::Vector<uint8_t>> origins = 0) {
   PlanBuilder builder_(_fbb);
   builder_.add_arena_naive_bytes(arena_naive_bytes);
   builder_.add_arena_lower_bound_bytes(arena_lower_bound_bytes);
   builder_.add_arena_size_bytes(arena_size_bytes);
+  builder_.add_origins(origins);
   builder_.add_waits(waits);
   builder_.add_order(order);
   builder_.add_steps(steps);
@@ -543,13 +554,15 @@ inline flatbuffers::Offset<Plan> CreatePlanDirect(
     const std::vector<anabranch::file::Wait> *waits = nullptr,
     uint64_t arena_size_bytes = 0,
     uint64_t arena_lower_bound_bytes = 0,
-    uint64_t arena_naive_bytes = 0) {
+    uint64_t arena_naive_bytes = 0,
+    const std::vector<uint8_t> *origins = nullptr) {
   auto streams__ = streams ? _fbb.CreateVector<flatbuffers::Offset<flatbuffers::String>>(*streams) : 0;
   auto events__ = events ? _fbb.CreateVector<flatbuffers::Offset<flatbuffers::String>>(*events) : 0;
   auto buffers__ = buffers ? _fbb.CreateVector<flatbuffers::Offset<anabranch::file::Buffer>>(*buffers) : 0;
   auto steps__ = steps ? _fbb.CreateVector<flatbuffers::Offset<anabranch::file::Step>>(*steps) : 0;
   auto order__ = order ? _fbb.CreateVector<uint32_t>(*order) : 0;
   auto waits__ = waits ? _fbb.CreateVectorOfStructs<anabranch::file::Wait>(*waits) : 0;
+  auto origins__ = origins ? _fbb.CreateVector<uint8_t>(*origins) : 0;
   return anabranch::file::CreatePlan(
       _fbb,
       streams__,
@@ -560,7 +573,8 @@ inline flatbuffers::Offset<Plan> CreatePlanDirect(
       waits__,
       arena_size_bytes,
       arena_lower_bound_bytes,
-      arena_naive_bytes);
+      arena_naive_bytes,
+      origins__);
 }
 
 inline const anabranch::file::Plan *GetPlan(const void *buf) {

@@ -200,6 +200,15 @@ TEST(DumpPlan, ShowsStreamsSideBySideWithWaitsSlotsAndMemory) {
             "  at          512           100 bytes  l\n");
 }
 
+TEST(DumpPlan, NamesTheStreamsThatTheUserSynchronises) {
+  ProgramBuilder builder;
+  builder.add_stream("A", StreamOrigin::kUserSynchronised);
+  builder.add_stream("side");
+  builder.add_stream("B", StreamOrigin::kUserSynchronised);
+  EXPECT_THAT(dump_plan(*make_plan(*builder.build())),
+              HasSubstr("synchronised by the user: A B\n"));
+}
+
 TEST(DumpPlan, PutsManyStreamsIntoOneColumn) {
   ProgramBuilder builder;
   const BufferId x = builder.add_buffer({"x", Role::kInput, 64, 64});

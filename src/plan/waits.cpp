@@ -36,7 +36,7 @@ class Reducer {
   void keep_latest(StreamId stream, std::span<const StepId> after) {
     kept_.clear();
     for (const StepId on : after) {
-      if (clocks_.known_to(stream, on)) continue;
+      if (clocks_.known_to(index_of(stream), on)) continue;
       std::optional<StepId>& latest = latest_[index_of(program_.step(on).stream)];
       if (!latest) kept_.push_back(on);
       if (!latest || clocks_.before(*latest, on)) latest = on;
@@ -66,7 +66,7 @@ std::span<const StepId> Dependencies::next(StepId id) {
       records_[index_of(step.event)] = id;
       break;
     case StepKind::kWaitEvent:
-      found_.push_back(*records_[index_of(step.event)]);
+      if (const auto record = records_[index_of(step.event)]) found_.push_back(*record);
       break;
     case StepKind::kSynchronize:
       synchronize_ = id;
@@ -92,14 +92,17 @@ std::vector<Wait> derive_waits(const Program& program, std::span<const StepId> o
 std::vector<StepId> find_redundant_waits(const Program& program, std::span<const Wait> waits) {
   std::vector<Wait> sorted(waits.begin(), waits.end());
   std::sort(sorted.begin(), sorted.end());
-  std::vector<StepId> records(program.events().size());
+  std::vector<std::optional<StepId>> records(program.events().size());
   std::vector<StepId> redundant;
   for (std::uint32_t i = 0; i < program.steps().size(); ++i) {
     const Step& step = program.steps()[i];
     if (step.kind == StepKind::kRecordEvent) records[index_of(step.event)] = StepId{i};
     if (step.kind != StepKind::kWaitEvent) continue;
-    const Wait wait{StepId{i}, records[index_of(step.event)]};
-    if (!std::binary_search(sorted.begin(), sorted.end(), wait)) redundant.push_back(wait.step);
+    const std::optional<StepId> record = records[index_of(step.event)];
+    if (record && std::binary_search(sorted.begin(), sorted.end(), Wait{StepId{i}, *record})) {
+      continue;
+    }
+    redundant.push_back(StepId{i});
   }
   return redundant;
 }

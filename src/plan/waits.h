@@ -9,6 +9,7 @@
 //   * each earlier step that it conflicts with: one of them writes, and their bytes overlap, or it
 //     is not decidable that they do not;
 //   * for wait_event, the latest earlier record of its event, hence all before that on its stream;
+//     if there is none, nothing;
 //   * the latest earlier synchronize of any stream.
 // Kept are the edges between streams of the transitive reduction of these and stream order: the
 // smallest set that implies them all. Cost: near linear in accesses, times streams where a step
@@ -46,7 +47,8 @@ class Dependencies {
 // Sorted by the place of the step in `order`, then by the stream of what it waits for.
 std::vector<Wait> derive_waits(const Program& program, std::span<const StepId> order);
 
-// The wait_event steps that do not wait in `waits`: their event's record was ordered already.
+// The wait_event steps that do not wait in `waits`: their event's record was ordered already, or
+// there is none.
 std::vector<StepId> find_redundant_waits(const Program& program, std::span<const Wait> waits);
 
 // The last steps of side streams that no other stream waits for.

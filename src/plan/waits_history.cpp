@@ -42,9 +42,11 @@ void AccessHistory::add(StepId step, const Access& access, std::vector<StepId>& 
 
 void AccessHistory::add_read(Part& part, StepId step) const {
   if (reads_ == Reads::kLastOfStream) {
-    const StreamId stream = program_.step(step).stream;
+    const auto same_order = [&](const Step& a, const Step& b) {
+      return a.stream == b.stream && (a.kind == StepKind::kHost) == (b.kind == StepKind::kHost);
+    };
     for (StepId& read : part.reads) {
-      if (program_.step(read).stream != stream) continue;
+      if (!same_order(program_.step(read), program_.step(step))) continue;
       read = step;
       return;
     }

@@ -23,7 +23,8 @@ namespace anabranch {
 class AccessHistory {
  public:
   // Which reads of the same bytes are kept: those that later steps of the same stream repeat may
-  // be forgotten where the steps of a stream keep their order.
+  // be forgotten where the steps of a stream keep their order. Host steps do not stand for others
+  // of their stream, nor these for them: eager runs them on the caller's thread.
   enum class Reads : std::uint8_t { kAll, kLastOfStream };
   AccessHistory(const Program& program, Reads reads)
       : program_(program), reads_(reads), buffers_(program.buffers().size()) {}

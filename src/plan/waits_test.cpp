@@ -209,6 +209,44 @@ TEST(Waits, ASynchronizeHoldsBackLaterWorkOfEveryStreamOnly) {
   EXPECT_THAT(draft.waits(), ElementsAre(Wait{on_b, sync}, Wait{on_c, sync}));
 }
 
+TEST(Waits, ASynchronizeOfAnEventHoldsBackLaterWorkByWhatTheEventCovers) {
+  Draft draft;
+  const StreamId host = draft.builder.add_stream("host", StreamOrigin::kUserSynchronised);
+  draft.make(draft.a, draft.buffer("x"));
+  const StepId record = draft.builder.record_event(draft.a, draft.e);
+  draft.make(draft.a, draft.buffer("later"));  // not covered
+  const StepId wait{index_of(record) + 2};
+  const StepId sync = draft.builder.synchronize_event(host, draft.e);
+  const StepId on_a = draft.make(draft.a, draft.buffer("y"));
+  const StepId on_b = draft.make(draft.b, draft.buffer("z"));
+  EXPECT_THAT(draft.waits(), ElementsAre(Wait{wait, record}, Wait{on_a, sync}, Wait{on_b, sync}));
+}
+
+TEST(Waits, ASynchronizeOfTheDeviceHoldsBackLaterWorkByAllThereWas) {
+  Draft draft;
+  const BufferId x = draft.buffer("x");
+  const StepId on_a = draft.make(draft.a, x);
+  const StepId on_c = draft.make(draft.c, draft.buffer("y"));
+  const StepId sync = draft.builder.synchronize_device();
+  const StepId first{index_of(on_c) + 1};  // one a stream: D, A, B, C
+  const StepId last = draft.use(draft.b, x);
+  ASSERT_EQ(index_of(sync), index_of(first) + 3);
+  const Program program = draft.program();
+  const std::vector<StepId> order = make_order(program);
+  const Relation before =
+      closure_of(join(find_stream_order(program, order), relation_of(program, draft.waits())));
+  for (const StepId work : {on_a, on_c}) EXPECT_TRUE(before[index_of(work)][index_of(last)]);
+}
+
+TEST(Waits, AWaitForAnEventThatWasNeverRecordedWaitsForNothingAndIsRedundant) {
+  Draft draft;
+  draft.builder.add_stream("users", StreamOrigin::kUserSynchronised);
+  draft.make(draft.a, draft.buffer("x"));
+  const StepId wait = draft.builder.wait_event(draft.b, draft.e);
+  EXPECT_THAT(draft.waits(), IsEmpty());
+  EXPECT_THAT(draft.redundant(), ElementsAre(wait));
+}
+
 TEST(Waits, AWaitForWhatIsKnownIsRedundant) {
   Draft draft;
   const BufferId x = draft.buffer("x");

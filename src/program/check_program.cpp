@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "program/user_streams.h"
 #include "program/view_bounds.h"
 
 namespace anabranch {
@@ -22,6 +23,7 @@ namespace {
 constexpr std::string_view kKinds[] = {"compute",      "copy",       "fill",       "host",
                                        "record_event", "wait_event", "synchronize"};
 constexpr std::size_t kRoleCount = 4;
+constexpr std::size_t kOriginCount = 2;
 
 bool reads(Mode mode) { return mode != Mode::kWrite; }
 bool writes(Mode mode) { return mode != Mode::kRead; }
@@ -133,6 +135,10 @@ void Checker::check_streams() {
       report(Code::kProgramInvalid, "streams {} and {} are both named '{}'; rename one", at->second,
              i, name);
     }
+    const auto origin = static_cast<std::size_t>(program_.origins()[i]);
+    if (origin < kOriginCount) continue;
+    report(Code::kProgramInvalid, "stream {} '{}' has origin {}, there are {}; pick one of them", i,
+           name, origin, kOriginCount);
   }
 }
 
@@ -231,7 +237,7 @@ void Checker::check_sync(const Step& step) {
   }
   if (step.kind == StepKind::kRecordEvent) {
     recorded_[event] = true;
-  } else if (!recorded_[event]) {
+  } else if (!recorded_[event] && !has_user_streams(program_.origins())) {
     report_step(Code::kEventNeverRecorded,
                 "waits for event {} '{}', which no step before it records; record it first", event,
                 program_.events()[event]);

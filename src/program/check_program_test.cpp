@@ -198,6 +198,9 @@ const Case kRefused[] = {
      Code::kLimitExceeded, "has 1025 streams, the limit is 1024"},
     {"AStreamWithoutAName", [](Draft& d) { d.builder.add_stream(""); }, Code::kProgramInvalid,
      "stream 1 has no name"},
+    {"AnUnknownOrigin",
+     [](Draft& d) { d.builder.add_stream("side", static_cast<StreamOrigin>(2)); },
+     Code::kProgramInvalid, "stream 1 'side' has origin 2, there are 2"},
     {"TwoStreamsOfOneName", [](Draft& d) { d.builder.add_stream("ambient"); },
      Code::kProgramInvalid, "streams 0 and 1 are both named 'ambient'"},
 };
@@ -254,6 +257,12 @@ const Case kTaken[] = {
      [](Draft& d) {
        d.builder.record_event(kAmbient, d.event);
        d.builder.record_event(kAmbient, d.event);
+       d.builder.wait_event(kAmbient, d.event);
+     }},
+    {"AWaitForAnEventThatWasNeverRecordedWhereTheUserSynchronises",
+     [](Draft& d) {
+       const StreamId a = d.builder.add_stream("A", StreamOrigin::kUserSynchronised);
+       d.builder.wait_event(a, d.event);
        d.builder.wait_event(kAmbient, d.event);
      }},
     {"BuffersOfOneName",

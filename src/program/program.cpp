@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "anabranch/program.h"
 
+#include <cstdint>
 #include <utility>
 
 #include "program/check_program.h"
@@ -18,7 +19,8 @@ Id append(std::vector<T>& list, T item) {
 
 ProgramBuilder::ProgramBuilder() { add_stream("ambient"); }
 
-StreamId ProgramBuilder::add_stream(std::string name) {
+StreamId ProgramBuilder::add_stream(std::string name, StreamOrigin origin) {
+  data_.origins.push_back(origin);
   return append<StreamId>(data_.streams, std::move(name));
 }
 
@@ -66,6 +68,18 @@ StepId ProgramBuilder::wait_event(StreamId stream, EventId event) {
 
 StepId ProgramBuilder::synchronize(StreamId stream) {
   return add_step({.kind = StepKind::kSynchronize, .stream = stream, .name = "synchronize"});
+}
+
+StepId ProgramBuilder::synchronize_event(StreamId stream, EventId event) {
+  wait_event(stream, event);
+  return synchronize(stream);
+}
+
+// A stream that is added later has no work yet, so the streams that there are make up the device.
+StepId ProgramBuilder::synchronize_device() {
+  StepId last{};
+  for (std::uint32_t i = 0; i < data_.streams.size(); ++i) last = synchronize(StreamId{i});
+  return last;
 }
 
 View ProgramBuilder::whole(BufferId buffer) const {

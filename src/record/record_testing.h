@@ -27,7 +27,7 @@ template <typename Change>
 Program with_named_steps(const Program& program, Change change) {
   ProgramBuilder builder;
   for (std::size_t i = 1; i < program.streams().size(); ++i) {
-    builder.add_stream(program.streams()[i]);
+    builder.add_stream(program.streams()[i], program.origins()[i]);
   }
   for (const std::string& event : program.events()) builder.add_event(event);
   for (const Buffer& buffer : program.buffers()) builder.add_buffer(buffer);

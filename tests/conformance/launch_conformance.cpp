@@ -18,6 +18,7 @@ using ::testing::Not;
 
 // `width` chains of `length` steps on a stream each, forked from and joined to the ambient one.
 struct Fan {
+  Fan() = default;
   explicit Fan(std::uint32_t width, std::uint32_t length) {
     for (std::uint32_t s = 0; s < width; ++s) {
       const StreamId stream = builder.add_stream("side " + std::to_string(s));
@@ -63,6 +64,23 @@ struct Fan {
   std::vector<BufferId> ends;
 };
 
+// y = x + 2 over two streams of the user's, with the syncs that order it or with none that do.
+Fan on_user_streams(bool has_syncs) {
+  Fan fan;
+  const StreamId a = fan.builder.add_stream("A", StreamOrigin::kUserSynchronised);
+  const StreamId b = fan.builder.add_stream("B", StreamOrigin::kUserSynchronised);
+  const EventId ready = fan.builder.add_event("ready");
+  fan.builder.wait_event(a, fan.builder.add_event("never recorded"));
+  if (has_syncs) fan.builder.synchronize_device();
+  const BufferId h = fan.add(a, {fan.x});
+  fan.builder.record_event(a, ready);
+  if (has_syncs) fan.builder.synchronize_event(b, ready);
+  fan.add_step(b, fan.builder.add_buffer({"y", Role::kOutput, 8, 8}), {h});
+  fan.builder.record_event(kAmbient, ready);
+  fan.builder.wait_event(a, ready);  // a stream that ends with a wait
+  return fan;
+}
+
 TEST_P(Conformance, AnEmptyProgramRecordsAndLaunches) {
   const Plan plan = plan_of(ProgramBuilder());
   const Recording recording = must(record(plan, make_device(), {}));
@@ -77,6 +95,15 @@ TEST_P(Conformance, ManyMoreStreamsThanLanesGiveTheRightResultEachTime) {
   const Recording recording = must(record(plan_of(fan.builder), make_device(), regions.table()));
   EXPECT_LE(recording.lane_count(), std::max(1u, GetParam().host.max_lanes));
   for (std::uint64_t x = 0; x < 20; ++x) ASSERT_EQ(run(recording, x), 9 * (x + 3) + 1);
+}
+
+TEST_P(Conformance, StreamsThatTheUserSynchronisesGiveTheRightResultWithAndWithoutTheirSyncs) {
+  for (const bool has_syncs : {false, true}) {
+    const Fan fan = on_user_streams(has_syncs);
+    const Regions regions = fan.regions();
+    const Recording recording = must(record(plan_of(fan.builder), make_device(), regions.table()));
+    for (std::uint64_t x = 0; x < 20; ++x) ASSERT_EQ(run(recording, x), x + 2);
+  }
 }
 
 TEST_P(Conformance, CopiesAndFillsNeedNoRegion) {

@@ -128,6 +128,15 @@ Status provoke_invalid_plan() {
   parts.order.pop_back();
   return make_plan_from_parts(sample_program(), parts).error();
 }
+Status provoke_unsynchronised() {
+  Sample sample;
+  const StreamId users = sample.builder.add_stream("A", StreamOrigin::kUserSynchronised);
+  sample.builder.synchronize(kAmbient);
+  sample.add(kAmbient, "linear", "model.py:89",
+             {sample.builder.write(sample.y), sample.builder.read(sample.x)});
+  sample.add(users, "gelu_", "model.py:90", {sample.builder.read_write(sample.x)});
+  return make_plan(*sample.builder.build()).error();
+}
 Status provoke_missing_region() {
   return record(*make_plan(sample_program()), Device::host(), {{"gelu", {succeed, nullptr}}})
       .error();
@@ -180,6 +189,7 @@ const std::map<Code, std::function<Status()>>& provocations() {
       {Code::kLimitExceeded, provoke_limit},
       {Code::kRace, provoke_race},
       {Code::kPlanInvalid, provoke_invalid_plan},
+      {Code::kUnsynchronised, provoke_unsynchronised},
       {Code::kRegionMissing, provoke_missing_region},
       {Code::kTapeInvalid, provoke_invalid_tape},
       {Code::kBusy, provoke_busy},

@@ -70,6 +70,7 @@ def test_a_plan_tells_order_waits_slots_and_memory():
 def test_a_program_tells_its_steps_buffers_and_streams():
     builder = _native.ProgramBuilder()
     side = builder.add_stream("side")
+    builder.add_stream("users", _native.ORIGIN_USER_SYNCHRONISED)
     x = builder.add_buffer("x", _native.ROLE_INPUT, SIZE, 16)
     event = builder.add_event("ready")
     builder.compute(0, "work", [(READ_WRITE, View(x, 8, 4, (2, 3), (16, 4)))], "model.py:7")
@@ -89,6 +90,44 @@ def test_a_program_tells_its_steps_buffers_and_streams():
     assert (buffer.name, buffer.role, buffer.size_bytes, buffer.alignment) == (
         b"x", _native.ROLE_INPUT, SIZE, 16)
     assert program.streams[side] == "side"
+    assert program.origins == [_native.ORIGIN_PLACED, _native.ORIGIN_PLACED,
+                               _native.ORIGIN_USER_SYNCHRONISED]
+
+
+def unsynchronised():
+    """A stream of the user's reads what the ambient one writes, and neither waits."""
+    builder = _native.ProgramBuilder()
+    users = builder.add_stream("A", _native.ORIGIN_USER_SYNCHRONISED)
+    h = builder.add_buffer("h", _native.ROLE_OUTPUT, SIZE)
+    builder.compute(0, "mm", [(WRITE, h)], "model.py:38")
+    builder.compute(users, "add", [(READ, h)], "model.py:41")
+    return builder.build()
+
+
+def test_a_program_tells_what_the_users_syncs_leave_open():
+    flow, unjoined = unsynchronised().find_reports()
+    assert flow == (_native.REPORT_RACE_FLOW, _native.SEVERITY_WARNING, 0, 1, 0, 0, SIZE,
+                    flow.message)
+    assert "Remedy: A.wait_stream(ambient) before line 41." in flow.message
+    assert unjoined[:5] == (_native.REPORT_UNJOINED, _native.SEVERITY_NOTE, 1, None, None)
+    assert copy_over_two_streams().find_reports() == []
+
+
+def test_a_wait_for_an_event_that_was_never_recorded_is_told_with_its_line():
+    builder = _native.ProgramBuilder()
+    users = builder.add_stream("A", _native.ORIGIN_USER_SYNCHRONISED)
+    builder.wait_event(users, builder.add_event("ready"), "model.py:7")
+    report, = builder.build().find_reports()
+    assert (report.kind, report.first, report.second) == (_native.REPORT_UNRECORDED, None, 0)
+    assert "`wait_event` (model.py:7, stream A) waits for event `ready`" in report.message
+
+
+def test_a_strict_plan_refuses_what_the_users_syncs_leave_open():
+    program = unsynchronised()
+    assert program.make_plan().waits == [(1, 0)]
+    with pytest.raises(_native.NativeError, match="race-flow: `add` .*E0203") as error:
+        program.make_plan(strict=True)
+    assert error.value.code == 203
 
 
 def test_views_keep_apart_what_does_not_overlap():
