@@ -78,7 +78,9 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
       second.notes ? find_uses(second.allocations, *units, true, second.notes, *other, found->sites)
                    : find_uses(first.allocations, *units, false, first.notes, *image, found->sites);
   for (std::size_t i = 0; i < image->nodes.size(); ++i) {
-    image->nodes[i].is_known = tenants.is_known[i];
+    NodeImage& node = image->nodes[i];
+    node.work = tenants.work_of[i];
+    node.is_known = node.type == CuNodeType::kKernel && node.work != NodeImage::kNoWork;
   }
   auto tables = replace(*found, *image);
   if (!tables.ok()) return tables.error();

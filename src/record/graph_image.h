@@ -40,10 +40,12 @@ struct KernelImage {
 struct GraphImage;
 
 struct NodeImage {
+  static constexpr std::uint32_t kNoWork = ~0u;
   CuGraphNode handle = nullptr;
   CuNodeType type = CuNodeType::kEmpty;
   bool is_ours = false;   // a kernel of ours, for the node with this handle; see graph_transfers.h
   bool is_known = false;  // touches nothing but what its sites name, and these say how
+  std::uint32_t work = kNoWork;  // that it is a part of, as notes of the capture tell
   KernelImage kernel;
   CuMemcpy3D copy{};
   std::vector<std::byte> source_bytes;  // what a copy reads: see read_pinned_source()

@@ -142,6 +142,7 @@ class Overlap {
       }
       add_edges(node);
     }
+    if (lanes_.used() < 2) return 1;
     image_.edges = std::move(edges_);
     return lanes_.used();
   }
@@ -177,8 +178,13 @@ class Overlap {
     };
     users_.conflicts_of(node, add);
     for (std::uint32_t other = 0; other < node; ++other) {
-      if (!is_free_[node] || !is_free_[other]) add(other);
+      if (!is_free_[node] || !is_free_[other] || are_of_one_work(node, other)) add(other);
     }
+  }
+
+  bool are_of_one_work(std::uint32_t a, std::uint32_t b) const {
+    const std::uint32_t work = image_.nodes[a].work;
+    return work != NodeImage::kNoWork && work == image_.nodes[b].work;
   }
 
   std::uint64_t ready() const {

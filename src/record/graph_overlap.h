@@ -6,8 +6,9 @@
 // Threads:   pure.
 // Failure:   none.
 // Edges:     nodes of which not all is known stay behind all that was captured before them, and
-//            before all that was captured behind them; so do those of a programmatic launch.
-//            Nothing is ever ordered that the capture did not order, but by the lanes.
+//            before all that was captured behind them; so do those of a programmatic launch. The
+//            nodes of one piece of work stay in order among themselves. Nothing is ever ordered
+//            that the capture did not order, but by the lanes.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ inline constexpr std::size_t kMostOverlapNodes = 16384;
 // Gives the image the edges by which each node runs behind those whose memory it shares, one of the
 // two writing, and behind the one before it on its lane. Known nodes are placed on lanes in their
 // captured order, each where it can begin first if all take equally long. Answers how many lanes
-// have nodes.
+// have nodes; if it is one, the edges are left alone.
 std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
                             std::span<const TableWrite> tables, std::uint32_t lanes);
 

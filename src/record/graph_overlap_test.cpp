@@ -98,6 +98,18 @@ TEST(GraphOverlap, WhatTheCaptureDidNotOrderStaysUnordered) {
               ElementsAre(Pair(0, 1), Pair(0, 2), Pair(2, 3), Pair(1, 4), Pair(3, 4)));
 }
 
+TEST(GraphOverlap, TheNodesOfOneWorkStayInOrder) {
+  Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}, {{}, {3}}});
+  step.image.nodes[1].work = step.image.nodes[3].work = 7;
+  EXPECT_THAT(step.overlap(), ElementsAre(Pair(1, 3)));
+}
+
+TEST(GraphOverlap, WhereOneLaneHasAllTheEdgesAreThoseOfTheCapture) {
+  Case step({{{}, {0}}, {{0}, {1}}, {{1}, {2}}}, {{0, 1}, {0, 2}, {1, 2}});
+  EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 1), Pair(0, 2), Pair(1, 2)));
+  EXPECT_EQ(step.used, 1u);
+}
+
 TEST(GraphOverlap, AProgrammaticLaunchKeepsItsPlaceAndItsEdge) {
   Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}, {{}, {3}}}, {{0, 1}, {1, 2, true}, {2, 3}});
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 1), Pair(1, 2), Pair(2, 3)));

@@ -191,7 +191,7 @@ Tenants find_uses(std::span<const CaptureAllocation> allocations, const UnitTabl
   }
   Tenants found = tenants.number(elements, sites);
   for (std::size_t node = 0; node < times.size(); ++node) {
-    found.is_known.push_back(image.nodes[node].type == CuNodeType::kKernel && work_of(node));
+    found.work_of.push_back(work_of(node) ? times[node].work : NodeImage::kNoWork);
   }
   return found;
 }

@@ -27,7 +27,9 @@ namespace anabranch::cuda {
 struct Tenants {
   std::vector<Unit> units;
   std::vector<std::uint32_t> tenant_of;  // by allocation
-  std::vector<bool> is_known;            // by node: its sites say all that it touches, and how
+  // By node: the noted work that it is of, if that is known to touch nothing but what its sites
+  // name; else NodeImage::kNoWork.
+  std::vector<std::uint32_t> work_of;
 };
 
 // Sets `writes` and `unit` of sites, and answers the units that these are now. `allocations` and

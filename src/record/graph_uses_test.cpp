@@ -11,6 +11,7 @@ namespace {
 using ::testing::ElementsAre;
 
 constexpr std::uint64_t kBytes = 256;
+constexpr std::uint32_t kNoWork = NodeImage::kNoWork;
 
 // Kernels captured on one stream, each given two of a few places; and allocations, which say which
 // place they take.
@@ -77,7 +78,7 @@ TEST_F(GraphUsesTest, WithoutNotesAnAddressIsOneUnitThatAnyoneMayWrite) {
   EXPECT_THAT(units_of_sites(), ElementsAre(0, 1, 0, 1));
   EXPECT_THAT(found.tenant_of, ElementsAre(0, 1, 1));
   EXPECT_EQ(found.units[1].bytes, 2 * kBytes);
-  EXPECT_THAT(found.is_known, ElementsAre(false, false));
+  EXPECT_THAT(found.work_of, ElementsAre(kNoWork, kNoWork));
   EXPECT_TRUE(sites_[0].writes);
 }
 
@@ -91,7 +92,7 @@ TEST_F(GraphUsesTest, NotedWorkReadsAndWritesWhatItSays) {
   note({reads(0), writes(1)});
   queue(0, 1);
   const Tenants found = find();
-  EXPECT_THAT(found.is_known, ElementsAre(false, true, false));
+  EXPECT_THAT(found.work_of, ElementsAre(kNoWork, 0, kNoWork));
   EXPECT_TRUE(sites_[0].writes && sites_[1].writes);
   EXPECT_FALSE(sites_[2].writes);
   EXPECT_TRUE(sites_[3].writes);
@@ -105,7 +106,7 @@ TEST_F(GraphUsesTest, WhatNotedWorkNamesBesidesItMayWrite) {
   mark();
   queue(0, 1);
   note({reads(0)});
-  EXPECT_TRUE(find().is_known[0]);
+  EXPECT_EQ(find().work_of[0], 0u);
   EXPECT_FALSE(sites_[0].writes);
   EXPECT_TRUE(sites_[1].writes);
 }
@@ -120,7 +121,7 @@ TEST_F(GraphUsesTest, WorkThatWritesMemoryThatIsNoUnitIsUnknown) {
   mark();
   queue(0, 1);
   note({reads(0), writes(1), {places_[3], false}});
-  EXPECT_THAT(find().is_known, ElementsAre(false, true));
+  EXPECT_THAT(find().work_of, ElementsAre(kNoWork, 1));
 }
 
 TEST_F(GraphUsesTest, TenantsOfAnAddressAreToldApartByTheMarks) {
