@@ -23,7 +23,7 @@ require_torch()
 import torch  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
-from . import _compat, _native, _report, config, errors  # noqa: E402
+from . import _compat, _native, _report, _user_streams, config, errors  # noqa: E402
 from ._graph import StreamGraph, Unsupported  # noqa: E402
 from ._partition import SavingPartitioner  # noqa: E402
 from ._record import RecordedGraph  # noqa: E402
@@ -55,6 +55,7 @@ def backend(
             704, f"backend: mode={mode!r} is Inductor's, and anabranch has only 'default'.",
             "Leave mode out; options={...} takes the names of anabranch.config.")
     chosen = config.resolve(options)
+    ties = _take_streams_out(chosen, gm)
     is_on_gpu = any(isinstance(given, torch.Tensor) and given.is_cuda for given in example_inputs)
     streamed = chosen.streams and not is_on_gpu and _has_streams(gm)
     patches: dict[str, Any] = {"custom_partitioner_fn": SavingPartitioner(streamed)}
@@ -63,12 +64,22 @@ def backend(
         # finds what can be used again by itself.
         patches["allow_buffer_reuse"] = False
     with _compat.own_compile_context():
-        return _compat.compile_fx(
+        compiled = _compat.compile_fx(
             gm,
             example_inputs,
             inner_compile=functools.partial(_compile_graph, chosen),
             config_patches=patches,
         )
+    return ties.around(compiled) if ties else compiled
+
+
+def _take_streams_out(chosen: config.Options, gm: GraphModule) -> _user_streams.Ties | None:
+    """torch's own streams and events. Those that cannot be taken out are left to Inductor."""
+    try:
+        return _user_streams.take_out(gm)
+    except _user_streams.NotUnderstood as error:
+        _fall_back(chosen, str(error))
+        return None
 
 
 def _compile_graph(

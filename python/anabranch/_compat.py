@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch._functorch.config as functorch_config
+import torch._dynamo.graph_bytecode_inputs as graph_bytecode_inputs
 import torch._inductor.config as inductor_config
 from torch._guards import TracingContext, tracing
 from torch._inductor import fx_utils
@@ -420,6 +421,35 @@ def keep_generated_tensors() -> Iterator[list[Any]]:
         for module, function in zip(modules, before, strict=True):
             module.empty_strided_cuda = function  # type: ignore[attr-defined]
         kept.clear()
+
+
+# Streams and events in what Dynamo traced. They stand in a table that each call fills anew.
+
+
+def object_of_graph(number: int) -> Any:
+    return graph_bytecode_inputs.get_external_object_by_index(number)
+
+
+def is_object_of_graph(node: torch.fx.Node) -> bool:
+    return node.target is graph_bytecode_inputs.get_external_object_by_index
+
+
+_METHODS = ("wait_stream", "wait_event", "record_event", "record_stream", "synchronize")
+
+
+def stream_operation(node: torch.fx.Node) -> str | None:
+    """What a node does with streams or events, by torch's name for it. Up to 2.12 some stand in the
+    graph as methods, all of them as operators later."""
+    if node.op == "call_method":
+        takes = node.args[1 if node.target == "record_stream" else 0]
+        is_theirs = isinstance(takes, torch.fx.Node) and (
+            is_object_of_graph(takes) or stream_operation(takes) is not None)
+        return str(node.target) if node.target in _METHODS and is_theirs else None
+    name = getattr(node.target, "_qualified_op_name", None)
+    if isinstance(node.target, OpOverload):
+        name = node.target._schema.name
+    kind, _, operation = str(name).partition("::")
+    return operation if node.op == "call_function" and kind == "streams" else None
 
 
 # What noting needs of Inductor. A seam that a release lacks is left alone: nothing is noted there.

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams and events of torch in what Dynamo traced: taken out of the graph, tied to its ends.
+
+A program without races means what its steps mean one after the other. So the graph is compiled as
+such, on the stream that is current when it is called, and the user's streams are tied to it at
+both ends: it begins behind what they have queued and behind the events it waits for, and they go
+on behind it, with its events recorded. Whoever waits for one of them outside then waits for
+everything inside, writes to inputs included, which torch's compiler puts behind the last wait.
+What may run beside what inside is found anew, like that of named streams.
+
+Threads: immutable once made. Failure: NotUnderstood where the graph does something else with a
+stream or event; it is then left as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from . import _compat
+from .streams import ANNOTATION
+
+_TORCHS = "stream"  # Dynamo's key for the stream of a node: a number of the table of objects
+
+
+class NotUnderstood(Exception):
+    """What a graph does with a stream or event, that no tie can stand for."""
+
+
+@dataclasses.dataclass
+class Ties:
+    """Numbers are those of Dynamo's table, which is filled anew for each call."""
+
+    streams: dict[int, None] = dataclasses.field(default_factory=dict)  # in order of appearance
+    awaited: dict[int, None] = dataclasses.field(default_factory=dict)  # events from outside
+    recorded: dict[int, int] = dataclasses.field(default_factory=dict)  # event -> stream, by time
+    used_on: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # argument, stream
+    barriers: list[int | None] = dataclasses.field(default_factory=list)  # None: for the device
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def tied(*args: Any) -> Any:
+            ends = _Ends(self)
+            ends.begin()
+            answer = call(*args)
+            ends.end(args)
+            return answer
+
+        return tied
+
+
+class _Ends:
+    """The ties of one call. Streams of the CPU have none: its work is done when a call returns."""
+
+    def __init__(self, ties: Ties) -> None:
+        self._ties = ties
+        self._objects = {i: _compat.object_of_graph(i)
+                         for i in {*ties.streams, *ties.awaited, *ties.recorded}}
+        self._current = {i: current_stream(self._objects[i].device) for i in ties.streams
+                         if self._objects[i].device.type != "cpu"}
+        # A capture can be tied to nothing outside: a stream that is not in it has queued nothing
+        # for it, and would never be joined to it again.
+        self._tied = [i for i, current in self._current.items()
+                      if not _is_same(self._objects[i], current)
+                      and _is_captured(self._objects[i]) == _is_captured(current)]
+
+    def begin(self) -> None:
+        for i in self._tied:
+            self._current[i].wait_stream(self._objects[i])
+        for event in (self._objects[i] for i in self._ties.awaited):
+            if event.device.type != "cpu" and not _is_captured(current_stream(event.device)):
+                current_stream(event.device).wait_event(event)
+
+    def end(self, args: tuple[Any, ...]) -> None:
+        for i in self._tied:
+            self._objects[i].wait_stream(self._current[i])
+        for event, i in self._ties.recorded.items():
+            if i in self._current:
+                on = self._objects[i] if i in self._tied else self._current[i]
+                on.record_event(self._objects[event])
+        for argument, i in self._ties.used_on:
+            if i in self._current:
+                args[argument].record_stream(self._objects[i])
+        for i in self._ties.barriers:
+            if i in self._current:
+                self._current[i].synchronize()
+            elif i is None and torch.accelerator.is_available():
+                torch.accelerator.synchronize()
+
+
+def take_out(gm: GraphModule) -> Ties | None:
+    """Takes streams and events out of a graph; None where there are none. Nodes of a stream are
+    annotated as if it were named, unless they are on a named one."""
+    if not any(_compat.is_object_of_graph(node) for node in gm.graph.nodes):
+        return None
+    finder = _Finder(gm)
+    for node in gm.graph.nodes:
+        finder.look_at(node)
+    for node in gm.graph.nodes:
+        custom = node.meta.get("custom") or {}
+        if _TORCHS in custom:
+            named = {ANNOTATION: f"stream {custom[_TORCHS]}", **custom}
+            node.meta["custom"] = {key: value for key, value in named.items() if key != _TORCHS}
+    for node in reversed(finder.gone):
+        gm.graph.erase_node(node)
+    gm.recompile()
+    return finder.ties
+
+
+class _Finder:
+    def __init__(self, gm: GraphModule) -> None:
+        self.ties = Ties()
+        self.gone: list[Node] = []
+        self._arguments = {node: i for i, node in
+                           enumerate(gm.graph.find_nodes(op="placeholder"))}
+        self._made: set[Node] = set()  # events that the graph makes: nobody else has them
+
+    def look_at(self, node: Node) -> None:
+        stream = (node.meta.get("custom") or {}).get(_TORCHS)
+        if stream is not None and node.op != "placeholder":
+            self.ties.streams[stream] = None
+        if _compat.is_object_of_graph(node):
+            self.gone.append(node)
+            return
+        does = _compat.stream_operation(node)
+        if does is None:
+            if any(_compat.is_object_of_graph(n) or n in self._made for n in node.all_input_nodes):
+                raise NotUnderstood(f"{node.format_node()} uses a stream or event")
+            return
+        self.gone.append(node)
+        getattr(self, f"_{does}", self._refuse)(node)
+
+    def _refuse(self, node: Node) -> None:
+        raise NotUnderstood(f"{node.format_node()} has no meaning at the ends of a graph")
+
+    def _number(self, value: Any) -> int | None:
+        """Of an object in Dynamo's table; None for an event that the graph makes."""
+        if isinstance(value, int):
+            return value
+        if isinstance(value, Node) and _compat.is_object_of_graph(value):
+            return int(value.args[0])  # type: ignore[arg-type]
+        if value in self._made:
+            return None
+        raise NotUnderstood(f"{value} is no stream or event of the table")
+
+    def _wait_stream(self, node: Node) -> None:
+        for stream in map(self._number, node.args):
+            self.ties.streams[stream] = None  # type: ignore[index]
+
+    def _wait_event(self, node: Node) -> None:
+        first, second = node.args
+        if node.op == "call_method":  # stream.wait_event(event)
+            first, second = second, first
+        event, stream = self._number(first), self._number(second)
+        self.ties.streams[stream] = None  # type: ignore[index]
+        if event is not None and event not in self.ties.recorded:
+            self.ties.awaited[event] = None
+
+    def _record_event(self, node: Node) -> None:
+        first, second = (*node.args, None)[:2]
+        if node.op == "call_method":  # stream.record_event(event), or without one
+            first, second = second, first
+            if first is None:
+                self._made.add(node)
+        stream = self._number(second)
+        self.ties.streams[stream] = None  # type: ignore[index]
+        event = None if first is None else self._number(first)
+        if event is not None:
+            self.ties.recorded.pop(event, None)  # the last record is the one
+            self.ties.recorded[event] = stream  # type: ignore[assignment]
+
+    def _record_stream(self, node: Node) -> None:
+        tensor, stream = node.args
+        number = self._number(stream)
+        self.ties.streams[number] = None  # type: ignore[index]
+        if tensor in self._arguments:  # others are the graph's own, used on its stream alone
+            self.ties.used_on.append((self._arguments[tensor], number))  # type: ignore[index, arg-type]
+
+    def _synchronize_stream(self, node: Node) -> None:
+        stream = self._number(node.args[0])
+        self.ties.streams[stream] = None  # type: ignore[index]
+        self.ties.barriers.append(stream)
+
+    def _synchronize_event(self, node: Node) -> None:
+        """Of an event that the graph has recorded its stream is the one; of any other, all."""
+        event = self._number(node.args[0])
+        self.ties.barriers.append(None if event is None else self.ties.recorded.get(event))
+
+    def _synchronize_device(self, node: Node) -> None:
+        self.ties.barriers.append(None)
+
+    def _synchronize(self, node: Node) -> None:
+        """A method, of a stream or an event: which, is not known before the call."""
+        self.ties.barriers.append(None)
+
+
+def current_stream(device: torch.device) -> torch.Stream:
+    """Of torch's most special class for it, whose methods take both kinds."""
+    if device.type == "cuda":
+        return torch.cuda.current_stream(device)
+    return torch.accelerator.current_stream(device)
+
+
+def _is_same(one: torch.Stream, other: torch.Stream) -> bool:
+    """torch.cuda.Stream says no of every torch.Stream."""
+    return (one.device, one.stream_id) == (other.device, other.stream_id)
+
+
+def _is_captured(stream: torch.Stream) -> bool:
+    if stream.device.type != "cuda":
+        return False
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled code over torch's own streams, by the numbers of the acceptance list: whoever waits outside
+finds everything done, also with long work at the head of each stream."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compare import compiled
+from recordings import normal
+
+ROUNDS = 20
+A, B, C = (torch.cuda.Stream() for _ in range(3)) if torch.cuda.is_available() else (None,) * 3
+
+
+@pytest.fixture(params=["", "D", "A", "B"], ids=lambda name: f"slow {name}" if name else "even")
+def slow(request):
+    """Queues long work at the head of one stream."""
+    side = {"D": None, "A": A, "B": B}
+    ballast = normal(0, 2048, 2048) / 2048
+
+    def queue():
+        if not request.param:
+            return
+        stream = side[request.param] or torch.cuda.current_stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            y = ballast
+            for _ in range(40):
+                y = y @ ballast
+            y.record_stream(stream)
+
+    return queue
+
+
+def rounds(call, wanted, make, slow, look=lambda found: found):
+    """Many calls, looked at only through ``look``, which waits as a user would."""
+    for i in range(ROUNDS):
+        mine, theirs = make(i), make(i)
+        torch.cuda.synchronize()
+        slow()
+        found = look((call(*mine), mine))
+        torch.cuda.synchronize()
+        expected = (wanted(*theirs), theirs)
+        torch.cuda.synchronize()
+        for a, b in zip(torch.utils._pytree.tree_leaves(found),
+                        torch.utils._pytree.tree_leaves(expected), strict=True):
+            assert torch.equal(a, b), i
+
+
+def square(i):
+    return (normal(i, 1000, 1000),)
+
+
+def test_t1_a_write_to_an_input_is_covered_by_the_users_join(slow):
+    def function(x, small):
+        with torch.cuda.stream(A):
+            x += 1
+        torch.cuda.current_stream().wait_stream(A)
+        return small + 1
+
+    def plain(x, small):
+        x += 1
+        return small + 1
+
+    rounds(compiled(function), plain, lambda i: (torch.zeros(1 << 26, device="cuda"), normal(i, 4)),
+           slow, lambda found: (found[0], tuple(t.clone() for t in found[1])))
+
+
+@pytest.mark.parametrize("as_stream", [False, True])
+def test_t2_an_event_after_a_write_to_an_input_covers_it(slow, as_stream):
+    event = torch.Event("cuda")
+
+    def function(x):
+        with torch.cuda.stream(A):
+            x += 1
+            event.record(A)
+        return x * 2
+
+    def look(found):
+        """On C, which waits for the event or the stream alone."""
+        C.wait_stream(A) if as_stream else C.wait_event(event)
+        with torch.cuda.stream(C):
+            seen = found[1][0].clone()
+        torch.cuda.current_stream().wait_stream(C)
+        return found[0], (seen,)
+
+    def plain(x):
+        x += 1
+        return x * 2
+
+    rounds(compiled(function), plain, square, slow, look)
+
+
+def test_t4_a_host_that_waits_inside_has_waited(slow):
+    event = torch.Event("cuda")
+
+    def function(x):
+        with torch.cuda.stream(A):
+            a = x @ x
+            event.record(A)
+        A.synchronize()
+        with torch.cuda.stream(B):
+            B.wait_event(event)
+            return a * 2
+
+    rounds(compiled(function), lambda x: (x @ x) * 2, square, slow)
+    compiled(function)(*square(0))
+    assert event.query()
+
+
+def test_t5_joins_order_without_shared_data(slow):
+    def function(x, y):
+        a = x * 2
+        A.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(A):
+            b = y + 1
+        torch.cuda.current_stream().wait_stream(A)
+        return a, b
+
+    rounds(compiled(function), lambda x, y: (x * 2, y + 1), lambda i: (*square(i), *square(i + 50)),
+           slow)
+
+
+def test_t12_the_ambient_stream_is_that_of_the_call(slow):
+    first, second = torch.Event("cuda"), torch.Event("cuda")
+
+    def function(x, y):
+        first.record(torch.cuda.current_stream())
+        first.wait(A)
+        with torch.cuda.stream(A):
+            z = 2 * x
+            second.record(A)
+        second.wait(torch.cuda.current_stream())
+        return z + y
+
+    call = compiled(function)
+
+    def under_another(x, y):
+        C.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(C):
+            z = call(x, y)
+        torch.cuda.current_stream().wait_stream(C)
+        return z
+
+    for way in (call, under_another):
+        rounds(way, lambda x, y: 2 * x + y, lambda i: (*square(i), *square(i + 50)), slow)
+
+
+def test_t18_t30_t31_gradients_are_ready_on_the_ambient_stream(slow):
+    weight = torch.nn.Parameter(normal(7, 1000, 1000) / 30)
+
+    def function(x):
+        A.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(A):
+            h = x @ weight
+        torch.cuda.current_stream().wait_stream(A)
+        return h.relu()
+
+    call = compiled(function)
+
+    def gradients(forward):
+        def run(x):
+            weight.grad = None
+            forward(x).backward(x)  # what comes in is made on the ambient stream
+            return weight.grad.clone()
+
+        return run
+
+    rounds(gradients(call), gradients(lambda x: (x @ weight).relu()), square, slow)
+
+
+def test_t21_temporary_streams_and_record_stream_are_accepted(slow):
+    def function(x):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            y = x * 3
+        x.record_stream(stream)
+        torch.cuda.current_stream().wait_stream(stream)
+        return y
+
+    rounds(compiled(function), lambda x: x * 3, square, slow)
+
+
+def test_t32_a_gradient_that_comes_from_two_streams_is_their_sum(slow):
+    def function(x):
+        A.wait_stream(torch.cuda.current_stream())
+        B.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(A):
+            a = x * 2
+        with torch.cuda.stream(B):
+            b = x + 3
+        torch.cuda.current_stream().wait_stream(A)
+        torch.cuda.current_stream().wait_stream(B)
+        return a + b
+
+    call = compiled(function)
+
+    def gradient(forward):
+        def run(x):
+            x.requires_grad_()
+            forward(x).backward(torch.ones_like(x))
+            return x.grad.clone()
+
+        return run
+
+    rounds(gradient(call), gradient(lambda x: x * 2 + (x + 3)), square, slow)
