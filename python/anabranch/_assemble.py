@@ -18,6 +18,7 @@ from ._graph import AMBIENT, StreamGraph, Unsupported, value_of
 from ._region import CompiledRegion
 from ._saved import is_pack, is_part
 from ._schema import is_scalar
+from ._source import source_of
 from ._tape import Call, Encoded, Recorded, Storage, extent_bytes, float_as_double, record_wrapper
 
 log = logging.getLogger("anabranch.record")
@@ -190,7 +191,7 @@ class Assembly:
                                          part.scratch_bytes, _ALIGNMENT)
             accesses.append((_native.WRITE, scratch))
         builder.compute(streams[graph.stream], graph.name, accesses,
-                        source=_source_of(graph.nodes))
+                        source=source_of(graph.nodes))
         self._functions[graph.name] = self._function(part)
         calls = len(part.recording.calls) if part.recording else 0
         self.reports.append(StepReport(graph.name, graph.stream, len(graph.nodes), calls,
@@ -475,16 +476,6 @@ def _offsets_in_blocks(graph: StreamGraph) -> dict[Node, int]:
         elif is_part(node):
             offsets[node] = node.args[3] * node.meta["val"].itemsize
     return offsets
-
-
-def _source_of(nodes: Sequence[Node]) -> str:
-    """File and line of the user's code behind the first node that has one."""
-    for node in nodes:
-        for line in reversed((node.meta.get("stack_trace") or "").splitlines()):
-            if line.strip().startswith("File "):
-                file, number = line.split('"')[1], line.split("line ")[1].split(",")[0]
-                return f"{file.rsplit('/', 1)[-1]}:{number}"
-    return ""
 
 
 def tensor_library() -> Any:

@@ -76,7 +76,7 @@ def backend(
 def _take_streams_out(chosen: config.Options, gm: GraphModule) -> _user_streams.Ties | None:
     """torch's own streams and events. Those that cannot be taken out are left to Inductor."""
     try:
-        return _user_streams.take_out(gm)
+        return _user_streams.take_out(gm, check=chosen.streams, strict=chosen.strict)
     except _user_streams.NotUnderstood as error:
         _fall_back(chosen, str(error))
         return None

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from . import _compat
+from . import _compat, _user_program
+from ._user_program import Syncs
 from .streams import ANNOTATION
 
 _TORCHS = "stream"  # Dynamo's key for the stream of a node: a number of the table of objects
@@ -91,14 +92,18 @@ class _Ends:
                 torch.accelerator.synchronize()
 
 
-def take_out(gm: GraphModule) -> Ties | None:
+def take_out(gm: GraphModule, *, check: bool = False, strict: bool = False) -> Ties | None:
     """Takes streams and events out of a graph; None where there are none. Nodes of a stream are
-    annotated as if it were named, unless they are on a named one."""
+    annotated as if it were named, unless they are on a named one. With ``check`` what the syncs
+    leave open is told first, see ``_user_program``; a PlanError where nobody knows what is meant.
+    """
     if not any(_compat.is_object_of_graph(node) for node in gm.graph.nodes):
         return None
     finder = _Finder(gm)
     for node in gm.graph.nodes:
         finder.look_at(node)
+    if check:
+        _user_program.check(gm, finder.syncs, _ambient_of(finder.ties), strict=strict)
     for node in gm.graph.nodes:
         custom = node.meta.get("custom") or {}
         if _TORCHS in custom:
@@ -110,9 +115,17 @@ def take_out(gm: GraphModule) -> Ties | None:
     return finder.ties
 
 
+def _ambient_of(ties: Ties) -> set[int]:
+    """Which streams are the current one. Those of the CPU are told apart by their numbers alone."""
+    streams = {i: _compat.object_of_graph(i) for i in ties.streams}
+    return {i for i, stream in streams.items() if stream.device.type != "cpu"
+            and _is_same(stream, current_stream(stream.device))}
+
+
 class _Finder:
     def __init__(self, gm: GraphModule) -> None:
         self.ties = Ties()
+        self.syncs: dict[Node, Syncs] = {}
         self.gone: list[Node] = []
         self._arguments = {node: i for i, node in
                            enumerate(gm.graph.find_nodes(op="placeholder"))}
@@ -136,27 +149,29 @@ class _Finder:
     def _refuse(self, node: Node) -> None:
         raise NotUnderstood(f"{node.format_node()} has no meaning at the ends of a graph")
 
-    def _number(self, value: Any) -> int | None:
-        """Of an object in Dynamo's table; None for an event that the graph makes."""
+    def _number(self, value: Any) -> Any:
+        """Of an object in Dynamo's table; the node itself of an event that the graph makes."""
         if isinstance(value, int):
             return value
         if isinstance(value, Node) and _compat.is_object_of_graph(value):
-            return int(value.args[0])  # type: ignore[arg-type]
+            return value.args[0]
         if value in self._made:
-            return None
+            return value
         raise NotUnderstood(f"{value} is no stream or event of the table")
 
     def _wait_stream(self, node: Node) -> None:
-        for stream in map(self._number, node.args):
-            self.ties.streams[stream] = None  # type: ignore[index]
+        numbers = tuple(map(self._number, node.args))
+        self.ties.streams.update(dict.fromkeys(numbers))
+        self.syncs[node] = Syncs("wait_stream", numbers)
 
     def _wait_event(self, node: Node) -> None:
         first, second = node.args
         if node.op == "call_method":  # stream.wait_event(event)
             first, second = second, first
         event, stream = self._number(first), self._number(second)
-        self.ties.streams[stream] = None  # type: ignore[index]
-        if event is not None and event not in self.ties.recorded:
+        self.ties.streams[stream] = None
+        self.syncs[node] = Syncs("wait_event", (event, stream))
+        if event not in self._made and event not in self.ties.recorded:
             self.ties.awaited[event] = None
 
     def _record_event(self, node: Node) -> None:
@@ -166,35 +181,43 @@ class _Finder:
             if first is None:
                 self._made.add(node)
         stream = self._number(second)
-        self.ties.streams[stream] = None  # type: ignore[index]
-        event = None if first is None else self._number(first)
-        if event is not None:
+        event = node if first is None else self._number(first)
+        self.ties.streams[stream] = None
+        self.syncs[node] = Syncs("record_event", (event, stream))
+        if event not in self._made:
             self.ties.recorded.pop(event, None)  # the last record is the one
-            self.ties.recorded[event] = stream  # type: ignore[assignment]
+            self.ties.recorded[event] = stream
 
     def _record_stream(self, node: Node) -> None:
         tensor, stream = node.args
         number = self._number(stream)
-        self.ties.streams[number] = None  # type: ignore[index]
+        self.ties.streams[number] = None
+        self.syncs[node] = Syncs("record_stream", ())
         if tensor in self._arguments:  # others are the graph's own, used on its stream alone
-            self.ties.used_on.append((self._arguments[tensor], number))  # type: ignore[index, arg-type]
+            self.ties.used_on.append((self._arguments[tensor], number))  # type: ignore[index]
 
     def _synchronize_stream(self, node: Node) -> None:
         stream = self._number(node.args[0])
-        self.ties.streams[stream] = None  # type: ignore[index]
+        self.ties.streams[stream] = None
         self.ties.barriers.append(stream)
+        self.syncs[node] = Syncs("synchronize_stream", (stream,))
 
     def _synchronize_event(self, node: Node) -> None:
         """Of an event that the graph has recorded its stream is the one; of any other, all."""
         event = self._number(node.args[0])
-        self.ties.barriers.append(None if event is None else self.ties.recorded.get(event))
+        self.ties.barriers.append(self.ties.recorded.get(event))
+        self.syncs[node] = Syncs("synchronize_event", (event,))
 
     def _synchronize_device(self, node: Node) -> None:
         self.ties.barriers.append(None)
+        self.syncs[node] = Syncs("synchronize_device", ())
 
     def _synchronize(self, node: Node) -> None:
-        """A method, of a stream or an event: which, is not known before the call."""
-        self.ties.barriers.append(None)
+        """A method, of a stream or an event."""
+        number = self._number(node.args[0])
+        is_event = number in self._made or not isinstance(
+            _compat.object_of_graph(number), torch.Stream)
+        (self._synchronize_event if is_event else self._synchronize_stream)(node)
 
 
 def current_stream(device: torch.device) -> torch.Stream:

@@ -98,7 +98,7 @@ def traced(function, *inputs):
     (fork_and_join, False), (write_an_input, False), (nest, False), (loop, False),
     (fork_and_join, True), (nest, True), (loop, True)])
 def test_results_are_those_of_the_steps_one_after_the_other(function, takes_gradients):
-    call = compiled(function, options={"strict": True})
+    call = compiled(function)
     for seed in range(3):
         torch.manual_seed(seed)
         mine = torch.randn(4, 4, requires_grad=takes_gradients)
@@ -120,7 +120,7 @@ def test_work_of_torchs_streams_runs_beside_each_other():
             b = x @ x.T
         return a + b
 
-    call = compiled(branches, options={"strict": True})
+    call = compiled(branches)
     report = anabranch.explain(call, torch.randn(8, 8))
     streams = {region.stream for region in report.graphs[0].streamed.last.reports}
     assert len(streams) >= 2, str(report)

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What eager would run of a graph over torch's streams, and what its syncs leave open.
+
+Dynamo's graph is run once on fake tensors, whose storages and strides are those of the real ones:
+each operator becomes a step that reads and writes bytes, each sync a step that orders. The core
+then finds the races that eager would have (docs/streams.md).
+
+Failure: a graph that cannot be run so has no reports; the reason goes to the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+from . import _compat, _native, errors
+from ._source import source_of
+
+log = logging.getLogger("anabranch.compile")
+
+_UNSYNCHRONISED = 203
+_OVERWRITE = ("copy_", "fill_", "zero_")  # do not read what they write to
+_AMBIENT = 0
+
+
+@dataclasses.dataclass
+class Syncs:
+    """How one node orders work: ``(operation, numbers)`` of Dynamo's table, in their order."""
+
+    operation: str
+    numbers: tuple[int | Node | None, ...]
+
+
+def check(gm: GraphModule, syncs: Mapping[Node, Syncs], ambient: set[int], *,
+          strict: bool) -> list[str]:
+    """The reports of a graph: notes and warnings as texts that are logged, each once a graph; an
+    error is raised, a PlanError with both orders. ``ambient`` are numbers of the current stream."""
+    try:
+        program = _Walk(gm, syncs, ambient).program()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the graph itself may still be right
+        log.info("streams are not checked: %s: %s", type(error).__name__,
+                 str(error).splitlines()[0] if str(error) else "")
+        return []
+    texts = []
+    for report in program.find_reports(strict):
+        if report.severity == _native.SEVERITY_ERROR:
+            raise errors.from_native(_UNSYNCHRONISED, f"compile: {report.message}")
+        level = logging.WARNING if report.severity == _native.SEVERITY_WARNING else logging.INFO
+        log.log(level, "anabranch: %s", report.message)
+        texts.append(report.message)
+    return texts
+
+
+@dataclasses.dataclass
+class _Buffer:
+    number: int
+    size_bytes: int
+    role: int
+    name: str
+
+
+class _Walk(Interpreter):
+    """Runs the graph on fakes of its inputs and tells a builder of it."""
+
+    def __init__(self, gm: GraphModule, syncs: Mapping[Node, Syncs], ambient: set[int]) -> None:
+        super().__init__(gm)
+        self._syncs = syncs
+        self._ambient = ambient
+        self._buffers: dict[int, _Buffer] = {}  # by storage
+        self._kept: list[Tensor] = []  # so that no storage has the number of another
+        self._steps: list[Any] = []  # what to tell the builder, when the buffers' roles are known
+        self._stream = _AMBIENT
+        self._source = ""
+
+    def program(self) -> Any:
+        with _compat.FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
+            inputs = [self._fake(node, fake) for node in self.graph.find_nodes(op="placeholder")]
+            with _Operators(self):
+                answer = self.run(*inputs)
+            for tensor in _tensors(answer):
+                buffer = self._buffer(tensor)
+                if buffer.role == _native.ROLE_TEMPORARY:
+                    buffer.role = _native.ROLE_OUTPUT
+        return self._build()
+
+    def _fake(self, node: Node, fake: Any) -> Any:
+        example = node.meta.get("example_value")
+        if not isinstance(example, Tensor):
+            raise TypeError(f"{node.name} is no tensor")
+        sizes = [*example.shape, *example.stride(), example.storage_offset()]
+        if any(isinstance(size, torch.SymInt) for size in sizes):
+            raise TypeError(f"the size of {node.name} is not fixed")
+        count = example.untyped_storage().nbytes() // example.element_size()
+        storage = torch.empty(count, dtype=example.dtype, device=example.device)
+        made = storage.as_strided(example.shape, example.stride(), example.storage_offset())
+        self._buffer(made, node.name, _native.ROLE_INPUT)
+        return made
+
+    def run_node(self, node: Node) -> Any:
+        stream = (node.meta.get("custom") or {}).get("stream")
+        self._stream = _AMBIENT if stream is None else self._number(stream)
+        self._source = source_of([node])
+        if node in self._syncs:
+            self._add_sync(node, self._syncs[node])
+            return None
+        if _compat.is_object_of_graph(node):
+            return None
+        return super().run_node(node)
+
+    def _number(self, stream: Any) -> int:
+        """0 for the ambient stream, one more than Dynamo's number for another."""
+        return _AMBIENT if stream in self._ambient else stream + 1
+
+    def _add_sync(self, node: Node, sync: Syncs) -> None:
+        numbers, source = sync.numbers, self._source
+        if sync.operation == "wait_stream":
+            waiting, other = map(self._number, numbers)
+            self._steps += [("record_event", other, node, source),
+                            ("wait_event", waiting, node, source)]
+        elif sync.operation in ("record_event", "wait_event"):
+            event, stream = numbers
+            self._steps.append((sync.operation, self._number(stream), event, source))
+        elif sync.operation == "synchronize_stream":
+            self._steps.append(("synchronize", self._number(numbers[0]), None, source))
+        elif sync.operation == "synchronize_event":
+            self._steps.append(("synchronize_event", _AMBIENT, numbers[0], source))
+        elif sync.operation == "synchronize_device":
+            self._steps.append(("synchronize_device", _AMBIENT, None, source))
+
+    def add_operator(self, operator: Any, named: list[tuple[Tensor, bool]],
+                     made: list[Tensor]) -> None:
+        accesses = []
+        name = _name_of(operator)
+        for tensor, is_written in named:
+            changes = _native.WRITE if name in _OVERWRITE else _native.READ_WRITE
+            accesses.append((changes if is_written else _native.READ, self._buffer(tensor),
+                             _view(tensor)))
+        for tensor in made:
+            if tensor.untyped_storage()._cdata not in self._buffers:
+                buffer = self._buffer(tensor, name, _native.ROLE_TEMPORARY)
+                accesses.append((_native.WRITE, buffer, None))
+        accesses = [access for access in accesses if access[1].size_bytes]
+        if accesses:
+            self._steps.append(("compute", self._stream, (operator, accesses), self._source))
+
+    def _buffer(self, tensor: Tensor, name: str = "constant",
+                role: int = _native.ROLE_CONSTANT) -> _Buffer:
+        """That of the tensor's storage; name and role are those of a new one."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._buffers:
+            self._kept.append(tensor)
+            self._buffers[storage._cdata] = _Buffer(len(self._buffers), storage.nbytes(), role,
+                                                    name)
+        return self._buffers[storage._cdata]
+
+    def _build(self) -> Any:
+        builder = _native.ProgramBuilder()
+        used = {step[1] for step in self._steps} - {_AMBIENT}
+        streams = {_AMBIENT: 0} | {stream: builder.add_stream(
+            f"stream {stream - 1}", _native.ORIGIN_USER_SYNCHRONISED) for stream in sorted(used)}
+        buffers = [builder.add_buffer(b.name, b.role, max(b.size_bytes, 1))
+                   for b in self._buffers.values()]
+        events: dict[Any, int] = {}
+        for kind, stream, what, source in self._steps:
+            on = streams[stream]
+            if kind == "compute":
+                operator, accesses = what
+                builder.compute(on, _name_of(operator), [
+                    (mode, view._replace(buffer=buffers[b.number]) if view else buffers[b.number])
+                    for mode, b, view in accesses], source=source)
+            elif kind == "record_event":
+                if what not in events:
+                    events[what] = builder.add_event(f"event {len(events)}")
+                builder.record_event(on, events[what], source)
+            elif kind == "wait_event" and what in events:  # others were recorded before
+                builder.wait_event(on, events[what], source)
+            elif kind == "synchronize":
+                builder.synchronize(on, source)
+            elif kind == "synchronize_event" and what in events:
+                builder.wait_event(_waiter(builder, streams), events[what], source)
+                builder.synchronize(streams["waiter"], source)
+            elif kind == "synchronize_device":
+                for each in list(streams.values()):
+                    builder.synchronize(each, source)
+        return builder.build()
+
+
+def _name_of(operator: Any) -> str:
+    return operator._schema.name.split("::")[1]
+
+
+def _waiter(builder: Any, streams: dict[Any, int]) -> int:
+    """A stream on which nothing runs, by which the host waits for events alone."""
+    if "waiter" not in streams:
+        streams["waiter"] = builder.add_stream("the host", _native.ORIGIN_USER_SYNCHRONISED)
+    return streams["waiter"]
+
+
+class _Operators(_compat.TorchDispatchMode):
+    """Tells a walk of each operator that torch runs."""
+
+    def __init__(self, walk: _Walk) -> None:
+        super().__init__()
+        self._walk = walk
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (),
+                           kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        answer = function(*args, **kwargs)
+        schema = function._schema
+        named = []
+        for i, argument in enumerate(schema.arguments):
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            is_written = bool(argument.alias_info and argument.alias_info.is_write)
+            named += [(tensor, is_written) for tensor in _tensors(value)]
+        made = list(_tensors(answer))
+        # Views name bytes, and some operators only ask what a tensor is.
+        if not function.is_view and (made or any(is_written for _, is_written in named)):
+            self._walk.add_operator(function, named, made)
+        return answer
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _view(tensor: Tensor) -> Any:
+    """The bytes of it within its storage."""
+    item = tensor.element_size()
+    return _native.View(0, tensor.storage_offset() * item, item, tuple(tensor.shape),
+                        tuple(stride * item for stride in tensor.stride()))
