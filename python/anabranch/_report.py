@@ -81,14 +81,15 @@ def collect() -> Iterator[Collector]:
     """Watches all graphs, those compiled before and those compiled inside. One at a time."""
     global _collector
     collector = Collector()
+    before = {step: _calls(step) for step in recorded_callables()}
     with _lock:
         if _collector is not None:
             raise RuntimeError("explain is running already")
         _collector = collector
-        for report in _known:
-            _watch(collector, report)
-    before = {step: _calls(step) for step in recorded_callables()}
     try:
+        with _lock:
+            for report in _known:
+                _watch(collector, report)
         yield collector
     finally:
         with _lock:

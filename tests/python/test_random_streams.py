@@ -133,6 +133,7 @@ def graphs(monkeypatch):
             return module(*given)
 
         call._boxed_call = True
+        call.current_callable = call  # as Inductor's has
         return call
 
     class Noted(StreamedGraph):

@@ -6,8 +6,9 @@ from __future__ import annotations
 import collections
 import functools
 
+import pytest
 import torch
-from anabranch import _compat
+from anabranch import _compat, _report
 from anabranch._capture import Fresh
 from anabranch._given import units_of
 from anabranch._native_capture import CaptureCounts
@@ -164,3 +165,17 @@ def test_explain_shows_recorded_callables_that_ran_and_what_became_of_them():
 
 def test_explain_of_nothing_says_so():
     assert "no graph" in str(anabranch.explain(lambda: None))
+
+
+def test_explain_that_fails_does_not_keep_the_next_one_from_running(monkeypatch):
+    call = torch.compile(torch.tanh, backend="anabranch")
+    call(torch.ones(3))
+
+    def fails(collector, report):
+        raise ValueError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_report, "_watch", fails)
+        with pytest.raises(ValueError, match="no"):
+            anabranch.explain(call, torch.ones(3))
+    assert "inference" in str(anabranch.explain(call, torch.ones(3)))
