@@ -27,6 +27,7 @@ from torch import Tensor
 
 from . import _compat
 from ._native_capture import Work
+from ._schema import arguments_of, tensors_in
 
 # What they use beside their arguments is the workspace that torch gives to cuBLAS and a copy of an
 # operand in a layout that cuBLAS takes; neither holds anything before or after. All overloads:
@@ -34,17 +35,8 @@ from ._native_capture import Work
 # out, since some of theirs goes other ways: _scaled_mm, _addmm_activation, _int_mm.
 _MATRIX_PRODUCTS = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"))
 
-# Arguments that some operators write and no schema says so: the statistics of batch norm, and what
-# cuDNN's recurrent networks keep from forward for backward, which works in it.
-_ALSO_WRITTEN = ("running_", "reserve", "workspace", "weight_buf", "dropout_state")
-
 _UNKNOWN_TAGS = frozenset((torch.Tag.maybe_aliasing_or_mutating,))
 _PLAIN = (Tensor, torch.nn.Parameter)
-
-
-class _NotKnown(RuntimeError):
-    """The use of memory of this piece of work cannot be told. data_ptr() raises its base class
-    where there is none."""
 
 
 class Notes:
@@ -96,7 +88,7 @@ class Notes:
                 return run()  # queues nothing; if it does copy, that is unknown
             if not _is_trusted(function, args, kwargs):
                 return self._unknown(run)
-            named = list(_arguments(function, args, kwargs))
+            named = list(arguments_of(function, args, kwargs))
             return self._piece(run, lambda result: [*named, (result, True)],
                                function._schema.name in _MATRIX_PRODUCTS)
 
@@ -131,13 +123,15 @@ class Notes:
         """Adds the memory of tensors; answers whether all of it can be told."""
         try:
             for value, is_written in uses:
-                for tensor in _tensors(value):
+                for tensor in tensors_in(value):
+                    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+                        return False  # its memory is not at data_ptr()
                     if tensor.device.type != self._device:
                         return False  # the host's memory, or another device's
                     if tensor.numel():
                         address = tensor.data_ptr()
                         accesses[address] = accesses.get(address, False) or is_written
-        except RuntimeError:
+        except RuntimeError:  # of data_ptr(), where there is none
             return False
         return 0 not in accesses
 
@@ -200,23 +194,3 @@ def _is_trusted(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             given = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
             return given == 0
     return False
-
-
-def _arguments(operator: Any, args: Sequence[Any],
-               kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
-    """Each argument, and whether it is written."""
-    for i, argument in enumerate(operator._schema.arguments):
-        alias = argument.alias_info
-        value = args[i] if i < len(args) else kwargs.get(argument.name)
-        yield value, argument.name.startswith(_ALSO_WRITTEN) or bool(alias and alias.is_write)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in an argument or a result; _NotKnown where their memory is not at data_ptr()."""
-    if isinstance(value, Tensor):
-        if type(value) not in _PLAIN or value.layout is not torch.strided:
-            raise _NotKnown
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _tensors(part)

@@ -117,7 +117,6 @@ class RecordingReport:
                 f"  captured in {self.capture_seconds:.2f} s, made in {self.make_seconds:.2f} s, "
                 f"verified in {self.verify_seconds:.2f} s ({self.verified})")
 
-
     def _lanes_text(self) -> str:
         if not self.overlap_gain:
             return ""
@@ -365,9 +364,15 @@ class Recorder:
             if before != [entry.state.hyperparameters(opt) for opt in entry.state.optimizers]:
                 raise NotRecordable("it changes an optimizer's numbers in Python; keep them in "
                                     "tensors (lr=torch.tensor(...)), or change them outside")
-            lanes = [1, chosen.overlap] if capture.noted is not None else [1]
-            made = [Recorded(step, capture, device, chosen.verify, self._saved_from, count)
-                    for count in lanes]
+            def with_lanes(lanes: int) -> Recorded:
+                return Recorded(step, capture, device, chosen.verify, self._saved_from, lanes)
+
+            made = [with_lanes(1)]
+            if capture.noted is not None:
+                try:
+                    made.append(with_lanes(chosen.overlap))
+                except _native.NativeError as error:
+                    log.warning("anabranch: %s keeps its captured order: %s", self.name, error)
             random = random_graph(capture.first.graph, device, step.device)
         finally:
             capture.close()

@@ -4,11 +4,18 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from ._compat import OpOverload
+
+# Arguments that some operators write and no schema says so: the statistics of batch norm, and what
+# cuDNN's recurrent networks keep from forward for backward, which works in it.
+_ALSO_WRITTEN = ("running_", "reserve", "workspace", "weight_buf", "dropout_state")
 
 
 def overload_of(node: Node) -> OpOverload | None:
@@ -61,3 +68,21 @@ def written_arguments(node: Node) -> list[Node]:
         values = value if isinstance(value, (list, tuple)) else [value]
         written.extend(v for v in values if isinstance(v, Node))
     return written
+
+
+def arguments_of(called: OpOverload, args: Sequence[Any],
+                 kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
+    """Each argument of a call, and whether the operator writes it."""
+    for i, argument in enumerate(called._schema.arguments):
+        alias = argument.alias_info
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        yield value, argument.name.startswith(_ALSO_WRITTEN) or bool(alias and alias.is_write)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in an argument or a result."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors_in(part)

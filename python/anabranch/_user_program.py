@@ -10,10 +10,9 @@ Failure: a graph that cannot be run so has no reports; the reason goes to the lo
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from . import _compat, _native, errors
+from ._schema import arguments_of, tensors_in
 from ._source import source_of
 
 log = logging.getLogger("anabranch.compile")
@@ -84,7 +84,7 @@ class _Walk(Interpreter):
             inputs = [self._fake(node, fake) for node in self.graph.find_nodes(op="placeholder")]
             with _Operators(self):
                 answer = self.run(*inputs)
-            for tensor in _tensors(answer):
+            for tensor in tensors_in(answer):
                 buffer = self._buffer(tensor)
                 if buffer.role == _native.ROLE_TEMPORARY:
                     buffer.role = _native.ROLE_OUTPUT
@@ -214,25 +214,13 @@ class _Operators(_compat.TorchDispatchMode):
                            kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         answer = function(*args, **kwargs)
-        schema = function._schema
-        named = []
-        for i, argument in enumerate(schema.arguments):
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            is_written = bool(argument.alias_info and argument.alias_info.is_write)
-            named += [(tensor, is_written) for tensor in _tensors(value)]
-        made = list(_tensors(answer))
+        named = [(tensor, is_written) for value, is_written in arguments_of(function, args, kwargs)
+                 for tensor in tensors_in(value)]
+        made = list(tensors_in(answer))
         # Views name bytes, and some operators only ask what a tensor is.
         if not function.is_view and (made or any(is_written for _, is_written in named)):
             self._walk.add_operator(function, named, made)
         return answer
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _tensors(part)
 
 
 def _view(tensor: Tensor) -> Any:

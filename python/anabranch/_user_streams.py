@@ -60,20 +60,20 @@ class _Ends:
         self._ties = ties
         self._objects = {i: _compat.object_of_graph(i)
                          for i in {*ties.streams, *ties.awaited, *ties.recorded}}
-        self._current = {i: current_stream(self._objects[i].device) for i in ties.streams
+        self._current = {i: ambient_stream(self._objects[i].device) for i in ties.streams
                          if self._objects[i].device.type != "cpu"}
         # A capture can be tied to nothing outside: a stream that is not in it has queued nothing
         # for it, and would never be joined to it again.
         self._tied = [i for i, current in self._current.items()
                       if not _is_same(self._objects[i], current)
-                      and _is_captured(self._objects[i]) == _is_captured(current)]
+                      and (not _is_captured(current) or _is_captured(self._objects[i]))]
 
     def begin(self) -> None:
         for i in self._tied:
             self._current[i].wait_stream(self._objects[i])
         for event in (self._objects[i] for i in self._ties.awaited):
-            if event.device.type != "cpu" and not _is_captured(current_stream(event.device)):
-                current_stream(event.device).wait_event(event)
+            if event.device.type != "cpu" and not _is_captured(ambient_stream(event.device)):
+                ambient_stream(event.device).wait_event(event)
 
     def end(self, args: tuple[Any, ...]) -> None:
         for i in self._tied:
@@ -119,7 +119,7 @@ def _ambient_of(ties: Ties) -> set[int]:
     """Which streams are the current one. Those of the CPU are told apart by their numbers alone."""
     streams = {i: _compat.object_of_graph(i) for i in ties.streams}
     return {i for i, stream in streams.items() if stream.device.type != "cpu"
-            and _is_same(stream, current_stream(stream.device))}
+            and _is_same(stream, ambient_stream(stream.device))}
 
 
 class _Finder:
@@ -220,7 +220,7 @@ class _Finder:
         (self._synchronize_event if is_event else self._synchronize_stream)(node)
 
 
-def current_stream(device: torch.device) -> torch.Stream:
+def ambient_stream(device: torch.device) -> torch.Stream:
     """Of torch's most special class for it, whose methods take both kinds."""
     if device.type == "cuda":
         return torch.cuda.current_stream(device)

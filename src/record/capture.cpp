@@ -8,6 +8,7 @@
 #include "record/capture_memory.h"
 #include "record/cuda_recording.h"
 #include "record/graph_image.h"
+#include "record/graph_lists.h"
 
 namespace anabranch {
 namespace {
@@ -46,18 +47,9 @@ Status CaptureDevice::clear(void* graph) const {
   const cuda::ContextScope current(*device_);
   if (!current.status().ok()) return current.status();
   const cuda::Driver& driver = device_->driver();
-  auto* const from = static_cast<cuda::CuGraph>(graph);
-  std::size_t count = 0;
-  if (Status got = recorded("cuGraphGetNodes", driver.cuGraphGetNodes(from, nullptr, &count));
-      !got.ok()) {
-    return got;
-  }
-  std::vector<cuda::CuGraphNode> nodes(count);
-  if (Status got = recorded("cuGraphGetNodes", driver.cuGraphGetNodes(from, nodes.data(), &count));
-      !got.ok()) {
-    return got;
-  }
-  for (const cuda::CuGraphNode node : nodes) {
+  const auto nodes = cuda::list_nodes(driver, static_cast<cuda::CuGraph>(graph));
+  if (!nodes.ok()) return nodes.error();
+  for (const cuda::CuGraphNode node : *nodes) {
     if (Status gone = recorded("cuGraphDestroyNode", driver.cuGraphDestroyNode(node)); !gone.ok()) {
       return gone;
     }

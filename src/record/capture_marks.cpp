@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "record/capture_marks.h"
 
+#include "record/graph_lists.h"
+
 namespace anabranch::cuda {
 
 Result<std::uint32_t> CaptureMarks::mark(CuStream stream, std::uint64_t allocations) {
@@ -18,22 +20,11 @@ Result<std::uint32_t> CaptureMarks::mark(CuStream stream, std::uint64_t allocati
                   "record: a mark was asked for on a stream that is not captured, or not into the "
                   "graph of the marks before. Marks are for the time of one capture.");
   }
-  std::size_t count = 0;
-  if (Status asked = recorded("cuGraphGetNodes", driver_.cuGraphGetNodes(graph, nullptr, &count));
-      !asked.ok()) {
-    return asked;
-  }
-  if (count != marks_.size()) {
-    std::vector<CuGraphNode> nodes(count);
-    if (Status got =
-            recorded("cuGraphGetNodes", driver_.cuGraphGetNodes(graph, nodes.data(), &count));
-        !got.ok()) {
-      return got;
-    }
-    for (const CuGraphNode node : nodes) marks_.try_emplace(node, this->count());
-  }
+  const auto nodes = list_nodes(driver_, graph);
+  if (!nodes.ok()) return nodes.error();
+  for (const CuGraphNode node : *nodes) marks_.try_emplace(node, count());
   allocations_.push_back(allocations);
-  return this->count() - 1;
+  return count() - 1;
 }
 
 std::uint32_t CaptureMarks::mark_of(CuGraphNode node) const {

@@ -5,6 +5,7 @@
 
 #include "record/cuda_recording.h"
 #include "record/differences.h"
+#include "record/graph_lists.h"
 #include "record/graph_transfers.h"
 
 namespace anabranch::cuda {
@@ -96,25 +97,13 @@ Status CudaExec::clone_nodes(CuGraph original) {
 }
 
 Status CudaExec::drop_edges() {
-  std::size_t count = 0;
-  if (Status asked = recorded("cuGraphGetEdges",
-                              driver_.cuGraphGetEdges(graph_, nullptr, nullptr, nullptr, &count));
-      !asked.ok()) {
-    return asked;
-  }
-  std::vector<CuGraphNode> from(count), to(count);
-  std::vector<CuEdgeData> data(count);
-  if (Status got =
-          recorded("cuGraphGetEdges",
-                   driver_.cuGraphGetEdges(graph_, from.data(), to.data(), data.data(), &count));
-      !got.ok()) {
-    return got;
-  }
+  const auto edges = list_edges(driver_, graph_);
+  if (!edges.ok()) return edges.error();
   // One call an edge: drivers give every edge of a call the data of the first.
-  for (std::size_t i = 0; i < count; ++i) {
-    if (Status gone =
-            recorded("cuGraphRemoveDependencies",
-                     driver_.cuGraphRemoveDependencies(graph_, &from[i], &to[i], &data[i], 1));
+  for (const GraphEdge& edge : *edges) {
+    if (Status gone = recorded(
+            "cuGraphRemoveDependencies",
+            driver_.cuGraphRemoveDependencies(graph_, &edge.from, &edge.to, &edge.data, 1));
         !gone.ok()) {
       return gone;
     }

@@ -89,7 +89,9 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   const auto of_units = kinds_of_units(tenants, kinds);
   auto plan = plan_graph(*image, found->sites, tenants.units, of_units, tables->writes);
   if (!plan.ok()) return plan.error();
-  if (Status ordered = check_order(*image, found->sites, *plan); !ordered.ok()) return ordered;
+  if (repointing_.is_reordered) {
+    if (Status ordered = check_order(*image, found->sites, *plan); !ordered.ok()) return ordered;
+  }
   name_slots(tenants, of_units, found->sites);
   repointing_.image = *std::move(image);
   arena_ = std::move(plan->parts.arena);

@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "record/copy_box.h"
+#include "record/graph_lists.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -57,8 +58,7 @@ class Reader {
   Reader(const Driver& driver, CuGraph graph) : driver_(driver), graph_(graph) {}
 
   Result<GraphImage> run() {
-    if (Status listed = list_nodes(); !listed.ok()) return listed;
-    if (Status edges = read_edges(); !edges.ok()) return edges;
+    if (Status listed = list(); !listed.ok()) return listed;
     for (std::uint32_t i = 0; i < image_.nodes.size(); ++i) {
       if (Status read = read_node(i); !read.ok()) return read;
     }
@@ -66,36 +66,17 @@ class Reader {
   }
 
  private:
-  Status list_nodes() {
-    std::size_t count = 0;
-    if (Status got = recorded("cuGraphGetNodes", driver_.cuGraphGetNodes(graph_, nullptr, &count));
-        !got.ok()) {
-      return got;
-    }
-    created_.resize(count);
-    return recorded("cuGraphGetNodes", driver_.cuGraphGetNodes(graph_, created_.data(), &count));
-  }
-
   // Also brings the nodes into an order in which they can run.
-  Status read_edges() {
-    std::size_t count = 0;
-    if (Status got = recorded("cuGraphGetEdges",
-                              driver_.cuGraphGetEdges(graph_, nullptr, nullptr, nullptr, &count));
-        !got.ok()) {
-      return got;
-    }
-    std::vector<CuGraphNode> from(count), to(count);
-    std::vector<CuEdgeData> data(count);
-    if (Status got =
-            recorded("cuGraphGetEdges",
-                     driver_.cuGraphGetEdges(graph_, from.data(), to.data(), data.data(), &count));
-        !got.ok()) {
-      return got;
-    }
+  Status list() {
+    auto nodes = list_nodes(driver_, graph_);
+    if (!nodes.ok()) return nodes.error();
+    created_ = *std::move(nodes);
+    const auto edges = list_edges(driver_, graph_);
+    if (!edges.ok()) return edges.error();
     std::unordered_map<CuGraphNode, std::uint32_t> number;
     for (std::uint32_t i = 0; i < created_.size(); ++i) number[created_[i]] = i;
-    for (std::size_t i = 0; i < count; ++i) {
-      image_.edges.push_back({number.at(from[i]), number.at(to[i]), data[i]});
+    for (const GraphEdge& edge : *edges) {
+      image_.edges.push_back({number.at(edge.from), number.at(edge.to), edge.data});
     }
     number_in_order();
     return {};

@@ -145,8 +145,7 @@ Status check_order(const GraphImage& image, std::span<const Site> sites, const G
   return Status(
       Code::kRace,
       fmt::format("record: {} and {} use the same memory, one of them writes, and nothing orders "
-                  "them: the captured step has a race between its streams. Let the second's "
-                  "stream wait for the first's. The step runs unrecorded; strict=True raises.",
+                  "them. The step's kernels cannot run side by side.",
                   program->step(race.first).name, program->step(race.second).name));
 }
 

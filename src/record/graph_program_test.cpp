@@ -97,7 +97,7 @@ Status check_two(bool first_known, bool second_known, bool second_writes,
   return check_order(image, sites, *plan);
 }
 
-TEST(GraphProgram, ACapturedRaceIsRefusedWithBothKernelsNamed) {
+TEST(GraphProgram, ARaceIsRefusedWithBothKernelsNamed) {
   const Status refused = check_two(true, true, false);
   EXPECT_EQ(refused.code(), Code::kRace);
   EXPECT_THAT(refused.message(), ::testing::AllOf(::testing::HasSubstr("kernel 0 'writer'"),

@@ -182,7 +182,7 @@ class Gpu:
         self.objects = {i: self._make(name) for i, name in objects.items()}
         self.current = self._make(current)
         monkeypatch.setattr(_compat, "object_of_graph", self.objects.__getitem__)
-        monkeypatch.setattr(_user_streams, "current_stream", lambda device: self.current)
+        monkeypatch.setattr(_user_streams, "ambient_stream", lambda device: self.current)
         monkeypatch.setattr(_user_streams, "_is_captured",
                             lambda stream: stream.name in captured)
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
