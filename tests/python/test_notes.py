@@ -19,7 +19,7 @@ from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner, DebugAutotuner
 
-from anabranch import _compat, _notes
+from anabranch import _compat, _schema
 from anabranch._notes import Notes
 
 pytestmark = pytest.mark.own
@@ -172,7 +172,7 @@ def test_running_statistics_count_as_written_although_the_schema_does_not_say_so
 def test_the_written_arguments_of_an_operator(operator, written):
     """Also of those that only a GPU has."""
     names = [argument.name for argument in operator._schema.arguments]
-    assert {name for name, is_written in _notes._arguments(operator, names, {}) if is_written} \
+    assert {name for name, is_written in _schema.arguments_of(operator, names, {}) if is_written} \
         == written
 
 
