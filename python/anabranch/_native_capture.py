@@ -27,7 +27,7 @@ __all__ = ["Block", "CaptureCounts", "CaptureDevice", "CaptureMarks", "CaptureMe
            "CaptureSnapshot", "CapturedRecording", "Noted", "Slot", "Work", "capture_device",
            "last_error", "launch_captured", "library_path"]
 
-# The hot path: (handle, (c_uint64 * n)(...), n, c_void_p(stream)) -> 0, or a code and last_error().
+# The hot path: (handle, addresses as bytes, n, c_void_p(stream)) -> 0, or a code and last_error().
 # Exactly these types, none is checked.
 launch_captured: Callable[..., int] = core.undeclared("captured_launch")
 
@@ -181,9 +181,9 @@ class CapturedRecording(_Handle):
         core.captured_counts(self.handle, ctypes.byref(counts))
         return counts
 
-    def launch(self, addresses: ctypes.Array[c_uint64], stream: int) -> None:
-        """Queues one launch on ``stream``; addresses of the slots, then of the parts."""
-        if launch_captured(self.handle, addresses, len(addresses), c_void_p(stream)):
+    def launch(self, addresses: bytes, stream: int) -> None:
+        """Queues one launch on ``stream``; addresses of the slots, then of the parts, as words."""
+        if launch_captured(self.handle, addresses, len(addresses) // 8, c_void_p(stream)):
             raise last_error()
 
 

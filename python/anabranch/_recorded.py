@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 import operator
+import struct
 from collections.abc import Callable, Sequence
-from ctypes import c_uint64
 from typing import Any
 
 import torch
@@ -92,7 +92,7 @@ class Recorded:
         self._room_slots = _picker(named_rooms)
         self.slot_count = len(self._alignments) + len(named_rooms)
         self._parts = [((size,), (1,), torch.uint8) for size in self._recording.parts]
-        self._addresses = c_uint64 * (self.slot_count + len(self._parts))
+        self._pack = struct.Struct(f"{self.slot_count + len(self._parts)}Q").pack
         self.needs_gradients = any(index >= step.own for index, _ in self._alignments) or any(
             isinstance(leaf, Alias) and leaf.tensor >= step.own for leaf in first.result)
         self.undefined = {
@@ -157,14 +157,14 @@ class Recorded:
         return self._result.build(given, fresh)
 
     def _gather(self, given: Sequence[Tensor], fresh: Sequence[Tensor],
-                parts: Sequence[Tensor]) -> Any:
+                parts: Sequence[Tensor]) -> bytes:
         """One address a slot, and one a part of the arena. While another thread captures, tensors
         may have stand-ins' memory."""
         while True:
             before = swaps()
-            addresses = self._addresses(*map(_address, self._given_slots(given)),
-                                        *map(_address, self._room_slots(fresh)),
-                                        *map(_address, parts))
+            addresses = self._pack(*map(_address, self._given_slots(given)),
+                                   *map(_address, self._room_slots(fresh)),
+                                   *map(_address, parts))
             if before == swaps() and before % 2 == 0:
                 return addresses
             wait_for_captures()
@@ -242,6 +242,9 @@ class _Builder:
         if self._fills(leaf):
             return lambda given, fresh: fresh[room]
         offset = leaf.offset_bytes
+        if self._rooms.rooms[room].dtype == leaf.dtype and offset % leaf.dtype.itemsize == 0:
+            view = leaf.shape, leaf.stride, offset // leaf.dtype.itemsize
+            return lambda given, fresh: _compat.reinterpret_tensor(fresh[room], *view)
         return lambda given, fresh: _view(fresh[room], offset, leaf.shape, leaf.stride, leaf.dtype)
 
     @staticmethod

@@ -79,7 +79,13 @@ class Rooms:
 
 
 def _room(views: Sequence[Fresh], size: int) -> Room:
+    """Itself, where one view fills it; else flat, of the views' type where they have one: a view of
+    the same type costs a fifth of another."""
     view = views[0]
     fills = view.offset_bytes == 0 and all(other == view for other in views) \
         and reach(view.shape, view.stride) * view.dtype.itemsize == size
-    return Room(view.shape, view.stride, view.dtype) if fills else Room((size,), (1,), torch.uint8)
+    if fills:
+        return Room(view.shape, view.stride, view.dtype)
+    is_alike = all(other.dtype == view.dtype for other in views) and size % view.dtype.itemsize == 0
+    dtype = view.dtype if is_alike else torch.uint8
+    return Room((size // dtype.itemsize,), (1,), dtype)

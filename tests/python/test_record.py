@@ -122,16 +122,18 @@ def test_tensors_that_are_freed_together_share_blocks_and_no_byte(monkeypatch):
     shapes = [(7, 200_001), (3, 5), (1000, 1), (0, 4), (2, 2)]
     answers = [Fresh(i, 0, shape, (shape[1], 1), (torch.bfloat16, torch.bool)[i % 3 == 1])
                for i, shape in enumerate(shapes * 20)]
-    answers.append(Fresh(1, 5, (5, 2), (1, 5), torch.bool))  # another view of the second
+    answers.append(Fresh(0, 2, (5, 2), (1, 5), torch.bfloat16))  # another view of the first
+    answers.append(Fresh(1, 5, (5, 2), (1, 5), torch.int8))
     sizes = [size[0] * size[1] * answer.dtype.itemsize
              for size, answer in zip(shapes * 20, answers, strict=False)]
     rooms = Rooms(answers, sizes, set(range(5, 95)))
     fresh = rooms.allocate()
-    for allocation, answer in enumerate(answers[:-1]):
+    for allocation, answer in enumerate(answers[:-2]):
         tensor = fresh[rooms.of[allocation]]
-        bytes_alone = allocation == 1  # seen in two ways, so it is bytes
+        is_flat = allocation in (0, 1)  # seen in two ways: of one type, and of two
         assert (tensor.dtype, tuple(tensor.shape)) == (
-            (torch.uint8, (15,)) if bytes_alone else (answer.dtype, answer.shape))
+            ((torch.bfloat16, (1_400_007,)), (torch.uint8, (15,)))[allocation] if is_flat
+            else (answer.dtype, answer.shape))
         own = tensor.untyped_storage().nbytes() == sizes[allocation]
         assert own or (5 <= allocation < 95 and 0 < sizes[allocation] <= 2 << 20)
         assert own or tensor.storage_offset() * tensor.element_size() % 512 == 0

@@ -5,6 +5,7 @@ the GPU's is, and computes y = x * w + 1 there by way of its arena."""
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from types import SimpleNamespace
 
@@ -37,13 +38,13 @@ class OnTheCpu:
         self.launched = []
 
     def launch(self, addresses, stream):
-        x, w, y, scratch, other = addresses
+        x, w, y, scratch, other = addresses = struct.unpack("5Q", addresses)
         ctypes.memset(other, 0, 512)
         for i in range(COUNT):
             floats(scratch)[i] = floats(x)[i] * floats(w)[i]
         for i in range(COUNT):
             floats(y)[i] = floats(scratch)[i] + 1
-        self.launched.append((list(addresses), stream))
+        self.launched.append((addresses, stream))
 
 
 def aligned(values, off=0):
