@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import _compat
-from ._given import StandIns, Unit
+from ._given import StandIns, Unit, units_of
 from ._native import NativeError
 from ._native_capture import (
     Block,
@@ -38,6 +38,10 @@ from ._state import is_wrapper, version_of
 
 class NotRecordable(Exception):
     """Why a step runs unrecorded; its text names the cause."""
+
+
+class Aliased(NotRecordable):
+    """Its kernels name memory both as an argument's and as the state's."""
 
 
 class Empty(NotRecordable):
@@ -86,7 +90,10 @@ class Constant:
 class Step:
     """What is captured: a call over leaves, and the tensors it is given.
 
-    ``tensors`` are the plain tensors of ``leaves`` (by ``places``) and then those of the state.
+    ``tensors`` are the plain tensors of ``leaves`` (by ``places``) and then those of the state. An
+    argument that is a tensor of the state as well, one layer's weights where the state has all
+    layers, is a unit of its own: mostly it is used as an argument alone, and may then be another.
+    Where it is not, ``joined()`` is what to capture.
     """
 
     call: Callable[[list[Any]], Any]
@@ -100,6 +107,10 @@ class Step:
     stream: torch.cuda.Stream
     is_noted: bool = False  # who reads and writes what
     is_compiled: bool = False  # `call` is what Inductor has made
+
+    def joined(self) -> Step:
+        """With tensors that share memory in one unit, whoever has them."""
+        return dataclasses.replace(self, units=units_of(self.tensors))
 
     @property
     def arguments(self) -> int:

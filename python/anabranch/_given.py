@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -53,6 +54,20 @@ def units_of(tensors: Sequence[Tensor]) -> list[Unit]:
         last.members.append((index, begin - last.address))
         last.size_bytes = max(last.size_bytes, begin + size - last.address)
     return units
+
+
+def units_apart(tensors: Sequence[Tensor], first: int) -> list[Unit]:
+    """The same, but that a tensor before ``first`` is never in one unit with one behind."""
+    behind = [dataclasses.replace(unit, members=[(first + i, offset) for i, offset in unit.members])
+              for unit in units_of(tensors[first:])]
+    return [*units_of(tensors[:first]), *behind]
+
+
+def overlap(units: Sequence[Unit]) -> bool:
+    """Whether any two of them share bytes."""
+    ordered = sorted(units, key=lambda unit: unit.address)
+    return any(one.address + one.size_bytes > other.address
+               for one, other in itertools.pairwise(ordered))
 
 
 _swaps = 0  # odd while stand-ins have the place of somebody's tensors

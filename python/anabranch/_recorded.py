@@ -21,6 +21,7 @@ from torch import Tensor
 from . import _compat
 from ._capture import (
     Alias,
+    Aliased,
     Capture,
     Constant,
     Fresh,
@@ -29,7 +30,7 @@ from ._capture import (
     Wrapped,
     wait_for_captures,
 )
-from ._given import swaps, whole_bytes
+from ._given import overlap, swaps, whole_bytes
 from ._native_capture import CaptureCounts, CaptureDevice, CapturedRecording
 from ._rooms import Room, Rooms
 
@@ -51,7 +52,8 @@ class Recorded:
 
     ``step`` is not kept: what a launch needs of it is where the given tensors are found, which the
     caller knows. Results from ``saved_from`` on are freed together, whoever gets them. Where the
-    capture was noted, kernels that may run side by side have up to ``lanes`` lanes for it.
+    capture was noted, kernels that may run side by side have up to ``lanes`` lanes for it. Raises
+    Aliased where the kernels name two units that share memory.
     """
 
     def __init__(self, step: Step, capture: Capture, device: CaptureDevice, accept_unsure: bool,
@@ -80,14 +82,18 @@ class Recorded:
         self._alignments: list[tuple[int, int]] = []  # of given tensors
         self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
         named_rooms = []
+        named_units = []
         for slot in self._recording.slots:  # given blocks come first
             if slot.block >= given:
                 named_rooms.append(rooms.of[slot.block - given])
                 continue
             unit = step.units[slot.block]
+            named_units.append(unit)
             self._alignments.append((unit.members[0][0], slot.alignment))
             self._together += [(unit.members[0][0], other, offset)
                                for other, offset in unit.members[1:]]
+        if overlap(named_units):
+            raise Aliased("it uses a tensor both as an argument and as its own")
         self._given_slots = _picker([index for index, _ in self._alignments])
         self._room_slots = _picker(named_rooms)
         self.slot_count = len(self._alignments) + len(named_rooms)

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from . import _compat, _native, config, errors
-from ._capture import Empty, NotRecordable, Step, capture_twice, wait_for_captures
-from ._given import swaps, units_of
+from ._capture import Aliased, Empty, NotRecordable, Step, capture_twice, wait_for_captures
+from ._given import swaps, units_apart, units_of
 from ._native_capture import CaptureCounts, capture_device
 from ._overlap import choose
 from ._recorded import Recorded, random_graph
@@ -348,11 +348,18 @@ class Recorder:
                    *(grad for grad in gradients if not is_wrapper(grad))]
         own = len(entry.arguments) + len(entry.known)
         chosen = self._chosen
-        return Step(self._call, leaves, entry.arguments, tensors, units_of(tensors),
-                    len(tensors) - own, owners, device, _capture_stream(device),
-                    chosen.overlap > 1 and chosen.verify, not self._takes_gradients), fixed
+        units = units_apart(tensors, len(entry.arguments))
+        return Step(self._call, leaves, entry.arguments, tensors, units, len(tensors) - own, owners,
+                    device, _capture_stream(device), chosen.overlap > 1 and chosen.verify,
+                    not self._takes_gradients), fixed
 
     def _make(self, entry: Entry, step: Step) -> list[Recorded]:
+        try:
+            return self._make_of(entry, step)
+        except Aliased:
+            return self._make_of(entry, step.joined())
+
+    def _make_of(self, entry: Entry, step: Step) -> list[Recorded]:
         """A recording in captured order, and one with more lanes if any kernels can use them."""
         report, chosen = entry.report, self._chosen
         before = [entry.state.hyperparameters(opt) for opt in entry.state.optimizers]

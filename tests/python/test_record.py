@@ -10,7 +10,7 @@ import pytest
 import torch
 from anabranch import _compat, _report
 from anabranch._capture import Fresh
-from anabranch._given import units_of
+from anabranch._given import overlap, units_apart, units_of
 from anabranch._native_capture import CaptureCounts
 from anabranch._record import RecordedCallable, record
 from anabranch._recorder import Entry
@@ -99,6 +99,16 @@ def test_tensors_that_share_bytes_are_one_unit_and_neighbours_are_not():
     assert units[0].address == x[2:].data_ptr()
     assert sorted(units[0].members) == [(0, 0), (1, 8), (4, 0)]
     assert units[1].members == [(2, 0)]
+
+
+def test_an_argument_and_the_state_may_share_bytes_in_units_of_their_own():
+    x = torch.arange(10.0)
+    tensors = [x[:4], x[6:], x[2:4], x[:0], x[4:6], x[3:8]]
+    units = units_apart(tensors, 2)
+    assert [(unit.members, unit.size_bytes) for unit in units] == [
+        ([(0, 0)], 16), ([(1, 0)], 16), ([(2, 0), (5, 4), (4, 8)], 24)]
+    assert overlap(units) and overlap([units[2], units[0]])
+    assert not overlap(units[:2]) and not overlap(units_of(tensors)) and not overlap([])
 
 
 def test_containers_of_arguments_are_told_apart_and_come_back_as_they_were():

@@ -5,6 +5,7 @@ the GPU's is, and computes y = x * w + 1 there by way of its arena."""
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import struct
 import threading
 from types import SimpleNamespace
@@ -55,7 +56,8 @@ def aligned(values, off=0):
 
 
 @pytest.fixture
-def recorded(monkeypatch):
+def step_of(monkeypatch):
+    """The step and what its captures found."""
     monkeypatch.setattr(_compat, "empty_strided_cuda", _compat.empty_strided_cpu)
     monkeypatch.setattr(_compat, "current_device", lambda: 0)
     monkeypatch.setattr(_compat, "current_stream", lambda device: 7)
@@ -76,6 +78,12 @@ def recorded(monkeypatch):
     blocks = [Block(0, 0, 4 * COUNT, True)] * 2 + [Block(0, 0, 4 * COUNT, False)]
     capture = SimpleNamespace(first=captured, second=captured, blocks=blocks,
                               allocations=[4 * COUNT], noted=None)
+    return step, capture
+
+
+@pytest.fixture
+def recorded(step_of):
+    step, capture = step_of
     return _recorded.Recorded(step, capture, None, True)
 
 
@@ -92,6 +100,19 @@ def test_a_launch_answers_fresh_tensors_views_and_what_it_was_given(recorded):
         addresses, stream = recorded._recording.launched[seed]
         assert stream == 7 and len(set(addresses)) == 5
     assert recorded.slot_count == 3 and recorded.uses == [0, 1]
+
+
+def test_a_graph_that_names_memory_twice_is_told_from_one_that_names_it_once(step_of):
+    step, capture = step_of
+    for size, is_named_twice in ((0, False), (4, True)):
+        shared = dataclasses.replace(step.units[1], address=step.units[0].address + 64 - size)
+        aliased = dataclasses.replace(step, units=[step.units[0], shared])
+        if is_named_twice:
+            with pytest.raises(_capture.Aliased):
+                _recorded.Recorded(aliased, capture, None, True)
+        else:
+            _recorded.Recorded(aliased, capture, None, True)
+    assert len(step.joined().units) == 2  # which do not overlap
 
 
 def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itself(recorded):
