@@ -59,10 +59,8 @@ def backend(
     is_on_gpu = any(isinstance(given, torch.Tensor) and given.is_cuda for given in example_inputs)
     streamed = chosen.streams and not is_on_gpu and _has_streams(gm)
     patches: dict[str, Any] = {"custom_partitioner_fn": SavingPartitioner(streamed)}
-    if is_on_gpu and _lanes(chosen, gm) > 1:
-        # Memory that is used again orders kernels that share nothing else; a recording's arena
-        # finds what can be used again by itself.
-        patches["allow_buffer_reuse"] = False
+    if is_on_gpu and chosen.record and _lanes(chosen, gm) > 1:
+        patches |= _compat.OWN_BUFFERS
     with _compat.own_compile_context():
         compiled = _compat.compile_fx(
             gm,

@@ -44,6 +44,10 @@ class Aliased(NotRecordable):
     """Its kernels name memory both as an argument's and as the state's."""
 
 
+class BrokeWhileNoted(NotRecordable):
+    """Something raised inside a noted call: without notes it may not."""
+
+
 class Empty(NotRecordable):
     """There is nothing to launch, at least this time: no reason to raise."""
 
@@ -135,7 +139,7 @@ class _Noting:
         self._is_whole = True
 
     def around(self, is_compiled: bool) -> contextlib.AbstractContextManager[None]:
-        return self.notes.noted() if is_compiled else self.notes.compiled_calls()
+        return self.notes.noted() if is_compiled else self.notes.known_calls()
 
     def _mark(self) -> int:
         try:
@@ -321,8 +325,13 @@ def _noting(step: Step, captured: Captured, device: CaptureDevice) -> Iterator[N
         yield
         return
     noting = captured.noting = _Noting(device, step.device)
-    with noting.around(step.is_compiled):
-        yield
+    try:
+        with noting.around(step.is_compiled):
+            yield
+    except Exception as error:
+        if noting.notes.has_raised:
+            raise BrokeWhileNoted(_reason(error)) from error
+        raise
     noting.end()
 
 

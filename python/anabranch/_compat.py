@@ -45,6 +45,7 @@ __all__ = [
     "allocations_so_far",
     "arguments_of_generated_kernel",
     "calls_of_compiled_graphs",
+    "calls_over_lists",
     "clear_workspaces",
     "collectives_so_far",
     "current_device",
@@ -73,6 +74,7 @@ __all__ = [
     "numeric_modes",
     "reinterpret_tensor",
     "results_of_forward",
+    "own_buffers",
     "own_compile_context",
     "runs_of_generated_kernels",
     "region_compile_context",
@@ -113,6 +115,16 @@ def own_compile_context() -> Iterator[None]:
     """
     with functorch_config.patch(enable_autograd_cache=False), _copies_of_overwritten_inputs():
         yield
+
+
+# Inductor's settings by which each intermediate has memory of its own. Memory that is used again
+# orders kernels that share nothing else; a recording's arena finds by itself what can be used again.
+OWN_BUFFERS = {"allow_buffer_reuse": False}
+
+
+def own_buffers() -> contextlib.AbstractContextManager[None]:
+    """Around calls that may compile, on this thread."""
+    return inductor_config.patch(OWN_BUFFERS)
 
 
 @contextlib.contextmanager
@@ -466,16 +478,37 @@ def _around(module: str, owner: str, method: str, around: Around) -> Iterator[No
     except (ImportError, AttributeError, KeyError):
         yield
         return
-
-    @functools.wraps(original)
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    setattr(kind, method, replacement)
+    setattr(kind, method, _replacement(original, around))
     try:
         yield
     finally:
         setattr(kind, method, original)
+
+
+def _replacement(original: Callable[..., Any], around: Around) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    return replacement
+
+
+_OVER_LISTS = re.compile(r"_foreach_\w+|_fused_(adam|adamw|sgd|adagrad)_")
+
+
+@contextlib.contextmanager
+def calls_over_lists(around: Around) -> Iterator[None]:
+    """While inside, every call of torch's functions over lists of tensors goes through
+    ``around``."""
+    originals = {name: function for name, function in vars(torch).items()
+                 if _OVER_LISTS.fullmatch(name) and callable(function)}
+    for name, function in originals.items():
+        setattr(torch, name, _replacement(function, around))
+    try:
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(torch, name, function)
 
 
 def calls_of_compiled_graphs(around: Around) -> contextlib.AbstractContextManager[None]:

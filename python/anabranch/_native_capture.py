@@ -131,6 +131,7 @@ class Work(NamedTuple):
     mark: int  # it is the nodes that appeared between the marks mark-1 and mark
     accesses: tuple[tuple[int, bool], ...]  # (address inside the memory, whether it is written)
     has_scratch: bool  # whatever else its nodes name is scratch, dead before and after
+    independent: bool = False
 
 
 class Noted(NamedTuple):

@@ -5,6 +5,9 @@ A capture on one stream is a chain. For each piece of captured work whose use of
 the notes say which addresses it reads and writes, so that the chain can be relaxed to what it has
 to be. What is not known for certain gets no note and stands for reading and writing everything.
 
+Noted are graphs that Inductor has compiled, and functions of torch over lists of tensors. What else
+a step does in Python is not: a mode around it would change what Dynamo runs.
+
 Two sources are trusted. The schema of torch's own operators: beside what it calls written, they
 write memory that they allocate, workspaces, and a few arguments known by their names. And the names
 that Inductor gives to the arguments of the kernels it generates, with its list of inputs that are
@@ -18,6 +21,7 @@ whose current stream is being captured. One of them queues at a time, as anywher
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,6 +39,10 @@ from ._schema import arguments_of, tensors_in
 # out, since some of theirs goes other ways: _scaled_mm, _addmm_activation, _int_mm.
 _MATRIX_PRODUCTS = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"))
 
+# One kernel after the other, each over some of the tensors, or one operator after the other, each
+# over one: they share the tensors they name and nothing else.
+_OVER_LISTS = re.compile(r"aten::(_foreach_|_fused_(adam|adamw|sgd|adagrad)_$)")
+
 _UNKNOWN_TAGS = frozenset((torch.Tag.maybe_aliasing_or_mutating,))
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -45,6 +53,7 @@ class Notes:
 
     def __init__(self, mark: Callable[[], int], device: str = "cuda") -> None:
         self.works: list[Work] = []
+        self.has_raised = False  # something inside noted()
         self._mark = mark
         self._device = device
         self._thread = threading.local()
@@ -53,13 +62,14 @@ class Notes:
         self._patches = contextlib.ExitStack()
 
     @contextlib.contextmanager
-    def compiled_calls(self) -> Iterator[None]:
-        """While inside, graphs that Inductor has compiled run noted, on whatever thread."""
+    def known_calls(self) -> Iterator[None]:
+        """While inside, graphs that Inductor has compiled and torch's functions over lists of
+        tensors, of which optimizers are made, run noted, on whatever thread."""
         def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             with self.noted():
                 return original(*args, **kwargs)
 
-        with _compat.calls_of_compiled_graphs(call):
+        with _compat.calls_of_compiled_graphs(call), _compat.calls_over_lists(call):
             yield
 
     @contextlib.contextmanager
@@ -67,13 +77,17 @@ class Notes:
         """What this thread runs inside is noted, operator by operator and kernel by kernel.
 
         Dynamo compiles nothing inside, and runs what it has compiled as if it had not: not for
-        around a step, but for around what a compiler has made.
+        around a step, but for around what a compiler has made and what is one operator.
         """
         if self._is_noting():
             yield
             return
-        with self._generated_kernels(), _Mode(self), self._noting(True):
-            yield
+        try:
+            with self._generated_kernels(), _Mode(self), self._noting(True):
+                yield
+        except Exception:
+            self.has_raised = True
+            raise
 
     def _operator(self, function: Callable[..., Any], args: Sequence[Any],
                   kwargs: Mapping[str, Any]) -> Any:
@@ -89,8 +103,10 @@ class Notes:
             if not _is_trusted(function, args, kwargs):
                 return self._unknown(run)
             named = list(arguments_of(function, args, kwargs))
+            name = function._schema.name
             return self._piece(run, lambda result: [*named, (result, True)],
-                               function._schema.name in _MATRIX_PRODUCTS)
+                               has_scratch=name in _MATRIX_PRODUCTS,
+                               independent=_OVER_LISTS.match(name) is not None)
 
     def _kernel(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs a kernel that Inductor generated, in place of CachingAutotuner.run."""
@@ -98,10 +114,10 @@ class Notes:
             if self._is_noting() else None
         if named is None:
             return original(tuner, *args, **kwargs)
-        return self._piece(lambda: original(tuner, *args, **kwargs), lambda result: named, False)
+        return self._piece(lambda: original(tuner, *args, **kwargs), lambda result: named)
 
     def _piece(self, run: Callable[[], Any], uses: Callable[[Any], Iterable[tuple[Any, bool]]],
-               has_scratch: bool) -> Any:
+               has_scratch: bool = False, independent: bool = False) -> Any:
         """Runs one piece. It is one if nothing else has been marked inside; its addresses are taken
         before and after, because an operator may give an ``out`` tensor other memory."""
         accesses: dict[int, bool] = {}
@@ -111,7 +127,7 @@ class Notes:
         result = run()
         end = self._mark()
         if end == begin + 1 and self._add(accesses, uses(result)):
-            self.works.append(Work(end, tuple(accesses.items()), has_scratch))
+            self.works.append(Work(end, tuple(accesses.items()), has_scratch, independent))
         return result
 
     def _unknown(self, run: Callable[[], Any]) -> Any:

@@ -22,7 +22,15 @@ import torch
 from torch import Tensor
 
 from . import _compat, _native, config, errors
-from ._capture import Aliased, Empty, NotRecordable, Step, capture_twice, wait_for_captures
+from ._capture import (
+    Aliased,
+    BrokeWhileNoted,
+    Empty,
+    NotRecordable,
+    Step,
+    capture_twice,
+    wait_for_captures,
+)
 from ._given import swaps, units_apart, units_of
 from ._native_capture import CaptureCounts, capture_device
 from ._overlap import choose
@@ -138,6 +146,7 @@ class Entry:
         self.leaf_owners: list[int] = []  # leaves that may get a gradient
         self.known: list[Tensor] = []  # the state's tensors when last looked at
         self.used: list[int] = []  # those of them that the recording names
+        self.expected: list[Tensor] = []  # and these themselves
         self.lookups: list[tuple[Any, Any]] = []  # where these are: holder and key
         self.lacks_gradient: list[bool] = []  # by owner, when recorded
         self.parameters: list[Tensor] = []  # of the state, that may get a gradient
@@ -147,6 +156,7 @@ class Entry:
 
     def know(self, tensors: list[Tensor]) -> None:
         self.known = tensors
+        self.expected = [tensors[i] for i in self.used]
         self.parameters = self.state.parameters()
 
     def set_recorded(self, recorded: Recorded) -> None:
@@ -154,6 +164,7 @@ class Entry:
         self.used = [i - first for i in recorded.uses if first <= i < first + len(self.known)]
         places = [self.state.places[i] for i in self.used]
         self.lookups = [(place.holder, place.key) for place in places]
+        self.expected = [self.known[i] for i in self.used]
         self.recorded = recorded
 
     def fix(self, inner: Sequence[Tensor]) -> None:
@@ -180,10 +191,9 @@ class Entry:
             found = [holder[key] for holder, key in self.lookups]
         except (KeyError, IndexError, AttributeError):
             return False
-        known = [self.known[i] for i in self.used]
-        if all(map(operator.is_, found, known)):
+        if all(map(operator.is_, found, self.expected)):
             return True
-        if not all(map(_alike, found, known)):
+        if not all(map(_alike, found, self.expected)):
             return False
         tensors = list(self.known)
         for i, tensor in zip(self.used, found, strict=True):
@@ -217,6 +227,8 @@ class Recorder:
         self._saved_from = saved_from
         self._alone: contextlib.AbstractContextManager[Any] = (
             _plain_steps if takes_gradients else contextlib.nullcontext())
+        # Whether they are right side by side is a thing to verify.
+        self._has_lanes = chosen.overlap > 1 and chosen.verify
         self._lock = threading.RLock()
         self._told: set[str] = set()
         self._retired: collections.deque[RecordingReport] = collections.deque(
@@ -238,7 +250,7 @@ class Recorder:
             return self._call(leaves)
         entry.plain += 1
         if entry.plain <= _WARM_UP:
-            with self._alone, self._on_capture_stream(leaves):
+            with self._alone, self._on_capture_stream(leaves), self._compiled_for_lanes():
                 return self._call(leaves)
         with self._alone, self._lock:
             if entry.recorded is None and entry.report.reason is None:
@@ -277,6 +289,11 @@ class Recorder:
         if swaps() % 2:
             wait_for_captures()
         return on_stream(_capture_stream(device), device)
+
+    def _compiled_for_lanes(self) -> contextlib.AbstractContextManager[None]:
+        """Around a plain call of what may be compiled in it."""
+        return _compat.own_buffers() if self._has_lanes and self._takes_gradients \
+            else contextlib.nullcontext()
 
     def _refuse(self, entry: Entry, error: Exception | str) -> None:
         reason = entry.report.reason = str(error)
@@ -347,10 +364,9 @@ class Recorder:
         tensors = [*(leaves[i] for i in entry.arguments), *entry.known,
                    *(grad for grad in gradients if not is_wrapper(grad))]
         own = len(entry.arguments) + len(entry.known)
-        chosen = self._chosen
         units = units_apart(tensors, len(entry.arguments))
         return Step(self._call, leaves, entry.arguments, tensors, units, len(tensors) - own, owners,
-                    device, _capture_stream(device), chosen.overlap > 1 and chosen.verify,
+                    device, _capture_stream(device), self._has_lanes,
                     not self._takes_gradients), fixed
 
     def _make(self, entry: Entry, step: Step) -> list[Recorded]:
@@ -358,6 +374,8 @@ class Recorder:
             return self._make_of(entry, step)
         except Aliased:
             return self._make_of(entry, step.joined())
+        except BrokeWhileNoted:
+            return self._make(entry, dataclasses.replace(step, is_noted=False))
 
     def _make_of(self, entry: Entry, step: Step) -> list[Recorded]:
         """A recording in captured order, and one with more lanes if any kernels can use them."""

@@ -52,7 +52,7 @@ def compiled_notes(function, *args):
     """Warms up, as a step is before it is captured, and notes the second call."""
     function(*args)
     notes = Notes(Marks(), "cpu")
-    with notes.compiled_calls():
+    with notes.known_calls():
         result = function(*args)
     return notes, result
 
@@ -381,7 +381,7 @@ def test_forward_and_backward_are_noted_on_whatever_thread_they_run(name):
     model(*args).sum().backward()
     expected, weight.grad = weight.grad, None
     notes = Notes(Marks(), "cpu")
-    with notes.compiled_calls():
+    with notes.known_calls():
         result = model(*args)
         forward = len(notes.works)
         loss = result.sum()
@@ -410,7 +410,7 @@ def test_results_and_mutations_are_those_of_a_call_without_notes():
     model, plain, noted = compiled(function), torch.ones(4, 4), torch.ones(4, 4)
     expected = model(plain, w)
     notes = Notes(Marks(), "cpu")
-    with notes.compiled_calls():
+    with notes.known_calls():
         found = model(noted, w)
     assert all(map(torch.equal, found, expected)) and torch.equal(noted, plain)
     assert found[2].data_ptr() == found[0].data_ptr() and notes.works
@@ -433,7 +433,7 @@ def test_the_list_of_inputs_reaches_the_graph_and_is_emptied_by_it():
 
     inputs = [torch.eye(3), torch.eye(3)]
     notes = Notes(Marks(), "cpu")
-    with notes.compiled_calls():
+    with notes.known_calls():
         [result] = graph_of(call)(inputs)
     assert inputs == [] and torch.equal(result, torch.eye(3)) and len(notes.works) == 1
 
@@ -442,7 +442,7 @@ def test_the_list_of_inputs_reaches_the_graph_and_is_emptied_by_it():
 def test_a_graph_within_a_graph_is_noted_once():
     inner = graph_of(lambda inputs: [inputs[0].mm(inputs[0])])
     notes = Notes(Marks(), "cpu")
-    with notes.compiled_calls():
+    with notes.known_calls():
         graph_of(lambda inputs: inner(inner(inputs)))([torch.eye(3)])
     assert [work.mark for work in notes.works] == [2, 4]
 
@@ -456,7 +456,7 @@ def calls_a_graph(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.oldest
 def test_of_a_custom_operator_only_the_graphs_that_it_calls_are_noted():
     x, notes = torch.eye(3), Notes(Marks(), "cpu")
-    with notes.compiled_calls(), notes.noted():
+    with notes.known_calls(), notes.noted():
         calls_a_graph(x)
     [work] = notes.works
     assert work.has_scratch and notes._mark() > work.mark
@@ -467,7 +467,7 @@ def test_an_exception_goes_through_and_leaves_no_patch_and_no_note():
     before = CompiledFxGraph.__call__, CachingAutotuner.run
     notes = Notes(Marks(), "cpu")
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
-        with notes.compiled_calls():
+        with notes.known_calls():
             assert CompiledFxGraph.__call__ is not before[0]
             graph_of(lambda inputs: [torch.mm(*inputs)])([torch.ones(2, 3), torch.ones(2, 3)])
     assert (CompiledFxGraph.__call__, CachingAutotuner.run) == before and notes.works == []
@@ -501,7 +501,7 @@ def test_a_thread_whose_stream_is_not_captured_notes_nothing_and_makes_no_marks(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     marks = Marks()
     notes = Notes(marks)
-    with notes.compiled_calls(), notes.noted():
+    with notes.known_calls(), notes.noted():
         torch.ones(2, 2).mm(torch.ones(2, 2))
         tuner_of(["in_ptr0"]).run(torch.ones(2), stream=0)
     assert marks.count == 0 and notes.works == []
@@ -512,9 +512,51 @@ def test_a_seam_that_torch_lacks_means_no_notes(monkeypatch):
     monkeypatch.delattr(CachingAutotuner, "run")
     monkeypatch.delattr(CompiledFxGraph, "__call__")
     x, notes = torch.eye(2), Notes(Marks(), "cpu")
-    with notes.compiled_calls(), notes.noted():
+    with notes.known_calls(), notes.noted():
         x.mm(x)
     assert len(notes.works) == 1 and "run" not in vars(CachingAutotuner)
+
+
+# Functions over lists
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("make", [
+    lambda p: torch.optim.AdamW(p, fused=True), lambda p: torch.optim.Adam(p, foreach=True),
+    lambda p: torch.optim.SGD(p, fused=True, lr=0.1, momentum=0.9),
+], ids=["fused AdamW", "foreach Adam", "fused SGD"])
+def test_an_optimizers_step_is_noted_and_the_eager_work_around_it_is_not(make):
+    parameters = [torch.nn.Parameter(torch.ones(3, i)) for i in (2, 4)]
+    optimizer = make(parameters)
+    before = torch._fused_adamw_, torch._foreach_add_
+
+    def step():
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter) * 2
+        optimizer.step()
+
+    step()
+    notes = Notes(Marks(), "cpu")
+    with notes.known_calls():
+        step()
+    assert notes.works and all(work.independent for work in notes.works)
+    assert not any(work.has_scratch for work in notes.works)
+    states = [state["momentum_buffer" if "momentum_buffer" in state else "exp_avg"]
+              for state in optimizer.state.values()]
+    written = set().union(*map(writes, notes.works))
+    assert at(*parameters, *states) <= written
+    assert (torch._fused_adamw_, torch._foreach_add_) == before
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize(("run", "independent"), [
+    (lambda x: torch._foreach_mul([x, x[:1]], 2), True),
+    (lambda x: x.mul(2), False),
+    (lambda x: x.mm(x), False),
+])
+def test_only_what_goes_over_lists_is_independent_of_its_other_parts(run, independent):
+    notes, _ = notes_of(run, torch.ones(2, 2))
+    assert [work.independent for work in notes.works] == [independent]
 
 
 # Kernels that Inductor generates

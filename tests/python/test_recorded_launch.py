@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anabranch import _capture, _compat, _given, _recorded, _recorder, _verify
+from anabranch import _capture, _compat, _given, _recorded, _recorder, _verify, config
 from anabranch._capture import Alias, Captured, Constant, Fresh, Step
 from anabranch._given import units_of
 from anabranch._native_capture import Block, Slot
@@ -118,7 +118,7 @@ def test_a_graph_that_names_memory_twice_is_told_from_one_that_names_it_once(ste
 def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itself(recorded):
     entry = _recorder.Entry("", State())
     entry.arguments = [0, 1]
-    recorder = _recorder.Recorder(lambda leaves: "plain", SimpleNamespace(max_recordings=1), "step",
+    recorder = _recorder.Recorder(lambda leaves: "plain", config.resolve({"max_recordings": 1}), "step",
                                   takes_gradients=False)
     x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT), off=4)
     assert recorded.misaligned([x, w]) == [1]
@@ -199,7 +199,7 @@ def test_the_insides_of_a_wrapper_are_looked_up_and_a_wrapper_in_its_place_too()
 def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkeypatch):
     """A step's backward runs on a thread of autograd, with graphs that are recorded on their own."""
     monkeypatch.setattr(_recorder, "_WARM_UP", 10)
-    chosen = SimpleNamespace(max_recordings=8, strict=False)
+    chosen = config.resolve({"max_recordings": 8})
     graph = _recorder.Recorder(lambda leaves: leaves[0] + 1, chosen, "graph", takes_gradients=False)
 
     def backward(leaves):

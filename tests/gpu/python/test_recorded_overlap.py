@@ -97,6 +97,35 @@ def test_whole_training_steps_do_what_they_do_in_captured_order(make_model):
     assert_side_by_side(train_both(make, options={"overlap": LANES}).report)
 
 
+@pytest.mark.parametrize("kind", [
+    lambda p: torch.optim.AdamW(p, lr=0.01, fused=True, capturable=True),
+    lambda p: torch.optim.AdamW(p, lr=0.01, capturable=True),
+    lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+], ids=["fused AdamW", "AdamW", "SGD"])
+def test_an_optimizer_runs_beside_the_backward(kind):
+    def make():
+        model = Branches(count=3, depth=4)
+        model.cuda()
+        optimizer = kind(model.parameters())
+        call = torch.compile(lambda x: model(x).square().mean(), dynamic=False)
+
+        def step(x):
+            optimizer.zero_grad(set_to_none=True)
+            loss = call(x)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return model, optimizer, step
+
+    for options in ({}, {"verify": False}):
+        report = train_both(make, inputs=lambda i: (normal(i, 16, 64),), options=options).report
+        if not options:
+            assert_side_by_side(report)
+            # All but the gradient of the loss, which autograd fills.
+            assert all(r.known >= r.nodes - 2 for r in report if r.nodes), "\n".join(map(str, report))
+
+
 def test_graphs_of_the_backend_run_side_by_side_forward_and_backward():
     histories = []
     for overlap in (1, LANES):

@@ -164,6 +164,36 @@ def test_one_tensor_answered_twice_is_equal_twice():
     assert_launched(recorded)
 
 
+def test_one_layers_code_is_launched_with_the_weights_of_all():
+    """The state holds every layer, so each argument is a tensor of the state as well."""
+    layers = [torch.nn.Linear(8, 8).to("cuda") for _ in range(CALLS)]
+    weights = [dict(layer.named_parameters()) for layer in layers]
+    recorded = anabranch.record(
+        lambda parameters, x: torch.func.functional_call(layers[0], parameters, (x,)))
+    with torch.no_grad():
+        for seed in range(2):
+            x = normal(seed, 4, 8)
+            for parameters, layer in zip(weights, layers, strict=True):
+                assert torch.equal(recorded(parameters, x), layer(x))
+    assert_launched(recorded, 2 * CALLS - 2)
+    assert [(report.nodes > 0, report.plain_calls) for report in recorded.report] == [(True, 0)]
+
+
+def test_a_tensor_used_both_as_an_argument_and_as_the_steps_own_is_one():
+    own = normal(0, 8)
+
+    def step(x):
+        x.add_(1)
+        return own * 2
+
+    recorded = anabranch.record(step)
+    for seed in range(2 * CALLS):
+        x = own if seed < CALLS or seed % 2 else normal(seed, 8)
+        wanted = (own + (x is own)) * 2
+        assert torch.equal(recorded(x), wanted), seed
+    assert recorded.report[0].nodes and recorded.report[0].launched >= CALLS, told(recorded)
+
+
 def test_arguments_that_are_one_tensor_are_still_one():
     def step(x, y):
         x.add_(1)

@@ -71,11 +71,11 @@ def test_t1_a_write_to_an_input_is_covered_by_the_users_join(slow):
 def test_t2_an_event_after_a_write_to_an_input_covers_it(slow, as_stream):
     event = torch.Event("cuda")
 
-    def function(x):
+    def function(x, small):
         with torch.cuda.stream(A):
             x += 1
             event.record(A)
-        return x * 2
+        return small * 2
 
     def look(found):
         """On C, which waits for the event or the stream alone."""
@@ -83,13 +83,13 @@ def test_t2_an_event_after_a_write_to_an_input_covers_it(slow, as_stream):
         with torch.cuda.stream(C):
             seen = found[1][0].clone()
         torch.cuda.current_stream().wait_stream(C)
-        return found[0], (seen,)
+        return found[0], (seen, found[1][1])
 
-    def plain(x):
+    def plain(x, small):
         x += 1
-        return x * 2
+        return small * 2
 
-    rounds(compiled(function), plain, square, slow, look)
+    rounds(compiled(function), plain, lambda i: (*square(i), normal(i + 100, 4)), slow, look)
 
 
 def test_t4_a_host_that_waits_inside_has_waited(slow):
