@@ -53,18 +53,23 @@ def inner_tensors(tensor: Tensor) -> list[Tensor]:
     """The plain tensors inside one of a wrapping class (DTensor and its like), or itself."""
     if not is_wrapper(tensor):
         return [tensor]
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    return [inner for name in names for inner in inner_tensors(getattr(tensor, name))]
+    return [inner for _, _, part in _parts_of_wrapper(tensor) for inner in inner_tensors(part)]
 
 
 def inner_places(tensor: Tensor) -> list[tuple[Any, str]]:
     """Where the plain tensors inside a wrapping one are: object and attribute."""
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     places: list[tuple[Any, str]] = []
-    for name in names:
-        inner = getattr(tensor, name)
-        places += inner_places(inner) if is_wrapper(inner) else [(tensor, name)]
+    for owner, name, inner in _parts_of_wrapper(tensor):
+        places += inner_places(inner) if is_wrapper(inner) else [(owner, name)]
     return places
+
+
+def _parts_of_wrapper(tensor: Tensor) -> Iterator[tuple[Any, str, Tensor]]:
+    """Owner, attribute and value. A wrapper may name other things too: DTensor its mesh (2.15)."""
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    for name in names:
+        if isinstance(part := getattr(tensor, name), Tensor):
+            yield tensor, name, part
 
 
 def version_of(tensor: Tensor) -> int:

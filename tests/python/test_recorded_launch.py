@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anabranch import _capture, _compat, _given, _recorded, _recorder, _verify, config
+from anabranch import _capture, _compat, _given, _recorded, _recorder, _state, _verify, config
 from anabranch._capture import Alias, Captured, Constant, Fresh, Step
 from anabranch._given import units_of
 from anabranch._native_capture import Block, Slot
@@ -194,6 +194,25 @@ def test_the_insides_of_a_wrapper_are_looked_up_and_a_wrapper_in_its_place_too()
     assert not entry.is_fixed()
     del holder["w"]
     assert not entry.is_fixed()
+
+
+class Meshed(TwoTensor):
+    """Names something that is no tensor among its parts, as DTensor does its mesh."""
+
+    mesh = object()
+
+    def __tensor_flatten__(self):
+        names, context = super().__tensor_flatten__()
+        return [*names, "mesh"], context
+
+
+def test_a_wrapper_may_have_parts_that_are_no_tensors():
+    inside = Meshed(torch.ones(2), torch.zeros(2))
+    outside = TwoTensor(inside, Meshed(torch.ones(2), torch.ones(2)))
+    places = _state.inner_places(outside)
+    assert [name for _, name in places] == ["a", "b", "a", "b"]
+    assert all(getattr(owner, name) is inner for (owner, name), inner in
+               zip(places, _state.inner_tensors(outside), strict=True))
 
 
 def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkeypatch):
