@@ -102,7 +102,7 @@ struct CaptureCounts {
   // members of a struct, or numbers that are others in every run.
   std::uint32_t unsure = 0;
   std::uint32_t known = 0;        // nodes whose use of memory the notes tell
-  std::uint32_t lanes = 0;        // most nodes that may run side by side
+  std::uint32_t lanes = 0;        // that nodes are on; 1: in captured order
   std::uint64_t arena_bytes = 0;  // all parts together
   std::uint64_t arena_lower_bound_bytes = 0;
   // Launches, by how the nodes were given their addresses.
@@ -157,8 +157,9 @@ struct CaptureOptions {
   // gets the same results from both as from the step itself, knows that nothing reads them.
   bool accept_unsure = false;
   const CaptureNotes* notes = nullptr;
-  // With notes: nodes that need not wait for one another run side by side, so many at most. With
-  // one the order stays as it was captured.
+  // With notes: nodes that need not wait for one another run side by side, scheduled for so many
+  // lanes. Now and then more of them can run than there are lanes, where one that was captured late
+  // is worth beginning early. With one lane the order stays as it was captured.
   std::uint32_t lanes = 1;
 };
 

@@ -78,7 +78,7 @@ class RecordingReport:
 
     @property
     def lanes(self) -> int:
-        """Kernels that may run side by side; 1: they run in their captured order."""
+        """On which kernels may run side by side; 1: they run in their captured order."""
         return self.counts.lanes
 
     @property

@@ -53,8 +53,8 @@ class Options:
     verify: bool = _option(
         True, "Compare a recording's first launch with a plain run before it is used.")
     overlap: int = _option(
-        1, "Kernels of one recording that may run side by side on a GPU, where that is measured "
-        "faster. 1: they run in the order in which the step queued them.", 1)
+        1, "About how many kernels of one recording may run side by side on a GPU, where that is "
+        "measured faster. 1: they run in the order in which the step queued them.", 1)
     max_recordings: int = _option(
         16, "Signatures of one callable that are recorded; further ones run plainly.", 1)
     native: bool = _option(

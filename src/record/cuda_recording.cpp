@@ -84,7 +84,7 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   }
   auto tables = replace(*found, *image);
   if (!tables.ok()) return tables.error();
-  lanes_ = overlap_nodes(*image, found->sites, tables->writes, options_.lanes);
+  lanes_ = overlap_nodes(*image, found->sites, tables->writes, tenants.units, options_.lanes);
   repointing_.is_reordered = lanes_ > 1;
   const auto of_units = kinds_of_units(tenants, kinds);
   auto plan = plan_graph(*image, found->sites, tenants.units, of_units, tables->writes);

@@ -2,37 +2,15 @@
 #include "record/graph_overlap.h"
 
 #include <algorithm>
-#include <functional>
 #include <map>
-#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "record/graph_order.h"
+#include "record/graph_schedule.h"
+
 namespace anabranch::cuda {
 namespace {
-
-// For each node a set of nodes: those that come before it.
-class Before {
- public:
-  explicit Before(std::size_t nodes) : words_((nodes + 63) / 64), bits_(nodes * words_) {}
-
-  bool contains(std::uint32_t node, std::uint32_t other) const {
-    return row(node)[other / 64] >> (other % 64) & 1;
-  }
-  // `other`, and all that comes before it, comes before `node`.
-  void add(std::uint32_t node, std::uint32_t other) {
-    const std::uint64_t* const from = row(other);
-    std::uint64_t* const to = row(node);
-    for (std::size_t i = 0; i < words_; ++i) to[i] |= from[i];
-    to[other / 64] |= std::uint64_t{1} << (other % 64);
-  }
-
- private:
-  std::uint64_t* row(std::uint32_t node) { return bits_.data() + node * words_; }
-  const std::uint64_t* row(std::uint32_t node) const { return bits_.data() + node * words_; }
-  std::size_t words_;
-  std::vector<std::uint64_t> bits_;
-};
 
 // The units that nodes use, and who has used them.
 class Users {
@@ -42,10 +20,9 @@ class Users {
     bool writes = false;
   };
 
-  Users(std::size_t nodes, std::span<const Site> sites) : uses_(nodes) {
-    std::size_t units = 0;
+  Users(std::size_t nodes, std::span<const Site> sites, std::span<const Unit> units)
+      : units_(units), uses_(nodes), readers_(units.size()), writers_(units.size()) {
     for (const Site& site : sites) {
-      units = std::max<std::size_t>(units, site.unit + 1);
       auto& uses = uses_[site.node];
       const auto known = std::find_if(uses.begin(), uses.end(),
                                       [&](const Use& use) { return use.unit == site.unit; });
@@ -55,8 +32,13 @@ class Users {
         known->writes |= site.writes;
       }
     }
-    readers_.resize(units);
-    writers_.resize(units);
+  }
+
+  // Of all that it uses, however little of it.
+  std::uint64_t bytes_of(std::uint32_t node) const {
+    std::uint64_t bytes = 0;
+    for (const Use& use : uses_[node]) bytes += units_[use.unit].bytes;
+    return bytes;
   }
 
   // Calls found(other) for each node so far with which `node` conflicts, and then counts it too.
@@ -72,57 +54,17 @@ class Users {
   }
 
  private:
+  std::span<const Unit> units_;
   std::vector<std::vector<Use>> uses_;                         // by node
   std::vector<std::vector<std::uint32_t>> readers_, writers_;  // by unit
 };
 
-// Known nodes on lanes, by when each would end if all took one unit of time.
-class Lanes {
+// The order that nodes have to keep, whatever the lanes.
+class NeededOrder {
  public:
-  static constexpr std::uint32_t kNone = ~0u;
-
-  Lanes(std::uint32_t lanes, std::size_t nodes)
-      : ends_(lanes), last_(lanes, kNone), ends_of_nodes_(nodes) {}
-
-  // Puts it where it can begin first: of several such lanes on that of a node it comes behind
-  // anyway, else on the one that is free longest. Answers the node before it there.
-  std::uint32_t place(std::uint32_t node, std::span<const std::uint32_t> earlier,
-                      std::uint64_t ready) {
-    const auto rank = [&](std::size_t lane) {
-      const bool follows = std::find(earlier.begin(), earlier.end(), last_[lane]) != earlier.end();
-      return std::tuple(std::max(ends_[lane], ready), !follows, ends_[lane]);
-    };
-    std::size_t best = 0;
-    for (std::size_t lane = 1; lane < ends_.size(); ++lane) {
-      if (rank(lane) < rank(best)) best = lane;
-    }
-    ends_of_nodes_[node] = ends_[best] = std::max(ends_[best], ready) + 1;
-    return std::exchange(last_[best], node);
-  }
-  void place_apart(std::uint32_t node, std::uint64_t ready) { ends_of_nodes_[node] = ready + 1; }
-
-  std::uint64_t end_of(std::uint32_t node) const { return ends_of_nodes_[node]; }
-  std::uint32_t used() const {
-    return static_cast<std::uint32_t>(std::count_if(
-        last_.begin(), last_.end(), [](std::uint32_t node) { return node != kNone; }));
-  }
-
- private:
-  std::vector<std::uint64_t> ends_;  // by lane
-  std::vector<std::uint32_t> last_;  // by lane
-  std::vector<std::uint64_t> ends_of_nodes_;
-};
-
-class Overlap {
- public:
-  Overlap(GraphImage& image, std::span<const Site> sites, std::span<const TableWrite> tables,
-          std::uint32_t lanes)
-      : image_(image),
-        captured_(image.nodes.size()),
-        ordered_(image.nodes.size()),
-        users_(image.nodes.size(), sites),
-        lanes_(lanes, image.nodes.size()),
-        is_free_(image.nodes.size()) {
+  NeededOrder(const GraphImage& image, std::span<const Site> sites,
+              std::span<const TableWrite> tables, Users& users)
+      : image_(image), users_(users), captured_(image.nodes.size()), is_free_(image.nodes.size()) {
     for (const EdgeImage& edge : image.edges) captured_.add(edge.to, edge.from);
     for (std::size_t node = 0; node < image.nodes.size(); ++node) {
       is_free_[node] = image.nodes[node].is_known;
@@ -131,21 +73,16 @@ class Overlap {
     bind_readers_of_tables(sites, tables);
   }
 
-  std::uint32_t run() {
+  ReducedEdges find() {
+    ReducedEdges needed(image_.nodes.size());
     for (std::uint32_t node = 0; node < image_.nodes.size(); ++node) {
       find_earlier(node);
-      if (is_free_[node]) {
-        const std::uint32_t before = lanes_.place(node, earlier_, ready());
-        if (before != Lanes::kNone) earlier_.push_back(before);
-      } else {
-        lanes_.place_apart(node, ready());
-      }
-      add_edges(node);
+      needed.add(earlier_);
     }
-    if (lanes_.used() < 2) return 1;
-    image_.edges = std::move(edges_);
-    return lanes_.used();
+    return needed;
   }
+  // Its order is that of its memory.
+  bool is_free(std::uint32_t node) const { return is_free_[node]; }
 
  private:
   void bind_programmatic_launches() {
@@ -174,7 +111,9 @@ class Overlap {
   void find_earlier(std::uint32_t node) {
     earlier_.clear();
     const auto add = [&](std::uint32_t other) {
-      if (captured_.contains(node, other)) earlier_.push_back(other);
+      if (!captured_.contains(node, other)) return;
+      const auto data = data_.find({other, node});
+      earlier_.push_back({other, node, data == data_.end() ? CuEdgeData{} : data->second});
     };
     users_.conflicts_of(node, add);
     for (std::uint32_t other = 0; other < node; ++other) {
@@ -187,41 +126,59 @@ class Overlap {
     return work != NodeImage::kNoWork && work == image_.nodes[b].work;
   }
 
-  std::uint64_t ready() const {
-    std::uint64_t end = 0;
-    for (const std::uint32_t other : earlier_) end = std::max(end, lanes_.end_of(other));
-    return end;
-  }
-
-  // From the latest on: an edge from a node that comes before one of those says nothing new.
-  void add_edges(std::uint32_t node) {
-    std::sort(earlier_.begin(), earlier_.end(), std::greater<>());
-    const std::size_t first = edges_.size();
-    for (const std::uint32_t other : earlier_) {
-      if (ordered_.contains(node, other)) continue;
-      ordered_.add(node, other);
-      const auto data = data_.find({other, node});
-      edges_.push_back({other, node, data == data_.end() ? CuEdgeData{} : data->second});
-    }
-    std::reverse(edges_.begin() + static_cast<std::ptrdiff_t>(first), edges_.end());
-  }
-
-  GraphImage& image_;
-  Before captured_, ordered_;
-  Users users_;
-  Lanes lanes_;
-  std::vector<bool> is_free_;  // by node: its order is that of its memory
+  const GraphImage& image_;
+  Users& users_;
+  Before captured_;
+  std::vector<bool> is_free_;  // by node
   std::map<std::pair<std::uint32_t, std::uint32_t>, CuEdgeData> data_;
-  std::vector<std::uint32_t> earlier_;
-  std::vector<EdgeImage> edges_;
+  std::vector<EdgeImage> earlier_;
 };
+
+// With what lanes add to the order.
+std::vector<EdgeImage> edges_with_lanes(std::span<const EdgeImage> needed,
+                                        std::span<const NodePlace> places) {
+  ReducedEdges all(places.size());
+  std::vector<EdgeImage> earlier;
+  auto edge = needed.begin();
+  for (std::uint32_t node = 0; node < places.size(); ++node) {
+    earlier.clear();
+    for (; edge != needed.end() && edge->to == node; ++edge) earlier.push_back(*edge);
+    if (places[node].behind != NodePlace::kNone) earlier.push_back({places[node].behind, node, {}});
+    all.add(earlier);
+  }
+  return all.take_edges();
+}
+
+// What the nodes need of one another, and where that puts them.
+struct ScheduledOrder {
+  std::vector<EdgeImage> needed;
+  Schedule schedule;
+};
+
+ScheduledOrder schedule_order(const GraphImage& image, std::span<const Site> sites,
+                              std::span<const TableWrite> tables, std::span<const Unit> units,
+                              std::uint32_t lanes) {
+  Users users(image.nodes.size(), sites, units);
+  NeededOrder order(image, sites, tables, users);
+  ReducedEdges needed = order.find();
+  std::vector<NodeCost> costs;
+  for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {
+    costs.push_back({estimate_ns(users.bytes_of(node)), order.is_free(node)});
+  }
+  Schedule schedule = schedule_nodes(costs, needed.edges(), needed.before(), lanes);
+  return {needed.take_edges(), std::move(schedule)};
+}
 
 }  // namespace
 
 std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
-                            std::span<const TableWrite> tables, std::uint32_t lanes) {
+                            std::span<const TableWrite> tables, std::span<const Unit> units,
+                            std::uint32_t lanes) {
   if (lanes < 2 || image.nodes.size() > kMostOverlapNodes) return 1;
-  return Overlap(image, sites, tables, lanes).run();
+  const auto [needed, schedule] = schedule_order(image, sites, tables, units, lanes);
+  if (schedule.lanes < 2) return 1;
+  image.edges = edges_with_lanes(needed, schedule.places);
+  return schedule.lanes;
 }
 
 }  // namespace anabranch::cuda

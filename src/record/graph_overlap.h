@@ -8,7 +8,8 @@
 // Edges:     nodes of which not all is known stay behind all that was captured before them, and
 //            before all that was captured behind them; so do those of a programmatic launch. The
 //            nodes of one piece of work stay in order among themselves. Nothing is ever ordered
-//            that the capture did not order, but by the lanes.
+//            that the capture did not order, but by the lanes. Every edge leads from a node to one
+//            that was captured later.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include "record/graph_image.h"
 #include "record/graph_sites.h"
 #include "record/graph_tables.h"
+#include "record/graph_units.h"
 
 namespace anabranch::cuda {
 
@@ -24,10 +26,13 @@ namespace anabranch::cuda {
 inline constexpr std::size_t kMostOverlapNodes = 16384;
 
 // Gives the image the edges by which each node runs behind those whose memory it shares, one of the
-// two writing, and behind the one before it on its lane. Known nodes are placed on lanes in their
-// captured order, each where it can begin first if all take equally long. Answers how many lanes
-// have nodes; if it is one, the edges are left alone.
+// two writing, and behind the last one before it on its lane that was captured earlier. Lanes are
+// those of a schedule (graph_schedule.h) that takes a kernel for as long as its units, whose sizes
+// `units` has, are large. They are what the schedule wants and no bound: where a node is to begin
+// behind one that was captured later, no edge says so, and both may run beside the other lanes.
+// Answers how many lanes have nodes; if it is one, the edges are left alone.
 std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
-                            std::span<const TableWrite> tables, std::uint32_t lanes);
+                            std::span<const TableWrite> tables, std::span<const Unit> units,
+                            std::uint32_t lanes);
 
 }  // namespace anabranch::cuda
