@@ -315,6 +315,7 @@ typedef struct AnabranchCaptureWork {
   uint32_t mark;
   uint32_t uses;
   uint32_t has_scratch;
+  uint32_t independent;
 } AnabranchCaptureWork;
 typedef struct AnabranchCaptureUse {
   uint64_t address;

@@ -134,6 +134,10 @@ struct CaptureWork {
   std::uint32_t mark = 0;
   std::uint32_t uses = 0;  // so many of the notes' uses, behind those of the works before
   bool has_scratch = false;
+  // Its nodes share nothing but the memory that they name, so that they need no order among
+  // themselves beyond what that asks for: such as launches of one kernel, each over some tensors of
+  // a long list. Else they stay in the order in which they were captured.
+  bool independent = false;
 };
 
 // Memory that a piece of work reads, or may write, by any address in it.

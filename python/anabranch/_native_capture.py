@@ -131,6 +131,7 @@ class Work(NamedTuple):
     mark: int  # it is the nodes that appeared between the marks mark-1 and mark
     accesses: tuple[tuple[int, bool], ...]  # (address inside the memory, whether it is written)
     has_scratch: bool  # whatever else its nodes name is scratch, dead before and after
+    independent: bool = False  # its nodes share nothing but the memory that they name
 
 
 class Noted(NamedTuple):
@@ -188,7 +189,8 @@ class CapturedRecording(_Handle):
 
 
 def _add_notes(options: CaptureOptions, noted: Noted) -> None:
-    works = [CaptureWork(work.mark, len(work.accesses), work.has_scratch) for work in noted.works]
+    works = [CaptureWork(work.mark, len(work.accesses), work.has_scratch, work.independent)
+             for work in noted.works]
     uses = [CaptureUse(*use) for work in noted.works for use in work.accesses]
     options.marks = noted.marks.handle
     options.of_second = noted.of_second

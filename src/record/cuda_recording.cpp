@@ -80,7 +80,7 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   for (std::size_t i = 0; i < image->nodes.size(); ++i) {
     NodeImage& node = image->nodes[i];
     node.work = tenants.work_of[i];
-    node.is_known = node.type == CuNodeType::kKernel && node.work != NodeImage::kNoWork;
+    node.is_known = node.type == CuNodeType::kKernel && tenants.is_known[i];
   }
   auto tables = replace(*found, *image);
   if (!tables.ok()) return tables.error();

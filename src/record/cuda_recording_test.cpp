@@ -106,9 +106,11 @@ INSTANTIATE_TEST_SUITE_P(WhetherTheTableIsCopiedOrNot, FailingCallsTest,
 // y = x + 2 by way of one temporary, and two other temporaries beside it, all noted.
 class NotedStepTest : public testing::CudaStepTest {
  protected:
-  NotedStepTest() {
+  NotedStepTest() { capture_noted(Noted::kFourWorks); }
+  enum class Noted { kFourWorks, kOneWork, kOneIndependentWork };
+  void capture_noted(Noted noted) {
     destroy_captures();
-    for (Captured& captured : captures) captured.graph = capture_noted(captured.memory);
+    for (Captured& captured : captures) captured.graph = capture_noted(captured.memory, noted);
   }
   Result<std::shared_ptr<CudaRecording>> try_noted(const DeviceCode* code, std::uint32_t lanes) {
     CudaRecordOptions options;
@@ -120,15 +122,19 @@ class NotedStepTest : public testing::CudaStepTest {
   }
 
  private:
-  CuGraph capture_noted(const std::vector<CaptureAllocation>& memory) {
+  CuGraph capture_noted(const std::vector<CaptureAllocation>& memory, Noted noted) {
     marks_.emplace(*d);
     works_.clear();
     uses_.clear();
     EXPECT_CU(d->cuStreamBeginCapture(work_stream, CuCaptureMode::kThreadLocal));
     for (const auto& [in, out] : {std::pair{0, 2}, {0, 3}, {0, 4}, {2, 1}}) {
       EXPECT_CU(add_one(work_stream, memory[in].address, memory[out].address, kWords));
-      works_.push_back({*marks_->mark(work_stream, 0), 2, false});
       uses_.insert(uses_.end(), {{memory[in].address, false}, {memory[out].address, true}});
+      if (noted == Noted::kFourWorks) works_.push_back({*marks_->mark(work_stream, 0), 2});
+    }
+    if (noted != Noted::kFourWorks) {
+      works_.push_back(
+          {*marks_->mark(work_stream, 0), 8, false, noted == Noted::kOneIndependentWork});
     }
     notes_ = {&*marks_, static_cast<std::uint32_t>(kinds.size()), works_, uses_};
     return end_capture(work_stream);
@@ -150,6 +156,22 @@ TEST_F(NotedStepTest, BranchesHaveLanesOfTheirOwn) {
   EXPECT_EQ(image.edges[0].to, 3u);
   // Temporaries that live side by side are apart.
   EXPECT_EQ((*recording)->arena().size_bytes, 3 * 512u);
+}
+
+TEST_F(NotedStepTest, TheNodesOfOneWorkRunSideBySideIfTheyAreIndependent) {
+  capture_noted(Noted::kOneWork);
+  const auto in_order = try_noted(load_device_code(), 3);
+  ASSERT_TRUE(in_order.ok()) << in_order.error().message();
+  EXPECT_EQ((*in_order)->lanes(), 1u);
+  capture_noted(Noted::kOneIndependentWork);
+  const auto recording = try_noted(load_device_code(), 3);
+  ASSERT_TRUE(recording.ok()) << recording.error().message();
+  EXPECT_EQ((*recording)->lanes(), 3u);
+  // What two of them name orders them still: the last reads what the first writes.
+  const GraphImage& image = (*recording)->image();
+  ASSERT_EQ(image.edges.size(), 1u);
+  EXPECT_EQ(image.edges[0].from, 0u);
+  EXPECT_EQ(image.edges[0].to, 3u);
 }
 
 TEST_F(NotedStepTest, OneLaneKeepsTheCapturedOrder) {

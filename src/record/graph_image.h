@@ -45,7 +45,7 @@ struct NodeImage {
   CuNodeType type = CuNodeType::kEmpty;
   bool is_ours = false;   // a kernel of ours, for the node with this handle; see graph_transfers.h
   bool is_known = false;  // touches nothing but what its sites name, and these say how
-  std::uint32_t work = kNoWork;  // that it is a part of, as notes of the capture tell
+  std::uint32_t work = kNoWork;  // a noted piece of the step, whose nodes stay in order
   KernelImage kernel;
   CuMemcpy3D copy{};
   std::vector<std::byte> source_bytes;  // what a copy reads: see read_pinned_source()

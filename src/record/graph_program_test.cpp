@@ -107,6 +107,22 @@ TEST(GraphProgram, ARaceIsRefusedWithBothKernelsNamed) {
   EXPECT_TRUE(check_two(true, true, true, {{0, 1}}).ok());
 }
 
+TEST(GraphProgram, TheNodesOfOneWorkAreNotBelievedToBeOrdered) {
+  const auto check_works = [](std::uint32_t first, std::uint32_t second) {
+    GraphImage image = image_of({testing::kernel("one", {}), testing::kernel("two", {})});
+    image.nodes[0].work = first;
+    image.nodes[1].work = second;
+    image.nodes[0].is_known = image.nodes[1].is_known = true;
+    const std::vector<Site> sites{{0, Operand::kParam, 0, 0, 0}, {1, Operand::kParam, 0, 0, 0}};
+    const std::vector<Unit> units{{0, 0, kBytes}};
+    const std::vector<UnitKind> kinds{kTemporary};
+    const auto plan = plan_graph(image, sites, units, kinds);
+    return check_order(image, sites, *plan).code();
+  };
+  EXPECT_EQ(check_works(7, 7), Code::kRace);
+  EXPECT_EQ(check_works(NodeImage::kNoWork, NodeImage::kNoWork), Code::kRace);
+}
+
 TEST(GraphProgram, NodesOfWhichNothingIsKnownMayReadTheSameMemoryUnordered) {
   EXPECT_TRUE(check_two(false, false, true).ok());
 }

@@ -191,7 +191,10 @@ Tenants find_uses(std::span<const CaptureAllocation> allocations, const UnitTabl
   }
   Tenants found = tenants.number(elements, sites);
   for (std::size_t node = 0; node < times.size(); ++node) {
-    found.work_of.push_back(work_of(node) ? times[node].work : NodeImage::kNoWork);
+    const bool is_known = work_of(node) != nullptr;
+    const bool stays = is_known && !notes->works[times[node].work].independent;
+    found.is_known.push_back(is_known);
+    found.work_of.push_back(stays ? times[node].work : NodeImage::kNoWork);
   }
   return found;
 }

@@ -27,8 +27,9 @@ namespace anabranch::cuda {
 struct Tenants {
   std::vector<Unit> units;
   std::vector<std::uint32_t> tenant_of;  // by allocation
-  // By node: the noted work that it is of, if that is known to touch nothing but what its sites
-  // name; else NodeImage::kNoWork.
+  // By node: whether it is of noted work, and touches nothing but what its sites name.
+  std::vector<bool> is_known;
+  // By node: that work, if its nodes stay in order among themselves; else NodeImage::kNoWork.
   std::vector<std::uint32_t> work_of;
 };
 

@@ -34,8 +34,8 @@ class GraphUsesTest : public sim::SimTest {
     sites_.push_back({node, Operand::kParam, 8, static_cast<std::uint32_t>(out), 0});
   }
   std::uint32_t mark() { return *marks_.mark(stream_, allocations_.size() - before_); }
-  void note(std::vector<CaptureUse> uses, bool has_scratch = false) {
-    works_.push_back({mark(), static_cast<std::uint32_t>(uses.size()), has_scratch});
+  void note(std::vector<CaptureUse> uses, bool has_scratch = false, bool independent = false) {
+    works_.push_back({mark(), static_cast<std::uint32_t>(uses.size()), has_scratch, independent});
     uses_.insert(uses_.end(), uses.begin(), uses.end());
   }
   CaptureUse reads(std::size_t place) { return {places_[place] + 4, false}; }
@@ -79,6 +79,7 @@ TEST_F(GraphUsesTest, WithoutNotesAnAddressIsOneUnitThatAnyoneMayWrite) {
   EXPECT_THAT(found.tenant_of, ElementsAre(0, 1, 1));
   EXPECT_EQ(found.units[1].bytes, 2 * kBytes);
   EXPECT_THAT(found.work_of, ElementsAre(kNoWork, kNoWork));
+  EXPECT_THAT(found.is_known, ElementsAre(false, false));
   EXPECT_TRUE(sites_[0].writes);
 }
 
@@ -93,6 +94,7 @@ TEST_F(GraphUsesTest, NotedWorkReadsAndWritesWhatItSays) {
   queue(0, 1);
   const Tenants found = find();
   EXPECT_THAT(found.work_of, ElementsAre(kNoWork, 0, kNoWork));
+  EXPECT_THAT(found.is_known, ElementsAre(false, true, false));
   EXPECT_TRUE(sites_[0].writes && sites_[1].writes);
   EXPECT_FALSE(sites_[2].writes);
   EXPECT_TRUE(sites_[3].writes);
@@ -121,7 +123,38 @@ TEST_F(GraphUsesTest, WorkThatWritesMemoryThatIsNoUnitIsUnknown) {
   mark();
   queue(0, 1);
   note({reads(0), writes(1), {places_[3], false}});
-  EXPECT_THAT(find().work_of, ElementsAre(kNoWork, 1));
+  const Tenants found = find();
+  EXPECT_THAT(found.work_of, ElementsAre(kNoWork, 1));
+  EXPECT_THAT(found.is_known, ElementsAre(false, true));
+}
+
+TEST_F(GraphUsesTest, IndependentWorkIsKnownAndItsNodesKeepNoOrder) {
+  allocate_at(0);
+  allocate_at(1);
+  begin();
+  mark();
+  queue(0, 1);
+  queue(1, 0);
+  note({reads(0), writes(1)}, false, true);
+  mark();
+  queue(0, 1);
+  note({reads(0), writes(1), {places_[3], true}}, false, true);  // which is no unit
+  const Tenants found = find();
+  EXPECT_THAT(found.work_of, ElementsAre(kNoWork, kNoWork, kNoWork));
+  EXPECT_THAT(found.is_known, ElementsAre(true, true, false));
+}
+
+TEST_F(GraphUsesTest, TheNodesOfIndependentWorkShareItsScratch) {
+  allocate_at(0);
+  begin();
+  allocate_at(1);
+  mark();
+  queue(0, 1);
+  queue(0, 1);
+  note({reads(0)}, true, true);
+  (void)find();
+  EXPECT_THAT(units_of_sites(), ElementsAre(0, 2, 0, 2));
+  EXPECT_TRUE(sites_[1].writes && sites_[3].writes);
 }
 
 TEST_F(GraphUsesTest, TenantsOfAnAddressAreToldApartByTheMarks) {

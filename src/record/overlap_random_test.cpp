@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <array>
 #include <random>
 
 #include "device/sim/device_code_kernels.h"
@@ -16,12 +17,16 @@ namespace {
 constexpr std::size_t kGiven = 4, kSteps = 50;
 constexpr std::uint64_t kBytes = 256;
 
+// Kernels are taken for as long as their memory is large.
+std::uint64_t bytes_of_place(std::size_t place) { return kBytes + 4096 * (place * 7 % 16); }
+
 // Tensors are numbered by their allocations: the given ones, then those of the capture.
 struct Step {
-  enum Kind : std::uint8_t { kAllocate, kAdd, kMix, kCopy, kFill } kind = kAdd;
-  bool is_noted = false;
-  std::size_t a = 0, b = 0, to = 0;  // to = a + 1; to = a + b by way of scratch; a; 0
-  std::size_t place = 0;             // of what is allocated: where others may have been
+  enum Kind : std::uint8_t { kAllocate, kAdd, kMix, kEach, kCopy, kFill } kind = kAdd;
+  bool is_noted = false, independent = false;
+  // to = a + 1; to = a + b by way of scratch; to = a + 1, then also = b + 1; to = a; to = 0
+  std::size_t a = 0, b = 0, to = 0, also = 0;
+  std::size_t place = 0;  // of what is allocated: where others may have been
 };
 
 // What a step does, and what the allocator does meanwhile: it takes the place freed last.
@@ -31,7 +36,7 @@ class RandomSteps {
     scratch_ = allocate();
     while (steps_.size() < kSteps) add_step();
     for (std::size_t i = 0; i < kGiven; ++i) {  // what is left shows in the given ones
-      steps_.push_back({Step::kAdd, below(2) == 0, pick(), 0, i});
+      steps_.push_back({.kind = Step::kAdd, .is_noted = below(2) == 0, .a = pick(), .to = i});
     }
   }
   const std::vector<Step>& steps() const { return steps_; }
@@ -45,6 +50,10 @@ class RandomSteps {
     for (const Step& step : steps_) {
       if (step.kind == Step::kAdd) values[step.to] = values[step.a] + 1;
       if (step.kind == Step::kMix) values[step.to] = values[step.a] + values[step.b];
+      if (step.kind == Step::kEach) {
+        values[step.to] = values[step.a] + 1;
+        values[step.also] = values[step.b] + 1;
+      }
       if (step.kind == Step::kCopy) values[step.to] = values[step.a];
       if (step.kind == Step::kFill) values[step.to] = 0;
     }
@@ -73,12 +82,15 @@ class RandomSteps {
 
   void add_step() {
     Step step;
-    step.kind = static_cast<Step::Kind>(1 + std::min<std::size_t>(below(8), 3));
+    step.kind = std::array{Step::kAdd,  Step::kAdd,  Step::kMix,  Step::kMix,
+                           Step::kEach, Step::kEach, Step::kCopy, Step::kFill}[below(8)];
     step.is_noted = below(6) != 0;
+    step.independent = below(3) != 0;
     step.a = pick();
     step.b = pick();
     const bool is_fresh = below(3) != 0;
     step.to = is_fresh ? allocate() : pick();
+    step.also = below(2) == 0 ? step.to : pick();
     steps_.push_back(step);
     if (is_fresh) live_.push_back(step.to);
     if (below(2) == 0 && live_.size() > kGiven + 3) {
@@ -126,9 +138,11 @@ class OverlapRandomTest : public sim::SimTest {
     uses_.clear();
     for (int c = 0; c < 2; ++c) {
       std::vector<CuDevicePtr> places;
-      for (std::size_t i = 0; i < random.place_count(); ++i) places.push_back(allocate(kBytes));
+      for (std::size_t i = 0; i < random.place_count(); ++i) {
+        places.push_back(allocate(bytes_of_place(i)));
+      }
       for (std::size_t i = 0; i < random.tensors(); ++i) {
-        memory[c].push_back({places[random.place(i)], kBytes});
+        memory[c].push_back({places[random.place(i)], bytes_of_place(random.place(i))});
       }
       graphs[c] = capture(random, memory[c], (c == 1) == of_second ? &marks : nullptr);
       images[c] = *read_graph(*d, graphs[c]);
@@ -149,7 +163,7 @@ class OverlapRandomTest : public sim::SimTest {
 
   std::vector<std::uint32_t> launch_at_new_places(const CudaRecording& recording, CudaExec& exec) {
     std::vector<std::uint64_t> at(recording.slots().size());
-    for (std::size_t i = 0; i < at.size(); ++i) at[i] = allocate(kBytes);
+    for (std::size_t i = 0; i < at.size(); ++i) at[i] = allocate(bytes_of_place(i));
     for (std::uint32_t i = 0; i < at.size(); ++i) put(at[i], 1000 * i);
     const CuDevicePtr block = allocate(recording.arena().size_bytes + 512);
     if (!recording.part_bytes().empty()) at.push_back((block + 511) / 512 * 512);
@@ -171,7 +185,7 @@ class OverlapRandomTest : public sim::SimTest {
         ++allocations;
         continue;
       }
-      const bool is_noted = marks && step.is_noted && step.kind <= Step::kMix;
+      const bool is_noted = marks && step.is_noted && step.kind <= Step::kEach;
       if (is_noted) (void)*marks->mark(stream_, allocations);
       queue(step, memory, random.scratch());
       if (is_noted) note(step, memory, *marks->mark(stream_, allocations));
@@ -180,21 +194,29 @@ class OverlapRandomTest : public sim::SimTest {
   }
   void queue(const Step& step, const std::vector<CaptureAllocation>& memory, std::size_t scratch) {
     CuDevicePtr a = memory[step.a].address, b = memory[step.b].address,
-                to = memory[step.to].address, between = memory[scratch].address;
+                to = memory[step.to].address, also = memory[step.also].address,
+                between = memory[scratch].address;
     std::uint32_t words = 1;
     const auto queued = [&] {
-      if (step.kind == Step::kAdd) return launch(add_, stream_, {&a, &to, &words});
+      if (step.kind == Step::kAdd || step.kind == Step::kEach) {
+        return launch(add_, stream_, {&a, &to, &words});
+      }
       if (step.kind == Step::kMix) return launch(mix_, stream_, {&a, &b, &between, &to});
       if (step.kind == Step::kCopy) return d->cuMemcpyDtoDAsync(to, a, sizeof words, stream_);
       return d->cuMemsetD32Async(to, 0, 1, stream_);
     };
     EXPECT_CU(queued());
+    if (step.kind != Step::kEach) return;
+    EXPECT_CU(launch(add_, stream_, {&b, &also, &words}));
   }
   void note(const Step& step, const std::vector<CaptureAllocation>& memory, std::uint32_t mark) {
+    const std::size_t before = uses_.size();
     uses_.push_back({memory[step.a].address, false});
-    if (step.kind == Step::kMix) uses_.push_back({memory[step.b].address, false});
+    if (step.kind != Step::kAdd) uses_.push_back({memory[step.b].address, false});
     uses_.push_back({memory[step.to].address, true});
-    works_.push_back({mark, step.kind == Step::kMix ? 3u : 2u, step.kind == Step::kMix});
+    if (step.kind == Step::kEach) uses_.push_back({memory[step.also].address, true});
+    works_.push_back({mark, static_cast<std::uint32_t>(uses_.size() - before),
+                      step.kind == Step::kMix, step.independent && step.kind == Step::kEach});
   }
 
   std::unique_ptr<DeviceCode> code_;

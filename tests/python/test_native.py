@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
 import threading
 import weakref
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from anabranch import _native
+from anabranch import _native, _native_capture, _native_library
 from anabranch._native import READ, READ_WRITE, WRITE, View
 
 pytestmark = [pytest.mark.oldest, pytest.mark.own]
@@ -319,3 +322,29 @@ def test_a_missing_library_tells_where_it_was_looked_for(run_python, tmp_path):
     result = run_python("import anabranch._native", ANABRANCH_LIBRARY=str(path))
     assert "LibraryMissing" in result.stderr and "[E0606]" in result.stderr
     assert str(path) in result.stderr
+
+
+@pytest.mark.parametrize("name", ["CaptureBlock", "CaptureSlot", "CaptureCounts", "CaptureWork",
+                                  "CaptureUse", "CaptureOptions"])
+def test_what_is_told_of_captures_is_laid_out_as_in_the_header(name):
+    header = Path(__file__).parents[2].joinpath("bridge", "anabranch_c.h").read_text()
+    body = re.search(rf"typedef struct Anabranch{name} {{(.*?)}} Anabranch{name};", header, re.S)[1]
+    found = re.findall(r"(uint32_t|uint64_t|size_t|\*) ?(\w+);", body)
+    sizes = {"uint32_t": 4, "uint64_t": 8, "size_t": 8, "*": 8}
+    structure = getattr(_native_library, name)
+    assert [(sizes[kind], field) for kind, field in found] == [
+        (ctypes.sizeof(kind), field.removeprefix("size_")) for field, kind in structure._fields_]
+
+
+def test_notes_of_a_capture_are_handed_over_as_they_were_taken():
+    works = [_native_capture.Work(3, ((64, True), (128, False)), True),
+             _native_capture.Work(5, ((192, True),), False, independent=True)]
+    options = _native_library.CaptureOptions()
+    marks = SimpleNamespace(handle=ctypes.c_void_p(7))
+    _native_capture._add_notes(options, _native_capture.Noted(marks, True, 2, works))
+    assert (options.marks, options.of_second, options.blocks_before) == (7, 1, 2)
+    given = [options.works[i] for i in range(options.work_count)]
+    assert [(work.mark, work.uses, work.has_scratch, work.independent) for work in given] == [
+        (3, 2, 1, 0), (5, 1, 0, 1)]
+    uses = [options.uses[i] for i in range(options.use_count)]
+    assert [(use.address, use.writes) for use in uses] == [(64, 1), (128, 0), (192, 1)]
