@@ -269,6 +269,8 @@ ANABRANCH_C const char* anabranch_capture_device_why_no_device_code(const Anabra
 ANABRANCH_C int32_t anabranch_capture_clear(const AnabranchCaptureDevice*, void* graph);
 ANABRANCH_C AnabranchCaptureMemory* anabranch_capture_memory_new(const AnabranchCaptureDevice*);
 ANABRANCH_C void anabranch_capture_memory_free(AnabranchCaptureMemory*);
+/* What is allocated from now on is of another capture. */
+ANABRANCH_C void anabranch_capture_memory_begin_capture(AnabranchCaptureMemory*);
 /* 0 is a failure. */
 ANABRANCH_C uint64_t anabranch_capture_memory_allocate(AnabranchCaptureMemory*, uint64_t bytes);
 /* What anabranch_capture_allocate() serves from now on; NULL: nothing. */

@@ -59,6 +59,10 @@ void anabranch_capture_memory_free(AnabranchCaptureMemory* memory) {
   delete memory;
 }
 
+void anabranch_capture_memory_begin_capture(AnabranchCaptureMemory* memory) {
+  memory->memory.begin_capture();
+}
+
 uint64_t anabranch_capture_memory_allocate(AnabranchCaptureMemory* memory, uint64_t bytes) {
   const std::lock_guard lock(open_mutex);
   return ab::bridge::guard([&]() -> uint64_t {

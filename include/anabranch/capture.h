@@ -53,6 +53,9 @@ class CaptureDevice {
 class CaptureMemory {
  public:
   ANABRANCH_API static Result<CaptureMemory> make(const CaptureDevice& device);
+  // To be called before each capture: the addresses of two captures that allocate alike then differ
+  // in both halves, so that half an old address beside a number is taken for none.
+  ANABRANCH_API void begin_capture();
   // Aligned to the page. Also while a stream is captured.
   ANABRANCH_API Result<std::uint64_t> allocate(std::uint64_t bytes);
 

@@ -246,6 +246,7 @@ def _reason(error: Exception) -> str:
 
 def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice) -> Captured:
     state = step.tensors[step.arguments:]
+    memory.begin_capture()
     stand_ins = StandIns(step.tensors, step.units, memory)
     leaves = list(step.leaves)
     for i, place in enumerate(step.places):

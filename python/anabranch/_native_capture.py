@@ -82,6 +82,10 @@ class CaptureMemory(_Handle):
     def __init__(self, device: CaptureDevice) -> None:
         super().__init__(core.capture_memory_new(device.handle), device)
 
+    def begin_capture(self) -> None:
+        """What is allocated from now on is of another capture."""
+        core.capture_memory_begin_capture(self.handle)
+
     def allocate(self, size_bytes: int) -> int:
         address = core.capture_memory_allocate(self.handle, size_bytes)
         if not address:

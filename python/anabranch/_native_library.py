@@ -258,6 +258,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "capture_clear": (c_int32, c_void_p, c_void_p),
     "capture_memory_new": (c_void_p, c_void_p),
     "capture_memory_free": (None, c_void_p),
+    "capture_memory_begin_capture": (None, c_void_p),
     "capture_memory_allocate": (c_uint64, c_void_p, c_uint64),
     "capture_memory_open": (None, c_void_p),
     "capture_snapshot_new": (c_void_p, c_void_p, c_void_p),

@@ -66,6 +66,8 @@ Result<CaptureMemory> CaptureMemory::make(const CaptureDevice& device) {
       kept_with(device.cuda_device(), std::shared_ptr<cuda::CaptureMemory>(*std::move(memory))));
 }
 
+void CaptureMemory::begin_capture() { memory_->begin_capture(); }
+
 Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
   return memory_->allocate(bytes);
 }

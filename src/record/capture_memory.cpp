@@ -4,11 +4,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 
 namespace anabranch::cuda {
 namespace {
 
 constexpr std::size_t kRangeBytes = std::size_t{64} << 30;  // addresses cost nothing
+// Ranges lie further apart than 4 GiB, so that the upper halves of addresses in two of them differ.
+// The lower halves do because each range begins another number of pages behind its own beginning.
+constexpr std::uint64_t kDifferentBegins = 509;
+std::atomic<std::uint64_t> ranges_so_far{0};
 
 }  // namespace
 
@@ -42,7 +47,9 @@ Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver)
 
 CaptureMemory::~CaptureMemory() {
   for (const Range& range : ranges_) {
-    if (range.used != 0) driver_.cuMemUnmap(range.address, range.used);
+    if (range.used != range.begin) {
+      driver_.cuMemUnmap(range.address + range.begin, range.used - range.begin);
+    }
     driver_.cuMemAddressFree(range.address, range.bytes);
   }
   if (page_) driver_.cuMemRelease(page_);
@@ -50,7 +57,7 @@ CaptureMemory::~CaptureMemory() {
 
 Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
   const std::size_t needed = (bytes / page_bytes_ + 1) * page_bytes_;  // a byte behind the end
-  if (ranges_.empty() || ranges_.back().bytes - ranges_.back().used < needed) {
+  if (is_new_ || ranges_.back().bytes - ranges_.back().used < needed) {
     if (Status reserved = reserve(needed); !reserved.ok()) return reserved;
   }
   Range& range = ranges_.back();
@@ -63,13 +70,15 @@ Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
 
 Status CaptureMemory::reserve(std::size_t needed) {
   Range range;
-  range.bytes = std::max(needed, kRangeBytes);
+  range.begin = range.used = page_bytes_ * (ranges_so_far++ % kDifferentBegins);
+  range.bytes = range.begin + std::max(needed, kRangeBytes);
   if (Status reserved = recorded("cuMemAddressReserve",
                                  driver_.cuMemAddressReserve(&range.address, range.bytes, 0, 0, 0));
       !reserved.ok()) {
     return reserved;
   }
   ranges_.push_back(range);
+  is_new_ = false;
   return {};
 }
 

@@ -8,8 +8,12 @@
 // Edges:     an address is never given out twice, freed or not, and never touches another one's
 //            bytes, so two captures share none and an end pointer belongs to one allocation alone.
 //            Addresses rise, as far as one range of them goes: an allocator above that prefers low
-//            ones then decides alike in both captures. Work that runs on this memory reads and
-//            writes the one page: never launch a capture as it is.
+//            ones then decides alike in both captures. Captures that begin with begin_capture()
+//            and allocate alike have addresses of which neither the upper nor the lower 32 bits
+//            are the same: what compilers leave between members often is half an old address,
+//            which makes a whole one with a number beside it, and a number is the same in both.
+//            Work that runs on this memory reads and writes the one page: never launch a capture as
+//            it is.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +35,8 @@ class CaptureMemory {
   CaptureMemory(const CaptureMemory&) = delete;
   CaptureMemory& operator=(const CaptureMemory&) = delete;
 
+  // What is allocated from now on is of another capture.
+  void begin_capture() { is_new_ = true; }
   // May be called while a stream is captured.
   Result<std::uint64_t> allocate(std::uint64_t bytes);
 
@@ -42,7 +48,8 @@ class CaptureMemory {
   struct Range {
     CuDevicePtr address = 0;
     std::size_t bytes = 0;
-    std::size_t used = 0;  // and mapped
+    std::size_t begin = 0;  // so much is left out
+    std::size_t used = 0;   // up to here, and mapped but for what is left out
   };
   explicit CaptureMemory(const Driver& driver) : driver_(driver) {}
   Status reserve(std::size_t needed);
@@ -53,6 +60,7 @@ class CaptureMemory {
   CuMemoryHandle page_ = 0;
   std::size_t page_bytes_ = 0;
   std::vector<Range> ranges_;
+  bool is_new_ = true;
   std::vector<CaptureAllocation> allocations_;
 };
 

@@ -50,6 +50,27 @@ TEST_F(CaptureMemoryTest, AllocationsNeitherOverlapNorTouch) {
   EXPECT_EQ(memory->allocations()[1].bytes, page - 1);
 }
 
+TEST_F(CaptureMemoryTest, TwoCapturesShareNoHalfOfAnAddress) {
+  const auto memory = make(), other = make();
+  const std::vector<std::uint64_t> sizes{1, 5 << 20, 64, 1 << 30, 512};
+  std::vector<std::vector<std::uint64_t>> captures;
+  for (CaptureMemory* const from : {memory.get(), memory.get(), other.get()}) {
+    from->begin_capture();
+    captures.emplace_back();
+    for (const std::uint64_t bytes : sizes) {
+      const auto address = from->allocate(bytes);
+      ASSERT_TRUE(address.ok()) << address.error().message();
+      captures.back().push_back(*address);
+    }
+  }
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    for (const auto& [a, b] : {std::pair(0, 1), std::pair(0, 2), std::pair(1, 2)}) {
+      EXPECT_NE(captures[a][i] >> 32, captures[b][i] >> 32);
+      EXPECT_NE(std::uint32_t(captures[a][i]), std::uint32_t(captures[b][i]));
+    }
+  }
+}
+
 TEST_F(CaptureMemoryTest, EveryByteIsMappedSoThatCapturedWorkIsTaken) {
   const auto memory = make();
   const std::uint64_t bytes = 2 * memory->page_bytes() + 64;

@@ -43,6 +43,28 @@ TEST(GraphSites, AWordInOneUnitAtOneOffsetInBothCapturesIsASite) {
               ElementsAre(Site{0, Operand::kParam, 0, 0, 0}, Site{0, Operand::kParam, 16, 1, 16}));
 }
 
+// Half an old address, left between members, and a number beside it: a word that looks like an
+// address in both captures unless these differ in both halves.
+TEST(GraphSites, ANumberBesideHalfAnAddressIsNoSite) {
+  const std::uint64_t first = 0x3'02600000, second = 0x13'02a00000;
+  const auto units = UnitTable::make(std::vector<CaptureAllocation>{{first, 4096}},
+                                     std::vector<CaptureAllocation>{{second, 4096}});
+  ASSERT_TRUE(units.ok());
+  const auto half = [](std::uint64_t low, std::uint64_t high) {
+    return (high >> 32 << 32) | (low & 0xFFFFFFFF);
+  };
+  for (const std::uint64_t number : {first, second}) {
+    for (const auto& [a, b] : {std::pair(half(first, number), half(second, number)),
+                               std::pair(half(number, first), half(number, second))}) {
+      const auto found = find_sites(image_of({kernel("k", {a, first})}),
+                                    image_of({kernel("k", {b, second})}), *units);
+      ASSERT_TRUE(found.ok());
+      EXPECT_EQ(found->unsure, 1u);
+      EXPECT_THAT(found->sites, ElementsAre(Site{0, Operand::kParam, 8, 0, 0}));
+    }
+  }
+}
+
 TEST(GraphSites, OperandsOfCopiesAndFillsAreSites) {
   EXPECT_THAT(
       sites_of(image_of({fill(0x10000), copy(0x10008, 0x20000)}),

@@ -34,6 +34,14 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
+def same_kernels():
+    """What is compiled to be recorded gives no memory on from one intermediate to another; what it
+    is compared with is compiled alike, or other kernels would round otherwise."""
+    with torch._inductor.config.patch(allow_buffer_reuse=False):
+        yield
+
+
+@pytest.fixture(autouse=True)
 def healthy_device(fresh_torch):  # noqa: F811
     """Work that fails on the GPU fails the test that queued it, and ends the run: the context is
     lost, and whatever came after would fail as well."""
