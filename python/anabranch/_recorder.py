@@ -398,7 +398,7 @@ class Recorder:
                     made.append(with_lanes(chosen.overlap))
                 except _native.NativeError as error:
                     log.warning("anabranch: %s keeps its captured order: %s", self.name, error)
-            random = random_graph(capture.first.graph, device, step.device)
+            random = random_graph(capture.first.graph, device, step.stream)
         finally:
             capture.close()
         report.capture_seconds = captured - start
