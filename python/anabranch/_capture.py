@@ -111,6 +111,7 @@ class Step:
     stream: torch.cuda.Stream
     is_noted: bool = False  # who reads and writes what
     is_compiled: bool = False  # `call` is what Inductor has made
+    optimizers: Sequence[torch.optim.Optimizer] = ()  # that it may step
 
     def joined(self) -> Step:
         """With tensors that share memory in one unit, whoever has them."""
@@ -138,8 +139,8 @@ class _Noting:
         self._count = 0
         self._is_whole = True
 
-    def around(self, is_compiled: bool) -> contextlib.AbstractContextManager[None]:
-        return self.notes.noted() if is_compiled else self.notes.known_calls()
+    def around(self, step: Step) -> contextlib.AbstractContextManager[None]:
+        return self.notes.noted() if step.is_compiled else self.notes.known_calls(step.optimizers)
 
     def _mark(self) -> int:
         try:
@@ -327,7 +328,7 @@ def _noting(step: Step, captured: Captured, device: CaptureDevice) -> Iterator[N
         return
     noting = captured.noting = _Noting(device, step.device)
     try:
-        with noting.around(step.is_compiled):
+        with noting.around(step):
             yield
     except Exception as error:
         if noting.notes.has_raised:

@@ -13,16 +13,18 @@ import functools
 import importlib
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
+from types import FunctionType, NoneType
 from typing import Any, NamedTuple
 
 import torch
 import torch._functorch.config as functorch_config
 import torch._dynamo.graph_bytecode_inputs as graph_bytecode_inputs
 import torch._inductor.config as inductor_config
+from torch._C._dynamo import eval_frame
 from torch._guards import TracingContext, tracing
 from torch._inductor import fx_utils
 from torch._inductor.async_compile import AsyncCompile
@@ -45,7 +47,6 @@ __all__ = [
     "allocations_so_far",
     "arguments_of_generated_kernel",
     "calls_of_compiled_graphs",
-    "calls_over_lists",
     "clear_workspaces",
     "collectives_so_far",
     "current_device",
@@ -77,6 +78,7 @@ __all__ = [
     "own_buffers",
     "own_compile_context",
     "runs_of_generated_kernels",
+    "steps_of_optimizers",
     "region_compile_context",
     "trace_structured",
     "tree_flatten",
@@ -478,37 +480,52 @@ def _around(module: str, owner: str, method: str, around: Around) -> Iterator[No
     except (ImportError, AttributeError, KeyError):
         yield
         return
-    setattr(kind, method, _replacement(original, around))
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(kind, method, replacement)
     try:
         yield
     finally:
         setattr(kind, method, original)
 
 
-def _replacement(original: Callable[..., Any], around: Around) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    return replacement
-
-
-_OVER_LISTS = re.compile(r"_foreach_\w+|_fused_(adam|adamw|sgd|adagrad)_")
-
-
 @contextlib.contextmanager
-def calls_over_lists(around: Around) -> Iterator[None]:
-    """While inside, every call of torch's functions over lists of tensors goes through
-    ``around``."""
-    originals = {name: function for name, function in vars(torch).items()
-                 if _OVER_LISTS.fullmatch(name) and callable(function)}
-    for name, function in originals.items():
-        setattr(torch, name, _replacement(function, around))
+def steps_of_optimizers(optimizers: Sequence[torch.optim.Optimizer], begin: Callable[[], None],
+                        end: Callable[[], None]) -> Iterator[None]:
+    """While inside, ``begin()`` is called before each step of one of them that runs eagerly, and
+    ``end()`` after it if it has not raised, on the thread of the step. The others are left alone:
+    Dynamo guards on their hooks, and would compile them anew."""
+    hooks: list[Any] = []
+    for optimizer in filter(_runs_eagerly, optimizers):
+        hooks.append(optimizer.register_step_pre_hook(lambda *_: begin()))
+        hooks.append(optimizer.register_step_post_hook(lambda *_: end()))
     try:
         yield
     finally:
-        for name, function in originals.items():
-            setattr(torch, name, function)
+        for hook in hooks:
+            hook.remove()
+
+
+def _runs_eagerly(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is one of torch's, and nothing of its class has been compiled."""
+    modules = [sys.modules[kind.__module__] for kind in type(optimizer).__mro__
+               if issubclass(kind, torch.optim.Optimizer)]
+    if not all(module.__name__.startswith("torch.optim") for module in modules):
+        return False
+    functions = [thing for holder in (*modules, *type(optimizer).__mro__)
+                 for thing in vars(holder).values() if isinstance(thing, FunctionType)]
+    return not any(_has_compiled_code(function) for function in functions)
+
+
+def _has_compiled_code(function: Any) -> bool:
+    while isinstance(function, FunctionType):
+        if eval_frame._debug_get_cache_entry_list(function.__code__):
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
 
 
 def calls_of_compiled_graphs(around: Around) -> contextlib.AbstractContextManager[None]:

@@ -5,8 +5,8 @@ A capture on one stream is a chain. For each piece of captured work whose use of
 the notes say which addresses it reads and writes, so that the chain can be relaxed to what it has
 to be. What is not known for certain gets no note and stands for reading and writing everything.
 
-Noted are graphs that Inductor has compiled, and functions of torch over lists of tensors. What else
-a step does in Python is not: a mode around it would change what Dynamo runs.
+Noted are graphs that Inductor has compiled, and steps of torch's own optimizers of which nothing is
+compiled. What else a step does in Python is not: a mode around it would change what Dynamo runs.
 
 Two sources are trusted. The schema of torch's own operators: beside what it calls written, they
 write memory that they allocate, workspaces, and a few arguments known by their names. And the names
@@ -62,22 +62,50 @@ class Notes:
         self._patches = contextlib.ExitStack()
 
     @contextlib.contextmanager
-    def known_calls(self) -> Iterator[None]:
-        """While inside, graphs that Inductor has compiled and torch's functions over lists of
-        tensors, of which optimizers are made, run noted, on whatever thread."""
+    def known_calls(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> Iterator[None]:
+        """While inside, graphs that Inductor has compiled run noted, on whatever thread; so do steps
+        of those of these optimizers that are torch's and eager code. What is compiled would run
+        uncompiled."""
         def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             with self.noted():
                 return original(*args, **kwargs)
 
-        with _compat.calls_of_compiled_graphs(call), _compat.calls_over_lists(call):
-            yield
+        with _compat.calls_of_compiled_graphs(call), \
+                _compat.steps_of_optimizers(optimizers, self._begin_step, self._end_step):
+            try:
+                yield
+            finally:
+                self._forget_steps()
+
+    def _begin_step(self) -> None:
+        step = contextlib.ExitStack()
+        step.enter_context(self.noted())
+        self._steps().append(step)
+
+    def _end_step(self) -> None:
+        self._steps().pop().close()
+
+    def _steps(self) -> list[contextlib.ExitStack]:
+        """Of optimizers that have begun one on this thread."""
+        if not hasattr(self._thread, "steps"):
+            self._thread.steps = []
+        return self._thread.steps  # type: ignore[no-any-return]
+
+    def _forget_steps(self) -> None:
+        """Those that raised. On autograd's threads their mode has gone with the backward."""
+        self.has_raised |= bool(self._steps())
+        while self._steps():
+            self._steps().pop().close()
+        with self._lock:
+            self._users = 0
+            self._patches.close()
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """What this thread runs inside is noted, operator by operator and kernel by kernel.
 
         Dynamo compiles nothing inside, and runs what it has compiled as if it had not: not for
-        around a step, but for around what a compiler has made and what is one operator.
+        around a step, but for around what a compiler has made, or what none has touched.
         """
         if self._is_noting():
             yield

@@ -328,8 +328,7 @@ class Recorder:
             if trial and plain:
                 _check_history(step, plain)
                 trial.rewind()
-            made = agree.make(lambda: self._make(entry, step))
-            answer, recorded = self._first_launch(entry, made, step, trial, plain, agree)
+            answer, recorded = self._make_and_launch(entry, step, trial, plain, agree)
         except (NotRecordable, Untrusted, _native.NativeError) as error:
             # What it left in Python's objects may be of a capture: it runs once more.
             if trial:
@@ -367,7 +366,7 @@ class Recorder:
         units = units_apart(tensors, len(entry.arguments))
         return Step(self._call, leaves, entry.arguments, tensors, units, len(tensors) - own, owners,
                     device, _capture_stream(device), self._has_lanes,
-                    not self._takes_gradients), fixed
+                    not self._takes_gradients, state.optimizers), fixed
 
     def _make(self, entry: Entry, step: Step) -> list[Recorded]:
         try:
@@ -408,6 +407,20 @@ class Recorder:
         for recorded in made:
             recorded.random = random
         return [made[0], *(other for other in made[1:] if other.counts.lanes > 1)]
+
+    def _make_and_launch(self, entry: Entry, step: Step, trial: Trial | None, plain: Any,
+                         agree: Agreement) -> tuple[Any, Recorded]:
+        """Once more without notes, where with them it does something else."""
+        made = agree.make(lambda: self._make(entry, step))
+        try:
+            return self._first_launch(entry, made, step, trial, plain, agree)
+        except Untrusted:
+            if not step.is_noted or trial is None:
+                raise
+        trial.rewind()
+        step = dataclasses.replace(step, is_noted=False)
+        made = agree.make(lambda: self._make(entry, step))
+        return self._first_launch(entry, made, step, trial, plain, agree)
 
     @staticmethod
     def _first_launch(entry: Entry, made: Sequence[Recorded], step: Step, trial: Trial | None,
