@@ -213,3 +213,6 @@ def _kind(keywords: Mapping[str, Any]) -> str:
     if keywords.get("is_backward"):
         return "backward"
     return "inference" if keywords.get("is_inference") else "forward"
+
+
+_compat.take_events_behind_writes(backend)

@@ -25,6 +25,7 @@ import torch._functorch.config as functorch_config
 import torch._dynamo.graph_bytecode_inputs as graph_bytecode_inputs
 import torch._inductor.config as inductor_config
 from torch._C._dynamo import eval_frame
+from torch._dynamo.output_graph import OutputGraph
 from torch._guards import TracingContext, tracing
 from torch._inductor import fx_utils
 from torch._inductor.async_compile import AsyncCompile
@@ -79,6 +80,7 @@ __all__ = [
     "own_compile_context",
     "runs_of_generated_kernels",
     "steps_of_optimizers",
+    "take_events_behind_writes",
     "region_compile_context",
     "trace_structured",
     "tree_flatten",
@@ -438,6 +440,32 @@ def keep_generated_tensors() -> Iterator[list[Any]]:
 
 
 # Streams and events in what Dynamo traced. They stand in a table that each call fills anew.
+
+
+_REFUSAL = "check_event_record_after_input_mutation"
+
+
+def take_events_behind_writes(ours: Callable[..., Any]) -> None:
+    """Lets graphs for the backend ``ours`` record an event behind a write to an input. Dynamo
+    refuses that since 2.15, because torch's compiler writes inputs behind the last record; ``ours``
+    records events behind that. Other backends are refused as before."""
+    refuse = getattr(OutputGraph, _REFUSAL, None)
+    if refuse is None:
+        return
+
+    @functools.wraps(refuse)
+    def check(graph: Any, *args: Any) -> None:
+        if _innermost_backend(graph.compiler_fn) is not ours:
+            refuse(graph, *args)
+
+    setattr(OutputGraph, _REFUSAL, check)
+
+
+def _innermost_backend(backend: Any) -> Any:
+    while inner := (getattr(backend, "_torchdynamo_orig_backend", None)
+                    or getattr(backend, "compiler_fn", None)):
+        backend = inner
+    return backend
 
 
 def object_of_graph(number: int) -> Any:
