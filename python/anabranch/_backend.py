@@ -138,6 +138,8 @@ def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str) -
     """Has Inductor's callable recorded as it runs; or why not."""
     if not chosen.record:
         return "record=False"
+    if not _compat.is_inductors_graph(compiled):
+        return "it has no operators"
     chosen = dataclasses.replace(chosen, overlap=_lanes(chosen, gm))
     compiled.current_callable = RecordedGraph(
         compiled.current_callable, chosen, f"a {kind} graph", _is_dynamic(gm),

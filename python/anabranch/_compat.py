@@ -63,6 +63,7 @@ __all__ = [
     "empty_strided_cuda",
     "end_pool",
     "extern_kernels",
+    "is_inductors_graph",
     "is_missing_compiler",
     "kernels_at_the_end",
     "keep_generated_tensors",
@@ -225,6 +226,12 @@ def kernels_at_the_end() -> Iterator[None]:
 def is_missing_compiler(error: BaseException) -> bool:
     """Whether Inductor failed for want of a C++ compiler; it wraps that error in others, as text."""
     return "InvalidCxxCompiler" in f"{type(error).__name__} {error}"
+
+
+def is_inductors_graph(compiled: Any) -> bool:
+    """Whether it has a ``current_callable``: where there are no operators Inductor answers a plain
+    function, as of the backward of ``x + 1``."""
+    return hasattr(compiled, "current_callable")
 
 
 def wrapper_function(compiled: Any) -> Callable[..., Any]:

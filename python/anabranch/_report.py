@@ -115,6 +115,8 @@ def _watch(collector: Collector, report: GraphReport) -> None:
         compiled.watch(lambda: collector.note(report), trace)
         collector.restore.callback(compiled.watch, None, None)
         return
+    if not _compat.is_inductors_graph(compiled):
+        return
     original = compiled.current_callable
 
     def noting(inputs: Any) -> Any:

@@ -8,7 +8,7 @@ import functools
 
 import pytest
 import torch
-from anabranch import _compat, _report
+from anabranch import _backend, _compat, _report, config
 from anabranch._capture import Fresh
 from anabranch._given import overlap, units_apart, units_of
 from anabranch._native_capture import CaptureCounts
@@ -173,6 +173,17 @@ def test_explain_shows_recorded_callables_that_ran_and_what_became_of_them():
     text = str(explanation)
     assert f"callable: {step.__qualname__}\n  (float32[4]): 1 calls: 0 unchanged, 7 set" in text
     assert "unrecorded: it looks at a value" in text and "tanh" not in text
+
+
+def test_a_graph_without_operators_is_neither_recorded_nor_watched():
+    """As the backward of a sum: its gradients are those it is given."""
+    call = torch.compile(lambda x: x + 1, backend=anabranch.backend)
+    x = torch.ones(3, requires_grad=True)
+    call(x).sum().backward()
+    assert [graph.kind for graph in anabranch.explain(call, x).graphs] == ["forward"]
+    graph = torch.fx.symbolic_trace(lambda x: x)
+    assert _backend._record(config.resolve({}), graph, graph.forward, "backward") \
+        == "it has no operators"
 
 
 def test_explain_of_nothing_says_so():

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_same, compiled
-from recordings import (assert_launched, batch, everything, mlp, normal, train_both, training)
+from recordings import (CALLS, assert_launched, batch, everything, mlp, normal, train_both,
+                        training)
 from torch import nn
 
 import anabranch
@@ -172,3 +173,12 @@ def test_explain_shows_recordings_of_graphs_and_of_recorded_callables():
     for part in ("unchanged", "set from the host", "from the device", "plain", "arena",
                  "unrecorded: ", "verified in", "addresses of"):
         assert part in text, f"{part}:\n{text}"
+
+
+def test_a_backward_without_operators_runs_as_it_is():
+    """The gradients of a sum are those it is given: there is nothing to record."""
+    call = compiled(lambda x: x + 1)
+    for seed in range(CALLS):
+        x = normal(seed, 8).requires_grad_()
+        call(x).sum().backward()
+        assert torch.equal(x.grad, torch.ones_like(x))
