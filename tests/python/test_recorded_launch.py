@@ -231,3 +231,66 @@ def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkey
 
     step = _recorder.Recorder(backward, chosen, "step", takes_gradients=True)
     assert step.run("key", [1], State(), lambda: "()") == [2]
+
+
+@pytest.fixture
+def making(monkeypatch, step_of):
+    """A recorder, a step that shall be noted, and the steps that it makes recordings of; makers and
+    launches fail with what is put into ``failures``, one a time."""
+    step = dataclasses.replace(step_of[0], is_noted=True)
+    recorder = _recorder.Recorder(lambda leaves: None, config.resolve({}), "step",
+                                  takes_gradients=True)
+    seen = SimpleNamespace(made=[], failures=[], rewound=0)
+
+    def fail(kinds):
+        if seen.failures and isinstance(seen.failures[0], kinds):
+            raise seen.failures.pop(0)
+
+    def make(entry, step):
+        seen.made.append(step)
+        fail(_capture.NotRecordable)
+        return ["recording"]
+
+    def launch(entry, made, step, trial, plain, agree):
+        fail(_verify.Untrusted)
+        return "answer", made[0]
+
+    monkeypatch.setattr(recorder, "_make_of", make)
+    monkeypatch.setattr(recorder, "_first_launch", launch)
+
+    def run():
+        def rewind():
+            seen.rewound += 1
+
+        agreement = SimpleNamespace(make=lambda make: make(), on=bool)
+        return recorder._make_and_launch(None, step, SimpleNamespace(rewind=rewind), None, agreement)
+
+    return seen, run
+
+
+def test_a_step_that_notes_break_or_make_wrong_is_made_again_without_them(making):
+    seen, run = making
+    assert run() == ("answer", "recording") and [s.is_noted for s in seen.made] == [True]
+    for failure in (_capture.BrokeWhileNoted("inside"), _verify.Untrusted("differs")):
+        seen.made.clear()
+        seen.failures.append(failure)
+        assert run() == ("answer", "recording")
+        assert [step.is_noted for step in seen.made] == [True, False]
+    assert seen.rewound == 1
+    seen.failures += [_verify.Untrusted("differs")] * 2  # and so it does without
+    with pytest.raises(_verify.Untrusted):
+        run()
+    seen.failures.clear()
+    seen.failures.append(_capture.NotRecordable("an .item()"))
+    seen.made.clear()
+    with pytest.raises(_capture.NotRecordable):
+        run()
+    assert len(seen.made) == 1  # no reason to run its Python again
+
+
+def test_what_is_named_twice_is_captured_again_as_one(making):
+    seen, run = making
+    seen.failures.append(_capture.Aliased("twice"))
+    assert run() == ("answer", "recording") and len(seen.made) == 2
+    apart, joined = seen.made
+    assert joined.units == units_of(apart.tensors) and joined.is_noted
