@@ -121,6 +121,15 @@ class NotedStepTest : public testing::CudaStepTest {
                                options);
   }
 
+  // Of the four nodes only the last waits: it reads what the first writes.
+  static void expect_branches(const CudaRecording& recording) {
+    EXPECT_EQ(recording.lanes(), 3u);
+    const GraphImage& image = recording.image();
+    ASSERT_EQ(image.edges.size(), 1u);
+    EXPECT_EQ(image.edges[0].from, 0u);
+    EXPECT_EQ(image.edges[0].to, 3u);
+  }
+
  private:
   CuGraph capture_noted(const std::vector<CaptureAllocation>& memory, Noted noted) {
     marks_.emplace(*d);
@@ -149,11 +158,7 @@ class NotedStepTest : public testing::CudaStepTest {
 TEST_F(NotedStepTest, BranchesHaveLanesOfTheirOwn) {
   const auto recording = try_noted(load_device_code(), 3);
   ASSERT_TRUE(recording.ok()) << recording.error().message();
-  EXPECT_EQ((*recording)->lanes(), 3u);
-  const GraphImage& image = (*recording)->image();
-  ASSERT_EQ(image.edges.size(), 1u);
-  EXPECT_EQ(image.edges[0].from, 0u);
-  EXPECT_EQ(image.edges[0].to, 3u);
+  expect_branches(**recording);
   // Temporaries that live side by side are apart.
   EXPECT_EQ((*recording)->arena().size_bytes, 3 * 512u);
 }
@@ -166,12 +171,7 @@ TEST_F(NotedStepTest, TheNodesOfOneWorkRunSideBySideIfTheyAreIndependent) {
   capture_noted(Noted::kOneIndependentWork);
   const auto recording = try_noted(load_device_code(), 3);
   ASSERT_TRUE(recording.ok()) << recording.error().message();
-  EXPECT_EQ((*recording)->lanes(), 3u);
-  // What two of them name orders them still: the last reads what the first writes.
-  const GraphImage& image = (*recording)->image();
-  ASSERT_EQ(image.edges.size(), 1u);
-  EXPECT_EQ(image.edges[0].from, 0u);
-  EXPECT_EQ(image.edges[0].to, 3u);
+  expect_branches(**recording);
 }
 
 TEST_F(NotedStepTest, OneLaneKeepsTheCapturedOrder) {

@@ -2,7 +2,10 @@
 // When each node of a graph would begin, and on which of some lanes, if kernels took as long as is
 // estimated: list scheduling by highest levels first with estimated times (HLFET; T. L. Adam, K. M.
 // Chandy and J. R. Dickson, "A comparison of list schedules for parallel processing systems",
-// 1974). Ownership: values. Threads:   pure; the same graph gives the same schedule. Failure: none.
+// 1974).
+// Ownership: values.
+// Threads:   pure; the same graph gives the same schedule.
+// Failure:   none.
 // Edges:     nothing runs by these times. They say only what is worth beginning before what; a
 //            wrong one costs time and never a result.
 #pragma once
