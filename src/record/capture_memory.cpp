@@ -14,6 +14,11 @@ constexpr std::size_t kRangeBytes = std::size_t{64} << 30;  // addresses cost no
 // The lower halves do because each range begins another number of pages behind its own beginning.
 constexpr std::uint64_t kDifferentBegins = 509;
 std::atomic<std::uint64_t> ranges_so_far{0};
+// A mapping costs some 30 us however large it is, so pages are large and mapped ahead of their use.
+constexpr std::size_t kPageGranules = 32;  // 64 MiB of memory while there are captures
+constexpr std::size_t kAheadBytes = std::size_t{256} << 20;
+
+std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
 }  // namespace
 
@@ -31,11 +36,12 @@ Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver)
   made->prop_.type = CuAllocationType::kPinned;
   made->prop_.location = {CuLocationType::kDevice, device};
   if (Status got = recorded("cuMemGetAllocationGranularity",
-                            driver.cuMemGetAllocationGranularity(&made->page_bytes_, &made->prop_,
-                                                                 CuGranularity::kMinimum));
+                            driver.cuMemGetAllocationGranularity(
+                                &made->granule_bytes_, &made->prop_, CuGranularity::kMinimum));
       !got.ok()) {
     return got;
   }
+  made->page_bytes_ = kPageGranules * made->granule_bytes_;
   if (Status created = recorded(
           "cuMemCreate", driver.cuMemCreate(&made->page_, made->page_bytes_, &made->prop_, 0));
       !created.ok()) {
@@ -47,8 +53,8 @@ Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver)
 
 CaptureMemory::~CaptureMemory() {
   for (const Range& range : ranges_) {
-    if (range.used != range.begin) {
-      driver_.cuMemUnmap(range.address + range.begin, range.used - range.begin);
+    if (range.mapped != range.begin) {
+      driver_.cuMemUnmap(range.address + range.begin, range.mapped - range.begin);
     }
     driver_.cuMemAddressFree(range.address, range.bytes);
   }
@@ -56,13 +62,20 @@ CaptureMemory::~CaptureMemory() {
 }
 
 Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
-  const std::size_t needed = (bytes / page_bytes_ + 1) * page_bytes_;  // a byte behind the end
+  // With a byte behind the end.
+  const std::size_t needed = (bytes / granule_bytes_ + 1) * granule_bytes_;
   if (is_new_ || ranges_.back().bytes - ranges_.back().used < needed) {
     if (Status reserved = reserve(needed); !reserved.ok()) return reserved;
   }
   Range& range = ranges_.back();
+  if (range.mapped < range.used + needed) {
+    const std::size_t missing = range.used + needed - range.mapped;
+    const std::size_t more =
+        std::min(round_up(std::max(missing, kAheadBytes), page_bytes_), range.bytes - range.mapped);
+    if (Status mapped = map(range.address + range.mapped, more); !mapped.ok()) return mapped;
+    range.mapped += more;
+  }
   const CuDevicePtr address = range.address + range.used;
-  if (Status mapped = map(address, needed); !mapped.ok()) return mapped;
   range.used += needed;
   allocations_.push_back({address, bytes});
   return address;
@@ -70,8 +83,8 @@ Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
 
 Status CaptureMemory::reserve(std::size_t needed) {
   Range range;
-  range.begin = range.used = page_bytes_ * (ranges_so_far++ % kDifferentBegins);
-  range.bytes = range.begin + std::max(needed, kRangeBytes);
+  range.begin = range.used = range.mapped = granule_bytes_ * (ranges_so_far++ % kDifferentBegins);
+  range.bytes = range.begin + round_up(std::max(needed, kRangeBytes), page_bytes_);
   if (Status reserved = recorded("cuMemAddressReserve",
                                  driver_.cuMemAddressReserve(&range.address, range.bytes, 0, 0, 0));
       !reserved.ok()) {

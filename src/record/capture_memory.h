@@ -42,14 +42,16 @@ class CaptureMemory {
 
   // Everything that was allocated, in order of time.
   std::span<const CaptureAllocation> allocations() const { return allocations_; }
-  std::uint64_t page_bytes() const { return page_bytes_; }
+  // What addresses are multiples of.
+  std::uint64_t granule_bytes() const { return granule_bytes_; }
 
  private:
   struct Range {
     CuDevicePtr address = 0;
     std::size_t bytes = 0;
-    std::size_t begin = 0;  // so much is left out
-    std::size_t used = 0;   // up to here, and mapped but for what is left out
+    std::size_t begin = 0;   // so much is left out
+    std::size_t used = 0;    // from there up to here it is given out
+    std::size_t mapped = 0;  // and up to here backed by the page
   };
   explicit CaptureMemory(const Driver& driver) : driver_(driver) {}
   Status reserve(std::size_t needed);
@@ -58,6 +60,7 @@ class CaptureMemory {
   const Driver& driver_;
   CuMemAllocationProp prop_{};
   CuMemoryHandle page_ = 0;
+  std::size_t granule_bytes_ = 0;
   std::size_t page_bytes_ = 0;
   std::vector<Range> ranges_;
   bool is_new_ = true;

@@ -35,10 +35,10 @@ TEST_F(CaptureMemoryTest, AnyAmountOfAddressesTakesOnePage) {
 
 TEST_F(CaptureMemoryTest, AllocationsNeitherOverlapNorTouch) {
   const auto memory = make();
-  const std::uint64_t page = memory->page_bytes();
+  const std::uint64_t granule = memory->granule_bytes();
   std::set<std::pair<std::uint64_t, std::uint64_t>> ranges;
-  for (const std::uint64_t bytes : {std::uint64_t{1}, page - 1, page, page + 1, std::uint64_t{0},
-                                    3 * page, std::uint64_t{512}}) {
+  for (const std::uint64_t bytes : {std::uint64_t{1}, granule - 1, granule, granule + 1,
+                                    std::uint64_t{0}, 3 * granule, std::uint64_t{512}}) {
     const auto address = memory->allocate(bytes);
     ASSERT_TRUE(address.ok());
     for (const auto& [begin, end] : ranges) {
@@ -47,7 +47,7 @@ TEST_F(CaptureMemoryTest, AllocationsNeitherOverlapNorTouch) {
     ranges.insert({*address, *address + bytes});
   }
   EXPECT_EQ(memory->allocations().size(), 7u);
-  EXPECT_EQ(memory->allocations()[1].bytes, page - 1);
+  EXPECT_EQ(memory->allocations()[1].bytes, granule - 1);
 }
 
 TEST_F(CaptureMemoryTest, TwoCapturesShareNoHalfOfAnAddress) {
@@ -73,7 +73,7 @@ TEST_F(CaptureMemoryTest, TwoCapturesShareNoHalfOfAnAddress) {
 
 TEST_F(CaptureMemoryTest, EveryByteIsMappedSoThatCapturedWorkIsTaken) {
   const auto memory = make();
-  const std::uint64_t bytes = 2 * memory->page_bytes() + 64;
+  const std::uint64_t bytes = (std::uint64_t{2} << 30) + 64;
   const auto address = memory->allocate(bytes);
   const CuStream on = stream();
   ASSERT_CU(d->cuStreamBeginCapture(on, CuCaptureMode::kThreadLocal));
