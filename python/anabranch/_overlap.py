@@ -30,16 +30,15 @@ _MOST_SECONDS = 1.0
 def choose(trial: Trial, plain: Run, ordered: Recorded, overlapped: Recorded,
            agree: Callable[[bool], bool]) -> tuple[Recorded, float]:
     """One of the two, and how many times as fast the second is; 0 where that was not measured.
-    The state is that of before the step afterwards."""
+    The state is that of before the step, before and afterwards."""
     gain = 0.0
     grown = overlapped.counts.arena_bytes - ordered.counts.arena_bytes
     is_large = grown > max(_SMALL_BYTES, (_MOST_GROWTH - 1) * ordered.counts.arena_bytes)
-    trial.rewind()
     if agree(is_large):
         log.info("kernels side by side would take %d bytes more", grown)
         return ordered, gain
     try:
-        verify(trial, plain, overlapped, agree)
+        verify(trial, plain, overlapped, agree, ordered)
     except Untrusted as error:
         log.warning("anabranch: kernels stay in their captured order: %s [E0308]", error)
     else:

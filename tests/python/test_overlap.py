@@ -38,8 +38,8 @@ def choose(monkeypatch):
     monkeypatch.setattr(_overlap, "_sample", sample)
 
     def choose(ordered, overlapped, *, agree=lambda found: found, wrong=None):
-        def verify(trial, plain, recorded, agree):
-            assert trial.now == 0 and recorded is overlapped
+        def verify(trial, plain, recorded, agree, in_order):
+            assert trial.now == 0 and recorded is overlapped and in_order is ordered
             trial.now += 1
             if wrong is not None:
                 raise wrong

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is taken for right where runs of a step are not alike bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+from anabranch._verify import Untrusted, verify
+
+pytestmark = pytest.mark.oldest
+
+
+class Recorded:
+    """A recording whose launches answer these, one after the other; the last one for ever."""
+
+    def __init__(self, *values, others=()):
+        self.values = list(values)
+        self.others = list(others)  # of the other capture
+        self.undefined = set()
+
+    def exchange(self):
+        if not self.others:
+            return False
+        self.values, self.others = self.others, []
+        return True
+
+
+class Trial:
+    """Of a step with one result, whose plain runs give these values in turn."""
+
+    def __init__(self, *plain):
+        self.plains = itertools.chain(plain, itertools.repeat(plain[-1]))
+        self.is_rewound = True
+
+    def plain(self):
+        return self._run(next(self.plains))
+
+    def launched(self, recorded):
+        values = recorded.values
+        return self._run(values.pop(0) if len(values) > 1 else values[0])
+
+    def _run(self, value):
+        assert self.is_rewound
+        self.is_rewound = False
+        return SimpleNamespace(value=value)
+
+    def rewind(self):
+        self.is_rewound = True
+
+    @staticmethod
+    def differing(a, b):
+        return {} if a.value == b.value else {"result 0": abs(a.value - b.value)}
+
+
+def judge(plain, recorded, ordered=None, agree=bool):
+    trial = Trial(*plain)
+    first = trial.plain()
+    trial.rewind()
+    return verify(trial, first, recorded, agree, ordered)
+
+
+def test_what_is_the_same_is_right():
+    assert judge([1.0], Recorded(1.0))
+    with pytest.raises(Untrusted, match="result 0 by 0.5 or more, launches in captured order by 0"):
+        judge([1.0], Recorded(1.5))
+
+
+def test_what_differs_as_launches_do_is_within_bounds():
+    assert judge([1.0], Recorded(1.25, 1.5, 1.25)) is False
+    with pytest.raises(Untrusted):
+        judge([1.0], Recorded(9.0, 9.25, 9.0))
+
+
+def test_a_plain_run_that_was_the_odd_one_is_told_by_others():
+    """By atomics that hardly ever add in another order."""
+    assert judge([1.25, 1.0], Recorded(1.0)) is False
+    assert judge([1.25, 1.5, 1.0], Recorded(1.0)) is False
+
+
+def test_a_number_that_python_counts_up_is_no_reason_to_trust():
+    with pytest.raises(Untrusted, match="differs from 4 plain runs"):
+        judge([1.0, 2.0, 3.0, 4.0], Recorded(1.5))
+
+
+def test_launches_side_by_side_that_differ_are_a_race_and_no_bound():
+    for values in ((1.25, 1.0), (1.25, 1.5, 1.0)):
+        with pytest.raises(Untrusted):
+            judge([1.0], Recorded(*values), ordered=Recorded(1.0))
+    # Those in captured order differ as well.
+    assert judge([1.0], Recorded(1.25), ordered=Recorded(1.0, 1.125)) is False
+    assert judge([1.0, 1.0], Recorded(1.25), ordered=Recorded(1.0, 1.25)) is False
+
+
+def test_the_other_capture_is_asked_of_as_well():
+    recorded = Recorded(1.0, others=[1.0])
+    assert judge([1.0], recorded) and not recorded.others
+    with pytest.raises(Untrusted):
+        judge([1.0], Recorded(1.0, others=[1.5]))
+
+
+def test_all_processes_run_again_if_one_has_to():
+    asked = []
+
+    def another_has_found_it(found):
+        asked.append(found)
+        return len(asked) == 1
+
+    assert judge([1.0], Recorded(1.0), agree=another_has_found_it) is False
+    assert asked == [False, False, False]
