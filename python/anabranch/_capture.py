@@ -217,6 +217,8 @@ def _allocator() -> Any:
 def capture_twice(step: Step, device: CaptureDevice) -> Capture:
     """Both captures of a step, and its memory in them."""
     with one_at_a_time, torch.cuda.device(step.device):
+        # Gradient accumulators of graphs that are garbage would go on to live, on other streams.
+        gc.collect()
         memory = CaptureMemory(device)
         made: list[Captured] = []
         try:
@@ -294,7 +296,6 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
          device: CaptureDevice) -> Any:
     graph, pool = captured.graph, captured.pool
     torch.cuda.synchronize()
-    gc.collect()
     with _no_collection(), torch.cuda.stream(step.stream), _compat.keep_generated_tensors():
         _compat.clear_workspaces()
         torch.clear_autocast_cache()  # a cast kept from before would be frozen

@@ -81,6 +81,7 @@ __all__ = [
     "own_compile_context",
     "runs_of_generated_kernels",
     "steps_of_optimizers",
+    "storage_at",
     "take_events_behind_writes",
     "region_compile_context",
     "trace_structured",
@@ -95,6 +96,11 @@ empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # on the curre
 reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
 
 version: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
+
+
+def storage_at(address: int, size_bytes: int, device: torch.device) -> torch.UntypedStorage:
+    """Somebody else's memory; nothing is freed when the storage goes."""
+    return torch._C._construct_storage_from_data_pointer(address, device, size_bytes)
 
 
 def must_save() -> Any:

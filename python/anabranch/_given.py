@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from . import _compat
 from ._native_capture import CaptureMemory
 
 _ALIGNMENT = 512  # of torch's allocator; a stand-in lies as its tensor does within this
@@ -78,14 +79,6 @@ def swaps() -> int:
     return _swaps
 
 
-class _Memory:
-    """Device memory at an address, as torch.as_tensor() takes it."""
-
-    def __init__(self, address: int, size_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "data": (address, False), "shape": (size_bytes,), "typestr": "|u1", "version": 3}
-
-
 class StandIns:
     """Tensors like those given, at fresh addresses of a capture memory.
 
@@ -101,7 +94,7 @@ class StandIns:
             base = memory.allocate(shift + unit.size_bytes)
             self.at.append(base + shift)
             device = tensors[unit.members[0][0]].device
-            room = torch.as_tensor(_Memory(base, shift + unit.size_bytes), device=device)
+            room = _compat.storage_at(base, shift + unit.size_bytes, device)
             for index, offset in unit.members:
                 self.tensors[index] = _view_of(room, shift + offset, tensors[index])
 
@@ -122,10 +115,9 @@ class StandIns:
             _swaps += 1
 
 
-def _view_of(room: Tensor, offset: int, like: Tensor) -> Tensor:
+def _view_of(room: torch.UntypedStorage, offset: int, like: Tensor) -> Tensor:
     made = torch.empty(0, dtype=like.dtype, device=like.device)
-    made.set_(room.untyped_storage(), offset // like.element_size(), like.shape, like.stride())
-    return made
+    return made.set_(room, offset // like.element_size(), like.shape, like.stride())
 
 
 def whole_bytes(tensor: Tensor) -> Tensor:

@@ -72,13 +72,14 @@ class Recorded:
         assert one is not None and two is not None
         noted = capture.noted
         self._recording = CapturedRecording(device, one, two, blocks, accept_unsure, noted, lanes)
-        # Nothing reads an unsure word where the other capture's does as well.
+        # Nothing reads an unsure word where the other capture's does as well. Side by side nothing
+        # else is read than in captured order, which has been verified then.
         self._other: CapturedRecording | None = None
-        if self._recording.counts.unsure:
+        if self._recording.counts.unsure and lanes == 1:
             exchanged = [block._replace(first_address=block.second_address,
                                         second_address=block.first_address) for block in blocks]
             self._other = CapturedRecording(device, two, one, exchanged, True,
-                                            noted and noted._replace(of_second=True), lanes)
+                                            noted and noted._replace(of_second=True))
         self._alignments: list[tuple[int, int]] = []  # of given tensors
         self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
         named_rooms = []

@@ -153,6 +153,29 @@ def test_addresses_are_read_again_when_a_capture_had_stand_ins_in_their_place(
     assert recorded._recording.launched[0][0][1] == real.data_ptr()
 
 
+def test_stand_ins_have_the_layout_of_the_given_and_memory_of_the_capture():
+    base = torch.arange(24.0)
+    given = [base[4:20].view(4, 4).T, base[8:10].view(torch.int32), torch.ones(3)]
+    rooms = []
+
+    class Memory:
+        def allocate(self, size_bytes):
+            room = torch.zeros(size_bytes + ALIGNMENT, dtype=torch.uint8)
+            rooms.append(room[-room.data_ptr() % ALIGNMENT:])
+            return rooms[-1].data_ptr()
+
+    stand_ins = _given.StandIns(given, units_of(given), Memory())
+    for tensor, stand_in in zip(given, stand_ins.tensors, strict=True):
+        assert (stand_in.shape, stand_in.stride(), stand_in.dtype) == \
+            (tensor.shape, tensor.stride(), tensor.dtype)
+        assert stand_in.data_ptr() % ALIGNMENT == tensor.data_ptr() % ALIGNMENT
+        assert any(0 <= stand_in.data_ptr() - room.data_ptr() < len(room) for room in rooms)
+    first, inside, _ = stand_ins.tensors
+    assert inside.data_ptr() - first.data_ptr() == 16 and len(rooms) == 2
+    inside.fill_(0x3F800000)  # the bits of 1.0
+    assert first.T.flatten().tolist() == [0.0] * 4 + [1.0] * 2 + [0.0] * 10
+
+
 def test_a_refused_step_finds_the_state_on_the_cpu_as_it_was(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
