@@ -2,10 +2,7 @@
 // Question: what does a launch at new addresses cost, against a frozen graph? A chain of small
 // kernels, each reading what the one before wrote, every buffer a slot of its own.
 //
-//   gpu_chain_bench [--variants] [results.json]
-//
-// --variants adds other ways to do what "all moved, updater" does, and two frozen graphs in turn:
-// what touching other memory in each launch costs, whoever launches.
+//   gpu_chain_bench [results.json]
 //
 // Rivals take turns in one run; figures are medians with the interquartile range. "end to end" is
 // from the launch call until the stream is idle, "CPU" the call alone. Before anything is timed the
@@ -16,7 +13,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -253,20 +249,11 @@ Rival one_moved(Chain& chain, const DeviceCode* code) {
           {}};
 }
 
-void add_variants(Chain& chain, const DeviceCode* code, std::vector<Rival>& rivals) {
-  std::shared_ptr<Frozen> frozen[2] = {std::make_shared<Frozen>(chain, 0),
-                                       std::make_shared<Frozen>(chain, 1)};
-  rivals.push_back(in_turn("two frozen graphs in turn",
-                           [a = frozen[0], b = frozen[1]](int set) { (set ? b : a)->launch(); }));
-  for (const std::uint32_t executables : {1u, 2u}) {
-    for (const std::uint32_t direct : {0u, ~0u}) {
-      const auto name = fmt::format("all moved, {} exec, {}", executables,
-                                    direct ? "read in place" : "table copied");
-      rivals.push_back(all_moved(
-          chain, name,
-          {.device_code = code, .updating_executables = executables, .direct_addresses = direct}));
-    }
-  }
+// What touching other memory in each launch costs, whoever launches.
+Rival two_frozen(Chain& chain) {
+  return in_turn("two frozen graphs in turn",
+                 [a = std::make_shared<Frozen>(chain, 0),
+                  b = std::make_shared<Frozen>(chain, 1)](int set) { (set ? b : a)->launch(); });
 }
 
 void print(std::uint32_t nodes, const Rival& rival, const Rival& frozen, std::string& rows) {
@@ -286,13 +273,8 @@ void print(std::uint32_t nodes, const Rival& rival, const Rival& frozen, std::st
       ratio.median, ratio.iqr);
 }
 
-struct Wish {
-  bool variants = false;
-  const char* results = nullptr;
-};
-
 void run(const Driver& d, CuFunction kernel, const DeviceCode* code, std::uint32_t nodes,
-         const Wish& wish, std::string& rows) {
+         std::string& rows) {
   Chain chain(d, kernel, nodes);
   std::vector<Rival> rivals;
   rivals.push_back({"frozen graph",
@@ -306,7 +288,7 @@ void run(const Driver& d, CuFunction kernel, const DeviceCode* code, std::uint32
   rivals.push_back(one_moved(chain, code));
   rivals.push_back(all_moved(chain, "all moved, updater", {.device_code = code}));
   rivals.push_back(all_moved(chain, "all moved, from the host", {}));
-  if (wish.variants) add_variants(chain, code, rivals);
+  rivals.push_back(two_frozen(chain));
   for (Rival& rival : rivals) check(chain, rival);
   for (int round = 0; round < kRounds; ++round) {
     for (Rival& rival : rivals) run_round(chain, rival);
@@ -314,7 +296,7 @@ void run(const Driver& d, CuFunction kernel, const DeviceCode* code, std::uint32
   for (const Rival& rival : rivals) print(nodes, rival, rivals[0], rows);
 }
 
-int bench(const Wish& wish) {
+int bench(const char* results) {
   const auto driver = load_driver();
   if (!driver.ok()) stop(driver.error().message());
   const Driver& d = **driver;
@@ -334,10 +316,10 @@ int bench(const Wish& wish) {
              "end to end us", "CPU us", "over frozen");
   std::string rows;
   for (const std::uint32_t nodes : {100u, 1000u, 4000u}) {
-    run(d, kernel, code.get(), nodes, wish, rows);
+    run(d, kernel, code.get(), nodes, rows);
   }
-  if (wish.results) {
-    std::ofstream(wish.results) << fmt::format(
+  if (results) {
+    std::ofstream(results) << fmt::format(
         "{{\n  \"bench\": \"gpu_chain_bench\",\n  \"device\": \"{}\",\n  \"cuda_driver\": {},\n"
         "  \"rounds\": {},\n  \"rows\": [\n{}\n  ]\n}}\n",
         name, d.version, kRounds, rows);
@@ -349,13 +331,5 @@ int bench(const Wish& wish) {
 }  // namespace anabranch::cuda
 
 int main(int count, char** arguments) {
-  anabranch::cuda::Wish wish;
-  for (int i = 1; i < count; ++i) {
-    if (std::strcmp(arguments[i], "--variants") == 0) {
-      wish.variants = true;
-    } else {
-      wish.results = arguments[i];
-    }
-  }
-  return anabranch::cuda::bench(wish);
+  return anabranch::cuda::bench(count > 1 ? arguments[1] : nullptr);
 }

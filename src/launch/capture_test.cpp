@@ -97,8 +97,8 @@ TEST_F(CaptureTest, ALargeArenaComesInPartsThatMayLieAnywhere) {
   ASSERT_THAT(recording->parts(), ElementsAre(kTemporary, kTemporary));
   EXPECT_EQ(recording->counts().arena_bytes, 2 * kTemporary);
   std::vector<std::uint64_t> addresses{allocate_part(kBytes), allocate_part(kBytes), 0, 0};
+  const std::uint64_t place = allocate_part(kTemporary), other = allocate_part(kTemporary);
   for (std::uint32_t round = 0; round < 2; ++round) {
-    const std::uint64_t place = allocate_part(kTemporary), other = allocate_part(kTemporary);
     addresses[2] = round == 0 ? place : other;
     addresses[3] = round == 0 ? other : place;
     put_words(addresses[0], round);

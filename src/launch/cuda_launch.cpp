@@ -10,10 +10,10 @@ namespace {
 // An executable of the recording, for the time of one launch.
 class ExecLease {
  public:
-  // The one used last has most of its addresses right. Leases are short: while all are taken, the
-  // thread offers its core.
-  explicit ExecLease(std::span<const std::unique_ptr<CudaExec>> from) noexcept
-      : exec_(take(from)) {}
+  // One launch of an executable runs at a time, so each stream keeps to one, which also has most of
+  // its addresses right. Leases are short: while all are taken, the thread offers its core.
+  ExecLease(std::span<const std::unique_ptr<CudaExec>> from, CuStream stream) noexcept
+      : exec_(take(from, stream)) {}
   ~ExecLease() { exec_.release(); }
   ExecLease(const ExecLease&) = delete;
   ExecLease& operator=(const ExecLease&) = delete;
@@ -22,15 +22,24 @@ class ExecLease {
   CudaExec& operator*() const noexcept { return exec_; }
 
  private:
-  static CudaExec& take(std::span<const std::unique_ptr<CudaExec>> from) noexcept {
-    for (bool idle_only = true;; idle_only = false) {
-      for (const auto& exec : from) {
-        if (!exec->try_lease()) continue;
-        if (!idle_only || exec->is_idle()) return *exec;
-        exec->release();
+  static CudaExec& take(std::span<const std::unique_ptr<CudaExec>> from, CuStream stream) noexcept {
+    for (;; std::this_thread::yield()) {
+      for (const CuStream used_by : {stream, CuStream{nullptr}}) {
+        if (CudaExec* const exec = take_used_by(from, used_by)) return *exec;
       }
-      if (!idle_only) std::this_thread::yield();
+      for (const auto& exec : from) {
+        if (exec->try_lease()) return *exec;
+      }
     }
+  }
+  static CudaExec* take_used_by(std::span<const std::unique_ptr<CudaExec>> from,
+                                CuStream stream) noexcept {
+    for (const auto& exec : from) {
+      if (!exec->try_lease()) continue;
+      if (exec->last_stream() == stream) return exec.get();
+      exec->release();
+    }
+    return nullptr;
   }
   CudaExec& exec_;
 };
@@ -57,7 +66,7 @@ Result<Repoint> launch_from_host(CudaExec& exec, const Moved& moved, CuStream st
 Result<Repoint> launch_from_device(CudaRecording& recording, LaunchMemory& memory,
                                    CuStream stream) {
   memory.is_set = false;  // in the executable whose memory this is
-  const ExecLease exec(recording.updating());
+  const ExecLease exec(recording.updating(), stream);
   // What the updater cannot set: copies of the host's memory, functions that the driver refuses.
   if (const auto set = exec->set_addresses(memory.addresses); !set.ok()) return set.error();
   if (Status queued = exec->launch(stream); !queued.ok()) return queued;
@@ -68,7 +77,7 @@ Result<Repoint> launch_from_device(CudaRecording& recording, LaunchMemory& memor
 
 Result<Repoint> launch(CudaRecording& recording, std::span<const std::uint64_t> addresses,
                        CuStream stream) {
-  const ExecLease exec(recording.executables());
+  const ExecLease exec(recording.executables(), stream);
   LaunchMemory& memory = exec->memory();
   const auto moved = take_bindings(recording, addresses, memory);
   if (!moved.ok()) return moved.error();

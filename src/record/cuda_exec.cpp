@@ -19,6 +19,8 @@ void set_source(CuMemcpy3D& copy, std::uint64_t address) {
   }
 }
 
+constexpr std::uint32_t kHalfOfTables = kHostTables / 2;
+
 void set_destination(CuMemcpy3D& copy, std::uint64_t address) {
   if (copy.dst_memory_type == CuMemoryType::kHost) {
     copy.dst_host = reinterpret_cast<void*>(address);
@@ -45,23 +47,22 @@ CudaExec::CudaExec(const Driver& driver, const Repointing& repointing)
 CudaExec::~CudaExec() {
   if (exec_) driver_.cuGraphExecDestroy(exec_);
   if (graph_) driver_.cuGraphDestroy(graph_);
-  if (launched_) {
-    driver_.cuEventSynchronize(launched_);  // a launch reads the tables until it has ended
-    driver_.cuEventDestroy(launched_);
+  for (const CuEvent event : half_read_) {
+    if (event) driver_.cuEventDestroy(event);
   }
-  if (staged_) driver_.cuMemFreeHost(staged_);
-  if (updates_) driver_.cuMemFree(updates_);
-  if (table_) driver_.cuMemFree(table_);
+  if (launches_done_) driver_.cuMemFree(launches_done_);  // waits for launches that read the tables
+  if (tables_) driver_.cuMemFreeHost(tables_);
 }
 
 Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph original,
-                                                 const Repointing& repointing, CuFunction updater) {
+                                                 const Repointing& repointing,
+                                                 const DeviceCode::Updater* updater) {
   std::unique_ptr<CudaExec> made(new CudaExec(driver, repointing));
   if (Status cloned = made->clone_nodes(original); !cloned.ok()) return cloned;
   if (updater) {
-    if (Status prepared = made->prepare_updates(updater); !prepared.ok()) return prepared;
+    if (Status prepared = made->prepare_updates(*updater); !prepared.ok()) return prepared;
   }
-  if (made->staged_) made->watch_sources();
+  if (made->tables_) made->watch_sources();
   CuInstantiateParams params{};
   if (Status instantiated =
           recorded("cuGraphInstantiateWithParams",
@@ -119,12 +120,12 @@ void LaunchMemory::forget() noexcept {
 
 Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> addresses) {
   assert(addresses.size() == addresses_.size());
-  if (staged_) {
+  if (tables_) {
     note_moved(addresses, watched_);
     const auto set = set_moved();
     if (!set.ok()) return set;
-    const Status sent = stage(addresses);
-    return sent.ok() ? set : Result<std::uint32_t>(sent);
+    const Status written = write_table(addresses);
+    return written.ok() ? set : Result<std::uint32_t>(written);
   }
   for_each_difference(addresses, addresses_, [&](std::size_t source) {
     note_moved(static_cast<std::uint32_t>(source), addresses[source]);
@@ -135,20 +136,33 @@ Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> add
 
 Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> addresses,
                                               std::span<const std::uint32_t> sources) {
-  assert(!staged_);
+  assert(!tables_);
   note_moved(addresses, sources);
   return set_moved();
 }
 
-Status CudaExec::stage(std::span<const std::uint64_t> addresses) {
-  if (!is_idle()) {
-    if (Status idle = launched("cuEventSynchronize", driver_.cuEventSynchronize(launched_));
-        !idle.ok()) {
-      return idle;
+// For the next launch. Whoever begins a half waits for those that read it last.
+Status CudaExec::write_table(std::span<const std::uint64_t> addresses) {
+  const std::uint64_t table = launches_ % kHostTables;
+  if (table % kHalfOfTables == 0 && launches_ >= kHostTables && !has_table_) {
+    const CuEvent read = half_read_[table / kHalfOfTables];
+    if (Status waited = launched("cuEventSynchronize", driver_.cuEventSynchronize(read));
+        !waited.ok()) {
+      return waited;
     }
   }
-  std::copy(addresses.begin(), addresses.end(), staged_);
+  std::copy(addresses.begin(), addresses.end(), tables_ + table * addresses.size());
+  has_table_ = true;
   return {};
+}
+
+// Behind the last launch of a half, and so behind all before it.
+Status CudaExec::mark_half(CuStream stream) {
+  if (launches_ % kHalfOfTables != 0) return {};
+  const CuEvent read = half_read_[(launches_ / kHalfOfTables + 1) % 2];
+  const Status noted = launched("cuEventRecord", driver_.cuEventRecord(read, stream));
+  if (!noted.ok()) driver_.cuStreamSynchronize(stream);  // nobody could tell when they are read
+  return noted;
 }
 
 Result<std::uint32_t> CudaExec::set_moved() {
@@ -258,20 +272,18 @@ CuResult CudaExec::set_kernel(std::uint32_t number) {
 }
 
 Status CudaExec::launch(CuStream stream) {
-  if (!staged_) return launched("cuGraphLaunch", driver_.cuGraphLaunch(exec_, stream));
-  if (Status queued = launched("cuGraphLaunch", driver_.cuGraphLaunch(exec_, stream));
-      !queued.ok()) {
-    return queued;
+  if (tables_ && !has_table_) {  // the same addresses once more
+    const std::uint64_t last = (launches_ + kHostTables - 1) % kHostTables;
+    Status written = write_table({tables_ + last * addresses_.size(), addresses_.size()});
+    if (!written.ok()) return written;
   }
-  is_running_ = true;
-  const Status noted = launched("cuEventRecord", driver_.cuEventRecord(launched_, stream));
-  if (!noted.ok()) driver_.cuStreamSynchronize(stream);  // nobody could tell when the table is read
-  return noted;
-}
-
-bool CudaExec::is_idle() noexcept {
-  if (is_running_) is_running_ = driver_.cuEventQuery(launched_) != CuResult::kSuccess;
-  return !is_running_;
+  Status queued = launched("cuGraphLaunch", driver_.cuGraphLaunch(exec_, stream));
+  if (!queued.ok()) return queued;
+  last_stream_ = stream;
+  if (!tables_) return {};
+  has_table_ = false;
+  ++launches_;
+  return mark_half(stream);
 }
 
 }  // namespace anabranch::cuda

@@ -43,13 +43,13 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
   }
   if (Status found = made->discover(first, second, kinds); !found.ok()) return found;
   made->index_sites();
-  made->repointing_.direct_addresses = options.direct_addresses;
   if (Status ready = made->make_executables(first.graph); !ready.ok()) return ready;
   return made;
 }
 
 Status CudaRecording::make_executables(CuGraph original) {
-  const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to, CuFunction updater) {
+  const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to,
+                       const DeviceCode::Updater* updater) {
     auto exec = CudaExec::make(driver_, original, repointing_, updater);
     if (!exec.ok()) return exec.error();
     to.push_back(*std::move(exec));
@@ -59,7 +59,7 @@ Status CudaRecording::make_executables(CuGraph original) {
     if (Status made = add(executables_, nullptr); !made.ok()) return made;
   }
   for (std::uint32_t i = 0; options_.device_code && i < options_.updating_executables; ++i) {
-    if (Status made = add(updating_, options_.device_code->update()); !made.ok()) return made;
+    if (Status made = add(updating_, &options_.device_code->updater()); !made.ok()) return made;
   }
   return {};
 }

@@ -61,7 +61,6 @@ struct Repointing {
   std::size_t source_count() const { return first_node.size() - 1; }
   std::uint32_t most_fields = 0;          // of any kernel
   std::vector<std::uint32_t> with_bytes;  // sources that have any
-  std::uint32_t direct_addresses = 0;     // tables of up to so many are read where they are staged
   CuContext context = nullptr;
 };
 
@@ -80,17 +79,17 @@ struct LaunchMemory {
 
 // One executable graph and the addresses that its nodes hold.
 //
-// Made with an updater it is an updating one: a kernel at its root writes all addresses into the
-// nodes behind it, from a table that each launch sends along, so that a launch costs the host the
-// same however many nodes there are. Its nodes run some two in a hundred slower for that. Made
-// without, the host sets the nodes that moved, 0.3 us each, and nothing is slower.
+// Made with an updater it is an updating one: kernels at its root write all addresses into the
+// nodes behind them, from a table that each launch has in the host's memory, so that a launch costs
+// the host the same however many nodes there are. Its nodes run some two in a hundred slower for
+// that. Made without, the host sets the nodes that moved, 0.3 us each, and nothing is slower.
 class CudaExec {
  public:
   static constexpr std::uint64_t kUnset = ~std::uint64_t{0};
 
   static Result<std::unique_ptr<CudaExec>> make(const Driver& driver, CuGraph original,
                                                 const Repointing& repointing,
-                                                CuFunction updater = nullptr);
+                                                const DeviceCode::Updater* updater = nullptr);
   ~CudaExec();
   CudaExec(const CudaExec&) = delete;
   CudaExec& operator=(const CudaExec&) = delete;
@@ -99,9 +98,9 @@ class CudaExec {
   void release() noexcept { leased_.store(false, std::memory_order_release); }
 
   // For the lessee. Gives the nodes these addresses, by source; only nodes that name a source which
-  // moved are touched. Answers how many there were. Affects later launches alone: an updating one
-  // waits until the launch before has ended, since its table is read until then. After a failure
-  // all addresses count as unknown.
+  // moved are touched. Answers how many there were. Affects later launches alone. An updating one
+  // waits for launches that are more than half of kHostTables back, which read their tables
+  // until they have ended. After a failure all addresses count as unknown.
   Result<std::uint32_t> set_addresses(std::span<const std::uint64_t> addresses);
   // The same where nothing but these sources can have moved; not for an updating one.
   Result<std::uint32_t> set_addresses(std::span<const std::uint64_t> addresses,
@@ -110,8 +109,9 @@ class CudaExec {
   // above `limit`.
   std::uint32_t count_moved(std::span<const std::uint64_t> addresses,
                             std::uint32_t limit) const noexcept;
+  // The driver has launches of one executable run one after the other, on whatever streams.
   Status launch(CuStream stream);
-  bool is_idle() noexcept;  // whether an updating one would not have to wait
+  CuStream last_stream() const { return last_stream_; }  // null before the first launch
 
   LaunchMemory& memory() { return memory_; }
 
@@ -123,15 +123,17 @@ class CudaExec {
   void note_moved(std::span<const std::uint64_t> addresses, std::span<const std::uint32_t> sources);
   void note_moved(std::uint32_t source, std::uint64_t address);
   Result<std::uint32_t> set_moved();
-  Status stage(std::span<const std::uint64_t> addresses);
+  Status write_table(std::span<const std::uint64_t> addresses);
+  Status mark_half(CuStream stream);
   void write_sites(std::uint32_t node);
   Status set_node(std::uint32_t node);
   CuResult set_kernel(std::uint32_t node);
-  Status prepare_updates(CuFunction updater);
+  Status prepare_updates(const DeviceCode::Updater& updater);
   Status make_updatable(std::uint32_t node, std::vector<SiteUpdate>& updates);
   Status allocate_tables(const std::vector<SiteUpdate>& updates);
-  Status add_updater(CuFunction updater, std::uint32_t updates);
-  Status add_copy(CuGraphNode* sent);
+  Status add_updater(const DeviceCode::Updater& updater, std::uint64_t updates);
+  Status add_kernel(CuKernelNodeParams kernel, void* params, CuGraphNode before, CuGraphNode* made);
+  Status put_before_roots(CuGraphNode updated);
   Status upload();
 
   const Driver& driver_;
@@ -146,11 +148,15 @@ class CudaExec {
   LaunchMemory memory_;
   std::vector<bool> by_device_;         // nodes that the updater sets
   std::vector<std::uint32_t> watched_;  // in an updating one: sources of nodes that the host sets
-  CuDevicePtr updates_ = 0;             // SiteUpdates, in device memory
-  CuDevicePtr table_ = 0;               // addresses by source, in device memory; if they are copied
-  std::uint64_t* staged_ = nullptr;     // the same, in pinned memory
-  CuEvent launched_ = nullptr;          // behind the latest launch of an updating one
-  bool is_running_ = false;             // as far as is known: that launch
+  // Of an updating one. In device memory the count of launches, the updates and the table; in the
+  // host's, pinned, the tables; and behind the last launches that read each half of these, an
+  // event.
+  CuDevicePtr launches_done_ = 0, updates_ = 0, table_ = 0;
+  std::uint64_t* tables_ = nullptr;
+  CuEvent half_read_[2] = {};
+  std::uint64_t launches_ = 0;
+  bool has_table_ = false;  // for the next launch
+  CuStream last_stream_ = nullptr;
   std::atomic<bool> leased_{false};
 };
 
@@ -159,9 +165,7 @@ struct CudaRecordOptions {
   // With it copies and fills are kernels, which take memory of any kind, and there are updating
   // executables; without it the driver's nodes stay, and all are set from the host.
   const DeviceCode* device_code = nullptr;
-  std::uint32_t updating_executables = 2;  // one sends while another runs
-  // The updater reads tables of up to so many addresses from the host's memory, without a copy.
-  std::uint32_t direct_addresses = 0;
+  std::uint32_t updating_executables = 2;  // launches on so many streams run at once
   // Up to so many nodes are set from the host. About where the two cost the same on an H200.
   std::uint32_t few_nodes = 20;
   // After so many launches at the same addresses all nodes are set from the host, once, and the

@@ -64,23 +64,17 @@ TEST_F(CudaRecordingTest, TheCapturesMayBeDestroyedAfterwards) {
 TEST_F(CudaRecordingTest, ARecordingFreesAllItMade) {
   const DeviceCode* const code = load_device_code();
   const std::size_t loaded = sim->live_objects();
-  for (const std::uint32_t direct : {0u, 1000u}) {
-    record({.executables = 3, .device_code = code, .direct_addresses = direct}).reset();
-    EXPECT_EQ(sim->live_objects(), loaded);
-  }
+  record({.executables = 3, .device_code = code}).reset();
+  EXPECT_EQ(sim->live_objects(), loaded);
 }
 
-class FailingCallsTest : public testing::CudaStepTest,
-                         public ::testing::WithParamInterface<std::uint32_t> {};
-
-TEST_P(FailingCallsTest, LeaveNothingBehind) {
+TEST_F(CudaRecordingTest, FailingCallsLeaveNothingBehind) {
   const DeviceCode* const code = load_device_code();
   const std::size_t before = sim->live_objects();
   std::set<std::string> have_failed;
   for (std::uint64_t n = 1;; ++n) {
     sim->fail_call(n, CuResult::kOutOfMemory);
-    const auto made =
-        try_record({.executables = 2, .device_code = code, .direct_addresses = GetParam()});
+    const auto made = try_record({.executables = 2, .device_code = code});
     const std::string failed = sim->failed_call();
     if (failed.empty()) {
       EXPECT_TRUE(made.ok());
@@ -100,8 +94,6 @@ TEST_P(FailingCallsTest, LeaveNothingBehind) {
     EXPECT_TRUE(have_failed.contains(call)) << call;
   }
 }
-INSTANTIATE_TEST_SUITE_P(WhetherTheTableIsCopiedOrNot, FailingCallsTest,
-                         ::testing::Values(0u, 1000u));
 
 // y = x + 2 by way of one temporary, and two other temporaries beside it, all noted.
 class NotedStepTest : public testing::CudaStepTest {

@@ -16,9 +16,18 @@ bool is_refused(CuResult result) {
   return result == CuResult::kNotSupported || result == CuResult::kInvalidValue;
 }
 
+CuKernelNodeParams kernel_of(CuFunction function, unsigned blocks, unsigned threads) {
+  CuKernelNodeParams kernel{};
+  kernel.func = function;
+  kernel.grid_x = blocks;
+  kernel.block_x = threads;
+  kernel.grid_y = kernel.grid_z = kernel.block_y = kernel.block_z = 1;
+  return kernel;
+}
+
 }  // namespace
 
-Status CudaExec::prepare_updates(CuFunction updater) {
+Status CudaExec::prepare_updates(const DeviceCode::Updater& updater) {
   std::vector<SiteUpdate> updates;
   for (std::uint32_t node = 0; node < nodes_.size(); ++node) {
     if (nodes_[node].type != CuNodeType::kKernel ||
@@ -29,7 +38,7 @@ Status CudaExec::prepare_updates(CuFunction updater) {
   }
   if (updates.empty()) return {};
   if (Status allocated = allocate_tables(updates); !allocated.ok()) return allocated;
-  return add_updater(updater, static_cast<std::uint32_t>(updates.size()));
+  return add_updater(updater, updates.size());
 }
 
 Status CudaExec::make_updatable(std::uint32_t node, std::vector<SiteUpdate>& updates) {
@@ -56,66 +65,72 @@ Status CudaExec::make_updatable(std::uint32_t node, std::vector<SiteUpdate>& upd
 }
 
 Status CudaExec::allocate_tables(const std::vector<SiteUpdate>& updates) {
-  const std::size_t table_bytes = addresses_.size() * sizeof(std::uint64_t);
+  constexpr std::uint64_t kNoLaunches = 0;
   const std::size_t updates_bytes = updates.size() * sizeof(SiteUpdate);
-  if (Status made = recorded("cuMemAlloc", driver_.cuMemAlloc(&updates_, updates_bytes));
+  const std::size_t table_bytes = addresses_.size() * sizeof(std::uint64_t);
+  if (Status made = recorded(
+          "cuMemAlloc",
+          driver_.cuMemAlloc(&launches_done_, sizeof kNoLaunches + updates_bytes + table_bytes));
       !made.ok()) {
     return made;
   }
-  if (addresses_.size() > repointing_.direct_addresses) {
-    if (Status made = recorded("cuMemAlloc", driver_.cuMemAlloc(&table_, table_bytes));
+  updates_ = launches_done_ + sizeof kNoLaunches;
+  table_ = updates_ + updates_bytes;
+  void* tables = nullptr;
+  if (Status made =
+          recorded("cuMemHostAlloc", driver_.cuMemHostAlloc(&tables, kHostTables * table_bytes, 0));
+      !made.ok()) {
+    return made;
+  }
+  tables_ = static_cast<std::uint64_t*>(tables);
+  for (CuEvent& read : half_read_) {
+    if (Status made = recorded("cuEventCreate", driver_.cuEventCreate(&read, kEventDisableTiming));
         !made.ok()) {
       return made;
     }
   }
-  void* staged = nullptr;
-  if (Status made = recorded("cuMemHostAlloc", driver_.cuMemHostAlloc(&staged, table_bytes, 0));
-      !made.ok()) {
-    return made;
-  }
-  staged_ = static_cast<std::uint64_t*>(staged);
-  if (Status made =
-          recorded("cuEventCreate", driver_.cuEventCreate(&launched_, kEventDisableTiming));
-      !made.ok()) {
-    return made;
+  if (Status written = recorded(
+          "cuMemcpyHtoD", driver_.cuMemcpyHtoD(launches_done_, &kNoLaunches, sizeof kNoLaunches));
+      !written.ok()) {
+    return written;
   }
   return recorded("cuMemcpyHtoD", driver_.cuMemcpyHtoD(updates_, updates.data(), updates_bytes));
 }
 
-Status CudaExec::add_copy(CuGraphNode* sent) {
-  CuMemcpy3D copy{};
-  copy.src_memory_type = CuMemoryType::kHost;
-  copy.src_host = staged_;
-  copy.dst_memory_type = CuMemoryType::kDevice;
-  copy.dst_device = table_;
-  copy.width_bytes = addresses_.size() * sizeof(std::uint64_t);
-  copy.height = copy.depth = 1;
-  return recorded("cuGraphAddMemcpyNode", driver_.cuGraphAddMemcpyNode(sent, graph_, nullptr, 0,
-                                                                       &copy, repointing_.context));
-}
-
-// The table's copy, if there is one, and the updater come before every node that nothing came
-// before.
-Status CudaExec::add_updater(CuFunction updater, std::uint32_t updates) {
-  CuGraphNode sent = nullptr, updated = nullptr;
-  CuDevicePtr table = table_;
-  const Status ready = table_ ? add_copy(&sent)
-                              : recorded("cuMemHostGetDevicePointer",
-                                         driver_.cuMemHostGetDevicePointer(&table, staged_, 0));
-  if (!ready.ok()) return ready;
-  void* params[] = {&updates_, &table, &updates};
-  CuKernelNodeParams kernel{};
-  kernel.func = updater;
-  kernel.grid_x = (updates + kUpdaterBlock - 1) / kUpdaterBlock;
-  kernel.block_x = kUpdaterBlock;
-  kernel.grid_y = kernel.grid_z = kernel.block_y = kernel.block_z = 1;
-  kernel.kernel_params = params;
+Status CudaExec::add_updater(const DeviceCode::Updater& updater, std::uint64_t updates) {
+  FetchParams fetch{0, table_, launches_done_, addresses_.size()};
+  CuDevicePtr host_tables = 0;
+  if (Status found = recorded("cuMemHostGetDevicePointer",
+                              driver_.cuMemHostGetDevicePointer(&host_tables, tables_, 0));
+      !found.ok()) {
+    return found;
+  }
+  fetch.host_tables = host_tables;
+  CuGraphNode fetched = nullptr, updated = nullptr;
   if (Status added =
-          recorded("cuGraphAddKernelNode",
-                   driver_.cuGraphAddKernelNode(&updated, graph_, &sent, sent ? 1 : 0, &kernel));
+          add_kernel(kernel_of(updater.fetch, 1, kFetchBlock), &fetch, nullptr, &fetched);
       !added.ok()) {
     return added;
   }
+  UpdateParams update{updates_, table_, updates};
+  const auto blocks = static_cast<unsigned>((updates + kUpdaterBlock - 1) / kUpdaterBlock);
+  if (Status added =
+          add_kernel(kernel_of(updater.update, blocks, kUpdaterBlock), &update, fetched, &updated);
+      !added.ok()) {
+    return added;
+  }
+  return put_before_roots(updated);
+}
+
+Status CudaExec::add_kernel(CuKernelNodeParams kernel, void* params, CuGraphNode before,
+                            CuGraphNode* made) {
+  kernel.kernel_params = &params;
+  return recorded("cuGraphAddKernelNode",
+                  driver_.cuGraphAddKernelNode(made, graph_, &before, before ? 1 : 0, &kernel));
+}
+
+// Before every node that nothing came before.
+Status CudaExec::put_before_roots(CuGraphNode updated) {
   std::vector<bool> has_earlier(nodes_.size());
   for (const EdgeImage& edge : repointing_.image.edges) has_earlier[edge.to] = true;
   std::vector<CuGraphNode> roots;

@@ -18,17 +18,34 @@
 
 namespace anabranch::cuda {
 
-// Writes addresses[unit] + shift at `offset` of the parameters of `node`; `unit` numbers the table
-// that a launch sends along.
+// Writes table[unit] + shift at `offset` of the parameters of `node`.
 struct SiteUpdate {
   std::uint64_t node = 0;  // a CuDeviceNode
   std::uint64_t shift = 0;
   std::uint32_t offset = 0;
   std::uint32_t unit = 0;
 };
-static_assert(sizeof(SiteUpdate) == 24);
+struct UpdateParams {
+  std::uint64_t updates = 0;  // SiteUpdates
+  std::uint64_t table = 0;    // addresses
+  std::uint64_t count = 0;    // of updates
+};
+static_assert(sizeof(SiteUpdate) == 24 && sizeof(UpdateParams) == 24);
 
 inline constexpr std::uint32_t kUpdaterBlock = 128;  // threads
+
+// Fills the updater's table from the host's memory, where launches of an executable, which run one
+// after the other, take turns with so many. One block, lest a second one counts the launch as well.
+inline constexpr std::uint32_t kHostTables = 16;
+struct FetchParams {
+  std::uint64_t host_tables = 0;  // kHostTables times `count` addresses
+  std::uint64_t table = 0;
+  std::uint64_t launches = 0;  // of the word that counts them
+  std::uint64_t count = 0;     // of addresses
+};
+static_assert(sizeof(FetchParams) == 32);
+
+inline constexpr std::uint32_t kFetchBlock = 1024;
 
 // A box of rows from one place to another. They must not overlap, as with any copy.
 struct CopyParams {
@@ -78,8 +95,11 @@ class DeviceCode {
   DeviceCode(const DeviceCode&) = delete;
   DeviceCode& operator=(const DeviceCode&) = delete;
 
-  // anabranch_update(const SiteUpdate* updates, const uint64_t* addresses, uint32_t count)
-  CuFunction update() const { return update_; }
+  // anabranch_fetch(FetchParams) and anabranch_update(UpdateParams)
+  struct Updater {
+    CuFunction fetch = nullptr, update = nullptr;
+  };
+  const Updater& updater() const { return updater_; }
   // anabranch_copy(CopyParams)
   CuFunction copy() const { return copy_; }
   // anabranch_fill(FillParams)
@@ -93,7 +113,8 @@ class DeviceCode {
 
   const Driver& driver_;
   CuModule module_ = nullptr;
-  CuFunction update_ = nullptr, copy_ = nullptr, fill_ = nullptr, table_ = nullptr;
+  Updater updater_;
+  CuFunction copy_ = nullptr, fill_ = nullptr, table_ = nullptr;
 };
 #endif
 

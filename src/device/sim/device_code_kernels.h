@@ -13,17 +13,33 @@
 
 namespace anabranch::sim {
 
-inline Kernel updater_kernel() {
-  return {.name = "anabranch_update",
-          .params = layout_of({8, 8, 4}),
+inline Kernel fetch_kernel() {
+  return {.name = "anabranch_fetch",
+          .params = {{0, sizeof(cuda::FetchParams)}},
           .run = [](const KernelCall& call) {
-            const auto count = call.param<std::uint32_t>(16);
-            const auto* updates =
-                call.memory<cuda::SiteUpdate>(call.param<cuda::CuDevicePtr>(0), count);
-            for (std::uint32_t i = 0; updates && i < count; ++i) {
+            const auto params = call.param<cuda::FetchParams>(0);
+            const std::size_t bytes = params.count * sizeof(std::uint64_t);
+            auto* launches = call.memory<std::uint64_t>(params.launches, 1);
+            if (!launches) return;
+            const auto* from = call.memory<std::byte>(
+                params.host_tables + *launches % cuda::kHostTables * bytes, bytes);
+            auto* to = call.memory<std::byte>(params.table, bytes);
+            if (!from || !to) return;
+            std::memcpy(to, from, bytes);
+            ++*launches;
+          }};
+}
+
+inline Kernel update_kernel() {
+  return {.name = "anabranch_update",
+          .params = {{0, sizeof(cuda::UpdateParams)}},
+          .run = [](const KernelCall& call) {
+            const auto params = call.param<cuda::UpdateParams>(0);
+            const auto* updates = call.memory<cuda::SiteUpdate>(params.updates, params.count);
+            for (std::uint64_t i = 0; updates && i < params.count; ++i) {
               const cuda::SiteUpdate& site = updates[i];
-              const auto* address = call.memory<std::uint64_t>(
-                  call.param<cuda::CuDevicePtr>(8) + cuda::CuDevicePtr{8} * site.unit, 1);
+              const auto* address =
+                  call.memory<std::uint64_t>(params.table + cuda::CuDevicePtr{8} * site.unit, 1);
               if (!address) return;
               const std::uint64_t value = *address + site.shift;
               // A refused update leaves the old address, and shows as a wrong result.
@@ -82,11 +98,11 @@ inline Kernel table_kernel() {
 
 // Adds them all, and answers an image that names them, for DeviceCode::load().
 inline std::string add_device_code(SimDriver& sim) {
-  for (const auto make : {updater_kernel, copy_kernel, fill_kernel, table_kernel}) {
+  for (const auto make : {fetch_kernel, update_kernel, copy_kernel, fill_kernel, table_kernel}) {
     sim.add_kernel(make());
   }
-  return SimDriver::make_image(
-      {"anabranch_update", "anabranch_copy", "anabranch_fill", "anabranch_table"});
+  return SimDriver::make_image({"anabranch_fetch", "anabranch_update", "anabranch_copy",
+                                "anabranch_fill", "anabranch_table"});
 }
 
 }  // namespace anabranch::sim

@@ -28,9 +28,8 @@ constexpr std::uint32_t kStored = 7;
 
 enum : std::size_t { kX, kY, kZ, kT0, kT1, kT2, kT3, kT4, kUnits };
 
-// Who sets the nodes: the host, or device code that has its table copied or reads the host's
-// memory.
-enum class By : std::uint8_t { kHost, kUpdater, kUpdaterDirectly };
+// Who sets the nodes.
+enum class By : std::uint8_t { kHost, kUpdater };
 // Whether the memory of launches is mapped, and whether nodes run side by side.
 using Way = std::tuple<By, bool, bool>;
 
@@ -57,7 +56,6 @@ class Recordings : public Differential, public ::testing::WithParamInterface<Way
     CudaRecordOptions options{.device_code = code.get(), .updating_executables = 0};
     if (by_updater()) {
       options.updating_executables = 2;
-      options.direct_addresses = by() == By::kUpdaterDirectly ? 1000 : 0;
       options.few_nodes = 0;
       options.settle_after = ~0u;
     }
@@ -222,14 +220,11 @@ TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
 
 std::string who(const ::testing::TestParamInfo<Way>& way) {
   const auto [by, is_mapped, is_side_by_side] = way.param;
-  return std::string(by == By::kHost      ? "ByHost"
-                     : by == By::kUpdater ? "ByUpdater"
-                                          : "ByUpdaterDirectly") +
+  return std::string(by == By::kHost ? "ByHost" : "ByUpdater") +
          (is_mapped ? "Mapped" : "Allocated") + (is_side_by_side ? "SideBySide" : "");
 }
 INSTANTIATE_TEST_SUITE_P(, Recordings,
-                         ::testing::Combine(::testing::Values(By::kHost, By::kUpdater,
-                                                              By::kUpdaterDirectly),
+                         ::testing::Combine(::testing::Values(By::kHost, By::kUpdater),
                                             ::testing::Bool(), ::testing::Bool()),
                          who);
 
