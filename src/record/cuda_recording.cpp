@@ -5,6 +5,7 @@
 
 #include "record/graph_match.h"
 #include "record/graph_overlap.h"
+#include "record/graph_races.h"
 #include "record/graph_transfers.h"
 
 namespace anabranch::cuda {
@@ -84,14 +85,17 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   }
   auto tables = replace(*found, *image);
   if (!tables.ok()) return tables.error();
+  const std::vector<EdgeImage> captured = image->edges;
   lanes_ = overlap_nodes(*image, found->sites, tables->writes, tenants.units, options_.lanes);
   repointing_.is_reordered = lanes_ > 1;
+  if (repointing_.is_reordered) {
+    if (Status kept = check_order(*image, captured, found->sites, tables->writes); !kept.ok()) {
+      return kept;
+    }
+  }
   const auto of_units = kinds_of_units(tenants, kinds);
   auto plan = plan_graph(*image, found->sites, tenants.units, of_units, tables->writes);
   if (!plan.ok()) return plan.error();
-  if (repointing_.is_reordered) {
-    if (Status ordered = check_order(*image, found->sites, *plan); !ordered.ok()) return ordered;
-  }
   name_slots(tenants, of_units, found->sites);
   repointing_.image = *std::move(image);
   arena_ = std::move(plan->parts.arena);
