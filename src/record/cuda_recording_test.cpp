@@ -306,6 +306,24 @@ TEST_F(TwoStreamsTest, CopiesIntoPartsOfOneBufferThatWereNeverOrderedKeepNobodyF
   }
 }
 
+TEST_F(TwoStreamsTest, CopiesIntoPartsOfOneBufferThatWereCapturedInOrderNeedNone) {
+  capture_both([&] {
+    copy(main(), kX, 4, 0, kHalf);
+    copy(main(), kX, 4, kHalf, kHalf);
+    add(main(), 4, kY);
+  });
+  const DeviceCode* const code = load_device_code();
+  const auto recording = try_branched(2, code);
+  ASSERT_TRUE(recording.ok()) << recording.error().message();
+  const auto& edges = (*recording)->image().edges;
+  ASSERT_EQ(edges.size(), 2u);
+  EXPECT_EQ(edges[0].from, 0u);
+  EXPECT_EQ(edges[1].from, 1u);
+  const CuDevicePtr y = launch_with_words_from(**recording, 100);
+  const auto words = get_words(y);
+  for (std::uint32_t i = 0; i < words.size(); ++i) ASSERT_EQ(words[i], 101 + i);
+}
+
 TEST_F(CudaRecordingTest, CapturesOfTwoDifferentStepsAreRefused) {
   EXPECT_CU(d->cuStreamBeginCapture(work_stream, CuCaptureMode::kThreadLocal));
   captures[1].graph = end_capture(work_stream);

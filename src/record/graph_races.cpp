@@ -80,7 +80,9 @@ class OrderCheck {
   Status check_memory(std::span<const Site> sites) const {
     std::map<std::uint32_t, std::vector<const Site*>> readers, writers;  // by unit
     for (const Site& site : sites) {
-      const auto clash = [&](const Site* other) { return is_lost(other->node, site.node); };
+      const auto clash = [&](const Site* other) {
+        return may_share(*other, site) && is_lost(other->node, site.node);
+      };
       for (auto* users : {&writers, site.writes ? &readers : nullptr}) {
         if (!users) continue;
         const auto& there = (*users)[site.unit];

@@ -6,7 +6,7 @@
 // Edges:     a graph without edges to lose or to miss is right.
 //
 // It looks for what graph_overlap must not do, pair by pair, and shares with it only the bits that
-// say who comes before whom.
+// say who comes before whom and how two places of a unit are compared.
 #pragma once
 
 #include <span>

@@ -22,6 +22,7 @@ struct Node {
   bool writes = false;
   bool is_known = true;
   std::uint32_t work = NodeImage::kNoWork;
+  std::uint64_t begin = 0, bytes = 0;  // which part of it; all where that is not known
 };
 
 // Nodes in the order in which they were captured, and what is left of that.
@@ -37,7 +38,8 @@ struct Case {
       images.push_back(kernel("k", {}));
       images.back().is_known = nodes[i].is_known;
       images.back().work = nodes[i].work;
-      sites.push_back({i, Operand::kParam, 0, nodes[i].unit, 0, nodes[i].writes});
+      const Node& node = nodes[i];
+      sites.push_back({i, Operand::kParam, 0, node.unit, node.begin, node.writes, node.bytes});
     }
     captured = image_of({}, was).edges;
     image = image_of(std::move(images), is);
@@ -65,6 +67,18 @@ TEST(GraphRaces, WhatTheCaptureDidNotOrderIsNotAskedFor) {
 TEST(GraphRaces, ReadersAndUsersOfOtherMemoryNeedNoOrder) {
   EXPECT_TRUE(Case({{7, false}, {7, false}}, {{0, 1}}, {}).check().ok());
   EXPECT_TRUE(Case({{7, true}, {8, true}}, {{0, 1}}, {}).check().ok());
+}
+
+TEST(GraphRaces, PartsOfOneUnitNeedNoOrder) {
+  const auto check = [](std::uint64_t first_bytes, std::uint64_t second_bytes) {
+    const Node first{7, true, true, NodeImage::kNoWork, 0, first_bytes};
+    const Node second{7, true, true, NodeImage::kNoWork, 64, second_bytes};
+    return Case({first, second}, {{0, 1}}, {}).check().ok();
+  };
+  EXPECT_TRUE(check(64, 8));
+  EXPECT_FALSE(check(65, 8));
+  EXPECT_FALSE(check(0, 8));
+  EXPECT_FALSE(check(64, 0));
 }
 
 TEST(GraphRaces, AnOrderMayBeKeptByWayOfOthers) {
@@ -135,7 +149,13 @@ class Random {
 };
 
 bool need_order(const Node& a, const Node& b) {
-  const bool share = a.unit == b.unit && (a.writes || b.writes);
+  bool share = false;
+  for (std::uint64_t byte = 0; a.unit == b.unit && (a.writes || b.writes) && byte < 16; ++byte) {
+    const auto touches = [&](const Node& node) {
+      return node.bytes == 0 || (byte >= node.begin && byte < node.begin + node.bytes);
+    };
+    share |= touches(a) && touches(b);
+  }
   return share || !a.is_known || !b.is_known || (a.work == b.work && a.work != NodeImage::kNoWork);
 }
 
@@ -146,8 +166,9 @@ TEST(GraphRaces, WhetherAnOrderIsKeptAgreesWithBruteForce) {
     Random random(seed);
     std::vector<Node> nodes;
     for (std::uint32_t i = 0; i < kNodes; ++i) {
-      nodes.push_back({random.below(25), random.below(3) == 0, random.below(100) != 0,
-                       random.below(20) == 0 ? random.below(8) : NodeImage::kNoWork});
+      nodes.push_back({random.below(15), random.below(3) == 0, random.below(100) != 0,
+                       random.below(20) == 0 ? random.below(8) : NodeImage::kNoWork,
+                       random.below(12), random.below(5)});
     }
     Case step(nodes, {}, {});
     step.captured = random.edges(kNodes, 30);
