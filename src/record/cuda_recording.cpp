@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "record/capture_races.h"
 #include "record/graph_match.h"
 #include "record/graph_overlap.h"
 #include "record/graph_races.h"
@@ -75,9 +76,16 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   if (!units.ok()) return units.error();
   auto found = find(*image, *other, *units);
   if (!found.ok()) return found.error();
+  const bool of_second = second.notes != nullptr;
+  const Capture& noted = of_second ? second : first;
+  const GraphImage& as_noted = of_second ? *other : *image;
   const Tenants tenants =
-      second.notes ? find_uses(second.allocations, *units, true, second.notes, *other, found->sites)
-                   : find_uses(first.allocations, *units, false, first.notes, *image, found->sites);
+      find_uses(noted.allocations, *units, of_second, noted.notes, as_noted, found->sites);
+  if (Status ordered = check_captured(as_noted, find_captured_uses(as_noted, found->sites, tenants,
+                                                                   *units, of_second, noted.notes));
+      !ordered.ok()) {
+    return ordered;
+  }
   for (std::size_t i = 0; i < image->nodes.size(); ++i) {
     NodeImage& node = image->nodes[i];
     node.work = tenants.work_of[i];

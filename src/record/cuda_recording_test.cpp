@@ -265,15 +265,6 @@ class TwoStreamsTest : public testing::CudaStepTest {
     EXPECT_THAT(sim->violations(), ::testing::IsEmpty());
     return y;
   }
-  // As FSDP brings its parameters together.
-  void copy_parts_side_by_side() {
-    add(main(), kX, 2);
-    add(main(), kX, 3);
-    copy(side(), kX, 4, kHalf, kHalf);
-    copy(main(), 2, 4, 0, kHalf);
-    wait(main(), side());
-    add(main(), 4, kY);
-  }
 
  private:
   CuDevicePtr at(int i) const { return memory_[static_cast<std::size_t>(i)].address; }
@@ -294,7 +285,14 @@ class TwoStreamsTest : public testing::CudaStepTest {
 };
 
 TEST_F(TwoStreamsTest, CopiesIntoPartsOfOneBufferThatWereNeverOrderedKeepNobodyFromLanes) {
-  capture_both([&] { copy_parts_side_by_side(); });
+  capture_both([&] {  // as FSDP brings its parameters together
+    add(main(), kX, 2);
+    add(main(), kX, 3);
+    copy(side(), kX, 4, kHalf, kHalf);
+    copy(main(), 2, 4, 0, kHalf);
+    wait(main(), side());
+    add(main(), 4, kY);
+  });
   const DeviceCode* const code = load_device_code();
   const auto recording = try_branched(3, code);
   ASSERT_TRUE(recording.ok()) << recording.error().message();
@@ -322,6 +320,70 @@ TEST_F(TwoStreamsTest, CopiesIntoPartsOfOneBufferThatWereCapturedInOrderNeedNone
   const CuDevicePtr y = launch_with_words_from(**recording, 100);
   const auto words = get_words(y);
   for (std::uint32_t i = 0; i < words.size(); ++i) ASSERT_EQ(words[i], 101 + i);
+}
+
+TEST_F(TwoStreamsTest, AWaitThatTheStepForgotIsRefusedWithBothKernelsNamed) {
+  for (const bool waits : {false, true}) {
+    capture_both([&] {
+      add(main(), kX, 2);
+      if (waits) wait(side(), main());
+      add(side(), 2, 3);
+      wait(main(), side());
+      add(main(), 3, kY);
+    });
+    for (const std::uint32_t lanes : {1u, 3u}) {
+      const auto recording = try_branched(lanes);
+      ASSERT_EQ(recording.ok(), waits) << recording.error().message();
+      if (waits) continue;
+      EXPECT_EQ(recording.error().code(), Code::kRace);
+      EXPECT_THAT(recording.error().message(),
+                  AllOf(HasSubstr("kernel 0 'add_one' writes what kernel 1 'add_one' reads"),
+                        HasSubstr("wait_stream")));
+    }
+  }
+}
+
+TEST_F(TwoStreamsTest, CopiesThatMeetNeedNoNotesToBeRefused) {
+  for (const std::uint64_t begin : {kHalf, kHalf - 4}) {
+    capture_both([&] {
+      copy(main(), kX, 4, 0, kHalf);
+      copy(side(), kX, 4, begin, kHalf);
+    });
+    const auto recording = try_record();
+    ASSERT_EQ(recording.ok(), begin == kHalf);
+    if (recording.ok()) continue;
+    EXPECT_EQ(recording.error().code(), Code::kRace);
+    EXPECT_THAT(recording.error().message(), HasSubstr("copy 0 writes what copy 1 writes"));
+  }
+}
+
+TEST_F(TwoStreamsTest, AKernelThatReadsWhatACopyReplacesIsRefused) {
+  for (const std::uint64_t bytes : {kBytes, kHalf}) {
+    capture_both([&] {
+      copy(side(), kX, kY, 0, bytes);
+      add(main(), kY, 2);
+    });
+    EXPECT_EQ(try_branched(1).ok(), bytes == kHalf);  // it may read the other half
+  }
+}
+
+TEST_F(TwoStreamsTest, OfKernelsWithoutNotesNothingIsSaid) {
+  capture_both([&] {
+    add(main(), kX, 2, Noted::kNo);
+    add(side(), 2, 3, Noted::kNo);
+    add(main(), 2, 4);
+  });
+  EXPECT_TRUE(try_branched(1).ok());
+  EXPECT_TRUE(try_record().ok());
+}
+
+TEST_F(TwoStreamsTest, KernelsThatMayWritePartsOfGivenMemoryAreNotRefused) {
+  capture_both([&] {
+    add(main(), kX, kY);
+    add(side(), kX, kY);
+    add(side(), kY, 2);
+  });
+  EXPECT_TRUE(try_branched(1).ok());
 }
 
 TEST_F(CudaRecordingTest, CapturesOfTwoDifferentStepsAreRefused) {
