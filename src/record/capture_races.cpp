@@ -119,26 +119,37 @@ class CaptureCheck {
  private:
   // One of two that are certain to meet goes by bytes.
   Status check_certain(std::uint32_t unit) const {
+    std::vector<const CapturedUse*> exact;
     for (const CapturedUse* use : of_[unit]) {
-      if (use->extent != Extent::kBytes) continue;
-      for (const CapturedUse* other : of_[unit]) {
-        const bool is_seen = other->extent == Extent::kBytes && other->node < use->node;
-        if (is_seen || !(use->writes || other->writes)) continue;
-        if (!are_ordered(use->node, other->node) && surely_meet(*use, *other)) {
-          return other->node < use->node ? refuse(*other, *use) : refuse(*use, *other);
+      if (use->extent == Extent::kBytes) exact.push_back(use);
+    }
+    std::stable_sort(exact.begin(), exact.end(), [](const CapturedUse* a, const CapturedUse* b) {
+      return a->bytes.begin < b->bytes.begin;
+    });
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      const Bytes& bytes = exact[i]->bytes;
+      for (std::size_t j = i + 1; j < exact.size() && exact[j]->bytes.begin < bytes.end; ++j) {
+        if (!may_race(*exact[i], *exact[j])) continue;
+        if (find_overlap(bytes, exact[j]->bytes) == Overlap::kOverlap) {
+          return refuse(*exact[i], *exact[j]);
         }
+      }
+      if (!is_whole(*exact[i])) continue;
+      for (const CapturedUse* use : of_[unit]) {
+        if (use->extent != Extent::kSome || !may_race(*exact[i], *use)) continue;
+        return refuse(*exact[i], *use);
       }
     }
     return {};
   }
 
-  bool surely_meet(const CapturedUse& transfer, const CapturedUse& other) const {
-    if (other.extent == Extent::kBytes) {
-      return find_overlap(transfer.bytes, other.bytes) == Overlap::kOverlap;
-    }
-    const Bytes& bytes = transfer.bytes;
-    return other.extent == Extent::kSome && bytes.repeats.empty() && bytes.begin == 0 &&
-           bytes.end >= signed_of(units_[transfer.unit].bytes);
+  bool may_race(const CapturedUse& a, const CapturedUse& b) const {
+    return (a.writes || b.writes) && !are_ordered(a.node, b.node);
+  }
+
+  bool is_whole(const CapturedUse& use) const {
+    return use.bytes.repeats.empty() && use.bytes.begin == 0 &&
+           use.bytes.end >= signed_of(units_[use.unit].bytes);
   }
 
   Status check_readers(std::uint32_t unit) const {
@@ -172,7 +183,8 @@ class CaptureCheck {
     return a == b || before_.contains(std::max(a, b), std::min(a, b));
   }
 
-  Status refuse(const CapturedUse& first, const CapturedUse& second) const {
+  Status refuse(const CapturedUse& a, const CapturedUse& b) const {
+    const CapturedUse &first = a.node < b.node ? a : b, &second = a.node < b.node ? b : a;
     return Status(
         Code::kRace,
         fmt::format(
