@@ -5,7 +5,7 @@
 //            been made; the modules of their kernels must stay loaded.
 // Threads:   any; one capture memory is used by one thread at a time.
 // Failure:   a Status with the reason: no driver, captures that differ, work that cannot be
-//            re-pointed.
+//            re-pointed, streams of the step's own that race.
 // Edges:     what both captures agree on is frozen: sizes, numbers, memory that is in no block.
 //            Arrays of addresses that a step brings to the device through pinned memory are part of
 //            the recording; other pinned memory is read at each launch.
@@ -143,7 +143,8 @@ struct CaptureWork {
   bool independent = false;
 };
 
-// Memory that a piece of work reads, or may write, by any address in it.
+// Memory that a piece of work reads, or may write, by any address in it. Work that may write in one
+// block only is taken to write there.
 struct CaptureUse {
   std::uint64_t address = 0;
   bool writes = false;

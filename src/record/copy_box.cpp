@@ -53,6 +53,14 @@ std::uint64_t destination_shift(const CuMemcpy3D& copy) {
   return (copy.dst_z * copy.dst_height + copy.dst_y) * copy.dst_pitch + copy.dst_x_bytes;
 }
 
+std::uint64_t source_extent(const CuMemcpy3D& copy) {
+  return ((copy.depth - 1) * copy.src_height + copy.height - 1) * copy.src_pitch + copy.width_bytes;
+}
+
+std::uint64_t destination_extent(const CuMemcpy3D& copy) {
+  return ((copy.depth - 1) * copy.dst_height + copy.height - 1) * copy.dst_pitch + copy.width_bytes;
+}
+
 bool is_understood(const CuMemcpy3D& copy) {
   if (copy.height == 0 || copy.depth == 0) return false;
   const bool one_row = copy.height == 1 && copy.depth == 1;

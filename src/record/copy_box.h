@@ -24,6 +24,10 @@ std::uint64_t destination_of(const CuMemcpy3D& copy);
 std::uint64_t source_shift(const CuMemcpy3D& copy);
 std::uint64_t destination_shift(const CuMemcpy3D& copy);
 
+// From there to the end of its last row, for a box whose rows and layers lie one behind the other.
+std::uint64_t source_extent(const CuMemcpy3D& copy);
+std::uint64_t destination_extent(const CuMemcpy3D& copy);
+
 // Whether rows and layers lie one behind the other.
 bool is_understood(const CuMemcpy3D& copy);
 

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 
+#include "record/capture_races.h"
 #include "record/graph_match.h"
 #include "record/graph_overlap.h"
+#include "record/graph_races.h"
 #include "record/graph_transfers.h"
 
 namespace anabranch::cuda {
@@ -74,9 +76,16 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   if (!units.ok()) return units.error();
   auto found = find(*image, *other, *units);
   if (!found.ok()) return found.error();
+  const bool of_second = second.notes != nullptr;
+  const Capture& noted = of_second ? second : first;
+  const GraphImage& as_noted = of_second ? *other : *image;
   const Tenants tenants =
-      second.notes ? find_uses(second.allocations, *units, true, second.notes, *other, found->sites)
-                   : find_uses(first.allocations, *units, false, first.notes, *image, found->sites);
+      find_uses(noted.allocations, *units, of_second, noted.notes, as_noted, found->sites);
+  if (Status ordered = check_captured(as_noted, find_captured_uses(as_noted, found->sites, tenants,
+                                                                   *units, of_second, noted.notes));
+      !ordered.ok()) {
+    return ordered;
+  }
   for (std::size_t i = 0; i < image->nodes.size(); ++i) {
     NodeImage& node = image->nodes[i];
     node.work = tenants.work_of[i];
@@ -84,14 +93,17 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   }
   auto tables = replace(*found, *image);
   if (!tables.ok()) return tables.error();
+  const std::vector<EdgeImage> captured = image->edges;
   lanes_ = overlap_nodes(*image, found->sites, tables->writes, tenants.units, options_.lanes);
   repointing_.is_reordered = lanes_ > 1;
+  if (repointing_.is_reordered) {
+    if (Status kept = check_order(*image, captured, found->sites, tables->writes); !kept.ok()) {
+      return kept;
+    }
+  }
   const auto of_units = kinds_of_units(tenants, kinds);
   auto plan = plan_graph(*image, found->sites, tenants.units, of_units, tables->writes);
   if (!plan.ok()) return plan.error();
-  if (repointing_.is_reordered) {
-    if (Status ordered = check_order(*image, found->sites, *plan); !ordered.ok()) return ordered;
-  }
   name_slots(tenants, of_units, found->sites);
   repointing_.image = *std::move(image);
   arena_ = std::move(plan->parts.arena);

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -189,6 +190,192 @@ TEST_F(NotedStepTest, FailingCallsLeaveNothingBehind) {
     EXPECT_EQ(sim->live_objects(), before) << failed;
   }
   EXPECT_TRUE(have_failed.contains("cuGraphRemoveDependencies"));
+}
+
+// A step over two streams. The side stream is given x, joins at the end, and what `queue` adds lies
+// between; some of it is noted.
+class TwoStreamsTest : public testing::CudaStepTest {
+ protected:
+  enum class Noted { kNo, kYes };
+  static constexpr std::uint64_t kHalf = kBytes / 2;
+  static constexpr int kX = 0, kY = 1;  // given; 2, 3 and 4 are the step's own
+
+  using Queue = std::function<void()>;
+  void capture_both(const Queue& queue) {
+    destroy_captures();
+    for (Captured& captured : captures) {
+      marks_.emplace(*d);
+      works_.clear();
+      uses_.clear();
+      for (CaptureAllocation& memory : captured.memory) memory.address = allocate(kBytes);
+      memory_ = captured.memory;
+      captured.graph = capture_on_two_streams(queue);
+      for (const CaptureAllocation& memory : memory_) EXPECT_CU(d->cuMemFree(memory.address));
+    }
+    notes_ = {&*marks_, 2, works_, uses_};
+  }
+  Result<std::shared_ptr<CudaRecording>> try_branched(std::uint32_t lanes,
+                                                      const DeviceCode* code = nullptr) {
+    CudaRecordOptions options;
+    options.device_code = code;
+    options.lanes = lanes;
+    return CudaRecording::make(*d, {captures[0].graph, captures[0].memory},
+                               {captures[1].graph, captures[1].memory, nullptr, &notes_}, kinds,
+                               options);
+  }
+
+  CuStream main() const { return work_stream; }
+  CuStream side() const { return side_; }
+  void add(CuStream on, int from, int to, Noted noted = Noted::kYes) {
+    EXPECT_CU(add_one(on, at(from), at(to), testing::kWords));
+    if (noted == Noted::kNo) {
+      (void)*marks_->mark(on, 3);
+    } else {
+      uses_.insert(uses_.end(), {{at(from), false}, {at(to), true}});
+      works_.push_back({*marks_->mark(on, 3), 2});
+    }
+  }
+  void copy(CuStream on, int from, int to, std::uint64_t begin, std::uint64_t bytes) {
+    EXPECT_CU(d->cuMemcpyDtoDAsync(at(to) + begin, at(from) + begin, bytes, on));
+    (void)*marks_->mark(on, 3);
+  }
+  void wait(CuStream on, CuStream behind) {
+    const CuEvent done = event();
+    EXPECT_CU(d->cuEventRecord(done, behind));
+    EXPECT_CU(d->cuStreamWaitEvent(on, done, 0));
+  }
+  // At new addresses; answers y's. x counts from there.
+  CuDevicePtr launch_with_words_from(const CudaRecording& recording, std::uint32_t first) {
+    const CuDevicePtr x = allocate(kBytes), y = allocate(kBytes);
+    put_words(x, first);
+    std::vector<std::uint64_t> addresses{x, y};
+    for (const std::uint64_t bytes : recording.part_bytes()) addresses.push_back(allocate(bytes));
+    CudaExec& exec = *recording.executables()[0];
+    EXPECT_TRUE(exec.set_addresses(addresses).ok());
+    EXPECT_TRUE(exec.launch(main()).ok());
+    EXPECT_CU(d->cuStreamSynchronize(main()));
+    EXPECT_THAT(sim->violations(), ::testing::IsEmpty());
+    return y;
+  }
+
+ private:
+  CuDevicePtr at(int i) const { return memory_[static_cast<std::size_t>(i)].address; }
+  CuGraph capture_on_two_streams(const Queue& queue) {
+    EXPECT_CU(d->cuStreamBeginCapture(main(), CuCaptureMode::kThreadLocal));
+    (void)*marks_->mark(main(), 3);
+    wait(side(), main());
+    queue();
+    wait(main(), side());
+    return end_capture(main());
+  }
+  std::vector<CaptureAllocation> memory_;
+  CuStream side_ = stream();
+  std::optional<CaptureMarks> marks_;
+  std::vector<CaptureWork> works_;
+  std::vector<CaptureUse> uses_;
+  Notes notes_;
+};
+
+TEST_F(TwoStreamsTest, CopiesIntoPartsOfOneBufferThatWereNeverOrderedKeepNobodyFromLanes) {
+  capture_both([&] {  // as FSDP brings its parameters together
+    add(main(), kX, 2);
+    add(main(), kX, 3);
+    copy(side(), kX, 4, kHalf, kHalf);
+    copy(main(), 2, 4, 0, kHalf);
+    wait(main(), side());
+    add(main(), 4, kY);
+  });
+  const DeviceCode* const code = load_device_code();
+  const auto recording = try_branched(3, code);
+  ASSERT_TRUE(recording.ok()) << recording.error().message();
+  EXPECT_GT((*recording)->lanes(), 1u);
+  const CuDevicePtr y = launch_with_words_from(**recording, 100);
+  const auto words = get_words(y);
+  for (std::uint32_t i = 0; i < words.size(); ++i) {
+    ASSERT_EQ(words[i], 100 + i + (i < words.size() / 2 ? 2 : 1)) << i;
+  }
+}
+
+TEST_F(TwoStreamsTest, CopiesIntoPartsOfOneBufferThatWereCapturedInOrderNeedNone) {
+  capture_both([&] {
+    copy(main(), kX, 4, 0, kHalf);
+    copy(main(), kX, 4, kHalf, kHalf);
+    add(main(), 4, kY);
+  });
+  const DeviceCode* const code = load_device_code();
+  const auto recording = try_branched(2, code);
+  ASSERT_TRUE(recording.ok()) << recording.error().message();
+  const auto& edges = (*recording)->image().edges;
+  ASSERT_EQ(edges.size(), 2u);
+  EXPECT_EQ(edges[0].from, 0u);
+  EXPECT_EQ(edges[1].from, 1u);
+  const CuDevicePtr y = launch_with_words_from(**recording, 100);
+  const auto words = get_words(y);
+  for (std::uint32_t i = 0; i < words.size(); ++i) ASSERT_EQ(words[i], 101 + i);
+}
+
+TEST_F(TwoStreamsTest, AWaitThatTheStepForgotIsRefusedWithBothKernelsNamed) {
+  for (const bool waits : {false, true}) {
+    capture_both([&] {
+      add(main(), kX, 2);
+      if (waits) wait(side(), main());
+      add(side(), 2, 3);
+      wait(main(), side());
+      add(main(), 3, kY);
+    });
+    for (const std::uint32_t lanes : {1u, 3u}) {
+      const auto recording = try_branched(lanes);
+      ASSERT_EQ(recording.ok(), waits) << recording.error().message();
+      if (waits) continue;
+      EXPECT_EQ(recording.error().code(), Code::kRace);
+      EXPECT_THAT(recording.error().message(),
+                  AllOf(HasSubstr("kernel 0 'add_one' writes what kernel 1 'add_one' reads"),
+                        HasSubstr("wait_stream")));
+    }
+  }
+}
+
+TEST_F(TwoStreamsTest, CopiesThatMeetNeedNoNotesToBeRefused) {
+  for (const std::uint64_t begin : {kHalf, kHalf - 4}) {
+    capture_both([&] {
+      copy(main(), kX, 4, 0, kHalf);
+      copy(side(), kX, 4, begin, kHalf);
+    });
+    const auto recording = try_record();
+    ASSERT_EQ(recording.ok(), begin == kHalf);
+    if (recording.ok()) continue;
+    EXPECT_EQ(recording.error().code(), Code::kRace);
+    EXPECT_THAT(recording.error().message(), HasSubstr("copy 0 writes what copy 1 writes"));
+  }
+}
+
+TEST_F(TwoStreamsTest, AKernelThatReadsWhatACopyReplacesIsRefused) {
+  for (const std::uint64_t bytes : {kBytes, kHalf}) {
+    capture_both([&] {
+      copy(side(), kX, kY, 0, bytes);
+      add(main(), kY, 2);
+    });
+    EXPECT_EQ(try_branched(1).ok(), bytes == kHalf);  // it may read the other half
+  }
+}
+
+TEST_F(TwoStreamsTest, OfKernelsWithoutNotesNothingIsSaid) {
+  capture_both([&] {
+    add(main(), kX, 2, Noted::kNo);
+    add(side(), 2, 3, Noted::kNo);
+    add(main(), 2, 4);
+  });
+  EXPECT_TRUE(try_branched(1).ok());
+  EXPECT_TRUE(try_record().ok());
+}
+
+TEST_F(TwoStreamsTest, KernelsThatMayWritePartsOfGivenMemoryAreNotRefused) {
+  capture_both([&] {
+    add(main(), kX, kY);
+    add(side(), kX, kY);
+    add(side(), kY, 2);
+  });
+  EXPECT_TRUE(try_branched(1).ok());
 }
 
 TEST_F(CudaRecordingTest, CapturesOfTwoDifferentStepsAreRefused) {

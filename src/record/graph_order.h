@@ -28,15 +28,17 @@ class Before {
   }
   // `other`, and all that comes before it, comes before `node`.
   void add(std::uint32_t node, std::uint32_t other) {
-    const std::uint64_t* const from = row(other);
-    std::uint64_t* const to = row(node);
+    const std::uint64_t* const from = bits_.data() + other * words_;
+    std::uint64_t* const to = bits_.data() + node * words_;
     for (std::size_t i = 0; i < words_; ++i) to[i] |= from[i];
     to[other / 64] |= std::uint64_t{1} << (other % 64);
   }
+  // A bit for each node that comes before this one, the lowest first.
+  std::span<const std::uint64_t> row(std::uint32_t node) const {
+    return {bits_.data() + node * words_, words_};
+  }
 
  private:
-  std::uint64_t* row(std::uint32_t node) { return bits_.data() + node * words_; }
-  const std::uint64_t* row(std::uint32_t node) const { return bits_.data() + node * words_; }
   std::size_t words_;
   std::vector<std::uint64_t> bits_;
 };

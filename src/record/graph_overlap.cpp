@@ -15,48 +15,49 @@ namespace {
 // The units that nodes use, and who has used them.
 class Users {
  public:
-  struct Use {
-    std::uint32_t unit = 0;
-    bool writes = false;
-  };
-
   Users(std::size_t nodes, std::span<const Site> sites, std::span<const Unit> units)
       : units_(units), uses_(nodes), readers_(units.size()), writers_(units.size()) {
     for (const Site& site : sites) {
       auto& uses = uses_[site.node];
-      const auto known = std::find_if(uses.begin(), uses.end(),
-                                      [&](const Use& use) { return use.unit == site.unit; });
+      const auto known = std::find_if(uses.begin(), uses.end(), [&](const Site& use) {
+        return use.unit == site.unit && use.bytes == 0 && site.bytes == 0;
+      });
       if (known == uses.end()) {
-        uses.push_back({site.unit, site.writes});
+        uses.push_back(site);
       } else {
         known->writes |= site.writes;
       }
     }
   }
 
-  // Of all that it uses, however little of it.
+  // Of all that it uses, however little of it, where that is not known.
   std::uint64_t bytes_of(std::uint32_t node) const {
     std::uint64_t bytes = 0;
-    for (const Use& use : uses_[node]) bytes += units_[use.unit].bytes;
+    for (const Site& use : uses_[node]) {
+      bytes += use.bytes != 0 ? use.bytes : units_[use.unit].bytes;
+    }
     return bytes;
   }
 
   // Calls found(other) for each node so far with which `node` conflicts, and then counts it too.
   template <typename Found>
   void conflicts_of(std::uint32_t node, Found found) {
-    for (const Use& use : uses_[node]) {
-      std::for_each(writers_[use.unit].begin(), writers_[use.unit].end(), found);
-      if (use.writes) std::for_each(readers_[use.unit].begin(), readers_[use.unit].end(), found);
+    for (const Site& use : uses_[node]) {
+      const auto look_at = [&](const Site* other) {
+        if (may_share(*other, use)) found(other->node);
+      };
+      std::for_each(writers_[use.unit].begin(), writers_[use.unit].end(), look_at);
+      if (use.writes) std::for_each(readers_[use.unit].begin(), readers_[use.unit].end(), look_at);
     }
-    for (const Use& use : uses_[node]) {
-      (use.writes ? writers_ : readers_)[use.unit].push_back(node);
+    for (const Site& use : uses_[node]) {
+      (use.writes ? writers_ : readers_)[use.unit].push_back(&use);
     }
   }
 
  private:
   std::span<const Unit> units_;
-  std::vector<std::vector<Use>> uses_;                         // by node
-  std::vector<std::vector<std::uint32_t>> readers_, writers_;  // by unit
+  std::vector<std::vector<Site>> uses_;                      // by node; one where all may be used
+  std::vector<std::vector<const Site*>> readers_, writers_;  // by unit
 };
 
 // The order that nodes have to keep, whatever the lanes.

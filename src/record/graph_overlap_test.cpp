@@ -73,6 +73,29 @@ TEST(GraphOverlap, AWriterComesBehindReadersAndWriters) {
   EXPECT_THAT(twice.overlap(), ElementsAre(Pair(0, 1)));
 }
 
+TEST(GraphOverlap, NodesThatTouchPartsOfOneUnitRunSideBySide) {
+  // Two copies into one unit, a third over the end of the first, and who reads all of it.
+  Case step({{{}, {0}}, {{}, {0}}, {{}, {0}}, {{0}, {1}}});
+  const auto set_part = [&](std::uint32_t site, std::uint64_t begin, std::uint64_t end) {
+    step.sites[site].shift = begin;
+    step.sites[site].bytes = end - begin;
+  };
+  set_part(0, 0, 64);
+  set_part(1, 64, 128);
+  set_part(2, 63, 64);
+  EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 2), Pair(1, 3), Pair(2, 3)));
+}
+
+TEST(GraphOverlap, ACopyWithinOneUnitComesBehindWhoeverTouchesEitherPlace) {
+  Case step({{{}, {0}}, {{}, {0}}, {{0}, {0}}});
+  const std::uint64_t begins[] = {0, 64, 0, 128};
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    step.sites[i].shift = begins[i];
+    step.sites[i].bytes = 64;
+  }
+  EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 2)));
+}
+
 TEST(GraphOverlap, OneLaneKeepsTheCapturedOrder) {
   Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}});
   EXPECT_THAT(step.overlap(1), ElementsAre(Pair(0, 1), Pair(1, 2)));
@@ -197,15 +220,20 @@ Matrix closure(std::size_t nodes,
 
 using Edges = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
 
-bool is_in(const std::vector<std::uint32_t>& units, const std::vector<std::uint32_t>& others) {
-  return std::find(others.begin(), others.end(), units[0]) != others.end();
-}
+// Bytes of a unit of 8; all of them where nothing is known.
+struct Part {
+  std::uint64_t begin = 0, bytes = 0;
+  bool contains(std::uint64_t byte) const {
+    return bytes == 0 || (byte >= begin && byte < begin + bytes);
+  }
+};
 
-// Nodes with a unit that they read and one that they write, some of them of one work, captured on
-// one stream or on several.
+// Nodes with a unit that they read and one that they write, or parts of these, some nodes of one
+// work, captured on one stream or on several.
 struct RandomCase {
   static constexpr std::uint32_t kNodes = 12;
   std::vector<Node> nodes;
+  std::vector<Part> parts;  // of each node what it reads, then what it writes
   std::vector<std::uint32_t> works;
   std::vector<std::uint64_t> unit_ns;
   Edges captured;
@@ -217,6 +245,9 @@ struct RandomCase {
     };
     for (std::uint32_t i = 0; i < kNodes; ++i) {
       nodes.push_back({{below(5)}, {below(5)}, below(6) != 0});
+      for (int use = 0; use < 2; ++use) {
+        parts.push_back(below(2) == 0 ? Part{} : Part{below(6), 1 + below(2)});
+      }
       works.push_back(below(3) == 0 ? below(2) : NodeImage::kNoWork);
       for (std::uint32_t j = 0; j < i; ++j) {
         if (j + 1 == i ? seed % 2 == 0 : below(4) == 0) captured.emplace_back(j, i);
@@ -228,13 +259,29 @@ struct RandomCase {
     Case step(nodes, {});
     for (const auto& [from, to] : captured) step.image.edges.push_back({from, to, {}});
     for (std::uint32_t i = 0; i < kNodes; ++i) step.image.nodes[i].work = works[i];
+    for (std::uint32_t i = 0; i < parts.size(); ++i) {
+      step.sites[i].shift = parts[i].begin;
+      step.sites[i].bytes = parts[i].bytes;
+    }
     for (std::uint32_t unit = 0; unit < 5; ++unit) step.set_ns(unit, unit_ns[unit]);
     return step.overlap(lanes);
   }
+  bool touch_one_byte(std::uint32_t i, bool i_writes, std::uint32_t j, bool j_writes) const {
+    const auto unit = [&](std::uint32_t k, bool w) {
+      return (w ? nodes[k].writes : nodes[k].reads)[0];
+    };
+    if (unit(i, i_writes) != unit(j, j_writes)) return false;
+    bool found = false;
+    for (std::uint64_t byte = 0; byte < 8; ++byte) {
+      found |= parts[2 * i + i_writes].contains(byte) && parts[2 * j + j_writes].contains(byte);
+    }
+    return found;
+  }
   bool need_order(std::uint32_t i, std::uint32_t j) const {
     const Node &a = nodes[i], &b = nodes[j];
-    return is_in(a.writes, b.writes) || is_in(a.writes, b.reads) || is_in(a.reads, b.writes) ||
-           !a.is_known || !b.is_known || (works[i] == works[j] && works[i] != NodeImage::kNoWork);
+    return touch_one_byte(i, true, j, true) || touch_one_byte(i, true, j, false) ||
+           touch_one_byte(i, false, j, true) || !a.is_known || !b.is_known ||
+           (works[i] == works[j] && works[i] != NodeImage::kNoWork);
   }
   // What has to be ordered, and what that implies.
   Matrix needed() const {

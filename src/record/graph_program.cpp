@@ -113,40 +113,4 @@ Result<GraphPlan> plan_graph(const GraphImage& image, std::span<const Site> site
   return GraphPlan{*std::move(program), std::move(parts)};
 }
 
-// Of nodes that are not known only that they are given memory is looked at: most read it. A table's
-// kernel is given what it only writes down.
-Status check_order(const GraphImage& image, std::span<const Site> sites, const GraphPlan& plan) {
-  ProgramBuilder builder;
-  const auto streams = plan.program.streams();
-  for (std::size_t i = 1; i < streams.size(); ++i) builder.add_stream(streams[i]);
-  for (Buffer buffer : plan.program.buffers()) {
-    buffer.role = Role::kInput;  // nobody asks who wrote it first
-    builder.add_buffer(std::move(buffer));
-  }
-  auto site = sites.begin();
-  for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {
-    const NodeImage& there = image.nodes[node];
-    std::vector<Access> accesses;
-    for (; site != sites.end() && site->node == node; ++site) {
-      if (there.is_ours && !there.is_known) continue;
-      accesses.push_back({there.is_known && site->writes ? Mode::kWrite : Mode::kRead,
-                          builder.whole(BufferId(site->unit))});
-    }
-    builder.compute(plan.program.steps()[node].stream, describe_node(image, node),
-                    std::move(accesses));
-  }
-  const auto program = builder.build();
-  if (!program.ok()) return program.error();
-  PlanParts parts{plan.parts.order, plan.parts.waits, {}};
-  parts.arena.offsets.resize(plan.program.buffers().size(), kNotInArena);
-  const auto races = find_races(*program, parts, 1);
-  if (races.empty()) return {};
-  const Race& race = races.front();
-  return Status(
-      Code::kRace,
-      fmt::format("record: {} and {} use the same memory, one of them writes, and nothing orders "
-                  "them. The step's kernels cannot run side by side.",
-                  program->step(race.first).name, program->step(race.second).name));
-}
-
 }  // namespace anabranch::cuda

@@ -40,9 +40,4 @@ Result<GraphPlan> plan_graph(const GraphImage& image, std::span<const Site> site
                              std::span<const Unit> units, std::span<const UnitKind> kinds,
                              std::span<const TableWrite> tables = {});
 
-// Whether every two nodes are ordered of which one is known to write what the other is given, a
-// unit counting as a whole. For graphs whose order has been made anew: a step's own streams may use
-// parts of a unit side by side. kRace names the two.
-Status check_order(const GraphImage& image, std::span<const Site> sites, const GraphPlan& plan);
-
 }  // namespace anabranch::cuda

@@ -31,8 +31,17 @@ struct Site {
   std::uint32_t unit = 0;
   std::uint64_t shift = 0;  // the site holds the unit's address and this many bytes
   bool writes = true;       // whether the node may write there
+  // From there on, between whose bounds lies all that the node touches; 0 where that is not known.
+  std::uint64_t bytes = 0;
   bool operator==(const Site&) const = default;
 };
+
+// Whether the nodes may touch one byte through these two.
+inline bool may_share(const Site& a, const Site& b) {
+  if (a.unit != b.unit) return false;
+  if (a.bytes == 0 || b.bytes == 0) return true;
+  return a.shift < b.shift + b.bytes && b.shift < a.shift + a.bytes;
+}
 
 // What find_sites() found. `unsure`: bytes of a kernel's parameters that differ and are no address.
 // They are either what compilers leave between the members of a struct, and behind the used part of

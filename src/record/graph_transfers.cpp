@@ -76,7 +76,7 @@ class Replacer {
     for (Site& site : sites) {
       site.writes = site.operand == Operand::kDestination;
       node.is_known |= site.writes;
-      site = is_copy ? site_of(site, node.copy) : site_of(site);
+      site = is_copy ? site_of(site, node.copy) : site_of(site, node.fill);
     }
     node.kernel = is_copy ? copy_kernel(code_, node.copy) : fill_kernel(code_, node.fill);
     node.type = CuNodeType::kKernel;
@@ -85,9 +85,12 @@ class Replacer {
   }
 
  private:
-  static Site site_of(Site site) {
+  static Site site_of(Site site, const CuMemsetNodeParams& fill) {
     site.operand = Operand::kParam;
     site.offset = offsetof(FillParams, to);
+    if (fill.height != 0) {
+      site.bytes = (fill.height - 1) * fill.pitch + fill.width * fill.element_bytes;
+    }
     return site;
   }
   static Site site_of(Site site, const CuMemcpy3D& copy) {
@@ -95,6 +98,7 @@ class Replacer {
     site.operand = Operand::kParam;
     site.offset = is_source ? offsetof(CopyParams, from) : offsetof(CopyParams, to);
     site.shift += is_source ? source_shift(copy) : destination_shift(copy);
+    site.bytes = is_source ? source_extent(copy) : destination_extent(copy);
     return site;
   }
 

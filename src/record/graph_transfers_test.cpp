@@ -166,11 +166,31 @@ TEST_F(ReplacedTransfersTest, SitesOfOperandsMoveIntoTheParameters) {
   EXPECT_EQ(copied.node.kernel.launch.func, code->copy());
   EXPECT_THAT(copied.sites,
               ElementsAre(Site{0, Operand::kParam, 0, 3, 7},
-                          Site{1, Operand::kParam, offsetof(CopyParams, from), 0, 104, false},
-                          Site{1, Operand::kParam, offsetof(CopyParams, to), 1, 208}));
+                          Site{1, Operand::kParam, offsetof(CopyParams, from), 0, 104, false, 16},
+                          Site{1, Operand::kParam, offsetof(CopyParams, to), 1, 208, true, 16}));
   const auto filled = replace(testing::fill(allocate(64)));
   EXPECT_EQ(filled.node.kernel.launch.func, code->fill());
-  EXPECT_THAT(filled.sites, ElementsAre(Site{1, Operand::kParam, offsetof(FillParams, to), 0, 0}));
+  EXPECT_THAT(filled.sites,
+              ElementsAre(Site{1, Operand::kParam, offsetof(FillParams, to), 0, 0, true, 64}));
+}
+
+TEST_F(ReplacedTransfersTest, SitesSayBetweenWhichBytesABoxLies) {
+  NodeImage copy = testing::copy(allocate(4096), allocate(4096));
+  copy.copy.width_bytes = 8;
+  copy.copy.height = 3;
+  copy.copy.depth = 2;
+  copy.copy.src_pitch = 16;
+  copy.copy.src_height = 4;
+  copy.copy.dst_pitch = 32;
+  copy.copy.dst_height = 3;
+  const auto copied =
+      replace(copy, {{1, Operand::kSource, 0, 0, 0}, {1, Operand::kDestination, 0, 1, 0}});
+  EXPECT_EQ(copied.sites[0].bytes, (4 + 2) * 16 + 8u);
+  EXPECT_EQ(copied.sites[1].bytes, (3 + 2) * 32 + 8u);
+  NodeImage rows = testing::fill(allocate(4096));
+  rows.fill.pitch = 100;
+  rows.fill.height = 5;
+  EXPECT_EQ(replace(rows).sites[0].bytes, 4 * 100 + 64u);
 }
 
 TEST_F(ReplacedTransfersTest, WhatHasNoSiteStaysAsItIs) {
