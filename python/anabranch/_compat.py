@@ -488,7 +488,9 @@ _METHODS = ("wait_stream", "wait_event", "record_event", "record_stream", "synch
 
 def stream_operation(node: torch.fx.Node) -> str | None:
     """What a node does with streams or events, by torch's name for it. Up to 2.12 some stand in the
-    graph as methods, all of them as operators later."""
+    graph as methods and functions, all of them as operators later."""
+    if node.target is torch.accelerator.synchronize:
+        return "synchronize_device"
     if node.op == "call_method":
         takes = node.args[1 if node.target == "record_stream" else 0]
         is_theirs = isinstance(takes, torch.fx.Node) and (

@@ -125,7 +125,7 @@ class Nothing:
 def nowhere() -> Place:
     """One stream: what a program means."""
     nothing = Nothing()
-    return Place("", nothing, nothing, nothing, nothing, nothing, nothing)
+    return Place("", *[nothing] * 6)
 
 
 def note_reports(monkeypatch: Any, place: Place) -> list[str]:
@@ -652,13 +652,20 @@ def the_host_waits_for_the_device(x, A, B, D, cuda):
     return b
 
 
-@program("the device")
+@program()
 def the_host_waits_for_whatever_device(x, A, D, accelerator):
     A.wait_stream(D)
     with A:
         a = x * 3
     accelerator.synchronize()
     return a - x
+
+
+@program()
+def the_host_waits_where_no_stream_is_named(x, accelerator):
+    y = x * 3
+    accelerator.synchronize()
+    return y - x
 
 
 @program()
