@@ -26,6 +26,7 @@ import torch._dynamo.graph_bytecode_inputs as graph_bytecode_inputs
 import torch._inductor.config as inductor_config
 from torch._C._dynamo import eval_frame
 from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 from torch._guards import TracingContext, tracing
 from torch._inductor import fx_utils
 from torch._inductor.async_compile import AsyncCompile
@@ -484,6 +485,16 @@ def is_object_of_graph(node: torch.fx.Node) -> bool:
 
 
 _METHODS = ("wait_stream", "wait_event", "record_event", "record_stream", "synchronize")
+
+
+def breaks_around(gm: torch.fx.GraphModule) -> tuple[bool, bool]:
+    """Whether Dynamo cut the function that a graph is of: before the graph, and behind it."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None:
+        return False, False
+    frames = [frame.name for frame in reason.user_stack]
+    return any(name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX) for name in frames), \
+        reason.graph_break
 
 
 def stream_operation(node: torch.fx.Node) -> str | None:

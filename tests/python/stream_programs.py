@@ -74,6 +74,7 @@ class Place:
     new_event: Callable[[], Any]
     D: Any
     current: Callable[[], Any]
+    is_done: Callable[[Any], Any]  # whether an event has happened, asked outside of graphs
     cuda: Any = torch.cuda
     accelerator: Any = torch.accelerator
     lacks: frozenset[str] = frozenset()
@@ -92,12 +93,14 @@ def host() -> Place:
     current = torch.Stream(device="cpu")
     lacks = _ON_A_GPU if _compat.version >= (2, 15) else _ON_A_GPU | _SINCE_215_ON_THE_CPU
     return Place("cpu", lambda: torch.Stream(device="cpu"), lambda: torch.Event(device="cpu"),
-                 current, lambda: current, lacks=frozenset(lacks))
+                 current, lambda: current, torch.compiler.disable(lambda event: True),
+                 lacks=frozenset(lacks))
 
 
 def gpu() -> Place:
     return Place("cuda", torch.cuda.Stream, lambda: torch.Event("cuda"),
-                 torch.cuda.current_stream(), torch.cuda.current_stream)
+                 torch.cuda.current_stream(), torch.cuda.current_stream,
+                 torch.compiler.disable(lambda event: event.query()))
 
 
 class Nothing:
@@ -125,7 +128,7 @@ class Nothing:
 def nowhere() -> Place:
     """One stream: what a program means."""
     nothing = Nothing()
-    return Place("", *[nothing] * 6)
+    return Place("", *[nothing] * 7)
 
 
 def note_reports(monkeypatch: Any, place: Place) -> list[str]:
@@ -346,8 +349,7 @@ def two_streams_wait_for_one_event(x, A, B, D, E):
 
 @program()
 def an_event_of_before_is_awaited(x, A, D, E):
-    E.wait(A)
-    A.wait_stream(D)
+    E.wait(A)  # of the caller, who recorded it behind what made x
     with A:
         a = x + 7
     D.wait_stream(A)
@@ -669,6 +671,18 @@ def the_host_waits_where_no_stream_is_named(x, accelerator):
 
 
 @program()
+def the_host_asks(x, A, D, E, is_done):
+    A.wait_stream(D)
+    with A:
+        a = x + 1
+        E.record(A)
+    if is_done(E):  # breaks the graph
+        return a * 2
+    E.synchronize()
+    return a + a
+
+
+@program()
 def the_host_waits_first(x, A, D):
     z = x * 2
     D.synchronize()
@@ -698,6 +712,57 @@ def the_host_waits_in_every_turn(x, A, D):
             x = x + 2
         A.synchronize()
     return x
+
+
+# ---- breaks of the graph
+
+
+@program()
+def recorded_before_a_break_and_awaited_behind_it(x, w, A, B, D, E):
+    A.wait_stream(D)
+    with A:
+        a = x @ w
+        E.record(A)
+    torch._dynamo.graph_break()
+    E.wait(B)
+    with B:
+        b = torch.relu(a)
+    D.wait_stream(B)
+    return b
+
+
+@program()
+def home_is_recorded_before_a_break(x, A, D, E):
+    y = x * 3
+    E.record(D)
+    torch._dynamo.graph_break()
+    E.wait(A)
+    with A:
+        a = y + x
+    D.wait_stream(A)
+    return a
+
+
+@program()
+def work_goes_on_aside_behind_a_break(x, w, A, D):
+    A.wait_stream(D)
+    with A:
+        a = x + 1
+    torch._dynamo.graph_break()
+    with A:
+        b = a @ w
+    D.wait_stream(A)
+    return b - x
+
+
+@program()
+def joined_behind_a_break(x, A, D):
+    A.wait_stream(D)
+    with A:
+        a = x * 2
+    torch._dynamo.graph_break()
+    D.wait_stream(A)
+    return a + 1
 
 
 # ---- objects
