@@ -9,7 +9,8 @@ cut and ordered. Each step is delayed by a seed.
 from __future__ import annotations
 
 import pytest
-from stream_programs import PROGRAMS, compare_with_one_stream, host, note_reports
+from stream_places import compare_with_one_stream, host, note_reports
+from stream_programs import PROGRAMS
 from test_random_streams import graphs  # noqa: F401
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]

@@ -5,7 +5,8 @@ stream, and nothing told of them."""
 from __future__ import annotations
 
 import pytest
-from stream_programs import PROGRAMS, compare_with_one_stream, gpu, note_reports
+from stream_places import compare_with_one_stream, gpu, note_reports
+from stream_programs import PROGRAMS
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
