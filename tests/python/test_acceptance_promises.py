@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Further programs over streams that compilers have got wrong, as far as they have a meaning without
-a GPU. Each docstring has the number on the page of streams that this project keeps.
+"""Further programs over streams that compilers have got wrong, as far as they mean something
+without a GPU. Each docstring has the number on the page of streams that this project keeps.
 
 Regions run as torch's own operators, as in test_random_streams, and each step is delayed by a seed.
 Streams of a GPU are stood in for by ones that write down what is queued.
@@ -281,7 +281,7 @@ def test_home_does_not_wait_for_a_slow_reader_before_it_needs_the_bytes():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_gradients_come_in_and_go_out_whatever_stream_the_forward_was_on(graphs, seed):  # noqa: F811
+def test_gradients_come_in_and_go_out_on_any_stream(graphs, seed):  # noqa: F811
     """T30, T31: what comes in is made by other compiled code, what goes out is read at once."""
     def function(x, w):
         with A:
