@@ -480,6 +480,13 @@ def object_of_graph(number: int) -> Any:
     return graph_bytecode_inputs.get_external_object_by_index(number)
 
 
+def is_made_by_graph(number: int) -> bool:
+    """Whether each call of the graph makes that object of the table anew, while the graph is
+    compiled. Dynamo keeps apart by the function that puts it there alone."""
+    make = graph_bytecode_inputs.index_to_bytecode_constructor[number]
+    return "construct_fn" in make.__code__.co_freevars
+
+
 def is_object_of_graph(node: torch.fx.Node) -> bool:
     return node.target is graph_bytecode_inputs.get_external_object_by_index
 

@@ -170,11 +170,13 @@ class _Walk(Interpreter):
         before: list[Any] = []
         steps = []
         for kind, stream, what, source in self._steps:
-            if kind in ("wait_event", "synchronize_event") and what not in recorded:
+            if kind in ("wait_event", "synchronize_event") and what not in recorded \
+                    and not _compat.is_made_by_graph(what):
                 if kind == "wait_event" and stream not in working | {_AMBIENT}:
                     continue  # nothing comes after it
                 before.append(("record_event", _AMBIENT, what, ""))
-            if what is not None and kind != "compute":
+                recorded.add(what)
+            if kind == "record_event":
                 recorded.add(what)
             steps.append((kind, stream, what, source))
         begins_behind_one, ends_at_one = self._cuts
@@ -195,7 +197,8 @@ class _Walk(Interpreter):
             f"stream {stream - 1}", _native.ORIGIN_USER_SYNCHRONISED) for stream in sorted(used)}
         buffers = [builder.add_buffer(b.name, b.role, max(b.size_bytes, 1))
                    for b in self._buffers.values()]
-        events: dict[Any, int] = {}
+        events = {what: builder.add_event(f"event {number}") for number, what in enumerate(
+            dict.fromkeys(step[2] for step in steps if step[0].endswith("_event")))}
         for kind, stream, what, source in steps:
             on = streams[stream]
             if kind == "compute":
@@ -204,8 +207,6 @@ class _Walk(Interpreter):
                     (mode, view._replace(buffer=buffers[b.number]) if view else buffers[b.number])
                     for mode, b, view in accesses], source=source)
             elif kind == "record_event":
-                if what not in events:
-                    events[what] = builder.add_event(f"event {len(events)}")
                 builder.record_event(on, events[what], source)
             elif kind == "wait_event":
                 builder.wait_event(on, events[what], source)

@@ -93,8 +93,8 @@ def _check(gm: torch.fx.GraphModule, finder: Any, place: Place, without: set[Any
 def _told(report: _native.Report, names: list[str]) -> Told:
     kind = KINDS[report.kind]
     name = {i: names[i] for i in (report.first, report.second) if i is not None}
-    if kind == "unjoined":
-        text = f"unjoined: {name[report.first]}"
+    if kind in ("unjoined", "unrecorded"):
+        text = f"{kind}: {', '.join(name.values())}"
     else:
         text = f"{kind}: {name.get(report.first, 'the caller')}, then {name[report.second]}"
     return Told(kind, report.first, report.second, text)

@@ -220,9 +220,19 @@ def forked_once_more_at_the_end(x, A, D):
     return a
 
 
+@told("unrecorded: sync", "race-flow: the caller, then add")
+def an_event_that_nothing_records_orders_nothing(x, A, D, new_event):
+    event = new_event()
+    event.wait(A)
+    with A:
+        a = x + 1
+    D.wait_stream(A)
+    return a
+
+
 LESS = {
     "a_stream_made_inside": ("side.wait_stream(D)", ["race-flow: the caller, then mul"]),
-    "an_event_made_inside": ("event.record(A)", ["unjoined: mul"]),
+    "an_event_made_inside": ("event.record(A)", ["unrecorded: sync", "unjoined: mul"]),
     "streams_of_a_table": ("stream.wait_stream(D)", [
         "race-flow: the caller, then mul",
         "race-flow: the caller, then mul"]),
