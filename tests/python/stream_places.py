@@ -22,7 +22,7 @@ from anabranch import _compat, _user_program, _user_streams
 SIZE = 8
 TENSORS = ("x", "y", "w")
 # What torch can do with streams of a GPU only; with those of the CPU it raises while it traces.
-_ON_A_GPU = {"made by a record"}
+_ON_A_GPU = {"made by a record", "an accelerator"}
 _SINCE_215_ON_THE_CPU = {"record_event", "record_stream", "the device"}
 
 

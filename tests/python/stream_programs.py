@@ -11,6 +11,8 @@ import stream_programs_memory  # noqa: F401 - adds its own
 import torch
 from stream_places import PROGRAMS, program
 
+import anabranch
+
 __all__ = ["PROGRAMS"]
 
 
@@ -119,6 +121,16 @@ def the_current_stream_is_asked_for(x, A, current):
     with A:
         a = z + 3
     current().wait_stream(A)
+    return a * z
+
+
+@program("an accelerator")
+def the_current_stream_of_the_accelerator_is_asked_for(x, A, accelerator):
+    z = x * 2
+    A.wait_stream(accelerator.current_stream())
+    with A:
+        a = z - 3
+    accelerator.current_stream().wait_stream(A)
     return a * z
 
 
@@ -458,6 +470,29 @@ def products_on_two_streams(x, w, A, B, D):
     D.wait_stream(A)
     D.wait_stream(B)
     return a - b
+
+
+@program()
+def a_named_stream_within_torchs(x, w, A, D):
+    A.wait_stream(D)
+    with A:
+        a = x @ w
+        with anabranch.stream("named"):
+            b = torch.relu(x)
+        c = a - b
+    D.wait_stream(A)
+    return c
+
+
+@program()
+def a_named_stream_beside_torchs(x, w, A, D):
+    A.wait_stream(D)
+    with A:
+        a = x @ w
+    with anabranch.stream("named"):
+        b = torch.relu(x) + 1
+    D.wait_stream(A)
+    return a * b
 
 
 # ---- the host

@@ -122,9 +122,9 @@ class Oracle:
         assert {(_or_entry(each.first), each.second, each.kind) for each in races} <= found
         ordered = self.with_order([_pair(each) for each in races])
         assert not ordered.races(), "a race is not told"
-        for each in races:
-            others = [_pair(other) for other in races
-                      if other is not each and _RANKS[other.kind] <= _RANKS[each.kind]]
+        for i, each in enumerate(races):
+            others = [_pair(other) for other in races[:i] + races[i + 1:]
+                      if _RANKS[other.kind] <= _RANKS[each.kind]]
             assert not self.with_order(others).is_before(*_pair(each)), f"told twice: {each}"
         ends = ordered.open_ends()
         last = {end for end in ends if not any(ordered.is_before(end, other) for other in ends)}

@@ -78,6 +78,40 @@ def test_the_current_stream_is_that_of_the_call_and_not_of_the_trace(monkeypatch
     assert gpu.call(ties) == ["graph", "A records e"]
 
 
+def test_an_event_is_awaited_behind_a_break():
+    """T7: made inside, recorded in one part, awaited in the other. torch 2.11 makes a new event for
+    the other part; the value is right all the same, since each part begins behind the one before.
+    """
+    seen = []
+
+    def function(x):
+        event = torch.Event(device="cpu")
+        with A:
+            heavy = x @ x
+            event.record(A)
+        torch._dynamo.graph_break()
+        event.wait(B)
+        with B:
+            return heavy + 1
+
+    def backend(gm, example_inputs):
+        ties = _user_streams.take_out(gm)
+        events = [*ties.recorded, *ties.awaited] if ties else []
+
+        def run(*args):
+            seen.extend(map(_compat.object_of_graph, events))
+            return gm.forward(*args)
+
+        return run
+
+    for _ in range(2):
+        found = torch.compile(function, backend=backend)(torch.eye(3))
+        assert torch.equal(found, torch.eye(3) + 1)
+    assert len(seen) == 4 and seen[0] is not seen[2]
+    if _compat.version >= (2, 15):
+        assert seen[0] is seen[1] and seen[2] is seen[3]
+
+
 def test_an_event_of_torch_cuda_is_recorded_itself():
     """T13"""
     event, found = torch.cuda.Event(), []

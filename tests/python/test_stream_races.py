@@ -7,6 +7,8 @@ An oracle by brute force says the same of every line (stream_reports).
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from compare import compiled
 from stream_places import Program, host
@@ -312,6 +314,8 @@ LESS = {
     "four_pointwise_on_one_side": ("A.wait_stream(D)", ["race-flow: the caller, then add"]),
     "equal_work_on_both_sides": ("D.wait_stream(B)", ["unjoined: add"]),
     "every_other_column_is_copied_elsewhere": ("B.wait_stream(A)", ["race-flow: add, then clone"]),
+    "a_named_stream_within_torchs": ("D.wait_stream(A)", ["unjoined: sub"]),
+    "a_named_stream_beside_torchs": ("D.wait_stream(A)", ["race-flow: mm, then mul"]),
     "a_reduction_aside": ("D.wait_stream(A)", ["race-flow: sum, then sub"]),
     "products_on_two_streams": ("D.wait_stream(A)", ["race-flow: mm, then sub"]),
     "the_host_waits_for_a_stream": ("A.synchronize()", ["race-flow: add, then mul"]),
@@ -356,6 +360,17 @@ def test_less_one_line_of_syncs_exactly_what_it_ordered_is_told(program):
     for line, found in checked.items():
         found.oracle.check(found.told)
         assert line or not found.told and not found.oracle.races()
+
+
+def test_the_oracle_objects_to_what_is_missing_false_or_told_twice():
+    program = next(program for program, _ in RACY if program.name.startswith("t28"))
+    checked = check_one_graph(program, host())[""]
+    first, second = checked.told
+    false = dataclasses.replace(first, first=second.second, second=first.first)
+    for told_wrongly in ([first], [second], [first, second, false], [first, first, second],
+                         [dataclasses.replace(first, kind="race-flow"), second]):
+        with pytest.raises(AssertionError):
+            checked.oracle.check(told_wrongly)
 
 
 def test_the_less_of_every_program_is_known():
