@@ -26,6 +26,7 @@ import torch._dynamo.graph_bytecode_inputs as graph_bytecode_inputs
 import torch._inductor.config as inductor_config
 from torch._C._dynamo import eval_frame
 from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 from torch._guards import TracingContext, tracing
 from torch._inductor import fx_utils
 from torch._inductor.async_compile import AsyncCompile
@@ -485,6 +486,13 @@ def object_of_graph(number: int) -> Any:
     return graph_bytecode_inputs.get_external_object_by_index(number)
 
 
+def is_made_by_graph(number: int) -> bool:
+    """Whether each call of the graph makes that object of the table anew, while the graph is
+    compiled. Dynamo keeps apart by the function that puts it there alone."""
+    make = graph_bytecode_inputs.index_to_bytecode_constructor[number]
+    return "construct_fn" in make.__code__.co_freevars
+
+
 def is_object_of_graph(node: torch.fx.Node) -> bool:
     return node.target is graph_bytecode_inputs.get_external_object_by_index
 
@@ -492,9 +500,21 @@ def is_object_of_graph(node: torch.fx.Node) -> bool:
 _METHODS = ("wait_stream", "wait_event", "record_event", "record_stream", "synchronize")
 
 
+def breaks_around(gm: torch.fx.GraphModule) -> tuple[bool, bool]:
+    """Whether Dynamo cut the function that a graph is of: before the graph, and behind it."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None:
+        return False, False
+    frames = [frame.name for frame in reason.user_stack]
+    return any(name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX) for name in frames), \
+        reason.graph_break
+
+
 def stream_operation(node: torch.fx.Node) -> str | None:
     """What a node does with streams or events, by torch's name for it. Up to 2.12 some stand in the
-    graph as methods, all of them as operators later."""
+    graph as methods and functions, all of them as operators later."""
+    if node.target is torch.accelerator.synchronize:
+        return "synchronize_device"
     if node.op == "call_method":
         takes = node.args[1 if node.target == "record_stream" else 0]
         is_theirs = isinstance(takes, torch.fx.Node) and (

@@ -76,6 +76,7 @@ class _Walk(Interpreter):
         self._buffers: dict[int, _Buffer] = {}  # by storage
         self._kept: list[Tensor] = []  # so that no storage has the number of another
         self._steps: list[Any] = []  # what to tell the builder, when the buffers' roles are known
+        self._cuts = _compat.breaks_around(gm)
         self._stream = _AMBIENT
         self._source = ""
 
@@ -160,15 +161,45 @@ class _Walk(Interpreter):
                                                     name)
         return self._buffers[storage._cdata]
 
+    def _between_ends(self) -> list[Any]:
+        """The steps, and before and behind them what is not known to be open. An event recorded
+        before the graph covers what the caller did. Where a break cuts a function, values and syncs
+        on its other side are unknown, and each stream is taken to be tied to the ambient one."""
+        working = {stream for kind, stream, *_ in self._steps if kind == "compute"} - {_AMBIENT}
+        recorded: set[Any] = set()
+        before: list[Any] = []
+        steps = []
+        for kind, stream, what, source in self._steps:
+            if kind in ("wait_event", "synchronize_event") and what not in recorded \
+                    and not _compat.is_made_by_graph(what):
+                if kind == "wait_event" and stream not in working | {_AMBIENT}:
+                    continue  # nothing comes after it
+                before.append(("record_event", _AMBIENT, what, ""))
+                recorded.add(what)
+            if kind == "record_event":
+                recorded.add(what)
+            steps.append((kind, stream, what, source))
+        begins_behind_one, ends_at_one = self._cuts
+        if begins_behind_one and working:
+            before.append(("record_event", _AMBIENT, "begin", ""))
+            before += [("wait_event", stream, "begin", "") for stream in sorted(working)]
+        if ends_at_one:
+            for stream in sorted({step[1] for step in steps} - {_AMBIENT}):
+                steps += [("record_event", stream, ("end", stream), ""),
+                          ("wait_event", _AMBIENT, ("end", stream), "")]
+        return before + steps
+
     def _build(self) -> Any:
         builder = _native.ProgramBuilder()
-        used = {step[1] for step in self._steps} - {_AMBIENT}
+        steps = self._between_ends()
+        used = {step[1] for step in steps} - {_AMBIENT}
         streams = {_AMBIENT: 0} | {stream: builder.add_stream(
             f"stream {stream - 1}", _native.ORIGIN_USER_SYNCHRONISED) for stream in sorted(used)}
         buffers = [builder.add_buffer(b.name, b.role, max(b.size_bytes, 1))
                    for b in self._buffers.values()]
-        events: dict[Any, int] = {}
-        for kind, stream, what, source in self._steps:
+        events = {what: builder.add_event(f"event {number}") for number, what in enumerate(
+            dict.fromkeys(step[2] for step in steps if step[0].endswith("_event")))}
+        for kind, stream, what, source in steps:
             on = streams[stream]
             if kind == "compute":
                 operator, accesses = what
@@ -176,14 +207,12 @@ class _Walk(Interpreter):
                     (mode, view._replace(buffer=buffers[b.number]) if view else buffers[b.number])
                     for mode, b, view in accesses], source=source)
             elif kind == "record_event":
-                if what not in events:
-                    events[what] = builder.add_event(f"event {len(events)}")
                 builder.record_event(on, events[what], source)
-            elif kind == "wait_event" and what in events:  # others were recorded before
+            elif kind == "wait_event":
                 builder.wait_event(on, events[what], source)
             elif kind == "synchronize":
                 builder.synchronize(on, source)
-            elif kind == "synchronize_event" and what in events:
+            elif kind == "synchronize_event":
                 builder.wait_event(_waiter(builder, streams), events[what], source)
                 builder.synchronize(streams["waiter"], source)
             elif kind == "synchronize_device":

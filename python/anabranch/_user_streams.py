@@ -97,7 +97,8 @@ def take_out(gm: GraphModule, *, check: bool = False, strict: bool = False) -> T
     annotated as if it were named, unless they are on a named one. With ``check`` what the syncs
     leave open is told first, see ``_user_program``; a PlanError where nobody knows what is meant.
     """
-    if not any(_compat.is_object_of_graph(node) for node in gm.graph.nodes):
+    if not any(_compat.is_object_of_graph(node) or _compat.stream_operation(node)
+               for node in gm.graph.nodes):
         return None
     finder = _Finder(gm)
     for node in gm.graph.nodes:
