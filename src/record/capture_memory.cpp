@@ -15,7 +15,7 @@ constexpr std::size_t kRangeBytes = std::size_t{64} << 30;  // addresses cost no
 constexpr std::uint64_t kDifferentBegins = 509;
 std::atomic<std::uint64_t> ranges_so_far{0};
 // A mapping costs some 30 us however large it is, so pages are large and mapped ahead of their use.
-constexpr std::size_t kPageGranules = 32;  // 64 MiB of memory while there are captures
+constexpr std::size_t kPageGranules = 8;  // 16 MiB of memory while there are captures
 constexpr std::size_t kAheadBytes = std::size_t{256} << 20;
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
