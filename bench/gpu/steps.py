@@ -257,8 +257,8 @@ def main() -> None:
         answers.append(blocks(chosen.rounds) if name == "blocks" else memories()
                        if name == "memory" else measure(name, chosen.rounds))
         show(answers[-1])
+        save(chosen.results, "gpu_steps", answers=answers)  # of a run that is cut, what there is
         torch.cuda.empty_cache()
-    save(chosen.results, "gpu_steps", answers=answers)
 
 
 if __name__ == "__main__":

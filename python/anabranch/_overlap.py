@@ -28,25 +28,25 @@ _MOST_SECONDS = 1.0
 
 
 def choose(trial: Trial, plain: Run, ordered: Recorded, overlapped: Recorded,
-           agree: Callable[[bool], bool]) -> tuple[Recorded, float]:
-    """One of the two, and how many times as fast the second is; 0 where that was not measured.
+           agree: Callable[[bool], bool]) -> tuple[Recorded, float, str]:
+    """One of the two, how many times as fast the second is, and if that was not measured (0), why.
     The state is that of before the step, before and afterwards."""
-    gain = 0.0
+    gain, why = 0.0, ""
     grown = overlapped.counts.arena_bytes - ordered.counts.arena_bytes
     is_large = grown > max(_SMALL_BYTES, (_MOST_GROWTH - 1) * ordered.counts.arena_bytes)
     if agree(is_large):
-        log.info("kernels side by side would take %d bytes more", grown)
-        return ordered, gain
+        return ordered, gain, f"side by side they would take {grown} bytes more"
     try:
         verify(trial, plain, overlapped, agree, ordered)
     except Untrusted as error:
-        log.warning("anabranch: kernels stay in their captured order: %s [E0308]", error)
+        why = str(error)
+        log.warning("anabranch: kernels stay in their captured order: %s [E0308]", why)
     else:
         one, other = _seconds(trial, (ordered, overlapped), agree)
         gain = one / other
     trial.rewind()
     is_kept = not agree(gain < _LEAST_GAIN)
-    return (overlapped if is_kept else ordered), gain
+    return (overlapped if is_kept else ordered), gain, why
 
 
 def _seconds(trial: Trial, recordings: Sequence[Recorded],

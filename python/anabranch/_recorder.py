@@ -60,7 +60,8 @@ class RecordingReport:
     make_seconds: float = 0.0
     verify_seconds: float = 0.0
     verified: str = "no"  # "bitwise", "within bounds"
-    overlap_gain: float = 0.0  # times as fast with kernels side by side; 0 if that was not tried
+    overlap_gain: float = 0.0  # times as fast with kernels side by side; 0 if that was not timed
+    why_in_order: str = ""  # why it was not, where it was wanted
     plain_calls: int = 0  # that a launch would not have served
 
     @property
@@ -127,7 +128,7 @@ class RecordingReport:
 
     def _lanes_text(self) -> str:
         if not self.overlap_gain:
-            return ""
+            return f"  in captured order: {self.why_in_order}\n" if self.why_in_order else ""
         return (f"  on {self.lanes} lanes, {self.known} nodes known; side by side "
                 f"{self.overlap_gain:.2f} times as fast\n")
 
@@ -336,7 +337,9 @@ class Recorder:
             self._refuse(entry, error)
             return self._call(leaves)
         entry.set_recorded(recorded)
-        torch.cuda.empty_cache()  # what only plain runs and captures needed
+        # What only plain runs and captures needed.
+        _compat.clear_workspaces()
+        torch.cuda.empty_cache()
         log.info("%s: %s", self.name, entry.report)
         return answer
 
@@ -392,10 +395,12 @@ class Recorder:
                 return Recorded(step, capture, device, chosen.verify, self._saved_from, lanes)
 
             made = [with_lanes(1)]
+            report.why_in_order = "no two of its kernels may run at once" if step.is_noted else ""
             if capture.noted is not None:
                 try:
                     made.append(with_lanes(chosen.overlap))
                 except _native.NativeError as error:
+                    report.why_in_order = str(error)
                     log.warning("anabranch: %s keeps its captured order: %s", self.name, error)
             random = random_graph(capture.first.graph, device, step.stream)
         finally:
@@ -433,7 +438,8 @@ class Recorder:
             bitwise = verify(trial, plain, recorded, agree.on)
             trial.rewind()
             if agree.on(len(made) > 1):
-                recorded, report.overlap_gain = choose(trial, plain, recorded, made[-1], agree.on)
+                recorded, report.overlap_gain, report.why_in_order = choose(
+                    trial, plain, recorded, made[-1], agree.on)
             answer = trial.launch(recorded)
             report.verify_seconds = time.perf_counter() - start
             report.verified = "bitwise" if bitwise else "within bounds"

@@ -10,6 +10,7 @@ from anabranch import _capture, _compat, _overlap
 from anabranch._capture import NotRecordable
 from anabranch._native import NativeError
 from anabranch._native_capture import Block
+from anabranch._recorder import RecordingReport
 from anabranch._verify import Untrusted
 
 pytestmark = pytest.mark.oldest
@@ -57,8 +58,8 @@ def test_the_faster_recording_is_kept_and_its_gain_told(choose):
     ordered = recording(1e-3)
     for seconds, is_kept in ((0.5e-3, True), (0.9e-3, True), (0.99e-3, False), (2e-3, False)):
         overlapped = recording(seconds)
-        kept, gain = choose(ordered, overlapped)
-        assert kept is (overlapped if is_kept else ordered)
+        kept, gain, why = choose(ordered, overlapped)
+        assert kept is (overlapped if is_kept else ordered) and not why
         assert gain == pytest.approx(1e-3 / seconds)
 
 
@@ -67,20 +68,21 @@ def test_much_more_memory_is_not_worth_the_time(choose):
     for grown, is_kept in ((100 << 20, True), (gigabyte, True), (2 * gigabyte, False)):
         ordered = recording(1e-3, 10 * gigabyte)
         overlapped = recording(0.5e-3, 10 * gigabyte + grown)
-        kept, gain = choose(ordered, overlapped)
-        assert (kept is overlapped, bool(gain)) == (is_kept, is_kept)
+        kept, gain, why = choose(ordered, overlapped)
+        assert (kept is overlapped, bool(gain), not why) == (is_kept, is_kept, is_kept)
+    assert why == f"side by side they would take {2 * gigabyte} bytes more"
 
 
 def test_a_recording_that_answers_something_else_is_not_kept(choose, caplog):
     ordered = recording(1e-3)
-    kept, gain = choose(ordered, recording(0.5e-3), wrong=Untrusted("it differs in result 0"))
-    assert kept is ordered and gain == 0
+    kept, gain, why = choose(ordered, recording(0.5e-3), wrong=Untrusted("it differs in result 0"))
+    assert kept is ordered and gain == 0 and why == "it differs in result 0"
     assert "captured order: it differs in result 0" in caplog.text
 
 
 def test_all_processes_keep_the_same(choose):
     ordered = recording(1e-3)
-    kept, _ = choose(ordered, recording(0.5e-3), agree=lambda found: True)
+    kept, *_ = choose(ordered, recording(0.5e-3), agree=lambda found: True)
     assert kept is ordered
 
 
@@ -160,3 +162,13 @@ def test_captures_that_use_memory_again_in_different_ways_are_refused():
         match([(100, 16), (200, 8), (100, 16)], [(500, 16), (600, 8), (600, 16)])
     with pytest.raises(NotRecordable, match="allocation 0 has 16 bytes in one capture and 8"):
         match([(100, 16)], [(500, 8)])
+
+
+def test_a_report_says_how_much_faster_side_by_side_is_or_why_not():
+    report = RecordingReport("(int64[4])")
+    report.counts.nodes = 3
+    assert "lanes" not in str(report) and "order" not in str(report)  # it was not asked for
+    report.why_in_order = "no two of its kernels may run at once"
+    assert "in captured order: no two of its kernels may run at once" in str(report)
+    report.overlap_gain, report.why_in_order = 1.25, ""
+    assert "side by side 1.25 times as fast" in str(report)
