@@ -87,6 +87,8 @@ def _compile_graph(
     start = time.perf_counter()
     if _kind(keywords) == "forward":
         _compat.keep_saved_tensors()
+    if _kind(keywords) != "backward":
+        _compat.copy_inputs_that_are_new_results(gm)
     reason = "streams=False" if not chosen.streams and _has_streams(gm) else None
     result = None
     is_on_gpu = _is_on_gpu(gm)

@@ -146,6 +146,34 @@ def test_an_output_may_be_written_to_without_changing_the_next_one():
 
 
 @pytest.mark.oldest
+def as_it_came(x):
+    t = x * 1
+    t.zero_()
+    return t.add_(x), x * 1, torch.zeros_like(x) + x, (x + 0).view(2, 2), x.clone()
+
+
+def on_two_streams(x):
+    with anabranch.stream("left"):
+        left = x * 1
+    with anabranch.stream("right"):
+        right = torch.zeros_like(x) + x
+    return left, right, left + right
+
+
+@pytest.mark.wrong_upstream
+@pytest.mark.oldest
+@pytest.mark.parametrize("takes_gradients", [False, True])
+@pytest.mark.parametrize("function", [as_it_came, on_two_streams])
+def test_a_new_result_with_an_arguments_value_is_not_its_memory(function, takes_gradients):
+    """Inductor answers the argument itself."""
+    x = torch.arange(4.0).requires_grad_(takes_gradients)
+    results = compiled(function)(x)
+    for result, wanted in zip(results, function(x), strict=True):
+        assert torch.equal(result, wanted)
+        result.detach().fill_(9)
+    assert x.tolist() == [0, 1, 2, 3]
+
+
 def test_writes_reach_the_memory_of_the_caller():
     call = compiled(Writer(True))
     base = normal(1, 3, 8)
