@@ -23,7 +23,7 @@ require_torch()
 import torch  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
-from . import _compat, _native, _report, _user_streams, config, errors  # noqa: E402
+from . import _compat, _native, _report, _results, _user_streams, config, errors  # noqa: E402
 from ._graph import StreamGraph, Unsupported  # noqa: E402
 from ._partition import SavingPartitioner  # noqa: E402
 from ._record import RecordedGraph  # noqa: E402
@@ -88,7 +88,7 @@ def _compile_graph(
     if _kind(keywords) == "forward":
         _compat.keep_saved_tensors()
     if _kind(keywords) != "backward":
-        _compat.copy_inputs_that_are_new_results(gm)
+        _results.copy_inputs_among(gm)
     reason = "streams=False" if not chosen.streams and _has_streams(gm) else None
     result = None
     is_on_gpu = _is_on_gpu(gm)

@@ -60,7 +60,6 @@ __all__ = [
     "V",
     "compile_fx",
     "compile_fx_inner",
-    "copy_inputs_that_are_new_results",
     "empty_strided_cpu",
     "empty_strided_cuda",
     "end_pool",
@@ -70,6 +69,7 @@ __all__ = [
     "kernels_at_the_end",
     "keep_generated_tensors",
     "keep_saved_tensors",
+    "kinds_of_results",
     "memory_history",
     "free_unbacked_symbols",
     "get_hash_for_files",
@@ -189,37 +189,17 @@ def results_of_forward() -> int | None:
     return context.fw_metadata.num_forward if context and context.fw_metadata else None
 
 
-_THEIR_OWN = ("alias_of_input", "is_input")  # results that eager answers in an input's memory
-
-
-def copy_inputs_that_are_new_results(gm: torch.fx.GraphModule) -> None:
-    """Inductor's first passes replace `x * 1` by x itself, also where it is answered: who writes
-    into the result would write into the argument. In a graph of a forward or of inference such
-    results become copies. Before it is compiled."""
+def kinds_of_results() -> list[str]:
+    """While a graph of a forward or of inference is compiled: what AOTAutograd calls each of its
+    results that is not for the backward alone; inputs that it writes, which come first, "written",
+    and memory of several results, which comes last, "base"."""
     context = TracingContext.try_get()
     about = context.fw_metadata if context else None
     if about is None:
-        return
-    output = gm.graph.output_node()
-    results = list(output.args[0])  # type: ignore[arg-type]
-    first = about.num_mutated_inp_runtime_indices
-    for i in range(first, min(about.num_forward_returns, len(results))):
-        info = about.output_info[i - first] if i - first < len(about.output_info) else None
-        if (info is None or info.output_type.name not in _THEIR_OWN) and _is_input(results[i]):
-            with gm.graph.inserting_before(output):
-                copy = gm.graph.call_function(torch.ops.aten.clone.default, (results[i],))
-            copy.meta = {**results[i].meta, "val": results[i].meta["val"].clone()}
-            results[i] = copy
-    output.args = (type(output.args[0])(results),)  # type: ignore[call-arg]
-
-
-def _is_input(node: Any) -> bool:
-    """Whether it is an input's memory."""
-    while isinstance(node, torch.fx.Node) and isinstance(node.target, OpOverload) \
-            and node.target.is_view:
-        node = node.args[0]
-    return isinstance(node, torch.fx.Node) and node.op == "placeholder" \
-        and isinstance(node.meta.get("val"), torch.Tensor)
+        return []
+    kinds = ["written"] * about.num_mutated_inp_runtime_indices
+    kinds += [info.output_type.name for info in about.output_info]
+    return kinds + ["base"] * (about.num_forward_returns - len(kinds))
 
 
 @contextlib.contextmanager

@@ -395,7 +395,7 @@ class Recorder:
                 return Recorded(step, capture, device, chosen.verify, self._saved_from, lanes)
 
             made = [with_lanes(1)]
-            report.why_in_order = "no two of its kernels may run at once" if step.is_noted else ""
+            report.why_in_order = self._why_in_order(step, capture.noted is not None)
             if capture.noted is not None:
                 try:
                     made.append(with_lanes(chosen.overlap))
@@ -412,6 +412,15 @@ class Recorder:
         for recorded in made:
             recorded.random = random
         return [made[0], *(other for other in made[1:] if other.counts.lanes > 1)]
+
+    def _why_in_order(self, step: Step, is_known: bool) -> str:
+        """Why kernels stay in captured order, unless a recording side by side is tried."""
+        if not self._has_lanes:
+            return ""
+        if not step.is_noted:
+            return "with notes of what its kernels use it breaks or is wrong"
+        return "no two of its kernels may run at once" if is_known else \
+            "what its kernels use could not be noted"
 
     def _make_and_launch(self, entry: Entry, step: Step, trial: Trial | None, plain: Any,
                          agree: Agreement) -> tuple[Any, Recorded]:

@@ -90,15 +90,6 @@ std::vector<CapturedUnit> units_of_capture(std::span<const Site> sites, const Te
   return units;
 }
 
-// Whether every node comes behind the one before it, so that nothing is open.
-bool is_chain(const GraphImage& image) {
-  std::uint32_t end = 0;  // of the chain so far
-  for (const EdgeImage& edge : image.edges) {
-    if (edge.from == end && edge.to == end + 1) ++end;
-  }
-  return end + 1 >= image.nodes.size();
-}
-
 class CaptureCheck {
  public:
   CaptureCheck(const GraphImage& image, const CapturedUses& uses)
@@ -204,6 +195,14 @@ class CaptureCheck {
 
 }  // namespace
 
+bool has_branches(const GraphImage& image) {
+  std::uint32_t end = 0;  // of the chain of nodes, each behind the one before it
+  for (const EdgeImage& edge : image.edges) {
+    if (edge.from == end && edge.to == end + 1) ++end;
+  }
+  return end + 1 < image.nodes.size();
+}
+
 CapturedUses find_captured_uses(const GraphImage& image, std::span<const Site> sites,
                                 const Tenants& tenants, const UnitTable& units, bool of_second,
                                 const Notes* notes) {
@@ -225,7 +224,7 @@ CapturedUses find_captured_uses(const GraphImage& image, std::span<const Site> s
 }
 
 Status check_captured(const GraphImage& image, const CapturedUses& uses) {
-  if (is_chain(image) || image.nodes.size() > kMostRaceNodes) return {};
+  if (!has_branches(image) || image.nodes.size() > kMostRaceNodes) return {};
   return CaptureCheck(image, uses).run();
 }
 

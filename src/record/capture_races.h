@@ -51,6 +51,9 @@ struct CapturedUses {
   std::vector<CapturedUnit> units;
 };
 
+// Whether a capture has anything to race: most are chains.
+bool has_branches(const GraphImage& image);
+
 // Of the capture that the notes are of, before anything in its image is replaced. `sites` and
 // `tenants` are as find_uses() left them.
 CapturedUses find_captured_uses(const GraphImage& image, std::span<const Site> sites,

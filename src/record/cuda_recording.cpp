@@ -81,10 +81,10 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   const GraphImage& as_noted = of_second ? *other : *image;
   const Tenants tenants =
       find_uses(noted.allocations, *units, of_second, noted.notes, as_noted, found->sites);
-  if (Status ordered = check_captured(as_noted, find_captured_uses(as_noted, found->sites, tenants,
-                                                                   *units, of_second, noted.notes));
-      !ordered.ok()) {
-    return ordered;
+  if (has_branches(as_noted)) {
+    const CapturedUses uses =
+        find_captured_uses(as_noted, found->sites, tenants, *units, of_second, noted.notes);
+    if (Status ordered = check_captured(as_noted, uses); !ordered.ok()) return ordered;
   }
   for (std::size_t i = 0; i < image->nodes.size(); ++i) {
     NodeImage& node = image->nodes[i];

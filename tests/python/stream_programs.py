@@ -2,12 +2,13 @@
 """Programs over torch's streams that lack no sync: eager cannot race at them, so that compiled code
 must give the same bits as eager on one stream, and nothing may be told of them.
 
-Here those of syncs, shapes, placement, the host and breaks of the graph; see stream_places.
+Here those of syncs, shapes and placement; see stream_places.
 """
 
 from __future__ import annotations
 
-import stream_programs_memory  # noqa: F401 - adds its own
+import stream_programs_host  # noqa: F401 - adds its own
+import stream_programs_memory  # noqa: F401 - and so does this
 import torch
 from stream_places import PROGRAMS, program
 
@@ -493,148 +494,3 @@ def a_named_stream_beside_torchs(x, w, A, D):
         b = torch.relu(x) + 1
     D.wait_stream(A)
     return a * b
-
-
-# ---- the host
-
-
-@program()
-def the_host_waits_for_a_stream(x, A, D):
-    A.wait_stream(D)
-    with A:
-        a = x + 1
-    A.synchronize()
-    return a * 2
-
-
-@program()
-def the_host_waits_for_an_event(x, A, D, E):
-    A.wait_stream(D)
-    with A:
-        a = x + 1
-        E.record(A)
-    E.synchronize()
-    return a * 2
-
-
-@program("the device")
-def the_host_waits_for_the_device(x, A, B, D, cuda):
-    A.wait_stream(D)
-    with A:
-        a = x + 1
-    cuda.synchronize()
-    with B:
-        b = a * 2
-    D.wait_stream(B)
-    return b
-
-
-@program()
-def the_host_waits_for_whatever_device(x, A, D, accelerator):
-    A.wait_stream(D)
-    with A:
-        a = x * 3
-    accelerator.synchronize()
-    return a - x
-
-
-@program()
-def the_host_waits_where_no_stream_is_named(x, accelerator):
-    y = x * 3
-    accelerator.synchronize()
-    return y - x
-
-
-@program()
-def the_host_asks(x, A, D, E, is_done):
-    A.wait_stream(D)
-    with A:
-        a = x + 1
-        E.record(A)
-    if is_done(E):  # breaks the graph
-        return a * 2
-    E.synchronize()
-    return a + a
-
-
-@program()
-def the_host_waits_first(x, A, D):
-    z = x * 2
-    D.synchronize()
-    with A:
-        a = z + 1
-    D.wait_stream(A)
-    return a
-
-
-@program()
-def the_host_orders_streams_that_do_not_wait(x, A, B, D):
-    A.wait_stream(D)
-    with A:
-        a = x * 2
-    A.synchronize()
-    with B:
-        b = a + 1
-    B.synchronize()
-    return b - a
-
-
-@program()
-def the_host_waits_in_every_turn(x, A, D):
-    for _ in range(3):
-        A.wait_stream(D)
-        with A:
-            x = x + 2
-        A.synchronize()
-    return x
-
-
-# ---- breaks of the graph
-
-
-@program()
-def recorded_before_a_break_and_awaited_behind_it(x, w, A, B, D, E):
-    A.wait_stream(D)
-    with A:
-        a = x @ w
-        E.record(A)
-    torch._dynamo.graph_break()
-    E.wait(B)
-    with B:
-        b = torch.relu(a)
-    D.wait_stream(B)
-    return b
-
-
-@program()
-def home_is_recorded_before_a_break(x, A, D, E):
-    y = x * 3
-    E.record(D)
-    torch._dynamo.graph_break()
-    E.wait(A)
-    with A:
-        a = y + x
-    D.wait_stream(A)
-    return a
-
-
-@program()
-def work_goes_on_aside_behind_a_break(x, w, A, D):
-    A.wait_stream(D)
-    with A:
-        a = x + 1
-    torch._dynamo.graph_break()
-    with A:
-        b = a @ w
-    D.wait_stream(A)
-    return b - x
-
-
-@program()
-def joined_behind_a_break(x, A, D):
-    A.wait_stream(D)
-    with A:
-        a = x * 2
-    torch._dynamo.graph_break()
-    D.wait_stream(A)
-    return a + 1

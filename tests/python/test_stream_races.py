@@ -334,9 +334,9 @@ def name_of(value):
 
 
 def check_one_graph(program, place):
-    """By line that is left out; None for a program of several graphs."""
-    graphs = check_graphs(program.at(place), program.inputs(0), place)
-    return graphs[0] if len(graphs) == 1 else None
+    """By line that is left out."""
+    graph, = check_graphs(program.at(place), program.inputs(0), place)
+    return graph
 
 
 @pytest.mark.parametrize(("program", "wanted"), RACY, ids=name_of)
@@ -351,9 +351,11 @@ def test_less_one_line_of_syncs_exactly_what_it_ordered_is_told(program):
     place = host()
     if reason := place.why_not(program):
         pytest.skip(reason)
-    checked = check_one_graph(program, place)
-    if checked is None:
-        pytest.skip("what a break hides is not told")
+    graphs = check_graphs(program.at(place), program.inputs(0), place)
+    if len(graphs) > 1:  # what a line orders on the other side of a break is not known
+        assert not any(found[""].told for found in graphs)
+        return
+    checked = graphs[0]
     if program.name in LESS:
         line, wanted = LESS[program.name]
         assert checked[line].texts() == wanted
