@@ -256,7 +256,9 @@ class Recorder:
         with self._alone, self._lock:
             if entry.recorded is None and entry.report.reason is None:
                 entry.state = state
-                return self._record(entry, leaves)
+                answer = self._record(entry, leaves)
+                _give_back_memory()
+                return answer
         return self.run(key, leaves, state, describe)  # another thread was first
 
     def _new_entry(self, key: Any, leaves: Sequence[Any], state: State,
@@ -337,9 +339,6 @@ class Recorder:
             self._refuse(entry, error)
             return self._call(leaves)
         entry.set_recorded(recorded)
-        # What only plain runs and captures needed.
-        _compat.clear_workspaces()
-        torch.cuda.empty_cache()
         log.info("%s: %s", self.name, entry.report)
         return answer
 
@@ -524,6 +523,14 @@ def _alike(tensor: Any, known: Tensor) -> bool:
 @functools.cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
+
+
+def _give_back_memory() -> None:
+    """What plain runs and captures needed and launches do not, once all that held it has gone: the
+    arena of the next launch would fit into little of it."""
+    if torch.cuda.is_initialized():
+        _compat.clear_workspaces()
+        torch.cuda.empty_cache()
 
 
 def _device_of(leaves: Iterable[Any], state: Iterable[Tensor]) -> int | None:

@@ -142,6 +142,22 @@ def test_recordings_that_are_let_go_give_their_memory_back():
     assert free_now >= free - 4 * MIB
 
 
+def test_launches_find_no_memory_that_recording_has_left_cached():
+    """The allocator would keep it beside an arena, whose parts fit into little of it."""
+    layers = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).to(DEVICE)
+    optimizer = torch.optim.AdamW(layers.parameters(), fused=True, capturable=True)
+    step = anabranch.record(training(layers, optimizer))
+    x = normal(0, 8192, 1024)
+    for _ in range(4):
+        step(x, x)
+    assert_launched(step, 2)
+    reserved = torch.cuda.memory_reserved()
+    torch.cuda.empty_cache()
+    step(x, x)
+    torch.cuda.synchronize()
+    assert reserved <= torch.cuda.memory_reserved() + 2 * MIB, told(step)
+
+
 def resident_bytes():
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
