@@ -287,6 +287,8 @@ void run(const Driver& d, CuFunction kernel, const DeviceCode* code, std::uint32
   rivals.push_back(nothing_moved(chain, code));
   rivals.push_back(one_moved(chain, code));
   rivals.push_back(all_moved(chain, "all moved, updater", {.device_code = code}));
+  rivals.push_back(all_moved(chain, "all moved, updater of two kernels",
+                             {.device_code = code, .repoint_in_two = true}));
   rivals.push_back(all_moved(chain, "all moved, from the host", {}));
   rivals.push_back(two_frozen(chain));
   for (Rival& rival : rivals) check(chain, rival);

@@ -20,7 +20,7 @@ using ::testing::IsEmpty;
 using testing::kBytes;
 
 // Who sets the nodes.
-enum class By : std::uint8_t { kHost, kUpdater };
+enum class By : std::uint8_t { kHost, kOneKernel, kTwoKernels };
 
 // Every promise holds whether device code sets the nodes, copies and fills being kernels, or the
 // host does, and they are the driver's nodes.
@@ -31,6 +31,7 @@ class CudaLaunchTest : public testing::CudaStepTest, public ::testing::WithParam
   CudaRecordOptions options() {
     CudaRecordOptions chosen;
     if (by_updater()) chosen = {.device_code = load_device_code(), .few_nodes = 0};
+    if (GetParam() == By::kTwoKernels) chosen.repoint_in_two = true;
     chosen.least_part_bytes = 512;
     return chosen;
   }
@@ -380,9 +381,9 @@ TEST_P(NoTemporariesTest, AStepWithoutAddressesTakesNone) {
 }
 
 std::string name_of(const ::testing::TestParamInfo<By>& by) {
-  return by.param == By::kHost ? "FromHost" : "WithUpdater";
+  return by.param == By::kHost ? "FromHost" : by.param == By::kOneKernel ? "ByOneKernel" : "ByTwo";
 }
-const auto all_of_them = ::testing::Values(By::kHost, By::kUpdater);
+const auto all_of_them = ::testing::Values(By::kHost, By::kOneKernel, By::kTwoKernels);
 INSTANTIATE_TEST_SUITE_P(, CudaLaunchTest, all_of_them, name_of);
 INSTANTIATE_TEST_SUITE_P(, RefusedFunctionTest, all_of_them, name_of);
 INSTANTIATE_TEST_SUITE_P(, NoTemporariesTest, all_of_them, name_of);

@@ -56,11 +56,13 @@ CudaExec::~CudaExec() {
 
 Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph original,
                                                  const Repointing& repointing,
-                                                 const DeviceCode::Updater* updater) {
+                                                 const DeviceCode::Updater* updater,
+                                                 bool repoint_in_two) {
   std::unique_ptr<CudaExec> made(new CudaExec(driver, repointing));
   if (Status cloned = made->clone_nodes(original); !cloned.ok()) return cloned;
   if (updater) {
-    if (Status prepared = made->prepare_updates(*updater); !prepared.ok()) return prepared;
+    if (Status prepared = made->prepare_updates(*updater, repoint_in_two); !prepared.ok())
+      return prepared;
   }
   if (made->tables_) made->watch_sources();
   CuInstantiateParams params{};

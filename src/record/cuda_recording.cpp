@@ -52,7 +52,7 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
 Status CudaRecording::make_executables(CuGraph original) {
   const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to,
                        const DeviceCode::Updater* updater) {
-    auto exec = CudaExec::make(driver_, original, repointing_, updater);
+    auto exec = CudaExec::make(driver_, original, repointing_, updater, options_.repoint_in_two);
     if (!exec.ok()) return exec.error();
     to.push_back(*std::move(exec));
     return Status();

@@ -79,17 +79,19 @@ struct LaunchMemory {
 
 // One executable graph and the addresses that its nodes hold.
 //
-// Made with an updater it is an updating one: kernels at its root write all addresses into the
-// nodes behind them, from a table that each launch has in the host's memory, so that a launch costs
-// the host the same however many nodes there are. Its nodes run some two in a hundred slower for
-// that. Made without, the host sets the nodes that moved, 0.3 us each, and nothing is slower.
+// Made with an updater it is an updating one: one kernel at its root, or two where there are more
+// than kMostRepointed addresses or places for them, write all addresses into the nodes behind
+// them, from a table that each launch has in the host's memory, so that a launch costs the host the
+// same however many nodes there are. Its nodes run some two in a hundred slower for that. Made
+// without, the host sets the nodes that moved, 0.3 us each, and nothing is slower.
 class CudaExec {
  public:
   static constexpr std::uint64_t kUnset = ~std::uint64_t{0};
 
   static Result<std::unique_ptr<CudaExec>> make(const Driver& driver, CuGraph original,
                                                 const Repointing& repointing,
-                                                const DeviceCode::Updater* updater = nullptr);
+                                                const DeviceCode::Updater* updater = nullptr,
+                                                bool repoint_in_two = false);
   ~CudaExec();
   CudaExec(const CudaExec&) = delete;
   CudaExec& operator=(const CudaExec&) = delete;
@@ -128,10 +130,13 @@ class CudaExec {
   void write_sites(std::uint32_t node);
   Status set_node(std::uint32_t node);
   CuResult set_kernel(std::uint32_t node);
-  Status prepare_updates(const DeviceCode::Updater& updater);
+  Status prepare_updates(const DeviceCode::Updater& updater, bool in_two);
   Status make_updatable(std::uint32_t node, std::vector<SiteUpdate>& updates);
   Status allocate_tables(const std::vector<SiteUpdate>& updates);
-  Status add_updater(const DeviceCode::Updater& updater, std::uint64_t updates);
+  Status add_repoint(const DeviceCode::Updater& updater, CuDevicePtr host_tables,
+                     std::uint64_t updates, CuGraphNode* updated);
+  Status add_fetch_and_update(const DeviceCode::Updater& updater, CuDevicePtr host_tables,
+                              std::uint64_t updates, CuGraphNode* updated);
   Status add_kernel(CuKernelNodeParams kernel, void* params, CuGraphNode before, CuGraphNode* made);
   Status put_before_roots(CuGraphNode updated);
   Status upload();
@@ -166,6 +171,7 @@ struct CudaRecordOptions {
   // executables; without it the driver's nodes stay, and all are set from the host.
   const DeviceCode* device_code = nullptr;
   std::uint32_t updating_executables = 2;  // launches on so many streams run at once
+  bool repoint_in_two = false;             // kernels, also where one would do; see CudaExec
   // Up to so many nodes are set from the host. About where the two cost the same on an H200.
   std::uint32_t few_nodes = 20;
   // After so many launches at the same addresses all nodes are set from the host, once, and the

@@ -27,7 +27,7 @@ CuKernelNodeParams kernel_of(CuFunction function, unsigned blocks, unsigned thre
 
 }  // namespace
 
-Status CudaExec::prepare_updates(const DeviceCode::Updater& updater) {
+Status CudaExec::prepare_updates(const DeviceCode::Updater& updater, bool in_two) {
   std::vector<SiteUpdate> updates;
   for (std::uint32_t node = 0; node < nodes_.size(); ++node) {
     if (nodes_[node].type != CuNodeType::kKernel ||
@@ -38,7 +38,18 @@ Status CudaExec::prepare_updates(const DeviceCode::Updater& updater) {
   }
   if (updates.empty()) return {};
   if (Status allocated = allocate_tables(updates); !allocated.ok()) return allocated;
-  return add_updater(updater, updates.size());
+  CuDevicePtr host_tables = 0;
+  if (Status found = recorded("cuMemHostGetDevicePointer",
+                              driver_.cuMemHostGetDevicePointer(&host_tables, tables_, 0));
+      !found.ok()) {
+    return found;
+  }
+  CuGraphNode updated = nullptr;
+  const bool is_small = std::max(addresses_.size(), updates.size()) <= kMostRepointed;
+  Status added = is_small && !in_two
+                     ? add_repoint(updater, host_tables, updates.size(), &updated)
+                     : add_fetch_and_update(updater, host_tables, updates.size(), &updated);
+  return added.ok() ? put_before_roots(updated) : added;
 }
 
 Status CudaExec::make_updatable(std::uint32_t node, std::vector<SiteUpdate>& updates) {
@@ -97,16 +108,16 @@ Status CudaExec::allocate_tables(const std::vector<SiteUpdate>& updates) {
   return recorded("cuMemcpyHtoD", driver_.cuMemcpyHtoD(updates_, updates.data(), updates_bytes));
 }
 
-Status CudaExec::add_updater(const DeviceCode::Updater& updater, std::uint64_t updates) {
-  FetchParams fetch{0, table_, launches_done_, addresses_.size()};
-  CuDevicePtr host_tables = 0;
-  if (Status found = recorded("cuMemHostGetDevicePointer",
-                              driver_.cuMemHostGetDevicePointer(&host_tables, tables_, 0));
-      !found.ok()) {
-    return found;
-  }
-  fetch.host_tables = host_tables;
-  CuGraphNode fetched = nullptr, updated = nullptr;
+Status CudaExec::add_repoint(const DeviceCode::Updater& updater, CuDevicePtr host_tables,
+                             std::uint64_t updates, CuGraphNode* updated) {
+  RepointParams repoint{host_tables, launches_done_, addresses_.size(), updates_, updates};
+  return add_kernel(kernel_of(updater.repoint, 1, kMostRepointed), &repoint, nullptr, updated);
+}
+
+Status CudaExec::add_fetch_and_update(const DeviceCode::Updater& updater, CuDevicePtr host_tables,
+                                      std::uint64_t updates, CuGraphNode* updated) {
+  FetchParams fetch{host_tables, table_, launches_done_, addresses_.size()};
+  CuGraphNode fetched = nullptr;
   if (Status added =
           add_kernel(kernel_of(updater.fetch, 1, kFetchBlock), &fetch, nullptr, &fetched);
       !added.ok()) {
@@ -114,12 +125,7 @@ Status CudaExec::add_updater(const DeviceCode::Updater& updater, std::uint64_t u
   }
   UpdateParams update{updates_, table_, updates};
   const auto blocks = static_cast<unsigned>((updates + kUpdaterBlock - 1) / kUpdaterBlock);
-  if (Status added =
-          add_kernel(kernel_of(updater.update, blocks, kUpdaterBlock), &update, fetched, &updated);
-      !added.ok()) {
-    return added;
-  }
-  return put_before_roots(updated);
+  return add_kernel(kernel_of(updater.update, blocks, kUpdaterBlock), &update, fetched, updated);
 }
 
 Status CudaExec::add_kernel(CuKernelNodeParams kernel, void* params, CuGraphNode before,

@@ -39,6 +39,7 @@ Result<std::unique_ptr<DeviceCode>> DeviceCode::load(const Driver& driver, const
   Updater& updater = made->updater_;
   if (Status found = made->find(updater.fetch, "anabranch_fetch"); !found.ok()) return found;
   if (Status found = made->find(updater.update, "anabranch_update"); !found.ok()) return found;
+  if (Status found = made->find(updater.repoint, "anabranch_repoint"); !found.ok()) return found;
   if (Status found = made->find(made->copy_, "anabranch_copy"); !found.ok()) return found;
   if (Status found = made->find(made->fill_, "anabranch_fill"); !found.ok()) return found;
   if (Status found = made->find(made->table_, "anabranch_table"); !found.ok()) return found;

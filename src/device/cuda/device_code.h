@@ -47,6 +47,18 @@ static_assert(sizeof(FetchParams) == 32);
 
 inline constexpr std::uint32_t kFetchBlock = 1024;
 
+// Both at once, for graphs of so few addresses that one block does it sooner than a second kernel
+// begins. The table is the block's own.
+inline constexpr std::uint32_t kMostRepointed = 256;  // addresses, and updates: a thread each
+struct RepointParams {
+  std::uint64_t host_tables = 0;
+  std::uint64_t launches = 0;
+  std::uint64_t addresses = 0;  // how many
+  std::uint64_t updates = 0;
+  std::uint64_t count = 0;  // of updates
+};
+static_assert(sizeof(RepointParams) == 40);
+
 // A box of rows from one place to another. They must not overlap, as with any copy.
 struct CopyParams {
   std::uint64_t from = 0, to = 0;  // addresses of the first byte
@@ -95,9 +107,9 @@ class DeviceCode {
   DeviceCode(const DeviceCode&) = delete;
   DeviceCode& operator=(const DeviceCode&) = delete;
 
-  // anabranch_fetch(FetchParams) and anabranch_update(UpdateParams)
+  // anabranch_fetch(FetchParams), anabranch_update(UpdateParams), anabranch_repoint(RepointParams)
   struct Updater {
-    CuFunction fetch = nullptr, update = nullptr;
+    CuFunction fetch = nullptr, update = nullptr, repoint = nullptr;
   };
   const Updater& updater() const { return updater_; }
   // anabranch_copy(CopyParams)

@@ -6,6 +6,8 @@
 // Edges:     grids and blocks are not looked at: one call does the whole work.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "device/cuda/device_code.h"
@@ -13,20 +15,41 @@
 
 namespace anabranch::sim {
 
+// The launch's table, counted; null where an access failed.
+inline const std::uint64_t* fetch_table(const KernelCall& call, cuda::CuDevicePtr host_tables,
+                                        cuda::CuDevicePtr launches, std::uint64_t count) {
+  auto* launch = call.memory<std::uint64_t>(launches, 1);
+  if (!launch) return nullptr;
+  const std::size_t bytes = count * sizeof(std::uint64_t);
+  const auto* from =
+      call.memory<std::uint64_t>(host_tables + *launch % cuda::kHostTables * bytes, count);
+  if (from) ++*launch;
+  return from;
+}
+
+// A refused update leaves the old address, and shows as a wrong result.
+template <typename AddressOf>
+void set_sites(const KernelCall& call, cuda::CuDevicePtr updates, std::uint64_t count,
+               AddressOf address_of) {
+  const auto* sites = call.memory<cuda::SiteUpdate>(updates, count);
+  for (std::uint64_t i = 0; sites && i < count; ++i) {
+    const cuda::SiteUpdate& site = sites[i];
+    const std::uint64_t* address = address_of(site.unit);
+    if (!address) return;
+    const std::uint64_t value = *address + site.shift;
+    SimDriver::update_param(reinterpret_cast<cuda::CuDeviceNode>(site.node), site.offset, &value,
+                            sizeof value);
+  }
+}
+
 inline Kernel fetch_kernel() {
   return {.name = "anabranch_fetch",
           .params = {{0, sizeof(cuda::FetchParams)}},
           .run = [](const KernelCall& call) {
             const auto params = call.param<cuda::FetchParams>(0);
-            const std::size_t bytes = params.count * sizeof(std::uint64_t);
-            auto* launches = call.memory<std::uint64_t>(params.launches, 1);
-            if (!launches) return;
-            const auto* from = call.memory<std::byte>(
-                params.host_tables + *launches % cuda::kHostTables * bytes, bytes);
-            auto* to = call.memory<std::byte>(params.table, bytes);
-            if (!from || !to) return;
-            std::memcpy(to, from, bytes);
-            ++*launches;
+            const auto* from = fetch_table(call, params.host_tables, params.launches, params.count);
+            auto* to = call.memory<std::uint64_t>(params.table, params.count);
+            if (from && to) std::copy_n(from, params.count, to);
           }};
 }
 
@@ -35,17 +58,22 @@ inline Kernel update_kernel() {
           .params = {{0, sizeof(cuda::UpdateParams)}},
           .run = [](const KernelCall& call) {
             const auto params = call.param<cuda::UpdateParams>(0);
-            const auto* updates = call.memory<cuda::SiteUpdate>(params.updates, params.count);
-            for (std::uint64_t i = 0; updates && i < params.count; ++i) {
-              const cuda::SiteUpdate& site = updates[i];
-              const auto* address =
-                  call.memory<std::uint64_t>(params.table + cuda::CuDevicePtr{8} * site.unit, 1);
-              if (!address) return;
-              const std::uint64_t value = *address + site.shift;
-              // A refused update leaves the old address, and shows as a wrong result.
-              SimDriver::update_param(reinterpret_cast<cuda::CuDeviceNode>(site.node), site.offset,
-                                      &value, sizeof value);
-            }
+            set_sites(call, params.updates, params.count, [&](std::uint32_t unit) {
+              return call.memory<std::uint64_t>(params.table + cuda::CuDevicePtr{8} * unit, 1);
+            });
+          }};
+}
+
+inline Kernel repoint_kernel() {
+  return {.name = "anabranch_repoint",
+          .params = {{0, sizeof(cuda::RepointParams)}},
+          .run = [](const KernelCall& call) {
+            const auto params = call.param<cuda::RepointParams>(0);
+            const auto* table =
+                fetch_table(call, params.host_tables, params.launches, params.addresses);
+            if (!table) return;
+            set_sites(call, params.updates, params.count,
+                      [&](std::uint32_t unit) { return table + unit; });
           }};
 }
 
@@ -98,11 +126,12 @@ inline Kernel table_kernel() {
 
 // Adds them all, and answers an image that names them, for DeviceCode::load().
 inline std::string add_device_code(SimDriver& sim) {
-  for (const auto make : {fetch_kernel, update_kernel, copy_kernel, fill_kernel, table_kernel}) {
+  for (const auto make :
+       {fetch_kernel, update_kernel, repoint_kernel, copy_kernel, fill_kernel, table_kernel}) {
     sim.add_kernel(make());
   }
-  return SimDriver::make_image({"anabranch_fetch", "anabranch_update", "anabranch_copy",
-                                "anabranch_fill", "anabranch_table"});
+  return SimDriver::make_image({"anabranch_fetch", "anabranch_update", "anabranch_repoint",
+                                "anabranch_copy", "anabranch_fill", "anabranch_table"});
 }
 
 }  // namespace anabranch::sim
