@@ -265,6 +265,9 @@ ANABRANCH_C AnabranchCaptureDevice* anabranch_capture_device_open(int32_t ordina
 ANABRANCH_C void anabranch_capture_device_free(AnabranchCaptureDevice*);
 /* Empty where the device can set addresses itself. Lives as long as the device. */
 ANABRANCH_C const char* anabranch_capture_device_why_no_device_code(const AnabranchCaptureDevice*);
+/* Empty where kernels that take tensor maps by value are recorded as others are. Likewise. */
+ANABRANCH_C const char* anabranch_capture_device_why_tensor_maps_are_opaque(
+    const AnabranchCaptureDevice*);
 /* Takes all nodes out of a CUgraph. */
 ANABRANCH_C int32_t anabranch_capture_clear(const AnabranchCaptureDevice*, void* graph);
 ANABRANCH_C AnabranchCaptureMemory* anabranch_capture_memory_new(const AnabranchCaptureDevice*);

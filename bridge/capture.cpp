@@ -40,6 +40,11 @@ const char* anabranch_capture_device_why_no_device_code(const AnabranchCaptureDe
   return device->device.why_no_device_code().c_str();
 }
 
+const char* anabranch_capture_device_why_tensor_maps_are_opaque(
+    const AnabranchCaptureDevice* device) {
+  return device->device.why_tensor_maps_are_opaque().c_str();
+}
+
 int32_t anabranch_capture_clear(const AnabranchCaptureDevice* device, void* graph) {
   return ab::bridge::guard([&] {
     const ab::Status cleared = device->device.clear(graph);

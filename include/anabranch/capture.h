@@ -39,6 +39,8 @@ class CaptureDevice {
 
   // Why addresses are only set from the host, and copies stay as they are; else empty.
   ANABRANCH_API const std::string& why_no_device_code() const;
+  // Why a kernel that takes tensor maps (TMA descriptors) by value is not recorded; else empty.
+  ANABRANCH_API const std::string& why_tensor_maps_are_opaque() const;
   // Takes all nodes out of a graph (a CUgraph).
   ANABRANCH_API Status clear(void* graph) const;
   const std::shared_ptr<cuda::CudaDevice>& cuda_device() const { return device_; }

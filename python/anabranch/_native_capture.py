@@ -62,6 +62,11 @@ class CaptureDevice(_Handle):
         """Why addresses can only be set from the host; empty where the device sets them."""
         return core.capture_device_why_no_device_code(self.handle).decode(errors="replace")
 
+    @property
+    def why_tensor_maps_are_opaque(self) -> str:
+        """Why kernels that take tensor maps by value are not recorded; empty where they are."""
+        return core.capture_device_why_tensor_maps_are_opaque(self.handle).decode(errors="replace")
+
     def clear(self, graph: int) -> None:
         """Takes all nodes out of a graph."""
         if core.capture_clear(self.handle, graph):

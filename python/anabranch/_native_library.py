@@ -255,6 +255,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "capture_device_open": (c_void_p, c_int32),
     "capture_device_free": (None, c_void_p),
     "capture_device_why_no_device_code": (c_char_p, c_void_p),
+    "capture_device_why_tensor_maps_are_opaque": (c_char_p, c_void_p),
     "capture_clear": (c_int32, c_void_p, c_void_p),
     "capture_memory_new": (c_void_p, c_void_p),
     "capture_memory_free": (None, c_void_p),

@@ -127,6 +127,9 @@ def _find_capture() -> list[Finding]:
     why = device.why_no_device_code
     found = [Finding("device code", why, "setting addresses from the GPU: the host sets them")
              if why else Finding("device code", "loaded")]
+    why = device.why_tensor_maps_are_opaque
+    found.append(Finding("tensor maps", why, "recording of kernels that take them by value") if why
+                 else Finding("tensor maps", "their addresses are plain words"))
     try:
         memory = CaptureMemory(device)
         memory.allocate(1)

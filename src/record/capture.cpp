@@ -43,6 +43,10 @@ const std::string& CaptureDevice::why_no_device_code() const {
   return device_->why_no_device_code();
 }
 
+const std::string& CaptureDevice::why_tensor_maps_are_opaque() const {
+  return device_->why_tensor_maps_are_opaque();
+}
+
 Status CaptureDevice::clear(void* graph) const {
   const cuda::ContextScope current(*device_);
   if (!current.status().ok()) return current.status();
@@ -108,6 +112,7 @@ Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device,
   }
   cuda::CudaRecordOptions options;
   options.device_code = on->device_code();
+  options.why_opaque_maps = on->why_tensor_maps_are_opaque();
   options.accept_unsure = chosen.accept_unsure;
   options.lanes = chosen.lanes;
   const auto notes = notes_of(chosen.notes);

@@ -118,7 +118,7 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
 Result<FoundSites> CudaRecording::find(const GraphImage& first, const GraphImage& second,
                                        const UnitTable& units) {
   if (Status same = match_graphs(first, second); !same.ok()) return same;
-  auto found = find_sites(first, second, units);
+  auto found = find_sites(first, second, units, options_.why_opaque_maps);
   if (!found.ok()) return found;
   unsure_ = found->unsure;
   if (unsure_ != 0 && !options_.accept_unsure) return found->first_unsure;

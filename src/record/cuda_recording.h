@@ -180,6 +180,9 @@ struct CudaRecordOptions {
   // Keeps what the first capture had where bytes differ that are no address. For a caller that
   // goes on to compare launches of both captures' recordings with the step itself.
   bool accept_unsure = false;
+  // Why addresses in tensor maps must stay as they are, if they must (device/cuda/tensor_maps.h): a
+  // kernel with such an address where a map may lie is refused.
+  std::string why_opaque_maps{};
   // Where one of the captures has notes: nodes that may run side by side do, on so many lanes.
   std::uint32_t lanes = 1;
   // See arena_parts.h. Whoever has one block for the arena takes one part, by the largest number.

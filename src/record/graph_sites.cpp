@@ -21,8 +21,9 @@ std::uint64_t word_at(const std::vector<std::byte>& bytes, std::uint32_t offset)
 
 class SiteFinder {
  public:
-  SiteFinder(const GraphImage& first, const GraphImage& second, const UnitTable& units)
-      : first_(first), second_(second), units_(units) {}
+  SiteFinder(const GraphImage& first, const GraphImage& second, const UnitTable& units,
+             const std::string& why_opaque_maps)
+      : first_(first), second_(second), units_(units), why_opaque_maps_(why_opaque_maps) {}
 
   Result<FoundSites> run() {
     for (node_ = 0; node_ < first_.nodes.size(); ++node_) {
@@ -36,8 +37,7 @@ class SiteFinder {
     const NodeImage &a = first_.nodes[node_], &b = second_.nodes[node_];
     switch (a.type) {
       case CuNodeType::kKernel:
-        search_params(a.kernel, b.kernel);
-        return {};
+        return search_params(a.kernel, b.kernel);
       case CuNodeType::kMemcpy:
         if (Status source = search_source(a, b); !source.ok()) return source;
         if (a.copy.dst_memory_type == CuMemoryType::kArray) return {};
@@ -54,7 +54,7 @@ class SiteFinder {
 
   // What lies in a child graph stays as it is, so nothing in it may move.
   Status search_child(const GraphImage& a, const GraphImage& b) {
-    const auto inside = SiteFinder(a, b, units_).run();
+    const auto inside = SiteFinder(a, b, units_, why_opaque_maps_).run();
     if (!inside.ok()) return inside.error();
     if (inside->unsure != 0) return inside->first_unsure;
     if (inside->sites.empty() && inside->tables.empty()) return {};
@@ -66,8 +66,9 @@ class SiteFinder {
                               describe_node(a, node), describe_node(first_, node_)));
   }
 
-  void search_params(const KernelImage& a, const KernelImage& b) {
+  Status search_params(const KernelImage& a, const KernelImage& b) {
     for (const ParamField& field : a.fields) {
+      const std::size_t before = found_.sites.size();
       std::uint32_t at = 0;
       for (; at + kWord <= field.bytes; at += kWord) {
         const std::uint32_t offset = field.offset + at;
@@ -81,7 +82,21 @@ class SiteFinder {
       if (std::memcmp(a.params.data() + rest, b.params.data() + rest, field.bytes - at) != 0) {
         doubt(refuse(Operand::kParam, rest, "bytes too few for an address"));
       }
+      if (found_.sites.size() != before && field.bytes >= sizeof(CuTensorMap) &&
+          !why_opaque_maps_.empty()) {
+        return refuse_map();
+      }
     }
+    return {};
+  }
+
+  Status refuse_map() const {
+    return Status(
+        Code::kNotRecordable,
+        fmt::format("record: {} may take a tensor map that names memory of the step, whose "
+                    "address cannot be changed there, since {}. The step runs unrecorded; "
+                    "strict=True raises.",
+                    describe_node(first_, node_), why_opaque_maps_));
   }
 
   void doubt(Status what) {
@@ -150,6 +165,7 @@ class SiteFinder {
   const GraphImage& first_;
   const GraphImage& second_;
   const UnitTable& units_;
+  const std::string& why_opaque_maps_;
   std::uint32_t node_ = 0;
   FoundSites found_;
 };
@@ -157,8 +173,8 @@ class SiteFinder {
 }  // namespace
 
 Result<FoundSites> find_sites(const GraphImage& first, const GraphImage& second,
-                              const UnitTable& units) {
-  return SiteFinder(first, second, units).run();
+                              const UnitTable& units, const std::string& why_opaque_maps) {
+  return SiteFinder(first, second, units, why_opaque_maps).run();
 }
 
 }  // namespace anabranch::cuda

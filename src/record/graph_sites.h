@@ -3,12 +3,13 @@
 // Ownership: values.
 // Threads:   pure.
 // Failure:   kCapturesDiffer names an operand of a copy or fill, or a word that a copy takes from
-//            pinned memory, that differs and is no address.
+//            pinned memory, that differs and is no address; kNotRecordable one that cannot move.
 // Edges:     words that are equal in both captures are left alone, since the captures share no
 //            address of a unit; so is memory that belongs to no unit.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "anabranch/status.h"
@@ -59,8 +60,9 @@ struct FoundSites {
 //
 // Words of eight bytes are looked at where the ABI puts pointers, at multiples of eight within each
 // parameter and from the beginning of a table. A word that lies in one unit at one offset in both
-// captures is a site.
+// captures is a site. With `why_opaque_maps`, none may lie in a parameter that is large enough for
+// a tensor map, and that is the reason to give.
 Result<FoundSites> find_sites(const GraphImage& first, const GraphImage& second,
-                              const UnitTable& units);
+                              const UnitTable& units, const std::string& why_opaque_maps = {});
 
 }  // namespace anabranch::cuda

@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <cstring>
+
 #include "record/graph_testing.h"
 
 namespace anabranch::cuda {
@@ -126,6 +128,27 @@ TEST(GraphSites, WordsInsideAStructPassedByValueAreFound) {
   auto second = image_of({kernel("k", {1, 0x90020, 3})});
   for (GraphImage* image : {&first, &second}) image->nodes[0].kernel.fields = {{0, 24}};
   EXPECT_THAT(sites_of(first, second), ElementsAre(Site{0, Operand::kParam, 8, 0, 0x20}));
+}
+
+// A tensor map has 16 words; smaller structs hold none.
+TEST(GraphSites, WhereATensorMapMayLieAnAddressIsRefusedIfMapsAreOpaque) {
+  const auto with_words = [](std::size_t count, std::uint64_t address) {
+    NodeImage node = kernel("k", {});
+    node.kernel.params.resize(8 * count);
+    std::memcpy(node.kernel.params.data() + 8, &address, sizeof address);
+    node.kernel.fields = {{0, static_cast<std::uint32_t>(8 * count)}};
+    return image_of({node});
+  };
+  const auto found = [&](std::size_t count, const std::string& why) {
+    return find_sites(with_words(count, 0x10000), with_words(count, 0x90000), two_units(), why);
+  };
+  const Site site{0, Operand::kParam, 8, 0, 0};
+  EXPECT_THAT(found(16, "")->sites, ElementsAre(site));
+  EXPECT_THAT(found(15, "they differ")->sites, ElementsAre(site));
+  const auto refused = found(16, "they differ");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Code::kNotRecordable);
+  EXPECT_THAT(refused.error().message(), AllOf(HasSubstr("'k'"), HasSubstr("since they differ")));
 }
 
 TEST(GraphSites, EqualWordsAreLeftAloneWhateverTheyLookLike) {

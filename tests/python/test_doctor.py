@@ -85,6 +85,7 @@ class Facts:
 
 class CaptureDevice:
     why_no_device_code = ""
+    why_tensor_maps_are_opaque = ""
 
     def __init__(self, ordinal):
         assert ordinal == 0
@@ -133,6 +134,13 @@ def test_without_device_code_recording_is_still_on(machine):
     machine.setattr(CaptureDevice, "why_no_device_code", "the library was built without nvcc.")
     row = finding("device code")
     assert "nvcc" in row.text and "the host sets them" in row.off
+    assert not finding("recording").off
+
+
+def test_tensor_maps_of_an_unknown_format_are_told_and_recording_is_still_on(machine):
+    assert not finding("tensor maps").off
+    machine.setattr(CaptureDevice, "why_tensor_maps_are_opaque", "maps of rank 2 differ in more")
+    assert "rank 2" in finding("tensor maps").text and finding("tensor maps").off
     assert not finding("recording").off
 
 

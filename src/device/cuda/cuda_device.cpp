@@ -2,6 +2,7 @@
 #include "device/cuda/cuda_device.h"
 
 #include "device/cuda/context_scope.h"
+#include "device/cuda/tensor_maps.h"
 
 namespace anabranch::cuda {
 
@@ -23,6 +24,7 @@ Result<std::shared_ptr<CudaDevice>> CudaDevice::make(const Driver& driver, int o
   } else {
     made->why_no_device_code_ = code.error().message();
   }
+  made->why_tensor_maps_are_opaque_ = cuda::why_tensor_maps_are_opaque(driver, made->device_);
   return made;
 }
 

@@ -36,6 +36,8 @@ class CudaDevice {
   // Null where addresses can only be set from the host.
   const DeviceCode* device_code() const { return device_code_.get(); }
   const std::string& why_no_device_code() const { return why_no_device_code_; }
+  // See tensor_maps.h.
+  const std::string& why_tensor_maps_are_opaque() const { return why_tensor_maps_are_opaque_; }
 
  private:
   CudaDevice(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {}
@@ -46,7 +48,7 @@ class CudaDevice {
   CuDevice device_ = 0;
   CuContext context_ = nullptr;
   std::unique_ptr<DeviceCode> device_code_;
-  std::string why_no_device_code_;
+  std::string why_no_device_code_, why_tensor_maps_are_opaque_;
 };
 
 }  // namespace anabranch::cuda

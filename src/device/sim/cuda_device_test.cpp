@@ -55,6 +55,33 @@ TEST_F(CudaDeviceTest, WithoutDeviceCodeHasAReason) {
   EXPECT_THAT((*device)->why_no_device_code(), HasSubstr("cuModuleGetFunction"));
 }
 
+CuResult encode_sum(CuTensorMap* map, CuTensorType, std::uint32_t, void* address,
+                    const std::uint64_t*, const std::uint64_t*, const std::uint32_t*,
+                    const std::uint32_t*, CuTensorInterleave, CuTensorSwizzle, CuTensorL2Promotion,
+                    CuTensorOobFill) {
+  map->opaque[0] = reinterpret_cast<std::uint64_t>(address);
+  map->opaque[1] = map->opaque[0] + 1;
+  return CuResult::kSuccess;
+}
+
+TEST_F(CudaDeviceTest, KnowsWhetherTensorMapsHoldTheirAddressesAsWords) {
+  const auto why = [&](const Driver& driver) {
+    const auto device = CudaDevice::make(driver, 0, image.c_str());
+    return device.ok() ? (*device)->why_tensor_maps_are_opaque() : device.error().message();
+  };
+  EXPECT_EQ(why(*d), "");
+  Driver other = *d;
+  other.cuTensorMapEncodeTiled = encode_sum;
+  EXPECT_THAT(why(other), HasSubstr("at two addresses differ in more than these"));
+  other.cuTensorMapEncodeTiled = [](auto...) { return CuResult::kNotSupported; };
+  EXPECT_THAT(why(other), HasSubstr("cuTensorMapEncodeTiled answers"));
+  other.cuDeviceGetAttribute = [](int* value, CuDeviceAttribute, CuDevice) {
+    *value = 0;
+    return CuResult::kSuccess;
+  };
+  EXPECT_EQ(why(other), "");  // no kernel can use one
+}
+
 TEST_F(CudaDeviceTest, RefusesADeviceThatIsNotThere) {
   const auto device = CudaDevice::make(*d, 7, image.c_str());
   ASSERT_FALSE(device.ok());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory, pointers and copies of every shape, queued and in graphs.
+#include "device/cuda/tensor_maps.h"
 #include "differential.h"
 
 namespace anabranch::cuda {
@@ -190,6 +191,10 @@ TEST_F(Memory, TensorMapsTakeAnotherAddress) {
   ASSERT_CU(d.cuTensorMapReplaceAddress(&map, reinterpret_cast<void*>(b)));
   for (int i = 0; i < 16; ++i) EXPECT_EQ(map.opaque[i], other.opaque[i]);
   EXPECT_EQ(encode(a + 8, &map), CuResult::kInvalidValue);
+}
+
+TEST_F(Memory, TensorMapsHoldTheirAddressesAsWords) {
+  EXPECT_EQ(why_tensor_maps_are_opaque(d, 0), "");
 }
 
 TEST_F(Memory, ACopyOfAnExecutableKeepsTheKindsOfMemoryItWasInstantiatedWith) {
