@@ -302,6 +302,9 @@ typedef struct AnabranchCaptureCounts {
   uint64_t lanes;
   uint64_t arena_bytes;
   uint64_t arena_lower_bound_bytes;
+  uint64_t held_device_bytes;
+  uint64_t held_host_bytes;
+  uint64_t held_driver_bytes;
   uint64_t launched_unchanged;
   uint64_t launched_from_host;
   uint64_t launched_from_device;

@@ -110,6 +110,11 @@ struct CaptureCounts {
   std::uint32_t lanes = 0;        // that nodes are on; 1: in captured order
   std::uint64_t arena_bytes = 0;  // all parts together
   std::uint64_t arena_lower_bound_bytes = 0;
+  // Held between launches: tables on the device and in pinned memory, and what the device's free
+  // memory fell by beside them while the driver made its executables.
+  std::uint64_t held_device_bytes = 0;
+  std::uint64_t held_host_bytes = 0;
+  std::uint64_t held_driver_bytes = 0;
   // Launches, by how the nodes were given their addresses.
   std::uint64_t launched_unchanged = 0;
   std::uint64_t launched_from_host = 0;

@@ -116,7 +116,8 @@ class CaptureCounts(ctypes.Structure):
 
     _fields_ = [(name, c_uint64) for name in
                 ("nodes", "sites", "unsure", "known", "lanes", "arena_bytes",
-                 "arena_lower_bound_bytes", "launched_unchanged", "launched_from_host",
+                 "arena_lower_bound_bytes", "held_device_bytes", "held_host_bytes",
+                 "held_driver_bytes", "launched_unchanged", "launched_from_host",
                  "launched_from_device")]
 
 

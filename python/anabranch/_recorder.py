@@ -16,7 +16,7 @@ import operator
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +45,21 @@ log = logging.getLogger("anabranch.record")
 _plain_steps = threading.RLock()
 _WARM_UP = 1  # plain calls of a signature before it is recorded
 _BAD_BINDING = 402
+
+
+class Memory(NamedTuple):
+    """Of a recording, in bytes. Its arena is taken from torch's allocator for each launch and given
+    back when that is queued; the rest is held between launches. ``driver`` is by how much the
+    device's free memory fell while its executables were made."""
+
+    arena: int
+    held_on_device: int
+    held_pinned: int
+    driver: int
+
+    def __str__(self) -> str:
+        return (f"holds {self.held_on_device} bytes on the device, {self.held_pinned} pinned, and "
+                f"{self.driver} of the driver's")
 
 
 @dataclasses.dataclass
@@ -86,6 +101,11 @@ class RecordingReport:
         return self.counts.arena_lower_bound_bytes
 
     @property
+    def memory(self) -> Memory:
+        return Memory(self.counts.arena_bytes, self.counts.held_device_bytes,
+                      self.counts.held_host_bytes, self.counts.held_driver_bytes)
+
+    @property
     def lanes(self) -> int:
         """On which kernels may run side by side; 1: they run in their captured order."""
         return self.counts.lanes
@@ -122,6 +142,7 @@ class RecordingReport:
         return (f"{self.inputs}: {self.calls} calls: {launches}\n"
                 f"  {self.nodes} nodes, {self.sites} addresses of {self.slots} slots; arena "
                 f"{self.arena_bytes} bytes (lower bound {self.arena_lower_bound_bytes})\n"
+                f"  {self.memory}\n"
                 f"{self._lanes_text()}"
                 f"  captured in {self.capture_seconds:.2f} s, made in {self.make_seconds:.2f} s, "
                 f"verified in {self.verify_seconds:.2f} s ({self.verified})")

@@ -85,6 +85,9 @@ TEST_F(CaptureTest, ACapturedStepLaunchesAtItsArguments) {
     expect_result(out, round);
   }
   const CaptureCounts counts = recording->counts();
+  // x, y and the arena: a word each in the tables of two executables, sixteen of the host's.
+  EXPECT_EQ(counts.held_host_bytes, 2u * 16 * 3 * 8);
+  EXPECT_GE(counts.held_device_bytes, 2u * (8 + 3 * 8 + sizeof(std::uint64_t) * kNodes));
   EXPECT_EQ(counts.launched_unchanged + counts.launched_from_host + counts.launched_from_device,
             3u);
 }

@@ -153,6 +153,9 @@ CaptureCounts CapturedRecording::counts() const {
   counts.lanes = recording_->lanes();
   for (const std::uint64_t bytes : recording_->part_bytes()) counts.arena_bytes += bytes;
   counts.arena_lower_bound_bytes = recording_->arena().lower_bound_bytes;
+  counts.held_device_bytes = recording_->held().device;
+  counts.held_host_bytes = recording_->held().host;
+  counts.held_driver_bytes = recording_->held().driver;
   counts.launched_unchanged = read(recording_->counts().unchanged);
   counts.launched_from_host = read(recording_->counts().from_host);
   counts.launched_from_device = read(recording_->counts().from_device);

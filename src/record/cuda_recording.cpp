@@ -45,8 +45,28 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
   }
   if (Status found = made->discover(first, second, kinds); !found.ok()) return found;
   made->index_sites();
-  if (Status ready = made->make_executables(first.graph); !ready.ok()) return ready;
+  if (Status ready = made->make_and_weigh_executables(first.graph); !ready.ok()) return ready;
   return made;
+}
+
+Status CudaRecording::make_and_weigh_executables(CuGraph original) {
+  std::size_t before = 0, after = 0, total = 0;
+  if (Status asked = recorded("cuMemGetInfo", driver_.cuMemGetInfo(&before, &total)); !asked.ok()) {
+    return asked;
+  }
+  if (Status made = make_executables(original); !made.ok()) return made;
+  if (Status asked = recorded("cuMemGetInfo", driver_.cuMemGetInfo(&after, &total)); !asked.ok()) {
+    return asked;
+  }
+  for (const auto* execs : {&executables_, &updating_}) {
+    for (const auto& exec : *execs) {
+      held_.device += exec->held().device;
+      held_.host += exec->held().host;
+    }
+  }
+  if (before > after + held_.device) held_.driver = before - after - held_.device;
+  if (table_bytes_) held_.device += table_bytes_->size();
+  return {};
 }
 
 Status CudaRecording::make_executables(CuGraph original) {

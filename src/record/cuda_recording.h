@@ -77,6 +77,15 @@ struct LaunchMemory {
   void forget() noexcept;
 };
 
+// What a recording keeps between launches, in bytes.
+struct HeldMemory {
+  std::uint64_t device = 0;  // tables
+  std::uint64_t host = 0;    // pinned
+  // By how much the device's free memory fell beside that while the executables were made. The
+  // driver hands memory out in large pieces, and others may take some meanwhile.
+  std::uint64_t driver = 0;
+};
+
 // One executable graph and the addresses that its nodes hold.
 //
 // Made with an updater it is an updating one: one kernel at its root, or two where there are more
@@ -116,6 +125,8 @@ class CudaExec {
   CuStream last_stream() const { return last_stream_; }  // null before the first launch
 
   LaunchMemory& memory() { return memory_; }
+  // The driver's is not known of one alone.
+  const HeldMemory& held() const { return held_; }
 
  private:
   CudaExec(const Driver& driver, const Repointing& repointing);
@@ -157,6 +168,7 @@ class CudaExec {
   // host's, pinned, the tables; and behind the last launches that read each half of these, an
   // event.
   CuDevicePtr launches_done_ = 0, updates_ = 0, table_ = 0;
+  HeldMemory held_;
   std::uint64_t* tables_ = nullptr;
   CuEvent half_read_[2] = {};
   std::uint64_t launches_ = 0;
@@ -231,11 +243,13 @@ class CudaRecording {
   std::span<const std::unique_ptr<CudaExec>> executables() const { return executables_; }
   std::span<const std::unique_ptr<CudaExec>> updating() const { return updating_; }
   CudaLaunchCounts& counts() { return counts_; }
+  const HeldMemory& held() const { return held_; }
 
  private:
   CudaRecording(const Driver& driver, const CudaRecordOptions& options)
       : driver_(driver), options_(options) {}
   Status make_executables(CuGraph original);
+  Status make_and_weigh_executables(CuGraph original);
   Status discover(const Capture& first, const Capture& second, std::span<const UnitKind> kinds);
   Result<FoundSites> find(const GraphImage& first, const GraphImage& second,
                           const UnitTable& units);
@@ -254,6 +268,7 @@ class CudaRecording {
   std::uint32_t unsure_ = 0;
   std::uint32_t lanes_ = 1;
   const CudaRecordOptions options_;
+  HeldMemory held_;
   std::unique_ptr<DeviceBytes> table_bytes_;  // goes after the executables that read it
   std::vector<std::unique_ptr<CudaExec>> executables_;
   std::vector<std::unique_ptr<CudaExec>> updating_;

@@ -94,6 +94,7 @@ Status CudaExec::allocate_tables(const std::vector<SiteUpdate>& updates) {
     return made;
   }
   tables_ = static_cast<std::uint64_t*>(tables);
+  held_ = {sizeof kNoLaunches + updates_bytes + table_bytes, kHostTables * table_bytes};
   for (CuEvent& read : half_read_) {
     if (Status made = recorded("cuEventCreate", driver_.cuEventCreate(&read, kEventDisableTiming));
         !made.ok()) {

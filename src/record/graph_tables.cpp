@@ -202,7 +202,7 @@ Result<std::unique_ptr<DeviceBytes>> keep_bytes(const Driver& driver,
 
 Result<std::unique_ptr<DeviceBytes>> DeviceBytes::make(const Driver& driver,
                                                        std::span<const std::byte> bytes) {
-  std::unique_ptr<DeviceBytes> made(new DeviceBytes(driver));
+  std::unique_ptr<DeviceBytes> made(new DeviceBytes(driver, bytes.size()));
   if (Status allocated = recorded("cuMemAlloc", driver.cuMemAlloc(&made->address_, bytes.size()));
       !allocated.ok()) {
     made->address_ = 0;

@@ -31,10 +31,12 @@ class DeviceBytes {
   DeviceBytes(const DeviceBytes&) = delete;
   DeviceBytes& operator=(const DeviceBytes&) = delete;
   CuDevicePtr address() const { return address_; }
+  std::uint64_t size() const { return size_; }
 
  private:
-  explicit DeviceBytes(const Driver& driver) : driver_(driver) {}
+  DeviceBytes(const Driver& driver, std::uint64_t size) : driver_(driver), size_(size) {}
   const Driver& driver_;
+  const std::uint64_t size_;
   CuDevicePtr address_ = 0;
 };
 

@@ -161,7 +161,8 @@ def test_explain_shows_recorded_callables_that_ran_and_what_became_of_them():
     launched, plain, idle = entries = [Entry("(float32[4])", State()) for _ in steps]
     for recorded, entry in zip(steps, entries, strict=True):
         recorded._recorder.entries[entry.report.inputs] = entry
-    launched.report.counts = CaptureCounts(nodes=3, launched_from_host=7)
+    launched.report.counts = CaptureCounts(nodes=3, launched_from_host=7, arena_bytes=512,
+                                           held_device_bytes=640, held_host_bytes=96)
     plain.report.reason = "it looks at a value"
 
     def call():  # as a call on a GPU would
@@ -172,6 +173,8 @@ def test_explain_shows_recorded_callables_that_ran_and_what_became_of_them():
     assert set(explanation.callables) == set(steps[:2]) and idle.report.calls == 0
     text = str(explanation)
     assert f"callable: {step.__qualname__}\n  (float32[4]): 1 calls: 0 unchanged, 7 set" in text
+    assert "holds 640 bytes on the device, 96 pinned, and 0 of the driver's" in text
+    assert launched.report.memory == (512, 640, 96, 0)
     assert "unrecorded: it looks at a value" in text and "tanh" not in text
 
 
