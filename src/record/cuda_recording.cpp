@@ -8,6 +8,7 @@
 #include "record/graph_overlap.h"
 #include "record/graph_races.h"
 #include "record/graph_transfers.h"
+#include "record/host_copies.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -49,7 +50,21 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
   return made;
 }
 
+// Null where no copy needs it.
+Result<std::unique_ptr<DeviceBytes>> CudaRecording::make_copy_room() {
+  std::uint64_t bytes = 0;
+  for (const NodeImage& node : repointing_.image.nodes) {
+    bytes = std::max(bytes, node.host_bytes.end - node.host_bytes.begin);
+  }
+  if (bytes == 0) return std::unique_ptr<DeviceBytes>();
+  auto room = DeviceBytes::allocate(driver_, bytes);
+  if (room.ok()) repointing_.copy_room = (*room)->address();
+  return room;
+}
+
 Status CudaRecording::make_executables(CuGraph original) {
+  const auto room = make_copy_room();
+  if (!room.ok()) return room.error();
   const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to,
                        const DeviceCode::Updater* updater) {
     auto exec = CudaExec::make(driver_, original, repointing_, updater);
@@ -82,8 +97,8 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   const Tenants tenants =
       find_uses(noted.allocations, *units, of_second, noted.notes, as_noted, found->sites);
   if (has_branches(as_noted)) {
-    const CapturedUses uses =
-        find_captured_uses(as_noted, found->sites, tenants, *units, of_second, noted.notes);
+    const CapturedUses uses = find_captured_uses(as_noted, found->sites, found->tables, tenants,
+                                                 *units, of_second, noted.notes);
     if (Status ordered = check_captured(as_noted, uses); !ordered.ok()) return ordered;
   }
   for (std::size_t i = 0; i < image->nodes.size(); ++i) {
@@ -91,6 +106,7 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
     node.work = tenants.work_of[i];
     node.is_known = node.type == CuNodeType::kKernel && tenants.is_known[i];
   }
+  find_host_copies(*image, found->tables, found->sites);
   auto tables = replace(*found, *image);
   if (!tables.ok()) return tables.error();
   const std::vector<EdgeImage> captured = image->edges;

@@ -62,6 +62,10 @@ struct Repointing {
   std::uint32_t most_fields = 0;          // of any kernel
   std::vector<std::uint32_t> with_bytes;  // sources that have any
   CuContext context = nullptr;
+  // Memory of cuMemAlloc, as large as any copy with the host's memory, for the copies of
+  // executables that are being made: each keeps the kind of memory that it was instantiated with,
+  // and captures have another kind than launches.
+  CuDevicePtr copy_room = 0;
 };
 
 // What launches through one executable remember of one another. What was given last is not always
@@ -118,6 +122,7 @@ class CudaExec {
  private:
   CudaExec(const Driver& driver, const Repointing& repointing);
   Status clone_nodes(CuGraph original);
+  Status move_host_copies();
   Status drop_edges();
   void watch_sources();
   void note_moved(std::span<const std::uint64_t> addresses, std::span<const std::uint32_t> sources);
@@ -227,6 +232,7 @@ class CudaRecording {
   CudaRecording(const Driver& driver, const CudaRecordOptions& options)
       : driver_(driver), options_(options) {}
   Status make_executables(CuGraph original);
+  Result<std::unique_ptr<DeviceBytes>> make_copy_room();
   Status discover(const Capture& first, const Capture& second, std::span<const UnitKind> kinds);
   Result<FoundSites> find(const GraphImage& first, const GraphImage& second,
                           const UnitTable& units);

@@ -8,15 +8,20 @@
 
 #include "record/graph_order.h"
 #include "record/graph_schedule.h"
+#include "record/host_copies.h"
 
 namespace anabranch::cuda {
 namespace {
 
-// The units that nodes use, and who has used them.
+// The units that nodes use, and the host's memory, and who has used them.
 class Users {
  public:
-  Users(std::size_t nodes, std::span<const Site> sites, std::span<const Unit> units)
-      : units_(units), uses_(nodes), readers_(units.size()), writers_(units.size()) {
+  Users(const GraphImage& image, std::span<const Site> sites, std::span<const Unit> units)
+      : image_(image),
+        units_(units),
+        uses_(image.nodes.size()),
+        readers_(units.size()),
+        writers_(units.size()) {
     for (const Site& site : sites) {
       auto& uses = uses_[site.node];
       const auto known = std::find_if(uses.begin(), uses.end(), [&](const Site& use) {
@@ -52,12 +57,25 @@ class Users {
     for (const Site& use : uses_[node]) {
       (use.writes ? writers_ : readers_)[use.unit].push_back(&use);
     }
+    conflicts_on_host(node, found);
   }
 
  private:
+  template <typename Found>
+  void conflicts_on_host(std::uint32_t node, Found found) {
+    const HostBytes& bytes = image_.nodes[node].host_bytes;
+    if (bytes.empty()) return;
+    for (const std::uint32_t other : on_host_) {
+      if (may_clash(image_.nodes[other].host_bytes, bytes)) found(other);
+    }
+    on_host_.push_back(node);
+  }
+
+  const GraphImage& image_;
   std::span<const Unit> units_;
   std::vector<std::vector<Site>> uses_;                      // by node; one where all may be used
   std::vector<std::vector<const Site*>> readers_, writers_;  // by unit
+  std::vector<std::uint32_t> on_host_;                       // nodes that use the host's memory
 };
 
 // The order that nodes have to keep, whatever the lanes.
@@ -159,7 +177,7 @@ struct ScheduledOrder {
 ScheduledOrder schedule_order(const GraphImage& image, std::span<const Site> sites,
                               std::span<const TableWrite> tables, std::span<const Unit> units,
                               std::uint32_t lanes) {
-  Users users(image.nodes.size(), sites, units);
+  Users users(image, sites, units);
   NeededOrder order(image, sites, tables, users);
   ReducedEdges needed = order.find();
   std::vector<NodeCost> costs;

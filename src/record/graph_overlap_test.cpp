@@ -96,6 +96,21 @@ TEST(GraphOverlap, ACopyWithinOneUnitComesBehindWhoeverTouchesEitherPlace) {
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 2)));
 }
 
+TEST(GraphOverlap, CopiesThatShareBytesOfTheHostKeepTheirOrderIfOneWritesThem) {
+  const auto edges = [](HostBytes first, HostBytes second) {
+    Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}});
+    step.image.nodes[0].host_bytes = first;
+    step.image.nodes[2].host_bytes = second;
+    return step.overlap();
+  };
+  EXPECT_THAT(edges({100, 200, true}, {199, 300, false}), ElementsAre(Pair(0, 2)));
+  EXPECT_THAT(edges({100, 200, false}, {50, 101, true}), ElementsAre(Pair(0, 2)));
+  EXPECT_THAT(edges({100, 200, true}, {120, 130, true}), ElementsAre(Pair(0, 2)));
+  EXPECT_THAT(edges({100, 200, false}, {100, 200, false}), IsEmpty());
+  EXPECT_THAT(edges({100, 200, true}, {200, 300, true}), IsEmpty());
+  EXPECT_THAT(edges({100, 200, true}, {50, 100, true}), IsEmpty());
+}
+
 TEST(GraphOverlap, OneLaneKeepsTheCapturedOrder) {
   Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}});
   EXPECT_THAT(step.overlap(1), ElementsAre(Pair(0, 1), Pair(1, 2)));

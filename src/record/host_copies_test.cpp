@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "record/host_copies.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "record/graph_testing.h"
+
+namespace anabranch::cuda {
+namespace {
+
+using testing::from_host;
+using testing::image_of;
+using testing::to_host;
+
+constexpr std::uint64_t kHost = 0x7000'0000'0000, kDevice = 4096;
+
+// A node and the sites that were found in it.
+struct Case {
+  GraphImage image;
+  std::vector<Site> sites;
+  std::vector<std::uint32_t> tables;
+
+  Case(NodeImage node, std::vector<Operand> moved) : image(image_of({std::move(node)})) {
+    for (const Operand operand : moved) sites.push_back({0, operand, 0, 3, 64});
+  }
+  const NodeImage& find() {
+    find_host_copies(image, tables, sites);
+    return image.nodes[0];
+  }
+};
+
+TEST(HostCopies, ACopyToTheDeviceReadsTheHostAndWritesItsUnit) {
+  Case copy(from_host(kDevice, kHost, 100), {Operand::kDestination});
+  const NodeImage& node = copy.find();
+  EXPECT_TRUE(node.is_known);
+  EXPECT_EQ(node.host_bytes.begin, kHost);
+  EXPECT_EQ(node.host_bytes.end, kHost + 100);
+  EXPECT_FALSE(node.host_bytes.is_written);
+  EXPECT_EQ(copy.sites[0], (Site{0, Operand::kDestination, 0, 3, 64, true, 100}));
+}
+
+TEST(HostCopies, ACopyToTheHostWritesThereAndReadsItsUnit) {
+  Case copy(to_host(kHost, kDevice, 100), {Operand::kSource});
+  copy.image.nodes[0].copy.dst_x_bytes = 8;
+  const NodeImage& node = copy.find();
+  EXPECT_TRUE(node.is_known);
+  EXPECT_EQ(node.host_bytes.begin, kHost + 8);
+  EXPECT_EQ(node.host_bytes.end, kHost + 108);
+  EXPECT_TRUE(node.host_bytes.is_written);
+  EXPECT_EQ(copy.sites[0], (Site{0, Operand::kSource, 0, 3, 64, false, 100}));
+}
+
+bool is_told(Case copy) {
+  const NodeImage& node = copy.find();
+  EXPECT_EQ(node.is_known, !node.host_bytes.empty());
+  return node.is_known;
+}
+
+TEST(HostCopies, WhatIsNotCertainStaysUnknown) {
+  const NodeImage whole = from_host(kDevice, kHost);
+  EXPECT_TRUE(is_told({whole, {Operand::kDestination}}));
+  EXPECT_FALSE(is_told({whole, {}}));  // the device's side never moves
+  // The host's side is memory of a unit as well.
+  EXPECT_FALSE(is_told({whole, {Operand::kSource, Operand::kDestination}}));
+  EXPECT_FALSE(is_told({whole, {Operand::kSource}}));
+  NodeImage rows = whole;
+  rows.copy.height = 2;
+  rows.copy.src_pitch = rows.copy.dst_pitch = 64;
+  EXPECT_FALSE(is_told({rows, {Operand::kDestination}}));
+  NodeImage inside = whole;
+  inside.copy.dst_x_bytes = 8;
+  EXPECT_FALSE(is_told({inside, {Operand::kDestination}}));
+  NodeImage anywhere = whole;
+  anywhere.copy.src_memory_type = CuMemoryType::kUnified;
+  EXPECT_FALSE(is_told({anywhere, {Operand::kDestination}}));
+  EXPECT_FALSE(is_told({testing::copy(kDevice, kDevice), {Operand::kDestination}}));
+  EXPECT_FALSE(is_told({testing::fill(kDevice), {Operand::kDestination}}));
+}
+
+TEST(HostCopies, ATableIsTheRecordingsAndNotTheHosts) {
+  Case table(from_host(kDevice, kHost), {Operand::kDestination});
+  table.tables = {0};
+  EXPECT_FALSE(is_told(table));
+}
+
+}  // namespace
+}  // namespace anabranch::cuda
