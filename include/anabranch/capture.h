@@ -104,8 +104,10 @@ struct CaptureCounts {
   // Words that differ between the captures and are no address: what compilers leave between the
   // members of a struct, or numbers that are others in every run.
   std::uint32_t unsure = 0;
-  std::uint32_t known = 0;        // nodes whose use of memory the notes tell
-  std::uint32_t lanes = 0;        // that nodes are on; 1: in captured order
+  std::uint32_t known = 0;  // nodes whose use of memory the notes or they themselves tell
+  // That nodes are on, one for copies either way between device and host among them; 1: in captured
+  // order.
+  std::uint32_t lanes = 0;
   std::uint64_t arena_bytes = 0;  // all parts together
   std::uint64_t arena_lower_bound_bytes = 0;
   // Launches, by how the nodes were given their addresses.

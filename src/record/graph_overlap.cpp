@@ -153,9 +153,15 @@ class NeededOrder {
   std::vector<EdgeImage> earlier_;
 };
 
+NodeCost cost_of(const NodeImage& node, std::uint64_t bytes) {
+  const HostBytes& host = node.host_bytes;
+  if (host.empty()) return {estimate_ns(bytes), Engine::kKernels};
+  return {estimate_copy_ns(bytes), host.is_written ? Engine::kToHost : Engine::kToDevice};
+}
+
 // With what lanes add to the order.
-std::vector<EdgeImage> edges_with_lanes(std::span<const EdgeImage> needed,
-                                        std::span<const NodePlace> places) {
+ReducedEdges order_with_lanes(std::span<const EdgeImage> needed,
+                              std::span<const NodePlace> places) {
   ReducedEdges all(places.size());
   std::vector<EdgeImage> earlier;
   auto edge = needed.begin();
@@ -165,7 +171,13 @@ std::vector<EdgeImage> edges_with_lanes(std::span<const EdgeImage> needed,
     if (places[node].behind != NodePlace::kNone) earlier.push_back({places[node].behind, node, {}});
     all.add(earlier);
   }
-  return all.take_edges();
+  return all;
+}
+
+// Whether anyone need not wait any more for whom he came behind.
+bool leaves_order(const GraphImage& image, const Before& made) {
+  return std::any_of(image.edges.begin(), image.edges.end(),
+                     [&](const EdgeImage& edge) { return !made.contains(edge.to, edge.from); });
 }
 
 // What the nodes need of one another, and where that puts them.
@@ -182,7 +194,8 @@ ScheduledOrder schedule_order(const GraphImage& image, std::span<const Site> sit
   ReducedEdges needed = order.find();
   std::vector<NodeCost> costs;
   for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {
-    costs.push_back({estimate_ns(users.bytes_of(node)), order.is_free(node)});
+    costs.push_back(cost_of(image.nodes[node], users.bytes_of(node)));
+    if (!order.is_free(node)) costs.back().engine = Engine::kNone;
   }
   Schedule schedule = schedule_nodes(costs, needed.edges(), needed.before(), lanes);
   return {needed.take_edges(), std::move(schedule)};
@@ -196,7 +209,9 @@ std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
   if (lanes < 2 || image.nodes.size() > kMostOverlapNodes) return 1;
   const auto [needed, schedule] = schedule_order(image, sites, tables, units, lanes);
   if (schedule.lanes < 2) return 1;
-  image.edges = edges_with_lanes(needed, schedule.places);
+  ReducedEdges made = order_with_lanes(needed, schedule.places);
+  if (!leaves_order(image, made.before())) return 1;
+  image.edges = made.take_edges();
   return schedule.lanes;
 }
 

@@ -31,7 +31,8 @@ inline constexpr std::size_t kMostOverlapNodes = 16384;
 // (graph_schedule.h) that takes a kernel for as long as its units, whose sizes `units` has, are
 // large. They are what the schedule wants and no bound: where a node is to begin behind one that
 // was captured later, no edge says so, and both may run beside the other lanes. Answers how many
-// lanes have nodes; if it is one, the edges are left alone.
+// lanes have nodes, one of either way between device and host among them; one where all stay in the
+// captured order, and the edges are left alone.
 std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
                             std::span<const TableWrite> tables, std::span<const Unit> units,
                             std::uint32_t lanes);

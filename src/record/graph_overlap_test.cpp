@@ -105,10 +105,18 @@ TEST(GraphOverlap, CopiesThatShareBytesOfTheHostKeepTheirOrderIfOneWritesThem) {
   };
   EXPECT_THAT(edges({100, 200, true}, {199, 300, false}), ElementsAre(Pair(0, 2)));
   EXPECT_THAT(edges({100, 200, false}, {50, 101, true}), ElementsAre(Pair(0, 2)));
-  EXPECT_THAT(edges({100, 200, true}, {120, 130, true}), ElementsAre(Pair(0, 2)));
-  EXPECT_THAT(edges({100, 200, false}, {100, 200, false}), IsEmpty());
-  EXPECT_THAT(edges({100, 200, true}, {200, 300, true}), IsEmpty());
-  EXPECT_THAT(edges({100, 200, true}, {50, 100, true}), IsEmpty());
+  EXPECT_THAT(edges({100, 200, true}, {200, 300, false}), IsEmpty());
+  EXPECT_THAT(edges({100, 200, false}, {50, 100, true}), IsEmpty());
+}
+
+TEST(GraphOverlap, CopiesOfOneWayFollowOneAnotherBesideAllLanes) {
+  Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}, {{}, {3}}, {{}, {4}}, {{}, {5}}});
+  for (const std::uint32_t node : {0, 2, 4}) {
+    const std::uint64_t begin = 1000 * (node + 1);
+    step.image.nodes[node].host_bytes = {begin, begin + 100, node == 4};
+  }
+  EXPECT_THAT(step.overlap(2), ElementsAre(Pair(0, 2), Pair(1, 5)));
+  EXPECT_EQ(step.used, 4u);
 }
 
 TEST(GraphOverlap, OneLaneKeepsTheCapturedOrder) {

@@ -79,6 +79,15 @@ TEST(HostCopies, WhatIsNotCertainStaysUnknown) {
   EXPECT_FALSE(is_told({testing::fill(kDevice), {Operand::kDestination}}));
 }
 
+TEST(HostCopies, TwoThatShareAByteClashIfOneWritesIt) {
+  const HostBytes read{100, 200, false}, written{199, 300, true}, behind{200, 300, true};
+  EXPECT_TRUE(may_clash(read, written));
+  EXPECT_TRUE(may_clash(written, read));
+  EXPECT_TRUE(may_clash(written, behind));
+  EXPECT_FALSE(may_clash(read, behind));
+  EXPECT_FALSE(may_clash(read, read));
+}
+
 TEST(HostCopies, ATableIsTheRecordingsAndNotTheHosts) {
   Case table(from_host(kDevice, kHost), {Operand::kDestination});
   table.tables = {0};
