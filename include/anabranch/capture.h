@@ -161,6 +161,9 @@ struct CaptureNotes {
   std::span<const CaptureUse> uses;
 };
 
+// Enough for two layers of most models, and little beside what these take on a device.
+inline constexpr std::uint64_t kAheadBytes = std::uint64_t{256} << 20;
+
 struct CaptureOptions {
   // Where there are unsure words a recording is refused, unless they are accepted: launches then
   // have the first capture's. Whoever makes a second recording with the captures exchanged, and
@@ -171,6 +174,10 @@ struct CaptureOptions {
   // lanes. Now and then more of them can run than there are lanes, where one that was captured late
   // is worth beginning early. With one lane the order stays as it was captured.
   std::uint32_t lanes = 1;
+  // On more than one lane copies from the host's memory need not wait for the kernels before them.
+  // What they have brought, and kernels that were captured before the next of them may still read,
+  // takes so many bytes at most, or three times as many as the largest of them.
+  std::uint64_t ahead_bytes = kAheadBytes;
 };
 
 class CapturedRecording {

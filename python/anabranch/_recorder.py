@@ -392,7 +392,8 @@ class Recorder:
                 raise NotRecordable("it changes an optimizer's numbers in Python; keep them in "
                                     "tensors (lr=torch.tensor(...)), or change them outside")
             def with_lanes(lanes: int) -> Recorded:
-                return Recorded(step, capture, device, chosen.verify, self._saved_from, lanes)
+                return Recorded(step, capture, device, chosen.verify, self._saved_from, lanes,
+                                chosen.ahead_bytes)
 
             made = [with_lanes(1)]
             report.why_in_order = self._why_in_order(step, capture.noted is not None)

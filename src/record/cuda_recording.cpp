@@ -110,7 +110,8 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   auto tables = replace(*found, *image);
   if (!tables.ok()) return tables.error();
   const std::vector<EdgeImage> captured = image->edges;
-  lanes_ = overlap_nodes(*image, found->sites, tables->writes, tenants.units, options_.lanes);
+  lanes_ = overlap_nodes(*image, found->sites, tables->writes, tenants.units, options_.lanes,
+                         options_.ahead_bytes);
   repointing_.is_reordered = lanes_ > 1;
   if (repointing_.is_reordered) {
     if (Status kept = check_order(*image, captured, found->sites, tables->writes); !kept.ok()) {

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "anabranch/capture.h"
 #include "anabranch/plan.h"
 #include "anabranch/status.h"
 #include "device/cuda/device_code.h"
@@ -181,6 +182,7 @@ struct CudaRecordOptions {
   bool accept_unsure = false;
   // Where one of the captures has notes: nodes that may run side by side do, on so many lanes.
   std::uint32_t lanes = 1;
+  std::uint64_t ahead_bytes = kAheadBytes;  // see copy_ahead.h
   // See arena_parts.h. Whoever has one block for the arena takes one part, by the largest number.
   std::uint64_t least_part_bytes = kLeastPartBytes;
 };

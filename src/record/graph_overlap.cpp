@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "record/copy_ahead.h"
 #include "record/graph_order.h"
 #include "record/graph_schedule.h"
 #include "record/host_copies.h"
@@ -81,9 +82,14 @@ class Users {
 // The order that nodes have to keep, whatever the lanes.
 class NeededOrder {
  public:
+  // `ahead`: what is kept besides, of find_ahead_edges().
   NeededOrder(const GraphImage& image, std::span<const Site> sites,
-              std::span<const TableWrite> tables, Users& users)
-      : image_(image), users_(users), captured_(image.nodes.size()), is_free_(image.nodes.size()) {
+              std::span<const TableWrite> tables, std::span<const EdgeImage> ahead, Users& users)
+      : image_(image),
+        ahead_(ahead),
+        users_(users),
+        captured_(image.nodes.size()),
+        is_free_(image.nodes.size()) {
     for (const EdgeImage& edge : image.edges) captured_.add(edge.to, edge.from);
     for (std::size_t node = 0; node < image.nodes.size(); ++node) {
       is_free_[node] = image.nodes[node].is_known;
@@ -135,6 +141,9 @@ class NeededOrder {
       earlier_.push_back({other, node, data == data_.end() ? CuEdgeData{} : data->second});
     };
     users_.conflicts_of(node, add);
+    for (; !ahead_.empty() && ahead_.front().to == node; ahead_ = ahead_.subspan(1)) {
+      add(ahead_.front().from);
+    }
     for (std::uint32_t other = 0; other < node; ++other) {
       if (!is_free_[node] || !is_free_[other] || are_of_one_work(node, other)) add(other);
     }
@@ -146,6 +155,7 @@ class NeededOrder {
   }
 
   const GraphImage& image_;
+  std::span<const EdgeImage> ahead_;  // to nodes that are still to come
   Users& users_;
   Before captured_;
   std::vector<bool> is_free_;  // by node
@@ -188,9 +198,10 @@ struct ScheduledOrder {
 
 ScheduledOrder schedule_order(const GraphImage& image, std::span<const Site> sites,
                               std::span<const TableWrite> tables, std::span<const Unit> units,
-                              std::uint32_t lanes) {
+                              std::uint32_t lanes, std::uint64_t ahead_bytes) {
   Users users(image, sites, units);
-  NeededOrder order(image, sites, tables, users);
+  const auto ahead = find_ahead_edges(image, sites, units.size(), ahead_bytes);
+  NeededOrder order(image, sites, tables, ahead, users);
   ReducedEdges needed = order.find();
   std::vector<NodeCost> costs;
   for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {
@@ -205,9 +216,9 @@ ScheduledOrder schedule_order(const GraphImage& image, std::span<const Site> sit
 
 std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
                             std::span<const TableWrite> tables, std::span<const Unit> units,
-                            std::uint32_t lanes) {
+                            std::uint32_t lanes, std::uint64_t ahead_bytes) {
   if (lanes < 2 || image.nodes.size() > kMostOverlapNodes) return 1;
-  const auto [needed, schedule] = schedule_order(image, sites, tables, units, lanes);
+  const auto [needed, schedule] = schedule_order(image, sites, tables, units, lanes, ahead_bytes);
   if (schedule.lanes < 2) return 1;
   ReducedEdges made = order_with_lanes(needed, schedule.places);
   if (!leaves_order(image, made.before())) return 1;

@@ -32,9 +32,10 @@ inline constexpr std::size_t kMostOverlapNodes = 16384;
 // large. They are what the schedule wants and no bound: where a node is to begin behind one that
 // was captured later, no edge says so, and both may run beside the other lanes. Answers how many
 // lanes have nodes, one of either way between device and host among them; one where all stay in the
-// captured order, and the edges are left alone.
+// captured order, and the edges are left alone. Copies to the device run ahead of their readers as
+// far as `ahead_bytes` lets them, see copy_ahead.h.
 std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
                             std::span<const TableWrite> tables, std::span<const Unit> units,
-                            std::uint32_t lanes);
+                            std::uint32_t lanes, std::uint64_t ahead_bytes);
 
 }  // namespace anabranch::cuda

@@ -49,7 +49,7 @@ struct Case {
   }
   std::vector<std::pair<std::uint32_t, std::uint32_t>> overlap(
       std::uint32_t lanes = 8, const std::vector<TableWrite>& tables = {}) {
-    used = overlap_nodes(image, sites, tables, units, lanes);
+    used = overlap_nodes(image, sites, tables, units, lanes, ahead_bytes);
     std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
     for (const EdgeImage& edge : image.edges) edges.emplace_back(edge.from, edge.to);
     return edges;
@@ -57,6 +57,7 @@ struct Case {
   // How long a kernel takes that has nothing but this unit, besides what every kernel takes.
   void set_ns(std::uint32_t unit, std::uint64_t ns) { units[unit].bytes = ns * kBytesPerNs; }
   std::vector<Unit> units = std::vector<Unit>(16);
+  std::uint64_t ahead_bytes = ~std::uint64_t{0};
   std::uint32_t used = 0;
 };
 

@@ -224,6 +224,7 @@ class OverlapRandomTest : public sim::SimTest {
     CudaRecordOptions options;
     options.device_code = code_.get();
     options.lanes = lanes;
+    options.ahead_bytes = 4 * (random.tensors() % 5);
     return CudaRecording::make(*d, {graphs[0], memory[0], &images[0], of_second ? nullptr : &notes},
                                {graphs[1], memory[1], &images[1], of_second ? &notes : nullptr},
                                kinds, options);
