@@ -322,7 +322,7 @@ class Recorder:
             return self._call(leaves)
         before = _compat.collectives_so_far()
         chosen = self._chosen
-        trial = Trial(step, fixed, entry.state) if chosen.verify else None
+        trial = Trial(step, [*fixed, *entry.state.written], entry.state) if chosen.verify else None
         plain = trial.plain() if trial else None
         agree = Agreement(step.device, _compat.collectives_so_far() != before)
         try:
