@@ -106,7 +106,9 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
     node.work = tenants.work_of[i];
     node.is_known = node.type == CuNodeType::kKernel && tenants.is_known[i];
   }
-  find_host_copies(*image, found->tables, found->sites);
+  if (Status told = find_host_copies(driver_, *image, found->tables, found->sites); !told.ok()) {
+    return told;
+  }
   auto tables = replace(*found, *image);
   if (!tables.ok()) return tables.error();
   const std::vector<EdgeImage> captured = image->edges;
