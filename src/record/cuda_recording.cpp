@@ -31,6 +31,17 @@ Result<GraphImage> image_of(const Driver& driver, const Capture& capture) {
   return capture.image ? *capture.image : read_graph(driver, capture.graph);
 }
 
+// Which of them are known: kernels by notes, copies with the host's memory by themselves.
+Status tell_nodes(const Driver& driver, const Tenants& tenants, FoundSites& found,
+                  GraphImage& image) {
+  for (std::size_t i = 0; i < image.nodes.size(); ++i) {
+    NodeImage& node = image.nodes[i];
+    node.work = tenants.work_of[i];
+    node.is_known = node.type == CuNodeType::kKernel && tenants.is_known[i];
+  }
+  return find_host_copies(driver, image, found.tables, found.sites);
+}
+
 }  // namespace
 
 Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
@@ -101,24 +112,11 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
                                                  *units, of_second, noted.notes);
     if (Status ordered = check_captured(as_noted, uses); !ordered.ok()) return ordered;
   }
-  for (std::size_t i = 0; i < image->nodes.size(); ++i) {
-    NodeImage& node = image->nodes[i];
-    node.work = tenants.work_of[i];
-    node.is_known = node.type == CuNodeType::kKernel && tenants.is_known[i];
-  }
-  if (Status told = find_host_copies(driver_, *image, found->tables, found->sites); !told.ok()) {
-    return told;
-  }
+  if (Status told = tell_nodes(driver_, tenants, *found, *image); !told.ok()) return told;
   auto tables = replace(*found, *image);
   if (!tables.ok()) return tables.error();
-  const std::vector<EdgeImage> captured = image->edges;
-  lanes_ = overlap_nodes(*image, found->sites, tables->writes, tenants.units, options_.lanes,
-                         options_.ahead_bytes);
-  repointing_.is_reordered = lanes_ > 1;
-  if (repointing_.is_reordered) {
-    if (Status kept = check_order(*image, captured, found->sites, tables->writes); !kept.ok()) {
-      return kept;
-    }
+  if (Status kept = reorder(*image, found->sites, tables->writes, tenants.units); !kept.ok()) {
+    return kept;
   }
   const auto of_units = kinds_of_units(tenants, kinds);
   auto plan = plan_graph(*image, found->sites, tenants.units, of_units, tables->writes);
@@ -132,6 +130,14 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   repointing_.sites = std::move(found->sites);
   table_bytes_ = std::move(tables->bytes);
   return {};
+}
+
+Status CudaRecording::reorder(GraphImage& image, std::span<const Site> sites,
+                              std::span<const TableWrite> tables, std::span<const Unit> units) {
+  const std::vector<EdgeImage> captured = image.edges;
+  lanes_ = overlap_nodes(image, sites, tables, units, options_.lanes, options_.ahead_bytes);
+  repointing_.is_reordered = lanes_ > 1;
+  return repointing_.is_reordered ? check_order(image, captured, sites, tables) : Status();
 }
 
 Result<FoundSites> CudaRecording::find(const GraphImage& first, const GraphImage& second,

@@ -239,6 +239,8 @@ class CudaRecording {
   Result<FoundSites> find(const GraphImage& first, const GraphImage& second,
                           const UnitTable& units);
   Result<Tables> replace(FoundSites& found, GraphImage& image);
+  Status reorder(GraphImage& image, std::span<const Site> sites, std::span<const TableWrite> tables,
+                 std::span<const Unit> units);
   void name_slots(const Tenants& tenants, std::span<const UnitKind> kinds,
                   std::span<const Site> sites);
   void list_sources(std::span<const std::uint64_t> part_bytes);
