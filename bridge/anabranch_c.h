@@ -339,6 +339,7 @@ typedef struct AnabranchCaptureOptions {
   size_t work_count;
   const AnabranchCaptureUse* uses;
   size_t use_count;
+  uint64_t ahead_bytes;
 } AnabranchCaptureOptions;
 ANABRANCH_C AnabranchCapturedRecording* anabranch_captured_make(
     const AnabranchCaptureDevice*, const AnabranchCaptureSnapshot* first,

@@ -148,6 +148,7 @@ AnabranchCapturedRecording* anabranch_captured_make(const AnabranchCaptureDevice
     ab::CaptureOptions chosen;
     chosen.accept_unsure = options->accept_unsure != 0;
     chosen.lanes = options->lanes;
+    chosen.ahead_bytes = options->ahead_bytes;
     if (options->marks) {
       notes.marks = &options->marks->marks;
       chosen.notes = &notes;

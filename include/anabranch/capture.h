@@ -106,8 +106,10 @@ struct CaptureCounts {
   // Words that differ between the captures and are no address: what compilers leave between the
   // members of a struct, or numbers that are others in every run.
   std::uint32_t unsure = 0;
-  std::uint32_t known = 0;        // nodes whose use of memory the notes tell
-  std::uint32_t lanes = 0;        // that nodes are on; 1: in captured order
+  std::uint32_t known = 0;  // nodes whose use of memory the notes or they themselves tell
+  // That nodes are on, one for copies either way between device and host among them; 1: in captured
+  // order.
+  std::uint32_t lanes = 0;
   std::uint64_t arena_bytes = 0;  // all parts together
   std::uint64_t arena_lower_bound_bytes = 0;
   // Held between launches: tables on the device and in pinned memory, and what the device's free
@@ -166,6 +168,9 @@ struct CaptureNotes {
   std::span<const CaptureUse> uses;
 };
 
+// Enough for two layers of most models, and little beside what these take on a device.
+inline constexpr std::uint64_t kAheadBytes = std::uint64_t{256} << 20;
+
 struct CaptureOptions {
   // Where there are unsure words a recording is refused, unless they are accepted: launches then
   // have the first capture's. Whoever makes a second recording with the captures exchanged, and
@@ -176,6 +181,10 @@ struct CaptureOptions {
   // lanes. Now and then more of them can run than there are lanes, where one that was captured late
   // is worth beginning early. With one lane the order stays as it was captured.
   std::uint32_t lanes = 1;
+  // On more than one lane copies from the host's memory need not wait for the kernels before them.
+  // What they have brought, and kernels that were captured before the next of them may still read,
+  // takes so many bytes at most, or three times as many as the largest of them.
+  std::uint64_t ahead_bytes = kAheadBytes;
 };
 
 class CapturedRecording {

@@ -155,16 +155,17 @@ class Noted(NamedTuple):
 class CapturedRecording(_Handle):
     """A step captured twice, made into a recording. Both graphs are there until it is made.
 
-    With what was noted, nodes that need not wait for one another run on up to ``lanes`` lanes.
+    With what was noted, nodes that need not wait for one another run on up to ``lanes`` lanes, and
+    copies from the host's memory are up to ``ahead_bytes`` ahead of who reads what they bring.
     """
 
     _free = "captured_free"
 
     def __init__(self, device: CaptureDevice, first: CaptureSnapshot, second: CaptureSnapshot,
                  blocks: Sequence[Block], accept_unsure: bool = False, noted: Noted | None = None,
-                 lanes: int = 1) -> None:
+                 lanes: int = 1, ahead_bytes: int = 0) -> None:
         array = (CaptureBlock * len(blocks))(*blocks)
-        options = CaptureOptions(accept_unsure=accept_unsure, lanes=lanes)
+        options = CaptureOptions(accept_unsure=accept_unsure, lanes=lanes, ahead_bytes=ahead_bytes)
         if noted is not None:
             _add_notes(options, noted)
         super().__init__(core.captured_make(device.handle, first.handle, second.handle, array,

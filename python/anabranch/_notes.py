@@ -43,6 +43,9 @@ _MATRIX_PRODUCTS = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::bad
 # over one: they share the tensors they name and nothing else.
 _OVER_LISTS = re.compile(r"aten::(_foreach_|_fused_(adam|adamw|sgd|adagrad)_$)")
 
+# Copies to and from the host. Their nodes say themselves which of its memory they touch.
+_WITH_HOST = frozenset(("aten::copy_", "aten::_to_copy", "prims::device_put"))
+
 _UNKNOWN_TAGS = frozenset((torch.Tag.maybe_aliasing_or_mutating,))
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -134,7 +137,8 @@ class Notes:
             name = function._schema.name
             return self._piece(run, lambda result: [*named, (result, True)],
                                has_scratch=name in _MATRIX_PRODUCTS,
-                               independent=_OVER_LISTS.match(name) is not None)
+                               independent=_OVER_LISTS.match(name) is not None,
+                               with_host=name in _WITH_HOST)
 
     def _kernel(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs a kernel that Inductor generated, in place of CachingAutotuner.run."""
@@ -145,16 +149,17 @@ class Notes:
         return self._piece(lambda: original(tuner, *args, **kwargs), lambda result: named)
 
     def _piece(self, run: Callable[[], Any], uses: Callable[[Any], Iterable[tuple[Any, bool]]],
-               has_scratch: bool = False, independent: bool = False) -> Any:
+               has_scratch: bool = False, independent: bool = False,
+               with_host: bool = False) -> Any:
         """Runs one piece. It is one if nothing else has been marked inside; its addresses are taken
         before and after, because an operator may give an ``out`` tensor other memory."""
         accesses: dict[int, bool] = {}
-        if not self._is_captured() or not self._add(accesses, uses(None)):
+        if not self._is_captured() or not self._add(accesses, uses(None), with_host):
             return self._unknown(run)
         begin = self._mark()
         result = run()
         end = self._mark()
-        if end == begin + 1 and self._add(accesses, uses(result)):
+        if end == begin + 1 and self._add(accesses, uses(result), with_host):
             self.works.append(Work(end, tuple(accesses.items()), has_scratch, independent))
         return result
 
@@ -163,14 +168,18 @@ class Notes:
             self._mark()  # so that a piece around it knows of it
         return run()
 
-    def _add(self, accesses: dict[int, bool], uses: Iterable[tuple[Any, bool]]) -> bool:
-        """Adds the memory of tensors; answers whether all of it can be told."""
+    def _add(self, accesses: dict[int, bool], uses: Iterable[tuple[Any, bool]],
+             with_host: bool = False) -> bool:
+        """Adds the memory of tensors; answers whether all of it can be told. ``with_host``: the
+        host's need not be."""
         try:
             for value, is_written in uses:
                 for tensor in tensors_in(value):
                     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
                         return False  # its memory is not at data_ptr()
                     if tensor.device.type != self._device:
+                        if with_host and tensor.device.type == "cpu":
+                            continue
                         return False  # the host's memory, or another device's
                     if tensor.numel():
                         address = tensor.data_ptr()

@@ -96,7 +96,7 @@ class RecordedCallable:
         entry = self._recorder.entries.get(key)
         if entry is None or (entry.recorded is None and entry.report.reason is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
-            self._state = find_state(self._function, self._static)
+            self._state = find_state(self._function, self._static, self._state)
             key, entry = (inputs, self._state.guards()), None
         assert self._state is not None
         return self._recorder.run(key, leaves, self._state, lambda: _describe(leaves[1:]), entry)

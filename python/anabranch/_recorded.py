@@ -52,13 +52,15 @@ class Recorded:
 
     ``step`` is not kept: what a launch needs of it is where the given tensors are found, which the
     caller knows. Results from ``saved_from`` on are freed together, whoever gets them. Where the
-    capture was noted, kernels that may run side by side have up to ``lanes`` lanes for it. Raises
-    Aliased where the kernels name two units that share memory.
+    capture was noted, kernels that may run side by side have up to ``lanes`` lanes for it, and
+    copies from the host's memory may be ``ahead_bytes`` ahead. Raises Aliased where the kernels name
+    two units that share memory.
     """
 
     def __init__(self, step: Step, capture: Capture, device: CaptureDevice, accept_unsure: bool,
-                 saved_from: int | None = None, lanes: int = 1) -> None:
+                 saved_from: int | None = None, lanes: int = 1, ahead_bytes: int = 0) -> None:
         first = capture.first
+        self.ahead_bytes = ahead_bytes
         self._device = step.device
         answers = _fresh_in([*first.result, *first.gradients.values()])
         others = _fresh_in([*first.result[:saved_from], *first.gradients.values()])
@@ -71,7 +73,8 @@ class Recorded:
         one, two = first.snapshot, capture.second.snapshot
         assert one is not None and two is not None
         noted = capture.noted
-        self._recording = CapturedRecording(device, one, two, blocks, accept_unsure, noted, lanes)
+        self._recording = CapturedRecording(device, one, two, blocks, accept_unsure, noted, lanes,
+                                            ahead_bytes)
         # Nothing reads an unsure word where the other capture's does as well. Side by side nothing
         # else is read than in captured order, which has been verified then.
         self._other: CapturedRecording | None = None

@@ -345,7 +345,7 @@ class Recorder:
             return self._call(leaves)
         before = _compat.collectives_so_far()
         chosen = self._chosen
-        trial = Trial(step, fixed, entry.state) if chosen.verify else None
+        trial = Trial(step, [*fixed, *entry.state.written], entry.state) if chosen.verify else None
         plain = trial.plain() if trial else None
         agree = Agreement(step.device, _compat.collectives_so_far() != before)
         try:
@@ -412,7 +412,8 @@ class Recorder:
                 raise NotRecordable("it changes an optimizer's numbers in Python; keep them in "
                                     "tensors (lr=torch.tensor(...)), or change them outside")
             def with_lanes(lanes: int) -> Recorded:
-                return Recorded(step, capture, device, chosen.verify, self._saved_from, lanes)
+                return Recorded(step, capture, device, chosen.verify, self._saved_from, lanes,
+                                chosen.ahead_bytes)
 
             made = [with_lanes(1)]
             report.why_in_order = self._why_in_order(step, capture.noted is not None)

@@ -82,12 +82,14 @@ def is_wrapper(tensor: Tensor) -> bool:
 
 
 class State:
-    """Everything found from a callable and from what the user named."""
+    """Everything found from a callable and from what the user named. ``before`` is what was found
+    when it was looked for last, so that what has been written since is known."""
 
-    def __init__(self, roots: Iterable[Any] = ()) -> None:
+    def __init__(self, roots: Iterable[Any] = (), before: State | None = None) -> None:
         self.places: list[Place] = []  # plain tensors on a GPU: they may move
         self.wrapped: list[Place] = []  # tensors of wrapping classes: these may not
         self.on_cpu: list[Place] = []  # read when recorded, and frozen
+        self.pinned: list[Place] = []  # copied from and to by each launch: they may not move
         self.counters: list[Tensor] = []  # on the CPU, changed by every step of an optimizer
         self.generators: list[torch.Generator] = []
         self.modules: list[nn.Module] = []
@@ -99,8 +101,14 @@ class State:
         del self._seen, self._keep
         self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
         # Guards tell these by their ids, which nothing else may get.
+        pinned = [tensor for place in self.pinned if (tensor := place.get()) is not None]
         self._held = [*(optimizer.state for optimizer in self.optimizers),
-                      *(place.get() for place in self.on_cpu)]
+                      *(place.get() for place in self.on_cpu), *pinned]
+        self._versions = {id(tensor): version_of(tensor) for tensor in pinned}
+        known = before._versions if before else {}
+        # Of the pinned ones: the step has written them, for all that is known.
+        self.written = [tensor for tensor in pinned
+                        if known.get(id(tensor), version_of(tensor)) != version_of(tensor)]
         self._parameters: list[Tensor] = []  # and what may become one
         self.parameters()
 
@@ -137,6 +145,8 @@ class State:
             tuple([(id(opt.state), len(opt.state), self.hyperparameters(opt))
                    for opt in self.optimizers]),
             tuple([(id(tensor), version_of(tensor)) for place in self.on_cpu
+                   if (tensor := place.get()) is not None]),
+            tuple([(id(tensor), tensor.data_ptr()) for place in self.pinned
                    if (tensor := place.get()) is not None]),
         )
 
@@ -187,7 +197,7 @@ class State:
         elif tensor.device.type == "cpu" and counts:
             self.counters.append(tensor)
         elif tensor.device.type == "cpu":
-            self.on_cpu.append(place)
+            (self.pinned if _is_pinned(tensor) else self.on_cpu).append(place)
 
     def _visit_module(self, module: nn.Module, depth: int) -> None:
         for part in module.modules():
@@ -211,6 +221,10 @@ class State:
             for key, value in list(state.items()) if isinstance(state, dict) else ():
                 if isinstance(value, Tensor):
                     self._add(Place(state, key), value, counts=True)
+
+
+def _is_pinned(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.is_pinned()
 
 
 def _parts(thing: Any) -> Iterator[tuple[Any, Any]]:
@@ -264,5 +278,6 @@ def _may_enter(thing: Any) -> bool:
     return type(thing).__module__.split(".")[0] not in _DONT_ENTER
 
 
-def find_state(function: Callable[..., Any], static: Iterable[Any]) -> State:
-    return State([function, *static])
+def find_state(function: Callable[..., Any], static: Iterable[Any],
+               before: State | None = None) -> State:
+    return State([function, *static], before)

@@ -55,7 +55,8 @@ class Run:
 
 class Trial:
     """A step as it is before a call, to run it again from there. ``fixed`` are tensors of its state
-    besides those in ``step.tensors``, on the GPU; ``state`` says what it has on the CPU."""
+    besides those in ``step.tensors``, on the GPU or pinned; ``state`` says what else it has on the
+    CPU."""
 
     def __init__(self, step: Step, fixed: Sequence[Tensor], state: State) -> None:
         self._step = step
@@ -103,6 +104,7 @@ class Trial:
                 tensor.detach().copy_(value)
 
     def _put(self, memory: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        _wait_for_copies(self._memory)
         for to, saved in zip(self._memory, memory, strict=True):
             to.copy_(saved)
         for parameter, grad in zip(self._step.parameters, gradients, strict=True):
@@ -224,15 +226,23 @@ def _detached(leaf: Any) -> Any:
 
 def _copies(memory: Sequence[Tensor]) -> list[Tensor]:
     """On the device, or in host memory where the device's is short."""
-    if not memory:
-        return []
-    size = sum(tensor.numel() * tensor.element_size() for tensor in memory)
-    free, _ = torch.cuda.mem_get_info(memory[0].device)
-    cached = torch.cuda.memory_reserved(memory[0].device) \
-        - torch.cuda.memory_allocated(memory[0].device)
+    _wait_for_copies(memory)
+    on_gpu = [tensor for tensor in memory if tensor.is_cuda]
+    if not on_gpu:
+        return [tensor.detach().clone() for tensor in memory]
+    device = on_gpu[0].device
+    size = sum(tensor.numel() * tensor.element_size() for tensor in on_gpu)
+    free, _ = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if free + cached > 4 * size:
         return [tensor.detach().clone() for tensor in memory]
-    return [tensor.detach().to("cpu") for tensor in memory]
+    return [tensor.detach().to("cpu", copy=True) for tensor in memory]
+
+
+def _wait_for_copies(memory: Sequence[Tensor]) -> None:
+    """The GPU may still write what of it is the host's, or read it."""
+    if not all(tensor.is_cuda for tensor in memory):
+        torch.cuda.synchronize()
 
 
 def _raw(tensor: Tensor) -> Tensor:

@@ -55,6 +55,9 @@ class Options:
     overlap: int = _option(
         4, "About how many kernels of one recording may run side by side on a GPU, where that is "
         "measured faster. 1: they run in the order in which the step queued them.", 1)
+    ahead_bytes: int = _option(
+        256 << 20, "Bytes that copies from pinned memory to the GPU may bring in a recording before "
+        "the kernels that were queued earlier have read what came before.", 0)
     max_recordings: int = _option(
         16, "Signatures of one callable that are recorded; further ones run plainly.", 1)
     native: bool = _option(

@@ -115,6 +115,7 @@ Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device,
   options.why_opaque_maps = on->why_tensor_maps_are_opaque();
   options.accept_unsure = chosen.accept_unsure;
   options.lanes = chosen.lanes;
+  options.ahead_bytes = chosen.ahead_bytes;
   const auto notes = notes_of(chosen.notes);
   const auto capture_of = [&](const CaptureSnapshot& of,
                               std::span<const cuda::CaptureAllocation> allocations, bool is_noted) {

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <utility>
 
 #include "record/copy_box.h"
 #include "record/graph_order.h"
@@ -75,6 +77,27 @@ CapturedUse use_of_transfer(const Site& site, const NodeImage& node) {
   }
   if (!is_understood(node.copy)) return {site.node, site.unit, writes, Extent::kUnknown};
   return {site.node, site.unit, writes, Extent::kBytes, bytes_of_copy(site, node.copy)};
+}
+
+// Where a copy's host side has a site it is memory of a unit.
+void add_uses_of_host(const GraphImage& image, std::span<const Site> sites,
+                      std::span<const std::uint32_t> tables, CapturedUses& found) {
+  const auto unit = static_cast<std::uint32_t>(found.units.size());
+  found.units.push_back({~std::uint64_t{0}, false});
+  std::set<std::pair<std::uint32_t, Operand>> moved;
+  for (const Site& site : sites) moved.emplace(site.node, site.operand);
+  const auto add = [&](std::uint32_t node, CuMemoryType type, Operand operand, std::uint64_t at) {
+    if (type != CuMemoryType::kHost || moved.contains({node, operand})) return;
+    found.uses.push_back(use_of_transfer({node, operand, 0, unit, at}, image.nodes[node]));
+  };
+  for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {
+    const NodeImage& there = image.nodes[node];
+    if (there.type != CuNodeType::kMemcpy) continue;
+    if (std::binary_search(tables.begin(), tables.end(), node)) continue;
+    const CuMemcpy3D& copy = there.copy;
+    add(node, copy.src_memory_type, Operand::kSource, source_of(copy));
+    add(node, copy.dst_memory_type, Operand::kDestination, destination_of(copy));
+  }
 }
 
 std::vector<CapturedUnit> units_of_capture(std::span<const Site> sites, const Tenants& tenants,
@@ -204,8 +227,8 @@ bool has_branches(const GraphImage& image) {
 }
 
 CapturedUses find_captured_uses(const GraphImage& image, std::span<const Site> sites,
-                                const Tenants& tenants, const UnitTable& units, bool of_second,
-                                const Notes* notes) {
+                                std::span<const std::uint32_t> tables, const Tenants& tenants,
+                                const UnitTable& units, bool of_second, const Notes* notes) {
   std::vector<Noted> noted;
   if (notes) noted = noted_by_mark(units, of_second, *notes);
   CapturedUses found{{}, units_of_capture(sites, tenants, notes)};
@@ -220,6 +243,7 @@ CapturedUses find_captured_uses(const GraphImage& image, std::span<const Site> s
       found.uses.push_back({site.node, site.unit, true, Extent::kUnknown});
     }
   }
+  add_uses_of_host(image, sites, tables, found);
   return found;
 }
 

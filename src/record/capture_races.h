@@ -47,7 +47,7 @@ struct CapturedUnit {
 };
 
 struct CapturedUses {
-  std::vector<CapturedUse> uses;  // sorted by node
+  std::vector<CapturedUse> uses;  // of each unit sorted by node
   std::vector<CapturedUnit> units;
 };
 
@@ -55,14 +55,17 @@ struct CapturedUses {
 bool has_branches(const GraphImage& image);
 
 // Of the capture that the notes are of, before anything in its image is replaced. `sites` and
-// `tenants` are as find_uses() left them.
+// `tenants` are as find_uses() left them. The host's memory is one unit more, that begins at
+// address 0: copies say where in it they read and write, but for `tables`, which are of the
+// recording.
 CapturedUses find_captured_uses(const GraphImage& image, std::span<const Site> sites,
-                                const Tenants& tenants, const UnitTable& units, bool of_second,
-                                const Notes* notes);
+                                std::span<const std::uint32_t> tables, const Tenants& tenants,
+                                const UnitTable& units, bool of_second, const Notes* notes);
 
 // Refused are two nodes without a path between them
-//   * that touch one byte for certain, one of them writing: two copies or fills; or one of them
-//     that goes over a whole unit, and a kernel that reads it, or that writes it and nothing else;
+//   * that touch one byte for certain, of the host's memory too, one of them writing: two copies or
+//     fills; or one of them that goes over a whole unit, and a kernel that reads it, or that writes
+//     it and nothing else;
 //   * of which the second reads fresh memory into which nobody that it comes behind can have
 //     written, while the first, captured before it, is known to write there.
 Status check_captured(const GraphImage& image, const CapturedUses& uses);

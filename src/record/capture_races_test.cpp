@@ -130,12 +130,13 @@ TEST(CaptureRaces, AReaderOfFreshMemoryIsNotRefusedForWhatNobodyKnows) {
 }
 
 // Of copies and fills without notes.
-CapturedUses uses_of(const GraphImage& image, std::vector<Site> sites) {
+CapturedUses uses_of(const GraphImage& image, std::vector<Site> sites,
+                     std::vector<std::uint32_t> tables = {}) {
   const std::vector<CaptureAllocation> first{{4096, 256}, {8192, 256}};
   const std::vector<CaptureAllocation> second{{12288, 256}, {16384, 256}};
   const auto units = UnitTable::make(first, second);
   const Tenants tenants = find_uses(first, *units, false, nullptr, image, sites);
-  return find_captured_uses(image, sites, tenants, *units, false, nullptr);
+  return find_captured_uses(image, sites, tables, tenants, *units, false, nullptr);
 }
 
 TEST(CaptureRaces, ACopyAndAFillSayWhichBytesTheyTouch) {
@@ -159,6 +160,37 @@ TEST(CaptureRaces, ACopyAndAFillSayWhichBytesTheyTouch) {
   EXPECT_EQ(found.uses[2].bytes, bytes_between(100, 164));
   for (const CapturedUse& use : found.uses) EXPECT_EQ(use.extent, kBytes);
   for (const CapturedUnit& unit : found.units) EXPECT_FALSE(unit.is_fresh);
+}
+
+TEST(CaptureRaces, TwoCopiesOfOneByteOfTheHostAreRefused) {
+  constexpr std::uint64_t kHost = 0x7000'0000'0000;  // behind all that is the device's
+  const auto image = [&](std::uint64_t read, std::initializer_list<Arrow> arrows = {}) {
+    return image_of({testing::from_host(4096, read), testing::to_host(kHost, 8192)}, arrows);
+  };
+  const std::vector<Site> sites{{0, Operand::kDestination, 0, 0, 0},
+                                {1, Operand::kSource, 0, 1, 0}};
+  const auto is_refused_at = [&](const GraphImage& step, std::vector<std::uint32_t> tables = {}) {
+    return check_captured(step, uses_of(step, sites, std::move(tables))).code() == Code::kRace;
+  };
+  EXPECT_TRUE(is_refused_at(image(kHost + 15)));
+  EXPECT_FALSE(is_refused_at(image(kHost + 16)));
+  EXPECT_FALSE(is_refused_at(image(kHost + 15, {{0, 1}})));
+  EXPECT_FALSE(is_refused_at(image(kHost + 15), {0}));
+  const auto readers = image_of({testing::from_host(4096, kHost), testing::from_host(8192, kHost)});
+  EXPECT_FALSE(check_captured(readers, uses_of(readers, {{0, Operand::kDestination, 0, 0, 0},
+                                                         {1, Operand::kDestination, 0, 1, 0}}))
+                   .code() == Code::kRace);
+}
+
+TEST(CaptureRaces, MemoryOfTheHostThatIsAUnitCountsAsThat) {
+  const std::uint64_t host = 4096;
+  const auto image = image_of({testing::from_host(8192, host), testing::to_host(host, 8192)});
+  const auto found = uses_of(image, {{0, Operand::kSource, 0, 0, 0},
+                                     {0, Operand::kDestination, 0, 1, 0},
+                                     {1, Operand::kSource, 0, 1, 64},
+                                     {1, Operand::kDestination, 0, 0, 64}});
+  EXPECT_EQ(found.uses.size(), 4u);
+  EXPECT_FALSE(check_captured(image, found).code() == Code::kRace);
 }
 
 TEST(CaptureRaces, OfAKernelWithoutANoteAndOfATableNothingIsCertain) {

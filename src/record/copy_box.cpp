@@ -2,7 +2,6 @@
 #include "record/copy_box.h"
 
 namespace anabranch::cuda {
-namespace {
 
 Result<bool> is_pinned(const Driver& driver, CuDevicePtr address) {
   CuMemoryType type{};
@@ -16,6 +15,8 @@ Result<bool> is_pinned(const Driver& driver, CuDevicePtr address) {
   }
   return type == CuMemoryType::kHost && is_managed == 0;
 }
+
+namespace {
 
 // Where the host finds a byte of pinned memory; null for any other. Only of pinned memory may the
 // driver be asked that.

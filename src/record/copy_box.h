@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The box that a copy moves: where its first byte lies on either side, its shape, what is there.
 // Ownership: values.
-// Threads:   is_here() and read_pinned_source() call the driver for the current context; the rest
+// Threads:   is_here(), is_pinned() and read_pinned_source() call the driver for the current
+// context; the rest
 //            is pure.
 // Failure:   a Status of a driver call.
 // Edges:     arrays have no addresses.
@@ -37,6 +38,9 @@ std::uint64_t bytes_in_one_piece(const CuMemcpy3D& copy);
 // Whether it is memory of this device. Of memory that is gone the driver knows nothing, and what a
 // node says of it is taken for true.
 Result<bool> is_here(const Driver& driver, CuDevice device, CuMemoryType said, CuDevicePtr address);
+
+// Whether it is memory of the host that the driver allocated or registered.
+Result<bool> is_pinned(const Driver& driver, CuDevicePtr address);
 
 // Far above any array of addresses: torch's `_chunk_cat`, the largest known, has 8 bytes for each
 // 2 KiB that it writes.

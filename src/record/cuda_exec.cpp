@@ -60,6 +60,7 @@ Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph o
                                                  bool repoint_in_two) {
   std::unique_ptr<CudaExec> made(new CudaExec(driver, repointing));
   if (Status cloned = made->clone_nodes(original); !cloned.ok()) return cloned;
+  if (Status moved = made->move_host_copies(); !moved.ok()) return moved;
   if (updater) {
     if (Status prepared = made->prepare_updates(*updater, repoint_in_two); !prepared.ok())
       return prepared;
@@ -97,6 +98,22 @@ Status CudaExec::clone_nodes(CuGraph original) {
   }
   return place_transfers(driver_, graph_, repointing_.image.edges, nodes_,
                          repointing_.is_reordered);
+}
+
+// To where copy_room says; the first launch sets them.
+Status CudaExec::move_host_copies() {
+  for (const Site& site : repointing_.sites) {
+    NodeImage& node = nodes_[site.node];
+    if (node.host_bytes.empty()) continue;
+    const bool is_source = site.operand == Operand::kSource;
+    (is_source ? set_source : set_destination)(node.copy, repointing_.copy_room);
+    if (Status moved = recorded("cuGraphMemcpyNodeSetParams",
+                                driver_.cuGraphMemcpyNodeSetParams(node.handle, &node.copy));
+        !moved.ok()) {
+      return moved;
+    }
+  }
+  return {};
 }
 
 Status CudaExec::drop_edges() {

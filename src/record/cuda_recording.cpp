@@ -8,6 +8,7 @@
 #include "record/graph_overlap.h"
 #include "record/graph_races.h"
 #include "record/graph_transfers.h"
+#include "record/host_copies.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -28,6 +29,17 @@ std::vector<UnitKind> kinds_of_units(const Tenants& tenants, std::span<const Uni
 
 Result<GraphImage> image_of(const Driver& driver, const Capture& capture) {
   return capture.image ? *capture.image : read_graph(driver, capture.graph);
+}
+
+// Which of them are known: kernels by notes, copies with the host's memory by themselves.
+Status tell_nodes(const Driver& driver, const Tenants& tenants, FoundSites& found,
+                  GraphImage& image) {
+  for (std::size_t i = 0; i < image.nodes.size(); ++i) {
+    NodeImage& node = image.nodes[i];
+    node.work = tenants.work_of[i];
+    node.is_known = node.type == CuNodeType::kKernel && tenants.is_known[i];
+  }
+  return find_host_copies(driver, image, found.tables, found.sites);
 }
 
 }  // namespace
@@ -69,7 +81,21 @@ Status CudaRecording::make_and_weigh_executables(CuGraph original) {
   return {};
 }
 
+// Null where no copy needs it.
+Result<std::unique_ptr<DeviceBytes>> CudaRecording::make_copy_room() {
+  std::uint64_t bytes = 0;
+  for (const NodeImage& node : repointing_.image.nodes) {
+    bytes = std::max(bytes, node.host_bytes.end - node.host_bytes.begin);
+  }
+  if (bytes == 0) return std::unique_ptr<DeviceBytes>();
+  auto room = DeviceBytes::allocate(driver_, bytes);
+  if (room.ok()) repointing_.copy_room = (*room)->address();
+  return room;
+}
+
 Status CudaRecording::make_executables(CuGraph original) {
+  const auto room = make_copy_room();
+  if (!room.ok()) return room.error();
   const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to,
                        const DeviceCode::Updater* updater) {
     auto exec = CudaExec::make(driver_, original, repointing_, updater, options_.repoint_in_two);
@@ -102,24 +128,15 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   const Tenants tenants =
       find_uses(noted.allocations, *units, of_second, noted.notes, as_noted, found->sites);
   if (has_branches(as_noted)) {
-    const CapturedUses uses =
-        find_captured_uses(as_noted, found->sites, tenants, *units, of_second, noted.notes);
+    const CapturedUses uses = find_captured_uses(as_noted, found->sites, found->tables, tenants,
+                                                 *units, of_second, noted.notes);
     if (Status ordered = check_captured(as_noted, uses); !ordered.ok()) return ordered;
   }
-  for (std::size_t i = 0; i < image->nodes.size(); ++i) {
-    NodeImage& node = image->nodes[i];
-    node.work = tenants.work_of[i];
-    node.is_known = node.type == CuNodeType::kKernel && tenants.is_known[i];
-  }
+  if (Status told = tell_nodes(driver_, tenants, *found, *image); !told.ok()) return told;
   auto tables = replace(*found, *image);
   if (!tables.ok()) return tables.error();
-  const std::vector<EdgeImage> captured = image->edges;
-  lanes_ = overlap_nodes(*image, found->sites, tables->writes, tenants.units, options_.lanes);
-  repointing_.is_reordered = lanes_ > 1;
-  if (repointing_.is_reordered) {
-    if (Status kept = check_order(*image, captured, found->sites, tables->writes); !kept.ok()) {
-      return kept;
-    }
+  if (Status kept = reorder(*image, found->sites, tables->writes, tenants.units); !kept.ok()) {
+    return kept;
   }
   const auto of_units = kinds_of_units(tenants, kinds);
   auto plan = plan_graph(*image, found->sites, tenants.units, of_units, tables->writes);
@@ -133,6 +150,14 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   repointing_.sites = std::move(found->sites);
   table_bytes_ = std::move(tables->bytes);
   return {};
+}
+
+Status CudaRecording::reorder(GraphImage& image, std::span<const Site> sites,
+                              std::span<const TableWrite> tables, std::span<const Unit> units) {
+  const std::vector<EdgeImage> captured = image.edges;
+  lanes_ = overlap_nodes(image, sites, tables, units, options_.lanes, options_.ahead_bytes);
+  repointing_.is_reordered = lanes_ > 1;
+  return repointing_.is_reordered ? check_order(image, captured, sites, tables) : Status();
 }
 
 Result<FoundSites> CudaRecording::find(const GraphImage& first, const GraphImage& second,

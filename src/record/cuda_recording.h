@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "anabranch/capture.h"
 #include "anabranch/plan.h"
 #include "anabranch/status.h"
 #include "device/cuda/device_code.h"
@@ -62,6 +63,10 @@ struct Repointing {
   std::uint32_t most_fields = 0;          // of any kernel
   std::vector<std::uint32_t> with_bytes;  // sources that have any
   CuContext context = nullptr;
+  // Memory of cuMemAlloc, as large as any copy with the host's memory, for the copies of
+  // executables that are being made: each keeps the kind of memory that it was instantiated with,
+  // and captures have another kind than launches.
+  CuDevicePtr copy_room = 0;
 };
 
 // What launches through one executable remember of one another. What was given last is not always
@@ -131,6 +136,7 @@ class CudaExec {
  private:
   CudaExec(const Driver& driver, const Repointing& repointing);
   Status clone_nodes(CuGraph original);
+  Status move_host_copies();
   Status drop_edges();
   void watch_sources();
   void note_moved(std::span<const std::uint64_t> addresses, std::span<const std::uint32_t> sources);
@@ -197,6 +203,7 @@ struct CudaRecordOptions {
   std::string why_opaque_maps{};
   // Where one of the captures has notes: nodes that may run side by side do, on so many lanes.
   std::uint32_t lanes = 1;
+  std::uint64_t ahead_bytes = kAheadBytes;  // see copy_ahead.h
   // See arena_parts.h. Whoever has one block for the arena takes one part, by the largest number.
   std::uint64_t least_part_bytes = kLeastPartBytes;
 };
@@ -250,10 +257,13 @@ class CudaRecording {
       : driver_(driver), options_(options) {}
   Status make_executables(CuGraph original);
   Status make_and_weigh_executables(CuGraph original);
+  Result<std::unique_ptr<DeviceBytes>> make_copy_room();
   Status discover(const Capture& first, const Capture& second, std::span<const UnitKind> kinds);
   Result<FoundSites> find(const GraphImage& first, const GraphImage& second,
                           const UnitTable& units);
   Result<Tables> replace(FoundSites& found, GraphImage& image);
+  Status reorder(GraphImage& image, std::span<const Site> sites, std::span<const TableWrite> tables,
+                 std::span<const Unit> units);
   void name_slots(const Tenants& tenants, std::span<const UnitKind> kinds,
                   std::span<const Site> sites);
   void list_sources(std::span<const std::uint64_t> part_bytes);

@@ -37,18 +37,27 @@ struct KernelImage {
   std::vector<CuLaunchAttribute> attributes;  // cluster, priority, cooperative: as set on the node
 };
 
+// The host's memory that a copy touches, all of it from `begin` to `end`.
+struct HostBytes {
+  std::uint64_t begin = 0, end = 0;
+  bool is_written = false;
+  bool empty() const { return begin == end; }
+};
+
 struct GraphImage;
 
 struct NodeImage {
   static constexpr std::uint32_t kNoWork = ~0u;
   CuGraphNode handle = nullptr;
   CuNodeType type = CuNodeType::kEmpty;
-  bool is_ours = false;   // a kernel of ours, for the node with this handle; see graph_transfers.h
-  bool is_known = false;  // touches nothing but what its sites name, and these say how
+  bool is_ours = false;  // a kernel of ours, for the node with this handle; see graph_transfers.h
+  // Touches nothing but what its sites name, which say how, and its bytes of the host's memory.
+  bool is_known = false;
   std::uint32_t work = kNoWork;  // a noted piece of the step, whose nodes stay in order
   KernelImage kernel;
   CuMemcpy3D copy{};
   std::vector<std::byte> source_bytes;  // what a copy reads: see read_pinned_source()
+  HostBytes host_bytes;                 // of a copy that tells itself: see host_copies.h
   CuMemsetNodeParams fill{};
   CuHostNodeParams host{};
   CuEvent event = nullptr;

@@ -6,17 +6,23 @@
 #include <utility>
 #include <vector>
 
+#include "record/copy_ahead.h"
 #include "record/graph_order.h"
 #include "record/graph_schedule.h"
+#include "record/host_copies.h"
 
 namespace anabranch::cuda {
 namespace {
 
-// The units that nodes use, and who has used them.
+// The units that nodes use, and the host's memory, and who has used them.
 class Users {
  public:
-  Users(std::size_t nodes, std::span<const Site> sites, std::span<const Unit> units)
-      : units_(units), uses_(nodes), readers_(units.size()), writers_(units.size()) {
+  Users(const GraphImage& image, std::span<const Site> sites, std::span<const Unit> units)
+      : image_(image),
+        units_(units),
+        uses_(image.nodes.size()),
+        readers_(units.size()),
+        writers_(units.size()) {
     for (const Site& site : sites) {
       auto& uses = uses_[site.node];
       const auto known = std::find_if(uses.begin(), uses.end(), [&](const Site& use) {
@@ -52,20 +58,38 @@ class Users {
     for (const Site& use : uses_[node]) {
       (use.writes ? writers_ : readers_)[use.unit].push_back(&use);
     }
+    conflicts_on_host(node, found);
   }
 
  private:
+  template <typename Found>
+  void conflicts_on_host(std::uint32_t node, Found found) {
+    const HostBytes& bytes = image_.nodes[node].host_bytes;
+    if (bytes.empty()) return;
+    for (const std::uint32_t other : on_host_) {
+      if (may_clash(image_.nodes[other].host_bytes, bytes)) found(other);
+    }
+    on_host_.push_back(node);
+  }
+
+  const GraphImage& image_;
   std::span<const Unit> units_;
   std::vector<std::vector<Site>> uses_;                      // by node; one where all may be used
   std::vector<std::vector<const Site*>> readers_, writers_;  // by unit
+  std::vector<std::uint32_t> on_host_;                       // nodes that use the host's memory
 };
 
 // The order that nodes have to keep, whatever the lanes.
 class NeededOrder {
  public:
+  // `ahead`: what is kept besides, of find_ahead_edges().
   NeededOrder(const GraphImage& image, std::span<const Site> sites,
-              std::span<const TableWrite> tables, Users& users)
-      : image_(image), users_(users), captured_(image.nodes.size()), is_free_(image.nodes.size()) {
+              std::span<const TableWrite> tables, std::span<const EdgeImage> ahead, Users& users)
+      : image_(image),
+        ahead_(ahead),
+        users_(users),
+        captured_(image.nodes.size()),
+        is_free_(image.nodes.size()) {
     for (const EdgeImage& edge : image.edges) captured_.add(edge.to, edge.from);
     for (std::size_t node = 0; node < image.nodes.size(); ++node) {
       is_free_[node] = image.nodes[node].is_known;
@@ -117,6 +141,9 @@ class NeededOrder {
       earlier_.push_back({other, node, data == data_.end() ? CuEdgeData{} : data->second});
     };
     users_.conflicts_of(node, add);
+    for (; !ahead_.empty() && ahead_.front().to == node; ahead_ = ahead_.subspan(1)) {
+      add(ahead_.front().from);
+    }
     for (std::uint32_t other = 0; other < node; ++other) {
       if (!is_free_[node] || !is_free_[other] || are_of_one_work(node, other)) add(other);
     }
@@ -128,6 +155,7 @@ class NeededOrder {
   }
 
   const GraphImage& image_;
+  std::span<const EdgeImage> ahead_;  // to nodes that are still to come
   Users& users_;
   Before captured_;
   std::vector<bool> is_free_;  // by node
@@ -135,9 +163,15 @@ class NeededOrder {
   std::vector<EdgeImage> earlier_;
 };
 
+NodeCost cost_of(const NodeImage& node, std::uint64_t bytes) {
+  const HostBytes& host = node.host_bytes;
+  if (host.empty()) return {estimate_ns(bytes), Engine::kKernels};
+  return {estimate_copy_ns(bytes), host.is_written ? Engine::kToHost : Engine::kToDevice};
+}
+
 // With what lanes add to the order.
-std::vector<EdgeImage> edges_with_lanes(std::span<const EdgeImage> needed,
-                                        std::span<const NodePlace> places) {
+ReducedEdges order_with_lanes(std::span<const EdgeImage> needed,
+                              std::span<const NodePlace> places) {
   ReducedEdges all(places.size());
   std::vector<EdgeImage> earlier;
   auto edge = needed.begin();
@@ -147,7 +181,13 @@ std::vector<EdgeImage> edges_with_lanes(std::span<const EdgeImage> needed,
     if (places[node].behind != NodePlace::kNone) earlier.push_back({places[node].behind, node, {}});
     all.add(earlier);
   }
-  return all.take_edges();
+  return all;
+}
+
+// Whether anyone need not wait any more for whom he came behind.
+bool leaves_order(const GraphImage& image, const Before& made) {
+  return std::any_of(image.edges.begin(), image.edges.end(),
+                     [&](const EdgeImage& edge) { return !made.contains(edge.to, edge.from); });
 }
 
 // What the nodes need of one another, and where that puts them.
@@ -158,13 +198,15 @@ struct ScheduledOrder {
 
 ScheduledOrder schedule_order(const GraphImage& image, std::span<const Site> sites,
                               std::span<const TableWrite> tables, std::span<const Unit> units,
-                              std::uint32_t lanes) {
-  Users users(image.nodes.size(), sites, units);
-  NeededOrder order(image, sites, tables, users);
+                              std::uint32_t lanes, std::uint64_t ahead_bytes) {
+  Users users(image, sites, units);
+  const auto ahead = find_ahead_edges(image, sites, units.size(), ahead_bytes);
+  NeededOrder order(image, sites, tables, ahead, users);
   ReducedEdges needed = order.find();
   std::vector<NodeCost> costs;
   for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {
-    costs.push_back({estimate_ns(users.bytes_of(node)), order.is_free(node)});
+    costs.push_back(cost_of(image.nodes[node], users.bytes_of(node)));
+    if (!order.is_free(node)) costs.back().engine = Engine::kNone;
   }
   Schedule schedule = schedule_nodes(costs, needed.edges(), needed.before(), lanes);
   return {needed.take_edges(), std::move(schedule)};
@@ -174,11 +216,13 @@ ScheduledOrder schedule_order(const GraphImage& image, std::span<const Site> sit
 
 std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
                             std::span<const TableWrite> tables, std::span<const Unit> units,
-                            std::uint32_t lanes) {
+                            std::uint32_t lanes, std::uint64_t ahead_bytes) {
   if (lanes < 2 || image.nodes.size() > kMostOverlapNodes) return 1;
-  const auto [needed, schedule] = schedule_order(image, sites, tables, units, lanes);
+  const auto [needed, schedule] = schedule_order(image, sites, tables, units, lanes, ahead_bytes);
   if (schedule.lanes < 2) return 1;
-  image.edges = edges_with_lanes(needed, schedule.places);
+  ReducedEdges made = order_with_lanes(needed, schedule.places);
+  if (!leaves_order(image, made.before())) return 1;
+  image.edges = made.take_edges();
   return schedule.lanes;
 }
 

@@ -26,14 +26,16 @@ namespace anabranch::cuda {
 inline constexpr std::size_t kMostOverlapNodes = 16384;
 
 // Gives the image the edges by which each node runs behind those whose memory it shares (the bytes
-// of it, as far as sites tell), one of the two writing, and behind the last one before it on its
-// lane that was captured earlier. Lanes are those of a schedule (graph_schedule.h) that takes a
-// kernel for as long as its units, whose sizes `units` has, are large. They are what the schedule
-// wants and no bound: where a node is to begin behind one that was captured later, no edge says so,
-// and both may run beside the other lanes. Answers how many lanes have nodes; if it is one, the
-// edges are left alone.
+// of it, as far as sites tell, and bytes of the host's), one of the two writing, and behind the
+// last one before it on its lane that was captured earlier. Lanes are those of a schedule
+// (graph_schedule.h) that takes a kernel for as long as its units, whose sizes `units` has, are
+// large. They are what the schedule wants and no bound: where a node is to begin behind one that
+// was captured later, no edge says so, and both may run beside the other lanes. Answers how many
+// lanes have nodes, one of either way between device and host among them; one where all stay in the
+// captured order, and the edges are left alone. Copies to the device run ahead of their readers as
+// far as `ahead_bytes` lets them, see copy_ahead.h.
 std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
                             std::span<const TableWrite> tables, std::span<const Unit> units,
-                            std::uint32_t lanes);
+                            std::uint32_t lanes, std::uint64_t ahead_bytes);
 
 }  // namespace anabranch::cuda

@@ -49,7 +49,7 @@ struct Case {
   }
   std::vector<std::pair<std::uint32_t, std::uint32_t>> overlap(
       std::uint32_t lanes = 8, const std::vector<TableWrite>& tables = {}) {
-    used = overlap_nodes(image, sites, tables, units, lanes);
+    used = overlap_nodes(image, sites, tables, units, lanes, ahead_bytes);
     std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
     for (const EdgeImage& edge : image.edges) edges.emplace_back(edge.from, edge.to);
     return edges;
@@ -57,6 +57,7 @@ struct Case {
   // How long a kernel takes that has nothing but this unit, besides what every kernel takes.
   void set_ns(std::uint32_t unit, std::uint64_t ns) { units[unit].bytes = ns * kBytesPerNs; }
   std::vector<Unit> units = std::vector<Unit>(16);
+  std::uint64_t ahead_bytes = ~std::uint64_t{0};
   std::uint32_t used = 0;
 };
 
@@ -94,6 +95,29 @@ TEST(GraphOverlap, ACopyWithinOneUnitComesBehindWhoeverTouchesEitherPlace) {
     step.sites[i].bytes = 64;
   }
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 2)));
+}
+
+TEST(GraphOverlap, CopiesThatShareBytesOfTheHostKeepTheirOrderIfOneWritesThem) {
+  const auto edges = [](HostBytes first, HostBytes second) {
+    Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}});
+    step.image.nodes[0].host_bytes = first;
+    step.image.nodes[2].host_bytes = second;
+    return step.overlap();
+  };
+  EXPECT_THAT(edges({100, 200, true}, {199, 300, false}), ElementsAre(Pair(0, 2)));
+  EXPECT_THAT(edges({100, 200, false}, {50, 101, true}), ElementsAre(Pair(0, 2)));
+  EXPECT_THAT(edges({100, 200, true}, {200, 300, false}), IsEmpty());
+  EXPECT_THAT(edges({100, 200, false}, {50, 100, true}), IsEmpty());
+}
+
+TEST(GraphOverlap, CopiesOfOneWayFollowOneAnotherBesideAllLanes) {
+  Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}, {{}, {3}}, {{}, {4}}, {{}, {5}}});
+  for (const std::uint32_t node : {0, 2, 4}) {
+    const std::uint64_t begin = 1000 * (node + 1);
+    step.image.nodes[node].host_bytes = {begin, begin + 100, node == 4};
+  }
+  EXPECT_THAT(step.overlap(2), ElementsAre(Pair(0, 2), Pair(1, 5)));
+  EXPECT_EQ(step.used, 4u);
 }
 
 TEST(GraphOverlap, OneLaneKeepsTheCapturedOrder) {

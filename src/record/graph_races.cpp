@@ -95,6 +95,27 @@ class OrderCheck {
     return {};
   }
 
+  Status check_host_memory() const {
+    std::vector<std::uint32_t> copies;
+    for (std::uint32_t node = 0; node < image_.nodes.size(); ++node) {
+      if (!image_.nodes[node].host_bytes.empty()) copies.push_back(node);
+    }
+    // By where they begin: whoever begins at or behind the end of one does not meet it.
+    const auto begin = [&](std::uint32_t node) { return image_.nodes[node].host_bytes.begin; };
+    std::sort(copies.begin(), copies.end(),
+              [&](std::uint32_t a, std::uint32_t b) { return begin(a) < begin(b); });
+    for (auto one = copies.begin(); one != copies.end(); ++one) {
+      const HostBytes& bytes = image_.nodes[*one].host_bytes;
+      for (auto two = one + 1; two != copies.end() && begin(*two) < bytes.end; ++two) {
+        const auto [first, second] = std::minmax(*one, *two);
+        if (!bytes.is_written && !image_.nodes[*two].host_bytes.is_written) continue;
+        if (!is_lost(first, second)) continue;
+        return refuse(first, second, "they use the same memory of the host and one of them writes");
+      }
+    }
+    return {};
+  }
+
  private:
   bool is_lost(std::uint32_t first, std::uint32_t second) const {
     return captured_.contains(second, first) && !made_.contains(second, first);
@@ -118,6 +139,7 @@ Status check_order(const GraphImage& image, std::span<const EdgeImage> captured,
   const auto is_open = find_open_nodes(image, captured, sites, tables);
   if (Status open = check.check_open(is_open); !open.ok()) return open;
   if (Status works = check.check_works(); !works.ok()) return works;
+  if (Status host = check.check_host_memory(); !host.ok()) return host;
   return check.check_memory(sites);
 }
 

@@ -19,9 +19,9 @@
 namespace anabranch::cuda {
 
 // Whether the image's edges keep the order that `captured` gave to every two nodes that need one:
-// those that share memory, one of the two writing, those of which not all is known, and those of
-// one work. Two nodes that the capture left unordered are not asked about: a step's own streams may
-// use parts of a unit side by side.
+// those that share memory, the host's included, one of the two writing, those of which not all is
+// known, and those of one work. Two nodes that the capture left unordered are not asked about: a
+// step's own streams may use parts of a unit side by side.
 Status check_order(const GraphImage& image, std::span<const EdgeImage> captured,
                    std::span<const Site> sites, std::span<const TableWrite> tables = {});
 

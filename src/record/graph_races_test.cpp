@@ -81,6 +81,22 @@ TEST(GraphRaces, PartsOfOneUnitNeedNoOrder) {
   EXPECT_FALSE(check(64, 0));
 }
 
+TEST(GraphRaces, CopiesThatShareBytesOfTheHostNeedTheirOrderIfOneWritesThem) {
+  const auto check = [](HostBytes first, HostBytes second) {
+    Case step({{7, true}, {8, true}}, {{0, 1}}, {});
+    step.image.nodes[0].host_bytes = first;
+    step.image.nodes[1].host_bytes = second;
+    return step.check();
+  };
+  EXPECT_THAT(check({100, 200, true}, {199, 300, false}).message(),
+              AllOf(HasSubstr("kernel 0 'k' and kernel 1 'k'"), HasSubstr("memory of the host")));
+  EXPECT_FALSE(check({100, 200, false}, {50, 101, true}).ok());
+  EXPECT_FALSE(check({100, 200, true}, {120, 130, true}).ok());
+  EXPECT_TRUE(check({100, 200, false}, {100, 200, false}).ok());
+  EXPECT_TRUE(check({100, 200, true}, {200, 300, true}).ok());
+  EXPECT_TRUE(check({100, 200, true}, {50, 100, true}).ok());
+}
+
 TEST(GraphRaces, AnOrderMayBeKeptByWayOfOthers) {
   EXPECT_TRUE(
       Case({{7, true}, {8, true}, {7, false}}, {{0, 1}, {0, 2}}, {{0, 1}, {1, 2}}).check().ok());

@@ -2,6 +2,7 @@
 #include "record/graph_schedule.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <functional>
 #include <iterator>
@@ -14,19 +15,22 @@ namespace {
 
 constexpr std::uint32_t kNone = NodePlace::kNone;
 
+constexpr std::size_t kEngines = static_cast<std::size_t>(Engine::kNone);
+
 class Lanes {
  public:
-  Lanes(std::uint32_t count, const Before& before) : lanes_(count), before_(before) {}
+  Lanes(std::uint32_t kernels, const Before& before)
+      : kernels_(kernels), lanes_(kernels + kEngines - 1), before_(before) {}
 
-  // Of the lanes that are free, the one for this node; kNone if none is. Best is one that costs no
-  // edge, because the node comes behind the last one there anyway: of these the one that became
-  // free latest, since what ended long ago comes before most nodes and suits others as well. Where
-  // an edge it must be, it is from what ended first, so that it holds the node up least if the
-  // estimates are wrong.
-  std::uint32_t find_free(std::uint32_t node, std::uint64_t now) const {
+  // Of the engine's lanes that are free, the one for this node; kNone if none is. Best is one that
+  // costs no edge, because the node comes behind the last one there anyway: of these the one that
+  // became free latest, since what ended long ago comes before most nodes and suits others as well.
+  // Where an edge it must be, it is from what ended first, so that it holds the node up least if
+  // the estimates are wrong.
+  std::uint32_t find_free(Engine engine, std::uint32_t node, std::uint64_t now) const {
     std::uint32_t best = kNone;
     std::tuple<bool, std::uint64_t> least;
-    for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
+    for (std::uint32_t i = first_of(engine); i < end_of(engine); ++i) {
       if (lanes_[i].end_ns > now) continue;
       const std::uint32_t other = behind(i, node);
       const bool costs_edge = other != kNone && !before_.contains(node, other);
@@ -61,6 +65,15 @@ class Lanes {
     // Its nodes but those before one with a lower number: nobody comes behind these any more.
     std::vector<std::uint32_t> rising;
   };
+  // Behind the kernels' one for each other engine.
+  std::uint32_t first_of(Engine engine) const {
+    return engine == Engine::kKernels ? 0 : kernels_ - 1 + static_cast<std::uint32_t>(engine);
+  }
+  std::uint32_t end_of(Engine engine) const {
+    return engine == Engine::kKernels ? kernels_ : first_of(engine) + 1;
+  }
+
+  const std::uint32_t kernels_;
   std::vector<Lane> lanes_;
   const Before& before_;
 };
@@ -102,11 +115,15 @@ class Scheduler {
   }
 
  private:
+  using TimeAndNode = std::pair<std::uint64_t, std::uint32_t>;
+  using Ready = std::priority_queue<TimeAndNode>;  // the highest rank first, then the lowest number
+
   void make_ready(std::uint32_t node) {
-    if (costs_[node].takes_lane) {
-      ready_.push({ranks_[node], ~node});
-    } else {
+    const Engine engine = costs_[node].engine;
+    if (engine == Engine::kNone) {
       begin(node);
+    } else {
+      ready_[static_cast<std::size_t>(engine)].push({ranks_[node], ~node});
     }
   }
 
@@ -118,11 +135,15 @@ class Scheduler {
   }
 
   void fill_lanes() {
-    while (!ready_.empty()) {
-      const std::uint32_t node = ~ready_.top().second;
-      const std::uint32_t lane = lanes_.find_free(node, now_);
+    for (std::size_t i = 0; i < kEngines; ++i) fill_lanes(static_cast<Engine>(i), ready_[i]);
+  }
+
+  void fill_lanes(Engine engine, Ready& ready) {
+    while (!ready.empty()) {
+      const std::uint32_t node = ~ready.top().second;
+      const std::uint32_t lane = lanes_.find_free(engine, node, now_);
       if (lane == kNone) return;
-      ready_.pop();
+      ready.pop();
       begin(node);
       NodePlace& place = schedule_.places[node];
       place.lane = lane;
@@ -139,14 +160,13 @@ class Scheduler {
     }
   }
 
-  using TimeAndNode = std::pair<std::uint64_t, std::uint32_t>;
   std::span<const NodeCost> costs_;
   std::vector<std::vector<std::uint32_t>> successors_;
   std::vector<std::uint32_t> missing_;  // predecessors that have not ended
   std::vector<std::uint64_t> ranks_;    // how long it is from a node's begin to the graph's end
   Lanes lanes_;
   std::uint64_t now_ = 0;
-  std::priority_queue<TimeAndNode> ready_;  // the highest rank first, then the lowest number
+  std::array<Ready, kEngines> ready_;
   std::priority_queue<TimeAndNode, std::vector<TimeAndNode>, std::greater<>> running_;
   Schedule schedule_;
 };

@@ -26,7 +26,8 @@ struct Graph {
   explicit Graph(std::uint64_t seed) : reduced(kRandomNodes) {
     std::mt19937_64 random(seed);
     for (std::uint32_t node = 0; node < kRandomNodes; ++node) {
-      costs.push_back({1 + random() % 9, random() % 8 != 0});
+      const auto engine = random() % 8;
+      costs.push_back({1 + random() % 9, static_cast<Engine>(engine < 4 ? engine : 0)});
       for (std::uint32_t other = 0; other < node; ++other) {
         if (random() % 10 == 0) edges.push_back({other, node, {}});
       }
@@ -129,10 +130,22 @@ TEST(GraphSchedule, NobodyComesBehindALaterNodeOnALane) {
 
 TEST(GraphSchedule, ANodeWithoutALaneBeginsAsSoonAsItMay) {
   Graph graph({10, 10, 10, 10}, {{0, 3}});
-  graph.costs[1].takes_lane = graph.costs[3].takes_lane = false;
+  graph.costs[1].engine = graph.costs[3].engine = Engine::kNone;
   const Schedule found = graph.schedule(1);
   EXPECT_THAT(begins(found), ElementsAre(0, 0, 10, 10));
   EXPECT_THAT(lanes(found), ElementsAre(0, kNone, 0, kNone));
+}
+
+TEST(GraphSchedule, CopiesOfEitherWayHaveALaneBesideThoseOfKernels) {
+  // Two copies each way, and a kernel behind the first to the device.
+  Graph graph({10, 10, 10, 10, 10}, {{0, 2}});
+  graph.costs[0].engine = graph.costs[1].engine = Engine::kToDevice;
+  graph.costs[3].engine = graph.costs[4].engine = Engine::kToHost;
+  const Schedule found = graph.schedule(2);
+  EXPECT_THAT(begins(found), ElementsAre(0, 10, 10, 0, 10));
+  EXPECT_THAT(lanes(found), ElementsAre(2, 2, 0, 3, 3));
+  EXPECT_THAT(behind(found), ElementsAre(kNone, 0, kNone, kNone, 3));
+  EXPECT_EQ(found.lanes, 3u);
 }
 
 TEST(GraphSchedule, AnEmptyGraphHasNoLanes) {
@@ -144,6 +157,7 @@ TEST(GraphSchedule, AnEmptyGraphHasNoLanes) {
 TEST(GraphSchedule, AKernelTakesLongerTheMoreItGoesThrough) {
   EXPECT_EQ(estimate_ns(0), kLeastKernelNs);
   EXPECT_EQ(estimate_ns(240'000'000), kLeastKernelNs + 60'000);
+  EXPECT_EQ(estimate_copy_ns(240'000'000), kLeastKernelNs + 4'800'000);
 }
 
 std::uint64_t ready_at(const Graph& graph, const Schedule& schedule, std::uint32_t node) {
@@ -154,11 +168,13 @@ std::uint64_t ready_at(const Graph& graph, const Schedule& schedule, std::uint32
   return ns;
 }
 
-// Whoever waits does so while all lanes are taken by nodes that began before or are no less urgent.
+// Whoever waits does so while all lanes for it are taken by nodes that began before or are no less
+// urgent.
 void expect_no_lane_is_idle(const Graph& graph, const Schedule& found, std::uint32_t lanes) {
   for (std::uint32_t node = 0; node < graph.costs.size(); ++node) {
     const NodePlace& place = found.places[node];
-    if (!graph.costs[node].takes_lane) {
+    const Engine engine = graph.costs[node].engine;
+    if (engine == Engine::kNone) {
       ASSERT_EQ(place.begin_ns, ready_at(graph, found, node));
       continue;
     }
@@ -166,13 +182,14 @@ void expect_no_lane_is_idle(const Graph& graph, const Schedule& found, std::uint
       std::uint32_t busy = 0;
       for (std::uint32_t other = 0; other < graph.costs.size(); ++other) {
         const NodePlace& there = found.places[other];
-        if (there.lane == kNone || there.begin_ns > ns || there.end_ns <= ns) continue;
+        const bool is_beside = graph.costs[other].engine != engine;
+        if (is_beside || there.begin_ns > ns || there.end_ns <= ns) continue;
         ++busy;
         if (there.begin_ns < ns) continue;
         const auto rank = graph.rank(other), own = graph.rank(node);
         ASSERT_TRUE(rank > own || (rank == own && other < node)) << other << " before " << node;
       }
-      ASSERT_EQ(busy, lanes) << node << " waits at " << ns;
+      ASSERT_EQ(busy, engine == Engine::kKernels ? lanes : 1) << node << " waits at " << ns;
     }
   }
 }
@@ -195,12 +212,12 @@ TEST(GraphSchedule, ALaneTakesTheMostUrgentNodeThatIsReadyAndIsIdleOnlyIfNoneIs)
     const Graph graph(seed);
     const auto lanes = static_cast<std::uint32_t>(1 + seed % 4);
     const Schedule found = graph.schedule(lanes);
-    ASSERT_LE(found.lanes, lanes);
+    ASSERT_LE(found.lanes, lanes + 2);
     for (std::uint32_t node = 0; node < graph.costs.size(); ++node) {
       const NodePlace& place = found.places[node];
       ASSERT_EQ(place.end_ns, place.begin_ns + graph.costs[node].ns);
       ASSERT_GE(place.begin_ns, ready_at(graph, found, node));
-      ASSERT_EQ(place.lane != kNone, graph.costs[node].takes_lane);
+      ASSERT_EQ(place.lane != kNone, graph.costs[node].engine != Engine::kNone);
       ASSERT_EQ(place.behind, expected_behind(found, node)) << node;
       for (std::uint32_t other = 0; other < node && place.lane != kNone; ++other) {
         const NodePlace& there = found.places[other];

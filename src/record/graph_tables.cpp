@@ -200,16 +200,23 @@ Result<std::unique_ptr<DeviceBytes>> keep_bytes(const Driver& driver,
 
 }  // namespace
 
-Result<std::unique_ptr<DeviceBytes>> DeviceBytes::make(const Driver& driver,
-                                                       std::span<const std::byte> bytes) {
-  std::unique_ptr<DeviceBytes> made(new DeviceBytes(driver, bytes.size()));
-  if (Status allocated = recorded("cuMemAlloc", driver.cuMemAlloc(&made->address_, bytes.size()));
+Result<std::unique_ptr<DeviceBytes>> DeviceBytes::allocate(const Driver& driver,
+                                                           std::uint64_t bytes) {
+  std::unique_ptr<DeviceBytes> made(new DeviceBytes(driver, bytes));
+  if (Status allocated = recorded("cuMemAlloc", driver.cuMemAlloc(&made->address_, bytes));
       !allocated.ok()) {
     made->address_ = 0;
     return allocated;
   }
-  if (Status sent =
-          recorded("cuMemcpyHtoD", driver.cuMemcpyHtoD(made->address_, bytes.data(), bytes.size()));
+  return made;
+}
+
+Result<std::unique_ptr<DeviceBytes>> DeviceBytes::make(const Driver& driver,
+                                                       std::span<const std::byte> bytes) {
+  auto made = allocate(driver, bytes.size());
+  if (!made.ok()) return made;
+  if (Status sent = recorded("cuMemcpyHtoD",
+                             driver.cuMemcpyHtoD((*made)->address_, bytes.data(), bytes.size()));
       !sent.ok()) {
     return sent;
   }

@@ -27,6 +27,8 @@ class DeviceBytes {
  public:
   static Result<std::unique_ptr<DeviceBytes>> make(const Driver& driver,
                                                    std::span<const std::byte> bytes);
+  // Whatever is in them.
+  static Result<std::unique_ptr<DeviceBytes>> allocate(const Driver& driver, std::uint64_t bytes);
   ~DeviceBytes();
   DeviceBytes(const DeviceBytes&) = delete;
   DeviceBytes& operator=(const DeviceBytes&) = delete;

@@ -44,6 +44,22 @@ inline NodeImage copy(std::uint64_t to, std::uint64_t from) {
   return node;
 }
 
+inline NodeImage from_host(std::uint64_t to, std::uint64_t host, std::uint64_t bytes = 16) {
+  NodeImage node = copy(to, 0);
+  node.copy.src_memory_type = CuMemoryType::kHost;
+  node.copy.src_host = reinterpret_cast<const void*>(host);
+  node.copy.width_bytes = bytes;
+  return node;
+}
+
+inline NodeImage to_host(std::uint64_t host, std::uint64_t from, std::uint64_t bytes = 16) {
+  NodeImage node = copy(0, from);
+  node.copy.dst_memory_type = CuMemoryType::kHost;
+  node.copy.dst_host = reinterpret_cast<void*>(host);
+  node.copy.width_bytes = bytes;
+  return node;
+}
+
 struct Arrow {
   std::uint32_t from, to;
   bool programmatic = false;

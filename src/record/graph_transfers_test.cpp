@@ -534,6 +534,31 @@ TEST_F(CapturedTransfersTest, WithoutDeviceCodeTheDriverKeepsTheKindOfMemory) {
   EXPECT_THAT(set.error().message(), HasSubstr("cuGraphExecMemcpyNodeSetParams"));
 }
 
+TEST_F(CapturedTransfersTest, CopiesWithTheHostRunAtAllocatedMemoryWithAndWithoutDeviceCode) {
+  void* pinned = nullptr;
+  ASSERT_CU(d->cuMemHostAlloc(&pinned, 2 * kBytes, 0));
+  auto* const host = static_cast<std::uint32_t*>(pinned);
+  const auto step = [&](CuStream on, const std::vector<CuDevicePtr>& at) {
+    EXPECT_CU(d->cuMemcpyHtoDAsync(at[0], host, kBytes, on));
+    EXPECT_CU(add_one(on, at[0], at[1]));
+    EXPECT_CU(d->cuMemcpyDtoHAsync(host + 64, at[1], 4, on));
+  };
+  for (const DeviceCode* with : std::vector<const DeviceCode*>{nullptr, code.get()}) {
+    const auto recording = *record(2, step, {.device_code = with});
+    std::vector<CudaExec*> execs{recording->executables()[0].get()};
+    if (with) execs.push_back(recording->updating()[0].get());
+    for (std::uint32_t round = 0; round < 4; ++round) {
+      CudaExec& exec = *execs[round % execs.size()];
+      const std::vector<std::uint64_t> at{allocate(kBytes), allocate(kBytes)};
+      ASSERT_TRUE(exec.set_addresses(at).ok());
+      host[0] = 100 * round;
+      run(exec);
+      EXPECT_EQ(host[64], 100 * round + 1);
+    }
+  }
+  EXPECT_CU(d->cuMemFreeHost(pinned));
+}
+
 TEST_F(CapturedTransfersTest, MemoryThatNeverMovesIsCopiedByTheDriver) {
   const CuDevicePtr x = allocate(kBytes), y = allocate(kBytes);
   put(x, 42);

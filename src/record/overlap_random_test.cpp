@@ -17,6 +17,7 @@ namespace anabranch::cuda {
 namespace {
 
 constexpr std::size_t kGiven = 4, kSteps = 50;
+constexpr std::size_t kHostWords = 3;  // pinned, that all steps share
 constexpr std::uint64_t kBytes = 256;
 
 // Kernels are taken for as long as their memory is large.
@@ -24,10 +25,18 @@ std::uint64_t bytes_of_place(std::size_t place) { return kBytes + 4096 * (place 
 
 // Tensors are numbered by their allocations: the given ones, then those of the capture.
 struct Step {
-  enum Kind : std::uint8_t { kAllocate, kAdd, kMix, kEach, kCopy, kFill } kind = kAdd;
+  enum Kind : std::uint8_t {
+    kAllocate,
+    kAdd,       // to = a + 1
+    kMix,       // to = a + b by way of scratch
+    kEach,      // to = a + 1, then also = b + 1
+    kFromHost,  // to = host
+    kToHost,    // host = a
+    kCopy,      // to = a
+    kFill       // to = 0
+  } kind = kAdd;
   bool is_noted = false, independent = false;
-  // to = a + 1; to = a + b by way of scratch; to = a + 1, then also = b + 1; to = a; to = 0
-  std::size_t a = 0, b = 0, to = 0, also = 0;
+  std::size_t a = 0, b = 0, to = 0, also = 0, host = 0;
   std::size_t place = 0;  // of what is allocated: where others may have been
 };
 
@@ -47,7 +56,9 @@ class RandomSteps {
   std::size_t place(std::size_t tensor) const { return places_[tensor]; }
   std::size_t scratch() const { return scratch_; }
 
-  std::vector<std::uint32_t> interpret(std::vector<std::uint32_t> values) const {
+  // Of the given tensors, and of the host's words behind them.
+  std::vector<std::uint32_t> interpret(std::vector<std::uint32_t> values,
+                                       std::array<std::uint32_t, kHostWords> host) const {
     values.resize(tensors());
     for (const Step& step : steps_) {
       if (step.kind == Step::kAdd) values[step.to] = values[step.a] + 1;
@@ -56,10 +67,13 @@ class RandomSteps {
         values[step.to] = values[step.a] + 1;
         values[step.also] = values[step.b] + 1;
       }
+      if (step.kind == Step::kFromHost) values[step.to] = host[step.host];
+      if (step.kind == Step::kToHost) host[step.host] = values[step.a];
       if (step.kind == Step::kCopy) values[step.to] = values[step.a];
       if (step.kind == Step::kFill) values[step.to] = 0;
     }
     values.resize(kGiven);
+    values.insert(values.end(), host.begin(), host.end());
     return values;
   }
 
@@ -84,13 +98,15 @@ class RandomSteps {
 
   void add_step() {
     Step step;
-    step.kind = std::array{Step::kAdd,  Step::kAdd,  Step::kMix,  Step::kMix,
-                           Step::kEach, Step::kEach, Step::kCopy, Step::kFill}[below(8)];
+    step.kind = std::array{
+        Step::kAdd,  Step::kAdd,      Step::kMix,    Step::kMix,  Step::kEach,
+        Step::kEach, Step::kFromHost, Step::kToHost, Step::kCopy, Step::kFill}[below(10)];
+    step.host = below(kHostWords);
     step.is_noted = below(6) != 0;
     step.independent = below(3) != 0;
     step.a = pick();
     step.b = pick();
-    const bool is_fresh = below(3) != 0;
+    const bool is_fresh = step.kind != Step::kToHost && below(3) != 0;
     step.to = is_fresh ? allocate() : pick();
     step.also = below(2) == 0 ? step.to : pick();
     steps_.push_back(step);
@@ -166,6 +182,10 @@ class OverlapRandomTest : public sim::SimTest {
                    *to = *scratch + *b;
                  }});
     add_ = load("add_one");
+    void* pinned = nullptr;
+    EXPECT_CU(d->cuMemHostAlloc(&pinned, kHostWords * sizeof(std::uint32_t), 0));
+    host_ = static_cast<std::uint32_t*>(pinned);
+    std::fill_n(host_, kHostWords, 7);
     stream_ = stream();
     side_ = stream();
   }
@@ -204,6 +224,7 @@ class OverlapRandomTest : public sim::SimTest {
     CudaRecordOptions options;
     options.device_code = code_.get();
     options.lanes = lanes;
+    options.ahead_bytes = 4 * (random.tensors() % 5);
     return CudaRecording::make(*d, {graphs[0], memory[0], &images[0], of_second ? nullptr : &notes},
                                {graphs[1], memory[1], &images[1], of_second ? &notes : nullptr},
                                kinds, options);
@@ -216,15 +237,22 @@ class OverlapRandomTest : public sim::SimTest {
     for (std::uint32_t i = 0; i < at.size(); ++i) put(at[i], 1000 * i);
     const CuDevicePtr block = allocate(recording.arena().size_bytes + 512);
     if (!recording.part_bytes().empty()) at.push_back((block + 511) / 512 * 512);
+    std::copy(kOnHost.begin(), kOnHost.end(), host_);
     EXPECT_TRUE(exec.set_addresses(at).ok());
     EXPECT_TRUE(exec.launch(stream_).ok());
     EXPECT_CU(d->cuStreamSynchronize(stream_));
     std::vector<std::uint32_t> words;
     for (std::size_t i = 0; i < kGiven; ++i) words.push_back(get(at[i]));
+    words.insert(words.end(), host_, host_ + kHostWords);
     return words;
+  }
+  static std::vector<std::uint32_t> expected_of(const RandomSteps& random) {
+    return random.interpret({0, 1000, 2000, 3000}, kOnHost);
   }
 
  private:
+  static constexpr std::array<std::uint32_t, kHostWords> kOnHost{10'000, 20'000, 30'000};
+
   CuGraph capture(const RandomSteps& random, const std::vector<CaptureAllocation>& memory,
                   CaptureMarks* marks, const Branches* branches) {
     std::uint64_t allocations = 0;
@@ -238,7 +266,7 @@ class OverlapRandomTest : public sim::SimTest {
         continue;
       }
       const CuStream on = branches ? next_stream(random, step, turns, *branches) : stream_;
-      const bool is_noted = marks && step.is_noted && step.kind <= Step::kEach;
+      const bool is_noted = marks && step.is_noted && step.kind <= Step::kToHost;
       if (is_noted) (void)*marks->mark(on, allocations);
       queue(on, step, memory, random.scratch());
       if (is_noted) note(step, memory, *marks->mark(on, allocations));
@@ -249,8 +277,12 @@ class OverlapRandomTest : public sim::SimTest {
   // Behind what the step needs.
   CuStream next_stream(const RandomSteps& random, const Step& step, TwoStreams& turns,
                        const Branches& branches) {
-    std::vector<std::pair<std::size_t, bool>> places{{random.place(step.to), true}};
-    if (step.kind != Step::kFill) places.push_back({random.place(step.a), false});
+    constexpr std::size_t kHost = 1 << 20;  // behind all places of the device
+    const bool to_host = step.kind == Step::kToHost, from_host = step.kind == Step::kFromHost;
+    std::vector<std::pair<std::size_t, bool>> places;
+    places.push_back({to_host ? kHost + step.host : random.place(step.to), true});
+    if (from_host) places.push_back({kHost + step.host, false});
+    if (step.kind != Step::kFill && !from_host) places.push_back({random.place(step.a), false});
     if (step.kind == Step::kMix || step.kind == Step::kEach) {
       places.push_back({random.place(step.b), false});
     }
@@ -279,6 +311,9 @@ class OverlapRandomTest : public sim::SimTest {
         return launch(add_, on, {&a, &to, &words});
       }
       if (step.kind == Step::kMix) return launch(mix_, on, {&a, &b, &between, &to});
+      std::uint32_t* const host = host_ + step.host;
+      if (step.kind == Step::kFromHost) return d->cuMemcpyHtoDAsync(to, host, sizeof words, on);
+      if (step.kind == Step::kToHost) return d->cuMemcpyDtoHAsync(host, a, sizeof words, on);
       if (step.kind == Step::kCopy) return d->cuMemcpyDtoDAsync(to, a, sizeof words, on);
       return d->cuMemsetD32Async(to, 0, 1, on);
     };
@@ -288,9 +323,11 @@ class OverlapRandomTest : public sim::SimTest {
   }
   void note(const Step& step, const std::vector<CaptureAllocation>& memory, std::uint32_t mark) {
     const std::size_t before = uses_.size();
-    uses_.push_back({memory[step.a].address, false});
-    if (step.kind != Step::kAdd) uses_.push_back({memory[step.b].address, false});
-    uses_.push_back({memory[step.to].address, true});
+    if (step.kind != Step::kFromHost) uses_.push_back({memory[step.a].address, false});
+    if (step.kind == Step::kMix || step.kind == Step::kEach) {
+      uses_.push_back({memory[step.b].address, false});
+    }
+    if (step.kind != Step::kToHost) uses_.push_back({memory[step.to].address, true});
     if (step.kind == Step::kEach) uses_.push_back({memory[step.also].address, true});
     works_.push_back({mark, static_cast<std::uint32_t>(uses_.size() - before),
                       step.kind == Step::kMix, step.independent && step.kind == Step::kEach});
@@ -298,6 +335,7 @@ class OverlapRandomTest : public sim::SimTest {
 
   std::unique_ptr<DeviceCode> code_;
   CuFunction mix_ = nullptr, add_ = nullptr;
+  std::uint32_t* host_ = nullptr;
   CuStream stream_ = nullptr, side_ = nullptr;
   int waits_ = 0;
   std::vector<CaptureWork> works_;
@@ -314,7 +352,7 @@ TEST_F(OverlapRandomTest, StepsOnTwoStreamsThatWaitAreRecordedAndDoWhatTheySay) 
         try_record(random, static_cast<std::uint32_t>(1 + seed % 4), seed % 3 == 0, &branches);
     ASSERT_TRUE(made.ok()) << "seed " << seed << ": " << made.error().message();
     with_branches += (*made)->image().edges.size() >= (*made)->image().nodes.size();
-    const auto expected = random.interpret({0, 1000, 2000, 3000});
+    const auto expected = expected_of(random);
     for (CudaExec* exec : {(*made)->executables()[0].get(), (*made)->updating()[0].get()}) {
       ASSERT_EQ(launch_at_new_places(**made, *exec), expected) << "seed " << seed;
     }
@@ -348,8 +386,8 @@ TEST_F(OverlapRandomTest, LaunchesDoWhatTheStepSays) {
     const auto lanes = static_cast<std::uint32_t>(1 + seed % 4);
     const auto recording = record(random, lanes, seed % 3 == 0);
     ASSERT_TRUE(recording) << "seed " << seed;
-    on_all_lanes += lanes > 1 && recording->lanes() == lanes;
-    const auto expected = random.interpret({0, 1000, 2000, 3000});
+    on_all_lanes += lanes > 1 && recording->lanes() >= lanes;
+    const auto expected = expected_of(random);
     for (CudaExec* exec : {recording->executables()[0].get(), recording->updating()[0].get()}) {
       for (int i = 0; i < 2; ++i) {
         ASSERT_EQ(launch_at_new_places(*recording, *exec), expected) << "seed " << seed;

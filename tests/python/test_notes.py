@@ -102,6 +102,14 @@ def test_lists_of_tensors_are_noted_and_tensors_without_elements_are_not():
 
 
 @pytest.mark.oldest
+def test_only_of_a_copy_the_hosts_memory_need_not_be_told():
+    notes, host, accesses = Notes(Marks()), torch.ones(2), {}
+    assert not notes._add(accesses, [(host, True)])
+    assert notes._add(accesses, [(host, True)], with_host=True) and accesses == {}
+    other = torch.ones(2, device="meta")
+    assert not notes._add(accesses, [(other, True)], with_host=True)
+
+
 def test_a_tensor_both_read_and_written_counts_as_written_at_the_address_of_its_view():
     x = torch.randn(8)
     notes, _ = notes_of(lambda: x[4:].add_(x[4:]))

@@ -26,8 +26,9 @@ class Trial:
         self.now = 0
 
 
-def recording(seconds, arena_bytes=1000):
-    return SimpleNamespace(seconds=seconds, counts=SimpleNamespace(arena_bytes=arena_bytes))
+def recording(seconds, arena_bytes=1000, ahead_bytes=0):
+    return SimpleNamespace(seconds=seconds, counts=SimpleNamespace(arena_bytes=arena_bytes),
+                           ahead_bytes=ahead_bytes)
 
 
 @pytest.fixture
@@ -71,6 +72,14 @@ def test_much_more_memory_is_not_worth_the_time(choose):
         kept, gain, why = choose(ordered, overlapped)
         assert (kept is overlapped, bool(gain), not why) == (is_kept, is_kept, is_kept)
     assert why == f"side by side they would take {2 * gigabyte} bytes more"
+
+
+def test_memory_for_copies_that_are_ahead_is_given(choose):
+    ahead = 512 << 20
+    for grown, is_kept in ((ahead, True), (ahead + 1, False)):
+        overlapped = recording(0.5e-3, 1000 + grown, ahead)
+        ordered = recording(1e-3, 1000, ahead)
+        assert choose(ordered, overlapped)[0] is (overlapped if is_kept else ordered)
 
 
 def test_a_recording_that_answers_something_else_is_not_kept(choose, caplog):

@@ -8,7 +8,7 @@ import functools
 
 import pytest
 import torch
-from anabranch import _backend, _compat, _report, config
+from anabranch import _backend, _compat, _report, _state, config
 from anabranch._capture import Fresh
 from anabranch._given import overlap, units_apart, units_of
 from anabranch._native_capture import CaptureCounts
@@ -90,6 +90,29 @@ def test_guards_change_with_what_python_says_and_not_with_what_kernels_read():
     model.train()
     optimizer.param_groups[0]["momentum"] = 0.9
     assert state.guards() != before
+
+
+def test_what_is_in_pinned_memory_may_change_and_where_it_lies_may_not(monkeypatch):
+    monkeypatch.setattr(_state, "_is_pinned", lambda tensor: tensor is not frozen)
+    frozen, pinned, written = torch.ones(2), torch.ones(2), torch.ones(2)
+
+    def step():
+        return frozen, pinned, written
+
+    first = find_state(step, ())
+    before = first.guards()
+    written.add_(1)
+    assert first.guards() == before and not first.written
+    assert [tensor is written for tensor in find_state(step, (), first).written] == [True]
+    assert not find_state(step, ()).written  # nobody knows since when
+    pinned.data = torch.zeros(2)
+    assert first.guards() != before
+    before = first.guards()
+    written = torch.ones(2)
+    assert first.guards() != before
+    before = first.guards()
+    frozen.add_(1)
+    assert first.guards() != before
 
 
 def test_tensors_that_share_bytes_are_one_unit_and_neighbours_are_not():

@@ -199,6 +199,24 @@ def test_a_refused_step_finds_the_state_on_the_cpu_as_it_was(monkeypatch):
     assert any(place.get() is read for place in state.on_cpu) and read._version == 0
 
 
+def test_pinned_memory_that_the_step_writes_is_put_back_and_compared(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
+    pinned = torch.ones(2)
+    step = Step(lambda leaves: None, [], [], [], [], 0, [], 0, None)
+    trial = _verify.Trial(step, [pinned], State())
+    runs = []
+    for _ in range(2):
+        pinned.add_(len(runs) + 1)
+        runs.append(trial._after(None))
+        trial.rewind()
+        assert torch.equal(pinned, torch.ones(2))
+    assert len(waits) == 5  # before each look at it
+    assert trial.differing(*runs) == {"given memory 0": pytest.approx(2**0.5)}
+
+
 def test_the_insides_of_a_wrapper_are_looked_up_and_a_wrapper_in_its_place_too():
     a, b = torch.ones(2), torch.zeros(2)
     holder = {"w": TwoTensor(a, b)}

@@ -223,6 +223,36 @@ TEST_F(Memory, ACopyOfAnExecutableKeepsTheKindsOfMemoryItWasInstantiatedWith) {
   }
 }
 
+// Not seen on a device yet.
+TEST_F(Memory, ACopyWithTheHostTakesAnotherKindOfMemoryBeforeItIsInstantiated) {
+  const Mapped mapped(d);
+  auto* const host = static_cast<std::uint32_t*>(allocate_host(8));
+  const CuDevicePtr made = allocate(64), other = allocate(64);
+  for (const bool to_device : {true, false}) {
+    const CuGraph graph = capture([&](CuStream on) {
+      EXPECT_CU(to_device ? d.cuMemcpyHtoDAsync(mapped.address, host, 4, on)
+                          : d.cuMemcpyDtoHAsync(host + 1, mapped.address, 4, on));
+    });
+    const CuGraphNode node = nodes_of(graph).at(0);
+    CuMemcpy3D copy{};
+    EXPECT_CU(d.cuGraphMemcpyNodeGetParams(node, &copy));
+    EXPECT_EQ(to_device ? copy.src_memory_type : copy.dst_memory_type, CuMemoryType::kHost);
+    EXPECT_EQ(to_device ? copy.dst_memory_type : copy.src_memory_type, CuMemoryType::kDevice);
+    CuDevicePtr& device = to_device ? copy.dst_device : copy.src_device;
+    device = made;
+    EXPECT_CU(d.cuGraphMemcpyNodeSetParams(node, &copy));
+    const CuGraphExec exec = instantiate(graph);
+    device = other;
+    EXPECT_CU(d.cuGraphExecMemcpyNodeSetParams(exec, node, &copy, context));
+    host[0] = 42;
+    run(exec);
+    device = mapped.address;
+    EXPECT_EQ(d.cuGraphExecMemcpyNodeSetParams(exec, node, &copy, context),
+              CuResult::kInvalidValue);
+  }
+  EXPECT_EQ(host[1], 42u);
+}
+
 TEST_F(Memory, AFillOfAnExecutableTakesAnyKindOfMemory) {
   const Mapped mapped(d);
   const CuDevicePtr made = allocate(1024);
