@@ -150,6 +150,14 @@ std::vector<EdgeImage> edges_with_lanes(std::span<const EdgeImage> needed,
   return all.take_edges();
 }
 
+// As many lanes as have nodes; collectives have one of their own, where they wait for others.
+std::uint32_t count_lanes(const GraphImage& image, const Schedule& schedule) {
+  const auto is_in_turn = [](const NodeImage& node) {
+    return node.is_known && node.work == NodeImage::kInTurn;
+  };
+  return schedule.lanes + std::any_of(image.nodes.begin(), image.nodes.end(), is_in_turn);
+}
+
 // What the nodes need of one another, and where that puts them.
 struct ScheduledOrder {
   std::vector<EdgeImage> needed;
@@ -164,7 +172,8 @@ ScheduledOrder schedule_order(const GraphImage& image, std::span<const Site> sit
   ReducedEdges needed = order.find();
   std::vector<NodeCost> costs;
   for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {
-    costs.push_back({estimate_ns(users.bytes_of(node)), order.is_free(node)});
+    const bool takes_lane = order.is_free(node) && image.nodes[node].work != NodeImage::kInTurn;
+    costs.push_back({estimate_ns(users.bytes_of(node)), takes_lane});
   }
   Schedule schedule = schedule_nodes(costs, needed.edges(), needed.before(), lanes);
   return {needed.take_edges(), std::move(schedule)};
@@ -177,9 +186,10 @@ std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
                             std::uint32_t lanes) {
   if (lanes < 2 || image.nodes.size() > kMostOverlapNodes) return 1;
   const auto [needed, schedule] = schedule_order(image, sites, tables, units, lanes);
-  if (schedule.lanes < 2) return 1;
+  const std::uint32_t used = count_lanes(image, schedule);
+  if (used < 2) return 1;
   image.edges = edges_with_lanes(needed, schedule.places);
-  return schedule.lanes;
+  return used;
 }
 
 }  // namespace anabranch::cuda
