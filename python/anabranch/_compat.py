@@ -267,8 +267,8 @@ def wrapper_function(compiled: Any) -> Callable[..., Any]:
     return call
 
 
-def annotated_stream(node: torch.fx.Node, key: str) -> str | None:
-    """The stream a node was annotated with, or None."""
+def annotation(node: torch.fx.Node, key: str) -> Any:
+    """What a node was annotated with, or None."""
     return (node.meta.get("custom") or {}).get(key)
 
 

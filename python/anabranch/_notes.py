@@ -36,7 +36,7 @@ from torch import Tensor
 
 from . import _compat
 from ._native_capture import Work
-from ._schema import arguments_of, tensors_in
+from ._schema import arguments_of, is_collective, is_wait, tensors_in
 
 # What they use beside their arguments is the workspace that torch gives to cuBLAS and a copy of an
 # operand in a layout that cuBLAS takes; neither holds anything before or after. All overloads:
@@ -47,11 +47,6 @@ _MATRIX_PRODUCTS = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::bad
 # One kernel after the other, each over some of the tensors, or one operator after the other, each
 # over one: they share the tensors they name and nothing else.
 _OVER_LISTS = re.compile(r"aten::(_foreach_|_fused_(adam|adamw|sgd|adagrad)_$)")
-
-# Not isend, irecv and batch_p2p_ops of later releases: the schema does not say what they write.
-_COLLECTIVES = re.compile(r"_c10d_functional::(all_reduce|all_gather_into_tensor|"
-                          r"reduce_scatter_tensor|all_to_all_single|broadcast)(_coalesced)?(_|_out)?$")
-_WAITS = frozenset(("_c10d_functional::wait_tensor", "_c10d_functional::wait_tensors"))
 
 _UNKNOWN_TAGS = frozenset((torch.Tag.maybe_aliasing_or_mutating,))
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -140,17 +135,17 @@ class Notes:
             if not isinstance(function, _compat.OpOverload):  # of higher order
                 return self._unknown(run)
             name = function._schema.name
-            if function.is_view or name in _WAITS:
+            if function.is_view or is_wait(function):
                 return run()  # queues nothing; if it does, that is unknown
             named = list(arguments_of(function, args, kwargs))
-            is_collective = _COLLECTIVES.match(name) is not None
-            if not (self._is_ours(function, args, kwargs) if is_collective
+            in_turn = is_collective(function)
+            if not (self._is_ours(function, args, kwargs) if in_turn
                     else _is_trusted(function, args, kwargs)):
                 return self._unknown(run)
             return self._piece(run, lambda result: [*named, (result, True)],
                                has_scratch=name in _MATRIX_PRODUCTS,
                                independent=_OVER_LISTS.match(name) is not None,
-                               in_turn=is_collective)
+                               in_turn=in_turn)
 
     def _is_ours(self, collective: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether it is of a group whose backend queues work that is noted."""
