@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each process runs for test_collectives: steps with collectives, compiled and eager, compared.
+"""What each process runs for test_collectives: steps with collectives, compiled against eager.
 
     python collective_steps.py <rank> <ranks> <file of the store>
 """
@@ -98,7 +98,8 @@ def all_kinds(ranks):
         world = dist.group.WORLD
         with anabranch.overlap():
             gathered = collectives.all_gather_into_tensor_coalesced(list(weights), world)
-            scattered = collectives.reduce_scatter_tensor(gathered[0] @ gathered[1], "sum", 0, world)
+            product = gathered[0] @ gathered[1]
+            scattered = collectives.reduce_scatter_tensor(product, "sum", 0, world)
             reduced = collectives.all_reduce_coalesced([scattered, x], "sum", world)
             sent = collectives.all_to_all_single(reduced[1], None, None, world)
             return torch.tanh(collectives.broadcast(sent, 0, world)), torch.tanh(reduced[0])

@@ -59,7 +59,8 @@ FRESH = {
 COALESCED = {
     "all_reduce": lambda x, y: ops.all_reduce_coalesced([x, y], "sum", name()),
     "all_gather": lambda x, y: ops.all_gather_into_tensor_coalesced([x, y], RANKS, name()),
-    "reduce_scatter": lambda x, y: ops.reduce_scatter_tensor_coalesced([x, y], "sum", RANKS, name()),
+    "reduce_scatter":
+        lambda x, y: ops.reduce_scatter_tensor_coalesced([x, y], "sum", RANKS, name()),
 }
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each of two processes runs for test_recorded_collectives, under torchrun: steps recorded side
-by side against the same compiled code unrecorded, bit for bit.
+"""What each of two processes runs for test_recorded_collectives, under torchrun: steps recorded
+side by side against the same compiled code unrecorded, bit for bit.
 
     python -m torch.distributed.run --standalone --nproc-per-node=2 collective_recordings.py <step>
 """
