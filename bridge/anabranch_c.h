@@ -324,6 +324,7 @@ typedef struct AnabranchCaptureWork {
   uint32_t uses;
   uint32_t has_scratch;
   uint32_t independent;
+  uint32_t in_turn;
 } AnabranchCaptureWork;
 typedef struct AnabranchCaptureUse {
   uint64_t address;

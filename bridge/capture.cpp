@@ -134,7 +134,8 @@ AnabranchCapturedRecording* anabranch_captured_make(const AnabranchCaptureDevice
     std::vector<ab::CaptureWork> works;
     for (size_t i = 0; i < options->work_count; ++i) {
       const AnabranchCaptureWork& work = options->works[i];
-      works.push_back({work.mark, work.uses, work.has_scratch != 0, work.independent != 0});
+      works.push_back(
+          {work.mark, work.uses, work.has_scratch != 0, work.independent != 0, work.in_turn != 0});
     }
     std::vector<ab::CaptureUse> uses;
     for (size_t i = 0; i < options->use_count; ++i) {

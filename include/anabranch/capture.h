@@ -150,6 +150,10 @@ struct CaptureWork {
   // themselves beyond what that asks for: such as launches of one kernel, each over some tensors of
   // a long list. Else they stay in the order in which they were captured.
   bool independent = false;
+  // A collective, whose kernels wait for those of other processes: its nodes stay in the order in
+  // which they were captured with those of all other works in turn, too. It is known only if its
+  // nodes name each block that it uses.
+  bool in_turn = false;
 };
 
 // Memory that a piece of work reads, or may write, by any address in it. Work that may write in one

@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from ._backend import backend
     from ._explain import Explanation, explain
     from ._record import record
-    from .streams import stream
+    from .streams import overlap, stream
 
 __version__ = "0.1.0"
-__all__ = ["AnabranchError", "Explanation", "backend", "config", "errors", "explain", "record",
-           "stream"]
+__all__ = ["AnabranchError", "Explanation", "backend", "config", "errors", "explain", "overlap",
+           "record", "stream"]
 
 _LAZY = {
     "backend": "_backend",
     "explain": "_explain",
     "Explanation": "_explain",
+    "overlap": "streams",
     "record": "_record",
     "stream": "streams",
 }

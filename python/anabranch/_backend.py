@@ -24,16 +24,17 @@ import torch  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
 from . import _compat, _native, _report, _results, _user_streams, config, errors  # noqa: E402
-from ._graph import StreamGraph, Unsupported  # noqa: E402
+from ._graph import StreamGraph, Unsupported, has_collectives  # noqa: E402
 from ._partition import SavingPartitioner  # noqa: E402
 from ._record import RecordedGraph  # noqa: E402
 from ._region import compile_regions  # noqa: E402
 from ._runtime import StreamedGraph  # noqa: E402
 from ._threads import host_device, lanes_of  # noqa: E402
-from .streams import ANNOTATION, stream  # noqa: E402
+from .streams import ANNOTATION, OVERLAP, overlap, stream  # noqa: E402
 
 # Dynamo reads attributes of a module without calling its __getattr__.
 sys.modules[__package__].stream = stream  # type: ignore[attr-defined]
+sys.modules[__package__].overlap = overlap  # type: ignore[attr-defined]
 
 log = logging.getLogger("anabranch.compile")
 
@@ -89,10 +90,11 @@ def _compile_graph(
         _compat.keep_saved_tensors()
     if _kind(keywords) != "backward":
         _results.copy_inputs_among(gm)
-    reason = "streams=False" if not chosen.streams and _has_streams(gm) else None
+    is_to_split = _has_streams(gm) or (_asked_lanes(gm) > 1 and has_collectives(gm))
+    reason = "streams=False" if not chosen.streams and is_to_split else None
     result = None
     is_on_gpu = _is_on_gpu(gm)
-    if chosen.streams and not is_on_gpu and _has_streams(gm):
+    if chosen.streams and not is_on_gpu and is_to_split:
         try:
             result = _compile_streams(chosen, gm, keywords)
         except Unsupported as error:
@@ -177,20 +179,31 @@ def _has_streams(gm: GraphModule) -> bool:
 
 
 def _streams_of(gm: GraphModule) -> set[str]:
-    names = {
-        _compat.annotated_stream(node, ANNOTATION)
+    return _annotations(gm, ANNOTATION)
+
+
+def _asked_lanes(gm: GraphModule) -> int:
+    """What parts of it ask for; 1 where none asks."""
+    return max(_annotations(gm, OVERLAP), default=1)
+
+
+def _annotations(gm: GraphModule, key: str) -> set[Any]:
+    found = {
+        _compat.annotation(node, key)
         for module in gm.modules()
         if isinstance(module, GraphModule)
         for node in module.graph.nodes
     }
-    return {name for name in names if name is not None}
+    return found - {None}
 
 
 def _lanes(chosen: config.Options, gm: GraphModule) -> int:
     """How many kernels of its recording may run side by side. On a GPU, streams that are named mean
     that some should: which, and what waits for what, is found in the recording."""
-    streams = len(_streams_of(gm)) if chosen.streams else 0
-    return max(chosen.overlap, streams + 1 if streams else 1)
+    if not chosen.streams:
+        return chosen.overlap
+    streams = len(_streams_of(gm))
+    return max(chosen.overlap, streams + 1 if streams else 1, _asked_lanes(gm))
 
 
 def _is_on_gpu(gm: GraphModule) -> bool:

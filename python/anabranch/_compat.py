@@ -47,6 +47,7 @@ __all__ = [
     "CustomPartitionerFn",
     "allocated_in_pools",
     "allocations_so_far",
+    "backend_of_group",
     "arguments_of_generated_kernel",
     "calls_of_compiled_graphs",
     "clear_workspaces",
@@ -266,8 +267,8 @@ def wrapper_function(compiled: Any) -> Callable[..., Any]:
     return call
 
 
-def annotated_stream(node: torch.fx.Node, key: str) -> str | None:
-    """The stream a node was annotated with, or None."""
+def annotation(node: torch.fx.Node, key: str) -> Any:
+    """What a node was annotated with, or None."""
     return (node.meta.get("custom") or {}).get(key)
 
 
@@ -372,6 +373,14 @@ def collectives_so_far() -> int:
     groups = list(distributed.distributed_c10d._world.pg_map)
     return 1 + sum(group._get_sequence_number_for_group() for group in groups
                    if group != distributed.GroupMember.NON_GROUP_MEMBER)
+
+
+def backend_of_group(group: Any, device: torch.device) -> str:
+    """What runs a process group's collectives on a device; the group by itself or by its name, as
+    functional collectives are given either. RuntimeError where there is none."""
+    if isinstance(group, str):
+        group = torch.distributed.distributed_c10d._resolve_process_group(group)
+    return group._get_backend(device).name()
 
 
 def clear_workspaces() -> None:

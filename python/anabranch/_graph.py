@@ -17,11 +17,18 @@ from torch.fx import Graph, GraphModule, Node
 from . import _compat, _native
 from ._merge import merge_small_groups
 from ._saved import is_pack, is_part
-from ._schema import is_getitem, is_random, is_scalar, overload_of, written_arguments
+from ._schema import is_collective, is_getitem, is_random, is_scalar, is_wait, overload_of
 from ._schema import is_view as names_bytes_again
+from ._schema import written_arguments
 from .streams import ANNOTATION
 
 AMBIENT = "ambient"
+# Of all collectives, whatever stream they are written on: all processes have to begin theirs in one
+# order, and who runs on two streams begins in any.
+COMMUNICATION = "communication"
+
+
+_DISTRIBUTED = ("_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem")
 
 
 class Unsupported(Exception):
@@ -59,6 +66,7 @@ class StreamGraph:
         self.steps = [n for n in gm.graph.nodes if _is_step(n)]
         for node in gm.graph.nodes:
             _refuse_unsupported(node)
+        self._begun = _begun_collectives(self.steps)
         self.streams = _assign_streams(self.steps)
 
     @property
@@ -78,7 +86,8 @@ class StreamGraph:
         return regions
 
     def _groups(self) -> list[int]:
-        """The region of each step: the planner's, small ones merged."""
+        """The region of each step: the planner's, small ones merged. A collective and the waits for
+        it are in one: its memory is not there before, and a wait knows it by its tensor."""
         builder = _native.ProgramBuilder()
         streams = {name: builder.add_stream(name) for name in self.stream_names[1:]}
         streams[AMBIENT] = 0
@@ -89,16 +98,21 @@ class StreamGraph:
                 given = node.op == "placeholder" or is_part(node)
                 role = _native.ROLE_INPUT if given else _native.ROLE_TEMPORARY
                 buffers[node] = builder.add_buffer(node.name, role, 1)
-        for node in self.steps:
+        begun = [node for node in self.steps if node not in self._begun]
+        for node in begun:
             reads, writes = _accesses(node)
+            for wait in (wait for wait, start in self._begun.items() if start is node):
+                writes |= set(_values_of(wait))
             accesses = [(_native.READ, buffers[v]) for v in reads - writes]
             accesses += [(_native.READ_WRITE if v in reads else _native.WRITE, buffers[v])
                          for v in _in_graph_order(writes, buffers)]
             if is_random(node):
                 accesses.append((_native.READ_WRITE, generator))
             builder.compute(streams[self.streams[node]], node.name, accesses)
-        groups = builder.build().find_regions()
-        return merge_small_groups(self.steps, groups, self.streams, _accesses)
+        groups = dict(zip(begun, builder.build().find_regions(), strict=True))
+        return merge_small_groups(self.steps,
+                                  [groups[self._begun.get(node, node)] for node in self.steps],
+                                  self.streams, _accesses)
 
     def _region(
         self, index: int, nodes: list[Node], region_of: dict[Node, int]
@@ -289,7 +303,7 @@ def _assign_streams(steps: list[Node]) -> dict[Node, str]:
     streams: dict[Node, str] = {}
     lost = []
     for node in steps:
-        name = _compat.annotated_stream(node, ANNOTATION)
+        name = COMMUNICATION if _communicates(node) else _compat.annotation(node, ANNOTATION)
         streams[node] = name or AMBIENT
         if name is None:
             lost.append(node)
@@ -302,6 +316,32 @@ def _assign_streams(steps: list[Node]) -> dict[Node, str]:
         if len(users) == 1 and (makers == users or (is_random(node) and not makers)):
             streams[node] = users.pop()
     return streams
+
+
+def has_collectives(gm: GraphModule) -> bool:
+    return any(map(_communicates, gm.graph.nodes))
+
+
+def _communicates(node: Node) -> bool:
+    op = overload_of(node)
+    return op is not None and (is_collective(op) or is_wait(op))
+
+
+def _begun_collectives(steps: list[Node]) -> dict[Node, Node]:
+    """By wait the collective that it waits for. Both have to be in the graph: memory that leaves it
+    is not the tensor by which a wait knows a collective."""
+    begun = {}
+    for node in filter(_communicates, steps):
+        if is_wait(overload_of(node)):  # type: ignore[arg-type]
+            makers = {maker for maker in _makers(node) if _communicates(maker)}
+            if len(makers) != 1 or makers & begun.keys():
+                raise Unsupported(f"{node.name} waits for what is no collective of the graph")
+            begun[node] = makers.pop()
+    for node in filter(_communicates, steps):
+        values = [] if node in begun else _values_of(node)
+        if not all(any(user in begun for user in value.users) for value in values):
+            raise Unsupported(f"nothing in the graph waits for {node.name}")
+    return begun
 
 
 def _makers(node: Node) -> Iterator[Node]:
@@ -325,6 +365,8 @@ def _refuse_unsupported(node: Node) -> None:
         raise Unsupported(f"{node.target} is a sub-graph")
     if _is_step(node) and overload_of(node) is None:
         raise Unsupported(f"{getattr(node.target, '__name__', node.target)} is no plain operator")
+    if _is_step(node) and node.target.namespace in _DISTRIBUTED and not _communicates(node):
+        raise Unsupported(f"of {node.target} is not known what it reads and writes")
     values = node.meta.get("val")
     for value in values if isinstance(values, (list, tuple)) else [values]:
         _refuse_value(node, value)

@@ -141,6 +141,7 @@ class Work(NamedTuple):
     accesses: tuple[tuple[int, bool], ...]  # (address inside the memory, whether it is written)
     has_scratch: bool  # whatever else its nodes name is scratch, dead before and after
     independent: bool = False  # its nodes share nothing but the memory that they name
+    in_turn: bool = False  # its nodes stay in order with those of all other works in turn
 
 
 class Noted(NamedTuple):
@@ -199,8 +200,8 @@ class CapturedRecording(_Handle):
 
 
 def _add_notes(options: CaptureOptions, noted: Noted) -> None:
-    works = [CaptureWork(work.mark, len(work.accesses), work.has_scratch, work.independent)
-             for work in noted.works]
+    works = [CaptureWork(work.mark, len(work.accesses), work.has_scratch, work.independent,
+                         work.in_turn) for work in noted.works]
     uses = [CaptureUse(*use) for work in noted.works for use in work.accesses]
     options.marks = noted.marks.handle
     options.of_second = noted.of_second

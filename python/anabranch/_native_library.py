@@ -125,7 +125,7 @@ class CaptureWork(ctypes.Structure):
     """A piece of captured work whose use of memory is known; see capture.h."""
 
     _fields_ = [("mark", c_uint32), ("uses", c_uint32), ("has_scratch", c_uint32),
-                ("independent", c_uint32)]
+                ("independent", c_uint32), ("in_turn", c_uint32)]
 
 
 class CaptureUse(ctypes.Structure):

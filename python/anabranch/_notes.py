@@ -8,10 +8,15 @@ to be. What is not known for certain gets no note and stands for reading and wri
 Noted are graphs that Inductor has compiled, and steps of torch's own optimizers of which nothing is
 compiled. What else a step does in Python is not: a mode around it would change what Dynamo runs.
 
-Two sources are trusted. The schema of torch's own operators: beside what it calls written, they
-write memory that they allocate, workspaces, and a few arguments known by their names. And the names
+Three sources are trusted. The schema of torch's own operators: beside what it calls written, they
+write memory that they allocate, workspaces, and a few arguments known by their names. The names
 that Inductor gives to the arguments of the kernels it generates, with its list of inputs that are
-written, by which it saves them while it tunes.
+written, by which it saves them while it tunes. And the schema of functional collectives that NCCL
+runs: its kernel reads the input and writes the result, on a stream of its own behind the current
+one, and ``wait_tensor`` queues nothing but a wait for that. What needs the wait is who uses the
+memory, so memory tells. What NCCL has of its own, and that all processes queue collectives in one
+order, memory does not tell: these are in turn. Collectives of other backends, and those called as
+torch.distributed's functions, are unknown.
 
 Threads: patches act on every thread, since backward runs on autograd's; notes are taken on those
 whose current stream is being captured. One of them queues at a time, as anywhere in a capture, and
@@ -23,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +36,7 @@ from torch import Tensor
 
 from . import _compat
 from ._native_capture import Work
-from ._schema import arguments_of, tensors_in
+from ._schema import arguments_of, is_collective, is_wait, tensors_in
 
 # What they use beside their arguments is the workspace that torch gives to cuBLAS and a copy of an
 # operand in a layout that cuBLAS takes; neither holds anything before or after. All overloads:
@@ -52,13 +57,16 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 class Notes:
     """``mark`` gives a number to the nodes captured since it was called last, and answers it: one
-    more each time. ``device`` is the kind whose work is noted; a test may note the CPU's."""
+    more each time. ``device`` is the kind whose work is noted, ``backends`` those whose
+    collectives are; a test may note the CPU's."""
 
-    def __init__(self, mark: Callable[[], int], device: str = "cuda") -> None:
+    def __init__(self, mark: Callable[[], int], device: str = "cuda",
+                 backends: Collection[str] = ("nccl", "nccl2")) -> None:
         self.works: list[Work] = []
         self.has_raised = False  # something inside noted()
         self._mark = mark
         self._device = device
+        self._backends = backends
         self._thread = threading.local()
         self._lock = threading.Lock()  # over the two below
         self._users = 0
@@ -129,16 +137,28 @@ class Notes:
         with self._noting(False):  # what runs below is of the operator
             if not isinstance(function, _compat.OpOverload):  # of higher order
                 return self._unknown(run)
-            if function.is_view:
-                return run()  # queues nothing; if it does copy, that is unknown
-            if not _is_trusted(function, args, kwargs):
-                return self._unknown(run)
-            named = list(arguments_of(function, args, kwargs))
             name = function._schema.name
+            if function.is_view or is_wait(function):
+                return run()  # queues nothing; if it does, that is unknown
+            named = list(arguments_of(function, args, kwargs))
+            in_turn = is_collective(function)
+            if not (self._is_ours(function, args, kwargs) if in_turn
+                    else _is_trusted(function, args, kwargs)):
+                return self._unknown(run)
             return self._piece(run, lambda result: [*named, (result, True)],
                                has_scratch=name in _MATRIX_PRODUCTS,
                                independent=_OVER_LISTS.match(name) is not None,
-                               with_host=name in _WITH_HOST)
+                               with_host=name in _WITH_HOST, in_turn=in_turn)
+
+    def _is_ours(self, collective: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether it is of a group whose backend queues work that is noted."""
+        given = {argument.name: value for argument, value in
+                 zip(collective._schema.arguments, args, strict=False)} | dict(kwargs)
+        try:
+            backend = _compat.backend_of_group(given["group_name"], torch.device(self._device))
+        except RuntimeError:  # it has none there, and the collective will say so
+            return False
+        return backend in self._backends
 
     def _kernel(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs a kernel that Inductor generated, in place of CachingAutotuner.run."""
@@ -150,7 +170,7 @@ class Notes:
 
     def _piece(self, run: Callable[[], Any], uses: Callable[[Any], Iterable[tuple[Any, bool]]],
                has_scratch: bool = False, independent: bool = False,
-               with_host: bool = False) -> Any:
+               with_host: bool = False, in_turn: bool = False) -> Any:
         """Runs one piece. It is one if nothing else has been marked inside; its addresses are taken
         before and after, because an operator may give an ``out`` tensor other memory."""
         accesses: dict[int, bool] = {}
@@ -160,7 +180,8 @@ class Notes:
         result = run()
         end = self._mark()
         if end == begin + 1 and self._add(accesses, uses(result), with_host):
-            self.works.append(Work(end, tuple(accesses.items()), has_scratch, independent))
+            self.works.append(
+                Work(end, tuple(accesses.items()), has_scratch, independent, in_turn))
         return result
 
     def _unknown(self, run: Callable[[], Any]) -> Any:

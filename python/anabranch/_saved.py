@@ -83,7 +83,7 @@ def pack_saved_tensors(forward: GraphModule, backward: GraphModule, results: int
 
 
 def _has_several_streams(graph: Graph) -> bool:
-    return len({_compat.annotated_stream(n, ANNOTATION) for n in graph.nodes
+    return len({_compat.annotation(n, ANNOTATION) for n in graph.nodes
                 if n.op == "call_function"}) > 1
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,23 @@ from ._compat import OpOverload
 # Arguments that some operators write and no schema says so: the statistics of batch norm, and what
 # cuDNN's recurrent networks keep from forward for backward, which works in it.
 _ALSO_WRITTEN = ("running_", "reserve", "workspace", "weight_buf", "dropout_state")
+
+
+# Functional collectives whose schema tells what they read and write; not isend, irecv and
+# batch_p2p_ops of later releases.
+_COLLECTIVE = re.compile(r"_c10d_functional::(all_reduce|all_gather_into_tensor|"
+                         r"reduce_scatter_tensor|all_to_all_single|broadcast)(_coalesced)?(_|_out)?")
+_WAITS = ("_c10d_functional::wait_tensor", "_c10d_functional::wait_tensors")
+
+
+def is_collective(called: OpOverload) -> bool:
+    """Whether it begins a collective."""
+    return _COLLECTIVE.fullmatch(called._schema.name) is not None
+
+
+def is_wait(called: OpOverload) -> bool:
+    """Whether it waits for one; it answers the memory that it is given."""
+    return called._schema.name in _WAITS
 
 
 def overload_of(node: Node) -> OpOverload | None:

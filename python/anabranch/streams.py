@@ -7,8 +7,10 @@ from typing import Any
 
 import torch.fx.traceback
 
-# The key under which a stream's name lies in the metadata of a graph's nodes.
+# The keys under which a stream's name, and the lanes that are asked for, lie in the metadata of a
+# graph's nodes.
 ANNOTATION = "anabranch.stream"
+OVERLAP = "anabranch.overlap"
 
 
 def stream(name: str) -> Any:
@@ -26,6 +28,32 @@ def stream(name: str) -> Any:
     if not isinstance(name, str) or not name:
         _refuse(name)
     return torch.fx.traceback.annotate({ANNOTATION: name})
+
+
+def overlap(lanes: int = 4) -> Any:
+    """What runs inside may run beside what it does not need, without a stream being named::
+
+        with anabranch.overlap():
+            weight = all_gather_tensor(self.shard, 0, group)
+            x = x @ weight
+
+    On a GPU the recording of a graph with this in it runs about ``lanes`` kernels side by side, even
+    where the option ``overlap`` says fewer, and collectives beside them. On the CPU collectives of
+    such a graph get a stream of their own. As with a stream nothing changes what the program means,
+    and in eager mode and under other compilers this does nothing. Raises CompileError [E0601] unless
+    ``lanes`` is an int of at least 2.
+    """
+    if type(lanes) is not int or lanes < 2:
+        _refuse_lanes(lanes)
+    return torch.fx.traceback.annotate({OVERLAP: lanes})
+
+
+def _refuse_lanes(lanes: object) -> None:
+    from .errors import CompileError
+
+    raise CompileError(
+        601, f"overlap: lanes={lanes!r} is {type(lanes).__name__}, and it must be an int of at "
+        "least 2: with one lane nothing runs side by side.")
 
 
 def _refuse(name: object) -> None:

@@ -27,17 +27,25 @@ std::vector<UnitKind> kinds_of_units(const Tenants& tenants, std::span<const Uni
   return of_units;
 }
 
+// NCCL's events order its kernels with work outside of the graph; they touch no memory.
+bool can_be_known(const NodeImage& node) {
+  const bool is_event =
+      node.type == CuNodeType::kWaitEvent || node.type == CuNodeType::kEventRecord;
+  return node.type == CuNodeType::kKernel || (is_event && node.work == NodeImage::kInTurn);
+}
+
 Result<GraphImage> image_of(const Driver& driver, const Capture& capture) {
   return capture.image ? *capture.image : read_graph(driver, capture.graph);
 }
 
-// Which of them are known: kernels by notes, copies with the host's memory by themselves.
+// Which of them are known: kernels and events by notes, copies with the host's memory by
+// themselves.
 Status tell_nodes(const Driver& driver, const Tenants& tenants, FoundSites& found,
                   GraphImage& image) {
   for (std::size_t i = 0; i < image.nodes.size(); ++i) {
     NodeImage& node = image.nodes[i];
     node.work = tenants.work_of[i];
-    node.is_known = node.type == CuNodeType::kKernel && tenants.is_known[i];
+    node.is_known = can_be_known(node) && tenants.is_known[i];
   }
   return find_host_copies(driver, image, found.tables, found.sites);
 }

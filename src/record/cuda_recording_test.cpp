@@ -235,6 +235,18 @@ class TwoStreamsTest : public testing::CudaStepTest {
       works_.push_back({*marks_->mark(on, 3), 2});
     }
   }
+  // As NCCL queues one for torch: between two events that work outside of the graph knows, and the
+  // current stream waits for it.
+  void collective(CuEvent outside, int from, int to) {
+    (void)*marks_->mark(main(), 3);
+    wait(side(), main());
+    EXPECT_CU(d->cuStreamWaitEvent(side(), outside, kEventWaitExternal));
+    EXPECT_CU(add_one(side(), at(from), at(to), testing::kWords));
+    EXPECT_CU(d->cuEventRecordWithFlags(outside, side(), kEventRecordExternal));
+    uses_.insert(uses_.end(), {{at(from), false}, {at(to), true}});
+    works_.push_back({*marks_->mark(main(), 3), 2, false, false, true});
+    wait(main(), side());
+  }
   void copy(CuStream on, int from, int to, std::uint64_t begin, std::uint64_t bytes) {
     EXPECT_CU(d->cuMemcpyDtoDAsync(at(to) + begin, at(from) + begin, bytes, on));
     (void)*marks_->mark(on, 3);
@@ -294,6 +306,31 @@ TEST_F(TwoStreamsTest, CopiesIntoPartsOfOneBufferThatWereNeverOrderedKeepNobodyF
   for (std::uint32_t i = 0; i < words.size(); ++i) {
     ASSERT_EQ(words[i], 100 + i + (i < words.size() / 2 ? 2 : 1)) << i;
   }
+}
+
+TEST_F(TwoStreamsTest, CollectivesWithTheirEventsKeepTheirOrderAndLeaveKernelsAlone) {
+  const CuEvent outside = event();
+  capture_both([&] {  // two layers, each with what it gathers before it
+    collective(outside, kX, 2);
+    add(main(), 2, 3);
+    collective(outside, kX, 4);
+    add(main(), 4, kY);
+  });
+  const auto recording = try_branched(2);
+  ASSERT_TRUE(recording.ok()) << recording.error().message();
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
+  for (const EdgeImage& edge : (*recording)->image().edges) edges.emplace_back(edge.from, edge.to);
+  const std::pair<std::uint32_t, std::uint32_t> in_turn[] = {{0, 1},
+                                                             {1, 2},
+                                                             {2, 4},
+                                                             {4, 5},
+                                                             {5, 6}},
+                                                layers[] = {{1, 3}, {5, 7}};
+  for (const auto& edge : in_turn) EXPECT_THAT(edges, ::testing::Contains(edge));
+  for (const auto& edge : layers) EXPECT_THAT(edges, ::testing::Contains(edge));
+  EXPECT_EQ(edges.size(), 7u);
+  const auto words = get_words(launch_with_words_from(**recording, 100));
+  for (std::uint32_t i = 0; i < words.size(); ++i) ASSERT_EQ(words[i], 102 + i) << i;
 }
 
 TEST_F(TwoStreamsTest, CopiesIntoPartsOfOneBufferThatWereCapturedInOrderNeedNone) {

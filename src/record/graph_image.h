@@ -48,6 +48,7 @@ struct GraphImage;
 
 struct NodeImage {
   static constexpr std::uint32_t kNoWork = ~0u;
+  static constexpr std::uint32_t kInTurn = ~0u - 1;  // all works in turn: their nodes are of one
   CuGraphNode handle = nullptr;
   CuNodeType type = CuNodeType::kEmpty;
   bool is_ours = false;  // a kernel of ours, for the node with this handle; see graph_transfers.h

@@ -190,6 +190,14 @@ bool leaves_order(const GraphImage& image, const Before& made) {
                      [&](const EdgeImage& edge) { return !made.contains(edge.to, edge.from); });
 }
 
+// As many lanes as have nodes; collectives have one of their own, where they wait for others.
+std::uint32_t count_lanes(const GraphImage& image, const Schedule& schedule) {
+  const auto is_in_turn = [](const NodeImage& node) {
+    return node.is_known && node.work == NodeImage::kInTurn;
+  };
+  return schedule.lanes + std::any_of(image.nodes.begin(), image.nodes.end(), is_in_turn);
+}
+
 // What the nodes need of one another, and where that puts them.
 struct ScheduledOrder {
   std::vector<EdgeImage> needed;
@@ -206,7 +214,9 @@ ScheduledOrder schedule_order(const GraphImage& image, std::span<const Site> sit
   std::vector<NodeCost> costs;
   for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {
     costs.push_back(cost_of(image.nodes[node], users.bytes_of(node)));
-    if (!order.is_free(node)) costs.back().engine = Engine::kNone;
+    if (!order.is_free(node) || image.nodes[node].work == NodeImage::kInTurn) {
+      costs.back().engine = Engine::kNone;
+    }
   }
   Schedule schedule = schedule_nodes(costs, needed.edges(), needed.before(), lanes);
   return {needed.take_edges(), std::move(schedule)};
@@ -219,11 +229,12 @@ std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
                             std::uint32_t lanes, std::uint64_t ahead_bytes) {
   if (lanes < 2 || image.nodes.size() > kMostOverlapNodes) return 1;
   const auto [needed, schedule] = schedule_order(image, sites, tables, units, lanes, ahead_bytes);
-  if (schedule.lanes < 2) return 1;
+  const std::uint32_t used = count_lanes(image, schedule);
+  if (used < 2) return 1;
   ReducedEdges made = order_with_lanes(needed, schedule.places);
   if (!leaves_order(image, made.before())) return 1;
   image.edges = made.take_edges();
-  return schedule.lanes;
+  return used;
 }
 
 }  // namespace anabranch::cuda

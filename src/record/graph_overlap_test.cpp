@@ -197,6 +197,44 @@ TEST(GraphOverlap, TheNodesOfOneWorkStayInOrder) {
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(1, 3)));
 }
 
+// Layers 1 and 3, whose weights 1 and 3 are gathered from 0 and 2 right before they are needed.
+Case gathered_layers() {
+  Case step({{{0}, {1}}, {{1, 8}, {9}}, {{2}, {3}}, {{3, 9}, {10}}});
+  step.image.nodes[0].work = step.image.nodes[2].work = NodeImage::kInTurn;
+  return step;
+}
+
+TEST(GraphOverlap, ACollectiveRunsBesideTheKernelsThatDoNotReadWhatItWrites) {
+  Case step = gathered_layers();
+  EXPECT_THAT(step.overlap(), UnorderedElementsAre(Pair(0, 1), Pair(0, 2), Pair(1, 3), Pair(2, 3)));
+  EXPECT_EQ(step.used, 2u);  // one of them the collectives'
+}
+
+TEST(GraphOverlap, CollectivesTakeNoLane) {
+  // With two lanes the kernels have both, and none of them waits for a collective.
+  Case step({{{0}, {1}}, {{}, {2}}, {{}, {3}}, {{}, {4}}, {{1}, {5}}});
+  step.image.nodes[0].work = NodeImage::kInTurn;
+  step.set_ns(1, 1'000'000);
+  EXPECT_THAT(step.overlap(2), UnorderedElementsAre(Pair(1, 3), Pair(0, 4), Pair(2, 4)));
+  EXPECT_EQ(step.used, 3u);
+}
+
+TEST(GraphOverlap, CollectivesOfWhichNotAllIsKnownAreNoLane) {
+  Case step = gathered_layers();
+  for (NodeImage& node : step.image.nodes) node.is_known &= node.work == NodeImage::kNoWork;
+  (void)step.overlap();
+  EXPECT_EQ(step.used, 1u);
+}
+
+TEST(GraphOverlap, AnExtraKernelLeavesCollectivesInTheirOrder) {
+  // As on one process of several.
+  for (const bool has_extra : {false, true}) {
+    Case step({{{}, {0}}, {{0}, {1}}, {{}, {2}}, {{2}, {3}}, {{1}, {has_extra ? 2u : 4u}}});
+    step.image.nodes[1].work = step.image.nodes[3].work = NodeImage::kInTurn;
+    EXPECT_THAT(step.overlap(), ::testing::Contains(Pair(1, 3)));
+  }
+}
+
 TEST(GraphOverlap, WhereOneLaneHasAllTheEdgesAreThoseOfTheCapture) {
   Case step({{{}, {0}}, {{0}, {1}}, {{1}, {2}}}, {{0, 1}, {0, 2}, {1, 2}});
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 1), Pair(0, 2), Pair(1, 2)));
@@ -272,7 +310,8 @@ struct RandomCase {
       for (int use = 0; use < 2; ++use) {
         parts.push_back(below(2) == 0 ? Part{} : Part{below(6), 1 + below(2)});
       }
-      works.push_back(below(3) == 0 ? below(2) : NodeImage::kNoWork);
+      const std::uint32_t some[] = {0, 1, NodeImage::kInTurn};
+      works.push_back(below(3) == 0 ? some[below(3)] : NodeImage::kNoWork);
       for (std::uint32_t j = 0; j < i; ++j) {
         if (j + 1 == i ? seed % 2 == 0 : below(4) == 0) captured.emplace_back(j, i);
       }

@@ -118,6 +118,13 @@ TEST(GraphRaces, TheNodesOfOneWorkKeepTheirOrder) {
   EXPECT_TRUE(Case({{7, false, true, 3}, {8, false, true, 4}}, {{0, 1}}, {}).check().ok());
 }
 
+TEST(GraphRaces, CollectivesKeepTheirOrder) {
+  constexpr auto kInTurn = NodeImage::kInTurn;
+  EXPECT_FALSE(
+      Case({{7, false, true, kInTurn}, {8, false, true, kInTurn}}, {{0, 1}}, {}).check().ok());
+  EXPECT_TRUE(Case({{7, false, true, kInTurn}, {8, false, true, 4}}, {{0, 1}}, {}).check().ok());
+}
+
 TEST(GraphRaces, WhoeverReadsATableMayReachAnything) {
   const Case step({{7, false}, {8, false}}, {{0, 1}}, {});
   TableWrite table;

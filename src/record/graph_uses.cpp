@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 namespace anabranch::cuda {
@@ -65,6 +66,26 @@ std::vector<std::optional<WorkUses>> uses_of_works(const UnitTable& units, bool 
     all.push_back(std::move(found));
   }
   return all;
+}
+
+// A collective's kernel may come by its buffers some other way than by naming them, and then its
+// order cannot be told.
+void forget_unnamed(std::span<const Site> sites, std::span<const NodeTime> times,
+                    std::span<const CaptureWork> works,
+                    std::vector<std::optional<WorkUses>>& uses) {
+  std::set<std::pair<std::uint32_t, std::uint32_t>> named;  // works and units
+  for (const Site& site : sites) named.emplace(times[site.node].work, site.unit);
+  for (std::uint32_t work = 0; work < works.size(); ++work) {
+    if (!works[work].in_turn || !uses[work]) continue;
+    const auto& used = uses[work]->writes;
+    const auto is_named = [&](const auto& use) { return named.contains({work, use.first}); };
+    if (!std::all_of(used.begin(), used.end(), is_named)) uses[work].reset();
+  }
+}
+
+std::uint32_t order_of(std::uint32_t work, const CaptureWork& about) {
+  if (about.in_turn) return NodeImage::kInTurn;
+  return about.independent ? NodeImage::kNoWork : work;
 }
 
 // Allocations, and pieces of scratch behind them, joined to those that cannot be told from them.
@@ -168,6 +189,7 @@ Tenants find_uses(std::span<const CaptureAllocation> allocations, const UnitTabl
   if (notes) {
     times = times_of_nodes(image, *notes, count);
     uses = uses_of_works(units, of_second, *notes);
+    forget_unnamed(sites, times, notes->works, uses);
   }
   const auto work_of = [&](std::size_t node) {
     const std::uint32_t work = times[node].work;
@@ -192,9 +214,9 @@ Tenants find_uses(std::span<const CaptureAllocation> allocations, const UnitTabl
   Tenants found = tenants.number(elements, sites);
   for (std::size_t node = 0; node < times.size(); ++node) {
     const bool is_known = work_of(node) != nullptr;
-    const bool stays = is_known && !notes->works[times[node].work].independent;
+    const std::uint32_t work = times[node].work;
     found.is_known.push_back(is_known);
-    found.work_of.push_back(stays ? times[node].work : NodeImage::kNoWork);
+    found.work_of.push_back(is_known ? order_of(work, notes->works[work]) : NodeImage::kNoWork);
   }
   return found;
 }

@@ -29,7 +29,8 @@ struct Tenants {
   std::vector<std::uint32_t> tenant_of;  // by allocation
   // By node: whether it is of noted work, and touches nothing but what its sites name.
   std::vector<bool> is_known;
-  // By node: that work, if its nodes stay in order among themselves; else NodeImage::kNoWork.
+  // By node: that work, if its nodes stay in order among themselves, kInTurn for all that are in
+  // turn; else NodeImage::kNoWork.
   std::vector<std::uint32_t> work_of;
 };
 

@@ -34,10 +34,13 @@ class GraphUsesTest : public sim::SimTest {
     sites_.push_back({node, Operand::kParam, 8, static_cast<std::uint32_t>(out), 0});
   }
   std::uint32_t mark() { return *marks_.mark(stream_, allocations_.size() - before_); }
-  void note(std::vector<CaptureUse> uses, bool has_scratch = false, bool independent = false) {
-    works_.push_back({mark(), static_cast<std::uint32_t>(uses.size()), has_scratch, independent});
+  void note(std::vector<CaptureUse> uses, bool has_scratch = false, bool independent = false,
+            bool in_turn = false) {
+    works_.push_back(
+        {mark(), static_cast<std::uint32_t>(uses.size()), has_scratch, independent, in_turn});
     uses_.insert(uses_.end(), uses.begin(), uses.end());
   }
+  void note_in_turn(std::vector<CaptureUse> uses) { note(std::move(uses), false, false, true); }
   CaptureUse reads(std::size_t place) { return {places_[place] + 4, false}; }
   CaptureUse writes(std::size_t place) { return {places_[place], true}; }
 
@@ -142,6 +145,44 @@ TEST_F(GraphUsesTest, IndependentWorkIsKnownAndItsNodesKeepNoOrder) {
   const Tenants found = find();
   EXPECT_THAT(found.work_of, ElementsAre(kNoWork, kNoWork, kNoWork));
   EXPECT_THAT(found.is_known, ElementsAre(true, true, false));
+}
+
+TEST_F(GraphUsesTest, AllWorksInTurnAreOneInTheirOrder) {
+  allocate_at(0);
+  allocate_at(1);
+  begin();
+  mark();
+  queue(0, 1);
+  note_in_turn({reads(0), writes(1)});
+  mark();
+  queue(0, 1);
+  note({reads(0), writes(1)});
+  mark();
+  queue(1, 0);
+  note_in_turn({reads(1), writes(0)});
+  const Tenants found = find();
+  EXPECT_THAT(found.work_of, ElementsAre(NodeImage::kInTurn, 1, NodeImage::kInTurn));
+  EXPECT_THAT(found.is_known, ElementsAre(true, true, true));
+  EXPECT_FALSE(sites_[0].writes || sites_[4].writes);
+  EXPECT_TRUE(sites_[1].writes && sites_[5].writes);
+}
+
+TEST_F(GraphUsesTest, WorkInTurnThatNamesNotAllThatItUsesIsUnknown) {
+  for (std::size_t place = 0; place < 3; ++place) allocate_at(place);
+  begin();
+  mark();
+  queue(0, 1);
+  note_in_turn({reads(0), reads(2), writes(1)});
+  mark();
+  queue(0, 1);
+  note({reads(0), reads(2), writes(1)});
+  mark();
+  queue(0, 1);
+  note_in_turn({reads(0), writes(1), {places_[3], false}});  // which is no unit
+  const Tenants found = find();
+  EXPECT_THAT(found.is_known, ElementsAre(false, true, true));
+  EXPECT_THAT(found.work_of, ElementsAre(kNoWork, 1, NodeImage::kInTurn));
+  EXPECT_TRUE(sites_[0].writes && sites_[1].writes);
 }
 
 TEST_F(GraphUsesTest, TheNodesOfIndependentWorkShareItsScratch) {

@@ -35,7 +35,7 @@ struct Step {
     kCopy,      // to = a
     kFill       // to = 0
   } kind = kAdd;
-  bool is_noted = false, independent = false;
+  bool is_noted = false, independent = false, in_turn = false;
   std::size_t a = 0, b = 0, to = 0, also = 0, host = 0;
   std::size_t place = 0;  // of what is allocated: where others may have been
 };
@@ -104,6 +104,7 @@ class RandomSteps {
     step.host = below(kHostWords);
     step.is_noted = below(6) != 0;
     step.independent = below(3) != 0;
+    step.in_turn = below(4) == 0;
     step.a = pick();
     step.b = pick();
     const bool is_fresh = step.kind != Step::kToHost && below(3) != 0;
@@ -330,7 +331,8 @@ class OverlapRandomTest : public sim::SimTest {
     if (step.kind != Step::kToHost) uses_.push_back({memory[step.to].address, true});
     if (step.kind == Step::kEach) uses_.push_back({memory[step.also].address, true});
     works_.push_back({mark, static_cast<std::uint32_t>(uses_.size() - before),
-                      step.kind == Step::kMix, step.independent && step.kind == Step::kEach});
+                      step.kind == Step::kMix, step.independent && step.kind == Step::kEach,
+                      step.in_turn});
   }
 
   std::unique_ptr<DeviceCode> code_;

@@ -338,13 +338,14 @@ def test_what_is_told_of_captures_is_laid_out_as_in_the_header(name):
 
 def test_notes_of_a_capture_are_handed_over_as_they_were_taken():
     works = [_native_capture.Work(3, ((64, True), (128, False)), True),
-             _native_capture.Work(5, ((192, True),), False, independent=True)]
+             _native_capture.Work(5, ((192, True),), False, independent=True),
+             _native_capture.Work(6, (), False, in_turn=True)]
     options = _native_library.CaptureOptions()
     marks = SimpleNamespace(handle=ctypes.c_void_p(7))
     _native_capture._add_notes(options, _native_capture.Noted(marks, True, 2, works))
     assert (options.marks, options.of_second, options.blocks_before) == (7, 1, 2)
     given = [options.works[i] for i in range(options.work_count)]
-    assert [(work.mark, work.uses, work.has_scratch, work.independent) for work in given] == [
-        (3, 2, 1, 0), (5, 1, 0, 1)]
+    assert [(work.mark, work.uses, work.has_scratch, work.independent, work.in_turn)
+            for work in given] == [(3, 2, 1, 0, 0), (5, 1, 0, 1, 0), (6, 0, 0, 0, 1)]
     uses = [options.uses[i] for i in range(options.use_count)]
     assert [(use.address, use.writes) for use in uses] == [(64, 1), (128, 0), (192, 1)]

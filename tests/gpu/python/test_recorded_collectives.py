@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of compiled graphs in recordings of two processes, a GPU each: they run beside kernels
+and change no bit. What each process does is in collective_recordings.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures import DEADLINE_S
+
+GPUS = 2
+STEPS = ("layers_in_order", "gradients_are_scattered", "two_groups", "all_kinds",
+         "a_process_with_a_kernel_more", "asked_by_overlap")
+
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < GPUS, reason="there are no two GPUs")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_of_two_processes_is_what_it_is_unrecorded(step):
+    program = Path(__file__).with_name("collective_recordings.py")
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone",
+         f"--nproc-per-node={GPUS}", str(program), step],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True, text=True, timeout=DEADLINE_S - 20)
+    assert run.returncode == 0 and run.stdout.count("done") == GPUS, \
+        run.stdout[-6000:] + run.stderr[-6000:]
