@@ -15,10 +15,11 @@ import re
 
 import pytest
 import torch
-from compare import compiled
-from random_streams import SyncWriter, at, function_of, inputs, left_by, takes_gradients
+from random_streams import SyncWriter, at, inputs, left_by, takes_gradients
 from recordings import assert_launched, told
 from stream_places import gpu, note_reports, nowhere
+from stream_runs import (CALLS, SLOW, Together, assert_alike, assert_compiled_alike, inputs_of,
+                         program, shown, two_kinds_of_streams)
 
 import anabranch
 
@@ -26,8 +27,6 @@ RECORDED, AT_A_TIME = 900, 50
 COMPILED, TOGETHER = 100, 10
 WITH_GRADIENTS = 20  # of those compiled
 LACKING = 40
-CALLS = 3  # plain, recorded, launched
-SLOW = functools.partial(torch.cuda._sleep, 200_000)
 RACE = re.compile(r"record: .+ \d+.* (reads|writes) what .+ \d+.* (reads|writes), and the captured")
 
 
@@ -42,31 +41,7 @@ def quick_collection():
 
 @pytest.fixture(scope="module")
 def place():
-    made = gpu()
-    made.B = torch.Stream("cuda")  # of the class for any device
-    return made
-
-
-def program(seed, **how):
-    writer = SyncWriter(seed, **how)
-    text = writer.text()
-    return writer, function_of(text, f"program {seed}"), text
-
-
-@contextlib.contextmanager
-def shown(text):
-    """A failure shows the program."""
-    try:
-        yield
-    except Exception as error:
-        raise AssertionError(f"{error}\n{text}") from error
-
-
-def assert_alike(call, plain, make):
-    """``make()`` answers the same inputs each time."""
-    (found, shared), (wanted, wanted_shared) = left_by(call, make()), left_by(plain, make())
-    apart = [name for name, tensor in wanted.items() if not torch.equal(found[name], tensor)]
-    assert not apart and shared == wanted_shared, apart
+    return two_kinds_of_streams()
 
 
 @pytest.mark.slow
@@ -77,55 +52,13 @@ def test_a_recorded_program_gives_the_bits_of_one_stream(first, place):
         step = anabranch.record(at(function, place, SLOW), strict=True)
         with shown(text):
             for call in range(CALLS):
-                assert_alike(step, at(function, nowhere()), functools.partial(
-                    inputs, CALLS * seed + call, device="cuda", is_aliased=writer.is_aliased))
+                assert_alike(step, at(function, nowhere()),
+                             functools.partial(inputs_of, writer, CALLS * seed + call))
             assert_launched(step, 1)
             assert step.report[0].plain_calls == 0, told(step)
 
 
 # ---- compiled
-
-
-class Together:
-    """Several programs as one function, which takes less time to compile: of four tensors each."""
-
-    def __init__(self, seeds, **how):
-        self._made = [program(seed, **how) for seed in seeds]
-        self._seeds = seeds
-        self.text = "\n".join(text for _, _, text in self._made)
-
-    def at(self, place):
-        calls = [at(function, place) for _, function, _ in self._made]
-
-        def run(*given):
-            found = []
-            for i, call in enumerate(calls):
-                found += call(*given[4 * i:4 * i + 4])
-            return found
-
-        return run
-
-    def inputs(self, call, wants_gradients=False):
-        return [tensor for seed, (writer, _, _) in zip(self._seeds, self._made, strict=True)
-                for tensor in inputs(CALLS * seed + call, wants_gradients=wants_gradients,
-                                     device="cuda", is_aliased=writer.is_aliased)]
-
-
-def queue_slow_work(place):
-    """At the head of each stream."""
-    for stream in (place.A, place.B, place.C):
-        with torch.cuda.stream(stream):
-            SLOW()
-
-
-def assert_compiled_alike(together, place, options, wants_gradients=False):
-    call = compiled(together.at(place), options=options)
-    with shown(together.text):
-        for i in range(CALLS):
-            queue_slow_work(place)
-            assert_alike(call, together.at(nowhere()),
-                         functools.partial(together.inputs, i, wants_gradients))
-    return call
 
 
 def eager_takes_gradients(seed):
@@ -185,7 +118,7 @@ def recorded_less_syncs(seed, place):
     writer, function, text = program(seed, less=0.5, slow=True)
     step = anabranch.record(at(function, place, SLOW))
     for call in range(CALLS):
-        step(*inputs(CALLS * seed + call, device="cuda", is_aliased=writer.is_aliased))
+        step(*inputs_of(writer, CALLS * seed + call))
     torch.cuda.synchronize()
     [report] = step.report
     return report, text
