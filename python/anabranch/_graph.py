@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from . import _compat, _native
+from . import _compat, _native, errors
 from ._merge import merge_small_groups
 from ._saved import is_pack, is_part
 from ._schema import is_getitem, is_random, is_scalar, overload_of, written_arguments
 from ._schema import is_view as names_bytes_again
-from .streams import ANNOTATION
+from .streams import ANNOTATION, PRIORITY
 
 AMBIENT = "ambient"
 
@@ -60,6 +60,7 @@ class StreamGraph:
         for node in gm.graph.nodes:
             _refuse_unsupported(node)
         self.streams = _assign_streams(self.steps)
+        self.priorities = priorities_of(gm)
 
     @property
     def stream_names(self) -> list[str]:
@@ -265,6 +266,21 @@ def _are_alone(regions: list[RegionGraph]) -> list[bool]:
             readers.setdefault(value, []).append(i)
     return [mask == (1 << i) - 1 and all(later >> i & 1 for later in before[i + 1:])
             for i, mask in enumerate(before)]
+
+
+def priorities_of(gm: GraphModule) -> dict[str, int]:
+    """By named stream. CompileError [E0608] where one has two."""
+    found: dict[str, int] = {}
+    for node in gm.graph.nodes:
+        name = _compat.annotated_stream(node, ANNOTATION)
+        if name is None:
+            continue
+        priority = _compat.annotated_priority(node, PRIORITY)
+        if found.setdefault(name, priority) != priority:
+            raise errors.CompileError(
+                608, f"compile: the stream {name!r} has the priority {found[name]} and, at "
+                f"{node.name}, {priority}.", "Give a name one priority.")
+    return found
 
 
 def _in_graph_order(nodes: Iterable[Node], order: dict[Node, int]) -> list[Node]:
