@@ -90,6 +90,7 @@ bench-gpu: $(GPU_READY) release ## the benchmarks that need a GPU, into bench/re
 	$(GPU_PYTHON) bench/gpu/steps.py bench/results/gpu_steps.json
 	$(GPU_PYTHON) bench/gpu/branches.py bench/results/gpu_branches.json
 	$(GPU_PYTHON) bench/gpu/copies.py bench/results/gpu_copies.json
+	$(GPU_PYTHON) bench/gpu/streams.py bench/results/gpu_streams.json
 	$(GPU_PYTHON) bench/gpu/fsdp.py bench/results/gpu_fsdp.json
 	$(GPU_PYTHON) bench/gpu/collectives.py bench/results/gpu_collectives.json
 

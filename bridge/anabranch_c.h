@@ -46,7 +46,7 @@ ANABRANCH_C const char* anabranch_version(void);
 ANABRANCH_C AnabranchBuilder* anabranch_builder_new(void);
 ANABRANCH_C void anabranch_builder_free(AnabranchBuilder*);
 ANABRANCH_C uint32_t anabranch_builder_add_stream(AnabranchBuilder*, const char* name,
-                                                  int32_t origin);
+                                                  int32_t origin, int32_t priority);
 ANABRANCH_C uint32_t anabranch_builder_add_event(AnabranchBuilder*, const char* name);
 ANABRANCH_C uint32_t anabranch_builder_add_buffer(AnabranchBuilder*, const char* name, int32_t role,
                                                   uint64_t size_bytes, uint64_t alignment);
@@ -88,6 +88,7 @@ ANABRANCH_C void anabranch_program_buffer(const AnabranchProgram*, uint32_t buff
                                           AnabranchBuffer* out);
 ANABRANCH_C const char* anabranch_program_stream_name(const AnabranchProgram*, uint32_t stream);
 ANABRANCH_C int32_t anabranch_program_stream_origin(const AnabranchProgram*, uint32_t stream);
+ANABRANCH_C int32_t anabranch_program_stream_priority(const AnabranchProgram*, uint32_t stream);
 
 /* plan */
 ANABRANCH_C int32_t anabranch_program_find_regions(const AnabranchProgram*, uint32_t* groups);

@@ -11,9 +11,10 @@ AnabranchBuilder* anabranch_builder_new(void) {
 
 void anabranch_builder_free(AnabranchBuilder* builder) { delete builder; }
 
-uint32_t anabranch_builder_add_stream(AnabranchBuilder* builder, const char* name, int32_t origin) {
+uint32_t anabranch_builder_add_stream(AnabranchBuilder* builder, const char* name, int32_t origin,
+                                      int32_t priority) {
   return ab::bridge::tell(builder, [&] {
-    return ab::index_of(builder->builder.add_stream(name, ab::StreamOrigin(origin)));
+    return ab::index_of(builder->builder.add_stream(name, ab::StreamOrigin(origin), priority));
   });
 }
 
@@ -117,4 +118,8 @@ const char* anabranch_program_stream_name(const AnabranchProgram* program, uint3
 
 int32_t anabranch_program_stream_origin(const AnabranchProgram* program, uint32_t stream) {
   return static_cast<int32_t>(program->program.origins()[stream]);
+}
+
+int32_t anabranch_program_stream_priority(const AnabranchProgram* program, uint32_t stream) {
+  return program->program.priorities()[stream];
 }

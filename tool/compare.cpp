@@ -69,6 +69,7 @@ Part compare_programs(const Program& a, const Program& b) {
   const auto same_value = [](const auto& x, const auto& y) { return x == y; };
   compare_lists("streams", a.streams(), b.streams(), same_value);
   compare_lists("origins", a.origins(), b.origins(), same_value);
+  compare_lists("priorities", a.priorities(), b.priorities(), same_value);
   compare_lists("events", a.events(), b.events(), same_value);
   compare_lists("buffers", a.buffers(), b.buffers(), same);
   compare_lists("steps", a.steps(), b.steps(), same);

@@ -165,6 +165,17 @@ TEST(Compare, SeesAnotherOriginOfAStream) {
   EXPECT_THAT(comparison.text, HasSubstr("origins 1 differs"));
 }
 
+TEST(Compare, SeesAnotherPriorityOfAStream) {
+  ProgramBuilder calm, urgent;
+  calm.add_stream("A");
+  urgent.add_stream("A", StreamOrigin::kPlaced, -1);
+  const Plan plan = *make_plan(*urgent.build());
+  EXPECT_THAT(compare_plans(*make_plan(*calm.build()), plan).text,
+              HasSubstr("priorities 1 differs"));
+  const File file("urgent.plan", plan);
+  EXPECT_THAT(*show(file.path()), HasSubstr("priorities, the lower the more urgent: A -1\n"));
+}
+
 TEST(Check, RefusesAChangedFile) {
   const File good("good.plan", make_example());
   std::string bytes = good.text();

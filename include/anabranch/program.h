@@ -116,6 +116,8 @@ class Program {
   std::span<const std::string> streams() const { return data_->streams; }
   // By stream; the ambient one is placed.
   std::span<const StreamOrigin> origins() const { return data_->origins; }
+  // By stream; the lower, the more urgent, as CUDA counts. 0 where nobody said.
+  std::span<const std::int32_t> priorities() const { return data_->priorities; }
   std::span<const std::string> events() const { return data_->events; }
   const Step& step(StepId id) const { return data_->steps[index_of(id)]; }
   const Buffer& buffer(BufferId id) const { return data_->buffers[index_of(id)]; }
@@ -126,7 +128,8 @@ class Program {
     std::vector<Step> steps;
     std::vector<Buffer> buffers;
     std::vector<std::string> streams;
-    std::vector<StreamOrigin> origins;  // as long as streams
+    std::vector<StreamOrigin> origins;     // as long as streams
+    std::vector<std::int32_t> priorities;  // and these
     std::vector<std::string> events;
   };
   explicit Program(std::shared_ptr<const Data> data) : data_(std::move(data)) {}
@@ -139,7 +142,10 @@ class ANABRANCH_API ProgramBuilder {
  public:
   ProgramBuilder();
 
-  StreamId add_stream(std::string name, StreamOrigin origin = StreamOrigin::kPlaced);
+  // A priority changes no meaning: where streams must share threads, the more urgent ones (the
+  // lower numbers) are given theirs first.
+  StreamId add_stream(std::string name, StreamOrigin origin = StreamOrigin::kPlaced,
+                      std::int32_t priority = 0);
   EventId add_event(std::string name);
   BufferId add_buffer(Buffer buffer);
   StepId add_step(Step step);

@@ -124,8 +124,8 @@ class Assembly:
 
     def _build(self, parts: Sequence[_Part]) -> None:
         builder = _native.ProgramBuilder()
-        streams = {name: builder.add_stream(name) for name in self.graph.stream_names
-                   if name != AMBIENT}
+        streams = {name: builder.add_stream(name, priority=self.graph.priorities.get(name, 0))
+                   for name in self.graph.stream_names if name != AMBIENT}
         streams[AMBIENT] = 0
         self._places: dict[Any, Place] = {}
         written = {v for part in parts for v in part.region.graph.written}

@@ -24,7 +24,7 @@ import torch  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
 from . import _compat, _native, _report, _results, _user_streams, config, errors  # noqa: E402
-from ._graph import StreamGraph, Unsupported, has_collectives  # noqa: E402
+from ._graph import StreamGraph, Unsupported, has_collectives, priorities_of  # noqa: E402
 from ._partition import SavingPartitioner  # noqa: E402
 from ._record import RecordedGraph  # noqa: E402
 from ._region import compile_regions  # noqa: E402
@@ -56,6 +56,8 @@ def backend(
             704, f"backend: mode={mode!r} is Inductor's, and anabranch has only 'default'.",
             "Leave mode out; options={...} takes the names of anabranch.config.")
     chosen = config.resolve(options)
+    if chosen.streams:
+        priorities_of(gm)  # one each, also where they do nothing
     ties = _take_streams_out(chosen, gm)
     is_on_gpu = any(isinstance(given, torch.Tensor) and given.is_cuda for given in example_inputs)
     streamed = chosen.streams and not is_on_gpu and _has_streams(gm)

@@ -305,13 +305,13 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
             try:
                 with _noting(step, captured, device):
                     answer = step.call(leaves)
+                graph.capture_end()  # raises where a stream was not joined
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
                 _compat.end_pool(step.device, pool.id)
                 _end_of_capture()
                 raise
-            graph.capture_end()
             # At once: pinned memory that it copies from and has freed may be given out again.
             captured.snapshot = CaptureSnapshot(device, graph.raw_cuda_graph())
             return answer

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from . import _compat, _native
+from . import _compat, _native, errors
 from ._merge import merge_small_groups
 from ._saved import is_pack, is_part
 from ._schema import is_collective, is_getitem, is_random, is_scalar, is_wait, overload_of
 from ._schema import is_view as names_bytes_again
 from ._schema import written_arguments
-from .streams import ANNOTATION
+from .streams import ANNOTATION, PRIORITY
 
 AMBIENT = "ambient"
 # Of all collectives, whatever stream they are written on: all processes have to begin theirs in one
@@ -68,6 +68,7 @@ class StreamGraph:
             _refuse_unsupported(node)
         self._begun = _begun_collectives(self.steps)
         self.streams = _assign_streams(self.steps)
+        self.priorities = priorities_of(gm)
 
     @property
     def stream_names(self) -> list[str]:
@@ -279,6 +280,21 @@ def _are_alone(regions: list[RegionGraph]) -> list[bool]:
             readers.setdefault(value, []).append(i)
     return [mask == (1 << i) - 1 and all(later >> i & 1 for later in before[i + 1:])
             for i, mask in enumerate(before)]
+
+
+def priorities_of(gm: GraphModule) -> dict[str, int]:
+    """By named stream. CompileError [E0608] where one has two."""
+    found: dict[str, int] = {}
+    for node in gm.graph.nodes:
+        name = _compat.annotated_stream(node, ANNOTATION)
+        if name is None:
+            continue
+        priority = _compat.annotated_priority(node, PRIORITY)
+        if found.setdefault(name, priority) != priority:
+            raise errors.CompileError(
+                608, f"compile: the stream {name!r} has the priority {found[name]} and, at "
+                f"{node.name}, {priority}.", "Give a name one priority.")
+    return found
 
 
 def _in_graph_order(nodes: Iterable[Node], order: dict[Node, int]) -> list[Node]:

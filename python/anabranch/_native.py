@@ -128,8 +128,8 @@ class ProgramBuilder(_Handle):
     def __init__(self) -> None:
         super().__init__(core.builder_new())
 
-    def add_stream(self, name: str, origin: int = ORIGIN_PLACED) -> int:
-        return core.builder_add_stream(self.handle, _text(name), origin)
+    def add_stream(self, name: str, origin: int = ORIGIN_PLACED, priority: int = 0) -> int:
+        return core.builder_add_stream(self.handle, _text(name), origin, priority)
 
     def add_event(self, name: str) -> int:
         return core.builder_add_event(self.handle, _text(name))
@@ -202,6 +202,12 @@ class Program(_Handle):
     def origins(self) -> list[int]:
         """Of each stream, who orders its work: ORIGIN_PLACED or ORIGIN_USER_SYNCHRONISED."""
         return [core.program_stream_origin(self.handle, i)
+                for i in range(core.program_stream_count(self.handle))]
+
+    @property
+    def priorities(self) -> list[int]:
+        """Of each stream: the lower, the more urgent."""
+        return [core.program_stream_priority(self.handle, i)
                 for i in range(core.program_stream_count(self.handle))]
 
     def find_regions(self) -> list[int]:

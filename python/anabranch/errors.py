@@ -31,6 +31,7 @@ CODES: dict[int, tuple[str, str]] = {
     605: ("CompilerMissing", "no C++ compiler was found"),
     606: ("LibraryMissing", "Anabranch's native library cannot be loaded"),
     607: ("FallbackRefused", "a fall-back was needed, and strict forbids it"),
+    608: ("StreamPriority", "a stream's priority is no whole number, or it has two"),
     610: ("LibraryVersion", "the native library and the Python package differ in version"),
     701: ("UnknownOption", "no option has this name"),
     702: ("WrongType", "an option's value has the wrong type"),

@@ -7,13 +7,16 @@ from typing import Any
 
 import torch.fx.traceback
 
-# The keys under which a stream's name, and the lanes that are asked for, lie in the metadata of a
-# graph's nodes.
+# The keys under which a stream's name and priority, and the lanes that are asked for, lie in the
+# metadata of a graph's nodes.
 ANNOTATION = "anabranch.stream"
+PRIORITY = "anabranch.priority"
 OVERLAP = "anabranch.overlap"
 
+_LEAST, _MOST = -(1 << 31), (1 << 31) - 1  # of a priority
 
-def stream(name: str) -> Any:
+
+def stream(name: str, *, priority: int = 0) -> Any:
     """What runs inside belongs to the stream ``name``::
 
         with anabranch.stream("side"):
@@ -24,10 +27,16 @@ def stream(name: str) -> Any:
     derived, in the forward and in the backward. Streams nest, the inner name wins. In eager mode
     and under other compilers this does nothing. Raises ConfigError [E0601] unless ``name`` is a
     string that is not empty; "ambient" is the stream of the caller.
+
+    The lower ``priority`` is, the more urgent the stream, as CUDA counts: on a CPU, where streams
+    must share threads, the more urgent ones are given theirs first. On a GPU it does nothing. A
+    name has one priority in a graph: CompileError [E0608].
     """
     if not isinstance(name, str) or not name:
         _refuse(name)
-    return torch.fx.traceback.annotate({ANNOTATION: name})
+    if type(priority) is not int or not _LEAST <= priority <= _MOST:
+        _refuse_priority(priority)
+    return torch.fx.traceback.annotate({ANNOTATION: name, PRIORITY: priority})
 
 
 def overlap(lanes: int = 4) -> Any:
@@ -63,4 +72,14 @@ def _refuse(name: object) -> None:
         601,
         f"stream: the name {name!r} is {type(name).__name__}, and it must be a string that is not "
         "empty.",
+    )
+
+
+def _refuse_priority(priority: object) -> None:
+    from .errors import CompileError
+
+    raise CompileError(
+        608,
+        f"stream: the priority {priority!r} is {type(priority).__name__}, and it must be an int of "
+        "32 bits.",
     )

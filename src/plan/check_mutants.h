@@ -134,7 +134,7 @@ class Mutants {
   Result<Program> shrink(StepId shrunk, std::size_t access) const {
     ProgramBuilder builder;
     for (std::size_t i = 1; i < program_.streams().size(); ++i) {
-      builder.add_stream(program_.streams()[i], program_.origins()[i]);
+      builder.add_stream(program_.streams()[i], program_.origins()[i], program_.priorities()[i]);
     }
     for (const std::string& event : program_.events()) builder.add_event(event);
     for (const Buffer& buffer : program_.buffers()) builder.add_buffer(buffer);

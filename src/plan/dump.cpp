@@ -29,6 +29,7 @@ class Dump {
          plan_.waits().size());
     add_steps();
     add_user_streams();
+    add_priorities();
     add_list("end waits for", plan_.exits());
     add_list("waits that order nothing new", plan_.redundant_waits());
     add_slots();
@@ -45,6 +46,7 @@ class Dump {
   }
   void add_steps();
   void add_user_streams();
+  void add_priorities();
   void add_list(std::string_view title, std::span<const StepId> steps);
   void add_slots();
   void add_memory();
@@ -116,6 +118,15 @@ void Dump::add_user_streams() {
     names += fmt::format(" {}", program_.streams()[i]);
   }
   if (!names.empty()) line("synchronised by the user:{}", names);
+}
+
+void Dump::add_priorities() {
+  std::string names;
+  for (std::size_t i = 0; i < program_.streams().size(); ++i) {
+    if (program_.priorities()[i] == 0) continue;
+    names += fmt::format(" {} {}", program_.streams()[i], program_.priorities()[i]);
+  }
+  if (!names.empty()) line("priorities, the lower the more urgent:{}", names);
 }
 
 void Dump::add_list(std::string_view title, std::span<const StepId> steps) {

@@ -51,6 +51,7 @@ class Reader {
   Access read_access(const file::Access& access, std::uint32_t step);
   std::string read_text(const flatbuffers::String* text);
   StreamOrigin read_origin(std::uint32_t number);
+  std::int32_t read_priority(std::uint32_t number);
   PlanParts read_parts() const;
 
   // Calls take(item, number) for each item until something is refused.
@@ -89,9 +90,14 @@ void Reader::check_counts() {
   check(plan_.buffers(), kMaxFileBuffers, "buffers");
   check(plan_.steps(), kMaxSteps, "steps");
   check(plan_.order(), count_of(plan_.steps()), "steps in the order");
-  if (count_of(plan_.origins()) == 0) return;
-  const std::size_t streams = count_of(plan_.streams());
-  check_range(count_of(plan_.origins()), streams, streams, [] { return "the number of origins"; });
+  const auto check_by_stream = [this](const auto* items, const char* what) {
+    if (count_of(items) == 0) return;
+    const std::size_t streams = count_of(plan_.streams());
+    check_range(count_of(items), streams, streams,
+                [&] { return fmt::format("the number of {}", what); });
+  };
+  check_by_stream(plan_.origins(), "origins");
+  check_by_stream(plan_.priorities(), "priorities");
 }
 
 std::string Reader::read_text(const flatbuffers::String* text) {
@@ -110,9 +116,14 @@ StreamOrigin Reader::read_origin(std::uint32_t number) {
   return static_cast<StreamOrigin>(origin);
 }
 
+// Nor have they priorities.
+std::int32_t Reader::read_priority(std::uint32_t number) {
+  return number < count_of(plan_.priorities()) ? plan_.priorities()->Get(number) : 0;
+}
+
 void Reader::read_names() {
   each(plan_.streams(), [this](const auto* name, std::uint32_t number) {
-    builder_.add_stream(read_text(name), read_origin(number));
+    builder_.add_stream(read_text(name), read_origin(number), read_priority(number));
   });
   each(plan_.events(), [this](const auto* name, auto) { builder_.add_event(read_text(name)); });
 }

@@ -47,7 +47,7 @@ Program full_program() {
                     .name = "mix",
                     .accesses = {{Mode::kRead, odd}, builder.read_write(t)}});
   builder.copy(kAmbient, builder.whole(y), builder.whole(u));
-  builder.synchronize(builder.add_stream("users", StreamOrigin::kUserSynchronised));
+  builder.synchronize(builder.add_stream("users", StreamOrigin::kUserSynchronised, -3));
   builder.synchronize(side);
   Result<Program> program = builder.build();
   EXPECT_TRUE(program.ok()) << (program ? "" : program.error().message());
@@ -82,6 +82,7 @@ void expect_equal(const Step& a, const Step& b) {
 void expect_equal(const Program& a, const Program& b) {
   EXPECT_THAT(a.streams(), testing::ElementsAreArray(b.streams()));
   EXPECT_THAT(a.origins(), testing::ElementsAreArray(b.origins()));
+  EXPECT_THAT(a.priorities(), testing::ElementsAreArray(b.priorities()));
   EXPECT_THAT(a.events(), testing::ElementsAreArray(b.events()));
   ASSERT_EQ(a.buffers().size(), b.buffers().size());
   for (std::size_t i = 0; i < a.buffers().size(); ++i) {
@@ -247,7 +248,8 @@ TEST(PlanFile, LeavesNothingBehindWhereItCannotWrite) {
 struct Crafted {
   std::uint8_t role = 3, kind = 2, mode = 2;
   std::size_t dims = 0, streams = 1, events = 0;
-  std::vector<std::uint8_t> origins{};  // none: as files had it before there were any
+  std::vector<std::uint8_t> origins{};     // none: as files had it before there were any
+  std::vector<std::int32_t> priorities{};  // likewise
   std::string name = "t";
   std::uint64_t arena_offset = 0, arena_size_bytes = 64;
   std::vector<std::uint32_t> order{0, 1};
@@ -276,10 +278,11 @@ Bytes Crafted::make() const {
   const auto all_order = out.CreateVector(order);
   const auto all_waits = out.CreateVectorOfStructs(waits);
   const auto all_origins = origins.empty() ? 0 : out.CreateVector(origins);
-  out.Finish(
-      file::CreatePlan(out, stream_names, event_names, buffers, all_steps, all_order, all_waits,
-                       arena_size_bytes, arena_size_bytes, arena_size_bytes, all_origins),
-      file::PlanIdentifier());
+  const auto all_priorities = priorities.empty() ? 0 : out.CreateVector(priorities);
+  out.Finish(file::CreatePlan(out, stream_names, event_names, buffers, all_steps, all_order,
+                              all_waits, arena_size_bytes, arena_size_bytes, arena_size_bytes,
+                              all_origins, all_priorities),
+             file::PlanIdentifier());
   return seal_plan_payload({out.GetBufferPointer(), out.GetSize()});
 }
 
@@ -298,6 +301,14 @@ TEST(PlanFile, StreamsOfAFileWithoutOriginsArePlaced) {
 
 TEST(PlanFile, OfPlacedStreamsAloneHasTheBytesItHadWithoutOrigins) {
   const Bytes file = write_plan(*read_plan(Crafted{.origins = {0}}.make()));
+  EXPECT_EQ(file, write_plan(*read_plan(Crafted{}.make())));
+}
+
+TEST(PlanFile, StreamsOfAFileWithoutPrioritiesHaveNone) {
+  EXPECT_THAT(read_plan(Crafted{}.make())->program().priorities(), testing::Each(0));
+  const Result<Plan> newer = read_plan(Crafted{.priorities = {-1}}.make());
+  EXPECT_THAT(newer->program().priorities(), testing::ElementsAre(0, -1));
+  const Bytes file = write_plan(*read_plan(Crafted{.priorities = {0}}.make()));
   EXPECT_EQ(file, write_plan(*read_plan(Crafted{}.make())));
 }
 
@@ -324,6 +335,7 @@ TEST(PlanFile, RefusesNumbersBeyondTheirLimitWithBothValues) {
       {{.streams = 1024}, "the number of side streams is 1024, outside 0 to 1023"},
       {{.origins = {2}}, "the origin of stream 1 is 2, outside 0 to 1"},
       {{.origins = {1, 1}}, "the number of origins is 2, outside 1 to 1"},
+      {{.priorities = {1, 1}}, "the number of priorities is 2, outside 1 to 1"},
       {{.name = std::string(65537, 'a')}, "the length of a text is 65537, outside 0 to 65536"},
       {{.order = {0, 1, 1}}, "the number of steps in the order is 3, outside 0 to 2"}};
   for (const auto& [crafted, message] : cases) {

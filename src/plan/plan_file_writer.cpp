@@ -36,6 +36,7 @@ std::uint64_t bound_of(const Plan& plan) {
   for (const std::string& name : program.streams()) bytes += kVectorBytes + 8 + name.size();
   for (const std::string& name : program.events()) bytes += kVectorBytes + 8 + name.size();
   bytes += kVectorBytes + program.origins().size();
+  bytes += kVectorBytes + sizeof(std::int32_t) * program.priorities().size();
   return bytes;
 }
 
@@ -75,6 +76,14 @@ Offset<flatbuffers::Vector<std::uint8_t>> write_origins(FlatBufferBuilder& out,
   std::vector<std::uint8_t> written;
   for (const StreamOrigin origin : origins) written.push_back(static_cast<std::uint8_t>(origin));
   return out.CreateVector(written.data() + 1, written.size() - 1);
+}
+
+// Likewise where no stream has one.
+Offset<flatbuffers::Vector<std::int32_t>> write_priorities(
+    FlatBufferBuilder& out, std::span<const std::int32_t> priorities) {
+  const std::span<const std::int32_t> side = priorities.subspan(1);
+  if (std::ranges::all_of(side, [](std::int32_t priority) { return priority == 0; })) return 0;
+  return out.CreateVector(side.data(), side.size());
 }
 
 Offset<file::Access> write_access(FlatBufferBuilder& out, const Access& access) {
@@ -144,9 +153,10 @@ std::vector<std::uint8_t> write_plan_payload(const Plan& plan) {
   const auto waits = out.CreateVectorOfStructs(wait_pairs);
 
   const auto origins = write_origins(out, program.origins());
+  const auto priorities = write_priorities(out, program.priorities());
   const ArenaLayout& arena = plan.arena();
   out.Finish(file::CreatePlan(out, streams, events, buffers, steps, order, waits, arena.size_bytes,
-                              arena.lower_bound_bytes, arena.naive_bytes, origins),
+                              arena.lower_bound_bytes, arena.naive_bytes, origins, priorities),
              file::PlanIdentifier());
   return {out.GetBufferPointer(), out.GetBufferPointer() + out.GetSize()};
 }

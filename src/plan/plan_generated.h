@@ -414,7 +414,8 @@ struct Plan FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
     VT_ARENA_SIZE_BYTES = 16,
     VT_ARENA_LOWER_BOUND_BYTES = 18,
     VT_ARENA_NAIVE_BYTES = 20,
-    VT_ORIGINS = 22
+    VT_ORIGINS = 22,
+    VT_PRIORITIES = 24
   };
   const flatbuffers::Vector<flatbuffers::Offset<flatbuffers::String>> *streams() const {
     return GetPointer<const flatbuffers::Vector<flatbuffers::Offset<flatbuffers::String>> *>(VT_STREAMS);
@@ -446,6 +447,9 @@ struct Plan FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
   const flatbuffers::Vector<uint8_t> *origins() const {
     return GetPointer<const flatbuffers::Vector<uint8_t> *>(VT_ORIGINS);
   }
+  const flatbuffers::Vector<int32_t> *priorities() const {
+    return GetPointer<const flatbuffers::Vector<int32_t> *>(VT_PRIORITIES);
+  }
   bool Verify(flatbuffers::Verifier &verifier) const {
     return VerifyTableStart(verifier) &&
            VerifyOffset(verifier, VT_STREAMS) &&
@@ -469,6 +473,8 @@ struct Plan FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
            VerifyField<uint64_t>(verifier, VT_ARENA_NAIVE_BYTES, 8) &&
            VerifyOffset(verifier, VT_ORIGINS) &&
            verifier.VerifyVector(origins()) &&
+           VerifyOffset(verifier, VT_PRIORITIES) &&
+           verifier.VerifyVector(priorities()) &&
            verifier.EndTable();
   }
 };
@@ -507,6 +513,9 @@ struct PlanBuilder {
   void add_origins(flatbuffers::Offset<flatbuffers::Vector<uint8_t>> origins) {
     fbb_.AddOffset(Plan::VT_ORIGINS, origins);
   }
+  void add_priorities(flatbuffers::Offset<flatbuffers::Vector<int32_t>> priorities) {
+    fbb_.AddOffset(Plan::VT_PRIORITIES, priorities);
+  }
   explicit PlanBuilder(flatbuffers::FlatBufferBuilder &_fbb)
         : fbb_(_fbb) {
     start_ = fbb_.StartTable();
@@ -529,11 +538,13 @@ inline flatbuffers::Offset<Plan> CreatePlan(
     uint64_t arena_size_bytes = 0,
     uint64_t arena_lower_bound_bytes = 0,
     uint64_t arena_naive_bytes = 0,
-    flatbuffers::Offset<flatbuffers::Vector<uint8_t>> origins = 0) {
+    flatbuffers::Offset<flatbuffers::Vector<uint8_t>> origins = 0,
+    flatbuffers::Offset<flatbuffers::Vector<int32_t>> priorities = 0) {
   PlanBuilder builder_(_fbb);
   builder_.add_arena_naive_bytes(arena_naive_bytes);
   builder_.add_arena_lower_bound_bytes(arena_lower_bound_bytes);
   builder_.add_arena_size_bytes(arena_size_bytes);
+  builder_.add_priorities(priorities);
   builder_.add_origins(origins);
   builder_.add_waits(waits);
   builder_.add_order(order);
@@ -555,7 +566,8 @@ inline flatbuffers::Offset<Plan> CreatePlanDirect(
     uint64_t arena_size_bytes = 0,
     uint64_t arena_lower_bound_bytes = 0,
     uint64_t arena_naive_bytes = 0,
-    const std::vector<uint8_t> *origins = nullptr) {
+    const std::vector<uint8_t> *origins = nullptr,
+    const std::vector<int32_t> *priorities = nullptr) {
   auto streams__ = streams ? _fbb.CreateVector<flatbuffers::Offset<flatbuffers::String>>(*streams) : 0;
   auto events__ = events ? _fbb.CreateVector<flatbuffers::Offset<flatbuffers::String>>(*events) : 0;
   auto buffers__ = buffers ? _fbb.CreateVector<flatbuffers::Offset<anabranch::file::Buffer>>(*buffers) : 0;
@@ -563,6 +575,7 @@ inline flatbuffers::Offset<Plan> CreatePlanDirect(
   auto order__ = order ? _fbb.CreateVector<uint32_t>(*order) : 0;
   auto waits__ = waits ? _fbb.CreateVectorOfStructs<anabranch::file::Wait>(*waits) : 0;
   auto origins__ = origins ? _fbb.CreateVector<uint8_t>(*origins) : 0;
+  auto priorities__ = priorities ? _fbb.CreateVector<int32_t>(*priorities) : 0;
   return anabranch::file::CreatePlan(
       _fbb,
       streams__,
@@ -574,7 +587,8 @@ inline flatbuffers::Offset<Plan> CreatePlanDirect(
       arena_size_bytes,
       arena_lower_bound_bytes,
       arena_naive_bytes,
-      origins__);
+      origins__,
+      priorities__);
 }
 
 inline const anabranch::file::Plan *GetPlan(const void *buf) {

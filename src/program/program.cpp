@@ -19,8 +19,9 @@ Id append(std::vector<T>& list, T item) {
 
 ProgramBuilder::ProgramBuilder() { add_stream("ambient"); }
 
-StreamId ProgramBuilder::add_stream(std::string name, StreamOrigin origin) {
+StreamId ProgramBuilder::add_stream(std::string name, StreamOrigin origin, std::int32_t priority) {
   data_.origins.push_back(origin);
+  data_.priorities.push_back(priority);
   return append<StreamId>(data_.streams, std::move(name));
 }
 

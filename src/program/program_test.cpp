@@ -12,7 +12,7 @@ namespace {
 TEST(Program, KeepsWhatTheBuilderWasGiven) {
   ProgramBuilder builder;
   const StreamId side = builder.add_stream("side");
-  const StreamId users = builder.add_stream("A", StreamOrigin::kUserSynchronised);
+  const StreamId users = builder.add_stream("A", StreamOrigin::kUserSynchronised, -2);
   const EventId event = builder.add_event("ready");
   const BufferId x = builder.add_buffer({"x", Role::kInput, 64, 64});
   const BufferId y = builder.add_buffer({"y", Role::kOutput, 64, 64});
@@ -30,6 +30,8 @@ TEST(Program, KeepsWhatTheBuilderWasGiven) {
   EXPECT_EQ(program->origins()[index_of(kAmbient)], StreamOrigin::kPlaced);
   EXPECT_EQ(program->origins()[index_of(side)], StreamOrigin::kPlaced);
   EXPECT_EQ(program->origins()[index_of(users)], StreamOrigin::kUserSynchronised);
+  EXPECT_EQ(program->priorities()[index_of(side)], 0);
+  EXPECT_EQ(program->priorities()[index_of(users)], -2);
   EXPECT_EQ(program->events()[index_of(event)], "ready");
   EXPECT_EQ(program->buffer(y).name, "y");
   EXPECT_EQ(program->steps().size(), 6u);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 
 namespace anabranch::host {
 namespace {
@@ -34,7 +35,7 @@ class Assigner {
   LaneAssignment run(std::uint32_t max_lanes);
 
  private:
-  std::optional<std::uint32_t> heaviest(const std::vector<bool>& candidates) const;
+  std::optional<std::uint32_t> next_of(const std::vector<bool>& candidates) const;
   void give(std::uint32_t stream, std::uint32_t lane);
   void fill_lane(std::uint32_t lane);
   std::vector<bool> streams_in_order_with(std::uint32_t lane) const;
@@ -44,15 +45,16 @@ class Assigner {
     return lane_of_stream_[stream_[position]] == lane;
   }
 
-  std::vector<std::uint32_t> stream_;      // by position
-  std::vector<std::uint32_t> first_wait_;  // by position, into wait_on_
-  std::vector<std::uint32_t> wait_on_;     // positions
+  std::vector<std::uint32_t> stream_;       // by position
+  std::vector<std::uint32_t> first_wait_;   // by position, into wait_on_
+  std::vector<std::uint32_t> wait_on_;      // positions
+  std::span<const std::int32_t> priority_;  // by stream
   std::vector<std::uint64_t> stream_load_;
   std::vector<std::uint64_t> lane_load_;
   std::vector<std::uint32_t> lane_of_stream_;
 };
 
-Assigner::Assigner(const Plan& plan) {
+Assigner::Assigner(const Plan& plan) : priority_(plan.program().priorities()) {
   const Program& program = plan.program();
   stream_load_.resize(program.streams().size());
   lane_of_stream_.assign(program.streams().size(), kNoLane);
@@ -76,24 +78,27 @@ LaneAssignment Assigner::run(std::uint32_t max_lanes) {
   give(index_of(kAmbient), 0);
   if (max_lanes > 1) fill_lane(0);
   for (std::uint32_t lane = 1; lane < max_lanes; ++lane) {
-    const std::optional<std::uint32_t> stream = heaviest(any);
+    const std::optional<std::uint32_t> stream = next_of(any);
     if (!stream) break;
     give(*stream, lane);
     fill_lane(lane);
   }
-  while (const std::optional<std::uint32_t> stream = heaviest(any)) {
+  while (const std::optional<std::uint32_t> stream = next_of(any)) {
     const auto least = std::min_element(lane_load_.begin(), lane_load_.end());
     give(*stream, static_cast<std::uint32_t>(least - lane_load_.begin()));
   }
   return {static_cast<std::uint32_t>(lane_load_.size()), std::move(lane_of_stream_)};
 }
 
-// Of the candidates that have no lane.
-std::optional<std::uint32_t> Assigner::heaviest(const std::vector<bool>& candidates) const {
+// Of the candidates that have no lane the most urgent one, and of those the heaviest.
+std::optional<std::uint32_t> Assigner::next_of(const std::vector<bool>& candidates) const {
   std::optional<std::uint32_t> best;
   for (std::uint32_t s = 0; s < stream_load_.size(); ++s) {
     if (!candidates[s] || lane_of_stream_[s] != kNoLane) continue;
-    if (!best || stream_load_[s] > stream_load_[*best]) best = s;
+    if (!best || priority_[s] < priority_[*best] ||
+        (priority_[s] == priority_[*best] && stream_load_[s] > stream_load_[*best])) {
+      best = s;
+    }
   }
   return best;
 }
@@ -105,7 +110,7 @@ void Assigner::give(std::uint32_t stream, std::uint32_t lane) {
 }
 
 void Assigner::fill_lane(std::uint32_t lane) {
-  while (const std::optional<std::uint32_t> stream = heaviest(streams_in_order_with(lane))) {
+  while (const std::optional<std::uint32_t> stream = next_of(streams_in_order_with(lane))) {
     give(*stream, lane);
   }
 }

@@ -21,7 +21,8 @@ struct LaneAssignment {
 // The ambient stream has lane 0, the caller's thread. A stream joins a lane at no cost where each
 // of its steps comes before or after each step of the lane anyway; the heaviest such stream joins
 // first, so two equal branches on two side streams take the caller and one worker. What is left
-// when all lanes are taken goes to the lanes with the least work.
+// when all lanes are taken goes to the lanes with the least work. A more urgent stream comes before
+// a heavier one in all of this.
 LaneAssignment assign_lanes(const Plan& plan, std::uint32_t max_lanes);
 
 }  // namespace anabranch::host

@@ -23,6 +23,12 @@ class Steps {
   explicit Steps(int streams) {
     for (int i = 0; i < streams; ++i) builder_.add_stream("side " + std::to_string(i));
   }
+  explicit Steps(std::initializer_list<std::int32_t> priorities) {
+    for (const std::int32_t priority : priorities) {
+      const auto number = std::to_string(builder_.build()->streams().size());
+      builder_.add_stream("side " + number, StreamOrigin::kPlaced, priority);
+    }
+  }
   // A step that reads what `from` wrote.
   BufferId add(StreamId stream, std::vector<BufferId> from = {}, std::uint64_t bytes = 64) {
     const BufferId result = builder_.add_buffer({"t", Role::kTemporary, bytes, 64});
@@ -91,6 +97,21 @@ TEST(LaneAssignment, MoreStreamsThanLanesShareThemByLoad) {
   const LaneAssignment lanes = steps.lanes(3);
   EXPECT_EQ(lanes.lane_count, 3u);
   EXPECT_THAT(lanes.lane_of_stream, ElementsAre(0, 1, 2, 1, 2, 1, 2));
+}
+
+TEST(LaneAssignment, TheMoreUrgentStreamHasTheLaneToItself) {
+  const auto lanes_by = [](std::initializer_list<std::int32_t> priorities) {
+    Steps steps(priorities);
+    const BufferId x = steps.add(kAmbient);
+    std::vector<BufferId> ends{steps.add(kAmbient, {x})};
+    for (const StreamId stream : {kA, kB, kC}) ends.push_back(steps.add(stream, {x}));
+    ends.push_back(steps.add(kA, {x}, 1 << 20));
+    steps.add(kAmbient, ends);
+    return steps.lanes(3).lane_of_stream;
+  };
+  EXPECT_THAT(lanes_by({0, 0, 0}), ElementsAre(0, 1, 2, 2));
+  EXPECT_THAT(lanes_by({0, 0, -1}), ElementsAre(0, 2, 1, 1));
+  EXPECT_THAT(lanes_by({1, 0, 0}), ElementsAre(0, 1, 1, 2));
 }
 
 TEST(LaneAssignment, OneLaneTakesEverything) {

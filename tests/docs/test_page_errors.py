@@ -13,6 +13,7 @@ from pages import ROOT
 
 PROVOKED = {
     "E0601": lambda: anabranch.stream(3),
+    "E0608": lambda: anabranch.stream("side", priority="high"),
     "E0701": lambda: config.resolve({"strem": True}),
     "E0702": lambda: config.resolve({"max_lanes": "two"}),
     "E0703": lambda: config.resolve({"max_lanes": 0}),

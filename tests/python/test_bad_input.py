@@ -64,6 +64,24 @@ def test_a_stream_name_that_is_no_string_is_refused_when_compiled():
         compiled(model)(normal(1, 3))
 
 
+@pytest.mark.parametrize("priority", ["high", 1.0, True, None, 1 << 31], ids=repr)
+def test_a_priority_that_is_no_whole_number_is_refused(priority):
+    with pytest.raises(anabranch.errors.CompileError, match="E0608") as caught:
+        anabranch.stream("side", priority=priority)
+    assert repr(priority) in str(caught.value)
+
+
+def test_one_name_with_two_priorities_is_refused():
+    def model(x):
+        with anabranch.stream("side", priority=-1):
+            y = x + 1
+        with anabranch.stream("side"):
+            return y * 2
+
+    with pytest.raises(Exception, match="(?s)'side' has the priority -1 and, at .*, 0.*E0608"):
+        compiled(model)(normal(1, 3))
+
+
 def test_a_graph_that_cannot_be_split_falls_back_or_is_refused_when_strict():
     """Whether complex numbers fall back is the compiler's choice; that strict says so is not."""
     from zoo import ZOO

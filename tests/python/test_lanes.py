@@ -9,6 +9,7 @@ from compare import Tolerance, assert_same, compiled, observe, weighted_sum
 from zoo import ZOO, Towers, normal
 
 import anabranch
+from anabranch import _native
 
 pytestmark = pytest.mark.own
 DETERMINISTIC = [name for name in ZOO if name != "dropout"]  # that one has its own test below
@@ -47,6 +48,26 @@ def test_annotated_modules_do_run_on_several_streams(name):
     forward = told.graphs[0]
     assert forward.reason is None and forward.streamed is not None, str(told)
     assert len({report.stream for report in forward.streamed.last.reports}) > 1, str(told)
+
+
+@pytest.mark.oldest
+def test_priorities_reach_the_plans_of_forward_and_backward(tmp_path):
+    def model(x):
+        with anabranch.stream("calm"):
+            a = torch.tanh(x @ x)
+        with anabranch.stream("urgent", priority=-1):
+            b = torch.tanh(x.t() @ x)
+        return a + b
+
+    call = compiled(model, options={"strict": True})
+    told = anabranch.explain(lambda: call(torch.eye(4).requires_grad_()).sum().backward())
+    assert torch.equal(call(torch.eye(4)), model(torch.eye(4)))
+    paths = told.save_plan(tmp_path / "it.plan")
+    programs = [_native.Plan.from_bytes(path.read_bytes()).program for path in paths]
+    assert len(programs) == 2
+    for program in programs:
+        found = dict(zip(program.streams, program.priorities, strict=True))
+        assert found == {"ambient": 0, "calm": 0, "urgent": -1}
 
 
 @pytest.mark.parametrize("name", DETERMINISTIC)

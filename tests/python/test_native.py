@@ -73,7 +73,7 @@ def test_a_plan_tells_order_waits_slots_and_memory():
 def test_a_program_tells_its_steps_buffers_and_streams():
     builder = _native.ProgramBuilder()
     side = builder.add_stream("side")
-    builder.add_stream("users", _native.ORIGIN_USER_SYNCHRONISED)
+    builder.add_stream("users", _native.ORIGIN_USER_SYNCHRONISED, priority=-1)
     x = builder.add_buffer("x", _native.ROLE_INPUT, SIZE, 16)
     event = builder.add_event("ready")
     builder.compute(0, "work", [(READ_WRITE, View(x, 8, 4, (2, 3), (16, 4)))], "model.py:7")
@@ -95,6 +95,7 @@ def test_a_program_tells_its_steps_buffers_and_streams():
     assert program.streams[side] == "side"
     assert program.origins == [_native.ORIGIN_PLACED, _native.ORIGIN_PLACED,
                                _native.ORIGIN_USER_SYNCHRONISED]
+    assert program.priorities == [0, 0, -1]
 
 
 def unsynchronised():

@@ -232,12 +232,21 @@ def waits_for_the_device(x):
     return y
 
 
+def forks_a_stream_that_never_joins(x):
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        x * 3
+    return x * 2
+
+
 CANNOT = [asks_for_a_value, prints_a_value, branches_on_a_value, copies_to_the_host,
-          has_a_shape_that_depends_on_values, waits_for_the_device]
+          has_a_shape_that_depends_on_values, waits_for_the_device,
+          forks_a_stream_that_never_joins]
 
 
 @pytest.mark.parametrize("function", CANNOT, ids=lambda function: function.__name__)
-def test_a_step_that_looks_at_values_runs_plainly_with_the_reason(function, caplog):
+def test_a_step_that_no_capture_takes_runs_plainly_with_the_reason(function, caplog):
     step = anabranch.record(function)
     with caplog.at_level(logging.WARNING, "anabranch"):
         for seed in range(4):
