@@ -272,11 +272,6 @@ def annotation(node: torch.fx.Node, key: str) -> Any:
     return (node.meta.get("custom") or {}).get(key)
 
 
-def annotated_priority(node: torch.fx.Node, key: str) -> int:
-    """The priority of the stream that a node was annotated with; 0 where nobody said."""
-    return int((node.meta.get("custom") or {}).get(key, 0))
-
-
 # Functions of the tensor library that a tape calls, by the name it gives them.
 LIBRARY_FUNCTIONS = {
     "create_view": "aoti_torch_create_tensor_from_blob_v2",

@@ -286,10 +286,10 @@ def priorities_of(gm: GraphModule) -> dict[str, int]:
     """By named stream. CompileError [E0608] where one has two."""
     found: dict[str, int] = {}
     for node in gm.graph.nodes:
-        name = _compat.annotated_stream(node, ANNOTATION)
+        name = _compat.annotation(node, ANNOTATION)
         if name is None:
             continue
-        priority = _compat.annotated_priority(node, PRIORITY)
+        priority = _compat.annotation(node, PRIORITY) or 0
         if found.setdefault(name, priority) != priority:
             raise errors.CompileError(
                 608, f"compile: the stream {name!r} has the priority {found[name]} and, at "
