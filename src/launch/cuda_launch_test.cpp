@@ -284,7 +284,7 @@ TEST_P(CudaLaunchTest, AfterAnyFailingCallTheNextLaunchIsRight) {
   for (std::uint32_t round = 0; round < 16 * kHostTables; ++round) {
     const Memory memory = fresh(*recording);
     put_words(memory[0], round);
-    sim->fail_call(1 + random() % (kNodes + 1), CuResult::kOutOfMemory);
+    sim->fail_call(1 + random() % (kNodes + 5), CuResult::kOutOfMemory);
     const auto set = cuda::launch(*recording, memory, work_stream);
     const std::string failed = sim->failed_call();
     sim->fail_call(~std::uint64_t{0}, CuResult::kSuccess);  // not some later call

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <utility>
 
 #include "record/cuda_recording.h"
 #include "record/differences.h"
@@ -66,6 +67,7 @@ Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph o
       return prepared;
   }
   if (made->tables_) made->watch_sources();
+  made->list_residents();
   CuInstantiateParams params{};
   if (Status instantiated =
           recorded("cuGraphInstantiateWithParams",
@@ -139,6 +141,7 @@ void LaunchMemory::forget() noexcept {
 
 Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> addresses) {
   assert(addresses.size() == addresses_.size());
+  if (Status noted = note_reallocated(addresses); !noted.ok()) return noted;
   if (tables_) {
     note_moved(addresses, watched_);
     const auto set = set_moved();
@@ -156,6 +159,7 @@ Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> add
 Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> addresses,
                                               std::span<const std::uint32_t> sources) {
   assert(!tables_);
+  if (Status noted = note_reallocated(addresses); !noted.ok()) return noted;
   note_moved(addresses, sources);
   return set_moved();
 }
@@ -209,6 +213,33 @@ void CudaExec::watch_sources() {
       watched_.push_back(source);
     }
   }
+}
+
+void CudaExec::list_residents() {
+  for (const std::uint32_t source : repointing_.with_bytes) {
+    const auto begin = repointing_.nodes.begin() + repointing_.first_node[source];
+    const auto end = repointing_.nodes.begin() + repointing_.first_node[source + 1];
+    if (std::any_of(begin, end,
+                    [&](std::uint32_t node) { return nodes_[node].type != CuNodeType::kKernel; })) {
+      residents_.push_back({source});
+    }
+  }
+}
+
+Status CudaExec::note_reallocated(std::span<const std::uint64_t> addresses) {
+  for (Resident& resident : residents_) {
+    unsigned long long allocation = 0;
+    const CuDevicePtr address = addresses[resident.source];
+    if (Status asked = launched(
+            "cuPointerGetAttribute",
+            driver_.cuPointerGetAttribute(&allocation, CuPointerAttribute::kBufferId, address));
+        !asked.ok()) {
+      return asked;
+    }
+    if (std::exchange(resident.allocation, allocation) == allocation) continue;
+    note_moved(resident.source, address);
+  }
+  return {};
 }
 
 void CudaExec::note_moved(std::span<const std::uint64_t> addresses,

@@ -139,6 +139,8 @@ class CudaExec {
   Status move_host_copies();
   Status drop_edges();
   void watch_sources();
+  void list_residents();
+  Status note_reallocated(std::span<const std::uint64_t> addresses);
   void note_moved(std::span<const std::uint64_t> addresses, std::span<const std::uint32_t> sources);
   void note_moved(std::uint32_t source, std::uint64_t address);
   Result<std::uint32_t> set_moved();
@@ -170,6 +172,13 @@ class CudaExec {
   LaunchMemory memory_;
   std::vector<bool> by_device_;         // nodes that the updater sets
   std::vector<std::uint32_t> watched_;  // in an updating one: sources of nodes that the host sets
+  // Sources of the driver's copies and fills. These nodes mean allocations: where one was freed and
+  // another made at its address, a launch that has not set them anew fails and the context is lost.
+  struct Resident {
+    std::uint32_t source = 0;
+    unsigned long long allocation = 0;  // as the driver counts them, when its nodes were set
+  };
+  std::vector<Resident> residents_;
   // Of an updating one. In device memory the count of launches, the updates and the table; in the
   // host's, pinned, the tables; and behind the last launches that read each half of these, an
   // event.

@@ -45,9 +45,9 @@ class Users {
     return bytes;
   }
 
-  // Calls found(other) for each node so far with which `node` conflicts, and then counts it too.
+  // Calls found(other) for each node counted so far with which `node` conflicts.
   template <typename Found>
-  void conflicts_of(std::uint32_t node, Found found) {
+  void find_conflicts(std::uint32_t node, Found found) const {
     for (const Site& use : uses_[node]) {
       const auto look_at = [&](const Site* other) {
         if (may_share(*other, use)) found(other->node);
@@ -55,23 +55,20 @@ class Users {
       std::for_each(writers_[use.unit].begin(), writers_[use.unit].end(), look_at);
       if (use.writes) std::for_each(readers_[use.unit].begin(), readers_[use.unit].end(), look_at);
     }
+    const HostBytes& bytes = image_.nodes[node].host_bytes;
+    for (const std::uint32_t other : on_host_) {
+      if (!bytes.empty() && may_clash(image_.nodes[other].host_bytes, bytes)) found(other);
+    }
+  }
+
+  void count(std::uint32_t node) {
     for (const Site& use : uses_[node]) {
       (use.writes ? writers_ : readers_)[use.unit].push_back(&use);
     }
-    conflicts_on_host(node, found);
+    if (!image_.nodes[node].host_bytes.empty()) on_host_.push_back(node);
   }
 
  private:
-  template <typename Found>
-  void conflicts_on_host(std::uint32_t node, Found found) {
-    const HostBytes& bytes = image_.nodes[node].host_bytes;
-    if (bytes.empty()) return;
-    for (const std::uint32_t other : on_host_) {
-      if (may_clash(image_.nodes[other].host_bytes, bytes)) found(other);
-    }
-    on_host_.push_back(node);
-  }
-
   const GraphImage& image_;
   std::span<const Unit> units_;
   std::vector<std::vector<Site>> uses_;                      // by node; one where all may be used
@@ -140,13 +137,24 @@ class NeededOrder {
       const auto data = data_.find({other, node});
       earlier_.push_back({other, node, data == data_.end() ? CuEdgeData{} : data->second});
     };
-    users_.conflicts_of(node, add);
+    users_.find_conflicts(node, add);
+    // A piece of work begins when all of it may: what its first node wrote for the next, into
+    // scratch, would lie there until then.
+    for (std::uint32_t later = node + 1; is_next_in_piece(later); ++later) {
+      users_.find_conflicts(later, add);
+    }
+    users_.count(node);
     for (; !ahead_.empty() && ahead_.front().to == node; ahead_ = ahead_.subspan(1)) {
       add(ahead_.front().from);
     }
     for (std::uint32_t other = 0; other < node; ++other) {
       if (!is_free_[node] || !is_free_[other] || are_of_one_work(node, other)) add(other);
     }
+  }
+
+  bool is_next_in_piece(std::uint32_t node) const {
+    return node < image_.nodes.size() && image_.nodes[node].work != NodeImage::kInTurn &&
+           are_of_one_work(node - 1, node);
   }
 
   bool are_of_one_work(std::uint32_t a, std::uint32_t b) const {

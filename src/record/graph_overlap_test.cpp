@@ -197,6 +197,13 @@ TEST(GraphOverlap, TheNodesOfOneWorkStayInOrder) {
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(1, 3)));
 }
 
+// As of a product that fills its scratch first: before it can run, the fill would only hold memory.
+TEST(GraphOverlap, APieceOfWorkBeginsWhenAllOfItMay) {
+  Case step({{{}, {0}}, {{}, {1}}, {{0, 1}, {2}}, {{}, {3}}});
+  step.image.nodes[1].work = step.image.nodes[2].work = 7;
+  EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 1), Pair(1, 2)));
+}
+
 // Layers 1 and 3, whose weights 1 and 3 are gathered from 0 and 2 right before they are needed.
 Case gathered_layers() {
   Case step({{{0}, {1}}, {{1, 8}, {9}}, {{2}, {3}}, {{3, 9}, {10}}});
@@ -340,11 +347,23 @@ struct RandomCase {
     }
     return found;
   }
-  bool need_order(std::uint32_t i, std::uint32_t j) const {
-    const Node &a = nodes[i], &b = nodes[j];
+  bool conflict(std::uint32_t i, std::uint32_t j) const {
     return touch_one_byte(i, true, j, true) || touch_one_byte(i, true, j, false) ||
-           touch_one_byte(i, false, j, true) || !a.is_known || !b.is_known ||
+           touch_one_byte(i, false, j, true);
+  }
+  bool need_order(std::uint32_t i, std::uint32_t j) const {
+    return conflict(i, j) || !nodes[i].is_known || !nodes[j].is_known ||
            (works[i] == works[j] && works[i] != NodeImage::kNoWork);
+  }
+  // A piece of work begins when all of it may.
+  bool holds_up(std::uint32_t i, std::uint32_t j) const {
+    const std::uint32_t work = works[j];
+    if (work == NodeImage::kNoWork || work == NodeImage::kInTurn) return false;
+    for (std::uint32_t k = j + 1; k < kNodes && works[k] == work; ++k) {
+      const bool may_write = !nodes[k].is_known && touch_one_byte(i, false, k, false);
+      if (may_write || conflict(i, k)) return true;
+    }
+    return false;
   }
   // What has to be ordered, and what that implies.
   Matrix needed() const {
@@ -352,7 +371,7 @@ struct RandomCase {
     Edges asked;
     for (std::uint32_t j = 0; j < kNodes; ++j) {
       for (std::uint32_t i = 0; i < j; ++i) {
-        if (was[i][j] && need_order(i, j)) asked.emplace_back(i, j);
+        if (was[i][j] && (need_order(i, j) || holds_up(i, j))) asked.emplace_back(i, j);
       }
     }
     return closure(kNodes, asked);

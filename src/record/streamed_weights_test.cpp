@@ -49,6 +49,10 @@ class StreamedWeightsTest : public sim::SimTest {
   std::uint32_t launch(CudaExec& exec, std::uint64_t arena_bytes, std::uint32_t x) {
     const CuDevicePtr in = allocate(kBytes), out = allocate(kBytes);
     const CuDevicePtr arena = (allocate(arena_bytes + 512) + 511) / 512 * 512;
+    return launch_at(exec, in, out, arena, x);
+  }
+  std::uint32_t launch_at(CudaExec& exec, CuDevicePtr in, CuDevicePtr out, CuDevicePtr arena,
+                          std::uint32_t x) {
     put(in, x);
     EXPECT_TRUE(exec.set_addresses(std::vector<std::uint64_t>{in, out, arena}).ok());
     EXPECT_TRUE(exec.launch(stream_).ok());
@@ -130,6 +134,26 @@ TEST_F(StreamedWeightsTest, EachLaunchHasWhatThePinnedMemoryHoldsThen) {
     }
   }
   EXPECT_THAT(sim->violations(), ::testing::IsEmpty());
+}
+
+// The driver's copies mean an allocation: they fail where another one is at its address.
+TEST_F(StreamedWeightsTest, MemoryThatWasMadeAgainAtItsAddressIsSetAnew) {
+  const auto recording = record(0);
+  ASSERT_TRUE(recording.ok()) << recording.error().message();
+  sim->reuse_addresses();
+  const CuDevicePtr in = allocate(kBytes), out = allocate(kBytes);
+  const std::uint64_t bytes = (*recording)->arena().size_bytes + 512;
+  for (std::uint32_t layer = 0; layer < kLayers; ++layer) set_weight(layer, 1);
+  for (CudaExec* exec : {(*recording)->executables()[0].get(), (*recording)->updating()[0].get()}) {
+    CuDevicePtr before = 0;
+    for (int round = 0; round < 3; ++round) {
+      const CuDevicePtr arena = allocate(bytes);
+      ASSERT_TRUE(round == 0 || arena == before);
+      before = arena;
+      ASSERT_EQ(launch_at(*exec, in, out, (arena + 511) / 512 * 512, 5), 5 + kLayers);
+      ASSERT_CU(d->cuMemFree(arena));
+    }
+  }
 }
 
 TEST_F(StreamedWeightsTest, ACopyComesBehindNoKernelButThoseThatHoldItsMemory) {

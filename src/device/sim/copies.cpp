@@ -109,8 +109,26 @@ CuResult Machine::check_copy(const CuMemcpy3D& copy) const {
   return CuResult::kSuccess;
 }
 
+CopyOp Machine::bound(CopyOp op) const {
+  Range range;
+  if (memory_.find(source_of(op.copy).base, &range)) op.allocations[0] = range.id;
+  if (memory_.find(target_of(op.copy).base, &range)) op.allocations[1] = range.id;
+  return op;
+}
+
+bool Machine::is_bound_to_what_is_gone(const CopyOp& op) const {
+  const CopyOp now = bound({op.copy, nullptr});
+  for (std::size_t i = 0; i < now.allocations.size(); ++i) {
+    if (op.allocations[i] != 0 && op.allocations[i] != now.allocations[i]) return true;
+  }
+  return false;
+}
+
 void Machine::run_copy(const CopyOp& op) {
   const CuMemcpy3D& copy = op.copy;
+  if (is_bound_to_what_is_gone(op)) {
+    return lose_context(CuResult::kLaunchFailed, "a copy was given memory that has been freed");
+  }
   const Side source = source_of(copy), target = target_of(copy);
   for (std::size_t z = 0; z < copy.depth; ++z) {
     for (std::size_t y = 0; y < copy.height; ++y) {

@@ -91,7 +91,10 @@ CuResult Machine::cuGraphInstantiateWithParams(CuGraphExec* handle, CuGraph sour
     return CuResult::kNotSupported;
   }
   for (ExecNode& node : exec.nodes) {
-    if (const auto* copy = std::get_if<CopyOp>(node.op.get())) node.copied = kinds_of(copy->copy);
+    const auto* copy = std::get_if<CopyOp>(node.op.get());
+    if (!copy) continue;
+    node.copied = kinds_of(copy->copy);
+    node.op = std::make_shared<const Op>(bound(*copy));
   }
   graph->execs += exec.copies.empty() ? 0 : 1;
   for (const auto& [index, copy] : exec.copies) {

@@ -54,7 +54,7 @@ CuResult Machine::cuGraphExecMemcpyNodeSetParams(CuGraphExec exec, CuGraphNode h
     const bool known = kinds[i] != MemoryKind::kUnknown && node->copied[i] != MemoryKind::kUnknown;
     if (known && kinds[i] != node->copied[i]) return CuResult::kInvalidValue;
   }
-  return set_exec_op(exec, *node, CopyOp{*copy, nullptr});
+  return set_exec_op(exec, *node, bound(CopyOp{*copy, nullptr}));
 }
 
 CuResult Machine::cuGraphExecMemsetNodeSetParams(CuGraphExec exec, CuGraphNode handle,

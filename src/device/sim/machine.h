@@ -61,6 +61,9 @@ class Machine {
 
   // copies.cpp
   void run_copy(const CopyOp& op);
+  // The same copy, bound to what lies at its operands now.
+  CopyOp bound(CopyOp op) const;
+  bool is_bound_to_what_is_gone(const CopyOp& op) const;
   void run_fill(const FillOp& op);
   CuResult check_copy(const CuMemcpy3D& copy) const;
   CuResult check_fill(const CuMemsetNodeParams& params) const;

@@ -95,13 +95,27 @@ CuResult AddressSpace::allocate(Place place, int device, std::size_t bytes, Addr
   const bool full = place == Place::kDevice &&
                     (bytes > device_bytes_ || used_bytes(device) > device_bytes_ - bytes);
   Block block{0, bytes, place, device, next_id_};
-  if (full || !carve(place, device, bytes, &block.base)) return CuResult::kOutOfMemory;
+  if (full || !(take_last_freed(block) || carve(place, device, bytes, &block.base))) {
+    return CuResult::kOutOfMemory;
+  }
   ++next_id_;
   std::memset(bytes_at(block.base), kAllocPoison, bytes);
   paint_red(block);
   blocks_[block.base] = block;
   *address = block.base;
   return CuResult::kSuccess;
+}
+
+bool AddressSpace::take_last_freed(Block& block) {
+  if (!reuses_addresses_ || freed_.empty()) return false;
+  const Block& last = freed_.back();
+  if (last.place != block.place || last.device != block.device || last.bytes != block.bytes) {
+    return false;
+  }
+  block.base = last.base;
+  freed_bytes_ -= last.bytes;
+  freed_.pop_back();
+  return true;
 }
 
 CuResult AddressSpace::release(Place place, Address address) {

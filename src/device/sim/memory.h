@@ -62,6 +62,7 @@ class AddressSpace {
 
   CuResult allocate(Place place, int device, std::size_t bytes, Address* address);
   CuResult release(Place place, Address address);
+  void reuse_addresses() { reuses_addresses_ = true; }
 
   CuResult reserve(std::size_t bytes, std::size_t alignment, Address* address);
   CuResult unreserve(Address address, std::size_t bytes);
@@ -106,9 +107,11 @@ class AddressSpace {
   void close_if_unused(CuMemoryHandle handle);
   const Mapping* find_mapping(Address address, Address* base) const;
   void stop_watching_old();
+  bool take_last_freed(Block& block);
 
   const std::size_t device_bytes_;
   std::uint64_t next_id_ = 1;
+  bool reuses_addresses_ = false;
   std::map<std::pair<Place, int>, Arena> arenas_;
   std::map<Address, Block> blocks_;
   std::deque<Block> freed_;

@@ -83,6 +83,9 @@ struct KernelOp {
 struct CopyOp {
   CuMemcpy3D copy;
   std::shared_ptr<std::vector<std::byte>> staged;  // pageable source, read when it was queued
+  // In an executable: what it was given memory of, from and to; 0 where that is not known. A copy
+  // means an allocation and not an address: another one there is not touched.
+  std::array<std::uint64_t, 2> allocations{};
 };
 struct FillOp {
   CuMemsetNodeParams params;

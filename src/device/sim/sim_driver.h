@@ -8,7 +8,8 @@
 //            memory checks found.
 // Edges:     work runs when something synchronises, queries, or calls run_until_idle(), on the
 //            thread that does so and under the simulator's lock: kernels and host functions must
-//            not wait for another thread. Addresses and handles are never given out twice.
+//            not wait for another thread. Addresses and handles are never given out twice,
+//            but for reuse_addresses().
 #pragma once
 
 #include <cstddef>
@@ -115,6 +116,9 @@ class SimDriver {
   void fail_call(std::uint64_t n, cuda::CuResult code, std::string_view function = {});
   // The call that fail_call() made fail; empty while it has not come.
   std::string failed_call() const;
+  // From now on memory is given out again at the address of what was freed last, if that was as
+  // large. Whoever touches what is freed is then not found out.
+  void reuse_addresses();
   // Names of all calls so far.
   std::vector<std::string_view> calls() const;
 

@@ -140,6 +140,11 @@ std::vector<WorkRecord> SimDriver::work() const {
   return machine_->engine_.finished();
 }
 
+void SimDriver::reuse_addresses() {
+  const std::lock_guard lock(machine_->mutex_);
+  machine_->memory_.reuse_addresses();
+}
+
 void SimDriver::fail_call(std::uint64_t n, CuResult code, std::string_view function) {
   const std::lock_guard lock(machine_->mutex_);
   machine_->injection_ = {n, code, std::string(function)};
