@@ -60,13 +60,16 @@ class _Ends:
         self._ties = ties
         self._objects = {i: _compat.object_of_graph(i)
                          for i in {*ties.streams, *ties.awaited, *ties.recorded}}
-        self._current = {i: ambient_stream(self._objects[i].device) for i in ties.streams
-                         if self._objects[i].device.type != "cpu"}
+        on_devices = {i: device for i in ties.streams
+                      if (device := self._objects[i].device).type != "cpu"}
+        ambient = {device: ambient_stream(device) for device in set(on_devices.values())}
+        captured = {device for device, stream in ambient.items() if _is_captured(stream)}
+        self._current = {i: ambient[device] for i, device in on_devices.items()}
         # A capture can be tied to nothing outside: a stream that is not in it has queued nothing
         # for it, and would never be joined to it again.
-        self._tied = [i for i, current in self._current.items()
-                      if not _is_same(self._objects[i], current)
-                      and (not _is_captured(current) or _is_captured(self._objects[i]))]
+        self._tied = [i for i, device in on_devices.items()
+                      if not _is_same(self._objects[i], ambient[device])
+                      and (device not in captured or _is_captured(self._objects[i]))]
 
     def begin(self) -> None:
         for i in self._tied:
@@ -236,5 +239,7 @@ def _is_same(one: torch.Stream, other: torch.Stream) -> bool:
 def _is_captured(stream: torch.Stream) -> bool:
     if stream.device.type != "cuda":
         return False
+    if _is_same(stream, torch.cuda.current_stream()):  # entering it would cost more than asking
+        return torch.cuda.is_current_stream_capturing()
     with torch.cuda.stream(stream):
         return torch.cuda.is_current_stream_capturing()
