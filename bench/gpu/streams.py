@@ -24,7 +24,7 @@ from turns import Step, faster, race, save
 import anabranch
 
 DEPTH = 12
-SHAPES = ((256, 32), (1024, 1024))  # (width, rows): small kernels, medium ones
+SHAPES = ((256, 32), (1024, 1024), (4096, 4096))  # (width, rows): small kernels to large ones
 MOST = 1.01  # times as long as without streams
 WARM_UP = 8
 WITHOUT = "no stream"

@@ -64,11 +64,12 @@ std::vector<EdgeImage> find_ahead_edges(const GraphImage& image, std::span<const
     for (; last != read.end() && (*last)->readers.back() < copy.node; ++last) {
       bytes += (*last)->bytes;
     }
-    const auto is_too_much = [&] {
+    const auto is_above = [&](std::uint64_t bound) {
       const std::uint64_t all = bytes + copy.bytes;
-      return all > ahead_bytes && all > kLeastCopiesAhead * largest_of({first, last}, copy);
+      return all > bound && all > kLeastCopiesAhead * largest_of({first, last}, copy);
     };
-    for (; first != last && is_too_much(); ++first) {
+    const bool is_too_much = is_above(ahead_bytes);
+    for (; first != last && is_too_much && is_above(ahead_bytes / 2); ++first) {
       bytes -= (*first)->bytes;
       for (const std::uint32_t reader : (*first)->readers) {
         edges.push_back({reader, copy.node, {}});
