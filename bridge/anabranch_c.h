@@ -300,6 +300,7 @@ typedef struct AnabranchCaptureCounts {
   uint64_t sites;
   uint64_t unsure;
   uint64_t known;
+  uint64_t host_copies;
   uint64_t lanes;
   uint64_t arena_bytes;
   uint64_t arena_lower_bound_bytes;

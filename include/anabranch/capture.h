@@ -106,7 +106,8 @@ struct CaptureCounts {
   // Words that differ between the captures and are no address: what compilers leave between the
   // members of a struct, or numbers that are others in every run.
   std::uint32_t unsure = 0;
-  std::uint32_t known = 0;  // nodes whose use of memory the notes or they themselves tell
+  std::uint32_t known = 0;        // nodes whose use of memory the notes or they themselves tell
+  std::uint32_t host_copies = 0;  // nodes that copy between a block and the host's memory
   // That nodes are on, one for copies either way between device and host among them; 1: in captured
   // order.
   std::uint32_t lanes = 0;

@@ -115,8 +115,8 @@ class CaptureCounts(ctypes.Structure):
     """What a recording of captured graphs has, and how it was launched; see capture.h."""
 
     _fields_ = [(name, c_uint64) for name in
-                ("nodes", "sites", "unsure", "known", "lanes", "arena_bytes",
-                 "arena_lower_bound_bytes", "held_device_bytes", "held_host_bytes",
+                ("nodes", "sites", "unsure", "known", "host_copies", "lanes",
+                 "arena_bytes", "arena_lower_bound_bytes", "held_device_bytes", "held_host_bytes",
                  "held_driver_bytes", "launched_unchanged", "launched_from_host",
                  "launched_from_device")]
 

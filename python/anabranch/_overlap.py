@@ -2,7 +2,8 @@
 """Whether a recording whose kernels may run side by side is worth having.
 
 It is kept where it does what the step does, is faster than the one in captured order, and takes
-little more memory, or no more than copies from the host's memory may take that are ahead. Threads and failure as in ``_verify``.
+little more memory beside what copies from the host's memory may take that are ahead. Threads and
+failure as in ``_verify``.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def choose(trial: Trial, plain: Run, ordered: Recorded, overlapped: Recorded,
     The state is that of before the step, before and afterwards."""
     gain, why = 0.0, ""
     grown = overlapped.counts.arena_bytes - ordered.counts.arena_bytes
-    is_large = grown > max(_SMALL_BYTES, overlapped.ahead_bytes,
-                           (_MOST_GROWTH - 1) * ordered.counts.arena_bytes)
+    ahead = overlapped.ahead_bytes if overlapped.counts.host_copies else 0
+    is_large = grown > ahead + max(_SMALL_BYTES,
+                                   (_MOST_GROWTH - 1) * ordered.counts.arena_bytes)
     if agree(is_large):
         return ordered, gain, f"side by side they would take {grown} bytes more"
     try:

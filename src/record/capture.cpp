@@ -150,7 +150,10 @@ CaptureCounts CapturedRecording::counts() const {
   counts.nodes = recording_->node_count();
   counts.sites = static_cast<std::uint32_t>(recording_->sites().size());
   counts.unsure = recording_->unsure();
-  for (const cuda::NodeImage& node : recording_->image().nodes) counts.known += node.is_known;
+  for (const cuda::NodeImage& node : recording_->image().nodes) {
+    counts.known += node.is_known;
+    counts.host_copies += !node.host_bytes.empty();
+  }
   counts.lanes = recording_->lanes();
   for (const std::uint64_t bytes : recording_->part_bytes()) counts.arena_bytes += bytes;
   counts.arena_lower_bound_bytes = recording_->arena().lower_bound_bytes;

@@ -26,9 +26,9 @@ class Trial:
         self.now = 0
 
 
-def recording(seconds, arena_bytes=1000, ahead_bytes=0):
-    return SimpleNamespace(seconds=seconds, counts=SimpleNamespace(arena_bytes=arena_bytes),
-                           ahead_bytes=ahead_bytes)
+def recording(seconds, arena_bytes=1000, ahead_bytes=0, host_copies=0):
+    return SimpleNamespace(seconds=seconds, ahead_bytes=ahead_bytes,
+                           counts=SimpleNamespace(arena_bytes=arena_bytes, host_copies=host_copies))
 
 
 @pytest.fixture
@@ -75,10 +75,11 @@ def test_much_more_memory_is_not_worth_the_time(choose):
 
 
 def test_memory_for_copies_that_are_ahead_is_given(choose):
-    ahead = 512 << 20
-    for grown, is_kept in ((ahead, True), (ahead + 1, False)):
-        overlapped = recording(0.5e-3, 1000 + grown, ahead)
-        ordered = recording(1e-3, 1000, ahead)
+    ahead, small = 512 << 20, 256 << 20
+    for grown, copies, is_kept in ((ahead + small, 1, True), (ahead + small + 1, 1, False),
+                                   (ahead + small, 0, False), (small, 0, True)):
+        overlapped = recording(0.5e-3, 1000 + grown, ahead, copies)
+        ordered = recording(1e-3, 1000, ahead, copies)
         assert choose(ordered, overlapped)[0] is (overlapped if is_kept else ordered)
 
 
