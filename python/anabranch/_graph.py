@@ -27,7 +27,6 @@ AMBIENT = "ambient"
 # order, and who runs on two streams begins in any.
 COMMUNICATION = "communication"
 
-
 _DISTRIBUTED = ("_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem")
 
 
