@@ -18,15 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from turns import Step, faster, race, save
+from turns import Step, faster, over_gpus, race, save
 from torch_common import fresh_code  # turns says where that is
 
 import anabranch
@@ -150,13 +148,9 @@ def main() -> None:
     chosen = parser.parse_args()
     if "RANK" in os.environ:
         return worker(chosen.rounds)
-    if torch.cuda.device_count() < GPUS:
-        print(f"skipped: {GPUS} GPUs are needed, there are {torch.cuda.device_count()}")
+    cases = over_gpus(GPUS, __file__, chosen.rounds)
+    if cases is None:
         return None
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               f"--nproc-per-node={GPUS}", __file__, "--rounds", str(chosen.rounds)]
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    cases = json.loads(said.splitlines()[-1])
     for case in cases:
         show(case)
     nccl = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ import torch
 import torch.distributed as dist
 from llama import Llama, Shape, loss_of, rotation
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from turns import Step, faster, frozen, race, save
+from turns import Step, faster, frozen, over_gpus, race, save
 
 import anabranch
 
@@ -111,13 +109,9 @@ def main() -> None:
     chosen = parser.parse_args()
     if "RANK" in os.environ:
         return worker(chosen.rounds)
-    if torch.cuda.device_count() < GPUS:
-        print(f"skipped: {GPUS} GPUs are needed, there are {torch.cuda.device_count()}")
+    answer = over_gpus(GPUS, __file__, chosen.rounds)
+    if answer is None:
         return None
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               f"--nproc-per-node={GPUS}", __file__, "--rounds", str(chosen.rounds)]
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    answer = json.loads(said.splitlines()[-1])
     print(*answer["report"], sep="\n")
     print(json.dumps({key: answer[key] for key in answer if key not in ("rounds", "report")},
                      indent=1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -85,6 +86,18 @@ def frozen(step: Step, **capture: Any) -> Step:
         return answer
 
     return replay
+
+
+def over_gpus(count: int, program: str, rounds: int) -> Any:
+    """What the program says last, as JSON, run by a process for each of so many GPUs; None, and why,
+    where there are fewer."""
+    if torch.cuda.device_count() < count:
+        print(f"skipped: {count} GPUs are needed, there are {torch.cuda.device_count()}")
+        return None
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               f"--nproc-per-node={count}", program, "--rounds", str(rounds)]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return json.loads(said.splitlines()[-1])
 
 
 def save(path: Path | None, bench: str, **found: Any) -> None:

@@ -205,24 +205,24 @@ Result<std::uint32_t> CudaExec::set_moved() {
   return count;
 }
 
+std::span<const std::uint32_t> CudaExec::nodes_of(std::uint32_t source) const noexcept {
+  const std::uint32_t begin = repointing_.first_node[source];
+  return std::span(repointing_.nodes).subspan(begin, repointing_.first_node[source + 1] - begin);
+}
+
 void CudaExec::watch_sources() {
   for (std::uint32_t source = 0; source < addresses_.size(); ++source) {
-    const auto begin = repointing_.nodes.begin() + repointing_.first_node[source];
-    const auto end = repointing_.nodes.begin() + repointing_.first_node[source + 1];
-    if (std::any_of(begin, end, [&](std::uint32_t node) { return !by_device_[node]; })) {
-      watched_.push_back(source);
-    }
+    const auto is_hosts = [&](std::uint32_t node) { return !by_device_[node]; };
+    if (std::ranges::any_of(nodes_of(source), is_hosts)) watched_.push_back(source);
   }
 }
 
 void CudaExec::list_residents() {
   for (const std::uint32_t source : repointing_.with_bytes) {
-    const auto begin = repointing_.nodes.begin() + repointing_.first_node[source];
-    const auto end = repointing_.nodes.begin() + repointing_.first_node[source + 1];
-    if (std::any_of(begin, end,
-                    [&](std::uint32_t node) { return nodes_[node].type != CuNodeType::kKernel; })) {
-      residents_.push_back({source});
-    }
+    const auto is_drivers = [&](std::uint32_t node) {
+      return nodes_[node].type != CuNodeType::kKernel;
+    };
+    if (std::ranges::any_of(nodes_of(source), is_drivers)) residents_.push_back({source});
   }
 }
 
@@ -251,9 +251,7 @@ void CudaExec::note_moved(std::span<const std::uint64_t> addresses,
 
 void CudaExec::note_moved(std::uint32_t source, std::uint64_t address) {
   addresses_[source] = address;
-  for (std::uint32_t i = repointing_.first_node[source]; i < repointing_.first_node[source + 1];
-       ++i) {
-    const std::uint32_t node = repointing_.nodes[i];
+  for (const std::uint32_t node : nodes_of(source)) {
     if (is_moved_[node] || by_device_[node]) continue;
     is_moved_[node] = true;
     moved_.push_back(node);

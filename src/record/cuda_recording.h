@@ -138,6 +138,7 @@ class CudaExec {
   Status clone_nodes(CuGraph original);
   Status move_host_copies();
   Status drop_edges();
+  std::span<const std::uint32_t> nodes_of(std::uint32_t source) const noexcept;
   void watch_sources();
   void list_residents();
   Status note_reallocated(std::span<const std::uint64_t> addresses);

@@ -3,9 +3,7 @@
 // kernels. What one touches can be read off it, whether or not it was noted.
 // Ownership: values.
 // Threads:   find_host_copies() calls the driver for the current context.
-// Failure:   a Status of a driver call. What is not of this kind stays as it is, a node of which
-// not
-//            all is known.
+// Failure:   a Status of a driver call. Of what is not of this kind nothing more is known.
 // Edges:     the host's side is where it was in both captures, or it would be a site or a table; so
 //            it belongs to no unit. Boxes of several pieces are left out: the driver sets none.
 //            Kernels that are given the same memory of the host are not looked for.

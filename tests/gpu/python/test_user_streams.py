@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled code over torch's own streams, by the numbers of the acceptance list: whoever waits outside
-finds everything done, also with long work at the head of each stream."""
+finds everything done, also with long work at the head of each stream. What a call leaves by itself is in
+test_acceptance.py."""
 
 from __future__ import annotations
 
@@ -109,19 +110,6 @@ def test_t4_a_host_that_waits_inside_has_waited(slow):
     assert event.query()
 
 
-def test_t5_joins_order_without_shared_data(slow):
-    def function(x, y):
-        a = x * 2
-        A.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(A):
-            b = y + 1
-        torch.cuda.current_stream().wait_stream(A)
-        return a, b
-
-    rounds(compiled(function), lambda x, y: (x * 2, y + 1), lambda i: (*square(i), *square(i + 50)),
-           slow)
-
-
 def test_t12_the_ambient_stream_is_that_of_the_call(slow):
     first, second = torch.Event("cuda"), torch.Event("cuda")
 
@@ -168,41 +156,3 @@ def test_t18_t30_t31_gradients_are_ready_on_the_ambient_stream(slow):
         return run
 
     rounds(gradients(call), gradients(lambda x: (x @ weight).relu()), square, slow)
-
-
-def test_t21_temporary_streams_and_record_stream_are_accepted(slow):
-    def function(x):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            y = x * 3
-        x.record_stream(stream)
-        torch.cuda.current_stream().wait_stream(stream)
-        return y
-
-    rounds(compiled(function), lambda x: x * 3, square, slow)
-
-
-def test_t32_a_gradient_that_comes_from_two_streams_is_their_sum(slow):
-    def function(x):
-        A.wait_stream(torch.cuda.current_stream())
-        B.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(A):
-            a = x * 2
-        with torch.cuda.stream(B):
-            b = x + 3
-        torch.cuda.current_stream().wait_stream(A)
-        torch.cuda.current_stream().wait_stream(B)
-        return a + b
-
-    call = compiled(function)
-
-    def gradient(forward):
-        def run(x):
-            x.requires_grad_()
-            forward(x).backward(torch.ones_like(x))
-            return x.grad.clone()
-
-        return run
-
-    rounds(gradient(call), gradient(lambda x: x * 2 + (x + 3)), square, slow)
