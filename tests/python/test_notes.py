@@ -6,68 +6,20 @@ No GPU is needed: the notes are asked for the CPU's work, and a counter stands f
 
 from __future__ import annotations
 
-import inspect
 import threading
-import types
 
 import pytest
 import torch
 import torch.nn.functional as F
-import triton
-from torch._dynamo.utils import counters
+from noting import Marks, at, compiled, compiled_notes, notes_of, overwrite, reads, tuner_of, writes
 from torch._inductor.output_code import CompiledFxGraph
-from torch._inductor.runtime import triton_heuristics
-from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
-from torch._inductor.runtime.triton_heuristics import CachingAutotuner, DebugAutotuner
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from anabranch import _compat, _schema
+from anabranch import _schema
 from anabranch._notes import Notes
 
 pytestmark = pytest.mark.own
 aten = torch.ops.aten
-
-
-class Marks:
-    """Answers 1, 2, ... as a capture would."""
-
-    def __init__(self):
-        self.count = 0
-
-    def __call__(self):
-        self.count += 1
-        return self.count
-
-
-def notes_of(run, *args):
-    notes = Notes(Marks(), "cpu")
-    with notes.noted():
-        result = run(*args)
-    return notes, result
-
-
-def compiled(function):
-    return torch.compile(function, backend="inductor", dynamic=False)
-
-
-def compiled_notes(function, *args):
-    """Warms up, as a step is before it is captured, and notes the second call."""
-    function(*args)
-    notes = Notes(Marks(), "cpu")
-    with notes.known_calls():
-        result = function(*args)
-    return notes, result
-
-
-def reads(work):
-    return {address for address, is_written in work.accesses if not is_written}
-
-
-def writes(work):
-    return {address for address, is_written in work.accesses if is_written}
-
-
-def at(*tensors):
-    return {tensor.data_ptr() for tensor in tensors}
 
 
 # Operators
@@ -121,11 +73,6 @@ def test_the_nodes_of_a_piece_lie_between_two_marks_of_its_own():
     x = torch.randn(4, 4)
     notes, _ = notes_of(lambda: x.mm(x).mm(x))
     assert [work.mark for work in notes.works] == [2, 4]
-
-
-@torch.library.custom_op("anabranch_test::overwrite", mutates_args=("x",))
-def overwrite(x: torch.Tensor) -> None:
-    x.fill_(1.0)
 
 
 def attention_with_dropout(x):
@@ -524,199 +471,3 @@ def test_a_seam_that_torch_lacks_means_no_notes(monkeypatch):
     with notes.known_calls(), notes.noted():
         x.mm(x)
     assert len(notes.works) == 1 and "run" not in vars(CachingAutotuner)
-
-
-# Optimizers
-
-
-def step_of(make, parameters=None):
-    parameters = parameters or [torch.nn.Parameter(torch.ones(3, i)) for i in (2, 4)]
-    optimizer = make(parameters)
-
-    def step():
-        for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter) * 2
-        optimizer.step()
-
-    step()
-    return parameters, optimizer, step
-
-
-def noted_calls(step, optimizer):
-    notes = Notes(Marks(), "cpu")
-    with notes.known_calls([optimizer]):
-        step()
-    return notes
-
-
-@pytest.mark.oldest
-@pytest.mark.parametrize(("make", "goes_over_lists"), [
-    (lambda p: torch.optim.AdamW(p, fused=True), True),
-    (lambda p: torch.optim.Adam(p, foreach=True), True),
-    (lambda p: torch.optim.SGD(p, fused=True, lr=0.1, momentum=0.9), True),
-    (lambda p: torch.optim.SGD(p, foreach=False, lr=0.1, momentum=0.9), False),
-], ids=["fused AdamW", "foreach Adam", "fused SGD", "SGD"])
-def test_an_optimizers_step_is_noted_and_the_eager_work_around_it_is_not(make, goes_over_lists):
-    parameters, optimizer, step = step_of(make)
-    notes = noted_calls(step, optimizer)
-    assert notes.works and any(work.independent for work in notes.works) == goes_over_lists
-    assert not any(work.has_scratch for work in notes.works)
-    states = [state["momentum_buffer" if "momentum_buffer" in state else "exp_avg"]
-              for state in optimizer.state.values()]
-    assert at(*parameters, *states) <= set().union(*map(writes, notes.works))
-    count = len(notes.works)
-    step()  # behind it
-    assert len(notes.works) == count
-
-
-class Own(torch.optim.SGD):
-    """A user's: what it does inside is not known."""
-
-
-@pytest.mark.oldest
-def test_an_optimizer_of_which_something_is_compiled_or_not_known_runs_as_it_would():
-    _, optimizer, step = step_of(lambda p: Own(p, lr=0.1))
-    assert noted_calls(step, optimizer).works == []
-    _, optimizer, step = step_of(lambda p: torch.optim.Adagrad(p, foreach=True))
-    assert noted_calls(step, optimizer).works
-    called = []
-
-    def count(graph, inputs):
-        return lambda *args: (called.append(1), graph(*args))[1]
-
-    optimizer.step = torch.compile(optimizer.step, backend=count)
-    step()
-    before, traced = len(called), dict(counters["frames"])
-    assert before and noted_calls(step, optimizer).works == []
-    assert len(called) > before and counters["frames"] == traced
-
-
-@pytest.mark.oldest
-def test_a_step_that_raises_leaves_no_mode_and_no_patch():
-    _, optimizer, step = step_of(lambda p: torch.optim.Adam(p, foreach=True))
-    before = CachingAutotuner.run
-    optimizer.param_groups[0]["lr"] = "much"
-    notes = Notes(Marks(), "cpu")
-    with pytest.raises((TypeError, RuntimeError)):
-        with notes.known_calls([optimizer]):
-            step()
-    assert notes.has_raised and CachingAutotuner.run is before
-    count = len(notes.works)
-    torch.ones(2, 2).mm(torch.ones(2, 2))
-    assert len(notes.works) == count
-
-
-@pytest.mark.oldest
-@pytest.mark.parametrize(("run", "independent"), [
-    (lambda x: torch._foreach_mul([x, x[:1]], 2), True),
-    (lambda x: x.mul(2), False),
-    (lambda x: x.mm(x), False),
-])
-def test_only_what_goes_over_lists_is_independent_of_its_other_parts(run, independent):
-    notes, _ = notes_of(run, torch.ones(2, 2))
-    assert [work.independent for work in notes.works] == [independent]
-
-
-# Kernels that Inductor generates
-
-
-def tuner_of(names, mutated=(), kind=HeuristicType.POINTWISE, launcher=None, cls=CachingAutotuner,
-             custom=False):
-    """An autotuner as Inductor makes it, with a function in place of the compiled kernel."""
-    meta = {"device": DeviceProperties.create(torch.device("cpu")), "signature": {}}
-    function = types.SimpleNamespace(fn=lambda XBLOCK: None, arg_names=[*names, "xnumel", "XBLOCK"],
-                                     __name__="triton_poi_fused_0")
-    inductor_meta = {} if mutated is None else {"mutated_arg_names": list(mutated)}
-    tuner = triton_heuristics.cached_autotune(
-        None, [triton.Config({"XBLOCK": 1})], triton_meta=meta, heuristic_type=kind,
-        inductor_meta=inductor_meta, custom_kernel=custom, caching_autotuner_cls=cls)(function)
-
-    def launch(*args, stream):
-        return launcher(*args) if launcher else None
-
-    launch.config, launch.store_cubin, launch.cache_hash = triton.Config({"XBLOCK": 1}), False, None
-    tuner.launchers = [launch]
-    return tuner
-
-
-def run_noted(tuner, *args, **kwargs):
-    notes, result = notes_of(lambda: tuner.run(*args, stream=0, **kwargs))
-    return notes.works, result
-
-
-@pytest.mark.oldest
-def test_a_generated_kernel_reads_inputs_and_writes_all_other_tensors():
-    names = ["in_out_ptr0", "in_ptr0", "in_ptr1", "in_ptr12", "out_ptr0", "ws_ptr",
-             "semaphores_ptr", "in_ptr", "xin_ptr0", "in_ptr0_extra"]
-    tensors = [torch.ones(2) for _ in names]
-    tuner = tuner_of(names, ["in_ptr1"], launcher=lambda *args: args)
-    works, result = run_noted(tuner, *tensors, 2)
-    assert len(result) == len(names) + 1
-    [work] = works
-    assert reads(work) == at(tensors[1], tensors[3]) and not work.has_scratch
-    assert writes(work) == at(*(tensors[i] for i in (0, 2, 4, 5, 6, 7, 8, 9)))
-
-
-@pytest.mark.oldest
-def test_the_fast_way_through_a_launcher_is_noted_too():
-    tuner, x, y = tuner_of(["in_ptr0", "out_ptr0"]), torch.ones(2), torch.ones(2)
-    assert len(run_noted(tuner, x, y, 2)[0]) == 1
-    again, _ = run_noted(tuner, x, y, 2)
-    assert [(reads(work), writes(work)) for work in again] == [(at(x), at(y))]
-
-
-@pytest.mark.oldest
-def test_of_a_kernel_that_does_not_list_what_it_writes_every_tensor_counts_as_written():
-    tuner = tuner_of(["in_ptr0", "out_ptr0"], None, HeuristicType.TEMPLATE)
-    x, y = torch.ones(2), torch.ones(2)
-    [work], _ = run_noted(tuner, x, y, 2)
-    assert writes(work) == at(x, y)
-
-
-@pytest.mark.oldest
-@pytest.mark.parametrize("tuner", [
-    lambda: tuner_of(["in_ptr0"], kind=HeuristicType.USER_AUTOTUNE),
-    lambda: tuner_of(["in_ptr0"], custom=True),
-    lambda: tuner_of(["in_ptr0"], kind=None),
-    lambda: tuner_of([])], ids=["user's", "custom", "of no kind", "too many arguments"])
-def test_a_kernel_that_inductor_did_not_generate_gets_no_note(tuner):
-    assert run_noted(tuner(), torch.ones(2), 2, 3)[0] == []
-
-
-@pytest.mark.oldest
-def test_a_kernel_with_an_argument_of_an_unknown_kind_gets_no_note():
-    assert run_noted(tuner_of(["in_ptr0", "desc"]), torch.ones(2), object())[0] == []
-
-
-@pytest.mark.oldest
-@pytest.mark.parametrize("other", [lambda x: x.clone(), lambda x: overwrite(x)])
-def test_a_kernel_that_runs_an_operator_first_gets_no_note(other):
-    """A copy of an input that is not aligned is what the kernel then reads."""
-    tuner = tuner_of(["in_ptr0"], launcher=other)
-    works, _ = run_noted(tuner, torch.ones(2))
-    assert all(not reads(work) or writes(work) for work in works) and len(works) <= 1
-
-
-@pytest.mark.oldest
-def test_a_profiling_autotuner_notes_a_launch_once():
-    tuner, x = tuner_of(["in_ptr0"], cls=DebugAutotuner), torch.ones(2)
-    tuner.with_bandwidth_info = False
-    assert [reads(work) for work in run_noted(tuner, x)[0]] == [at(x)]
-
-
-@pytest.mark.oldest
-def test_an_error_of_a_launch_goes_through():
-    def fail(*args):
-        raise ValueError("launch failed")
-
-    x, notes = torch.ones(2), Notes(Marks(), "cpu")
-    with notes.noted(), pytest.raises(ValueError, match="launch failed"):
-        tuner_of(["in_ptr0"], launcher=fail).run(x, stream=0)
-    assert notes.works == []
-
-
-@pytest.mark.oldest
-def test_the_seams_of_inductor_are_as_noting_takes_them():
-    run = inspect.signature(CachingAutotuner.run)
-    assert run.parameters["stream"].kind is inspect.Parameter.KEYWORD_ONLY
-    assert {kind.name for kind in HeuristicType} - {"USER_AUTOTUNE"} == set(_compat._GENERATED)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from test_notes import Marks, at, compiled, reads, writes
+from noting import Marks, at, compiled, reads, writes
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from anabranch._notes import Notes
