@@ -144,6 +144,12 @@ void* Differential::allocate_host(std::size_t bytes) {
 
 void Differential::put(CuDevicePtr address, std::vector<std::uint32_t> words) {
   EXPECT_CU(d.cuMemcpyHtoD(address, words.data(), words.size() * 4));
+  EXPECT_CU(d.cuStreamSynchronize(nullptr));
+}
+
+void Differential::fill(CuDevicePtr address, std::uint8_t byte, std::size_t bytes) {
+  EXPECT_CU(d.cuMemsetD8(address, byte, bytes));
+  EXPECT_CU(d.cuStreamSynchronize(nullptr));
 }
 
 std::vector<std::uint32_t> Differential::get(CuDevicePtr address, std::size_t count) {

@@ -52,7 +52,10 @@ class Differential : public ::testing::Test {
   CuEvent event();
   CuDevicePtr allocate(std::size_t bytes);
   void* allocate_host(std::size_t bytes);
+  // Both are done when they return: the driver's own calls may return before, and streams of these
+  // tests wait for nothing that is queued on the default one.
   void put(CuDevicePtr address, std::vector<std::uint32_t> words);
+  void fill(CuDevicePtr address, std::uint8_t byte, std::size_t bytes);
   std::vector<std::uint32_t> get(CuDevicePtr address, std::size_t count);
   CuResult launch(CuFunction function, CuStream on, std::vector<void*> params = {});
   CuResult launch_add_one(CuStream on, CuDevicePtr in, CuDevicePtr out);

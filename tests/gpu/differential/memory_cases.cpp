@@ -119,11 +119,11 @@ TEST_F(Memory, CopiesOfThreeDimensionsMoveTheirBoxQueuedAndCaptured) {
   copy.height = 3;
   copy.depth = 2;
   const auto result = ElementsAre(0, 0, 0, 1, 0, 2, 0, 3, 0, 0, 0, 4, 0, 5, 0, 6);
-  ASSERT_CU(d.cuMemsetD8(b, 0, 64));
+  fill(b, 0, 64);
   ASSERT_CU(d.cuMemcpy3DAsync(&copy, nullptr));
   EXPECT_THAT(get(b, 16), result);
   const CuGraph graph = capture([&](CuStream on) { ASSERT_CU(d.cuMemcpy3DAsync(&copy, on)); });
-  ASSERT_CU(d.cuMemsetD8(b, 0, 64));
+  fill(b, 0, 64);
   run(instantiate(graph));
   EXPECT_THAT(get(b, 16), result);
   CuMemcpy3D shown{};
@@ -156,7 +156,7 @@ TEST_F(Memory, PageableMemoryIsReadWhenACopyIsQueued) {
 
 TEST_F(Memory, FillsOfTwoDimensionsLeaveThePaddingAlone) {
   const CuDevicePtr a = allocate(24);
-  ASSERT_CU(d.cuMemsetD8(a, 0, 24));
+  fill(a, 0, 24);
   ASSERT_CU(d.cuMemsetD2D32Async(a, 12, 7, 2, 2, nullptr));
   EXPECT_THAT(get(a, 6), ElementsAre(7, 7, 0, 7, 7, 0));
   EXPECT_EQ(d.cuMemsetD32Async(a + 2, 0, 1, nullptr), CuResult::kInvalidValue);

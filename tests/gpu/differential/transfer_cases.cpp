@@ -131,7 +131,7 @@ TEST_F(Transfers, LargeOnesAreDoneToTheLastByte) {
   const CuDevicePtr from = allocate(kLarge), to = allocate(kLarge);
   randomize(from, kLarge);
   for (const std::uint64_t skipped : {0, 1, 4}) {
-    ASSERT_CU(d.cuMemsetD8(to, 0xA5, kLarge));
+    fill(to, 0xA5, kLarge);
     CuMemcpy3D copy{};
     copy.src_memory_type = copy.dst_memory_type = CuMemoryType::kDevice;
     copy.src_device = from + skipped;
@@ -147,7 +147,7 @@ TEST_F(Transfers, LargeOnesAreDoneToTheLastByte) {
     ASSERT_TRUE(copied == expected) << "from byte " << skipped;
   }
   for (const std::uint64_t skipped : {1, 16}) {
-    ASSERT_CU(d.cuMemsetD8(to, 0xA5, kLarge));
+    fill(to, 0xA5, kLarge);
     launch_kernel(fill_kernel(*code, {to + skipped, 0, 0x5B, 1, kLarge - 32, 1}));
     std::vector<std::uint8_t> filled(kLarge), expected(kLarge, 0xA5);
     ASSERT_CU(d.cuMemcpyDtoH(filled.data(), to, kLarge));
