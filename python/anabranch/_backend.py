@@ -26,6 +26,7 @@ from torch.fx import GraphModule  # noqa: E402
 from . import _compat, _native, _report, _results, _user_streams, config, errors  # noqa: E402
 from ._graph import StreamGraph, Unsupported, has_collectives, priorities_of  # noqa: E402
 from ._partition import SavingPartitioner  # noqa: E402
+from ._parts import Cuts, find_cuts, record_parts  # noqa: E402
 from ._record import RecordedGraph  # noqa: E402
 from ._region import compile_regions  # noqa: E402
 from ._runtime import StreamedGraph  # noqa: E402
@@ -61,7 +62,8 @@ def backend(
     ties = _take_streams_out(chosen, gm)
     is_on_gpu = any(isinstance(given, torch.Tensor) and given.is_cuda for given in example_inputs)
     streamed = chosen.streams and not is_on_gpu and _has_streams(gm)
-    patches: dict[str, Any] = {"custom_partitioner_fn": SavingPartitioner(streamed)}
+    patches: dict[str, Any] = {"custom_partitioner_fn": SavingPartitioner(streamed),
+                               "triton.cudagraphs": False}
     if is_on_gpu and chosen.record and _lanes(chosen, gm) > 1:
         patches |= _compat.OWN_BUFFERS
     with _compat.own_compile_context():
@@ -102,15 +104,18 @@ def _compile_graph(
         except Unsupported as error:
             reason = str(error)
             _fall_back(chosen, reason)
+    # Under strict what cannot be recorded as one is to raise, with its reason.
+    cuts = find_cuts(gm) if is_on_gpu and chosen.record and not chosen.strict else Cuts()
     try:
-        compiled = result or _compat.compile_fx_inner(gm, example_inputs, **keywords)
+        with cuts.compiling():
+            compiled = result or _compat.compile_fx_inner(gm, example_inputs, **keywords)
     except Exception as error:
         if _compat.is_missing_compiler(error):
             raise _no_compiler(error) from error
         raise
     unrecorded = None
     if is_on_gpu:
-        unrecorded = _record(chosen, gm, compiled, _kind(keywords))
+        unrecorded = _record(chosen, gm, compiled, _kind(keywords), cuts)
     _report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start)
     return _boxed(compiled) if result else compiled
 
@@ -140,17 +145,21 @@ def _compile_streams(
     return StreamedGraph(graph, compiled, host_device(chosen), chosen.native)
 
 
-def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str) -> str | None:
-    """Has Inductor's callable recorded as it runs; or why not."""
+def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str,
+            cuts: Cuts) -> str | None:
+    """Has Inductor's callable recorded as it runs, or its parts; or why not as one."""
     if not chosen.record:
         return "record=False"
     if not _compat.is_inductors_graph(compiled):
         return "it has no operators"
     chosen = dataclasses.replace(chosen, overlap=_lanes(chosen, gm))
-    compiled.current_callable = RecordedGraph(
-        compiled.current_callable, chosen, f"a {kind} graph", _is_dynamic(gm),
-        _compat.results_of_forward() if kind == "forward" else None)
-    return None
+    name, dynamic, whole = f"a {kind} graph", _is_dynamic(gm), None
+    if cuts.reason is None:
+        whole = compiled.current_callable = RecordedGraph(
+            compiled.current_callable, chosen, name, dynamic,
+            _compat.results_of_forward() if kind == "forward" else None)
+    record_parts(compiled, chosen, name, dynamic, cuts, whole)
+    return cuts.reason
 
 
 def _no_compiler(error: Exception) -> errors.CompileError:

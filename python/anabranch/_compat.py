@@ -28,7 +28,7 @@ from torch._C._dynamo import eval_frame
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 from torch._guards import TracingContext, tracing
-from torch._inductor import fx_utils
+from torch._inductor import fx_utils, utils as inductor_utils
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
@@ -36,7 +36,7 @@ from torch._inductor.fx_passes import post_grad
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.virtualized import V
 from torch._logging import trace_structured
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -55,6 +55,7 @@ __all__ = [
     "current_device",
     "current_stream",
     "FakeTensorMode",
+    "HigherOrderOperator",
     "LIBRARY_FUNCTIONS",
     "OpOverload",
     "TorchDispatchMode",
@@ -67,6 +68,8 @@ __all__ = [
     "extern_kernels",
     "is_inductors_graph",
     "is_missing_compiler",
+    "is_unsafe_in_captures",
+    "in_parts",
     "kernels_at_the_end",
     "keep_generated_tensors",
     "keep_saved_tensors",
@@ -81,6 +84,8 @@ __all__ = [
     "reinterpret_tensor",
     "results_of_forward",
     "own_buffers",
+    "parts_of",
+    "replace_parts",
     "own_compile_context",
     "runs_of_generated_kernels",
     "steps_of_optimizers",
@@ -254,6 +259,37 @@ def is_inductors_graph(compiled: Any) -> bool:
     """Whether it has a ``current_callable``: where there are no operators Inductor answers a plain
     function, as of the backward of ``x + 1``."""
     return hasattr(compiled, "current_callable")
+
+
+# What Inductor cuts a graph into so that CUDA graphs may hold the parts ("graph partition").
+
+
+def is_unsafe_in_captures(node: torch.fx.Node) -> bool:
+    """Whether Inductor knows an operator for one that cannot be captured: by torch's tag, its own
+    list, or what it is given."""
+    return inductor_utils.is_cudagraph_unsafe_fx_node(node)
+
+
+def in_parts(operators: Collection[str], may_reorder: bool) -> contextlib.AbstractContextManager[None]:
+    """Around ``compile_fx_inner`` on this thread: cuts also at ``operators``, by their full names.
+    Inductor does so only where it would make CUDA graphs itself, which the argument of that name
+    decides, and not the setting."""
+    return inductor_config.patch({
+        "graph_partition": True,
+        "triton.cudagraphs": True,
+        "triton.reorder_for_reducing_graph_partitions": may_reorder,
+        "custom_should_partition_ops": [*inductor_config.custom_should_partition_ops, *operators],
+    })
+
+
+def parts_of(compiled: Any) -> list[Callable[[list[Any]], Any]]:
+    """The functions of a graph's parts, each called as the graph; none of a graph in one."""
+    return list(getattr(getattr(compiled, "compiled_fn_runner", None), "partitions", ()))
+
+
+def replace_parts(compiled: Any, parts: Sequence[Callable[[list[Any]], Any]]) -> None:
+    if parts:
+        compiled.recursively_apply_fns([lambda _, part=part: part for part in parts])
 
 
 def wrapper_function(compiled: Any) -> Callable[..., Any]:

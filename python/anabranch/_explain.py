@@ -99,7 +99,7 @@ def _describe(index: int, graph: GraphReport) -> str:
     if streamed is None:
         why = f"fell back: {graph.reason}" if graph.reason else "one stream"
         if graph.unrecorded:
-            why += f"; not recorded: {graph.unrecorded}"
+            why += f"; not recorded as one: {graph.unrecorded}"
         return _with_recordings(f"{head}\n  one region, run by Inductor's callable ({why})",
                                 graph.recordings)
     assembly = streamed.last

@@ -35,15 +35,20 @@ class RecordedGraph:
     """A compiled graph, called as Inductor's callables are: one list of inputs, which is emptied.
 
     Tensors come in the sizes that the graph was compiled for, so that only its numbers are looked
-    at; and with ``dynamic`` their sizes. Results from ``saved_from`` on are for the backward.
+    at; and with ``dynamic`` their sizes. Results from ``saved_from`` on are for the backward;
+    ``label`` stands before the inputs in reports. Unless it ``may_take_numbers``, calls with numbers
+    run plainly: where they depend on data there would be a recording for each.
     """
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str,
-                 dynamic: bool, saved_from: int | None = None) -> None:
+                 dynamic: bool, saved_from: int | None = None, *, label: str = "",
+                 may_take_numbers: bool = True) -> None:
         self._recorder = Recorder(lambda leaves: call(list(leaves)), chosen, name,
                                   takes_gradients=False, saved_from=saved_from)
         self._call = call
         self._dynamic = dynamic
+        self._label = label
+        self._may_take_numbers = may_take_numbers
         self._numbers: list[int] | None = None  # inputs that are no tensors
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -52,12 +57,23 @@ class RecordedGraph:
         if self._numbers is None:
             self._numbers = [i for i, leaf in enumerate(inputs) if not isinstance(leaf, Tensor)]
         key: tuple[Any, ...] = tuple([inputs[i] for i in self._numbers])
+        if key and not self._may_take_numbers:
+            return self._run_plainly(inputs)
         if self._dynamic:
             key += tuple([(leaf.shape, leaf.stride()) for leaf in inputs
                           if isinstance(leaf, Tensor)])
-        answer = self._recorder.run(key, inputs, _NO_STATE, lambda: _describe(inputs))
+        answer = self._recorder.run(key, inputs, _NO_STATE, lambda: self._label + _describe(inputs))
         inputs.clear()
         return answer
+
+    def _run_plainly(self, inputs: list[Any]) -> Any:
+        self._recorder.note_plain(self._label + "any sizes", "its sizes depend on data")
+        return self._call(inputs)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a recording of it was refused, and not only for the number of signatures."""
+        return self._recorder.is_refused
 
     @property
     def report(self) -> list[RecordingReport]:

@@ -243,6 +243,7 @@ class Recorder:
                  takes_gradients: bool, saved_from: int | None = None) -> None:
         self.name = name
         self.entries: dict[Any, Entry] = {}
+        self.is_refused = False  # something was, and not for the number of signatures
         self._call = call
         self._chosen = chosen
         self._takes_gradients = takes_gradients
@@ -281,6 +282,13 @@ class Recorder:
                 _give_back_memory()
                 return answer
         return self.run(key, leaves, state, describe)  # another thread was first
+
+    def note_plain(self, inputs: str, reason: str) -> None:
+        """Counts a call of what is never recorded, which the caller runs."""
+        with self._lock:
+            entry = self.entries.setdefault(reason, Entry(inputs, State()))
+            entry.report.calls += 1
+            entry.report.reason = reason
 
     def _new_entry(self, key: Any, leaves: Sequence[Any], state: State,
                    describe: Callable[[], str]) -> Entry:
@@ -341,6 +349,7 @@ class Recorder:
         try:
             step, fixed = self._step(entry, leaves)
         except NotRecordable as error:
+            self.is_refused = True
             self._refuse(entry, str(error))
             return self._call(leaves)
         before = _compat.collectives_so_far()
@@ -357,6 +366,7 @@ class Recorder:
             # What it left in Python's objects may be of a capture: it runs once more.
             if trial:
                 trial.rewind()
+            self.is_refused |= not isinstance(error, Empty)
             self._refuse(entry, error)
             return self._call(leaves)
         entry.set_recorded(recorded)

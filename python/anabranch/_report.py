@@ -13,7 +13,8 @@ from typing import Any
 from torch.fx import GraphModule
 
 from . import _compat, _native
-from ._record import RecordedCallable, RecordedGraph, RecordingReport, recorded_callables
+from ._parts import recordings_of
+from ._record import RecordedCallable, RecordingReport, recorded_callables
 from ._runtime import StreamedGraph
 
 _lock = threading.Lock()
@@ -24,7 +25,7 @@ _collector: Collector | None = None
 @dataclasses.dataclass(eq=False)
 class GraphReport:
     """One compiled graph. ``reason`` says why annotations were not followed, if they were not, and
-    ``unrecorded`` why a graph on a GPU is not recorded at all."""
+    ``unrecorded`` why a graph on a GPU is not recorded at all, or only in parts."""
 
     kind: str  # "forward", "backward" or "inference"
     nodes: int
@@ -40,9 +41,9 @@ class GraphReport:
 
     @property
     def recordings(self) -> list[RecordingReport]:
-        """What became of it on CUDA, an entry a signature; empty where it is not recorded."""
-        call = getattr(self.compiled(), "current_callable", None)
-        return call.report if isinstance(call, RecordedGraph) else []
+        """What became of it on CUDA, an entry a signature, and of its parts where it is recorded in
+        parts; empty where it is not recorded."""
+        return [report for recorded in recordings_of(self.compiled()) for report in recorded.report]
 
 
 class Collector:

@@ -12,6 +12,7 @@ from anabranch import _backend, _compat, _report, _state, config
 from anabranch._capture import Fresh
 from anabranch._given import overlap, units_apart, units_of
 from anabranch._native_capture import CaptureCounts
+from anabranch._parts import Cuts
 from anabranch._record import RecordedCallable, record
 from anabranch._recorder import Entry
 from anabranch._rooms import Rooms
@@ -208,7 +209,7 @@ def test_a_graph_without_operators_is_neither_recorded_nor_watched():
     call(x).sum().backward()
     assert [graph.kind for graph in anabranch.explain(call, x).graphs] == ["forward"]
     graph = torch.fx.symbolic_trace(lambda x: x)
-    assert _backend._record(config.resolve({}), graph, graph.forward, "backward") \
+    assert _backend._record(config.resolve({}), graph, graph.forward, "backward", Cuts()) \
         == "it has no operators"
 
 
