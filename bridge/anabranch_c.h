@@ -167,9 +167,9 @@ ANABRANCH_C const char* anabranch_cuda_facts_why_no_gpus(const AnabranchCudaFact
 ANABRANCH_C AnabranchStreamTies* anabranch_stream_ties_new(const AnabranchCaptureDevice*);
 ANABRANCH_C void anabranch_stream_ties_free(AnabranchStreamTies*);
 ANABRANCH_C int32_t anabranch_stream_ties_join(const AnabranchStreamTies*, void* stream,
-                                               void* const* others, size_t count);
+                                               void* const* others, uint32_t count);
 ANABRANCH_C int32_t anabranch_stream_ties_fork(const AnabranchStreamTies*, void* stream,
-                                               void* const* others, size_t count);
+                                               void* const* others, uint32_t count);
 
 /* record: region i is names[i] -> functions[i](contexts[i], RegionCall*) */
 ANABRANCH_C AnabranchRecording* anabranch_recording_make(const AnabranchPlan*,

@@ -66,7 +66,7 @@ AnabranchStreamTies* anabranch_stream_ties_new(const AnabranchCaptureDevice* dev
 void anabranch_stream_ties_free(AnabranchStreamTies* ties) { delete ties; }
 
 int32_t anabranch_stream_ties_join(const AnabranchStreamTies* ties, void* stream,
-                                   void* const* others, size_t count) {
+                                   void* const* others, uint32_t count) {
   return ab::bridge::guard([&] {
     const ab::Status joined = ties->ties.join(stream, {others, count});
     return joined.ok() ? 0 : ab::bridge::fail(joined);
@@ -74,7 +74,7 @@ int32_t anabranch_stream_ties_join(const AnabranchStreamTies* ties, void* stream
 }
 
 int32_t anabranch_stream_ties_fork(const AnabranchStreamTies* ties, void* stream,
-                                   void* const* others, size_t count) {
+                                   void* const* others, uint32_t count) {
   return ab::bridge::guard([&] {
     const ab::Status forked = ties->ties.fork(stream, {others, count});
     return forked.ok() ? 0 : ab::bridge::fail(forked);
