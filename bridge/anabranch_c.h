@@ -25,6 +25,7 @@ typedef struct AnabranchProgram AnabranchProgram;
 typedef struct AnabranchPlan AnabranchPlan;
 typedef struct AnabranchDevice AnabranchDevice;
 typedef struct AnabranchCudaFacts AnabranchCudaFacts;
+typedef struct AnabranchStreamTies AnabranchStreamTies;
 typedef struct AnabranchRecording AnabranchRecording;
 typedef struct AnabranchReports AnabranchReports;
 typedef struct AnabranchTrace AnabranchTrace;
@@ -162,6 +163,13 @@ ANABRANCH_C size_t anabranch_cuda_facts_gpu_count(const AnabranchCudaFacts*);
 ANABRANCH_C const char* anabranch_cuda_facts_gpu(const AnabranchCudaFacts*, size_t ordinal);
 /* Empty where there is one. */
 ANABRANCH_C const char* anabranch_cuda_facts_why_no_gpus(const AnabranchCudaFacts*);
+/* Streams of the device tied to one another; see StreamTies in device.h. */
+ANABRANCH_C AnabranchStreamTies* anabranch_stream_ties_new(const AnabranchCaptureDevice*);
+ANABRANCH_C void anabranch_stream_ties_free(AnabranchStreamTies*);
+ANABRANCH_C int32_t anabranch_stream_ties_join(const AnabranchStreamTies*, void* stream,
+                                               void* const* others, uint32_t count);
+ANABRANCH_C int32_t anabranch_stream_ties_fork(const AnabranchStreamTies*, void* stream,
+                                               void* const* others, uint32_t count);
 
 /* record: region i is names[i] -> functions[i](contexts[i], RegionCall*) */
 ANABRANCH_C AnabranchRecording* anabranch_recording_make(const AnabranchPlan*,

@@ -57,3 +57,26 @@ const char* anabranch_cuda_facts_gpu(const AnabranchCudaFacts* facts, size_t ord
 const char* anabranch_cuda_facts_why_no_gpus(const AnabranchCudaFacts* facts) {
   return facts->facts.why_no_gpus.c_str();
 }
+
+AnabranchStreamTies* anabranch_stream_ties_new(const AnabranchCaptureDevice* device) {
+  return ab::bridge::guard(
+      [&] { return new AnabranchStreamTies{ab::StreamTies(device->device.cuda_device())}; });
+}
+
+void anabranch_stream_ties_free(AnabranchStreamTies* ties) { delete ties; }
+
+int32_t anabranch_stream_ties_join(const AnabranchStreamTies* ties, void* stream,
+                                   void* const* others, uint32_t count) {
+  return ab::bridge::guard([&] {
+    const ab::Status joined = ties->ties.join(stream, {others, count});
+    return joined.ok() ? 0 : ab::bridge::fail(joined);
+  });
+}
+
+int32_t anabranch_stream_ties_fork(const AnabranchStreamTies* ties, void* stream,
+                                   void* const* others, uint32_t count) {
+  return ab::bridge::guard([&] {
+    const ab::Status forked = ties->ties.fork(stream, {others, count});
+    return forked.ok() ? 0 : ab::bridge::fail(forked);
+  });
+}

@@ -31,6 +31,9 @@ struct AnabranchDevice {
 struct AnabranchCudaFacts {
   anabranch::CudaFacts facts;
 };
+struct AnabranchStreamTies {
+  anabranch::StreamTies ties;
+};
 struct AnabranchRecording {
   anabranch::Recording recording;
   std::vector<std::uint64_t> sizes_bytes;  // of the slots' buffers

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -88,7 +89,8 @@ class HostDevice;  // src/device/host/host_device.h
 }
 namespace cuda {
 class CudaDevice;  // src/device/cuda/cuda_device.h
-}
+class StreamTies;  // src/device/cuda/stream_ties.h
+}  // namespace cuda
 
 class Device {
  public:
@@ -110,6 +112,26 @@ class Device {
   std::string name_;
   std::shared_ptr<host::HostDevice> host_;
   std::shared_ptr<cuda::CudaDevice> cuda_;
+};
+
+// Ties a stream of a CUDA device to others of the same device: work on the one then stands for work
+// on all. Streams are CUstreams (cudaStream_ts; null is the default one) of the primary context.
+// The stream itself among the others is passed over. So is, if the stream is captured, whoever is
+// in no capture: it has queued nothing that the capture could wait for, and would not be joined to
+// it again. A capture that is being made elsewhere is left alone.
+class StreamTies {
+ public:
+  // Of Device::cuda_device() or CaptureDevice::cuda_device(), which it keeps.
+  ANABRANCH_API explicit StreamTies(std::shared_ptr<cuda::CudaDevice> device);
+
+  // What is queued on `stream` from now on begins behind all that `others` have queued so far. One
+  // that is idle is not waited for.
+  ANABRANCH_API Status join(void* stream, std::span<void* const> others) const;
+  // What is queued on `others` from now on begins behind all that `stream` has queued so far.
+  ANABRANCH_API Status fork(void* stream, std::span<void* const> others) const;
+
+ private:
+  std::shared_ptr<cuda::StreamTies> ties_;
 };
 
 // What a machine has for CUDA, for people to read.

@@ -541,8 +541,8 @@ def _innermost_backend(backend: Any) -> Any:
     return backend
 
 
-def object_of_graph(number: int) -> Any:
-    return graph_bytecode_inputs.get_external_object_by_index(number)
+# The object that stands at a number of Dynamo's table.
+object_of_graph: Callable[[int], Any] = graph_bytecode_inputs.get_external_object_by_index
 
 
 def is_made_by_graph(number: int) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captured CUDA graphs and the core: thin classes over the capture functions of the C ABI.
+"""Captured CUDA graphs, streams of CUDA, and the core: thin classes over the C ABI.
 
 No logic and no torch; ownership, threads and failure as in ``_native``.
 """
@@ -24,12 +24,15 @@ from ._native_library import (
 )
 
 __all__ = ["Block", "CaptureCounts", "CaptureDevice", "CaptureMarks", "CaptureMemory",
-           "CaptureSnapshot", "CapturedRecording", "Noted", "Slot", "Work", "capture_device",
-           "last_error", "launch_captured", "library_path"]
+           "CaptureSnapshot", "CapturedRecording", "Noted", "Slot", "StreamTies",
+           "Work", "capture_device", "last_error", "launch_captured", "library_path"]
 
 # The hot path: (handle, addresses as bytes, n, c_void_p(stream)) -> 0, or a code and last_error().
 # Exactly these types, none is checked.
 launch_captured: Callable[..., int] = core.undeclared("captured_launch")
+# Likewise, once at each end of a graph: (handle, c_void_p(stream), streams as bytes, n).
+_join: Callable[..., int] = core.undeclared("stream_ties_join")
+_fork: Callable[..., int] = core.undeclared("stream_ties_fork")
 
 
 class Block(NamedTuple):
@@ -77,6 +80,25 @@ class CaptureDevice(_Handle):
 def capture_device(ordinal: int) -> CaptureDevice:
     """One for the life of the process: recordings share it."""
     return CaptureDevice(ordinal)
+
+
+class StreamTies(_Handle):
+    """Ties a stream of a GPU to others of it, each by its address, those of the others as words."""
+
+    _free = "stream_ties_free"
+
+    def __init__(self, device: CaptureDevice) -> None:
+        super().__init__(core.stream_ties_new(device.handle), device)
+
+    def join(self, stream: c_void_p, others: bytes) -> None:
+        """What is queued on ``stream`` from now on begins behind what ``others`` have queued."""
+        if _join(self.handle, stream, others, len(others) // 8):
+            raise last_error()
+
+    def fork(self, stream: c_void_p, others: bytes) -> None:
+        """What is queued on ``others`` from now on begins behind what ``stream`` has queued."""
+        if _fork(self.handle, stream, others, len(others) // 8):
+            raise last_error()
 
 
 class CaptureMemory(_Handle):

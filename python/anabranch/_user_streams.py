@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and events of torch in what Dynamo traced: taken out of the graph, tied to its ends.
+"""Streams and events of torch in what Dynamo traced: taken out of the graph, to be tied to its ends.
 
 A program without races means what its steps mean one after the other. So the graph is compiled as
 such, on the stream that is current when it is called, and the user's streams are tied to it at
@@ -14,14 +14,13 @@ stream or event; it is then left as it was.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from . import _compat, _user_program
+from ._ties import Ties, ambient_stream, is_same
 from ._user_program import Syncs
 from .streams import ANNOTATION
 
@@ -30,69 +29,6 @@ _TORCHS = "stream"  # Dynamo's key for the stream of a node: a number of the tab
 
 class NotUnderstood(Exception):
     """What a graph does with a stream or event, that no tie can stand for."""
-
-
-@dataclasses.dataclass
-class Ties:
-    """Numbers are those of Dynamo's table, which is filled anew for each call."""
-
-    streams: dict[int, None] = dataclasses.field(default_factory=dict)  # in order of appearance
-    awaited: dict[int, None] = dataclasses.field(default_factory=dict)  # events from outside
-    recorded: dict[int, int] = dataclasses.field(default_factory=dict)  # event -> stream, by time
-    used_on: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # argument, stream
-    barriers: list[int | None] = dataclasses.field(default_factory=list)  # None: for the device
-
-    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def tied(*args: Any) -> Any:
-            ends = _Ends(self)
-            ends.begin()
-            answer = call(*args)
-            ends.end(args)
-            return answer
-
-        return tied
-
-
-class _Ends:
-    """The ties of one call. Streams of the CPU have none: its work is done when a call returns."""
-
-    def __init__(self, ties: Ties) -> None:
-        self._ties = ties
-        self._objects = {i: _compat.object_of_graph(i)
-                         for i in {*ties.streams, *ties.awaited, *ties.recorded}}
-        on_devices = {i: device for i in ties.streams
-                      if (device := self._objects[i].device).type != "cpu"}
-        ambient = {device: ambient_stream(device) for device in set(on_devices.values())}
-        captured = {device for device, stream in ambient.items() if _is_captured(stream)}
-        self._current = {i: ambient[device] for i, device in on_devices.items()}
-        # A capture can be tied to nothing outside: a stream that is not in it has queued nothing
-        # for it, and would never be joined to it again.
-        self._tied = [i for i, device in on_devices.items()
-                      if not _is_same(self._objects[i], ambient[device])
-                      and (device not in captured or _is_captured(self._objects[i]))]
-
-    def begin(self) -> None:
-        for i in self._tied:
-            self._current[i].wait_stream(self._objects[i])
-        for event in (self._objects[i] for i in self._ties.awaited):
-            if event.device.type != "cpu" and not _is_captured(ambient_stream(event.device)):
-                ambient_stream(event.device).wait_event(event)
-
-    def end(self, args: tuple[Any, ...]) -> None:
-        for i in self._tied:
-            self._objects[i].wait_stream(self._current[i])
-        for event, i in self._ties.recorded.items():
-            if i in self._current:
-                on = self._objects[i] if i in self._tied else self._current[i]
-                on.record_event(self._objects[event])
-        for argument, i in self._ties.used_on:
-            if i in self._current:
-                args[argument].record_stream(self._objects[i])
-        for i in self._ties.barriers:
-            if i in self._current:
-                self._current[i].synchronize()
-            elif i is None and torch.accelerator.is_available():
-                torch.accelerator.synchronize()
 
 
 def take_out(gm: GraphModule, *, check: bool = False, strict: bool = False) -> Ties | None:
@@ -123,7 +59,7 @@ def _ambient_of(ties: Ties) -> set[int]:
     """Which streams are the current one. Those of the CPU are told apart by their numbers alone."""
     streams = {i: _compat.object_of_graph(i) for i in ties.streams}
     return {i for i, stream in streams.items() if stream.device.type != "cpu"
-            and _is_same(stream, ambient_stream(stream.device))}
+            and is_same(stream, ambient_stream(stream.device))}
 
 
 class _Finder:
@@ -222,24 +158,3 @@ class _Finder:
         is_event = number in self._made or not isinstance(
             _compat.object_of_graph(number), torch.Stream)
         (self._synchronize_event if is_event else self._synchronize_stream)(node)
-
-
-def ambient_stream(device: torch.device) -> torch.Stream:
-    """Of torch's most special class for it, whose methods take both kinds."""
-    if device.type == "cuda":
-        return torch.cuda.current_stream(device)
-    return torch.accelerator.current_stream(device)
-
-
-def _is_same(one: torch.Stream, other: torch.Stream) -> bool:
-    """torch.cuda.Stream says no of every torch.Stream."""
-    return (one.device, one.stream_id) == (other.device, other.stream_id)
-
-
-def _is_captured(stream: torch.Stream) -> bool:
-    if stream.device.type != "cuda":
-        return False
-    if _is_same(stream, torch.cuda.current_stream()):  # entering it would cost more than asking
-        return torch.cuda.is_current_stream_capturing()
-    with torch.cuda.stream(stream):
-        return torch.cuda.is_current_stream_capturing()

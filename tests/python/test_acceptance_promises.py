@@ -19,7 +19,7 @@ from test_random_streams import graphs  # noqa: F401
 from test_user_streams import Gpu, made, traced
 
 import anabranch
-from anabranch import _compat, _native, _user_streams
+from anabranch import _compat, _native, _ties, _user_streams
 from anabranch._graph import AMBIENT
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]
@@ -47,9 +47,9 @@ def test_a_stream_is_known_by_its_device_and_number(monkeypatch):
     """T11: a stream of the second GPU has the number of one of the first."""
     gpu = Gpu(monkeypatch, {0: "A", 1: "A"}, current="D")
     gpu.objects[1] = SimpleNamespace(**{**vars(gpu.objects[0]), "name": "A of cuda:1",
-                                        "device": torch.device("cuda", 1)})
+                                        "device": torch.device("cuda", 1), "device_index": 1})
     others = {0: gpu.current, 1: gpu._make("D of cuda:1")}
-    monkeypatch.setattr(_user_streams, "ambient_stream", lambda device: others[device.index])
+    monkeypatch.setattr(_ties, "ambient_stream", lambda device: others[device.index])
     monkeypatch.setattr(gpu.objects[1], "wait_stream",
                         lambda other: gpu.queued.append(f"A of cuda:1 waits for {other.name}"))
     assert gpu.call(made(streams=[0, 1])) == [
@@ -72,7 +72,7 @@ def test_the_current_stream_is_that_of_the_call_and_not_of_the_trace(monkeypatch
     gpu.call(ties)
     gpu.queued.clear()
     gpu.current = gpu._make("C")
-    assert gpu.call(ties) == ["C waits for A", "graph", "A waits for C", "A records e"]
+    assert gpu.call(ties) == ["C waits for A", "graph", "A waits for C", "C records e"]
     gpu.queued.clear()
     gpu.current = gpu.objects[0]
     assert gpu.call(ties) == ["graph", "A records e"]

@@ -8,6 +8,8 @@ What is queued at the ends of a graph is noted by stand-ins for streams of a GPU
 
 from __future__ import annotations
 
+import functools
+import struct
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +17,9 @@ import torch
 from compare import compiled
 
 import anabranch
-from anabranch import _compat, _user_streams
-from anabranch._user_streams import NotUnderstood, Ties
+from anabranch import _compat, _native, _ties, _user_streams
+from anabranch._ties import Ties
+from anabranch._user_streams import NotUnderstood
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]
 
@@ -175,25 +178,38 @@ def test_what_has_no_meaning_at_the_ends_is_left_to_inductor_or_refused():
 
 
 class Gpu:
-    """Streams and events of a GPU that write down what is queued, by name."""
+    """Streams and events of a GPU that write down what is queued, by name; with a library's ties,
+    what these are asked for."""
 
-    def __init__(self, monkeypatch, objects, current="D", captured=()):
+    def __init__(self, monkeypatch, objects, current="D", captured=(), library=False):
         self.queued = []
         self.objects = {i: self._make(name) for i, name in objects.items()}
         self.current = self._make(current)
-        monkeypatch.setattr(_compat, "object_of_graph", self.objects.__getitem__)
-        monkeypatch.setattr(_user_streams, "ambient_stream", lambda device: self.current)
-        monkeypatch.setattr(_user_streams, "_is_captured",
-                            lambda stream: stream.name in captured)
+        monkeypatch.setattr(_compat, "object_of_graph", lambda i: self.objects[i])
+        monkeypatch.setattr(_ties, "ambient_stream", lambda device: self.current)
+        monkeypatch.setattr(_ties, "is_captured", lambda stream: stream.name in captured)
+        monkeypatch.setattr(_ties, "_library_ties", lambda *device: self if library else None)
+        monkeypatch.setattr(_ties, "_handle", lambda number, device: number)
+        monkeypatch.setattr(_ties, "_library_knot",
+                            functools.lru_cache(_ties._library_knot.__wrapped__))
+        monkeypatch.setattr(_compat, "current_stream", lambda device: self.current.stream_id)
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
         monkeypatch.setattr(torch.accelerator, "synchronize", lambda: self.queued.append("host(*)"))
+
+
+    def join(self, stream, others):
+        self.queued.append(f"{chr(stream.value)} joined to {names(others)}")
+
+    def fork(self, stream, others):
+        self.queued.append(f"{names(others)} forked from {chr(stream.value)}")
 
     def _make(self, name):
         def queue(text):
             return lambda other: self.queued.append(text.format(name, other.name))
 
         return SimpleNamespace(
-            name=name, device=torch.device("cuda", 0), stream_id=ord(name[0]),
+            name=name, device=torch.device("cuda", 0), device_type=1, device_index=0,
+            stream_id=ord(name[0]),
             wait_stream=queue("{} waits for {}"), wait_event=queue("{} waits for {}"),
             record_event=queue("{} records {}"),
             synchronize=lambda: self.queued.append(f"host({name})"))
@@ -201,6 +217,10 @@ class Gpu:
     def call(self, ties, *args):
         ties.around(lambda *args: self.queued.append("graph"))(*args)
         return self.queued
+
+
+def names(addresses):
+    return "".join(map(chr, struct.unpack(f"{len(addresses) // 8}Q", addresses)))
 
 
 def made(**ties):
@@ -216,7 +236,7 @@ def test_a_graph_begins_behind_the_users_streams_and_they_go_on_behind_it(monkey
 def test_events_are_awaited_before_and_recorded_behind_all_work(monkeypatch):
     gpu = Gpu(monkeypatch, {0: "A", 1: "e", 2: "f"})
     assert gpu.call(made(streams=[0], awaited={1: None}, recorded={2: 0})) == [
-        "D waits for A", "D waits for e", "graph", "A waits for D", "A records f"]
+        "D waits for A", "D waits for e", "graph", "A waits for D", "D records f"]
 
 
 def test_the_current_stream_is_tied_to_nothing(monkeypatch):
@@ -253,3 +273,62 @@ def test_an_exception_leaves_the_streams_as_they_were(monkeypatch):
     with pytest.raises(ValueError):
         made(streams=[0]).around(fails)()
     assert gpu.queued == ["D waits for A"]
+
+
+def test_the_library_ties_the_streams_of_a_device_in_a_call_an_end(monkeypatch):
+    gpu = Gpu(monkeypatch, {0: "A", 1: "D", 2: "B", 3: "e", 4: "f"}, library=True)
+    ties = made(streams=[0, 1, 2], awaited={3: None}, recorded={4: 0}, barriers=[2])
+    assert gpu.call(ties) == ["D joined to ADB", "D waits for e", "graph", "ADB forked from D",
+                              "D records f", "host(D)"]
+
+
+def test_each_device_has_ties_of_its_own(monkeypatch):
+    gpu = Gpu(monkeypatch, {0: "A", 1: "B"}, library=True)
+    gpu.objects[1].device_index = 1
+    monkeypatch.setattr(_compat, "current_stream", lambda device: ord("DE"[device]))
+    assert gpu.call(made(streams=[0, 1])) == [
+        "D joined to A", "E joined to B", "graph", "A forked from D", "B forked from E"]
+
+
+@pytest.mark.parametrize("library", [False, True])
+def test_another_stream_at_the_same_place_of_the_table_is_noticed(monkeypatch, library):
+    gpu = Gpu(monkeypatch, {0: "A"}, library=library)
+    call = made(streams=[0]).around(lambda: None)
+    call()
+    before = list(gpu.queued)
+    for name in ("B", "A"):
+        gpu.objects[0] = gpu._make(name)
+        gpu.queued.clear()
+        call()
+        assert gpu.queued == [text.replace("A", name) for text in before]
+
+
+def test_the_ends_of_a_call_are_its_own_while_another_fills_the_table(monkeypatch):
+    """A graph that is called inside, or by another thread meanwhile, has the table for itself."""
+    gpu = Gpu(monkeypatch, {0: "A", 1: "e"}, library=True)
+    inner = made(streams=[0]).around(lambda: gpu.queued.append("inner"))
+
+    def call_another():
+        gpu.objects = {0: gpu._make("B"), 1: gpu._make("f")}
+        gpu.current = gpu._make("C")
+        inner()
+        gpu.current = gpu._make("D")
+
+    made(streams=[0], recorded={1: 0}).around(call_another)()
+    assert gpu.queued == ["D joined to A", "C joined to B", "inner", "B forked from C",
+                          "A forked from D", "D records e"]
+
+
+def test_without_a_driver_torch_ties_the_streams(monkeypatch):
+    def no_driver(device):
+        raise _native.NativeError(305, "no driver")
+
+    monkeypatch.setattr(_ties, "capture_device", no_driver)
+    assert _ties._library_ties.__wrapped__(_ties._CUDA, 0) is None
+
+
+def test_streams_of_the_cpu_have_no_ties(monkeypatch):
+    monkeypatch.setattr(_compat, "object_of_graph", {0: A, 1: EVENT, 2: B}.__getitem__)
+    monkeypatch.setattr(_ties, "_knot", lambda *device: pytest.fail("tied"))
+    ties = made(streams=[0, 2], awaited={}, recorded={1: 0}, barriers=[2])
+    assert ties.around(lambda x: x + 1)(1) == 2

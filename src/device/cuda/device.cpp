@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "device/cuda/cuda_device.h"
+#include "device/cuda/stream_ties.h"
 
 namespace anabranch {
 namespace {
@@ -32,5 +32,16 @@ Result<Device> Device::cuda(CudaOptions options) {
 
 Device::Device(std::shared_ptr<cuda::CudaDevice> cuda)
     : name_(name_of(*cuda)), cuda_(std::move(cuda)) {}
+
+StreamTies::StreamTies(std::shared_ptr<cuda::CudaDevice> device)
+    : ties_(std::make_shared<cuda::StreamTies>(std::move(device))) {}
+
+Status StreamTies::join(void* stream, std::span<void* const> others) const {
+  return ties_->join(static_cast<cuda::CuStream>(stream), others);
+}
+
+Status StreamTies::fork(void* stream, std::span<void* const> others) const {
+  return ties_->fork(static_cast<cuda::CuStream>(stream), others);
+}
 
 }  // namespace anabranch

@@ -312,6 +312,33 @@ TEST_F(CaptureModes, ForbidAllocationsAndQuestionsAndNeitherSmallWritesNorModule
        {"cuModuleLoadData", false, [&] { return d.cuModuleLoadData(&loaded, kKernels); }}});
 }
 
+TEST_F(CaptureModes, AllowTiesOfOtherStreamsAndTheirQuestionsToAThreadWhoseModeIsRelaxed) {
+  const CuEvent mark = event();
+  expect_forbidden_by_mode(
+      {{"cuStreamQuery, relaxed", false,
+        [&] {
+          CuCaptureMode thread_mode = CuCaptureMode::kRelaxed;
+          EXPECT_CU(d.cuThreadExchangeStreamCaptureMode(&thread_mode));
+          const CuResult result = d.cuStreamQuery(other);
+          EXPECT_CU(d.cuThreadExchangeStreamCaptureMode(&thread_mode));
+          return result;
+        }},
+       {"cuStreamIsCapturing", false,
+        [&] {
+          CuCaptureStatus status{};
+          return d.cuStreamIsCapturing(other, &status);
+        }},
+       {"cuEventCreate", false,
+        [&] {
+          CuEvent tie = nullptr;
+          const CuResult result = d.cuEventCreate(&tie, kEventDisableTiming);
+          EXPECT_CU(d.cuEventDestroy(tie));
+          return result;
+        }},
+       {"cuEventRecord", false, [&] { return d.cuEventRecord(mark, other); }},
+       {"cuStreamWaitEvent", false, [&] { return d.cuStreamWaitEvent(other, mark, 0); }}});
+}
+
 TEST_F(CaptureModes, ForbidFreeingAndNeitherSmallReadsNorCopiesNorFills) {
   const auto free = [&] {
     const CuResult result = d.cuMemFree(made);

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled code over torch's own streams, by the numbers of the acceptance list: whoever waits outside
 finds everything done, also with long work at the head of each stream. What a call leaves by itself is in
-test_acceptance.py."""
+test_acceptance.py. And how the streams are tied to a graph's ends, call after call."""
 
 from __future__ import annotations
+
+import threading
 
 import pytest
 import torch
 from compare import compiled
 from recordings import normal
+
+from anabranch import _ties
 
 ROUNDS = 20
 A, B, C = (torch.cuda.Stream() for _ in range(3)) if torch.cuda.is_available() else (None,) * 3
@@ -156,3 +160,107 @@ def test_t18_t30_t31_gradients_are_ready_on_the_ambient_stream(slow):
         return run
 
     rounds(gradients(call), gradients(lambda x: (x @ weight).relu()), square, slow)
+
+
+MANY = 100
+A_WHILE = 1_000_000  # cycles of a stream that does nothing else
+
+
+def add_on_a(x):
+    with torch.cuda.stream(A):
+        return x + 1
+
+
+def add_on_b(x):
+    with torch.cuda.stream(B):
+        return x + 1
+
+
+def fill_late(x, value):
+    """On the current stream, behind a kernel that takes long."""
+    torch.cuda._sleep(A_WHILE)
+    x.fill_(value)
+
+
+@pytest.mark.parametrize("library", [True, False], ids=["library", "torch"])
+@pytest.mark.parametrize("record", [True, False])
+def test_a_call_is_ordered_with_what_its_stream_has_before_and_behind_it(monkeypatch, library,
+                                                                        record):
+    """Two graphs and two streams in turn, nothing but the ties between them. Each fourth pair of
+    calls finds its stream idle."""
+    if library:
+        assert _ties._library_ties(_ties._CUDA, torch.cuda.current_device()) is not None
+    else:
+        monkeypatch.setattr(_ties, "_library_ties", lambda kind, device: None)
+    turns = [(stream, compiled(function, options={"record": record}))
+             for stream, function in ((A, add_on_a), (B, add_on_b))]
+    x, results, seen = torch.zeros(1 << 16, device="cuda"), [], []
+    for i in range(MANY):
+        stream, call = turns[i % 2]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            fill_late(x, i)
+        if i % 8 < 2:
+            stream.synchronize()
+        results.append(call(x))
+        with torch.cuda.stream(stream):
+            seen.append(results[-1].clone())
+    torch.cuda.synchronize()
+    for i, found in enumerate(seen):
+        assert torch.equal(found, torch.full_like(found, i + 1)), i
+
+
+def test_threads_that_call_one_graph_wait_for_their_own_work():
+    call = compiled(add_on_a, options={"record": False})
+    call(torch.zeros(1 << 16, device="cuda"))
+    wrong = []
+
+    def work(first):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x, results = torch.zeros(1 << 16, device="cuda"), []
+            for i in range(first, first + MANY):
+                fill_late(x, i)
+                results.append(call(x))
+            torch.cuda.current_stream().synchronize()
+        wrong.extend(first + i for i, found in enumerate(results)
+                     if not torch.equal(found, torch.full_like(found, first + i + 1)))
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(first,)) for first in (0, 1000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_capture_is_tied_to_its_own_streams_and_to_no_other():
+    def function(x):
+        with torch.cuda.stream(A):
+            a = x + 1
+        with torch.cuda.stream(B):
+            return a * 2
+
+    call, x = compiled(function), torch.zeros(1 << 16, device="cuda")
+    C.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(C):
+        for _ in range(3):
+            call(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=C):
+        A.wait_stream(C)
+        with torch.cuda.stream(A):
+            x += 1
+        with torch.cuda.stream(B):
+            torch.cuda._sleep(A_WHILE)  # outside of the capture, and busy
+        y = call(x)
+        with torch.cuda.stream(A):
+            z = y + x
+        C.wait_stream(A)
+    for i in range(3):
+        x.fill_(i)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(x, torch.full_like(x, i + 1))
+        assert torch.equal(y, (x + 1) * 2) and torch.equal(z, y + x), i
