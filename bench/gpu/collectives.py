@@ -7,10 +7,11 @@ Question: how much of the gathers does a recording hide under the layers before?
 relu(x @ weight), in bf16, with as many rows of x as make the layers shorter than the gathers, about
 as long, and longer. Starts itself under torchrun. The group's stream has a high priority: a gather
 that becomes ready beside a large product finds no multiprocessor free otherwise. All rows are
-recorded: the layers alone, with whole weights; the gathers alone, into memory of their own; the
-layers with their gathers in captured order and side by side; and with each gather begun by hand a
-layer ahead, in captured order. Judged is what side by side takes over the longer of layers and
-gathers. Answers are compared first.
+recorded: the layers alone, with whole weights; the gathers alone, into memory of their own, one by
+one as the layers ask for them and in the groups in which the backend puts them; the layers with
+their gathers in captured order; side by side with gathers one by one, and in groups, which is what
+anabranch.overlap does; and with each gather begun by hand a layer ahead, in captured order. Judged is what
+overlap takes over the longer of layers and gathers one by one. Answers are compared first.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ LAYERS = 32
 WIDTH = 2048  # a weight has 8 MiB
 ROWS = (1024, 2048, 8192)
 GPUS = 2
+LANES = 4
+LARGEST_GROUP = 8  # of 64 MiB, which is the backend's gather_bytes
 REACH = 1.05
-LAYERS_ALONE, GATHERS_ALONE, SIDE_BY_SIDE = "layers", "gathers", "side by side"
+LAYERS_ALONE, GATHERS_ALONE, OVERLAP = "layers", "gathers", "overlap"
+GROUPED_ALONE = "gathers in groups"
 
 
 class Weights:
@@ -67,6 +71,16 @@ def steps_over(weights: Weights) -> dict[str, tuple[Callable[..., Any], int]]:
             dist.all_gather_into_tensor(gathered, shard)
         return x
 
+    def grouped(x: torch.Tensor) -> torch.Tensor:
+        begin, count = 0, 1
+        while begin < LAYERS:
+            group = weights.shards[begin:begin + count]
+            for gathered in torch.ops._c10d_functional.all_gather_into_tensor_coalesced(
+                    group, GPUS, weights.group):
+                wait(gathered)
+            begin, count = begin + count, min(2 * count, LARGEST_GROUP)
+        return x
+
     def in_order(x: torch.Tensor) -> torch.Tensor:
         for layer in range(LAYERS):
             x = torch.relu(x @ wait(weights.begin(layer)))
@@ -81,14 +95,22 @@ def steps_over(weights: Weights) -> dict[str, tuple[Callable[..., Any], int]]:
             x = torch.relu(x @ weight)
         return x
 
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.compile(fresh_code(function), dynamic=False)
+    def overlapped(x: torch.Tensor) -> torch.Tensor:
+        with anabranch.overlap():
+            for layer in range(LAYERS):
+                x = torch.relu(x @ wait(weights.begin(layer)))
+        return x
+
+    def compiled(function: Callable[..., Any], **backend: Any) -> Callable[..., Any]:
+        return torch.compile(fresh_code(function), dynamic=False, **backend)
 
     return {LAYERS_ALONE: (compiled(alone), 1),
             GATHERS_ALONE: (gathers, 1),
+            GROUPED_ALONE: (grouped, 1),
             "captured order": (compiled(in_order), 1),
             "ahead by hand": (compiled(ahead), 1),
-            SIDE_BY_SIDE: (compiled(in_order), 4)}
+            "side by side, one by one": (compiled(in_order), LANES),
+            OVERLAP: (compiled(overlapped, backend=anabranch.backend), LANES)}
 
 
 def compare(weights: Weights, rows: int, rounds: int) -> dict[str, Any]:
@@ -102,11 +124,11 @@ def compare(weights: Weights, rows: int, rounds: int) -> dict[str, Any]:
     with torch.no_grad():
         answers = {name: [step() for _ in range(5)][-1] for name, step in steps.items()}
         wanted = answers.pop(LAYERS_ALONE)
-        del answers[GATHERS_ALONE]
+        del answers[GATHERS_ALONE], answers[GROUPED_ALONE]
         equal = {name: torch.equal(answer, wanted) for name, answer in answers.items()}
         found = race(steps, rounds, begin_together=dist.barrier)
     longer = max((LAYERS_ALONE, GATHERS_ALONE), key=lambda name: found[name].end_to_end.median)
-    over, spread = faster(found, longer, SIDE_BY_SIDE)
+    over, spread = faster(found, longer, OVERLAP)
     return {"rows_of_x": rows, "equal": equal, "longer": longer,
             "over_longer": {"median": over, "iqr": spread, "reach": REACH,
                             "reached": over <= REACH},
@@ -135,7 +157,7 @@ def worker(rounds: int) -> None:
 def show(case: dict[str, Any]) -> None:
     print(f"{case['rows_of_x']} rows of x: {case['over_longer']} over {case['longer']}")
     for name, row in case["rows"].items():
-        print(f"  {name:<16} {row['end_to_end_us']:10.1f} us (iqr {row['iqr']:.1f})   "
+        print(f"  {name:<24} {row['end_to_end_us']:10.1f} us (iqr {row['iqr']:.1f})   "
               f"{row['lanes']} lanes, arena {row['arena_bytes'] >> 20} MiB")
     if not all(case["equal"].values()):
         print(f"  NOT EQUAL: {case['equal']}")

@@ -24,6 +24,7 @@ import torch  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
 from . import _compat, _native, _report, _results, _user_streams, config, errors  # noqa: E402
+from ._gathers import group_gathers  # noqa: E402
 from ._graph import StreamGraph, Unsupported, has_collectives, priorities_of  # noqa: E402
 from ._partition import SavingPartitioner  # noqa: E402
 from ._parts import Cuts, find_cuts, record_parts  # noqa: E402
@@ -98,6 +99,8 @@ def _compile_graph(
     reason = "streams=False" if not chosen.streams and is_to_split else None
     result = None
     is_on_gpu = _is_on_gpu(gm)
+    if is_on_gpu:
+        group_gathers(gm, chosen.gather_bytes)
     if chosen.streams and not is_on_gpu and is_to_split:
         try:
             result = _compile_streams(chosen, gm, keywords)

@@ -55,6 +55,7 @@ __all__ = [
     "current_device",
     "current_stream",
     "FakeTensorMode",
+    "gather_together",
     "HigherOrderOperator",
     "LIBRARY_FUNCTIONS",
     "OpOverload",
@@ -270,7 +271,8 @@ def is_unsafe_in_captures(node: torch.fx.Node) -> bool:
     return inductor_utils.is_cudagraph_unsafe_fx_node(node)
 
 
-def in_parts(operators: Collection[str], may_reorder: bool) -> contextlib.AbstractContextManager[None]:
+def in_parts(operators: Collection[str],
+             may_reorder: bool) -> contextlib.AbstractContextManager[None]:
     """Around ``compile_fx_inner`` on this thread: cuts also at ``operators``, by their full names.
     Inductor does so only where it would make CUDA graphs itself, which the argument of that name
     decides, and not the setting."""
@@ -391,6 +393,11 @@ def kernel_address(function: Any) -> int:
 @functools.cache
 def _kernel_in(path: str, name: str) -> int:
     return _address(ctypes.CDLL(path), name)
+
+
+def gather_together() -> OpOverload:
+    """The collective that gathers a list of tensors."""
+    return torch.ops._c10d_functional.all_gather_into_tensor_coalesced.default
 
 
 # What recording needs of torch.cuda.

@@ -58,6 +58,9 @@ class Options:
     ahead_bytes: int = _option(
         256 << 20, "Bytes that copies from pinned memory to the GPU may bring in a recording before "
         "the kernels that were queued earlier have read what came before.", 0)
+    gather_bytes: int = _option(
+        64 << 20, "Bytes up to which gathers inside anabranch.overlap are put into one call on a "
+        "GPU. 0: each is a call of its own.", 0)
     max_recordings: int = _option(
         16, "Signatures of one callable that are recorded; further ones run plainly.", 1)
     native: bool = _option(

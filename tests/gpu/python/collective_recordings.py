@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 from recordings import CALLS, assert_launched, normal, told  # noqa: E402
 
 import anabranch  # noqa: E402
-from anabranch import _overlap  # noqa: E402
+from anabranch import _gathers, _overlap  # noqa: E402
 
 LANES = 4
 WIDTH, LAYERS = 256, 8
@@ -154,9 +154,45 @@ def asked_by_overlap():
     assert report.reason is None and report.launched and report.lanes >= 2, report
 
 
+def gathers_in_groups():
+    """Four calls for eight gathers, forward and backward, and gradients as without."""
+    def make_step(backend):
+        model = Sharded(dist.group.WORLD)
+
+        def layers(x):
+            with anabranch.overlap(lanes=LANES):
+                return model(x)
+
+        call = torch.compile(layers, backend=backend, dynamic=False)
+
+        def step(x):
+            model.zero_grad(set_to_none=True)
+            loss = call(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        return step, model
+
+    called = []
+    begin = _gathers._begin_together
+
+    def counting(gm, group):
+        called.append(len(group.members))
+        begin(gm, group)
+
+    _gathers._begin_together = counting
+    (step, model), (reference, other) = make_step(anabranch.backend), make_step("inductor")
+    for i in range(CALLS):
+        x = normal(100 * dist.get_rank() + i, 64, WIDTH)
+        assert torch.equal(step(x), reference(x)), f"call {i}"
+        for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(mine.grad, theirs.grad), f"call {i}"
+    assert called[:2] == [2, 4], called
+
+
 STEPS = {step.__name__: step for step in (
     layers_in_order, gradients_are_scattered, two_groups, all_kinds, a_process_with_a_kernel_more,
-    asked_by_overlap)}
+    asked_by_overlap, gathers_in_groups)}
 
 
 def main(name):
