@@ -3,7 +3,8 @@
 
 Inductor's own pipeline runs, with two parts replaced: the partitioner (``_partition``), and the
 compilation of the graphs that come out of AOTAutograd. A graph of one stream is compiled by
-Inductor as ever; a graph with stream annotations is split into regions, planned and recorded.
+Inductor as ever; a graph with stream annotations is split into regions, planned and recorded. On a
+GPU it is split where no CUDA graph is to be recorded of it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ import torch  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
 from . import _compat, _native, _report, _results, _user_streams, config, errors  # noqa: E402
+from ._cuda_streams import CudaInstance, CudaQueues  # noqa: E402
 from ._graph import StreamGraph, Unsupported, has_collectives, priorities_of  # noqa: E402
 from ._partition import SavingPartitioner  # noqa: E402
 from ._record import RecordedGraph  # noqa: E402
-from ._region import compile_regions  # noqa: E402
-from ._runtime import StreamedGraph  # noqa: E402
+from ._region import CompiledRegion, compile_regions  # noqa: E402
+from ._runtime import HostInstance, StreamedGraph  # noqa: E402
 from ._threads import host_device, lanes_of  # noqa: E402
 from .streams import ANNOTATION, OVERLAP, overlap, stream  # noqa: E402
 
@@ -57,7 +59,7 @@ def backend(
             "Leave mode out; options={...} takes the names of anabranch.config.")
     chosen = config.resolve(options)
     if chosen.streams:
-        priorities_of(gm)  # one each, also where they do nothing
+        priorities_of(gm)  # one each, also where a recording has no use for them
     ties = _take_streams_out(chosen, gm)
     is_on_gpu = any(isinstance(given, torch.Tensor) and given.is_cuda for given in example_inputs)
     streamed = chosen.streams and not is_on_gpu and _has_streams(gm)
@@ -96,7 +98,8 @@ def _compile_graph(
     reason = "streams=False" if not chosen.streams and is_to_split else None
     result = None
     is_on_gpu = _is_on_gpu(gm)
-    if chosen.streams and not is_on_gpu and is_to_split:
+    is_recorded = is_on_gpu and chosen.record  # what runs beside what is found in the recording
+    if chosen.streams and is_to_split and not is_recorded:
         try:
             result = _compile_streams(chosen, gm, keywords)
         except Unsupported as error:
@@ -119,7 +122,7 @@ def _compile_streams(
     chosen: config.Options, gm: GraphModule, keywords: dict[str, Any]
 ) -> StreamedGraph | None:
     """None where all of the graph turns out to be on one stream."""
-    graph = StreamGraph(gm)
+    graph = StreamGraph(gm, _device_of(gm))
     if len(graph.stream_names) == 1 or len(set(graph.streams.values())) == 1:
         return None
     regions = graph.regions()
@@ -137,7 +140,14 @@ def _compile_streams(
                           f"{str(error).splitlines()[0] if str(error) else ''})") from error
     log.info("%s: %d regions on %d streams", _kind(keywords), len(regions),
              len(graph.stream_names))
-    return StreamedGraph(graph, compiled, host_device(chosen), chosen.native)
+    return StreamedGraph(graph, compiled, _instances(chosen, graph, compiled))
+
+
+def _instances(chosen: config.Options, graph: StreamGraph,
+               regions: Sequence[CompiledRegion]) -> Callable[[list[Any]], Any]:
+    if graph.device.type == "cuda":
+        return functools.partial(CudaInstance, graph, regions, CudaQueues(graph.device))
+    return functools.partial(HostInstance, graph, regions, host_device(chosen), chosen.native)
 
 
 def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str) -> str | None:
@@ -209,7 +219,13 @@ def _lanes(chosen: config.Options, gm: GraphModule) -> int:
 
 
 def _is_on_gpu(gm: GraphModule) -> bool:
-    return any(isinstance(value, torch.Tensor) and value.is_cuda for value in _inputs(gm))
+    return _device_of(gm).type == "cuda"
+
+
+def _device_of(gm: GraphModule) -> torch.device:
+    """The first GPU that an input is on, or the host."""
+    return next((value.device for value in _inputs(gm)
+                 if isinstance(value, torch.Tensor) and value.is_cuda), torch.device("cpu"))
 
 
 def _is_dynamic(gm: GraphModule) -> bool:

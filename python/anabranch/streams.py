@@ -29,8 +29,10 @@ def stream(name: str, *, priority: int = 0) -> Any:
     string that is not empty; "ambient" is the stream of the caller.
 
     The lower ``priority`` is, the more urgent the stream, as CUDA counts: on a CPU, where streams
-    must share threads, the more urgent ones are given theirs first. On a GPU it does nothing. A
-    name has one priority in a graph: CompileError [E0608].
+    must share threads, the more urgent ones are given theirs first. On a GPU the streams are CUDA's
+    where nothing is recorded (``record=False``), of that priority or the nearest that the GPU has;
+    a recording finds by itself what runs beside what, and there neither name nor priority places
+    anything. A name has one priority in a graph: CompileError [E0608].
     """
     if not isinstance(name, str) or not name:
         _refuse(name)
