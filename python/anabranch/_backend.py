@@ -4,7 +4,7 @@
 Inductor's own pipeline runs, with two parts replaced: the partitioner (``_partition``), and the
 compilation of the graphs that come out of AOTAutograd. A graph of one stream is compiled by
 Inductor as ever; a graph with stream annotations is split into regions, planned and recorded. On a
-GPU it is split where no CUDA graph is to be recorded of it.
+GPU it is split where no CUDA graph is to be recorded of it, or a stream has a priority.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ._graph import StreamGraph, Unsupported, has_collectives, priorities_of  # 
 from ._partition import SavingPartitioner  # noqa: E402
 from ._record import RecordedGraph  # noqa: E402
 from ._region import CompiledRegion, compile_regions  # noqa: E402
-from ._runtime import HostInstance, StreamedGraph  # noqa: E402
+from ._runtime import HostInstance, RecordedStreams, StreamedGraph  # noqa: E402
 from ._threads import host_device, lanes_of  # noqa: E402
 from .streams import ANNOTATION, OVERLAP, overlap, stream  # noqa: E402
 
@@ -98,8 +98,7 @@ def _compile_graph(
     reason = "streams=False" if not chosen.streams and is_to_split else None
     result = None
     is_on_gpu = _is_on_gpu(gm)
-    is_recorded = is_on_gpu and chosen.record  # what runs beside what is found in the recording
-    if chosen.streams and is_to_split and not is_recorded:
+    if chosen.streams and is_to_split and not (is_on_gpu and _is_recorded_whole(chosen, gm)):
         try:
             result = _compile_streams(chosen, gm, keywords)
         except Unsupported as error:
@@ -113,6 +112,8 @@ def _compile_graph(
         raise
     unrecorded = None
     if is_on_gpu:
+        if result and chosen.record:
+            compiled = RecordedStreams(result)
         unrecorded = _record(chosen, gm, compiled, _kind(keywords))
     _report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start)
     return _boxed(compiled) if result else compiled
@@ -150,8 +151,14 @@ def _instances(chosen: config.Options, graph: StreamGraph,
     return functools.partial(HostInstance, graph, regions, host_device(chosen), chosen.native)
 
 
+def _is_recorded_whole(chosen: config.Options, gm: GraphModule) -> bool:
+    """What runs beside what is then found in the recording. Priorities are not: kernels have those
+    of the streams on which they are captured."""
+    return chosen.record and not any(priorities_of(gm).values())
+
+
 def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str) -> str | None:
-    """Has Inductor's callable recorded as it runs; or why not."""
+    """Has what is compiled recorded as it runs; or why not."""
     if not chosen.record:
         return "record=False"
     if not _compat.is_inductors_graph(compiled):
@@ -178,7 +185,7 @@ def _fall_back(chosen: config.Options, reason: str) -> None:
                 reason)
 
 
-def _boxed(graph: StreamedGraph) -> Callable[[list[Any]], Any]:
+def _boxed(graph: StreamedGraph | RecordedStreams) -> Callable[[list[Any]], Any]:
     def call(args: list[Any]) -> Any:
         return graph(args)
 

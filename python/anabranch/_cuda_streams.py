@@ -3,13 +3,13 @@
 
 A call has Inductor's callables of the regions queue their kernels, one after the other in program
 order, each on the stream of its region. The core plans which regions wait for which; where a region
-is waited for, an event is recorded behind it. Side streams begin behind what the caller's stream, the
-ambient one, has queued, and that one goes on behind all of them.
+is waited for, an event is recorded behind it. Side streams begin behind what the caller's stream,
+the ambient one, has queued, and that one goes on behind all of them.
 
 Memory comes from torch's allocator, which gives a freed block to whatever its stream does next. So:
 
-* What regions of one stream alone make and read is let go behind its last reader, and so are inputs
-  that the ambient stream alone reads. All else is held until the call ends. By then the ambient
+* What regions of one stream alone make and read is let go behind its last reader, and so are
+  inputs that the ambient stream alone reads. All else is held until the call ends. By then the ambient
   stream comes behind the side streams and these behind it, so that whichever stream a block goes
   back to comes behind all uses of it, whoever uses that stream next.
 * A result is the caller's for as long as he likes, to use on the ambient stream. If a side stream

@@ -115,7 +115,7 @@ def _describe(index: int, graph: GraphReport) -> str:
     lines += [f"    {names[step]} waits for {names[on]}" for step, on in plan.waits]
     if not plan.waits:
         lines[-1] = "  waits: none"
-    return "\n".join(lines)
+    return _with_recordings("\n".join(lines), graph.recordings)
 
 
 def _with_recordings(head: str, reports: Iterable[RecordingReport]) -> str:

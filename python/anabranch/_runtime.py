@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A compiled graph of several streams, run by the C++ core.
 
-For each set of sizes it is called with an instance is made. On the host the wrappers of its regions
-are recorded as tapes, the core plans streams, waits and memory, and a recording is made; a call then
-gathers addresses, allocates the outputs and launches. An instance of ``_cuda_streams`` queues the
-regions itself. An instance takes one call at a time, so a graph keeps a pool of them, one for each
-thread that was ever inside at once.
+For each set of sizes it is called with an instance is made. On the host the wrappers of its
+regions are recorded as tapes, the core plans streams, waits and memory, and a recording is made; a call
+then gathers addresses, allocates the outputs and launches. An instance of ``_cuda_streams`` queues
+the regions itself. An instance takes one call at a time, so a graph keeps a pool of them, one for
+each thread that was ever inside at once.
 """
 
 from __future__ import annotations
@@ -107,6 +107,18 @@ class StreamedGraph:
             if self._trace is not None:
                 instance.attach_trace(self._trace)
             return instance
+
+
+class RecordedStreams:
+    """A graph of several streams whose ``current_callable`` is exchanged for what records it, as that
+    of Inductor's graphs is."""
+
+    def __init__(self, graph: StreamedGraph) -> None:
+        self.graph = graph
+        self.current_callable: Callable[[list[Any]], Any] = graph
+
+    def __call__(self, args: list[Any]) -> Any:
+        return self.current_callable(args)
 
 
 class HostInstance:

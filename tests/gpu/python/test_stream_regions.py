@@ -354,6 +354,40 @@ def test_a_recorded_step_may_have_such_calls():
         assert_follows(lambda x: call(x) * 2, lambda seed: (normal(seed, 32, 64),))
 
 
+def urgent_sides(x):
+    with anabranch.stream("urgent", priority=-1):
+        a = seen(x) * 2
+    with anabranch.stream("other"):
+        b = seen(x + 1) @ x
+    return a + b
+
+
+def integers(seed):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randint(-2, 3, (64, 64), device="cuda", generator=generator).float()
+
+
+def test_a_recording_of_streams_with_priorities_is_captured_on_them():
+    call = compiled(urgent_sides, options={"strict": True})
+    for seed in range(2 * CALLS):
+        found, x = call(integers(seed)), integers(seed)
+        assert torch.equal(found, x * 2 + (x + 1) @ x)
+    assert {priority for _, priority in SEEN} == {-1, 0}
+    explanation = anabranch.explain(call, integers(0))
+    [graph] = explanation.graphs
+    assert graph.streamed is not None and graph.unrecorded is None, explanation
+    assert any(report.launched for report in graph.recordings), explanation
+    assert "urgent of priority -1" in str(explanation), explanation
+
+
+def test_without_priorities_a_recording_is_of_the_whole_graph():
+    call = compiled(lambda x: late_sides(x, x.clone()), options={"strict": True})
+    for seed in range(CALLS):
+        call(integers(seed))
+    [graph] = anabranch.explain(call, integers(0)).graphs
+    assert graph.streamed is None and graph.recordings
+
+
 class SavesForTheBackward(nn.Module):
     def __init__(self):
         super().__init__()
