@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU for tests that need none: streams that run late, in any order that their waits allow, and an
-allocator that gives out freed memory at once.
+"""A GPU for tests that need none: streams that run late, in any order that their waits allow, and
+an allocator that gives out freed memory at once.
 
 Kernels are functions over addresses, as a GPU's are: they keep nothing alive. Memory belongs to the
 stream that was current when it was allocated and goes back to it when its tensor dies, or, where

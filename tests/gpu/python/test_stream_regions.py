@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from compare import Tolerance, assert_same, compiled
 from random_streams import Writer, function_of, inputs
-from recordings import assert_follows, normal
+from recordings import assert_follows, assert_launched, normal
 from stream_places import compare_with_one_stream, gpu
 from stream_programs import PROGRAMS
 from stream_runs import SLOW, shown
@@ -90,6 +90,11 @@ def is_split(call, *given):
     return str(found)
 
 
+def integers(seed):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randint(-2, 3, (64, 64), device="cuda", generator=generator).float()
+
+
 # ---- against eager
 
 
@@ -154,7 +159,7 @@ def test_random_numbers_are_those_of_one_stream():
             b = F.dropout(x, 0.25) @ x
         return F.dropout(a, 0.5), b
 
-    x = torch.randint(-2, 3, (64, 64), device="cuda").float()
+    x = integers(0)
     answers = []
     for options in (PLAIN, {"record": False, "streams": False}):
         call = compiled(dropouts, options=options)
@@ -187,7 +192,7 @@ def test_a_number_of_the_host_may_be_an_input():
 
     call = compiled(sides, options=PLAIN)
     for seed in range(CALLS):
-        x = torch.randint(-2, 3, (32, 32), device="cuda").float()
+        x = integers(seed)
         assert torch.equal(call(x, torch.tensor(2.0 + seed)), sides(x, torch.tensor(2.0 + seed)))
     is_split(call, x, torch.tensor(1.0))
 
@@ -208,9 +213,7 @@ def test_what_a_late_stream_reads_and_makes_is_there():
     call = compiled(late_sides, options=PLAIN)
     pairs = []
     for seed in range(2 * CALLS):
-        given, others = ([torch.randint(-2, 3, (64, 64), device="cuda",
-                                        generator=torch.Generator("cuda").manual_seed(seed + i)
-                                        ).float() for i in range(2)] for _ in range(2))
+        given, others = ([integers(2 * seed), integers(2 * seed + 1)] for _ in range(2))
         found = [tensor.clone() for tensor in (*call(*given), given[1])]
         del given
         overwrite_what_is_free((64, 64))
@@ -249,9 +252,7 @@ def test_threads_on_one_stream_and_on_their_own():
     call = compiled(late_sides, options=PLAIN)
 
     def given(seed):
-        generator = torch.Generator("cuda").manual_seed(seed)
-        return [torch.randint(-2, 3, (64, 64), device="cuda", generator=generator).float()
-                for _ in range(2)]
+        return integers(2 * seed), integers(2 * seed + 1)
 
     def task(stream, seeds):
         with torch.cuda.stream(stream):
@@ -285,7 +286,7 @@ def failing_sides(x, y):
 def test_a_failing_region_joins_the_others():
     call = compiled(failing_sides, options=PLAIN)
     x, y = torch.ones(64, 64, device="cuda"), torch.zeros(64, 64, device="cuda")
-    for count in range(1, CALLS):
+    for _ in range(CALLS):
         call(x, y)
         SEEN[:] = ["raise"]
         before, current = y.clone(), torch.cuda.current_stream()
@@ -310,9 +311,9 @@ def test_streams_have_the_priorities_that_were_asked_for():
         with anabranch.stream("most", priority=-100):
             a = seen(x) * 2
         with anabranch.stream("more", priority=-1):
-            b = seen(x) * 3
+            b = seen(x + 1) * 3
         with anabranch.stream("least", priority=100):
-            c = seen(x) * 4
+            c = seen(x + 2) * 4
         return a + b + c
 
     call = compiled(sides, options=PLAIN)
@@ -320,7 +321,7 @@ def test_streams_have_the_priorities_that_were_asked_for():
     current = torch.cuda.current_stream().cuda_stream
     for _ in range(CALLS):
         SEEN.clear()
-        assert torch.equal(call(x), x * 9)
+        assert torch.equal(call(x), x * 9 + 11)
         assert sorted(priority for _, priority in SEEN) == sorted([greatest, -1, least])
         streams = {stream for stream, _ in SEEN}
         assert len(streams) == 3 and current not in streams
@@ -351,7 +352,8 @@ def test_a_recorded_step_may_have_such_calls():
     call = compiled(model, options=PLAIN)
     with torch.no_grad():
         call(normal(0, 32, 64))
-        assert_follows(lambda x: call(x) * 2, lambda seed: (normal(seed, 32, 64),))
+        step = assert_follows(lambda x: call(x) * 2, lambda seed: (normal(seed, 32, 64),))
+    assert_launched(step)
 
 
 def urgent_sides(x):
@@ -360,11 +362,6 @@ def urgent_sides(x):
     with anabranch.stream("other"):
         b = seen(x + 1) @ x
     return a + b
-
-
-def integers(seed):
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randint(-2, 3, (64, 64), device="cuda", generator=generator).float()
 
 
 def test_a_recording_of_streams_with_priorities_is_captured_on_them():
@@ -395,7 +392,7 @@ class SavesForTheBackward(nn.Module):
 
     def forward(self, x):
         with anabranch.stream("left"):
-            left = torch.tanh(late(x) @ self.left.weight)
+            left = torch.tanh(self.left(late(x)))
         with anabranch.stream("right"):
             right = torch.sigmoid(self.right(x))
         return left * right
