@@ -283,6 +283,34 @@ def test_in_a_capture_events_are_new_and_the_allocator_is_told_nothing(gpu):
                for look, seed in zip(looks, seeds, strict=True))
 
 
+def reads_on_the_callers_stream(a, x):
+    b = torch.sin(a) @ x
+    with anabranch.stream("side"):
+        c = torch.relu(x) @ x
+    return b + c
+
+
+@pytest.mark.parametrize("is_capturing", [False, True])
+def test_an_input_that_a_side_stream_made_is_not_its_memory_again_too_early(is_capturing, gpu):
+    """As a backward is given what the forward saved, and nobody else has it any more."""
+    call = compiled(reads_on_the_callers_stream, options={"strict": True})
+    call(*map(gpu.put, inputs(0)[:2]))
+    [instance], [side] = gpu.instances, gpu.sides.values()
+    gpu.is_capturing = is_capturing
+    for seed in range(4 * CALLS):
+        a, x = inputs(seed)[:2]
+        gpu.enter(side)
+        args = [gpu.put(a)]
+        gpu.enter(gpu.main)
+        gpu.main.wait_stream(side)
+        if not is_capturing:
+            gpu.record_stream(args[0], gpu.main)
+        args.append(gpu.put(x))
+        look = gpu.read(instance.run(args)[0])
+        gpu.run()
+        assert torch.equal(look[0], reads_on_the_callers_stream(a, x))
+
+
 def test_a_failing_region_leaves_its_stream_and_joins_the_others(gpu):
     call = compiled(sides, options={"strict": True})
     for seed in range(CALLS):
