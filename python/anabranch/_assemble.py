@@ -9,12 +9,12 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import sympy
 import torch
 from torch.fx import Node
 
 from . import _compat, _native
 from ._graph import AMBIENT, StreamGraph, Unsupported, value_of
+from ._layouts import Layout, Numbers
 from ._region import CompiledRegion
 from ._saved import is_pack, is_part
 from ._schema import is_scalar
@@ -24,19 +24,6 @@ from ._tape import Call, Encoded, Recorded, Storage, extent_bytes, float_as_doub
 log = logging.getLogger("anabranch.record")
 
 _ALIGNMENT = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """Sizes and strides in elements, all numbers."""
-
-    dtype: torch.dtype
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        return extent_bytes(self.sizes, self.strides, self.dtype.itemsize)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +42,15 @@ class Place:
 
 @dataclasses.dataclass
 class StepReport:
-    """How one region runs: as a tape of ``calls`` calls, or in Python for ``reason``."""
+    """How one region runs: as a tape of ``calls`` calls, or in Python for ``reason``; on a GPU as
+    Inductor's callable, without either."""
 
     region: str
     stream: str
     nodes: int
-    calls: int
-    scratch_bytes: int
-    reason: str | None
+    calls: int | None = None
+    scratch_bytes: int = 0
+    reason: str | None = None
 
 
 class Assembly:
@@ -71,7 +59,7 @@ class Assembly:
     def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion], args: Sequence[Any],
                  device: Any, native: bool) -> None:
         self.graph = graph
-        self.numbers = _Numbers(graph.placeholders, args)
+        self.numbers = Numbers(graph.placeholders, args)
         self.reports: list[StepReport] = []
         self.constants: list[torch.Tensor] = []
         self._keep_alive: list[Any] = []
@@ -85,6 +73,14 @@ class Assembly:
         self.recording = _native.record(self.plan, device, self._functions)
         self.outputs = [self._layouts[v] for v in self._output_values]
         self.results = [self._result_expression(n) for n in graph.output.args[0]]
+
+    def summary(self) -> str:
+        plan = self.plan
+        streams = len({report.stream for report in self.reports})
+        return (f"{len(self.reports)} regions on {streams} streams, "
+                f"{self.recording.lane_count} threads, {len(plan.waits)} waits; "
+                f"arena {plan.arena_bytes} bytes (lower bound {plan.arena_lower_bound_bytes}, "
+                f"without reuse {plan.arena_naive_bytes})")
 
     # ---- recording regions
 
@@ -225,11 +221,7 @@ class Assembly:
             name = f"o{self._output_values.index(value)}"
         if node is value:
             return name
-        layout = self.numbers.layout(node)
-        shift = self.numbers.number(
-            node.meta["val"].storage_offset() - value.meta["val"].storage_offset())
-        if layout.dtype is not self._layouts[value].dtype:
-            raise Unsupported(f"{node.name} is a view with another dtype")
+        layout, shift = self.numbers.view(node, value)
         return (f"{name}.as_strided({layout.sizes!r}, {layout.strides!r}, "
                 f"{name}.storage_offset() + {shift})")
 
@@ -271,7 +263,7 @@ class _Part:
         self._outputs_placed += 1
         storage = result.storage
         direct = (storage.kind == "scratch" and storage not in self._owner and result.offset == 0
-                  and _same_strides(result.strides, layout)
+                  and layout.has_strides(result.strides)
                   and storage.size_bytes <= layout.size_bytes)
         if direct:
             self._owner[storage] = access
@@ -421,49 +413,6 @@ class TapeWriter:
         for storage, register in list(self._results.items()):
             if storage.last_use == position and storage not in kept:
                 self._tape.release(register)
-
-
-class _Numbers:
-    """The numbers behind the symbols of a graph, for one set of arguments."""
-
-    def __init__(self, placeholders: Sequence[Node], args: Sequence[Any]) -> None:
-        self._symbols: dict[Any, Any] = {}
-        for node, arg in zip(placeholders, args, strict=True):
-            value = node.meta["val"]
-            if not isinstance(value, torch.Tensor):
-                self._bind(value, arg)
-                continue
-            for symbol, number in zip((*value.shape, *value.stride()),
-                                      (*arg.shape, *arg.stride())):
-                self._bind(symbol, number)
-
-    def _bind(self, value: Any, number: Any) -> None:
-        expression = getattr(getattr(value, "node", None), "expr", None)
-        if expression is not None and expression.is_Symbol:
-            self._symbols[expression] = sympy.sympify(number)
-
-    def number(self, value: Any) -> Any:
-        if isinstance(value, (int, float, bool)):
-            return value
-        result = value.node.expr.xreplace(self._symbols)
-        if result.free_symbols:
-            raise Unsupported(f"the size {value} is in no argument")
-        if isinstance(value, torch.SymFloat):
-            return float(result)
-        return bool(result) if isinstance(value, torch.SymBool) else int(result)
-
-    def scalar(self, node: Node) -> Any:
-        return self.number(node.meta["val"])
-
-    def layout(self, node: Node) -> Layout:
-        value = node.meta["val"]
-        return Layout(value.dtype, tuple(self.number(n) for n in value.shape),
-                      tuple(self.number(n) for n in value.stride()))
-
-
-def _same_strides(strides: Sequence[int], layout: Layout) -> bool:
-    """Strides of dimensions of one element or none say nothing."""
-    return all(size <= 1 or a == b for a, b, size in zip(strides, layout.strides, layout.sizes))
 
 
 def _offsets_in_blocks(graph: StreamGraph) -> dict[Node, int]:

@@ -3,7 +3,8 @@
 
 Inductor's own pipeline runs, with two parts replaced: the partitioner (``_partition``), and the
 compilation of the graphs that come out of AOTAutograd. A graph of one stream is compiled by
-Inductor as ever; a graph with stream annotations is split into regions, planned and recorded.
+Inductor as ever; a graph with stream annotations is split into regions, planned and recorded. On a
+GPU it is split where no CUDA graph is to be recorded of it, or a stream has a priority.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ import torch  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
 from . import _compat, _native, _report, _results, _user_streams, config, errors  # noqa: E402
+from ._cuda_streams import CudaInstance, CudaQueues  # noqa: E402
 from ._gathers import group_gathers  # noqa: E402
 from ._graph import StreamGraph, Unsupported, has_collectives, priorities_of  # noqa: E402
 from ._partition import SavingPartitioner  # noqa: E402
 from ._parts import Cuts, find_cuts, record_parts  # noqa: E402
 from ._record import RecordedGraph  # noqa: E402
-from ._region import compile_regions  # noqa: E402
-from ._runtime import StreamedGraph  # noqa: E402
+from ._region import CompiledRegion, compile_regions  # noqa: E402
+from ._runtime import HostInstance, RecordedStreams, StreamedGraph  # noqa: E402
 from ._threads import host_device, lanes_of  # noqa: E402
 from .streams import ANNOTATION, OVERLAP, overlap, stream  # noqa: E402
 
@@ -59,7 +61,7 @@ def backend(
             "Leave mode out; options={...} takes the names of anabranch.config.")
     chosen = config.resolve(options)
     if chosen.streams:
-        priorities_of(gm)  # one each, also where they do nothing
+        priorities_of(gm)  # one each, also where a recording has no use for them
     ties = _take_streams_out(chosen, gm)
     is_on_gpu = any(isinstance(given, torch.Tensor) and given.is_cuda for given in example_inputs)
     streamed = chosen.streams and not is_on_gpu and _has_streams(gm)
@@ -95,39 +97,61 @@ def _compile_graph(
         _compat.keep_saved_tensors()
     if _kind(keywords) != "backward":
         _results.copy_inputs_among(gm)
-    is_to_split = _has_streams(gm) or (_asked_lanes(gm) > 1 and has_collectives(gm))
-    reason = "streams=False" if not chosen.streams and is_to_split else None
-    result = None
     is_on_gpu = _is_on_gpu(gm)
-    if is_on_gpu:
+    is_whole = is_on_gpu and _is_recorded_whole(chosen, gm)
+    if is_whole:
         group_gathers(gm, chosen.gather_bytes)
-    if chosen.streams and not is_on_gpu and is_to_split:
-        try:
-            result = _compile_streams(chosen, gm, keywords)
-        except Unsupported as error:
-            reason = str(error)
-            _fall_back(chosen, reason)
+    streamed, reason = _split(chosen, gm, keywords, is_whole)
     # Under strict what cannot be recorded as one is to raise, with its reason.
-    cuts = find_cuts(gm) if is_on_gpu and chosen.record and not chosen.strict else Cuts()
+    cuts = find_cuts(gm) if is_whole and not chosen.strict else Cuts()
+    compiled = streamed or _compile_unsplit(gm, example_inputs, keywords, cuts)
+    unrecorded = None
+    if is_on_gpu:
+        if streamed and chosen.record:
+            compiled = RecordedStreams(streamed)
+        unrecorded = _record(chosen, gm, compiled, _kind(keywords), cuts)
+    _report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start)
+    return _boxed(compiled) if streamed else compiled
+
+
+def _is_recorded_whole(chosen: config.Options, gm: GraphModule) -> bool:
+    """What runs beside what is then found in the recording. Priorities are not: kernels have those
+    of the streams on which they are captured."""
+    return chosen.record and not (chosen.streams and any(priorities_of(gm).values()))
+
+
+def _split(chosen: config.Options, gm: GraphModule, keywords: dict[str, Any],
+           is_whole: bool) -> tuple[StreamedGraph | None, str | None]:
+    """The graph in regions; or nothing, and why, if it has streams that are not followed."""
+    if not _has_streams(gm) and not (_asked_lanes(gm) > 1 and has_collectives(gm)):
+        return None, None
+    if not chosen.streams:
+        return None, "streams=False"
+    if is_whole:
+        return None, None
+    try:
+        return _compile_streams(chosen, gm, keywords), None
+    except Unsupported as error:
+        _fall_back(chosen, str(error))
+        return None, str(error)
+
+
+def _compile_unsplit(gm: GraphModule, example_inputs: Sequence[Any], keywords: dict[str, Any],
+                     cuts: Cuts) -> Any:
     try:
         with cuts.compiling():
-            compiled = result or _compat.compile_fx_inner(gm, example_inputs, **keywords)
+            return _compat.compile_fx_inner(gm, example_inputs, **keywords)
     except Exception as error:
         if _compat.is_missing_compiler(error):
             raise _no_compiler(error) from error
         raise
-    unrecorded = None
-    if is_on_gpu:
-        unrecorded = _record(chosen, gm, compiled, _kind(keywords), cuts)
-    _report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start)
-    return _boxed(compiled) if result else compiled
 
 
 def _compile_streams(
     chosen: config.Options, gm: GraphModule, keywords: dict[str, Any]
 ) -> StreamedGraph | None:
     """None where all of the graph turns out to be on one stream."""
-    graph = StreamGraph(gm)
+    graph = StreamGraph(gm, _device_of(gm))
     if len(graph.stream_names) == 1 or len(set(graph.streams.values())) == 1:
         return None
     regions = graph.regions()
@@ -145,12 +169,19 @@ def _compile_streams(
                           f"{str(error).splitlines()[0] if str(error) else ''})") from error
     log.info("%s: %d regions on %d streams", _kind(keywords), len(regions),
              len(graph.stream_names))
-    return StreamedGraph(graph, compiled, host_device(chosen), chosen.native)
+    return StreamedGraph(graph, compiled, _instances(chosen, graph, compiled))
+
+
+def _instances(chosen: config.Options, graph: StreamGraph,
+               regions: Sequence[CompiledRegion]) -> Callable[[list[Any]], Any]:
+    if graph.device.type == "cuda":
+        return functools.partial(CudaInstance, graph, regions, CudaQueues(graph.device))
+    return functools.partial(HostInstance, graph, regions, host_device(chosen), chosen.native)
 
 
 def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str,
             cuts: Cuts) -> str | None:
-    """Has Inductor's callable recorded as it runs, or its parts; or why not as one."""
+    """Has what is compiled recorded as it runs, or its parts; or why not as one."""
     if not chosen.record:
         return "record=False"
     if not _compat.is_inductors_graph(compiled):
@@ -180,7 +211,7 @@ def _fall_back(chosen: config.Options, reason: str) -> None:
                 reason)
 
 
-def _boxed(graph: StreamedGraph) -> Callable[[list[Any]], Any]:
+def _boxed(graph: StreamedGraph | RecordedStreams) -> Callable[[list[Any]], Any]:
     def call(args: list[Any]) -> Any:
         return graph(args)
 
@@ -221,7 +252,13 @@ def _lanes(chosen: config.Options, gm: GraphModule) -> int:
 
 
 def _is_on_gpu(gm: GraphModule) -> bool:
-    return any(isinstance(value, torch.Tensor) and value.is_cuda for value in _inputs(gm))
+    return _device_of(gm).type == "cuda"
+
+
+def _device_of(gm: GraphModule) -> torch.device:
+    """The first GPU that an input is on, or the host."""
+    return next((value.device for value in _inputs(gm)
+                 if isinstance(value, torch.Tensor) and value.is_cuda), torch.device("cpu"))
 
 
 def _is_dynamic(gm: GraphModule) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ._assemble import Assembly, StepReport
+from ._assemble import StepReport
+from ._native import Plan
 from ._record import RecordedCallable, RecordingReport
 from ._report import Collector, GraphReport, collect
 
@@ -52,15 +53,16 @@ class Explanation:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         written = []
-        for assembly in self._assemblies():
+        for plan in self._plans():
             name = path if not written else path.with_stem(f"{path.stem}-{len(written) + 1}")
-            assembly.plan.write(str(name))
+            plan.write(str(name))
             written.append(name)
         return written
 
     def save_timeline(self, path: str | Path) -> Path:
         """Writes what happened as Chrome trace JSON, which ui.perfetto.dev opens: a process a
-        graph, a track a stream. It names operators and source lines of the model."""
+        graph, a track a stream. It names operators and source lines of the model. Graphs on a GPU
+        are not in it: nobody takes the times of their regions."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         merged: list[Any] = []
@@ -74,9 +76,9 @@ class Explanation:
         path.write_text(json.dumps({"traceEvents": merged}))
         return path
 
-    def _assemblies(self) -> list[Assembly]:
+    def _plans(self) -> list[Plan]:
         streamed = [g.streamed for g in self._graphs if g.streamed is not None]
-        return [s.last for s in streamed if s.last is not None]
+        return [s.last.plan for s in streamed if s.last is not None]
 
 
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
@@ -102,36 +104,29 @@ def _describe(index: int, graph: GraphReport) -> str:
             why += f"; not recorded as one: {graph.unrecorded}"
         return _with_recordings(f"{head}\n  one region, run by Inductor's callable ({why})",
                                 graph.recordings)
-    assembly = streamed.last
-    if assembly is None:
+    planned = streamed.last
+    if planned is None:
         return f"{head}\n  {len(streamed.regions)} regions, not run yet"
-    plan = assembly.plan
-    lines = [head, _summary(assembly), "  regions:"]
-    lines += [_region_line(report) for report in assembly.reports]
+    plan = planned.plan
+    lines = [head, f"  {planned.summary()}", "  regions:"]
+    lines += [_region_line(report) for report in planned.reports]
     lines.append("  waits:")
-    names = [report.region for report in assembly.reports]
+    names = [report.region for report in planned.reports]
     lines += [f"    {names[step]} waits for {names[on]}" for step, on in plan.waits]
     if not plan.waits:
         lines[-1] = "  waits: none"
-    return "\n".join(lines)
+    return _with_recordings("\n".join(lines), graph.recordings)
 
 
 def _with_recordings(head: str, reports: Iterable[RecordingReport]) -> str:
     return "\n".join([head, *(textwrap.indent(str(report), "  ") for report in reports)])
 
 
-def _summary(assembly: Assembly) -> str:
-    plan = assembly.plan
-    streams = len({report.stream for report in assembly.reports})
-    return (f"  {len(assembly.reports)} regions on {streams} streams, "
-            f"{assembly.recording.lane_count} threads, {len(plan.waits)} waits; "
-            f"arena {plan.arena_bytes} bytes (lower bound {plan.arena_lower_bound_bytes}, "
-            f"without reuse {plan.arena_naive_bytes})")
-
-
 def _region_line(report: StepReport) -> str:
     if report.reason is not None:
         how = f"Inductor's callable under Python's lock ({report.reason})"
-    else:
+    elif report.calls is not None:
         how = f"native, {report.calls} calls"
+    else:
+        how = f"Inductor's callable on stream {report.stream}"
     return f"    {report.region:<14} {report.nodes:>4} operators   {how}"

@@ -27,6 +27,7 @@ AMBIENT = "ambient"
 # order, and who runs on two streams begins in any.
 COMMUNICATION = "communication"
 
+_HOST = torch.device("cpu")
 _DISTRIBUTED = ("_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem")
 
 
@@ -56,15 +57,17 @@ class RegionGraph:
 
 
 class StreamGraph:
-    """A graph with its streams found: raises Unsupported where it cannot be split."""
+    """A graph with its streams found: raises Unsupported where it cannot be split. All of it is on
+    one ``device``."""
 
-    def __init__(self, gm: GraphModule) -> None:
+    def __init__(self, gm: GraphModule, device: torch.device = _HOST) -> None:
         self.gm = gm
+        self.device = device
         self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         self.output = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
         self.steps = [n for n in gm.graph.nodes if _is_step(n)]
         for node in gm.graph.nodes:
-            _refuse_unsupported(node)
+            _refuse_unsupported(node, device)
         self._begun = _begun_collectives(self.steps)
         self.streams = _assign_streams(self.steps)
         self.priorities = priorities_of(gm)
@@ -373,7 +376,7 @@ def _drop_stale_meta(node: Node) -> None:
         node.meta.pop(key, None)
 
 
-def _refuse_unsupported(node: Node) -> None:
+def _refuse_unsupported(node: Node, device: torch.device) -> None:
     if node.op in ("call_module", "call_method"):
         raise Unsupported(f"{node.op} {node.target} is left in the graph")
     if node.op == "get_attr" and not isinstance(node.meta.get("val"), torch.Tensor):
@@ -384,18 +387,24 @@ def _refuse_unsupported(node: Node) -> None:
         raise Unsupported(f"of {node.target} is not known what it reads and writes")
     values = node.meta.get("val")
     for value in values if isinstance(values, (list, tuple)) else [values]:
-        _refuse_value(node, value)
+        _refuse_value(node, value, device)
 
 
-def _refuse_value(node: Node, value: object) -> None:
+def _refuse_value(node: Node, value: object, device: torch.device) -> None:
     if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
         if _compat.free_unbacked_symbols(value):
             raise Unsupported(f"the size of {node.name} depends on data")
     if not isinstance(value, torch.Tensor):
         return
-    if value.device.type != "cpu":
-        raise Unsupported(f"{node.name} is on {value.device}, and only the host device is here")
+    if value.device != device and not _is_number_of_the_host(node, value):
+        raise Unsupported(f"{node.name} is on {value.device}, and not all on {device}")
     if value.layout is not torch.strided:
         raise Unsupported(f"{node.name} has layout {value.layout}")
     if value.is_complex() or value.is_quantized:
         raise Unsupported(f"{node.name} is {value.dtype}")
+
+
+def _is_number_of_the_host(node: Node, value: torch.Tensor) -> bool:
+    """What is given to kernels as a number, read when they are queued. Nobody writes it: what an
+    operator makes on the host is refused, and so is a write."""
+    return value.device == _HOST and value.dim() == 0 and node.op in ("placeholder", "get_attr")

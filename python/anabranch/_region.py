@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from . import _compat
@@ -33,13 +33,16 @@ def compile_regions(
     keywords: dict[str, Any], progress: bool | None,
 ) -> list[CompiledRegion]:
     """Compiles each region on its own; regions of equal content are compiled once. What runs one
-    after the other is Inductor's lowering: the C++ compiler has the kernels of all at once.
+    after the other is Inductor's lowering: the C++ compiler has the kernels of all at once. Not so
+    those of a GPU, which Inductor may run to time them.
 
     ``keywords`` are what torch hands the compiler of a whole graph; ``lanes`` is how many threads
     will run regions at once.
     """
     compiled = []
-    with _progress(len(regions), progress) as step, _compat.kernels_at_the_end():
+    on_host = graph.device.type == "cpu"
+    later = _compat.kernels_at_the_end() if on_host else nullcontext()
+    with _progress(len(regions), progress) as step, later:
         for region in regions:
             step(region.name)
             start = time.perf_counter()

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from . import _compat, _native
 from ._parts import recordings_of
 from ._record import RecordedCallable, RecordingReport, recorded_callables
-from ._runtime import StreamedGraph
+from ._runtime import RecordedStreams, StreamedGraph
 
 _lock = threading.Lock()
 _known: list[GraphReport] = []
@@ -37,7 +37,8 @@ class GraphReport:
     @property
     def streamed(self) -> StreamedGraph | None:
         compiled = self.compiled()
-        return compiled if isinstance(compiled, StreamedGraph) else None
+        graph = compiled.graph if isinstance(compiled, RecordedStreams) else compiled
+        return graph if isinstance(graph, StreamedGraph) else None
 
     @property
     def recordings(self) -> list[RecordingReport]:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A compiled graph of several streams, run by the C++ core.
 
-For each set of sizes it is called with, the wrappers of its regions are recorded as tapes, the
-core plans streams, waits and memory, and a recording is made. A call then gathers addresses,
-allocates the outputs and launches. A recording takes one launch at a time, so a graph keeps a
-pool of them, one for each thread that was ever inside at once.
+For each set of sizes it is called with an instance is made. On the host the wrappers of its
+regions are recorded as tapes, the core plans streams, waits and memory, and a recording is made; a call
+then gathers addresses, allocates the outputs and launches. An instance of ``_cuda_streams`` queues
+the regions itself. An instance takes one call at a time, so a graph keeps a pool of them, one for
+each thread that was ever inside at once.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.fx import Node
 
 from . import _compat, _native, errors
-from ._assemble import Assembly
+from ._assemble import Assembly, StepReport
 from ._graph import StreamGraph
 from ._region import CompiledRegion
 
@@ -31,17 +32,36 @@ log = logging.getLogger("anabranch.launch")
 MAX_SIZES = 64
 
 
-class StreamedGraph:
-    """Callable with a list of arguments, as AOTAutograd calls compiled graphs (it is emptied)."""
+class Planned(Protocol):
+    """What an instance runs, for reports."""
 
-    def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion], device: Any,
-                 native: bool = True) -> None:
+    plan: _native.Plan
+    reports: list[StepReport]
+
+    def summary(self) -> str: ...
+
+
+class Instance(Protocol):
+    planned: Planned
+
+    def run(self, args: list[Any]) -> tuple[Any, ...]: ...
+
+    def attach_trace(self, trace: _native.Trace | None) -> None: ...
+
+
+class StreamedGraph:
+    """Callable with a list of arguments, as AOTAutograd calls compiled graphs (it is emptied).
+
+    ``make_instance`` is called with such a list, of sizes that have none yet.
+    """
+
+    def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion],
+                 make_instance: Callable[[list[Any]], Instance]) -> None:
         self.graph = graph
         self.regions = regions
-        self.device = device
-        self.native = native
-        self.last: Assembly | None = None
-        self._pools: OrderedDict[tuple[Any, ...], list[_Instance]] = OrderedDict()
+        self.last: Planned | None = None  # of the instance that was made last
+        self._make = make_instance
+        self._pools: OrderedDict[tuple[Any, ...], list[Instance]] = OrderedDict()
         self._lock = threading.Lock()
         self._note: Callable[[], None] | None = None
         self._trace: Any = None
@@ -70,9 +90,9 @@ class StreamedGraph:
             self._trace = trace
             for pool in self._pools.values():
                 for instance in pool:
-                    instance.assembly.recording.attach_trace(trace)
+                    instance.attach_trace(trace)
 
-    def _add_pool(self, key: tuple[Any, ...]) -> list[_Instance]:
+    def _add_pool(self, key: tuple[Any, ...]) -> list[Instance]:
         with self._lock:
             pool = self._pools.setdefault(key, [])
             while len(self._pools) > MAX_SIZES:
@@ -80,21 +100,37 @@ class StreamedGraph:
                 log.info("dropped the recording for sizes %s: more than %d", dropped, MAX_SIZES)
         return pool
 
-    def _make_instance(self, args: list[Any]) -> _Instance:
+    def _make_instance(self, args: list[Any]) -> Instance:
         with self._lock:  # wrappers and libraries are loaded here
-            assembly = Assembly(self.graph, self.regions, args, self.device, self.native)
-            self.last = assembly
+            instance = self._make(args)
+            self.last = instance.planned
             if self._trace is not None:
-                assembly.recording.attach_trace(self._trace)
-            return _Instance(assembly)
+                instance.attach_trace(self._trace)
+            return instance
 
 
-class _Instance:
+class RecordedStreams:
+    """A graph of several streams whose ``current_callable`` is exchanged for what records it, as that
+    of Inductor's graphs is."""
+
+    def __init__(self, graph: StreamedGraph) -> None:
+        self.graph = graph
+        self.current_callable: Callable[[list[Any]], Any] = graph
+
+    def __call__(self, args: list[Any]) -> Any:
+        return self.current_callable(args)
+
+
+class HostInstance:
     """One recording and the function that calls it."""
 
-    def __init__(self, assembly: Assembly) -> None:
-        self.assembly = assembly
-        self.run = _make_call(assembly)
+    def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion], device: Any,
+                 native: bool, args: list[Any]) -> None:
+        self.planned = Assembly(graph, regions, args, device, native)
+        self.run = _make_call(self.planned)
+
+    def attach_trace(self, trace: _native.Trace | None) -> None:
+        self.planned.recording.attach_trace(trace)
 
 
 def _sizes_reader(placeholders: Sequence[Node]) -> Callable[[list[Any]], tuple[Any, ...]]:

@@ -49,7 +49,8 @@ class Options:
     streams: bool = _option(
         True, "Honour stream annotations. Off: every graph is one region on the caller's thread.")
     record: bool = _option(
-        True, "Record CUDA graphs and launch them. Off: everything runs as torch would run it.")
+        True, "Record CUDA graphs and launch them. Off: everything runs as torch would run it, "
+        "named streams on streams of the GPU.")
     verify: bool = _option(
         True, "Compare a recording's first launch with a plain run before it is used.")
     overlap: int = _option(

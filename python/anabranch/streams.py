@@ -29,8 +29,11 @@ def stream(name: str, *, priority: int = 0) -> Any:
     string that is not empty; "ambient" is the stream of the caller.
 
     The lower ``priority`` is, the more urgent the stream, as CUDA counts: on a CPU, where streams
-    must share threads, the more urgent ones are given theirs first. On a GPU it does nothing. A
-    name has one priority in a graph: CompileError [E0608].
+    must share threads, the more urgent ones are given theirs first. On a GPU streams are CUDA's
+    where nothing is recorded (``record=False``), or where one has a priority other than 0, and have
+    that priority or the nearest that the GPU has; kernels of a recording keep it. Other recordings
+    find by themselves what runs beside what. A name has one priority in a graph: CompileError
+    [E0608].
     """
     if not isinstance(name, str) or not name:
         _refuse(name)

@@ -15,6 +15,7 @@
 namespace anabranch::cuda {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::kBytes;
@@ -89,6 +90,63 @@ TEST_P(CudaLaunchTest, RunsAtTheAddressesItIsGiven) {
   EXPECT_CU(d->cuStreamSynchronize(work_stream));
   expect_result(memory[1], 100);
   EXPECT_EQ(nodes_set_by_host(), by_updater() ? 0u : kNodes);
+}
+
+// Beside the step, two kernels that note which priorities they run with; the second is captured on
+// a stream of its own.
+class PriorityLaunchTest : public CudaLaunchTest {
+ protected:
+  void capture_beside(int priority) {
+    destroy_captures();
+    EXPECT_CU(d->cuStreamCreateWithPriority(&beside_, kStreamNonBlocking, priority));
+    for (Captured& captured : captures) captured = capture();
+  }
+  void queue_step(CuStream on, const std::vector<CaptureAllocation>& memory) override {
+    CudaLaunchTest::queue_step(on, memory);
+    if (!beside_) return;
+    if (!noting_) {
+      noting_ = load({.name = "note_priority", .params = {}, .run = [this](const auto& call) {
+                        priorities.push_back(call.priority);
+                      }});
+    }
+    EXPECT_CU(launch(noting_, on, {}));
+    const CuEvent forked = event(), joined = event();
+    EXPECT_CU(d->cuEventRecord(forked, on));
+    EXPECT_CU(d->cuStreamWaitEvent(beside_, forked, kEventWaitDefault));
+    EXPECT_CU(launch(noting_, beside_, {}));
+    EXPECT_CU(d->cuEventRecord(joined, beside_));
+    EXPECT_CU(d->cuStreamWaitEvent(on, joined, kEventWaitDefault));
+  }
+  std::vector<int> launched_on(CudaRecording& recording, CuStream on) {
+    priorities.clear();
+    const Memory memory = fresh(recording);
+    put_words(memory[0], 3);
+    must_launch(recording, memory, on);
+    EXPECT_CU(d->cuStreamSynchronize(on));
+    expect_result(memory[1], 3);
+    return priorities;
+  }
+  std::vector<int> priorities;
+
+ private:
+  CuStream beside_ = nullptr;
+  CuFunction noting_ = nullptr;
+};
+
+TEST_P(PriorityLaunchTest, KernelsKeepThePrioritiesOfTheStreamsOfTheirCapture) {
+  capture_beside(-3);
+  const auto recording = record();
+  EXPECT_THAT(launched_on(*recording, work_stream), ElementsAre(0, -3));
+  EXPECT_THAT(launched_on(*recording, work_stream), ElementsAre(0, -3));
+}
+
+TEST_P(PriorityLaunchTest, WhereTheyWereAlikeTheStreamOfTheLaunchDecides) {
+  capture_beside(0);
+  const auto recording = record();
+  CuStream urgent = nullptr;
+  ASSERT_CU(d->cuStreamCreateWithPriority(&urgent, kStreamNonBlocking, -2));
+  EXPECT_THAT(launched_on(*recording, urgent), ElementsAre(-2, -2));
+  EXPECT_THAT(launched_on(*recording, work_stream), ElementsAre(0, 0));
 }
 
 TEST_P(CudaLaunchTest, AChildGraphRunsWhereItsOwnMemoryIs) {
@@ -385,6 +443,7 @@ std::string name_of(const ::testing::TestParamInfo<By>& by) {
 }
 const auto all_of_them = ::testing::Values(By::kHost, By::kOneKernel, By::kTwoKernels);
 INSTANTIATE_TEST_SUITE_P(, CudaLaunchTest, all_of_them, name_of);
+INSTANTIATE_TEST_SUITE_P(, PriorityLaunchTest, all_of_them, name_of);
 INSTANTIATE_TEST_SUITE_P(, RefusedFunctionTest, all_of_them, name_of);
 INSTANTIATE_TEST_SUITE_P(, NoTemporariesTest, all_of_them, name_of);
 

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "record/cuda_recording.h"
@@ -28,6 +30,20 @@ void set_destination(CuMemcpy3D& copy, std::uint64_t address) {
   } else {
     copy.dst_device = address;
   }
+}
+
+// Whether kernels were captured on streams of several priorities. They keep these then; otherwise
+// all run with that of the stream on which a launch is queued.
+bool have_own_priorities(std::span<const NodeImage> nodes) {
+  std::optional<int> first;
+  for (const NodeImage& node : nodes) {
+    for (const CuLaunchAttribute& attribute : node.kernel.attributes) {
+      if (attribute.id != CuLaunchAttributeId::kPriority) continue;
+      if (first && *first != attribute.value.priority) return true;
+      first = attribute.value.priority;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -69,6 +85,7 @@ Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph o
   if (made->tables_) made->watch_sources();
   made->list_residents();
   CuInstantiateParams params{};
+  if (have_own_priorities(made->nodes_)) params.flags = kInstantiateUseNodePriority;
   if (Status instantiated =
           recorded("cuGraphInstantiateWithParams",
                    driver.cuGraphInstantiateWithParams(&made->exec_, made->graph_, &params));

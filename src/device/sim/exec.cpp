@@ -18,6 +18,16 @@ void overwrite_copies(Exec& exec, const std::vector<ExecNode>& nodes) {
   }
 }
 
+// A graph's kernels run with the priority of the stream that it is launched on, unless it was made
+// to go by its nodes.
+std::shared_ptr<const Op> launched_op(const Exec& exec, const ExecNode& node, int priority) {
+  const auto* kernel = std::get_if<KernelOp>(node.op.get());
+  if (exec.by_node || !kernel) return node.op;
+  KernelOp launched = *kernel;
+  launched.priority = priority;
+  return std::make_shared<const Op>(std::move(launched));
+}
+
 }  // namespace
 
 CuResult Machine::check_instantiable(const Graph& graph, CuGraphNode* culprit) const {
@@ -85,6 +95,7 @@ CuResult Machine::cuGraphInstantiateWithParams(CuGraphExec* handle, CuGraph sour
   if (result != CuResult::kSuccess) return result;
   Exec& exec = execs_.make();
   exec.source = source;
+  exec.by_node = (params->flags & kInstantiateUseNodePriority) != 0;
   flatten(*graph, exec, std::nullopt);
   if (!exec.copies.empty() && graph->execs > 0) {  // device code could not tell the two apart
     execs_.erase(exec.handle);
@@ -159,7 +170,7 @@ CuResult Machine::cuGraphLaunch(CuGraphExec handle, CuStream stream_handle) {
   }
   // One launch of an executable at a time: behind its stream and behind its own earlier launches.
   const WorkRef root = enqueue(*stream, std::move(begin), {{exec->tail}});
-  std::vector<After> ends = launch_nodes(exec, stream->handle, root);
+  std::vector<After> ends = launch_nodes(exec, *stream, root);
   ends.push_back({root});
   Work end{"graph ends", stream->handle, 0, [exec] { exec->uploading_itself = false; }};
   stream->tail = exec->tail = engine_.add(std::move(end), ends);
@@ -167,7 +178,7 @@ CuResult Machine::cuGraphLaunch(CuGraphExec handle, CuStream stream_handle) {
   return CuResult::kSuccess;
 }
 
-std::vector<After> Machine::launch_nodes(const std::shared_ptr<Exec>& exec, CuStream stream,
+std::vector<After> Machine::launch_nodes(const std::shared_ptr<Exec>& exec, const Stream& stream,
                                          const WorkRef& root) {
   std::vector<After> launched;
   for (std::size_t i = 0; i < exec->nodes.size(); ++i) {
@@ -182,12 +193,12 @@ std::vector<After> Machine::launch_nodes(const std::shared_ptr<Exec>& exec, CuSt
 }
 
 WorkRef Machine::launch_node(const std::shared_ptr<Exec>& exec, const ExecNode& node,
-                             std::size_t index, CuStream stream, std::vector<After> after) {
-  const std::shared_ptr<const Op> op = node.op;
+                             std::size_t index, const Stream& stream, std::vector<After> after) {
+  const std::shared_ptr<const Op> op = launched_op(*exec, node, stream.priority);
   if (const auto* wait = std::get_if<WaitOp>(op.get())) {
     if (const Event* const event = events_.find(wait->event)) after.push_back({event->mark});
   }
-  Work work{name_of(*op), stream, duration_of(*op), nullptr};
+  Work work{name_of(*op), stream.handle, duration_of(*op), nullptr};
   if (node.device_node) {
     work.run = [this, exec, op, index] {
       const DeviceCopy& copy = exec->copies.at(index);

@@ -324,6 +324,25 @@ TEST_F(SimExec, WithoutAnUploadTheFirstLaunchUndoesItsOwnUpdates) {
   EXPECT_EQ(get(other), 2u);
 }
 
+TEST_F(SimExec, KernelsRunWithThePriorityOfTheLaunchOrOfTheirNodes) {
+  std::vector<int> seen;
+  const CuFunction kernel =
+      load({.name = "note_priority", .params = {}, .run = [&](const KernelCall& call) {
+              seen.push_back(call.priority);
+            }});
+  CuStream urgent = nullptr, on_launch = nullptr;
+  ASSERT_CU(d->cuStreamCreateWithPriority(&urgent, kStreamNonBlocking, -4));
+  ASSERT_CU(d->cuStreamCreateWithPriority(&on_launch, kStreamNonBlocking, -1));
+  ASSERT_CU(d->cuStreamBeginCapture(urgent, CuCaptureMode::kRelaxed));
+  ASSERT_CU(launch(kernel, urgent));
+  const CuGraph captured = end_capture(urgent);
+  for (const unsigned long long flags : {0ull, kInstantiateUseNodePriority}) {
+    ASSERT_CU(d->cuGraphLaunch(instantiate(captured, flags), on_launch));
+    ASSERT_CU(d->cuStreamSynchronize(on_launch));
+  }
+  EXPECT_THAT(seen, ElementsAre(-1, -4));
+}
+
 TEST_F(SimExec, TheInstantiationCanUpload) {
   make_updated();
   const CuGraphExec exec = instantiate(graph, kInstantiateUpload);

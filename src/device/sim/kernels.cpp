@@ -270,6 +270,7 @@ void Machine::run_kernel(const KernelOp& op) {
   call.block = op.block;
   call.cluster = op.cluster;
   call.shared_bytes = op.shared_bytes;
+  call.priority = op.priority;
   call.params = op.params;
   running_ = kernel_running_ = unchecked_ = true;
   if (op.kernel->run) op.kernel->run(call);

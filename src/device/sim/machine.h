@@ -116,10 +116,10 @@ class Machine {
   CuResult check_instantiable(const Graph& graph, CuGraphNode* culprit) const;
   void flatten(const Graph& graph, Exec& exec, std::optional<std::size_t> inside);
   CuResult upload(CuGraphExec handle, Stream& stream);
-  std::vector<After> launch_nodes(const std::shared_ptr<Exec>& exec, CuStream stream,
+  std::vector<After> launch_nodes(const std::shared_ptr<Exec>& exec, const Stream& stream,
                                   const WorkRef& root);
   WorkRef launch_node(const std::shared_ptr<Exec>& exec, const ExecNode& node, std::size_t index,
-                      CuStream stream, std::vector<After> after);
+                      const Stream& stream, std::vector<After> after);
   ExecNode* find_exec_node(CuGraphExec exec, CuGraphNode node);
   std::array<MemoryKind, 2> kinds_of(const CuMemcpy3D& copy) const;
   CuResult set_exec_op(CuGraphExec exec, ExecNode& node, Op op);

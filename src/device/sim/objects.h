@@ -219,6 +219,7 @@ struct Exec {
   WorkRef tail;                              // its latest launch or upload
   bool uploaded = false;                     // no launch has to upload first
   bool uploading_itself = false;             // the launch that runs does
+  bool by_node = false;                      // kernels run with the priorities of their nodes
 };
 
 }  // namespace anabranch::sim

@@ -50,6 +50,7 @@ class KernelCall {
  public:
   cuda::CuDim3 grid, block, cluster;
   unsigned shared_bytes = 0;
+  int priority = 0;                   // that it runs with
   std::span<const std::byte> params;  // the block, in device-side layout
 
   template <typename T>

@@ -48,6 +48,29 @@ TEST_F(Capture, GivesAnEmptyGraphForNoWork) {
   EXPECT_TRUE(nodes_of(end(on)).empty());
 }
 
+TEST_F(Capture, AKernelsNodeHasThePriorityOfItsStreamAlsoInAClone) {
+  const CuStream on = stream(kStreamNonBlocking, -2);
+  begin(on);
+  ASSERT_CU(launch(nothing, on));
+  const CuGraph graph = end(on);
+  CuGraph clone = nullptr;
+  ASSERT_CU(d.cuGraphClone(&clone, graph));
+  for (const CuGraph each : {graph, clone}) {
+    CuLaunchAttributeValue value{};
+    EXPECT_CU(d.cuGraphKernelNodeGetAttribute(nodes_of(each).front(),
+                                              CuLaunchAttributeId::kPriority, &value));
+    EXPECT_EQ(value.priority, -2);
+  }
+  CuInstantiateParams params{};
+  params.flags = kInstantiateUseNodePriority;
+  CuGraphExec exec = nullptr;
+  EXPECT_CU(d.cuGraphInstantiateWithParams(&exec, clone, &params));
+  EXPECT_CU(d.cuGraphLaunch(exec, on));
+  EXPECT_CU(d.cuStreamSynchronize(on));
+  EXPECT_CU(d.cuGraphExecDestroy(exec));
+  EXPECT_CU(d.cuGraphDestroy(clone));
+}
+
 TEST_F(Capture, SynchronizingItsStreamIs900Then901) {
   const CuStream on = stream();
   begin(on);

@@ -118,9 +118,9 @@ Differential::~Differential() {
   EXPECT_CU(d.cuDevicePrimaryCtxRelease(0));
 }
 
-CuStream Differential::stream(unsigned flags) {
+CuStream Differential::stream(unsigned flags, int priority) {
   CuStream& made = streams_.emplace_back();
-  EXPECT_CU(d.cuStreamCreateWithPriority(&made, flags, 0));
+  EXPECT_CU(d.cuStreamCreateWithPriority(&made, flags, priority));
   return made;
 }
 

@@ -48,7 +48,7 @@ class Differential : public ::testing::Test {
   Differential();
   ~Differential() override;
 
-  CuStream stream(unsigned flags = kStreamNonBlocking);
+  CuStream stream(unsigned flags = kStreamNonBlocking, int priority = 0);
   CuEvent event();
   CuDevicePtr allocate(std::size_t bytes);
   void* allocate_host(std::size_t bytes);
