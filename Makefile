@@ -33,8 +33,8 @@ export CMAKE_GENERATOR := Ninja
 endif
 
 .PHONY: help demo test test-cpp test-python test-oldest test-long test-wheel test-gpu check bench \
-        bench-gpu asan ubsan \
-        tsan fuzz format build release clean packages-build packages-test packages-python
+        bench-gpu asan tsan fuzz format build release clean packages-build packages-test \
+        packages-python
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -94,14 +94,10 @@ bench-gpu: $(GPU_READY) release ## the benchmarks that need a GPU, into bench/re
 	$(GPU_PYTHON) bench/gpu/fsdp.py bench/results/gpu_fsdp.json
 	$(GPU_PYTHON) bench/gpu/collectives.py bench/results/gpu_collectives.json
 
-asan: packages-build packages-test ## the C++ tests under AddressSanitizer
+asan: packages-build packages-test ## the C++ tests under Address-, Leak- and UndefinedBehaviorSanitizer
+	scripts/need_packages.sh clang
 	$(call build_preset,asan)
 	$(call run_ctest,asan,asan,)
-
-ubsan: packages-build packages-test ## the same under UndefinedBehaviorSanitizer, built by clang
-	scripts/need_packages.sh clang
-	$(call build_preset,ubsan)
-	$(call run_ctest,ubsan,ubsan,)
 
 tsan: packages-build packages-test ## the same under ThreadSanitizer
 	$(call build_preset,tsan)
