@@ -10,6 +10,7 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc)
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
+# Come last, so that they win: PYTEST_ARGS='-n0 -k lanes'
 PYTEST_ARGS ?=
 # The Python of the GPU's tests and benchmarks: the environment's, or any that has torch for this
 # machine's GPU, and pytest: make test-gpu GPU_PYTHON=python3
@@ -24,6 +25,9 @@ SOURCES = $(shell find bench bridge examples include src tests tool \
 STILL := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 # Everything a test writes stays here.
 SCRATCH := TMPDIR=$(ROOT)/.cache/tmp PYTHONPYCACHEPREFIX=$(ROOT)/.cache/pycache
+# Processes take a gigabyte each: eight at most. Each keeps neighbouring tests, which compile much the
+# same, until another one has none left.
+SPREAD = -n $(shell echo $$(($(JOBS) < 8 ? $(JOBS) : 8))) --dist worksteal
 DEV_LIBRARY := $(ROOT)/build/dev/bridge/libanabranch_bridge.so
 
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
@@ -59,10 +63,10 @@ test-cpp: build ## the C++ tests, the installed consumer, must-not-compile, room
 	$(call run_ctest,dev,dev,)
 
 test-python: $(VENV)/ready build ## the Python tests on the newest torch
-	$(call run_pytest,python,$(VENV)/bin/python,)
+	$(call run_pytest,python,$(VENV)/bin/python,$(SPREAD))
 
 test-oldest: $(VENV_OLDEST)/ready build ## the smaller set of Python tests on the oldest torch
-	$(call run_pytest,oldest,$(VENV_OLDEST)/bin/python,-m oldest)
+	$(call run_pytest,oldest,$(VENV_OLDEST)/bin/python,$(SPREAD) -m oldest)
 
 test-long: build ## the long C++ tests: 10,000 random programs and the like
 	ctest --preset long
