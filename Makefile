@@ -23,8 +23,10 @@ SOURCES = $(shell find bench bridge examples include src tests tool \
             \( -name '*.h' -o -name '*.cpp' \) ! -name '*_generated.h')
 # ThreadSanitizer of these compilers gives up on kernels that scatter memory too widely.
 STILL := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
-# Everything a test writes stays here.
-SCRATCH := TMPDIR=$(ROOT)/.cache/tmp PYTHONPYCACHEPREFIX=$(ROOT)/.cache/pycache
+# Everything a test writes stays here. Bytecode too, whatever the environment says: without it each
+# process that imports torch would compile two thousand files.
+SCRATCH := TMPDIR=$(ROOT)/.cache/tmp PYTHONPYCACHEPREFIX=$(ROOT)/.cache/pycache \
+           PYTHONDONTWRITEBYTECODE=
 # Processes take a gigabyte each: eight at most. Each keeps neighbouring tests, which compile much the
 # same, until another one has none left.
 SPREAD = -n $(shell echo $$(($(JOBS) < 8 ? $(JOBS) : 8))) --dist worksteal
