@@ -10,6 +10,7 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc)
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
+# Come last, so that they win: PYTEST_ARGS='-n0 -k lanes'
 PYTEST_ARGS ?=
 # The Python of the GPU's tests and benchmarks: the environment's, or any that has torch for this
 # machine's GPU, and pytest: make test-gpu GPU_PYTHON=python3
@@ -22,8 +23,13 @@ SOURCES = $(shell find bench bridge examples include src tests tool \
             \( -name '*.h' -o -name '*.cpp' \) ! -name '*_generated.h')
 # ThreadSanitizer of these compilers gives up on kernels that scatter memory too widely.
 STILL := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
-# Everything a test writes stays here.
-SCRATCH := TMPDIR=$(ROOT)/.cache/tmp PYTHONPYCACHEPREFIX=$(ROOT)/.cache/pycache
+# Everything a test writes stays here. Bytecode too, whatever the environment says: without it each
+# process that imports torch would compile two thousand files.
+SCRATCH := TMPDIR=$(ROOT)/.cache/tmp PYTHONPYCACHEPREFIX=$(ROOT)/.cache/pycache \
+           PYTHONDONTWRITEBYTECODE=
+# Processes take a gigabyte each: eight at most. Each keeps neighbouring tests, which compile much the
+# same, until another one has none left.
+SPREAD = -n $(shell echo $$(($(JOBS) < 8 ? $(JOBS) : 8))) --dist worksteal
 DEV_LIBRARY := $(ROOT)/build/dev/bridge/libanabranch_bridge.so
 
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
@@ -33,8 +39,8 @@ export CMAKE_GENERATOR := Ninja
 endif
 
 .PHONY: help demo test test-cpp test-python test-oldest test-long test-wheel test-gpu check bench \
-        bench-gpu asan ubsan \
-        tsan fuzz format build release clean packages-build packages-test packages-python
+        bench-gpu asan tsan fuzz format build release clean packages-build packages-test \
+        packages-python
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -59,10 +65,10 @@ test-cpp: build ## the C++ tests, the installed consumer, must-not-compile, room
 	$(call run_ctest,dev,dev,)
 
 test-python: $(VENV)/ready build ## the Python tests on the newest torch
-	$(call run_pytest,python,$(VENV)/bin/python,)
+	$(call run_pytest,python,$(VENV)/bin/python,$(SPREAD))
 
 test-oldest: $(VENV_OLDEST)/ready build ## the smaller set of Python tests on the oldest torch
-	$(call run_pytest,oldest,$(VENV_OLDEST)/bin/python,-m oldest)
+	$(call run_pytest,oldest,$(VENV_OLDEST)/bin/python,$(SPREAD) -m oldest)
 
 test-long: build ## the long C++ tests: 10,000 random programs and the like
 	ctest --preset long
@@ -94,14 +100,10 @@ bench-gpu: $(GPU_READY) release ## the benchmarks that need a GPU, into bench/re
 	$(GPU_PYTHON) bench/gpu/fsdp.py bench/results/gpu_fsdp.json
 	$(GPU_PYTHON) bench/gpu/collectives.py bench/results/gpu_collectives.json
 
-asan: packages-build packages-test ## the C++ tests under AddressSanitizer
+asan: packages-build packages-test ## the C++ tests under Address-, Leak- and UndefinedBehaviorSanitizer
+	scripts/need_packages.sh clang
 	$(call build_preset,asan)
 	$(call run_ctest,asan,asan,)
-
-ubsan: packages-build packages-test ## the same under UndefinedBehaviorSanitizer, built by clang
-	scripts/need_packages.sh clang
-	$(call build_preset,ubsan)
-	$(call run_ctest,ubsan,ubsan,)
 
 tsan: packages-build packages-test ## the same under ThreadSanitizer
 	$(call build_preset,tsan)

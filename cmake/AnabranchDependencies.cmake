@@ -28,6 +28,11 @@ set(CLI11_BUILD_EXAMPLES OFF)
 find_package(Threads REQUIRED)
 
 anabranch_dependency(fmt https://github.com/fmtlib/fmt.git 9.1.0 9)
+# What ships holds its own fmt and needs none. A sanitizer's build never ships: without fmt's code in
+# each of its files it compiles in two thirds of the time.
+add_library(anabranch_fmt INTERFACE)
+target_link_libraries(
+  anabranch_fmt INTERFACE $<IF:$<BOOL:${ANABRANCH_SANITIZER}>,fmt::fmt,fmt::fmt-header-only>)
 
 # Only FlatBuffers' headers are used: our generated code and its verifier need no library.
 anabranch_dependency(flatbuffers https://github.com/google/flatbuffers.git v23.5.26
