@@ -39,17 +39,17 @@ def test_what_needs_torch_says_that_it_is_missing(run_python, name):
 
 
 def test_only_one_file_reads_the_environment():
-    readers = {path.name for path in PACKAGE.glob("*.py")
+    readers = {path.name for path in PACKAGE.rglob("*.py")
                if re.search(r"\benviron\b|\bgetenv\b", path.read_text())}
     assert readers == {"config.py"}
 
 
-def test_only_one_file_names_private_parts_of_torch():
+def test_only_one_room_names_private_parts_of_torch():
     private = re.compile(r"\btorch(\.\w+)*\._[a-zA-Z]")
-    users = {path.name for path in PACKAGE.glob("*.py") if any(
+    users = {path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py") if any(
         private.search(line) for line in path.read_text().splitlines()
         if not line.lstrip().startswith(("#", '"')) and "``" not in line)}
-    assert users <= {"_compat.py"}
+    assert users <= {"_compat"}
 
 
 def test_unknown_names_of_the_package_are_attribute_errors(run_python):

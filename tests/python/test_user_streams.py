@@ -169,7 +169,8 @@ def test_the_last_record_of_an_event_is_the_one():
 
 def test_what_has_no_meaning_at_the_ends_is_left_to_inductor_or_refused():
     graph = torch.fx.Graph()
-    stream = graph.call_function(_compat.graph_bytecode_inputs.get_external_object_by_index, (0,))
+    table = _compat.streams.graph_bytecode_inputs
+    stream = graph.call_function(table.get_external_object_by_index, (0,))
     graph.output(graph.call_method("query", (stream,)))
     gm = torch.fx.GraphModule(torch.nn.Module(), graph)
     with pytest.raises(NotUnderstood, match="query"):

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How Inductor and AOTAutograd compile a graph."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+from torch._guards import TracingContext, tracing
+from torch._inductor import fx_utils, utils as inductor_utils
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.fx_passes import post_grad
+from torch._ops import OpOverload
+
+
+def must_save() -> Any:
+    """The partitioner's mark for a value that backward must not compute again."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    return CheckpointPolicy.MUST_SAVE
+
+
+@contextlib.contextmanager
+def own_compile_context() -> Iterator[None]:
+    """Around the compilation of a model.
+
+    AOTAutograd's cache would hand back its graphs as Inductor compiled them, past streams, records
+    and reports. Inductor's own cache still spares the kernels.
+    """
+    with functorch_config.patch(enable_autograd_cache=False), _copies_of_overwritten_inputs():
+        yield
+
+
+# Inductor's settings by which each intermediate has memory of its own. Memory that is used again
+# orders kernels that share nothing else; a recording's arena finds by itself what can be used again.
+OWN_BUFFERS = {"allow_buffer_reuse": False}
+
+
+def own_buffers() -> contextlib.AbstractContextManager[None]:
+    """Around calls that may compile, on this thread."""
+    return inductor_config.patch(OWN_BUFFERS)
+
+
+@contextlib.contextmanager
+def _copies_of_overwritten_inputs() -> Iterator[None]:
+    """Keeps copies of inputs that the graph overwrites later. Inductor's pass takes them for no
+    operation (2.11; 2.15 does not any more), and who reads one then reads what was written: wrong
+    in silence, under torch.compile too. Hidden from the pass, by another target for the time."""
+    original = post_grad.remove_noop_ops
+
+    def remove_noop_ops(graph: torch.fx.Graph) -> Any:
+        storages = {fx_utils.get_node_storage(node.args[0]) for node in graph.find_nodes(
+            op="call_function", target=torch.ops.aten.copy_.default)}
+        hidden = [(node, node.target) for node in graph.nodes
+                  if node.target in post_grad.noop_registry and not storages.isdisjoint(
+                      map(fx_utils.get_node_storage, node.all_input_nodes))]
+        for node, _ in hidden:
+            node.target = _hidden
+        try:
+            return original(graph)
+        finally:
+            for node, target in hidden:
+                node.target = target
+
+    post_grad.remove_noop_ops = remove_noop_ops
+    try:
+        yield
+    finally:
+        post_grad.remove_noop_ops = original
+
+
+def _hidden(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("stands in a graph for the time of a pass, and is never called")
+
+
+def keep_saved_tensors() -> None:
+    """To be called while a forward graph is compiled: its backward may overwrite nothing saved.
+
+    By default Inductor's backward reuses the memory of saved tensors, and a second backward
+    through one graph, which eager allows, is an error.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
+def results_of_forward() -> int | None:
+    """While a forward graph is compiled: how many of its results are not for the backward alone."""
+    context = TracingContext.try_get()
+    return context.fw_metadata.num_forward if context and context.fw_metadata else None
+
+
+def kinds_of_results() -> list[str]:
+    """While a graph of a forward or of inference is compiled: what AOTAutograd calls each of its
+    results that is not for the backward alone; inputs that it writes, which come first, "written",
+    and memory of several results, which comes last, "base"."""
+    context = TracingContext.try_get()
+    about = context.fw_metadata if context else None
+    if about is None:
+        return []
+    kinds = ["written"] * about.num_mutated_inp_runtime_indices
+    kinds += [info.output_type.name for info in about.output_info]
+    return kinds + ["base"] * (about.num_forward_returns - len(kinds))
+
+
+@contextlib.contextmanager
+def region_compile_context(fake_mode: Any, threads: int) -> Iterator[None]:
+    """Around the compilation of one region.
+
+    The fresh tracing context keeps Inductor from reading the donated buffers of the whole
+    backward: those are indices into other inputs, and it would overwrite saved tensors.
+    ``comment_origin`` salts the key of the FX graph cache, which ignores that we pin the strides
+    of outputs. ``memory_planning`` stays off: our tape plans the scratch memory.
+    """
+    options = {"cpp.threads": threads, "comment_origin": True, "memory_planning": False}
+    with tracing(TracingContext(fake_mode)), inductor_config.patch(options):
+        yield
+
+
+_waiting_moved = threading.RLock()
+
+
+@contextlib.contextmanager
+def kernels_at_the_end() -> Iterator[None]:
+    """Around several compilations: the C++ compiler works on the kernels of all of them at once.
+
+    A generated wrapper waits for its kernels while it is loaded. Here it goes on, and the waiting is
+    done when the block ends; until then nothing may be run. An error of the compiler comes then.
+    """
+    with _waiting_moved:
+        owner, wait, waits = threading.get_ident(), AsyncCompile.wait, []
+
+        def wait_later(self: AsyncCompile, scope: dict[str, Any]) -> None:
+            if threading.get_ident() == owner:
+                waits.append((self, scope))
+            else:
+                wait(self, scope)
+
+        AsyncCompile.wait = wait_later  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            AsyncCompile.wait = wait  # type: ignore[method-assign]
+        for compiler, scope in waits:
+            wait(compiler, scope)
+
+
+def is_missing_compiler(error: BaseException) -> bool:
+    """Whether Inductor failed for want of a C++ compiler; it wraps that error in others, as text."""
+    return "InvalidCxxCompiler" in f"{type(error).__name__} {error}"
+
+
+def is_inductors_graph(compiled: Any) -> bool:
+    """Whether it has a ``current_callable``: where there are no operators Inductor answers a plain
+    function, as of the backward of ``x + 1``."""
+    return hasattr(compiled, "current_callable")
+
+
+# What Inductor cuts a graph into so that CUDA graphs may hold the parts ("graph partition").
+
+
+def is_unsafe_in_captures(node: torch.fx.Node) -> bool:
+    """Whether Inductor knows an operator for one that cannot be captured: by torch's tag, its own
+    list, or what it is given."""
+    return inductor_utils.is_cudagraph_unsafe_fx_node(node)
+
+
+def in_parts(operators: Collection[str],
+             may_reorder: bool) -> contextlib.AbstractContextManager[None]:
+    """Around ``compile_fx_inner`` on this thread: cuts also at ``operators``, by their full names.
+    Inductor does so only where it would make CUDA graphs itself, which the argument of that name
+    decides, and not the setting."""
+    return inductor_config.patch({
+        "graph_partition": True,
+        "triton.cudagraphs": True,
+        "triton.reorder_for_reducing_graph_partitions": may_reorder,
+        "custom_should_partition_ops": [*inductor_config.custom_should_partition_ops, *operators],
+    })
+
+
+def parts_of(compiled: Any) -> list[Callable[[list[Any]], Any]]:
+    """The functions of a graph's parts, each called as the graph; none of a graph in one."""
+    return list(getattr(getattr(compiled, "compiled_fn_runner", None), "partitions", ()))
+
+
+def replace_parts(compiled: Any, parts: Sequence[Callable[[list[Any]], Any]]) -> None:
+    if parts:
+        compiled.recursively_apply_fns([lambda _, part=part: part for part in parts])
+
+
+def wrapper_function(compiled: Any) -> Callable[..., Any]:
+    """The ``call`` function of the Python wrapper that Inductor generated, or TypeError."""
+    call = getattr(compiled, "current_callable", None)
+    function = getattr(call, "__func__", call)
+    if not hasattr(function, "__code__") or getattr(call, "__self__", None) is None:
+        raise TypeError(f"{type(call).__name__} is no generated wrapper")
+    if "empty_strided_cpu" not in function.__globals__:
+        raise TypeError(f"{function.__qualname__} is no generated wrapper")
+    return call
+
+
+def annotation(node: torch.fx.Node, key: str) -> Any:
+    """What a node was annotated with, or None."""
+    return (node.meta.get("custom") or {}).get(key)
+
+
+def gather_together() -> OpOverload:
+    """The collective that gathers a list of tensors."""
+    return torch.ops._c10d_functional.all_gather_into_tensor_coalesced.default

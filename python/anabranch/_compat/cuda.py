@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.cuda, its allocator and NCCL, as recordings need them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+# The fast allocator of Inductor's own wrappers: (sizes, strides, dtype) -> tensor.
+empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
+empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # on the current device
+# Likewise a view: (tensor, sizes, strides, elements to go on by) -> tensor of the same type.
+reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
+
+
+def storage_at(address: int, size_bytes: int, device: torch.device) -> torch.UntypedStorage:
+    """Somebody else's memory; nothing is freed when the storage goes."""
+    return torch._C._construct_storage_from_data_pointer(address, device, size_bytes)
+
+
+def numeric_modes() -> tuple[Any, ...]:
+    """Settings by which torch chooses kernels on a GPU."""
+    precision = torch._C._get_fp32_precision_getter
+    return (torch._C._get_deterministic_algorithms(), torch._C._get_cudnn_deterministic(),
+            precision("cuda", "matmul"), precision("cuda", "conv"))
+
+
+# The raw current stream of a device, by its number.
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
+
+
+def collectives_so_far() -> int:
+    """Grows with every collective that this process takes part in; 0 where it can take in none."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized() \
+            or distributed.get_world_size() == 1:
+        return 0
+    groups = list(distributed.distributed_c10d._world.pg_map)
+    return 1 + sum(group._get_sequence_number_for_group() for group in groups
+                   if group != distributed.GroupMember.NON_GROUP_MEMBER)
+
+
+def backend_of_group(group: Any, device: torch.device) -> str:
+    """What runs a process group's collectives on a device; the group by itself or by its name, as
+    functional collectives are given either. RuntimeError where there is none."""
+    if isinstance(group, str):
+        group = torch.distributed.distributed_c10d._resolve_process_group(group)
+    return group._get_backend(device).name()
+
+
+def clear_workspaces() -> None:
+    """Gives back the scratch memory that cuBLAS keeps a stream: a capture makes its own anew, and
+    work outside must not use one that a capture made."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+def allocations_so_far(device: int) -> int:
+    """How many blocks torch's allocator has given out."""
+    return torch.cuda.memory_stats_as_nested_dict(device)["allocation"]["all"]["allocated"]
+
+
+def end_pool(device: int, pool: tuple[int, int]) -> None:
+    """Ends the routing of allocations to a pool, if a capture that failed has left it on."""
+    with contextlib.suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(device, pool)
+
+
+class PoolHistory(NamedTuple):
+    """What happened in torch's allocator while a capture went on."""
+
+    allocations: list[tuple[int, int]]  # (address, bytes asked for), in order of time
+    segments: dict[tuple[int, int], set[int]]  # where those of each pool begin
+
+
+@contextlib.contextmanager
+def memory_history(device: int) -> Iterator[Callable[[], PoolHistory]]:
+    """Around captures: a function that tells what they have allocated so far. A history that the
+    user records goes on, and has to be long enough: a RuntimeError if it has lost its beginning."""
+    is_users = torch._C._cuda_isHistoryEnabled()
+    if not is_users:
+        torch.cuda.memory._record_memory_history(
+            enabled="all", context=None, stacks="python", max_entries=1 << 30, clear_history=True)
+    last = _snapshot_of(device)[0][-1:] if is_users else []
+
+    def read() -> PoolHistory:
+        trace, segments = _snapshot_of(device)
+        if last and last[0] not in trace:
+            raise RuntimeError("the recorded memory history is too short; raise its max_entries")
+        begin = len(trace) - trace[::-1].index(last[0]) if last else 0
+        pools: dict[tuple[int, int], set[int]] = {}
+        for segment in segments:
+            pools.setdefault(tuple(segment["segment_pool_id"]), set()).add(segment["address"])
+        return PoolHistory([(event["addr"], event["size"]) for event in trace[begin:]
+                            if event["action"] == "alloc"], pools)
+
+    try:
+        yield read
+    finally:
+        if not is_users:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def _snapshot_of(device: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The trace of events, and the segments, of all pools: torch 2.11 may crash when asked for
+    those of one."""
+    snapshot = torch.cuda.memory._snapshot(device)
+    return snapshot["device_traces"][device], snapshot["segments"]
+
+
+def allocated_in_pools(device: int, pools: Collection[tuple[int, int]]) -> int:
+    """Bytes that tensors still hold in some pools."""
+    _, segments = _snapshot_of(device)
+    return sum(block["requested_size"] for segment in segments
+               if tuple(segment["segment_pool_id"]) in pools
+               for block in segment["blocks"] if block["state"] == "active_allocated")
+
+
+@contextlib.contextmanager
+def keep_generated_tensors() -> Iterator[list[Any]]:
+    """Around a capture: what Inductor's wrappers allocate stays allocated, so that each of their
+    tensors has an address, and so a life, of its own. Storages are kept and not tensors, whose
+    use counts AccumulateGrad looks at."""
+    from torch._inductor.codecache import PyCodeCache
+
+    kept: list[Any] = []
+
+    def allocate(*arguments: Any) -> torch.Tensor:
+        tensor = empty_strided_cuda(*arguments)
+        kept.append(tensor.untyped_storage())
+        return tensor
+
+    modules = [module for module in PyCodeCache.modules if hasattr(module, "empty_strided_cuda")]
+    before = [module.empty_strided_cuda for module in modules]
+    for module in modules:
+        module.empty_strided_cuda = allocate  # type: ignore[attr-defined]
+    try:
+        yield kept
+    finally:
+        for module, function in zip(modules, before, strict=True):
+            module.empty_strided_cuda = function  # type: ignore[attr-defined]
+        kept.clear()

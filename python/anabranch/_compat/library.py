@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C ABI of torch's tensor library, and of what Inductor compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+version: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
+
+# Functions of the tensor library that a tape calls, by the name it gives them.
+LIBRARY_FUNCTIONS = {
+    "create_view": "aoti_torch_create_tensor_from_blob_v2",
+    "delete_tensor": "aoti_torch_delete_tensor_object",
+    "new_handle": "aoti_torch_new_tensor_handle",
+    "data_pointer": "aoti_torch_get_data_ptr",
+    "strides": "aoti_torch_get_strides",
+    "copy": "aoti_torch_copy_",
+    "dispatch": "torch_call_dispatcher",
+    "new_list": "torch_new_list_reserve_size",
+    "list_push": "torch_list_push_back",
+    "delete_list": "torch_delete_list",
+    "last_error": "torch_exception_get_what",  # 2.12 and later
+    "mm_out": "aoti_torch_cpu_mm_out",
+    "addmm_out": "aoti_torch_cpu_addmm_out",
+    "bmm_out": "aoti_torch_cpu_bmm_out",
+    "baddbmm_out": "aoti_torch_cpu_baddbmm_out",
+    "randint_low_out": "aoti_torch_cpu_randint_low_out",
+    "prepare_threads": "torch_get_num_threads",
+    "set_mkl_threads": "MKL_Set_Num_Threads_Local",  # the lower-case symbol is Fortran's
+}
+
+
+@functools.cache
+def _torch_library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+@functools.cache
+def _openmp_library() -> ctypes.CDLL | None:
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*.so*")):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(path))
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL("libgomp.so.1")
+    return None
+
+
+@functools.cache
+def library_function(name: str) -> int:
+    """The address of a function of torch's C ABI, by our name for it; 0 if this torch lacks it."""
+    return _address(_torch_library(), LIBRARY_FUNCTIONS[name])
+
+
+@functools.cache
+def openmp_function(name: str) -> int:
+    library = _openmp_library()
+    return _address(library, name) if library is not None else 0
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    try:
+        return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
+    except AttributeError:
+        return 0
+
+
+@functools.cache
+def dtype_code(dtype: torch.dtype) -> int:
+    """torch's number for a dtype in its C ABI; KeyError where it has none."""
+    name = f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}"
+    try:
+        return getattr(_torch_library(), name)()
+    except AttributeError:
+        raise KeyError(dtype) from None
+
+
+def library_version() -> int:
+    major, minor = version
+    return major << 56 | minor << 48
+
+
+def kernel_address(function: Any) -> int:
+    """The C entry of a kernel that Inductor compiled, from its Python binding."""
+    path = getattr(getattr(function, "__self__", None), "__file__", None)
+    if path is None or not os.path.exists(path):
+        raise TypeError(f"{function!r} is no compiled kernel")
+    return _kernel_in(path, function.__name__)
+
+
+@functools.cache
+def _kernel_in(path: str, name: str) -> int:
+    return _address(ctypes.CDLL(path), name)

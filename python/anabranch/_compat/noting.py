@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seams of Inductor and of optimizers at which kernels are noted. One that a release lacks is left
+alone: nothing is noted there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType, NoneType
+from typing import Any
+
+import torch
+from torch._C._dynamo import eval_frame
+
+# Called in place of a method, with the method and then its own arguments.
+Around = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def _around(module: str, owner: str, method: str, around: Around) -> Iterator[None]:
+    try:
+        kind: Any = getattr(importlib.import_module(module), owner)
+        original = vars(kind)[method]
+    except (ImportError, AttributeError, KeyError):
+        yield
+        return
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(kind, method, replacement)
+    try:
+        yield
+    finally:
+        setattr(kind, method, original)
+
+
+@contextlib.contextmanager
+def steps_of_optimizers(optimizers: Sequence[torch.optim.Optimizer], begin: Callable[[], None],
+                        end: Callable[[], None]) -> Iterator[None]:
+    """While inside, ``begin()`` is called before each step of one of them that runs eagerly, and
+    ``end()`` after it if it has not raised, on the thread of the step. The others are left alone:
+    Dynamo guards on their hooks, and would compile them anew."""
+    hooks: list[Any] = []
+    for optimizer in filter(_runs_eagerly, optimizers):
+        hooks.append(optimizer.register_step_pre_hook(lambda *_: begin()))
+        hooks.append(optimizer.register_step_post_hook(lambda *_: end()))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _runs_eagerly(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is one of torch's, and nothing of its class has been compiled."""
+    modules = [sys.modules[kind.__module__] for kind in type(optimizer).__mro__
+               if issubclass(kind, torch.optim.Optimizer)]
+    if not all(module.__name__.startswith("torch.optim") for module in modules):
+        return False
+    functions = [thing for holder in (*modules, *type(optimizer).__mro__)
+                 for thing in vars(holder).values() if isinstance(thing, FunctionType)]
+    return not any(_has_compiled_code(function) for function in functions)
+
+
+def _has_compiled_code(function: Any) -> bool:
+    while isinstance(function, FunctionType):
+        if eval_frame._debug_get_cache_entry_list(function.__code__):
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
+def calls_of_compiled_graphs(around: Around) -> contextlib.AbstractContextManager[None]:
+    """While inside, every call of a graph that Inductor has compiled goes through ``around``."""
+    return _around("torch._inductor.output_code", "CompiledFxGraph", "__call__", around)
+
+
+def runs_of_generated_kernels(around: Around) -> contextlib.AbstractContextManager[None]:
+    """While inside, every launch of a Triton kernel by a generated wrapper goes through ``around``.
+    Faster ways of a launcher are behind this method in all releases known."""
+    return _around("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "run", around)
+
+
+_GENERATED = ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION", "SPLIT_SCAN", "FIXED", "TEMPLATE")
+_INPUT = re.compile(r"in_ptr\d+")
+
+
+def arguments_of_generated_kernel(
+        tuner: Any, args: Sequence[Any],
+        kwargs: Mapping[str, Any]) -> list[tuple[torch.Tensor, bool]] | None:
+    """The tensors that a Triton kernel is run with, and whether it writes them; None for a kernel
+    that Inductor did not generate, and where the arguments cannot be told apart.
+
+    Kernels made from its templates do not list what they write, and write inputs (flex attention's
+    backward does): there each tensor counts as written.
+    """
+    kind = getattr(getattr(tuner, "heuristic_type", None), "name", None)
+    names = getattr(getattr(tuner, "fn", None), "arg_names", None)
+    if kind not in _GENERATED or getattr(tuner, "custom_kernel", True) or names is None \
+            or len(args) > len(names):
+        return None
+    written = getattr(tuner, "mutated_arg_names", None)
+    is_listed = isinstance(written, list)  # a tuple is what stands there if nothing was said
+    values = [*zip(names, args, strict=False), *kwargs.items()]
+    values = [(name, value) for name, value in values if name != "stream"]
+    if any(not isinstance(value, (torch.Tensor, int, float, NoneType)) for _, value in values):
+        return None
+    return [(value, not (is_listed and _INPUT.fullmatch(name) and name not in written))
+            for name, value in values if isinstance(value, torch.Tensor)]
