@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What eager would run of a graph over torch's streams, and what its syncs leave open.
 
-Dynamo's graph is run once on fake tensors, whose storages and strides are those of the real ones:
-each operator becomes a step that reads and writes bytes, each sync a step that orders. The core
-then finds the races that eager would have (docs/streams.md).
+Dynamo's graph is run once on fake tensors, whose storages and strides are those of the real ones that
+it was traced with, also where sizes are not fixed: each operator becomes a step that reads and
+writes bytes, each sync a step that orders. The core then finds the races that eager would have
+(docs/streams.md).
 
 Failure: a graph that cannot be run so has no reports; the reason goes to the log.
 """
@@ -94,13 +95,13 @@ class _Walk(Interpreter):
     def _fake(self, node: Node, fake: Any) -> Any:
         example = node.meta.get("example_value")
         if not isinstance(example, Tensor):
-            raise TypeError(f"{node.name} is no tensor")
-        sizes = [*example.shape, *example.stride(), example.storage_offset()]
-        if any(isinstance(size, torch.SymInt) for size in sizes):
-            raise TypeError(f"the size of {node.name} is not fixed")
-        count = example.untyped_storage().nbytes() // example.element_size()
-        storage = torch.empty(count, dtype=example.dtype, device=example.device)
-        made = storage.as_strided(example.shape, example.stride(), example.storage_offset())
+            return _compat.example_of(example)
+        shape, stride, offset, size_bytes = _compat.tree_map(_compat.example_of, (
+            tuple(example.shape), example.stride(), example.storage_offset(),
+            example.untyped_storage().nbytes()))
+        storage = torch.empty(size_bytes // example.element_size(), dtype=example.dtype,
+                              device=example.device)
+        made = storage.as_strided(shape, stride, offset)
         self._buffer(made, node.name, _native.ROLE_INPUT)
         return made
 

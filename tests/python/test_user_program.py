@@ -21,7 +21,7 @@ EVENT, OTHER = torch.Event(device="cpu"), torch.Event(device="cpu")
 KINDS = ("race-flow", "race-mutation", "inexact", "unjoined", "unrecorded")
 
 
-def reports(function, *inputs):
+def reports(function, *inputs, dynamic=False):
     """The kinds of what is told of a function, in order, and the texts."""
     found = []
 
@@ -36,7 +36,7 @@ def reports(function, *inputs):
         _user_streams.take_out(gm)
         return gm.forward
 
-    torch.compile(function, backend=backend, fullgraph=True)(*inputs)
+    torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)(*inputs)
     return [KINDS[report.kind] for report in found], [report.message for report in found]
 
 
@@ -128,11 +128,15 @@ def write_an_input(x):
     return x.sum()
 
 
+fixed_or_not = pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "any sizes"])
+
+
+@fixed_or_not
 @pytest.mark.parametrize("function", [
     join, events, three_in_a_row, diamond, one_event_three_times, the_host_waits, columns_apart,
     write_an_input])
-def test_nothing_is_told_of_code_that_lacks_no_sync(function):
-    kinds, texts = reports(function, X.clone())
+def test_nothing_is_told_of_code_that_lacks_no_sync(function, dynamic):
+    kinds, texts = reports(function, X.clone(), dynamic=dynamic)
     assert kinds == [], "\n".join(texts)
 
 
@@ -187,12 +191,13 @@ def joins_too_early(x):  # T5, its join before the work
     return a + 1
 
 
+@fixed_or_not
 @pytest.mark.parametrize(("function", "wanted"), [
     (lacks_the_join_at_the_end, ["unjoined"]), (lacks_the_join_at_the_begin, ["race-flow"]),
     (reads_too_early, ["race-flow"]), (changes_what_another_reads, ["race-mutation"]),
     (views_share_bytes, ["race-mutation"]), (joins_too_early, ["race-flow"])])
-def test_each_missing_sync_is_told_once(function, wanted):
-    kinds, texts = reports(function, X.clone())
+def test_each_missing_sync_is_told_once(function, wanted, dynamic):
+    kinds, texts = reports(function, X.clone(), dynamic=dynamic)
     assert kinds == wanted, "\n".join(texts)
 
 
@@ -216,6 +221,11 @@ def test_an_order_that_nobody_knows_is_refused_and_others_are_told(caplog):
     torch.compiler.reset()
     with pytest.raises(Exception, match="race-flow"):
         compiled(reads_too_early, options={"strict": True})(X)
+
+
+def test_sizes_that_are_not_fixed_are_those_of_the_example():
+    _, (text,) = reports(lambda x: reads_too_early(x) * x.shape[0], X[:6].clone(), dynamic=True)
+    assert f"bytes 0..{6 * 8 * 4}" in text
 
 
 def test_a_graph_that_cannot_be_followed_is_compiled_all_the_same(monkeypatch, caplog):

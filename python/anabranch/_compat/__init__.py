@@ -14,11 +14,12 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from functorch.compile import min_cut_rematerialization_partition
 
 from .compiling import (
     annotation,
+    example_of,
     gather_together,
     in_parts,
     is_inductors_graph,
@@ -97,6 +98,7 @@ __all__ = [
     "empty_strided_cpu",
     "empty_strided_cuda",
     "end_pool",
+    "example_of",
     "FakeTensorMode",
     "free_unbacked_symbols",
     "gather_together",
@@ -139,6 +141,7 @@ __all__ = [
     "TorchDispatchMode",
     "trace_structured",
     "tree_flatten",
+    "tree_map",
     "tree_unflatten",
     "version",
     "wrapper_function",

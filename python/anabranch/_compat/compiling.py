@@ -209,6 +209,16 @@ def annotation(node: torch.fx.Node, key: str) -> Any:
     return (node.meta.get("custom") or {}).get(key)
 
 
+def example_of(number: Any) -> Any:
+    """What a number that is not fixed was in the example that a graph was traced with; others as
+    they are. TypeError where it depends on data."""
+    if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return number
+    if number.node.hint is None:
+        raise TypeError(f"{number} depends on data")
+    return number.node.hint
+
+
 def gather_together() -> OpOverload:
     """The collective that gathers a list of tensors."""
     return torch.ops._c10d_functional.all_gather_into_tensor_coalesced.default
