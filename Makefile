@@ -140,7 +140,7 @@ $(VENV_OLDEST)/ready: requirements/oldest.txt
 %/ready: pyproject.toml | packages-python
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), sys.version'
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	  -r $(filter requirements/%,$^)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 	  --no-deps -C wheel.cmake=false -e .
