@@ -24,7 +24,7 @@ set_target_properties(
 target_compile_features(anabranch PUBLIC cxx_std_20)
 target_link_libraries(anabranch PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
 if(ANABRANCH_SANITIZER)
-  target_link_libraries(anabranch PRIVATE anabranch_fmt)
+  target_link_libraries(anabranch PRIVATE $<BUILD_INTERFACE:anabranch_fmt>)
 endif()
 
 if(ANABRANCH_INSTALL)
