@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 
 from . import _compat, config
 from ._record import RecordedGraph
+from ._schema import tensors_in
 
 _TORCHS = ("aten", "prim", "prims", "_c10d_functional", "inductor", "rngprims")
 _BRANCHES = ("cond", "while_loop", "switch")
@@ -78,9 +79,7 @@ def _is_constant(node: Node, known: set[Node]) -> bool:
 
 
 def _on_cpu(node: Node) -> list[torch.Tensor]:
-    value = node.meta.get("val")
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return [one for one in values if isinstance(one, torch.Tensor) and one.device.type == "cpu"]
+    return [tensor for tensor in tensors_in(node.meta.get("val")) if tensor.device.type == "cpu"]
 
 
 class _Part:

@@ -78,46 +78,50 @@ StreamTies::~StreamTies() {
   for (const CuEvent event : unused_) device_->driver().cuEventDestroy(event);
 }
 
-Status StreamTies::join(CuStream stream, std::span<void* const> others) {
-  const Driver& driver = device_->driver();
+// What both ends begin with: whether the stream is captured, and an event for the tie.
+template <typename Tie>
+Status StreamTies::with_mark(CuStream stream, Tie tie) {
   const ContextScope current(*device_, Act::kLaunch);
   if (!current.status().ok()) return current.status();
-  const auto captured = is_captured(driver, stream);
+  const auto captured = is_captured(device_->driver(), stream);
   if (!captured.ok()) return captured.error();
   Mark mark(*this);
-  for (void* const each : others) {
-    const auto other = static_cast<CuStream>(each);
-    if (other == stream) continue;
-    const auto in_capture = is_captured(driver, other);
-    if (!in_capture.ok()) return in_capture.error();
-    if (!*in_capture && (*captured || is_idle(driver, other))) continue;
-    if (Status marked = mark.set(other); !marked.ok()) return marked;
-    if (Status waits = mark.hold_back(stream); !waits.ok()) return waits;
-  }
-  return {};
+  return tie(mark, *captured);
+}
+
+Status StreamTies::join(CuStream stream, std::span<void* const> others) {
+  return with_mark(stream, [&](Mark& mark, bool captured) -> Status {
+    const Driver& driver = device_->driver();
+    for (void* const each : others) {
+      const auto other = static_cast<CuStream>(each);
+      if (other == stream) continue;
+      const auto in_capture = is_captured(driver, other);
+      if (!in_capture.ok()) return in_capture.error();
+      if (!*in_capture && (captured || is_idle(driver, other))) continue;
+      if (Status marked = mark.set(other); !marked.ok()) return marked;
+      if (Status waits = mark.hold_back(stream); !waits.ok()) return waits;
+    }
+    return {};
+  });
 }
 
 Status StreamTies::fork(CuStream stream, std::span<void* const> others) {
-  const Driver& driver = device_->driver();
-  const ContextScope current(*device_, Act::kLaunch);
-  if (!current.status().ok()) return current.status();
-  const auto captured = is_captured(driver, stream);
-  if (!captured.ok()) return captured.error();
-  Mark mark(*this);
-  bool is_marked = false;
-  for (void* const each : others) {
-    const auto other = static_cast<CuStream>(each);
-    if (other == stream) continue;
-    if (*captured) {
-      const auto in_capture = is_captured(driver, other);
-      if (!in_capture.ok()) return in_capture.error();
-      if (!*in_capture) continue;
+  return with_mark(stream, [&](Mark& mark, bool captured) -> Status {
+    bool is_marked = false;
+    for (void* const each : others) {
+      const auto other = static_cast<CuStream>(each);
+      if (other == stream) continue;
+      if (captured) {
+        const auto in_capture = is_captured(device_->driver(), other);
+        if (!in_capture.ok()) return in_capture.error();
+        if (!*in_capture) continue;
+      }
+      if (Status marked = is_marked ? Status() : mark.set(stream); !marked.ok()) return marked;
+      is_marked = true;
+      if (Status waits = mark.hold_back(other); !waits.ok()) return waits;
     }
-    if (Status marked = is_marked ? Status() : mark.set(stream); !marked.ok()) return marked;
-    is_marked = true;
-    if (Status waits = mark.hold_back(other); !waits.ok()) return waits;
-  }
-  return {};
+    return {};
+  });
 }
 
 }  // namespace anabranch::cuda

@@ -28,6 +28,8 @@ class StreamTies {
 
  private:
   class Mark;
+  template <typename Tie>
+  Status with_mark(CuStream stream, Tie tie);
 
   std::shared_ptr<CudaDevice> device_;
   std::mutex mutex_;

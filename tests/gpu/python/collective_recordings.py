@@ -81,18 +81,21 @@ def layers_in_order():
     assert report.known > report.nodes - LAYERS, report
 
 
+def gradients(model, call):
+    """A step that leaves those of `call`, which is the model compiled."""
+    def step(x):
+        model.zero_grad(set_to_none=True)
+        loss = call(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
 def gradients_are_scattered():
     def make_step():
         model = Sharded(dist.group.WORLD)
-        call = torch.compile(model, dynamic=False)
-
-        def step(x):
-            model.zero_grad(set_to_none=True)
-            loss = call(x).square().mean()
-            loss.backward()
-            return loss.detach()
-
-        return step, model
+        return gradients(model, torch.compile(model, dynamic=False)), model
 
     assert_follows(make_step)
 
@@ -163,15 +166,7 @@ def gathers_in_groups():
             with anabranch.overlap(lanes=LANES):
                 return model(x)
 
-        call = torch.compile(layers, backend=backend, dynamic=False)
-
-        def step(x):
-            model.zero_grad(set_to_none=True)
-            loss = call(x).square().mean()
-            loss.backward()
-            return loss.detach()
-
-        return step, model
+        return gradients(model, torch.compile(layers, backend=backend, dynamic=False)), model
 
     called = []
     begin = _gathers._begin_together
