@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "launch/address_checks.h"
 #include "launch/address_order.h"
 #include "record/differences.h"
 
@@ -13,48 +14,6 @@ namespace {
 
 Status bad(const std::string& what) {
   return Status(Code::kBadBinding, fmt::format("launch: {}.", what));
-}
-
-constexpr int kTopBit = 63;
-
-// Loops without a branch, over a launch as it should be. Addresses and their ends lie in the lower
-// half of the numbers, so that the top bit of a difference says which of two is the greater; what
-// does not is left to the careful way.
-
-// Answers zero where no address has a bit of its mask, nor the top bit.
-std::uint64_t copy_all(std::span<const std::uint64_t> from, const std::uint64_t* masks,
-                       std::uint64_t* to) {
-  const std::size_t count = from.size();
-  std::uint64_t wrong = 0, any = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    to[i] = from[i];
-    wrong |= from[i] & masks[i];
-    any |= from[i];
-  }
-  return wrong | (any >> kTopBit);
-}
-
-// Whether each source begins where the one before it in this order ends, or later. Then none but
-// the first can be null.
-bool is_in_order(std::span<const std::uint32_t> order, const std::uint64_t* addresses,
-                 const std::uint64_t* bytes) {
-  std::uint64_t end = 1, wrong = 0;
-  for (const std::uint32_t source : order) {
-    wrong |= addresses[source] - end;
-    end = addresses[source] + bytes[source];
-    wrong |= end;
-  }
-  return wrong >> kTopBit == 0;
-}
-
-// The same where the order is that of their numbers.
-bool is_in_turn(std::size_t count, const std::uint64_t* addresses, const std::uint64_t* bytes) {
-  std::uint64_t wrong = count == 0 ? 0 : addresses[0] - 1;
-  for (std::size_t i = 1; i < count; ++i) {
-    const std::uint64_t end = addresses[i - 1] + bytes[i - 1];
-    wrong |= end | (addresses[i] - end);
-  }
-  return wrong >> kTopBit == 0;
 }
 
 // The memory as it takes the place of what the launch before was given. Its order of sources by
@@ -67,8 +26,7 @@ class Taker {
   Taker(const CudaRecording& recording, std::span<const std::uint64_t> given, LaunchMemory& memory)
       : given_(given),
         slots_(recording.slots().size()),
-        bytes_(recording.source_bytes()),
-        masks_(recording.source_masks()),
+        rules_(recording.source_rules()),
         memory_(memory) {}
 
   bool take_few(std::span<const std::uint32_t> moved);
@@ -83,15 +41,16 @@ class Taker {
   }
 
   bool is_misplaced(std::size_t source) const {
-    return bytes_[source] != 0 && (at(source) == 0 || (at(source) & masks_[source]) != 0);
+    return rules_[source].bytes() != 0 &&
+           (at(source) == 0 || (at(source) & rules_[source].mask()) != 0);
   }
   // Of two that have bytes.
   bool do_share(std::size_t a, std::size_t b) const {
     if (at(a) > at(b)) std::swap(a, b);
-    return at(b) - at(a) < bytes_[a];
+    return at(b) - at(a) < rules_[a].bytes();
   }
   bool is_apart(std::size_t place) const;
-  bool are_in_order() const;
+  Placed take_in_known_order();
   void sort();
   std::size_t place_of(std::uint32_t source) const;
   void move(std::uint32_t source, std::uint64_t address);
@@ -100,13 +59,13 @@ class Taker {
 
   const std::span<const std::uint64_t> given_;
   const std::size_t slots_;
-  const std::span<const std::uint64_t> bytes_, masks_;
+  const std::span<const SourceRule> rules_;
   LaunchMemory& memory_;
 };
 
 bool Taker::take_few(std::span<const std::uint32_t> moved) {
   for (const std::uint32_t source : moved) {
-    if (bytes_[source] == 0) {
+    if (rules_[source].bytes() == 0) {
       memory_.addresses[source] = given_[source];
     } else {
       move(source, given_[source]);
@@ -114,22 +73,24 @@ bool Taker::take_few(std::span<const std::uint32_t> moved) {
     if (is_misplaced(source)) return false;
   }
   return std::all_of(moved.begin(), moved.end(), [&](std::uint32_t source) {
-    return bytes_[source] == 0 || is_apart(place_of(source));
+    return rules_[source].bytes() == 0 || is_apart(place_of(source));
   });
 }
 
 bool Taker::take_all() {
-  if (copy_all(given_, masks_.data(), memory_.addresses.data()) != 0) return false;
-  if (are_in_order()) return true;
-  sort();
-  return are_in_order();
+  Placed how = take_in_known_order();
+  if (how == Placed::kInDisorder) {
+    sort();
+    how = take_in_known_order();
+  }
+  return how == Placed::kRight;
 }
 
 // Tensors that are allocated in turn keep their order, and slots are numbered in it.
-bool Taker::are_in_order() const {
-  const auto* const addresses = memory_.addresses.data();
-  return memory_.is_in_turn ? is_in_turn(given_.size(), addresses, bytes_.data())
-                            : is_in_order(memory_.order, addresses, bytes_.data());
+Placed Taker::take_in_known_order() {
+  auto* const to = memory_.addresses.data();
+  return memory_.is_in_turn ? take_in_turn(given_, rules_.data(), to)
+                            : take_in_order(given_, rules_.data(), memory_.order, to);
 }
 
 // Whether the source at this place in the order shares nothing with its neighbours.
@@ -164,14 +125,14 @@ Status Taker::misplaced(std::size_t source) const {
   return bad(
       fmt::format("{} is at {:#x} and must be aligned to {}, as it was captured. Kernels may "
                   "rely on it: copy the tensor to fresh memory",
-                  name(source), at(source), masks_[source] + 1));
+                  name(source), at(source), rules_[source].mask() + 1));
 }
 
 Status Taker::shared(std::size_t a, std::size_t b) const {
-  return bad(
-      fmt::format("{} and {} share bytes ({:#x} to {:#x}, {:#x} to {:#x}). Copy one of the "
-                  "two tensors",
-                  name(a), name(b), at(a), at(a) + bytes_[a], at(b), at(b) + bytes_[b]));
+  return bad(fmt::format(
+      "{} and {} share bytes ({:#x} to {:#x}, {:#x} to {:#x}). Copy one of the "
+      "two tensors",
+      name(a), name(b), at(a), at(a) + rules_[a].bytes(), at(b), at(b) + rules_[b].bytes()));
 }
 
 std::size_t Taker::place_of(std::uint32_t source) const {

@@ -217,7 +217,7 @@ void CudaRecording::list_sources(std::span<const std::uint64_t> part_bytes) {
       repointing_.with_bytes.push_back(static_cast<std::uint32_t>(source_bytes_.size()));
     }
     source_bytes_.push_back(bytes);
-    source_masks_.push_back(bytes != 0 ? alignment - 1 : 0);
+    source_rules_.emplace_back(bytes, bytes != 0 ? alignment - 1 : 0);
   };
   for (const CudaSlot& slot : slots_) add(slot.bytes, slot.alignment);
   for (const std::uint64_t bytes : part_bytes) add(bytes, kPartAlignment);

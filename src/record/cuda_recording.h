@@ -27,6 +27,7 @@
 #include "record/graph_tables.h"
 #include "record/graph_units.h"
 #include "record/graph_uses.h"
+#include "record/source_rule.h"
 
 namespace anabranch::cuda {
 
@@ -240,10 +241,9 @@ class CudaRecording {
   std::span<const std::uint64_t> part_bytes() const {
     return source_bytes().subspan(slots_.size());
   }
-  // By source: its size, and the bits that its address must not have, which are none where it has
-  // no bytes.
+  // By source: its size, and the same with what its address must not have.
   std::span<const std::uint64_t> source_bytes() const { return source_bytes_; }
-  std::span<const std::uint64_t> source_masks() const { return source_masks_; }
+  std::span<const SourceRule> source_rules() const { return source_rules_; }
   // Nodes that name a source.
   std::uint32_t node_count(std::size_t source) const {
     return repointing_.first_node[source + 1] - repointing_.first_node[source];
@@ -284,7 +284,8 @@ class CudaRecording {
   Repointing repointing_;
   std::vector<CudaSlot> slots_;
   ArenaLayout arena_;
-  std::vector<std::uint64_t> source_bytes_, source_masks_;
+  std::vector<std::uint64_t> source_bytes_;
+  std::vector<SourceRule> source_rules_;
   std::uint32_t unsure_ = 0;
   std::uint32_t lanes_ = 1;
   const CudaRecordOptions options_;
