@@ -226,10 +226,10 @@ Rival all_moved(Chain& chain, std::string name, const CudaRecordOptions& options
     launch_at(chain, recording, chain.slots(set));
   });
 }
-Rival nothing_moved(Chain& chain, const DeviceCode* code) {
-  const auto recording = chain.record({.device_code = code});
+Rival nothing_moved(Chain& chain, std::string name, const CudaRecordOptions& options) {
+  const auto recording = chain.record(options);
   for (int i = 0; i < 12; ++i) launch_at(chain, recording, chain.slots(0));  // settles
-  return {"nothing moved",
+  return {std::move(name),
           [&chain, recording] {
             launch_at(chain, recording, chain.slots(0));
             return 0;
@@ -284,11 +284,17 @@ void run(const Driver& d, CuFunction kernel, const DeviceCode* code, std::uint32
                     },
                     {},
                     {}});
-  rivals.push_back(nothing_moved(chain, code));
+  rivals.push_back(nothing_moved(chain, "nothing moved", {.device_code = code}));
+  rivals.push_back(nothing_moved(chain, "nothing moved, launchable",
+                                 {.device_code = code, .launchable_settled = 0}));
   rivals.push_back(one_moved(chain, code));
   rivals.push_back(all_moved(chain, "all moved, updater", {.device_code = code}));
   rivals.push_back(all_moved(chain, "all moved, updater of two kernels",
                              {.device_code = code, .repoint_in_two = true}));
+  rivals.push_back(
+      all_moved(chain, "all moved, launchable", {.device_code = code, .launchable_updating = 0}));
+  rivals.push_back(all_moved(chain, "all moved, not launchable",
+                             {.device_code = code, .launchable_updating = ~0u}));
   rivals.push_back(all_moved(chain, "all moved, from the host", {}));
   rivals.push_back(two_frozen(chain));
   for (Rival& rival : rivals) check(chain, rival);
@@ -317,7 +323,7 @@ int bench(const char* results) {
   fmt::print("{}, CUDA driver {}\nnodes  {:<32} {:>18} {:>17} {:>14}\n", name, d.version, "what",
              "end to end us", "CPU us", "over frozen");
   std::string rows;
-  for (const std::uint32_t nodes : {100u, 1000u, 4000u}) {
+  for (const std::uint32_t nodes : {100u, 400u, 1000u, 4000u}) {
     run(d, kernel, code.get(), nodes, rows);
   }
   if (results) {

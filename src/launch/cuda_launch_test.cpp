@@ -21,7 +21,7 @@ using ::testing::IsEmpty;
 using testing::kBytes;
 
 // Who sets the nodes.
-enum class By : std::uint8_t { kHost, kOneKernel, kTwoKernels };
+enum class By : std::uint8_t { kHost, kOneKernel, kTwoKernels, kLaunchable };
 
 // Every promise holds whether device code sets the nodes, copies and fills being kernels, or the
 // host does, and they are the driver's nodes.
@@ -33,10 +33,17 @@ class CudaLaunchTest : public testing::CudaStepTest, public ::testing::WithParam
     CudaRecordOptions chosen;
     if (by_updater()) chosen = {.device_code = load_device_code(), .few_nodes = 0};
     if (GetParam() == By::kTwoKernels) chosen.repoint_in_two = true;
+    if (GetParam() == By::kLaunchable) chosen.launchable_updating = chosen.launchable_settled = 0;
     chosen.least_part_bytes = 512;
     return chosen;
   }
   std::shared_ptr<CudaRecording> record() { return CudaStepTest::record(options()); }
+  // Of the step as a test's own class queues it: the captures that stand are of the base's.
+  std::shared_ptr<CudaRecording> record_again() {
+    destroy_captures();
+    for (Captured& captured : captures) captured = capture();
+    return record();
+  }
 
   // x, y, then the parts.
   using Memory = std::vector<std::uint64_t>;
@@ -364,6 +371,36 @@ TEST_P(CudaLaunchTest, AfterAnyFailingCallTheNextLaunchIsRight) {
   EXPECT_EQ(have_failed.contains("cuEventSynchronize"), by_updater());
 }
 
+// What device code may launch holds no events.
+class EventLaunchTest : public CudaLaunchTest {
+ protected:
+  void queue_step(CuStream on, const std::vector<CaptureAllocation>& memory) override {
+    CudaStepTest::queue_step(on, memory);
+    if (!event_) {
+      EXPECT_CU(d->cuEventCreate(&event_, kEventDisableTiming));
+    }
+    EXPECT_CU(d->cuEventRecordWithFlags(event_, on, kEventRecordExternal));
+  }
+
+ private:
+  CuEvent event_ = nullptr;
+};
+
+TEST_P(EventLaunchTest, WhatCannotBeLaunchableIsMadeAsOthersAre) {
+  const auto before = count_of("cuGraphInstantiateWithParams");
+  const auto recording = record_again();
+  const std::size_t made = by_updater() ? 3 : 1;
+  EXPECT_EQ(count_of("cuGraphInstantiateWithParams") - before,
+            GetParam() == By::kLaunchable ? 2 * made : made);
+  for (const std::uint32_t round : {100u, 200u}) {
+    const Memory memory = fresh(*recording);
+    put_words(memory[0], round);
+    must_launch(*recording, memory);
+    EXPECT_CU(d->cuStreamSynchronize(work_stream));
+    expect_result(memory[1], round);
+  }
+}
+
 // A function that the driver does not let device code update.
 class RefusedFunctionTest : public CudaLaunchTest {
  protected:
@@ -411,12 +448,6 @@ class NoTemporariesTest : public CudaLaunchTest {
     if (is_empty) return;
     EXPECT_CU(add_one(on, memory[0].address, memory[1].address, testing::kWords));
   }
-  std::shared_ptr<CudaRecording> record_again() {
-    destroy_captures();
-    captures[0] = capture();
-    captures[1] = capture();
-    return record();
-  }
   bool is_empty = false;
 };
 
@@ -439,10 +470,15 @@ TEST_P(NoTemporariesTest, AStepWithoutAddressesTakesNone) {
 }
 
 std::string name_of(const ::testing::TestParamInfo<By>& by) {
-  return by.param == By::kHost ? "FromHost" : by.param == By::kOneKernel ? "ByOneKernel" : "ByTwo";
+  return by.param == By::kHost         ? "FromHost"
+         : by.param == By::kOneKernel  ? "ByOneKernel"
+         : by.param == By::kTwoKernels ? "ByTwo"
+                                       : "Launchable";
 }
-const auto all_of_them = ::testing::Values(By::kHost, By::kOneKernel, By::kTwoKernels);
+const auto all_of_them =
+    ::testing::Values(By::kHost, By::kOneKernel, By::kTwoKernels, By::kLaunchable);
 INSTANTIATE_TEST_SUITE_P(, CudaLaunchTest, all_of_them, name_of);
+INSTANTIATE_TEST_SUITE_P(, EventLaunchTest, all_of_them, name_of);
 INSTANTIATE_TEST_SUITE_P(, PriorityLaunchTest, all_of_them, name_of);
 INSTANTIATE_TEST_SUITE_P(, RefusedFunctionTest, all_of_them, name_of);
 INSTANTIATE_TEST_SUITE_P(, NoTemporariesTest, all_of_them, name_of);

@@ -46,6 +46,13 @@ bool have_own_priorities(std::span<const NodeImage> nodes) {
   return false;
 }
 
+// The driver's own. Whether these still use a copy engine where device code may launch them is not
+// known, and what they would lose is more than what updatable nodes cost.
+bool has_copies(std::span<const NodeImage> nodes) {
+  return std::ranges::any_of(
+      nodes, [](const NodeImage& node) { return node.type == CuNodeType::kMemcpy; });
+}
+
 }  // namespace
 
 CudaExec::CudaExec(const Driver& driver, const Repointing& repointing)
@@ -72,24 +79,17 @@ CudaExec::~CudaExec() {
 }
 
 Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph original,
-                                                 const Repointing& repointing,
-                                                 const DeviceCode::Updater* updater,
-                                                 bool repoint_in_two) {
+                                                 const Repointing& repointing, const Kind& kind) {
   std::unique_ptr<CudaExec> made(new CudaExec(driver, repointing));
   if (Status cloned = made->clone_nodes(original); !cloned.ok()) return cloned;
   if (Status moved = made->move_host_copies(); !moved.ok()) return moved;
-  if (updater) {
-    if (Status prepared = made->prepare_updates(*updater, repoint_in_two); !prepared.ok())
-      return prepared;
+  if (kind.updater) {
+    Status prepared = made->prepare_updates(*kind.updater, kind.repoint_in_two);
+    if (!prepared.ok()) return prepared;
   }
   if (made->tables_) made->watch_sources();
   made->list_residents();
-  CuInstantiateParams params{};
-  if (have_own_priorities(made->nodes_)) params.flags = kInstantiateUseNodePriority;
-  if (Status instantiated =
-          recorded("cuGraphInstantiateWithParams",
-                   driver.cuGraphInstantiateWithParams(&made->exec_, made->graph_, &params));
-      !instantiated.ok()) {
+  if (Status instantiated = made->instantiate(kind.is_launchable); !instantiated.ok()) {
     return instantiated;
   }
   if (Status uploaded = made->upload(); !uploaded.ok()) return uploaded;
@@ -117,6 +117,21 @@ Status CudaExec::clone_nodes(CuGraph original) {
   }
   return place_transfers(driver_, graph_, repointing_.image.edges, nodes_,
                          repointing_.is_reordered);
+}
+
+// What device code may launch holds no calls of the host and no events, and whatever else a driver
+// may refuse in it: only the driver knows.
+Status CudaExec::instantiate(bool is_launchable) {
+  CuInstantiateParams params{};
+  if (have_own_priorities(nodes_)) params.flags |= kInstantiateUseNodePriority;
+  if (is_launchable && !has_copies(nodes_)) {
+    CuInstantiateParams launchable = params;
+    launchable.flags |= kInstantiateDeviceLaunch;
+    const CuResult made = driver_.cuGraphInstantiateWithParams(&exec_, graph_, &launchable);
+    if (made == CuResult::kSuccess) return {};
+  }
+  return recorded("cuGraphInstantiateWithParams",
+                  driver_.cuGraphInstantiateWithParams(&exec_, graph_, &params));
 }
 
 // To where copy_room says; the first launch sets them.

@@ -104,18 +104,22 @@ Result<std::unique_ptr<DeviceBytes>> CudaRecording::make_copy_room() {
 Status CudaRecording::make_executables(CuGraph original) {
   const auto room = make_copy_room();
   if (!room.ok()) return room.error();
-  const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to,
-                       const DeviceCode::Updater* updater) {
-    auto exec = CudaExec::make(driver_, original, repointing_, updater, options_.repoint_in_two);
+  const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to, const CudaExec::Kind& kind) {
+    auto exec = CudaExec::make(driver_, original, repointing_, kind);
     if (!exec.ok()) return exec.error();
     to.push_back(*std::move(exec));
     return Status();
   };
+  const CudaExec::Kind settled{.is_launchable = node_count() >= options_.launchable_settled};
+  const CudaExec::Kind updating{
+      .updater = options_.device_code ? &options_.device_code->updater() : nullptr,
+      .repoint_in_two = options_.repoint_in_two,
+      .is_launchable = node_count() >= options_.launchable_updating};
   for (std::uint32_t i = 0; i < options_.executables; ++i) {
-    if (Status made = add(executables_, nullptr); !made.ok()) return made;
+    if (Status made = add(executables_, settled); !made.ok()) return made;
   }
   for (std::uint32_t i = 0; options_.device_code && i < options_.updating_executables; ++i) {
-    if (Status made = add(updating_, &options_.device_code->updater()); !made.ok()) return made;
+    if (Status made = add(updating_, updating); !made.ok()) return made;
   }
   return {};
 }

@@ -97,16 +97,23 @@ struct HeldMemory {
 // Made with an updater it is an updating one: one kernel at its root, or two where there are more
 // than kMostRepointed addresses or places for them, write all addresses into the nodes behind
 // them, from a table that each launch has in the host's memory, so that a launch costs the host the
-// same however many nodes there are. Its nodes run some two in a hundred slower for that. Made
-// without, the host sets the nodes that moved, 0.3 us each, and nothing is slower.
+// same however many nodes there are. Made without, the host sets the nodes that moved, 0.3 us
+// each.
+//
+// Nodes that device code may update run 17 ns slower each, unless the executable is launchable:
+// instantiated as if device code were to launch it, which nobody does. Then they run as fast as
+// others, and each launch takes some 4 us longer. So large graphs are made launchable.
 class CudaExec {
  public:
   static constexpr std::uint64_t kUnset = ~std::uint64_t{0};
 
+  struct Kind {
+    const DeviceCode::Updater* updater = nullptr;
+    bool repoint_in_two = false;
+    bool is_launchable = false;  // where the driver agrees
+  };
   static Result<std::unique_ptr<CudaExec>> make(const Driver& driver, CuGraph original,
-                                                const Repointing& repointing,
-                                                const DeviceCode::Updater* updater = nullptr,
-                                                bool repoint_in_two = false);
+                                                const Repointing& repointing, const Kind& kind);
   ~CudaExec();
   CudaExec(const CudaExec&) = delete;
   CudaExec& operator=(const CudaExec&) = delete;
@@ -160,6 +167,7 @@ class CudaExec {
                               std::uint64_t updates, CuGraphNode* updated);
   Status add_kernel(CuKernelNodeParams kernel, void* params, CuGraphNode before, CuGraphNode* made);
   Status put_before_roots(CuGraphNode updated);
+  Status instantiate(bool is_launchable);
   Status upload();
 
   const Driver& driver_;
@@ -201,6 +209,10 @@ struct CudaRecordOptions {
   const DeviceCode* device_code = nullptr;
   std::uint32_t updating_executables = 2;  // launches on so many streams run at once
   bool repoint_in_two = false;             // kernels, also where one would do; see CudaExec
+  // Updating executables of so many nodes are launchable, and the others of so many: about where
+  // the one is done as early either way, and the other takes the CPU as long, on an H200.
+  std::uint32_t launchable_updating = 400;
+  std::uint32_t launchable_settled = 3000;
   // Up to so many nodes are set from the host. About where the two cost the same on an H200.
   std::uint32_t few_nodes = 20;
   // After so many launches at the same addresses all nodes are set from the host, once, and the

@@ -94,7 +94,8 @@ inline constexpr unsigned kEventRecordDefault = 0, kEventRecordExternal = 1;
 inline constexpr unsigned kEventWaitDefault = 0, kEventWaitExternal = 1;
 inline constexpr unsigned kHostAllocPortable = 1, kHostAllocDeviceMap = 2;
 inline constexpr unsigned kAddCaptureDependencies = 0, kSetCaptureDependencies = 1;
-inline constexpr unsigned long long kInstantiateUpload = 2, kInstantiateUseNodePriority = 8;
+inline constexpr unsigned long long kInstantiateUpload = 2, kInstantiateDeviceLaunch = 4;
+inline constexpr unsigned long long kInstantiateUseNodePriority = 8;
 
 enum class CuCaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
 enum class CuCaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };

@@ -30,6 +30,23 @@ std::shared_ptr<const Op> launched_op(const Exec& exec, const ExecNode& node, in
 
 }  // namespace
 
+// What device code may launch is all the device's: no host function, no event, no pageable memory.
+bool Machine::is_device_launchable(const Graph& graph, CuGraphNode* culprit) const {
+  for (const CuGraphNode handle : graph.nodes) {
+    const Op& op = nodes_.find(handle)->op;
+    const auto* const copy = std::get_if<CopyOp>(&op);
+    const auto* const child = std::get_if<ChildOp>(&op);
+    const bool is_hosts = std::holds_alternative<HostOp>(op) ||
+                          std::holds_alternative<RecordOp>(op) ||
+                          std::holds_alternative<WaitOp>(op) || (copy && copy->staged);
+    if (is_hosts) *culprit = handle;
+    if (is_hosts || (child && !is_device_launchable(*graphs_.find(child->graph), culprit))) {
+      return false;
+    }
+  }
+  return true;
+}
+
 CuResult Machine::check_instantiable(const Graph& graph, CuGraphNode* culprit) const {
   if (in_order(graph).size() < graph.nodes.size()) {
     *culprit = graph.nodes.front();
@@ -88,6 +105,11 @@ CuResult Machine::cuGraphInstantiateWithParams(CuGraphExec* handle, CuGraph sour
                          ? CuInstantiateResult::kNodeOperationNotSupported
                          : CuInstantiateResult::kInvalidStructure;
     return result;
+  }
+  if ((params->flags & kInstantiateDeviceLaunch) != 0 &&
+      !is_device_launchable(*graph, &params->error_node)) {
+    params->result = CuInstantiateResult::kNodeOperationNotSupported;
+    return CuResult::kInvalidValue;
   }
   const bool uploads = (params->flags & kInstantiateUpload) != 0;
   Stream* stream = nullptr;

@@ -343,6 +343,30 @@ TEST_F(SimExec, KernelsRunWithThePriorityOfTheLaunchOrOfTheirNodes) {
   EXPECT_THAT(seen, ElementsAre(-1, -4));
 }
 
+TEST_F(SimExec, WhatDeviceCodeMayLaunchHoldsNothingOfTheHosts) {
+  CuFunction nothing = load({.name = "nothing", .params = {}, .run = nullptr});
+  on = stream();
+  CuEvent event = nullptr;
+  ASSERT_CU(d->cuEventCreate(&event, kEventDisableTiming));
+  const auto result_with = [&](const std::function<void()>& queue) {
+    EXPECT_CU(d->cuStreamBeginCapture(on, CuCaptureMode::kRelaxed));
+    EXPECT_CU(launch(nothing, on));
+    queue();
+    CuInstantiateParams params{kInstantiateDeviceLaunch, nullptr, nullptr, {}};
+    CuGraphExec exec = nullptr;
+    return d->cuGraphInstantiateWithParams(&exec, end_capture(on), &params);
+  };
+  EXPECT_CU(result_with([] {}));
+  EXPECT_EQ(result_with([&] {
+              EXPECT_CU(d->cuLaunchHostFunc(
+                  on, [](void*) {}, nullptr));
+            }),
+            CuResult::kInvalidValue);
+  EXPECT_EQ(
+      result_with([&] { EXPECT_CU(d->cuEventRecordWithFlags(event, on, kEventRecordExternal)); }),
+      CuResult::kInvalidValue);
+}
+
 TEST_F(SimExec, TheInstantiationCanUpload) {
   make_updated();
   const CuGraphExec exec = instantiate(graph, kInstantiateUpload);

@@ -113,6 +113,7 @@ class Machine {
   void show_params(Node& node, KernelOp& op, CuKernelNodeParams* params);
 
   // exec.cpp
+  bool is_device_launchable(const Graph& graph, CuGraphNode* culprit) const;
   CuResult check_instantiable(const Graph& graph, CuGraphNode* culprit) const;
   void flatten(const Graph& graph, Exec& exec, std::optional<std::size_t> inside);
   CuResult upload(CuGraphExec handle, Stream& stream);

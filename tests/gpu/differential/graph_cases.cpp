@@ -482,6 +482,75 @@ TEST_F(Execs, ASecondInstantiationOfAGraphWithAnUpdatableNodeIsAnError) {
   EXPECT_EQ(second, nullptr);
 }
 
+TEST_F(Execs, WhatDeviceCodeMayLaunchHoldsNothingOfTheHosts) {
+  make_add_one();
+  CuEvent event = nullptr;
+  ASSERT_CU(d.cuEventCreate(&event, kEventDisableTiming));
+  const auto with = [&](const std::function<void(CuStream)>& queue) {
+    const CuGraph made = capture([&](CuStream on) {
+      ASSERT_CU(launch_add_one(on, a, b));
+      queue(on);
+    });
+    CuInstantiateParams params{kInstantiateDeviceLaunch, nullptr, nullptr, {}};
+    CuGraphExec exec = nullptr;
+    const CuResult result = d.cuGraphInstantiateWithParams(&exec, made, &params);
+    EXPECT_EQ(exec == nullptr, result != CuResult::kSuccess);
+    if (exec) {
+      EXPECT_CU(d.cuGraphExecDestroy(exec));
+    }
+    return std::pair(result, params.result);
+  };
+  const std::pair refused(CuResult::kInvalidValue, CuInstantiateResult::kNodeOperationNotSupported);
+  const std::pair made(CuResult::kSuccess, CuInstantiateResult::kSuccess);
+  EXPECT_EQ(with([](CuStream) {}), made);
+  EXPECT_EQ(with([&](CuStream on) { ASSERT_CU(d.cuMemsetD8Async(a, 1, 4, on)); }), made);
+  EXPECT_EQ(with([&](CuStream on) {
+              ASSERT_CU(d.cuLaunchHostFunc(
+                  on, [](void*) {}, nullptr));
+            }),
+            refused);
+  EXPECT_EQ(with([&](CuStream on) {
+              ASSERT_CU(d.cuEventRecordWithFlags(event, on, kEventRecordExternal));
+            }),
+            refused);
+  EXPECT_CU(d.cuEventDestroy(event));
+}
+
+// Refused once, it is made without the flag, updatable nodes and all; and launched from the host,
+// one with the flag runs as any other and its nodes are set as any other's.
+TEST_F(Execs, AGraphThatDeviceCodeMayNotLaunchIsInstantiatedForTheHost) {
+  make_add_one();
+  const CuStream on = stream();
+  begin(on);
+  ASSERT_CU(launch_add_one(on, a, b));
+  ASSERT_CU(d.cuLaunchHostFunc(
+      on, [](void*) {}, nullptr));
+  graph = end(on);
+  node = nodes_of(graph)[0];
+  ASSERT_CU(set_updatable(1));
+  CuInstantiateParams params{kInstantiateDeviceLaunch, nullptr, nullptr, {}};
+  CuGraphExec exec = nullptr;
+  ASSERT_NE(d.cuGraphInstantiateWithParams(&exec, graph, &params), CuResult::kSuccess);
+  run(instantiate(graph));
+  EXPECT_THAT(get(b, 1), ElementsAre(2u));
+}
+
+TEST_F(Execs, AHostSetterReachesWhatDeviceCodeMayLaunch) {
+  make_add_one();
+  CuInstantiateParams params{kInstantiateDeviceLaunch, nullptr, nullptr, {}};
+  CuGraphExec exec = nullptr;
+  ASSERT_CU(d.cuGraphInstantiateWithParams(&exec, graph, &params));
+  ASSERT_CU(d.cuGraphUpload(exec, stream()));
+  for (int round = 0; round < 2; ++round) {
+    CuKernelNodeParams set = params_writing(&other);
+    ASSERT_CU(d.cuGraphExecKernelNodeSetParams(exec, node, &set));
+    run(exec);
+    EXPECT_THAT(get(other, 1), ElementsAre(2u));
+    EXPECT_THAT(get(b, 1), ElementsAre(0u));
+  }
+  EXPECT_CU(d.cuGraphExecDestroy(exec));
+}
+
 // Without kernels that update nodes an upload shows in nothing but its codes: what it overwrites is
 // promised by src/device/sim/exec_test.cpp and measured by the updater's own test.
 TEST_F(Execs, AHostSetterOfAnUpdatableNodeTakesEffectWithAndWithoutAnUpload) {

@@ -29,7 +29,7 @@ constexpr std::uint32_t kStored = 7;
 enum : std::size_t { kX, kY, kZ, kT0, kT1, kT2, kT3, kT4, kUnits };
 
 // Who sets the nodes.
-enum class By : std::uint8_t { kHost, kOneKernel, kTwoKernels };
+enum class By : std::uint8_t { kHost, kOneKernel, kTwoKernels, kLaunchable };
 // Whether the memory of launches is mapped, and whether nodes run side by side.
 using Way = std::tuple<By, bool, bool>;
 
@@ -59,6 +59,7 @@ class Recordings : public Differential, public ::testing::WithParamInterface<Way
       options.few_nodes = 0;
       options.settle_after = ~0u;
       if (by() == By::kTwoKernels) options.repoint_in_two = true;
+      if (by() == By::kLaunchable) options.launchable_updating = options.launchable_settled = 0;
     }
     options.least_part_bytes = kPartAlignment;  // an arena in parts
     std::vector<UnitKind> kinds(kUnits, UnitKind::kTemporary);
@@ -221,14 +222,15 @@ TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
 
 std::string who(const ::testing::TestParamInfo<Way>& way) {
   const auto [by, is_mapped, is_side_by_side] = way.param;
-  return std::string(by == By::kHost        ? "ByHost"
-                     : by == By::kOneKernel ? "ByOneKernel"
-                                            : "ByTwoKernels") +
+  return std::string(by == By::kHost         ? "ByHost"
+                     : by == By::kOneKernel  ? "ByOneKernel"
+                     : by == By::kTwoKernels ? "ByTwoKernels"
+                                             : "Launchable") +
          (is_mapped ? "Mapped" : "Allocated") + (is_side_by_side ? "SideBySide" : "");
 }
 INSTANTIATE_TEST_SUITE_P(, Recordings,
                          ::testing::Combine(::testing::Values(By::kHost, By::kOneKernel,
-                                                              By::kTwoKernels),
+                                                              By::kTwoKernels, By::kLaunchable),
                                             ::testing::Bool(), ::testing::Bool()),
                          who);
 
