@@ -23,6 +23,7 @@ from ._capture import (
     Alias,
     Aliased,
     Capture,
+    Captured,
     Constant,
     Fresh,
     NotRecordable,
@@ -31,7 +32,7 @@ from ._capture import (
     wait_for_captures,
 )
 from ._given import overlap, swaps, whole_bytes
-from ._native_capture import CaptureCounts, CaptureDevice, CapturedRecording
+from ._native_capture import Block, CaptureCounts, CaptureDevice, CapturedRecording
 from ._rooms import Room, Rooms
 
 Build = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]  # (given, fresh) -> a part of the answer
@@ -59,37 +60,41 @@ class Recorded:
 
     def __init__(self, step: Step, capture: Capture, device: CaptureDevice, accept_unsure: bool,
                  saved_from: int | None = None, lanes: int = 1, ahead_bytes: int = 0) -> None:
-        first = capture.first
         self.ahead_bytes = ahead_bytes
         self._device = step.device
-        answers = _fresh_in([*first.result, *first.gradients.values()])
-        others = _fresh_in([*first.result[:saved_from], *first.gradients.values()])
-        rooms = self._rooms = Rooms(answers, capture.allocations,
-                                    {part.allocation for part in answers}
-                                    - {part.allocation for part in others})
-        given = len(step.units)
-        blocks = [block._replace(given=block.given or i - given in rooms.of)
-                  for i, block in enumerate(capture.blocks)]
-        one, two = first.snapshot, capture.second.snapshot
-        assert one is not None and two is not None
-        noted = capture.noted
-        self._recording = CapturedRecording(device, one, two, blocks, accept_unsure, noted, lanes,
-                                            ahead_bytes)
-        # Nothing reads an unsure word where the other capture's does as well. Side by side nothing
-        # else is read than in captured order, which has been verified then.
-        self._other: CapturedRecording | None = None
-        if self._recording.counts.unsure and lanes == 1:
-            exchanged = [block._replace(first_address=block.second_address,
-                                        second_address=block.first_address) for block in blocks]
-            self._other = CapturedRecording(device, two, one, exchanged, True,
-                                            noted and noted._replace(of_second=True))
+        self._rooms = _rooms_of(capture, saved_from)
+        self._recording, self._other = _record(
+            capture, _blocks_of(step, capture, self._rooms), device, accept_unsure, lanes,
+            ahead_bytes)
         self._alignments: list[tuple[int, int]] = []  # of given tensors
         self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
-        named_rooms = []
-        named_units = []
-        for slot in self._recording.slots:  # given blocks come first
+        named_rooms = self._name_slots(step)
+        self._given_slots = _picker([index for index, _ in self._alignments])
+        self._room_slots = _picker(named_rooms)
+        self.slot_count = len(self._alignments) + len(named_rooms)
+        self._parts = [((size,), (1,), torch.uint8) for size in self._recording.parts]
+        self._pack = struct.Struct(f"{self.slot_count + len(self._parts)}Q").pack
+        build, first = _Builder(self._rooms), capture.first
+        self._result = _Answer(first.result, first.tree, build)
+        self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()]
+        self._mutated = first.mutated
+        self.undefined = self._unwritten(first, named_rooms)
+        aliases = [part.tensor for part in first.result if isinstance(part, Alias)]
+        self.needs_gradients = any(index >= step.own for index in (
+            *(index for index, _ in self._alignments), *aliases))
+        self.uses = sorted({index for index, _ in self._alignments} | {
+            other for _, other, _ in self._together} | set(self._mutated) | set(aliases) | {
+            grad.tensor for grad in first.gradients.values() if isinstance(grad, Alias)})
+        # Moves torch's generator as the step does; see random_graph().
+        self.random: torch.cuda.CUDAGraph | None = None
+
+    def _name_slots(self, step: Step) -> list[int]:
+        """Which given tensors the slots are, that come first, and which rooms."""
+        given = len(step.units)
+        named_units, named_rooms = [], []
+        for slot in self._recording.slots:
             if slot.block >= given:
-                named_rooms.append(rooms.of[slot.block - given])
+                named_rooms.append(self._rooms.of[slot.block - given])
                 continue
             unit = step.units[slot.block]
             named_units.append(unit)
@@ -98,28 +103,15 @@ class Recorded:
                                for other, offset in unit.members[1:]]
         if overlap(named_units):
             raise Aliased("it uses a tensor both as an argument and as its own")
-        self._given_slots = _picker([index for index, _ in self._alignments])
-        self._room_slots = _picker(named_rooms)
-        self.slot_count = len(self._alignments) + len(named_rooms)
-        self._parts = [((size,), (1,), torch.uint8) for size in self._recording.parts]
-        self._pack = struct.Struct(f"{self.slot_count + len(self._parts)}Q").pack
-        self.needs_gradients = any(index >= step.own for index, _ in self._alignments) or any(
-            isinstance(leaf, Alias) and leaf.tensor >= step.own for leaf in first.result)
-        self.undefined = {
-            f"{kind} {i}" for kind, parts in (("result", enumerate(first.result)),
-                                              ("gradient", first.gradients.items()))
-            for i, part in parts if isinstance(part, Fresh) and part.allocation >= 0
-            and rooms.of[part.allocation] not in named_rooms}
-        build = _Builder(rooms)
-        self._result = _Answer(first.result, first.tree, build)
-        self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()]
-        self._mutated = first.mutated
-        parts = [*first.result, *first.gradients.values()]
-        self.uses = sorted({index for index, _ in self._alignments} | {
-            other for _, other, _ in self._together} | set(self._mutated) | {
-            part.tensor for part in parts if isinstance(part, Alias)})
-        # Moves torch's generator as the step does; see random_graph().
-        self.random: torch.cuda.CUDAGraph | None = None
+        return named_rooms
+
+    def _unwritten(self, first: Captured, named_rooms: Sequence[int]) -> set[str]:
+        """What is answered of memory that no kernel names."""
+        parts = [*((f"result {i}", part) for i, part in enumerate(first.result)),
+                 *((f"gradient {i}", part) for i, part in first.gradients.items())]
+        return {name for name, part in parts
+                if isinstance(part, Fresh) and part.allocation >= 0
+                and self._rooms.of[part.allocation] not in named_rooms}
 
     @property
     def counts(self) -> CaptureCounts:
@@ -178,6 +170,37 @@ class Recorded:
             if before == swaps() and before % 2 == 0:
                 return addresses
             wait_for_captures()
+
+
+def _rooms_of(capture: Capture, saved_from: int | None) -> Rooms:
+    first = capture.first
+    answers = _fresh_in([*first.result, *first.gradients.values()])
+    others = _fresh_in([*first.result[:saved_from], *first.gradients.values()])
+    return Rooms(answers, capture.allocations, {part.allocation for part in answers}
+                 - {part.allocation for part in others})
+
+
+def _blocks_of(step: Step, capture: Capture, rooms: Rooms) -> list[Block]:
+    """Those of the capture; what is answered is given, as the tensors of the step are."""
+    first_room = len(step.units)
+    return [block._replace(given=block.given or i - first_room in rooms.of)
+            for i, block in enumerate(capture.blocks)]
+
+
+def _record(capture: Capture, blocks: Sequence[Block], device: CaptureDevice, accept_unsure: bool,
+            lanes: int, ahead_bytes: int) -> tuple[CapturedRecording, CapturedRecording | None]:
+    """Of the first capture, and of the other one if there are words of which one cannot know what
+    they are: nothing reads such a word where launches of both give the same. Side by side nothing
+    else is read than in captured order, which has been verified then."""
+    one, two, noted = capture.first.snapshot, capture.second.snapshot, capture.noted
+    assert one is not None and two is not None
+    made = CapturedRecording(device, one, two, blocks, accept_unsure, noted, lanes, ahead_bytes)
+    if not made.counts.unsure or lanes != 1:
+        return made, None
+    exchanged = [block._replace(first_address=block.second_address,
+                                second_address=block.first_address) for block in blocks]
+    return made, CapturedRecording(device, two, one, exchanged, True,
+                                   noted and noted._replace(of_second=True))
 
 
 def _fresh_in(parts: Sequence[Any]) -> list[Fresh]:
