@@ -46,11 +46,15 @@ bool have_own_priorities(std::span<const NodeImage> nodes) {
   return false;
 }
 
-// The driver's own. Whether these still use a copy engine where device code may launch them is not
-// known, and what they would lose is more than what updatable nodes cost.
-bool has_copies(std::span<const NodeImage> nodes) {
-  return std::ranges::any_of(
-      nodes, [](const NodeImage& node) { return node.type == CuNodeType::kMemcpy; });
+// Whether it is better not launchable. Whether copies of the driver's would still use a copy engine
+// is not known, and what they would lose is more than what updatable nodes cost; and cooperative
+// kernels are not allowed there while several processes share the device (MPS).
+bool stays_plain(const NodeImage& node) {
+  return node.type == CuNodeType::kMemcpy ||
+         std::ranges::any_of(node.kernel.attributes, [](const CuLaunchAttribute& attribute) {
+           return attribute.id == CuLaunchAttributeId::kCooperative &&
+                  attribute.value.cooperative != 0;
+         });
 }
 
 }  // namespace
@@ -124,7 +128,7 @@ Status CudaExec::clone_nodes(CuGraph original) {
 Status CudaExec::instantiate(bool is_launchable) {
   CuInstantiateParams params{};
   if (have_own_priorities(nodes_)) params.flags |= kInstantiateUseNodePriority;
-  if (is_launchable && !has_copies(nodes_)) {
+  if (is_launchable && std::ranges::none_of(nodes_, stays_plain)) {
     CuInstantiateParams launchable = params;
     launchable.flags |= kInstantiateDeviceLaunch;
     const CuResult made = driver_.cuGraphInstantiateWithParams(&exec_, graph_, &launchable);

@@ -30,19 +30,19 @@ std::shared_ptr<const Op> launched_op(const Exec& exec, const ExecNode& node, in
 
 }  // namespace
 
-// What device code may launch is all the device's: no host function, no event, no pageable memory.
+// What device code may launch is all the device's: kernels, fills, and copies without pageable
+// memory; not nothing, nor a node that does nothing.
 bool Machine::is_device_launchable(const Graph& graph, CuGraphNode* culprit) const {
+  if (graph.nodes.empty()) return false;
   for (const CuGraphNode handle : graph.nodes) {
     const Op& op = nodes_.find(handle)->op;
     const auto* const copy = std::get_if<CopyOp>(&op);
     const auto* const child = std::get_if<ChildOp>(&op);
-    const bool is_hosts = std::holds_alternative<HostOp>(op) ||
-                          std::holds_alternative<RecordOp>(op) ||
-                          std::holds_alternative<WaitOp>(op) || (copy && copy->staged);
-    if (is_hosts) *culprit = handle;
-    if (is_hosts || (child && !is_device_launchable(*graphs_.find(child->graph), culprit))) {
-      return false;
-    }
+    const bool may_be = std::holds_alternative<KernelOp>(op) ||
+                        std::holds_alternative<FillOp>(op) || (copy && !copy->staged);
+    if (may_be || (child && is_device_launchable(*graphs_.find(child->graph), culprit))) continue;
+    if (!*culprit) *culprit = handle;
+    return false;
   }
   return true;
 }

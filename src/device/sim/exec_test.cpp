@@ -365,6 +365,15 @@ TEST_F(SimExec, WhatDeviceCodeMayLaunchHoldsNothingOfTheHosts) {
   EXPECT_EQ(
       result_with([&] { EXPECT_CU(d->cuEventRecordWithFlags(event, on, kEventRecordExternal)); }),
       CuResult::kInvalidValue);
+  CuGraph empty = nullptr;
+  ASSERT_CU(d->cuGraphCreate(&empty, 0));
+  CuInstantiateParams params{kInstantiateDeviceLaunch, nullptr, nullptr, {}};
+  CuGraphExec exec = nullptr;
+  EXPECT_EQ(d->cuGraphInstantiateWithParams(&exec, empty, &params), CuResult::kInvalidValue);
+  ASSERT_CU(d->cuGraphAddEmptyNode(&node, empty, nullptr, 0));
+  EXPECT_EQ(d->cuGraphInstantiateWithParams(&exec, empty, &params), CuResult::kInvalidValue);
+  EXPECT_EQ(params.error_node, node);
+  EXPECT_CU(d->cuGraphDestroy(empty));
 }
 
 TEST_F(SimExec, TheInstantiationCanUpload) {
