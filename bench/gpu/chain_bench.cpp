@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::uint32_t kWords = 1024;
 constexpr std::uint64_t kBytes = kWords * sizeof(std::uint32_t);
-constexpr int kRounds = 41;
+constexpr int kRounds = 101;
 
 constexpr const char* kKernel = R"(.version 7.0
 .target sm_80
