@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
-#include <optional>
 #include <span>
 #include <utility>
 
@@ -30,31 +29,6 @@ void set_destination(CuMemcpy3D& copy, std::uint64_t address) {
   } else {
     copy.dst_device = address;
   }
-}
-
-// Whether kernels were captured on streams of several priorities. They keep these then; otherwise
-// all run with that of the stream on which a launch is queued.
-bool have_own_priorities(std::span<const NodeImage> nodes) {
-  std::optional<int> first;
-  for (const NodeImage& node : nodes) {
-    for (const CuLaunchAttribute& attribute : node.kernel.attributes) {
-      if (attribute.id != CuLaunchAttributeId::kPriority) continue;
-      if (first && *first != attribute.value.priority) return true;
-      first = attribute.value.priority;
-    }
-  }
-  return false;
-}
-
-// Whether it is better not launchable. Whether copies of the driver's would still use a copy engine
-// is not known, and what they would lose is more than what updatable nodes cost; and cooperative
-// kernels are not allowed there while several processes share the device (MPS).
-bool stays_plain(const NodeImage& node) {
-  return node.type == CuNodeType::kMemcpy ||
-         std::ranges::any_of(node.kernel.attributes, [](const CuLaunchAttribute& attribute) {
-           return attribute.id == CuLaunchAttributeId::kCooperative &&
-                  attribute.value.cooperative != 0;
-         });
 }
 
 }  // namespace
@@ -121,21 +95,6 @@ Status CudaExec::clone_nodes(CuGraph original) {
   }
   return place_transfers(driver_, graph_, repointing_.image.edges, nodes_,
                          repointing_.is_reordered);
-}
-
-// What device code may launch holds no calls of the host and no events, and whatever else a driver
-// may refuse in it: only the driver knows.
-Status CudaExec::instantiate(bool is_launchable) {
-  CuInstantiateParams params{};
-  if (have_own_priorities(nodes_)) params.flags |= kInstantiateUseNodePriority;
-  if (is_launchable && std::ranges::none_of(nodes_, stays_plain)) {
-    CuInstantiateParams launchable = params;
-    launchable.flags |= kInstantiateDeviceLaunch;
-    const CuResult made = driver_.cuGraphInstantiateWithParams(&exec_, graph_, &launchable);
-    if (made == CuResult::kSuccess) return {};
-  }
-  return recorded("cuGraphInstantiateWithParams",
-                  driver_.cuGraphInstantiateWithParams(&exec_, graph_, &params));
 }
 
 // To where copy_room says; the first launch sets them.

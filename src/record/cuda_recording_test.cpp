@@ -69,13 +69,16 @@ TEST_F(CudaRecordingTest, ARecordingFreesAllItMade) {
   EXPECT_EQ(sim->live_objects(), loaded);
 }
 
-TEST_F(CudaRecordingTest, FailingCallsLeaveNothingBehind) {
-  const DeviceCode* const code = load_device_code();
+class FailingCallsTest : public CudaRecordingTest, public ::testing::WithParamInterface<bool> {};
+
+TEST_P(FailingCallsTest, LeaveNothingBehind) {
+  CudaRecordOptions options{.executables = 2, .device_code = load_device_code()};
+  if (GetParam()) options.launchable_updating = options.launchable_settled = 0;
   const std::size_t before = sim->live_objects();
   std::set<std::string> have_failed;
   for (std::uint64_t n = 1;; ++n) {
     sim->fail_call(n, CuResult::kOutOfMemory);
-    const auto made = try_record({.executables = 2, .device_code = code});
+    const auto made = try_record(options);
     const std::string failed = sim->failed_call();
     if (failed.empty()) {
       EXPECT_TRUE(made.ok());
@@ -95,6 +98,10 @@ TEST_F(CudaRecordingTest, FailingCallsLeaveNothingBehind) {
     EXPECT_TRUE(have_failed.contains(call)) << call;
   }
 }
+INSTANTIATE_TEST_SUITE_P(, FailingCallsTest, ::testing::Bool(),
+                         [](const auto& is_launchable) -> std::string {
+                           return is_launchable.param ? "Launchable" : "Plain";
+                         });
 
 // y = x + 2 by way of one temporary, and two other temporaries beside it, all noted.
 class NotedStepTest : public testing::CudaStepTest {

@@ -1,19 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-// What makes an executable an updating one. The order matters: nodes become updatable before the
-// graph is instantiated, and the executable is uploaded before its first launch, which would
-// otherwise upload it itself and undo what its updater wrote. Every executable is uploaded before
-// the host sets a node: one whose nodes were set first stays a fifth slower for good (seen on an
-// H200, driver 580.159.04).
+// How executables are instantiated, and what makes one an updating one. The order matters: nodes
+// become updatable before the graph is instantiated, and the executable is uploaded before its
+// first launch, which would otherwise upload it itself and undo what its updater wrote. Every
+// executable is uploaded before the host sets a node: one whose nodes were set first stays a fifth
+// slower for good (seen on an H200, driver 580.159.04).
 #include <algorithm>
+#include <optional>
 
 #include "record/cuda_recording.h"
 
 namespace anabranch::cuda {
 namespace {
 
-// Some functions cannot be updated from the device; the host sets those.
+// Some functions cannot be updated by device code, and some graphs not be launched: it is left to
+// the host.
 bool is_refused(CuResult result) {
   return result == CuResult::kNotSupported || result == CuResult::kInvalidValue;
+}
+
+// Whether kernels were captured on streams of several priorities. They keep these then; otherwise
+// all run with that of the stream on which a launch is queued.
+bool have_own_priorities(std::span<const NodeImage> nodes) {
+  std::optional<int> first;
+  for (const NodeImage& node : nodes) {
+    for (const CuLaunchAttribute& attribute : node.kernel.attributes) {
+      if (attribute.id != CuLaunchAttributeId::kPriority) continue;
+      if (first && *first != attribute.value.priority) return true;
+      first = attribute.value.priority;
+    }
+  }
+  return false;
+}
+
+// Whether it is better not launchable. Whether copies of the driver's would still use a copy engine
+// is not known, and what they would lose is more than what updatable nodes cost; and cooperative
+// kernels are not allowed there while several processes share the device (MPS).
+bool stays_plain(const NodeImage& node) {
+  return node.type == CuNodeType::kMemcpy ||
+         std::ranges::any_of(node.kernel.attributes, [](const CuLaunchAttribute& attribute) {
+           return attribute.id == CuLaunchAttributeId::kCooperative &&
+                  attribute.value.cooperative != 0;
+         });
 }
 
 CuKernelNodeParams kernel_of(CuFunction function, unsigned blocks, unsigned threads) {
@@ -148,6 +175,21 @@ Status CudaExec::put_before_roots(CuGraphNode updated) {
   return recorded(
       "cuGraphAddDependencies",
       driver_.cuGraphAddDependencies(graph_, from.data(), roots.data(), nullptr, roots.size()));
+}
+
+// What device code may launch holds no calls of the host and no events, and whatever else a driver
+// may refuse in it.
+Status CudaExec::instantiate(bool is_launchable) {
+  CuInstantiateParams params{};
+  if (have_own_priorities(nodes_)) params.flags |= kInstantiateUseNodePriority;
+  if (is_launchable && std::ranges::none_of(nodes_, stays_plain)) {
+    CuInstantiateParams launchable = params;
+    launchable.flags |= kInstantiateDeviceLaunch;
+    const CuResult made = driver_.cuGraphInstantiateWithParams(&exec_, graph_, &launchable);
+    if (!is_refused(made)) return recorded("cuGraphInstantiateWithParams", made);
+  }
+  return recorded("cuGraphInstantiateWithParams",
+                  driver_.cuGraphInstantiateWithParams(&exec_, graph_, &params));
 }
 
 Status CudaExec::upload() {
