@@ -220,6 +220,44 @@ TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
   EXPECT_EQ(get(counter, kWords), std::vector<std::uint32_t>(kWords, 1000));
 }
 
+// The count in the child graph is of no one launch, and not looked at.
+TEST_P(Recordings, LaunchesOfSeveralStreamsAtOnceKeepToTheirOwnAddresses) {
+  constexpr std::size_t kStreams = 3, kLaunches = 8 * kStreams, kPlace = 1024;
+  ASSERT_TRUE(recording);
+  const auto parts = recording->part_bytes();
+  for (const std::uint64_t bytes : parts) ASSERT_LE(bytes, kPlace);
+  const std::size_t places = 3 + parts.size();  // x, y, z and the parts
+  const CuDevicePtr field = memory_for_launches((kLaunches * places + 1) * kPlace);
+  const CuDevicePtr first = (field + 511) / 512 * 512;
+  const std::array<CuStream, kStreams> streams{stream(), stream(), stream()};
+  for (std::uint32_t round = 0; round < 50; ++round) {
+    ASSERT_CU(d.cuMemsetD32Async(first, kPoison, kLaunches * places * kPlace / 4, streams[0]));
+    ASSERT_CU(d.cuStreamSynchronize(streams[0]));
+    const auto at = [&](std::size_t launch, std::size_t place) {
+      return first + (launch * places + (place + round + launch) % places) * kPlace;
+    };
+    for (std::uint32_t i = 0; i < kLaunches; ++i) {
+      put(at(i, 0), std::vector<std::uint32_t>(kWords, 100 * round + i));
+    }
+    ASSERT_CU(d.cuCtxSynchronize());
+    for (std::size_t i = 0; i < kLaunches; ++i) {
+      std::vector<std::uint64_t> addresses;
+      for (std::size_t place = 0; place < places; ++place) addresses.push_back(at(i, place));
+      const auto launched = cuda::launch(*recording, addresses, streams[i % kStreams]);
+      ASSERT_TRUE(launched.ok()) << launched.error().message();
+    }
+    for (const CuStream on : streams) ASSERT_CU(d.cuStreamSynchronize(on));
+    for (std::uint32_t i = 0; i < kLaunches; ++i) {
+      const auto holds = [&](std::size_t place, std::uint32_t word) {
+        return get(at(i, place), kWords) == std::vector<std::uint32_t>(kWords, word);
+      };
+      ASSERT_TRUE(holds(0, 100 * round + i) && holds(1, 100 * round + i + 3) &&
+                  holds(2, kStored + 1))
+          << "launch " << i << " of round " << round;
+    }
+  }
+}
+
 std::string who(const ::testing::TestParamInfo<Way>& way) {
   const auto [by, is_mapped, is_side_by_side] = way.param;
   return std::string(by == By::kHost         ? "ByHost"
