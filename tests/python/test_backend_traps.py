@@ -320,6 +320,28 @@ def test_random_numbers_on_streams_are_those_of_inductor():
     assert not torch.equal(results[1][0], results[1][1])
 
 
+@pytest.mark.oldest
+def test_a_view_lies_as_what_it_is_a_view_of_whatever_a_pass_left_with_it():
+    """In the backward Inductor drops a copy of a transposed gradient, and says of the transposed one
+    that it lies as the copy did."""
+    def step(x, y):
+        with anabranch.stream("a"):
+            t = y + 1
+            t.copy_(x.clone())
+            t.copy_(t.t().clone())
+        return torch.relu(t) - 2 * t, t.t().clone()
+
+    def run(call):
+        x = torch.arange(16.).view(4, 4).sub(5).requires_grad_()
+        y = torch.zeros(4, 4, requires_grad=True)
+        a, b = call(x, y)
+        ((a * torch.arange(16.).view(4, 4)).sum() + (b * b).sum()).backward()
+        return a, b, x.grad, y.grad
+
+    for found, wanted in zip(run(torch.compile(step, backend="anabranch")), run(step), strict=True):
+        assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+
+
 def test_a_region_that_fails_leaves_the_model_usable():
     class Table(nn.Module):
         def __init__(self):
