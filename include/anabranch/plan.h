@@ -116,7 +116,7 @@ struct Report {
 
 // Pure, and near linear in steps; nothing, at once, where all streams are placed. Every race
 // follows from the missing waits of the reports and the syncs there are, and no report from the
-// others of its kind. In program order of `second`, unjoined streams last.
+// others of its kind. In program order of `second`, then unjoined streams in that of `first`.
 ANABRANCH_API std::vector<Report> find_reports(const Program& program,
                                                const PlanOptions& options = {});
 

@@ -230,13 +230,15 @@ void Finder::report_races(StepId step, Level level) {
   for (std::size_t i = level; i < kLevelCount; ++i) clocks_[i].add_waits(step, added);
 }
 
-// The ends of streams that neither the caller nor another such end comes after.
+// The ends of streams that neither the caller nor another such end comes after, as the program has
+// them.
 void Finder::find_unjoined() {
   const Clocks& clocks = clocks_.back();
   std::vector<StepId> ends;
   for (const std::optional<StepId>& last : last_work_) {
     if (last && !clocks.before(*last, order_.exit())) ends.push_back(*last);
   }
+  std::sort(ends.begin(), ends.end());
   for (const StepId end : ends) {
     const auto comes_after = [&](StepId other) { return clocks.before(end, other); };
     if (std::any_of(ends.begin(), ends.end(), comes_after)) continue;

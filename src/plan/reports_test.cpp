@@ -116,6 +116,14 @@ TEST(Reports, OfUnjoinedStreamsOnlyThoseThatNoOtherWaitsForAreTold) {
   EXPECT_THAT(p.reports(), ElementsAre("unjoined: on b, caller"));
 }
 
+TEST(Reports, UnjoinedStreamsAreToldAsTheProgramEndsThem) {
+  UserProgram p;
+  p.make(p.a, "starts on a");
+  p.make(p.b, "on b");
+  p.make(p.a, "on a");
+  EXPECT_THAT(p.reports(), ElementsAre("unjoined: on b, caller", "unjoined: on a, caller"));
+}
+
 TEST(Reports, AWaitForAnEventThatWasNeverRecordedIsToldAndKept) {
   UserProgram p;
   const EventId e = p.event("ready");
