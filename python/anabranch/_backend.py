@@ -34,6 +34,7 @@ from ._record import RecordedGraph  # noqa: E402
 from ._region import CompiledRegion, compile_regions  # noqa: E402
 from ._runtime import HostInstance, RecordedStreams, StreamedGraph  # noqa: E402
 from ._threads import host_device, lanes_of  # noqa: E402
+from ._views import renew_views  # noqa: E402
 from .streams import ANNOTATION, OVERLAP, overlap, stream  # noqa: E402
 
 # Dynamo reads attributes of a module without calling its __getattr__.
@@ -151,6 +152,7 @@ def _compile_streams(
     chosen: config.Options, gm: GraphModule, keywords: dict[str, Any]
 ) -> StreamedGraph | None:
     """None where all of the graph turns out to be on one stream."""
+    renew_views(gm)
     graph = StreamGraph(gm, _device_of(gm))
     if len(graph.stream_names) == 1 or len(set(graph.streams.values())) == 1:
         return None

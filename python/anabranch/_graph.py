@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -62,7 +61,6 @@ class StreamGraph:
     one ``device``."""
 
     def __init__(self, gm: GraphModule, device: torch.device = _HOST) -> None:
-        _renew_views(gm)
         self.gm = gm
         self.device = device
         self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -370,53 +368,6 @@ def _makers(node: Node) -> Iterator[Node]:
         value = value.args[0] if is_getitem(value) else value  # type: ignore[assignment]
         if _is_step(value):
             yield value
-
-
-def _renew_views(gm: GraphModule) -> None:
-    """How views lie is asked of what they are views of. Passes of Inductor drop a copy of a view
-    and leave the copy's layout with the view (2.11 and 2.15); one that is answered is copied again,
-    since the caller goes by that layout."""
-    copies: dict[Node, Node] = {}
-    for node in [node for node in gm.graph.nodes if is_view(node)]:
-        said, given = node.meta.get("val"), _meta_of(node)
-        mode = getattr(said[0] if isinstance(said, (list, tuple)) else said, "fake_mode", None)
-        if mode is None or given is None:
-            continue
-        try:
-            with mode:
-                found = node.target(*given[0], **given[1])  # type: ignore[operator]
-        except RuntimeError as error:
-            raise Unsupported(f"{node} is no view of {node.args[0]} as that lies") from error
-        if isinstance(said, torch.Tensor) and _strides(found) != _strides(said):
-            copies[node] = _copied_as(gm, node, said)
-        node.meta["val"] = found
-    output = gm.graph.output_node()
-    output.args = torch.fx.map_arg(output.args, lambda node: copies.get(node, node))
-    for copy in copies.values():
-        if not copy.users:
-            gm.graph.erase_node(copy)
-        elif not copy.meta["val"].is_contiguous():
-            raise Unsupported(f"{copy.args[0]} is answered with strides that are not its own")
-
-
-def _meta_of(node: Node) -> Any:
-    """What the arguments are known to be; None where that is not known of one."""
-    if any("val" not in other.meta for other in node.all_input_nodes):
-        return None
-    return torch.fx.map_arg((node.args, node.kwargs), lambda other: other.meta["val"])
-
-
-def _strides(tensor: torch.Tensor) -> list[str]:
-    """As text: to compare symbols would be to decide about them."""
-    return [str(stride) for stride in tensor.stride()]
-
-
-def _copied_as(gm: GraphModule, view: Node, said: torch.Tensor) -> Node:
-    with gm.graph.inserting_after(view):
-        copy = gm.graph.call_function(torch.ops.aten.clone.default, (view,),
-                                      {"memory_format": torch.contiguous_format})
-    copy.meta = {**view.meta, "val": said}
-    return copy
 
 
 def _drop_stale_meta(node: Node) -> None:

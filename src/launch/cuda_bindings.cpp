@@ -173,7 +173,7 @@ Moved find_moved(const CudaRecording& recording, std::span<const std::uint64_t> 
 
 Result<Moved> take_bindings(const CudaRecording& recording,
                             std::span<const std::uint64_t> addresses, LaunchMemory& memory) {
-  if (addresses.size() != recording.source_bytes().size()) {
+  if (addresses.size() != recording.source_rules().size()) {
     return bad(fmt::format("{} addresses for {} slots and {} arena parts", addresses.size(),
                            recording.slots().size(), recording.part_bytes().size()));
   }

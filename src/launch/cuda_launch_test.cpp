@@ -49,12 +49,12 @@ class CudaLaunchTest : public testing::CudaStepTest, public ::testing::WithParam
   using Memory = std::vector<std::uint64_t>;
   // Fenced and poisoned, in any order.
   Memory fresh(const CudaRecording& recording) {
-    Memory memory(recording.source_bytes().size());
+    Memory memory(recording.source_rules().size());
     std::vector<std::size_t> turns(memory.size());
     std::iota(turns.begin(), turns.end(), 0u);
     std::shuffle(turns.begin(), turns.end(), random_);
     for (const std::size_t source : turns) {
-      const std::uint64_t bytes = recording.source_bytes()[source];
+      const std::uint64_t bytes = recording.source_rules()[source].bytes();
       memory[source] = source < recording.slots().size() ? allocate(bytes) : allocate_part(bytes);
     }
     return memory;
@@ -465,7 +465,7 @@ TEST_P(NoTemporariesTest, HaveNoPartsAndRunAllTheSame) {
 TEST_P(NoTemporariesTest, AStepWithoutAddressesTakesNone) {
   is_empty = true;
   const auto recording = record_again();
-  EXPECT_THAT(recording->source_bytes(), IsEmpty());
+  EXPECT_THAT(recording->source_rules(), IsEmpty());
   for (int i = 0; i < 3; ++i) EXPECT_EQ(must_launch(*recording, {}), Repoint::kNothing);
 }
 

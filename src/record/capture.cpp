@@ -138,8 +138,7 @@ std::vector<CaptureSlot> CapturedRecording::slots() const {
 }
 
 std::vector<std::uint64_t> CapturedRecording::parts() const {
-  const auto bytes = recording_->part_bytes();
-  return {bytes.begin(), bytes.end()};
+  return recording_->part_bytes();
 }
 
 CaptureCounts CapturedRecording::counts() const {

@@ -215,12 +215,19 @@ void CudaRecording::name_slots(const Tenants& tenants, std::span<const UnitKind>
   }
 }
 
+std::vector<std::uint64_t> CudaRecording::part_bytes() const {
+  std::vector<std::uint64_t> bytes;
+  for (const SourceRule& part : source_rules().subspan(slots_.size())) {
+    bytes.push_back(part.bytes());
+  }
+  return bytes;
+}
+
 void CudaRecording::list_sources(std::span<const std::uint64_t> part_bytes) {
   const auto add = [&](std::uint64_t bytes, std::uint64_t alignment) {
     if (bytes != 0) {
-      repointing_.with_bytes.push_back(static_cast<std::uint32_t>(source_bytes_.size()));
+      repointing_.with_bytes.push_back(static_cast<std::uint32_t>(source_rules_.size()));
     }
-    source_bytes_.push_back(bytes);
     source_rules_.emplace_back(bytes, bytes != 0 ? alignment - 1 : 0);
   };
   for (const CudaSlot& slot : slots_) add(slot.bytes, slot.alignment);
@@ -246,7 +253,7 @@ void CudaRecording::name_sources(std::span<const ArenaParts::Place> places,
 void CudaRecording::index_sites() {
   Repointing& to = repointing_;
   to.first_site.assign(to.image.nodes.size() + 1, 0);
-  std::vector<std::vector<std::uint32_t>> nodes(source_bytes_.size());
+  std::vector<std::vector<std::uint32_t>> nodes(source_rules_.size());
   for (const Site& site : to.sites) {
     ++to.first_site[site.node + 1];
     if (nodes[site.unit].empty() || nodes[site.unit].back() != site.node) {

@@ -250,12 +250,8 @@ class CudaRecording {
   std::span<const CudaSlot> slots() const { return slots_; }
   // As it was planned, before it was cut; a launch gives memory for the parts.
   const ArenaLayout& arena() const { return arena_; }
-  std::span<const std::uint64_t> part_bytes() const {
-    return source_bytes().subspan(slots_.size());
-  }
-  // By source: its size, and the same with what its address must not have.
-  std::span<const std::uint64_t> source_bytes() const { return source_bytes_; }
-  std::span<const SourceRule> source_rules() const { return source_rules_; }
+  std::vector<std::uint64_t> part_bytes() const;
+  std::span<const SourceRule> source_rules() const { return source_rules_; }  // by source
   // Nodes that name a source.
   std::uint32_t node_count(std::size_t source) const {
     return repointing_.first_node[source + 1] - repointing_.first_node[source];
@@ -296,7 +292,6 @@ class CudaRecording {
   Repointing repointing_;
   std::vector<CudaSlot> slots_;
   ArenaLayout arena_;
-  std::vector<std::uint64_t> source_bytes_;
   std::vector<SourceRule> source_rules_;
   std::uint32_t unsure_ = 0;
   std::uint32_t lanes_ = 1;

@@ -14,7 +14,7 @@ Status Berth::prepare(const std::shared_ptr<CudaDevice>& device, const CudaRecor
                       Act act) {
   if (ready_) return {};
   device_ = device;
-  addresses_.resize(recording.source_bytes().size());
+  addresses_.resize(recording.source_rules().size());
   if (const std::uint64_t bytes = recording.arena().size_bytes; bytes != 0) {
     const CuResult result = device_->driver().cuMemAlloc(&block_, bytes + kPartAlignment - 1);
     if (Status got = driver_status(act, "cuMemAlloc", result); !got.ok()) return got;

@@ -516,8 +516,7 @@ TEST_F(Execs, WhatDeviceCodeMayLaunchHoldsNothingOfTheHosts) {
   EXPECT_CU(d.cuEventDestroy(event));
 }
 
-// Refused once, it is made without the flag, updatable nodes and all; and launched from the host,
-// one with the flag runs as any other and its nodes are set as any other's.
+// Refused once, it is made without the flag, updatable nodes and all.
 TEST_F(Execs, AGraphThatDeviceCodeMayNotLaunchIsInstantiatedForTheHost) {
   make_add_one();
   const CuStream on = stream();

@@ -172,7 +172,7 @@ TEST_P(Recordings, EveryNodeWithAnAddressIsForTheUpdaterIfThereIsOne) {
   ASSERT_TRUE(recording);
   const auto execs = by_updater() ? recording->updating() : recording->executables();
   ASSERT_FALSE(execs.empty());
-  std::vector<std::uint64_t> addresses(recording->source_bytes().size());
+  std::vector<std::uint64_t> addresses(recording->source_rules().size());
   const CuDevicePtr field = memory_for_launches(addresses.size() * 2048);
   for (std::size_t i = 0; i < addresses.size(); ++i) addresses[i] = field + i * 2048;
   const auto set = execs[0]->set_addresses(addresses);
