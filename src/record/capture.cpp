@@ -137,9 +137,7 @@ std::vector<CaptureSlot> CapturedRecording::slots() const {
   return slots;
 }
 
-std::vector<std::uint64_t> CapturedRecording::parts() const {
-  return recording_->part_bytes();
-}
+std::vector<std::uint64_t> CapturedRecording::parts() const { return recording_->part_bytes(); }
 
 CaptureCounts CapturedRecording::counts() const {
   const auto read = [](const std::atomic<std::uint64_t>& count) {

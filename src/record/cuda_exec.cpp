@@ -8,7 +8,7 @@
 #include "record/cuda_recording.h"
 #include "record/differences.h"
 #include "record/graph_lists.h"
-#include "record/graph_transfers.h"
+#include "record/graph_nodes.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -39,7 +39,7 @@ CudaExec::CudaExec(const Driver& driver, const Repointing& repointing)
       nodes_(repointing.image.nodes),
       addresses_(repointing.source_count(), kUnset),
       is_moved_(nodes_.size()),
-      params_(repointing.most_fields),
+      room_{std::vector<void*>(repointing.most_fields)},
       memory_{addresses_, repointing.with_bytes, repointing.with_bytes},
       by_device_(nodes_.size()) {
   memory_.is_in_turn = memory_.order.size() == addresses_.size();
@@ -60,11 +60,7 @@ Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph o
                                                  const Repointing& repointing, const Kind& kind) {
   std::unique_ptr<CudaExec> made(new CudaExec(driver, repointing));
   if (Status cloned = made->clone_nodes(original); !cloned.ok()) return cloned;
-  if (Status moved = made->move_host_copies(); !moved.ok()) return moved;
-  if (kind.updater) {
-    Status prepared = made->prepare_updates(*kind.updater, kind.repoint_in_two);
-    if (!prepared.ok()) return prepared;
-  }
+  if (Status built = made->make_nodes(kind); !built.ok()) return built;
   if (made->tables_) made->watch_sources();
   made->list_residents();
   if (Status instantiated = made->instantiate(kind.is_launchable); !instantiated.ok()) {
@@ -90,27 +86,31 @@ Status CudaExec::clone_nodes(CuGraph original) {
     }
     node.handle = there;
   }
-  if (repointing_.is_reordered) {
-    if (Status dropped = drop_edges(); !dropped.ok()) return dropped;
+  return repointing_.is_reordered ? drop_edges() : Status();
+}
+
+Status CudaExec::make_nodes(const Kind& kind) {
+  move_host_copies();
+  NodeMaker maker(driver_, graph_, nodes_, repointing_.is_reordered);
+  if (Status made = maker.make_kernels(); !made.ok()) return made;
+  CuGraphNode updated = nullptr;
+  if (kind.updater) {
+    Status prepared = prepare_updates(*kind.updater, kind.repoint_in_two, &updated);
+    if (!prepared.ok()) return prepared;
   }
-  return place_transfers(driver_, graph_, repointing_.image.edges, nodes_,
-                         repointing_.is_reordered);
+  if (Status made = maker.make_copies(repointing_.context); !made.ok()) return made;
+  if (Status connected = maker.connect(repointing_.image.edges); !connected.ok()) return connected;
+  return updated ? put_before_roots(updated) : Status();
 }
 
 // To where copy_room says; the first launch sets them.
-Status CudaExec::move_host_copies() {
+void CudaExec::move_host_copies() {
   for (const Site& site : repointing_.sites) {
     NodeImage& node = nodes_[site.node];
     if (node.host_bytes.empty()) continue;
     const bool is_source = site.operand == Operand::kSource;
     (is_source ? set_source : set_destination)(node.copy, repointing_.copy_room);
-    if (Status moved = recorded("cuGraphMemcpyNodeSetParams",
-                                driver_.cuGraphMemcpyNodeSetParams(node.handle, &node.copy));
-        !moved.ok()) {
-      return moved;
-    }
   }
-  return {};
 }
 
 Status CudaExec::drop_edges() {
@@ -299,18 +299,7 @@ Status CudaExec::set_node(std::uint32_t number) {
 
 CuResult CudaExec::set_kernel(std::uint32_t number) {
   NodeImage& node = nodes_[number];
-  KernelImage& kernel = node.kernel;
-  CuKernelNodeParams launch = kernel.launch;
-  std::size_t size = kernel.params.size();
-  void* extra[] = {params_buffer_key(), kernel.params.data(), params_size_key(), &size, kParamsEnd};
-  if (kernel.packed) {
-    launch.extra = extra;
-  } else {
-    for (std::size_t i = 0; i < kernel.fields.size(); ++i) {
-      params_[i] = kernel.params.data() + kernel.fields[i].offset;
-    }
-    launch.kernel_params = params_.data();
-  }
+  const CuKernelNodeParams launch = launch_of(node.kernel, room_);
   return driver_.cuGraphExecKernelNodeSetParams(exec_, node.handle, &launch);
 }
 

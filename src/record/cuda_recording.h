@@ -144,7 +144,8 @@ class CudaExec {
  private:
   CudaExec(const Driver& driver, const Repointing& repointing);
   Status clone_nodes(CuGraph original);
-  Status move_host_copies();
+  Status make_nodes(const Kind& kind);
+  void move_host_copies();
   Status drop_edges();
   std::span<const std::uint32_t> nodes_of(std::uint32_t source) const noexcept;
   void watch_sources();
@@ -158,7 +159,8 @@ class CudaExec {
   void write_sites(std::uint32_t node);
   Status set_node(std::uint32_t node);
   CuResult set_kernel(std::uint32_t node);
-  Status prepare_updates(const DeviceCode::Updater& updater, bool in_two);
+  // `updated`: what all else comes behind; null where device code sets no node.
+  Status prepare_updates(const DeviceCode::Updater& updater, bool in_two, CuGraphNode* updated);
   Status make_updatable(std::uint32_t node, std::vector<SiteUpdate>& updates);
   Status allocate_tables(const std::vector<SiteUpdate>& updates);
   Status add_repoint(const DeviceCode::Updater& updater, CuDevicePtr host_tables,
@@ -178,7 +180,7 @@ class CudaExec {
   std::vector<std::uint64_t> addresses_;  // by source; in an updating one of those watched alone
   std::vector<std::uint32_t> moved_;      // nodes to set
   std::vector<bool> is_moved_;
-  std::vector<void*> params_;  // scratch
+  LaunchRoom room_;  // scratch
   LaunchMemory memory_;
   std::vector<bool> by_device_;         // nodes that the updater sets
   std::vector<std::uint32_t> watched_;  // in an updating one: sources of nodes that the host sets

@@ -12,12 +12,6 @@
 namespace anabranch::cuda {
 namespace {
 
-// Some functions cannot be updated by device code, and some graphs not be launched: it is left to
-// the host.
-bool is_refused(CuResult result) {
-  return result == CuResult::kNotSupported || result == CuResult::kInvalidValue;
-}
-
 // Whether kernels were captured on streams of several priorities. They keep these then; otherwise
 // all run with that of the stream on which a launch is queued.
 bool have_own_priorities(std::span<const NodeImage> nodes) {
@@ -32,9 +26,9 @@ bool have_own_priorities(std::span<const NodeImage> nodes) {
   return false;
 }
 
-// Whether it is better not launchable. Whether copies of the driver's would still use a copy engine
-// is not known, and what they would lose is more than what updatable nodes cost; and cooperative
-// kernels are not allowed there while several processes share the device (MPS).
+// Whether it is better not launchable. Copies with the host's memory would run as kernels there,
+// which takes longer, and cooperative kernels are not allowed while several processes share the
+// device (MPS).
 bool stays_plain(const NodeImage& node) {
   return node.type == CuNodeType::kMemcpy ||
          std::ranges::any_of(node.kernel.attributes, [](const CuLaunchAttribute& attribute) {
@@ -54,7 +48,8 @@ CuKernelNodeParams kernel_of(CuFunction function, unsigned blocks, unsigned thre
 
 }  // namespace
 
-Status CudaExec::prepare_updates(const DeviceCode::Updater& updater, bool in_two) {
+Status CudaExec::prepare_updates(const DeviceCode::Updater& updater, bool in_two,
+                                 CuGraphNode* updated) {
   std::vector<SiteUpdate> updates;
   for (std::uint32_t node = 0; node < nodes_.size(); ++node) {
     if (nodes_[node].type != CuNodeType::kKernel ||
@@ -71,12 +66,9 @@ Status CudaExec::prepare_updates(const DeviceCode::Updater& updater, bool in_two
       !found.ok()) {
     return found;
   }
-  CuGraphNode updated = nullptr;
   const bool is_small = std::max(addresses_.size(), updates.size()) <= kMostRepointed;
-  Status added = is_small && !in_two
-                     ? add_repoint(updater, host_tables, updates.size(), &updated)
-                     : add_fetch_and_update(updater, host_tables, updates.size(), &updated);
-  return added.ok() ? put_before_roots(updated) : added;
+  return is_small && !in_two ? add_repoint(updater, host_tables, updates.size(), updated)
+                             : add_fetch_and_update(updater, host_tables, updates.size(), updated);
 }
 
 Status CudaExec::make_updatable(std::uint32_t node, std::vector<SiteUpdate>& updates) {
@@ -84,7 +76,7 @@ Status CudaExec::make_updatable(std::uint32_t node, std::vector<SiteUpdate>& upd
   value.device_updatable_kernel_node.device_updatable = 1;
   const CuResult set = driver_.cuGraphKernelNodeSetAttribute(
       nodes_[node].handle, CuLaunchAttributeId::kDeviceUpdatableKernelNode, &value);
-  if (is_refused(set)) return {};
+  if (is_refused(set)) return {};  // it is left to the host
   if (Status done = recorded("cuGraphKernelNodeSetAttribute", set); !done.ok()) return done;
   if (Status got = recorded(
           "cuGraphKernelNodeGetAttribute",

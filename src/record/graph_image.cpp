@@ -282,6 +282,24 @@ class Reader {
 
 }  // namespace
 
+CuKernelNodeParams launch_of(KernelImage& kernel, LaunchRoom& room) {
+  CuKernelNodeParams launch = kernel.launch;
+  if (kernel.packed) {
+    room.packed_bytes = kernel.params.size();
+    void* const extra[] = {params_buffer_key(), kernel.params.data(), params_size_key(),
+                           &room.packed_bytes, kParamsEnd};
+    std::copy(std::begin(extra), std::end(extra), room.extra);
+    launch.extra = room.extra;
+    return launch;
+  }
+  if (room.fields.size() < kernel.fields.size()) room.fields.resize(kernel.fields.size());
+  for (std::size_t i = 0; i < kernel.fields.size(); ++i) {
+    room.fields[i] = kernel.params.data() + kernel.fields[i].offset;
+  }
+  launch.kernel_params = room.fields.data();
+  return launch;
+}
+
 std::string describe_node(const GraphImage& image, std::uint32_t node) {
   const NodeImage& there = image.nodes[node];
   if (there.type != CuNodeType::kKernel) return fmt::format("{} {}", type_text(there.type), node);

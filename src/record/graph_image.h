@@ -37,6 +37,17 @@ struct KernelImage {
   std::vector<CuLaunchAttribute> attributes;  // cluster, priority, cooperative: as set on the node
 };
 
+// Room for what the parameters of a kernel point to.
+struct LaunchRoom {
+  std::vector<void*> fields;
+  std::size_t packed_bytes = 0;
+  void* extra[5] = {};
+};
+
+// A kernel as drivers take it: points into the kernel and the room. Allocates only where the kernel
+// has more fields than any that had this room before.
+CuKernelNodeParams launch_of(KernelImage& kernel, LaunchRoom& room);
+
 // The host's memory that a copy touches, all of it from `begin` to `end`.
 struct HostBytes {
   std::uint64_t begin = 0, end = 0;
@@ -55,6 +66,7 @@ struct NodeImage {
   // Touches nothing but what its sites name, which say how, and its bytes of the host's memory.
   bool is_known = false;
   std::uint32_t work = kNoWork;  // a noted piece of the step, whose nodes stay in order
+  std::uint32_t lane = 0;        // where the order was taken apart: see graph_overlap.h
   KernelImage kernel;
   CuMemcpy3D copy{};
   std::vector<std::byte> source_bytes;  // what a copy reads: see read_pinned_source()

@@ -206,6 +206,16 @@ std::uint32_t count_lanes(const GraphImage& image, const Schedule& schedule) {
   return schedule.lanes + std::any_of(image.nodes.begin(), image.nodes.end(), is_in_turn);
 }
 
+// Collectives are a lane of their own; what keeps the captured order is one with the first.
+void name_lanes(GraphImage& image, const Schedule& schedule) {
+  for (std::size_t i = 0; i < image.nodes.size(); ++i) {
+    NodeImage& node = image.nodes[i];
+    const std::uint32_t lane = schedule.places[i].lane;
+    const bool is_in_turn = node.is_known && node.work == NodeImage::kInTurn;
+    node.lane = lane != NodePlace::kNone || is_in_turn ? lane : 0;
+  }
+}
+
 // What the nodes need of one another, and where that puts them.
 struct ScheduledOrder {
   std::vector<EdgeImage> needed;
@@ -242,6 +252,7 @@ std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
   ReducedEdges made = order_with_lanes(needed, schedule.places);
   if (!leaves_order(image, made.before())) return 1;
   image.edges = made.take_edges();
+  name_lanes(image, schedule);
   return used;
 }
 

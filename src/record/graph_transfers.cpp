@@ -118,18 +118,6 @@ class Replacer {
   CuDevice device_ = 0;
 };
 
-Status add_kernel(const Driver& driver, CuGraph graph, NodeImage& node) {
-  KernelImage& kernel = node.kernel;
-  std::vector<void*> params;
-  for (const ParamField& field : kernel.fields) {
-    params.push_back(kernel.params.data() + field.offset);
-  }
-  CuKernelNodeParams launch = kernel.launch;
-  launch.kernel_params = params.data();
-  return recorded("cuGraphAddKernelNode",
-                  driver.cuGraphAddKernelNode(&node.handle, graph, nullptr, 0, &launch));
-}
-
 }  // namespace
 
 KernelImage copy_kernel(const DeviceCode& code, const CuMemcpy3D& copy) {
@@ -192,33 +180,6 @@ Status replace_transfers(const Driver& driver, const DeviceCode& code, GraphImag
       if (Status done = replacer.replace(node, {first, last}); !done.ok()) return done;
     }
     first = last;
-  }
-  return {};
-}
-
-// One call an edge: drivers give every edge of a call the data of the first.
-Status place_transfers(const Driver& driver, CuGraph graph, std::span<const EdgeImage> edges,
-                       std::span<NodeImage> nodes, bool has_none) {
-  std::vector<CuGraphNode> replaced;
-  for (NodeImage& node : nodes) {
-    if (!node.is_ours) continue;
-    if (replaced.empty() || replaced.back() != node.handle) replaced.push_back(node.handle);
-    if (Status added = add_kernel(driver, graph, node); !added.ok()) return added;
-  }
-  for (const EdgeImage& edge : edges) {
-    const NodeImage &from = nodes[edge.from], &to = nodes[edge.to];
-    if (!has_none && !from.is_ours && !to.is_ours) continue;
-    if (Status added =
-            recorded("cuGraphAddDependencies",
-                     driver.cuGraphAddDependencies(graph, &from.handle, &to.handle, &edge.data, 1));
-        !added.ok()) {
-      return added;
-    }
-  }
-  for (const CuGraphNode node : replaced) {
-    if (Status gone = recorded("cuGraphDestroyNode", driver.cuGraphDestroyNode(node)); !gone.ok()) {
-      return gone;
-    }
   }
   return {};
 }

@@ -25,15 +25,9 @@ KernelImage copy_kernel(const DeviceCode& code, const CuMemcpy3D& copy);
 KernelImage fill_kernel(const DeviceCode& code, const CuMemsetNodeParams& fill);
 KernelImage table_kernel(const DeviceCode& code, const TableParams& table);
 
-// Puts kernels in place of the image's copies and fills, and moves their sites into parameters.
+// Puts kernels in place of the image's copies and fills, and moves their sites into parameters;
+// graph_nodes.h makes them.
 Status replace_transfers(const Driver& driver, const DeviceCode& code, GraphImage& image,
                          std::vector<Site>& sites);
-
-// Makes those kernels in a graph that still has the nodes in whose place they stand: same edges,
-// then the nodes go. `nodes` have handles in this graph, and afterwards those of the kernels;
-// several in a row may stand for one node. Of the edges the graph has those between nodes that
-// stay, or with `has_none` none.
-Status place_transfers(const Driver& driver, CuGraph graph, std::span<const EdgeImage> edges,
-                       std::span<NodeImage> nodes, bool has_none = false);
 
 }  // namespace anabranch::cuda

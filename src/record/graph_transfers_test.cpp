@@ -250,50 +250,6 @@ TEST_F(ReplacedTransfersTest, ABoxThatDoesNotFitItsPitchIsLeftToTheDriver) {
   EXPECT_FALSE(replace(flat).node.is_ours);
 }
 
-TEST_F(TransfersTest, AKernelHasTheEdgesOfTheNodeInWhosePlaceItStands) {
-  CuGraph graph = nullptr;
-  ASSERT_CU(d->cuGraphCreate(&graph, 0));
-  CuKernelNodeParams plain{};
-  plain.func = noting("plain");
-  plain.grid_x = plain.grid_y = plain.grid_z = plain.block_x = plain.block_y = plain.block_z = 1;
-  GraphImage image =
-      testing::image_of({testing::kernel("before", {}), testing::copy(allocate(64), allocate(64)),
-                         testing::fill(allocate(64)), testing::kernel("after", {})},
-                        {{0, 1}, {1, 2}, {0, 3}, {1, 3}});
-  image.edges[0].data.from_port = kPortLaunchOrder;
-  auto& nodes = image.nodes;
-  ASSERT_CU(d->cuGraphAddKernelNode(&nodes[0].handle, graph, nullptr, 0, &plain));
-  ASSERT_CU(d->cuGraphAddMemcpyNode(&nodes[1].handle, graph, nullptr, 0, &nodes[1].copy, context));
-  ASSERT_CU(d->cuGraphAddMemsetNode(&nodes[2].handle, graph, nullptr, 0, &nodes[2].fill, context));
-  ASSERT_CU(d->cuGraphAddKernelNode(&nodes[3].handle, graph, nullptr, 0, &plain));
-  for (const EdgeImage& edge : image.edges) {
-    ASSERT_CU(d->cuGraphAddDependencies(graph, &nodes[edge.from].handle, &nodes[edge.to].handle,
-                                        &edge.data, 1));
-  }
-  std::vector<Site> sites{{1, Operand::kSource, 0, 0, 0}, {2, Operand::kDestination, 0, 0, 0}};
-  expect_ok(replace_transfers(*d, *code, image, sites));
-  expect_ok(place_transfers(*d, graph, image.edges, nodes));
-
-  EXPECT_EQ(nodes_of(graph).size(), 4u);
-  const GraphImage read = *read_graph(*d, graph);
-  const auto number = [&](std::uint32_t node) {
-    const auto found = std::find_if(read.nodes.begin(), read.nodes.end(), [&](const NodeImage& n) {
-      return n.handle == nodes[node].handle;
-    });
-    return static_cast<std::uint32_t>(found - read.nodes.begin());
-  };
-  ASSERT_EQ(read.edges.size(), image.edges.size());
-  for (const EdgeImage& edge : image.edges) {
-    EXPECT_THAT(
-        read.edges,
-        Contains(AllOf(
-            Field(&EdgeImage::from, number(edge.from)), Field(&EdgeImage::to, number(edge.to)),
-            Field(&EdgeImage::data, Field(&CuEdgeData::from_port, edge.data.from_port)))));
-  }
-  EXPECT_THAT(read.nodes, Each(Field(&NodeImage::type, CuNodeType::kKernel)));
-  EXPECT_CU(d->cuGraphDestroy(graph));
-}
-
 // One transfer between two fields, as the driver is asked for it and as it is meant.
 struct Transfer {
   bool is_fill = false;

@@ -58,6 +58,11 @@ std::string_view result_name(CuResult result);
 // The code with this name in the driver's ABI, and its number: "CUDA_ERROR_INVALID_VALUE (1)".
 std::string result_text(CuResult result);
 
+// That a driver will not do this here: whoever asked goes on another way.
+inline bool is_refused(CuResult result) {
+  return result == CuResult::kNotSupported || result == CuResult::kInvalidValue;
+}
+
 // The stage that made a call, which is where its failure belongs.
 enum class Act : std::uint8_t { kRecord, kLaunch };
 // "record: cuGraphCreate answered CUDA_ERROR_OUT_OF_MEMORY (2)", or ok for kSuccess. Codes that

@@ -113,6 +113,19 @@ CuResult Machine::cuGraphKernelNodeSetAttribute(CuGraphNode handle, CuLaunchAttr
   }
 }
 
+// All but that it is updatable, which only the node itself is.
+CuResult Machine::cuGraphKernelNodeCopyAttributes(CuGraphNode to, CuGraphNode from) {
+  Node* node = nullptr;
+  KernelOp *target = nullptr, *source = nullptr;
+  CuResult result = find_op(to, &node, &target);
+  if (result == CuResult::kSuccess) result = find_op(from, &node, &source);
+  if (result != CuResult::kSuccess) return result;
+  target->cooperative = source->cooperative;
+  target->cluster = source->cluster;
+  target->priority = source->priority;
+  return result;
+}
+
 CuResult Machine::cuGraphAddMemcpyNode(CuGraphNode* node, CuGraph graph, const CuGraphNode* after,
                                        std::size_t count, const CuMemcpy3D* copy, CuContext) {
   if (!copy) return CuResult::kInvalidValue;

@@ -299,6 +299,35 @@ TEST_F(Execs, LaunchesOfOneExecutableDoNotOverlap) {
   EXPECT_THAT(get(a, 1), ElementsAre(101u));
 }
 
+// Attributes that have no name here count too, as many as this driver has.
+TEST_F(Execs, AKernelNodeMadeAgainHasAllAttributesOfTheFirst) {
+  make_add_one();
+  CuLaunchAttributeValue value{};
+  value.priority = -1;
+  ASSERT_CU(d.cuGraphKernelNodeSetAttribute(node, CuLaunchAttributeId::kPriority, &value));
+  value = {};
+  value.cooperative = 1;
+  ASSERT_CU(d.cuGraphKernelNodeSetAttribute(node, CuLaunchAttributeId::kCooperative, &value));
+  CuKernelNodeParams params{};
+  ASSERT_CU(d.cuGraphKernelNodeGetParams(node, &params));
+  CuGraphNode again = nullptr;
+  ASSERT_CU(d.cuGraphAddKernelNode(&again, graph, nullptr, 0, &params));
+  ASSERT_CU(d.cuGraphKernelNodeCopyAttributes(again, node));
+  int shown = 0;
+  for (int id = 1; id < 24; ++id) {
+    CuLaunchAttributeValue first{}, second{};
+    const auto which = static_cast<CuLaunchAttributeId>(id);
+    if (d.cuGraphKernelNodeGetAttribute(node, which, &first) != CuResult::kSuccess) continue;
+    ASSERT_CU(d.cuGraphKernelNodeGetAttribute(again, which, &second));
+    EXPECT_EQ(std::memcmp(&first, &second, sizeof first), 0) << id;
+    ++shown;
+  }
+  EXPECT_GE(shown, 3);
+  ASSERT_CU(d.cuGraphDestroyNode(node));
+  run(instantiate(graph));
+  EXPECT_THAT(get(b, 1), ElementsAre(2u));
+}
+
 TEST_F(Execs, ADisabledNodeDoesNothing) {
   make_add_one();
   const CuGraphExec exec = instantiate(graph);
