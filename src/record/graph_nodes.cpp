@@ -27,7 +27,8 @@ NodeMaker::NodeMaker(const Driver& driver, CuGraph graph, std::span<NodeImage> n
 Status NodeMaker::make_kernels() {
   for (const std::uint32_t number : numbers_by_lane(nodes_)) {
     NodeImage& node = nodes_[number];
-    if (node.type != CuNodeType::kKernel || (!node.is_ours && !is_reordered_)) continue;
+    const bool stays = !is_reordered_ || node.work == NodeImage::kInTurn;
+    if (node.type != CuNodeType::kKernel || (!node.is_ours && stays)) continue;
     CuGraphNode made = nullptr;
     const CuKernelNodeParams launch = launch_of(node.kernel, room_);
     const CuResult added = driver_.cuGraphAddKernelNode(&made, graph_, nullptr, 0, &launch);

@@ -7,8 +7,10 @@
 // Ownership: borrows everything; the graph owns its nodes.
 // Threads:   calls the driver for the current context.
 // Failure:   a Status of a driver call; the graph is then of no use.
-// Edges:     a kernel that the driver does not make again stays the one that was captured. What is
-//            neither a kernel nor a copy with the host's memory stays as well.
+// Edges:     a kernel that the driver does not make again stays the one that was captured, and so
+// do
+//            collectives, whose library may know its launches by more than their nodes, and what is
+//            neither a kernel nor a copy with the host's memory. All these come first.
 #pragma once
 
 #include <span>

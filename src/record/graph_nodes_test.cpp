@@ -144,6 +144,18 @@ TEST_F(NodeMakerTest, AKernelThatIsMadeAgainKeepsItsParametersAndAttributes) {
   EXPECT_EQ(params.grid_x, 2u);
 }
 
+TEST_F(NodeMakerTest, CollectivesStayAsTheyWereCaptured) {
+  GraphImage image =
+      testing::image_of({kernel(0, "a"), kernel(0, "gather"), kernel(1, "b")}, {{0, 1}, {1, 2}});
+  image.nodes[1].work = NodeImage::kInTurn;
+  add(image, false);
+  const CuGraphNode gather = image.nodes[1].handle;
+  remake(image, true);
+  EXPECT_EQ(image.nodes[1].handle, gather);
+  EXPECT_THAT(order_of(image), ElementsAre(1, 0, 2));
+  expect_edges(image);
+}
+
 TEST_F(NodeMakerTest, AKernelThatTheDriverDoesNotMakeAgainStays) {
   for (const std::string_view call : {"cuGraphAddKernelNode", "cuGraphKernelNodeCopyAttributes"}) {
     GraphImage image =

@@ -206,13 +206,11 @@ std::uint32_t count_lanes(const GraphImage& image, const Schedule& schedule) {
   return schedule.lanes + std::any_of(image.nodes.begin(), image.nodes.end(), is_in_turn);
 }
 
-// Collectives are a lane of their own; what keeps the captured order is one with the first.
+// What keeps the captured order is one with the first lane.
 void name_lanes(GraphImage& image, const Schedule& schedule) {
   for (std::size_t i = 0; i < image.nodes.size(); ++i) {
-    NodeImage& node = image.nodes[i];
     const std::uint32_t lane = schedule.places[i].lane;
-    const bool is_in_turn = node.is_known && node.work == NodeImage::kInTurn;
-    node.lane = lane != NodePlace::kNone || is_in_turn ? lane : 0;
+    image.nodes[i].lane = lane == NodePlace::kNone ? 0 : lane;
   }
 }
 
