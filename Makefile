@@ -12,6 +12,7 @@ VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
 # Come last, so that they win: PYTEST_ARGS='-n0 -k lanes'
 PYTEST_ARGS ?=
+# Random programs other than the suite's: ANABRANCH_FIRST_SEED=5000 PYTEST_ARGS='-k random_streams'
 # The Python of the GPU's tests and benchmarks: the environment's, or any that has torch for this
 # machine's GPU, and pytest: make test-gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(VENV)/bin/python

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import linecache
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,13 @@ import anabranch
 STEPS = 14
 INPUTS = 4  # the last two may be overwritten
 START = 0  # the number of whatever the caller did
+FIRST_SEED = int(os.environ.get("ANABRANCH_FIRST_SEED", "0"))  # others than the suite's are others
+
+
+def seed_parts(count: int, at_a_time: int) -> list[range]:
+    """Of the programs that tests are to take, in parts."""
+    return [range(first, first + at_a_time)
+            for first in range(FIRST_SEED, FIRST_SEED + count, at_a_time)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import functools
 import pytest
 import torch
 from compare import compiled
-from random_streams import Writer, function_of, inputs
+from random_streams import Writer, function_of, inputs, seed_parts
 from stand_in_gpu import Event, Gpu, Raw
 from test_threads import together
 from zoo import Towers, normal
@@ -134,9 +134,9 @@ def is_right(seed, gpu):
     return is_alike(found, wanted_of(function, seeds))
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_AT_A_TIME))
-def test_whatever_a_stream_does_first_results_are_eagers(first, gpu):
-    for seed in range(first, first + SEEDS_AT_A_TIME):
+@pytest.mark.parametrize("seeds", seed_parts(SEEDS, SEEDS_AT_A_TIME), ids=str)
+def test_whatever_a_stream_does_first_results_are_eagers(seeds, gpu):
+    for seed in seeds:
         assert is_right(seed, gpu), Writer(seed).text()
     assert len(gpu.instances) > SEEDS_AT_A_TIME // 2
     assert any(len(instance.planned.plan.waits) > 3 for instance in gpu.instances)

@@ -12,7 +12,16 @@ from __future__ import annotations
 import pytest
 import torch
 from compare import assert_same, compiled
-from random_streams import SyncWriter, Writer, at, function_of, inputs, left_by, takes_gradients
+from random_streams import (
+    SyncWriter,
+    Writer,
+    at,
+    function_of,
+    inputs,
+    left_by,
+    seed_parts,
+    takes_gradients,
+)
 from stream_places import host, note_reports, nowhere
 from stream_reports import check_graphs
 
@@ -50,11 +59,10 @@ def graphs(monkeypatch):
     return made
 
 
-def in_parts(seeds, at_a_time):
+def in_parts(count, at_a_time):
     return pytest.mark.parametrize("seeds", [
-        pytest.param(range(first, first + at_a_time), id=str(first),
-                     marks=pytest.mark.oldest if first < 2 * at_a_time else ())
-        for first in range(0, seeds, at_a_time)])
+        pytest.param(part, id=str(part.start), marks=pytest.mark.oldest if i < 2 else ())
+        for i, part in enumerate(seed_parts(count, at_a_time))])
 
 
 def compare(function, plain, seed, options, text, **given):

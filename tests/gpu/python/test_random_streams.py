@@ -15,7 +15,7 @@ import re
 
 import pytest
 import torch
-from random_streams import SyncWriter, at, inputs, left_by, takes_gradients
+from random_streams import SyncWriter, at, inputs, left_by, seed_parts, takes_gradients
 from recordings import assert_launched, told
 from stream_places import gpu, note_reports, nowhere
 from stream_runs import (CALLS, SLOW, Together, assert_alike, assert_compiled_alike, inputs_of,
@@ -45,9 +45,9 @@ def place():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, RECORDED, AT_A_TIME))
-def test_a_recorded_program_gives_the_bits_of_one_stream(first, place):
-    for seed in range(first, first + AT_A_TIME):
+@pytest.mark.parametrize("seeds", seed_parts(RECORDED, AT_A_TIME), ids=str)
+def test_a_recorded_program_gives_the_bits_of_one_stream(seeds, place):
+    for seed in seeds:
         writer, function, text = program(seed, slow=True)
         step = anabranch.record(at(function, place, SLOW), strict=True)
         with shown(text):

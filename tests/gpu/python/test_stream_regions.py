@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import Tolerance, assert_same, compiled
-from random_streams import Writer, function_of, inputs
+from random_streams import Writer, function_of, inputs, seed_parts
 from recordings import assert_follows, assert_launched, normal
 from stream_places import compare_with_one_stream, gpu
 from stream_programs import PROGRAMS
@@ -123,9 +123,9 @@ def observe_on_gpu(call, model, x):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, RANDOM, AT_A_TIME))
-def test_random_programs_give_the_bits_of_one_stream(first):
-    for seed in range(first, first + AT_A_TIME):
+@pytest.mark.parametrize("seeds", seed_parts(RANDOM, AT_A_TIME), ids=str)
+def test_random_programs_give_the_bits_of_one_stream(seeds):
+    for seed in seeds:
         text = Writer(seed).text()
         function = function_of(text, f"program {seed}")
         call = compiled(function, options=PLAIN)
