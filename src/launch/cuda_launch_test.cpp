@@ -8,6 +8,7 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <string>
 #include <thread>
 
 #include "record/cuda_recording_testing.h"
@@ -15,6 +16,7 @@
 namespace anabranch::cuda {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -97,6 +99,75 @@ TEST_P(CudaLaunchTest, RunsAtTheAddressesItIsGiven) {
   EXPECT_CU(d->cuStreamSynchronize(work_stream));
   expect_result(memory[1], 100);
   EXPECT_EQ(nodes_set_by_host(), by_updater() ? 0u : kNodes);
+}
+
+// All of the step in a child graph, and a call of the host and an event there with it.
+class ChildLaunchTest : public CudaLaunchTest {
+ protected:
+  void queue_step(CuStream on, const std::vector<CaptureAllocation>& memory) override {
+    if (!inside_) return CudaLaunchTest::queue_step(on, memory);
+    EXPECT_CU(d->cuStreamBeginCapture(inside_, CuCaptureMode::kThreadLocal));
+    CudaLaunchTest::queue_step(inside_, memory);
+    EXPECT_CU(d->cuEventRecordWithFlags(done_, inside_, kEventRecordExternal));
+    const auto count = [](void* counted) { ++*static_cast<int*>(counted); };
+    EXPECT_CU(d->cuLaunchHostFunc(inside_, count, &calls));
+    const CuGraph child = end_capture(inside_);
+    CuCaptureStatus status{};
+    CuGraph graph = nullptr;
+    EXPECT_CU(d->cuStreamGetCaptureInfo(on, &status, nullptr, &graph, nullptr, nullptr, nullptr));
+    CuGraphNode node = nullptr;
+    EXPECT_CU(d->cuGraphAddChildGraphNode(&node, graph, nullptr, 0, child));
+    EXPECT_CU(d->cuStreamUpdateCaptureDependencies(on, &node, nullptr, 1, kSetCaptureDependencies));
+    EXPECT_CU(d->cuGraphDestroy(child));
+  }
+  std::shared_ptr<CudaRecording> record_child() {
+    inside_ = stream();
+    done_ = event();
+    return record_again();
+  }
+  int calls = 0;
+
+ private:
+  CuStream inside_ = nullptr;
+  CuEvent done_ = nullptr;
+};
+
+TEST_P(ChildLaunchTest, WhatMovesInAChildGraphRunsAtTheAddressesThatALaunchIsGiven) {
+  const auto recording = record_child();
+  EXPECT_EQ(recording->node_count(), kNodes + 2);
+  destroy_captures();
+  for (int i = 1; i < 4; ++i) {
+    const Memory memory = fresh(*recording);
+    put_words(memory[0], 100u * static_cast<std::uint32_t>(i));
+    must_launch(*recording, memory);
+    EXPECT_CU(d->cuStreamSynchronize(work_stream));
+    expect_result(memory[1], 100u * static_cast<std::uint32_t>(i));
+    EXPECT_EQ(calls, i);
+    free(memory);
+  }
+}
+
+TEST_P(ChildLaunchTest, WhereACallFailsWhileItIsRecordedNothingIsLeft) {
+  (void)record_child();
+  const CudaRecordOptions chosen = options();
+  std::set<std::string> have_failed;
+  for (std::uint64_t n = 1;; ++n) {
+    const std::size_t before = sim->live_objects();
+    sim->fail_call(n, CuResult::kOutOfMemory);
+    const auto made = try_record(chosen);
+    const std::string failed = sim->failed_call();
+    if (failed.empty()) break;
+    have_failed.insert(failed);
+    if (failed == "cuFuncGetName" || failed == "cuMemFree") continue;  // a nicety; of no effect
+    ASSERT_FALSE(made.ok()) << failed;
+    EXPECT_THAT(made.error().message(), HasSubstr(failed));
+    EXPECT_EQ(sim->live_objects(), before) << failed;
+  }
+  for (const char* const call : {"cuGraphAddKernelNode", "cuGraphKernelNodeCopyAttributes",
+                                 "cuGraphAddHostNode", "cuGraphAddEventRecordNode"}) {
+    EXPECT_THAT(have_failed, Contains(call));
+  }
+  EXPECT_EQ(have_failed.contains("cuGraphAddMemsetNode"), !by_updater());
 }
 
 // Beside the step, two kernels that note which priorities they run with; the second is captured on
@@ -478,6 +549,7 @@ std::string name_of(const ::testing::TestParamInfo<By>& by) {
 const auto all_of_them =
     ::testing::Values(By::kHost, By::kOneKernel, By::kTwoKernels, By::kLaunchable);
 INSTANTIATE_TEST_SUITE_P(, CudaLaunchTest, all_of_them, name_of);
+INSTANTIATE_TEST_SUITE_P(, ChildLaunchTest, all_of_them, name_of);
 INSTANTIATE_TEST_SUITE_P(, EventLaunchTest, all_of_them, name_of);
 INSTANTIATE_TEST_SUITE_P(, PriorityLaunchTest, all_of_them, name_of);
 INSTANTIATE_TEST_SUITE_P(, RefusedFunctionTest, all_of_them, name_of);

@@ -237,7 +237,7 @@ CapturedUses find_captured_uses(const GraphImage& image, std::span<const Site> s
     if (node.type != CuNodeType::kKernel) {
       found.uses.push_back(use_of_transfer(site, node));
     } else if (tenants.is_known[site.node]) {
-      const std::uint32_t mark = notes->marks->mark_of(node.handle);
+      const std::uint32_t mark = notes->marks->mark_of(node.captured());
       found.uses.push_back(use_of_kernel(site, tenants.units[site.unit], noted[mark]));
     } else {
       found.uses.push_back({site.node, site.unit, true, Extent::kUnknown});

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -77,39 +78,60 @@ Status CudaExec::clone_nodes(CuGraph original) {
       !cloned.ok()) {
     return cloned;
   }
+  std::set<CuGraphNode> opened;
   for (NodeImage& node : nodes_) {
-    CuGraphNode there = nullptr;
-    if (Status found = recorded("cuGraphNodeFindInClone",
-                                driver_.cuGraphNodeFindInClone(&there, node.handle, graph_));
-        !found.ok()) {
-      return found;
+    if (node.child_of) {
+      opened.insert(node.child_of);
+      continue;
     }
-    node.handle = there;
+    const auto there = find_in_clone(node.handle);
+    if (!there.ok()) return there.error();
+    node.handle = *there;
+  }
+  for (const CuGraphNode child : opened) {
+    const auto there = find_in_clone(child);
+    if (!there.ok()) return there.error();
+    if (Status gone = recorded("cuGraphDestroyNode", driver_.cuGraphDestroyNode(*there));
+        !gone.ok()) {
+      return gone;
+    }
   }
   return repointing_.is_reordered ? drop_edges() : Status();
 }
 
+Result<CuGraphNode> CudaExec::find_in_clone(CuGraphNode node) const {
+  CuGraphNode there = nullptr;
+  Status found =
+      recorded("cuGraphNodeFindInClone", driver_.cuGraphNodeFindInClone(&there, node, graph_));
+  if (!found.ok()) return found;
+  return there;
+}
+
 Status CudaExec::make_nodes(const Kind& kind) {
-  move_host_copies();
-  NodeMaker maker(driver_, graph_, nodes_, repointing_.is_reordered);
-  if (Status made = maker.make_kernels(); !made.ok()) return made;
+  move_transfers();
+  NodeMaker maker(driver_, graph_, repointing_.context, nodes_, repointing_.is_reordered);
+  if (Status made = maker.make_nodes(); !made.ok()) return made;
   CuGraphNode updated = nullptr;
   if (kind.updater) {
     Status prepared = prepare_updates(*kind.updater, kind.repoint_in_two, &updated);
     if (!prepared.ok()) return prepared;
   }
-  if (Status made = maker.make_copies(repointing_.context); !made.ok()) return made;
+  if (Status made = maker.make_copies(); !made.ok()) return made;
   if (Status connected = maker.connect(repointing_.image.edges); !connected.ok()) return connected;
   return updated ? put_before_roots(updated) : Status();
 }
 
 // To where copy_room says; the first launch sets them.
-void CudaExec::move_host_copies() {
+void CudaExec::move_transfers() {
   for (const Site& site : repointing_.sites) {
     NodeImage& node = nodes_[site.node];
-    if (node.host_bytes.empty()) continue;
-    const bool is_source = site.operand == Operand::kSource;
-    (is_source ? set_source : set_destination)(node.copy, repointing_.copy_room);
+    if (!is_made_elsewhere(node)) continue;
+    if (node.type == CuNodeType::kMemset) {
+      node.fill.dst = repointing_.copy_room;
+    } else {
+      const bool is_source = site.operand == Operand::kSource;
+      (is_source ? set_source : set_destination)(node.copy, repointing_.copy_room);
+    }
   }
 }
 

@@ -4,7 +4,9 @@
 #include <algorithm>
 
 #include "record/capture_races.h"
+#include "record/graph_children.h"
 #include "record/graph_match.h"
+#include "record/graph_nodes.h"
 #include "record/graph_overlap.h"
 #include "record/graph_races.h"
 #include "record/graph_transfers.h"
@@ -89,11 +91,11 @@ Status CudaRecording::make_and_weigh_executables(CuGraph original) {
   return {};
 }
 
-// Null where no copy needs it.
+// Null where nothing needs it.
 Result<std::unique_ptr<DeviceBytes>> CudaRecording::make_copy_room() {
   std::uint64_t bytes = 0;
   for (const NodeImage& node : repointing_.image.nodes) {
-    bytes = std::max(bytes, node.host_bytes.end - node.host_bytes.begin);
+    if (is_made_elsewhere(node)) bytes = std::max(bytes, extent_of(node));
   }
   if (bytes == 0) return std::unique_ptr<DeviceBytes>();
   auto room = DeviceBytes::allocate(driver_, bytes);
@@ -128,8 +130,9 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
                                std::span<const UnitKind> kinds) {
   auto image = image_of(driver_, first);
   if (!image.ok()) return image.error();
-  const auto other = image_of(driver_, second);
+  auto other = image_of(driver_, second);
   if (!other.ok()) return other.error();
+  open_children(*image, *other);
   const auto units = UnitTable::make(first.allocations, second.allocations);
   if (!units.ok()) return units.error();
   auto found = find(*image, *other, *units);

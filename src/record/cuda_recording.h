@@ -64,9 +64,9 @@ struct Repointing {
   std::uint32_t most_fields = 0;          // of any kernel
   std::vector<std::uint32_t> with_bytes;  // sources that have any
   CuContext context = nullptr;
-  // Memory of cuMemAlloc, as large as any copy with the host's memory, for the copies of
-  // executables that are being made: each keeps the kind of memory that it was instantiated with,
-  // and captures have another kind than launches.
+  // Memory of cuMemAlloc, as large as any of them touches, for the copies and fills of the driver's
+  // that are made anew: each keeps the kind of memory that it was instantiated with, captures have
+  // another kind than launches, and theirs may be gone.
   CuDevicePtr copy_room = 0;
 };
 
@@ -144,8 +144,9 @@ class CudaExec {
  private:
   CudaExec(const Driver& driver, const Repointing& repointing);
   Status clone_nodes(CuGraph original);
+  Result<CuGraphNode> find_in_clone(CuGraphNode node) const;
   Status make_nodes(const Kind& kind);
-  void move_host_copies();
+  void move_transfers();
   Status drop_edges();
   std::span<const std::uint32_t> nodes_of(std::uint32_t source) const noexcept;
   void watch_sources();

@@ -7,7 +7,7 @@
 // Failure:   read_graph() is a Status that names the node: one whose kind or layout cannot be read
 //            is refused, never guessed.
 // Edges:     an empty graph has an empty image. Nodes stand in an order in which they can run, the
-//            order of their creation where that is one. Child graphs are refused.
+//            order of their creation where that is one. Child graphs are images too.
 #pragma once
 
 #include <cstddef>
@@ -61,6 +61,8 @@ struct NodeImage {
   static constexpr std::uint32_t kNoWork = ~0u;
   static constexpr std::uint32_t kInTurn = ~0u - 1;  // all works in turn: their nodes are of one
   CuGraphNode handle = nullptr;
+  CuGraphNode child_of = nullptr;  // whose graph it was taken from: see graph_children.h
+  CuGraphNode captured() const { return child_of ? child_of : handle; }
   CuNodeType type = CuNodeType::kEmpty;
   bool is_ours = false;  // a kernel of ours, for the node with this handle; see graph_transfers.h
   // Touches nothing but what its sites name, which say how, and its bytes of the host's memory.

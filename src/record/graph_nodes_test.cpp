@@ -76,9 +76,9 @@ class NodeMakerTest : public sim::SimTest {
     return node;
   }
   void remake(GraphImage& image, bool is_reordered) {
-    NodeMaker maker(*d, graph, image.nodes, is_reordered);
-    expect_ok(maker.make_kernels());
-    expect_ok(maker.make_copies(context));
+    NodeMaker maker(*d, graph, context, image.nodes, is_reordered);
+    expect_ok(maker.make_nodes());
+    expect_ok(maker.make_copies());
     expect_ok(maker.connect(image.edges));
   }
   // Numbers of the image's nodes, as they were made.
@@ -164,8 +164,8 @@ TEST_F(NodeMakerTest, AKernelThatTheDriverDoesNotMakeAgainStays) {
     add(image, false);
     const CuGraphNode first = image.nodes[1].handle;
     sim->fail_call(1, CuResult::kNotSupported, call);
-    NodeMaker maker(*d, graph, image.nodes, true);
-    expect_ok(maker.make_kernels());
+    NodeMaker maker(*d, graph, context, image.nodes, true);
+    expect_ok(maker.make_nodes());
     expect_ok(maker.connect(image.edges));
     EXPECT_EQ(sim->failed_call(), call);
     EXPECT_EQ(image.nodes[1].handle, first);

@@ -45,25 +45,9 @@ class SiteFinder {
                            destination_of(b.copy));
       case CuNodeType::kMemset:
         return search_word(Operand::kDestination, 0, a.fill.dst, b.fill.dst);
-      case CuNodeType::kGraph:
-        return search_child(*a.child, *b.child);
       default:
-        return {};
+        return {};  // and child graphs in which something moves have been opened
     }
-  }
-
-  // What lies in a child graph stays as it is, so nothing in it may move.
-  Status search_child(const GraphImage& a, const GraphImage& b) {
-    const auto inside = SiteFinder(a, b, units_, why_opaque_maps_).run();
-    if (!inside.ok()) return inside.error();
-    if (inside->unsure != 0) return inside->first_unsure;
-    if (inside->sites.empty() && inside->tables.empty()) return {};
-    const std::uint32_t node =
-        inside->sites.empty() ? inside->tables.front() : inside->sites.front().node;
-    return Status(Code::kNotRecordable,
-                  fmt::format("record: {} inside {} names memory of the step, which cannot move "
-                              "there. The step runs unrecorded; strict=True raises.",
-                              describe_node(a, node), describe_node(first_, node_)));
   }
 
   Status search_params(const KernelImage& a, const KernelImage& b) {

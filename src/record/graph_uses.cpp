@@ -38,7 +38,7 @@ std::vector<NodeTime> times_of_nodes(const GraphImage& image, const Notes& notes
   };
   std::vector<NodeTime> times;
   for (const NodeImage& node : image.nodes) {
-    const std::uint32_t mark = marks.mark_of(node.handle);
+    const std::uint32_t mark = marks.mark_of(node.captured());
     times.push_back({mark == 0 ? notes.before : made(mark - 1),
                      mark == marks.count() ? static_cast<std::uint32_t>(allocations) : made(mark),
                      work_of[mark]});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A small step from capture on memory for captures to launches at allocated and at mapped
 // addresses: parameters in both styles, a struct by value, a fill, copies of one and two
-// dimensions, and a child graph that counts launches where it was.
+// dimensions, and a child graph that counts launches where it was; and a step in a child graph.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -257,6 +257,65 @@ TEST_P(Recordings, LaunchesOfSeveralStreamsAtOnceKeepToTheirOwnAddresses) {
     }
   }
 }
+
+// y = x + 2 by way of two temporaries, all of it in a child graph; with kernels of ours for its
+// fill and its copy, and with the driver's.
+class ChildRecordings : public Differential, public ::testing::WithParamInterface<bool> {
+ protected:
+  std::shared_ptr<CudaRecording> record(const DeviceCode* device_code) {
+    std::unique_ptr<CaptureMemory> memories[2];
+    CuGraph graphs[2] = {};
+    for (int c = 0; c < 2; ++c) {
+      memories[c] = *CaptureMemory::make(d);
+      const CuGraph child = capture([&](CuStream on) { queue_step(on, *memories[c]); });
+      graphs[c] = capture([](CuStream) {});
+      CuGraphNode node = nullptr;
+      EXPECT_CU(d.cuGraphAddChildGraphNode(&node, graphs[c], nullptr, 0, child));
+    }
+    const std::vector<UnitKind> kinds{UnitKind::kGiven, UnitKind::kGiven, UnitKind::kTemporary,
+                                      UnitKind::kTemporary};
+    auto made = CudaRecording::make(d, {graphs[0], memories[0]->allocations()},
+                                    {graphs[1], memories[1]->allocations()}, kinds,
+                                    {.device_code = device_code, .few_nodes = 0});
+    EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
+    return made.ok() ? *std::move(made) : nullptr;
+  }
+  void queue_step(CuStream on, CaptureMemory& memory) {
+    std::array<CuDevicePtr, 4> at{};
+    for (CuDevicePtr& address : at) address = *memory.allocate(kUnitBytes);
+    const auto add = [&](CuDevicePtr in, CuDevicePtr out) {
+      std::uint32_t count = kWords;
+      EXPECT_CU(Differential::launch(add_one, on, {&in, &out, &count}));
+    };
+    EXPECT_CU(d.cuMemsetD32Async(at[2], kPoison, kWords, on));
+    add(at[0], at[2]);
+    EXPECT_CU(d.cuMemcpyDtoDAsync(at[3], at[2], kBytes, on));
+    add(at[3], at[1]);
+  }
+};
+
+TEST_P(ChildRecordings, WhatMovesInAChildGraphRunsWhereALaunchSays) {
+  std::unique_ptr<DeviceCode> code;
+  if (GetParam()) code = *DeviceCode::load(d, device_code_image);
+  const auto recording = record(code.get());
+  ASSERT_TRUE(recording);
+  EXPECT_EQ(recording->node_count(), 4u);
+  const CuStream on = stream();
+  for (std::uint32_t round = 0; round < 20; ++round) {
+    std::vector<std::uint64_t> addresses;
+    for (const SourceRule& source : recording->source_rules()) {
+      addresses.push_back((allocate(source.bytes() + 511) + 511) / 512 * 512);
+    }
+    put(addresses[0], std::vector<std::uint32_t>(kWords, round));
+    put(addresses[1], std::vector<std::uint32_t>(kWords, kPoison));
+    const auto launched = cuda::launch(*recording, addresses, on);
+    ASSERT_TRUE(launched.ok()) << launched.error().message();
+    ASSERT_CU(d.cuStreamSynchronize(on));
+    ASSERT_EQ(get(addresses[1], kWords), std::vector<std::uint32_t>(kWords, round + 2));
+  }
+}
+INSTANTIATE_TEST_SUITE_P(, ChildRecordings, ::testing::Bool(),
+                         [](const auto& with) { return with.param ? "ByKernels" : "ByTheDriver"; });
 
 std::string who(const ::testing::TestParamInfo<Way>& way) {
   const auto [by, is_mapped, is_side_by_side] = way.param;
