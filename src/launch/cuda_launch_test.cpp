@@ -111,14 +111,7 @@ class ChildLaunchTest : public CudaLaunchTest {
     EXPECT_CU(d->cuEventRecordWithFlags(done_, inside_, kEventRecordExternal));
     const auto count = [](void* counted) { ++*static_cast<int*>(counted); };
     EXPECT_CU(d->cuLaunchHostFunc(inside_, count, &calls));
-    const CuGraph child = end_capture(inside_);
-    CuCaptureStatus status{};
-    CuGraph graph = nullptr;
-    EXPECT_CU(d->cuStreamGetCaptureInfo(on, &status, nullptr, &graph, nullptr, nullptr, nullptr));
-    CuGraphNode node = nullptr;
-    EXPECT_CU(d->cuGraphAddChildGraphNode(&node, graph, nullptr, 0, child));
-    EXPECT_CU(d->cuStreamUpdateCaptureDependencies(on, &node, nullptr, 1, kSetCaptureDependencies));
-    EXPECT_CU(d->cuGraphDestroy(child));
+    queue_child(on, end_capture(inside_));
   }
   std::shared_ptr<CudaRecording> record_child() {
     inside_ = stream();

@@ -112,6 +112,7 @@ class Replacer {
       add_site(offsetof(TableParams, words) + kWord * i, word.unit, word.shift);
     }
     node.handle = copy.handle;
+    node.child_of = copy.child_of;
     node.type = CuNodeType::kKernel;
     node.is_ours = true;
     node.kernel = table_kernel(code_, table);

@@ -208,6 +208,18 @@ TEST_F(ForeachTest, AddressesInATableAreThoseOfTheLaunch) {
   expect_launches(*recording, 100);
 }
 
+TEST_F(ForeachTest, AndOfATableInAChildGraph) {
+  const CuStream inside = stream();
+  capture([&](CuStream on, const Given& given) {
+    EXPECT_CU(d->cuStreamBeginCapture(inside, CuCaptureMode::kThreadLocal));
+    queue(inside, given);
+    queue_child(on, end_capture(inside));
+  });
+  const auto recording = record();
+  ASSERT_TRUE(recording);
+  expect_launches(*recording, 10);
+}
+
 TEST_F(ForeachTest, GivenMemoryThatOnlyATableNamesIsASlot) {
   capture_foreach();
   const auto recording = record();

@@ -103,6 +103,18 @@ class SimTest : public ::testing::Test {
     EXPECT_CU(d->cuStreamEndCapture(on, &graph));
     return graph;
   }
+  // As the one node that a captured stream comes behind from then on; destroys the graph.
+  void queue_child(CuStream on, CuGraph child) {
+    CuCaptureStatus status{};
+    CuGraph graph = nullptr;
+    const CuGraphNode* before = nullptr;
+    std::size_t count = 0;
+    EXPECT_CU(d->cuStreamGetCaptureInfo(on, &status, nullptr, &graph, &before, nullptr, &count));
+    CuGraphNode node = nullptr;
+    EXPECT_CU(d->cuGraphAddChildGraphNode(&node, graph, before, count, child));
+    EXPECT_CU(d->cuStreamUpdateCaptureDependencies(on, &node, nullptr, 1, kSetCaptureDependencies));
+    EXPECT_CU(d->cuGraphDestroy(child));
+  }
   std::vector<CuGraphNode> nodes_of(CuGraph graph) {
     std::size_t count = 0;
     EXPECT_CU(d->cuGraphGetNodes(graph, nullptr, &count));
