@@ -123,9 +123,8 @@ Status NodeMaker::connect(std::span<const EdgeImage> edges) {
       return added;
     }
   }
-  std::ranges::sort(replaced_);
-  const auto again = std::ranges::unique(replaced_);
-  replaced_.erase(again.begin(), again.end());
+  std::sort(replaced_.begin(), replaced_.end());
+  replaced_.erase(std::unique(replaced_.begin(), replaced_.end()), replaced_.end());
   for (const CuGraphNode node : replaced_) {
     if (Status gone = recorded("cuGraphDestroyNode", driver_.cuGraphDestroyNode(node));
         !gone.ok()) {
