@@ -62,6 +62,11 @@ std::uint64_t destination_extent(const CuMemcpy3D& copy) {
   return ((copy.depth - 1) * copy.dst_height + copy.height - 1) * copy.dst_pitch + copy.width_bytes;
 }
 
+std::uint64_t extent_of(const CuMemsetNodeParams& fill) {
+  if (fill.height == 0) return 0;
+  return (fill.height - 1) * fill.pitch + fill.width * fill.element_bytes;
+}
+
 bool is_understood(const CuMemcpy3D& copy) {
   if (copy.height == 0 || copy.depth == 0) return false;
   const bool one_row = copy.height == 1 && copy.depth == 1;

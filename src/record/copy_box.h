@@ -28,6 +28,8 @@ std::uint64_t destination_shift(const CuMemcpy3D& copy);
 // From there to the end of its last row, for a box whose rows and layers lie one behind the other.
 std::uint64_t source_extent(const CuMemcpy3D& copy);
 std::uint64_t destination_extent(const CuMemcpy3D& copy);
+// The same of a fill; 0 without rows.
+std::uint64_t extent_of(const CuMemsetNodeParams& fill);
 
 // Whether rows and layers lie one behind the other.
 bool is_understood(const CuMemcpy3D& copy);

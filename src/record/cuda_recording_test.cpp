@@ -74,24 +74,8 @@ class FailingCallsTest : public CudaRecordingTest, public ::testing::WithParamIn
 TEST_P(FailingCallsTest, LeaveNothingBehind) {
   CudaRecordOptions options{.executables = 2, .device_code = load_device_code()};
   if (GetParam()) options.launchable_updating = options.launchable_settled = 0;
-  const std::size_t before = sim->live_objects();
-  std::set<std::string> have_failed;
-  for (std::uint64_t n = 1;; ++n) {
-    sim->fail_call(n, CuResult::kOutOfMemory);
-    const auto made = try_record(options);
-    const std::string failed = sim->failed_call();
-    if (failed.empty()) {
-      EXPECT_TRUE(made.ok());
-      EXPECT_GT(n, 60u);
-      break;
-    }
-    have_failed.insert(failed);
-    if (failed == "cuFuncGetName") continue;  // a nicety
-    ASSERT_FALSE(made.ok()) << failed;
-    EXPECT_EQ(made.error().code(), Code::kDriverFailed);
-    EXPECT_THAT(made.error().message(), HasSubstr(failed));
-    EXPECT_EQ(sim->live_objects(), before) << failed;
-  }
+  const auto have_failed = fail_each_call([&] { return try_record(options); });
+  EXPECT_GE(have_failed.size(), 60u);
   // What puts kernels in place of copies and fills.
   for (const char* call : {"cuCtxGetDevice", "cuPointerGetAttributes", "cuGraphAddKernelNode",
                            "cuGraphAddDependencies", "cuGraphDestroyNode"}) {
@@ -183,19 +167,7 @@ TEST_F(NotedStepTest, OneLaneKeepsTheCapturedOrder) {
 
 TEST_F(NotedStepTest, FailingCallsLeaveNothingBehind) {
   const DeviceCode* const code = load_device_code();
-  const std::size_t before = sim->live_objects();
-  std::set<std::string> have_failed;
-  for (std::uint64_t n = 1;; ++n) {
-    sim->fail_call(n, CuResult::kOutOfMemory);
-    const auto made = try_noted(code, 3);
-    const std::string failed = sim->failed_call();
-    if (failed.empty()) break;
-    have_failed.insert(failed);
-    if (failed == "cuFuncGetName") continue;  // a nicety
-    ASSERT_FALSE(made.ok()) << failed;
-    EXPECT_THAT(made.error().message(), HasSubstr(failed));
-    EXPECT_EQ(sim->live_objects(), before) << failed;
-  }
+  const auto have_failed = fail_each_call([&] { return try_noted(code, 3); });
   EXPECT_TRUE(have_failed.contains("cuGraphRemoveDependencies"));
 }
 

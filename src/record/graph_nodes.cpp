@@ -32,9 +32,7 @@ std::uint64_t extent_of(const NodeImage& node) {
     return std::max(source_shift(copy) + source_extent(copy),
                     destination_shift(copy) + destination_extent(copy));
   }
-  const CuMemsetNodeParams& fill = node.fill;
-  const std::uint64_t row = fill.width * fill.element_bytes;
-  return fill.height == 0 ? 0 : (fill.height - 1) * fill.pitch + row;
+  return extent_of(node.fill);
 }
 
 NodeMaker::NodeMaker(const Driver& driver, CuGraph graph, CuContext context,

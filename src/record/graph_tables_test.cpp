@@ -9,7 +9,6 @@
 #include <functional>
 #include <numeric>
 #include <random>
-#include <set>
 
 #include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
@@ -271,21 +270,7 @@ TEST_F(ForeachTest, WithoutDeviceCodeATableIsRefused) {
 
 TEST_F(ForeachTest, NoFailingCallLeavesAnythingBehind) {
   capture_foreach();
-  const std::size_t before = sim->live_objects();
-  std::set<std::string> have_failed;
-  for (std::uint64_t n = 1;; ++n) {
-    sim->fail_call(n, CuResult::kOutOfMemory);
-    const auto made = try_record();
-    const std::string failed = sim->failed_call();
-    if (failed.empty()) {
-      EXPECT_TRUE(made.ok());
-      break;
-    }
-    have_failed.insert(failed);
-    ASSERT_FALSE(made.ok()) << failed;
-    EXPECT_THAT(made.error().message(), HasSubstr(failed));
-    EXPECT_EQ(sim->live_objects(), before) << failed;
-  }
+  const auto have_failed = fail_each_call([&] { return try_record(); });
   for (const char* call : {"cuMemAlloc", "cuMemcpyHtoD", "cuStreamSynchronize"}) {
     EXPECT_TRUE(have_failed.contains(call)) << call;
   }

@@ -88,9 +88,7 @@ class Replacer {
   static Site site_of(Site site, const CuMemsetNodeParams& fill) {
     site.operand = Operand::kParam;
     site.offset = offsetof(FillParams, to);
-    if (fill.height != 0) {
-      site.bytes = (fill.height - 1) * fill.pitch + fill.width * fill.element_bytes;
-    }
+    if (fill.height != 0) site.bytes = extent_of(fill);
     return site;
   }
   static Site site_of(Site site, const CuMemcpy3D& copy) {

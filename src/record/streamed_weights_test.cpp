@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 
 #include <optional>
-#include <set>
 
 #include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
@@ -184,19 +183,7 @@ TEST_F(StreamedWeightsTest, TheArenaHoldsWhatMayComeAheadAndNoMore) {
 }
 
 TEST_F(StreamedWeightsTest, FailingCallsLeaveNothingBehind) {
-  std::set<std::string> have_failed;
-  for (std::uint64_t n = 1;; ++n) {
-    const std::size_t before = sim->live_objects();
-    sim->fail_call(n, CuResult::kOutOfMemory);
-    const auto made = record(0);
-    const std::string failed = sim->failed_call();
-    if (failed.empty()) break;
-    have_failed.insert(failed);
-    if (failed == "cuFuncGetName" || failed == "cuMemFree") continue;  // a nicety; of no effect
-    ASSERT_FALSE(made.ok()) << failed;
-    EXPECT_THAT(made.error().message(), HasSubstr(failed));
-    EXPECT_EQ(sim->live_objects(), before) << failed;
-  }
+  const auto have_failed = fail_each_call([&] { return record(0); });
   EXPECT_TRUE(have_failed.contains("cuGraphAddMemcpyNode"));
 }
 

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -102,6 +103,29 @@ class SimTest : public ::testing::Test {
     CuGraph graph = nullptr;
     EXPECT_CU(d->cuStreamEndCapture(on, &graph));
     return graph;
+  }
+  // Every call of `record`, which answers a Result, fails in turn: it is named, and nothing is left
+  // behind. Answers which have failed, each as often as it did.
+  template <typename Record>
+  std::multiset<std::string> fail_each_call(Record record) {
+    std::multiset<std::string> have_failed;
+    for (std::uint64_t n = 1;; ++n) {
+      const std::size_t before = sim->live_objects();
+      sim->fail_call(n, CuResult::kOutOfMemory);
+      const auto made = record();
+      const std::string failed = sim->failed_call();
+      if (failed.empty()) {
+        EXPECT_TRUE(made.ok());
+        return have_failed;
+      }
+      have_failed.insert(failed);
+      if (failed == "cuFuncGetName" || failed == "cuMemFree") continue;  // a nicety; of no effect
+      EXPECT_FALSE(made.ok()) << failed;
+      if (made.ok()) return have_failed;
+      EXPECT_EQ(made.error().code(), Code::kDriverFailed);
+      EXPECT_NE(made.error().message().find(failed), std::string::npos) << made.error().message();
+      EXPECT_EQ(sim->live_objects(), before) << failed;
+    }
   }
   // As the one node that a captured stream comes behind from then on; destroys the graph.
   void queue_child(CuStream on, CuGraph child) {

@@ -302,27 +302,24 @@ TEST_F(Execs, LaunchesOfOneExecutableDoNotOverlap) {
 // Attributes that have no name here count too, as many as this driver has.
 TEST_F(Execs, AKernelNodeMadeAgainHasAllAttributesOfTheFirst) {
   make_add_one();
-  CuLaunchAttributeValue value{};
-  value.priority = -1;
-  ASSERT_CU(d.cuGraphKernelNodeSetAttribute(node, CuLaunchAttributeId::kPriority, &value));
-  value = {};
-  value.cooperative = 1;
-  ASSERT_CU(d.cuGraphKernelNodeSetAttribute(node, CuLaunchAttributeId::kCooperative, &value));
+  CuLaunchAttributeValue priority{}, cooperative{};
+  priority.priority = -1, cooperative.cooperative = 1;
+  ASSERT_CU(d.cuGraphKernelNodeSetAttribute(node, CuLaunchAttributeId::kPriority, &priority));
+  ASSERT_CU(d.cuGraphKernelNodeSetAttribute(node, CuLaunchAttributeId::kCooperative, &cooperative));
   CuKernelNodeParams params{};
   ASSERT_CU(d.cuGraphKernelNodeGetParams(node, &params));
   CuGraphNode again = nullptr;
   ASSERT_CU(d.cuGraphAddKernelNode(&again, graph, nullptr, 0, &params));
   ASSERT_CU(d.cuGraphKernelNodeCopyAttributes(again, node));
-  int shown = 0;
   for (int id = 1; id < 24; ++id) {
     CuLaunchAttributeValue first{}, second{};
     const auto which = static_cast<CuLaunchAttributeId>(id);
-    if (d.cuGraphKernelNodeGetAttribute(node, which, &first) != CuResult::kSuccess) continue;
-    ASSERT_CU(d.cuGraphKernelNodeGetAttribute(again, which, &second));
+    const CuResult shown = d.cuGraphKernelNodeGetAttribute(node, which, &first);
+    ASSERT_EQ(d.cuGraphKernelNodeGetAttribute(again, which, &second), shown);
     EXPECT_EQ(std::memcmp(&first, &second, sizeof first), 0) << id;
-    ++shown;
   }
-  EXPECT_GE(shown, 3);
+  ASSERT_CU(d.cuGraphKernelNodeGetAttribute(again, CuLaunchAttributeId::kPriority, &priority));
+  EXPECT_EQ(priority.priority, -1);
   ASSERT_CU(d.cuGraphDestroyNode(node));
   run(instantiate(graph));
   EXPECT_THAT(get(b, 1), ElementsAre(2u));
