@@ -11,7 +11,9 @@ raises RecordError.
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,12 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from . import _compat, config
-from ._recorder import Recorder, RecordingReport
-from ._state import State, find_state
+from ._entry import RecordingReport
+from ._recorder import Recorder
+from ._state import NO_STATE, State
 
 __all__ = ["RecordedCallable", "RecordedGraph", "RecordingReport", "record"]
 
-_NO_STATE = State()
 _lock = threading.Lock()
 _callables: weakref.WeakSet[RecordedCallable] = weakref.WeakSet()
 
@@ -62,7 +64,7 @@ class RecordedGraph:
         if self._dynamic:
             key += tuple([(leaf.shape, leaf.stride()) for leaf in inputs
                           if isinstance(leaf, Tensor)])
-        answer = self._recorder.run(key, inputs, _NO_STATE, lambda: self._label + _describe(inputs))
+        answer = self._recorder.run(key, inputs, NO_STATE, lambda: self._label + _describe(inputs))
         inputs.clear()
         return answer
 
@@ -90,6 +92,10 @@ class RecordedCallable:
         self._static = list(static)
         self._chosen = chosen
         self._state: State | None = None
+        # Of each number the last that was found; no more than there can be recordings.
+        self._states: collections.deque[State] = collections.deque(maxlen=chosen.max_recordings)
+        self._numbers = itertools.count()
+        self._finding = threading.Lock()
         self._trees: dict[Any, Any] = {}  # by what leaves[0] says
         self._recorder = Recorder(self._call_flat, chosen, _name_of(function),
                                   takes_gradients=True)
@@ -108,14 +114,29 @@ class RecordedCallable:
         else:
             leaves = [_ARGUMENTS, *args]
         inputs = (_modes(), tuple(map(_signature, leaves)))
-        key = (inputs, self._state.guards()) if self._state else None
+        state = self._state
+        key = (inputs, state.number, state.guards()) if state and state.is_current() else None
         entry = self._recorder.entries.get(key)
-        if entry is None or (entry.recorded is None and entry.report.reason is None):
+        if state is None or entry is None or (entry.recorded is None
+                                              and entry.report.reason is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
-            self._state = find_state(self._function, self._static, self._state)
-            key, entry = (inputs, self._state.guards()), None
-        assert self._state is not None
-        return self._recorder.run(key, leaves, self._state, lambda: _describe(leaves[1:]), entry)
+            state = self._state = self._find_state()
+            key, entry = (inputs, state.number, state.guards()), None
+        return self._recorder.run(key, leaves, state, lambda: _describe(leaves[1:]), entry)
+
+    def _find_state(self) -> State:
+        """With a number of its own, unless recordings of one that was found before may serve it."""
+        with self._finding:
+            state = State([self._function, *self._static], self._state)
+            known = next((known for known in self._states
+                          if state.leads_as(known) or state.has_form_of(known)), None)
+            if known is None:
+                state.number = next(self._numbers)
+            else:
+                state.number = known.number
+                self._states.remove(known)
+            self._states.append(state)
+            return state
 
     def _call_flat(self, leaves: list[Any]) -> Any:
         if leaves[0] == _ARGUMENTS:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from anabranch import _backend, _compat, _report, _state, config
 from anabranch._capture import Fresh
+from anabranch._entry import Entry
 from anabranch._given import overlap, units_apart, units_of
 from anabranch._native_capture import CaptureCounts
 from anabranch._parts import Cuts
 from anabranch._record import RecordedCallable, record
-from anabranch._recorder import Entry
 from anabranch._rooms import Rooms
-from anabranch._state import State, find_state
+from anabranch._state import State
 from torch import nn
 from torch.utils._pytree import tree_unflatten
 
@@ -24,7 +24,7 @@ import anabranch
 
 
 def places(*roots):
-    state = find_state(roots[0], roots[1:])
+    state = State(roots)
     return state, {id(place.get()) for place in (*state.places, *state.on_cpu)}
 
 
@@ -81,7 +81,7 @@ def test_what_static_names_is_found_too():
 def test_guards_change_with_what_python_says_and_not_with_what_kernels_read():
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
-    state = find_state(lambda: (model, optimizer), ())
+    state = State([lambda: (model, optimizer)])
     state.on_cpu.clear()  # these would be on the GPU
     before = state.guards()
     optimizer.param_groups[0]["lr"].fill_(0.2)
@@ -100,12 +100,12 @@ def test_what_is_in_pinned_memory_may_change_and_where_it_lies_may_not(monkeypat
     def step():
         return frozen, pinned, written
 
-    first = find_state(step, ())
+    first = State([step])
     before = first.guards()
     written.add_(1)
     assert first.guards() == before and not first.written
-    assert [tensor is written for tensor in find_state(step, (), first).written] == [True]
-    assert not find_state(step, ()).written  # nobody knows since when
+    assert [tensor is written for tensor in State([step], first).written] == [True]
+    assert not State([step]).written  # nobody knows since when
     pinned.data = torch.zeros(2)
     assert first.guards() != before
     before = first.guards()

@@ -16,7 +16,7 @@ from anabranch import _capture, _compat, _given, _recorded, _recorder, _state, _
 from anabranch._capture import Alias, Captured, Constant, Fresh, Step
 from anabranch._given import units_of
 from anabranch._native_capture import Block, Slot
-from anabranch._state import State, find_state
+from anabranch._state import State
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_flatten
 
@@ -189,7 +189,7 @@ def test_a_refused_step_finds_the_state_on_the_cpu_as_it_was(monkeypatch):
         table[0] += read[0]
 
     step()
-    state = find_state(step, ())
+    state = State([step])
     drawn = generator.get_state()
     trial = _verify.Trial(Step(step, [], [], [], [], 0, [parameter], 0, None), [], state)
     step()
@@ -220,7 +220,7 @@ def test_pinned_memory_that_the_step_writes_is_put_back_and_compared(monkeypatch
 def test_the_insides_of_a_wrapper_are_looked_up_and_a_wrapper_in_its_place_too():
     a, b = torch.ones(2), torch.zeros(2)
     holder = {"w": TwoTensor(a, b)}
-    state = find_state(lambda: holder, ())
+    state = State([lambda: holder])
     assert len(state.wrapped) == 1
     entry = _recorder.Entry("", state)
     entry.fix(state.inner_tensors())

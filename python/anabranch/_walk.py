@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be reached from a callable: tensors, modules, optimizers, and the objects on the way.
+
+Everything is named by the keys that lead to it, its *path*, so that what stands in a thing's place
+later is known for what it is. Closures, globals that the code names, methods, partials, containers
+and objects are walked; modules of Python, classes and objects of big libraries are not.
+
+Threads: as the objects found. Failure: none; what cannot be walked is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+_DEEPEST = 8  # containers and objects within one another
+_DEEPEST_CONSTANT, _MOST_CONSTANTS = 3, 100  # what is beyond is compared as one object
+_DONT_ENTER = ("torch", "builtins", "typing", "collections", "functools", "numpy", "anabranch")
+_NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training")  # of a module
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device,
+          torch.Size)  # where they are equal they are the same
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+
+Path = tuple[Any, ...]
+
+
+class _Cell:
+    """A closure's cell as something with one key."""
+
+    def __init__(self, cell: types.CellType) -> None:
+        self._cell = cell
+
+    def __getitem__(self, _: Any) -> Any:
+        return self._cell.cell_contents
+
+
+class Place(NamedTuple):
+    """Where something is found: ``holder[key]``."""
+
+    holder: Any
+    key: Any
+    path: Path
+
+    def get(self) -> Any:
+        try:
+            return self.holder[self.key]
+        except (KeyError, IndexError, ValueError):
+            return None
+
+
+class Found(NamedTuple):
+    """A tensor where it was met first. ``counts``: an optimizer changes it with every step."""
+
+    place: Place
+    tensor: Tensor
+    counts: bool
+
+
+class Walk:
+    """Everything that the roots lead to, each thing once, in the order of the walk."""
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        self.tensors: list[Found] = []
+        self.more_places: dict[int, list[Place]] = {}  # of a tensor, by its id
+        self.generators: list[torch.Generator] = []
+        self.modules: list[nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        # Objects that lead to any of these, and where they stood; none of them in a tuple.
+        self.ways: list[tuple[Place, Any]] = []
+        # What a step may have read in these beside what they lead to. Where it is equal for another
+        # walk, each object may be given for that which stood in its place.
+        self.form: list[tuple[Path, Any]] = []
+        self._finds = 0
+        self._leads: dict[int, bool] = {}  # by the ids of what was walked
+        self._keep: list[Any] = []  # what these ids belong to
+        self._look_into(tuple(roots), (), 0)
+        del self._finds, self._leads, self._keep
+
+    def _look_into(self, holder: Any, path: Path, depth: int) -> None:
+        for i, key in enumerate(list(holder) if isinstance(holder, dict) else range(len(holder))):
+            name = key if isinstance(key, str) else i
+            self._look(Place(holder, key, (*path, name)), depth)
+
+    def _look(self, place: Place, depth: int) -> None:
+        try:
+            value = place.get()
+        except Exception:  # an empty cell, a property that fails
+            return
+        if isinstance(value, Tensor):
+            self._add(place, value)
+        elif value is not None:
+            self._enter(place, value, depth + 1)
+
+    def _enter(self, place: Place, value: Any, depth: int) -> None:
+        if depth > _DEEPEST:
+            return
+        if id(value) not in self._leads:
+            before = self._finds
+            self._mark(value)
+            self._visit(value, place.path, depth)
+            self._leads[id(value)] = self._finds != before
+        if self._leads[id(value)]:
+            self._add_way(place, value)
+
+    def _mark(self, thing: Any) -> None:
+        """As walked; until that has ended it is taken to lead somewhere."""
+        self._leads[id(thing)] = True
+        self._keep.append(thing)
+
+    def _add_way(self, place: Place, value: Any, form: Any = None) -> None:
+        if not isinstance(place.holder, tuple):
+            self.ways.append((place, value))
+            self.form.append((place.path, form or self._form_of(value)))
+
+    def _form_of(self, thing: Any) -> Any:
+        kind: Any = type(thing)
+        if isinstance(thing, torch.optim.Optimizer):
+            return kind  # its numbers are those of its groups
+        if isinstance(thing, types.FunctionType):
+            kind = thing.__code__
+            items: Any = [(name, Place(holder, key, ()).get())
+                          for name, holder, key in _parts_of_function(thing)]
+        elif isinstance(thing, nn.Module):
+            items = [item for item in vars(thing).items() if item[0] not in _NOT_CONSTANT]
+        elif isinstance(thing, dict):
+            items = [(self._constant(key), value) for key, value in thing.items()]
+        elif isinstance(thing, (list, tuple)):
+            items = enumerate(thing)
+        elif _may_enter(thing):
+            items = vars(thing).items()
+        else:
+            return _Same(thing)
+        return kind, [(name, self._constant(value)) for name, value in items]
+
+    def _constant(self, value: Any, depth: int = 0) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return kind, value
+        if self._leads.get(id(value), False):
+            return kind  # it has a place or a way of its own
+        if isinstance(value, _CONTAINERS):
+            parts: Any = value
+        elif not isinstance(value, (*_PLAIN, Tensor)) and _may_enter(value):
+            parts = vars(value)
+        else:
+            return _Same(value)
+        if not parts:
+            return kind, ()
+        if depth == _DEEPEST_CONSTANT or len(parts) > _MOST_CONSTANTS:
+            return _Same(value)
+        if isinstance(parts, dict):
+            parts = itertools.chain.from_iterable(parts.items())
+        constants = [self._constant(part, depth + 1) for part in parts]
+        return kind, frozenset(parts) if isinstance(parts, (set, frozenset)) else constants
+
+    def _visit(self, thing: Any, path: Path, depth: int) -> None:
+        if isinstance(thing, nn.Module):
+            self._visit_module(thing, path)
+        elif isinstance(thing, torch.optim.Optimizer):
+            self._visit_optimizer(thing, path)
+        elif isinstance(thing, torch.Generator):
+            self._finds += 1
+            self.generators.append(thing)
+        elif isinstance(thing, (dict, list, tuple)):
+            self._look_into(thing, path, depth)
+        else:
+            for name, holder, key in _parts(thing):
+                self._look(Place(holder, key, (*path, name)), depth)
+
+    def _add(self, place: Place, tensor: Tensor, counts: bool = False) -> None:
+        if id(tensor) in self._leads:
+            self.more_places[id(tensor)].append(place)
+            return
+        self._mark(tensor)
+        self._finds += 1
+        self.more_places[id(tensor)] = []
+        self.tensors.append(Found(place, tensor, counts))
+
+    def _visit_module(self, module: nn.Module, path: Path) -> None:
+        self._leads.pop(id(module))
+        parts = [(name, part) for name, part in module.named_modules()
+                 if id(part) not in self._leads]
+        for name, part in parts:
+            self._mark(part)
+            self._finds += 1
+            self.modules.append(part)
+            for holder in (part._parameters, part._buffers, part.__dict__):
+                self._add_tensors(holder, (*path, name))
+        for name, part in parts:
+            for key, child in part._modules.items():
+                if child is not None:
+                    self._add_way(Place(part._modules, key, (*path, name, key)), child)
+
+    def _visit_optimizer(self, optimizer: torch.optim.Optimizer, path: Path) -> None:
+        self._finds += 1
+        self.optimizers.append(optimizer)
+        groups, states, attributes = optimizer.param_groups, optimizer.state, vars(optimizer)
+        for i, group in enumerate(groups):
+            self._mark(group["params"])
+            self._mark(group)
+            self._add_tensors(group, (*path, i))
+            self._add_tensors(group["params"], (*path, i, "params"))
+        for i, state in enumerate(list(states.values())):
+            if isinstance(state, dict):
+                self._add_tensors(state, (*path, "state", i), counts=True)
+        for i, group in enumerate(groups):
+            self._add_way(Place(groups, i, (*path, i)), group, "guarded, in any order")
+            self._add_way(Place(group, "params", (*path, i, "params")), group["params"])
+        self._add_way(Place(attributes, "param_groups", path), groups)
+        self._add_way(Place(attributes, "state", (*path, "state")), states)
+
+    def _add_tensors(self, holder: Any, path: Path, counts: bool = False) -> None:
+        items = holder.items() if isinstance(holder, dict) else enumerate(holder)
+        for key, value in list(items):
+            if isinstance(value, Tensor):
+                self._add(Place(holder, key, (*path, key)), value, counts)
+
+
+class _Same:
+    """Equal to what holds the very same object."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._thing is other._thing
+
+    def __hash__(self) -> int:
+        return id(self._thing)
+
+
+def _parts(thing: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """What one looks at inside a callable or an object: a name for it, holder and key."""
+    if isinstance(thing, functools.partial):
+        yield from _items((thing.func, *thing.args, *thing.keywords.values()))
+    elif isinstance(thing, types.MethodType):
+        yield from _items((thing.__self__, thing.__func__))
+    elif isinstance(thing, types.FunctionType):
+        yield from _parts_of_function(thing)
+    elif isinstance(thing, (set, frozenset)):
+        yield from _items(tuple(thing))
+    elif _may_enter(thing):
+        yield from ((name, vars(thing), name) for name in list(vars(thing)))
+        if callable(thing) and isinstance(call := getattr(type(thing), "__call__", None),
+                                          types.FunctionType):
+            yield "__call__", (call,), 0
+
+
+def _items(things: tuple[Any, ...], name: Callable[[int], Any] = int) -> Iterator[Any]:
+    return ((name(i), things, i) for i in range(len(things)))
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[Any, Any, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield name, _Cell(cell), 0
+    for name in _names(function.__code__):
+        if name in function.__globals__:
+            yield name, function.__globals__, name
+    yield from _items(function.__defaults__ or (), "default {}".format)
+    for name in function.__kwdefaults__ or {}:
+        yield f"default {name}", function.__kwdefaults__, name
+    compiled = getattr(function, "_torchdynamo_orig_callable", None)
+    if compiled is not None:
+        yield "compiled", (compiled,), 0
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _may_enter(thing: Any) -> bool:
+    if isinstance(thing, (type, types.ModuleType)) or not hasattr(thing, "__dict__"):
+        return False
+    return type(thing).__module__.split(".")[0] not in _DONT_ENTER
