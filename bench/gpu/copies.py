@@ -150,7 +150,7 @@ def measure(compute_to_copy: float, weights: Sequence[Tensor], rounds: int) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", nargs="?", type=Path)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=31)
     chosen = parser.parse_args()
     weights, answers = make_weights(), []
     for compute_to_copy in COMPUTE_TO_COPY:

@@ -8,15 +8,17 @@ Threads: a recorder's lock around all but launches. Failure: none; what does not
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ._bindings import Slot, slots_in
 from ._native_capture import CaptureCounts
 from ._recorded import Recorded
-from ._state import State, inner_places
+from ._state import State, inner_places, may_be_parameter
 from ._walk import Path
 
 
@@ -146,6 +148,7 @@ class Entry:
         self.lookups: list[tuple[Any, Any]] = []  # where: holder and key
         self.paths: list[Path] = []  # and how one gets there
         self.followed = state  # whose places these are
+        self.slots: list[Slot] | None = None  # where it leaves what it answers besides
         self.lacks_gradient: list[bool] = []  # by owner, when recorded
         self.parameters: list[Tensor] = []  # of the state, that may get a gradient
         self.fixed: tuple[int, ...] = ()  # addresses of what cannot be re-pointed
@@ -154,7 +157,6 @@ class Entry:
 
     def know(self, tensors: list[Tensor]) -> None:
         self.known = tensors
-        self.expected = [tensors[i] for i in self.looked_up]
         self.parameters = self.state.parameters()
 
     def set_recorded(self, recorded: Recorded) -> None:
@@ -179,6 +181,10 @@ class Entry:
                     or state.parameter_paths != self.state.parameter_paths \
                     or not places.keys() >= set(self.paths):
                 return False
+            slots = slots_in(state, self.slots or [])
+            if slots is None:
+                return False
+            self.slots = self.slots and slots
             self.lookups = [(places[path].holder, places[path].key) for path in self.paths]
             self.state = state
             self.parameters = state.parameters()
@@ -205,6 +211,8 @@ class Entry:
     def look_up(self) -> bool:
         """Takes what stands now where the recording's tensors stood; False where it does not fit.
         What the recording does not name may be anything."""
+        if self.slots and not all([slot.finds_as_before() for slot in self.slots]):
+            return False
         try:
             found = [holder[key] for holder, key in self.lookups]
         except (KeyError, IndexError, AttributeError):
@@ -218,8 +226,20 @@ class Entry:
             tensors[i] = tensor
         if any(tensors[i] is not tensor for i, tensor in zip(self.looked_up, found, strict=True)):
             return False  # what was one tensor are two
-        self.know(tensors)
+        others = [pair for pair in zip(found, self.expected, strict=True) if pair[0] is not pair[1]]
+        self.known, self.expected = tensors, found
+        if any(map(may_be_parameter, itertools.chain.from_iterable(others))):
+            self.parameters = self.state.parameters()
         return True
+
+    def leave(self, answer: Any) -> Any:
+        """Puts what a launch answered where the step would have left it; the rest is the answer."""
+        if self.slots is None:
+            return answer
+        answer, left = answer
+        for slot, value in zip(self.slots, left, strict=True):
+            slot.put(value)
+        return answer
 
     def owners(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Tensors that may get a gradient."""

@@ -176,7 +176,8 @@ def record(function: Callable[..., Any] | None = None, *, static: Iterable[Any] 
 
     A recording repeats what the callable does on the GPU and not what it does in Python: numbers,
     branches and side effects are those of the recording. What it answers are fresh tensors without
-    history. It must return, or leave in ``.grad``, all new tensors that outlive the call.
+    history. New tensors that outlive the call it returns, leaves in ``.grad``, or binds in objects,
+    containers and variables that are found from it: launches then leave theirs there.
     """
     if function is None:
         return lambda given: record(given, static=static, options=options, **more)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from . import _compat, _native, config, errors
+from ._bindings import Leaving
 from ._capture import (
     Aliased,
     BrokeWhileNoted,
@@ -167,13 +168,19 @@ class Recorder:
             return self._call(leaves)
         before = _compat.collectives_so_far()
         chosen = self._chosen
+        leaving = Leaving(self._call, entry.state, is_first_plain=chosen.verify)
+        if entry.state is not NO_STATE:
+            step.call = leaving
         trial = Trial(step, [*fixed, *entry.state.written], entry.state) if chosen.verify else None
         plain = trial.plain() if trial else None
         agree = Agreement(step.device, _compat.collectives_so_far() != before)
         try:
             if trial and plain:
-                _check_history(step, plain)
                 trial.rewind()
+                agree.make(leaving.check)
+                _check_history(step, plain)
+                if step.call is leaving and not leaving.slots:  # simpler answers, of most steps
+                    step.call, plain.answer = self._call, plain.answer[0]
             answer, recorded = self._make_and_launch(entry, step, trial, plain, agree)
         except (NotRecordable, Untrusted, _native.NativeError) as error:
             # What it left in Python's objects may be of a capture: it runs once more.
@@ -182,9 +189,10 @@ class Recorder:
             self.is_refused |= not isinstance(error, Empty)
             self._refuse(entry, error)
             return self._call(leaves)
+        entry.slots = leaving.slots if step.call is leaving else None
         entry.set_recorded(recorded)
         log.info("%s: %s", self.name, entry.report)
-        return answer
+        return entry.leave(answer)
 
     def _step(self, entry: Entry, leaves: list[Any]) -> tuple[Step, list[Tensor]]:
         """What there is to capture, and tensors of the state that stay where they are."""
@@ -313,7 +321,7 @@ class Recorder:
             entry.report.plain_calls += 1
             return self._call(leaves)
         try:
-            return recorded.launch(given, owners)
+            return entry.leave(recorded.launch(given, owners))
         except _native.NativeError as error:
             if error.code != _BAD_BINDING:
                 raise errors.from_native(error.code, str(error.message)) from None
@@ -330,7 +338,7 @@ class Recorder:
                 copies = {i: given[i].detach().clone() for i in misaligned}
             moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
             with contextlib.suppress(_native.NativeError):
-                answer = recorded.launch(given, owners, at=moved)
+                answer = entry.leave(recorded.launch(given, owners, at=moved))
                 for i, copy in copies.items():
                     given[i].data.copy_(copy)
                 return answer

@@ -12,8 +12,9 @@ Threads: as the objects found. Failure: none; what cannot be walked is left out.
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -52,6 +53,10 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def may_be_parameter(tensor: Tensor) -> bool:
+    return tensor.is_leaf and (tensor.requires_grad or isinstance(tensor, nn.Parameter))
+
+
 def is_wrapper(tensor: Tensor) -> bool:
     return hasattr(type(tensor), "__tensor_flatten__")
 
@@ -68,7 +73,8 @@ class State:
         self.on_cpu: list[Place] = []  # read when recorded, and frozen
         self.pinned: list[Place] = []  # copied from and to by each launch: they may not move
         self.counters: list[Tensor] = []  # on the CPU, changed by every step of an optimizer
-        walk = Walk(roots)
+        self._roots = tuple(roots)
+        walk = Walk(self._roots)
         for found in walk.tensors:
             self._sort(found, walk.more_places[id(found.tensor)])
         self.generators, self.modules, self.optimizers = \
@@ -104,28 +110,36 @@ class State:
         self._form = walk.form
         self._ways = [(place.holder, place.key) for place, _ in walk.ways]
         self._stood = [value for _, value in walk.ways]
-        registries = [module._modules for module in self.modules if module._modules]
-        self._sizes = [(registry, len(registry)) for registry in registries]
-        # By the order of their keys, which are tensors and slow to look up.
+        self._registries = [module._modules for module in self.modules if module._modules]
+        self._children = self._children_now()
+        # Of optimizers, in the order of their keys: these are tensors, and slow to look up.
         self._states = [(one.state, list(one.state.values())) for one in self.optimizers]
 
+    def walk_again(self) -> Walk:
+        """What there is to be found by now."""
+        return Walk(self._roots)
+
+    def _children_now(self) -> list[nn.Module | None]:
+        return list(itertools.chain.from_iterable(map(dict.values, self._registries)))
+
     def is_current(self) -> bool:
-        """Whether all objects that lead to the tensors stand where they stood."""
+        """Whether all objects that lead to the tensors stand where they stood. Of large models most
+        are modules' children, which are compared whole: a lookup of each would take twice as long."""
         try:
             found = [holder[key] for holder, key in self._ways]
         except (KeyError, IndexError, ValueError):
             return False
         return all(map(operator.is_, found, self._stood)) \
-            and all([len(registry) == size for registry, size in self._sizes]) \
-            and all(len(states) == len(stood) and all(map(operator.is_, states.values(), stood))
-                    for states, stood in self._states)
+            and self._children_now() == self._children \
+            and all(_are_same(states.values(), stood) for states, stood in self._states)
 
     def leads_as(self, other: State) -> bool:
         """Whether the same objects lead to the tensors."""
-        return len(self._stood) == len(other._stood) \
-            and all(map(operator.is_, self._stood, other._stood)) \
-            and [list(map(id, stood)) for _, stood in self._states] == \
-            [list(map(id, stood)) for _, stood in other._states]
+        return _are_same(self._stood, other._stood) and self._children == other._children \
+            and len(self._states) == len(other._states) \
+            and all(states is others and _are_same(stood, stood_there) for
+                    (states, stood), (others, stood_there) in
+                    zip(self._states, other._states, strict=True))
 
     def has_form_of(self, other: State) -> bool:
         """Whether other objects may lead to the tensors, but ones that a step cannot tell from
@@ -156,8 +170,7 @@ class State:
     def parameters(self) -> list[Tensor]:
         """Tensors that backward may give a ``.grad``, as they are now."""
         found = [(place.path, tensor) for place in (*self.places, *self.wrapped)
-                 if (tensor := place.get()) is not None and tensor.is_leaf
-                 and (tensor.requires_grad or isinstance(tensor, nn.Parameter))]
+                 if (tensor := place.get()) is not None and may_be_parameter(tensor)]
         self._parameters = [tensor for _, tensor in found]
         self.parameter_paths = [path for path, tensor in found if tensor.requires_grad]
         return [tensor for tensor in self._parameters if tensor.requires_grad]
@@ -185,6 +198,10 @@ class State:
                    for key, value in group.items() if key != "params"])
             for group in optimizer.param_groups
         ])
+
+
+def _are_same(some: Collection[Any], others: Collection[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _is_pinned(tensor: Tensor) -> bool:

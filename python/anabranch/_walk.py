@@ -40,6 +40,45 @@ class _Cell:
         return self._cell.cell_contents
 
 
+class Variables:
+    """Those of a function that are not its own: its closure's, and the globals that it names. As a
+    dictionary, as far as that is needed."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._globals = function.__globals__
+        self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (),
+                               strict=True))
+        self._names = [name for name in _names(function.__code__) if name not in self._cells]
+
+    def items(self) -> list[tuple[str, Any]]:
+        found = [(name, cell.cell_contents) for name, cell in self._cells.items() if _is_full(cell)]
+        return [*found, *((name, self._globals[name]) for name in self._names
+                          if name in self._globals)]
+
+    def get(self, name: str, default: Any) -> Any:
+        return dict(self.items()).get(name, default)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self._cells:
+            self._cells[name].cell_contents = value
+        else:
+            self._globals[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        if name in self._cells:
+            del self._cells[name].cell_contents
+        else:
+            del self._globals[name]
+
+
+def _is_full(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
 class Place(NamedTuple):
     """Where something is found: ``holder[key]``."""
 
@@ -71,11 +110,14 @@ class Walk:
         self.generators: list[torch.Generator] = []
         self.modules: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        # Objects that lead to any of these, and where they stood; none of them in a tuple.
+        # Objects that lead to any of these, and where they stood; none of them in a tuple, and no
+        # modules in modules.
         self.ways: list[tuple[Place, Any]] = []
-        # What a step may have read in these beside what they lead to. Where it is equal for another
-        # walk, each object may be given for that which stood in its place.
+        # What a step may have read in all of them beside what they lead to. Where it is equal for
+        # another walk, each object may be given for that which stood in its place.
         self.form: list[tuple[Path, Any]] = []
+        # Containers and attributes that were looked into, and the way to each.
+        self.holders: list[tuple[Any, Path]] = []
         self._finds = 0
         self._leads: dict[int, bool] = {}  # by the ids of what was walked
         self._keep: list[Any] = []  # what these ids belong to
@@ -83,6 +125,8 @@ class Walk:
         del self._finds, self._leads, self._keep
 
     def _look_into(self, holder: Any, path: Path, depth: int) -> None:
+        if not isinstance(holder, tuple):
+            self.holders.append((holder, path))
         for i, key in enumerate(list(holder) if isinstance(holder, dict) else range(len(holder))):
             name = key if isinstance(key, str) else i
             self._look(Place(holder, key, (*path, name)), depth)
@@ -170,6 +214,10 @@ class Walk:
         elif isinstance(thing, (dict, list, tuple)):
             self._look_into(thing, path, depth)
         else:
+            if isinstance(thing, types.FunctionType):
+                self.holders.append((Variables(thing), path))
+            elif _may_enter(thing):
+                self.holders.append((vars(thing), path))
             for name, holder, key in _parts(thing):
                 self._look(Place(holder, key, (*path, name)), depth)
 
@@ -190,24 +238,29 @@ class Walk:
             self._mark(part)
             self._finds += 1
             self.modules.append(part)
-            for holder in (part._parameters, part._buffers, part.__dict__):
+            for kind, holder in (("parameters", part._parameters), ("buffers", part._buffers),
+                                 ("", part.__dict__)):
+                self.holders.append((holder, (*path, name, kind)))
                 self._add_tensors(holder, (*path, name))
         for name, part in parts:
+            self.holders.append((part._modules, (*path, name, "modules")))
             for key, child in part._modules.items():
-                if child is not None:
-                    self._add_way(Place(part._modules, key, (*path, name, key)), child)
+                self.form.append(((*path, name, key), self._form_of(child)))
 
     def _visit_optimizer(self, optimizer: torch.optim.Optimizer, path: Path) -> None:
         self._finds += 1
         self.optimizers.append(optimizer)
         groups, states, attributes = optimizer.param_groups, optimizer.state, vars(optimizer)
+        self.holders.append((states, (*path, "state")))
         for i, group in enumerate(groups):
             self._mark(group["params"])
             self._mark(group)
+            self.holders.append((group, (*path, i)))
             self._add_tensors(group, (*path, i))
             self._add_tensors(group["params"], (*path, i, "params"))
         for i, state in enumerate(list(states.values())):
             if isinstance(state, dict):
+                self.holders.append((state, (*path, "state", i)))
                 self._add_tensors(state, (*path, "state", i), counts=True)
         for i, group in enumerate(groups):
             self._add_way(Place(groups, i, (*path, i)), group, "guarded, in any order")

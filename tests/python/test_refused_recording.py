@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from anabranch import _recorder, config, errors
 from anabranch._native import NativeError
+from anabranch._state import NO_STATE
 
 pytestmark = pytest.mark.oldest
 
@@ -45,8 +46,7 @@ def racing(monkeypatch):
 
 
 def run(recorder):
-    state = SimpleNamespace(optimizers=[])
-    return recorder.run("key", [1], state, lambda: "int")
+    return recorder.run("key", [1], NO_STATE, lambda: "int")
 
 
 def test_a_step_whose_streams_race_runs_plainly_and_the_report_names_both_kernels(racing, caplog):

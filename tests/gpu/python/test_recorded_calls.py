@@ -332,19 +332,42 @@ def test_an_exception_of_the_step_itself_reaches_the_caller():
     assert_torch_is_usable()
 
 
-def test_tensors_that_a_step_keeps_for_itself_make_it_plain():
+@pytest.mark.parametrize("verify", [True, False], ids=["verified", "unverified"])
+def test_tensors_that_a_step_keeps_for_itself_are_kept_by_launches(verify):
     kept = {}
 
     def function(x):
         kept["last"] = x * 3
         return x * 2
 
+    step = anabranch.record(function, verify=verify)
+    for seed in range(CALLS):
+        x = normal(seed, 20)
+        assert torch.equal(step(x), x * 2) and torch.equal(kept["last"], x * 3)
+    assert_launched(step)
+
+
+def test_tensors_that_a_step_keeps_where_nobody_finds_them_make_it_plain():
+    kept = iter_of_kept()
+    next(kept)
+
+    def function(x):
+        kept.send(x * 3)
+        return x * 2
+
     step = anabranch.record(function)
     for seed in range(4):
         x = normal(seed, 20)
-        assert torch.equal(step(x), x * 2) and torch.equal(kept["last"], x * 3)
+        assert torch.equal(step(x), x * 2)
     assert launches(step) == 0 and any(report.reason for report in step.report), told(step)
     assert_torch_is_usable()
+
+
+def iter_of_kept():
+    """Holds what it is sent in a generator's frame."""
+    last = None
+    while True:
+        last = yield last
 
 
 def test_a_step_that_differs_between_its_captures_runs_plainly():

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from recordings import (DEVICE, assert_launched, batch, launches, mlp, normal, told, train_both,
-                        training)
-from torch import nn
+from recordings import (DEVICE, assert_launched, assert_plain, batch, launches, mlp, normal, told,
+                        train_both, training)
+from torch import Tensor, nn
 
 import anabranch
 
@@ -115,16 +115,18 @@ def test_weights_that_were_one_may_become_two():
     assert_follows_changes(lambda x: second(torch.relu(first(x))), [untie], recordings=2)
 
 
-@pytest.mark.parametrize("how", ["loaded", "made anew"])
+@pytest.mark.parametrize("how", ["cleared", "loaded", "made anew"])
 def test_an_optimizers_state_may_be_other_objects(how):
     saved = {}
 
     def between(i, model, optimizer):
         if i == 3:
             saved["now"] = copy.deepcopy(optimizer.state_dict())
-        if i not in (6, 9):
+        if i not in (6, 9, 12):
             return
-        if how == "loaded":
+        if how == "cleared":
+            optimizer.state.clear()
+        elif how == "loaded":
             optimizer.load_state_dict(copy.deepcopy(saved["now"]))
         else:
             for parameter, state in list(optimizer.state.items()):
@@ -135,9 +137,9 @@ def test_an_optimizers_state_may_be_other_objects(how):
         optimizer = momentum(model.parameters())
         return model, optimizer, training(model, optimizer)
 
-    step = train_both(make, between=between, calls=14)
-    # The first call makes the optimizer's state, which is another signature.
-    assert sum(report.nodes > 0 for report in step.report) == 1, told(step)
+    step = train_both(make, between=between, calls=17)
+    # Steps that make the optimizer's state are of another signature.
+    assert sum(report.nodes > 0 for report in step.report) == 1 + (how == "cleared"), told(step)
     assert_launched(step, 6)
 
 
@@ -193,3 +195,192 @@ def test_threads_may_call_while_another_one_replaces_objects():
     for thread in threads:
         thread.join()
     assert not failures, told(recorded)
+
+
+def run_both(make, calls=9, between=lambda i, holder: None):
+    """``make()`` answers a holder, a step and what to look at in the holder after each call, which is
+    the same for the recorded step and the plain one."""
+    histories = []
+    for is_recorded in (False, True):
+        torch.manual_seed(0)
+        holder, step, look = make()
+        call = anabranch.record(step) if is_recorded else step
+        history = []
+        for i in range(calls):
+            between(i, holder)
+            answer = call(normal(i, 8, 16))
+            history.append([answer.clone(), *(tensor.clone() for tensor in look())])
+        histories.append(history)
+    for i, (wanted, found) in enumerate(zip(*histories, strict=True)):
+        assert len(wanted) == len(found)
+        assert all(map(torch.equal, wanted, found)), f"call {i}\n{told(call)}"
+    return call
+
+
+def with_hidden_state(kind):
+    cell = (nn.LSTMCell if kind is tuple else nn.GRUCell)(16, 32, device=DEVICE)
+    first = torch.zeros(8, 32, device=DEVICE)
+    holder = SimpleNamespace(hidden=(first, first.clone()) if kind is tuple else first)
+
+    def step(x):
+        with torch.no_grad():
+            holder.hidden = cell(x, holder.hidden)
+            return (holder.hidden[0] if kind is tuple else holder.hidden).sum()
+
+    return holder, step, lambda: holder.hidden if kind is tuple else [holder.hidden]
+
+
+@pytest.mark.parametrize("kind", [Tensor, tuple], ids=["a tensor", "a tuple"])
+def test_a_hidden_state_goes_on_from_call_to_call(kind):
+    assert_launched(run_both(lambda: with_hidden_state(kind)), 7)
+
+
+def test_a_hidden_state_may_be_set_by_the_user_between_calls():
+    def between(i, holder):
+        if i == 5:
+            holder.hidden = torch.ones(8, 32, device=DEVICE)
+
+    assert_launched(run_both(lambda: with_hidden_state(Tensor), between=between), 7)
+
+
+def test_a_hidden_state_that_starts_from_nothing_is_not_gone_on_with():
+    """The branch that starts it is another recording than the one that goes on."""
+    def make():
+        holder = SimpleNamespace(hidden=None)
+        weight = normal(0, 16, 16)
+
+        def step(x):
+            holder.hidden = x if holder.hidden is None else torch.tanh(holder.hidden @ weight + x)
+            return holder.hidden.sum()
+
+        return holder, step, lambda: [holder.hidden]
+
+    def between(i, holder):
+        if i in (3, 4, 5, 9):
+            holder.hidden = None
+
+    run_both(make, calls=14, between=between)
+
+
+def test_losses_left_for_somebody_to_look_at_are_those_of_the_call():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.aux = nn.Linear(16, 4), None
+            self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+        def forward(self, x):
+            weights = self.gate(x).softmax(-1)
+            self.aux = weights.mean(0).square().sum()
+            return sum(weights[:, i:i + 1] * expert(x) for i, expert in enumerate(self.experts))
+
+    def make():
+        model = Experts().to(DEVICE)
+        optimizer = momentum(model.parameters())
+        holder = SimpleNamespace(last=None)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean() + model.aux
+            loss.backward()
+            optimizer.step()
+            holder.last = loss.detach()
+            return loss.detach()
+
+        return holder, step, lambda: [holder.last, model.aux.detach(),
+                                      *(p.detach() for p in model.parameters())]
+
+    assert_launched(run_both(make), 6)
+
+
+def test_kept_answers_and_what_was_left_are_not_written_again():
+    holder = SimpleNamespace(last=None)
+
+    def step(x):
+        holder.last = x * 2
+        return x + 1
+
+    recorded, kept = anabranch.record(step), []
+    for i in range(8):
+        recorded(normal(i, 8, 16))
+        kept.append(holder.last)
+    assert all(torch.equal(tensor, normal(i, 8, 16) * 2) for i, tensor in enumerate(kept))
+    assert_launched(recorded, 6)
+
+
+def test_buffers_that_change_places_go_on_doing_so():
+    def make():
+        holder = SimpleNamespace(front=normal(1, 8, 16), back=normal(2, 8, 16))
+
+        def step(x):
+            holder.back.copy_(holder.front + x)
+            holder.front, holder.back = holder.back, holder.front
+            return holder.front.sum()
+
+        return holder, step, lambda: [holder.front, holder.back]
+
+    assert_launched(run_both(make), 7)
+
+
+def test_a_module_may_bind_its_buffers_anew():
+    class Averaging(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(16))
+
+        def forward(self, x):
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            return x - self.mean
+
+    def make():
+        model = Averaging().to(DEVICE)
+        return model, model, lambda: [model.mean]
+
+    assert_launched(run_both(make), 7)
+
+
+def test_an_argument_that_is_left_somewhere_is_that_of_the_call():
+    def make():
+        holder = SimpleNamespace(batch=None, first=None)
+
+        def step(x):
+            holder.batch, holder.first = x, x[0]
+            return x.sum()
+
+        return holder, step, lambda: [holder.batch, holder.first]
+
+    assert_launched(run_both(make), 7)
+
+
+def test_tensors_that_are_appended_run_plainly_and_say_where():
+    def make():
+        holder = SimpleNamespace(history=[])
+
+        def step(x):
+            holder.history.append(x.mean())
+            return x * 2
+
+        return holder, step, lambda: holder.history
+
+    assert_plain(run_both(make), "history")
+
+
+def test_what_a_refused_step_had_made_is_made_once():
+    """Its first run made a cache, and it then ran once more."""
+    def make():
+        holder = SimpleNamespace(cache=None, history=[])
+
+        def step(x):
+            if holder.cache is None:
+                holder.cache = torch.zeros(16, device=DEVICE)
+            holder.cache += x[0]
+            holder.history.append(x[0] + 1)
+            return holder.cache.sum()
+
+        return holder, step, lambda: [holder.cache, *holder.history]
+
+    def between(i, holder):
+        if i in (1, 3, 4):
+            holder.cache = None
+
+    run_both(make, between=between)

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run leaves in Python's objects is found, put back between the runs of a recording, and
+left by launches."""
+
+from __future__ import annotations
+
+import collections
+from types import SimpleNamespace
+
+import pytest
+import torch
+from anabranch._bindings import Bindings, Leaving, slots_in
+from anabranch._capture import NotRecordable
+from anabranch._entry import Entry
+from anabranch._state import State
+from torch import Tensor, nn
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+
+
+def new():
+    return torch.randn(2)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("mean", new())
+        self.aux = None
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        self.aux = x * 2
+        self.mean = self.mean * 0.5
+        return self.layer(x)
+
+
+def leaving_of(step, roots, is_first_plain=True):
+    return Leaving(step, State(roots), is_first_plain=is_first_plain)
+
+
+def made_holders():
+    """By name: a holder that a step reaches, how a run changes it, and the slots' names."""
+    def attribute(holder):
+        holder.hidden = new()
+
+    def item(holder):
+        holder["hidden"] = new()
+
+    def element(holder):
+        holder[1] = new()
+
+    def nested(holder):
+        holder.state = (new(), {"c": new()})
+
+    def swap(holder):
+        holder.a, holder.b = holder.b, holder.a
+
+    def removed(holder):
+        del holder.hidden
+
+    def to_none(holder):
+        holder.hidden = None
+
+    def module(holder):
+        holder(new())
+
+    def inner(holder):
+        holder["list"][0] = new()
+
+    space = SimpleNamespace
+    return {
+        "attribute": (space(hidden=new()), attribute, ["hidden"]),
+        "attribute, new": (space(hidden=None, w=new()), attribute, ["hidden"]),
+        "attribute, missing": (space(w=new()), attribute, ["hidden"]),
+        "attribute of nothing else": (space(), attribute, ["hidden"]),
+        "item": ({"hidden": new()}, item, ["hidden"]),
+        "item of a defaultdict": (collections.defaultdict(dict, w=new()), item, ["hidden"]),
+        "element": ([new(), new()], element, ["1"]),
+        "nested": (space(state=(new(), {"c": new()})), nested, ["state"]),
+        "swap": (space(a=new(), b=new()), swap, ["a", "b"]),
+        "removed": (space(hidden=new(), w=new()), removed, ["hidden"]),
+        "to none": (space(hidden=new()), to_none, ["hidden"]),
+        "module": (Net(), module, ["buffers.mean", "aux"]),
+        "inside": ({"list": [new()]}, inner, ["list.0"]),
+    }
+
+
+def shallow(holder):
+    """Everything that the tests bind, by identity."""
+    items = vars(holder) if hasattr(holder, "__dict__") and not isinstance(holder, dict) else \
+        dict(enumerate(holder)) if isinstance(holder, list) else dict(holder)
+    if isinstance(holder, nn.Module):
+        items = {**items, **holder._buffers, "calls": 0}
+    return {key: [id(x) for x in value] if isinstance(value, list) else id(value)
+            for key, value in items.items()}
+
+
+@pytest.mark.parametrize("name", made_holders())
+def test_what_a_run_leaves_is_answered_and_put_back(name):
+    holder, change, names = made_holders()[name]
+
+    def step(leaves):
+        change(holder)
+        return leaves[0]
+
+    before = shallow(holder)
+    leaving = leaving_of(step, [lambda: holder])
+    for _ in range(3):
+        answer, left = leaving([5])
+        assert answer == 5 and shallow(holder) == before
+        assert [str(slot).removeprefix("holder.") for slot in leaving.slots] == names
+    leaving.check()
+    entry = Entry("", State())
+    entry.slots = leaving.slots
+    assert entry.leave((7, left)) == 7
+    assert all(slot.get() is value for slot, value in zip(leaving.slots, left, strict=True))
+
+
+def test_python_counts_on_while_tensors_are_put_back():
+    net = Net()
+    leaving = leaving_of(lambda leaves: net(leaves[0]), [lambda: net])
+    for _ in range(3):
+        leaving([new()])
+    assert net.calls == 3 and net.aux is None
+
+
+def test_closures_and_globals_are_holders_too():
+    hidden = new()
+
+    def step(leaves):
+        nonlocal hidden
+        global LEFT
+        hidden, LEFT = hidden * 2, new()
+        return leaves
+
+    before = hidden
+    leaving = leaving_of(step, [step])
+    _, left = leaving([])
+    assert hidden is before and "LEFT" not in globals()
+    assert sorted(map(str, leaving.slots)) == ["LEFT", "hidden"]
+    for slot, value in zip(leaving.slots, left, strict=True):
+        slot.put(value)
+    assert hidden is left[0] and LEFT is left[1]
+    leaving._bindings.put_back()
+    assert "LEFT" not in globals()
+
+
+def test_an_optimizers_first_step_leaves_its_state():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(leaves):
+        model(leaves[0]).sum().backward()
+        optimizer.step()
+        return []
+
+    leaving = leaving_of(step, [step])
+    _, left = leaving([new()])
+    assert not any(optimizer.state.values()) and len(leaving.slots) == 2
+    for slot, value in zip(leaving.slots, left, strict=True):
+        slot.put(value)
+    assert all("momentum_buffer" in optimizer.state[p] for p in model.parameters())
+
+
+def test_what_raises_is_put_back():
+    holder = SimpleNamespace(hidden=new())
+
+    def step(leaves):
+        holder.hidden = new()
+        raise KeyError("in the middle")
+
+    before = holder.hidden
+    with pytest.raises(KeyError):
+        leaving_of(step, [lambda: holder])([])
+    assert holder.hidden is before
+
+
+class Box:
+    def __init__(self):
+        self.tensor = new()
+
+
+def refused():
+    def append(holder):
+        holder.history.append(new())
+
+    def shorten(holder):
+        holder.history.pop()
+
+    def put_an_object(holder):
+        holder.out = Box()
+
+    def replace_a_module(holder):
+        holder.net = nn.Linear(2, 2)
+
+    return [(append, "longer or shorter .*history"), (shorten, "longer or shorter .*history"),
+            (put_an_object, "a Box with tensors in .*out"),
+            (replace_a_module, "a Linear with tensors in .*net")]
+
+
+@pytest.mark.parametrize("change, reason", refused(), ids=lambda value: getattr(
+    value, "__name__", None))
+def test_what_a_launch_cannot_leave_is_refused_with_its_place(change, reason):
+    holder = SimpleNamespace(history=[new(), new()], out=None, net=nn.Linear(2, 2))
+    before = shallow(holder)
+
+    def step(leaves):
+        change(holder)
+
+    leaving = leaving_of(step, [step, holder])
+    leaving([])
+    assert shallow(holder) == before and leaving.slots == []
+    with pytest.raises(NotRecordable, match=reason):
+        leaving.check()
+    with pytest.raises(NotRecordable, match=reason):
+        leaving_of(step, [step, holder], is_first_plain=False)([])
+    assert shallow(holder) == before
+
+
+def test_numbers_texts_and_equal_objects_are_no_slots():
+    holder = SimpleNamespace(count=0, text="", w=new(), losses=[], when=object())
+
+    def step(leaves):
+        holder.count += 1
+        holder.text += "x"
+        holder.losses.append(0.5)
+        holder.when = object()
+        holder.w = holder.w  # the same  # noqa: PLW0127
+
+    leaving = leaving_of(step, [step])
+    leaving([])
+    leaving.check()
+    assert leaving.slots == [] and holder.count == 1 and holder.losses == [0.5]
+
+
+def test_where_python_would_go_another_way_the_recording_does_not_serve():
+    holder = SimpleNamespace(hidden=new())
+
+    def step(leaves):
+        holder.hidden = new()
+
+    leaving = leaving_of(step, [step])
+    leaving([])
+    entry = Entry("", State())
+    entry.slots = leaving.slots
+    assert entry.look_up()
+    for other in (None, (new(),)):
+        holder.hidden = other
+        assert not entry.look_up()
+    del holder.hidden
+    assert not entry.look_up()
+
+
+def test_slots_are_found_in_the_objects_that_stand_there_later():
+    holder = SimpleNamespace(inner=SimpleNamespace(hidden=new()))
+
+    def step(leaves):
+        holder.inner.hidden = new()
+
+    leaving = leaving_of(step, [step])
+    leaving([])
+    holder.inner = SimpleNamespace(hidden=new())
+    found = slots_in(State([step]), leaving.slots)
+    value = new()
+    found[0].put(value)
+    assert holder.inner.hidden is value
+    holder.inner = None
+    assert slots_in(State([step]), leaving.slots) is None
+
+
+def test_tensors_of_wrapping_classes_are_left_to_their_libraries():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    holder = SimpleNamespace(w=TwoTensor(new(), new()))
+
+    def step(leaves):
+        holder.w = TwoTensor(new(), new())
+
+    bindings = Bindings(State([step]))
+    step([])
+    assert bindings.slots() == []
