@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -129,6 +130,16 @@ class RecordingReport:
                 f"{self.overlap_gain:.2f} times as fast\n")
 
 
+class _View(NamedTuple):
+    """Of a state, for a recording: where its tensors are and where it leaves some. ``lookups`` is None
+    where it does not serve the state; ``home`` is the state whose places these are, None for that
+    one itself."""
+
+    lookups: list[tuple[Any, Any]] | None
+    slots: list[Slot] | None
+    home: State | None
+
+
 class Entry:
     """One signature: its recording, or how far it has got."""
 
@@ -147,7 +158,8 @@ class Entry:
         self.expected: list[Tensor] = []  # what stood there
         self.lookups: list[tuple[Any, Any]] = []  # where: holder and key
         self.paths: list[Path] = []  # and how one gets there
-        self.followed = state  # whose places these are
+        self.followed = state  # where these places were found, or ones that serve as well
+        self._views: weakref.WeakKeyDictionary[State, _View] = weakref.WeakKeyDictionary()
         self.slots: list[Slot] | None = None  # where it leaves what it answers besides
         self.lacks_gradient: list[bool] = []  # by owner, when recorded
         self.parameters: list[Tensor] = []  # of the state, that may get a gradient
@@ -168,28 +180,36 @@ class Entry:
         self.paths = [place.path for _, place in stands]
         self.lookups = [(place.holder, place.key) for _, place in stands]
         self.expected = [self.known[i] for i in self.looked_up]
+        self.followed = self.state
         self.recorded = recorded
 
     def follow(self, state: State) -> bool:
-        """Looks tensors up in a state that was found later from now on. False where other objects
-        lead to them, unless a step cannot tell these from those of before."""
+        """Looks tensors up in another state from now on. False where other objects lead to them,
+        unless a step cannot tell these from those of before."""
         if self.followed is state:
             return True
-        if not state.leads_as(self.state):
-            places = state.by_path()
-            if self.fixed or not state.has_form_of(self.state) \
-                    or state.parameter_paths != self.state.parameter_paths \
-                    or not places.keys() >= set(self.paths):
-                return False
-            slots = slots_in(state, self.slots or [])
-            if slots is None:
-                return False
-            self.slots = self.slots and slots
-            self.lookups = [(places[path].holder, places[path].key) for path in self.paths]
-            self.state = state
-            self.parameters = state.parameters()
-        self.followed = state
+        view = self._views.get(state)
+        if view is None:
+            view = self._views[state] = self._view_of(state)
+        if view.lookups is None:
+            return False
+        self.lookups, self.slots, self.followed = view.lookups, view.slots, state
+        home = view.home or state
+        if self.state is not home:
+            self.state, self.parameters = home, home.parameters()
         return True
+
+    def _view_of(self, state: State) -> _View:
+        if state.leads_as(self.state):
+            return _View(self.lookups, self.slots, self.state)
+        places = state.by_path()
+        slots = slots_in(state, self.slots or [])
+        if self.fixed or state.form != self.state.form or slots is None \
+                or state.parameter_paths != self.state.parameter_paths \
+                or not places.keys() >= set(self.paths):
+            return _View(None, None, None)
+        lookups = [(places[path].holder, places[path].key) for path in self.paths]
+        return _View(lookups, self.slots and slots, None)
 
     def fix(self, inner: Sequence[Tensor]) -> None:
         """These tensors inside of others may not move."""

@@ -11,9 +11,7 @@ raises RecordError.
 
 from __future__ import annotations
 
-import collections
 import functools
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +24,8 @@ from . import _compat, config
 from ._entry import RecordingReport
 from ._recorder import Recorder
 from ._state import NO_STATE, State
+from ._states import States
+from ._walk import PLAIN
 
 __all__ = ["RecordedCallable", "RecordedGraph", "RecordingReport", "record"]
 
@@ -89,13 +89,8 @@ class RecordedCallable:
                  chosen: config.Options) -> None:
         functools.update_wrapper(self, function, updated=())
         self._function = function
-        self._static = list(static)
         self._chosen = chosen
-        self._state: State | None = None
-        # Of each number the last that was found; no more than there can be recordings.
-        self._states: collections.deque[State] = collections.deque(maxlen=chosen.max_recordings)
-        self._numbers = itertools.count()
-        self._finding = threading.Lock()
+        self._states = States((function, *static), chosen.max_recordings)
         self._trees: dict[Any, Any] = {}  # by what leaves[0] says
         self._recorder = Recorder(self._call_flat, chosen, _name_of(function),
                                   takes_gradients=True)
@@ -109,34 +104,22 @@ class RecordedCallable:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._chosen.record or not _has_gpu() or torch.cuda.is_current_stream_capturing():
             return self._function(*args, **kwargs)
+        objects: Sequence[Any] = ()
         if kwargs or not _FLAT.issuperset(map(type, args)):
             leaves = self._flat(args, kwargs)
+            if not _FLAT.issuperset(map(type, leaves)):
+                objects = [leaf for leaf in leaves[1:] if not isinstance(leaf, (Tensor, *PLAIN))]
         else:
             leaves = [_ARGUMENTS, *args]
-        inputs = (_modes(), tuple(map(_signature, leaves)))
-        state = self._state
-        key = (inputs, state.number, state.guards()) if state and state.is_current() else None
+        state = self._states.current(objects)
+        key = _key(leaves, state) if state is not None else None
         entry = self._recorder.entries.get(key)
         if state is None or entry is None or (entry.recorded is None
                                               and entry.report.reason is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
-            state = self._state = self._find_state()
-            key, entry = (inputs, state.number, state.guards()), None
+            state = self._states.find(objects)
+            key, entry = _key(leaves, state), None
         return self._recorder.run(key, leaves, state, lambda: _describe(leaves[1:]), entry)
-
-    def _find_state(self) -> State:
-        """With a number of its own, unless recordings of one that was found before may serve it."""
-        with self._finding:
-            state = State([self._function, *self._static], self._state)
-            known = next((known for known in self._states
-                          if state.leads_as(known) or state.has_form_of(known)), None)
-            if known is None:
-                state.number = next(self._numbers)
-            else:
-                state.number = known.number
-                self._states.remove(known)
-            self._states.append(state)
-            return state
 
     def _call_flat(self, leaves: list[Any]) -> Any:
         if leaves[0] == _ARGUMENTS:
@@ -224,6 +207,14 @@ def _unpack(thing: Any, leaves: list[Any]) -> Any:
     return None if None in inner else (kind, keys, inner)
 
 
+def _key(leaves: Sequence[Any], state: State) -> Any:
+    """What tells signatures apart. Of objects that lead to tensors it is the state that does."""
+    leading = state.leading
+    told = tuple(map(_signature, leaves)) if not leading else tuple(
+        [type(leaf) if id(leaf) in leading else _signature(leaf) for leaf in leaves])
+    return _modes(), told, state.number, state.guards()
+
+
 def _signature(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         wants_gradient = (leaf.is_leaf, leaf.grad is None) if leaf.requires_grad else None
@@ -243,5 +234,6 @@ def _modes() -> tuple[Any, ...]:
 
 def _describe(leaves: Sequence[Any]) -> str:
     parts = [f"{str(leaf.dtype).removeprefix('torch.')}[{', '.join(map(str, leaf.shape))}]"
-             if isinstance(leaf, Tensor) else repr(leaf)[:40] for leaf in leaves]
+             if isinstance(leaf, Tensor) else repr(leaf)[:40] if isinstance(leaf, PLAIN)
+             else type(leaf).__name__ for leaf in leaves]
     return f"({', '.join(parts)})"

@@ -108,7 +108,8 @@ class Recorder:
         with self._lock:
             entry = self.entries.setdefault(key, Entry(describe(), state))
             # The key may have told them by their ids.
-            entry.constants = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+            entry.constants = [leaf for leaf in leaves if not isinstance(leaf, Tensor)
+                               and id(leaf) not in state.leading]
             chosen = self._chosen
             if len(self.entries) > chosen.max_recordings:
                 self._refuse(entry, f"there are {chosen.max_recordings} signatures already "

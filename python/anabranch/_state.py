@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ._walk import Found, Path, Place, Walk
+from ._walk import ARGUMENT, Found, Path, Place, Walk
 
 _COUNTER_BYTES = 1 << 16
 
@@ -62,10 +62,12 @@ def is_wrapper(tensor: Tensor) -> bool:
 
 
 class State:
-    """Everything found from a callable and from what the user named. ``before`` is what was found
-    when it was looked for last, so that what has been written since is known."""
+    """Everything found from a callable, from what the user named, and from objects that it is given.
+    ``before`` is what was found when it was looked for last, so that what has been written since is
+    known."""
 
-    def __init__(self, roots: Iterable[Any] = (), before: State | None = None) -> None:
+    def __init__(self, roots: Iterable[Any] = (), arguments: Sequence[Any] = (),
+                 before: State | None = None) -> None:
         self.number = 0  # equal for those that recordings need not tell apart
         self.places: list[Place] = []  # plain tensors on a GPU: they may move
         self.more_places: list[list[Place]] = []  # where else each of them stands
@@ -73,8 +75,8 @@ class State:
         self.on_cpu: list[Place] = []  # read when recorded, and frozen
         self.pinned: list[Place] = []  # copied from and to by each launch: they may not move
         self.counters: list[Tensor] = []  # on the CPU, changed by every step of an optimizer
-        self._roots = tuple(roots)
-        walk = Walk(self._roots)
+        self._roots, self._arguments = tuple(roots), list(arguments)
+        walk = self.walk_again()
         for found in walk.tensors:
             self._sort(found, walk.more_places[id(found.tensor)])
         self.generators, self.modules, self.optimizers = \
@@ -106,8 +108,12 @@ class State:
             (self.pinned if _is_pinned(tensor) else self.on_cpu).append(place)
 
     def _keep_ways(self, walk: Walk) -> None:
-        """What is_current() and has_form_of() compare."""
-        self._form = walk.form
+        """What is_current() and leads_as() compare, and what a state is like."""
+        # Other objects may lead to the tensors that a step cannot tell from these: of the same types,
+        # with the same numbers and functions in them. Then their forms are equal.
+        self.form = walk.form
+        # Those of the arguments that lead to anything, by their ids.
+        self.leading = {id(value) for place, value in walk.ways if place.path[:-1] == (ARGUMENT,)}
         self._ways = [(place.holder, place.key) for place, _ in walk.ways]
         self._stood = [value for _, value in walk.ways]
         self._registries = [module._modules for module in self.modules if module._modules]
@@ -117,7 +123,7 @@ class State:
 
     def walk_again(self) -> Walk:
         """What there is to be found by now."""
-        return Walk(self._roots)
+        return Walk(self._roots, self._arguments)
 
     def _children_now(self) -> list[nn.Module | None]:
         return list(itertools.chain.from_iterable(map(dict.values, self._registries)))
@@ -140,11 +146,6 @@ class State:
             and all(states is others and _are_same(stood, stood_there) for
                     (states, stood), (others, stood_there) in
                     zip(self._states, other._states, strict=True))
-
-    def has_form_of(self, other: State) -> bool:
-        """Whether other objects may lead to the tensors, but ones that a step cannot tell from
-        these: of the same types, with the same numbers and functions in them."""
-        return self._form == other._form
 
     def by_path(self) -> dict[Path, Place]:
         """Where tensors that may move stand, each as often as it does."""

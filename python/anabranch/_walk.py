@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,9 +23,11 @@ _DEEPEST = 8  # containers and objects within one another
 _DEEPEST_CONSTANT, _MOST_CONSTANTS = 3, 100  # what is beyond is compared as one object
 _DONT_ENTER = ("torch", "builtins", "typing", "collections", "functools", "numpy", "anabranch")
 _NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training")  # of a module
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device,
+PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device,
           torch.Size)  # where they are equal they are the same
 _CONTAINERS = (dict, list, tuple, set, frozenset)
+
+ARGUMENT = "argument"  # begins their paths
 
 Path = tuple[Any, ...]
 
@@ -102,9 +104,10 @@ class Found(NamedTuple):
 
 
 class Walk:
-    """Everything that the roots lead to, each thing once, in the order of the walk."""
+    """Everything that the roots lead to, each thing once, in the order of the walk; and then what
+    ``arguments`` lead to, in whose places others may stand later."""
 
-    def __init__(self, roots: Iterable[Any]) -> None:
+    def __init__(self, roots: Iterable[Any], arguments: Sequence[Any] = ()) -> None:
         self.tensors: list[Found] = []
         self.more_places: dict[int, list[Place]] = {}  # of a tensor, by its id
         self.generators: list[torch.Generator] = []
@@ -122,6 +125,8 @@ class Walk:
         self._leads: dict[int, bool] = {}  # by the ids of what was walked
         self._keep: list[Any] = []  # what these ids belong to
         self._look_into(tuple(roots), (), 0)
+        if arguments:
+            self._look_into(list(arguments), (ARGUMENT,), 0)
         del self._finds, self._leads, self._keep
 
     def _look_into(self, holder: Any, path: Path, depth: int) -> None:
@@ -184,13 +189,13 @@ class Walk:
 
     def _constant(self, value: Any, depth: int = 0) -> Any:
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             return kind, value
         if self._leads.get(id(value), False):
             return kind  # it has a place or a way of its own
         if isinstance(value, _CONTAINERS):
             parts: Any = value
-        elif not isinstance(value, (*_PLAIN, Tensor)) and _may_enter(value):
+        elif not isinstance(value, (*PLAIN, Tensor)) and _may_enter(value):
             parts = vars(value)
         else:
             return _Same(value)

@@ -104,7 +104,7 @@ def test_what_is_in_pinned_memory_may_change_and_where_it_lies_may_not(monkeypat
     before = first.guards()
     written.add_(1)
     assert first.guards() == before and not first.written
-    assert [tensor is written for tensor in State([step], first).written] == [True]
+    assert [tensor is written for tensor in State([step], (), first).written] == [True]
     assert not State([step]).written  # nobody knows since when
     pinned.data = torch.zeros(2)
     assert first.guards() != before

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import collections
 import copy
+import gc
 import itertools
+import weakref
 from types import SimpleNamespace
 
 import anabranch
@@ -52,31 +54,35 @@ class Launched(list):
     """The tensors that a launch was given."""
 
 
-def recorded(step):
-    """The step, recorded: it answers the tensors that it uses."""
-    made = anabranch.record(step)
-    for _ in range(2):
-        assert not isinstance(made(X), Launched)
-    assert_launches(made, step)
-    return made
-
-
 X = torch.ones(2)
 
 
-def assert_launches(made, step):
+def recorded(step, *objects):
+    """The step, recorded: it answers the tensors that it uses."""
+    made = anabranch.record(step)
+    for _ in range(2):
+        assert not isinstance(made(*objects, X), Launched)
+    assert_launches(made, step, *objects)
+    return made
+
+
+def ids(tensors):
+    return [id(tensor) for tensor in tensors]
+
+
+def assert_launches(made, step, *objects):
     """One launch, with what the step would use now."""
-    answer = made(X)
+    answer = made(*objects, X)
     assert isinstance(answer, Launched)
-    assert [id(tensor) for tensor in answer] == [id(tensor) for tensor in step(X)]
+    assert ids(answer) == ids(step(*objects, X))
 
 
-def assert_recorded_anew(made, step):
+def assert_recorded_anew(made, step, *objects):
     for i in range(4):
-        answer = made(X)
+        answer = made(*objects, X)
         assert i > 0 or not isinstance(answer, Launched)
-        assert [id(tensor) for tensor in answer] == [id(tensor) for tensor in step(X)]
-    assert_launches(made, step)
+        assert ids(answer) == ids(step(*objects, X))
+    assert_launches(made, step, *objects)
 
 
 class Net(nn.Module):
@@ -157,9 +163,9 @@ def test_modules_that_take_turns_share_a_recording_where_they_are_alike():
         made = recorded(step)
         for now in itertools.islice(itertools.cycle([second, first]), 8):
             answer = made(X)
-            assert [id(tensor) for tensor in answer] == [id(tensor) for tensor in step(X)]
+            assert ids(answer) == ids(step(X))
         assert isinstance(answer, Launched)
-        assert len(made._recorder.entries) == len(made._states) == recordings
+        assert len(made._recorder.entries) == recordings
 
 
 @pytest.mark.parametrize("kind", [dict, list, SimpleNamespace, collections.OrderedDict])
@@ -178,7 +184,7 @@ def test_a_batch_that_is_another_object_in_each_call_is_found_in_each(kind):
     for _ in range(20):
         batch = make()
         assert_launches(made, step)
-    assert len(made._states) == 1
+    assert len(made._recorder.entries) == 1
 
 
 def test_an_objects_numbers_tell_it_from_another():
@@ -193,7 +199,7 @@ def test_an_objects_numbers_tell_it_from_another():
     for scale in range(100):  # nobody's memory grows with it
         batch = SimpleNamespace(x=torch.ones(3), scale=scale)
         made(X)
-    assert len(made._states) <= made._chosen.max_recordings
+    assert len(made._states._forms) <= made._chosen.max_recordings
     assert sum(entry.state is not _recorder.NO_STATE
                for entry in made._recorder.entries.values()) <= made._chosen.max_recordings
 
@@ -237,7 +243,7 @@ def test_a_state_that_an_optimizer_loads_is_what_a_launch_is_given():
     for _ in range(20):
         optimizer.load_state_dict(copy.deepcopy(saved))
         assert_launches(made, step)
-    assert len(made._states) == 1 and len(made._recorder.entries) == 1
+    assert len(made._recorder.entries) == 1
 
 
 def test_an_optimizers_state_that_was_cleared_is_not_launched_with():
@@ -301,7 +307,7 @@ def test_objects_that_name_each_other_are_walked_once():
     b.items.append(b.items)
     state = State([lambda: a])
     assert len(state.places) == 2 and state.is_current()
-    assert State([lambda: a]).leads_as(state) and State([lambda: a]).has_form_of(state)
+    assert State([lambda: a]).leads_as(state) and State([lambda: a]).form == state.form
     b.items = list(b.items)
     assert not state.is_current()
 
@@ -312,6 +318,100 @@ def test_large_constants_are_compared_as_objects():
     first = State([lambda: net])
     other = copy.copy(net)
     net, other = other, net
-    assert State([lambda: net]).has_form_of(first)
+    assert State([lambda: net]).form == first.form
     net.vocabulary = dict(other.vocabulary)
-    assert not State([lambda: net]).has_form_of(first)
+    assert State([lambda: net]).form != first.form
+
+
+def test_modules_that_are_arguments_are_looked_up_as_those_of_a_closure():
+    def step(net, x):
+        return list(net.parameters())
+
+    net = Net()
+    made = recorded(step, net)
+    net.head = nn.Linear(2, 2)
+    assert_launches(made, step, net)
+    net.head.weight = nn.Parameter(torch.ones(2, 2))
+    assert_launches(made, step, net)
+    net.head = nn.Bilinear(1, 2, 2)
+    assert_recorded_anew(made, step, net)
+
+
+def test_many_modules_of_one_make_share_a_recording():
+    def step(net, x):
+        return list(net.parameters())
+
+    nets = [Net() for _ in range(48)]
+    made = recorded(step, nets[0])
+    for net in [*nets, *reversed(nets)]:
+        assert_launches(made, step, net)
+    assert len(made._recorder.entries) == 1
+    assert_recorded_anew(made, step, Net(eps=0.5))
+    for net in nets:
+        assert_launches(made, step, net)
+
+
+def test_the_make_of_an_argument_itself_counts():
+    class Scaled(nn.Linear):
+        scale = 1.0
+
+    def step(layer, x):
+        return [layer.weight]
+
+    first, other, of_another_class = Scaled(2, 2), Scaled(2, 2), nn.Linear(2, 2)
+    made = recorded(step, first)
+    other.scale = 2.0
+    for layer in (other, of_another_class):
+        assert_recorded_anew(made, step, layer)
+    assert_launches(made, step, first)
+
+
+def test_optimizers_and_batches_may_be_arguments():
+    def make():
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1), momentum=0.9)
+        model(X).sum().backward()
+        optimizer.step()
+        return model, optimizer
+
+    def step(model, optimizer, batch, x):
+        return [*model.parameters(), batch.x,
+                *(state["momentum_buffer"] for state in optimizer.state.values())]
+
+    pair, other = make(), make()
+    made = recorded(step, *pair, SimpleNamespace(x=torch.ones(3)))
+    for _ in range(4):
+        assert_launches(made, step, *pair, SimpleNamespace(x=torch.ones(3)))
+        assert_launches(made, step, *other, SimpleNamespace(x=torch.ones(3)))
+    # Not this model's parameters.
+    assert_recorded_anew(made, step, pair[0], other[1], SimpleNamespace(x=torch.ones(3)))
+
+
+def test_objects_that_lead_nowhere_are_told_by_what_they_are():
+    class Mode:
+        pass
+
+    first, second, weight = Mode(), Mode(), torch.ones(2)
+
+    def step(mode, x):
+        return [weight]
+
+    made = recorded(step, first)
+    assert_recorded_anew(made, step, second)
+    assert_launches(made, step, first)
+    assert_recorded_anew(made, step, torch.float16)
+    assert len(made._recorder.entries) == 3
+
+
+def test_arguments_that_are_given_no_more_are_let_go():
+    def step(net, x):
+        return list(net.parameters())
+
+    kept, gone = Net(), Net()
+    made = recorded(step, gone)
+    weight, net = weakref.ref(gone.head.weight), weakref.ref(gone)
+    del gone
+    for _ in range(600):
+        assert_launches(made, step, kept)
+    gc.collect()
+    assert weight() is None and net() is None

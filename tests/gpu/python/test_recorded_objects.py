@@ -384,3 +384,57 @@ def test_what_a_refused_step_had_made_is_made_once():
             holder.cache = None
 
     run_both(make, between=between)
+
+
+def train_by_arguments(is_recorded, calls=14):
+    """Two models with their optimizers take turns as arguments of one step."""
+    torch.manual_seed(0)
+    models = [mlp() for _ in range(2)]
+    optimizers = [momentum(model.parameters()) for model in models]
+
+    def step(model, optimizer, given):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(given.x), given.y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    call = anabranch.record(step) if is_recorded else step
+    history = []
+    for i in range(calls):
+        if i == 9:
+            models[0][0].weight.data = models[0][0].weight.data.clone()
+        x, y = batch(i)
+        loss = call(models[i % 2], optimizers[i % 2], SimpleNamespace(x=x, y=y))
+        history.append([loss.clone(), *(p.detach().clone() for m in models for p in m.parameters()),
+                        *(p.grad.clone() for p in models[i % 2].parameters())])
+    return call, history
+
+
+def test_a_model_its_optimizer_and_a_batch_may_be_arguments():
+    _, wanted = train_by_arguments(False)
+    step, found = train_by_arguments(True)
+    for i, (one, other) in enumerate(zip(wanted, found, strict=True)):
+        assert all(map(torch.equal, one, other)), f"call {i}\n{told(step)}"
+    # One for steps that make the optimizer's state, and one for those that have it.
+    assert sum(report.nodes > 0 for report in step.report) == 2, told(step)
+    assert_launched(step, 9)
+
+
+def test_layers_that_are_arguments_share_one_recording():
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU()).to(DEVICE)
+              for _ in range(24)]
+
+    def block(layer, x):
+        return layer(x)
+
+    recorded = anabranch.record(block)
+    with torch.no_grad():
+        for seed in range(4):
+            found = wanted = normal(seed, 8, 16)
+            for layer in layers:
+                found, wanted = recorded(layer, found), block(layer, wanted)
+            assert torch.equal(found, wanted)
+    assert len(recorded.report) == 1, told(recorded)
+    assert_launched(recorded, 4 * 24 - 2)

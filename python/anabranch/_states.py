@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The states of one callable: of each set of objects among its arguments the one found last.
+
+A model, an optimizer or a batch may be an argument as well as in a closure. States are numbered so
+that those between which a recording need not tell have one number. Threads: any. Failure: none.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ._state import State
+
+_UNUSED_CALLS = 256  # after which objects that are given no more are let go
+
+
+class States:
+    """``roots`` are walked for every state, with the objects that are given. ``most_forms`` kinds of
+    states are told from new ones."""
+
+    def __init__(self, roots: Sequence[Any], most_forms: int) -> None:
+        self._roots = roots
+        self._states: dict[tuple[int, ...], State] = {}  # by the ids of objects, which they hold
+        self._used: dict[tuple[int, ...], int] = {}  # in which call
+        self._calls = 0
+        self._forms: collections.deque[tuple[Any, int]] = collections.deque(maxlen=most_forms)
+        self._numbers = itertools.count()
+        self._before: State | None = None
+        self._lock = threading.Lock()
+
+    def current(self, objects: Sequence[Any]) -> State | None:
+        """What was found with these, unless something has taken another's place since."""
+        if len(self._states) > 1:
+            self._note_use(objects)
+        state = self._states.get(tuple(map(id, objects)))
+        return state if state is not None and state.is_current() else None
+
+    def _note_use(self, objects: Sequence[Any]) -> None:
+        with self._lock:
+            self._calls += 1
+            self._used[tuple(map(id, objects))] = self._calls
+            if self._calls % _UNUSED_CALLS == 0:
+                for ids in [ids for ids in self._states
+                            if self._used.get(ids, 0) <= self._calls - _UNUSED_CALLS]:
+                    del self._states[ids]
+                    self._used.pop(ids, None)
+
+    def find(self, objects: Sequence[Any]) -> State:
+        """All that there is now, with a number of its own unless recordings of what was found before
+        may serve it."""
+        with self._lock:
+            ids = tuple(map(id, objects))
+            before = self._states.get(ids)
+            state = State(self._roots, objects, before or self._before)
+            state.number = self._number_of(state, before)
+            self._forms.append((state.form, state.number))
+            self._states[ids] = self._before = state
+            return state
+
+    def _number_of(self, state: State, before: State | None) -> int:
+        known = next((one for one in self._forms if one[0] == state.form), None)
+        if known is not None:
+            self._forms.remove(known)
+        if before is not None and state.leads_as(before):
+            return before.number
+        return next(self._numbers) if known is None else known[1]
