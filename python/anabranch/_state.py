@@ -128,6 +128,10 @@ class State:
     def _children_now(self) -> list[nn.Module | None]:
         return list(itertools.chain.from_iterable(map(dict.values, self._registries)))
 
+    def is_of(self, arguments: Sequence[Any]) -> bool:
+        """Whether it was found with these objects."""
+        return _are_same(self._arguments, arguments)
+
     def is_current(self) -> bool:
         """Whether all objects that lead to the tensors stand where they stood. Of large models most
         are modules' children, which are compared whole: a lookup of each would take twice as long."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of one callable: of each set of objects among its arguments the one found last.
+"""The states of one callable: of each set of models and optimizers among its arguments the one found
+last.
 
 A model, an optimizer or a batch may be an argument as well as in a closure. States are numbered so
 that those between which a recording need not tell have one number. Threads: any. Failure: none.
@@ -13,9 +14,15 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import nn
+
 from ._state import State
 
-_UNUSED_CALLS = 256  # after which objects that are given no more are let go
+_UNUSED_CALLS = 256  # after which models that are given no more are let go
+
+
+_Ids = tuple[int, ...]
 
 
 class States:
@@ -24,8 +31,8 @@ class States:
 
     def __init__(self, roots: Sequence[Any], most_forms: int) -> None:
         self._roots = roots
-        self._states: dict[tuple[int, ...], State] = {}  # by the ids of objects, which they hold
-        self._used: dict[tuple[int, ...], int] = {}  # in which call
+        self._states: dict[_Ids, State] = {}  # which hold what the ids belong to
+        self._used: dict[_Ids, int] = {}  # in which call
         self._calls = 0
         self._forms: collections.deque[tuple[Any, int]] = collections.deque(maxlen=most_forms)
         self._numbers = itertools.count()
@@ -34,26 +41,27 @@ class States:
 
     def current(self, objects: Sequence[Any]) -> State | None:
         """What was found with these, unless something has taken another's place since."""
+        ids = _lasting(objects)
         if len(self._states) > 1:
-            self._note_use(objects)
-        state = self._states.get(tuple(map(id, objects)))
-        return state if state is not None and state.is_current() else None
+            self._note_use(ids)
+        state = self._states.get(ids)
+        return state if state is not None and state.is_of(objects) and state.is_current() else None
 
-    def _note_use(self, objects: Sequence[Any]) -> None:
+    def _note_use(self, ids: _Ids) -> None:
         with self._lock:
             self._calls += 1
-            self._used[tuple(map(id, objects))] = self._calls
+            self._used[ids] = self._calls
             if self._calls % _UNUSED_CALLS == 0:
-                for ids in [ids for ids in self._states
-                            if self._used.get(ids, 0) <= self._calls - _UNUSED_CALLS]:
-                    del self._states[ids]
-                    self._used.pop(ids, None)
+                for unused in [ids for ids in self._states
+                               if self._used.get(ids, 0) <= self._calls - _UNUSED_CALLS]:
+                    del self._states[unused]
+                self._used = {ids: self._used[ids] for ids in self._states}
 
     def find(self, objects: Sequence[Any]) -> State:
         """All that there is now, with a number of its own unless recordings of what was found before
         may serve it."""
         with self._lock:
-            ids = tuple(map(id, objects))
+            ids = _lasting(objects)
             before = self._states.get(ids)
             state = State(self._roots, objects, before or self._before)
             state.number = self._number_of(state, before)
@@ -68,3 +76,9 @@ class States:
         if before is not None and state.leads_as(before):
             return before.number
         return next(self._numbers) if known is None else known[1]
+
+
+def _lasting(objects: Sequence[Any]) -> _Ids:
+    """The ids of those that one gives again. Of others, batches, no more than the last are held."""
+    return tuple([id(thing) for thing in objects
+                  if isinstance(thing, (nn.Module, torch.optim.Optimizer))])

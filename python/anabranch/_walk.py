@@ -22,6 +22,7 @@ from torch import Tensor, nn
 _DEEPEST = 8  # containers and objects within one another
 _DEEPEST_CONSTANT, _MOST_CONSTANTS = 3, 100  # what is beyond is compared as one object
 _DONT_ENTER = ("torch", "builtins", "typing", "collections", "functools", "numpy", "anabranch")
+_OF_MODULES = frozenset(vars(nn.Module()))  # attributes that all have: registries, hooks
 _NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training")  # of a module
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device,
           torch.Size)  # where they are equal they are the same
@@ -210,7 +211,7 @@ class Walk:
 
     def _visit(self, thing: Any, path: Path, depth: int) -> None:
         if isinstance(thing, nn.Module):
-            self._visit_module(thing, path)
+            self._visit_module(thing, path, depth)
         elif isinstance(thing, torch.optim.Optimizer):
             self._visit_optimizer(thing, path)
         elif isinstance(thing, torch.Generator):
@@ -235,7 +236,7 @@ class Walk:
         self.more_places[id(tensor)] = []
         self.tensors.append(Found(place, tensor, counts))
 
-    def _visit_module(self, module: nn.Module, path: Path) -> None:
+    def _visit_module(self, module: nn.Module, path: Path, depth: int) -> None:
         self._leads.pop(id(module))
         parts = [(name, part) for name, part in module.named_modules()
                  if id(part) not in self._leads]
@@ -248,9 +249,19 @@ class Walk:
                 self.holders.append((holder, (*path, name, kind)))
                 self._add_tensors(holder, (*path, name))
         for name, part in parts:
+            self._look_into_attributes(part, (*path, name), depth)
+        for name, part in parts:
             self.holders.append((part._modules, (*path, name, "modules")))
             for key, child in part._modules.items():
                 self.form.append(((*path, name, key), self._form_of(child)))
+
+    def _look_into_attributes(self, module: nn.Module, path: Path, depth: int) -> None:
+        """Into containers alone, a cache of keys and values: of objects a module may name anything,
+        its trainer and all data."""
+        attributes = vars(module)
+        for key in [key for key, value in attributes.items() if key not in _OF_MODULES
+                    and isinstance(value, (dict, list, tuple)) and value]:
+            self._look(Place(attributes, key, (*path, key)), max(depth, _DEEPEST - 3))
 
     def _visit_optimizer(self, optimizer: torch.optim.Optimizer, path: Path) -> None:
         self._finds += 1
@@ -303,6 +314,8 @@ def _parts(thing: Any) -> Iterator[tuple[Any, Any, Any]]:
         yield from _parts_of_function(thing)
     elif isinstance(thing, (set, frozenset)):
         yield from _items(tuple(thing))
+    elif callable(wrapped := getattr(thing, "__wrapped__", None)):  # a recorded callable
+        yield "wrapped", (wrapped,), 0
     elif _may_enter(thing):
         yield from ((name, vars(thing), name) for name in list(vars(thing)))
         if callable(thing) and isinstance(call := getattr(type(thing), "__call__", None),

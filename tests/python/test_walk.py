@@ -403,6 +403,63 @@ def test_objects_that_lead_nowhere_are_told_by_what_they_are():
     assert len(made._recorder.entries) == 3
 
 
+def test_no_more_than_the_last_batch_is_held():
+    class Batch:
+        def __init__(self):
+            self.x = torch.ones(3)
+
+    def step(net, batch, x):
+        return [batch.x, *net.parameters()]
+
+    nets, held = [Net(), Net()], []
+    made = recorded(step, nets[0], Batch())
+    for i in range(40):
+        batch = Batch()
+        held.append(weakref.ref(batch.x))
+        assert_launches(made, step, nets[i % 2], batch)
+    del batch
+    gc.collect()
+    assert sum(ref() is not None for ref in held) <= 3  # one of each network, and the recording's
+    assert len(made._states._used) <= 2
+
+
+def test_a_recorded_callable_inside_another_is_looked_into():
+    weight = torch.ones(2)
+    inner = anabranch.record(lambda x: [weight])
+
+    def step(x):
+        return inner._function(x)
+
+    made = recorded(step)
+    weight = torch.zeros(2)
+    assert_launches(made, step)
+
+
+def test_containers_among_a_modules_attributes_are_looked_into_and_objects_are_not():
+    net, trainer = Net(), SimpleNamespace(data=torch.ones(4))
+    net.cache, net.trainer = [(torch.ones(2), {"v": torch.ones(2)})], trainer
+    net.hidden_layers, net.scale = [nn.Linear(2, 2)], torch.ones(3)
+
+    def step(x):
+        (k, rest), *_ = net.cache
+        return [k, rest["v"], net.scale, *net.hidden_layers[0].parameters()]
+
+    made = recorded(step)
+    found = {id(place.get()) for place in State([step]).places}
+    assert id(trainer.data) not in found
+    net.cache = [(torch.zeros(2), {"v": torch.zeros(2)})]
+    assert_launches(made, step)
+    net.hidden_layers[0] = nn.Linear(2, 2)
+    assert_launches(made, step)
+    net = copy.deepcopy(net)  # with another trainer, of which nobody knows what it is to the step
+    assert_recorded_anew(made, step)
+    other = copy.deepcopy(net)
+    other.trainer, net = net.trainer, other
+    assert_launches(made, step)
+    net.hidden_layers = [nn.Bilinear(1, 2, 2)]
+    assert_recorded_anew(made, step)
+
+
 def test_arguments_that_are_given_no_more_are_let_go():
     def step(net, x):
         return list(net.parameters())
