@@ -122,7 +122,7 @@ class Walk:
         self.form: list[tuple[Path, Any]] = []
         # Containers and attributes that were looked into, and the way to each.
         self.holders: list[tuple[Any, Path]] = []
-        self._finds = 0
+        self._finds = 0  # how often the walk has met something, known or not
         self._leads: dict[int, bool] = {}  # by the ids of what was walked
         self._keep: list[Any] = []  # what these ids belong to
         self._look_into(tuple(roots), (), 0)
@@ -156,6 +156,7 @@ class Walk:
             self._visit(value, place.path, depth)
             self._leads[id(value)] = self._finds != before
         if self._leads[id(value)]:
+            self._finds += 1
             self._add_way(place, value)
 
     def _mark(self, thing: Any) -> None:
@@ -228,11 +229,11 @@ class Walk:
                 self._look(Place(holder, key, (*path, name)), depth)
 
     def _add(self, place: Place, tensor: Tensor, counts: bool = False) -> None:
+        self._finds += 1
         if id(tensor) in self._leads:
             self.more_places[id(tensor)].append(place)
             return
         self._mark(tensor)
-        self._finds += 1
         self.more_places[id(tensor)] = []
         self.tensors.append(Found(place, tensor, counts))
 

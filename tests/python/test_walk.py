@@ -270,6 +270,27 @@ def test_a_tensor_in_two_places_may_move_and_may_not_become_two():
     assert_recorded_anew(made, step)
 
 
+@pytest.mark.parametrize("found_first", ["net", "trainer"])
+def test_what_is_found_by_two_ways_is_followed_by_both(found_first):
+    net = Net()
+    a = trainer = SimpleNamespace(inner=SimpleNamespace(net=net, scale=net.head.bias))
+    b = net
+
+    def by_names(x):
+        return list((a, b)[0].inner.net.parameters())
+
+    def the_other_way(x):
+        c, d = b, a
+        return list(d.inner.net.parameters())
+
+    step = by_names if found_first == "trainer" else the_other_way
+    made = recorded(step)
+    trainer.inner.net = Net()
+    assert_recorded_anew(made, step)
+    trainer.inner = SimpleNamespace(net=net, scale=net.head.bias)
+    assert_launches(made, step)  # as it was recorded first
+
+
 def test_a_parameter_that_the_optimizer_does_not_know_is_not_launched_with():
     model, optimizer, step = with_an_optimizer()
 
