@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -100,6 +101,10 @@ class RecordedCallable:
     @property
     def name(self) -> str:
         return self._recorder.name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """In a class it is a method; objects of one make share its recordings."""
+        return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._chosen.record or not _has_gpu() or torch.cuda.is_current_stream_capturing():

@@ -45,6 +45,19 @@ def test_record_is_also_a_decorator_and_keeps_the_name():
     assert torch.equal(step(torch.ones(2)), torch.full((2,), 2.0))
 
 
+def test_a_method_may_be_recorded_and_has_its_object():
+    class Scale:
+        def __init__(self, by):
+            self.by = by
+
+        @record
+        def scaled(self, x, plus=0):
+            return x * self.by + plus
+
+    assert torch.equal(Scale(3).scaled(torch.ones(2), plus=1), torch.full((2,), 4.0))
+    assert Scale.scaled is Scale.__dict__["scaled"] and Scale(2).scaled.report == []
+
+
 def test_modules_and_optimizers_of_a_closure_are_found_with_all_their_tensors():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

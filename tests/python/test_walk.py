@@ -408,6 +408,29 @@ def test_optimizers_and_batches_may_be_arguments():
     assert_recorded_anew(made, step, pair[0], other[1], SimpleNamespace(x=torch.ones(3)))
 
 
+def test_a_method_is_recorded_once_for_all_objects_of_one_make():
+    class Trainer:
+        def __init__(self, eps=1e-5):
+            self.net = Net(eps)
+
+        @anabranch.record
+        def step(self, x):
+            return list(self.net.parameters())
+
+        def plain(self, x):
+            return list(self.net.parameters())
+
+    trainers = [Trainer() for _ in range(3)]
+    for trainer in (*trainers, *trainers):
+        assert ids(trainer.step(X)) == ids(trainer.plain(X))
+    for trainer in trainers:
+        assert_launches(trainer.step, trainer.plain)
+        assert len(trainer.step.report) == 1
+    other = Trainer(eps=0.5)
+    assert_recorded_anew(other.step, other.plain)
+    assert Trainer.step.name.endswith("Trainer.step") and len(Trainer.step.report) == 2
+
+
 def test_objects_that_lead_nowhere_are_told_by_what_they_are():
     class Mode:
         pass
