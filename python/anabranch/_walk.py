@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ._holders import Cell, Slotted, Variables, names_in, slots_of
+
 _DEEPEST = 8  # containers and objects within one another
 _DEEPEST_CONSTANT, _MOST_CONSTANTS = 3, 100  # what is beyond is compared as one object
 _DONT_ENTER = ("torch", "builtins", "typing", "collections", "functools", "numpy", "anabranch")
@@ -31,55 +33,6 @@ _CONTAINERS = (dict, list, tuple, set, frozenset)
 ARGUMENT = "argument"  # begins their paths
 
 Path = tuple[Any, ...]
-
-
-class _Cell:
-    """A closure's cell as something with one key."""
-
-    def __init__(self, cell: types.CellType) -> None:
-        self._cell = cell
-
-    def __getitem__(self, _: Any) -> Any:
-        return self._cell.cell_contents
-
-
-class Variables:
-    """Those of a function that are not its own: its closure's, and the globals that it names. As a
-    dictionary, as far as that is needed."""
-
-    def __init__(self, function: types.FunctionType) -> None:
-        self._globals = function.__globals__
-        self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (),
-                               strict=True))
-        self._names = [name for name in _names(function.__code__) if name not in self._cells]
-
-    def items(self) -> list[tuple[str, Any]]:
-        found = [(name, cell.cell_contents) for name, cell in self._cells.items() if _is_full(cell)]
-        return [*found, *((name, self._globals[name]) for name in self._names
-                          if name in self._globals)]
-
-    def get(self, name: str, default: Any) -> Any:
-        return dict(self.items()).get(name, default)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name in self._cells:
-            self._cells[name].cell_contents = value
-        else:
-            self._globals[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        if name in self._cells:
-            del self._cells[name].cell_contents
-        else:
-            del self._globals[name]
-
-
-def _is_full(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 class Place(NamedTuple):
@@ -184,7 +137,7 @@ class Walk:
         elif isinstance(thing, (list, tuple)):
             items = enumerate(thing)
         elif _may_enter(thing):
-            items = vars(thing).items()
+            items = _attributes(thing).items()
         else:
             return _Same(thing)
         return kind, [(name, self._constant(value)) for name, value in items]
@@ -198,7 +151,7 @@ class Walk:
         if isinstance(value, _CONTAINERS):
             parts: Any = value
         elif not isinstance(value, (*PLAIN, Tensor)) and _may_enter(value):
-            parts = vars(value)
+            parts = dict(_attributes(value).items())
         else:
             return _Same(value)
         if not parts:
@@ -224,7 +177,7 @@ class Walk:
             if isinstance(thing, types.FunctionType):
                 self.holders.append((Variables(thing), path))
             elif _may_enter(thing):
-                self.holders.append((vars(thing), path))
+                self.holders.append((_attributes(thing), path))
             for name, holder, key in _parts(thing):
                 self._look(Place(holder, key, (*path, name)), depth)
 
@@ -318,7 +271,8 @@ def _parts(thing: Any) -> Iterator[tuple[Any, Any, Any]]:
     elif callable(wrapped := getattr(thing, "__wrapped__", None)):  # a recorded callable
         yield "wrapped", (wrapped,), 0
     elif _may_enter(thing):
-        yield from ((name, vars(thing), name) for name in list(vars(thing)))
+        attributes = _attributes(thing)
+        yield from ((name, attributes, name) for name, _ in list(attributes.items()))
         if callable(thing) and isinstance(call := getattr(type(thing), "__call__", None),
                                           types.FunctionType):
             yield "__call__", (call,), 0
@@ -330,8 +284,8 @@ def _items(things: tuple[Any, ...], name: Callable[[int], Any] = int) -> Iterato
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[Any, Any, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        yield name, _Cell(cell), 0
-    for name in _names(function.__code__):
+        yield name, Cell(cell), 0
+    for name in names_in(function.__code__):
         if name in function.__globals__:
             yield name, function.__globals__, name
     yield from _items(function.__defaults__ or (), "default {}".format)
@@ -342,14 +296,13 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[Any, Any,
         yield "compiled", (compiled,), 0
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
 def _may_enter(thing: Any) -> bool:
-    if isinstance(thing, (type, types.ModuleType)) or not hasattr(thing, "__dict__"):
+    if isinstance(thing, (type, types.ModuleType)):
+        return False
+    if not hasattr(thing, "__dict__") and not slots_of(type(thing)):
         return False
     return type(thing).__module__.split(".")[0] not in _DONT_ENTER
+
+
+def _attributes(thing: Any) -> Any:
+    return Slotted(thing) if slots_of(type(thing)) else vars(thing)

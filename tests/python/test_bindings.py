@@ -73,8 +73,15 @@ def made_holders():
     def inner(holder):
         holder["list"][0] = new()
 
+    class Slotted:
+        __slots__ = ("hidden", "w")
+
+        def __init__(self):
+            self.w = new()
+
     space = SimpleNamespace
     return {
+        "slot": (Slotted(), attribute, ["hidden"]),
         "attribute": (space(hidden=new()), attribute, ["hidden"]),
         "attribute, new": (space(hidden=None, w=new()), attribute, ["hidden"]),
         "attribute, missing": (space(w=new()), attribute, ["hidden"]),
@@ -94,7 +101,9 @@ def made_holders():
 def shallow(holder):
     """Everything that the tests bind, by identity."""
     items = vars(holder) if hasattr(holder, "__dict__") and not isinstance(holder, dict) else \
-        dict(enumerate(holder)) if isinstance(holder, list) else dict(holder)
+        dict(enumerate(holder)) if isinstance(holder, list) else dict(holder) \
+        if isinstance(holder, dict) else {name: getattr(holder, name) for name in holder.__slots__
+                                          if hasattr(holder, name)}
     if isinstance(holder, nn.Module):
         items = {**items, **holder._buffers, "calls": 0}
     return {key: [id(x) for x in value] if isinstance(value, list) else id(value)

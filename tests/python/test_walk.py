@@ -447,6 +447,34 @@ def test_objects_that_lead_nowhere_are_told_by_what_they_are():
     assert len(made._recorder.entries) == 3
 
 
+class Slotted:
+    __slots__ = ("x", "hidden", "__weakref__")
+
+    def __init__(self):
+        self.x = torch.ones(3)
+
+
+class AlsoADictionary(Slotted):
+    def __init__(self):
+        super().__init__()
+        self.y = torch.ones(2)
+
+
+@pytest.mark.parametrize("kind", [Slotted, AlsoADictionary])
+def test_objects_with_slots_are_looked_into(kind):
+    def step(given, x):
+        return [given.x, *([given.y] if kind is AlsoADictionary else [])]
+
+    given = kind()
+    made = recorded(step, given)
+    given.x = torch.zeros(3)
+    assert_launches(made, step, given)
+    for _ in range(4):
+        assert_launches(made, step, kind())
+    del given.x
+    assert len(State([], [given]).places) == (kind is AlsoADictionary)
+
+
 def test_no_more_than_the_last_batch_is_held():
     class Batch:
         def __init__(self):
