@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One signature of a recorded callable: its report, its recording, and where the tensors of the state
-that this names are looked up before a launch.
+"""One signature of a recorded callable: its report, its recording, and where the tensors that this names
+are looked up before a launch, in whichever state the callable has then.
 
 Threads: a recorder's lock around all but launches. Failure: none; what does not fit is said.
 """
@@ -8,19 +8,19 @@ Threads: a recorder's lock around all but launches. Failure: none; what does not
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import operator
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ._bindings import Slot, slots_in
 from ._native_capture import CaptureCounts
 from ._recorded import Recorded
 from ._state import State, inner_places, may_be_parameter
-from ._walk import Path
+from ._walk import Place
 
 
 class Memory(NamedTuple):
@@ -130,14 +130,54 @@ class RecordingReport:
                 f"{self.overlap_gain:.2f} times as fast\n")
 
 
-class _View(NamedTuple):
-    """Of a state, for a recording: where its tensors are and where it leaves some. ``lookups`` is None
-    where it does not serve the state; ``home`` is the state whose places these are, None for that
-    one itself."""
+class View:
+    """A state as a recording sees it: where its tensors stand, and where launches leave some.
 
-    lookups: list[tuple[Any, Any]] | None
-    slots: list[Slot] | None
-    home: State | None
+    Threads may look up at once: each gets the tensors that it has found.
+    """
+
+    def __init__(self, places: Sequence[Place], indices: Sequence[int], layouts: Sequence[Any],
+                 count: int, slots: list[Slot] | None) -> None:
+        self.slots = slots
+        self.parameters: list[Tensor] = []  # that may get a gradient
+        self._lookups = [(place.holder, place.key) for place in places]
+        self._indices = indices  # of what stands there among ``count`` tensors of the state
+        self._layouts = layouts
+        # What was found last, and the state's tensors by that: those that nothing names are left out.
+        self._last: tuple[list[Any], list[Tensor]] = ([None] * len(places), [_NO_TENSOR] * count)
+
+    def look_up(self, state: State) -> list[Tensor] | None:
+        """The tensors of the state as they are now, or None where the recording does not fit."""
+        if self.slots and not all([slot.finds_as_before() for slot in self.slots]):
+            return None
+        try:
+            found = [holder[key] for holder, key in self._lookups]
+        except (KeyError, IndexError, AttributeError, ValueError):
+            return None
+        before, known = self._last
+        if all(map(operator.is_, found, before)):
+            return known
+        if list(map(_layout, found)) != self._layouts:
+            return None
+        tensors = list(known)
+        for i, tensor in zip(self._indices, found, strict=True):
+            tensors[i] = tensor
+        if any(tensors[i] is not tensor for i, tensor in zip(self._indices, found, strict=True)):
+            return None  # what was one tensor are two
+        others = [pair for pair in zip(found, before, strict=True) if pair[0] is not pair[1]]
+        if any(tensor is None or may_be_parameter(tensor) for pair in others for tensor in pair):
+            self.parameters = state.parameters()
+        self._last = found, tensors
+        return tensors
+
+    def leave(self, answer: Any) -> Any:
+        """Puts what a launch answered where the step would have left it; the rest is the answer."""
+        if self.slots is None:
+            return answer
+        answer, left = answer
+        for slot, value in zip(self.slots, left, strict=True):
+            slot.put(value)
+        return answer
 
 
 class Entry:
@@ -147,69 +187,53 @@ class Entry:
         self.report = RecordingReport(inputs)
         self.recorded: Recorded | None = None
         self.plain = 0  # calls so far
-        self.constants: list[Any] = []  # leaves that are no tensors
+        self.constants: list[Any] = []  # leaves that are no tensors, and whose ids the key may have
         self.is_empty = False  # it queued nothing, which is no reason to raise
-        self.state = state
+        self.state = state  # what is recorded, and then what was seen last
         self.arguments: list[int] = []  # leaves that are tensors
         self.leaf_owners: list[int] = []  # leaves that may get a gradient
-        self.known: list[Tensor] = []  # the state's tensors when last looked at
-        self.used: list[int] = []  # those of them that the recording names
-        self.looked_up: list[int] = []  # these, as often as they stand somewhere
-        self.expected: list[Tensor] = []  # what stood there
-        self.lookups: list[tuple[Any, Any]] = []  # where: holder and key
-        self.paths: list[Path] = []  # and how one gets there
-        self.followed = state  # where these places were found, or ones that serve as well
-        self._views: weakref.WeakKeyDictionary[State, _View] = weakref.WeakKeyDictionary()
-        self.slots: list[Slot] | None = None  # where it leaves what it answers besides
         self.lacks_gradient: list[bool] = []  # by owner, when recorded
-        self.parameters: list[Tensor] = []  # of the state, that may get a gradient
         self.fixed: tuple[int, ...] = ()  # addresses of what cannot be re-pointed
         self.insides: list[tuple[Any, str]] = []  # whose attributes have these addresses
         self.wrappers: list[tuple[Any, Any, Tensor]] = []  # holder, key, and what was there
+        self._views: weakref.WeakKeyDictionary[State, View] = weakref.WeakKeyDictionary()
 
-    def know(self, tensors: list[Tensor]) -> None:
-        self.known = tensors
-        self.parameters = self.state.parameters()
-
-    def set_recorded(self, recorded: Recorded) -> None:
-        first = len(self.arguments)
-        self.used = [i - first for i in recorded.uses if first <= i < first + len(self.known)]
-        stands = [(i, place) for i in self.used
-                  for place in (self.state.places[i], *self.state.more_places[i])]
-        self.looked_up = [i for i, _ in stands]
-        self.paths = [place.path for _, place in stands]
-        self.lookups = [(place.holder, place.key) for _, place in stands]
-        self.expected = [self.known[i] for i in self.looked_up]
-        self.followed = self.state
+    def set_recorded(self, recorded: Recorded, known: Sequence[Tensor],
+                     slots: list[Slot] | None) -> None:
+        """``known`` are the tensors of the state, in ``slots`` launches leave what they answer
+        besides."""
+        state, first = self.state, len(self.arguments)
+        used = [i - first for i in recorded.uses if first <= i < first + len(known)]
+        stands = [(i, place) for i in used for place in (state.places[i], *state.more_places[i])]
+        self._indices, places = [i for i, _ in stands], [place for _, place in stands]
+        self._paths = [place.path for place in places]
+        self._layouts = [_layout(known[i]) for i in self._indices]
+        self._count, self._slots = len(known), slots
+        self._form, self._parameter_paths = state.form, state.parameter_paths
+        self._held = state.held
+        self._views[state] = View(places, self._indices, self._layouts, self._count, slots)
         self.recorded = recorded
 
-    def follow(self, state: State) -> bool:
-        """Looks tensors up in another state from now on. False where other objects lead to them,
-        unless a step cannot tell these from those of before."""
-        if self.followed is state:
-            return True
+    def view_of(self, state: State) -> View | None:
+        """None where other objects lead to the tensors, unless a step cannot tell these from those of
+        before."""
         view = self._views.get(state)
         if view is None:
-            view = self._views[state] = self._view_of(state)
-        if view.lookups is None:
-            return False
-        self.lookups, self.slots, self.followed = view.lookups, view.slots, state
-        home = view.home or state
-        if self.state is not home:
-            self.state, self.parameters = home, home.parameters()
-        return True
+            view = self._make_view(state)
+            if view is not None:
+                self._views[state], self.state = view, state
+        return view
 
-    def _view_of(self, state: State) -> _View:
-        if state.leads_as(self.state):
-            return _View(self.lookups, self.slots, self.state)
+    def _make_view(self, state: State) -> View | None:
+        if not state.leads_as(self.state) and (self.fixed or state.form != self._form):
+            return None
+        slots = slots_in(state, self._slots or [])
         places = state.by_path()
-        slots = slots_in(state, self.slots or [])
-        if self.fixed or state.form != self.state.form or slots is None \
-                or state.parameter_paths != self.state.parameter_paths \
-                or not places.keys() >= set(self.paths):
-            return _View(None, None, None)
-        lookups = [(places[path].holder, places[path].key) for path in self.paths]
-        return _View(lookups, self.slots and slots, None)
+        if slots is None or state.parameter_paths != self._parameter_paths \
+                or not all(path in places for path in self._paths):
+            return None
+        return View([places[path] for path in self._paths], self._indices, self._layouts,
+                    self._count, self._slots and slots)
 
     def fix(self, inner: Sequence[Tensor]) -> None:
         """These tensors inside of others may not move."""
@@ -228,44 +252,11 @@ class Entry:
             else self.state.inner_tensors()
         return self.fixed == tuple([tensor.data_ptr() for tensor in inner])
 
-    def look_up(self) -> bool:
-        """Takes what stands now where the recording's tensors stood; False where it does not fit.
-        What the recording does not name may be anything."""
-        if self.slots and not all([slot.finds_as_before() for slot in self.slots]):
-            return False
-        try:
-            found = [holder[key] for holder, key in self.lookups]
-        except (KeyError, IndexError, AttributeError):
-            return False
-        if all(map(operator.is_, found, self.expected)):
-            return True
-        if not all(map(_alike, found, self.expected)):
-            return False
-        tensors = list(self.known)
-        for i, tensor in zip(self.looked_up, found, strict=True):
-            tensors[i] = tensor
-        if any(tensors[i] is not tensor for i, tensor in zip(self.looked_up, found, strict=True)):
-            return False  # what was one tensor are two
-        others = [pair for pair in zip(found, self.expected, strict=True) if pair[0] is not pair[1]]
-        self.known, self.expected = tensors, found
-        if any(map(may_be_parameter, itertools.chain.from_iterable(others))):
-            self.parameters = self.state.parameters()
-        return True
-
-    def leave(self, answer: Any) -> Any:
-        """Puts what a launch answered where the step would have left it; the rest is the answer."""
-        if self.slots is None:
-            return answer
-        answer, left = answer
-        for slot, value in zip(self.slots, left, strict=True):
-            slot.put(value)
-        return answer
-
-    def owners(self, leaves: Sequence[Any]) -> list[Tensor]:
+    def owners(self, leaves: Sequence[Any], parameters: list[Tensor]) -> list[Tensor]:
         """Tensors that may get a gradient."""
         if not self.leaf_owners:
-            return self.parameters
-        return [*(leaves[i] for i in self.leaf_owners), *self.parameters]
+            return parameters
+        return [*(leaves[i] for i in self.leaf_owners), *parameters]
 
     def current_report(self) -> RecordingReport:
         if self.recorded is not None:
@@ -273,7 +264,9 @@ class Entry:
         return self.report
 
 
-def _alike(tensor: Any, known: Tensor) -> bool:
-    return (isinstance(tensor, Tensor) and tensor.shape == known.shape
-            and tensor.stride() == known.stride() and tensor.dtype == known.dtype
-            and tensor.device == known.device)
+_NO_TENSOR = torch.empty(0)
+
+
+def _layout(tensor: Any) -> Any:
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) \
+        if isinstance(tensor, Tensor) else None

@@ -31,7 +31,7 @@ from ._capture import (
     capture_twice,
     wait_for_captures,
 )
-from ._entry import Entry, RecordingReport
+from ._entry import Entry, RecordingReport, View
 from ._given import swaps, units_apart, units_of
 from ._native_capture import capture_device
 from ._overlap import choose
@@ -143,7 +143,7 @@ class Recorder:
 
     def _refuse(self, entry: Entry, error: Exception | str) -> None:
         reason = entry.report.reason = str(error)
-        entry.state = entry.followed = NO_STATE  # which may hold much memory
+        entry.state = NO_STATE  # the one before may hold much memory
         entry.is_empty = isinstance(error, Empty)
         if entry.is_empty:
             return
@@ -190,16 +190,17 @@ class Recorder:
             self.is_refused |= not isinstance(error, Empty)
             self._refuse(entry, error)
             return self._call(leaves)
-        entry.slots = leaving.slots if step.call is leaving else None
-        entry.set_recorded(recorded)
+        entry.set_recorded(recorded, step.tensors[step.arguments:step.own],
+                           leaving.slots if step.call is leaving else None)
         log.info("%s: %s", self.name, entry.report)
-        return entry.leave(answer)
+        view = entry.view_of(entry.state)
+        return view.leave(answer) if view else answer
 
     def _step(self, entry: Entry, leaves: list[Any]) -> tuple[Step, list[Tensor]]:
         """What there is to capture, and tensors of the state that stay where they are."""
         state = entry.state
-        entry.know(state.tensors())
-        device = _device_of(leaves, entry.known)
+        known = state.tensors()
+        device = _device_of(leaves, known)
         if device is None:
             raise NotRecordable("it is given nothing on a GPU")
         entry.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -208,16 +209,16 @@ class Recorder:
         if self._takes_gradients:
             entry.leaf_owners = [i for i in entry.arguments
                                  if leaves[i].is_leaf and leaves[i].requires_grad]
-        owners = entry.owners(leaves)
+        owners = entry.owners(leaves, state.parameters())
         wrapped = state.inner_tensors()
         entry.fix(wrapped)
         entry.lacks_gradient = [owner.grad is None for owner in owners]
         gradients = [owner.grad for owner in owners if owner.grad is not None]
         fixed = wrapped + [inner for grad in gradients if is_wrapper(grad)
                            for inner in inner_tensors(grad)]
-        tensors = [*(leaves[i] for i in entry.arguments), *entry.known,
+        tensors = [*(leaves[i] for i in entry.arguments), *known,
                    *(grad for grad in gradients if not is_wrapper(grad))]
-        own = len(entry.arguments) + len(entry.known)
+        own = len(entry.arguments) + len(known)
         units = units_apart(tensors, len(entry.arguments))
         return Step(self._call, leaves, entry.arguments, tensors, units, len(tensors) - own, owners,
                     device, _capture_stream(device), self._has_lanes,
@@ -313,22 +314,23 @@ class Recorder:
     def _launch(self, key: Any, entry: Entry, leaves: list[Any], state: State) -> Any:
         recorded = entry.recorded
         assert recorded is not None
-        given = self._given(entry, recorded, leaves, state)
-        if given is None:  # the state is another one: recorded anew
+        view = entry.view_of(state)
+        given = view and self._given(entry, recorded, leaves, view, state)
+        if view is None or given is None:  # the state is another one: recorded anew
             self._retire(key)
             return self.run(key, leaves, state, lambda: entry.report.inputs)
-        owners = entry.owners(leaves)
+        owners = entry.owners(leaves, view.parameters)
         if not recorded.fits(given):
             entry.report.plain_calls += 1
             return self._call(leaves)
         try:
-            return entry.leave(recorded.launch(given, owners))
+            return view.leave(recorded.launch(given, owners))
         except _native.NativeError as error:
             if error.code != _BAD_BINDING:
                 raise errors.from_native(error.code, str(error.message)) from None
-        return self._launch_elsewhere(entry, recorded, leaves, given, owners)
+        return self._launch_elsewhere(entry, recorded, leaves, view, given, owners)
 
-    def _launch_elsewhere(self, entry: Entry, recorded: Recorded, leaves: list[Any],
+    def _launch_elsewhere(self, entry: Entry, recorded: Recorded, leaves: list[Any], view: View,
                           given: list[Tensor], owners: list[Tensor]) -> Any:
         """Arguments at addresses that the kernels do not take are copied, there and back; what
         overlaps now and did not when recorded runs plainly."""
@@ -339,7 +341,7 @@ class Recorder:
                 copies = {i: given[i].detach().clone() for i in misaligned}
             moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
             with contextlib.suppress(_native.NativeError):
-                answer = entry.leave(recorded.launch(given, owners, at=moved))
+                answer = view.leave(recorded.launch(given, owners, at=moved))
                 for i, copy in copies.items():
                     given[i].data.copy_(copy)
                 return answer
@@ -347,16 +349,15 @@ class Recorder:
         return self._call(leaves)
 
     @staticmethod
-    def _given(entry: Entry, recorded: Recorded, leaves: Sequence[Any],
+    def _given(entry: Entry, recorded: Recorded, leaves: Sequence[Any], view: View,
                state: State) -> list[Tensor] | None:
         """The tensors a launch is given, or None where the state cannot be launched at."""
-        if not entry.follow(state) or not entry.look_up():
+        known = view.look_up(state)
+        if known is None or (entry.fixed and not entry.is_fixed()):
             return None
-        if entry.fixed and not entry.is_fixed():
-            return None
-        given = [leaves[i] for i in entry.arguments] + entry.known
+        given = [leaves[i] for i in entry.arguments] + known
         if recorded.needs_gradients:
-            gradients = [owner.grad for owner in entry.owners(leaves)]
+            gradients = [owner.grad for owner in entry.owners(leaves, view.parameters)]
             if [grad is None for grad in gradients] != entry.lacks_gradient:
                 return None
             given += [grad for grad in gradients if grad is not None and not is_wrapper(grad)]

@@ -85,7 +85,7 @@ class State:
         self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
         # Guards tell these by their ids, which nothing else may get.
         pinned = [tensor for place in self.pinned if (tensor := place.get()) is not None]
-        self._held = [*(place.get() for place in self.on_cpu), *pinned]
+        self.held = [*(place.get() for place in self.on_cpu), *pinned]
         self._versions = {id(tensor): version_of(tensor) for tensor in pinned}
         known = before._versions if before else {}
         # Of the pinned ones: the step has written them, for all that is known.

@@ -5,13 +5,16 @@ left by launches."""
 from __future__ import annotations
 
 import collections
+import contextlib
 from types import SimpleNamespace
 
+import anabranch
 import pytest
 import torch
+from anabranch import _record, _recorder
 from anabranch._bindings import Bindings, Leaving, slots_in
 from anabranch._capture import NotRecordable
-from anabranch._entry import Entry
+from anabranch._entry import View
 from anabranch._state import State
 from torch import Tensor, nn
 
@@ -125,9 +128,7 @@ def test_what_a_run_leaves_is_answered_and_put_back(name):
         assert answer == 5 and shallow(holder) == before
         assert [str(slot).removeprefix("holder.") for slot in leaving.slots] == names
     leaving.check()
-    entry = Entry("", State())
-    entry.slots = leaving.slots
-    assert entry.leave((7, left)) == 7
+    assert View([], [], [], 0, leaving.slots).leave((7, left)) == 7
     assert all(slot.get() is value for slot, value in zip(leaving.slots, left, strict=True))
 
 
@@ -256,14 +257,13 @@ def test_where_python_would_go_another_way_the_recording_does_not_serve():
 
     leaving = leaving_of(step, [step])
     leaving([])
-    entry = Entry("", State())
-    entry.slots = leaving.slots
-    assert entry.look_up()
+    view, state = View([], [], [], 0, leaving.slots), State([step])
+    assert view.look_up(state) == []
     for other in (None, (new(),)):
         holder.hidden = other
-        assert not entry.look_up()
+        assert view.look_up(state) is None
     del holder.hidden
-    assert not entry.look_up()
+    assert view.look_up(state) is None
 
 
 def test_slots_are_found_in_the_objects_that_stand_there_later():
@@ -294,3 +294,84 @@ def test_tensors_of_wrapping_classes_are_left_to_their_libraries():
     bindings = Bindings(State([step]))
     step([])
     assert bindings.slots() == []
+
+
+@pytest.fixture
+def launching(monkeypatch):
+    """Callables are recorded without a GPU: what a launch computes of the tensors that it is given, by
+    their names, the test says."""
+    monkeypatch.setattr(_record, "_has_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(_recorder, "_device_of", lambda leaves, tensors: 0)
+    monkeypatch.setattr(_recorder, "_capture_stream", lambda device: None)
+    monkeypatch.setattr(_recorder, "_check_argument", lambda index, leaf, device: None)
+    monkeypatch.setattr(_recorder, "_give_back_memory", lambda: None)
+    monkeypatch.setattr(_recorder, "on_stream", lambda stream, device: contextlib.nullcontext())
+
+    def recorded(step, compute, uses):
+        made, launched = anabranch.record(step, verify=False), []
+
+        def launch(given, owners):
+            launched.append(given)
+            return compute(*given)
+
+        def make_and_launch(recorder, entry, stepped, trial, plain, agree):
+            answer = stepped.call(stepped.leaves)
+            return answer, SimpleNamespace(
+                uses=list(range(uses)), launch=launch, needs_gradients=False,
+                fits=lambda given: True, counts=SimpleNamespace(
+                    nodes=1, launched_unchanged=0, launched_from_host=0, launched_from_device=0))
+
+        monkeypatch.setattr(_recorder.Recorder, "_make_and_launch", make_and_launch)
+        return made, launched
+
+    return recorded
+
+
+def test_a_hidden_state_goes_on_from_launch_to_launch(launching):
+    holder = SimpleNamespace(hidden=torch.zeros(2))
+
+    def step(x):
+        holder.hidden = holder.hidden * 2 + x
+        return holder.hidden.sum()
+
+    def compute(x, hidden):
+        return (hidden * 2 + x).sum(), [hidden * 2 + x]
+
+    made, launched = launching(step, compute, uses=2)
+    wanted = torch.zeros(2)
+    for i in range(10):
+        x = torch.full((2,), float(i))
+        if i == 7:  # another one than the launch before has left
+            wanted = holder.hidden = torch.ones(2)
+        wanted = wanted * 2 + x
+        assert made(x) == wanted.sum() and torch.equal(holder.hidden, wanted), i
+    assert len(launched) == 8
+
+
+def test_what_was_recorded_from_a_tensor_is_not_launched_from_nothing(launching):
+    holder = SimpleNamespace(last=None)
+
+    def step(x):
+        before, holder.last = holder.last, x * 3
+        return x if before is None else x + before
+
+    def compute(x, last):
+        return x + last, [x * 3]
+
+    made, launched = launching(step, compute, uses=2)
+    for i in range(6):
+        if i == 4:
+            holder.last = None
+        x, before = torch.full((2,), float(i)), holder.last
+        assert torch.equal(made(x), x if before is None else x + before)
+        assert torch.equal(holder.last, x * 3)
+    assert [int(x[0]) for x, _ in launched] == [3]
+
+
+def test_a_step_that_leaves_nothing_answers_alone(launching):
+    weight = torch.ones(2)
+    made, launched = launching(lambda x: x + weight, lambda x, w: (x + w, []), uses=2)
+    for _ in range(4):
+        assert torch.equal(made(torch.ones(2)), torch.full((2,), 2.0))
+    assert len(launched) == 2

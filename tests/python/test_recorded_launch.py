@@ -116,16 +116,16 @@ def test_a_graph_that_names_memory_twice_is_told_from_one_that_names_it_once(ste
 
 
 def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itself(recorded):
-    entry = _recorder.Entry("", State())
+    entry, view = _recorder.Entry("", State()), _recorder.View([], [], [], 0, None)
     entry.arguments = [0, 1]
     recorder = _recorder.Recorder(lambda leaves: "plain", config.resolve({"max_recordings": 1}), "step",
                                   takes_gradients=False)
     x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT), off=4)
     assert recorded.misaligned([x, w]) == [1]
-    answer = recorder._launch_elsewhere(entry, recorded, [x, w], [x, w], [w])
+    answer = recorder._launch_elsewhere(entry, recorded, [x, w], view, [x, w], [w])
     assert torch.equal(answer["y"], x * w + 1) and answer["view"].data_ptr() == w.data_ptr()
     assert recorded._recording.launched[0][0][1] != w.data_ptr()
-    assert recorder._launch_elsewhere(entry, recorded, [w, w], [w, w], [w]) == "plain"
+    assert recorder._launch_elsewhere(entry, recorded, [w, w], view, [w, w], [w]) == "plain"
     assert entry.report.plain_calls == 1
 
 

@@ -10,7 +10,9 @@ import collections
 import copy
 import gc
 import itertools
+import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import anabranch
@@ -31,20 +33,19 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(_recorder, "_give_back_memory", lambda: None)
 
     def record(recorder, entry, leaves):
-        entry.know(entry.state.tensors())
+        known = entry.state.tensors()
         entry.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         answer = recorder._call(leaves)
-        used = [i for i, tensor in enumerate(entry.known) if id(tensor) in map(id, answer)]
-        recorded = SimpleNamespace(
-            uses=[len(entry.arguments) + i for i in used], needs_gradients=False,
-            fits=lambda given: True, counts=SimpleNamespace(nodes=1, launched_unchanged=0,
-                                                            launched_from_host=0,
-                                                            launched_from_device=0))
+        used = [i for i, tensor in enumerate(known) if id(tensor) in ids(answer)]
         # In the order in which the step answered them.
-        order = [next(i for i in used if entry.known[i] is tensor) for tensor in answer]
-        recorded.launch = lambda given, owners: Launched(
-            [given[len(entry.arguments) + i] for i in order])
-        entry.set_recorded(recorded)
+        order = [next(i for i in used if known[i] is tensor) for tensor in answer]
+        arguments = len(entry.arguments)
+        entry.set_recorded(SimpleNamespace(
+            uses=[arguments + i for i in used], needs_gradients=False, fits=lambda given: True,
+            counts=SimpleNamespace(nodes=1, launched_unchanged=0, launched_from_host=0,
+                                   launched_from_device=0),
+            launch=lambda given, owners: Launched([given[arguments + i] for i in order])),
+            known, None)
         return answer
 
     monkeypatch.setattr(_recorder.Recorder, "_record", record)
@@ -370,6 +371,27 @@ def test_many_modules_of_one_make_share_a_recording():
     assert_recorded_anew(made, step, Net(eps=0.5))
     for net in nets:
         assert_launches(made, step, net)
+
+
+def test_threads_with_models_of_their_own_get_what_is_theirs():
+    def step(net, x):
+        return list(net.parameters())
+
+    nets = [Net() for _ in range(4)]
+    made = recorded(step, nets[0])
+
+    def call(net):
+        wanted = ids(step(net, X))
+        return all(ids(made(net, X)) == wanted for _ in range(500))
+
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as at_once:
+            assert all(at_once.map(call, nets))
+    finally:
+        sys.setswitchinterval(switch)
+    assert len(made._recorder.entries) == 1
 
 
 def test_the_make_of_an_argument_itself_counts():
