@@ -244,7 +244,13 @@ def capture_twice(step: Step, device: CaptureDevice) -> Capture:
 
 def _reason(error: Exception) -> str:
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return f"{type(error).__name__} while it was captured: {first}"
+    hint = _OLD_HISTORY if "legacy stream depend on a capturing" in first else ""
+    return f"{type(error).__name__} while it was captured: {first}{hint}"
+
+
+# Whoever has such a tensor keeps the parameter's node of the gradient, and with it the stream of then.
+_OLD_HISTORY = (". Perhaps something outside holds a tensor that was computed from its parameters with "
+                "gradients (a loss, a copy of a weight): detach it")
 
 
 def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice) -> Captured:

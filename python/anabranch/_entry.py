@@ -137,9 +137,9 @@ class View:
     """
 
     def __init__(self, places: Sequence[Place], indices: Sequence[int], layouts: Sequence[Any],
-                 count: int, slots: list[Slot] | None) -> None:
+                 count: int, slots: list[Slot] | None, parameters: list[Tensor]) -> None:
         self.slots = slots
-        self.parameters: list[Tensor] = []  # that may get a gradient
+        self.parameters = parameters  # that may get a gradient
         self._lookups = [(place.holder, place.key) for place in places]
         self._indices = indices  # of what stands there among ``count`` tensors of the state
         self._layouts = layouts
@@ -165,7 +165,8 @@ class View:
         if any(tensors[i] is not tensor for i, tensor in zip(self._indices, found, strict=True)):
             return None  # what was one tensor are two
         others = [pair for pair in zip(found, before, strict=True) if pair[0] is not pair[1]]
-        if any(tensor is None or may_be_parameter(tensor) for pair in others for tensor in pair):
+        if any(tensor is not None and may_be_parameter(tensor) for pair in others
+               for tensor in pair):
             self.parameters = state.parameters()
         self._last = found, tensors
         return tensors
@@ -211,7 +212,8 @@ class Entry:
         self._count, self._slots = len(known), slots
         self._form, self._parameter_paths = state.form, state.parameter_paths
         self._held = state.held
-        self._views[state] = View(places, self._indices, self._layouts, self._count, slots)
+        self._views[state] = View(places, self._indices, self._layouts, self._count, slots,
+                                  state.parameters())
         self.recorded = recorded
 
     def view_of(self, state: State) -> View | None:
@@ -233,7 +235,7 @@ class Entry:
                 or not all(path in places for path in self._paths):
             return None
         return View([places[path] for path in self._paths], self._indices, self._layouts,
-                    self._count, self._slots and slots)
+                    self._count, self._slots and slots, state.parameters())
 
     def fix(self, inner: Sequence[Tensor]) -> None:
         """These tensors inside of others may not move."""

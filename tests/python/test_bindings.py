@@ -18,6 +18,8 @@ from anabranch._entry import View
 from anabranch._state import State
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.oldest
+
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
@@ -128,7 +130,7 @@ def test_what_a_run_leaves_is_answered_and_put_back(name):
         assert answer == 5 and shallow(holder) == before
         assert [str(slot).removeprefix("holder.") for slot in leaving.slots] == names
     leaving.check()
-    assert View([], [], [], 0, leaving.slots).leave((7, left)) == 7
+    assert View([], [], [], 0, leaving.slots, []).leave((7, left)) == 7
     assert all(slot.get() is value for slot, value in zip(leaving.slots, left, strict=True))
 
 
@@ -257,7 +259,7 @@ def test_where_python_would_go_another_way_the_recording_does_not_serve():
 
     leaving = leaving_of(step, [step])
     leaving([])
-    view, state = View([], [], [], 0, leaving.slots), State([step])
+    view, state = View([], [], [], 0, leaving.slots, []), State([step])
     assert view.look_up(state) == []
     for other in (None, (new(),)):
         holder.hidden = other

@@ -116,7 +116,7 @@ def test_a_graph_that_names_memory_twice_is_told_from_one_that_names_it_once(ste
 
 
 def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itself(recorded):
-    entry, view = _recorder.Entry("", State()), _recorder.View([], [], [], 0, None)
+    entry, view = _recorder.Entry("", State()), _recorder.View([], [], [], 0, None, [])
     entry.arguments = [0, 1]
     recorder = _recorder.Recorder(lambda leaves: "plain", config.resolve({"max_recordings": 1}), "step",
                                   takes_gradients=False)
@@ -174,6 +174,13 @@ def test_stand_ins_have_the_layout_of_the_given_and_memory_of_the_capture():
     assert inside.data_ptr() - first.data_ptr() == 16 and len(rooms) == 2
     inside.fill_(0x3F800000)  # the bits of 1.0
     assert first.T.flatten().tolist() == [0.0] * 4 + [1.0] * 2 + [0.0] * 10
+
+
+def test_a_capture_that_an_old_history_breaks_says_what_to_do():
+    error = RuntimeError("CUDA error: operation would make the legacy stream depend on a capturing "
+                         "blocking stream\nmore of it")
+    assert _capture._reason(error).endswith("detach it")
+    assert _capture._reason(ValueError("else")) == "ValueError while it was captured: else"
 
 
 def test_a_refused_step_finds_the_state_on_the_cpu_as_it_was(monkeypatch):

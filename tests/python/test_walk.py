@@ -22,6 +22,8 @@ from anabranch import _record, _recorder
 from anabranch._state import State
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.oldest
+
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
