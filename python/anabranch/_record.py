@@ -94,7 +94,7 @@ class RecordedCallable:
         self._states = States((function, *static), chosen.max_recordings)
         self._trees: dict[Any, Any] = {}  # by what leaves[0] says
         self._recorder = Recorder(self._call_flat, chosen, _name_of(function),
-                                  takes_gradients=True)
+                                  takes_gradients=True, differences=_differences)
         with _lock:
             _callables.add(self)
 
@@ -119,8 +119,9 @@ class RecordedCallable:
         state = self._states.current(objects)
         key = _key(leaves, state) if state is not None else None
         entry = self._recorder.entries.get(key)
-        if state is None or entry is None or (entry.recorded is None
-                                              and entry.report.reason is None):
+        is_new = entry is None and not self._recorder.is_full
+        if state is None or is_new or (entry and entry.recorded is None
+                                       and entry.report.reason is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
             state = self._states.find(objects)
             key, entry = _key(leaves, state), None
@@ -218,6 +219,25 @@ def _key(leaves: Sequence[Any], state: State) -> Any:
     told = tuple(map(_signature, leaves)) if not leading else tuple(
         [type(leaf) if id(leaf) in leading else _signature(leaf) for leaf in leaves])
     return _modes(), told, state.number, state.guards()
+
+
+_GUARDS = ("which modules train", "which gradients there are", "an optimizer's numbers",
+           "tensors on the CPU", "pinned tensors")
+
+
+def _differences(key: Any, keys: Sequence[Any]) -> str:
+    """In what a signature differs from the one that is nearest to it."""
+    def parts(key: Any) -> dict[str, Any]:
+        modes, told, number, guards = key
+        arguments = {f"argument {i}": leaf for i, leaf in enumerate(told)}
+        return {"torch's modes": modes, **arguments, "the objects that it uses": number,
+                **dict(zip(_GUARDS, guards, strict=True))}
+
+    mine = parts(key)
+    apart = [[name for name in {**mine, **other} if mine.get(name) != other.get(name)]
+             for other in map(parts, keys)]
+    nearest = min(apart, key=len, default=[])
+    return f"; this one differs from the nearest in {', '.join(nearest[:4])}" if nearest else ""
 
 
 def _signature(leaf: Any) -> Any:

@@ -50,10 +50,12 @@ _BAD_BINDING = 402
 
 class Recorder:
     """``call(leaves)`` runs the callable; ``takes_gradients`` says whether it may set ``.grad``;
-    results from ``saved_from`` on are freed together."""
+    results from ``saved_from`` on are freed together. ``differences(key, keys)`` says in what a
+    signature differs from others."""
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str, *,
-                 takes_gradients: bool, saved_from: int | None = None) -> None:
+                 takes_gradients: bool, saved_from: int | None = None,
+                 differences: Callable[[Any, Sequence[Any]], str] = lambda key, keys: "") -> None:
         self.name = name
         self.entries: dict[Any, Entry] = {}
         self.is_refused = False  # something was, and not for the number of signatures
@@ -61,6 +63,8 @@ class Recorder:
         self._chosen = chosen
         self._takes_gradients = takes_gradients
         self._saved_from = saved_from
+        self._differences = differences
+        self._beyond: Entry | None = None  # of all signatures that are too many
         self._alone: contextlib.AbstractContextManager[Any] = (
             _plain_steps if takes_gradients else contextlib.nullcontext())
         # Whether they are right side by side is a thing to verify.
@@ -106,15 +110,25 @@ class Recorder:
     def _new_entry(self, key: Any, leaves: Sequence[Any], state: State,
                    describe: Callable[[], str]) -> Entry:
         with self._lock:
+            if self.is_full and key not in self.entries:
+                return self._beyond or self._make_beyond(key, describe)
             entry = self.entries.setdefault(key, Entry(describe(), state))
             # The key may have told them by their ids.
             entry.constants = [leaf for leaf in leaves if not isinstance(leaf, Tensor)
                                and id(leaf) not in state.leading]
-            chosen = self._chosen
-            if len(self.entries) > chosen.max_recordings:
-                self._refuse(entry, f"there are {chosen.max_recordings} signatures already "
-                                    "(max_recordings)")
             return entry
+
+    def _make_beyond(self, key: Any, describe: Callable[[], str]) -> Entry:
+        """One for all: there may be another signature in each call."""
+        entry = self._beyond = Entry(f"{describe()} and what else there is", NO_STATE)
+        self._refuse(entry, f"there are {self._chosen.max_recordings} signatures already "
+                            f"(max_recordings){self._differences(key, list(self.entries))}")
+        return entry
+
+    @property
+    def is_full(self) -> bool:
+        """Whether signatures that are not known yet run plainly."""
+        return len(self.entries) >= self._chosen.max_recordings
 
     def _retire(self, key: Any) -> None:
         """Forgets a recording, all but its report."""
@@ -126,7 +140,8 @@ class Recorder:
     def reports(self) -> list[RecordingReport]:
         """Of recordings that served another state, and of those of now."""
         with self._lock:
-            return [*self._retired, *(entry.current_report() for entry in self.entries.values())]
+            known = [*self.entries.values(), *([self._beyond] if self._beyond else [])]
+            return [*self._retired, *(entry.current_report() for entry in known)]
 
     def _on_capture_stream(self, leaves: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         device = _device_of(leaves, [])
