@@ -63,7 +63,8 @@ class Options:
         64 << 20, "Bytes up to which gathers inside anabranch.overlap are put into one call on a "
         "GPU. 0: each is a call of its own.", 0)
     max_recordings: int = _option(
-        16, "Signatures of one callable that are recorded; further ones run plainly.", 1)
+        16, "Signatures of one callable that are recorded; further ones run plainly, and `report` says "
+        "in what they differ.", 1)
     native: bool = _option(
         True, "Run regions through the C++ runtime. Off: through Inductor's Python callables.")
     delays: int | None = _option(
