@@ -137,11 +137,13 @@ class State:
         are modules' children, which are compared whole: a lookup of each would take twice as long."""
         try:
             found = [holder[key] for holder, key in self._ways]
+            return all(map(operator.is_, found, self._stood)) \
+                and self._children_now() == self._children \
+                and all(_are_same(states.values(), stood) for states, stood in self._states)
         except (KeyError, IndexError, ValueError):
             return False
-        return all(map(operator.is_, found, self._stood)) \
-            and self._children_now() == self._children \
-            and all(_are_same(states.values(), stood) for states, stood in self._states)
+        except RuntimeError:  # another thread put something into one of these dictionaries
+            return False
 
     def leads_as(self, other: State) -> bool:
         """Whether the same objects lead to the tensors."""

@@ -396,6 +396,20 @@ def test_threads_with_models_of_their_own_get_what_is_theirs():
     assert len(made._recorder.entries) == 1
 
 
+def test_a_dictionary_that_grows_meanwhile_is_searched_anew():
+    class Growing(dict):
+        """As if another thread put something in while it is compared."""
+
+        def values(self):
+            raise RuntimeError("dictionary changed size during iteration")
+
+    _, optimizer, step = with_an_optimizer()
+    state = State([step])
+    assert state.is_current()
+    state._states = [(Growing(optimizer.state), list(optimizer.state.values()))]
+    assert not state.is_current()
+
+
 def test_the_make_of_an_argument_itself_counts():
     class Scaled(nn.Linear):
         scale = 1.0
