@@ -28,6 +28,7 @@ _OF_MODULES = frozenset(vars(nn.Module()))  # attributes that all have: registri
 _NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training")  # of a module
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device,
           torch.Size)  # where they are equal they are the same
+_PLAIN_TYPES = frozenset(PLAIN)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 
 ARGUMENT = "argument"  # begins their paths
@@ -95,9 +96,11 @@ class Walk:
             value = place.get()
         except Exception:  # an empty cell, a property that fails
             return
+        if type(value) in _PLAIN_TYPES:
+            return
         if isinstance(value, Tensor):
             self._add(place, value)
-        elif value is not None:
+        else:
             self._enter(place, value, depth + 1)
 
     def _enter(self, place: Place, value: Any, depth: int) -> None:
@@ -144,7 +147,7 @@ class Walk:
 
     def _constant(self, value: Any, depth: int = 0) -> Any:
         kind = type(value)
-        if kind in PLAIN:
+        if kind in _PLAIN_TYPES:
             return kind, value
         if self._leads.get(id(value), False):
             return kind  # it has a place or a way of its own
