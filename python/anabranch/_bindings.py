@@ -30,7 +30,8 @@ _NOTHING = _Nothing()
 
 
 class Slot(NamedTuple):
-    """Where a run binds a tensor, or a container of tensors; ``path`` leads to the holder."""
+    """Where a run binds a tensor, or a container of tensors; ``path`` leads to the holder. With a slice
+    for a key, what it appends to a list."""
 
     holder: Any
     key: Any
@@ -38,22 +39,26 @@ class Slot(NamedTuple):
     before: type  # of what stood there
 
     def get(self) -> Any:
+        if isinstance(self.key, slice):
+            return self.holder[self.key]
         if isinstance(self.holder, list):
             return self.holder[self.key] if self.key < len(self.holder) else _NOTHING
         return self.holder.get(self.key, _NOTHING)
 
     def put(self, value: Any) -> None:
-        if value is not _NOTHING:
+        if isinstance(self.key, slice):
+            self.holder.extend(value)
+        elif value is not _NOTHING:
             self.holder[self.key] = value
         elif self.get() is not _NOTHING:
             del self.holder[self.key]
 
     def finds_as_before(self) -> bool:
         """Whether Python would go the same way from what stands there."""
-        return type(self.get()) is self.before
+        return isinstance(self.key, slice) or type(self.get()) is self.before
 
     def __str__(self) -> str:
-        names = [*self.path[1:], "?" if isinstance(self.key, Tensor) else self.key]
+        names = [*self.path[1:], self.key if isinstance(self.key, (str, int)) else ""]
         return ".".join(str(name) for name in names if name != "")
 
 
@@ -87,10 +92,12 @@ class Bindings:
         """Where other tensors are bound by now."""
         found = []
         for holder, path, keys, before in self._changes():
-            slots = [Slot(holder, key, path, type(before.get(key, _NOTHING))) for key in keys]
-            if isinstance(holder, list) and len(holder) != len(before):
-                raise NotRecordable(f"it makes a list of tensors longer or shorter ({slots[0]}); "
-                                    "return the tensors, and append them outside")
+            if isinstance(holder, list) and len(holder) > len(before):
+                end = len(before)
+                keys = [*(key for key in keys if key < end), slice(end, None)]
+            slots = [Slot(holder, key, path, _type_in(before, key)) for key in keys]
+            if isinstance(holder, list) and len(holder) < len(before):
+                raise NotRecordable(f"it makes a list of tensors shorter ({slots[0]}); do it outside")
             for slot in slots:
                 _check_can_be_left(slot)
             found += slots
@@ -103,6 +110,10 @@ class Bindings:
                 continue
             for key in keys:
                 Slot(holder, key, path, type(None)).put(before.get(key, _NOTHING))
+
+
+def _type_in(before: dict[Any, Any], key: Any) -> type:
+    return list if isinstance(key, slice) else type(before.get(key, _NOTHING))
 
 
 def _check_can_be_left(slot: Slot) -> None:

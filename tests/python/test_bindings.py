@@ -199,9 +199,6 @@ class Box:
 
 
 def refused():
-    def append(holder):
-        holder.history.append(new())
-
     def shorten(holder):
         holder.history.pop()
 
@@ -211,7 +208,7 @@ def refused():
     def replace_a_module(holder):
         holder.net = nn.Linear(2, 2)
 
-    return [(append, "longer or shorter .*history"), (shorten, "longer or shorter .*history"),
+    return [(shorten, "a list of tensors shorter .*history"),
             (put_an_object, "a Box with tensors in .*out"),
             (replace_a_module, "a Linear with tensors in .*net")]
 
@@ -233,6 +230,31 @@ def test_what_a_launch_cannot_leave_is_refused_with_its_place(change, reason):
     with pytest.raises(NotRecordable, match=reason):
         leaving_of(step, [step, holder], is_first_plain=False)([])
     assert shallow(holder) == before
+
+
+def test_what_is_appended_is_appended_by_launches():
+    history, last = [new()], {"pairs": []}
+
+    def step(leaves):
+        history[0] = new()
+        history.append(new())
+        history.extend([new(), 5])
+        last["pairs"].append((leaves[0], {"x": new()}))
+        return leaves
+
+    before = list(history)
+    leaving = leaving_of(step, [step])
+    for _ in range(2):
+        x = new()
+        _, left = leaving([x])
+        assert len(history) == 1 and history[0] is before[0] and last["pairs"] == []
+        assert sorted(map(str, leaving.slots)) == ["history", "history.0", "last.pairs"]
+    history.append(7)  # the user's
+    View([], [], [], 0, leaving.slots, []).leave(([], left))
+    assert len(history) == 5 and history[1] == 7 and history[4] == 5
+    assert history[0] is not before[0] and isinstance(history[2], Tensor)
+    [(given, inner)] = last["pairs"]
+    assert given is x and isinstance(inner["x"], Tensor)
 
 
 def test_numbers_texts_and_equal_objects_are_no_slots():

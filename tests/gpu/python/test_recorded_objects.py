@@ -352,7 +352,7 @@ def test_an_argument_that_is_left_somewhere_is_that_of_the_call():
     assert_launched(run_both(make), 7)
 
 
-def test_tensors_that_are_appended_run_plainly_and_say_where():
+def test_tensors_that_are_appended_are_appended_by_launches():
     def make():
         holder = SimpleNamespace(history=[])
 
@@ -362,28 +362,37 @@ def test_tensors_that_are_appended_run_plainly_and_say_where():
 
         return holder, step, lambda: holder.history
 
-    assert_plain(run_both(make), "history")
+    def between(i, holder):
+        if i == 6:
+            holder.history.clear()
+
+    assert_launched(run_both(make, between=between), 6)
+
+
+class Box:
+    def __init__(self, tensor):
+        self.tensor = tensor
 
 
 def test_what_a_refused_step_had_made_is_made_once():
     """Its first run made a cache, and it then ran once more."""
     def make():
-        holder = SimpleNamespace(cache=None, history=[])
+        holder = SimpleNamespace(cache=None, out=None)
 
         def step(x):
             if holder.cache is None:
                 holder.cache = torch.zeros(16, device=DEVICE)
             holder.cache += x[0]
-            holder.history.append(x[0] + 1)
+            holder.out = Box(x[0] + 1)
             return holder.cache.sum()
 
-        return holder, step, lambda: [holder.cache, *holder.history]
+        return holder, step, lambda: [holder.cache, holder.out.tensor]
 
     def between(i, holder):
         if i in (1, 3, 4):
             holder.cache = None
 
-    run_both(make, between=between)
+    assert_plain(run_both(make, between=between), "a Box with tensors in ")
 
 
 def train_by_arguments(is_recorded, calls=14):
