@@ -160,14 +160,34 @@ class Leaving:
             raise self._refusal
 
 
-def slots_in(state: State, slots: Sequence[Slot]) -> list[Slot] | None:
-    """The same slots among the objects of another state; None where one is not there."""
-    if not slots:
-        return []
-    holders = {path: holder for holder, path in state.walk_again().holders}
-    if not all(slot.path in holders for slot in slots):
+class Slots:
+    """Those of a recording in one state, and the objects on the way to them. Some lead to nothing but
+    a slot, so that the state does not look whether they still stand where they stood."""
+
+    def __init__(self, slots: Sequence[Slot], walk: Walk) -> None:
+        holders = {path: holder for holder, path in walk.holders}
+        self._slots = [slot._replace(holder=holders[slot.path]) for slot in slots]
+        prefixes = {slot.path[:end] for slot in slots for end in range(len(slot.path) + 1)}
+        self._ways = [walk.entered[path] for path in prefixes if path in walk.entered]
+
+    def find_as_before(self) -> bool:
+        """Whether Python would go the same way from what stands in them."""
+        return all([slot.finds_as_before() for slot in self._slots])
+
+    def are_current(self) -> bool:
+        return all([place.get() is value for place, value in self._ways])
+
+    def put(self, values: Sequence[Any]) -> None:
+        for slot, value in zip(self._slots, values, strict=True):
+            slot.put(value)
+
+
+def slots_in(state: State, slots: Sequence[Slot]) -> Slots | None:
+    """The same slots among the objects that a state has now; None where one is not there."""
+    walk = state.walk_again()
+    if not {slot.path for slot in slots} <= {path for _, path in walk.holders}:
         return None
-    return [slot._replace(holder=holders[slot.path]) for slot in slots]
+    return Slots(slots, walk)
 
 
 def _items_of(holder: Any) -> dict[Any, Any]:

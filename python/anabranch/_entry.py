@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._bindings import Slot, slots_in
+from ._bindings import Slot, Slots, slots_in
 from ._native_capture import CaptureCounts
 from ._recorded import Recorded
 from ._state import State, inner_places, may_be_parameter
@@ -137,8 +137,9 @@ class View:
     """
 
     def __init__(self, places: Sequence[Place], indices: Sequence[int], layouts: Sequence[Any],
-                 count: int, slots: list[Slot] | None, parameters: list[Tensor]) -> None:
-        self.slots = slots
+                 count: int, left: Sequence[Slot] | None, slots: Slots | None,
+                 parameters: list[Tensor]) -> None:
+        self._left, self._slots = left, slots  # what launches leave, and where that is here
         self.parameters = parameters  # that may get a gradient
         self._lookups = [(place.holder, place.key) for place in places]
         self._indices = indices  # of what stands there among ``count`` tensors of the state
@@ -148,11 +149,13 @@ class View:
 
     def look_up(self, state: State) -> list[Tensor] | None:
         """The tensors of the state as they are now, or None where the recording does not fit."""
-        if self.slots and not all([slot.finds_as_before() for slot in self.slots]):
+        if self._slots and not self._slots.are_current():
+            self._slots = slots_in(state, self._left or ())
+        if self._left and (self._slots is None or not self._slots.find_as_before()):
             return None
         try:
             found = [holder[key] for holder, key in self._lookups]
-        except (KeyError, IndexError, AttributeError, ValueError):
+        except (KeyError, IndexError, AttributeError):
             return None
         before, known = self._last
         if all(map(operator.is_, found, before)):
@@ -173,11 +176,11 @@ class View:
 
     def leave(self, answer: Any) -> Any:
         """Puts what a launch answered where the step would have left it; the rest is the answer."""
-        if self.slots is None:
+        if self._left is None:
             return answer
         answer, left = answer
-        for slot, value in zip(self.slots, left, strict=True):
-            slot.put(value)
+        if self._slots:
+            self._slots.put(left)
         return answer
 
 
@@ -213,7 +216,7 @@ class Entry:
         self._form, self._parameter_paths = state.form, state.parameter_paths
         self._held = state.held
         self._views[state] = View(places, self._indices, self._layouts, self._count, slots,
-                                  state.parameters())
+                                  slots_in(state, slots) if slots else None, state.parameters())
         self.recorded = recorded
 
     def view_of(self, state: State) -> View | None:
@@ -229,13 +232,13 @@ class Entry:
     def _make_view(self, state: State) -> View | None:
         if not state.leads_as(self.state) and (self.fixed or state.form != self._form):
             return None
-        slots = slots_in(state, self._slots or [])
+        slots = slots_in(state, self._slots) if self._slots else None
         places = state.by_path()
-        if slots is None or state.parameter_paths != self._parameter_paths \
+        if (self._slots and slots is None) or state.parameter_paths != self._parameter_paths \
                 or not all(path in places for path in self._paths):
             return None
         return View([places[path] for path in self._paths], self._indices, self._layouts,
-                    self._count, self._slots and slots, state.parameters())
+                    self._count, self._slots, slots, state.parameters())
 
     def fix(self, inner: Sequence[Tensor]) -> None:
         """These tensors inside of others may not move."""

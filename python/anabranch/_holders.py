@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds tensors and is no dictionary, as one, as far as the walk needs that: the variables of a
-function, and the attributes of objects with slots.
+"""What holds tensors and is no dictionary, as one: the variables of a function, and the attributes of
+objects with slots.
 
 Threads: as what is held. Failure: KeyError where there is nothing.
 """
@@ -9,37 +9,33 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 
-class Cell:
-    """A closure's cell as something with one key."""
-
-    def __init__(self, cell: types.CellType) -> None:
-        self._cell = cell
-
-    def __getitem__(self, _: Any) -> Any:
-        return self._cell.cell_contents
-
-
-class Variables:
-    """Those of a function that are not its own: its closure's, and the globals that it names. As a
-    dictionary, as far as that is needed."""
+class Variables(MutableMapping[str, Any]):
+    """Those of a function that are not its own: its closure's, and the globals that it names."""
 
     def __init__(self, function: types.FunctionType) -> None:
         self._globals = function.__globals__
         self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (),
                                strict=True))
-        self._names = [name for name in names_in(function.__code__) if name not in self._cells]
+        self._names = [*self._cells, *(name for name in dict.fromkeys(_names(function.__code__))
+                                       if name not in self._cells)]
 
-    def items(self) -> list[tuple[str, Any]]:
-        found = [(name, cell.cell_contents) for name, cell in self._cells.items() if _is_full(cell)]
-        return [*found, *((name, self._globals[name]) for name in self._names
-                          if name in self._globals)]
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._cells:
+            return self._globals[name]
+        try:
+            return self._cells[name].cell_contents
+        except ValueError:
+            raise KeyError(name) from None
 
-    def get(self, name: str, default: Any) -> Any:
-        return dict(self.items()).get(name, default)
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name in self._cells:
@@ -54,9 +50,9 @@ class Variables:
             del self._globals[name]
 
 
-class Slotted:
+class Slotted(MutableMapping[str, Any]):
     """The attributes of an object whose class has ``__slots__``, and those of its dictionary if it
-    has one; as a dictionary, as far as that is needed."""
+    has one."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing
@@ -67,12 +63,12 @@ class Slotted:
         except AttributeError:
             raise KeyError(name) from None
 
-    def items(self) -> list[tuple[str, Any]]:
-        names = [*slots_of(type(self._thing)), *getattr(self._thing, "__dict__", ())]
-        return [(name, getattr(self._thing, name)) for name in names if hasattr(self._thing, name)]
+    def __iter__(self) -> Iterator[str]:
+        names = (*slots_of(type(self._thing)), *getattr(self._thing, "__dict__", ()))
+        return (name for name in names if name in self)
 
-    def get(self, name: str, default: Any) -> Any:
-        return getattr(self._thing, name, default)
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
     def __setitem__(self, name: str, value: Any) -> None:
         setattr(self._thing, name, value)
@@ -81,19 +77,11 @@ class Slotted:
         delattr(self._thing, name)
 
 
-def _is_full(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents
-    except ValueError:
-        return False
-    return True
-
-
-def names_in(code: types.CodeType) -> Iterator[str]:
+def _names(code: types.CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from names_in(constant)
+            yield from _names(constant)
 
 
 @functools.lru_cache(1024)

@@ -26,7 +26,7 @@ from ._entry import RecordingReport
 from ._recorder import Recorder
 from ._state import NO_STATE, State
 from ._states import States
-from ._walk import PLAIN
+from ._walk import PLAIN, is_object
 
 __all__ = ["RecordedCallable", "RecordedGraph", "RecordingReport", "record"]
 
@@ -113,7 +113,7 @@ class RecordedCallable:
         if kwargs or not _FLAT.issuperset(map(type, args)):
             leaves = self._flat(args, kwargs)
             if not _FLAT.issuperset(map(type, leaves)):
-                objects = [leaf for leaf in leaves[1:] if not isinstance(leaf, (Tensor, *PLAIN))]
+                objects = list(filter(is_object, leaves[1:]))
         else:
             leaves = [_ARGUMENTS, *args]
         state = self._states.current(objects)

@@ -140,7 +140,7 @@ class State:
             return all(map(operator.is_, found, self._stood)) \
                 and self._children_now() == self._children \
                 and all(_are_same(states.values(), stood) for states, stood in self._states)
-        except (KeyError, IndexError, ValueError):
+        except (KeyError, IndexError):
             return False
         except RuntimeError:  # another thread put something into one of these dictionaries
             return False

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ._holders import Cell, Slotted, Variables, names_in, slots_of
+from ._holders import Slotted, Variables, slots_of
 
 _DEEPEST = 8  # containers and objects within one another
 _DEEPEST_CONSTANT, _MOST_CONSTANTS = 3, 100  # what is beyond is compared as one object
@@ -28,7 +28,7 @@ _OF_MODULES = frozenset(vars(nn.Module()))  # attributes that all have: registri
 _NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training")  # of a module
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device,
           torch.Size)  # where they are equal they are the same
-_PLAIN_TYPES = frozenset(PLAIN)
+_PLAIN_TYPES, _NO_OBJECTS = frozenset(PLAIN), (Tensor, *PLAIN)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 
 ARGUMENT = "argument"  # begins their paths
@@ -46,7 +46,7 @@ class Place(NamedTuple):
     def get(self) -> Any:
         try:
             return self.holder[self.key]
-        except (KeyError, IndexError, ValueError):
+        except (KeyError, IndexError):
             return None
 
 
@@ -74,7 +74,9 @@ class Walk:
         # What a step may have read in all of them beside what they lead to. Where it is equal for
         # another walk, each object may be given for that which stood in its place.
         self.form: list[tuple[Path, Any]] = []
-        # Containers and attributes that were looked into, and the way to each.
+        # Objects that were looked into, whether they lead anywhere or not, by their paths.
+        self.entered: dict[Path, tuple[Place, Any]] = {}
+        # Their containers and attributes, and the way to each.
         self.holders: list[tuple[Any, Path]] = []
         self._finds = 0  # how often the walk has met something, known or not
         self._leads: dict[int, bool] = {}  # by the ids of what was walked
@@ -106,6 +108,8 @@ class Walk:
     def _enter(self, place: Place, value: Any, depth: int) -> None:
         if depth > _DEEPEST:
             return
+        if not isinstance(place.holder, tuple):
+            self.entered[place.path] = place, value
         if id(value) not in self._leads:
             before = self._finds
             self._mark(value)
@@ -153,8 +157,8 @@ class Walk:
             return kind  # it has a place or a way of its own
         if isinstance(value, _CONTAINERS):
             parts: Any = value
-        elif not isinstance(value, (*PLAIN, Tensor)) and _may_enter(value):
-            parts = dict(_attributes(value).items())
+        elif is_object(value) and _may_enter(value):
+            parts = dict(_attributes(value))
         else:
             return _Same(value)
         if not parts:
@@ -248,6 +252,11 @@ class Walk:
                 self._add(Place(holder, key, (*path, key)), value, counts)
 
 
+def is_object(thing: Any) -> bool:
+    """Whether it is something that may lead to tensors, and none itself."""
+    return not isinstance(thing, _NO_OBJECTS)
+
+
 class _Same:
     """Equal to what holds the very same object."""
 
@@ -286,11 +295,8 @@ def _items(things: tuple[Any, ...], name: Callable[[int], Any] = int) -> Iterato
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[Any, Any, Any]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        yield name, Cell(cell), 0
-    for name in names_in(function.__code__):
-        if name in function.__globals__:
-            yield name, function.__globals__, name
+    variables = Variables(function)
+    yield from ((name, variables, name) for name in variables)
     yield from _items(function.__defaults__ or (), "default {}".format)
     for name in function.__kwdefaults__ or {}:
         yield f"default {name}", function.__kwdefaults__, name

@@ -49,6 +49,10 @@ def leaving_of(step, roots, is_first_plain=True):
     return Leaving(step, State(roots), is_first_plain=is_first_plain)
 
 
+def view_of(leaving, state):
+    return View([], [], [], 0, leaving.slots, slots_in(state, leaving.slots), [])
+
+
 def made_holders():
     """By name: a holder that a step reaches, how a run changes it, and the slots' names."""
     def attribute(holder):
@@ -130,7 +134,7 @@ def test_what_a_run_leaves_is_answered_and_put_back(name):
         assert answer == 5 and shallow(holder) == before
         assert [str(slot).removeprefix("holder.") for slot in leaving.slots] == names
     leaving.check()
-    assert View([], [], [], 0, leaving.slots, []).leave((7, left)) == 7
+    assert view_of(leaving, State([lambda: holder])).leave((7, left)) == 7
     assert all(slot.get() is value for slot, value in zip(leaving.slots, left, strict=True))
 
 
@@ -250,7 +254,7 @@ def test_what_is_appended_is_appended_by_launches():
         assert len(history) == 1 and history[0] is before[0] and last["pairs"] == []
         assert sorted(map(str, leaving.slots)) == ["history", "history.0", "last.pairs"]
     history.append(7)  # the user's
-    View([], [], [], 0, leaving.slots, []).leave(([], left))
+    view_of(leaving, State([step])).leave(([], left))
     assert len(history) == 5 and history[1] == 7 and history[4] == 5
     assert history[0] is not before[0] and isinstance(history[2], Tensor)
     [(given, inner)] = last["pairs"]
@@ -281,7 +285,8 @@ def test_where_python_would_go_another_way_the_recording_does_not_serve():
 
     leaving = leaving_of(step, [step])
     leaving([])
-    view, state = View([], [], [], 0, leaving.slots, []), State([step])
+    state = State([step])
+    view = view_of(leaving, state)
     assert view.look_up(state) == []
     for other in (None, (new(),)):
         holder.hidden = other
@@ -299,9 +304,8 @@ def test_slots_are_found_in_the_objects_that_stand_there_later():
     leaving = leaving_of(step, [step])
     leaving([])
     holder.inner = SimpleNamespace(hidden=new())
-    found = slots_in(State([step]), leaving.slots)
     value = new()
-    found[0].put(value)
+    slots_in(State([step]), leaving.slots).put([value])
     assert holder.inner.hidden is value
     holder.inner = None
     assert slots_in(State([step]), leaving.slots) is None
@@ -371,6 +375,22 @@ def test_a_hidden_state_goes_on_from_launch_to_launch(launching):
         wanted = wanted * 2 + x
         assert made(x) == wanted.sum() and torch.equal(holder.hidden, wanted), i
     assert len(launched) == 8
+
+
+def test_an_object_that_is_only_left_to_may_be_another_one_in_each_call(launching):
+    """It leads to no tensor before the call, so that no tensor's lookup passes it."""
+    log = SimpleNamespace(loss=None)
+
+    def step(x):
+        log.loss = x * 3
+        return x + 1
+
+    made, launched = launching(step, lambda x: (x + 1, [x * 3]), uses=1)
+    for i in range(6):
+        log = SimpleNamespace(loss=None)
+        x = torch.full((2,), float(i))
+        assert torch.equal(made(x), x + 1) and torch.equal(log.loss, x * 3), i
+    assert len(launched) == 4
 
 
 def test_what_was_recorded_from_a_tensor_is_not_launched_from_nothing(launching):

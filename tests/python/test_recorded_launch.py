@@ -116,7 +116,7 @@ def test_a_graph_that_names_memory_twice_is_told_from_one_that_names_it_once(ste
 
 
 def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itself(recorded):
-    entry, view = _recorder.Entry("", State()), _recorder.View([], [], [], 0, None, [])
+    entry, view = _recorder.Entry("", State()), _recorder.View([], [], [], 0, None, None, [])
     entry.arguments = [0, 1]
     recorder = _recorder.Recorder(lambda leaves: "plain", config.resolve({"max_recordings": 1}), "step",
                                   takes_gradients=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import copy
 import gc
-import itertools
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -88,6 +87,11 @@ def assert_recorded_anew(made, step, *objects):
     assert_launches(made, step, *objects)
 
 
+def step_of(net, x):
+    """That of a test whose network is an argument."""
+    return list(net.parameters())
+
+
 class Net(nn.Module):
     def __init__(self, eps=1e-5):
         super().__init__()
@@ -164,7 +168,7 @@ def test_modules_that_take_turns_share_a_recording_where_they_are_alike():
             return list(now.parameters())  # noqa: B023
 
         made = recorded(step)
-        for now in itertools.islice(itertools.cycle([second, first]), 8):
+        for now in [second, first] * 4:
             answer = made(X)
             assert ids(answer) == ids(step(X))
         assert isinstance(answer, Launched)
@@ -348,42 +352,33 @@ def test_large_constants_are_compared_as_objects():
 
 
 def test_modules_that_are_arguments_are_looked_up_as_those_of_a_closure():
-    def step(net, x):
-        return list(net.parameters())
-
     net = Net()
-    made = recorded(step, net)
+    made = recorded(step_of, net)
     net.head = nn.Linear(2, 2)
-    assert_launches(made, step, net)
+    assert_launches(made, step_of, net)
     net.head.weight = nn.Parameter(torch.ones(2, 2))
-    assert_launches(made, step, net)
+    assert_launches(made, step_of, net)
     net.head = nn.Bilinear(1, 2, 2)
-    assert_recorded_anew(made, step, net)
+    assert_recorded_anew(made, step_of, net)
 
 
 def test_many_modules_of_one_make_share_a_recording():
-    def step(net, x):
-        return list(net.parameters())
-
     nets = [Net() for _ in range(48)]
-    made = recorded(step, nets[0])
+    made = recorded(step_of, nets[0])
     for net in [*nets, *reversed(nets)]:
-        assert_launches(made, step, net)
+        assert_launches(made, step_of, net)
     assert len(made._recorder.entries) == 1
-    assert_recorded_anew(made, step, Net(eps=0.5))
+    assert_recorded_anew(made, step_of, Net(eps=0.5))
     for net in nets:
-        assert_launches(made, step, net)
+        assert_launches(made, step_of, net)
 
 
 def test_threads_with_models_of_their_own_get_what_is_theirs():
-    def step(net, x):
-        return list(net.parameters())
-
     nets = [Net() for _ in range(4)]
-    made = recorded(step, nets[0])
+    made = recorded(step_of, nets[0])
 
     def call(net):
-        wanted = ids(step(net, X))
+        wanted = ids(step_of(net, X))
         return all(ids(made(net, X)) == wanted for _ in range(500))
 
     switch = sys.getswitchinterval()
@@ -571,14 +566,11 @@ def test_containers_among_a_modules_attributes_are_looked_into_and_objects_are_n
 
 
 def test_arguments_that_are_given_no_more_are_let_go():
-    def step(net, x):
-        return list(net.parameters())
-
     kept, gone = Net(), Net()
-    made = recorded(step, gone)
+    made = recorded(step_of, gone)
     weight, net = weakref.ref(gone.head.weight), weakref.ref(gone)
     del gone
     for _ in range(600):
-        assert_launches(made, step, kept)
+        assert_launches(made, step_of, kept)
     gc.collect()
     assert weight() is None and net() is None
