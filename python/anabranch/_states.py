@@ -21,7 +21,6 @@ from ._state import State
 
 _UNUSED_CALLS = 256  # after which models that are given no more are let go
 
-
 _Ids = tuple[int, ...]
 
 

@@ -308,6 +308,22 @@ def test_kept_answers_and_what_was_left_are_not_written_again():
     assert_launched(recorded, 6)
 
 
+def test_a_log_may_be_another_object_in_each_call():
+    def make():
+        holder = SimpleNamespace(log=None)
+
+        def step(x):
+            holder.log.loss = x.square().mean()
+            return x + 1
+
+        return holder, step, lambda: [holder.log.loss]
+
+    def between(i, holder):
+        holder.log = SimpleNamespace(loss=None)
+
+    assert_launched(run_both(make, between=between), 6)
+
+
 def test_buffers_that_change_places_go_on_doing_so():
     def make():
         holder = SimpleNamespace(front=normal(1, 8, 16), back=normal(2, 8, 16))
