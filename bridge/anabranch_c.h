@@ -324,6 +324,15 @@ typedef struct AnabranchCaptureCounts {
 ANABRANCH_C AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureDevice*,
                                                                      void* graph);
 ANABRANCH_C void anabranch_capture_snapshot_free(AnabranchCaptureSnapshot*);
+typedef struct AnabranchCaptureRange {
+  uint64_t begin;
+  uint64_t bytes;
+} AnabranchCaptureRange;
+/* The ranges that the graph names, a line each: its number, a space, and the node. The ranges are
+ * sorted and do not overlap. */
+ANABRANCH_C const char* anabranch_capture_snapshot_mentions(const AnabranchCaptureSnapshot*,
+                                                            const AnabranchCaptureRange* ranges,
+                                                            size_t count);
 /* Notes of a capture, taken while it runs: see capture.h. */
 ANABRANCH_C AnabranchCaptureMarks* anabranch_capture_marks_new(const AnabranchCaptureDevice*);
 ANABRANCH_C void anabranch_capture_marks_free(AnabranchCaptureMarks*);

@@ -107,6 +107,20 @@ AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureD
 
 void anabranch_capture_snapshot_free(AnabranchCaptureSnapshot* snapshot) { delete snapshot; }
 
+const char* anabranch_capture_snapshot_mentions(const AnabranchCaptureSnapshot* snapshot,
+                                                const AnabranchCaptureRange* ranges, size_t count) {
+  return ab::bridge::guard([&] {
+    std::vector<ab::CaptureRange> all;
+    all.reserve(count);
+    for (size_t i = 0; i < count; ++i) all.push_back({ranges[i].begin, ranges[i].bytes});
+    std::string lines;
+    for (const ab::CaptureMention& mention : snapshot->snapshot.mentions(all)) {
+      lines += std::to_string(mention.range) + ' ' + mention.node + '\n';
+    }
+    return ab::bridge::keep(std::move(lines));
+  });
+}
+
 AnabranchCaptureMarks* anabranch_capture_marks_new(const AnabranchCaptureDevice* device) {
   return ab::bridge::guard(
       [&] { return new AnabranchCaptureMarks{ab::CaptureMarks::make(device->device)}; });

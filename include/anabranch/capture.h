@@ -6,7 +6,8 @@
 // Threads:   any; one capture memory is used by one thread at a time.
 // Failure:   a Status with the reason: no driver, captures that differ, work that cannot be
 //            re-pointed, streams of the step's own that race.
-// Edges:     what both captures agree on is frozen: sizes, numbers, memory that is in no block.
+// Edges:     what both captures agree on is frozen: sizes, numbers, memory that is in no block
+//            (CaptureSnapshot::mentions() tells which).
 //            Arrays of addresses that a step brings to the device through pinned memory are part of
 //            the recording; other pinned memory is read at each launch.
 #pragma once
@@ -67,6 +68,17 @@ class CaptureMemory {
   std::shared_ptr<cuda::CaptureMemory> memory_;
 };
 
+// Memory of which somebody asks whether a graph names it.
+struct CaptureRange {
+  std::uint64_t begin = 0;
+  std::uint64_t bytes = 0;
+};
+
+struct CaptureMention {
+  std::uint32_t range = 0;
+  std::string node;  // the first that names it: "kernel 37 'triton_poi_fused_add_2'"
+};
+
 // A captured graph as it was when its capture had ended, with what it copies from pinned memory. To
 // be made at once: the host's allocator may give that memory out again, to the next capture first.
 class CaptureSnapshot {
@@ -74,6 +86,10 @@ class CaptureSnapshot {
   // Of a CUgraph that has not been instantiated.
   ANABRANCH_API static Result<CaptureSnapshot> make(const CaptureDevice& device, void* graph);
   void* graph() const { return graph_; }
+  // Which of some ranges its nodes name, by addresses in whole words. Both captures freeze what
+  // they agree on, so living memory that is in none of their blocks stays named where it was.
+  // Ranges are sorted and do not overlap.
+  ANABRANCH_API std::vector<CaptureMention> mentions(std::span<const CaptureRange> ranges) const;
   const cuda::GraphImage& image() const { return *image_; }
 
  private:

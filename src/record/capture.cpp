@@ -9,6 +9,7 @@
 #include "record/cuda_recording.h"
 #include "record/graph_image.h"
 #include "record/graph_lists.h"
+#include "record/graph_mentions.h"
 
 namespace anabranch {
 namespace {
@@ -93,6 +94,10 @@ Result<CaptureSnapshot> CaptureSnapshot::make(const CaptureDevice& device, void*
   auto image = cuda::read_graph(device.cuda_device()->driver(), static_cast<cuda::CuGraph>(graph));
   if (!image.ok()) return image.error();
   return CaptureSnapshot(graph, std::make_shared<const cuda::GraphImage>(*std::move(image)));
+}
+
+std::vector<CaptureMention> CaptureSnapshot::mentions(std::span<const CaptureRange> ranges) const {
+  return cuda::find_mentions(*image_, ranges);
 }
 
 Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device,
