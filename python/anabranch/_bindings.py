@@ -159,6 +159,13 @@ class Leaving:
         if self._refusal is not None:
             raise self._refusal
 
+    def leave(self, answer: Any) -> Any:
+        """Puts what it has answered where its callable had left it; the rest is the callable's."""
+        answer, left = answer
+        for slot, value in zip(self.slots or (), left, strict=True):
+            slot.put(value)
+        return answer
+
 
 class Slots:
     """Those of a recording in one state, and the objects on the way to them. Some lead to nothing but

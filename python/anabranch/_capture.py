@@ -175,10 +175,16 @@ class Captured:
     mutated: list[int] = dataclasses.field(default_factory=list)  # of the tensors
     noting: _Noting | None = None
 
+    def close(self) -> None:
+        if self.snapshot is not None:
+            self.snapshot.close()
+        self.graph.reset()
+
 
 @dataclasses.dataclass
 class Capture:
-    """Both captures and what they name; close() frees all but the graphs' nodes."""
+    """Both captures and what they name; close() frees all but the graphs' nodes. ``alive`` is what
+    was allocated beside them, (address, bytes)."""
 
     memory: CaptureMemory
     first: Captured
@@ -186,12 +192,11 @@ class Capture:
     blocks: list[Block]  # the units that were given, then what was allocated, in order of time
     allocations: list[int]  # the largest size at the place of each
     noted: Noted | None  # during the first
+    alive: list[tuple[int, int]]
 
     def close(self) -> None:
-        for captured in (self.first, self.second):
-            if captured.snapshot is not None:
-                captured.snapshot.close()
-            captured.graph.reset()
+        self.first.close()
+        self.second.close()
         if self.noted is not None:
             self.noted.marks.close()
         del self.first, self.second
@@ -225,7 +230,8 @@ def capture_twice(step: Step, device: CaptureDevice) -> Capture:
             with _compat.memory_history(step.device) as history:
                 for _ in range(2):
                     made.append(_capture(step, memory, device))
-                blocks, sizes = _match(step, made, history())
+                told = history()
+                blocks, sizes = _match(step, made, told)
                 noting = made[0].noting
                 noted = noting.noted(len(step.units), len(sizes)) if noting else None
             for captured in made:
@@ -239,7 +245,38 @@ def capture_twice(step: Step, device: CaptureDevice) -> Capture:
             if isinstance(error, Exception) and not isinstance(error, NotRecordable):
                 raise NotRecordable(_reason(error)) from error
             raise
-    return Capture(memory, *made, blocks, sizes, noted)
+    pools = {captured.pool.id for captured in made}
+    alive = [(address, size) for address, size, pool in told.alive if pool not in pools]
+    return Capture(memory, *made, blocks, sizes, noted, alive)
+
+
+def named_of(tensors: Sequence[Tensor], step: Step, device: CaptureDevice) -> list[Tensor]:
+    """Those of some tensors that one more capture names, for which they lie elsewhere too.
+    NotRecordable where it breaks."""
+    given = [*step.tensors[:step.own], *tensors, *step.tensors[step.own:]]
+    units = units_of(given)
+    moved = dataclasses.replace(step, tensors=given, units=units, is_noted=False)
+    with one_at_a_time, torch.cuda.device(step.device):
+        memory, made = CaptureMemory(device), list[Captured]()
+        try:
+            made.append(_capture(moved, memory, device))
+            named = [units[i] for i in _named_units(made[0], units)]
+            made[0].result, made[0].gradients = [], {}
+            _check_nothing_is_kept(step.device, made)
+        except Exception as error:
+            _abandoned.append((memory, made))
+            raise NotRecordable(_reason(error)) from error
+        made.pop().close()
+        memory.close()
+    members = {index for unit in named for index, _ in unit.members}
+    return [tensor for i, tensor in enumerate(tensors, step.own) if i in members]
+
+
+def _named_units(captured: Captured, units: Sequence[Unit]) -> list[int]:
+    assert captured.snapshot is not None
+    order = sorted(range(len(units)), key=captured.given_at.__getitem__)
+    ranges = [(captured.given_at[i], units[i].size_bytes) for i in order]
+    return [order[number] for number, _ in captured.snapshot.mentions(ranges)]
 
 
 def _reason(error: Exception) -> str:

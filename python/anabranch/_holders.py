@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds tensors and is no dictionary, as one: the variables of a function, and the attributes of
-objects with slots.
+objects with slots and of classes.
 
 Threads: as what is held. Failure: KeyError where there is nothing.
 """
@@ -75,6 +75,28 @@ class Slotted(MutableMapping[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         delattr(self._thing, name)
+
+
+class OfClass(MutableMapping[str, Any]):
+    """The attributes of a class itself, none of those that it inherits."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self._kind)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(vars(self._kind)))
+
+    def __len__(self) -> int:
+        return len(vars(self._kind))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self._kind, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self._kind, name)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

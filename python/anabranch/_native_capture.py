@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_uint32, c_uint64, c_void_p
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from ._native_library import (
     CaptureBlock,
     CaptureCounts,
     CaptureOptions,
+    CaptureRange,
     CaptureSlot,
     CaptureUse,
     CaptureWork,
@@ -137,6 +138,17 @@ class CaptureSnapshot(_Handle):
 
     def __init__(self, device: CaptureDevice, graph: int) -> None:
         super().__init__(core.capture_snapshot_new(device.handle, graph), device)
+
+    def mentions(self, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, str]]:
+        """Which of some memory, (address, bytes), it names, each with the first node that does.
+        Sorted, and nothing overlaps."""
+        array = (CaptureRange * len(ranges))(*ranges)
+        text = core.capture_snapshot_mentions(self.handle, array, len(ranges))
+        if text is None:
+            raise last_error()
+        for line in text.decode(errors="replace").splitlines():
+            number, _, node = line.partition(" ")
+            yield int(number), node
 
 
 class CaptureMarks(_Handle):

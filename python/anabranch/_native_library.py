@@ -105,6 +105,12 @@ class CaptureBlock(ctypes.Structure):
                 ("size_bytes", c_uint64), ("given", c_uint64)]
 
 
+class CaptureRange(ctypes.Structure):
+    """Memory of which somebody asks whether a captured graph names it."""
+
+    _fields_ = [("begin", c_uint64), ("size_bytes", c_uint64)]
+
+
 class CaptureSlot(ctypes.Structure):
     """A given block that a captured graph names."""
 
@@ -270,6 +276,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "capture_memory_open": (None, c_void_p),
     "capture_snapshot_new": (c_void_p, c_void_p, c_void_p),
     "capture_snapshot_free": (None, c_void_p),
+    "capture_snapshot_mentions": (c_char_p, c_void_p, POINTER(CaptureRange), c_size_t),
     "capture_marks_new": (c_void_p, c_void_p),
     "capture_marks_free": (None, c_void_p),
     "capture_mark": (c_int32, c_void_p, c_void_p, c_uint64, POINTER(c_uint32)),

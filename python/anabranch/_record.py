@@ -94,7 +94,8 @@ class RecordedCallable:
         self._states = States((function, *static), chosen.max_recordings)
         self._trees: dict[Any, Any] = {}  # by what leaves[0] says
         self._recorder = Recorder(self._call_flat, chosen, _name_of(function),
-                                  takes_gradients=True, differences=_differences)
+                                  takes_gradients=True, differences=_differences,
+                                  look_farther=self._states.look_farther)
         with _lock:
             _callables.add(self)
 

@@ -25,12 +25,14 @@ from ._bindings import Leaving
 from ._capture import (
     Aliased,
     BrokeWhileNoted,
+    Capture,
     Empty,
     NotRecordable,
     Step,
     capture_twice,
     wait_for_captures,
 )
+from ._elsewhere import Elsewhere, check_all_was_found
 from ._entry import Entry, RecordingReport, View
 from ._given import swaps, units_apart, units_of
 from ._native_capture import capture_device
@@ -38,6 +40,7 @@ from ._overlap import choose
 from ._recorded import Recorded, random_graph
 from ._state import NO_STATE, State, inner_tensors, is_wrapper
 from ._verify import Agreement, Trial, Untrusted, on_stream, verify
+from ._walk import Path
 
 log = logging.getLogger("anabranch.record")
 
@@ -51,11 +54,13 @@ _BAD_BINDING = 402
 class Recorder:
     """``call(leaves)`` runs the callable; ``takes_gradients`` says whether it may set ``.grad``;
     results from ``saved_from`` on are freed together. ``differences(key, keys)`` says in what a
-    signature differs from others."""
+    signature differs from others. ``look_farther(ways)`` makes the states that are found from now on
+    have what these lead to."""
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str, *,
                  takes_gradients: bool, saved_from: int | None = None,
-                 differences: Callable[[Any, Sequence[Any]], str] = lambda key, keys: "") -> None:
+                 differences: Callable[[Any, Sequence[Any]], str] = lambda key, keys: "",
+                 look_farther: Callable[[Collection[Path]], None] = lambda ways: None) -> None:
         self.name = name
         self.entries: dict[Any, Entry] = {}
         self.is_refused = False  # something was, and not for the number of signatures
@@ -64,6 +69,7 @@ class Recorder:
         self._takes_gradients = takes_gradients
         self._saved_from = saved_from
         self._differences = differences
+        self._look_farther = look_farther
         self._beyond: Entry | None = None  # of all signatures that are too many
         self._alone: contextlib.AbstractContextManager[Any] = (
             _plain_steps if takes_gradients else contextlib.nullcontext())
@@ -95,7 +101,7 @@ class Recorder:
         with self._alone, self._lock:
             if entry.recorded is None and entry.report.reason is None:
                 entry.state = state
-                answer = self._record(entry, leaves)
+                answer = self._record(key, entry, leaves)
                 _give_back_memory()
                 return answer
         return self.run(key, leaves, state, describe)  # another thread was first
@@ -175,7 +181,7 @@ class Recorder:
 
     # Recording.
 
-    def _record(self, entry: Entry, leaves: list[Any]) -> Any:
+    def _record(self, key: Any, entry: Entry, leaves: list[Any]) -> Any:
         try:
             step, fixed = self._step(entry, leaves)
         except NotRecordable as error:
@@ -198,6 +204,12 @@ class Recorder:
                 if step.call is leaving and not leaving.slots:  # simpler answers, of most steps
                     step.call, plain.answer = self._call, plain.answer[0]
             answer, recorded = self._make_and_launch(entry, step, trial, plain, agree)
+        except Elsewhere:
+            self.entries.pop(key, None)  # there will be another one, of a state that has more
+            if trial is None or plain is None:
+                return self._call(leaves)
+            trial.settle(plain)
+            return leaving.leave(plain.answer) if step.call is leaving else plain.answer
         except (NotRecordable, Untrusted, _native.NativeError) as error:
             # What it left in Python's objects may be of a capture: it runs once more.
             if trial:
@@ -259,6 +271,9 @@ class Recorder:
             if before != [entry.state.hyperparameters(opt) for opt in entry.state.optimizers]:
                 raise NotRecordable("it changes an optimizer's numbers in Python; keep them in "
                                     "tensors (lr=torch.tensor(...)), or change them outside")
+            if self._takes_gradients:  # what compiled graphs use are arguments and their constants
+                self._check_all_was_found(entry, step, capture)
+
             def with_lanes(lanes: int) -> Recorded:
                 return Recorded(step, capture, device, chosen.verify, self._saved_from, lanes,
                                 chosen.ahead_bytes)
@@ -281,6 +296,17 @@ class Recorder:
         for recorded in made:
             recorded.random = random
         return [made[0], *(other for other in made[1:] if other.counts.lanes > 1)]
+
+    def _check_all_was_found(self, entry: Entry, step: Step, capture: Capture) -> None:
+        """Raises Elsewhere where it was not, and will be next time."""
+        try:
+            check_all_was_found(step, capture, capture_device(step.device))
+        except Elsewhere as error:
+            ways = entry.state.ways_to(error.tensors)
+            if ways is None:
+                raise NotRecordable(str(error)) from error
+            self._look_farther(ways)
+            raise
 
     def _why_in_order(self, step: Step, is_known: bool) -> str:
         """Why kernels stay in captured order, unless a recording side by side is tried."""
@@ -330,7 +356,7 @@ class Recorder:
         recorded = entry.recorded
         assert recorded is not None
         view = entry.view_of(state)
-        given = view and self._given(entry, recorded, leaves, view, state)
+        given = self._given(entry, recorded, leaves, view, state) if view else None
         if view is None or given is None:  # the state is another one: recorded anew
             self._retire(key)
             return self.run(key, leaves, state, lambda: entry.report.inputs)

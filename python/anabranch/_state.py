@@ -3,9 +3,8 @@
 
 A recording holds their addresses and whatever Python said when it was made. So a step's state is
 found once, as *places* (a holder and a key), and looked up again before each launch: a tensor
-that moved, or another one in its place, is seen, and so is another object on the way to it. What
-cannot be found this way (a tensor inside an object of somebody's library) is frozen where it was;
-``static=`` names it.
+that moved, or another one in its place, is seen, and so is another object on the way to it. Where a
+capture names a tensor that was not found, it is looked for farther away (``_elsewhere.py``).
 
 Threads: as the objects found. Failure: none; what cannot be walked is left out.
 """
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._walk import ARGUMENT, Found, Path, Place, Walk
+from ._walk import ARGUMENT, Everywhere, Found, Path, Place, Walk
 
 _COUNTER_BYTES = 1 << 16
 
@@ -64,10 +63,10 @@ def is_wrapper(tensor: Tensor) -> bool:
 class State:
     """Everything found from a callable, from what the user named, and from objects that it is given.
     ``before`` is what was found when it was looked for last, so that what has been written since is
-    known."""
+    known; ``farther`` where one has to look besides, see Walk."""
 
     def __init__(self, roots: Iterable[Any] = (), arguments: Sequence[Any] = (),
-                 before: State | None = None) -> None:
+                 before: State | None = None, farther: frozenset[Path] = frozenset()) -> None:
         self.number = 0  # equal for those that recordings need not tell apart
         self.places: list[Place] = []  # plain tensors on a GPU: they may move
         self.more_places: list[list[Place]] = []  # where else each of them stands
@@ -75,7 +74,7 @@ class State:
         self.on_cpu: list[Place] = []  # read when recorded, and frozen
         self.pinned: list[Place] = []  # copied from and to by each launch: they may not move
         self.counters: list[Tensor] = []  # on the CPU, changed by every step of an optimizer
-        self._roots, self._arguments = tuple(roots), list(arguments)
+        self._roots, self._arguments, self._farther = tuple(roots), list(arguments), farther
         walk = self.walk_again()
         for found in walk.tensors:
             self._sort(found, walk.more_places[id(found.tensor)])
@@ -123,7 +122,19 @@ class State:
 
     def walk_again(self) -> Walk:
         """What there is to be found by now."""
-        return Walk(self._roots, self._arguments)
+        return Walk(self._roots, self._arguments, self._farther)
+
+    def ways_to(self, tensors: Iterable[Tensor]) -> set[Path] | None:
+        """Where to look besides, to find these too. None where one would not be found, or it has
+        looked there."""
+        wanted, ways = set(map(id, tensors)), set[Path]()
+        walk = Walk(self._roots, self._arguments, Everywhere())
+        for place, tensor, _ in walk.tensors:
+            there = wanted.intersection(map(id, inner_tensors(tensor)))
+            for path in [place.path, *(more.path for more in walk.more_places[id(tensor)])]:
+                ways.update(path[:end] for end in range(1 + len(path)) if there)
+            wanted -= there
+        return None if wanted or self._farther.issuperset(ways) else ways
 
     def _children_now(self) -> list[nn.Module | None]:
         return list(itertools.chain.from_iterable(map(dict.values, self._registries)))
@@ -175,19 +186,20 @@ class State:
                                   and tensor.numel() * tensor.element_size() <= _COUNTER_BYTES)]
 
     def parameters(self) -> list[Tensor]:
-        """Tensors that backward may give a ``.grad``, as they are now."""
+        """Tensors that backward may give a ``.grad``, or that have one, as they are now: a step of
+        their optimizer uses it, though nobody wants it any more."""
         found = [(place.path, tensor) for place in (*self.places, *self.wrapped)
                  if (tensor := place.get()) is not None and may_be_parameter(tensor)]
         self._parameters = [tensor for _, tensor in found]
-        self.parameter_paths = [path for path, tensor in found if tensor.requires_grad]
-        return [tensor for tensor in self._parameters if tensor.requires_grad]
+        self.parameter_paths = [path for path, tensor in found if _concerns_gradients(tensor)]
+        return [tensor for tensor in self._parameters if _concerns_gradients(tensor)]
 
     def guards(self) -> tuple[Any, ...]:
         """What Python says about the state and a recording has frozen. Where nobody asks for
         gradients, whether there are any is left to launches that read some."""
         return (
             tuple([attributes["training"] for attributes in self._modes]),
-            tuple([parameter.grad is None if parameter.requires_grad else None
+            tuple([True if parameter.grad is not None else None if parameter.requires_grad else False
                    for parameter in self._parameters])
             if self.optimizers or torch.is_grad_enabled() else None,
             tuple([self.hyperparameters(opt) for opt in self.optimizers]),
@@ -205,6 +217,10 @@ class State:
                    for key, value in group.items() if key != "params"])
             for group in optimizer.param_groups
         ])
+
+
+def _concerns_gradients(parameter: Tensor) -> bool:
+    return parameter.requires_grad or parameter.grad is not None
 
 
 def _are_same(some: Collection[Any], others: Collection[Any]) -> bool:

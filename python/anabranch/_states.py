@@ -11,13 +11,14 @@ from __future__ import annotations
 import collections
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from ._state import State
+from ._walk import Path
 
 _UNUSED_CALLS = 256  # after which models that are given no more are let go
 
@@ -36,6 +37,7 @@ class States:
         self._forms: collections.deque[tuple[Any, int]] = collections.deque(maxlen=most_forms)
         self._numbers = itertools.count()
         self._before: State | None = None
+        self._farther: frozenset[Path] = frozenset()
         self._lock = threading.Lock()
 
     def current(self, objects: Sequence[Any]) -> State | None:
@@ -62,11 +64,17 @@ class States:
         with self._lock:
             ids = _lasting(objects)
             before = self._states.get(ids)
-            state = State(self._roots, objects, before or self._before)
+            state = State(self._roots, objects, before or self._before, self._farther)
             state.number = self._number_of(state, before)
             self._forms.append((state.form, state.number))
             self._states[ids] = self._before = state
             return state
+
+    def look_farther(self, ways: Collection[Path]) -> None:
+        """From now on it looks there too."""
+        with self._lock:
+            self._farther = self._farther.union(ways)
+            self._states.clear()
 
     def _number_of(self, state: State, before: State | None) -> int:
         known = next((one for one in self._forms if one[0] == state.form), None)

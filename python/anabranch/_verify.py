@@ -15,13 +15,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from . import _compat
 from ._capture import NotRecordable, Step
+from ._elsewhere import Elsewhere
 from ._given import bytes_of
 from ._native import NativeError
 from ._recorded import Recorded
@@ -31,9 +32,22 @@ _MARGIN = 10.0
 _ROUNDS = 3  # of more runs
 _POISON = 0xFF
 
+_Made = TypeVar("_Made")
+
 
 class Untrusted(Exception):
     """A recording that answers something else than the step."""
+
+
+@dataclasses.dataclass
+class _Moment:
+    """What a step could read or write, as it was then."""
+
+    memory: list[Tensor]  # copies of what was given, unit by unit
+    gradients: list[Tensor | None]  # themselves
+    random: tuple[Tensor, Tensor]
+    generators: list[tuple[torch.Generator, Tensor]]
+    on_host: list[tuple[Tensor, int, Tensor]]  # with its version, and a copy
 
 
 @dataclasses.dataclass
@@ -41,9 +55,13 @@ class Run:
     """What one run of a step left behind."""
 
     answer: Any
-    gradients: list[Tensor | None]
-    memory: list[Tensor]  # copies of what was given, unit by unit
+    gradients: list[Tensor | None]  # those that are others than before
+    after: _Moment
     has_history: bool = False  # a result had a grad_fn
+
+    @property
+    def memory(self) -> list[Tensor]:
+        return self.after.memory
 
     def tensors(self) -> list[tuple[str, Tensor]]:
         flat, _ = _compat.tree_flatten(self.answer)
@@ -61,12 +79,16 @@ class Trial:
     def __init__(self, step: Step, fixed: Sequence[Tensor], state: State) -> None:
         self._step = step
         self._memory = [*bytes_of(step.tensors, step.units), *fixed]
-        self._gradients = [parameter.grad for parameter in step.parameters]
-        self._random = torch.cuda.get_rng_state(step.device), torch.get_rng_state()
-        self._before = _copies(self._memory)
-        self._generators = [(one, one.get_state()) for one in state.generators]
-        self._on_host = [(tensor, version_of(tensor), tensor.detach().clone())
-                         for tensor in state.on_host()]
+        self._state = state
+        self._before = self._moment()
+
+    def _moment(self) -> _Moment:
+        return _Moment(
+            _copies(self._memory), [parameter.grad for parameter in self._step.parameters],
+            (torch.cuda.get_rng_state(self._step.device), torch.get_rng_state()),
+            [(one, one.get_state()) for one in self._state.generators],
+            [(tensor, version_of(tensor), tensor.detach().clone())
+             for tensor in self._state.on_host()])
 
     def plain(self) -> Run:
         """Runs the step as it is. Its results have no history afterwards, as a recording's have
@@ -87,28 +109,32 @@ class Trial:
         return recorded.launch(self._step.tensors, self._step.parameters, poison)
 
     def _after(self, answer: Any) -> Run:
-        gradients = [parameter.grad if parameter.grad is not before else None
-                     for parameter, before in zip(self._step.parameters, self._gradients,
-                                                  strict=True)]
-        return Run(answer, gradients, _copies(self._memory))
+        after = self._moment()
+        gradients = [grad if grad is not before else None
+                     for grad, before in zip(after.gradients, self._before.gradients, strict=True)]
+        return Run(answer, gradients, after)
 
     def rewind(self) -> None:
         """Back to before the call."""
-        self._put(self._before, self._gradients)
-        torch.cuda.set_rng_state(self._random[0], self._step.device)
-        torch.set_rng_state(self._random[1])
-        for generator, drawn in self._generators:
+        self._put(self._before)
+
+    def settle(self, run: Run) -> None:
+        """To where a run has ended, as if it had been the only one."""
+        self._put(run.after)
+
+    def _put(self, moment: _Moment) -> None:
+        _wait_for_copies(self._memory)
+        for to, saved in zip(self._memory, moment.memory, strict=True):
+            to.copy_(saved)
+        for parameter, grad in zip(self._step.parameters, moment.gradients, strict=True):
+            parameter.grad = grad
+        torch.cuda.set_rng_state(moment.random[0], self._step.device)
+        torch.set_rng_state(moment.random[1])
+        for generator, drawn in moment.generators:
             generator.set_state(drawn)
-        for tensor, version, value in self._on_host:
+        for tensor, version, value in moment.on_host:
             if version_of(tensor) != version:
                 tensor.detach().copy_(value)
-
-    def _put(self, memory: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        _wait_for_copies(self._memory)
-        for to, saved in zip(self._memory, memory, strict=True):
-            to.copy_(saved)
-        for parameter, grad in zip(self._step.parameters, gradients, strict=True):
-            parameter.grad = grad
 
     def differing(self, a: Run, b: Run) -> dict[str, float]:
         """What is not the same bit for bit, by name, and how far apart it is."""
@@ -146,14 +172,17 @@ class Agreement:
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
         return bool(flag.item())
 
-    def make(self, make: Callable[[], Recorded]) -> Recorded:
-        """``make()`` where all of them succeed."""
+    def make(self, make: Callable[[], _Made]) -> _Made:
+        """``make()`` where all of them succeed; Elsewhere where it is that for all."""
         try:
             made = make()
-        except (NotRecordable, NativeError):
+        except (NotRecordable, NativeError) as error:
             self.on(True)
+            if self.on(not isinstance(error, Elsewhere)) and isinstance(error, Elsewhere):
+                raise NotRecordable(str(error)) from error
             raise
         if self.on(False):
+            self.on(True)
             raise NotRecordable("another process could not record it")
         return made
 

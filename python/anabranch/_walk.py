@@ -3,7 +3,9 @@
 
 Everything is named by the keys that lead to it, its *path*, so that what stands in a thing's place
 later is known for what it is. Closures, globals that the code names, methods, partials, containers
-and objects are walked; modules of Python, classes and objects of big libraries are not.
+and objects are walked. Objects among a module's attributes, classes and modules of Python are not,
+which may lead to all that a program has, but where one is told to go *farther*; objects of big
+libraries never.
 
 Threads: as the objects found. Failure: none; what cannot be walked is left out.
 """
@@ -11,15 +13,16 @@ Threads: as the objects found. Failure: none; what cannot be walked is left out.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ._holders import Slotted, Variables, slots_of
+from ._holders import OfClass, Slotted, Variables, slots_of
 
 _DEEPEST = 8  # containers and objects within one another
 _DEEPEST_CONSTANT, _MOST_CONSTANTS = 3, 100  # what is beyond is compared as one object
@@ -29,6 +32,7 @@ _NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training")  # of a modu
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device,
           torch.Size)  # where they are equal they are the same
 _PLAIN_TYPES, _NO_OBJECTS = frozenset(PLAIN), (Tensor, *PLAIN)
+_CACHE = type(functools.cache(int))
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 
 ARGUMENT = "argument"  # begins their paths
@@ -58,11 +62,24 @@ class Found(NamedTuple):
     counts: bool
 
 
+class Everywhere:
+    """All paths, until so many have been asked for."""
+
+    def __init__(self, most: int = 100_000) -> None:
+        self._left = most
+
+    def __contains__(self, path: object) -> bool:
+        self._left -= 1
+        return self._left >= 0
+
+
 class Walk:
     """Everything that the roots lead to, each thing once, in the order of the walk; and then what
-    ``arguments`` lead to, in whose places others may stand later."""
+    ``arguments`` lead to, in whose places others may stand later. ``farther`` has paths that the walk
+    goes though it would not by itself, each with those that lead there."""
 
-    def __init__(self, roots: Iterable[Any], arguments: Sequence[Any] = ()) -> None:
+    def __init__(self, roots: Iterable[Any], arguments: Sequence[Any] = (),
+                 farther: Container[Path] = ()) -> None:
         self.tensors: list[Found] = []
         self.more_places: dict[int, list[Place]] = {}  # of a tensor, by its id
         self.generators: list[torch.Generator] = []
@@ -78,6 +95,7 @@ class Walk:
         self.entered: dict[Path, tuple[Place, Any]] = {}
         # Their containers and attributes, and the way to each.
         self.holders: list[tuple[Any, Path]] = []
+        self._farther = farther
         self._finds = 0  # how often the walk has met something, known or not
         self._leads: dict[int, bool] = {}  # by the ids of what was walked
         self._keep: list[Any] = []  # what these ids belong to
@@ -98,7 +116,8 @@ class Walk:
             value = place.get()
         except Exception:  # an empty cell, a property that fails
             return
-        if type(value) in _PLAIN_TYPES:
+        if type(value) in _PLAIN_TYPES and not (
+                self._farther and isinstance(value, type) and place.path in self._farther):
             return
         if isinstance(value, Tensor):
             self._add(place, value)
@@ -187,6 +206,34 @@ class Walk:
                 self.holders.append((_attributes(thing), path))
             for name, holder, key in _parts(thing):
                 self._look(Place(holder, key, (*path, name)), depth)
+            self._look_farther(thing, path, depth)
+
+    def _look_farther(self, thing: Any, path: Path, depth: int) -> None:
+        """Into a module of Python, a class, the classes of an object, or what functools.cache keeps."""
+        if not self._farther:
+            return
+        if isinstance(thing, types.ModuleType):
+            self._look_at_some(vars(thing), thing.__name__, path, depth)
+            return
+        if isinstance(thing, _CACHE):
+            for value in _kept_by(thing):
+                name = f"cached {id(value)}"  # nothing else tells them that lasts
+                if (*path, name) in self._farther:
+                    self._look(Place((value,), 0, (*path, name)), depth)
+        kinds = thing.__mro__ if isinstance(thing, type) else type(thing).__mro__
+        for kind in kinds:
+            self._look_at_some(OfClass(kind), kind.__module__, (*path, f"class {kind.__name__}"),
+                               depth)
+
+    def _look_at_some(self, holder: MutableMapping[str, Any], owner: str, path: Path,
+                      depth: int) -> None:
+        if owner.split(".")[0] in _DONT_ENTER or path not in self._farther:
+            return
+        names = [name for name in list(holder) if (*path, name) in self._farther]
+        if names:
+            self.holders.append((holder, path))
+        for name in names:
+            self._look(Place(holder, name, (*path, name)), depth)
 
     def _add(self, place: Place, tensor: Tensor, counts: bool = False) -> None:
         self._finds += 1
@@ -219,10 +266,12 @@ class Walk:
     def _look_into_attributes(self, module: nn.Module, path: Path, depth: int) -> None:
         """Into containers alone, a cache of keys and values: of objects a module may name anything,
         its trainer and all data."""
-        attributes = vars(module)
+        attributes, depth = vars(module), max(depth, _DEEPEST - 3)
         for key in [key for key, value in attributes.items() if key not in _OF_MODULES
-                    and isinstance(value, (dict, list, tuple)) and value]:
-            self._look(Place(attributes, key, (*path, key)), max(depth, _DEEPEST - 3))
+                    and (isinstance(value, (dict, list, tuple)) and value
+                         or self._farther and is_object(value) and (*path, key) in self._farther)]:
+            self._look(Place(attributes, key, (*path, key)), depth)
+        self._look_farther(module, path, depth)
 
     def _visit_optimizer(self, optimizer: torch.optim.Optimizer, path: Path) -> None:
         self._finds += 1
@@ -303,6 +352,12 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[Any, Any,
     compiled = getattr(function, "_torchdynamo_orig_callable", None)
     if compiled is not None:
         yield "compiled", (compiled,), 0
+
+
+def _kept_by(cache: Any) -> Iterator[Any]:
+    for thing in gc.get_referents(cache):
+        if thing is not vars(cache):
+            yield from thing.values() if isinstance(thing, dict) else (thing,)
 
 
 def _may_enter(thing: Any) -> bool:

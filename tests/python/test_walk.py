@@ -33,7 +33,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(_recorder, "_device_of", lambda leaves, tensors: None)
     monkeypatch.setattr(_recorder, "_give_back_memory", lambda: None)
 
-    def record(recorder, entry, leaves):
+    def record(recorder, key, entry, leaves):
         known = entry.state.tensors()
         entry.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         answer = recorder._call(leaves)

@@ -44,6 +44,7 @@ from .cuda import (
     backend_of_group,
     clear_workspaces,
     collectives_so_far,
+    constants_of_generated_code,
     current_device,
     current_stream,
     empty_strided_cpu,
@@ -55,6 +56,7 @@ from .cuda import (
     PoolHistory,
     reinterpret_tensor,
     storage_at,
+    tensors_alive,
 )
 from .library import (
     dtype_code,
@@ -91,6 +93,7 @@ __all__ = [
     "collectives_so_far",
     "compile_fx",
     "compile_fx_inner",
+    "constants_of_generated_code",
     "current_device",
     "current_stream",
     "CustomPartitionerFn",
@@ -138,6 +141,7 @@ __all__ = [
     "storage_at",
     "stream_operation",
     "take_events_behind_writes",
+    "tensors_alive",
     "TorchDispatchMode",
     "trace_structured",
     "tree_flatten",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
@@ -74,6 +75,7 @@ class PoolHistory(NamedTuple):
 
     allocations: list[tuple[int, int]]  # (address, bytes asked for), in order of time
     segments: dict[tuple[int, int], set[int]]  # where those of each pool begin
+    alive: list[tuple[int, int, tuple[int, int]]]  # (address, bytes, pool) of all that is allocated
 
 
 @contextlib.contextmanager
@@ -94,8 +96,11 @@ def memory_history(device: int) -> Iterator[Callable[[], PoolHistory]]:
         pools: dict[tuple[int, int], set[int]] = {}
         for segment in segments:
             pools.setdefault(tuple(segment["segment_pool_id"]), set()).add(segment["address"])
+        alive = [(block["address"], block["requested_size"], tuple(segment["segment_pool_id"]))
+                 for segment in segments for block in segment["blocks"]
+                 if block["state"] == "active_allocated"]
         return PoolHistory([(event["addr"], event["size"]) for event in trace[begin:]
-                            if event["action"] == "alloc"], pools)
+                            if event["action"] == "alloc"], pools, alive)
 
     try:
         yield read
@@ -117,6 +122,20 @@ def allocated_in_pools(device: int, pools: Collection[tuple[int, int]]) -> int:
     return sum(block["requested_size"] for segment in segments
                if tuple(segment["segment_pool_id"]) in pools
                for block in segment["blocks"] if block["state"] == "active_allocated")
+
+
+def tensors_alive() -> list[torch.Tensor]:
+    """All tensors with memory of their own that Python knows."""
+    return [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)
+            and type(thing).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+            and thing.layout is torch.strided and not hasattr(type(thing), "__tensor_flatten__")]
+
+
+def constants_of_generated_code() -> list[Any]:
+    """What Inductor's code holds besides functions: tensors that it never moves, among others."""
+    from torch._inductor.codecache import PyCodeCache
+
+    return [value for module in PyCodeCache.modules for value in vars(module).values()]
 
 
 @contextlib.contextmanager

@@ -356,6 +356,17 @@ def test_parameters_may_be_frozen_and_thawed(clear):
     assert_launched(train_both(made(clear=clear), between=between, calls=18), 8)
 
 
+def test_the_gradients_of_frozen_parameters_are_used_until_they_are_gone():
+    def between(i, model, optimizer):
+        model[0].requires_grad_(i < 6)
+        if i == 12:
+            model[0].weight.grad = None
+        elif i > 12:
+            model[0].bias.grad.mul_(2)
+
+    assert_launched(train_both(made(clear="never"), between=between, calls=18), 8)
+
+
 def test_buffers_are_written_as_in_eager():
     step = train_both(made(make_model=lambda: mlp(nn.BatchNorm1d(32, momentum=0.3))), calls=12)
     assert_launched(step, 8)

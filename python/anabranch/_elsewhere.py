@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that a capture names and the step was not given.
+
+What two captures agree on is frozen, and so is the address of a tensor that nobody found: an
+attribute of a class, something inside an object of a module. Kernels would go on to read it where it
+was, whoever moves or replaces it. So addresses in a capture are held against the memory that torch
+has given out.
+
+Threads: the recorder's, one at a time. Failure: NotRecordable.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from . import _compat
+from ._capture import Capture, NotRecordable, Step, named_of
+from ._native_capture import CaptureDevice
+
+
+class Elsewhere(NotRecordable):
+    """The step uses tensors that were not found from it. As a reason it says how to name them."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        one = tensors[0]
+        kind = str(one.dtype).removeprefix("torch.")
+        super().__init__(
+            f"it uses a tensor ({kind}{list(one.shape)}) that nothing which was found from it leads "
+            "to, so that a launch would not see where it is; give it to the step, or name it in "
+            "static=")
+        self.tensors = tensors
+
+
+def check_all_was_found(step: Step, capture: Capture, device: CaptureDevice) -> None:
+    """Raises Elsewhere where it was not. Memory that no tensor in Python has is left alone: torch's
+    generators have some, and libraries."""
+    snapshot = capture.first.snapshot
+    assert snapshot is not None
+    alive = sorted(capture.alive)
+    suspects = _tensors_in(sorted(alive[i] for i, _ in snapshot.mentions(alive)), but=step.tensors)
+    # Bytes of a struct that nothing has set may hold an address of long ago. Where they do, a capture
+    # does not follow the tensor to another one.
+    named = named_of(suspects, step, device) if suspects else []
+    if named:
+        raise Elsewhere(named)
+
+
+def _tensors_in(memory: Sequence[tuple[int, int]], but: Iterable[Tensor]) -> list[Tensor]:
+    """All in one of some ranges, which are sorted. Constants of compiled code stay where they are."""
+    if not memory:
+        return []
+    begins = [begin for begin, _ in memory]
+    ends = [begin + size for begin, size in memory]
+    known = {id(thing) for thing in (*but, *_compat.constants_of_generated_code())}
+    return [tensor for tensor in _compat.tensors_alive()
+            if tensor.is_cuda and id(tensor) not in known and tensor.numel() > 0
+            and (i := bisect.bisect(begins, address := _address(tensor)) - 1) >= 0
+            and address < ends[i]]
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # one that torch.func has wrapped
+        return 0
