@@ -101,6 +101,44 @@ TEST_P(CudaLaunchTest, RunsAtTheAddressesItIsGiven) {
   EXPECT_EQ(nodes_set_by_host(), by_updater() ? 0u : kNodes);
 }
 
+// Launches of one function by a library that allows each just the shared memory that it has.
+class SharedMemoryTest : public CudaLaunchTest {
+ protected:
+  void queue_step(CuStream on, const std::vector<CaptureAllocation>& memory) override {
+    CudaLaunchTest::queue_step(on, memory);
+    if (!function_) return;
+    library_launches(on, memory[1].address, 60'000);
+    library_launches(on, memory[1].address, 4'096);
+  }
+  void library_launches(CuStream on, CuDevicePtr in_place, unsigned shared_bytes) {
+    constexpr auto kMost = CuFunctionAttribute::kMaxDynamicSharedSizeBytes;
+    EXPECT_CU(d->cuFuncSetAttribute(function_, kMost, static_cast<int>(shared_bytes)));
+    std::uint32_t count = testing::kWords;
+    void* params[] = {&in_place, &in_place, &count};
+    EXPECT_CU(d->cuLaunchKernel(function_, 1, 1, 1, 32, 1, 1, shared_bytes, on, params, nullptr));
+  }
+  std::shared_ptr<CudaRecording> record_library() {
+    function_ = load("add_one");
+    return record_again();
+  }
+
+ private:
+  CuFunction function_ = nullptr;
+};
+
+TEST_P(SharedMemoryTest, FunctionsAreAllowedWhatTheirNodesHave) {
+  const auto recording = record_library();
+  const Memory other = fresh(*recording);
+  for (int i = 0; i < 30; ++i) {  // from the device and, once settled, from the host
+    const Memory memory = i < 10 ? fresh(*recording) : other;
+    put_words(memory[0], 100);
+    must_launch(*recording, memory);
+    EXPECT_CU(d->cuStreamSynchronize(work_stream));
+    expect_result(memory[1], 102);
+    library_launches(work_stream, memory[1], 1'024);  // a plain call of it
+  }
+}
+
 // All of the step in a child graph, and a call of the host and an event there with it.
 class ChildLaunchTest : public CudaLaunchTest {
  protected:
@@ -530,6 +568,7 @@ std::string name_of(const ::testing::TestParamInfo<By>& by) {
 const auto all_of_them =
     ::testing::Values(By::kHost, By::kOneKernel, By::kTwoKernels, By::kLaunchable);
 INSTANTIATE_TEST_SUITE_P(, CudaLaunchTest, all_of_them, name_of);
+INSTANTIATE_TEST_SUITE_P(, SharedMemoryTest, all_of_them, name_of);
 INSTANTIATE_TEST_SUITE_P(, ChildLaunchTest, all_of_them, name_of);
 INSTANTIATE_TEST_SUITE_P(, EventLaunchTest, all_of_them, name_of);
 INSTANTIATE_TEST_SUITE_P(, PriorityLaunchTest, all_of_them, name_of);

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cassert>
 #include <cstring>
@@ -307,7 +309,7 @@ Status CudaExec::set_node(std::uint32_t number) {
   const NodeImage& node = nodes_[number];
   switch (node.type) {
     case CuNodeType::kKernel:
-      return launched("cuGraphExecKernelNodeSetParams", set_kernel(number));
+      return set_kernel(number);
     case CuNodeType::kMemcpy:
       return launched("cuGraphExecMemcpyNodeSetParams",
                       driver_.cuGraphExecMemcpyNodeSetParams(exec_, node.handle, &node.copy,
@@ -319,10 +321,19 @@ Status CudaExec::set_node(std::uint32_t number) {
   }
 }
 
-CuResult CudaExec::set_kernel(std::uint32_t number) {
+Status CudaExec::set_kernel(std::uint32_t number) {
   NodeImage& node = nodes_[number];
   const CuKernelNodeParams launch = launch_of(node.kernel, room_);
-  return driver_.cuGraphExecKernelNodeSetParams(exec_, node.handle, &launch);
+  constexpr const char* kCall = "cuGraphExecKernelNodeSetParams";
+  const auto set_params = [&] {
+    return driver_.cuGraphExecKernelNodeSetParams(exec_, node.handle, &launch);
+  };
+  CuResult set = set_params();
+  if (set == CuResult::kInvalidValue && allow_shared_memory(driver_, node.kernel)) {
+    set = set_params();
+  }
+  if (set == CuResult::kSuccess) return {};
+  return launched(fmt::format("{} for kernel {} '{}'", kCall, number, node.kernel.name), set);
 }
 
 Status CudaExec::launch(CuStream stream) {

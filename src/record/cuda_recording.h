@@ -159,7 +159,7 @@ class CudaExec {
   Status mark_half(CuStream stream);
   void write_sites(std::uint32_t node);
   Status set_node(std::uint32_t node);
-  CuResult set_kernel(std::uint32_t node);
+  Status set_kernel(std::uint32_t node);
   // `updated`: what all else comes behind; null where device code sets no node.
   Status prepare_updates(const DeviceCode::Updater& updater, bool in_two, CuGraphNode* updated);
   Status make_updatable(std::uint32_t node, std::vector<SiteUpdate>& updates);

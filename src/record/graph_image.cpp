@@ -300,6 +300,15 @@ CuKernelNodeParams launch_of(KernelImage& kernel, LaunchRoom& room) {
   return launch;
 }
 
+bool allow_shared_memory(const Driver& driver, const KernelImage& kernel) {
+  constexpr auto kMost = CuFunctionAttribute::kMaxDynamicSharedSizeBytes;
+  const auto needed = static_cast<int>(kernel.launch.shared_bytes);
+  int allowed = 0;
+  return driver.cuFuncGetAttribute(&allowed, kMost, kernel.launch.func) == CuResult::kSuccess &&
+         allowed < needed &&
+         driver.cuFuncSetAttribute(kernel.launch.func, kMost, needed) == CuResult::kSuccess;
+}
+
 std::string describe_node(const GraphImage& image, std::uint32_t node) {
   const NodeImage& there = image.nodes[node];
   if (there.type != CuNodeType::kKernel) return fmt::format("{} {}", type_text(there.type), node);

@@ -48,6 +48,11 @@ struct LaunchRoom {
 // has more fields than any that had this room before.
 CuKernelNodeParams launch_of(KernelImage& kernel, LaunchRoom& room);
 
+// A driver refuses nodes with more dynamic shared memory than their function may have at the time,
+// and libraries set that for each launch of theirs (cuDNN's batch norms do). Raises it to what the
+// kernel needs; false where that is not the reason.
+bool allow_shared_memory(const Driver& driver, const KernelImage& kernel);
+
 // The host's memory that a copy touches, all of it from `begin` to `end`.
 struct HostBytes {
   std::uint64_t begin = 0, end = 0;

@@ -80,7 +80,9 @@ Status NodeMaker::make(std::uint32_t number) {
 
 NodeMaker::Call NodeMaker::make_kernel(NodeImage& node, CuGraphNode* made) {
   const CuKernelNodeParams launch = launch_of(node.kernel, room_);
-  const CuResult added = driver_.cuGraphAddKernelNode(made, graph_, nullptr, 0, &launch);
+  const auto add = [&] { return driver_.cuGraphAddKernelNode(made, graph_, nullptr, 0, &launch); };
+  CuResult added = add();
+  if (added == CuResult::kInvalidValue && allow_shared_memory(driver_, node.kernel)) added = add();
   if (added != CuResult::kSuccess || node.is_ours) return {"cuGraphAddKernelNode", added};
   const CuResult copied = driver_.cuGraphKernelNodeCopyAttributes(*made, node.handle);
   if (copied != CuResult::kSuccess) driver_.cuGraphDestroyNode(*made);
