@@ -159,6 +159,11 @@ class Leaving:
         if self._refusal is not None:
             raise self._refusal
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether it answers all that its callable leaves."""
+        return self._refusal is None
+
     def leave(self, answer: Any) -> Any:
         """Puts what it has answered where its callable had left it; the rest is the callable's."""
         answer, left = answer

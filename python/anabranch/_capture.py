@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from . import _compat
-from ._given import StandIns, Unit, units_of
+from ._given import StandIns, Unit, units_behind, units_of
 from ._native import NativeError
 from ._native_capture import (
     Block,
@@ -46,6 +47,10 @@ class Aliased(NotRecordable):
 
 class BrokeWhileNoted(NotRecordable):
     """Something raised inside a noted call: without notes it may not."""
+
+
+class BrokeUntold(NotRecordable):
+    """It asked whether it was captured, was told that it was not, and broke."""
 
 
 class Empty(NotRecordable):
@@ -112,6 +117,7 @@ class Step:
     is_noted: bool = False  # who reads and writes what
     is_compiled: bool = False  # `call` is what Inductor has made
     optimizers: Sequence[torch.optim.Optimizer] = ()  # that it may step
+    is_told: bool = False  # that it is captured, if it asks
 
     def joined(self) -> Step:
         """With tensors that share memory in one unit, whoever has them."""
@@ -251,16 +257,16 @@ def capture_twice(step: Step, device: CaptureDevice) -> Capture:
 
 
 def named_of(tensors: Sequence[Tensor], step: Step, device: CaptureDevice) -> list[Tensor]:
-    """Those of some tensors that one more capture names, for which they lie elsewhere too.
-    NotRecordable where it breaks."""
-    given = [*step.tensors[:step.own], *tensors, *step.tensors[step.own:]]
-    units = units_of(given)
-    moved = dataclasses.replace(step, tensors=given, units=units, is_noted=False)
+    """Those of some tensors that one more capture names, for which they lie elsewhere too, apart
+    from what the step is given. NotRecordable where it breaks."""
+    known = len(step.tensors)
+    units = [*step.units, *units_behind(tensors, known)]
+    moved = dataclasses.replace(step, tensors=[*step.tensors, *tensors], units=units, is_noted=False)
     with one_at_a_time, torch.cuda.device(step.device):
         memory, made = CaptureMemory(device), list[Captured]()
         try:
             made.append(_capture(moved, memory, device))
-            named = [units[i] for i in _named_units(made[0], units)]
+            members = {i for number in _named_units(made[0], units) for i, _ in units[number].members}
             made[0].result, made[0].gradients = [], {}
             _check_nothing_is_kept(step.device, made)
         except Exception as error:
@@ -268,8 +274,7 @@ def named_of(tensors: Sequence[Tensor], step: Step, device: CaptureDevice) -> li
             raise NotRecordable(_reason(error)) from error
         made.pop().close()
         memory.close()
-    members = {index for unit in named for index, _ in unit.members}
-    return [tensor for i, tensor in enumerate(tensors, step.own) if i in members]
+    return [tensor for i, tensor in enumerate(tensors, known) if i in members]
 
 
 def _named_units(captured: Captured, units: Sequence[Unit]) -> list[int]:
@@ -346,7 +351,7 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
         try:
             graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
             try:
-                with _noting(step, captured, device):
+                with _untold(step), _noting(step, captured, device):
                     answer = step.call(leaves)
                 graph.capture_end()  # raises where a stream was not joined
             except BaseException:
@@ -362,6 +367,35 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
             memory.shut()
             torch.clear_autocast_cache()
             _compat.clear_workspaces()
+
+
+@contextlib.contextmanager
+def _untold(step: Step) -> Iterator[None]:
+    """Code outside torch that asks whether it is captured is told that it is not, so that it goes the
+    way of plain runs, which is the one to repeat. Where it breaks, it may have asked for a reason:
+    BrokeUntold."""
+    if step.is_told or step.is_compiled:
+        yield
+        return
+    truth, has_asked = torch.cuda.is_current_stream_capturing, False
+
+    def is_captured() -> bool:
+        nonlocal has_asked
+        asker = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+        if asker in ("torch", "anabranch") or torch.cuda.current_stream() != step.stream:
+            return truth()
+        has_asked = True
+        return False
+
+    torch.cuda.is_current_stream_capturing = is_captured
+    try:
+        yield
+    except Exception as error:
+        if has_asked and not isinstance(error, BrokeWhileNoted):
+            raise BrokeUntold(_reason(error)) from error
+        raise
+    finally:
+        torch.cuda.is_current_stream_capturing = truth
 
 
 @contextlib.contextmanager
@@ -490,7 +524,18 @@ def _compare(first: Captured, second: Captured) -> None:
             and first.gradients.keys() == second.gradients.keys()
             and all(_same(grad, second.gradients[i]) for i, grad in first.gradients.items()))
     if not same:
-        raise NotRecordable("it answers something else in a second capture")
+        made_anew = _object_made_anew(first.result, second.result)
+        raise NotRecordable(f"it answers a {made_anew}, another one in each call; answer the tensors "
+                            "in it" if made_anew else "it answers something else in a second capture")
+
+
+def _object_made_anew(first: Sequence[Any], second: Sequence[Any]) -> str:
+    """Of which class an object is that both captures answer, each one of its own."""
+    for a, b in zip(first, second, strict=False):
+        if isinstance(a, Constant) and isinstance(b, Constant) and not _same(a, b) \
+                and type(a.value) is type(b.value) and hasattr(a.value, "__dict__"):
+            return type(a.value).__name__
+    return ""
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -193,6 +193,7 @@ class Entry:
         self.plain = 0  # calls so far
         self.constants: list[Any] = []  # leaves that are no tensors, and whose ids the key may have
         self.is_empty = False  # it queued nothing, which is no reason to raise
+        self.why_told = ""  # that it is captured: how it breaks where it believes that it is not
         self.state = state  # what is recorded, and then what was seen last
         self.arguments: list[int] = []  # leaves that are tensors
         self.leaf_owners: list[int] = []  # leaves that may get a gradient

@@ -59,9 +59,13 @@ def units_of(tensors: Sequence[Tensor]) -> list[Unit]:
 
 def units_apart(tensors: Sequence[Tensor], first: int) -> list[Unit]:
     """The same, but that a tensor before ``first`` is never in one unit with one behind."""
-    behind = [dataclasses.replace(unit, members=[(first + i, offset) for i, offset in unit.members])
-              for unit in units_of(tensors[first:])]
-    return [*units_of(tensors[:first]), *behind]
+    return [*units_of(tensors[:first]), *units_behind(tensors[first:], first)]
+
+
+def units_behind(tensors: Sequence[Tensor], first: int) -> list[Unit]:
+    """Units of tensors of which the first has that number."""
+    return [dataclasses.replace(unit, members=[(first + i, offset) for i, offset in unit.members])
+            for unit in units_of(tensors)]
 
 
 def overlap(units: Sequence[Unit]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,8 +24,7 @@ _LEAST_GAIN = 1.02
 # More memory than that is not worth the time that it may save.
 _MOST_GROWTH = 1.125
 _SMALL_BYTES = 256 << 20  # growth that is never too much: a product's scratch on a few lanes
-_LAUNCHES = 3  # a sample: as many as follow one another when a step is repeated
-_SAMPLES = 5
+_SAMPLES = 9
 _MOST_SECONDS = 1.0
 
 
@@ -54,27 +54,26 @@ def choose(trial: Trial, plain: Run, ordered: Recorded, overlapped: Recorded,
 
 def _seconds(trial: Trial, recordings: Sequence[Recorded],
              agree: Callable[[bool], bool]) -> list[float]:
-    """Medians of samples taken in turn, of a few launches each. Processes that run a step together
-    take as many."""
+    """Medians of samples taken in turn. Processes that run a step together take as many."""
     samples: list[list[float]] = [[] for _ in recordings]
     for recorded in recordings:
         _sample(trial, recorded)
-    spent = 0.0
+    start = time.perf_counter()
     for _ in range(_SAMPLES):
         for recorded, of_it in zip(recordings, samples, strict=True):
             of_it.append(_sample(trial, recorded))
-            spent += of_it[-1]
-        if agree(spent > _MOST_SECONDS):
+        if agree(time.perf_counter() - start > _MOST_SECONDS):
             break
     return [statistics.median(of_it) for of_it in samples]
 
 
 def _sample(trial: Trial, recorded: Recorded) -> float:
+    """Of one launch from the state that the step has met: what it counts may be an index, and a few
+    steps on be behind the end of something."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
+    trial.rewind()
     begin.record()
-    for _ in range(_LAUNCHES):
-        trial.launch(recorded)
+    trial.launch(recorded)
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) / 1000

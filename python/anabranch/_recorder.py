@@ -24,6 +24,7 @@ from . import _compat, _native, config, errors
 from ._bindings import Leaving
 from ._capture import (
     Aliased,
+    BrokeUntold,
     BrokeWhileNoted,
     Capture,
     Empty,
@@ -39,7 +40,7 @@ from ._native_capture import capture_device
 from ._overlap import choose
 from ._recorded import Recorded, random_graph
 from ._state import NO_STATE, State, inner_tensors, is_wrapper
-from ._verify import Agreement, Trial, Untrusted, on_stream, verify
+from ._verify import Agreement, Run, Trial, Untrusted, on_stream, verify
 from ._walk import Path
 
 log = logging.getLogger("anabranch.record")
@@ -97,7 +98,9 @@ class Recorder:
         entry.plain += 1
         if entry.plain <= _WARM_UP:
             with self._alone, self._on_capture_stream(leaves), self._compiled_for_lanes():
-                return self._call(leaves)
+                answer = self._call(leaves)
+            self._check_answer(entry, answer, leaves, state)
+            return answer
         with self._alone, self._lock:
             if entry.recorded is None and entry.report.reason is None:
                 entry.state = state
@@ -105,6 +108,15 @@ class Recorder:
                 _give_back_memory()
                 return answer
         return self.run(key, leaves, state, describe)  # another thread was first
+
+    def _check_answer(self, entry: Entry, answer: Any, leaves: Sequence[Any], state: State) -> None:
+        """Refuses what answers tensors on the CPU. Some do so out of captures alone: attention's seeds,
+        which a backward then reads there."""
+        flat, _ = _compat.tree_flatten(answer)
+        if any(isinstance(leaf, Tensor) and leaf.device.type == "cpu" for leaf in flat) \
+                and _device_of(leaves, state.tensors()) is not None:
+            self.is_refused = True
+            self._refuse(entry, "it answers a tensor on the CPU, whose value a launch cannot tell")
 
     def note_plain(self, inputs: str, reason: str) -> None:
         """Counts a call of what is never recorded, which the caller runs."""
@@ -162,10 +174,9 @@ class Recorder:
         return _compat.own_buffers() if self._has_lanes and self._takes_gradients \
             else contextlib.nullcontext()
 
-    def _refuse(self, entry: Entry, error: Exception | str) -> None:
-        reason = entry.report.reason = str(error)
+    def _refuse(self, entry: Entry, reason: str) -> None:
+        entry.report.reason = reason
         entry.state = NO_STATE  # the one before may hold much memory
-        entry.is_empty = isinstance(error, Empty)
         if entry.is_empty:
             return
         if self._chosen.strict:
@@ -204,24 +215,32 @@ class Recorder:
                 if step.call is leaving and not leaving.slots:  # simpler answers, of most steps
                     step.call, plain.answer = self._call, plain.answer[0]
             answer, recorded = self._make_and_launch(entry, step, trial, plain, agree)
-        except Elsewhere:
-            self.entries.pop(key, None)  # there will be another one, of a state that has more
-            if trial is None or plain is None:
-                return self._call(leaves)
-            trial.settle(plain)
-            return leaving.leave(plain.answer) if step.call is leaving else plain.answer
         except (NotRecordable, Untrusted, _native.NativeError) as error:
-            # What it left in Python's objects may be of a capture: it runs once more.
             if trial:
                 trial.rewind()
-            self.is_refused |= not isinstance(error, Empty)
-            self._refuse(entry, error)
-            return self._call(leaves)
+            if isinstance(error, Elsewhere):
+                self.entries.pop(key, None)  # there will be another one, of a state that has more
+            else:
+                entry.is_empty = isinstance(error, Empty)
+                self.is_refused |= not entry.is_empty
+                self._refuse(entry, f"{error}{_way_of_captures(entry, error)}")
+            return self._answer_plainly(step, trial, plain, leaving, leaves)
         entry.set_recorded(recorded, step.tensors[step.arguments:step.own],
                            leaving.slots if step.call is leaving else None)
         log.info("%s: %s", self.name, entry.report)
         view = entry.view_of(entry.state)
         return view.leave(answer) if view else answer
+
+    def _answer_plainly(self, step: Step, trial: Trial | None, plain: Run | None, leaving: Leaving,
+                        leaves: list[Any]) -> Any:
+        """What the plain run answered, as if there had been that one alone: to run once more would
+        count twice in memory that nobody has put back. Where its history is wanted it does."""
+        if trial is None or plain is None:
+            return self._call(leaves)
+        if plain.has_history or not leaving.is_complete:
+            return self._call(leaves)
+        trial.settle(plain)
+        return leaving.leave(plain.answer) if step.call is leaving else plain.answer
 
     def _step(self, entry: Entry, leaves: list[Any]) -> tuple[Step, list[Tensor]]:
         """What there is to capture, and tensors of the state that stay where they are."""
@@ -248,8 +267,8 @@ class Recorder:
         own = len(entry.arguments) + len(known)
         units = units_apart(tensors, len(entry.arguments))
         return Step(self._call, leaves, entry.arguments, tensors, units, len(tensors) - own, owners,
-                    device, _capture_stream(device), self._has_lanes,
-                    not self._takes_gradients, state.optimizers), fixed
+                    device, _capture_stream(device), is_noted=self._has_lanes,
+                    is_compiled=not self._takes_gradients, optimizers=state.optimizers), fixed
 
     def _make(self, entry: Entry, step: Step) -> list[Recorded]:
         try:
@@ -258,6 +277,9 @@ class Recorder:
             return self._make_of(entry, step.joined())
         except BrokeWhileNoted:
             return self._make(entry, dataclasses.replace(step, is_noted=False))
+        except BrokeUntold as error:
+            entry.why_told = str(error)
+            return self._make(entry, dataclasses.replace(step, is_told=True))
 
     def _make_of(self, entry: Entry, step: Step) -> list[Recorded]:
         """A recording in captured order, and one with more lanes if any kernels can use them."""
@@ -403,6 +425,14 @@ class Recorder:
                 return None
             given += [grad for grad in gradients if grad is not None and not is_wrapper(grad)]
         return given
+
+
+def _way_of_captures(entry: Entry, error: Exception) -> str:
+    """Why it may be that it does something else there."""
+    if not entry.why_told or not isinstance(error, Untrusted):
+        return ""
+    return (". Code outside torch asks whether it is captured and may go another way then; told that "
+            f"it is not, it broke: {entry.why_told}")
 
 
 def _overlap(given: Sequence[Tensor], some: Collection[int]) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
 
 import torch
 from torch.fx import Graph, GraphModule, Node

@@ -199,7 +199,7 @@ class State:
         gradients, whether there are any is left to launches that read some."""
         return (
             tuple([attributes["training"] for attributes in self._modes]),
-            tuple([True if parameter.grad is not None else None if parameter.requires_grad else False
+            tuple([parameter.requires_grad + 2 * (parameter.grad is None)
                    for parameter in self._parameters])
             if self.optimizers or torch.is_grad_enabled() else None,
             tuple([self.hyperparameters(opt) for opt in self.optimizers]),

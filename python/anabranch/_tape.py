@@ -11,7 +11,6 @@ Unsupported, and the region runs through Inductor's own function instead.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import struct
 import types
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from . import _compat, _native
+from . import _compat
 from ._graph import Unsupported
 
 

@@ -3,9 +3,8 @@
 
 Everything is named by the keys that lead to it, its *path*, so that what stands in a thing's place
 later is known for what it is. Closures, globals that the code names, methods, partials, containers
-and objects are walked. Objects among a module's attributes, classes and modules of Python are not,
-which may lead to all that a program has, but where one is told to go *farther*; objects of big
-libraries never.
+and objects are walked. Objects among a module's attributes, classes, modules of Python and objects of
+big libraries may lead to all that a program has; there it goes only where it is told to, *farther*.
 
 Threads: as the objects found. Failure: none; what cannot be walked is left out.
 """
@@ -209,31 +208,37 @@ class Walk:
             self._look_farther(thing, path, depth)
 
     def _look_farther(self, thing: Any, path: Path, depth: int) -> None:
-        """Into a module of Python, a class, the classes of an object, or what functools.cache keeps."""
+        """Into a module of Python, a class, the classes of an object, what functools.cache keeps, or
+        an object of a library, such as torch's GradScaler."""
         if not self._farther:
             return
         if isinstance(thing, types.ModuleType):
-            self._look_at_some(vars(thing), thing.__name__, path, depth)
+            self._look_at_variables(vars(thing), thing.__name__, path, depth)
             return
         if isinstance(thing, _CACHE):
             for value in _kept_by(thing):
                 name = f"cached {id(value)}"  # nothing else tells them that lasts
                 if (*path, name) in self._farther:
                     self._look(Place((value,), 0, (*path, name)), depth)
+        if _is_of_library(thing):
+            self._look_at_some(vars(thing), path, depth)  # what it binds is its library's matter
         kinds = thing.__mro__ if isinstance(thing, type) else type(thing).__mro__
         for kind in kinds:
-            self._look_at_some(OfClass(kind), kind.__module__, (*path, f"class {kind.__name__}"),
-                               depth)
+            self._look_at_variables(OfClass(kind), kind.__module__,
+                                    (*path, f"class {kind.__name__}"), depth)
 
-    def _look_at_some(self, holder: MutableMapping[str, Any], owner: str, path: Path,
-                      depth: int) -> None:
-        if owner.split(".")[0] in _DONT_ENTER or path not in self._farther:
-            return
-        names = [name for name in list(holder) if (*path, name) in self._farther]
-        if names:
+    def _look_at_variables(self, holder: MutableMapping[str, Any], module: str, path: Path,
+                           depth: int) -> None:
+        if not _is_librarys(module) and self._look_at_some(holder, path, depth):
             self.holders.append((holder, path))
+
+    def _look_at_some(self, holder: MutableMapping[str, Any], path: Path, depth: int) -> bool:
+        """Whether there is any on the way."""
+        names = [name for name in list(holder) if (*path, name) in self._farther] \
+            if path in self._farther else []
         for name in names:
             self._look(Place(holder, name, (*path, name)), depth)
+        return bool(names)
 
     def _add(self, place: Place, tensor: Tensor, counts: bool = False) -> None:
         self._finds += 1
@@ -365,7 +370,17 @@ def _may_enter(thing: Any) -> bool:
         return False
     if not hasattr(thing, "__dict__") and not slots_of(type(thing)):
         return False
-    return type(thing).__module__.split(".")[0] not in _DONT_ENTER
+    return not _is_librarys(type(thing).__module__)
+
+
+def _is_of_library(thing: Any) -> bool:
+    """Whether it is an object that one does not look into by itself, and could."""
+    return not isinstance(thing, (type, types.FunctionType, nn.Module)) \
+        and isinstance(getattr(thing, "__dict__", None), dict) and not _may_enter(thing)
+
+
+def _is_librarys(module: str) -> bool:
+    return module.split(".")[0] in _DONT_ENTER
 
 
 def _attributes(thing: Any) -> Any:

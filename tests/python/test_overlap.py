@@ -16,14 +16,39 @@ from anabranch._verify import Untrusted
 pytestmark = pytest.mark.oldest
 
 
+class Clock:
+    """Goes on by what launches take. An event of it."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = Clock.now
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) * 1000
+
+
 class Trial:
-    """Samples of recordings take what these say; `now` is how often the state has changed."""
+    """Launches take what recordings say; `now` is how often the state has changed."""
 
     def __init__(self):
         self.now = 0
+        self.launches = 0
 
     def rewind(self):
         self.now = 0
+
+    def launch(self, recorded):
+        assert self.now == 0, "from another state than the step has met"
+        self.now += 1
+        self.launches += 1
+        Clock.now += recorded.seconds
 
 
 def recording(seconds, arena_bytes=1000, ahead_bytes=0, host_copies=0):
@@ -33,11 +58,8 @@ def recording(seconds, arena_bytes=1000, ahead_bytes=0, host_copies=0):
 
 @pytest.fixture
 def choose(monkeypatch):
-    def sample(trial, recorded):
-        trial.now += 1
-        return recorded.seconds
-
-    monkeypatch.setattr(_overlap, "_sample", sample)
+    monkeypatch.setattr(_overlap.torch.cuda, "Event", Clock)
+    monkeypatch.setattr(_overlap.time, "perf_counter", lambda: Clock.now)
 
     def choose(ordered, overlapped, *, agree=lambda found: found, wrong=None):
         def verify(trial, plain, recorded, agree, in_order):
@@ -47,7 +69,7 @@ def choose(monkeypatch):
                 raise wrong
 
         monkeypatch.setattr(_overlap, "verify", verify)
-        trial = Trial()
+        trial = choose.trial = Trial()
         answer = _overlap.choose(trial, None, ordered, overlapped, agree)
         assert trial.now == 0
         return answer
@@ -96,16 +118,11 @@ def test_all_processes_keep_the_same(choose):
     assert kept is ordered
 
 
-def test_long_steps_are_sampled_less(choose, monkeypatch):
-    taken = []
-    sample = _overlap._sample
-    monkeypatch.setattr(_overlap, "_sample",
-                        lambda trial, recorded: taken.append(1) or sample(trial, recorded))
+def test_long_steps_are_sampled_less(choose):
     choose(recording(1e-3), recording(1e-3))
-    assert len(taken) == 2 + 2 * _overlap._SAMPLES
-    taken.clear()
+    assert choose.trial.launches == 2 + 2 * _overlap._SAMPLES
     choose(recording(5.0), recording(5.0))
-    assert len(taken) == 4
+    assert choose.trial.launches == 4
 
 
 @pytest.fixture

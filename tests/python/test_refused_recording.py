@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
+import torch
 from anabranch import _recorder, config, errors
 from anabranch._native import NativeError
 from anabranch._state import NO_STATE
@@ -64,3 +66,59 @@ def test_a_step_whose_streams_race_raises_under_strict(racing):
     for _ in range(2):
         with pytest.raises(errors.RecordError, match="E0201"):
             run(recorder)
+
+
+class Trial:
+    """Of a step that adds one to a counter in each run, where `memory` knows nothing of it."""
+
+    def __init__(self, step, fixed, state):
+        self.step = step
+        self.log = self.step.log
+
+    def plain(self):
+        answer = self.step.call([1])
+        return SimpleNamespace(answer=answer, gradients=[], has_history=self.step.has_history)
+
+    def rewind(self):
+        self.log.append("rewound")
+
+    def settle(self, run):
+        self.log.append("settled")
+
+
+@pytest.mark.parametrize("has_history", [False, True])
+def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing, monkeypatch,
+                                                                         has_history):
+    """What it counts where nobody looks would be one too many."""
+    recorder, seen = racing(verify=True)
+    log = []
+    step = SimpleNamespace(device=0, call=recorder._call, log=log, has_history=has_history,
+                           is_noted=False)
+    monkeypatch.setattr(recorder, "_step", lambda entry, leaves: (step, []))
+    monkeypatch.setattr(_recorder, "Trial", Trial)
+    monkeypatch.setattr(_recorder, "_check_history", lambda step, plain: None)
+    assert [run(recorder) for _ in range(3)] == [2] * 3
+    assert seen.calls == (4 if has_history else 3)
+    assert log[-1] == ("rewound" if has_history else "settled")
+
+
+def test_answers_on_the_cpu_are_refused_by_the_first_call(monkeypatch):
+    """Whatever a capture would answer: some operators answer other tensors in one."""
+    calls = []
+
+    def call(leaves):
+        calls.append(leaves)
+        return leaves[0], {"seed": torch.zeros(2)}
+
+    monkeypatch.setattr(_recorder, "_device_of", lambda leaves, state: 0)
+    monkeypatch.setattr(_recorder.Recorder, "_on_capture_stream",
+                        lambda self, leaves: contextlib.nullcontext())
+    recorder = _recorder.Recorder(call, config.resolve({}), "step", takes_gradients=False)
+    for _ in range(3):
+        assert run(recorder)[0] == 1
+    [report] = recorder.reports()
+    assert "a tensor on the CPU" in report.reason and report.calls == len(calls) == 3
+    monkeypatch.setattr(_recorder, "_device_of", lambda leaves, state: None)  # nothing on a GPU
+    recorder = _recorder.Recorder(call, config.resolve({}), "step", takes_gradients=False)
+    run(recorder)
+    assert recorder.reports()[0].reason is None

@@ -29,7 +29,8 @@ def pair(seed, rows=64):
 
 
 def capturing():
-    return torch.cuda.is_current_stream_capturing()
+    """By another name than that at which a step is told that nothing is captured."""
+    return torch.cuda.graphs.is_current_stream_capturing()
 
 
 # Threads.
@@ -219,7 +220,8 @@ def branches_on_a_value(x):
 
 
 def copies_to_the_host(x):
-    return x * 2, x.cpu()
+    x.cpu()
+    return x * 2
 
 
 def has_a_shape_that_depends_on_values(x):
@@ -258,6 +260,15 @@ def test_a_step_that_no_capture_takes_runs_plainly_with_the_reason(function, cap
     assert_plain(step, "while it was captured")
     assert len([line for line in caplog.messages if "E0308" in line]) == 1
     assert_torch_is_usable()
+
+
+def test_an_answer_on_the_cpu_runs_plainly_with_the_reason():
+    step = anabranch.record(lambda x: (x * 2, x.cpu()))
+    for seed in range(4):
+        x = normal(seed, 50)
+        double, copy = step(x)
+        assert torch.equal(double, x * 2) and torch.equal(copy, x.cpu())
+    assert_plain(step, "it answers a tensor on the CPU")
 
 
 def test_a_tensor_on_the_cpu_runs_plainly_with_the_reason():

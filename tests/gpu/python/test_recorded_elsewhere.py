@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from recordings import DEVICE, assert_launched, assert_plain, batch, mlp, normal, told
+from recordings import DEVICE, assert_launched, assert_plain, batch, mlp, normal, told, train_both
 from torch import nn
 
 import anabranch
@@ -156,6 +156,27 @@ def test_a_training_step_with_such_a_helper_is_that_of_eager():
     assert torch.equal(model.helper.losses, other.helper.losses)
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_a_grad_scaler_is_looked_into():
+    """Of torch, as are the objects of no step's own."""
+    def make():
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True, capturable=True)
+        scaler = torch.amp.GradScaler("cuda", growth_interval=3)
+
+        def step(x, y):
+            optimizer.zero_grad()
+            with torch.autocast("cuda", torch.float16):
+                loss = ((model(x) - y) ** 2).mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach(), scaler._scale.clone()
+
+        return model, optimizer, step
+
+    assert_launched(train_both(make, calls=14), least=5)
 
 
 def test_what_is_left_in_an_object_is_left_there_in_the_call_that_finds_a_helper_too():

@@ -182,3 +182,22 @@ def test_a_backward_without_operators_runs_as_it_is():
         x = normal(seed, 8).requires_grad_()
         call(x).sum().backward()
         assert torch.equal(x.grad, torch.ones_like(x))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 48)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x):
+        q, k, v = self.inner(x).view(1, 8, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        return self.last(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(8, 16))
+
+
+def test_attention_whose_seeds_are_on_the_cpu_out_of_captures_trains_as_unrecorded():
+    """Its backward reads them there, unless it is captured."""
+    step = assert_trains_as_unrecorded(lambda: Attention().cuda())
+    reports = recordings_in(step, *batch(50))
+    assert any("answers a tensor on the CPU" in (report.reason or "")
+               for report in reports["forward"]), reports

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from recordings import (CALLS, DEVICE, assert_launched, batch, launches, mlp, normal, told,
-                        train_both)
+from recordings import (CALLS, DEVICE, assert_launched, assert_plain, batch, launches, mlp,
+                        normal, told, train_both)
 
 import anabranch
 
@@ -141,3 +141,36 @@ def test_the_precision_of_matrix_products_is_that_of_the_call():
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     assert_launched(step, 6)
+
+
+def test_code_that_asks_whether_it_is_captured_goes_the_way_of_plain_runs():
+    model = mlp()
+
+    def step(x):
+        return model(x) if not torch.cuda.is_current_stream_capturing() else x
+
+    recorded = anabranch.record(step)
+    with torch.no_grad():
+        for i in range(CALLS):
+            x, _ = batch(i)
+            assert torch.equal(recorded(x), model(x))
+    assert_launched(recorded)
+
+
+def test_where_that_way_cannot_be_captured_the_other_one_is_if_it_answers_the_same():
+    model = mlp()
+
+    def step(x, other=0.0):
+        if torch.cuda.is_current_stream_capturing():
+            return model(x) + other
+        return model(x) if x.isfinite().all() else x
+
+    recorded = anabranch.record(step)
+    differs = anabranch.record(lambda x: step(x, 1.0))
+    with torch.no_grad():
+        for i in range(CALLS):
+            x, _ = batch(i)
+            assert torch.equal(recorded(x), model(x))
+            assert torch.equal(differs(x), model(x))
+    assert_launched(recorded)
+    assert_plain(differs, "Code outside torch asks whether it is captured")

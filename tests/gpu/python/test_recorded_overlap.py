@@ -53,6 +53,28 @@ def test_branches_have_lanes_of_their_own():
     assert_side_by_side(step.report, LANES)
 
 
+def test_what_a_step_counts_is_no_further_on_than_plain_runs_make_it():
+    """Launches that are verified and timed begin where the call does: a number may be an index, and
+    the compiled code stops the device where that is behind the end."""
+    model = Branches().cuda()
+
+    def decode(x, cache, at):
+        y = model(x)
+        cache.index_copy_(0, at, y)
+        at += 1
+        return y
+
+    call = torch.compile(decode, dynamic=False)
+    step, calls, states = anabranch.record(call, overlap=LANES), 8, []
+    for function in (step, call):
+        cache, at = normal(0, calls, 4), torch.zeros(1, dtype=torch.int64, device="cuda")
+        with torch.no_grad():
+            states.append([*(function(normal(i, 1, 64), cache, at) for i in range(calls)), cache, at])
+    assert all(torch.equal(found, wanted) for found, wanted in zip(*states, strict=True))
+    assert_launched(step)
+    assert_side_by_side(step.report)
+
+
 def test_a_long_producer_is_waited_for():
     """One branch takes a hundred times as long as the others, and what joins them needs it."""
     weight = normal(0, 4096, 4096) / 64

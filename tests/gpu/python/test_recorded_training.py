@@ -372,6 +372,30 @@ def test_buffers_are_written_as_in_eager():
     assert_launched(step, 8)
 
 
+class Shrinking(nn.Module):
+    """Batch norms of one function, each over fewer pixels: cuDNN allows it another amount of shared
+    memory for each."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm2d(16) for _ in range(4))
+
+    def forward(self, x):
+        x = x.view(8, 1, 4, 4).repeat(4, 16, 16, 16)
+        for norm in self.norms:
+            x = nn.functional.avg_pool2d(norm(x).relu(), 2)
+        return x.mean((2, 3))[:8, :4]
+
+
+def test_batch_norms_of_several_sizes():
+    def make():
+        model = Shrinking().to(DEVICE)
+        optimizer = momentum(model.parameters())
+        return model, optimizer, training(model, optimizer)
+
+    assert_launched(train_both(make, calls=24), 10)
+
+
 def test_parameters_that_are_shared_are_still_one():
     def tied():
         model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16), nn.Linear(16, 4))
