@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from . import _compat
 from ._recorded import Recorded
 from ._verify import Run, Trial, Untrusted, verify
 
@@ -25,6 +26,7 @@ _LEAST_GAIN = 1.02
 _MOST_GROWTH = 1.125
 _SMALL_BYTES = 256 << 20  # growth that is never too much: a product's scratch on a few lanes
 _SAMPLES = 9
+_AHEAD_CYCLES = 4_000_000  # of the GPU, some two milliseconds: longer than a launch takes the CPU
 _MOST_SECONDS = 1.0
 
 
@@ -69,9 +71,10 @@ def _seconds(trial: Trial, recordings: Sequence[Recorded],
 
 def _sample(trial: Trial, recorded: Recorded) -> float:
     """Of one launch from the state that the step has met: what it counts may be an index, and a few
-    steps on be behind the end of something."""
+    steps on be behind the end of something. What the GPU takes, as in a row of launches."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     trial.rewind()
+    _compat.keep_gpu_busy(_AHEAD_CYCLES)
     begin.record()
     trial.launch(recorded)
     end.record()

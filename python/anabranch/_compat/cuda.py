@@ -124,6 +124,11 @@ def allocated_in_pools(device: int, pools: Collection[tuple[int, int]]) -> int:
                for block in segment["blocks"] if block["state"] == "active_allocated")
 
 
+def keep_gpu_busy(cycles: int) -> None:
+    """Queues a kernel on the current stream that does nothing for so long."""
+    torch.cuda._sleep(cycles)
+
+
 def tensors_alive() -> list[torch.Tensor]:
     """All tensors with memory of their own that Python knows."""
     return [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)
