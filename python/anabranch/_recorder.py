@@ -114,7 +114,7 @@ class Recorder:
         which a backward then reads there."""
         flat, _ = _compat.tree_flatten(answer)
         if any(isinstance(leaf, Tensor) and leaf.device.type == "cpu" for leaf in flat) \
-                and _device_of(leaves, state.tensors()) is not None:
+                and _device_of(leaves, [place.get() for place in state.places]) is not None:
             self.is_refused = True
             self._refuse(entry, "it answers a tensor on the CPU, whose value a launch cannot tell")
 
@@ -454,7 +454,7 @@ def _give_back_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _device_of(leaves: Iterable[Any], state: Iterable[Tensor]) -> int | None:
+def _device_of(leaves: Iterable[Any], state: Iterable[Any]) -> int | None:
     for leaf in (*leaves, *state):
         if isinstance(leaf, Tensor) and leaf.is_cuda:
             return leaf.device.index
