@@ -113,7 +113,7 @@ class Recorder:
         """Refuses what answers tensors on the CPU. Some do so out of captures alone: attention's seeds,
         which a backward then reads there."""
         flat, _ = _compat.tree_flatten(answer)
-        if any(isinstance(leaf, Tensor) and leaf.device.type == "cpu" for leaf in flat) \
+        if any(isinstance(leaf, Tensor) and not leaf.is_cuda for leaf in flat) \
                 and _device_of(leaves, [place.get() for place in state.places]) is not None:
             self.is_refused = True
             self._refuse(entry, "it answers a tensor on the CPU, whose value a launch cannot tell")
