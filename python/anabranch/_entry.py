@@ -7,10 +7,11 @@ Threads: a recorder's lock around all but launches. Failure: none; what does not
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -147,6 +148,15 @@ class View:
         # What was found last, and the state's tensors by that: those that nothing names are left out.
         self._last: tuple[list[Any], list[Tensor]] = ([None] * len(places), [_NO_TENSOR] * count)
 
+    def moved(self, places: Iterable[tuple[int, Place]], parameters: list[Tensor]) -> View:
+        """The same, but that some of the tensors stand elsewhere."""
+        made = copy.copy(self)
+        made.parameters = parameters
+        made._lookups = list(self._lookups)
+        for i, place in places:
+            made._lookups[i] = place.holder, place.key
+        return made
+
     def look_up(self, state: State) -> list[Tensor] | None:
         """The tensors of the state as they are now, or None where the recording does not fit."""
         if self._slots and not self._slots.are_current():
@@ -160,16 +170,16 @@ class View:
         before, known = self._last
         if all(map(operator.is_, found, before)):
             return known
-        if list(map(_layout, found)) != self._layouts:
+        others = [i for i, tensor in enumerate(found) if tensor is not before[i]]
+        if any(_layout(found[i]) != self._layouts[i] for i in others):
             return None
         tensors = list(known)
         for i, tensor in zip(self._indices, found, strict=True):
             tensors[i] = tensor
         if any(tensors[i] is not tensor for i, tensor in zip(self._indices, found, strict=True)):
             return None  # what was one tensor are two
-        others = [pair for pair in zip(found, before, strict=True) if pair[0] is not pair[1]]
-        if any(tensor is not None and may_be_parameter(tensor) for pair in others
-               for tensor in pair):
+        if any(tensor is not None and may_be_parameter(tensor) for i in others
+               for tensor in (found[i], before[i])):
             self.parameters = state.parameters()
         self._last = found, tensors
         return tensors
@@ -215,6 +225,8 @@ class Entry:
         self._layouts = [_layout(known[i]) for i in self._indices]
         self._count, self._slots = len(known), slots
         self._form, self._parameter_paths = state.form, state.parameter_paths
+        self._beside = [i for i, path in enumerate(self._paths) if path in state.beside]
+        self._has_parameters_beside = any(path in state.beside for path in state.parameter_paths)
         self._held = state.held
         self._views[state] = View(places, self._indices, self._layouts, self._count, slots,
                                   slots_in(state, slots) if slots else None, state.parameters())
@@ -233,13 +245,27 @@ class Entry:
     def _make_view(self, state: State) -> View | None:
         if not state.leads_as(self.state) and (self.fixed or state.form != self._form):
             return None
+        if state.parameter_paths != self._parameter_paths:
+            return None
+        last = self._views.get(self.state)
+        if last is not None and self._slots is None and state.base is self.state.base:
+            return self._view_beside(last, state)
         slots = slots_in(state, self._slots) if self._slots else None
         places = state.by_path()
-        if (self._slots and slots is None) or state.parameter_paths != self._parameter_paths \
-                or not all(path in places for path in self._paths):
+        if (self._slots and slots is None) or not all(path in places for path in self._paths):
             return None
         return View([places[path] for path in self._paths], self._indices, self._layouts,
                     self._count, self._slots, slots, state.parameters())
+
+    def _view_beside(self, last: View, state: State) -> View | None:
+        """Where nothing but what is beside the base is elsewhere than last."""
+        places = [(i, state.beside.get(self._paths[i])) for i in self._beside]
+        found = [(i, place) for i, place in places if place is not None]
+        if len(found) != len(places):
+            return None
+        # Where one of the base has been replaced since, the lookup sees it.
+        return last.moved(found, state.parameters() if self._has_parameters_beside
+                          else last.parameters)
 
     def fix(self, inner: Sequence[Tensor]) -> None:
         """These tensors inside of others may not move."""

@@ -63,24 +63,38 @@ def is_wrapper(tensor: Tensor) -> bool:
 class State:
     """Everything found from a callable, from what the user named, and from objects that it is given.
     ``before`` is what was found when it was looked for last, so that what has been written since is
-    known; ``farther`` where one has to look besides, see Walk."""
+    known; ``farther`` where one has to look besides, see Walk. ``base`` is the state, as it is now, of
+    the roots and some of the arguments, and None in the others' places: those that are given again,
+    where the others, batches, are new ones in each call and few things lead from them."""
 
     def __init__(self, roots: Iterable[Any] = (), arguments: Sequence[Any] = (),
-                 before: State | None = None, farther: frozenset[Path] = frozenset()) -> None:
+                 before: State | None = None, farther: frozenset[Path] = frozenset(),
+                 base: State | None = None) -> None:
         self.number = 0  # equal for those that recordings need not tell apart
-        self.places: list[Place] = []  # plain tensors on a GPU: they may move
-        self.more_places: list[list[Place]] = []  # where else each of them stands
-        self.wrapped: list[Place] = []  # tensors of wrapping classes: these may not
-        self.on_cpu: list[Place] = []  # read when recorded, and frozen
-        self.pinned: list[Place] = []  # copied from and to by each launch: they may not move
-        self.counters: list[Tensor] = []  # on the CPU, changed by every step of an optimizer
+        self._base = base
+        self.beside: dict[Path, Place] = {}  # where tensors that may move stand, if not in the base
+        # Plain tensors on a GPU, that may move, and where else each of them stands.
+        self.places: list[Place] = list(base.places) if base else []
+        self.more_places: list[list[Place]] = list(base.more_places) if base else []
+        # Tensors of wrapping classes, that may not. On the CPU: read when recorded, and frozen;
+        # pinned, copied from and to by each launch, that may not move; and changed by every step of
+        # an optimizer.
+        self.wrapped: list[Place] = list(base.wrapped) if base else []
+        self.on_cpu: list[Place] = list(base.on_cpu) if base else []
+        self.pinned: list[Place] = list(base.pinned) if base else []
+        self.counters: list[Tensor] = list(base.counters) if base else []
         self._roots, self._arguments, self._farther = tuple(roots), list(arguments), farther
-        walk = self.walk_again()
+        numbers = base._numbers_now() if base else {}
+        walk = Walk((), _others(arguments, base), farther, base._known(numbers)) if base \
+            else self.walk_again()
         for found in walk.tensors:
             self._sort(found, walk.more_places[id(found.tensor)])
-        self.generators, self.modules, self.optimizers = \
-            walk.generators, walk.modules, walk.optimizers
-        self._keep_ways(walk)
+        for known, number in numbers.items():
+            self._add_places(number, walk.more_places.get(known, []))
+        self.generators = (base.generators if base else []) + walk.generators
+        self.modules = (base.modules if base else []) + walk.modules
+        self.optimizers = (base.optimizers if base else []) + walk.optimizers
+        self._keep_ways(walk, base)
         self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
         # Guards tell these by their ids, which nothing else may get.
         pinned = [tensor for place in self.pinned if (tensor := place.get()) is not None]
@@ -100,21 +114,47 @@ class State:
             self.wrapped.append(place)
         elif tensor.is_cuda:
             self.places.append(place)
-            self.more_places.append(more)
+            self.more_places.append([])
+            self._add_places(len(self.places) - 1, more)
+            if self._base is not None:
+                self.beside[place.path] = place
         elif tensor.device.type == "cpu" and counts:
             self.counters.append(tensor)
         elif tensor.device.type == "cpu":
             (self.pinned if _is_pinned(tensor) else self.on_cpu).append(place)
 
-    def _keep_ways(self, walk: Walk) -> None:
+    @property
+    def base(self) -> State:
+        return self._base or self
+
+    def _add_places(self, number: int, more: list[Place]) -> None:
+        if more:
+            self.more_places[number] = [*self.more_places[number], *more]
+        if self._base is not None:
+            self.beside.update((place.path, place) for place in more)
+
+    def _numbers_now(self) -> dict[int, int]:
+        """Of the tensors that stand there now, by their ids."""
+        return {id(tensor): i for i, place in enumerate(self.places)
+                if (tensor := place.get()) is not None}
+
+    def _known(self, numbers: dict[int, int]) -> Iterator[int]:
+        """The ids of all that leads anywhere and is alive."""
+        others = [place.get() for place in (*self.wrapped, *self.on_cpu, *self.pinned)]
+        things = (self._stood, self.modules, self.generators, self.counters, others)
+        return itertools.chain(numbers, map(id, itertools.chain(*things)))
+
+    def _keep_ways(self, walk: Walk, base: State | None) -> None:
         """What is_current() and leads_as() compare, and what a state is like."""
         # Other objects may lead to the tensors that a step cannot tell from these: of the same types,
         # with the same numbers and functions in them. Then their forms are equal.
-        self.form = walk.form
+        self.form = (base.form if base else []) + walk.form
         # Those of the arguments that lead to anything, by their ids.
         self.leading = {id(value) for place, value in walk.ways if place.path[:-1] == (ARGUMENT,)}
-        self._ways = [(place.holder, place.key) for place, _ in walk.ways]
-        self._stood = [value for _, value in walk.ways]
+        self.leading |= base.leading if base else set()
+        self._ways = (base._ways if base else []) + [(place.holder, place.key)
+                                                     for place, _ in walk.ways]
+        self._stood = (base._stood if base else []) + [value for _, value in walk.ways]
         self._registries = [module._modules for module in self.modules if module._modules]
         self._children = self._children_now()
         # Of optimizers, in the order of their keys: these are tensors, and slow to look up.
@@ -221,6 +261,12 @@ class State:
 
 def _concerns_gradients(parameter: Tensor) -> bool:
     return parameter.requires_grad or parameter.grad is not None
+
+
+def _others(arguments: Sequence[Any], base: State) -> list[Any]:
+    """Those that the base has not, each in its place."""
+    return [None if known is argument else argument
+            for argument, known in zip(arguments, base._arguments, strict=True)]
 
 
 def _are_same(some: Collection[Any], others: Collection[Any]) -> bool:

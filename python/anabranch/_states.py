@@ -46,7 +46,14 @@ class States:
         if len(self._states) > 1:
             self._note_use(ids)
         state = self._states.get(ids)
-        return state if state is not None and state.is_of(objects) and state.is_current() else None
+        if state is None:
+            return None
+        if state.is_of(objects):
+            return state if state.is_current() else None
+        with self._lock:
+            is_based = state.base.is_of(_base_of(objects)) and state.base.is_current()
+            return self._keep(State(self._roots, objects, state, self._farther, state.base), ids) \
+                if is_based else None
 
     def _note_use(self, ids: _Ids) -> None:
         with self._lock:
@@ -63,12 +70,18 @@ class States:
         may serve it."""
         with self._lock:
             ids = _lasting(objects)
-            before = self._states.get(ids)
-            state = State(self._roots, objects, before or self._before, self._farther)
-            state.number = self._number_of(state, before)
-            self._forms.append((state.form, state.number))
-            self._states[ids] = self._before = state
-            return state
+            before = self._states.get(ids) or self._before
+            of_base = _base_of(objects)
+            state = State(self._roots, of_base, before, self._farther)
+            if None in of_base:
+                state = State(self._roots, objects, before, self._farther, state)
+            return self._keep(state, ids)
+
+    def _keep(self, state: State, ids: _Ids) -> State:
+        state.number = self._number_of(state, self._states.get(ids))
+        self._forms.append((state.form, state.number))
+        self._states[ids] = self._before = state
+        return state
 
     def look_farther(self, ways: Collection[Path]) -> None:
         """From now on it looks there too."""
@@ -85,7 +98,13 @@ class States:
         return next(self._numbers) if known is None else known[1]
 
 
+_LASTING = (nn.Module, torch.optim.Optimizer)  # arguments that one gives again
+
+
 def _lasting(objects: Sequence[Any]) -> _Ids:
-    """The ids of those that one gives again. Of others, batches, no more than the last are held."""
-    return tuple([id(thing) for thing in objects
-                  if isinstance(thing, (nn.Module, torch.optim.Optimizer))])
+    """The ids of those. Of others, batches, no more than the last are held."""
+    return tuple([id(thing) for thing in objects if isinstance(thing, _LASTING)])
+
+
+def _base_of(objects: Sequence[Any]) -> list[Any]:
+    return [thing if isinstance(thing, _LASTING) else None for thing in objects]

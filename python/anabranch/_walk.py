@@ -75,10 +75,11 @@ class Everywhere:
 class Walk:
     """Everything that the roots lead to, each thing once, in the order of the walk; and then what
     ``arguments`` lead to, in whose places others may stand later. ``farther`` has paths that the walk
-    goes though it would not by itself, each with those that lead there."""
+    goes though it would not by itself, each with those that lead there. Of things whose ids are
+    ``known`` to lead somewhere there are only further places."""
 
     def __init__(self, roots: Iterable[Any], arguments: Sequence[Any] = (),
-                 farther: Container[Path] = ()) -> None:
+                 farther: Container[Path] = (), known: Iterable[int] = ()) -> None:
         self.tensors: list[Found] = []
         self.more_places: dict[int, list[Place]] = {}  # of a tensor, by its id
         self.generators: list[torch.Generator] = []
@@ -96,7 +97,7 @@ class Walk:
         self.holders: list[tuple[Any, Path]] = []
         self._farther = farther
         self._finds = 0  # how often the walk has met something, known or not
-        self._leads: dict[int, bool] = {}  # by the ids of what was walked
+        self._leads = dict.fromkeys(known, True)  # by the ids of what was walked
         self._keep: list[Any] = []  # what these ids belong to
         self._look_into(tuple(roots), (), 0)
         if arguments:
@@ -243,7 +244,7 @@ class Walk:
     def _add(self, place: Place, tensor: Tensor, counts: bool = False) -> None:
         self._finds += 1
         if id(tensor) in self._leads:
-            self.more_places[id(tensor)].append(place)
+            self.more_places.setdefault(id(tensor), []).append(place)
             return
         self._mark(tensor)
         self.more_places[id(tensor)] = []
