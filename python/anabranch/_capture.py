@@ -286,13 +286,23 @@ def _named_units(captured: Captured, units: Sequence[Unit]) -> list[int]:
 
 def _reason(error: Exception) -> str:
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    hint = _OLD_HISTORY if "legacy stream depend on a capturing" in first else ""
+    hint = next((f". {hint}" for text, hint in _HINTS if text in first), "")
     return f"{type(error).__name__} while it was captured: {first}{hint}"
 
 
-# Whoever has such a tensor keeps the parameter's node of the gradient, and with it the stream of then.
-_OLD_HISTORY = (". Perhaps something outside holds a tensor that was computed from its parameters with "
-                "gradients (a loss, a copy of a weight): detach it")
+# By what torch says.
+_HINTS = (
+    # Whoever has such a tensor keeps the parameter's node of the gradient, and the stream of then.
+    ("legacy stream depend on a capturing",
+     "Perhaps something outside holds a tensor that was computed from its parameters with gradients "
+     "(a loss, a copy of a weight): detach it"),
+    ("operation not permitted when stream is capturing",
+     "Perhaps it needs a value of the GPU's in Python: .item(), .tolist(), an if, a mask for an index, "
+     "nonzero()"),
+    ("Cannot copy between CPU and CUDA tensors during CUDA graph capture",
+     "Make what is constant on the GPU, and before (a buffer, a tensor in the closure); what changes "
+     "is an argument"),
+)
 
 
 def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice) -> Captured:

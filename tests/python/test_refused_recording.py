@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
-from anabranch import _recorder, config, errors
+from anabranch import _capture, _recorder, config, errors
 from anabranch._native import NativeError
 from anabranch._state import NO_STATE
 
@@ -122,3 +123,14 @@ def test_answers_on_the_cpu_are_refused_by_the_first_call(monkeypatch):
     recorder = _recorder.Recorder(call, config.resolve({}), "step", takes_gradients=False)
     run(recorder)
     assert recorder.reports()[0].reason is None
+
+
+@pytest.mark.parametrize(("said", "hint"), [
+    ("CUDA error: operation not permitted when stream is capturing\nSearch for", r"\.item\(\)"),
+    ("Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is "
+     "pinned.", "what changes is an argument"),
+    ("CUDA error: operation would make the legacy stream depend on a capturing blocking stream",
+     "detach it"),
+    ("something else", "captured: something else$")])
+def test_what_torch_says_of_a_capture_comes_with_what_to_do(said, hint):
+    assert re.search(hint, _capture._reason(RuntimeError(said)))
