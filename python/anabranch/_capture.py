@@ -118,6 +118,7 @@ class Step:
     is_compiled: bool = False  # `call` is what Inductor has made
     optimizers: Sequence[torch.optim.Optimizer] = ()  # that it may step
     is_told: bool = False  # that it is captured, if it asks
+    fixed: Sequence[Tensor] = ()  # what it uses besides, and may not move: insides of wrapping classes
 
     def joined(self) -> Step:
         """With tensors that share memory in one unit, whoever has them."""

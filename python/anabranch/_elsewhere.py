@@ -39,13 +39,22 @@ def check_all_was_found(step: Step, capture: Capture, device: CaptureDevice) -> 
     generators have some, and libraries."""
     snapshot = capture.first.snapshot
     assert snapshot is not None
-    alive = sorted(capture.alive)
+    alive = sorted(_without(capture.alive, step.fixed))
     suspects = _tensors_in(sorted(alive[i] for i, _ in snapshot.mentions(alive)), but=step.tensors)
     # Bytes of a struct that nothing has set may hold an address of long ago. Where they do, a capture
     # does not follow the tensor to another one.
     named = named_of(suspects, step, device) if suspects else []
     if named:
         raise Elsewhere(named)
+
+
+def _without(memory: Sequence[tuple[int, int]], fixed: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Ranges in which none of those is that may not move, which launches check: a library has views
+    of them that nobody finds, as FSDP has of its shards."""
+    addresses = sorted(map(_address, fixed))
+    return [(begin, size) for begin, size in memory
+            if (i := bisect.bisect_left(addresses, begin)) == len(addresses)
+            or addresses[i] >= begin + size]
 
 
 def _tensors_in(memory: Sequence[tuple[int, int]], but: Iterable[Tensor]) -> list[Tensor]:

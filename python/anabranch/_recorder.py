@@ -194,7 +194,7 @@ class Recorder:
 
     def _record(self, key: Any, entry: Entry, leaves: list[Any]) -> Any:
         try:
-            step, fixed = self._step(entry, leaves)
+            step = self._step(entry, leaves)
         except NotRecordable as error:
             self.is_refused = True
             self._refuse(entry, str(error))
@@ -204,7 +204,7 @@ class Recorder:
         leaving = Leaving(self._call, entry.state, is_first_plain=chosen.verify)
         if entry.state is not NO_STATE:
             step.call = leaving
-        trial = Trial(step, [*fixed, *entry.state.written], entry.state) if chosen.verify else None
+        trial = Trial(step, entry.state) if chosen.verify else None
         plain = trial.plain() if trial else None
         agree = Agreement(step.device, _compat.collectives_so_far() != before)
         try:
@@ -242,8 +242,8 @@ class Recorder:
         trial.settle(plain)
         return leaving.leave(plain.answer) if step.call is leaving else plain.answer
 
-    def _step(self, entry: Entry, leaves: list[Any]) -> tuple[Step, list[Tensor]]:
-        """What there is to capture, and tensors of the state that stay where they are."""
+    def _step(self, entry: Entry, leaves: list[Any]) -> Step:
+        """What there is to capture."""
         state = entry.state
         known = state.tensors()
         device = _device_of(leaves, known)
@@ -268,7 +268,8 @@ class Recorder:
         units = units_apart(tensors, len(entry.arguments))
         return Step(self._call, leaves, entry.arguments, tensors, units, len(tensors) - own, owners,
                     device, _capture_stream(device), is_noted=self._has_lanes,
-                    is_compiled=not self._takes_gradients, optimizers=state.optimizers), fixed
+                    is_compiled=not self._takes_gradients, optimizers=state.optimizers,
+                    fixed=fixed)
 
     def _make(self, entry: Entry, step: Step) -> list[Recorded]:
         try:

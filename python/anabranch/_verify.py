@@ -72,13 +72,12 @@ class Run:
 
 
 class Trial:
-    """A step as it is before a call, to run it again from there. ``fixed`` are tensors of its state
-    besides those in ``step.tensors``, on the GPU or pinned; ``state`` says what else it has on the
-    CPU."""
+    """A step as it is before a call, to run it again from there. ``state`` says what it has on the
+    CPU, pinned or not."""
 
-    def __init__(self, step: Step, fixed: Sequence[Tensor], state: State) -> None:
+    def __init__(self, step: Step, state: State) -> None:
         self._step = step
-        self._memory = [*bytes_of(step.tensors, step.units), *fixed]
+        self._memory = [*bytes_of(step.tensors, step.units), *step.fixed, *state.written]
         self._state = state
         self._before = self._moment()
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import anabranch
 import pytest
 import torch
+from anabranch import _elsewhere
 from anabranch._state import State
 from anabranch._states import States
 from torch import Tensor, nn
@@ -180,6 +181,21 @@ def test_what_nothing_leads_to_is_not_found():
 
     assert State([step]).ways_to([holder.thing.unused]) is None
     assert State([step]).ways_to([]) is None
+
+
+def test_memory_that_launches_check_is_left_to_them():
+    """A library has views of what is inside a tensor of a wrapping class, that nobody finds."""
+    held, other = torch.ones(8), torch.ones(8)
+    view, mine = held.view(2, 4), other[2:]
+    memory = sorted((tensor.data_ptr(), 32) for tensor in (held, other))
+    everything = {id(one) for one in _elsewhere._tensors_in(memory, but=[other])}
+    assert {id(view), id(mine), id(held)} <= everything and id(other) not in everything
+    left = _elsewhere._without(memory, [held[4:]])
+    assert left == [(other.data_ptr(), 32)]
+    assert id(view) not in {id(one) for one in _elsewhere._tensors_in(left, but=())}
+    assert _elsewhere._without(memory, []) == memory
+    behind = [(begin - 32, 32) for begin, _ in memory]
+    assert _elsewhere._without(behind, [held, other]) == behind
 
 
 def test_programs_without_end_are_searched_for_a_while(monkeypatch):

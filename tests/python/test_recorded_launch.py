@@ -198,7 +198,7 @@ def test_a_refused_step_finds_the_state_on_the_cpu_as_it_was(monkeypatch):
     step()
     state = State([step])
     drawn = generator.get_state()
-    trial = _verify.Trial(Step(step, [], [], [], [], 0, [parameter], 0, None), [], state)
+    trial = _verify.Trial(Step(step, [], [], [], [], 0, [parameter], 0, None), state)
     step()
     trial.rewind()
     assert optimizer.state[parameter]["step"] == 1 and table[0] == 1
@@ -212,8 +212,8 @@ def test_pinned_memory_that_the_step_writes_is_put_back_and_compared(monkeypatch
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
     pinned = torch.ones(2)
-    step = Step(lambda leaves: None, [], [], [], [], 0, [], 0, None)
-    trial = _verify.Trial(step, [pinned], State())
+    step = Step(lambda leaves: None, [], [], [], [], 0, [], 0, None, fixed=[pinned])
+    trial = _verify.Trial(step, State())
     runs = []
     for _ in range(2):
         pinned.add_(len(runs) + 1)

@@ -38,7 +38,7 @@ def racing(monkeypatch):
         made = _recorder.Recorder(call, config.resolve({"verify": False, **options}), "step",
                                   takes_gradients=False)
         step = SimpleNamespace(device=0)
-        monkeypatch.setattr(made, "_step", lambda entry, leaves: (step, []))
+        monkeypatch.setattr(made, "_step", lambda entry, leaves: step)
         return made, seen
 
     monkeypatch.setattr(_recorder, "capture_device", lambda ordinal: None)
@@ -72,7 +72,7 @@ def test_a_step_whose_streams_race_raises_under_strict(racing):
 class Trial:
     """Of a step that adds one to a counter in each run, where `memory` knows nothing of it."""
 
-    def __init__(self, step, fixed, state):
+    def __init__(self, step, state):
         self.step = step
         self.log = self.step.log
 
@@ -95,7 +95,7 @@ def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing
     log = []
     step = SimpleNamespace(device=0, call=recorder._call, log=log, has_history=has_history,
                            is_noted=False)
-    monkeypatch.setattr(recorder, "_step", lambda entry, leaves: (step, []))
+    monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
     monkeypatch.setattr(_recorder, "Trial", Trial)
     monkeypatch.setattr(_recorder, "_check_history", lambda step, plain: None)
     assert [run(recorder) for _ in range(3)] == [2] * 3

@@ -131,7 +131,8 @@ def keep_gpu_busy(cycles: int) -> None:
 
 def tensors_alive() -> list[torch.Tensor]:
     """All tensors with memory of their own that Python knows."""
-    return [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)
+    # isinstance() would ask every object for its class, and some are more than they seem.
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)
             and type(thing).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
             and thing.layout is torch.strided and not hasattr(type(thing), "__tensor_flatten__")]
 
