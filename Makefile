@@ -144,7 +144,7 @@ $(VENV_OLDEST)/ready: requirements/oldest.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	  -r $(filter requirements/%,$^)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-	  --no-deps -C wheel.cmake=false -e .
+	  --no-deps --config-settings wheel.cmake=false -e .
 	touch $@
 
 # $(call build_preset,<preset>)
