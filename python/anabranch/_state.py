@@ -71,30 +71,16 @@ class State:
                  before: State | None = None, farther: frozenset[Path] = frozenset(),
                  base: State | None = None) -> None:
         self.number = 0  # equal for those that recordings need not tell apart
-        self._base = base
-        self.beside: dict[Path, Place] = {}  # where tensors that may move stand, if not in the base
-        # Plain tensors on a GPU, that may move, and where else each of them stands.
-        self.places: list[Place] = list(base.places) if base else []
-        self.more_places: list[list[Place]] = list(base.more_places) if base else []
-        # Tensors of wrapping classes, that may not. On the CPU: read when recorded, and frozen;
-        # pinned, copied from and to by each launch, that may not move; and changed by every step of
-        # an optimizer.
-        self.wrapped: list[Place] = list(base.wrapped) if base else []
-        self.on_cpu: list[Place] = list(base.on_cpu) if base else []
-        self.pinned: list[Place] = list(base.pinned) if base else []
-        self.counters: list[Tensor] = list(base.counters) if base else []
         self._roots, self._arguments, self._farther = tuple(roots), list(arguments), farther
+        self._begin(base)
         numbers = base._numbers_now() if base else {}
         walk = Walk((), _others(arguments, base), farther, base._known(numbers)) if base \
             else self.walk_again()
         for found in walk.tensors:
             self._sort(found, walk.more_places[id(found.tensor)])
-        for known, number in numbers.items():
-            self._add_places(number, walk.more_places.get(known, []))
-        self.generators = (base.generators if base else []) + walk.generators
-        self.modules = (base.modules if base else []) + walk.modules
-        self.optimizers = (base.optimizers if base else []) + walk.optimizers
-        self._keep_ways(walk, base)
+        for tensor_id, number in numbers.items():
+            self._add_places(number, walk.more_places.get(tensor_id, []))
+        self._keep(walk)
         self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
         # Guards tell these by their ids, which nothing else may get.
         pinned = [tensor for place in self.pinned if (tensor := place.get()) is not None]
@@ -107,6 +93,32 @@ class State:
         self._parameters: list[Tensor] = []  # and what may become one
         self.parameter_paths: list[Path] = []
         self.parameters()
+
+    def _begin(self, base: State | None) -> None:
+        """With what the base has, or nothing."""
+        def begun(name: str) -> Any:
+            return list(getattr(base, name)) if base else []
+
+        self._base = base
+        self.beside: dict[Path, Place] = {}  # where tensors that may move stand, if not in the base
+        self.places: list[Place] = begun("places")  # plain tensors on a GPU: they may move
+        self.more_places: list[list[Place]] = begun("more_places")  # where else each of them stands
+        self.wrapped: list[Place] = begun("wrapped")  # tensors of wrapping classes: these may not
+        self.on_cpu: list[Place] = begun("on_cpu")  # read when recorded, and frozen
+        # Copied from and to by each launch: they may not move.
+        self.pinned: list[Place] = begun("pinned")
+        # On the CPU, changed by every step of an optimizer.
+        self.counters: list[Tensor] = begun("counters")
+        self.generators: list[torch.Generator] = begun("generators")
+        self.modules: list[nn.Module] = begun("modules")
+        self.optimizers: list[torch.optim.Optimizer] = begun("optimizers")
+        # Other objects may lead to the tensors that a step cannot tell from these: of the same types,
+        # with the same numbers and functions in them. Then their forms are equal.
+        self.form: list[tuple[Path, Any]] = begun("form")
+        self._ways: list[tuple[Any, Any]] = begun("_ways")  # holders and keys of what leads there
+        self._stood: list[Any] = begun("_stood")  # and what they held
+        # Of the arguments that lead to anything, their ids.
+        self.leading: set[int] = set(begun("leading"))
 
     def _sort(self, found: Found, more: list[Place]) -> None:
         place, tensor, counts = found
@@ -144,17 +156,15 @@ class State:
         things = (self._stood, self.modules, self.generators, self.counters, others)
         return itertools.chain(numbers, map(id, itertools.chain(*things)))
 
-    def _keep_ways(self, walk: Walk, base: State | None) -> None:
+    def _keep(self, walk: Walk) -> None:
         """What is_current() and leads_as() compare, and what a state is like."""
-        # Other objects may lead to the tensors that a step cannot tell from these: of the same types,
-        # with the same numbers and functions in them. Then their forms are equal.
-        self.form = (base.form if base else []) + walk.form
-        # Those of the arguments that lead to anything, by their ids.
-        self.leading = {id(value) for place, value in walk.ways if place.path[:-1] == (ARGUMENT,)}
-        self.leading |= base.leading if base else set()
-        self._ways = (base._ways if base else []) + [(place.holder, place.key)
-                                                     for place, _ in walk.ways]
-        self._stood = (base._stood if base else []) + [value for _, value in walk.ways]
+        self.generators += walk.generators
+        self.modules += walk.modules
+        self.optimizers += walk.optimizers
+        self.form += walk.form
+        self.leading |= {id(value) for place, value in walk.ways if place.path[:-1] == (ARGUMENT,)}
+        self._ways += [(place.holder, place.key) for place, _ in walk.ways]
+        self._stood += [value for _, value in walk.ways]
         self._registries = [module._modules for module in self.modules if module._modules]
         self._children = self._children_now()
         # Of optimizers, in the order of their keys: these are tensors, and slow to look up.
