@@ -167,8 +167,7 @@ class Leaving:
     def leave(self, answer: Any) -> Any:
         """Puts what it has answered where its callable had left it; the rest is the callable's."""
         answer, left = answer
-        for slot, value in zip(self.slots or (), left, strict=True):
-            slot.put(value)
+        _put(self.slots or (), left)
         return answer
 
 
@@ -190,8 +189,7 @@ class Slots:
         return all([place.get() is value for place, value in self._ways])
 
     def put(self, values: Sequence[Any]) -> None:
-        for slot, value in zip(self._slots, values, strict=True):
-            slot.put(value)
+        _put(self._slots, values)
 
 
 def slots_in(state: State, slots: Sequence[Slot]) -> Slots | None:
@@ -200,6 +198,11 @@ def slots_in(state: State, slots: Sequence[Slot]) -> Slots | None:
     if not {slot.path for slot in slots} <= {path for _, path in walk.holders}:
         return None
     return Slots(slots, walk)
+
+
+def _put(slots: Sequence[Slot], values: Sequence[Any]) -> None:
+    for slot, value in zip(slots, values, strict=True):
+        slot.put(value)
 
 
 def _items_of(holder: Any) -> dict[Any, Any]:

@@ -37,6 +37,9 @@ from ._notes import Notes
 from ._state import is_wrapper, version_of
 
 
+ON_CPU = "it answers a tensor on the CPU, whose value a launch cannot tell"
+
+
 class NotRecordable(Exception):
     """Why a step runs unrecorded; its text names the cause."""
 
@@ -506,7 +509,7 @@ class _Describer:
             return Wrapped(type(leaf), tuple(names), parts, context, tuple(leaf.shape),
                            tuple(leaf.stride()))
         if not leaf.is_cuda:
-            raise NotRecordable("it answers a tensor on the CPU, whose value a launch cannot tell")
+            raise NotRecordable(ON_CPU)
         view = (tuple(leaf.shape), tuple(leaf.stride()))
         storage = leaf.untyped_storage().data_ptr()
         if storage in self._allocated:

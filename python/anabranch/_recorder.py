@@ -23,6 +23,7 @@ from torch import Tensor
 from . import _compat, _native, config, errors
 from ._bindings import Leaving
 from ._capture import (
+    ON_CPU,
     Aliased,
     BrokeUntold,
     BrokeWhileNoted,
@@ -116,7 +117,7 @@ class Recorder:
         if any(isinstance(leaf, Tensor) and not leaf.is_cuda for leaf in flat) \
                 and _device_of(leaves, [place.get() for place in state.places]) is not None:
             self.is_refused = True
-            self._refuse(entry, "it answers a tensor on the CPU, whose value a launch cannot tell")
+            self._refuse(entry, ON_CPU)
 
     def note_plain(self, inputs: str, reason: str) -> None:
         """Counts a call of what is never recorded, which the caller runs."""

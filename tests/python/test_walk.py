@@ -162,13 +162,13 @@ def test_what_stands_in_a_modules_place_is_what_a_launch_is_given(mutate, serves
 def test_modules_that_take_turns_share_a_recording_where_they_are_alike():
     pairs = [(Net(), Net(), 1), (Net(), Net(eps=0.1), 2)]
     for first, second, recordings in pairs:
-        now = first
+        model = first
 
         def step(x):
-            return list(now.parameters())  # noqa: B023
+            return list(model.parameters())  # noqa: B023
 
         made = recorded(step)
-        for now in [second, first] * 4:
+        for model in [second, first] * 4:
             answer = made(X)
             assert ids(answer) == ids(step(X))
         assert isinstance(answer, Launched)
