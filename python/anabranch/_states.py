@@ -51,9 +51,11 @@ class States:
         if state.is_of(objects):
             return state if state.is_current() else None
         with self._lock:
-            is_based = state.base.is_of(_base_of(objects)) and state.base.is_current()
-            return self._keep(State(self._roots, objects, state, self._farther, state.base), ids) \
-                if is_based else None
+            state = self._states.get(ids)  # of now: another thread may have been told to look farther
+            if state is None or not state.base.is_of(_base_of(objects)) \
+                    or not state.base.is_current():
+                return None
+            return self._keep(State(self._roots, objects, state, self._farther, state.base), ids)
 
     def _note_use(self, ids: _Ids) -> None:
         with self._lock:
