@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from . import _compat
-from ._capture import NotRecordable
+from ._reasons import NotRecordable
 from ._state import State, is_wrapper
 from ._walk import Path, Walk
 

@@ -15,13 +15,14 @@ import gc
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import _compat
+from ._answers import Shape, Unlike, flatten
 from ._given import StandIns, Unit, units_behind, units_of
 from ._native import NativeError
 from ._native_capture import (
@@ -34,30 +35,15 @@ from ._native_capture import (
     library_path,
 )
 from ._notes import Notes
+from ._reasons import (
+    ANOTHER_ANSWER,
+    ON_CPU,
+    BrokeUntold,
+    BrokeWhileNoted,
+    NotRecordable,
+    reason_of,
+)
 from ._state import is_wrapper, version_of
-
-
-ON_CPU = "it answers a tensor on the CPU, whose value a launch cannot tell"
-
-
-class NotRecordable(Exception):
-    """Why a step runs unrecorded; its text names the cause."""
-
-
-class Aliased(NotRecordable):
-    """Its kernels name memory both as an argument's and as the state's."""
-
-
-class BrokeWhileNoted(NotRecordable):
-    """Something raised inside a noted call: without notes it may not."""
-
-
-class BrokeUntold(NotRecordable):
-    """It asked whether it was captured, was told that it was not, and broke."""
-
-
-class Empty(NotRecordable):
-    """There is nothing to launch, at least this time: no reason to raise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +78,13 @@ class Wrapped:
 
 
 @dataclasses.dataclass(frozen=True)
+class Held:
+    """One of the step's objects."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Constant:
     """Anything else: the same value every time."""
 
@@ -122,6 +115,7 @@ class Step:
     optimizers: Sequence[torch.optim.Optimizer] = ()  # that it may step
     is_told: bool = False  # that it is captured, if it asks
     fixed: Sequence[Tensor] = ()  # what it uses besides, and may not move: insides of wrapping classes
+    objects: Sequence[Any] = ()  # that it finds: it may answer one
 
     def joined(self) -> Step:
         """With tensors that share memory in one unit, whoever has them."""
@@ -135,6 +129,11 @@ class Step:
     def own(self) -> int:
         """How many of the tensors are arguments or state; those behind are gradients."""
         return len(self.tensors) - self.gradients
+
+    @functools.cached_property
+    def object_numbers(self) -> dict[int, int]:
+        """Of the objects, by their ids."""
+        return {id(thing): i for i, thing in enumerate(self.objects)}
 
 
 class _Noting:
@@ -179,8 +178,10 @@ class Captured:
     pool: torch.cuda.MemPool
     given_at: list[int]
     snapshot: CaptureSnapshot | None = None
-    result: list[Any] = dataclasses.field(default_factory=list)
-    tree: Any = None
+    answer: Any = None
+    result: list[Any] = dataclasses.field(default_factory=list)  # the leaves of the answer
+    shape: Shape | None = None  # and how they lie in it
+    owners: dict[int, int] = dataclasses.field(default_factory=dict)  # of the tensors, by their ids
     gradients: dict[int, Any] = dataclasses.field(default_factory=dict)  # by parameter
     mutated: list[int] = dataclasses.field(default_factory=list)  # of the tensors
     noting: _Noting | None = None
@@ -244,6 +245,7 @@ def capture_twice(step: Step, device: CaptureDevice) -> Capture:
                 blocks, sizes = _match(step, made, told)
                 noting = made[0].noting
                 noted = noting.noted(len(step.units), len(sizes)) if noting else None
+            _open_answers(step, made)
             for captured in made:
                 _describe(step, captured, blocks, second=captured is made[1])
             _compare(*made)
@@ -253,7 +255,7 @@ def capture_twice(step: Step, device: CaptureDevice) -> Capture:
             if isinstance(error, NativeError):
                 raise NotRecordable(str(error)) from error
             if isinstance(error, Exception) and not isinstance(error, NotRecordable):
-                raise NotRecordable(_reason(error)) from error
+                raise NotRecordable(reason_of(error)) from error
             raise
     pools = {captured.pool.id for captured in made}
     alive = [(address, size) for address, size, pool in told.alive if pool not in pools]
@@ -271,11 +273,11 @@ def named_of(tensors: Sequence[Tensor], step: Step, device: CaptureDevice) -> li
         try:
             made.append(_capture(moved, memory, device))
             members = {i for number in _named_units(made[0], units) for i, _ in units[number].members}
-            made[0].result, made[0].gradients = [], {}
+            made[0].answer, made[0].gradients = None, {}
             _check_nothing_is_kept(step.device, made)
         except Exception as error:
             _abandoned.append((memory, made))
-            raise NotRecordable(_reason(error)) from error
+            raise NotRecordable(reason_of(error)) from error
         made.pop().close()
         memory.close()
     return [tensor for i, tensor in enumerate(tensors, known) if i in members]
@@ -286,27 +288,6 @@ def _named_units(captured: Captured, units: Sequence[Unit]) -> list[int]:
     order = sorted(range(len(units)), key=captured.given_at.__getitem__)
     ranges = [(captured.given_at[i], units[i].size_bytes) for i in order]
     return [order[number] for number, _ in captured.snapshot.mentions(ranges)]
-
-
-def _reason(error: Exception) -> str:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    hint = next((f". {hint}" for text, hint in _HINTS if text in first), "")
-    return f"{type(error).__name__} while it was captured: {first}{hint}"
-
-
-# By what torch says.
-_HINTS = (
-    # Whoever has such a tensor keeps the parameter's node of the gradient, and the stream of then.
-    ("legacy stream depend on a capturing",
-     "Perhaps something outside holds a tensor that was computed from its parameters with gradients "
-     "(a loss, a copy of a weight): detach it"),
-    ("operation not permitted when stream is capturing",
-     "Perhaps it needs a value of the GPU's in Python: .item(), .tolist(), an if, a mask for an index, "
-     "nonzero()"),
-    ("Cannot copy between CPU and CUDA tensors during CUDA graph capture",
-     "Make what is constant on the GPU, and before (a buffer, a tensor in the closure); what changes "
-     "is an argument"),
-)
 
 
 def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice) -> Captured:
@@ -326,15 +307,13 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice) -> Captur
     before = [parameter.grad for parameter in parameters]
     with stand_ins.in_place_of(state, step.arguments):
         try:
-            answer = _run(step, leaves, captured, memory, device)
-            flat, captured.tree = _compat.tree_flatten(answer)
-            captured.result = flat
+            captured.answer = _run(step, leaves, captured, memory, device)
+            captured.owners = {id(tensor): i for i, tensor in enumerate(owners)}
             captured.gradients = {
                 i: parameter.grad for i, (parameter, grad) in
                 enumerate(zip(parameters, before, strict=True)) if parameter.grad is not grad}
             captured.mutated = [i for i, tensor in enumerate(owners)
                                 if version_of(tensor) != versions[i]]
-            _keep_aliases(captured, owners)
         finally:
             for parameter, grad in zip(parameters, before, strict=True):
                 parameter.grad = grad
@@ -405,8 +384,8 @@ def _untold(step: Step) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if has_asked and not isinstance(error, BrokeWhileNoted):
-            raise BrokeUntold(_reason(error)) from error
+        if has_asked and not isinstance(error, NotRecordable):
+            raise BrokeUntold(reason_of(error)) from error
         raise
     finally:
         torch.cuda.is_current_stream_capturing = truth
@@ -423,8 +402,8 @@ def _noting(step: Step, captured: Captured, device: CaptureDevice) -> Iterator[N
         with noting.around(step):
             yield
     except Exception as error:
-        if noting.notes.has_raised:
-            raise BrokeWhileNoted(_reason(error)) from error
+        if noting.notes.has_raised and not isinstance(error, NotRecordable):
+            raise BrokeWhileNoted(reason_of(error)) from error
         raise
     noting.end()
 
@@ -451,11 +430,15 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _keep_aliases(captured: Captured, owners: Sequence[Tensor]) -> None:
-    """Results that are the given tensors themselves, while these still are what they were given."""
-    known = {id(tensor): i for i, tensor in enumerate(owners)}
-    captured.result = [Alias(known[id(leaf)], None) if id(leaf) in known else leaf
-                       for leaf in captured.result]
+def _open_answers(step: Step, made: Sequence[Captured]) -> None:
+    """Into leaves, and the one shape of both: what is the same object in both was there before."""
+    answers = [captured.answer for captured in made]
+    try:
+        leaves, shape = flatten(answers, step.object_numbers)
+    except Unlike:
+        raise NotRecordable(ANOTHER_ANSWER) from None
+    for captured, of_it in zip(made, leaves, strict=True):
+        captured.result, captured.shape, captured.answer = of_it, shape, None
 
 
 def _match(step: Step, made: Sequence[Captured],
@@ -485,24 +468,27 @@ def _match(step: Step, made: Sequence[Captured],
 
 def _describe(step: Step, captured: Captured, blocks: Sequence[Block], *, second: bool) -> None:
     """Turns tensors into what they are, so that nothing of the capture is held."""
-    describer = _Describer(step, blocks, second)
+    describer = _Describer(step, blocks, captured.owners, second)
     captured.result = [describer.describe(leaf) for leaf in captured.result]
     captured.gradients = {i: describer.describe(grad) for i, grad in captured.gradients.items()}
 
 
 class _Describer:
-    def __init__(self, step: Step, blocks: Sequence[Block], second: bool) -> None:
+    def __init__(self, step: Step, blocks: Sequence[Block], owners: Mapping[int, int],
+                 second: bool) -> None:
         self._step = step
+        self._owners = owners
         given = len(step.units)
         self._given = [block[1 if second else 0] for block in blocks[:given]]
         # Of those at one address the last, which is what there is now.
         self._allocated = {block[1 if second else 0]: i for i, block in enumerate(blocks[given:])}
 
     def describe(self, leaf: Any) -> Any:
-        if isinstance(leaf, (Alias, Constant)):
-            return leaf
         if not isinstance(leaf, Tensor):
-            return Constant(leaf)
+            held = self._step.object_numbers.get(id(leaf))
+            return Constant(leaf) if held is None else Held(held)
+        if id(leaf) in self._owners:
+            return Alias(self._owners[id(leaf)], None)
         if is_wrapper(leaf):
             names, context = leaf.__tensor_flatten__()  # type: ignore[attr-defined]
             parts = tuple(self.describe(getattr(leaf, name)) for name in names)
@@ -532,15 +518,14 @@ class _Describer:
 
 
 def _compare(first: Captured, second: Captured) -> None:
-    same = (first.tree == second.tree and first.mutated == second.mutated
-            and len(first.result) == len(second.result)
+    same = (first.mutated == second.mutated
             and all(map(_same, first.result, second.result))
             and first.gradients.keys() == second.gradients.keys()
             and all(_same(grad, second.gradients[i]) for i, grad in first.gradients.items()))
     if not same:
         made_anew = _object_made_anew(first.result, second.result)
         raise NotRecordable(f"it answers a {made_anew}, another one in each call; answer the tensors "
-                            "in it" if made_anew else "it answers something else in a second capture")
+                            "in it" if made_anew else ANOTHER_ANSWER)
 
 
 def _object_made_anew(first: Sequence[Any], second: Sequence[Any]) -> str:

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from . import _compat
-from ._capture import Capture, NotRecordable, Step, named_of
+from ._capture import Capture, Step, named_of
 from ._native_capture import CaptureDevice
+from ._reasons import NotRecordable
 
 
 class Elsewhere(NotRecordable):

@@ -21,7 +21,7 @@ from ._bindings import Slot, Slots, slots_in
 from ._native_capture import CaptureCounts
 from ._recorded import Recorded
 from ._state import State, inner_places, may_be_parameter
-from ._walk import Place
+from ._walk import Path, Place
 
 
 class Memory(NamedTuple):
@@ -139,7 +139,8 @@ class View:
 
     def __init__(self, places: Sequence[Place], indices: Sequence[int], layouts: Sequence[Any],
                  count: int, left: Sequence[Slot] | None, slots: Slots | None,
-                 parameters: list[Tensor]) -> None:
+                 parameters: list[Tensor], objects: Sequence[Place] = ()) -> None:
+        self._objects = objects  # that launches answer
         self._left, self._slots = left, slots  # what launches leave, and where that is here
         self.parameters = parameters  # that may get a gradient
         self._lookups = [(place.holder, place.key) for place in places]
@@ -148,10 +149,14 @@ class View:
         # What was found last, and the state's tensors by that: those that nothing names are left out.
         self._last: tuple[list[Any], list[Tensor]] = ([None] * len(places), [_NO_TENSOR] * count)
 
-    def moved(self, places: Iterable[tuple[int, Place]], parameters: list[Tensor]) -> View:
-        """The same, but that some of the tensors stand elsewhere."""
+    def moved(self, places: Iterable[tuple[int, Place]], objects: Iterable[tuple[int, Place]],
+              parameters: list[Tensor]) -> View:
+        """The same, but that some of the tensors and objects stand elsewhere."""
         made = copy.copy(self)
         made.parameters = parameters
+        made._objects = list(self._objects)
+        for i, place in objects:
+            made._objects[i] = place
         made._lookups = list(self._lookups)
         for i, place in places:
             made._lookups[i] = place.holder, place.key
@@ -184,6 +189,10 @@ class View:
         self._last = found, tensors
         return tensors
 
+    def objects(self) -> Sequence[Any]:
+        """Those that launches answer, as they are now."""
+        return [place.get() for place in self._objects] if self._objects else ()
+
     def leave(self, answer: Any) -> Any:
         """Puts what a launch answered where the step would have left it; the rest is the answer."""
         if self._left is None:
@@ -211,6 +220,7 @@ class Entry:
         self.fixed: tuple[int, ...] = ()  # addresses of what cannot be re-pointed
         self.insides: list[tuple[Any, str]] = []  # whose attributes have these addresses
         self.wrappers: list[tuple[Any, Any, Tensor]] = []  # holder, key, and what was there
+        self.object_paths: list[Path] = []  # of what the step finds, and then of what it answers
         self._views: weakref.WeakKeyDictionary[State, View] = weakref.WeakKeyDictionary()
 
     def set_recorded(self, recorded: Recorded, known: Sequence[Tensor],
@@ -228,8 +238,10 @@ class Entry:
         self._beside = [i for i, path in enumerate(self._paths) if path in state.beside]
         self._has_parameters_beside = any(path in state.beside for path in state.parameter_paths)
         self._held = state.held
+        self.object_paths = [self.object_paths[i] for i in recorded.objects]
         self._views[state] = View(places, self._indices, self._layouts, self._count, slots,
-                                  slots_in(state, slots) if slots else None, state.parameters())
+                                  slots_in(state, slots) if slots else None, state.parameters(),
+                                  state.places_of(self.object_paths) or ())
         self.recorded = recorded
 
     def view_of(self, state: State) -> View | None:
@@ -251,11 +263,12 @@ class Entry:
         if last is not None and self._slots is None and state.base is self.state.base:
             return self._view_beside(last, state)
         slots = slots_in(state, self._slots) if self._slots else None
-        places = state.by_path()
-        if (self._slots and slots is None) or not all(path in places for path in self._paths):
+        places, objects = state.by_path(), state.places_of(self.object_paths)
+        if (self._slots and slots is None) or objects is None \
+                or not all(path in places for path in self._paths):
             return None
         return View([places[path] for path in self._paths], self._indices, self._layouts,
-                    self._count, self._slots, slots, state.parameters())
+                    self._count, self._slots, slots, state.parameters(), objects)
 
     def _view_beside(self, last: View, state: State) -> View | None:
         """Where nothing but what is beside the base is elsewhere than last."""
@@ -263,8 +276,10 @@ class Entry:
         found = [(i, place) for i, place in places if place is not None]
         if len(found) != len(places):
             return None
+        objects = [(i, state.entered_beside[path]) for i, path in enumerate(self.object_paths)
+                   if path in state.entered_beside]
         # Where one of the base has been replaced since, the lookup sees it.
-        return last.moved(found, state.parameters() if self._has_parameters_beside
+        return last.moved(found, objects, state.parameters() if self._has_parameters_beside
                           else last.parameters)
 
     def fix(self, inner: Sequence[Tensor]) -> None:

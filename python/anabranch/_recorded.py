@@ -19,20 +19,21 @@ import torch
 from torch import Tensor
 
 from . import _compat
+from ._answers import Shape
 from ._capture import (
     Alias,
-    Aliased,
     Capture,
     Captured,
     Constant,
     Fresh,
-    NotRecordable,
+    Held,
     Step,
     Wrapped,
     wait_for_captures,
 )
 from ._given import overlap, swaps, whole_bytes
 from ._native_capture import Block, CaptureCounts, CaptureDevice, CapturedRecording
+from ._reasons import Aliased, NotRecordable
 from ._rooms import Room, Rooms
 
 Build = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]  # (given, fresh) -> a part of the answer
@@ -74,8 +75,12 @@ class Recorded:
         self.slot_count = len(self._alignments) + len(named_rooms)
         self._parts = [((size,), (1,), torch.uint8) for size in self._recording.parts]
         self._pack = struct.Struct(f"{self.slot_count + len(self._parts)}Q").pack
-        build, first = _Builder(self._rooms), capture.first
-        self._result = _Answer(first.result, first.tree, build)
+        first = capture.first
+        # Of the step's objects, those that it answers.
+        self.objects = sorted({part.index for part in first.result if isinstance(part, Held)})
+        build = _Builder(self._rooms, self.objects)
+        assert first.shape is not None
+        self._result = _Answer(first.result, first.shape, build)
         self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()]
         self._mutated = first.mutated
         self.undefined = self._unwritten(first, named_rooms)
@@ -136,13 +141,14 @@ class Recorded:
         return True
 
     def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
-               poison: int | None = None, at: Sequence[Tensor] | None = None) -> Any:
-        """One launch on the current stream of the recording's device. ``poison`` is a byte to fill
-        fresh memory with, which the step must not see; ``at`` are tensors in the given ones'
-        place, of which only addresses are taken."""
+               objects: Sequence[Any] = (), poison: int | None = None,
+               at: Sequence[Tensor] | None = None) -> Any:
+        """One launch on the current stream of the recording's device. ``objects`` are those that it
+        answers, as they are now; ``poison`` is a byte to fill fresh memory with, which the step must
+        not see; ``at`` are tensors in the given ones' place, of which only addresses are taken."""
         if _compat.current_device() != self._device:
             with torch.cuda.device(self._device):
-                return self.launch(given, parameters, poison, at)
+                return self.launch(given, parameters, objects, poison, at)
         fresh = self._rooms.allocate()
         parts = list(itertools.starmap(_compat.empty_strided_cuda, self._parts))
         if poison is not None:
@@ -156,7 +162,7 @@ class Recorded:
             parameters[index].grad = build(given, fresh)
         if self._mutated:
             torch.autograd.graph.increment_version([given[i] for i in self._mutated])
-        return self._result.build(given, fresh)
+        return self._result.build([*given, *objects] if objects else given, fresh)
 
     def _gather(self, given: Sequence[Tensor], fresh: Sequence[Tensor],
                 parts: Sequence[Tensor]) -> bytes:
@@ -216,13 +222,13 @@ def _fresh_in(parts: Sequence[Any]) -> list[Fresh]:
 class _Answer:
     """What a call answers. Most of it is whole tensors, given or fresh, which are only picked."""
 
-    def __init__(self, leaves: Sequence[Any], tree: Any, build: _Builder) -> None:
+    def __init__(self, leaves: Sequence[Any], shape: Shape, build: _Builder) -> None:
         whole = [build.whole(leaf) for leaf in leaves]
         self._pick = _picker([index or 0 for index in whole]) \
             if any(index is not None for index in whole) else None
         self._others = [(i, build.part(leaf)) for i, leaf in enumerate(leaves) if whole[i] is None]
         self._count = len(leaves)
-        self._wrap = _wrapper(len(leaves), tree)
+        self._wrap = _wrapper(len(leaves), shape)
 
     def build(self, given: Sequence[Tensor], fresh: Sequence[Tensor]) -> Any:
         leaves = list(self._pick([*fresh, *given])) if self._pick else [None] * self._count
@@ -231,23 +237,25 @@ class _Answer:
         return self._wrap(leaves)
 
 
-def _wrapper(count: int, tree: Any) -> Callable[[list[Any]], Any]:
-    """From leaves to the tree. Flat ones, which most are, need no walk."""
+def _wrapper(count: int, shape: Shape) -> Callable[[list[Any]], Any]:
+    """From leaves to the answer. Flat ones, which most are, need no walk."""
     numbers = list(range(count))
-    shape = _compat.tree_unflatten(numbers, tree)
+    made = shape.unflatten(numbers)
     for flat in (list, tuple):
-        if type(shape) is flat and shape == flat(numbers):
+        if type(made) is flat and made == flat(numbers):
             return flat
-    if count == 1 and shape == 0:
+    if type(made) is int:
         return operator.itemgetter(0)
-    return lambda leaves: _compat.tree_unflatten(leaves, tree)
+    return shape.unflatten
 
 
 class _Builder:
-    """From what a tensor is to a function that makes it in each launch."""
+    """From what a leaf is to a function that makes it in each launch. Behind the tensors that a launch
+    is given stand those of the step's objects that it answers."""
 
-    def __init__(self, rooms: Rooms) -> None:
+    def __init__(self, rooms: Rooms, objects: Sequence[int] = ()) -> None:
         self._rooms = rooms
+        self._objects = {index: i - len(objects) for i, index in enumerate(objects)}
 
     def whole(self, leaf: Any) -> int | None:
         """Which of the fresh and then the given tensors it is, if it is one."""
@@ -264,6 +272,9 @@ class _Builder:
     def part(self, leaf: Any) -> Build:
         if isinstance(leaf, Constant):
             return lambda given, fresh: leaf.value
+        if isinstance(leaf, Held):
+            from_end = self._objects[leaf.index]
+            return lambda given, fresh: given[from_end]
         if isinstance(leaf, Alias):
             return self._alias(leaf)
         if isinstance(leaf, Wrapped):

@@ -22,23 +22,20 @@ from torch import Tensor
 
 from . import _compat, _native, config, errors
 from ._bindings import Leaving
-from ._capture import (
-    ON_CPU,
-    Aliased,
-    BrokeUntold,
-    BrokeWhileNoted,
-    Capture,
-    Empty,
-    NotRecordable,
-    Step,
-    capture_twice,
-    wait_for_captures,
-)
+from ._capture import Capture, Step, capture_twice, wait_for_captures
 from ._elsewhere import Elsewhere, check_all_was_found
 from ._entry import Entry, RecordingReport, View
 from ._given import swaps, units_apart, units_of
 from ._native_capture import capture_device
 from ._overlap import choose
+from ._reasons import (
+    ON_CPU,
+    Aliased,
+    BrokeUntold,
+    BrokeWhileNoted,
+    Empty,
+    NotRecordable,
+)
 from ._recorded import Recorded, random_graph
 from ._state import NO_STATE, State, inner_tensors, is_wrapper
 from ._verify import Agreement, Run, Trial, Untrusted, on_stream, verify
@@ -267,10 +264,12 @@ class Recorder:
                    *(grad for grad in gradients if not is_wrapper(grad))]
         own = len(entry.arguments) + len(known)
         units = units_apart(tensors, len(entry.arguments))
+        objects = state.objects() if state is not NO_STATE else {}
+        entry.object_paths = list(objects)
         return Step(self._call, leaves, entry.arguments, tensors, units, len(tensors) - own, owners,
                     device, _capture_stream(device), is_noted=self._has_lanes,
                     is_compiled=not self._takes_gradients, optimizers=state.optimizers,
-                    fixed=fixed)
+                    fixed=fixed, objects=list(objects.values()))
 
     def _make(self, entry: Entry, step: Step) -> list[Recorded]:
         try:
@@ -360,7 +359,8 @@ class Recorder:
                       plain: Any, agree: Agreement) -> tuple[Any, Recorded]:
         recorded, report = made[0], entry.report
         if trial is None:
-            answer = recorded.launch(step.tensors, step.parameters)
+            answer = recorded.launch(step.tensors, step.parameters,
+                                     [step.objects[i] for i in recorded.objects])
         else:
             start = time.perf_counter()
             bitwise = verify(trial, plain, recorded, agree.on)
@@ -389,7 +389,7 @@ class Recorder:
             entry.report.plain_calls += 1
             return self._call(leaves)
         try:
-            return view.leave(recorded.launch(given, owners))
+            return view.leave(recorded.launch(given, owners, view.objects()))
         except _native.NativeError as error:
             if error.code != _BAD_BINDING:
                 raise errors.from_native(error.code, str(error.message)) from None
@@ -406,7 +406,7 @@ class Recorder:
                 copies = {i: given[i].detach().clone() for i in misaligned}
             moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
             with contextlib.suppress(_native.NativeError):
-                answer = view.leave(recorded.launch(given, owners, at=moved))
+                answer = view.leave(recorded.launch(given, owners, view.objects(), at=moved))
                 for i, copy in copies.items():
                     given[i].data.copy_(copy)
                 return answer

@@ -169,10 +169,26 @@ class State:
         self._children = self._children_now()
         # Of optimizers, in the order of their keys: these are tensors, and slow to look up.
         self._states = [(one.state, list(one.state.values())) for one in self.optimizers]
+        # Objects that were looked into beside the base.
+        self.entered_beside = {path: place for path, (place, _) in walk.entered.items()} \
+            if self._base else {}
 
     def walk_again(self) -> Walk:
         """What there is to be found by now."""
         return Walk(self._roots, self._arguments, self._farther)
+
+    def objects(self) -> dict[Path, Any]:
+        """All that were looked into, as they are now. Of what cannot change it does not matter which
+        one it is."""
+        return {path: value for path, (_, value) in self.walk_again().entered.items()
+                if not isinstance(value, (tuple, frozenset))}
+
+    def places_of(self, paths: Collection[Path]) -> list[Place] | None:
+        """Where such objects stand; None where one is not there."""
+        places = self.entered_beside
+        if not all(path in places for path in paths):
+            places = {path: place for path, (place, _) in self.walk_again().entered.items()}
+        return [places[path] for path in paths] if all(path in places for path in paths) else None
 
     def ways_to(self, tensors: Iterable[Tensor]) -> set[Path] | None:
         """Where to look besides, to find these too. None where one would not be found, or it has

@@ -20,11 +20,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from . import _compat
-from ._capture import NotRecordable, Step
+from ._answers import flatten
+from ._capture import Step
 from ._elsewhere import Elsewhere
 from ._given import bytes_of
 from ._native import NativeError
+from ._reasons import NotRecordable
 from ._recorded import Recorded
 from ._state import State, inner_tensors, version_of
 
@@ -55,6 +56,7 @@ class Run:
     """What one run of a step left behind."""
 
     answer: Any
+    results: list[Any]  # its leaves
     gradients: list[Tensor | None]  # those that are others than before
     after: _Moment
     has_history: bool = False  # a result had a grad_fn
@@ -64,8 +66,8 @@ class Run:
         return self.after.memory
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        flat, _ = _compat.tree_flatten(self.answer)
-        named = [(f"result {i}", leaf) for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)]
+        named = [(f"result {i}", leaf) for i, leaf in enumerate(self.results)
+                 if isinstance(leaf, Tensor)]
         named += [(f"gradient {i}", grad) for i, grad in enumerate(self.gradients)
                   if grad is not None]
         return [(name, inner) for name, tensor in named for inner in inner_tensors(tensor)]
@@ -94,24 +96,31 @@ class Trial:
         none: what they belonged to would live on into the capture."""
         step = self._step
         with on_stream(step.stream, step.device):
-            flat, tree = _compat.tree_flatten(step.call(list(step.leaves)))
+            answer = step.call(list(step.leaves))
+        [flat], shape = flatten([answer], step.object_numbers)
         has_history = any(isinstance(leaf, Tensor) and leaf.requires_grad and not leaf.is_leaf
                           for leaf in flat)
-        answer = _compat.tree_unflatten([_detached(leaf) for leaf in flat], tree)
-        return dataclasses.replace(self._after(answer), has_history=has_history)
+        if has_history:
+            flat = list(map(_detached, flat))
+            answer = shape.unflatten(flat)
+        return self._after(answer, flat, has_history)
 
     def launched(self, recorded: Recorded) -> Run:
         """Launches it, into memory filled with 0xFF."""
-        return self._after(self.launch(recorded, _POISON))
+        answer = self.launch(recorded, _POISON)
+        [flat], _ = flatten([answer], self._step.object_numbers)
+        return self._after(answer, flat)
 
     def launch(self, recorded: Recorded, poison: int | None = None) -> Any:
-        return recorded.launch(self._step.tensors, self._step.parameters, poison)
+        step = self._step
+        objects = [step.objects[i] for i in recorded.objects]
+        return recorded.launch(step.tensors, step.parameters, objects, poison)
 
-    def _after(self, answer: Any) -> Run:
+    def _after(self, answer: Any, flat: list[Any], has_history: bool = False) -> Run:
         after = self._moment()
         gradients = [grad if grad is not before else None
                      for grad, before in zip(after.gradients, self._before.gradients, strict=True)]
-        return Run(answer, gradients, after)
+        return Run(answer, flat, gradients, after, has_history)
 
     def rewind(self) -> None:
         """Back to before the call."""

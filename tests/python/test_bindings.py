@@ -13,7 +13,7 @@ import pytest
 import torch
 from anabranch import _record, _recorder
 from anabranch._bindings import Bindings, Leaving, slots_in
-from anabranch._capture import NotRecordable
+from anabranch._reasons import NotRecordable
 from anabranch._entry import View
 from anabranch._state import State
 from torch import Tensor, nn
@@ -339,14 +339,14 @@ def launching(monkeypatch):
     def recorded(step, compute, uses):
         made, launched = anabranch.record(step, verify=False), []
 
-        def launch(given, owners):
+        def launch(given, owners, objects):
             launched.append(given)
             return compute(*given)
 
         def make_and_launch(recorder, entry, stepped, trial, plain, agree):
             answer = stepped.call(stepped.leaves)
             return answer, SimpleNamespace(
-                uses=list(range(uses)), launch=launch, needs_gradients=False,
+                uses=list(range(uses)), objects=[], launch=launch, needs_gradients=False,
                 fits=lambda given: True, counts=SimpleNamespace(
                     nodes=1, launched_unchanged=0, launched_from_host=0, launched_from_device=0))
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from anabranch import _capture, _compat, _overlap
-from anabranch._capture import NotRecordable
+from anabranch._reasons import NotRecordable
 from anabranch._entry import RecordingReport
 from anabranch._native import NativeError
 from anabranch._native_capture import Block

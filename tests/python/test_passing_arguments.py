@@ -109,6 +109,29 @@ def test_a_batch_may_lead_to_what_the_step_has():
     assert_launches(made, step, batch(net=other, scales=other.scales))
 
 
+def test_an_answer_that_is_the_batch_or_in_it_is_that_of_the_call(searches):
+    net = Net()
+
+    def step(batch, x):
+        return [batch.x, net.head.weight, net.scales, batch, batch.inner, batch.inner["n"]]
+
+    made = recorded(step, batch())
+    searches.clear()
+    for _ in range(3):
+        assert_launches(made, step, batch())
+    net.head.weight = nn.Parameter(torch.zeros(2, 2))
+    assert_launches(made, step, batch())
+    assert not searches
+    net.scales = [torch.ones(2), {"last": torch.ones(2)}]
+    assert_launches(made, step, batch())
+
+
+def test_a_model_that_is_answered_is_the_one_of_the_call():
+    made = recorded(lambda net, x: [net.head.weight, net], Net())
+    for _ in range(3):
+        assert_launches(made, lambda net, x: [net.head.weight, net], Net())
+
+
 def found(state):
     """What there is to know of a state, whatever the order in which it was found."""
     places = {path: id(place.get()) for path, place in state.by_path().items()}

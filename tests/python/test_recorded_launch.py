@@ -12,13 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anabranch import _capture, _compat, _given, _recorded, _recorder, _state, _verify, config
-from anabranch._capture import Alias, Captured, Constant, Fresh, Step
+from anabranch import (_capture, _compat, _given, _reasons, _recorded, _recorder, _state, _verify,
+                       config)
+from anabranch._answers import flatten
+from anabranch._capture import Alias, Captured, Constant, Fresh, Held, Step
 from anabranch._given import units_of
 from anabranch._native_capture import Block, Slot
 from anabranch._state import State
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils._pytree import tree_flatten
 
 COUNT = 16
 ALIGNMENT = 64
@@ -66,15 +67,15 @@ def step_of(monkeypatch):
     step = Step(lambda leaves: None, [x], [0], [x, w], units_of([x, w]), 0, [w], 0, None)
     if step.units[0].members[0][0] == 1:  # units come by address: the first shall be x
         step.units.reverse()
-    shape, whole = (4, COUNT // 4), ((COUNT,), (1,), 0, torch.float32)
+    rows, whole = (4, COUNT // 4), ((COUNT,), (1,), 0, torch.float32)
     result = {"y": 0, "x": 1, "rows": 2, "view": 3, "number": 4, "empty": 5}
-    flat, tree = tree_flatten(result)
+    [flat], shape = flatten([result])
     assert flat == list(range(6))
     parts = [Fresh(0, 0, (COUNT,), (1,), torch.float32), Alias(0, None),
-             Fresh(0, 0, shape, (shape[1], 1), torch.float32), Alias(1, whole), Constant(5),
+             Fresh(0, 0, rows, (rows[1], 1), torch.float32), Alias(1, whole), Constant(5),
              Fresh(-1, 0, (0, 3), (3, 1), torch.int64)]
-    captured = Captured(None, None, [], object(), parts, tree,
-                        {0: Fresh(0, 0, (COUNT,), (1,), torch.float32)}, [1])
+    captured = Captured(None, None, [], object(), None, parts, shape,
+                        gradients={0: Fresh(0, 0, (COUNT,), (1,), torch.float32)}, mutated=[1])
     blocks = [Block(0, 0, 4 * COUNT, True)] * 2 + [Block(0, 0, 4 * COUNT, False)]
     capture = SimpleNamespace(first=captured, second=captured, blocks=blocks,
                               allocations=[4 * COUNT], noted=None)
@@ -102,13 +103,35 @@ def test_a_launch_answers_fresh_tensors_views_and_what_it_was_given(recorded):
     assert recorded.slot_count == 3 and recorded.uses == [0, 1]
 
 
+def test_a_launch_answers_objects_like_those_it_captured_and_those_that_there_are(step_of):
+    step, capture = step_of
+    made = SimpleNamespace(y=0, config=1, rows=[2, 3])
+    [flat], shape = flatten([{"made": made, "held": 4}])
+    assert flat == list(range(5))
+    y, rows = (Fresh(0, 0, *layout, torch.float32) for layout in (((COUNT,), (1,)), ((4, 4), (4, 1))))
+    capture.first.result = [y, Held(3), rows, Constant("text"), Held(8)]
+    capture.first.shape = shape
+    recorded = _recorded.Recorded(step, capture, None, True)
+    assert recorded.objects == [3, 8]
+    answers = []
+    for seed in range(3):
+        x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT))
+        config, model = object(), object()
+        answers.append(answer := recorded.launch([x, w], [w], [config, model]))
+        assert type(answer["made"]) is SimpleNamespace and answer["held"] is model
+        assert torch.equal(answer["made"].y, x * w + 1) and answer["made"].config is config
+        assert torch.equal(answer["made"].rows[0].flatten(), answer["made"].y)
+        assert answer["made"].rows[1] == "text"
+    assert len({id(answer["made"]) for answer in answers}) == 3
+
+
 def test_a_graph_that_names_memory_twice_is_told_from_one_that_names_it_once(step_of):
     step, capture = step_of
     for size, is_named_twice in ((0, False), (4, True)):
         shared = dataclasses.replace(step.units[1], address=step.units[0].address + 64 - size)
         aliased = dataclasses.replace(step, units=[step.units[0], shared])
         if is_named_twice:
-            with pytest.raises(_capture.Aliased):
+            with pytest.raises(_reasons.Aliased):
                 _recorded.Recorded(aliased, capture, None, True)
         else:
             _recorded.Recorded(aliased, capture, None, True)
@@ -179,8 +202,8 @@ def test_stand_ins_have_the_layout_of_the_given_and_memory_of_the_capture():
 def test_a_capture_that_an_old_history_breaks_says_what_to_do():
     error = RuntimeError("CUDA error: operation would make the legacy stream depend on a capturing "
                          "blocking stream\nmore of it")
-    assert _capture._reason(error).endswith("detach it")
-    assert _capture._reason(ValueError("else")) == "ValueError while it was captured: else"
+    assert _reasons.reason_of(error).endswith("detach it")
+    assert _reasons.reason_of(ValueError("else")) == "ValueError while it was captured: else"
 
 
 def test_a_refused_step_finds_the_state_on_the_cpu_as_it_was(monkeypatch):
@@ -217,7 +240,7 @@ def test_pinned_memory_that_the_step_writes_is_put_back_and_compared(monkeypatch
     runs = []
     for _ in range(2):
         pinned.add_(len(runs) + 1)
-        runs.append(trial._after(None))
+        runs.append(trial._after(None, []))
         trial.rewind()
         assert torch.equal(pinned, torch.ones(2))
     assert len(waits) == 5  # before each look at it
@@ -296,7 +319,7 @@ def making(monkeypatch, step_of):
 
     def make(entry, step):
         seen.made.append(step)
-        fail(_capture.NotRecordable)
+        fail(_reasons.NotRecordable)
         return ["recording"]
 
     def launch(entry, made, step, trial, plain, agree):
@@ -319,7 +342,7 @@ def making(monkeypatch, step_of):
 def test_a_step_that_notes_break_or_make_wrong_is_made_again_without_them(making):
     seen, run = making
     assert run() == ("answer", "recording") and [s.is_noted for s in seen.made] == [True]
-    for failure in (_capture.BrokeWhileNoted("inside"), _verify.Untrusted("differs")):
+    for failure in (_reasons.BrokeWhileNoted("inside"), _verify.Untrusted("differs")):
         seen.made.clear()
         seen.failures.append(failure)
         assert run() == ("answer", "recording")
@@ -329,16 +352,16 @@ def test_a_step_that_notes_break_or_make_wrong_is_made_again_without_them(making
     with pytest.raises(_verify.Untrusted):
         run()
     seen.failures.clear()
-    seen.failures.append(_capture.NotRecordable("an .item()"))
+    seen.failures.append(_reasons.NotRecordable("an .item()"))
     seen.made.clear()
-    with pytest.raises(_capture.NotRecordable):
+    with pytest.raises(_reasons.NotRecordable):
         run()
     assert len(seen.made) == 1  # no reason to run its Python again
 
 
 def test_what_is_named_twice_is_captured_again_as_one(making):
     seen, run = making
-    seen.failures.append(_capture.Aliased("twice"))
+    seen.failures.append(_reasons.Aliased("twice"))
     assert run() == ("answer", "recording") and len(seen.made) == 2
     apart, joined = seen.made
     assert joined.units == units_of(apart.tensors) and joined.is_noted

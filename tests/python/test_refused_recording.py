@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anabranch import _capture, _recorder, config, errors
+from anabranch import _reasons, _recorder, config, errors
 from anabranch._native import NativeError
 from anabranch._state import NO_STATE
 
@@ -131,4 +131,4 @@ def test_answers_on_the_cpu_are_refused_by_the_first_call(monkeypatch):
      "pinned.", "what changes is an argument"),
     ("something else", "captured: something else$")])
 def test_what_torch_says_of_a_capture_comes_with_what_to_do(said, hint):
-    assert re.search(hint, _capture._reason(RuntimeError(said)))
+    assert re.search(hint, _reasons.reason_of(RuntimeError(said)))

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anabranch._capture import BrokeUntold, BrokeWhileNoted, NotRecordable, _untold
+from anabranch._capture import _untold
+from anabranch._reasons import BrokeUntold, BrokeWhileNoted, NotRecordable
 
 pytestmark = pytest.mark.oldest
 

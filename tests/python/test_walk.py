@@ -39,13 +39,17 @@ def as_on_a_gpu(monkeypatch):
         answer = recorder._call(leaves)
         used = [i for i, tensor in enumerate(known) if id(tensor) in ids(answer)]
         # In the order in which the step answered them.
-        order = [next(i for i in used if known[i] is tensor) for tensor in answer]
-        arguments = len(entry.arguments)
+        order = [next(i for i in used if known[i] is thing) for thing in answer
+                 if isinstance(thing, Tensor)]
+        arguments, objects = len(entry.arguments), entry.state.objects()
+        entry.object_paths = list(objects)
         entry.set_recorded(SimpleNamespace(
             uses=[arguments + i for i in used], needs_gradients=False, fits=lambda given: True,
+            objects=[i for i, thing in enumerate(objects.values()) if id(thing) in ids(answer)],
             counts=SimpleNamespace(nodes=1, launched_unchanged=0, launched_from_host=0,
                                    launched_from_device=0),
-            launch=lambda given, owners: Launched([given[arguments + i] for i in order])),
+            launch=lambda given, owners, held: Launched(
+                [*(given[arguments + i] for i in order), *held])),
             known, None)
         return answer
 
@@ -53,7 +57,7 @@ def as_on_a_gpu(monkeypatch):
 
 
 class Launched(list):
-    """The tensors that a launch was given."""
+    """The tensors that a launch was given, and the objects that it answers."""
 
 
 X = torch.ones(2)

@@ -87,10 +87,32 @@ def test_an_encoder_and_a_decoder(transformers):
         lambda i: (words(i), words(i + 9, 2, 6))))
 
 
-def test_answers_that_are_objects_are_named_in_the_reason(transformers):
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_a_cache_that_a_model_answers_is_a_new_one_in_each_launch(transformers, make):
+    model = make(transformers)
+    step = anabranch.record(lambda x: model(x))
+    with torch.no_grad():
+        found = [step(words(i)) for i in range(6)]
+        for i, mine in enumerate(found):
+            theirs, word = model(words(i)), words(i + 50, 2, 1)
+            assert type(mine) is type(theirs) and torch.equal(mine.logits, theirs.logits)
+            # It is one to go on with.
+            mine = model(word, past_key_values=mine.past_key_values)
+            theirs = model(word, past_key_values=theirs.past_key_values)
+            assert torch.equal(mine.logits, theirs.logits)
+    assert_launched(step, 4)
+    assert len({id(answer.past_key_values) for answer in found}) == 6
+
+
+def test_a_static_cache_that_is_answered_is_that_of_the_call(transformers):
     model = llama(transformers)
-    assert_plain(assert_infers_as_eager(lambda x: model(x), lambda i: (words(i),)),
-                 "it answers a DynamicCache, another one in each call")
+    caches = [transformers.StaticCache(config=model.config, max_cache_len=32) for _ in range(3)]
+    step = anabranch.record(lambda x, cache: model(x, past_key_values=cache))
+    with torch.no_grad():
+        for i in range(9):
+            answer = step(words(i, 2, 2), caches[i % 3])
+            assert answer.past_key_values is caches[i % 3], told(step)
+    assert_launched(step, 5)
 
 
 @pytest.mark.parametrize("is_argument", [False, True], ids=["found", "argument"])
