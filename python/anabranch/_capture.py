@@ -23,6 +23,7 @@ from torch import Tensor
 
 from . import _compat
 from ._answers import Shape, Unlike, flatten
+from ._constants import ROOM_BYTES, Constants
 from ._given import StandIns, Unit, units_behind, units_of
 from ._native import NativeError
 from ._native_capture import (
@@ -37,9 +38,11 @@ from ._native_capture import (
 from ._notes import Notes
 from ._reasons import (
     ANOTHER_ANSWER,
+    FROM_THE_CPU,
     ON_CPU,
     BrokeUntold,
     BrokeWhileNoted,
+    CopiedFromTheCpu,
     NotRecordable,
     reason_of,
 )
@@ -116,6 +119,8 @@ class Step:
     is_told: bool = False  # that it is captured, if it asks
     fixed: Sequence[Tensor] = ()  # what it uses besides, and may not move: insides of wrapping classes
     objects: Sequence[Any] = ()  # that it finds: it may answer one
+    on_cpu: Sequence[Tensor] = ()  # at whose changes its signature looks
+    has_constants: bool = False  # that it makes on the CPU and copies
 
     def joined(self) -> Step:
         """With tensors that share memory in one unit, whoever has them."""
@@ -185,6 +190,7 @@ class Captured:
     gradients: dict[int, Any] = dataclasses.field(default_factory=dict)  # by parameter
     mutated: list[int] = dataclasses.field(default_factory=list)  # of the tensors
     noting: _Noting | None = None
+    constants: Constants | None = None
 
     def close(self) -> None:
         if self.snapshot is not None:
@@ -337,6 +343,9 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
          device: CaptureDevice) -> Any:
     graph, pool = captured.graph, captured.pool
     torch.cuda.synchronize()
+    if step.has_constants:
+        room = torch.empty(ROOM_BYTES, dtype=torch.uint8, pin_memory=True)
+        captured.constants = Constants(room, step.on_cpu)
     with _no_collection(), torch.cuda.stream(step.stream), _compat.keep_generated_tensors():
         _compat.clear_workspaces()
         torch.clear_autocast_cache()  # a cast kept from before would be frozen
@@ -344,7 +353,7 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
         try:
             graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
             try:
-                with _untold(step), _noting(step, captured, device):
+                with _untold(step), _noting(step, captured, device), _constants(captured):
                     answer = step.call(leaves)
                 graph.capture_end()  # raises where a stream was not joined
             except BaseException:
@@ -406,6 +415,18 @@ def _noting(step: Step, captured: Captured, device: CaptureDevice) -> Iterator[N
             raise BrokeWhileNoted(reason_of(error)) from error
         raise
     noting.end()
+
+
+@contextlib.contextmanager
+def _constants(captured: Captured) -> Iterator[None]:
+    """Where there are any, the next capture of the step has to know it: CopiedFromTheCpu."""
+    try:
+        with captured.constants.captured() if captured.constants else contextlib.nullcontext():
+            yield
+    except RuntimeError as error:
+        if captured.constants is None and FROM_THE_CPU in str(error):
+            raise CopiedFromTheCpu(reason_of(error)) from error
+        raise
 
 
 def _end_of_capture() -> None:

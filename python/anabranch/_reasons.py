@@ -28,6 +28,10 @@ class BrokeUntold(NotRecordable):
     """It asked whether it was captured, was told that it was not, and broke."""
 
 
+class CopiedFromTheCpu(NotRecordable):
+    """It copies from memory of the CPU that torch takes in no capture."""
+
+
 class Empty(NotRecordable):
     """There is nothing to launch, at least this time: no reason to raise."""
 

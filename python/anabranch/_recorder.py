@@ -33,6 +33,7 @@ from ._reasons import (
     Aliased,
     BrokeUntold,
     BrokeWhileNoted,
+    CopiedFromTheCpu,
     Empty,
     NotRecordable,
 )
@@ -269,7 +270,9 @@ class Recorder:
         return Step(self._call, leaves, entry.arguments, tensors, units, len(tensors) - own, owners,
                     device, _capture_stream(device), is_noted=self._has_lanes,
                     is_compiled=not self._takes_gradients, optimizers=state.optimizers,
-                    fixed=fixed, objects=list(objects.values()))
+                    fixed=fixed, objects=list(objects.values()),
+                    on_cpu=[tensor for place in state.on_cpu
+                            if (tensor := place.get()) is not None])
 
     def _make(self, entry: Entry, step: Step) -> list[Recorded]:
         try:
@@ -278,6 +281,10 @@ class Recorder:
             return self._make_of(entry, step.joined())
         except BrokeWhileNoted:
             return self._make(entry, dataclasses.replace(step, is_noted=False))
+        except CopiedFromTheCpu:
+            if step.is_compiled:
+                raise
+            return self._make(entry, dataclasses.replace(step, has_constants=True))
         except BrokeUntold as error:
             entry.why_told = str(error)
             return self._make(entry, dataclasses.replace(step, is_told=True))

@@ -66,7 +66,14 @@ def assert_infers_as_eager(function, inputs, calls=6):
     return step
 
 
-@pytest.mark.parametrize("make", [llama, gpt2, bert])
+def gemma2(transformers):
+    """Brings numbers from the CPU in each call."""
+    torch.manual_seed(0)
+    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(
+        **SMALL, num_key_value_heads=2, head_dim=16, sliding_window=8)).to(DEVICE).eval()
+
+
+@pytest.mark.parametrize("make", [llama, gpt2, bert, gemma2])
 def test_language_models(transformers, make):
     """Masks are left out where none is needed, which they do not do where they know of a capture."""
     model = make(transformers)
@@ -87,7 +94,7 @@ def test_an_encoder_and_a_decoder(transformers):
         lambda i: (words(i), words(i + 9, 2, 6))))
 
 
-@pytest.mark.parametrize("make", [llama, gpt2])
+@pytest.mark.parametrize("make", [llama, gpt2, gemma2])
 def test_a_cache_that_a_model_answers_is_a_new_one_in_each_launch(transformers, make):
     model = make(transformers)
     step = anabranch.record(lambda x: model(x))

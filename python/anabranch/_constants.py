@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step makes on the CPU and copies to the GPU, while it is captured.
+
+``torch.tensor(3.0, device="cuda")`` and ``.to("cuda")`` copy from pageable memory, which torch refuses
+in a capture. Here the bytes are put into pinned memory first, in each capture elsewhere: the core then
+takes them for a table, compares both and keeps them. Only of what a step makes of Python's numbers, or
+of tensors at which signatures look, is known that each call brings the same. Anything else is refused.
+
+Threads: one capture at a time; other threads' calls go their own way. Failure: NotRecordable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _compat
+from ._reasons import NotRecordable
+
+ROOM_BYTES = 4 << 20  # for all of a capture
+_ALIGNMENT = 256
+_GPU = "cuda"
+
+_aten = torch.ops.aten
+_INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
+
+
+class Constants(_compat.TorchDispatchMode):
+    """Those of one capture. ``room`` is pinned memory for them, which has to stay until the graph has
+    been read; ``looked_at`` are tensors on the CPU whose changes signatures tell."""
+
+    def __init__(self, room: Tensor, looked_at: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._room = room
+        self._used = 0
+        # By the addresses of their memory, which they keep.
+        self._known: dict[int, Tensor] = {}
+        for tensor in looked_at:
+            self.know(tensor)
+
+    def know(self, tensor: Tensor) -> None:
+        self._known[tensor.untyped_storage().data_ptr()] = tensor
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        return not _is_on_gpu(tensor) and tensor.untyped_storage().data_ptr() in self._known
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Sequence[Any] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if function is _aten._to_copy.default and _leaves_the_cpu(args[0], kwargs.get("device")):
+            return self._to_copy(args[0], **kwargs)
+        if function is _aten.copy_.default and _leaves_the_cpu(args[1], args[0].device):
+            return args[0].copy_(self._on_gpu(args[1], args[0].dtype, args[0].device))
+        if function in _INDEXED and _is_on_gpu(args[0]):
+            args = (args[0], [self._index(index, args[0].device) for index in args[1]], *args[2:])
+        answer = function(*args, **kwargs)
+        self._note(function, _tensors_in((args, kwargs)), _tensors_in(answer))
+        return answer
+
+    def _note(self, function: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
+        """What is made of what is known is known as well, but for random numbers."""
+        is_known = _is_a_number(given) if function is _aten.lift_fresh.default else \
+            all(map(self._is_known, given)) \
+            and torch.Tag.nondeterministic_seeded not in function.tags
+        for tensor in made if is_known or not function._schema.is_mutable else (*given, *made):
+            if not is_known:
+                self._known.pop(tensor.untyped_storage().data_ptr(), None)
+            elif not _is_on_gpu(tensor):
+                self.know(tensor)
+
+    def _to_copy(self, source: Tensor, *, device: torch.device, dtype: torch.dtype | None = None,
+                 memory_format: Any = None, **_: Any) -> Tensor:
+        made = self._on_gpu(source, dtype or source.dtype, device)
+        like = torch.empty_like(source, dtype=made.dtype, device=device,
+                                memory_format=memory_format or torch.preserve_format)
+        return made if made.stride() == like.stride() else like.copy_(made)
+
+    def _index(self, index: Tensor | None, device: torch.device) -> Tensor | None:
+        return self._on_gpu(index, index.dtype, device) \
+            if index is not None and _leaves_the_cpu(index, device) else index
+
+    def _on_gpu(self, source: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A copy of a tensor on the CPU."""
+        if not self._is_known(source):
+            kind = str(source.dtype).removeprefix("torch.")
+            raise NotRecordable(
+                f"it copies a tensor from the CPU ({kind}{list(source.shape)}) of which is not known "
+                "that each call brings the same; make it on the GPU, give it as an argument that is "
+                "there, or pin it where the step finds it")
+        pinned = self._pinned(source.numel() * dtype.itemsize).view(dtype).view(source.shape)
+        pinned.copy_(source)
+        return torch.empty(source.shape, dtype=dtype, device=device).copy_(pinned, non_blocking=True)
+
+    def _pinned(self, size_bytes: int) -> Tensor:
+        begin = self._used
+        self._used += -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
+        if self._used > self._room.numel():
+            raise NotRecordable(f"it copies more than {self._room.numel()} bytes from the CPU; keep "
+                                "them on the GPU")
+        return self._room[begin:begin + size_bytes]
+
+    @contextlib.contextmanager
+    def captured(self) -> Iterator[None]:
+        """Around the step. What torch makes of Python's numbers does not pass a dispatch mode."""
+        makers = [(torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor")]
+        originals = [getattr(owner, name) for owner, name in makers]
+        mine = threading.get_ident()
+        with self:
+            for (owner, name), original in zip(makers, originals, strict=True):
+                setattr(owner, name, self._maker(original, mine, owner is Tensor))
+            try:
+                yield
+            finally:
+                for (owner, name), original in zip(makers, originals, strict=True):
+                    setattr(owner, name, original)
+
+    def _maker(self, original: Callable[..., Tensor], mine: int,
+               is_method: bool) -> Callable[..., Tensor]:
+        """In place of torch.tensor and its like: first on the CPU, and then where it shall be."""
+
+        @functools.wraps(original)
+        def make(*args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> Tensor:
+            data = args[is_method] if len(args) > is_method else kwargs.get("data")
+            if threading.get_ident() != mine or not _is_pythons(data):
+                more = {"requires_grad": True} if requires_grad else {}
+                return original(*args, **more, **({"device": device} if device else {}), **kwargs)
+            if device is None:
+                device = args[0].device if is_method else torch.get_default_device()
+            if is_method:
+                kwargs.setdefault("dtype", args[0].dtype)
+            made = torch_tensor(data, dtype=kwargs.get("dtype"), device="cpu")
+            self.know(made)
+            made = made.to(device)
+            return made.requires_grad_() if requires_grad else made
+
+        torch_tensor = torch.tensor
+        return make
+
+
+def _is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.device.type == _GPU
+
+
+def _leaves_the_cpu(source: Any, device: torch.device | None) -> bool:
+    return device is not None and device.type == _GPU and isinstance(source, Tensor) \
+        and source.device.type == "cpu" and source.numel() > 0 and not source.is_pinned()
+
+
+def _is_a_number(given: Sequence[Tensor]) -> bool:
+    """Of Python's, or of numpy's and no array that somebody may write."""
+    return all(tensor.dim() == 0 and tensor.untyped_storage().resizable() for tensor in given)
+
+
+def _is_pythons(data: Any) -> bool:
+    if type(data) in (list, tuple):
+        return all(map(_is_pythons, data))
+    return type(data) in (int, float, bool, complex)
+
+
+def _tensors_in(things: Any) -> list[Tensor]:
+    leaves, _ = _compat.tree_flatten(things)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

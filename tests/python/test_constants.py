@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step makes on the CPU and copies to the GPU while it is captured: through pinned memory, where
+each call brings the same, and not at all otherwise. The device without memory stands for the GPU."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy
+import pytest
+import torch
+from anabranch import _constants
+from anabranch._constants import Constants
+from anabranch._reasons import NotRecordable
+
+pytestmark = pytest.mark.oldest
+
+GPU = "meta"
+ROOM_BYTES = 4096
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    monkeypatch.setattr(_constants, "_GPU", GPU)
+    # Of the CPU's tensors that a test makes, which is asked only where there is a real one.
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: False)
+
+
+class Room:
+    def __init__(self, *looked_at):
+        self.bytes = torch.zeros(ROOM_BYTES, dtype=torch.uint8)
+        self.constants = Constants(self.bytes, looked_at)
+
+    def copied(self, step):
+        """What of it has come there, as numbers, one list a copy."""
+        sizes = []
+        take = self.constants._pinned
+        self.constants._pinned = lambda size: sizes.append((self.constants._used, size)) or take(size)
+        with self.constants.captured():
+            self.answer = step()
+        return [self.bytes[begin:begin + size] for begin, size in sizes]
+
+
+def floats(pieces):
+    return [piece.view(torch.float32).tolist() for piece in pieces]
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.tensor([1.0, 2.0], device=GPU),
+    lambda: torch.tensor((1, 2), dtype=torch.float32, device=GPU),
+    lambda: torch.tensor(data=[1.0, 2.0], device=torch.device(GPU)),
+    lambda: torch.as_tensor([1.0, 2.0], device=GPU),
+    lambda: torch.zeros(3, device=GPU).new_tensor([1, 2]),
+    lambda: torch.tensor([1.0, 2.0]).to(GPU),
+    lambda: torch.tensor([1, 2]).to(GPU, torch.float32),
+    lambda: torch.arange(1.0, 3.0).to(GPU),
+    lambda: (torch.ones(2) * torch.tensor([1.0, 2.0])).to(GPU),
+    lambda: torch.tensor([[1.0, 9.0], [2.0, 9.0]]).T[0].to(GPU),
+    lambda: torch.zeros(2, device=GPU).copy_(torch.tensor([1.0, 2.0])),
+    lambda: torch.zeros(4, 2, device=GPU).copy_(torch.tensor([1, 2])),
+    lambda: written().to(GPU),
+], ids=range(13))
+def test_numbers_of_pythons_come_through_the_room(make):
+    room = Room()
+    assert floats(room.copied(make)) == [[1.0, 2.0]]
+    assert room.answer.device.type == GPU and room.answer.dtype == torch.float32
+
+
+def written():
+    """By Python's numbers, one by one."""
+    made = torch.empty(2)
+    for i in range(2):
+        made[i] = i + 1.0
+    return made
+
+
+def test_one_number_and_gradients_that_are_wanted():
+    room = Room()
+    assert floats(room.copied(lambda: torch.tensor(3.0, device=GPU, requires_grad=True))) == [[3.0]]
+    assert room.answer.shape == () and room.answer.requires_grad and room.answer.is_leaf
+
+
+def test_each_copy_has_bytes_of_its_own():
+    room = Room()
+    pieces = room.copied(lambda: [torch.tensor([float(i)], device=GPU) for i in range(5)])
+    assert floats(pieces) == [[float(i)] for i in range(5)]
+    begins = [piece.data_ptr() for piece in pieces]
+    assert all(b - a >= 256 for a, b in zip(begins, begins[1:], strict=False))
+
+
+def test_the_order_of_memory_is_kept():
+    room = Room()
+    room.copied(lambda: torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last).to(GPU))
+    assert room.answer.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_indices_on_the_cpu_come_as_well():
+    rows = torch.zeros(4, 2, device=GPU)
+
+    def step():
+        picked = rows[torch.tensor([2, 0])]
+        rows[torch.tensor([True, False, False, True])] = 1.0
+        return picked
+
+    room = Room()
+    first, *_ = room.copied(step)
+    assert first.view(torch.int64).tolist() == [2, 0] and room.answer.shape == (2, 2)
+
+
+def test_a_tensor_at_whose_changes_signatures_look_may_be_copied():
+    table = torch.tensor([4.0, 5.0])
+    assert floats(Room(table).copied(lambda: table.to(GPU))) == [[4.0, 5.0]]
+    assert floats(Room(table).copied(lambda: table[1:].to(GPU))) == [[5.0]]
+
+
+OUTSIDE, ARRAY = torch.ones(2), numpy.ones(2, numpy.float32)
+
+
+def overwritten():
+    made = torch.zeros(2)
+    made.copy_(OUTSIDE)
+    return made
+
+
+@pytest.mark.parametrize("make", [
+    lambda: OUTSIDE.to(GPU),
+    lambda: (OUTSIDE + 1).to(GPU),
+    lambda: torch.zeros(2, device=GPU).copy_(OUTSIDE),
+    lambda: torch.rand(2).to(GPU),
+    lambda: torch.zeros(2).uniform_().to(GPU),
+    lambda: torch.randperm(2).to(GPU),
+    lambda: torch.from_numpy(ARRAY).to(GPU),
+    lambda: torch.tensor(ARRAY).to(GPU),
+    lambda: torch.tensor([ARRAY[0], ARRAY[1]]).to(GPU),
+    lambda: overwritten().to(GPU),
+    lambda: torch.zeros(4, device=GPU)[OUTSIDE.long()],
+], ids=range(11))
+def test_what_may_be_something_else_in_another_call_is_refused(make):
+    with pytest.raises(NotRecordable, match="not known that each call brings the same"):
+        Room().copied(make)
+
+
+def test_more_than_the_room_takes_is_refused():
+    with pytest.raises(NotRecordable, match="copies more than 4096 bytes"):
+        Room().copied(lambda: torch.zeros(2000).to(GPU))
+
+
+def test_what_torch_makes_tensors_with_is_itself_afterwards_and_for_other_threads():
+    names = [(torch, "tensor"), (torch, "as_tensor"), (torch.Tensor, "new_tensor")]
+    before, found = [getattr(*name) for name in names], []
+
+    def step():
+        thread = threading.Thread(target=lambda: found.append(torch.tensor([1.0, 2.0])))
+        thread.start()
+        thread.join()
+        return torch.tensor([1.0])
+
+    room = Room()
+    assert room.copied(step) == []
+    assert found[0].tolist() == [1.0, 2.0] and room.answer.tolist() == [1.0]
+    with pytest.raises(ValueError, match="of the step's"), room.constants.captured():
+        raise ValueError("of the step's")
+    assert [getattr(*name) for name in names] == before
