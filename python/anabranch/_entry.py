@@ -244,6 +244,11 @@ class Entry:
                                   state.places_of(self.object_paths) or ())
         self.recorded = recorded
 
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """Where launches leave tensors."""
+        return (self.recorded is not None and self._slots) or ()
+
     def view_of(self, state: State) -> View | None:
         """None where other objects lead to the tensors, unless a step cannot tell these from those of
         before."""

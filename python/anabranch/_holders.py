@@ -20,7 +20,7 @@ class Variables(MutableMapping[str, Any]):
         self._globals = function.__globals__
         self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (),
                                strict=True))
-        self._names = [*self._cells, *(name for name in dict.fromkeys(_names(function.__code__))
+        self._names = [*self._cells, *(name for name in dict.fromkeys(named_in(function.__code__))
                                        if name not in self._cells)]
 
     def __getitem__(self, name: str) -> Any:
@@ -99,11 +99,11 @@ class OfClass(MutableMapping[str, Any]):
         delattr(self._kind, name)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+@functools.lru_cache(4096)
+def named_in(code: types.CodeType) -> tuple[str, ...]:
+    """What it names, in its own code and in that of functions inside it."""
+    return (*code.co_names, *(name for constant in code.co_consts
+                              if isinstance(constant, types.CodeType) for name in named_in(constant)))
 
 
 @functools.lru_cache(1024)

@@ -26,7 +26,8 @@ from ._entry import RecordingReport
 from ._recorder import Recorder
 from ._state import NO_STATE, State
 from ._states import States
-from ._walk import PLAIN, is_object
+from ._numbers import PLAIN, Numbers, changed
+from ._walk import is_object
 
 __all__ = ["RecordedCallable", "RecordedGraph", "RecordingReport", "record"]
 
@@ -119,14 +120,31 @@ class RecordedCallable:
             leaves = [_ARGUMENTS, *args]
         state = self._states.current(objects)
         key = _key(leaves, state) if state is not None else None
-        entry = self._recorder.entries.get(key)
+        entry = self._entry_of(key)
         is_new = entry is None and not self._recorder.is_full
         if state is None or is_new or (entry and entry.recorded is None
                                        and entry.report.reason is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
             state = self._states.find(objects)
-            key, entry = _key(leaves, state), None
+            return self._run_and_compare(_key(leaves, state), leaves, state)
         return self._recorder.run(key, leaves, state, lambda: _describe(leaves[1:]), entry)
+
+    def _entry_of(self, key: Any) -> Any:
+        try:
+            return self._recorder.entries.get(key)
+        except TypeError:  # something else stands where there was a number
+            return None
+
+    def _run_and_compare(self, key: Any, leaves: list[Any], state: State) -> Any:
+        """A call whose Python runs. Numbers that it changes itself tell no signatures apart: what they
+        count is left to Python. Nor do those in whose places it leaves tensors, which launches see."""
+        numbers = _numbers_of(key)
+        answer = self._recorder.run(key, leaves, state, lambda: _describe(leaves[1:]))
+        paths = changed(numbers, state.numbers()) | self._recorder.left_paths(key)
+        if numbers is not None and paths.intersection(path for path, _ in numbers.each()):
+            self._states.ignore(paths)
+            self._recorder.rename(key, (*key[:-1], (*key[-1][:-1], numbers.without(paths))))
+        return answer
 
     def _call_flat(self, leaves: list[Any]) -> Any:
         if leaves[0] == _ARGUMENTS:
@@ -164,8 +182,9 @@ def record(function: Callable[..., Any] | None = None, *, static: Iterable[Any] 
     ``verify``, ``record``, ``max_recordings``. Also a decorator. The answer is a callable with a
     ``report``.
 
-    A recording repeats what the callable does on the GPU and not what it does in Python: numbers,
-    branches and side effects are those of the recording. What it answers are fresh tensors without
+    A recording repeats what the callable does on the GPU and not what it does in Python: branches and
+    side effects are those of the recording. Numbers that it may read and does not change are looked at
+    before each launch; with others it is recorded anew. What it answers are fresh tensors without
     history. New tensors that outlive the call it returns, leaves in ``.grad``, or binds in objects,
     containers and variables that are found from it: launches then leave theirs there.
     """
@@ -222,17 +241,22 @@ def _key(leaves: Sequence[Any], state: State) -> Any:
     return _modes(), told, state.number, state.guards()
 
 
+def _numbers_of(key: Any) -> Numbers | None:
+    *_, guards = key
+    return guards[-1]  # type: ignore[no-any-return]
+
+
 _GUARDS = ("which modules train", "which gradients there are", "an optimizer's numbers",
-           "tensors on the CPU", "pinned tensors")
+           "tensors on the CPU", "pinned tensors")  # and then Python's numbers
 
 
 def _differences(key: Any, keys: Sequence[Any]) -> str:
     """In what a signature differs from the one that is nearest to it."""
     def parts(key: Any) -> dict[str, Any]:
-        modes, told, number, guards = key
+        modes, told, number, (*guards, numbers) = key
         arguments = {f"argument {i}": leaf for i, leaf in enumerate(told)}
         return {"torch's modes": modes, **arguments, "the objects that it uses": number,
-                **dict(zip(_GUARDS, guards, strict=True))}
+                **dict(zip(_GUARDS, guards, strict=True)), **(numbers.told() if numbers else {})}
 
     mine = parts(key)
     apart = [[name for name in {**mine, **other} if mine.get(name) != other.get(name)]

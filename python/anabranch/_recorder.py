@@ -147,6 +147,18 @@ class Recorder:
         """Whether signatures that are not known yet run plainly."""
         return len(self.entries) >= self._chosen.max_recordings
 
+    def rename(self, key: Any, to: Any) -> None:
+        """A signature goes by another key from now on."""
+        with self._lock:
+            if key in self.entries and to not in self.entries:
+                self.entries[to] = self.entries.pop(key)
+
+    def left_paths(self, key: Any) -> set[Path]:
+        """Where launches of a signature leave tensors."""
+        entry = self.entries.get(key)
+        return {(*slot.path, slot.key) for slot in entry.slots
+                if not isinstance(slot.key, slice)} if entry is not None else set()
+
     def _retire(self, key: Any) -> None:
         """Forgets a recording, all but its report."""
         with self._lock:

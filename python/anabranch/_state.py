@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._numbers import Collector, Numbers, Places
 from ._walk import ARGUMENT, Everywhere, Found, Path, Place, Walk
 
 _COUNTER_BYTES = 1 << 16
@@ -65,17 +66,23 @@ class State:
     ``before`` is what was found when it was looked for last, so that what has been written since is
     known; ``farther`` where one has to look besides, see Walk. ``base`` is the state, as it is now, of
     the roots and some of the arguments, and None in the others' places: those that are given again,
-    where the others, batches, are new ones in each call and few things lead from them."""
+    where the others, batches, are new ones in each call and few things lead from them. Numbers are
+    ``ignored`` where the step itself has changed them."""
 
     def __init__(self, roots: Iterable[Any] = (), arguments: Sequence[Any] = (),
                  before: State | None = None, farther: frozenset[Path] = frozenset(),
-                 base: State | None = None) -> None:
+                 base: State | None = None, ignored: frozenset[Path] = frozenset()) -> None:
         self.number = 0  # equal for those that recordings need not tell apart
         self._roots, self._arguments, self._farther = tuple(roots), list(arguments), farther
+        self.ignored = ignored
         self._begin(base)
         numbers = base._numbers_now() if base else {}
-        walk = Walk((), _others(arguments, base), farther, base._known(numbers)) if base \
-            else self.walk_again()
+        collector = Collector(base._names if base else ())
+        walk = Walk((), _others(arguments, base), farther, base._known(numbers), collector) \
+            if base else self.walk_again(collector)
+        places = collector.places().without(ignored)
+        self._numbers = Places([*base._numbers.held, *places.held]) if base else places
+        self._names = collector.names
         for found in walk.tensors:
             self._sort(found, walk.more_places[id(found.tensor)])
         for tensor_id, number in numbers.items():
@@ -173,9 +180,9 @@ class State:
         self.entered_beside = {path: place for path, (place, _) in walk.entered.items()} \
             if self._base else {}
 
-    def walk_again(self) -> Walk:
+    def walk_again(self, collector: Collector | None = None) -> Walk:
         """What there is to be found by now."""
-        return Walk(self._roots, self._arguments, self._farther)
+        return Walk(self._roots, self._arguments, self._farther, numbers=collector)
 
     def objects(self) -> dict[Path, Any]:
         """All that were looked into, as they are now. Of what cannot change it does not matter which
@@ -273,7 +280,12 @@ class State:
                    if (tensor := place.get()) is not None]),
             tuple([(id(tensor), tensor.data_ptr()) for place in self.pinned
                    if (tensor := place.get()) is not None]),
+            self.numbers(),
         )
+
+    def numbers(self) -> Numbers | None:
+        """Those of Python's that the step may read, as they are now; None where one is gone."""
+        return self._numbers.now()
 
     @staticmethod
     def hyperparameters(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:

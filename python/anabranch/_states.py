@@ -38,6 +38,7 @@ class States:
         self._numbers = itertools.count()
         self._before: State | None = None
         self._farther: frozenset[Path] = frozenset()
+        self._ignored: frozenset[Path] = frozenset()  # numbers that the step changes itself
         self._lock = threading.Lock()
 
     def current(self, objects: Sequence[Any]) -> State | None:
@@ -46,16 +47,17 @@ class States:
         if len(self._states) > 1:
             self._note_use(ids)
         state = self._states.get(ids)
-        if state is None:
+        if state is None or state.ignored is not self._ignored:
             return None
         if state.is_of(objects):
             return state if state.is_current() else None
         with self._lock:
             state = self._states.get(ids)  # of now: another thread may have been told to look farther
-            if state is None or not state.base.is_of(_base_of(objects)) \
-                    or not state.base.is_current():
+            if state is None or state.ignored is not self._ignored \
+                    or not state.base.is_of(_base_of(objects)) or not state.base.is_current():
                 return None
-            return self._keep(State(self._roots, objects, state, self._farther, state.base), ids)
+            return self._keep(State(self._roots, objects, state, self._farther, state.base,
+                                    self._ignored), ids)
 
     def _note_use(self, ids: _Ids) -> None:
         with self._lock:
@@ -74,9 +76,9 @@ class States:
             ids = _lasting(objects)
             before = self._states.get(ids) or self._before
             of_base = _base_of(objects)
-            state = State(self._roots, of_base, before, self._farther)
+            state = State(self._roots, of_base, before, self._farther, ignored=self._ignored)
             if None in of_base:
-                state = State(self._roots, objects, before, self._farther, state)
+                state = State(self._roots, objects, before, self._farther, state, self._ignored)
             return self._keep(state, ids)
 
     def _keep(self, state: State, ids: _Ids) -> State:
@@ -90,6 +92,11 @@ class States:
         with self._lock:
             self._farther = self._farther.union(ways)
             self._states.clear()
+
+    def ignore(self, numbers: Collection[Path]) -> None:
+        """From now on it does not look at those."""
+        with self._lock:
+            self._ignored = self._ignored.union(numbers)
 
     def _number_of(self, state: State, before: State | None) -> int:
         known = next((one for one in self._forms if one[0] == state.form), None)

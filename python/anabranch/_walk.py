@@ -22,14 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from ._holders import OfClass, Slotted, Variables, slots_of
+from ._numbers import PLAIN, Collector
 
 _DEEPEST = 8  # containers and objects within one another
 _DEEPEST_CONSTANT, _MOST_CONSTANTS = 3, 100  # what is beyond is compared as one object
 _DONT_ENTER = ("torch", "builtins", "typing", "collections", "functools", "numpy", "anabranch")
 _OF_MODULES = frozenset(vars(nn.Module()))  # attributes that all have: registries, hooks
 _NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training")  # of a module
-PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device,
-          torch.Size)  # where they are equal they are the same
 _PLAIN_TYPES, _NO_OBJECTS = frozenset(PLAIN), (Tensor, *PLAIN)
 _CACHE = type(functools.cache(int))
 _CONTAINERS = (dict, list, tuple, set, frozenset)
@@ -76,10 +75,11 @@ class Walk:
     """Everything that the roots lead to, each thing once, in the order of the walk; and then what
     ``arguments`` lead to, in whose places others may stand later. ``farther`` has paths that the walk
     goes though it would not by itself, each with those that lead there. Of things whose ids are
-    ``known`` to lead somewhere there are only further places."""
+    ``known`` to lead somewhere there are only further places. ``numbers`` is shown what it meets."""
 
     def __init__(self, roots: Iterable[Any], arguments: Sequence[Any] = (),
-                 farther: Container[Path] = (), known: Iterable[int] = ()) -> None:
+                 farther: Container[Path] = (), known: Iterable[int] = (),
+                 numbers: Collector | None = None) -> None:
         self.tensors: list[Found] = []
         self.more_places: dict[int, list[Place]] = {}  # of a tensor, by its id
         self.generators: list[torch.Generator] = []
@@ -95,7 +95,7 @@ class Walk:
         self.entered: dict[Path, tuple[Place, Any]] = {}
         # Their containers and attributes, and the way to each.
         self.holders: list[tuple[Any, Path]] = []
-        self._farther = farther
+        self._farther, self._numbers = farther, numbers
         self._finds = 0  # how often the walk has met something, known or not
         self._leads = dict.fromkeys(known, True)  # by the ids of what was walked
         self._keep: list[Any] = []  # what these ids belong to
@@ -198,15 +198,26 @@ class Walk:
             self._finds += 1
             self.generators.append(thing)
         elif isinstance(thing, (dict, list, tuple)):
+            if self._numbers is not None and not isinstance(thing, tuple):
+                self._numbers.add_container(thing, path)
             self._look_into(thing, path, depth)
         else:
             if isinstance(thing, types.FunctionType):
                 self.holders.append((Variables(thing), path))
             elif _may_enter(thing):
                 self.holders.append((_attributes(thing), path))
+            if self._numbers is not None:
+                self._add_numbers(thing, path)
             for name, holder, key in _parts(thing):
                 self._look(Place(holder, key, (*path, name)), depth)
             self._look_farther(thing, path, depth)
+
+    def _add_numbers(self, thing: Any, path: Path) -> None:
+        assert self._numbers is not None
+        if isinstance(thing, types.FunctionType):
+            self._numbers.add_function(thing, path)
+        elif _may_enter(thing):
+            self._numbers.add_object(thing, _attributes(thing), path)
 
     def _look_farther(self, thing: Any, path: Path, depth: int) -> None:
         """Into a module of Python, a class, the classes of an object, what functools.cache keeps, or
@@ -273,6 +284,11 @@ class Walk:
         """Into containers alone, a cache of keys and values: of objects a module may name anything,
         its trainer and all data."""
         attributes, depth = vars(module), max(depth, _DEEPEST - 3)
+        if self._numbers is not None:
+            self._numbers.add_object(module, attributes, (*path, ""))
+            for key, value in attributes.items():  # a configuration: no more than its numbers
+                if key not in _OF_MODULES and is_object(value) and not isinstance(value, nn.Module):
+                    self._add_numbers(value, (*path, key))
         for key in [key for key, value in attributes.items() if key not in _OF_MODULES
                     and (isinstance(value, (dict, list, tuple)) and value
                          or self._farther and is_object(value) and (*path, key) in self._farther)]:

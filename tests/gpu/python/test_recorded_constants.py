@@ -5,6 +5,7 @@ something else in another call is not."""
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -70,6 +71,50 @@ def test_constants_beside_a_compiled_model():
     compiled = torch.compile(model, dynamic=False)
     step = assert_follows(lambda x: compiled(x) * torch.tensor(2.0, device=DEVICE), inputs)
     assert_launched(step)
+
+
+def test_a_number_in_python_that_changes_is_recorded_anew():
+    holder = SimpleNamespace(scale=1.0)
+
+    def function(x):
+        return x * torch.tensor(holder.scale, device=DEVICE) + holder.scale
+
+    step = anabranch.record(function)
+    for i in range(15):
+        holder.scale = float(i // 5)
+        assert torch.equal(step(*inputs(i)), function(*inputs(i))), told(step)
+    assert sum(report.nodes > 0 for report in step.report) == 3, told(step)
+
+
+def test_a_loss_whose_weight_is_annealed_in_python_trains_as_eager_does():
+    class Annealed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.beta, self.steps = mlp(), 0.0, 0
+
+        def forward(self, x):
+            self.steps += 1
+            return self.inner(x) + self.beta * self.inner[0](x)[:, :4]
+
+    def make():
+        model = Annealed()
+        optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
+
+        def step(x, y):
+            optimizer.zero_grad()
+            loss = ((model(x) - y) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return model, optimizer, step
+
+    def anneal(i, model, optimizer):
+        model.beta = i // 6 / 10
+
+    step = train_both(make, calls=24, between=anneal)
+    assert_launched(step, 12)
+    assert sum(report.nodes > 0 for report in step.report) == 4, told(step)
 
 
 def test_a_tensor_of_the_cpu_in_the_state_is_copied_as_it_is_then():

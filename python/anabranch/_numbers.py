@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python's numbers, texts and switches that a step may read: a recording has frozen them, so that
+another one is another signature.
+
+They are variables of functions, attributes of objects, modules and classes, and items of containers,
+where the step's code names them. Which code that is follows from names as well: that of the functions
+which the walk has met, and of a class's methods whose names are named in it.
+
+Threads: as the objects found. Failure: none; what is gone since makes numbers None.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import operator
+import types
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ._holders import named_in
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device,
+          torch.Size)  # where they are equal they are the same
+_PLAIN_TYPES = frozenset(PLAIN)
+_MOST_ITEMS = 100  # of a container that is looked at
+_ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__iter__", "__enter__", "__exit__")
+_NOBODYS = (object, nn.Module)  # whose methods are torch's and Python's own matter
+
+Path = tuple[Any, ...]
+
+
+class Numbers(tuple):  # type: ignore[type-arg]
+    """As they are at some time, to be compared."""
+
+    of: Places
+
+    def each(self) -> Iterator[tuple[Path, Any]]:
+        for (_, paths), values in zip(self.of.held, self, strict=True):
+            yield from zip(paths.values(), values if len(paths) > 1 else (values,), strict=True)
+
+    def told(self) -> dict[str, Any]:
+        """By the names of their places."""
+        return {".".join(str(name) for name in path[1:] if name != ""): value
+                for path, value in self.each()}
+
+    def without(self, ignored: Container[Path]) -> Numbers:
+        """Those that would have been found without some places."""
+        values = dict(self.each())
+        places = self.of.without(ignored)
+        return places.numbers([operator.itemgetter(*paths.values())(values)
+                               for _, paths in places.held])
+
+
+class Places:
+    """Where they stand: holders, with a path by key."""
+
+    def __init__(self, held: Iterable[tuple[Any, Mapping[Any, Path]]]) -> None:
+        self.held = list(held)
+        self._getters = [(operator.itemgetter(*paths), holder) for holder, paths in self.held]
+
+    def without(self, ignored: Container[Path]) -> Places:
+        held = [(holder, {key: path for key, path in paths.items() if path not in ignored})
+                for holder, paths in self.held]
+        return Places((holder, paths) for holder, paths in held if paths)
+
+    def numbers(self, values: Iterable[Any]) -> Numbers:
+        numbers = Numbers(values)
+        numbers.of = self
+        return numbers
+
+    def now(self) -> Numbers | None:
+        """A holder's at once."""
+        try:
+            return self.numbers([get(holder) for get, holder in self._getters])
+        except (KeyError, IndexError, ValueError, AttributeError):
+            return None
+
+
+class Cells:
+    """Variables of closures, by their numbers."""
+
+    def __init__(self, cells: Sequence[types.CellType]) -> None:
+        self._cells = cells
+
+    def __getitem__(self, number: int) -> Any:
+        return self._cells[number].cell_contents
+
+
+def changed(before: Numbers | None, now: Numbers | None) -> set[Path]:
+    """Where they are other numbers, of the same places."""
+    if before is None or now is None or before == now:
+        return set()
+    return {path for (path, old), (_, new) in zip(before.each(), now.each(), strict=True)
+            if old is not new and is_number(new) and old != new}
+
+
+class Collector:
+    """What a walk has met, and then the numbers in it. ``names`` are named by code that was met
+    before."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names = {*names, *_ALWAYS_CALLED}
+        self._functions: dict[types.FunctionType, Path] = {}
+        self._kinds: dict[type, None] = {}
+        self._attributes: dict[int, tuple[Mapping[str, Any], Path]] = {}
+        self._containers: list[tuple[dict[Any, Any] | list[Any], Path]] = []
+
+    def add_function(self, function: types.FunctionType, path: Path) -> None:
+        self._functions.setdefault(function, path)
+        self.names.update(named_in(function.__code__))
+
+    def add_object(self, thing: Any, attributes: Mapping[str, Any], path: Path) -> None:
+        self._kinds[type(thing)] = None
+        self._attributes.setdefault(id(thing), (attributes, path))
+
+    def add_container(self, container: dict[Any, Any] | list[Any], path: Path) -> None:
+        if len(container) <= _MOST_ITEMS:
+            self._containers.append((container, path))
+
+    def places(self) -> Places:
+        methods = self._follow_names()
+        found: dict[int, tuple[Any, dict[Any, Path]]] = {}  # by their holders' ids
+
+        def add(holder: Any, items: Iterable[tuple[Any, Any]], path: Path) -> None:
+            for key, value in items:
+                if is_number(value):
+                    found.setdefault(id(holder), (holder, {}))[1][key] = (*path, key)
+
+        for container, path in self._containers:
+            add(container, _items(container), path)
+        for attributes, path in self._attributes.values():
+            add(attributes, self._named(attributes), path)
+        for kind in {base: None for kind in self._kinds for base in kind.__mro__}:
+            if kind not in _NOBODYS:
+                add(vars(kind), self._named(vars(kind)), ("", f"class {kind.__name__}"))
+        cells: dict[int, tuple[types.CellType, Path]] = {}
+        for function, path in {**methods, **self._functions}.items():
+            variables = function.__globals__
+            add(variables, ((name, variables[name]) for name in named_in(function.__code__)
+                            if name in variables), ("", function.__module__))
+            for name, cell in _cells(function):
+                if is_number(_content(cell)):
+                    cells.setdefault(id(cell), (cell, (*path, name)))
+        if cells:
+            contents = Cells([cell for cell, _ in cells.values()])
+            found[id(contents)] = contents, dict(enumerate(path for _, path in cells.values()))
+        return Places(found.values())
+
+    def _named(self, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        return ((name, attributes[name]) for name in attributes
+                if name in self.names and name != "training")  # which has a guard of its own
+
+    def _follow_names(self) -> dict[types.FunctionType, Path]:
+        """The methods whose names are named, which name more."""
+        reached: dict[types.FunctionType, Path] = {}
+        is_new = True
+        while is_new:
+            is_new = False
+            for kind in self._kinds:
+                methods = _methods_of(kind)
+                for name in self.names.intersection(methods):
+                    for method in methods[name]:
+                        if method not in reached:
+                            reached[method] = (f"class {kind.__name__}", name)
+                            self.names.update(named_in(method.__code__))
+                            is_new = True
+        return reached
+
+
+def is_number(value: Any) -> bool:
+    """Or another plain value, of which it does not matter which object it is."""
+    kind = type(value)
+    if kind is tuple:
+        return all(map(is_number, value))
+    return (kind in _PLAIN_TYPES and kind is not type) or isinstance(value, enum.Enum)
+
+
+def _items(container: dict[Any, Any] | list[Any]) -> Iterable[tuple[Any, Any]]:
+    return list(container.items()) if isinstance(container, dict) else enumerate(container)
+
+
+def _cells(function: types.FunctionType) -> Iterable[tuple[str, types.CellType]]:
+    return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return cell  # empty
+
+
+@functools.lru_cache(1024)
+def _methods_of(kind: type) -> dict[str, list[types.FunctionType]]:
+    """By their names, those that it overrides as well: these may be called by the others."""
+    found: dict[str, list[types.FunctionType]] = {}
+    for base in kind.__mro__:
+        if base not in _NOBODYS:
+            for name, value in vars(base).items():
+                found.setdefault(name, []).extend(_functions_in(value))
+    return found
+
+
+def _functions_in(value: Any) -> Iterator[types.FunctionType]:
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    elif isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, functools.cached_property):
+        value = value.func
+    while value is not None:
+        if isinstance(value, types.FunctionType):
+            yield value
+        value = getattr(value, "__wrapped__", None)

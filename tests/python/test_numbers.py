@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python's numbers that a recorded step may read: where one is another, the step is recorded anew.
+
+A recording is stood in for: it says with which tensors it was launched.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_walk import (X, Launched, as_on_a_gpu, assert_launches, assert_recorded_anew,  # noqa: F401
+                       recorded)
+from torch import nn
+
+pytestmark = pytest.mark.oldest
+
+SCALE = 1.0
+
+
+class Mode(enum.Enum):
+    FAST = 1
+    EXACT = 2
+
+
+class Scaled(nn.Module):
+    """With numbers of every kind: attributes, in containers, of its class, in a configuration."""
+
+    power = 1
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.scale, self.mode, self.shape = 1.0, Mode.FAST, (2, 1)
+        self.rates, self.table = [0.1, 0.2], {"beta": 0.5}
+        self.config = Config()
+        self.unused = 0
+
+    def forward(self, x):
+        return self.scaled(x) * SCALE
+
+    def scaled(self, x):
+        used = self.scale, self.mode, self.shape, self.rates, self.table, self.power, self.rate
+        return x * self.weight * len(used)
+
+    @property
+    def rate(self):
+        return self.config.rate
+
+    def never_called(self):
+        return self.unused
+
+
+class Config:
+    def __init__(self):
+        self.rate, self.steps = 0.1, 0
+
+
+def set_global(value):
+    global SCALE
+    SCALE = value
+
+
+# What is changed, and whether a recording serves what there is then.
+CHANGES = {
+    "an attribute": (lambda net: setattr(net, "scale", 2.0), False),
+    "a switch": (lambda net: setattr(net, "mode", Mode.EXACT), False),
+    "a tuple": (lambda net: setattr(net, "shape", (1, 2)), False),
+    "an item of a list": (lambda net: net.rates.__setitem__(1, 0.3), False),
+    "an item of a dictionary": (lambda net: net.table.update(beta=0.6), False),
+    "of its class": (lambda net: setattr(type(net), "power", type(net).power + 1), False),
+    "of its configuration": (lambda net: setattr(net.config, "rate", 0.2), False),
+    "a global that a method reads": (lambda net: set_global(SCALE + 1), False),
+    "none that is there no more": (lambda net: delattr(net, "scale"), False),
+    "what no code of the step names": (lambda net: setattr(net, "unused", 1), True),
+    "of the configuration, not named": (lambda net: setattr(net.config, "steps", 1), True),
+    "the same number": (lambda net: setattr(net, "scale", float("1")), True),
+    "a new attribute": (lambda net: setattr(net, "other", 5), True),
+}
+
+
+@pytest.mark.parametrize("where", ["closure", "argument", "object"])
+@pytest.mark.parametrize("change, serves", CHANGES.values(), ids=CHANGES.keys())
+def test_a_number_that_changes_in_place_is_recorded_anew_and_others_are_not(change, serves, where):
+    net = Scaled()
+    holder = SimpleNamespace(inner=[net])
+
+    def step(*given):
+        module = {"closure": lambda: net, "argument": lambda: given[0],
+                  "object": lambda: holder.inner[0]}[where]()
+        return [module.weight]
+
+    objects = (net,) if where == "argument" else ()
+    made = recorded(step, *objects)
+    assert_launches(made, step, *objects)
+    change(net)
+    (assert_launches if serves else assert_recorded_anew)(made, step, *objects)
+
+
+def test_variables_of_functions():
+    weight, alpha, options = torch.ones(2), 1.0, {"beta": 1.0, "rates": [1, 2]}
+
+    def inner():
+        return alpha
+
+    def step(x):
+        return [weight] if inner() and SCALE and options else []
+
+    made = recorded(step)
+    alpha = 2.0
+    assert_recorded_anew(made, step)
+    alpha = 1.0
+    assert_launches(made, step)  # as it was recorded first
+    options["rates"][0] = 7
+    assert_recorded_anew(made, step)
+    set_global(SCALE + 1)
+    assert_recorded_anew(made, step)
+    assert len(made._recorder.entries) == 4
+
+
+class Trainer:
+    """Counts in its loop what its step does not read, and in its step what the loop does not."""
+
+    def __init__(self):
+        self.net, self.epoch, self.done, self.temperature = Scaled(), 0, 0, 1.0
+
+    def step(self, x):
+        self.done += 1
+        return [self.net.weight] if self.temperature else []
+
+    def fit(self):
+        self.epoch += 1
+
+
+def test_what_a_step_changes_itself_and_what_only_others_read_tells_nothing_apart():
+    trainer = Trainer()
+    made = recorded(trainer.step)
+    for _ in range(5):
+        trainer.fit()
+        trainer.done += 1
+        assert_launches(made, lambda x: [trainer.net.weight])
+    assert len(made._recorder.entries) == 1
+    trainer.temperature = 0.5
+    assert_recorded_anew(made, trainer.step)
+
+
+def test_a_number_that_becomes_something_else_is_found_to_be():
+    holder = SimpleNamespace(weight=torch.ones(2), bias=None, table=None)
+
+    def step(x):
+        return [tensor for tensor in (holder.weight, holder.bias) if tensor is not None]
+
+    made = recorded(step)
+    holder.bias = torch.zeros(2)
+    assert_recorded_anew(made, step)
+    holder.table = {"read": 1} if holder.table is None else None
+    for _ in range(3):
+        made(X)
+    assert_launches(made, step)
+
+
+def test_methods_that_are_wrapped_and_inherited_are_followed():
+    def twice(method):
+        @functools.wraps(method)
+        def run(self, x):
+            return method(self, x)
+
+        return run
+
+    class Base(nn.Module):
+        def forward(self, x):
+            return self.helper(x)
+
+        def helper(self, x):
+            return self.factor
+
+    class Net(Base):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.factor, self.count = nn.Parameter(torch.ones(2)), 1, 1
+
+        @twice
+        def forward(self, x):
+            return super().forward(x) * self.count
+
+    net = Net()
+    made = recorded(lambda x: [net.weight])
+    for name in ("factor", "count"):
+        setattr(net, name, 2)
+        assert not isinstance(made(X), Launched)
+        made(X)
+        assert isinstance(made(X), Launched)
+
+
+def test_too_many_numbers_are_named_in_the_reason():
+    net = Scaled()
+
+    def step(x):
+        return [net.weight] if net.scale else []
+
+    made = recorded(step)
+    for i in range(40):
+        net.scale = float(i + 2)
+        made(X)
+    beyond = made.report[-1]
+    assert "there are 16 signatures already (max_recordings)" in beyond.reason
+    assert "net.scale" in beyond.reason.partition("differs from the nearest in ")[2]
+
+
+def test_a_batch_s_numbers_are_those_of_the_batch():
+    net = Scaled()
+
+    def step(batch, x):
+        return [batch.x, net.weight] if batch.scale else []
+
+    def batch(scale):
+        return SimpleNamespace(x=torch.ones(2), scale=scale)
+
+    made = recorded(step, batch(1.0))
+    for _ in range(3):
+        assert_launches(made, step, batch(1.0))
+    given = batch(1.0)
+    assert_launches(made, step, given)
+    given.scale = 2.0
+    assert_recorded_anew(made, step, given)
+    net.scale = 3.0
+    assert_recorded_anew(made, step, given)
