@@ -2,9 +2,10 @@
 """Python's numbers, texts and switches that a step may read: a recording has frozen them, so that
 another one is another signature.
 
-They are variables of functions, attributes of objects, modules and classes, and items of containers,
-where the step's code names them. Which code that is follows from names as well: that of the functions
-which the walk has met, and of a class's methods whose names are named in it.
+They are variables of functions, attributes of objects, modules and classes, and items and lengths of
+containers, where the step's code names them; and functions, as themselves. Which code that is follows
+from names as well: that of the functions which the walk has met, and of a class's methods whose names
+are named in it.
 
 Threads: as the objects found. Failure: none; what is gone since makes numbers None.
 """
@@ -15,7 +16,7 @@ import enum
 import functools
 import operator
 import types
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, t
 _PLAIN_TYPES = frozenset(PLAIN)
 _MOST_ITEMS = 100  # of a container that is looked at
 _ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__iter__", "__enter__", "__exit__")
+_LENGTH = "its length"  # in a path
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _NOBODYS = (object, nn.Module)  # whose methods are torch's and Python's own matter
 
 Path = tuple[Any, ...]
@@ -63,7 +66,9 @@ class Places:
         self._getters = [(operator.itemgetter(*paths), holder) for holder, paths in self.held]
 
     def without(self, ignored: Container[Path]) -> Places:
-        held = [(holder, {key: path for key, path in paths.items() if path not in ignored})
+        """Where the length of a container is ignored, so are its items."""
+        held = [(holder, {key: path for key, path in paths.items()
+                          if path not in ignored and (*path[:-1], _LENGTH) not in ignored})
                 for holder, paths in self.held]
         return Places((holder, paths) for holder, paths in held if paths)
 
@@ -78,6 +83,16 @@ class Places:
             return self.numbers([get(holder) for get, holder in self._getters])
         except (KeyError, IndexError, ValueError, AttributeError):
             return None
+
+
+class Lengths:
+    """Of containers, by their numbers."""
+
+    def __init__(self, containers: Sequence[Any]) -> None:
+        self._containers = containers
+
+    def __getitem__(self, number: int) -> int:
+        return len(self._containers[number])
 
 
 class Cells:
@@ -95,7 +110,7 @@ def changed(before: Numbers | None, now: Numbers | None) -> set[Path]:
     if before is None or now is None or before == now:
         return set()
     return {path for (path, old), (_, new) in zip(before.each(), now.each(), strict=True)
-            if old is not new and is_number(new) and old != new}
+            if old is not new and _is_plain(new) and old != new}
 
 
 class Collector:
@@ -118,37 +133,33 @@ class Collector:
         self._attributes.setdefault(id(thing), (attributes, path))
 
     def add_container(self, container: dict[Any, Any] | list[Any], path: Path) -> None:
-        if len(container) <= _MOST_ITEMS:
-            self._containers.append((container, path))
+        self._containers.append((container, path))
 
-    def places(self) -> Places:
+    def places(self, leading: Container[int]) -> Places:
+        """Of functions those that are not ``leading`` to tensors, by their ids: others of one make
+        may take these's places."""
         methods = self._follow_names()
-        found: dict[int, tuple[Any, dict[Any, Path]]] = {}  # by their holders' ids
-
-        def add(holder: Any, items: Iterable[tuple[Any, Any]], path: Path) -> None:
-            for key, value in items:
-                if is_number(value):
-                    found.setdefault(id(holder), (holder, {}))[1][key] = (*path, key)
-
+        found = _Found(leading)
         for container, path in self._containers:
-            add(container, _items(container), path)
+            if len(container) <= _MOST_ITEMS:
+                found.add(container, _items(container), path)
+        found.add_all(Lengths, [(container, (*path, _LENGTH)) for container, path in
+                                self._containers])
         for attributes, path in self._attributes.values():
-            add(attributes, self._named(attributes), path)
+            found.add(attributes, self._named(attributes), path)
         for kind in {base: None for kind in self._kinds for base in kind.__mro__}:
             if kind not in _NOBODYS:
-                add(vars(kind), self._named(vars(kind)), ("", f"class {kind.__name__}"))
+                found.add(vars(kind), self._named(vars(kind)), ("", f"class {kind.__name__}"),
+                          is_number)
         cells: dict[int, tuple[types.CellType, Path]] = {}
         for function, path in {**methods, **self._functions}.items():
-            variables = function.__globals__
-            add(variables, ((name, variables[name]) for name in named_in(function.__code__)
-                            if name in variables), ("", function.__module__))
+            is_wanted = found.is_wanted if function in self._functions else is_number
+            found.add(function.__globals__, _globals(function), ("", function.__module__), is_wanted)
             for name, cell in _cells(function):
-                if is_number(_content(cell)):
+                if is_wanted(_content(cell)):
                     cells.setdefault(id(cell), (cell, (*path, name)))
-        if cells:
-            contents = Cells([cell for cell, _ in cells.values()])
-            found[id(contents)] = contents, dict(enumerate(path for _, path in cells.values()))
-        return Places(found.values())
+        found.add_all(Cells, list(cells.values()))
+        return Places(found.held.values())
 
     def _named(self, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         return ((name, attributes[name]) for name in attributes
@@ -162,13 +173,41 @@ class Collector:
             is_new = False
             for kind in self._kinds:
                 methods = _methods_of(kind)
-                for name in self.names.intersection(methods):
-                    for method in methods[name]:
-                        if method not in reached:
-                            reached[method] = (f"class {kind.__name__}", name)
-                            self.names.update(named_in(method.__code__))
-                            is_new = True
+                for method in [method for name in methods if name in self.names
+                               for method in methods[name] if method not in reached]:
+                    reached[method] = ("", f"class {kind.__name__}", method.__name__)
+                    self.names.update(named_in(method.__code__))
+                    is_new = True
         return reached
+
+
+class _Found:
+    """What there is so far, by the ids of the holders."""
+
+    def __init__(self, leading: Container[int]) -> None:
+        self.held: dict[int, tuple[Any, dict[Any, Path]]] = {}
+        self._leading = leading
+
+    def is_wanted(self, value: Any) -> bool:
+        return _is_plain(value) and id(value) not in self._leading
+
+    def add(self, holder: Any, items: Iterable[tuple[Any, Any]], path: Path,
+            is_wanted: Callable[[Any], bool] | None = None) -> None:
+        is_wanted = is_wanted or self.is_wanted
+        for key, value in items:
+            if is_wanted(value):
+                self.held.setdefault(id(holder), (holder, {}))[1][key] = (*path, key)
+
+    def add_all(self, kind: Callable[[Sequence[Any]], Any],
+                things: Sequence[tuple[Any, Path]]) -> None:
+        """One number of each, by a holder that has them all."""
+        if things:
+            holder = kind([thing for thing, _ in things])
+            self.held[id(holder)] = holder, dict(enumerate(path for _, path in things))
+
+
+def _is_plain(value: Any) -> bool:
+    return is_number(value) or isinstance(value, _FUNCTIONS)
 
 
 def is_number(value: Any) -> bool:
@@ -185,6 +224,11 @@ def _items(container: dict[Any, Any] | list[Any]) -> Iterable[tuple[Any, Any]]:
 
 def _cells(function: types.FunctionType) -> Iterable[tuple[str, types.CellType]]:
     return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+
+
+def _globals(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    variables = function.__globals__
+    return ((name, variables[name]) for name in named_in(function.__code__) if name in variables)
 
 
 def _content(cell: types.CellType) -> Any:

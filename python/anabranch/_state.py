@@ -80,7 +80,8 @@ class State:
         collector = Collector(base._names if base else ())
         walk = Walk((), _others(arguments, base), farther, base._known(numbers), collector) \
             if base else self.walk_again(collector)
-        places = collector.places().without(ignored)
+        leading = {id(value) for _, value in walk.ways}
+        places = collector.places(leading).without(ignored)
         self._numbers = Places([*base._numbers.held, *places.held]) if base else places
         self._names = collector.names
         for found in walk.tensors:

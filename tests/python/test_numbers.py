@@ -37,13 +37,14 @@ class Scaled(nn.Module):
         self.scale, self.mode, self.shape = 1.0, Mode.FAST, (2, 1)
         self.rates, self.table = [0.1, 0.2], {"beta": 0.5}
         self.config = Config()
-        self.unused = 0
+        self.unused, self.function = 0, torch.relu
 
     def forward(self, x):
         return self.scaled(x) * SCALE
 
     def scaled(self, x):
-        used = self.scale, self.mode, self.shape, self.rates, self.table, self.power, self.rate
+        used = self.scale, self.mode, self.shape, self.rates, self.table, self.power, self.rate, \
+            self.function
         return x * self.weight * len(used)
 
     @property
@@ -71,6 +72,9 @@ CHANGES = {
     "a tuple": (lambda net: setattr(net, "shape", (1, 2)), False),
     "an item of a list": (lambda net: net.rates.__setitem__(1, 0.3), False),
     "an item of a dictionary": (lambda net: net.table.update(beta=0.6), False),
+    "the length of a list": (lambda net: net.rates.append(0.3), False),
+    "the length of a dictionary": (lambda net: net.table.update(gamma=0.6), False),
+    "a function": (lambda net: setattr(net, "function", torch.tanh), False),
     "of its class": (lambda net: setattr(type(net), "power", type(net).power + 1), False),
     "of its configuration": (lambda net: setattr(net.config, "rate", 0.2), False),
     "a global that a method reads": (lambda net: set_global(SCALE + 1), False),
@@ -119,6 +123,32 @@ def test_variables_of_functions():
     set_global(SCALE + 1)
     assert_recorded_anew(made, step)
     assert len(made._recorder.entries) == 4
+
+
+def test_functions_in_variables_are_themselves():
+    weight, use, choose = torch.ones(2), torch.relu, [lambda x: x]
+
+    def step(x):
+        return [weight] if use and choose else []
+
+    made = recorded(step)
+    use = torch.tanh
+    assert_recorded_anew(made, step)
+    choose[0] = lambda x: x + 1
+    assert_recorded_anew(made, step)
+
+
+def test_a_list_of_tensors_that_somebody_else_makes_longer():
+    seen = [torch.ones(2)]
+
+    def step(x):
+        return list(seen)
+
+    made = recorded(step)
+    seen[0] = torch.zeros(2)
+    assert_launches(made, step)
+    seen.append(torch.zeros(2))
+    assert_recorded_anew(made, step)
 
 
 class Trainer:

@@ -320,11 +320,12 @@ def test_what_python_counts_and_collects_beside_it_changes_nothing():
     def step(x):
         net.calls += 1
         log.steps += 1
-        return [net.head.weight, *history[:0]]
+        history.append(net.calls)
+        return [net.head.weight]
 
     made = recorded(step)
     for _ in range(5):
-        history.append(torch.ones(1))
+        history.append(0)
         net.calls += 1
         assert_launches(made, step)
 
