@@ -24,7 +24,7 @@ require_torch()
 import torch  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
-from . import _compat, _native, _report, _results, _user_streams, config, errors  # noqa: E402
+from . import _compat, _native, _report, _results, _seeds, _user_streams, config, errors  # noqa: E402
 from ._cuda_streams import CudaInstance, CudaQueues  # noqa: E402
 from ._gathers import group_gathers  # noqa: E402
 from ._graph import StreamGraph, Unsupported, has_collectives, priorities_of  # noqa: E402
@@ -102,6 +102,7 @@ def _compile_graph(
     is_whole = is_on_gpu and _is_recorded_whole(chosen, gm)
     if is_whole:
         group_gathers(gm, chosen.gather_bytes)
+        _seeds.put_on_gpu(gm)
     streamed, reason = _split(chosen, gm, keywords, is_whole)
     # Under strict what cannot be recorded as one is to raise, with its reason.
     cuts = find_cuts(gm) if is_whole and not chosen.strict else Cuts()

@@ -28,6 +28,7 @@ _ALIGNMENT = 256
 _GPU = "cuda"
 
 _aten = torch.ops.aten
+_NOTHING = object()
 _INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
 
 
@@ -58,7 +59,8 @@ class Constants(_compat.TorchDispatchMode):
         if function is _aten.copy_.default and _leaves_the_cpu(args[1], args[0].device):
             return args[0].copy_(self._on_gpu(args[1], args[0].dtype, args[0].device))
         if function in _INDEXED and _is_on_gpu(args[0]):
-            args = (args[0], [self._index(index, args[0].device) for index in args[1]], *args[2:])
+            indices = [part for index in args[1] for part in self._indices(index, args[0].device)]
+            args = (args[0], indices, *args[2:])
         answer = function(*args, **kwargs)
         self._note(function, _tensors_in((args, kwargs)), _tensors_in(answer))
         return answer
@@ -81,9 +83,16 @@ class Constants(_compat.TorchDispatchMode):
                                 memory_format=memory_format or torch.preserve_format)
         return made if made.stride() == like.stride() else like.copy_(made)
 
-    def _index(self, index: Tensor | None, device: torch.device) -> Tensor | None:
-        return self._on_gpu(index, index.dtype, device) \
-            if index is not None and _leaves_the_cpu(index, device) else index
+    def _indices(self, index: Tensor | None, device: torch.device) -> list[Tensor | None]:
+        """Of a mask those that are true, of which the GPU would have to tell how many there are."""
+        if index is None or not _leaves_the_cpu(index, device):
+            return [index]
+        parts = [index]
+        if index.dtype == torch.bool:
+            parts = list(index.nonzero().unbind(1))
+            if self._is_known(index):
+                list(map(self.know, parts))
+        return [self._on_gpu(part, part.dtype, device) for part in parts]
 
     def _on_gpu(self, source: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A copy of a tensor on the CPU."""
@@ -107,40 +116,64 @@ class Constants(_compat.TorchDispatchMode):
 
     @contextlib.contextmanager
     def captured(self) -> Iterator[None]:
-        """Around the step. What torch makes of Python's numbers does not pass a dispatch mode."""
-        makers = [(torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor")]
-        originals = [getattr(owner, name) for owner, name in makers]
-        mine = threading.get_ident()
-        with self:
-            for (owner, name), original in zip(makers, originals, strict=True):
-                setattr(owner, name, self._maker(original, mine, owner is Tensor))
-            try:
+        """Around the step. What torch makes of Python's numbers does not pass a dispatch mode: this
+        thread meets stand-ins meanwhile."""
+        stand_ins = [
+            *((torch, name, self._maker(getattr(torch, name))) for name in ("tensor", "as_tensor")),
+            (Tensor, "new_tensor", self._maker(Tensor.new_tensor, is_method=True)),
+            *((Tensor, name, self._indexer(getattr(Tensor, name)))
+              for name in ("__getitem__", "__setitem__"))]
+        before = [vars(owner).get(name, _NOTHING) for owner, name, _ in stand_ins]
+        try:
+            for stand_in in stand_ins:
+                setattr(*stand_in)
+            with self:
                 yield
-            finally:
-                for (owner, name), original in zip(makers, originals, strict=True):
-                    setattr(owner, name, original)
+        finally:
+            for (owner, name, _), value in zip(stand_ins, before, strict=True):
+                if value is _NOTHING:
+                    delattr(owner, name)  # it inherits it
+                else:
+                    setattr(owner, name, value)
 
-    def _maker(self, original: Callable[..., Tensor], mine: int,
-               is_method: bool) -> Callable[..., Tensor]:
+    def _maker(self, original: Callable[..., Tensor],
+               is_method: bool = False) -> Callable[..., Tensor]:
         """In place of torch.tensor and its like: first on the CPU, and then where it shall be."""
+        tensor, mine = torch.tensor, threading.get_ident()
 
         @functools.wraps(original)
-        def make(*args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> Tensor:
-            data = args[is_method] if len(args) > is_method else kwargs.get("data")
-            if threading.get_ident() != mine or not _is_pythons(data):
-                more = {"requires_grad": True} if requires_grad else {}
-                return original(*args, **more, **({"device": device} if device else {}), **kwargs)
-            if device is None:
-                device = args[0].device if is_method else torch.get_default_device()
-            if is_method:
-                kwargs.setdefault("dtype", args[0].dtype)
-            made = torch_tensor(data, dtype=kwargs.get("dtype"), device="cpu")
+        def make(*args: Any, **kwargs: Any) -> Tensor:
+            given = dict(zip(("data", "dtype", "device"), args[is_method:], strict=False)) | kwargs
+            if threading.get_ident() != mine or not _is_pythons(given.get("data")):
+                return original(*args, **kwargs)
+            device = given.get("device") or (
+                args[0].device if is_method else torch.get_default_device())
+            dtype = given.get("dtype") or (args[0].dtype if is_method else None)
+            made = tensor(given["data"], dtype=dtype, device="cpu")
             self.know(made)
             made = made.to(device)
-            return made.requires_grad_() if requires_grad else made
+            return made.requires_grad_() if given.get("requires_grad") else made
 
-        torch_tensor = torch.tensor
         return make
+
+    def _indexer(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Lists among indices become tensors on the CPU first."""
+        tensor, mine = torch.tensor, threading.get_ident()
+
+        def indexed(part: Any) -> Any:
+            if type(part) is not list or not _is_pythons(part):
+                return part
+            made = tensor(part, device="cpu")
+            self.know(made)
+            return made
+
+        @functools.wraps(original)
+        def index(of: Tensor, index: Any, *value: Any) -> Any:
+            if threading.get_ident() == mine:
+                index = tuple(map(indexed, index)) if type(index) is tuple else indexed(index)
+            return original(of, index, *value)
+
+        return index
 
 
 def _is_on_gpu(tensor: Tensor) -> bool:

@@ -50,6 +50,7 @@ def floats(pieces):
     lambda: torch.tensor((1, 2), dtype=torch.float32, device=GPU),
     lambda: torch.tensor(data=[1.0, 2.0], device=torch.device(GPU)),
     lambda: torch.as_tensor([1.0, 2.0], device=GPU),
+    lambda: torch.as_tensor((1, 2), torch.float32, GPU),
     lambda: torch.zeros(3, device=GPU).new_tensor([1, 2]),
     lambda: torch.tensor([1.0, 2.0]).to(GPU),
     lambda: torch.tensor([1, 2]).to(GPU, torch.float32),
@@ -59,7 +60,7 @@ def floats(pieces):
     lambda: torch.zeros(2, device=GPU).copy_(torch.tensor([1.0, 2.0])),
     lambda: torch.zeros(4, 2, device=GPU).copy_(torch.tensor([1, 2])),
     lambda: written().to(GPU),
-], ids=range(13))
+], ids=range(14))
 def test_numbers_of_pythons_come_through_the_room(make):
     room = Room()
     assert floats(room.copied(make)) == [[1.0, 2.0]]
@@ -103,8 +104,22 @@ def test_indices_on_the_cpu_come_as_well():
         return picked
 
     room = Room()
-    first, *_ = room.copied(step)
-    assert first.view(torch.int64).tolist() == [2, 0] and room.answer.shape == (2, 2)
+    picked, masked = room.copied(step)
+    assert picked.view(torch.int64).tolist() == [2, 0] and room.answer.shape == (2, 2)
+    assert masked.view(torch.int64).tolist() == [0, 3]
+
+
+def test_lists_of_indices_come_as_well():
+    rows = torch.zeros(4, 6, device=GPU)
+
+    def step():
+        picked = rows[:, [0, 5]]
+        rows[[True, False, False, True]] = 1.0
+        return picked[[1, 1, 2]]
+
+    room = Room()
+    pieces = [piece.view(torch.int64).tolist() for piece in room.copied(step)]
+    assert pieces == [[0, 5], [0, 3], [1, 1, 2]] and room.answer.shape == (3, 2)
 
 
 def test_a_tensor_at_whose_changes_signatures_look_may_be_copied():
@@ -146,7 +161,8 @@ def test_more_than_the_room_takes_is_refused():
 
 
 def test_what_torch_makes_tensors_with_is_itself_afterwards_and_for_other_threads():
-    names = [(torch, "tensor"), (torch, "as_tensor"), (torch.Tensor, "new_tensor")]
+    names = [(torch, "tensor"), (torch, "as_tensor"), (torch.Tensor, "new_tensor"),
+             (torch.Tensor, "__getitem__"), (torch.Tensor, "__setitem__")]
     before, found = [getattr(*name) for name in names], []
 
     def step():
@@ -161,3 +177,4 @@ def test_what_torch_makes_tensors_with_is_itself_afterwards_and_for_other_thread
     with pytest.raises(ValueError, match="of the step's"), room.constants.captured():
         raise ValueError("of the step's")
     assert [getattr(*name) for name in names] == before
+    assert "new_tensor" not in vars(torch.Tensor)

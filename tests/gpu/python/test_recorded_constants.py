@@ -32,10 +32,18 @@ CONSTANTS = {
     "computed there": lambda x: x @ torch.softmax(torch.arange(16.0), 0).outer(torch.ones(4)).to(DEVICE),
     "copy_": lambda x: torch.empty(16, device=DEVICE).copy_(torch.arange(16)) + x,
     "an index": lambda x: x[torch.tensor([3, 1, 2])],
-    "a mask": lambda x: F.relu(x).index_put((torch.tensor([0, 5]),), x.new_tensor(7.0)),
+    "a list of indices": lambda x: x[[3, 1, 2]][:, [0, -1]],
+    "rows that are put": lambda x: F.relu(x).index_put((torch.tensor([0, 5]),), x.new_tensor(7.0)),
+    "a mask": lambda x: x[torch.tensor([True, False] * 4)],
+    "a list that is a mask": lambda x: with_item(x.clone(), [True, False] * 4, 3.0),
     "many": lambda x: sum((x * torch.tensor(float(i), device=DEVICE) for i in range(50)), x),
     "one byte": lambda x: x * torch.tensor([True, False] * 8).to(DEVICE),
 }
+
+
+def with_item(x, index, value):
+    x[index] = value
+    return x
 
 
 def range_of(count):
