@@ -59,8 +59,7 @@ class Constants(_compat.TorchDispatchMode):
         if function is _aten.copy_.default and _leaves_the_cpu(args[1], args[0].device):
             return args[0].copy_(self._on_gpu(args[1], args[0].dtype, args[0].device))
         if function in _INDEXED and _is_on_gpu(args[0]):
-            indices = [part for index in args[1] for part in self._indices(index, args[0].device)]
-            args = (args[0], indices, *args[2:])
+            args = self._with_indices(*args)
         answer = function(*args, **kwargs)
         self._note(function, _tensors_in((args, kwargs)), _tensors_in(answer))
         return answer
@@ -82,6 +81,17 @@ class Constants(_compat.TorchDispatchMode):
         like = torch.empty_like(source, dtype=made.dtype, device=device,
                                 memory_format=memory_format or torch.preserve_format)
         return made if made.stride() == like.stride() else like.copy_(made)
+
+    def _with_indices(self, of: Tensor, indices: Sequence[Tensor | None], *others: Any) -> Any:
+        """Arguments of one that is indexed. What is put there may be a number, of which torch has made
+        a tensor on the CPU."""
+        found = [part for index in indices for part in self._indices(index, of.device)]
+        if not others or not _leaves_the_cpu(others[0], of.device):
+            return of, found, *others
+        value, *others = others
+        if _is_a_number([value]):
+            self.know(value)
+        return of, found, self._on_gpu(value, value.dtype, of.device), *others
 
     def _indices(self, index: Tensor | None, device: torch.device) -> list[Tensor | None]:
         """Of a mask those that are true, of which the GPU would have to tell how many there are."""

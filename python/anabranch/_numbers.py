@@ -63,7 +63,8 @@ class Places:
 
     def __init__(self, held: Iterable[tuple[Any, Mapping[Any, Path]]]) -> None:
         self.held = list(held)
-        self._getters = [(operator.itemgetter(*paths), holder) for holder, paths in self.held]
+        self._getters = [operator.itemgetter(*paths) for _, paths in self.held]
+        self._holders = [holder for holder, _ in self.held]
 
     def without(self, ignored: Container[Path]) -> Places:
         """Where the length of a container is ignored, so are its items."""
@@ -80,7 +81,7 @@ class Places:
     def now(self) -> Numbers | None:
         """A holder's at once."""
         try:
-            return self.numbers([get(holder) for get, holder in self._getters])
+            return self.numbers(map(operator.call, self._getters, self._holders))
         except (KeyError, IndexError, ValueError, AttributeError):
             return None
 

@@ -26,7 +26,7 @@ from ._entry import RecordingReport
 from ._recorder import Recorder
 from ._state import NO_STATE, State
 from ._states import States
-from ._numbers import PLAIN, Numbers, changed
+from ._numbers import PLAIN, changed
 from ._walk import is_object
 
 __all__ = ["RecordedCallable", "RecordedGraph", "RecordingReport", "record"]
@@ -138,12 +138,13 @@ class RecordedCallable:
     def _run_and_compare(self, key: Any, leaves: list[Any], state: State) -> Any:
         """A call whose Python runs. Numbers that it changes itself tell no signatures apart: what they
         count is left to Python. Nor do those in whose places it leaves tensors, which launches see."""
-        numbers = _numbers_of(key)
+        *rest, guards = key
+        numbers = guards.numbers
         answer = self._recorder.run(key, leaves, state, lambda: _describe(leaves[1:]))
         paths = changed(numbers, state.numbers()) | self._recorder.left_paths(key)
         if numbers is not None and paths.intersection(path for path, _ in numbers.each()):
             self._states.ignore(paths)
-            self._recorder.rename(key, (*key[:-1], (*key[-1][:-1], numbers.without(paths))))
+            self._recorder.rename(key, (*rest, guards.without(paths)))
         return answer
 
     def _call_flat(self, leaves: list[Any]) -> Any:
@@ -241,11 +242,6 @@ def _key(leaves: Sequence[Any], state: State) -> Any:
     return _modes(), told, state.number, state.guards()
 
 
-def _numbers_of(key: Any) -> Numbers | None:
-    *_, guards = key
-    return guards[-1]  # type: ignore[no-any-return]
-
-
 _GUARDS = ("which modules train", "which gradients there are", "an optimizer's numbers",
            "tensors on the CPU", "pinned tensors")  # and then Python's numbers
 
@@ -253,7 +249,8 @@ _GUARDS = ("which modules train", "which gradients there are", "an optimizer's n
 def _differences(key: Any, keys: Sequence[Any]) -> str:
     """In what a signature differs from the one that is nearest to it."""
     def parts(key: Any) -> dict[str, Any]:
-        modes, told, number, (*guards, numbers) = key
+        modes, told, number, guards = key
+        *guards, numbers = guards.values
         arguments = {f"argument {i}": leaf for i, leaf in enumerate(told)}
         return {"torch's modes": modes, **arguments, "the objects that it uses": number,
                 **dict(zip(_GUARDS, guards, strict=True)), **(numbers.told() if numbers else {})}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,34 @@ def is_wrapper(tensor: Tensor) -> bool:
     return hasattr(type(tensor), "__tensor_flatten__")
 
 
+_TRAINING = operator.itemgetter("training")
+
+
+class Guards:
+    """Values to be compared with others, as keys of dictionaries: mostly they are those of last time,
+    and then the same object. TypeError where one has no hash."""
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values = values
+        self._hash: int | None = None
+
+    @property
+    def numbers(self) -> Numbers | None:
+        return self.values[-1]  # type: ignore[no-any-return]
+
+    def without(self, ignored: Container[Path]) -> Guards:
+        """But for some numbers."""
+        return Guards((*self.values[:-1], self.numbers and self.numbers.without(ignored)))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Guards) and self.values == other.values)
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(self.values)
+        return self._hash
+
+
 class State:
     """Everything found from a callable, from what the user named, and from objects that it is given.
     ``before`` is what was found when it was looked for last, so that what has been written since is
@@ -84,6 +112,7 @@ class State:
         places = collector.places(leading).without(ignored)
         self._numbers = Places([*base._numbers.held, *places.held]) if base else places
         self._names = collector.names
+        self._guards: Guards | None = None
         for found in walk.tensors:
             self._sort(found, walk.more_places[id(found.tensor)])
         for tensor_id, number in numbers.items():
@@ -268,11 +297,11 @@ class State:
         self.parameter_paths = [path for path, tensor in found if _concerns_gradients(tensor)]
         return [tensor for tensor in self._parameters if _concerns_gradients(tensor)]
 
-    def guards(self) -> tuple[Any, ...]:
+    def guards(self) -> Guards:
         """What Python says about the state and a recording has frozen. Where nobody asks for
         gradients, whether there are any is left to launches that read some."""
-        return (
-            tuple([attributes["training"] for attributes in self._modes]),
+        now = (
+            tuple(map(_TRAINING, self._modes)),
             tuple([parameter.requires_grad + 2 * (parameter.grad is None)
                    for parameter in self._parameters])
             if self.optimizers or torch.is_grad_enabled() else None,
@@ -283,6 +312,9 @@ class State:
                    if (tensor := place.get()) is not None]),
             self.numbers(),
         )
+        if self._guards is None or self._guards.values != now:
+            self._guards = Guards(now)
+        return self._guards
 
     def numbers(self) -> Numbers | None:
         """Those of Python's that the step may read, as they are now; None where one is gone."""

@@ -100,7 +100,7 @@ def test_indices_on_the_cpu_come_as_well():
 
     def step():
         picked = rows[torch.tensor([2, 0])]
-        rows[torch.tensor([True, False, False, True])] = 1.0
+        rows[torch.tensor([True, False, False, True])] = torch.ones(2, device=GPU)
         return picked
 
     room = Room()
@@ -109,12 +109,20 @@ def test_indices_on_the_cpu_come_as_well():
     assert masked.view(torch.int64).tolist() == [0, 3]
 
 
+@pytest.mark.parametrize("value", [lambda: torch.tensor(7.0), lambda: torch.full((), 7.0)])
+def test_a_number_that_is_put_at_indices_comes_as_well(value):
+    """Of one of Python's torch makes such a tensor where the memory is a GPU's."""
+    rows = torch.zeros(4, device=GPU)
+    index, number = Room().copied(lambda: rows.index_put_((torch.tensor([2]),), value()))
+    assert index.view(torch.int64).tolist() == [2] and floats([number]) == [[7.0]]
+
+
 def test_lists_of_indices_come_as_well():
     rows = torch.zeros(4, 6, device=GPU)
 
     def step():
         picked = rows[:, [0, 5]]
-        rows[[True, False, False, True]] = 1.0
+        rows[[True, False, False, True]] = torch.ones(6, device=GPU)
         return picked[[1, 1, 2]]
 
     room = Room()
