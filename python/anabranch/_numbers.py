@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 import operator
 import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -37,13 +38,12 @@ Path = tuple[Any, ...]
 
 
 class Numbers(tuple):  # type: ignore[type-arg]
-    """As they are at some time, to be compared."""
+    """As they are at some time, to be compared. What is no number any more equals nothing."""
 
     of: Places
 
     def each(self) -> Iterator[tuple[Path, Any]]:
-        for (_, paths), values in zip(self.of.held, self, strict=True):
-            yield from zip(paths.values(), values if len(paths) > 1 else (values,), strict=True)
+        return zip(self.of.paths, self, strict=True)
 
     def told(self) -> dict[str, Any]:
         """By the names of their places."""
@@ -52,10 +52,8 @@ class Numbers(tuple):  # type: ignore[type-arg]
 
     def without(self, ignored: Container[Path]) -> Numbers:
         """Those that would have been found without some places."""
-        values = dict(self.each())
-        places = self.of.without(ignored)
-        return places.numbers([operator.itemgetter(*paths.values())(values)
-                               for _, paths in places.held])
+        values, places = dict(self.each()), self.of.without(ignored)
+        return places.numbers(values[path] for path in places.paths)
 
 
 class Places:
@@ -63,8 +61,13 @@ class Places:
 
     def __init__(self, held: Iterable[tuple[Any, Mapping[Any, Path]]]) -> None:
         self.held = list(held)
-        self._getters = [operator.itemgetter(*paths) for _, paths in self.held]
-        self._holders = [holder for holder, _ in self.held]
+        alike: dict[tuple[Any, ...], list[tuple[Any, Mapping[Any, Path]]]] = {}  # by their keys
+        for holder, paths in self.held:
+            alike.setdefault(tuple(paths), []).append((holder, paths))
+        self.paths = [path for some in alike.values() for _, paths in some for path in paths.values()]
+        self._alike = [(operator.itemgetter(*keys), [holder for holder, _ in some], len(keys) == 1)
+                       for keys, some in alike.items()]
+        self._last: tuple[list[Any], Numbers | None] = ([], None)
 
     def without(self, ignored: Container[Path]) -> Places:
         """Where the length of a container is ignored, so are its items."""
@@ -79,11 +82,25 @@ class Places:
         return numbers
 
     def now(self) -> Numbers | None:
-        """A holder's at once."""
+        """Mostly the very objects of last time: then so is the answer."""
+        before, numbers = self._last
         try:
-            return self.numbers(map(operator.call, self._getters, self._holders))
+            if numbers is not None and all(map(operator.is_, self._values(), before)):
+                return numbers
+            values = list(self._values())
         except (KeyError, IndexError, ValueError, AttributeError):
             return None
+        are_plain = list(map(_is_plain, values))
+        numbers = self.numbers(value if is_plain else object()
+                               for value, is_plain in zip(values, are_plain, strict=True))
+        if all(are_plain):  # else it would hold somebody's tensor
+            self._last = values, numbers
+        return numbers
+
+    def _values(self) -> Iterator[Any]:
+        flat = itertools.chain.from_iterable
+        return flat([map(get, holders) if is_one else flat(map(get, holders))
+                     for get, holders, is_one in self._alike])
 
 
 class Lengths:
@@ -111,7 +128,7 @@ def changed(before: Numbers | None, now: Numbers | None) -> set[Path]:
     if before is None or now is None or before == now:
         return set()
     return {path for (path, old), (_, new) in zip(before.each(), now.each(), strict=True)
-            if old is not new and _is_plain(new) and old != new}
+            if old != new and _is_plain(new)}
 
 
 class Collector:

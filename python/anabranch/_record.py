@@ -120,7 +120,7 @@ class RecordedCallable:
             leaves = [_ARGUMENTS, *args]
         state = self._states.current(objects)
         key = _key(leaves, state) if state is not None else None
-        entry = self._entry_of(key)
+        entry = self._recorder.entries.get(key)
         is_new = entry is None and not self._recorder.is_full
         if state is None or is_new or (entry and entry.recorded is None
                                        and entry.report.reason is None):
@@ -128,12 +128,6 @@ class RecordedCallable:
             state = self._states.find(objects)
             return self._run_and_compare(_key(leaves, state), leaves, state)
         return self._recorder.run(key, leaves, state, lambda: _describe(leaves[1:]), entry)
-
-    def _entry_of(self, key: Any) -> Any:
-        try:
-            return self._recorder.entries.get(key)
-        except TypeError:  # something else stands where there was a number
-            return None
 
     def _run_and_compare(self, key: Any, leaves: list[Any], state: State) -> Any:
         """A call whose Python runs. Numbers that it changes itself tell no signatures apart: what they

@@ -66,7 +66,7 @@ _TRAINING = operator.itemgetter("training")
 
 class Guards:
     """Values to be compared with others, as keys of dictionaries: mostly they are those of last time,
-    and then the same object. TypeError where one has no hash."""
+    and then the same object."""
 
     def __init__(self, values: tuple[Any, ...]) -> None:
         self.values = values

@@ -192,6 +192,19 @@ def test_a_number_that_becomes_something_else_is_found_to_be():
     assert_launches(made, step)
 
 
+@pytest.mark.parametrize("value", [torch.ones(3), torch.tensor(1.0), [1.0]], ids=str)
+def test_a_tensor_or_a_list_in_the_place_of_a_number_is_none(value):
+    """Though one that holds the number equals it."""
+    holder = SimpleNamespace(weight=torch.ones(2), scale=1.0)
+
+    def step(x):
+        return [tensor for tensor in (holder.weight, holder.scale) if isinstance(tensor, torch.Tensor)]
+
+    made = recorded(step)
+    holder.scale = value
+    assert_recorded_anew(made, step)
+
+
 def test_methods_that_are_wrapped_and_inherited_are_followed():
     def twice(method):
         @functools.wraps(method)
