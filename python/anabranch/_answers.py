@@ -21,6 +21,7 @@ from . import _compat
 
 _DEEPEST, _MOST = 50, 10_000  # objects within one another, and in all; what is beyond is a leaf
 _NEVER_OPENED = (Tensor, type, types.FunctionType, types.ModuleType)
+_OBJECTS = ("__new__", "__reduce__", "__reduce_ex__", "__getstate__")  # as object has them
 _COPIES_ITSELF = ("__setstate__", "__getnewargs__", "__getnewargs_ex__", "__copy__", "__deepcopy__")
 
 
@@ -130,8 +131,7 @@ def _fields_of(thing: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
     if isinstance(thing, types.SimpleNamespace):
         return dict(vars(thing)), {}
     if isinstance(thing, _NEVER_OPENED) or any(hasattr(kind, name) for name in _COPIES_ITSELF) \
-            or not all(_is_objects(kind, name)
-                       for name in ("__reduce__", "__reduce_ex__", "__getstate__")):
+            or any(getattr(kind, name) is not getattr(object, name) for name in _OBJECTS):
         return None
     try:
         make, arguments, state, *items = thing.__reduce_ex__(4)
@@ -141,7 +141,3 @@ def _fields_of(thing: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         return None
     attributes, in_slots = state if isinstance(state, tuple) else (state, None)
     return dict(attributes or {}), dict(in_slots or {})
-
-
-def _is_objects(kind: type, name: str) -> bool:
-    return getattr(kind, name, None) is getattr(object, name, None)
