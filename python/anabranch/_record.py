@@ -237,7 +237,7 @@ def _key(leaves: Sequence[Any], state: State) -> Any:
 
 
 _GUARDS = ("which modules train", "which gradients there are", "an optimizer's numbers",
-           "tensors on the CPU", "pinned tensors")  # and then Python's numbers
+           "tensors on the CPU", "pinned tensors", "hooks")  # and then Python's numbers
 
 
 def _differences(key: Any, keys: Sequence[Any]) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._hooks import Hooks
 from ._numbers import Collector, Numbers, Places
 from ._walk import ARGUMENT, Everywhere, Found, Path, Place, Walk
 
@@ -130,6 +131,10 @@ class State:
         self._parameters: list[Tensor] = []  # and what may become one
         self.parameter_paths: list[Path] = []
         self.parameters()
+        # Of a base that has all modules and optimizers already.
+        self._hooks = base._hooks if base and len(self.modules) == len(base.modules) \
+            and len(self.optimizers) == len(base.optimizers) \
+            else Hooks(self.modules, self.optimizers, lambda: self._parameters)
 
     def _begin(self, base: State | None) -> None:
         """With what the base has, or nothing."""
@@ -310,6 +315,7 @@ class State:
                    if (tensor := place.get()) is not None]),
             tuple([(id(tensor), tensor.data_ptr()) for place in self.pinned
                    if (tensor := place.get()) is not None]),
+            self._hooks.now(),
             self.numbers(),
         )
         if self._guards is None or self._guards.values != now:

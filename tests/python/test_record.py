@@ -8,7 +8,7 @@ import functools
 
 import pytest
 import torch
-from anabranch import _backend, _compat, _report, _state, config
+from anabranch import _backend, _compat, _record, _report, _state, config
 from anabranch._capture import Fresh
 from anabranch._entry import Entry
 from anabranch._given import overlap, units_apart, units_of
@@ -102,8 +102,76 @@ def test_guards_change_with_what_python_says_and_not_with_what_kernels_read():
     model.eval()
     assert state.guards() != before
     model.train()
+    assert state.guards() == before
     optimizer.param_groups[0]["momentum"] = 0.9
     assert state.guards() != before
+
+
+def test_hooks_that_come_and_go_are_seen():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = model[0].register_forward_hook(lambda *args: None)
+    state = State([lambda: (model, optimizer)])
+    state.on_cpu.clear()
+    state.parameters = lambda: state._parameters  # they say that they are on the CPU
+    state._parameters = list(model.parameters())
+    known = [before := state.guards()]
+
+    def nothing(*args):
+        pass
+
+    for register in (model[1].register_forward_pre_hook, model[0].register_full_backward_hook,
+                     model[0].weight.register_hook, optimizer.register_step_pre_hook,
+                     model[0].weight.register_post_accumulate_grad_hook):
+        handle = register(nothing)
+        assert state.guards() not in known
+        known.append(state.guards())
+        handle.remove()
+        assert state.guards() == before
+    first.remove()
+    assert state.guards() not in known
+    known.append(state.guards())
+    model[0].register_forward_hook(nothing)  # another one in its place
+    assert state.guards() not in known
+    nn.Linear(2, 2).register_forward_hook(nothing)
+    known = state.guards()
+    nn.Linear(2, 2).register_forward_hook(nothing)  # of somebody else
+    assert state.guards() == known
+
+
+cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+
+
+def attribute(owner, name):
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+# How each is asked for and set, and another value.
+SETTINGS = {
+    "default type": (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp, False),
+    "memory-efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp, False),
+    "math": (cuda.math_sdp_enabled, cuda.enable_math_sdp, False),
+    "cuDNN's attention": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, False),
+    "cuDNN": (*attribute(cudnn, "enabled"), False),
+    "cuDNN deterministic": (*attribute(cudnn, "deterministic"), True),
+    "deterministic": (torch.are_deterministic_algorithms_enabled,
+                      torch.use_deterministic_algorithms, True),
+    "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
+    "fp16 reductions": (*attribute(cuda.matmul, "allow_fp16_reduced_precision_reduction"), False),
+    "bf16 reductions": (*attribute(cuda.matmul, "allow_bf16_reduced_precision_reduction"), False),
+    "fp16 sums": (*attribute(cuda.matmul, "allow_fp16_accumulation"), True),
+}
+
+
+@pytest.mark.parametrize("get, put, other", SETTINGS.values(), ids=SETTINGS.keys())
+def test_settings_of_torch_tell_signatures_apart(get, put, other):
+    modes, before = _record._modes(), get()
+    put(other)
+    try:
+        assert _record._modes() != modes
+    finally:
+        put(before)
 
 
 def test_what_is_in_pinned_memory_may_change_and_where_it_lies_may_not(monkeypatch):

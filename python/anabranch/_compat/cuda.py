@@ -23,10 +23,21 @@ def storage_at(address: int, size_bytes: int, device: torch.device) -> torch.Unt
 
 
 def numeric_modes() -> tuple[Any, ...]:
-    """Settings by which torch chooses kernels on a GPU."""
-    precision = torch._C._get_fp32_precision_getter
-    return (torch._C._get_deterministic_algorithms(), torch._C._get_cudnn_deterministic(),
-            precision("cuda", "matmul"), precision("cuda", "conv"))
+    """Settings by which torch chooses types, and kernels on a GPU."""
+    precision, asked = torch._C._get_fp32_precision_getter, torch._C
+    return (torch.get_default_dtype(), asked._get_deterministic_algorithms(),
+            asked._get_cudnn_deterministic(), asked._get_cudnn_enabled(),
+            precision("cuda", "matmul"), precision("cuda", "conv"),
+            asked._get_cublas_allow_fp16_accumulation(),
+            asked._get_cublas_allow_fp16_reduced_precision_reduction(),
+            asked._get_cublas_allow_bf16_reduced_precision_reduction(),
+            asked._get_flash_sdp_enabled(), asked._get_mem_efficient_sdp_enabled(),
+            asked._get_math_sdp_enabled(), asked._get_cudnn_sdp_enabled())
+
+
+def hooks_so_far() -> int:
+    """How many this process has registered, with whatever."""
+    return int(torch.utils.hooks.RemovableHandle.next_id)
 
 
 # The raw current stream of a device, by its number.
