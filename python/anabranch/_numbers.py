@@ -30,7 +30,8 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, t
 _PLAIN_TYPES = frozenset(PLAIN)
 _MOST_ITEMS = 100  # of a container that is looked at
 _ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__iter__", "__enter__", "__exit__")
-_LENGTH = "its length"  # in a path
+_LENGTH, _ATTRIBUTES = "its length", "how many attributes it has"  # in a path
+_COUNT = object()  # in place of a key: how many items a holder has
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _NOBODYS = (object, nn.Module)  # whose methods are torch's and Python's own matter
 
@@ -65,7 +66,8 @@ class Places:
         for holder, paths in self.held:
             alike.setdefault(tuple(paths), []).append((holder, paths))
         self.paths = [path for some in alike.values() for _, paths in some for path in paths.values()]
-        self._alike = [(operator.itemgetter(*keys), [holder for holder, _ in some], len(keys) == 1)
+        self._alike = [(len if keys == (_COUNT,) else operator.itemgetter(*keys),
+                        [holder for holder, _ in some], len(keys) == 1)
                        for keys, some in alike.items()]
         self._last: tuple[list[Any], Numbers | None] = ([], None)
 
@@ -103,16 +105,6 @@ class Places:
                      for get, holders, is_one in self._alike])
 
 
-class Lengths:
-    """Of containers, by their numbers."""
-
-    def __init__(self, containers: Sequence[Any]) -> None:
-        self._containers = containers
-
-    def __getitem__(self, number: int) -> int:
-        return len(self._containers[number])
-
-
 class Cells:
     """Variables of closures, by their numbers."""
 
@@ -139,7 +131,7 @@ class Collector:
         self.names = {*names, *_ALWAYS_CALLED}
         self._functions: dict[types.FunctionType, Path] = {}
         self._kinds: dict[type, None] = {}
-        self._attributes: dict[int, tuple[Mapping[str, Any], Path]] = {}
+        self._attributes: dict[int, tuple[type, Mapping[str, Any], Path]] = {}
         self._containers: list[tuple[dict[Any, Any] | list[Any], Path]] = []
 
     def add_function(self, function: types.FunctionType, path: Path) -> None:
@@ -148,7 +140,7 @@ class Collector:
 
     def add_object(self, thing: Any, attributes: Mapping[str, Any], path: Path) -> None:
         self._kinds[type(thing)] = None
-        self._attributes.setdefault(id(thing), (attributes, path))
+        self._attributes.setdefault(id(thing), (type(thing), attributes, path))
 
     def add_container(self, container: dict[Any, Any] | list[Any], path: Path) -> None:
         self._containers.append((container, path))
@@ -161,10 +153,11 @@ class Collector:
         for container, path in self._containers:
             if len(container) <= _MOST_ITEMS:
                 found.add(container, _items(container), path)
-        found.add_all(Lengths, [(container, (*path, _LENGTH)) for container, path in
-                                self._containers])
-        for attributes, path in self._attributes.values():
+            found.add_count(container, (*path, _LENGTH))
+        for kind, attributes, path in self._attributes.values():
             found.add(attributes, self._named(attributes), path)
+            if any(name not in attributes for name in self._named_in_class(kind)):
+                found.add_count(attributes, (*path, _ATTRIBUTES))  # one more may hide its class's
         for kind in {base: None for kind in self._kinds for base in kind.__mro__}:
             if kind not in _NOBODYS:
                 found.add(vars(kind), self._named(vars(kind)), ("", f"class {kind.__name__}"),
@@ -176,8 +169,12 @@ class Collector:
             for name, cell in _cells(function):
                 if is_wanted(_content(cell)):
                     cells.setdefault(id(cell), (cell, (*path, name)))
-        found.add_all(Cells, list(cells.values()))
-        return Places(found.held.values())
+        found.add_cells(list(cells.values()))
+        return Places([*found.held.values(), *found.counts.values()])
+
+    def _named_in_class(self, kind: type) -> Iterator[str]:
+        return (name for base in kind.__mro__ if base not in _NOBODYS
+                for name, value in self._named(vars(base)) if is_number(value))
 
     def _named(self, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         return ((name, attributes[name]) for name in attributes
@@ -204,6 +201,7 @@ class _Found:
 
     def __init__(self, leading: Container[int]) -> None:
         self.held: dict[int, tuple[Any, dict[Any, Path]]] = {}
+        self.counts: dict[int, tuple[Any, dict[Any, Path]]] = {}
         self._leading = leading
 
     def is_wanted(self, value: Any) -> bool:
@@ -216,12 +214,13 @@ class _Found:
             if is_wanted(value):
                 self.held.setdefault(id(holder), (holder, {}))[1][key] = (*path, key)
 
-    def add_all(self, kind: Callable[[Sequence[Any]], Any],
-                things: Sequence[tuple[Any, Path]]) -> None:
-        """One number of each, by a holder that has them all."""
-        if things:
-            holder = kind([thing for thing, _ in things])
-            self.held[id(holder)] = holder, dict(enumerate(path for _, path in things))
+    def add_count(self, holder: Any, path: Path) -> None:
+        self.counts[id(holder)] = holder, {_COUNT: path}
+
+    def add_cells(self, cells: Sequence[tuple[types.CellType, Path]]) -> None:
+        if cells:
+            holder = Cells([cell for cell, _ in cells])
+            self.held[id(holder)] = holder, dict(enumerate(path for _, path in cells))
 
 
 def _is_plain(value: Any) -> bool:

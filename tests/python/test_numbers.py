@@ -76,13 +76,14 @@ CHANGES = {
     "the length of a dictionary": (lambda net: net.table.update(gamma=0.6), False),
     "a function": (lambda net: setattr(net, "function", torch.tanh), False),
     "of its class": (lambda net: setattr(type(net), "power", type(net).power + 1), False),
+    "one that hides its class's": (lambda net: setattr(net, "power", 7), False),
     "of its configuration": (lambda net: setattr(net.config, "rate", 0.2), False),
     "a global that a method reads": (lambda net: set_global(SCALE + 1), False),
     "none that is there no more": (lambda net: delattr(net, "scale"), False),
     "what no code of the step names": (lambda net: setattr(net, "unused", 1), True),
     "of the configuration, not named": (lambda net: setattr(net.config, "steps", 1), True),
     "the same number": (lambda net: setattr(net, "scale", float("1")), True),
-    "a new attribute": (lambda net: setattr(net, "other", 5), True),
+    "a new attribute": (lambda net: setattr(net.config, "other", 5), True),
 }
 
 
