@@ -29,7 +29,8 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, t
           torch.Size)  # where they are equal they are the same
 _PLAIN_TYPES = frozenset(PLAIN)
 _MOST_ITEMS = 100  # of a container that is looked at
-_ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__iter__", "__enter__", "__exit__")
+_ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__iter__", "__enter__",
+                  "__exit__")
 _LENGTH, _ATTRIBUTES = "its length", "how many attributes it has"  # in a path
 _COUNT = object()  # in place of a key: how many items a holder has
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
@@ -154,9 +155,10 @@ class Collector:
             if len(container) <= _MOST_ITEMS:
                 found.add(container, _items(container), path)
             found.add_count(container, (*path, _LENGTH))
+        in_class = {kind: self._named_in_class(kind) for kind in self._kinds}
         for kind, attributes, path in self._attributes.values():
             found.add(attributes, self._named(attributes), path)
-            if any(name not in attributes for name in self._named_in_class(kind)):
+            if any(name not in attributes for name in in_class[kind]):
                 found.add_count(attributes, (*path, _ATTRIBUTES))  # one more may hide its class's
         for kind in {base: None for kind in self._kinds for base in kind.__mro__}:
             if kind not in _NOBODYS:
@@ -172,9 +174,9 @@ class Collector:
         found.add_cells(list(cells.values()))
         return Places([*found.held.values(), *found.counts.values()])
 
-    def _named_in_class(self, kind: type) -> Iterator[str]:
-        return (name for base in kind.__mro__ if base not in _NOBODYS
-                for name, value in self._named(vars(base)) if is_number(value))
+    def _named_in_class(self, kind: type) -> list[str]:
+        return [name for base in kind.__mro__ if base not in _NOBODYS
+                for name, value in self._named(vars(base)) if is_number(value)]
 
     def _named(self, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         return ((name, attributes[name]) for name in attributes
