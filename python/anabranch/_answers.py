@@ -130,6 +130,8 @@ def _fields_of(thing: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
     kind = type(thing)
     if isinstance(thing, types.SimpleNamespace):
         return dict(vars(thing)), {}
+    if _is_frozen_with_slots(kind) and not getattr(thing, "__dict__", None):
+        return {}, {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
     if isinstance(thing, _NEVER_OPENED) or any(hasattr(kind, name) for name in _COPIES_ITSELF) \
             or any(getattr(kind, name) is not getattr(object, name) for name in _OBJECTS):
         return None
@@ -141,3 +143,9 @@ def _fields_of(thing: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         return None
     attributes, in_slots = state if isinstance(state, tuple) else (state, None)
     return dict(attributes or {}), dict(in_slots or {})
+
+
+def _is_frozen_with_slots(kind: type) -> bool:
+    """A dataclass which dataclasses has given a state of their own making, its fields."""
+    return "__setstate__" in vars(kind) and kind.__new__ is object.__new__ \
+        and vars(kind)["__setstate__"] is getattr(dataclasses, "_dataclass_setstate", None)

@@ -41,15 +41,16 @@ class Constants(_compat.TorchDispatchMode):
         self._room = room
         self._used = 0
         # By the addresses of their memory, which they keep.
-        self._known: dict[int, Tensor] = {}
+        self._known: dict[int | None, Tensor] = {}
         for tensor in looked_at:
             self.know(tensor)
 
     def know(self, tensor: Tensor) -> None:
-        self._known[tensor.untyped_storage().data_ptr()] = tensor
+        if (address := _memory_of(tensor)) is not None:
+            self._known[address] = tensor
 
     def _is_known(self, tensor: Tensor) -> bool:
-        return not _is_on_gpu(tensor) and tensor.untyped_storage().data_ptr() in self._known
+        return _memory_of(tensor) in self._known
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Sequence[Any] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
@@ -69,11 +70,12 @@ class Constants(_compat.TorchDispatchMode):
         is_known = _is_a_number(given) if function is _aten.lift_fresh.default else \
             all(map(self._is_known, given)) \
             and torch.Tag.nondeterministic_seeded not in function.tags
-        for tensor in made if is_known or not function._schema.is_mutable else (*given, *made):
-            if not is_known:
-                self._known.pop(tensor.untyped_storage().data_ptr(), None)
-            elif not _is_on_gpu(tensor):
+        if is_known:
+            for tensor in made:
                 self.know(tensor)
+        else:  # they may be what it has written, or views of it
+            for tensor in (*given, *made) if function._schema.is_mutable else made:
+                self._known.pop(_memory_of(tensor), None)
 
     def _to_copy(self, source: Tensor, *, device: torch.device, dtype: torch.dtype | None = None,
                  memory_format: Any = None, **_: Any) -> Tensor:
@@ -184,6 +186,13 @@ class Constants(_compat.TorchDispatchMode):
             return original(of, index, *value)
 
         return index
+
+
+def _memory_of(tensor: Tensor) -> int | None:
+    """Where it is; None for those of the GPU, and for what has none of its own."""
+    if _is_on_gpu(tensor) or tensor.layout is not torch.strided:
+        return None
+    return tensor.untyped_storage().data_ptr() or None
 
 
 def _is_on_gpu(tensor: Tensor) -> bool:

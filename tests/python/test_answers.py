@@ -27,6 +27,12 @@ class Frozen:
     value: torch.Tensor
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenSlotted:
+    value: torch.Tensor
+    name: str = "frozen"
+
+
 class Slotted:
     __slots__ = ("keys", "values")
 
@@ -79,9 +85,10 @@ def test_objects_of_the_steps_own_are_made_again_with_other_tensors_in_them():
 def test_objects_with_slots_and_attributes_and_frozen_ones_are_made_again():
     both = Both(1, 2)
     both.more = 3
-    made = again([both, Frozen(torch.ones(1))])
+    made = again([both, Frozen(torch.ones(1)), FrozenSlotted(torch.ones(1))])
     assert (made[0].keys, made[0].values, made[0].more) == (1, 2, 3)
     assert made[1].value.item() == 1.0
+    assert (made[2].value.item(), made[2].name) == (1.0, "frozen")
     assert vars(again(SimpleNamespace())) == {}
 
 

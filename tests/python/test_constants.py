@@ -163,6 +163,17 @@ def test_what_may_be_something_else_in_another_call_is_refused(make):
         Room().copied(make)
 
 
+def test_tensors_without_memory_of_their_own_pass():
+    def step():
+        sparse = torch.eye(3).to_sparse()
+        empty = torch.empty(0).sum()
+        return (sparse.to_dense() + empty).to(GPU)
+
+    with pytest.raises(NotRecordable, match="not known"):  # nobody knows what was in it
+        Room().copied(step)
+    assert Room().copied(lambda: torch.eye(3).to_sparse().sum()) == []
+
+
 def test_more_than_the_room_takes_is_refused():
     with pytest.raises(NotRecordable, match="copies more than 4096 bytes"):
         Room().copied(lambda: torch.zeros(2000).to(GPU))
