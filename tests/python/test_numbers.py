@@ -272,3 +272,17 @@ def test_a_batch_s_numbers_are_those_of_the_batch():
     assert_recorded_anew(made, step, given)
     net.scale = 3.0
     assert_recorded_anew(made, step, given)
+
+
+def test_a_hook_that_is_registered_later_is_recorded_with_and_one_that_has_gone_without():
+    net = Scaled()
+
+    def step(x):
+        return [net.weight]
+
+    made = recorded(step)
+    handle = net.register_forward_hook(lambda *args: None)
+    assert_recorded_anew(made, step)
+    handle.remove()
+    assert_launches(made, step)  # as it was recorded first
+    assert len(made._recorder.entries) == 2

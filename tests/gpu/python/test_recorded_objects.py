@@ -50,6 +50,17 @@ def test_networks_that_change_places_share_a_recording():
     assert_follows_changes(lambda x: net.online(x), [swap] * 4)
 
 
+def test_hooks_that_come_and_go_do_their_work():
+    net, handles = nets(), []
+
+    def register():
+        handles.append(net.online[0].register_forward_hook(
+            lambda module, given, answer: answer * 2))
+
+    assert_follows_changes(lambda x: net.online(x), [register, lambda: handles[0].remove()],
+                           recordings=2)
+
+
 def test_a_copy_of_a_network_serves_as_the_network():
     net = nets()
 
