@@ -234,15 +234,23 @@ class State:
 
     def ways_to(self, tensors: Iterable[Tensor]) -> set[Path] | None:
         """Where to look besides, to find these too. None where one would not be found, or it has
-        looked there."""
-        wanted, ways = set(map(id, tensors)), set[Path]()
-        walk = Walk(self._roots, self._arguments, Everywhere())
+        looked there in vain."""
+        all_wanted, ways = set(map(id, tensors)), set[Path]()
+        wanted, walk = set(all_wanted), Walk(self._roots, self._arguments, Everywhere())
         for place, tensor, _ in walk.tensors:
             there = wanted.intersection(map(id, inner_tensors(tensor)))
             for path in [place.path, *(more.path for more in walk.more_places[id(tensor)])]:
                 ways.update(path[:end] for end in range(1 + len(path)) if there)
             wanted -= there
-        return None if wanted or self._farther.issuperset(ways) else ways
+        if wanted:
+            return None
+        if not self._farther.issuperset(ways):
+            return ways
+        # Something may have come there since: what a cache keeps is named by its id.
+        known = {*self._numbers_now(), *map(id, self.inner_tensors())}
+        found = {id(inner) for there in self.walk_again().tensors
+                 for inner in inner_tensors(there.tensor)}
+        return ways if found.issuperset(all_wanted) and not known.issuperset(all_wanted) else None
 
     def _children_now(self) -> list[nn.Module | None]:
         return list(itertools.chain.from_iterable(map(dict.values, self._registries)))

@@ -159,6 +159,30 @@ def test_what_functools_keeps(size):
     assert states.find(()).ways_to([table(2)[0]])
 
 
+def test_what_has_come_to_a_known_place_since_is_found_the_next_time():
+    """What a cache keeps is named by an id, which another thing may have later."""
+    holder = SimpleNamespace(inner=SimpleNamespace(table=None))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.helper = holder
+
+    net = Net()
+
+    def step(x):
+        return net(x)
+
+    states = States((step,), 16)
+    holder.inner.table = torch.ones(2)
+    states.look_farther(states.find(()).ways_to([holder.inner.table]))
+    holder.inner.table = None
+    before = states.find(())
+    holder.inner.table = torch.ones(2)
+    assert before.ways_to([holder.inner.table])
+    assert states.find(()).ways_to([holder.inner.table]) is None  # it is known
+
+
 def test_arguments():
     layer = Attention()
 
