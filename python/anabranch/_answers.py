@@ -31,27 +31,29 @@ class Unlike(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class _Object:
-    """One that is opened. Its shape is that of two dictionaries, its attributes and what is in its
-    slots."""
+    """One that is opened: its class, attributes, and what is in its slots."""
 
     kind: type
-    shape: Shape
+    attributes: tuple[tuple[str, _Part], ...]
+    in_slots: tuple[tuple[str, _Part], ...]
 
-    def make(self) -> Any:
-        return self.kind.__new__(self.kind)
+
+@dataclasses.dataclass(frozen=True)
+class _Container:
+    tree: Any  # of torch's
+    parts: tuple[_Part, ...]
+
+
+# None is a leaf, a number the object that was opened with that number.
+_Part = _Object | _Container | int | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """``parts`` are of torch's leaves: None is a leaf, a number the object opened with that number."""
+    part: _Part
 
-    tree: Any
-    parts: tuple[_Object | int | None, ...]
-
-    def unflatten(self, leaves: Sequence[Any]) -> Any:
-        if not any(part is not None for part in self.parts):
-            return _compat.tree_unflatten(leaves, self.tree)
-        return _Maker(leaves).make(self)
+    def unflatten(self, leaves: Iterable[Any]) -> Any:
+        return _Maker(leaves).make(self.part)
 
 
 class _Maker:
@@ -59,21 +61,21 @@ class _Maker:
         self._leaves = iter(leaves)
         self._made: list[Any] = []
 
-    def make(self, shape: Shape) -> Any:
-        return _compat.tree_unflatten(list(map(self._part, shape.parts)), shape.tree)
-
-    def _part(self, part: _Object | int | None) -> Any:
+    def make(self, part: _Part) -> Any:
         if part is None:
             return next(self._leaves)
+        if isinstance(part, _Container):
+            return _compat.tree_unflatten(list(map(self.make, part.parts)), part.tree)
         if isinstance(part, int):
             return self._made[part]
-        made = part.make()
+        made = part.kind.__new__(part.kind)
         self._made.append(made)  # before its attributes: they may lead back to it
-        attributes, in_slots = self.make(part.shape)
-        if attributes:
-            vars(made).update(attributes)
-        for name, value in in_slots.items():
-            object.__setattr__(made, name, value)
+        if part.attributes:
+            attributes = vars(made)
+            for name, value in part.attributes:
+                attributes[name] = self.make(value)
+        for name, value in part.in_slots:
+            object.__setattr__(made, name, self.make(value))
         return made
 
 
@@ -81,7 +83,8 @@ def flatten(answers: Sequence[Any], closed: Container[int] = ()) -> tuple[list[l
     """The leaves of each of some answers, and the shape that they all have. Objects whose ids are
     ``closed``, and those that are the same in all of several answers, are leaves."""
     flattener = _Flattener(len(answers), closed)
-    return flattener.leaves, flattener.shape_of(answers, 0)
+    part = flattener.part_of(answers, 0)
+    return flattener.leaves, Shape(part)
 
 
 class _Flattener:
@@ -90,39 +93,50 @@ class _Flattener:
         self._closed = closed
         self._numbers: list[dict[int, int]] = [{} for _ in range(count)]  # of objects, by their ids
 
-    def shape_of(self, answers: Sequence[Any], depth: int) -> Shape:
-        flat, trees = zip(*(_compat.tree_flatten(answer, self._is_closed) for answer in answers),
+    def part_of(self, values: Sequence[Any], depth: int) -> _Part:
+        flat, trees = zip(*(_compat.tree_flatten(value, self._is_closed) for value in values),
                           strict=True)
         if any(tree != trees[0] for tree in trees):
             raise Unlike
-        return Shape(trees[0], tuple([self._part(leaves, depth)
-                                      for leaves in zip(*flat, strict=True)]))
+        if trees[0].is_leaf():
+            return self._leaf(values, depth)
+        return _Container(trees[0], tuple([self._leaf(leaves, depth)
+                                           for leaves in zip(*flat, strict=True)]))
 
     def _is_closed(self, thing: Any) -> bool:
         return id(thing) in self._closed
 
-    def _part(self, leaves: Sequence[Any], depth: int) -> _Object | int | None:
+    def _leaf(self, leaves: Sequence[Any], depth: int) -> _Part:
+        """Of torch's trees."""
         seen = {numbers.get(id(leaf)) for leaf, numbers in zip(leaves, self._numbers, strict=True)}
         if len(seen) > 1:
             raise Unlike
         [number] = seen
         if number is not None:
             return number
-        if not self._may_open(leaves, depth):
+        fields = [_fields_of(leaf) for leaf in leaves] if self._may_open(leaves, depth) else [None]
+        if None in fields:
             for leaf, of_answer in zip(leaves, self.leaves, strict=True):
                 of_answer.append(leaf)
             return None
         for leaf, numbers in zip(leaves, self._numbers, strict=True):
             numbers[id(leaf)] = len(numbers)
-        return _Object(type(leaves[0]), self.shape_of(list(map(_fields_of, leaves)), depth + 1))
+        attributes, in_slots = (
+            self._named([field[i] for field in fields if field is not None], depth + 1) for i in (0, 1))
+        return _Object(type(leaves[0]), attributes, in_slots)
+
+    def _named(self, fields: Sequence[dict[str, Any]], depth: int) -> tuple[tuple[str, _Part], ...]:
+        if any(list(other) != list(fields[0]) for other in fields):
+            raise Unlike
+        return tuple([(name, self.part_of([of_it[name] for of_it in fields], depth))
+                      for name in fields[0]])
 
     def _may_open(self, leaves: Sequence[Any], depth: int) -> bool:
         first, *others = leaves
         if self._is_closed(first) or (others and all(other is first for other in others)):
             return False
         return depth < _DEEPEST and len(self._numbers[0]) < _MOST \
-            and all(type(other) is type(first) for other in others) \
-            and all(_fields_of(leaf) is not None for leaf in leaves)
+            and all(type(other) is type(first) for other in others)
 
 
 def _fields_of(thing: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:

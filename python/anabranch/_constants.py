@@ -22,6 +22,7 @@ from torch import Tensor
 
 from . import _compat
 from ._reasons import NotRecordable
+from ._schema import tensors_in
 
 ROOM_BYTES = 4 << 20  # for all of a capture
 _ALIGNMENT = 256
@@ -62,7 +63,7 @@ class Constants(_compat.TorchDispatchMode):
         if function in _INDEXED and _is_on_gpu(args[0]):
             args = self._with_indices(*args)
         answer = function(*args, **kwargs)
-        self._note(function, _tensors_in((args, kwargs)), _tensors_in(answer))
+        self._note(function, list(tensors_in((args, (*kwargs.values(),)))), list(tensors_in(answer)))
         return answer
 
     def _note(self, function: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
@@ -213,8 +214,3 @@ def _is_pythons(data: Any) -> bool:
     if type(data) in (list, tuple):
         return all(map(_is_pythons, data))
     return type(data) in (int, float, bool, complex)
-
-
-def _tensors_in(things: Any) -> list[Tensor]:
-    leaves, _ = _compat.tree_flatten(things)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

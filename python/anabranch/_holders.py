@@ -17,17 +17,17 @@ class Variables(MutableMapping[str, Any]):
     """Those of a function that are not its own: its closure's, and the globals that it names."""
 
     def __init__(self, function: types.FunctionType) -> None:
-        self._globals = function.__globals__
-        self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (),
+        self.globals = function.__globals__
+        self.cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (),
                                strict=True))
-        self._names = [*self._cells, *(name for name in dict.fromkeys(named_in(function.__code__))
-                                       if name not in self._cells)]
+        self._names = [*self.cells, *(name for name in dict.fromkeys(named_in(function.__code__))
+                                       if name not in self.cells)]
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._cells:
-            return self._globals[name]
+        if name not in self.cells:
+            return self.globals[name]
         try:
-            return self._cells[name].cell_contents
+            return self.cells[name].cell_contents
         except ValueError:
             raise KeyError(name) from None
 
@@ -38,16 +38,16 @@ class Variables(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if name in self._cells:
-            self._cells[name].cell_contents = value
+        if name in self.cells:
+            self.cells[name].cell_contents = value
         else:
-            self._globals[name] = value
+            self.globals[name] = value
 
     def __delitem__(self, name: str) -> None:
-        if name in self._cells:
-            del self._cells[name].cell_contents
+        if name in self.cells:
+            del self.cells[name].cell_contents
         else:
-            del self._globals[name]
+            del self.globals[name]
 
 
 class Slotted(MutableMapping[str, Any]):

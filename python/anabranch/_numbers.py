@@ -18,12 +18,15 @@ import itertools
 import operator
 import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from ._holders import named_in
+from ._holders import Variables, named_in
+
+if TYPE_CHECKING:
+    from ._walk import Path
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device,
           torch.Size)  # where they are equal they are the same
@@ -35,8 +38,6 @@ _LENGTH, _ATTRIBUTES = "its length", "how many attributes it has"  # in a path
 _COUNT = object()  # in place of a key: how many items a holder has
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _NOBODYS = (object, nn.Module)  # whose methods are torch's and Python's own matter
-
-Path = tuple[Any, ...]
 
 
 class Numbers(tuple):  # type: ignore[type-arg]
@@ -167,9 +168,12 @@ class Collector:
         cells: dict[int, tuple[types.CellType, Path]] = {}
         for function, path in {**methods, **self._functions}.items():
             is_wanted = found.is_wanted if function in self._functions else is_number
-            found.add(function.__globals__, _globals(function), ("", function.__module__), is_wanted)
-            for name, cell in _cells(function):
-                if is_wanted(_content(cell)):
+            variables = Variables(function)
+            found.add(variables.globals, ((name, value) for name, value in variables.items()
+                                          if name not in variables.cells),
+                      ("", function.__module__), is_wanted)
+            for name, cell in variables.cells.items():
+                if is_wanted(variables.get(name, cell)):
                     cells.setdefault(id(cell), (cell, (*path, name)))
         found.add_cells(list(cells.values()))
         return Places([*found.held.values(), *found.counts.values()])
@@ -239,22 +243,6 @@ def is_number(value: Any) -> bool:
 
 def _items(container: dict[Any, Any] | list[Any]) -> Iterable[tuple[Any, Any]]:
     return list(container.items()) if isinstance(container, dict) else enumerate(container)
-
-
-def _cells(function: types.FunctionType) -> Iterable[tuple[str, types.CellType]]:
-    return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-
-
-def _globals(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    variables = function.__globals__
-    return ((name, variables[name]) for name in named_in(function.__code__) if name in variables)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return cell  # empty
 
 
 @functools.lru_cache(1024)

@@ -164,6 +164,11 @@ class Recorded:
             torch.autograd.graph.increment_version([given[i] for i in self._mutated])
         return self._result.build([*given, *objects] if objects else given, fresh)
 
+    def launch_as_captured(self, step: Step, poison: int | None = None) -> Any:
+        """With what the step was captured with."""
+        objects = [step.objects[i] for i in self.objects]
+        return self.launch(step.tensors, step.parameters, objects, poison)
+
     def _gather(self, given: Sequence[Tensor], fresh: Sequence[Tensor],
                 parts: Sequence[Tensor]) -> bytes:
         """One address a slot, and one a part of the arena. While another thread captures, tensors

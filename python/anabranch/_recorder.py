@@ -38,7 +38,7 @@ from ._reasons import (
     NotRecordable,
 )
 from ._recorded import Recorded, random_graph
-from ._state import NO_STATE, State, inner_tensors, is_wrapper
+from ._state import NO_STATE, State, inner_tensors, is_wrapper, standing
 from ._verify import Agreement, Run, Trial, Untrusted, on_stream, verify
 from ._walk import Path
 
@@ -282,9 +282,7 @@ class Recorder:
         return Step(self._call, leaves, entry.arguments, tensors, units, len(tensors) - own, owners,
                     device, _capture_stream(device), is_noted=self._has_lanes,
                     is_compiled=not self._takes_gradients, optimizers=state.optimizers,
-                    fixed=fixed, objects=list(objects.values()),
-                    on_cpu=[tensor for place in state.on_cpu
-                            if (tensor := place.get()) is not None])
+                    fixed=fixed, objects=list(objects.values()), on_cpu=standing(state.on_cpu))
 
     def _make(self, entry: Entry, step: Step) -> list[Recorded]:
         try:
@@ -378,8 +376,7 @@ class Recorder:
                       plain: Any, agree: Agreement) -> tuple[Any, Recorded]:
         recorded, report = made[0], entry.report
         if trial is None:
-            answer = recorded.launch(step.tensors, step.parameters,
-                                     [step.objects[i] for i in recorded.objects])
+            answer = recorded.launch_as_captured(step)
         else:
             start = time.perf_counter()
             bitwise = verify(trial, plain, recorded, agree.on)

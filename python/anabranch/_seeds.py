@@ -41,9 +41,9 @@ def _draws_nothing(node: Node) -> bool:
 
 
 def _number(gm: GraphModule, attention: Node) -> Node:
+    """Before the first attention, and so before all that read a seed."""
     output = attention.meta["val"][0]
-    first = next(node for node in gm.graph.nodes if node.op != "placeholder")
-    with gm.graph.inserting_before(first):
+    with gm.graph.inserting_before(attention):
         node = gm.graph.call_function(_aten.full.default, ([], 0), {
             "dtype": torch.int64, "layout": torch.strided, "device": output.device,
             "pin_memory": False})

@@ -121,8 +121,8 @@ class State:
         self._keep(walk)
         self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
         # Guards tell these by their ids, which nothing else may get.
-        pinned = [tensor for place in self.pinned if (tensor := place.get()) is not None]
-        self.held = [*(place.get() for place in self.on_cpu), *pinned]
+        pinned = standing(self.pinned)
+        self.held = [*standing(self.on_cpu), *pinned]
         self._versions = {id(tensor): version_of(tensor) for tensor in pinned}
         known = before._versions if before else {}
         # Of the pinned ones: the step has written them, for all that is known.
@@ -292,14 +292,12 @@ class State:
 
     def inner_tensors(self) -> list[Tensor]:
         """Those that may not move: the insides of wrapping classes."""
-        return [inner for place in self.wrapped if (tensor := place.get()) is not None
-                for inner in inner_tensors(tensor)]
+        return [inner for tensor in standing(self.wrapped) for inner in inner_tensors(tensor)]
 
     def on_host(self) -> list[Tensor]:
         """What a step may write on the CPU: counters and the like, no data sets."""
-        return [*self.counters, *(tensor for place in self.on_cpu
-                                  if (tensor := place.get()) is not None
-                                  and tensor.numel() * tensor.element_size() <= _COUNTER_BYTES)]
+        return [*self.counters, *(tensor for tensor in standing(self.on_cpu)
+                                  if tensor.numel() * tensor.element_size() <= _COUNTER_BYTES)]
 
     def parameters(self) -> list[Tensor]:
         """Tensors that backward may give a ``.grad``, or that have one, as they are now: a step of
@@ -319,10 +317,8 @@ class State:
                    for parameter in self._parameters])
             if self.optimizers or torch.is_grad_enabled() else None,
             tuple([self.hyperparameters(opt) for opt in self.optimizers]),
-            tuple([(id(tensor), version_of(tensor)) for place in self.on_cpu
-                   if (tensor := place.get()) is not None]),
-            tuple([(id(tensor), tensor.data_ptr()) for place in self.pinned
-                   if (tensor := place.get()) is not None]),
+            tuple([(id(tensor), version_of(tensor)) for tensor in standing(self.on_cpu)]),
+            tuple([(id(tensor), tensor.data_ptr()) for tensor in standing(self.pinned)]),
             self._hooks.now(),
             self.numbers(),
         )
@@ -342,6 +338,11 @@ class State:
                    for key, value in group.items() if key != "params"])
             for group in optimizer.param_groups
         ])
+
+
+def standing(places: Iterable[Place]) -> list[Tensor]:
+    """What stands there now, where something does."""
+    return [tensor for place in places if (tensor := place.get()) is not None]
 
 
 def _concerns_gradients(parameter: Tensor) -> bool:

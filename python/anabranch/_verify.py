@@ -112,9 +112,7 @@ class Trial:
         return self._after(answer, flat)
 
     def launch(self, recorded: Recorded, poison: int | None = None) -> Any:
-        step = self._step
-        objects = [step.objects[i] for i in recorded.objects]
-        return recorded.launch(step.tensors, step.parameters, objects, poison)
+        return recorded.launch_as_captured(self._step, poison)
 
     def _after(self, answer: Any, flat: list[Any], has_history: bool = False) -> Run:
         after = self._moment()

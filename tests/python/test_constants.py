@@ -156,8 +156,9 @@ def overwritten():
     lambda: torch.tensor(ARRAY).to(GPU),
     lambda: torch.tensor([ARRAY[0], ARRAY[1]]).to(GPU),
     lambda: overwritten().to(GPU),
+    lambda: torch.add(OUTSIDE, 1, out=torch.zeros(2)).to(GPU),
     lambda: torch.zeros(4, device=GPU)[OUTSIDE.long()],
-], ids=range(11))
+], ids=range(12))
 def test_what_may_be_something_else_in_another_call_is_refused(make):
     with pytest.raises(NotRecordable, match="not known that each call brings the same"):
         Room().copied(make)
