@@ -8,7 +8,7 @@ Threads: as the modules. Failure: none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,26 +22,26 @@ _OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class Hooks:
-    """``parameters()`` are those of now."""
+    """Parameters are given each time: some may have come since."""
 
-    def __init__(self, modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer],
-                 parameters: Callable[[], Iterable[Tensor]]) -> None:
-        self._modules, self._optimizers, self._parameters = modules, optimizers, parameters
+    def __init__(self, modules: Iterable[nn.Module],
+                 optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        self._modules, self._optimizers = modules, optimizers
         self._registered = -1
         self._some: list[tuple[Any, Mapping[int, Any]]] = []
 
-    def now(self) -> tuple[Any, ...]:
+    def now(self, parameters: Iterable[Tensor]) -> tuple[Any, ...]:
         """By places the numbers that torch has given them, which none gets again."""
         registered = _compat.hooks_so_far()
         if registered != self._registered:
-            self._some = [(place, hooks) for place, hooks in self._all() if hooks]
+            self._some = [(place, hooks) for place, hooks in self._all(parameters) if hooks]
             self._registered = registered
         return tuple([(place, *hooks) for place, hooks in self._some if hooks])
 
-    def _all(self) -> Iterator[tuple[Any, Any]]:
+    def _all(self, parameters: Iterable[Tensor]) -> Iterator[tuple[Any, Any]]:
         for kind, things, names in (("module", self._modules, _OF_MODULES),
                                     ("optimizer", self._optimizers, _OF_OPTIMIZERS),
-                                    ("parameter", self._parameters(), _OF_PARAMETERS)):
+                                    ("parameter", parameters, _OF_PARAMETERS)):
             for i, thing in enumerate(things):
                 for name in names:
                     yield (kind, i, name), getattr(thing, name, None)

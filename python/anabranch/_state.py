@@ -134,7 +134,7 @@ class State:
         # Of a base that has all modules and optimizers already.
         self._hooks = base._hooks if base and len(self.modules) == len(base.modules) \
             and len(self.optimizers) == len(base.optimizers) \
-            else Hooks(self.modules, self.optimizers, lambda: self._parameters)
+            else Hooks(self.modules, self.optimizers)
 
     def _begin(self, base: State | None) -> None:
         """With what the base has, or nothing."""
@@ -311,6 +311,7 @@ class State:
     def guards(self) -> Guards:
         """What Python says about the state and a recording has frozen. Where nobody asks for
         gradients, whether there are any is left to launches that read some."""
+        hooked = self.base if self._hooks is self.base._hooks else self
         now = (
             tuple(map(_TRAINING, self._modes)),
             tuple([parameter.requires_grad + 2 * (parameter.grad is None)
@@ -319,7 +320,7 @@ class State:
             tuple([self.hyperparameters(opt) for opt in self.optimizers]),
             tuple([(id(tensor), version_of(tensor)) for tensor in standing(self.on_cpu)]),
             tuple([(id(tensor), tensor.data_ptr()) for tensor in standing(self.pinned)]),
-            self._hooks.now(),
+            self._hooks.now(hooked._parameters),
             self.numbers(),
         )
         if self._guards is None or self._guards.values != now:

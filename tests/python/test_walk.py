@@ -579,3 +579,19 @@ def test_arguments_that_are_given_no_more_are_let_go():
         assert_launches(made, step_of, kept)
     gc.collect()
     assert weight() is None and net() is None
+
+
+def test_what_was_replaced_is_let_go_at_once():
+    """On a GPU it would take memory until Python looks for cycles."""
+    net = SimpleNamespace(now=Net())
+    step = lambda x: list(net.now.parameters())  # noqa: E731
+    made = recorded(step)
+    gc.disable()
+    try:
+        for _ in range(5):
+            gone = weakref.ref(net.now.head.weight)
+            net.now = Net()
+            assert_launches(made, step)
+            assert gone() is None
+    finally:
+        gc.enable()
