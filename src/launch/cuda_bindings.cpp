@@ -162,34 +162,49 @@ Moved find_moved(const CudaRecording& recording, std::span<const std::uint64_t> 
   Moved moved;
   for_each_difference(given, memory.addresses, [&](std::size_t source) {
     moved.nodes += recording.node_count(source);
-    if (moved.count == Moved::kMost) return ++moved.count, false;
-    moved.sources[moved.count++] = static_cast<std::uint32_t>(source);
-    return true;
+    moved.sources.add(source);
+    return !moved.sources.are_many();
   });
+  return moved;
+}
+
+Moved moved_since(const CudaRecording& recording, const SinceLaunch& since) {
+  Moved moved{since.moved};
+  if (moved.sources.are_many()) return moved;
+  for (const std::uint32_t source : moved.sources.list()) {
+    moved.nodes += recording.node_count(source);
+  }
   return moved;
 }
 
 }  // namespace
 
 Result<Moved> take_bindings(const CudaRecording& recording,
-                            std::span<const std::uint64_t> addresses, LaunchMemory& memory) {
+                            std::span<const std::uint64_t> addresses, LaunchMemory& memory,
+                            SinceLaunch* since) {
   if (addresses.size() != recording.source_rules().size()) {
     return bad(fmt::format("{} addresses for {} slots and {} arena parts", addresses.size(),
                            recording.slots().size(), recording.part_bytes().size()));
   }
-  const Moved moved = find_moved(recording, addresses, memory);
-  const bool next_to_nothing = !moved.is_many() && moved.nodes <= recording.options().few_nodes;
+  const bool is_told = since && since->memory == &memory && since->number == memory.launches;
+  ++memory.launches;
+  const Moved moved =
+      is_told ? moved_since(recording, *since) : find_moved(recording, addresses, memory);
+  const bool are_many = moved.sources.are_many();
+  const bool next_to_nothing = !are_many && moved.nodes <= recording.options().few_nodes;
   memory.repeats = next_to_nothing ? memory.repeats + 1 : 0;
-  if (moved.count == 0 && memory.is_known) return moved;
-  Taker taker(recording, addresses, memory);
-  const bool is_few = memory.is_known && !moved.is_many();
-  if (!(is_few ? taker.take_few(moved.list()) : taker.take_all())) {
-    if (Status right = taker.check(); !right.ok()) {
-      memory.forget();
-      return right;
+  if (moved.sources.count() != 0 || !memory.is_known) {
+    Taker taker(recording, addresses, memory);
+    const bool is_few = memory.is_known && !are_many;
+    if (!(is_few ? taker.take_few(moved.sources.list()) : taker.take_all())) {
+      if (Status right = taker.check(); !right.ok()) {
+        memory.forget();
+        return right;
+      }
     }
+    memory.is_known = true;
   }
-  memory.is_known = true;
+  if (since) *since = {{}, &memory, memory.launches};
   return moved;
 }
 

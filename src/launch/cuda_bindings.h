@@ -6,25 +6,19 @@
 // before. Edges:     sources without bytes may be anywhere and share nothing.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <span>
 
+#include "anabranch/launch.h"
 #include "anabranch/status.h"
 #include "record/cuda_recording.h"
 
 namespace anabranch::cuda {
 
-// Sources that have moved since the launch before; no more of them than it takes to know what to
-// do.
+// Sources that have moved since the launch before, as far as one has to know them.
 struct Moved {
-  static constexpr std::uint32_t kMost = 8;
-  std::array<std::uint32_t, kMost> sources{};
-  std::uint32_t count = 0;  // kMost + 1: more than that
+  MovedPlaces sources;
   std::uint32_t nodes = 0;  // that name them, or some of them
-
-  bool is_many() const { return count > kMost; }
-  std::span<const std::uint32_t> list() const { return {sources.data(), count}; }
 };
 
 // `addresses`: one for each slot, then one for each part of the arena, of its bytes and aligned to
@@ -32,7 +26,11 @@ struct Moved {
 //
 // Checks what moved and takes it into the memory: places aligned as they were captured, and no two
 // that share bytes, since those would be written in an order that the capture has not seen.
+//
+// `since`: what a caller that keeps its addresses has moved since its last launch. It is believed
+// where that was the last one of this memory's, and tells of this launch then.
 Result<Moved> take_bindings(const CudaRecording& recording,
-                            std::span<const std::uint64_t> addresses, LaunchMemory& memory);
+                            std::span<const std::uint64_t> addresses, LaunchMemory& memory,
+                            SinceLaunch* since = nullptr);
 
 }  // namespace anabranch::cuda

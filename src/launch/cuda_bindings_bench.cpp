@@ -91,7 +91,7 @@ class Chain {
 // Which addresses take turns.
 struct Turns {
   std::vector<std::uint64_t> addresses[2];
-  std::uint32_t moved = 0;  // in each turn, more than Moved::kMost for many
+  std::uint32_t moved = 0;  // in each turn, more than MovedPlaces::kMost for many
 };
 
 std::vector<std::uint64_t> place(std::size_t slots, std::uint64_t start, std::uint64_t stride) {
@@ -103,7 +103,7 @@ std::vector<std::uint64_t> place(std::size_t slots, std::uint64_t start, std::ui
 // Nodes settle at kHere; a launch there would set nothing.
 constexpr std::uint64_t kHere = std::uint64_t{1} << 40;
 constexpr std::uint64_t kLeft = std::uint64_t{2} << 40, kRight = std::uint64_t{3} << 40;
-constexpr std::uint32_t kMany = Moved::kMost + 1;
+constexpr std::uint32_t kMany = MovedPlaces::kMost + 1;
 
 Turns nothing_moved(std::size_t slots) {
   const auto here = place(slots, kHere, 2 * kBytes);
@@ -158,7 +158,8 @@ void take(benchmark::State& state, MakeTurns make) {
     return take_bindings(chain.recording(), turns.addresses[turn], chain.memory());
   };
   must(round(0));
-  if (must(round(1)).count != turns.moved) return state.SkipWithError("something else moved");
+  if (must(round(1)).sources.count() != turns.moved)
+    return state.SkipWithError("something else moved");
   int turn = 1;
   for (auto _ : state) {
     turn ^= 1;
@@ -166,12 +167,15 @@ void take(benchmark::State& state, MakeTurns make) {
   }
 }
 
-void launch_all(benchmark::State& state, MakeTurns make) {
+// By a caller that tells what it has moved, or does not.
+void launch_all(benchmark::State& state, MakeTurns make, bool is_told) {
   const auto slots = static_cast<std::uint32_t>(state.range(0));
   Chain& chain = chain_of(slots);
   const Turns turns = make(slots);
+  SinceLaunch since;
   const auto round = [&](int turn) {
-    return launch(chain.recording(), turns.addresses[turn], nullptr);
+    if (turns.moved != 0) since.moved.add(slots / 2);
+    return launch(chain.recording(), turns.addresses[turn], nullptr, is_told ? &since : nullptr);
   };
   for (int i = 0; i < 24; ++i) must(round(i % 2));  // settles, where it can
   const Repoint expected = turns.moved == 0   ? Repoint::kNothing
@@ -199,7 +203,11 @@ void add_all() {
       benchmark::RegisterBenchmark((std::string("take/") + name).c_str(), take, make)->Arg(slots);
     }
     for (const auto& [name, make] : cases) {
-      benchmark::RegisterBenchmark((std::string("launch/") + name).c_str(), launch_all, make)
+      benchmark::RegisterBenchmark((std::string("launch/") + name).c_str(), launch_all, make, false)
+          ->Arg(slots);
+    }
+    for (const auto& [name, make] : {cases[0], cases[1]}) {
+      benchmark::RegisterBenchmark((std::string("told/") + name).c_str(), launch_all, make, true)
           ->Arg(slots);
     }
   }

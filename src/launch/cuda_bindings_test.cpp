@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <array>
 #include <random>
 
 #include "device/sim/sim_testing.h"
@@ -101,7 +102,9 @@ class CudaBindingsTest : public sim::SimTest, public ::testing::WithParamInterfa
                      [&](std::size_t a, std::size_t b) { return at[a] < at[b]; });
     return sorted;
   }
-  Result<Moved> take(const Addresses& at) { return take_bindings(*recording, at, memory()); }
+  Result<Moved> take(const Addresses& at, SinceLaunch* since = nullptr) {
+    return take_bindings(*recording, at, memory(), since);
+  }
   LaunchMemory& memory() { return recording->executables()[0]->memory(); }
 
   std::shared_ptr<CudaRecording> recording;
@@ -134,12 +137,12 @@ TEST_P(CudaBindingsTest, TakesWhatBruteForceFindsRightAndRefusesTheRest) {
 
 TEST_P(CudaBindingsTest, SaysWhatMovedUntilItIsMany) {
   Addresses at = first_places();
-  EXPECT_TRUE(take(at)->is_many());
-  EXPECT_EQ(take(at)->count, 0u);
+  EXPECT_TRUE(take(at)->sources.are_many());
+  EXPECT_THAT(take(at)->sources.list(), ::testing::IsEmpty());
   at[3] += kAlign * 4;
   at[kSlots + 2] += 512;
   const Moved moved = *take(at);
-  EXPECT_THAT(moved.list(), ::testing::ElementsAre(3, kSlots + 2));
+  EXPECT_THAT(moved.sources.list(), ::testing::ElementsAre(3, kSlots + 2));
   EXPECT_EQ(moved.nodes, 3u);  // the temporary is filled twice
 }
 
@@ -232,6 +235,41 @@ TEST_P(CudaBindingsTest, SaysTheSameWhateverWasGivenBefore) {
   }
   EXPECT_GT(right, 8'000);
   EXPECT_LT(right, 22'000);
+}
+
+TEST_P(CudaBindingsTest, SaysTheSameToCallersThatTellWhatTheyMoved) {
+  struct Caller {
+    Addresses at = Addresses(kSources);
+    SinceLaunch since;
+  };
+  Places places(29);
+  std::array<Caller, 3> callers;
+  int right = 0, told = 0;
+  for (int round = 0; round < 30'000; ++round) {
+    // Mostly the one of before, so that it is believed.
+    Caller& caller = callers[places.random() % 12 < 10 ? round / 50 % 3 : places.random() % 3];
+    const Addresses before = caller.at;
+    places.next(caller.at);
+    for (std::uint64_t faults = places.random() % 4; faults > 2; --faults) {
+      places.spoil(caller.at);
+    }
+    for (std::size_t i = 0; i < kSources; ++i) {
+      if (caller.at[i] != before[i]) caller.since.moved.add(i);
+    }
+    if (places.random() % 20 == 0) caller.since.moved.add(places.random() % kSources);  // stayed
+    told += caller.since.memory == &memory() && caller.since.number == memory().launches;
+    const bool is_untold = places.random() % 20 == 0;
+    const auto taken = take(caller.at, is_untold ? nullptr : &caller.since);
+    ASSERT_EQ(taken.ok() ? "" : taken.error().message(), naive_message(caller.at))
+        << "round " << round;
+    if (taken.ok()) {
+      ASSERT_EQ(caller.at, memory().addresses) << "round " << round;
+    }
+    right += taken.ok();
+  }
+  EXPECT_GT(right, 8'000);
+  EXPECT_LT(right, 25'000);
+  EXPECT_GT(told, 8'000);
 }
 
 TEST_P(CudaBindingsTest, AddressesThatStandForNoneAreCheckedLikeAnyOther) {

@@ -54,8 +54,8 @@ void count_launch(CudaLaunchCounts& counts, Repoint how) {
 // `moved`: since this executable's nodes were last set, or everything for all that is known.
 Result<Repoint> launch_from_host(CudaExec& exec, const Moved& moved, CuStream stream) {
   LaunchMemory& memory = exec.memory();
-  const bool only_few = std::exchange(memory.is_set, false) && !moved.is_many();
-  const auto set = only_few ? exec.set_addresses(memory.addresses, moved.list())
+  const bool only_few = std::exchange(memory.is_set, false) && !moved.sources.are_many();
+  const auto set = only_few ? exec.set_addresses(memory.addresses, moved.sources.list())
                             : exec.set_addresses(memory.addresses);
   if (!set.ok()) return set.error();
   memory.is_set = true;
@@ -76,15 +76,15 @@ Result<Repoint> launch_from_device(CudaRecording& recording, LaunchMemory& memor
 }  // namespace
 
 Result<Repoint> launch(CudaRecording& recording, std::span<const std::uint64_t> addresses,
-                       CuStream stream) {
+                       CuStream stream, SinceLaunch* since) {
   const ExecLease exec(recording.executables(), stream);
   LaunchMemory& memory = exec->memory();
-  const auto moved = take_bindings(recording, addresses, memory);
+  const auto moved = take_bindings(recording, addresses, memory, since);
   if (!moved.ok()) return moved.error();
   const CudaRecordOptions& options = recording.options();
   const bool from_host =
       recording.updating().empty() || memory.repeats >= options.settle_after ||
-      (memory.is_set && moved->nodes <= options.few_nodes && !moved->is_many()) ||
+      (memory.is_set && moved->nodes <= options.few_nodes && !moved->sources.are_many()) ||
       exec->count_moved(memory.addresses, options.few_nodes) <= options.few_nodes;
   const auto how = from_host ? launch_from_host(*exec, *moved, stream)
                              : launch_from_device(recording, memory, stream);

@@ -24,9 +24,9 @@ enum class Repoint : std::uint8_t {
   kFromDevice,  // all nodes, by the updater
 };
 
-// `addresses`: of the slots and then of the arena's parts, see take_bindings(). Neither allocates
-// nor locks unless something is wrong.
+// `addresses`: of the slots and then of the arena's parts, see take_bindings(); `since` too.
+// Neither allocates nor locks unless something is wrong.
 Result<Repoint> launch(CudaRecording& recording, std::span<const std::uint64_t> addresses,
-                       CuStream stream);
+                       CuStream stream, SinceLaunch* since = nullptr);
 
 }  // namespace anabranch::cuda

@@ -76,6 +76,7 @@ struct LaunchMemory {
   std::vector<std::uint64_t> addresses;  // by source, as given
   std::vector<std::uint32_t> order;      // sources that have bytes; by address where that is known
   std::vector<std::uint32_t> spare;      // as many, for sorting them
+  std::uint64_t launches = 0;            // and refused ones
   std::uint32_t repeats = 0;             // how often in a row next to nothing had moved
   bool is_known = false;                 // the addresses are right and the order is theirs
   bool is_in_turn = false;               // the order is that of numbers, and all have bytes
