@@ -34,7 +34,8 @@ ANABRANCH_INLINED void take_one(std::size_t i, const std::uint64_t* given, const
 }
 
 ANABRANCH_INLINED Wrong take_each_in_turn(std::size_t count, const std::uint64_t* given,
-                                          const SourceRule* rules, std::uint64_t* to) {
+                                          const SourceRule* rules, std::uint64_t* to,
+                                          const std::uint64_t* next) {
   Wrong wrong;
   std::size_t i = 0;
   if (count != 0) take_one(i++, given, rules, to, wrong);
@@ -45,6 +46,7 @@ ANABRANCH_INLINED Wrong take_each_in_turn(std::size_t count, const std::uint64_t
     load(end, given + i - 1);
     load(rule, rules + i);
     load(last_rule, rules + i - 1);
+    __builtin_prefetch(next + i, 1);
     end += last_rule >> SourceRule::kMaskBits;
     std::memcpy(to + i, &here, sizeof here);
     place |= here & (rule & SourceRule::kMask);
@@ -58,7 +60,8 @@ ANABRANCH_INLINED Wrong take_each_in_turn(std::size_t count, const std::uint64_t
 }
 
 ANABRANCH_INLINED Wrong take_each(std::size_t count, const std::uint64_t* given,
-                                  const SourceRule* rules, std::uint64_t* to) {
+                                  const SourceRule* rules, std::uint64_t* to,
+                                  const std::uint64_t* next) {
   Wrong wrong;
   Lanes place{}, any{};
   std::size_t i = 0;
@@ -66,6 +69,7 @@ ANABRANCH_INLINED Wrong take_each(std::size_t count, const std::uint64_t* given,
     Lanes here, rule;
     load(here, given + i);
     load(rule, rules + i);
+    __builtin_prefetch(next + i, 1);
     std::memcpy(to + i, &here, sizeof here);
     place |= here & (rule & SourceRule::kMask);
     any |= here;
@@ -84,14 +88,15 @@ ANABRANCH_INLINED Wrong take_each(std::size_t count, const std::uint64_t* given,
 __attribute__((target("avx2"))) Wrong take_each_in_turn_by_avx2(std::size_t count,
                                                                 const std::uint64_t* given,
                                                                 const SourceRule* rules,
-                                                                std::uint64_t* to) {
-  return take_each_in_turn(count, given, rules, to);
+                                                                std::uint64_t* to,
+                                                                const std::uint64_t* next) {
+  return take_each_in_turn(count, given, rules, to, next);
 }
 __attribute__((target("avx2"))) Wrong take_each_by_avx2(std::size_t count,
                                                         const std::uint64_t* given,
-                                                        const SourceRule* rules,
-                                                        std::uint64_t* to) {
-  return take_each(count, given, rules, to);
+                                                        const SourceRule* rules, std::uint64_t* to,
+                                                        const std::uint64_t* next) {
+  return take_each(count, given, rules, to, next);
 }
 bool has_avx2() { return __builtin_cpu_supports("avx2"); }
 #else
@@ -108,15 +113,16 @@ Placed placed(const Wrong& wrong) {
 }  // namespace
 
 Placed take_in_turn(std::span<const std::uint64_t> given, const SourceRule* rules,
-                    std::uint64_t* to) {
+                    std::uint64_t* to, const std::uint64_t* next) {
   const auto take = has_avx2() ? take_each_in_turn_by_avx2 : take_each_in_turn;
-  return placed(take(given.size(), given.data(), rules, to));
+  return placed(take(given.size(), given.data(), rules, to, next ? next : to));
 }
 
 Placed take_in_order(std::span<const std::uint64_t> given, const SourceRule* rules,
-                     std::span<const std::uint32_t> order, std::uint64_t* to) {
+                     std::span<const std::uint32_t> order, std::uint64_t* to,
+                     const std::uint64_t* next) {
   const auto take = has_avx2() ? take_each_by_avx2 : take_each;
-  Wrong wrong = take(given.size(), given.data(), rules, to);
+  Wrong wrong = take(given.size(), given.data(), rules, to, next ? next : to);
   std::uint64_t end = 1;
   for (const std::uint32_t source : order) {
     wrong.order |= given[source] - end;

@@ -21,12 +21,14 @@ enum class Placed : std::uint8_t {
   kInDisorder  // none has, and some source begins before the end of the one that should precede it
 };
 
-// Sources in the order of their numbers; the first not at null.
+// Sources in the order of their numbers; the first not at null. `next`: as many words that are
+// written soon, which the caches fetch meanwhile.
 Placed take_in_turn(std::span<const std::uint64_t> given, const SourceRule* rules,
-                    std::uint64_t* to);
+                    std::uint64_t* to, const std::uint64_t* next = nullptr);
 
 // Sources in this order, which need not name all.
 Placed take_in_order(std::span<const std::uint64_t> given, const SourceRule* rules,
-                     std::span<const std::uint32_t> order, std::uint64_t* to);
+                     std::span<const std::uint32_t> order, std::uint64_t* to,
+                     const std::uint64_t* next = nullptr);
 
 }  // namespace anabranch::cuda

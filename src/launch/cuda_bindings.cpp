@@ -89,8 +89,9 @@ bool Taker::take_all() {
 // Tensors that are allocated in turn keep their order, and slots are numbered in it.
 Placed Taker::take_in_known_order() {
   auto* const to = memory_.addresses.data();
-  return memory_.is_in_turn ? take_in_turn(given_, rules_.data(), to)
-                            : take_in_order(given_, rules_.data(), memory_.order, to);
+  return memory_.is_in_turn
+             ? take_in_turn(given_, rules_.data(), to, memory_.next_table)
+             : take_in_order(given_, rules_.data(), memory_.order, to, memory_.next_table);
 }
 
 // Whether the source at this place in the order shares nothing with its neighbours.

@@ -70,6 +70,7 @@ Result<Repoint> launch_from_device(CudaRecording& recording, LaunchMemory& memor
   // What the updater cannot set: copies of the host's memory, functions that the driver refuses.
   if (const auto set = exec->set_addresses(memory.addresses); !set.ok()) return set.error();
   if (Status queued = exec->launch(stream); !queued.ok()) return queued;
+  memory.next_table = exec->next_table();
   return Repoint::kFromDevice;
 }
 

@@ -77,10 +77,11 @@ struct LaunchMemory {
   std::vector<std::uint32_t> order;      // sources that have bytes; by address where that is known
   std::vector<std::uint32_t> spare;      // as many, for sorting them
   std::uint64_t launches = 0;            // and refused ones
-  std::uint32_t repeats = 0;             // how often in a row next to nothing had moved
-  bool is_known = false;                 // the addresses are right and the order is theirs
-  bool is_in_turn = false;               // the order is that of numbers, and all have bytes
-  bool is_set = false;                   // this executable's nodes hold these addresses
+  const std::uint64_t* next_table = nullptr;  // of the updating executable that was used last
+  std::uint32_t repeats = 0;                  // how often in a row next to nothing had moved
+  bool is_known = false;                      // the addresses are right and the order is theirs
+  bool is_in_turn = false;                    // the order is that of numbers, and all have bytes
+  bool is_set = false;                        // this executable's nodes hold these addresses
   void forget() noexcept;
 };
 
@@ -137,6 +138,10 @@ class CudaExec {
   // The driver has launches of one executable run one after the other, on whatever streams.
   Status launch(CuStream stream);
   CuStream last_stream() const { return last_stream_; }  // null before the first launch
+  // Where an updating one writes the addresses of its next launch.
+  const std::uint64_t* next_table() const {
+    return tables_ + launches_ % kHostTables * addresses_.size();
+  }
 
   LaunchMemory& memory() { return memory_; }
   // The driver's is not known of one alone.
