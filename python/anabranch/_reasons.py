@@ -24,6 +24,10 @@ class BrokeWhileNoted(NotRecordable):
     """Something raised inside a noted call: without notes it may not."""
 
 
+class Apart(NotRecordable):
+    """Other processes that have collectives with it do not record it now."""
+
+
 class BrokeUntold(NotRecordable):
     """It asked whether it was captured, was told that it was not, and broke."""
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from . import _compat, _native, config, errors
+from ._agreement import Agreement
 from ._bindings import Leaving
 from ._capture import Capture, Step, capture_twice, wait_for_captures
 from ._elsewhere import Elsewhere, check_all_was_found
@@ -31,6 +32,7 @@ from ._overlap import choose
 from ._reasons import (
     ON_CPU,
     Aliased,
+    Apart,
     BrokeUntold,
     BrokeWhileNoted,
     CopiedFromTheCpu,
@@ -39,7 +41,7 @@ from ._reasons import (
 )
 from ._recorded import Recorded, random_graph
 from ._state import NO_STATE, State, inner_tensors, is_wrapper, standing
-from ._verify import Agreement, Run, Trial, Untrusted, on_stream, verify
+from ._verify import Run, Trial, Untrusted, on_stream, verify
 from ._walk import Path
 
 log = logging.getLogger("anabranch.record")
@@ -217,12 +219,12 @@ class Recorder:
             step.call = leaving
         trial = Trial(step, entry.state) if chosen.verify else None
         plain = trial.plain() if trial else None
-        agree = Agreement(step.device, _compat.collectives_so_far() != before)
+        agree = Agreement.since(before, torch.device("cuda", step.device))
         try:
             if trial and plain:
+                agree.meet(self.name)
                 trial.rewind()
-                agree.make(leaving.check)
-                _check_history(step, plain)
+                agree.make(lambda: _check_run(step, plain, leaving))
                 if step.call is leaving and not leaving.slots:  # simpler answers, of most steps
                     step.call, plain.answer = self._call, plain.answer[0]
             answer, recorded = self._make_and_launch(entry, step, trial, plain, agree)
@@ -235,7 +237,8 @@ class Recorder:
                 entry.is_empty = isinstance(error, Empty)
                 self.is_refused |= not entry.is_empty
                 self._refuse(entry, f"{error}{_way_of_captures(entry, error)}")
-            return self._answer_plainly(step, trial, plain, leaving, leaves)
+            return self._answer_plainly(step, trial, plain, leaving, leaves,
+                                        may_repeat=not isinstance(error, Apart))
         entry.set_recorded(recorded, step.tensors[step.arguments:step.own],
                            leaving.slots if step.call is leaving else None)
         log.info("%s: %s", self.name, entry.report)
@@ -243,12 +246,13 @@ class Recorder:
         return view.leave(answer) if view else answer
 
     def _answer_plainly(self, step: Step, trial: Trial | None, plain: Run | None, leaving: Leaving,
-                        leaves: list[Any]) -> Any:
+                        leaves: list[Any], may_repeat: bool) -> Any:
         """What the plain run answered, as if there had been that one alone: to run once more would
-        count twice in memory that nobody has put back. Where its history is wanted it does."""
+        count twice in memory that nobody has put back. Where its history is wanted it does, unless
+        nobody would take part in its collectives."""
         if trial is None or plain is None:
             return self._call(leaves)
-        if plain.has_history or not leaving.is_complete:
+        if (plain.has_history and may_repeat) or not leaving.is_complete:
             return self._call(leaves)
         trial.settle(plain)
         return leaving.leave(plain.answer) if step.call is leaving else plain.answer
@@ -493,9 +497,10 @@ def _check_argument(index: int, leaf: Tensor, device: int) -> None:
                             "gradients; detach it")
 
 
-def _check_history(step: Step, plain: Any) -> None:
+def _check_run(step: Step, plain: Run, leaving: Leaving) -> None:
     """Results that want gradients belong to a backward; where the step ran none, somebody else
     will, and a recording could not serve it."""
+    leaving.check()
     if plain.has_history and not any(grad is not None for grad in plain.gradients):
         raise NotRecordable(
             "it answers tensors that require gradients and runs no backward itself; call it under "

@@ -15,25 +15,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._answers import flatten
 from ._capture import Step
-from ._elsewhere import Elsewhere
 from ._given import bytes_of
-from ._native import NativeError
-from ._reasons import NotRecordable
 from ._recorded import Recorded
 from ._state import State, inner_tensors, version_of
 
 _MARGIN = 10.0
 _ROUNDS = 3  # of more runs
 _POISON = 0xFF
-
-_Made = TypeVar("_Made")
 
 
 class Untrusted(Exception):
@@ -160,37 +155,6 @@ class Trial:
             if i < len(self._step.units):
                 kind = self._step.tensors[self._step.units[i].members[0][0]].dtype
             yield f"given memory {i}", _as(x, kind), _as(y, kind)
-
-
-class Agreement:
-    """What the processes of a step with collectives find out together, lest one goes on to run the
-    step once more and waits for the others for ever."""
-
-    def __init__(self, device: int, together: bool) -> None:
-        self._device = device
-        self._together = together
-
-    def on(self, found: bool) -> bool:
-        """Whether any of them found it."""
-        if not self._together:
-            return found
-        flag = torch.tensor(float(found), device=torch.device("cuda", self._device))
-        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
-        return bool(flag.item())
-
-    def make(self, make: Callable[[], _Made]) -> _Made:
-        """``make()`` where all of them succeed; Elsewhere where it is that for all."""
-        try:
-            made = make()
-        except (NotRecordable, NativeError) as error:
-            self.on(True)
-            if self.on(not isinstance(error, Elsewhere)) and isinstance(error, Elsewhere):
-                raise NotRecordable(str(error)) from error
-            raise
-        if self.on(False):
-            self.on(True)
-            raise NotRecordable("another process could not record it")
-        return made
 
 
 def verify(trial: Trial, plain: Run, recorded: Recorded, agree: Callable[[bool], bool],

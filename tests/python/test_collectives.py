@@ -5,17 +5,12 @@ processes begin them in one order. And `anabranch.overlap`, by which they are as
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from compare import compiled
-from fixtures import DEADLINE_S
+from processes import run_processes
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import anabranch
@@ -28,18 +23,7 @@ WIDTH = 8
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.oldest
 def test_steps_with_collectives_answer_what_eager_does(ranks, tmp_path):
-    program = str(Path(__file__).with_name("collective_steps.py"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    processes = [
-        subprocess.Popen([sys.executable, program, str(rank), str(ranks), str(tmp_path / "store")],
-                         env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                         text=True) for rank in range(ranks)]
-    try:
-        told = [process.communicate(timeout=DEADLINE_S - 20)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()  # the others wait for one that has failed
-    assert not any(process.returncode for process in processes), "\n".join(told)[-6000:]
+    run_processes("collective_steps.py", ranks, tmp_path / "store")
 
 
 # What becomes of a graph needs no second process.

@@ -11,6 +11,7 @@ import pytest
 import torch
 from anabranch import _reasons, _recorder, config, errors
 from anabranch._native import NativeError
+from anabranch._reasons import Apart
 from anabranch._state import NO_STATE
 
 pytestmark = pytest.mark.oldest
@@ -97,10 +98,28 @@ def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing
                            is_noted=False)
     monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
     monkeypatch.setattr(_recorder, "Trial", Trial)
-    monkeypatch.setattr(_recorder, "_check_history", lambda step, plain: None)
+    monkeypatch.setattr(_recorder, "_check_run", lambda step, plain, leaving: leaving.check())
     assert [run(recorder) for _ in range(3)] == [2] * 3
     assert seen.calls == (4 if has_history else 3)
     assert log[-1] == ("rewound" if has_history else "settled")
+
+
+def test_a_step_that_others_do_not_record_now_runs_once_whatever_is_wanted(racing, monkeypatch):
+    """Nobody would take part in the collectives of a second run."""
+    recorder, seen = racing(verify=True)
+    log = []
+    step = SimpleNamespace(device=0, call=recorder._call, log=log, has_history=True, is_noted=False)
+
+    def meet(agreement, name):
+        assert name == recorder.name
+        raise Apart("they do not come")
+
+    monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
+    monkeypatch.setattr(_recorder, "Trial", Trial)
+    monkeypatch.setattr(_recorder.Agreement, "meet", meet)
+    assert [run(recorder) for _ in range(3)] == [2] * 3
+    assert seen.calls == 3 and log[-1] == "settled"
+    assert "they do not come" in recorder.reports()[0].reason
 
 
 def test_answers_on_the_cpu_are_refused_by_the_first_call(monkeypatch):

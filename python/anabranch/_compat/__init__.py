@@ -58,6 +58,7 @@ from .cuda import (
     PoolHistory,
     reinterpret_tensor,
     storage_at,
+    store_of,
     tensors_alive,
 )
 from .library import (
@@ -143,6 +144,7 @@ __all__ = [
     "runs_of_generated_kernels",
     "steps_of_optimizers",
     "storage_at",
+    "store_of",
     "stream_operation",
     "take_events_behind_writes",
     "tensors_alive",

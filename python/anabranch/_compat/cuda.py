@@ -45,15 +45,20 @@ current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStr
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
 
 
-def collectives_so_far() -> int:
-    """Grows with every collective that this process takes part in; 0 where it can take in none."""
+def collectives_so_far() -> dict[Any, int]:
+    """How many this process has taken part in, by its groups of several processes, in the order in
+    which these were made."""
     distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized() \
-            or distributed.get_world_size() == 1:
-        return 0
-    groups = list(distributed.distributed_c10d._world.pg_map)
-    return 1 + sum(group._get_sequence_number_for_group() for group in groups
-                   if group != distributed.GroupMember.NON_GROUP_MEMBER)
+    if not distributed.is_available() or not distributed.is_initialized():
+        return {}
+    return {group: group._get_sequence_number_for_group()
+            for group in list(distributed.distributed_c10d._world.pg_map)
+            if group != distributed.GroupMember.NON_GROUP_MEMBER and group.size() > 1}
+
+
+def store_of(group: Any) -> Any:
+    """Which all processes of a group can reach, without others that have the same names there."""
+    return torch.distributed.distributed_c10d._world.pg_map[group][1]
 
 
 def backend_of_group(group: Any, device: torch.device) -> str:

@@ -7,6 +7,7 @@ side by side against the same compiled code unrecorded, bit for bit.
 
 from __future__ import annotations
 
+import datetime
 import os
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 from recordings import CALLS, assert_launched, normal, told  # noqa: E402
 
 import anabranch  # noqa: E402
-from anabranch import _gathers, _overlap  # noqa: E402
+from anabranch import _agreement, _gathers, _overlap  # noqa: E402
 
 LANES = 4
 WIDTH, LAYERS = 256, 8
@@ -185,9 +186,40 @@ def gathers_in_groups():
     assert called[:2] == [2, 4], called
 
 
+def processes_that_see_other_shapes():
+    """One comes to record in a call in which the other does not. It waits for a moment, no longer,
+    and all is as unrecorded."""
+    _agreement._PATIENCE = datetime.timedelta(seconds=2)
+
+    def make_step():
+        torch.manual_seed(0)
+        model = nn.Linear(WIDTH, WIDTH, device="cuda")
+
+        def step(x):
+            model.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+                    parameter -= 0.01 * parameter.grad
+            return loss.detach()
+
+        return step, model
+
+    (step, model), (reference, other) = make_step(), make_step()
+    recorded = anabranch.record(step)
+    for i in range(CALLS):
+        rows = 32 if dist.get_rank() and i % 2 else 64
+        x = normal(100 * dist.get_rank() + i, rows, WIDTH)
+        assert torch.equal(recorded(x), reference(x)), f"call {i}\n{told(recorded)}"
+        assert torch.equal(model.weight, other.weight), f"call {i}"
+    assert "in the same call" in told(recorded), told(recorded)
+
+
 STEPS = {step.__name__: step for step in (
     layers_in_order, gradients_are_scattered, two_groups, all_kinds, a_process_with_a_kernel_more,
-    asked_by_overlap, gathers_in_groups)}
+    asked_by_overlap, gathers_in_groups, processes_that_see_other_shapes)}
 
 
 def main(name):

@@ -15,7 +15,8 @@ from fixtures import DEADLINE_S
 
 GPUS = 2
 STEPS = ("layers_in_order", "gradients_are_scattered", "two_groups", "all_kinds",
-         "a_process_with_a_kernel_more", "asked_by_overlap", "gathers_in_groups")
+         "a_process_with_a_kernel_more", "asked_by_overlap", "gathers_in_groups",
+         "processes_that_see_other_shapes")
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < GPUS, reason="there are no two GPUs")
 
