@@ -111,3 +111,23 @@ def slots_of(kind: type) -> tuple[str, ...]:
     named = [vars(base).get("__slots__", ()) for base in kind.__mro__]
     names = [name for names in named for name in ([names] if isinstance(names, str) else names)]
     return tuple([name for name in names if not name.startswith("__")])
+
+
+_DONT_ENTER = ("torch", "builtins", "typing", "collections", "functools", "numpy", "anabranch")
+
+
+def may_enter(thing: Any) -> bool:
+    """Whether it is an object of the user's, with attributes."""
+    if isinstance(thing, (type, types.ModuleType)):
+        return False
+    if not hasattr(thing, "__dict__") and not slots_of(type(thing)):
+        return False
+    return not is_librarys(type(thing).__module__)
+
+
+def is_librarys(module: str) -> bool:
+    return module.split(".")[0] in _DONT_ENTER
+
+
+def attributes_of(thing: Any) -> Any:
+    return Slotted(thing) if slots_of(type(thing)) else vars(thing)

@@ -3,27 +3,32 @@
 another one is another signature.
 
 They are variables of functions, attributes of objects, modules and classes, and items and lengths of
-containers, where the step's code names them; and functions, as themselves. Which code that is follows
+containers, where the step's code names them; and callables, as themselves. Which code that is follows
 from names as well: that of the functions which the walk has met, and of a class's methods whose names
-are named in it.
+are named in it. Another object or container may take the place of one that holds any: those on the way
+are watched.
 
 Threads: as the objects found. Failure: none; what is gone since makes numbers None.
 """
 
 from __future__ import annotations
 
+import collections
 import enum
 import functools
 import itertools
+import numbers
 import operator
+import sys
 import types
+import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ._holders import Variables, named_in
+from ._holders import Variables, attributes_of, may_enter, named_in
 
 if TYPE_CHECKING:
     from ._walk import Path
@@ -31,19 +36,26 @@ if TYPE_CHECKING:
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device,
           torch.Size)  # where they are equal they are the same
 _PLAIN_TYPES = frozenset(PLAIN)
+# numbers.Number has those of numpy, but for its truth.
+_ALIKE = (enum.Enum, numbers.Number, str, bytes, range, torch.memory_format, torch.layout,
+          type(Ellipsis))
 _MOST_ITEMS = 100  # of a container that is looked at
 _ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__iter__", "__enter__",
                   "__exit__")
+# Told by which one it is: what is in them may change unseen.
+_THEMSELVES = (set, frozenset, slice, collections.deque, torch.finfo, torch.iinfo)
+# That lead to tensors, if anything.
+_OTHERS_MATTERS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
 _LENGTH, _ATTRIBUTES = "its length", "how many attributes it has"  # in a path
+OF_MODULES = frozenset(vars(nn.Module()))  # registries, and what has a guard of its own
 _COUNT = object()  # in place of a key: how many items a holder has
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _NOBODYS = (object, nn.Module)  # whose methods are torch's and Python's own matter
 
 
 class Numbers(tuple):  # type: ignore[type-arg]
     """As they are at some time, to be compared. What is no number any more equals nothing."""
 
-    of: Places
+    of: Layout
 
     def each(self) -> Iterator[tuple[Path, Any]]:
         return zip(self.of.paths, self, strict=True)
@@ -55,8 +67,35 @@ class Numbers(tuple):  # type: ignore[type-arg]
 
     def without(self, ignored: Container[Path]) -> Numbers:
         """Those that would have been found without some places."""
-        values, places = dict(self.each()), self.of.without(ignored)
-        return places.numbers(values[path] for path in places.paths)
+        values, layout = dict(self.each()), self.of.without(ignored)
+        return layout.numbers(values[path] for path in layout.paths)
+
+
+class Layout:
+    """The keys of each holder, and the path of what stands there. It keeps no holder alive: signatures
+    have it."""
+
+    def __init__(self, holders: Iterable[Mapping[Any, Path]]) -> None:
+        self._holders = list(holders)
+        self.alike: dict[tuple[Any, ...], list[int]] = {}  # holders, by their keys
+        for i, paths in enumerate(self._holders):
+            self.alike.setdefault(tuple(paths), []).append(i)
+        self.paths = [path for some in self.alike.values() for i in some
+                      for path in self._holders[i].values()]
+
+    def without(self, ignored: Container[Path]) -> Layout:
+        return Layout(filter(None, (_without(paths, ignored) for paths in self._holders)))
+
+    def numbers(self, values: Iterable[Any]) -> Numbers:
+        numbers = Numbers(values)
+        numbers.of = self
+        return numbers
+
+
+def _without(paths: Mapping[Any, Path], ignored: Container[Path]) -> dict[Any, Path]:
+    """Where the length of a container is ignored, so are its items."""
+    return {key: path for key, path in paths.items()
+            if path not in ignored and (*path[:-1], _LENGTH) not in ignored}
 
 
 class Places:
@@ -64,26 +103,15 @@ class Places:
 
     def __init__(self, held: Iterable[tuple[Any, Mapping[Any, Path]]]) -> None:
         self.held = list(held)
-        alike: dict[tuple[Any, ...], list[tuple[Any, Mapping[Any, Path]]]] = {}  # by their keys
-        for holder, paths in self.held:
-            alike.setdefault(tuple(paths), []).append((holder, paths))
-        self.paths = [path for some in alike.values() for _, paths in some for path in paths.values()]
+        self._layout = Layout(paths for _, paths in self.held)
         self._alike = [(len if keys == (_COUNT,) else operator.itemgetter(*keys),
-                        [holder for holder, _ in some], len(keys) == 1)
-                       for keys, some in alike.items()]
+                        [self.held[i][0] for i in some], len(keys) == 1)
+                       for keys, some in self._layout.alike.items()]
         self._last: tuple[list[Any], Numbers | None] = ([], None)
 
     def without(self, ignored: Container[Path]) -> Places:
-        """Where the length of a container is ignored, so are its items."""
-        held = [(holder, {key: path for key, path in paths.items()
-                          if path not in ignored and (*path[:-1], _LENGTH) not in ignored})
-                for holder, paths in self.held]
+        held = [(holder, _without(paths, ignored)) for holder, paths in self.held]
         return Places((holder, paths) for holder, paths in held if paths)
-
-    def numbers(self, values: Iterable[Any]) -> Numbers:
-        numbers = Numbers(values)
-        numbers.of = self
-        return numbers
 
     def now(self) -> Numbers | None:
         """Mostly the very objects of last time: then so is the answer."""
@@ -94,10 +122,10 @@ class Places:
             values = list(self._values())
         except (KeyError, IndexError, ValueError, AttributeError):
             return None
-        are_plain = list(map(_is_plain, values))
-        numbers = self.numbers(value if is_plain else object()
-                               for value, is_plain in zip(values, are_plain, strict=True))
-        if all(are_plain):  # else it would hold somebody's tensor
+        are_told = list(map(_is_told, values))
+        numbers = self._layout.numbers(_told(value) if is_told else object()
+                               for value, is_told in zip(values, are_told, strict=True))
+        if all(are_told):  # else it would hold somebody's tensor
             self._last = values, numbers
         return numbers
 
@@ -105,6 +133,24 @@ class Places:
         flat = itertools.chain.from_iterable
         return flat([map(get, holders) if is_one else flat(map(get, holders))
                      for get, holders, is_one in self._alike])
+
+
+class Itself:
+    """Equal to what stands for the very same object, which it does not keep, where that can be."""
+
+    def __init__(self, thing: Any) -> None:
+        self._id = id(thing)
+        try:
+            self._get: Callable[[], Any] = weakref.ref(thing)
+        except TypeError:
+            self._get = lambda: thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and self._id == other._id \
+            and self._get() is other._get() is not None
+
+    def __hash__(self) -> int:
+        return self._id
 
 
 class Cells:
@@ -118,11 +164,20 @@ class Cells:
 
 
 def changed(before: Numbers | None, now: Numbers | None) -> set[Path]:
-    """Where they are other numbers, of the same places."""
+    """Where they are other numbers."""
     if before is None or now is None or before == now:
         return set()
-    return {path for (path, old), (_, new) in zip(before.each(), now.each(), strict=True)
-            if old != new and _is_plain(new)}
+    then = dict(before.each())
+    return {path for path, new in now.each()
+            if path in then and then[path] != new and type(new) is not object}
+
+
+class Stand(NamedTuple):
+    """Where an object stands in whose place there may be another one."""
+
+    holder: Any
+    key: Any
+    thing: Any
 
 
 class Collector:
@@ -134,25 +189,31 @@ class Collector:
         self._functions: dict[types.FunctionType, Path] = {}
         self._kinds: dict[type, None] = {}
         self._attributes: dict[int, tuple[type, Mapping[str, Any], Path]] = {}
-        self._containers: list[tuple[dict[Any, Any] | list[Any], Path]] = []
+        self._containers: dict[int, tuple[dict[Any, Any] | list[Any], Path]] = {}
+        self._stands: dict[Path, Stand] = {}
+        self.watched: list[Stand] = []  # those on the way to numbers
 
     def add_function(self, function: types.FunctionType, path: Path) -> None:
         self._functions.setdefault(function, path)
         self.names.update(named_in(function.__code__))
+
+    def add_stand(self, holder: Any, key: Any, path: Path, thing: Any) -> None:
+        """Where an object or a container stands, which may lead to what is added."""
+        self._stands[path] = Stand(holder, key, thing)
 
     def add_object(self, thing: Any, attributes: Mapping[str, Any], path: Path) -> None:
         self._kinds[type(thing)] = None
         self._attributes.setdefault(id(thing), (type(thing), attributes, path))
 
     def add_container(self, container: dict[Any, Any] | list[Any], path: Path) -> None:
-        self._containers.append((container, path))
+        self._containers.setdefault(id(container), (container, path))
 
     def places(self, leading: Container[int]) -> Places:
-        """Of functions those that are not ``leading`` to tensors, by their ids: others of one make
+        """Of callables those that are not ``leading`` to tensors, by their ids: others of one make
         may take these's places."""
         methods = self._follow_names()
         found = _Found(leading)
-        for container, path in self._containers:
+        for container, path in self._containers.values():
             if len(container) <= _MOST_ITEMS:
                 found.add(container, _items(container), path)
             found.add_count(container, (*path, _LENGTH))
@@ -161,6 +222,8 @@ class Collector:
             found.add(attributes, self._named(attributes), path)
             if any(name not in attributes for name in in_class[kind]):
                 found.add_count(attributes, (*path, _ATTRIBUTES))  # one more may hide its class's
+        self._watch({path for _, paths in (*found.held.values(), *found.counts.values())
+                     for path in paths.values()})
         for kind in {base: None for kind in self._kinds for base in kind.__mro__}:
             if kind not in _NOBODYS:
                 found.add(vars(kind), self._named(vars(kind)), ("", f"class {kind.__name__}"),
@@ -178,28 +241,51 @@ class Collector:
         found.add_cells(list(cells.values()))
         return Places([*found.held.values(), *found.counts.values()])
 
+    def _watch(self, paths: Iterable[Path]) -> None:
+        on_the_way = {path[:end] for path in paths for end in range(len(path))}
+        things = {id(stand.thing) for path, stand in self._stands.items() if path in on_the_way}
+        self.watched = [stand for stand in self._stands.values() if id(stand.thing) in things]
+
     def _named_in_class(self, kind: type) -> list[str]:
         return [name for base in kind.__mro__ if base not in _NOBODYS
                 for name, value in self._named(vars(base)) if is_number(value)]
 
     def _named(self, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         return ((name, attributes[name]) for name in attributes
-                if name in self.names and name != "training")  # which has a guard of its own
+                if name in self.names and name not in OF_MODULES)
 
     def _follow_names(self) -> dict[types.FunctionType, Path]:
-        """The methods whose names are named, which name more."""
+        """The methods whose names are named, which name more; and so with configurations, of which one
+        looks at no more than that."""
         reached: dict[types.FunctionType, Path] = {}
-        is_new = True
-        while is_new:
-            is_new = False
-            for kind in self._kinds:
+        looked_at: set[tuple[int, str]] = set()
+        known = -1
+        while known != len(self.names) + len(self._kinds) + len(self._attributes):
+            known = len(self.names) + len(self._kinds) + len(self._attributes)
+            for kind in list(self._kinds):
                 methods = _methods_of(kind)
                 for method in [method for name in methods if name in self.names
                                for method in methods[name] if method not in reached]:
                     reached[method] = ("", f"class {kind.__name__}", method.__name__)
                     self.names.update(named_in(method.__code__))
-                    is_new = True
+                    variables = Variables(method)
+                    for name, value in variables.items():
+                        self._look_at(variables, name, ("", method.__module__, name), value)
+            for thing, (_, attributes, path) in list(self._attributes.items()):
+                for name, value in list(self._named(attributes)):
+                    if (thing, name) not in looked_at:
+                        looked_at.add((thing, name))
+                        self._look_at(attributes, name, (*path, name), value)
         return reached
+
+    def _look_at(self, holder: Any, key: str, path: Path, value: Any) -> None:
+        if type(value) in (dict, list):
+            self.add_container(value, path)
+        elif isinstance(value, _OTHERS_MATTERS) or not may_enter(value):
+            return
+        else:
+            self.add_object(value, attributes_of(value), path)
+        self._stands.setdefault(path, Stand(holder, key, value))
 
 
 class _Found:
@@ -211,7 +297,7 @@ class _Found:
         self._leading = leading
 
     def is_wanted(self, value: Any) -> bool:
-        return _is_plain(value) and id(value) not in self._leading
+        return _is_told(value) and id(value) not in self._leading
 
     def add(self, holder: Any, items: Iterable[tuple[Any, Any]], path: Path,
             is_wanted: Callable[[Any], bool] | None = None) -> None:
@@ -229,16 +315,30 @@ class _Found:
             self.held[id(holder)] = holder, dict(enumerate(path for _, path in cells))
 
 
-def _is_plain(value: Any) -> bool:
-    return is_number(value) or isinstance(value, _FUNCTIONS)
+def _is_told(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_told, value))
+    return is_number(value) or isinstance(value, _THEMSELVES) or _is_array(value) \
+        or (callable(value) and not isinstance(value, nn.Module))
+
+
+def _told(value: Any) -> Any:
+    if is_number(value):
+        return value
+    return tuple(map(_told, value)) if isinstance(value, tuple) else Itself(value)
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
 
 
 def is_number(value: Any) -> bool:
     """Or another plain value, of which it does not matter which object it is."""
     kind = type(value)
-    if kind is tuple:
-        return all(map(is_number, value))
-    return (kind in _PLAIN_TYPES and kind is not type) or isinstance(value, enum.Enum)
+    if isinstance(value, (tuple, frozenset)):
+        return kind is torch.Size or all(map(is_number, value))
+    return (kind in _PLAIN_TYPES and kind is not type) or isinstance(value, _ALIKE) \
+        or kind is getattr(sys.modules.get("numpy"), "bool_", None)
 
 
 def _items(container: dict[Any, Any] | list[Any]) -> Iterable[tuple[Any, Any]]:

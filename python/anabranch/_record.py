@@ -126,16 +126,18 @@ class RecordedCallable:
                                        and entry.report.reason is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
             state = self._states.find(objects)
-            return self._run_and_compare(_key(leaves, state), leaves, state)
+            return self._run_and_compare(_key(leaves, state), leaves, state, objects)
         return self._recorder.run(key, leaves, state, lambda: _describe(leaves[1:]), entry)
 
-    def _run_and_compare(self, key: Any, leaves: list[Any], state: State) -> Any:
+    def _run_and_compare(self, key: Any, leaves: list[Any], state: State,
+                         objects: Sequence[Any]) -> Any:
         """A call whose Python runs. Numbers that it changes itself tell no signatures apart: what they
         count is left to Python. Nor do those in whose places it leaves tensors, which launches see."""
         *rest, guards = key
         numbers = guards.numbers
         answer = self._recorder.run(key, leaves, state, lambda: _describe(leaves[1:]))
-        paths = changed(numbers, state.numbers()) | self._recorder.left_paths(key)
+        after = state if state.is_current() else self._states.find(objects)
+        paths = changed(numbers, after.numbers()) | self._recorder.left_paths(key)
         if numbers is not None and paths.intersection(path for path, _ in numbers.each()):
             self._states.ignore(paths)
             self._recorder.rename(key, (*rest, guards.without(paths)))

@@ -113,6 +113,9 @@ class State:
         places = collector.places(leading).without(ignored)
         self._numbers = Places([*base._numbers.held, *places.held]) if base else places
         self._names = collector.names
+        watched = [stand for stand in collector.watched if id(stand.thing) not in leading]
+        self._watched += [(holder, key) for holder, key, _ in watched]
+        self._watched_things += [thing for _, _, thing in watched]
         self._guards: Guards | None = None
         for found in walk.tensors:
             self._sort(found, walk.more_places[id(found.tensor)])
@@ -159,6 +162,9 @@ class State:
         self.form: list[tuple[Path, Any]] = begun("form")
         self._ways: list[tuple[Any, Any]] = begun("_ways")  # holders and keys of what leads there
         self._stood: list[Any] = begun("_stood")  # and what they held
+        # The same of what leads to numbers alone.
+        self._watched: list[tuple[Any, Any]] = begun("_watched")
+        self._watched_things: list[Any] = begun("_watched_things")
         # Of the arguments that lead to anything, their ids.
         self.leading: set[int] = set(begun("leading"))
 
@@ -260,11 +266,14 @@ class State:
         return _are_same(self._arguments, arguments)
 
     def is_current(self) -> bool:
-        """Whether all objects that lead to the tensors stand where they stood. Of large models most
-        are modules' children, which are compared whole: a lookup of each would take twice as long."""
+        """Whether all objects that lead to the tensors and to numbers stand where they stood. Of large
+        models most are modules' children, which are compared whole: a lookup of each would take twice
+        as long."""
         try:
             found = [holder[key] for holder, key in self._ways]
+            watched = [holder[key] for holder, key in self._watched]
             return all(map(operator.is_, found, self._stood)) \
+                and all(map(operator.is_, watched, self._watched_things)) \
                 and self._children_now() == self._children \
                 and all(_are_same(states.values(), stood) for states, stood in self._states)
         except (KeyError, IndexError):

@@ -21,13 +21,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ._holders import OfClass, Slotted, Variables, slots_of
-from ._numbers import PLAIN, Collector
+from ._holders import OfClass, Variables, attributes_of, is_librarys, may_enter
+from ._numbers import OF_MODULES, PLAIN, Collector
 
 _DEEPEST = 8  # containers and objects within one another
 _DEEPEST_CONSTANT, _MOST_CONSTANTS = 3, 100  # what is beyond is compared as one object
-_DONT_ENTER = ("torch", "builtins", "typing", "collections", "functools", "numpy", "anabranch")
-_OF_MODULES = frozenset(vars(nn.Module()))  # attributes that all have: registries, hooks
 _NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training")  # of a module
 _PLAIN_TYPES, _NO_OBJECTS = frozenset(PLAIN), (Tensor, *PLAIN)
 _CACHE = type(functools.cache(int))
@@ -129,6 +127,8 @@ class Walk:
             return
         if not isinstance(place.holder, tuple):
             self.entered[place.path] = place, value
+            if self._numbers is not None:
+                self._numbers.add_stand(*place, value)
         if id(value) not in self._leads:
             before = self._finds
             self._mark(value)
@@ -162,8 +162,8 @@ class Walk:
             items = [(self._constant(key), value) for key, value in thing.items()]
         elif isinstance(thing, (list, tuple)):
             items = enumerate(thing)
-        elif _may_enter(thing):
-            items = _attributes(thing).items()
+        elif may_enter(thing):
+            items = attributes_of(thing).items()
         else:
             return _Same(thing)
         return kind, [(name, self._constant(value)) for name, value in items]
@@ -176,8 +176,8 @@ class Walk:
             return kind  # it has a place or a way of its own
         if isinstance(value, _CONTAINERS):
             parts: Any = value
-        elif is_object(value) and _may_enter(value):
-            parts = dict(_attributes(value))
+        elif is_object(value) and may_enter(value):
+            parts = dict(attributes_of(value))
         else:
             return _Same(value)
         if not parts:
@@ -204,8 +204,8 @@ class Walk:
         else:
             if isinstance(thing, types.FunctionType):
                 self.holders.append((Variables(thing), path))
-            elif _may_enter(thing):
-                self.holders.append((_attributes(thing), path))
+            elif may_enter(thing):
+                self.holders.append((attributes_of(thing), path))
             if self._numbers is not None:
                 self._add_numbers(thing, path)
             for name, holder, key in _parts(thing):
@@ -216,8 +216,8 @@ class Walk:
         assert self._numbers is not None
         if isinstance(thing, types.FunctionType):
             self._numbers.add_function(thing, path)
-        elif _may_enter(thing):
-            self._numbers.add_object(thing, _attributes(thing), path)
+        elif may_enter(thing):
+            self._numbers.add_object(thing, attributes_of(thing), path)
 
     def _look_farther(self, thing: Any, path: Path, depth: int) -> None:
         """Into a module of Python, a class, the classes of an object, what functools.cache keeps, or
@@ -241,7 +241,7 @@ class Walk:
 
     def _look_at_variables(self, holder: MutableMapping[str, Any], module: str, path: Path,
                            depth: int) -> None:
-        if not _is_librarys(module) and self._look_at_some(holder, path, depth):
+        if not is_librarys(module) and self._look_at_some(holder, path, depth):
             self.holders.append((holder, path))
 
     def _look_at_some(self, holder: MutableMapping[str, Any], path: Path, depth: int) -> bool:
@@ -285,11 +285,8 @@ class Walk:
         its trainer and all data."""
         attributes, depth = vars(module), max(depth, _DEEPEST - 3)
         if self._numbers is not None:
-            self._numbers.add_object(module, attributes, (*path, ""))
-            for key, value in attributes.items():  # a configuration: no more than its numbers
-                if key not in _OF_MODULES and is_object(value) and not isinstance(value, nn.Module):
-                    self._add_numbers(value, (*path, key))
-        for key in [key for key, value in attributes.items() if key not in _OF_MODULES
+            self._numbers.add_object(module, attributes, path)
+        for key in [key for key, value in attributes.items() if key not in OF_MODULES
                     and (isinstance(value, (dict, list, tuple)) and value
                          or self._farther and is_object(value) and (*path, key) in self._farther)]:
             self._look(Place(attributes, key, (*path, key)), depth)
@@ -353,8 +350,8 @@ def _parts(thing: Any) -> Iterator[tuple[Any, Any, Any]]:
         yield from _items(tuple(thing))
     elif callable(wrapped := getattr(thing, "__wrapped__", None)):  # a recorded callable
         yield "wrapped", (wrapped,), 0
-    elif _may_enter(thing):
-        attributes = _attributes(thing)
+    elif may_enter(thing):
+        attributes = attributes_of(thing)
         yield from ((name, attributes, name) for name, _ in list(attributes.items()))
         if callable(thing) and isinstance(call := getattr(type(thing), "__call__", None),
                                           types.FunctionType):
@@ -382,23 +379,7 @@ def _kept_by(cache: Any) -> Iterator[Any]:
             yield from thing.values() if isinstance(thing, dict) else (thing,)
 
 
-def _may_enter(thing: Any) -> bool:
-    if isinstance(thing, (type, types.ModuleType)):
-        return False
-    if not hasattr(thing, "__dict__") and not slots_of(type(thing)):
-        return False
-    return not _is_librarys(type(thing).__module__)
-
-
 def _is_of_library(thing: Any) -> bool:
     """Whether it is an object that one does not look into by itself, and could."""
     return not isinstance(thing, (type, types.FunctionType, nn.Module)) \
-        and isinstance(getattr(thing, "__dict__", None), dict) and not _may_enter(thing)
-
-
-def _is_librarys(module: str) -> bool:
-    return module.split(".")[0] in _DONT_ENTER
-
-
-def _attributes(thing: Any) -> Any:
-    return Slotted(thing) if slots_of(type(thing)) else vars(thing)
+        and isinstance(getattr(thing, "__dict__", None), dict) and not may_enter(thing)

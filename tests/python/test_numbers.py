@@ -6,10 +6,13 @@ A recording is stood in for: it says with which tensors it was launched.
 
 from __future__ import annotations
 
+import collections
 import enum
+import fractions
 import functools
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from test_walk import (X, Launched, as_on_a_gpu, assert_launches, assert_recorded_anew,  # noqa: F401
@@ -19,6 +22,7 @@ from torch import nn
 pytestmark = pytest.mark.oldest
 
 SCALE = 1.0
+SETTINGS = {"rate": 1.0}
 
 
 class Mode(enum.Enum):
@@ -56,8 +60,30 @@ class Scaled(nn.Module):
 
 
 class Config:
+    def __init__(self, rate=0.1, depth=1):
+        self.rate, self.steps = rate, 0
+        self.inner = Config(depth=depth - 1) if depth else None
+
+
+class Configured(nn.Module):
+    """Whose numbers stand in other things."""
+
     def __init__(self):
-        self.rate, self.steps = 0.1, 0
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.config, self.notes = Config(), Config()
+        self.rates, self.table, self.nested = [0.1, 0.2], {"beta": 0.5}, [[1]]
+        self.call = Twice()
+
+    def forward(self, x):
+        used = self.config.rate, self.config.inner.rate, self.rates, self.table, self.nested, \
+            SETTINGS["rate"]
+        return self.call(x) * self.weight * len(used)
+
+
+def set_globals(settings):
+    global SETTINGS
+    SETTINGS = settings
 
 
 def set_global(value):
@@ -103,6 +129,122 @@ def test_a_number_that_changes_in_place_is_recorded_anew_and_others_are_not(chan
     assert_launches(made, step, *objects)
     change(net)
     (assert_launches if serves else assert_recorded_anew)(made, step, *objects)
+
+
+class Twice:
+    """Something that can be called and is no module."""
+
+    def __init__(self, times=2):
+        self.times = times
+
+    def __call__(self, x):
+        return x * self.times
+
+    def other(self, x):
+        return x
+
+
+TWICE = Twice()
+Pair = collections.namedtuple("Pair", "a b")
+
+# Two values of each kind that an attribute may have.
+VALUES = {
+    "float64": (np.float64(1), np.float64(2)),
+    "float32": (np.float32(1), np.float32(2)),
+    "int64": (np.int64(1), np.int64(2)),
+    "bool_": (np.bool_(True), np.bool_(False)),
+    "array": (np.ones(2), np.zeros(2)),
+    "fraction": (fractions.Fraction(1, 2), fractions.Fraction(1, 3)),
+    "range": (range(3), range(4)),
+    "frozenset": (frozenset([1]), frozenset([2])),
+    "set": ({1}, {2}),
+    "slice": (slice(1), slice(2)),
+    "deque": (collections.deque([1]), collections.deque([2])),
+    "named tuple": (Pair(1, 2), Pair(1, 3)),
+    "tuple of functions": ((torch.relu, 1), (torch.tanh, 1)),
+    "memory format": (torch.channels_last, torch.contiguous_format),
+    "layout": (torch.strided, torch.sparse_coo),
+    "limits": (torch.finfo(torch.float16), torch.finfo(torch.float32)),
+    "partial": (functools.partial(torch.add, other=1), functools.partial(torch.add, other=2)),
+    "method": (TWICE.__call__, TWICE.other),
+    "method of tensors": (torch.Tensor.relu, torch.Tensor.tanh),
+    "class": (nn.ReLU, nn.Tanh),
+    "operator": (torch.ops.aten.relu, torch.ops.aten.tanh),
+    "overload": (torch.ops.aten.relu.default, torch.ops.aten.tanh.default),
+    "object that is called": (Twice(2), Twice(3)),
+}
+
+
+@pytest.mark.parametrize("one, other", VALUES.values(), ids=VALUES.keys())
+def test_another_value_of_any_kind_is_recorded_anew(one, other):
+    net = Scaled()
+    net.function = one
+    made = recorded(lambda x: [net.weight])
+    assert_launches(made, lambda x: [net.weight])
+    net.function = other
+    assert_recorded_anew(made, lambda x: [net.weight])
+    net.function = one
+    assert_launches(made, lambda x: [net.weight])
+
+
+# What takes another's place, and whether a recording serves what there is then.
+REPLACED = {
+    "a configuration": (lambda net: setattr(net, "config", Config(rate=0.2)), False),
+    "an equal configuration": (lambda net: setattr(net, "config", Config()), True),
+    "one in a configuration": (lambda net: setattr(net.config, "inner", Config(rate=0.2)), False),
+    "a number in that": (lambda net: setattr(net.config.inner, "rate", 0.2), False),
+    "a list": (lambda net: setattr(net, "rates", [0.1, 0.3]), False),
+    "an equal list": (lambda net: setattr(net, "rates", [0.1, 0.2]), True),
+    "a dictionary": (lambda net: setattr(net, "table", {"beta": 0.6}), False),
+    "a list in a list": (lambda net: net.nested.__setitem__(0, [2]), False),
+    "a number in that list": (lambda net: net.nested[0].__setitem__(0, 2), False),
+    "a global dictionary": (lambda net: set_globals({"rate": SETTINGS["rate"] + 1}), False),
+    "an item of a global dictionary":
+        (lambda net: SETTINGS.update(rate=SETTINGS["rate"] + 1), False),
+    "what is in an object that is called": (lambda net: setattr(net.call, "times", 3), False),
+    "a configuration that no code names": (lambda net: setattr(net, "notes", Config(7)), True),
+}
+
+
+@pytest.mark.parametrize("change, serves", REPLACED.values(), ids=REPLACED.keys())
+def test_what_takes_the_place_of_what_holds_numbers_is_looked_into(change, serves):
+    net = Configured()
+    holder = SimpleNamespace(net=net)
+    made = recorded(lambda x: [holder.net.weight])
+    assert_launches(made, lambda x: [holder.net.weight])
+    change(net)
+    (assert_launches if serves else assert_recorded_anew)(made, lambda x: [holder.net.weight])
+
+
+@pytest.mark.parametrize("what", ["variable", "attribute", "item"])
+def test_what_holds_numbers_may_be_replaced_beside_the_modules(what):
+    weight, options = torch.ones(2), {"beta": [1.0]}
+    holder = SimpleNamespace(config=Config())
+
+    def step(x):
+        return [weight] if options["beta"] and holder.config.rate else []
+
+    made = recorded(step)
+    if what == "variable":
+        options = {"beta": [2.0]}
+    elif what == "attribute":
+        holder.config = Config(rate=0.2)
+    else:
+        options["beta"] = [2.0]
+    assert_recorded_anew(made, step)
+
+
+def test_a_container_of_numbers_that_the_step_replaces_itself_tells_nothing_apart():
+    net = Configured()
+
+    def step(x):
+        net.table = {"beta": net.table["beta"] + 1}
+        return [net.weight]
+
+    made = recorded(step)
+    for _ in range(3):
+        assert isinstance(made(X), Launched)
+    assert len(made._recorder.entries) == 1
 
 
 def test_variables_of_functions():
