@@ -226,17 +226,15 @@ class Collector:
                      for path in paths.values()})
         for kind in {base: None for kind in self._kinds for base in kind.__mro__}:
             if kind not in _NOBODYS:
-                found.add(vars(kind), self._named(vars(kind)), ("", f"class {kind.__name__}"),
-                          is_number)
+                found.add(vars(kind), self._named(vars(kind)), ("", f"class {kind.__name__}"))
         cells: dict[int, tuple[types.CellType, Path]] = {}
         for function, path in {**methods, **self._functions}.items():
-            is_wanted = found.is_wanted if function in self._functions else is_number
             variables = Variables(function)
             found.add(variables.globals, ((name, value) for name, value in variables.items()
                                           if name not in variables.cells),
-                      ("", function.__module__), is_wanted)
+                      ("", function.__module__))
             for name, cell in variables.cells.items():
-                if is_wanted(variables.get(name, cell)):
+                if found.is_wanted(variables.get(name, cell)):
                     cells.setdefault(id(cell), (cell, (*path, name)))
         found.add_cells(list(cells.values()))
         return Places([*found.held.values(), *found.counts.values()])
@@ -299,11 +297,9 @@ class _Found:
     def is_wanted(self, value: Any) -> bool:
         return _is_told(value) and id(value) not in self._leading
 
-    def add(self, holder: Any, items: Iterable[tuple[Any, Any]], path: Path,
-            is_wanted: Callable[[Any], bool] | None = None) -> None:
-        is_wanted = is_wanted or self.is_wanted
+    def add(self, holder: Any, items: Iterable[tuple[Any, Any]], path: Path) -> None:
         for key, value in items:
-            if is_wanted(value):
+            if self.is_wanted(value):
                 self.held.setdefault(id(holder), (holder, {}))[1][key] = (*path, key)
 
     def add_count(self, holder: Any, path: Path) -> None:

@@ -10,6 +10,7 @@ import collections
 import enum
 import fractions
 import functools
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -78,7 +79,11 @@ class Configured(nn.Module):
     def forward(self, x):
         used = self.config.rate, self.config.inner.rate, self.rates, self.table, self.nested, \
             SETTINGS["rate"]
-        return self.call(x) * self.weight * len(used)
+        return halved(self.call(x)) * self.weight * len(used)
+
+
+def halved(x):
+    return x / 2
 
 
 def set_globals(settings):
@@ -214,6 +219,19 @@ def test_what_takes_the_place_of_what_holds_numbers_is_looked_into(change, serve
     assert_launches(made, lambda x: [holder.net.weight])
     change(net)
     (assert_launches if serves else assert_recorded_anew)(made, lambda x: [holder.net.weight])
+
+
+def test_code_that_is_replaced_under_a_step_is_recorded_anew(monkeypatch):
+    """Methods of classes, and functions of a module of Python's that they call."""
+    net = Configured()
+    made = recorded(lambda x: [net.weight])
+    for where, name in ((Configured, "forward"), (sys.modules[__name__], "halved")):
+        before = vars(where)[name]
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, lambda *given: given[-1])
+            assert_recorded_anew(made, lambda x: [net.weight])
+        assert vars(where)[name] is before
+        assert_launches(made, lambda x: [net.weight])
 
 
 @pytest.mark.parametrize("what", ["variable", "attribute", "item"])
