@@ -195,7 +195,7 @@ class Collector:
 
     def add_function(self, function: types.FunctionType, path: Path) -> None:
         self._functions.setdefault(function, path)
-        self.names.update(named_in(function.__code__))
+        self.names.update(_names_in(function.__code__))
 
     def add_stand(self, holder: Any, key: Any, path: Path, thing: Any) -> None:
         """Where an object or a container stands, which may lead to what is added."""
@@ -265,7 +265,7 @@ class Collector:
                 for method in [method for name in methods if name in self.names
                                for method in methods[name] if method not in reached]:
                     reached[method] = ("", f"class {kind.__name__}", method.__name__)
-                    self.names.update(named_in(method.__code__))
+                    self.names.update(_names_in(method.__code__))
                     variables = Variables(method)
                     for name, value in variables.items():
                         self._look_at(variables, name, ("", method.__module__, name), value)
@@ -339,6 +339,22 @@ def is_number(value: Any) -> bool:
 
 def _items(container: dict[Any, Any] | list[Any]) -> Iterable[tuple[Any, Any]]:
     return list(container.items()) if isinstance(container, dict) else enumerate(container)
+
+
+@functools.lru_cache(4096)
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    """What code names, and texts in it that may be names: getattr(self, "scale")."""
+    return frozenset((*named_in(code), *filter(str.isidentifier, _texts_in(code.co_consts))))
+
+
+def _texts_in(constants: Iterable[Any]) -> Iterator[str]:
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, (tuple, frozenset)):
+            yield from _texts_in(constant)
+        elif isinstance(constant, types.CodeType):
+            yield from _texts_in(constant.co_consts)
 
 
 @functools.lru_cache(1024)

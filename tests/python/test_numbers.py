@@ -234,6 +234,21 @@ def test_code_that_is_replaced_under_a_step_is_recorded_anew(monkeypatch):
         assert_launches(made, lambda x: [net.weight])
 
 
+@pytest.mark.parametrize("name", ["rate_a", "rate_b", "rate_c"])
+def test_attributes_whose_names_are_texts_in_the_code(name):
+    weight, config = torch.ones(2), Config()
+    config.rate_a = config.rate_b = config.rate_c = 1.0
+
+    def step(x):
+        used = getattr(config, "rate_a"), [getattr(config, one) for one in ("rate_b", "rate_c")]
+        return [weight] if used else []
+
+    made = recorded(step)
+    assert_launches(made, step)
+    setattr(config, name, 2.0)
+    assert_recorded_anew(made, step)
+
+
 @pytest.mark.parametrize("what", ["variable", "attribute", "item"])
 def test_what_holds_numbers_may_be_replaced_beside_the_modules(what):
     weight, options = torch.ones(2), {"beta": [1.0]}
