@@ -501,6 +501,10 @@ def _check_run(step: Step, plain: Run, leaving: Leaving) -> None:
     """Results that want gradients belong to a backward; where the step ran none, somebody else
     will, and a recording could not serve it."""
     leaving.check()
+    if plain.has_drawn:
+        raise NotRecordable(
+            "it draws random numbers on the CPU (torch's, Python's or numpy's), and launches would go on "
+            "with those of its recording; draw them on the GPU, or outside, and give it them")
     if plain.has_history and not any(grad is not None for grad in plain.gradients):
         raise NotRecordable(
             "it answers tensors that require gradients and runs no backward itself; call it under "

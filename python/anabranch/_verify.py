@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pickle
+import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -55,6 +58,7 @@ class Run:
     gradients: list[Tensor | None]  # those that are others than before
     after: _Moment
     has_history: bool = False  # a result had a grad_fn
+    has_drawn: bool = False  # random numbers on the CPU
 
     @property
     def memory(self) -> list[Tensor]:
@@ -89,16 +93,19 @@ class Trial:
     def plain(self) -> Run:
         """Runs the step as it is. Its results have no history afterwards, as a recording's have
         none: what they belonged to would live on into the capture."""
-        step = self._step
+        step, before = self._step, generators_of_the_cpu()
         with on_stream(step.stream, step.device):
             answer = step.call(list(step.leaves))
+        has_drawn = generators_of_the_cpu() != before
         [flat], shape = flatten([answer], step.object_numbers)
         has_history = any(isinstance(leaf, Tensor) and leaf.requires_grad and not leaf.is_leaf
                           for leaf in flat)
         if has_history:
             flat = list(map(_detached, flat))
             answer = shape.unflatten(flat)
-        return self._after(answer, flat, has_history)
+        run = self._after(answer, flat, has_history)
+        run.has_drawn = has_drawn
+        return run
 
     def launched(self, recorded: Recorded) -> Run:
         """Launches it, into memory filled with 0xFF."""
@@ -155,6 +162,14 @@ class Trial:
             if i < len(self._step.units):
                 kind = self._step.tensors[self._step.units[i].members[0][0]].dtype
             yield f"given memory {i}", _as(x, kind), _as(y, kind)
+
+
+def generators_of_the_cpu() -> tuple[Any, ...]:
+    """The states of torch's, of Python's and of numpy's, to be compared."""
+    numpy = sys.modules.get("numpy")
+    return (torch.get_rng_state().numpy().tobytes() if numpy else tuple(torch.get_rng_state().tolist()),
+            random.getstate(),
+            pickle.dumps(numpy.random.get_state(legacy=False)) if numpy else None)
 
 
 def verify(trial: Trial, plain: Run, recorded: Recorded, agree: Callable[[bool], bool],

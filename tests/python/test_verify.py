@@ -4,12 +4,34 @@
 from __future__ import annotations
 
 import itertools
+import random
 from types import SimpleNamespace
 
+import numpy
 import pytest
-from anabranch._verify import Untrusted, verify
+import torch
+from anabranch._verify import Untrusted, generators_of_the_cpu, verify
 
 pytestmark = pytest.mark.oldest
+
+
+@pytest.mark.parametrize("draw", [
+    lambda: torch.rand(()), lambda: torch.randperm(4), lambda: random.random(),
+    lambda: random.shuffle([1, 2]), lambda: numpy.random.rand(), lambda: numpy.random.shuffle([1, 2]),
+], ids=["rand", "randperm", "random", "shuffle", "numpy", "numpy shuffle"])
+def test_draws_on_the_cpu_are_seen(draw):
+    before = generators_of_the_cpu()
+    assert generators_of_the_cpu() == before
+    draw()
+    assert generators_of_the_cpu() != before
+
+
+def test_draws_that_leave_the_generators_as_they_were_are_none():
+    """As torch's checkpoints do."""
+    before = generators_of_the_cpu()
+    with torch.random.fork_rng(devices=[]):
+        torch.rand(2)
+    assert generators_of_the_cpu() == before
 
 
 class Recorded:

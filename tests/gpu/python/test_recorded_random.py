@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -106,6 +109,23 @@ def test_a_step_that_is_refused_has_drawn_once():
 
     step = follow(6, function=function)
     assert launches(step) == 0 and step.report[0].reason, told(step)
+
+
+@pytest.mark.parametrize("draw", [
+    lambda: torch.rand(16).to(DEVICE), lambda: float(torch.rand(())), random.random,
+    numpy.random.rand], ids=["tensor", "number", "random", "numpy"])
+def test_numbers_drawn_on_the_cpu_make_the_step_plain(draw):
+    """All runs that a recording is compared with draw the same ones, and launches would for ever."""
+    def function(x):
+        return x + draw()
+
+    step = anabranch.record(function)
+    found = []
+    for call in (step, function):
+        torch.manual_seed(5), random.seed(5), numpy.random.seed(5)
+        found.append([call(normal(i, 16)) for i in range(6)])
+    assert all(map(torch.equal, *found)), told(step)
+    assert_plain(step, "draws random numbers on the CPU")
 
 
 def test_a_generator_of_the_users_own_makes_the_step_plain():
