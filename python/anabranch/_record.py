@@ -109,7 +109,8 @@ class RecordedCallable:
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._chosen.record or not _has_gpu() or torch.cuda.is_current_stream_capturing():
+        if not self._chosen.record or not _has_gpu() or torch.cuda.is_current_stream_capturing() \
+                or _compat.is_intercepted():
             return self._function(*args, **kwargs)
         objects: Sequence[Any] = ()
         if kwargs or not _FLAT.issuperset(map(type, args)):

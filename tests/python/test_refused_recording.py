@@ -79,7 +79,8 @@ class Trial:
 
     def plain(self):
         answer = self.step.call([1])
-        return SimpleNamespace(answer=answer, gradients=[], has_history=self.step.has_history)
+        return SimpleNamespace(answer=answer, gradients=[], has_history=self.step.has_history,
+                               has_drawn=True)
 
     def rewind(self):
         self.log.append("rewound")
@@ -102,6 +103,16 @@ def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing
     assert [run(recorder) for _ in range(3)] == [2] * 3
     assert seen.calls == (4 if has_history else 3)
     assert log[-1] == ("rewound" if has_history else "settled")
+
+
+def test_what_has_drawn_random_numbers_on_the_cpu_is_refused_and_has_drawn_once(racing, monkeypatch):
+    recorder, seen = racing(verify=True)
+    step = SimpleNamespace(device=0, call=recorder._call, log=[], has_history=False, is_noted=False)
+    monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
+    monkeypatch.setattr(_recorder, "Trial", Trial)
+    assert [run(recorder) for _ in range(3)] == [2] * 3
+    assert seen.calls == 3 and step.log[-1] == "settled"
+    assert "random numbers on the CPU" in recorder.reports()[0].reason
 
 
 def test_a_step_that_others_do_not_record_now_runs_once_whatever_is_wanted(racing, monkeypatch):

@@ -35,6 +35,14 @@ def numeric_modes() -> tuple[Any, ...]:
             asked._get_math_sdp_enabled(), asked._get_cudnn_sdp_enabled())
 
 
+def is_intercepted() -> bool:
+    """Whether somebody sees each operator that this thread runs, or derives it: a dispatch mode, a
+    transform of torch.func, derivatives in forward mode, a search for anomalies."""
+    return torch._C._len_torch_dispatch_stack() > 0 \
+        or torch._C._functorch.peek_interpreter_stack() is not None \
+        or torch.autograd.forward_ad._current_level >= 0 or torch.is_anomaly_enabled()
+
+
 def hooks_so_far() -> int:
     """How many this process has registered, with whatever."""
     return int(torch.utils.hooks.RemovableHandle.next_id)
