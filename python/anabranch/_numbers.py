@@ -42,8 +42,10 @@ _ALIKE = (enum.Enum, numbers.Number, str, bytes, range, torch.memory_format, tor
 _MOST_ITEMS = 100  # of a container that is looked at
 _ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__iter__", "__enter__",
                   "__exit__")
-# Told by which one it is: what is in them may change unseen.
-_THEMSELVES = (set, frozenset, slice, collections.deque, torch.finfo, torch.iinfo)
+# Told by what is in them, where that is little, and otherwise by which they are.
+_FILLED = (set, frozenset, collections.deque)
+_THEMSELVES = (*_FILLED, slice, torch.finfo, torch.iinfo)
+_MOST_BYTES = 1024  # of an array that is looked at
 # That lead to tensors, if anything.
 _OTHERS_MATTERS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
 _LENGTH, _ATTRIBUTES = "its length", "how many attributes it has"  # in a path
@@ -108,6 +110,7 @@ class Places:
                         [self.held[i][0] for i in some], len(keys) == 1)
                        for keys, some in self._layout.alike.items()]
         self._last: tuple[list[Any], Numbers | None] = ([], None)
+        self._filled: list[tuple[Any, Any]] = []  # those of last time, and what was in them
 
     def without(self, ignored: Container[Path]) -> Places:
         held = [(holder, _without(paths, ignored)) for holder, paths in self.held]
@@ -117,7 +120,8 @@ class Places:
         """Mostly the very objects of last time: then so is the answer."""
         before, numbers = self._last
         try:
-            if numbers is not None and all(map(operator.is_, self._values(), before)):
+            if numbers is not None and all(map(operator.is_, self._values(), before)) \
+                    and all(_contents(value) == contents for value, contents in self._filled):
                 return numbers
             values = list(self._values())
         except (KeyError, IndexError, ValueError, AttributeError):
@@ -127,6 +131,8 @@ class Places:
                                for value, is_told in zip(values, are_told, strict=True))
         if all(are_told):  # else it would hold somebody's tensor
             self._last = values, numbers
+            self._filled = [(value, contents) for value in values
+                            if (contents := _contents(value)) is not None]
         return numbers
 
     def _values(self) -> Iterator[Any]:
@@ -321,7 +327,19 @@ def _is_told(value: Any) -> bool:
 def _told(value: Any) -> Any:
     if is_number(value):
         return value
-    return tuple(map(_told, value)) if isinstance(value, tuple) else Itself(value)
+    if isinstance(value, tuple):
+        return tuple(map(_told, value))
+    contents = _contents(value)
+    return Itself(value) if contents is None else contents
+
+
+def _contents(value: Any) -> Any:
+    """Of what can be filled, and is little, as it is now. Else None."""
+    if isinstance(value, _FILLED) and len(value) <= _MOST_ITEMS and all(map(is_number, value)):
+        return type(value), tuple(value) if isinstance(value, collections.deque) else frozenset(value)
+    if _is_array(value) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
+        return value.dtype.str, value.shape, value.tobytes()
+    return None
 
 
 def _is_array(value: Any) -> bool:

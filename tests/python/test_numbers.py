@@ -7,6 +7,7 @@ A recording is stood in for: it says with which tensors it was launched.
 from __future__ import annotations
 
 import collections
+import copy
 import enum
 import fractions
 import functools
@@ -190,6 +191,25 @@ def test_another_value_of_any_kind_is_recorded_anew(one, other):
     assert_recorded_anew(made, lambda x: [net.weight])
     net.function = one
     assert_launches(made, lambda x: [net.weight])
+
+
+@pytest.mark.parametrize("value, fill, is_seen", [
+    ({1}, lambda value: value.add(2), True),
+    (collections.deque([1]), lambda value: value.append(2), True),
+    (np.ones(2), lambda value: value.fill(3), True),
+    (np.ones(2), lambda value: value.fill(1), False),
+    (np.ones(1000), lambda value: value.fill(3), False),  # too much to look at
+    (set(range(1000)), lambda value: value.add(-1), False),
+], ids=["set", "deque", "array", "the same", "large array", "large set"])
+def test_what_is_filled_in_place_is_seen_where_it_is_little(value, fill, is_seen):
+    net = Scaled()
+    net.function = value
+    made = recorded(lambda x: [net.weight])
+    assert_launches(made, lambda x: [net.weight])
+    fill(value)
+    (assert_recorded_anew if is_seen else assert_launches)(made, lambda x: [net.weight])
+    net.function = copy.copy(value)  # with the same in it
+    (assert_launches if len(value) < 100 else assert_recorded_anew)(made, lambda x: [net.weight])
 
 
 # What takes another's place, and whether a recording serves what there is then.
