@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the processes of a step with collectives find out together before they record it.
 
-Recording runs a step several times. A process that does so alone waits for the others for ever, or takes
-part in collectives that are others of theirs. So they meet first, without collectives: in the stores
-of the groups that the step uses. Each process comes behind its plain run of the call, and behind what
-the others queued for that; whoever is late by more than that takes has not come to record.
+Recording runs a step several times. A process that does so alone waits for the others for ever, or its
+collectives meet others of theirs. So they meet first, without collectives: in the stores of the groups
+that the step uses. By then each has run the call plainly and waited for its GPU, so that the others have
+queued their share of it: who does not come within half a minute has not come to record.
 
 Threads: one step at a time. Failure: Apart where some do not come; NotRecordable where another
 process could not record.
