@@ -17,12 +17,12 @@ import collections
 import enum
 import functools
 import itertools
-import numbers
 import operator
 import sys
 import types
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from numbers import Number
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device,
           torch.Size)  # where they are equal they are the same
 _PLAIN_TYPES = frozenset(PLAIN)
-# numbers.Number has those of numpy, but for its truth.
-_ALIKE = (enum.Enum, numbers.Number, str, bytes, range, torch.memory_format, torch.layout,
+# Number has those of numpy, but for its truth.
+_ALIKE = (enum.Enum, Number, str, bytes, range, torch.memory_format, torch.layout,
           type(Ellipsis))
 _MOST_ITEMS = 100  # of a container that is looked at
 _ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__iter__", "__enter__",
@@ -325,10 +325,12 @@ def _is_told(value: Any) -> bool:
 
 
 def _told(value: Any) -> Any:
-    if is_number(value):
-        return value
     if isinstance(value, tuple):
         return tuple(map(_told, value))
+    if isinstance(value, Number):  # equal ones of several types make other types of tensors
+        return type(value), value
+    if is_number(value):
+        return value
     contents = _contents(value)
     return Itself(value) if contents is None else contents
 

@@ -155,6 +155,10 @@ Pair = collections.namedtuple("Pair", "a b")
 
 # Two values of each kind that an attribute may have.
 VALUES = {
+    "integer and float": (1, 1.0),
+    "truth and integer": (True, 1),
+    "in a tuple": ((1, 2), (1, 2.0)),
+    "of another precision": (np.float32(1), np.float64(1)),
     "float64": (np.float64(1), np.float64(2)),
     "float32": (np.float32(1), np.float32(2)),
     "int64": (np.int64(1), np.int64(2)),
