@@ -109,8 +109,9 @@ class Places:
         self._alike = [(len if keys == (_COUNT,) else operator.itemgetter(*keys),
                         [self.held[i][0] for i in some], len(keys) == 1)
                        for keys, some in self._layout.alike.items()]
-        self._last: tuple[list[Any], Numbers | None] = ([], None)
-        self._filled: list[tuple[Any, Any]] = []  # those of last time, and what was in them
+        # What stood there, what was in those that can be filled, and what it was told as: together,
+        # since threads may look at once.
+        self._last: tuple[list[Any], list[tuple[Any, Any]], Numbers | None] = ([], [], None)
 
     def without(self, ignored: Container[Path]) -> Places:
         held = [(holder, _without(paths, ignored)) for holder, paths in self.held]
@@ -118,10 +119,10 @@ class Places:
 
     def now(self) -> Numbers | None:
         """Mostly the very objects of last time: then so is the answer."""
-        before, numbers = self._last
+        before, filled, numbers = self._last
         try:
             if numbers is not None and all(map(operator.is_, self._values(), before)) \
-                    and all(_contents(value) == contents for value, contents in self._filled):
+                    and all(_contents(value) == contents for value, contents in filled):
                 return numbers
             values = list(self._values())
         except (KeyError, IndexError, ValueError, AttributeError):
@@ -130,9 +131,9 @@ class Places:
         numbers = self._layout.numbers(_told(value) if is_told else object()
                                for value, is_told in zip(values, are_told, strict=True))
         if all(are_told):  # else it would hold somebody's tensor
-            self._last = values, numbers
-            self._filled = [(value, contents) for value in values
-                            if (contents := _contents(value)) is not None]
+            filled = [(value, contents) for value in values
+                      if (contents := _contents(value)) is not None]
+            self._last = values, filled, numbers
         return numbers
 
     def _values(self) -> Iterator[Any]:
