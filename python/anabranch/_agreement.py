@@ -105,7 +105,7 @@ class _Meeting:
 
     def join(self) -> bool:
         if self._store.check([self._are_apart]):
-            return False
+            return self.leave()
         if self._store.add(self._come, 1) == self._size:
             self._decide(_YES)
         try:

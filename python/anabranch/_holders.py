@@ -19,9 +19,9 @@ class Variables(MutableMapping[str, Any]):
     def __init__(self, function: types.FunctionType) -> None:
         self.globals = function.__globals__
         self.cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (),
-                               strict=True))
+                              strict=True))
         self._names = [*self.cells, *(name for name in dict.fromkeys(named_in(function.__code__))
-                                       if name not in self.cells)]
+                                      if name not in self.cells)]
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.cells:

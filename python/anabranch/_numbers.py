@@ -43,8 +43,8 @@ _MOST_ITEMS = 100  # of a container that is looked at
 _ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__iter__", "__enter__",
                   "__exit__")
 # Told by what is in them, where that is little, and otherwise by which they are.
-_FILLED = (set, frozenset, collections.deque)
-_THEMSELVES = (*_FILLED, slice, torch.finfo, torch.iinfo)
+_FILLED = (set, collections.deque)
+_THEMSELVES = (*_FILLED, frozenset, slice, torch.finfo, torch.iinfo)
 _MOST_BYTES = 1024  # of an array that is looked at
 # That lead to tensors, if anything.
 _OTHERS_MATTERS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
@@ -109,7 +109,7 @@ class Places:
         self._alike = [(len if keys == (_COUNT,) else operator.itemgetter(*keys),
                         [self.held[i][0] for i in some], len(keys) == 1)
                        for keys, some in self._layout.alike.items()]
-        # What stood there, what was in those that can be filled, and what it was told as: together,
+        # What stood there, what of it can be filled, with what it was told as, and all that: together,
         # since threads may look at once.
         self._last: tuple[list[Any], list[tuple[Any, Any]], Numbers | None] = ([], [], None)
 
@@ -122,17 +122,18 @@ class Places:
         before, filled, numbers = self._last
         try:
             if numbers is not None and all(map(operator.is_, self._values(), before)) \
-                    and all(_contents(value) == contents for value, contents in filled):
+                    and all(_told(value) == told for value, told in filled):
                 return numbers
             values = list(self._values())
         except (KeyError, IndexError, ValueError, AttributeError):
             return None
         are_told = list(map(_is_told, values))
-        numbers = self._layout.numbers(_told(value) if is_told else object()
-                               for value, is_told in zip(values, are_told, strict=True))
+        numbers = self._layout.numbers(
+            _told(value) if is_told else object()
+            for value, is_told in zip(values, are_told, strict=True))
         if all(are_told):  # else it would hold somebody's tensor
-            filled = [(value, contents) for value in values
-                      if (contents := _contents(value)) is not None]
+            filled = [(value, told) for value, told in zip(values, numbers, strict=True)
+                      if _can_be_filled(value)]
             self._last = values, filled, numbers
         return numbers
 
@@ -336,10 +337,16 @@ def _told(value: Any) -> Any:
     return Itself(value) if contents is None else contents
 
 
+def _can_be_filled(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_can_be_filled, value))
+    return isinstance(value, _FILLED) or _is_array(value)
+
+
 def _contents(value: Any) -> Any:
     """Of what can be filled, and is little, as it is now. Else None."""
     if isinstance(value, _FILLED) and len(value) <= _MOST_ITEMS and all(map(is_number, value)):
-        return type(value), tuple(value) if isinstance(value, collections.deque) else frozenset(value)
+        return type(value), frozenset(value) if isinstance(value, set) else tuple(value)
     if _is_array(value) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
         return value.dtype.str, value.shape, value.tobytes()
     return None

@@ -103,9 +103,7 @@ class Trial:
         if has_history:
             flat = list(map(_detached, flat))
             answer = shape.unflatten(flat)
-        run = self._after(answer, flat, has_history)
-        run.has_drawn = has_drawn
-        return run
+        return self._after(answer, flat, has_history, has_drawn)
 
     def launched(self, recorded: Recorded) -> Run:
         """Launches it, into memory filled with 0xFF."""
@@ -116,11 +114,12 @@ class Trial:
     def launch(self, recorded: Recorded, poison: int | None = None) -> Any:
         return recorded.launch_as_captured(self._step, poison)
 
-    def _after(self, answer: Any, flat: list[Any], has_history: bool = False) -> Run:
+    def _after(self, answer: Any, flat: list[Any], has_history: bool = False,
+               has_drawn: bool = False) -> Run:
         after = self._moment()
         gradients = [grad if grad is not before else None
                      for grad, before in zip(after.gradients, self._before.gradients, strict=True)]
-        return Run(answer, flat, gradients, after, has_history)
+        return Run(answer, flat, gradients, after, has_history, has_drawn)
 
     def rewind(self) -> None:
         """Back to before the call."""
@@ -167,8 +166,7 @@ class Trial:
 def generators_of_the_cpu() -> tuple[Any, ...]:
     """The states of torch's, of Python's and of numpy's, to be compared."""
     numpy = sys.modules.get("numpy")
-    return (torch.get_rng_state().numpy().tobytes() if numpy else tuple(torch.get_rng_state().tolist()),
-            random.getstate(),
+    return (bytes(torch.get_rng_state().tolist()), random.getstate(),
             pickle.dumps(numpy.random.get_state(legacy=False)) if numpy else None)
 
 

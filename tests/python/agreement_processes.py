@@ -87,6 +87,19 @@ def some_do_not_come(rank, ranks):
     assert not is_apart(agreement, "all come")
 
 
+def who_knows_tells_those_that_wait(rank, ranks):
+    """One that finds the mark lets go whoever has begun to wait before there was one."""
+    _agreement._PATIENCE = datetime.timedelta(seconds=100)
+    agreement = after_collectives(dist.group.WORLD)
+    store = _compat.store_of(dist.group.WORLD)
+    if rank == 0:
+        while store.add("anabranch/told/1/come", 0) < ranks - 1:
+            time.sleep(0.05)
+        store.set("anabranch/told/apart", "no")
+    start = time.monotonic()
+    assert is_apart(agreement, "told") and time.monotonic() - start < 60
+
+
 def who_comes_late(rank, ranks):
     """Finds that the others have gone, though it is the last that they waited for."""
     _agreement._PATIENCE = datetime.timedelta(seconds=1)

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.own, pytest.mark.oldest]
 
 @pytest.mark.parametrize("ranks, whats", [
     (2, ["nothing_in_common", "all_come", "some_do_not_come", "who_comes_late",
-         "the_largest_group_speaks_for_others"]),
+         "who_knows_tells_those_that_wait", "the_largest_group_speaks_for_others"]),
     (4, ["groups_that_cross", "groups_in_a_row", "some_do_not_come"]),
 ], ids=["two", "four"])
 def test_processes_record_together_or_not_at_all(ranks, whats, tmp_path):

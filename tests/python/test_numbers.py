@@ -201,10 +201,11 @@ def test_another_value_of_any_kind_is_recorded_anew(one, other):
     ({1}, lambda value: value.add(2), True),
     (collections.deque([1]), lambda value: value.append(2), True),
     (np.ones(2), lambda value: value.fill(3), True),
+    ((1, {1}), lambda value: value[1].add(2), True),
     (np.ones(2), lambda value: value.fill(1), False),
     (np.ones(1000), lambda value: value.fill(3), False),  # too much to look at
     (set(range(1000)), lambda value: value.add(-1), False),
-], ids=["set", "deque", "array", "the same", "large array", "large set"])
+], ids=["set", "deque", "array", "set in a tuple", "the same", "large array", "large set"])
 def test_what_is_filled_in_place_is_seen_where_it_is_little(value, fill, is_seen):
     net = Scaled()
     net.function = value

@@ -194,16 +194,15 @@ def processes_that_see_other_shapes():
     def make_step():
         torch.manual_seed(0)
         model = nn.Linear(WIDTH, WIDTH, device="cuda")
+        differentiate = gradients(model, model)
 
         def step(x):
-            model.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
+            loss = differentiate(x)
             with torch.no_grad():
                 for parameter in model.parameters():
                     dist.all_reduce(parameter.grad)
                     parameter -= 0.01 * parameter.grad
-            return loss.detach()
+            return loss
 
         return step, model
 
