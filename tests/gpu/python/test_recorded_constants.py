@@ -144,12 +144,9 @@ ARRAY = numpy.arange(16, dtype=numpy.float32)
 ], ids=["from_numpy", "as_tensor"])
 def test_what_may_be_something_else_in_another_call_runs_plainly(function):
     step = anabranch.record(function)
-    for seed in range(4):
-        ARRAY[:] = seed
-        torch.manual_seed(seed)
-        found = step(*inputs(seed))
-        torch.manual_seed(seed)
-        assert torch.equal(found, function(*inputs(seed)))
+    for seed in range(6):
+        ARRAY[:] = seed // 3  # the same for as many calls as come before one that records
+        assert torch.equal(step(*inputs(seed)), function(*inputs(seed)))
     assert_plain(step, "not known that each call brings the same")
 
 

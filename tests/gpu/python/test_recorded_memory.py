@@ -7,6 +7,7 @@ import gc
 import math
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,9 @@ def test_recording_holds_nothing_but_parameters_gradients_and_state():
 
 
 def test_recordings_that_are_let_go_give_their_memory_back():
+    """What executables take is the driver's, and only what the whole device has free tells of it. Other processes take
+    of it too, and give it back: what recordings leave behind would never come again.
+    """
     def once():
         step = anabranch.record(lambda x: (x @ x).relu() + 1)
         for seed in range(4):
@@ -136,10 +140,12 @@ def test_recordings_that_are_let_go_give_their_memory_back():
         return torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
 
     reserved, free = after_some()
-    for _ in range(3):
-        reserved_now, free_now = after_some()
-    assert reserved_now <= reserved
-    assert free_now >= free - 4 * MIB
+    found = [after_some() for _ in range(3)]
+    while len(found) < 20 and found[-1][1] < free - 4 * MIB:
+        time.sleep(1)
+        found.append(after_some())
+    assert found[-1][0] <= reserved
+    assert found[-1][1] >= free - 4 * MIB, found
 
 
 def test_a_call_that_records_leaves_next_to_nothing_cached():
