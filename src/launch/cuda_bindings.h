@@ -3,7 +3,8 @@
 // Ownership: values and borrowed memory.
 // Threads:   for the lessee of the executable whose memory it is.
 // Failure:   kBadBinding names the source and both values; the memory then knows of no launch
-// before. Edges:     sources without bytes may be anywhere and share nothing.
+//            before.
+// Edges:     sources without bytes may be anywhere and share nothing.
 #pragma once
 
 #include <cstdint>
