@@ -158,14 +158,17 @@ class CaptureMarks {
 };
 
 // A piece of work whose use of memory is known: the nodes of one mark. Whatever else in blocks
-// these name is scratch where it says so: dead before and after; and is written where not.
+// these name is scratch where it says so: dead before and after; and is written where not, but by
+// independent nodes.
 struct CaptureWork {
   std::uint32_t mark = 0;
   std::uint32_t uses = 0;  // so many of the notes' uses, behind those of the works before
   bool has_scratch = false;
-  // Its nodes share nothing but the memory that they name, so that they need no order among
-  // themselves beyond what that asks for: such as launches of one kernel, each over some tensors of
-  // a long list. Else they stay in the order in which they were captured.
+  // Its nodes touch nothing but its uses and what is allocated while it runs, each as far as it
+  // names them, so that they need no order among themselves beyond what that asks for: such as
+  // launches of one kernel, each over some tensors of a long list. An address of any other block in
+  // their parameters is left over from a launch before, behind the used part of an array, and stays
+  // what it was. The nodes of other work stay in the order in which they were captured.
   bool independent = false;
   // A collective, whose kernels wait for those of other processes: its nodes stay in the order in
   // which they were captured with those of all other works in turn, too. It is known only if its

@@ -174,7 +174,9 @@ class Work(NamedTuple):
     mark: int  # it is the nodes that appeared between the marks mark-1 and mark
     accesses: tuple[tuple[int, bool], ...]  # (address inside the memory, whether it is written)
     has_scratch: bool  # whatever else its nodes name is scratch, dead before and after
-    independent: bool = False  # its nodes share nothing but the memory that they name
+    # Its nodes touch its accesses as far as they name them, what is allocated meanwhile, and nothing
+    # else, whatever else they name.
+    independent: bool = False
     in_turn: bool = False  # its nodes stay in order with those of all other works in turn
 
 

@@ -26,6 +26,7 @@ whose current stream is being captured. One of them queues at a time, as anywher
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,10 @@ _MATRIX_PRODUCTS = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::bad
 # One kernel after the other, each over some of the tensors, or one operator after the other, each
 # over one: they share the tensors they name and nothing else.
 _OVER_LISTS = re.compile(r"aten::(_foreach_|_fused_(adam|adamw|sgd|adagrad)_$)")
+
+# Of one of those kernels: so many blocks, each over so many elements of one tensor (torch's
+# MultiTensorApply.cuh, 2.11 and 2.15).
+_LAUNCH_BLOCKS, _BLOCK_ELEMENTS = 320, 65_536
 
 # Copies to and from the host. Their nodes say themselves which of its memory they touch.
 _WITH_HOST = frozenset(("aten::copy_", "aten::_to_copy", "prims::device_put"))
@@ -145,10 +150,25 @@ class Notes:
             if not (self._is_ours(function, args, kwargs) if in_turn
                     else _is_trusted(function, args, kwargs)):
                 return self._unknown(run)
+            if _OVER_LISTS.match(name):
+                return self._over_lists(function, args, kwargs)
             return self._piece(run, lambda result: [*named, (result, True)],
                                has_scratch=name in _MATRIX_PRODUCTS,
-                               independent=_OVER_LISTS.match(name) is not None,
                                with_host=name in _WITH_HOST, in_turn=in_turn)
+
+    def _over_lists(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A piece for each launch. Each has addresses left over from those before, and is told from
+        its piece to have no use for them: it need not wait for the last gradient when it has its
+        own."""
+        result: list[Tensor] | None = None
+        for part in _parts_of(function, args, kwargs):
+            named = list(arguments_of(function, *part))
+            of_part = self._piece(functools.partial(function, *part[0], **part[1]),
+                                  lambda made, named=named: [*named, (made, True)],
+                                  independent=True)
+            if of_part:
+                result = [*(result or ()), *of_part]
+        return result
 
     def _is_ours(self, collective: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether it is of a group whose backend queues work that is noted."""
@@ -252,6 +272,44 @@ class _Mode(_compat.TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (),
                            kwargs: Any = None) -> Any:
         return self._notes._operator(function, args, kwargs or {})
+
+
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+def _parts_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Arguments]:
+    """The arguments of an operator over lists, as many tensors at a time as one of its launches
+    takes, or one that takes several. Each tensor's result is its own; but operators go another way
+    where one of the tensors is unlike the others, by which results might be rounded otherwise, so
+    then the lists stay whole. What is fused refuses such lists."""
+    lists = [value for value in (*args, *kwargs.values()) if _is_list(value) and value]
+    tensors = [values for values in lists if all(type(value) in _PLAIN for value in values)]
+    if not tensors or len({len(values) for values in lists}) != 1 or not (
+            "_fused_" in function._schema.name or _are_alike(tensors)):
+        yield args, kwargs
+        return
+    blocks = [-(-tensor.numel() // _BLOCK_ELEMENTS) for tensor in tensors[0]]
+    begin = 0
+    for end in range(1, len(blocks) + 1):
+        if end < len(blocks) and sum(blocks[begin:end + 1]) <= _LAUNCH_BLOCKS:
+            continue
+        part = slice(begin, end)
+        yield ([value[part] if _is_list(value) else value for value in args],
+               {name: value[part] if _is_list(value) else value for name, value in kwargs.items()})
+        begin = end
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _are_alike(lists: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether the tensors are of one type and device and without gaps, those of one place of the
+    lists of one shape, too."""
+    kinds = {(tensor.dtype, tensor.device) for tensors in lists for tensor in tensors}
+    return len(kinds) == 1 and all(
+        tensor.is_floating_point() and tensor.is_contiguous() and tensor.shape == first.shape
+        for tensors in lists for first, tensor in zip(lists[0], tensors, strict=True))
 
 
 def _is_trusted(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

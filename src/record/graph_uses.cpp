@@ -177,11 +177,26 @@ class TenantFinder {
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> scratch_;
 };
 
+// Each launch of a kernel over a list of tensors has the addresses of some in its parameters, and
+// behind them what the launches before it, or whatever was on the stack, had there.
+void drop_leftovers(std::span<const NodeTime> times, std::span<const CaptureWork> works,
+                    std::span<const std::optional<WorkUses>> uses, const TenantFinder& tenants,
+                    std::vector<Site>& sites) {
+  std::erase_if(sites, [&](const Site& site) {
+    const NodeTime& time = times[site.node];
+    if (site.operand != Operand::kParam || time.work == kNone || !uses[time.work]) return false;
+    const WorkUses& known = *uses[time.work];
+    return works[time.work].independent && !known.has_scratch &&
+           !known.writes.contains(site.unit) &&
+           !tenants.is_made_in(site.unit, time.begin, time.end);
+  });
+}
+
 }  // namespace
 
 Tenants find_uses(std::span<const CaptureAllocation> allocations, const UnitTable& units,
                   bool of_second, const Notes* notes, const GraphImage& image,
-                  std::span<Site> sites) {
+                  std::vector<Site>& sites) {
   TenantFinder tenants(allocations, units, of_second);
   const auto count = static_cast<std::uint32_t>(allocations.size());
   std::vector<NodeTime> times(image.nodes.size(), NodeTime{0, count});
@@ -190,6 +205,7 @@ Tenants find_uses(std::span<const CaptureAllocation> allocations, const UnitTabl
     times = times_of_nodes(image, *notes, count);
     uses = uses_of_works(units, of_second, *notes);
     forget_unnamed(sites, times, notes->works, uses);
+    drop_leftovers(times, notes->works, uses, tenants, sites);
   }
   const auto work_of = [&](std::size_t node) {
     const std::uint32_t work = times[node].work;

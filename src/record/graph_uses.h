@@ -9,7 +9,8 @@
 // The capture's allocator gives one address to several tensors, one after the other. A node that
 // came between two marks means those of them that were there between the two; whoever cannot be
 // told apart stays one unit, as large as the largest. Scratch memory of noted work is a unit of
-// its own each time: nobody reads what is left in it.
+// its own each time: nobody reads what is left in it. What is left over in the parameters of
+// independent nodes (CaptureWork) is no site.
 #pragma once
 
 #include <cstdint>
@@ -34,11 +35,12 @@ struct Tenants {
   std::vector<std::uint32_t> work_of;
 };
 
-// Sets `writes` and `unit` of sites, and answers the units that these are now. `allocations` and
+// Sets `writes` and `unit` of sites, drops those that are none, and answers the units that they are
+// of now. `allocations` and
 // `image` are of the capture that the notes are of, `units` of both; `of_second` says which of the
 // two it is there. `notes` may be null.
 Tenants find_uses(std::span<const CaptureAllocation> allocations, const UnitTable& units,
                   bool of_second, const Notes* notes, const GraphImage& image,
-                  std::span<Site> sites);
+                  std::vector<Site>& sites);
 
 }  // namespace anabranch::cuda

@@ -147,6 +147,23 @@ TEST_F(GraphUsesTest, IndependentWorkIsKnownAndItsNodesKeepNoOrder) {
   EXPECT_THAT(found.is_known, ElementsAre(true, true, false));
 }
 
+TEST_F(GraphUsesTest, WhatIsLeftOverInTheParametersOfIndependentWorkIsNoSite) {
+  allocate_at(0);
+  allocate_at(1);
+  begin();
+  mark();
+  allocate_at(2);
+  queue(0, 1);
+  queue(0, 2);  // which it has allocated itself
+  note({reads(0)}, false, true);
+  queue(0, 1);
+  note({reads(0)});
+  const Tenants found = find();
+  EXPECT_THAT(found.is_known, ElementsAre(true, true, true));
+  EXPECT_THAT(units_of_sites(), ElementsAre(0, 0, 2, 0, 1));
+  EXPECT_TRUE(sites_[2].writes && sites_[4].writes);
+}
+
 TEST_F(GraphUsesTest, AllWorksInTurnAreOneInTheirOrder) {
   allocate_at(0);
   allocate_at(1);

@@ -37,6 +37,7 @@ struct Step {
   } kind = kAdd;
   bool is_noted = false, independent = false, in_turn = false;
   std::size_t a = 0, b = 0, to = 0, also = 0, host = 0;
+  std::size_t left = 0;   // over in the parameters of kEach, which does nothing with it
   std::size_t place = 0;  // of what is allocated: where others may have been
 };
 
@@ -107,6 +108,7 @@ class RandomSteps {
     step.in_turn = below(4) == 0;
     step.a = pick();
     step.b = pick();
+    step.left = pick();
     const bool is_fresh = step.kind != Step::kToHost && below(3) != 0;
     step.to = is_fresh ? allocate() : pick();
     step.also = below(2) == 0 ? step.to : pick();
@@ -183,6 +185,14 @@ class OverlapRandomTest : public sim::SimTest {
                    *to = *scratch + *b;
                  }});
     add_ = load("add_one");
+    each_ = load({.name = "each",
+                  .params = sim::layout_of({8, 8, 8}),
+                  .run = [](const sim::KernelCall& call) {
+                    const auto* from =
+                        call.memory<const std::uint32_t>(call.param<CuDevicePtr>(0), 1);
+                    auto* to = call.memory<std::uint32_t>(call.param<CuDevicePtr>(8), 1);
+                    if (from && to) *to = *from + 1;
+                  }});
     void* pinned = nullptr;
     EXPECT_CU(d->cuMemHostAlloc(&pinned, kHostWords * sizeof(std::uint32_t), 0));
     host_ = static_cast<std::uint32_t*>(pinned);
@@ -305,12 +315,11 @@ class OverlapRandomTest : public sim::SimTest {
              std::size_t scratch) {
     CuDevicePtr a = memory[step.a].address, b = memory[step.b].address,
                 to = memory[step.to].address, also = memory[step.also].address,
-                between = memory[scratch].address;
+                between = memory[scratch].address, left = memory[step.left].address;
     std::uint32_t words = 1;
     const auto queued = [&] {
-      if (step.kind == Step::kAdd || step.kind == Step::kEach) {
-        return launch(add_, on, {&a, &to, &words});
-      }
+      if (step.kind == Step::kAdd) return launch(add_, on, {&a, &to, &words});
+      if (step.kind == Step::kEach) return launch(each_, on, {&a, &to, &left});
       if (step.kind == Step::kMix) return launch(mix_, on, {&a, &b, &between, &to});
       std::uint32_t* const host = host_ + step.host;
       if (step.kind == Step::kFromHost) return d->cuMemcpyHtoDAsync(to, host, sizeof words, on);
@@ -320,7 +329,7 @@ class OverlapRandomTest : public sim::SimTest {
     };
     EXPECT_CU(queued());
     if (step.kind != Step::kEach) return;
-    EXPECT_CU(launch(add_, on, {&b, &also, &words}));
+    EXPECT_CU(launch(each_, on, {&b, &also, &left}));
   }
   void note(const Step& step, const std::vector<CaptureAllocation>& memory, std::uint32_t mark) {
     const std::size_t before = uses_.size();
@@ -336,7 +345,7 @@ class OverlapRandomTest : public sim::SimTest {
   }
 
   std::unique_ptr<DeviceCode> code_;
-  CuFunction mix_ = nullptr, add_ = nullptr;
+  CuFunction mix_ = nullptr, add_ = nullptr, each_ = nullptr;
   std::uint32_t* host_ = nullptr;
   CuStream stream_ = nullptr, side_ = nullptr;
   int waits_ = 0;

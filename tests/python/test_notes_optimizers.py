@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from noting import Marks, at, notes_of, writes
+from noting import Marks, at, notes_of, reads, writes
 from torch._dynamo.utils import counters
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
+from anabranch import _notes
 from anabranch._notes import Notes
 
 pytestmark = pytest.mark.own
@@ -100,3 +101,72 @@ def test_a_step_that_raises_leaves_no_mode_and_no_patch():
 def test_only_what_goes_over_lists_is_independent_of_its_other_parts(run, independent):
     notes, _ = notes_of(run, torch.ones(2, 2))
     assert [work.independent for work in notes.works] == [independent]
+
+
+@pytest.fixture
+def small_launches(monkeypatch):
+    """Of two blocks of four elements."""
+    monkeypatch.setattr(_notes, "_BLOCK_ELEMENTS", 4)
+    monkeypatch.setattr(_notes, "_LAUNCH_BLOCKS", 2)
+
+
+def all_of(work):
+    return reads(work) | writes(work)
+
+
+@pytest.mark.oldest
+@pytest.mark.usefixtures("small_launches")
+@pytest.mark.parametrize("make", [
+    lambda p: torch.optim.AdamW(p, fused=True),
+    lambda p: torch.optim.AdamW(p, fused=True, amsgrad=True),
+    lambda p: torch.optim.SGD(p, fused=True, lr=0.1, momentum=0.9),
+    lambda p: torch.optim.Adagrad(p, fused=True),
+    lambda p: torch.optim.SGD(p, foreach=True, lr=0.1, momentum=0.9),
+    lambda p: torch.optim.NAdam(p, foreach=True),
+], ids=["fused AdamW", "amsgrad", "fused SGD", "fused Adagrad", "foreach SGD", "foreach NAdam"])
+def test_parts_of_a_list_that_one_launch_takes_are_noted_each_by_itself(make):
+    shapes = [(3,), (5,), (2, 2), (4,), (1,), (40,)]
+    parameters = [torch.nn.Parameter(torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape))
+                  for shape in shapes]
+    others = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+    _, optimizer, step = step_of(make, parameters)
+    notes = noted_calls(step, optimizer)
+    launches = [[0], [1], [2, 3], [4], [5]]  # one block; two; one and one; one, and ten behind it
+    updates = [work for work in notes.works if at(*parameters) & writes(work)]
+    assert [{i for i, p in enumerate(parameters) if at(p) & all_of(work)}
+            for work in updates[-5:]] == list(map(set, launches))
+    assert all(work.independent for work in updates)
+    _, _, plain = step_of(make, others)
+    plain()
+    for parameter, other in zip(parameters, others, strict=True):
+        assert torch.equal(parameter, other)
+
+
+@pytest.mark.oldest
+@pytest.mark.usefixtures("small_launches")
+def test_an_operator_over_lists_answers_the_results_of_all_parts():
+    tensors = [torch.arange(float(n)) for n in (3, 5, 0, 4, 4, 1)]
+    notes, roots = notes_of(torch._foreach_sqrt, tensors)
+    assert len(notes.works) == 4 and len(roots) == len(tensors)
+    for tensor, root in zip(tensors, roots, strict=True):
+        assert torch.equal(tensor.sqrt(), root)
+    scales = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    _, scaled = notes_of(torch._foreach_mul, tensors, scales)
+    for tensor, scale, found in zip(tensors, scales, scaled, strict=True):
+        assert torch.equal(tensor * scale, found)
+    _, norms = notes_of(torch._foreach_norm, [t for t in tensors if len(t)])
+    assert [norm.item() for norm in norms] == [t.norm().item() for t in tensors if len(t)]
+
+
+@pytest.mark.oldest
+@pytest.mark.usefixtures("small_launches")
+@pytest.mark.parametrize("run", [
+    lambda x: torch._foreach_add_([x, x.double()], 1),
+    lambda x: torch._foreach_add_([x, x.t()], 1),
+    lambda x: torch._foreach_div_([x, x.clone()], [x[0, 0].clone(), x[0, 1].clone()]),
+    lambda x: torch._foreach_add_([x.int(), x.int()], 1),
+], ids=["types", "strides", "shapes", "integers"])
+def test_lists_whose_tensors_may_go_different_ways_stay_whole(run):
+    x = torch.ones(4, 4)
+    notes, _ = notes_of(run, x)
+    assert [work.independent for work in notes.works if writes(work)].count(True) == 1
