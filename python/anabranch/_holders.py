@@ -113,7 +113,9 @@ def slots_of(kind: type) -> tuple[str, ...]:
     return tuple([name for name in names if not name.startswith("__")])
 
 
-_DONT_ENTER = ("torch", "builtins", "typing", "collections", "functools", "numpy", "anabranch")
+# logging: a logger keeps in itself what it has been asked, and leads to all others.
+_DONT_ENTER = ("torch", "builtins", "typing", "collections", "functools", "numpy", "anabranch",
+               "logging")
 
 
 def may_enter(thing: Any) -> bool:

@@ -215,7 +215,8 @@ class Walk:
     def _add_numbers(self, thing: Any, path: Path) -> None:
         assert self._numbers is not None
         if isinstance(thing, types.FunctionType):
-            self._numbers.add_function(thing, path)
+            if not is_librarys(thing.__globals__.get("__name__", "")):  # as that around a user's is
+                self._numbers.add_function(thing, path)
         elif may_enter(thing):
             self._numbers.add_object(thing, attributes_of(thing), path)
 
@@ -363,14 +364,15 @@ def _items(things: tuple[Any, ...], name: Callable[[int], Any] = int) -> Iterato
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[Any, Any, Any]]:
+    compiled = getattr(function, "_torchdynamo_orig_callable", None)
+    if compiled is not None:  # what else is in it is the compiler's
+        yield "compiled", (compiled,), 0
+        return
     variables = Variables(function)
     yield from ((name, variables, name) for name in variables)
     yield from _items(function.__defaults__ or (), "default {}".format)
     for name in function.__kwdefaults__ or {}:
         yield f"default {name}", function.__kwdefaults__, name
-    compiled = getattr(function, "_torchdynamo_orig_callable", None)
-    if compiled is not None:
-        yield "compiled", (compiled,), 0
 
 
 def _kept_by(cache: Any) -> Iterator[Any]:

@@ -11,6 +11,7 @@ import copy
 import enum
 import fractions
 import functools
+import logging
 import sys
 from types import SimpleNamespace
 
@@ -20,6 +21,8 @@ import torch
 from test_walk import (X, Launched, as_on_a_gpu, assert_launches, assert_recorded_anew,  # noqa: F401
                        recorded)
 from torch import nn
+
+from anabranch._state import State
 
 pytestmark = pytest.mark.oldest
 
@@ -337,6 +340,24 @@ def test_functions_in_variables_are_themselves():
     assert_recorded_anew(made, step)
     choose[0] = lambda x: x + 1
     assert_recorded_anew(made, step)
+
+
+def test_of_what_is_around_a_function_only_the_function_is_looked_at():
+    logger = logging.getLogger("a user's")
+    weight, scale = torch.ones(2), 1.0
+
+    def step(x):
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("called")
+        return [weight] if scale else []
+
+    plain = set(State([step]).numbers().told())
+    assert plain == {"scale"}
+    compiled = torch.compile(step, backend="eager")
+    compiled(X)
+    for around in (compiled, torch.no_grad()(step), torch.no_grad()(compiled)):
+        told = State([around]).numbers().told()
+        assert {name.rpartition(".")[2] for name in told} == plain, told
 
 
 def test_a_list_of_tensors_that_somebody_else_makes_longer():
