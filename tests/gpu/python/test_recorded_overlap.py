@@ -148,6 +148,31 @@ def test_an_optimizer_runs_beside_the_backward(kind):
             assert all(r.known >= r.nodes - 2 for r in report if r.nodes), "\n".join(map(str, report))
 
 
+@pytest.mark.parametrize("kind", [
+    lambda p: torch.optim.AdamW(p, lr=0.01, fused=True, capturable=True),
+    lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, foreach=True),
+], ids=["fused AdamW", "foreach SGD"])
+def test_a_launch_over_a_list_has_the_addresses_of_its_own_tensors_alone(kind):
+    """Of torch's, which have those of the launch before behind them."""
+    def make():
+        block = 65_536
+        parameters = [nn.Parameter(normal(i, blocks * block))
+                      for i, blocks in enumerate([1] * 8 + [200] * 3)]
+        optimizer = kind(parameters)
+
+        def step(x):
+            for parameter in parameters:
+                parameter.grad = parameter.detach() * x
+            optimizer.step()
+
+        return nn.ParameterList(parameters), optimizer, step
+
+    recorded = train_both(make, inputs=lambda i: (normal(i, 1),))
+    [report] = [report for report in recorded.report if report.nodes]
+    gradients, steps, updates = 3 * 11, 11, 5 * 11
+    assert report.sites <= gradients + steps + updates, told(recorded)
+
+
 def test_graphs_of_the_backend_run_side_by_side_forward_and_backward():
     histories = []
     for overlap in (1, LANES):
