@@ -115,6 +115,15 @@ def test_launches_side_by_side_that_differ_are_a_race_and_no_bound():
     assert judge([1.0, 1.0], Recorded(1.25), ordered=Recorded(1.0, 1.25)) is False
 
 
+def test_kernels_side_by_side_are_held_to_what_captured_order_gives_now_and_then():
+    """Of hundreds of tensors some hardly ever vary, and one may have done so here."""
+    rarely = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.125, 1.0)
+    assert judge([1.0], Recorded(1.25), ordered=Recorded(*rarely)) is False
+    assert judge([1.0], Recorded(1.125), ordered=Recorded(*rarely)) is False
+    with pytest.raises(Untrusted, match="by 2 or more, launches in captured order by 0.125"):
+        judge([1.0], Recorded(3.125), ordered=Recorded(*rarely))
+
+
 def test_the_other_capture_is_asked_of_as_well():
     recorded = Recorded(1.0, others=[1.0])
     assert judge([1.0], recorded) and not recorded.others
