@@ -18,6 +18,7 @@ import enum
 import functools
 import itertools
 import operator
+import string
 import sys
 import types
 import weakref
@@ -258,7 +259,11 @@ class Collector:
 
     def _named(self, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         return ((name, attributes[name]) for name in attributes
-                if name in self.names and name not in OF_MODULES)
+                if self._is_named(name) and name not in OF_MODULES)
+
+    def _is_named(self, name: str) -> bool:
+        """Or by f"name{number}"."""
+        return name in self.names or name.rstrip(string.digits) in self.names
 
     def _follow_names(self) -> dict[types.FunctionType, Path]:
         """The methods whose names are named, which name more; and so with configurations, of which one
@@ -270,7 +275,7 @@ class Collector:
             known = len(self.names) + len(self._kinds) + len(self._attributes)
             for kind in list(self._kinds):
                 methods = _methods_of(kind)
-                for method in [method for name in methods if name in self.names
+                for method in [method for name in methods if self._is_named(name)
                                for method in methods[name] if method not in reached]:
                     reached[method] = ("", f"class {kind.__name__}", method.__name__)
                     self.names.update(_names_in(method.__code__))

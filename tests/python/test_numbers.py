@@ -262,13 +262,14 @@ def test_code_that_is_replaced_under_a_step_is_recorded_anew(monkeypatch):
         assert_launches(made, lambda x: [net.weight])
 
 
-@pytest.mark.parametrize("name", ["rate_a", "rate_b", "rate_c"])
+@pytest.mark.parametrize("name", ["rate_a", "rate_b", "rate_c", "beta_0", "beta_11"])
 def test_attributes_whose_names_are_texts_in_the_code(name):
     weight, config = torch.ones(2), Config()
-    config.rate_a = config.rate_b = config.rate_c = 1.0
+    config.rate_a = config.rate_b = config.rate_c = config.beta_0 = config.beta_11 = 1.0
 
     def step(x):
-        used = getattr(config, "rate_a"), [getattr(config, one) for one in ("rate_b", "rate_c")]
+        used = getattr(config, "rate_a"), [getattr(config, one) for one in ("rate_b", "rate_c")], \
+            [getattr(config, f"beta_{i}") for i in (0, 11)]
         return [weight] if used else []
 
     made = recorded(step)
