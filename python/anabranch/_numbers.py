@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from ._holders import Variables, attributes_of, may_enter, named_in
+from ._holders import Slotted, Variables, attributes_of, may_enter, named_in
 
 if TYPE_CHECKING:
     from ._walk import Path
@@ -187,6 +187,7 @@ class Stand(NamedTuple):
     holder: Any
     key: Any
     thing: Any
+    is_attribute: bool = False
 
 
 class Collector:
@@ -199,7 +200,9 @@ class Collector:
         self._kinds: dict[type, None] = {}
         self._attributes: dict[int, tuple[type, Mapping[str, Any], Path]] = {}
         self._containers: dict[int, tuple[dict[Any, Any] | list[Any], Path]] = {}
+        self._attribute_dicts: set[int] = set()  # their ids
         self._stands: dict[Path, Stand] = {}
+        self._methods: dict[types.FunctionType, Path] = {}  # whose names are named
         self.watched: list[Stand] = []  # those on the way to numbers
 
     def add_function(self, function: types.FunctionType, path: Path) -> None:
@@ -208,10 +211,12 @@ class Collector:
 
     def add_stand(self, holder: Any, key: Any, path: Path, thing: Any) -> None:
         """Where an object or a container stands, which may lead to what is added."""
-        self._stands[path] = Stand(holder, key, thing)
+        is_attribute = isinstance(holder, Slotted) or id(holder) in self._attribute_dicts
+        self._stands[path] = Stand(holder, key, thing, is_attribute)
 
     def add_object(self, thing: Any, attributes: Mapping[str, Any], path: Path) -> None:
         self._kinds[type(thing)] = None
+        self._attribute_dicts.add(id(attributes))
         self._attributes.setdefault(id(thing), (type(thing), attributes, path))
 
     def add_container(self, container: dict[Any, Any] | list[Any], path: Path) -> None:
@@ -220,14 +225,17 @@ class Collector:
     def places(self, leading: Container[int]) -> Places:
         """Of callables those that are not ``leading`` to tensors, by their ids: others of one make
         may take these's places."""
-        methods = self._follow_names()
-        found = _Found(leading)
+        found, unread = _Found(leading), self._unread()
         for container, path in self._containers.values():
+            if _leads_through(path, unread):
+                continue
             if len(container) <= _MOST_ITEMS:
                 found.add(container, _items(container), path)
             found.add_count(container, (*path, _LENGTH))
         in_class = {kind: self._named_in_class(kind) for kind in self._kinds}
         for kind, attributes, path in self._attributes.values():
+            if _leads_through(path, unread):
+                continue
             found.add(attributes, self._named(attributes), path)
             if any(name not in attributes for name in in_class[kind]):
                 found.add_count(attributes, (*path, _ATTRIBUTES))  # one more may hide its class's
@@ -237,7 +245,7 @@ class Collector:
             if kind not in _NOBODYS:
                 found.add(vars(kind), self._named(vars(kind)), ("", f"class {kind.__name__}"))
         cells: dict[int, tuple[types.CellType, Path]] = {}
-        for function, path in {**methods, **self._functions}.items():
+        for function, path in {**self._methods, **self._functions}.items():
             variables = Variables(function)
             found.add(variables.globals, ((name, value) for name, value in variables.items()
                                           if name not in variables.cells),
@@ -259,23 +267,31 @@ class Collector:
 
     def _named(self, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         return ((name, attributes[name]) for name in attributes
-                if self._is_named(name) and name not in OF_MODULES)
+                if self.is_named(name) and name not in OF_MODULES)
 
-    def _is_named(self, name: str) -> bool:
-        """Or by f"name{number}"."""
+    def is_named(self, name: str) -> bool:
+        """Or by f"name{number}". To be asked when names have been followed."""
         return name in self.names or name.rstrip(string.digits) in self.names
 
-    def _follow_names(self) -> dict[types.FunctionType, Path]:
-        """The methods whose names are named, which name more; and so with configurations, of which one
-        looks at no more than that."""
-        reached: dict[types.FunctionType, Path] = {}
+    def _unread(self) -> set[Path]:
+        """Where things stand that are nothing but attributes which no code names."""
+        def may_be_read(stand: Stand) -> bool:
+            return not stand.is_attribute or self.is_named(stand.key)
+
+        read = {id(stand.thing) for stand in self._stands.values() if may_be_read(stand)}
+        return {path for path, stand in self._stands.items() if id(stand.thing) not in read}
+
+    def follow_names(self) -> None:
+        """To the methods whose names are named, which name more; and so with configurations, of which
+        one looks at no more than that. When all has been met, and before what depends on names."""
+        reached = self._methods
         looked_at: set[tuple[int, str]] = set()
         known = -1
         while known != len(self.names) + len(self._kinds) + len(self._attributes):
             known = len(self.names) + len(self._kinds) + len(self._attributes)
             for kind in list(self._kinds):
                 methods = _methods_of(kind)
-                for method in [method for name in methods if self._is_named(name)
+                for method in [method for name in methods if self.is_named(name)
                                for method in methods[name] if method not in reached]:
                     reached[method] = ("", f"class {kind.__name__}", method.__name__)
                     self.names.update(_names_in(method.__code__))
@@ -287,7 +303,6 @@ class Collector:
                     if (thing, name) not in looked_at:
                         looked_at.add((thing, name))
                         self._look_at(attributes, name, (*path, name), value)
-        return reached
 
     def _look_at(self, holder: Any, key: str, path: Path, value: Any) -> None:
         if type(value) in (dict, list):
@@ -322,6 +337,10 @@ class _Found:
         if cells:
             holder = Cells([cell for cell, _ in cells])
             self.held[id(holder)] = holder, dict(enumerate(path for _, path in cells))
+
+
+def _leads_through(path: Path, some: Container[Path]) -> bool:
+    return any(path[:end] in some for end in range(1, len(path) + 1))
 
 
 def _is_told(value: Any) -> bool:

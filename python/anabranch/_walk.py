@@ -94,13 +94,18 @@ class Walk:
         # Their containers and attributes, and the way to each.
         self.holders: list[tuple[Any, Path]] = []
         self._farther, self._numbers = farther, numbers
+        self._formed: list[tuple[Path, Any, Any]] = []  # and the form, if it is not the usual one
         self._finds = 0  # how often the walk has met something, known or not
         self._leads = dict.fromkeys(known, True)  # by the ids of what was walked
         self._keep: list[Any] = []  # what these ids belong to
         self._look_into(tuple(roots), (), 0)
         if arguments:
             self._look_into(list(arguments), (ARGUMENT,), 0)
-        del self._finds, self._leads, self._keep
+        if numbers is not None:
+            numbers.follow_names()
+        self.form = [(path, form or self._form_of(thing, path[0] == ARGUMENT))
+                     for path, thing, form in self._formed]
+        del self._finds, self._leads, self._keep, self._formed
 
     def _look_into(self, holder: Any, path: Path, depth: int) -> None:
         if not isinstance(holder, tuple):
@@ -146,9 +151,10 @@ class Walk:
     def _add_way(self, place: Place, value: Any, form: Any = None) -> None:
         if not isinstance(place.holder, tuple):
             self.ways.append((place, value))
-            self.form.append((place.path, form or self._form_of(value)))
+            self._formed.append((place.path, value, form))
 
-    def _form_of(self, thing: Any) -> Any:
+    def _form_of(self, thing: Any, is_given: bool) -> Any:
+        """``is_given``: in an argument."""
         kind: Any = type(thing)
         if isinstance(thing, torch.optim.Optimizer):
             return kind  # its numbers are those of its groups
@@ -159,16 +165,23 @@ class Walk:
         elif isinstance(thing, nn.Module):
             items = [item for item in vars(thing).items() if item[0] not in _NOT_CONSTANT]
         elif isinstance(thing, dict):
-            items = [(self._constant(key), value) for key, value in thing.items()]
+            items = [(self._constant(key, is_given), value) for key, value in thing.items()]
         elif isinstance(thing, (list, tuple)):
             items = enumerate(thing)
         elif may_enter(thing):
-            items = attributes_of(thing).items()
+            items = self._attributes(thing, is_given)
         else:
             return _Same(thing)
-        return kind, [(name, self._constant(value)) for name, value in items]
+        return kind, [(name, self._constant(value, is_given)) for name, value in items]
 
-    def _constant(self, value: Any, depth: int = 0) -> Any:
+    def _attributes(self, thing: Any, is_given: bool) -> Iterator[tuple[str, Any]]:
+        """Of an object that is given, those that lead anywhere, and those that code of the step may
+        read, by their names: a batch may have the numbers of its samples, others each time."""
+        return ((name, value) for name, value in attributes_of(thing).items()
+                if not is_given or self._numbers is None or self._numbers.is_named(name)
+                or self._leads.get(id(value), False))
+
+    def _constant(self, value: Any, is_given: bool, depth: int = 0) -> Any:
         kind = type(value)
         if kind in _PLAIN_TYPES:
             return kind, value
@@ -177,7 +190,7 @@ class Walk:
         if isinstance(value, _CONTAINERS):
             parts: Any = value
         elif is_object(value) and may_enter(value):
-            parts = dict(attributes_of(value))
+            parts = dict(self._attributes(value, is_given))
         else:
             return _Same(value)
         if not parts:
@@ -186,7 +199,7 @@ class Walk:
             return _Same(value)
         if isinstance(parts, dict):
             parts = itertools.chain.from_iterable(parts.items())
-        constants = [self._constant(part, depth + 1) for part in parts]
+        constants = [self._constant(part, is_given, depth + 1) for part in parts]
         return kind, frozenset(parts) if isinstance(parts, (set, frozenset)) else constants
 
     def _visit(self, thing: Any, path: Path, depth: int) -> None:
@@ -279,7 +292,7 @@ class Walk:
         for name, part in parts:
             self.holders.append((part._modules, (*path, name, "modules")))
             for key, child in part._modules.items():
-                self.form.append(((*path, name, key), self._form_of(child)))
+                self._formed.append(((*path, name, key), child, None))
 
     def _look_into_attributes(self, module: nn.Module, path: Path, depth: int) -> None:
         """Into containers alone, a cache of keys and values: of objects a module may name anything,

@@ -12,6 +12,7 @@ import enum
 import fractions
 import functools
 import logging
+import pathlib
 import sys
 from types import SimpleNamespace
 
@@ -494,6 +495,48 @@ def test_a_batch_s_numbers_are_those_of_the_batch():
     assert_recorded_anew(made, step, given)
     net.scale = 3.0
     assert_recorded_anew(made, step, given)
+
+
+class Sampled:
+    """A batch of somebody's data, with where its samples come from."""
+
+    def __init__(self, number, scale=1.0):
+        self.x, self.scale, self.options = torch.ones(2), scale, {"rate": scale}
+        self.index, self.names, self.ids = number, f"sample {number}", [number, number + 1]
+        self.file, self.source = pathlib.Path(f"/{number}"), SimpleNamespace(page=number)
+        if number % 2:
+            self.note = "odd"
+
+    def is_odd(self):
+        return self.index % 2 == 1
+
+
+def test_what_no_code_of_the_step_reads_of_a_batch_may_be_something_else_each_time():
+    net = Scaled()
+
+    def step(batch, x):
+        return [batch.x, net.weight] if batch.scale and batch.options else []
+
+    made = recorded(step, Sampled(0))
+    for number in range(1, 8):
+        assert_launches(made, step, Sampled(number))
+    assert_recorded_anew(made, step, Sampled(0, scale=2.0))
+    assert len(made._recorder.entries) == 2
+
+
+@pytest.mark.parametrize("read", [
+    lambda batch: batch.index, lambda batch: batch.ids, lambda batch: batch.source.page,
+    lambda batch: getattr(batch, "names"), lambda batch: batch.is_odd(),
+], ids=["a number", "a list", "inside another", "by a text", "by a method"])
+def test_what_code_of_the_step_reads_of_a_batch_is_told_apart(read):
+    net = Scaled()
+
+    def step(batch, x):
+        return [batch.x, net.weight] if read(batch) is not None else []
+
+    made = recorded(step, Sampled(0))
+    assert_recorded_anew(made, step, Sampled(1))
+    assert_launches(made, step, Sampled(0))
 
 
 def test_a_hook_that_is_registered_later_is_recorded_with_and_one_that_has_gone_without():
