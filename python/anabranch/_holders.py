@@ -131,5 +131,10 @@ def is_librarys(module: str) -> bool:
     return module.split(".")[0] in _DONT_ENTER
 
 
+def module_of(function: types.FunctionType) -> str:
+    """Where its code stands, also if it has the name of what it is around."""
+    return str(function.__globals__.get("__name__", ""))
+
+
 def attributes_of(thing: Any) -> Any:
     return Slotted(thing) if slots_of(type(thing)) else vars(thing)

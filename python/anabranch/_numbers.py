@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from ._holders import Slotted, Variables, attributes_of, may_enter, named_in
+from ._holders import (Slotted, Variables, attributes_of, is_librarys, may_enter, module_of,
+                       named_in)
 
 if TYPE_CHECKING:
     from ._walk import Path
@@ -43,6 +44,10 @@ _ALIKE = (enum.Enum, Number, str, bytes, range, torch.memory_format, torch.layou
 _MOST_ITEMS = 100  # of a container that is looked at
 _ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__iter__", "__enter__",
                   "__exit__")
+# Code with these may read an attribute that it does not name.
+_BY_NO_NAME = frozenset(("getattr", "attrgetter", "vars", "dir", "getmembers", "fields", "asdict",
+                         "astuple", "__dict__", "__slots__", "__getattribute__"))
+_ANY_NAME = "*"  # among names, where there is such code
 # Told by what is in them, where that is little, and otherwise by which they are.
 _FILLED = (set, collections.deque)
 _THEMSELVES = (*_FILLED, frozenset, slice, torch.finfo, torch.iinfo)
@@ -207,7 +212,13 @@ class Collector:
 
     def add_function(self, function: types.FunctionType, path: Path) -> None:
         self._functions.setdefault(function, path)
-        self.names.update(_names_in(function.__code__))
+        self._add_names(function)
+
+    def _add_names(self, function: types.FunctionType) -> None:
+        names = _names_in(function.__code__)
+        self.names.update(names)
+        if not names.isdisjoint(_BY_NO_NAME) and not is_librarys(module_of(function)):
+            self.names.add(_ANY_NAME)
 
     def add_stand(self, holder: Any, key: Any, path: Path, thing: Any) -> None:
         """Where an object or a container stands, which may lead to what is added."""
@@ -267,16 +278,21 @@ class Collector:
 
     def _named(self, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         return ((name, attributes[name]) for name in attributes
-                if self.is_named(name) and name not in OF_MODULES)
+                if self._is_named(name) and name not in OF_MODULES)
 
-    def is_named(self, name: str) -> bool:
-        """Or by f"name{number}". To be asked when names have been followed."""
-        return name in self.names or name.rstrip(string.digits) in self.names
+    def may_be_read(self, name: str) -> bool:
+        """Of an attribute, when names have been followed."""
+        return _ANY_NAME in self.names or self._is_named(name)
+
+    def _is_named(self, name: str) -> bool:
+        """Or by f"name{number}"."""
+        return name in self.names \
+            or name[-1:] in string.digits and name.rstrip(string.digits) in self.names
 
     def _unread(self) -> set[Path]:
         """Where things stand that are nothing but attributes which no code names."""
         def may_be_read(stand: Stand) -> bool:
-            return not stand.is_attribute or self.is_named(stand.key)
+            return not stand.is_attribute or self.may_be_read(stand.key)
 
         read = {id(stand.thing) for stand in self._stands.values() if may_be_read(stand)}
         return {path for path, stand in self._stands.items() if id(stand.thing) not in read}
@@ -291,10 +307,10 @@ class Collector:
             known = len(self.names) + len(self._kinds) + len(self._attributes)
             for kind in list(self._kinds):
                 methods = _methods_of(kind)
-                for method in [method for name in methods if self.is_named(name)
+                for method in [method for name in methods if self._is_named(name)
                                for method in methods[name] if method not in reached]:
                     reached[method] = ("", f"class {kind.__name__}", method.__name__)
-                    self.names.update(_names_in(method.__code__))
+                    self._add_names(method)
                     variables = Variables(method)
                     for name, value in variables.items():
                         self._look_at(variables, name, ("", method.__module__, name), value)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ._holders import OfClass, Variables, attributes_of, is_librarys, may_enter
+from ._holders import OfClass, Variables, attributes_of, is_librarys, may_enter, module_of
 from ._numbers import OF_MODULES, PLAIN, Collector
 
 _DEEPEST = 8  # containers and objects within one another
@@ -178,7 +178,7 @@ class Walk:
         """Of an object that is given, those that lead anywhere, and those that code of the step may
         read, by their names: a batch may have the numbers of its samples, others each time."""
         return ((name, value) for name, value in attributes_of(thing).items()
-                if not is_given or self._numbers is None or self._numbers.is_named(name)
+                if not is_given or self._numbers is None or self._numbers.may_be_read(name)
                 or self._leads.get(id(value), False))
 
     def _constant(self, value: Any, is_given: bool, depth: int = 0) -> Any:
@@ -228,7 +228,7 @@ class Walk:
     def _add_numbers(self, thing: Any, path: Path) -> None:
         assert self._numbers is not None
         if isinstance(thing, types.FunctionType):
-            if not is_librarys(thing.__globals__.get("__name__", "")):  # as that around a user's is
+            if not is_librarys(module_of(thing)):  # as that around a user's is
                 self._numbers.add_function(thing, path)
         elif may_enter(thing):
             self._numbers.add_object(thing, attributes_of(thing), path)

@@ -510,6 +510,12 @@ class Sampled:
     def is_odd(self):
         return self.index % 2 == 1
 
+    def all_of_it(self):
+        return list(self.__dict__.values())
+
+
+SAMPLED = ["ids"]
+
 
 def test_what_no_code_of_the_step_reads_of_a_batch_may_be_something_else_each_time():
     net = Scaled()
@@ -527,7 +533,10 @@ def test_what_no_code_of_the_step_reads_of_a_batch_may_be_something_else_each_ti
 @pytest.mark.parametrize("read", [
     lambda batch: batch.index, lambda batch: batch.ids, lambda batch: batch.source.page,
     lambda batch: getattr(batch, "names"), lambda batch: batch.is_odd(),
-], ids=["a number", "a list", "inside another", "by a text", "by a method"])
+    lambda batch: [getattr(batch, name) for name in SAMPLED], lambda batch: vars(batch),
+    lambda batch: batch.all_of_it(),
+], ids=["a number", "a list", "inside another", "by a text", "by a method", "by names elsewhere",
+        "all", "all, by a method"])
 def test_what_code_of_the_step_reads_of_a_batch_is_told_apart(read):
     net = Scaled()
 
