@@ -42,11 +42,16 @@ _PLAIN_TYPES = frozenset(PLAIN)
 _ALIKE = (enum.Enum, Number, str, bytes, range, torch.memory_format, torch.layout,
           type(Ellipsis))
 _MOST_ITEMS = 100  # of a container that is looked at
-_ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__iter__", "__enter__",
-                  "__exit__")
+# Without being named. Not __eq__, __hash__ and __repr__, which data classes have for all fields.
+_ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__getattribute__", "__iter__",
+                  "__next__", "__contains__", "__len__", "__bool__", "__enter__", "__exit__",
+                  "__float__", "__int__", "__index__", "__add__", "__radd__", "__sub__", "__rsub__",
+                  "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__matmul__", "__neg__",
+                  "__lt__", "__le__", "__gt__", "__ge__")
 # Code with these may read an attribute that it does not name.
 _BY_NO_NAME = frozenset(("getattr", "attrgetter", "vars", "dir", "getmembers", "fields", "asdict",
-                         "astuple", "__dict__", "__slots__", "__getattribute__"))
+                         "astuple", "__dict__", "__slots__", "copy", "deepcopy", "replace",
+                         "_replace", "dumps", "tree_map", "tree_flatten"))
 _ANY_NAME = "*"  # among names, where there is such code
 # Told by what is in them, where that is little, and otherwise by which they are.
 _FILLED = (set, collections.deque)

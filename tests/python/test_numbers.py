@@ -514,6 +514,14 @@ class Sampled:
         return list(self.__dict__.values())
 
 
+class Counted(Sampled):
+    def __len__(self):
+        return self.index + 1
+
+    def __float__(self):
+        return float(self.source.page)
+
+
 SAMPLED = ["ids"]
 
 
@@ -534,18 +542,18 @@ def test_what_no_code_of_the_step_reads_of_a_batch_may_be_something_else_each_ti
     lambda batch: batch.index, lambda batch: batch.ids, lambda batch: batch.source.page,
     lambda batch: getattr(batch, "names"), lambda batch: batch.is_odd(),
     lambda batch: [getattr(batch, name) for name in SAMPLED], lambda batch: vars(batch),
-    lambda batch: batch.all_of_it(),
+    lambda batch: batch.all_of_it(), lambda batch: copy.copy(batch), len, float,
 ], ids=["a number", "a list", "inside another", "by a text", "by a method", "by names elsewhere",
-        "all", "all, by a method"])
+        "all", "all, by a method", "a copy", "its length", "as a number"])
 def test_what_code_of_the_step_reads_of_a_batch_is_told_apart(read):
     net = Scaled()
 
     def step(batch, x):
         return [batch.x, net.weight] if read(batch) is not None else []
 
-    made = recorded(step, Sampled(0))
-    assert_recorded_anew(made, step, Sampled(1))
-    assert_launches(made, step, Sampled(0))
+    made = recorded(step, Counted(0))
+    assert_recorded_anew(made, step, Counted(1))
+    assert_launches(made, step, Counted(0))
 
 
 def test_a_hook_that_is_registered_later_is_recorded_with_and_one_that_has_gone_without():

@@ -77,12 +77,16 @@ def test_what_is_given_again_may_change_meanwhile(searches):
 
 
 def test_a_batch_of_another_make_is_recorded_anew():
-    made = recorded(lambda batch, x: [batch.x], batch())
-    assert_launches(made, lambda batch, x: [batch.x], batch())
-    for other in (batch(scale=2.0), batch(z=torch.ones(1)), SimpleNamespace(x=torch.ones(2)),
-                  SimpleNamespace(x=torch.ones(5), inner={})):
+    def step(batch, x):
+        return [batch.x] if batch.scale else []
+
+    made = recorded(step, batch(scale=1.0))
+    assert_launches(made, step, batch(scale=1.0))
+    for other in (batch(scale=2.0), batch(scale=1.0, z=torch.ones(1)),
+                  SimpleNamespace(x=torch.ones(2), scale=1.0),
+                  SimpleNamespace(x=torch.ones(5), inner={}, scale=1.0)):
         assert not isinstance(made(other, X), Launched)
-    assert_launches(made, lambda batch, x: [batch.x], batch())
+    assert_launches(made, step, batch(scale=1.0))
 
 
 def test_tensors_that_a_batch_shares_with_the_step_may_not_become_two():
