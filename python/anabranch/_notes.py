@@ -145,14 +145,13 @@ class Notes:
             name = function._schema.name
             if function.is_view or is_wait(function):
                 return run()  # queues nothing; if it does, that is unknown
-            named = list(arguments_of(function, args, kwargs))
             in_turn = is_collective(function)
             if not (self._is_ours(function, args, kwargs) if in_turn
                     else _is_trusted(function, args, kwargs)):
                 return self._unknown(run)
             if _OVER_LISTS.match(name):
                 return self._over_lists(function, args, kwargs)
-            return self._piece(run, lambda result: [*named, (result, True)],
+            return self._piece(run, _uses_of(function, args, kwargs),
                                has_scratch=name in _MATRIX_PRODUCTS,
                                with_host=name in _WITH_HOST, in_turn=in_turn)
 
@@ -162,10 +161,8 @@ class Notes:
         own."""
         result: list[Tensor] | None = None
         for part in _parts_of(function, args, kwargs):
-            named = list(arguments_of(function, *part))
             of_part = self._piece(functools.partial(function, *part[0], **part[1]),
-                                  lambda made, named=named: [*named, (made, True)],
-                                  independent=True)
+                                  _uses_of(function, *part), independent=True)
             if of_part:
                 result = [*(result or ()), *of_part]
         return result
@@ -272,6 +269,13 @@ class _Mode(_compat.TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (),
                            kwargs: Any = None) -> Any:
         return self._notes._operator(function, args, kwargs or {})
+
+
+def _uses_of(function: Any, args: Sequence[Any],
+             kwargs: Mapping[str, Any]) -> Callable[[Any], list[tuple[Any, bool]]]:
+    """What an operator uses, given its result."""
+    named = list(arguments_of(function, args, kwargs))
+    return lambda result: [*named, (result, True)]
 
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]

@@ -197,7 +197,6 @@ class Stand(NamedTuple):
     holder: Any
     key: Any
     thing: Any
-    is_attribute: bool = False
 
 
 class Collector:
@@ -210,14 +209,14 @@ class Collector:
         self._kinds: dict[type, None] = {}
         self._attributes: dict[int, tuple[type, Mapping[str, Any], Path]] = {}
         self._containers: dict[int, tuple[dict[Any, Any] | list[Any], Path]] = {}
-        self._attribute_dicts: set[int] = set()  # their ids
         self._stands: dict[Path, Stand] = {}
         self._methods: dict[types.FunctionType, Path] = {}  # whose names are named
         self.watched: list[Stand] = []  # those on the way to numbers
 
     def add_function(self, function: types.FunctionType, path: Path) -> None:
-        self._functions.setdefault(function, path)
-        self._add_names(function)
+        if not is_librarys(module_of(function)):  # as that around a user's is
+            self._functions.setdefault(function, path)
+            self._add_names(function)
 
     def _add_names(self, function: types.FunctionType) -> None:
         names = _names_in(function.__code__)
@@ -227,12 +226,10 @@ class Collector:
 
     def add_stand(self, holder: Any, key: Any, path: Path, thing: Any) -> None:
         """Where an object or a container stands, which may lead to what is added."""
-        is_attribute = isinstance(holder, Slotted) or id(holder) in self._attribute_dicts
-        self._stands[path] = Stand(holder, key, thing, is_attribute)
+        self._stands[path] = Stand(holder, key, thing)
 
     def add_object(self, thing: Any, attributes: Mapping[str, Any], path: Path) -> None:
         self._kinds[type(thing)] = None
-        self._attribute_dicts.add(id(attributes))
         self._attributes.setdefault(id(thing), (type(thing), attributes, path))
 
     def add_container(self, container: dict[Any, Any] | list[Any], path: Path) -> None:
@@ -296,8 +293,11 @@ class Collector:
 
     def _unread(self) -> set[Path]:
         """Where things stand that are nothing but attributes which no code names."""
+        dictionaries = {id(attributes) for _, attributes, _ in self._attributes.values()}
+
         def may_be_read(stand: Stand) -> bool:
-            return not stand.is_attribute or self.may_be_read(stand.key)
+            is_attribute = isinstance(stand.holder, Slotted) or id(stand.holder) in dictionaries
+            return not is_attribute or self.may_be_read(stand.key)
 
         read = {id(stand.thing) for stand in self._stands.values() if may_be_read(stand)}
         return {path for path, stand in self._stands.items() if id(stand.thing) not in read}

@@ -114,8 +114,8 @@ class State:
         self._numbers = Places([*base._numbers.held, *places.held]) if base else places
         self._names = collector.names
         watched = [stand for stand in collector.watched if id(stand.thing) not in leading]
-        self._watched += [(stand.holder, stand.key) for stand in watched]
-        self._watched_things += [stand.thing for stand in watched]
+        self._watched += [(holder, key) for holder, key, _ in watched]
+        self._watched_things += [thing for _, _, thing in watched]
         self._guards: Guards | None = None
         for found in walk.tensors:
             self._sort(found, walk.more_places[id(found.tensor)])

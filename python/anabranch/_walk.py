@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ._holders import OfClass, Variables, attributes_of, is_librarys, may_enter, module_of
+from ._holders import OfClass, Variables, attributes_of, is_librarys, may_enter
 from ._numbers import OF_MODULES, PLAIN, Collector
 
 _DEEPEST = 8  # containers and objects within one another
@@ -87,7 +87,8 @@ class Walk:
         # modules in modules.
         self.ways: list[tuple[Place, Any]] = []
         # What a step may have read in all of them beside what they lead to. Where it is equal for
-        # another walk, each object may be given for that which stood in its place.
+        # another walk, each object may be given for that which stood in its place. Of a walk that
+        # shows numbers what it meets: by the names in code it is told what may be read.
         self.form: list[tuple[Path, Any]] = []
         # Objects that were looked into, whether they lead anywhere or not, by their paths.
         self.entered: dict[Path, tuple[Place, Any]] = {}
@@ -103,8 +104,8 @@ class Walk:
             self._look_into(list(arguments), (ARGUMENT,), 0)
         if numbers is not None:
             numbers.follow_names()
-        self.form = [(path, form or self._form_of(thing, path[0] == ARGUMENT))
-                     for path, thing, form in self._formed]
+            self.form = [(path, form or self._form_of(thing, path[0] == ARGUMENT))
+                         for path, thing, form in self._formed]
         del self._finds, self._leads, self._keep, self._formed
 
     def _look_into(self, holder: Any, path: Path, depth: int) -> None:
@@ -177,9 +178,10 @@ class Walk:
     def _attributes(self, thing: Any, is_given: bool) -> Iterator[tuple[str, Any]]:
         """Of an object that is given, those that lead anywhere, and those that code of the step may
         read, by their names: a batch may have the numbers of its samples, others each time."""
+        assert self._numbers is not None
+        may_be_read = self._numbers.may_be_read
         return ((name, value) for name, value in attributes_of(thing).items()
-                if not is_given or self._numbers is None or self._numbers.may_be_read(name)
-                or self._leads.get(id(value), False))
+                if not is_given or may_be_read(name) or self._leads.get(id(value), False))
 
     def _constant(self, value: Any, is_given: bool, depth: int = 0) -> Any:
         kind = type(value)
@@ -228,8 +230,7 @@ class Walk:
     def _add_numbers(self, thing: Any, path: Path) -> None:
         assert self._numbers is not None
         if isinstance(thing, types.FunctionType):
-            if not is_librarys(module_of(thing)):  # as that around a user's is
-                self._numbers.add_function(thing, path)
+            self._numbers.add_function(thing, path)
         elif may_enter(thing):
             self._numbers.add_object(thing, attributes_of(thing), path)
 
