@@ -44,6 +44,7 @@ from ._reasons import (
     BrokeWhileNoted,
     CopiedFromTheCpu,
     NotRecordable,
+    OtherGraph,
     reason_of,
 )
 from ._state import is_wrapper, version_of
@@ -121,6 +122,7 @@ class Step:
     objects: Sequence[Any] = ()  # that it finds: it may answer one
     on_cpu: Sequence[Tensor] = ()  # at whose changes its signature looks
     has_constants: bool = False  # that it makes on the CPU and copies
+    is_retried: bool = False  # its captures have differed once
 
     def joined(self) -> Step:
         """With tensors that share memory in one unit, whoever has them."""
@@ -471,15 +473,15 @@ def _match(step: Step, made: Sequence[Captured],
         traces.append([event for event in history.allocations if event[0] in segments])
     first, second = traces
     if len(first) != len(second):
-        raise NotRecordable(f"two captures of it allocate {len(first)} times and {len(second)}")
+        raise OtherGraph(f"two captures of it allocate {len(first)} times and {len(second)}")
     largest: dict[int, int] = {}  # by address
     partner: dict[int, int] = {}
     for i, ((address, size), (other, other_size)) in enumerate(zip(first, second, strict=True)):
         if size != other_size:
-            raise NotRecordable(
+            raise OtherGraph(
                 f"allocation {i} has {size} bytes in one capture and {other_size} in another")
         if partner.setdefault(address, other) != other:
-            raise NotRecordable(f"allocation {i} takes memory used before in one capture only")
+            raise OtherGraph(f"allocation {i} takes memory used before in one capture only")
         largest[address] = max(largest.get(address, 0), size)
     given = [Block(a, b, unit.size_bytes, True)
              for a, b, unit in zip(made[0].given_at, made[1].given_at, step.units, strict=True)]

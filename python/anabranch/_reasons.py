@@ -36,6 +36,10 @@ class CopiedFromTheCpu(NotRecordable):
     """It copies from memory of the CPU that torch takes in no capture."""
 
 
+class OtherGraph(NotRecordable):
+    """Two captures of it differ in more than addresses."""
+
+
 class Empty(NotRecordable):
     """There is nothing to launch, at least this time: no reason to raise."""
 

@@ -38,6 +38,7 @@ from ._reasons import (
     CopiedFromTheCpu,
     Empty,
     NotRecordable,
+    OtherGraph,
 )
 from ._recorded import Recorded, random_graph
 from ._state import NO_STATE, State, inner_tensors, is_wrapper, standing
@@ -50,7 +51,7 @@ log = logging.getLogger("anabranch.record")
 # Compiled graphs do not wait: a callable's run may wait for their backward, on autograd's thread.
 _plain_steps = threading.RLock()
 _WARM_UP = 1  # plain calls of a signature before it is recorded
-_BAD_BINDING = 402
+_CAPTURES_DIFFER, _BAD_BINDING = 309, 402
 
 
 class Recorder:
@@ -293,6 +294,11 @@ class Recorder:
             return self._make_of(entry, step)
         except Aliased:
             return self._make_of(entry, step.joined())
+        except OtherGraph:
+            if step.is_retried:
+                raise
+            # Torch gives streams out in turn: that of a call may have been ours, or another of the step's.
+            return self._make(entry, dataclasses.replace(step, is_retried=True))
         except BrokeWhileNoted:
             return self._make(entry, dataclasses.replace(step, is_noted=False))
         except CopiedFromTheCpu:
@@ -322,7 +328,12 @@ class Recorder:
                 return Recorded(step, capture, device, chosen.verify, self._saved_from, lanes,
                                 chosen.ahead_bytes)
 
-            made = [with_lanes(1)]
+            try:
+                made = [with_lanes(1)]
+            except _native.NativeError as error:
+                if error.code == _CAPTURES_DIFFER:
+                    raise OtherGraph(str(error)) from error
+                raise
             report.why_in_order = self._why_in_order(step, capture.noted is not None)
             if capture.noted is not None:
                 try:

@@ -359,6 +359,18 @@ def test_a_step_that_notes_break_or_make_wrong_is_made_again_without_them(making
     assert len(seen.made) == 1  # no reason to run its Python again
 
 
+def test_captures_that_differ_are_taken_once_more_and_no_more(making):
+    seen, run = making
+    seen.failures.append(_reasons.OtherGraph("its edges"))
+    assert run() == ("answer", "recording") and len(seen.made) == 2
+    seen.made.clear()
+    seen.failures += [_reasons.OtherGraph("its edges"), _reasons.BrokeWhileNoted("inside"),
+                      _reasons.OtherGraph("its nodes")]
+    with pytest.raises(_reasons.OtherGraph, match="nodes"):
+        run()
+    assert len(seen.made) == 3
+
+
 def test_what_is_named_twice_is_captured_again_as_one(making):
     seen, run = making
     seen.failures.append(_reasons.Aliased("twice"))

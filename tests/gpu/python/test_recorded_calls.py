@@ -11,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from recordings import (CALLS, DEVICE, assert_launched, assert_plain, launches, normal, told)
+from recordings import (CALLS, DEVICE, assert_follows, assert_launched, assert_plain, launches,
+                        normal, told)
 from torch import nn
 
 import anabranch
+from anabranch import _recorder
 from anabranch.errors import RecordError
 
 LONG_WAIT_S = 20  # for another thread, which answers at once where all is well
@@ -126,6 +128,28 @@ def test_a_call_on_a_side_stream_follows_the_users_waits():
         for tensor in (x, w, found, last):
             tensor.record_stream(side)
     assert_launched(step)
+
+
+@pytest.mark.parametrize("before", range(5))
+def test_a_stream_that_a_step_makes_may_be_the_one_of_captures(before):
+    """Torch has 32 and gives them out in turn: so many are made before that one."""
+    ours = _recorder._capture_stream(0)
+    while torch.cuda.Stream() != ours:
+        pass
+    for _ in range(31 - before):
+        torch.cuda.Stream()
+
+    def forked(x):
+        side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            y = x @ x
+        z = x + 1
+        current.wait_stream(side)
+        y.record_stream(current)
+        return y + z
+
+    assert_launched(assert_follows(forked, lambda seed: (normal(seed, 64, 64),)))
 
 
 def test_launches_of_one_recording_on_two_streams_at_once_do_not_meet():
