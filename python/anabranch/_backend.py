@@ -33,6 +33,7 @@ from ._parts import Cuts, find_cuts, record_parts  # noqa: E402
 from ._record import RecordedGraph  # noqa: E402
 from ._region import CompiledRegion, compile_regions  # noqa: E402
 from ._runtime import HostInstance, RecordedStreams, StreamedGraph  # noqa: E402
+from ._saved_blocks import SavedBlocks  # noqa: E402
 from ._threads import host_device, lanes_of  # noqa: E402
 from ._views import renew_views  # noqa: E402
 from .streams import ANNOTATION, OVERLAP, overlap, stream  # noqa: E402
@@ -74,7 +75,7 @@ def backend(
         compiled = _compat.compile_fx(
             gm,
             example_inputs,
-            inner_compile=functools.partial(_compile_graph, chosen),
+            inner_compile=functools.partial(_compile_graph, chosen, SavedBlocks()),
             config_patches=patches,
         )
     return ties.around(compiled) if ties else compiled
@@ -90,7 +91,8 @@ def _take_streams_out(chosen: config.Options, gm: GraphModule) -> _user_streams.
 
 
 def _compile_graph(
-    chosen: config.Options, gm: GraphModule, example_inputs: Sequence[Any], **keywords: Any
+    chosen: config.Options, saved: SavedBlocks, gm: GraphModule, example_inputs: Sequence[Any],
+    **keywords: Any
 ) -> Any:
     """Compiles one graph of AOTAutograd: forward, backward or inference."""
     start = time.perf_counter()
@@ -111,7 +113,7 @@ def _compile_graph(
     if is_on_gpu:
         if streamed and chosen.record:
             compiled = RecordedStreams(streamed)
-        unrecorded = _record(chosen, gm, compiled, _kind(keywords), cuts)
+        unrecorded = _record(chosen, gm, compiled, _kind(keywords), cuts, saved)
     _report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start)
     return _boxed(compiled) if streamed else compiled
 
@@ -183,7 +185,7 @@ def _instances(chosen: config.Options, graph: StreamGraph,
 
 
 def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str,
-            cuts: Cuts) -> str | None:
+            cuts: Cuts, saved: SavedBlocks) -> str | None:
     """Has what is compiled recorded as it runs, or its parts; or why not as one."""
     if not chosen.record:
         return "record=False"
@@ -194,7 +196,8 @@ def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str,
     if cuts.reason is None:
         whole = compiled.current_callable = RecordedGraph(
             compiled.current_callable, chosen, name, dynamic,
-            _compat.results_of_forward() if kind == "forward" else None)
+            _compat.results_of_forward() if kind == "forward" else None,
+            saved=saved if kind != "inference" and not dynamic else None)
     record_parts(compiled, chosen, name, dynamic, cuts, whole)
     return cuts.reason
 

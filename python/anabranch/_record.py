@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from . import _compat, config
 from ._entry import RecordingReport
 from ._recorder import Recorder
+from ._saved_blocks import SavedBlocks, opened
 from ._state import NO_STATE, State
 from ._states import States
 from ._numbers import PLAIN, changed
@@ -39,16 +40,19 @@ class RecordedGraph:
     """A compiled graph, called as Inductor's callables are: one list of inputs, which is emptied.
 
     Tensors come in the sizes that the graph was compiled for, so that only its numbers are looked
-    at; and with ``dynamic`` their sizes. Results from ``saved_from`` on are for the backward;
-    ``label`` stands before the inputs in reports. Unless it ``may_take_numbers``, calls with numbers
-    run plainly: where they depend on data there would be a recording for each.
+    at; and with ``dynamic`` their sizes. Results from ``saved_from`` on are for the backward, with
+    which a forward shares ``saved``; ``label`` stands before the inputs in reports. Unless it
+    ``may_take_numbers``, calls with numbers run plainly: where they depend on data there would be a
+    recording for each.
     """
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str,
                  dynamic: bool, saved_from: int | None = None, *, label: str = "",
-                 may_take_numbers: bool = True) -> None:
-        self._recorder = Recorder(lambda leaves: call(list(leaves)), chosen, name,
-                                  takes_gradients=False, saved_from=saved_from)
+                 may_take_numbers: bool = True, saved: SavedBlocks | None = None) -> None:
+        self._recorder = Recorder(lambda leaves: call(list(opened(leaves))), chosen, name,
+                                  takes_gradients=False, saved_from=saved_from,
+                                  saved=saved if saved_from is not None else None)
+        self._given = saved if saved_from is None else None
         self._call = call
         self._dynamic = dynamic
         self._label = label
@@ -56,8 +60,9 @@ class RecordedGraph:
         self._numbers: list[int] | None = None  # inputs that are no tensors
 
     def __call__(self, inputs: list[Any]) -> Any:
+        leaves = self._given.of_backward(inputs) if self._given else inputs
         if torch.cuda.is_current_stream_capturing():
-            return self._call(inputs)  # becomes part of somebody's graph
+            return self._call(opened(leaves))  # becomes part of somebody's graph
         if self._numbers is None:
             self._numbers = [i for i, leaf in enumerate(inputs) if not isinstance(leaf, Tensor)]
         key: tuple[Any, ...] = tuple([inputs[i] for i in self._numbers])
@@ -66,7 +71,8 @@ class RecordedGraph:
         if self._dynamic:
             key += tuple([(leaf.shape, leaf.stride()) for leaf in inputs
                           if isinstance(leaf, Tensor)])
-        answer = self._recorder.run(key, inputs, NO_STATE, lambda: self._label + _describe(inputs))
+        answer = self._recorder.run(key, leaves, NO_STATE,
+                                    lambda: self._label + _describe(opened(leaves)))
         inputs.clear()
         return answer
 

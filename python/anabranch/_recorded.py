@@ -2,9 +2,9 @@
 """A step that was captured and recorded: what a launch of it takes and gives.
 
 A launch gathers the addresses of everything the step was given, allocates what it answers and the
-parts of its arena from torch's allocator, and queues one graph on the current stream. Nothing is
-held between launches. Threads: any, several at once. Failure: NativeError; a refused launch has
-queued nothing.
+parts of its arena from torch's allocator, and queues one graph on the current stream. Only then are
+views made of what it has allocated. Nothing is held between launches. Threads: any, several at once.
+Failure: NativeError; a refused launch has queued nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from ._capture import (
 from ._given import overlap, swaps, whole_bytes
 from ._native_capture import Block, CaptureCounts, CaptureDevice, CapturedRecording
 from ._reasons import Aliased, NotRecordable
-from ._rooms import Room, Rooms
+from ._rooms import Room, Rooms, part_of, view_at
+from ._saved_blocks import Layout, Place, Places
 
 Build = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]  # (given, fresh) -> a part of the answer
 
@@ -71,7 +72,9 @@ class Recorded:
         self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
         named_rooms = self._name_slots(step)
         self._given_slots = _picker([index for index, _ in self._alignments])
-        self._room_slots = _picker(named_rooms)
+        places = [self._rooms.place(room) for room in named_rooms]
+        self._room_slots = _picker([base for base, _ in places])
+        self._room_offsets = [offset for _, offset in places]
         self.slot_count = len(self._alignments) + len(named_rooms)
         self._parts = [((size,), (1,), torch.uint8) for size in self._recording.parts]
         self._pack = struct.Struct(f"{self.slot_count + len(self._parts)}Q").pack
@@ -81,15 +84,22 @@ class Recorded:
         build = _Builder(self._rooms, self.objects)
         assert first.shape is not None
         self._result = _Answer(first.result, first.shape, build)
+        # Of what is saved in blocks, if anything is; see _saved_blocks.py.
+        self.layout = self._layout_in_blocks(first.result) if self._result.is_flat else None
+        self._result_in_blocks = self._result if self.layout is None else _Answer(
+            first.result, first.shape, _BlockBuilder(self._rooms, self.objects))
+        self._slot_offsets: dict[Places, tuple[int, ...] | None] = {}
         self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()]
         self._mutated = first.mutated
         self.undefined = self._unwritten(first, named_rooms)
         aliases = [part.tensor for part in first.result if isinstance(part, Alias)]
         self.needs_gradients = any(index >= step.own for index in (
             *(index for index, _ in self._alignments), *aliases))
-        self.uses = sorted({index for index, _ in self._alignments} | {
-            other for _, other, _ in self._together} | set(self._mutated) | set(aliases) | {
-            grad.tensor for grad in first.gradients.values() if isinstance(grad, Alias)})
+        # Given tensors of which a launch takes more than addresses, and all that it names.
+        self._takes = {*self._mutated, *aliases,
+                       *(grad.tensor for grad in first.gradients.values() if isinstance(grad, Alias)),
+                       *(index for pair in self._together for index in pair[:2])}
+        self.uses = sorted(self._takes.union(index for index, _ in self._alignments))
         # Moves torch's generator as the step does; see random_graph().
         self.random: torch.cuda.CUDAGraph | None = None
 
@@ -109,6 +119,30 @@ class Recorded:
         if overlap(named_units):
             raise Aliased("it uses a tensor both as an argument and as its own")
         return named_rooms
+
+    def _layout_in_blocks(self, results: Sequence[Any]) -> Layout | None:
+        places = {}
+        for i, part in enumerate(results):
+            if isinstance(part, Wrapped):
+                return None
+            if isinstance(part, Fresh) and part.allocation >= 0:
+                base, offset = self._rooms.place(self._rooms.of[part.allocation])
+                if base >= self._rooms.alone:
+                    places[i] = Place(base, offset + part.offset_bytes, part.shape, part.stride,
+                                      part.dtype)
+        return Layout(places) if places else None
+
+    def offsets(self, places: Places, arguments: Sequence[int]) -> tuple[int, ...] | None:
+        """What a launch is to add to the addresses of its slots, where some of the arguments are
+        blocks; None where it needs the tensors themselves. ``arguments`` are those inputs that are
+        tensors."""
+        if places not in self._slot_offsets:
+            at = [places.of[i].offset_bytes if i in places.of else 0 for i in arguments]
+            is_taken = any(i in places.of for number, i in enumerate(arguments)
+                           if number in self._takes)
+            self._slot_offsets[places] = None if is_taken else tuple(
+                [at[index] for index, _ in self._alignments])
+        return self._slot_offsets[places]
 
     def _unwritten(self, first: Captured, named_rooms: Sequence[int]) -> set[str]:
         """What is answered of memory that no kernel names."""
@@ -142,42 +176,51 @@ class Recorded:
 
     def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
                objects: Sequence[Any] = (), poison: int | None = None,
-               at: Sequence[Tensor] | None = None) -> Any:
+               at: Sequence[Tensor] | None = None, offsets: Sequence[int] = (),
+               in_blocks: bool = False) -> Any:
         """One launch on the current stream of the recording's device. ``objects`` are those that it
         answers, as they are now; ``poison`` is a byte to fill fresh memory with, which the step must
-        not see; ``at`` are tensors in the given ones' place, of which only addresses are taken."""
+        not see; ``at`` are tensors in the given ones' place, of which only addresses are taken;
+        ``offsets`` are what offsets() answers; ``in_blocks``: what is saved is answered so."""
         if _compat.current_device() != self._device:
             with torch.cuda.device(self._device):
-                return self.launch(given, parameters, objects, poison, at)
+                return self.launch(given, parameters, objects, poison, at, offsets, in_blocks)
         fresh = self._rooms.allocate()
         parts = list(itertools.starmap(_compat.empty_strided_cuda, self._parts))
         if poison is not None:
             for tensor in (*fresh, *parts):
                 whole_bytes(tensor).fill_(poison)
-        addresses = self._gather(at or given, fresh, parts)
+        addresses = self._gather(at or given, offsets, fresh, parts)
         if self.random is not None:
             self.random.replay()
         self._recording.launch(addresses, _compat.current_stream(self._device))
+        if in_blocks:
+            assert self.layout is not None
+            self.layout.sign(fresh)
+        else:
+            fresh = self._rooms.tensors(fresh)
         for index, build in self._gradients:
             parameters[index].grad = build(given, fresh)
         if self._mutated:
             torch.autograd.graph.increment_version([given[i] for i in self._mutated])
-        return self._result.build([*given, *objects] if objects else given, fresh)
+        result = self._result_in_blocks if in_blocks else self._result
+        return result.build([*given, *objects] if objects else given, fresh)
 
     def launch_as_captured(self, step: Step, poison: int | None = None) -> Any:
         """With what the step was captured with."""
         objects = [step.objects[i] for i in self.objects]
         return self.launch(step.tensors, step.parameters, objects, poison)
 
-    def _gather(self, given: Sequence[Tensor], fresh: Sequence[Tensor],
+    def _gather(self, given: Sequence[Tensor], offsets: Sequence[int], bases: Sequence[Tensor],
                 parts: Sequence[Tensor]) -> bytes:
         """One address a slot, and one a part of the arena. While another thread captures, tensors
         may have stand-ins' memory."""
+        rooms = self._room_slots(list(map(_address, bases)))
+        fresh = [*map(operator.add, rooms, self._room_offsets), *map(_address, parts)]
         while True:
             before = swaps()
-            addresses = self._pack(*map(_address, self._given_slots(given)),
-                                   *map(_address, self._room_slots(fresh)),
-                                   *map(_address, parts))
+            at = map(_address, self._given_slots(given))
+            addresses = self._pack(*(map(operator.add, at, offsets) if offsets else at), *fresh)
             if before == swaps() and before % 2 == 0:
                 return addresses
             wait_for_captures()
@@ -234,6 +277,7 @@ class _Answer:
         self._others = [(i, build.part(leaf)) for i, leaf in enumerate(leaves) if whole[i] is None]
         self._count = len(leaves)
         self._wrap = _wrapper(len(leaves), shape)
+        self.is_flat = self._wrap in (list, tuple)
 
     def build(self, given: Sequence[Tensor], fresh: Sequence[Tensor]) -> Any:
         leaves = list(self._pick([*fresh, *given])) if self._pick else [None] * self._count
@@ -260,12 +304,13 @@ class _Builder:
 
     def __init__(self, rooms: Rooms, objects: Sequence[int] = ()) -> None:
         self._rooms = rooms
+        self._fresh = len(rooms.rooms)
         self._objects = {index: i - len(objects) for i, index in enumerate(objects)}
 
     def whole(self, leaf: Any) -> int | None:
         """Which of the fresh and then the given tensors it is, if it is one."""
         if isinstance(leaf, Alias) and leaf.view is None:
-            return len(self._rooms.rooms) + leaf.tensor
+            return self._fresh + leaf.tensor
         if isinstance(leaf, Fresh) and leaf.allocation >= 0 and self._fills(leaf):
             return self._rooms.of[leaf.allocation]
         return None
@@ -290,18 +335,15 @@ class _Builder:
         room = self._rooms.of[leaf.allocation]
         if self._fills(leaf):
             return lambda given, fresh: fresh[room]
-        offset = leaf.offset_bytes
-        if self._rooms.rooms[room].dtype == leaf.dtype and offset % leaf.dtype.itemsize == 0:
-            view = leaf.shape, leaf.stride, offset // leaf.dtype.itemsize
-            return lambda given, fresh: _compat.reinterpret_tensor(fresh[room], *view)
-        return lambda given, fresh: _view(fresh[room], offset, leaf.shape, leaf.stride, leaf.dtype)
+        at = leaf.offset_bytes, leaf.shape, leaf.stride, leaf.dtype
+        return lambda given, fresh: part_of(fresh[room], *at)
 
     @staticmethod
     def _alias(leaf: Alias) -> Build:
         if leaf.view is None:
             return lambda given, fresh: given[leaf.tensor]
         shape, stride, offset, dtype = leaf.view
-        return lambda given, fresh: _view(given[leaf.tensor], offset, shape, stride, dtype)
+        return lambda given, fresh: view_at(given[leaf.tensor], offset, shape, stride, dtype)
 
     def _wrapped(self, leaf: Wrapped) -> Build:
         parts = [self.part(part) for part in leaf.parts]
@@ -315,12 +357,19 @@ class _Builder:
         return build
 
 
-def _view(base: Tensor, offset_bytes: int, shape: tuple[int, ...], stride: tuple[int, ...],
-          dtype: torch.dtype) -> Tensor:
-    """A view of the memory behind ``base``, from so many bytes after its first element."""
-    begin = base.storage_offset() * base.element_size() + offset_bytes
-    made = torch.empty(0, dtype=dtype, device=base.device)
-    return made.set_(base.untyped_storage(), begin // dtype.itemsize, shape, stride)
+class _BlockBuilder(_Builder):
+    """Where a launch has bases in the rooms' place. What lies in a block is that."""
+
+    def __init__(self, rooms: Rooms, objects: Sequence[int]) -> None:
+        super().__init__(rooms, objects)
+        self._fresh = rooms.bases
+
+    def whole(self, leaf: Any) -> int | None:
+        if isinstance(leaf, Fresh) and leaf.allocation >= 0:
+            base, _ = self._rooms.place(self._rooms.of[leaf.allocation])
+            if base >= self._rooms.alone:
+                return base
+        return super().whole(leaf)
 
 
 _RANDOM_STEP = 4  # torch counts random numbers in steps of four a kernel

@@ -41,6 +41,7 @@ from ._reasons import (
     OtherGraph,
 )
 from ._recorded import Recorded, random_graph
+from ._saved_blocks import InBlocks, SavedBlocks, opened
 from ._state import NO_STATE, State, inner_tensors, is_wrapper, standing
 from ._verify import Run, Trial, Untrusted, on_stream, verify
 from ._walk import Path
@@ -56,12 +57,14 @@ _CAPTURES_DIFFER, _BAD_BINDING = 309, 402
 
 class Recorder:
     """``call(leaves)`` runs the callable; ``takes_gradients`` says whether it may set ``.grad``;
-    results from ``saved_from`` on are freed together. ``differences(key, keys)`` says in what a
+    results from ``saved_from`` on are freed together, and answered in blocks where ``saved`` says
+    so; leaves may be InBlocks, with which ``call`` copes. ``differences(key, keys)`` says in what a
     signature differs from others. ``look_farther(ways)`` makes the states that are found from now on
     have what these lead to."""
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str, *,
                  takes_gradients: bool, saved_from: int | None = None,
+                 saved: SavedBlocks | None = None,
                  differences: Callable[[Any, Sequence[Any]], str] = lambda key, keys: "",
                  look_farther: Callable[[Collection[Path]], None] = lambda ways: None) -> None:
         self.name = name
@@ -71,6 +74,7 @@ class Recorder:
         self._chosen = chosen
         self._takes_gradients = takes_gradients
         self._saved_from = saved_from
+        self._saved = saved
         self._differences = differences
         self._look_farther = look_farther
         self._beyond: Entry | None = None  # of all signatures that are too many
@@ -106,7 +110,7 @@ class Recorder:
         with self._alone, self._lock:
             if entry.recorded is None and entry.report.reason is None:
                 entry.state = state
-                answer = self._record(key, entry, leaves)
+                answer = self._record(key, entry, opened(leaves))
                 _give_back_memory()
                 return answer
         return self.run(key, leaves, state, describe)  # another thread was first
@@ -297,7 +301,7 @@ class Recorder:
         except OtherGraph:
             if step.is_retried:
                 raise
-            # Torch gives streams out in turn: that of a call may have been ours, or another of the step's.
+            # Torch gives streams out in turn: one that the call made may have been ours, or one of its own.
             return self._make(entry, dataclasses.replace(step, is_retried=True))
         except BrokeWhileNoted:
             return self._make(entry, dataclasses.replace(step, is_noted=False))
@@ -410,6 +414,12 @@ class Recorder:
     def _launch(self, key: Any, entry: Entry, leaves: list[Any], state: State) -> Any:
         recorded = entry.recorded
         assert recorded is not None
+        offsets: Sequence[int] = ()
+        if isinstance(leaves, InBlocks):
+            found = recorded.offsets(leaves.places, entry.arguments)
+            if found is None:
+                return self._launch(key, entry, opened(leaves), state)
+            offsets = found
         view = entry.view_of(state)
         given = self._given(entry, recorded, leaves, view, state) if view else None
         if view is None or given is None:  # the state is another one: recorded anew
@@ -419,12 +429,20 @@ class Recorder:
         if not recorded.fits(given):
             entry.report.plain_calls += 1
             return self._call(leaves)
+        saved, layout = self._saved, recorded.layout
+        in_blocks = saved is not None and layout is not None and saved.may_pass(layout)
         try:
-            return view.leave(recorded.launch(given, owners, view.objects()))
+            answer = recorded.launch(given, owners, view.objects(), offsets=offsets,
+                                     in_blocks=in_blocks)
         except _native.NativeError as error:
             if error.code != _BAD_BINDING:
                 raise errors.from_native(error.code, str(error.message)) from None
-        return self._launch_elsewhere(entry, recorded, leaves, view, given, owners)
+            if isinstance(leaves, InBlocks):
+                return self._launch(key, entry, opened(leaves), state)
+            return self._launch_elsewhere(entry, recorded, leaves, view, given, owners)
+        if saved is not None and layout is not None and not in_blocks:
+            saved.watch(layout, answer)
+        return view.leave(answer)
 
     def _launch_elsewhere(self, entry: Entry, recorded: Recorded, leaves: list[Any], view: View,
                           given: list[Tensor], owners: list[Tensor]) -> Any:

@@ -3,7 +3,8 @@
 
 A tensor that fills its allocation is allocated as itself, anything else as bytes to be viewed.
 Small tensors that are freed together in any case, those that a forward graph saves for its
-backward, share blocks: a tensor of its own costs three times what a view does.
+backward, share blocks: a tensor of its own costs three times what a view does, and the views are
+made when the launch is queued, or not at all (``_saved_blocks``).
 
 Threads: immutable once made. Failure: allocate() raises torch's errors.
 """
@@ -33,11 +34,15 @@ class Room(NamedTuple):
     dtype: torch.dtype
 
 
+View = tuple[Sequence[int], Sequence[int], int]  # sizes, strides, elements to begin at
+
+
 class Rooms:
-    """``rooms[of[allocation]]`` is what a launch allocates in place of that of the capture.
+    """``rooms[of[allocation]]`` is what a launch has in place of an allocation of the capture.
 
     ``answers`` are views of the allocations, whose sizes in bytes are ``sizes``; those in
-    ``together`` are used for nothing but tensors that are freed together.
+    ``together`` are used for nothing but tensors that are freed together. The rooms that are in
+    ``alone`` come first: each is a base, and so is each block behind them.
     """
 
     def __init__(self, answers: Sequence[Fresh], sizes: Sequence[int],
@@ -52,35 +57,62 @@ class Rooms:
         alone = [allocation for allocation in made if allocation not in set(small)]
         self.of = {allocation: i for i, allocation in enumerate([*alone, *small])}
         self.rooms = [made[allocation] for allocation in self.of]
-        self._alone = [made[allocation] for allocation in alone]
-        self._blocks: list[tuple[Room, list[tuple[Sequence[int], Sequence[int], int]]]] = []
+        self.alone = len(alone)
+        self._bases = [made[allocation] for allocation in alone]
+        self._views: list[tuple[int, View]] = []  # base, and where in it, of those behind these
         for dtype, group in itertools.groupby(small, lambda allocation: made[allocation].dtype):
             self._share(dtype, [(made[allocation], sizes[allocation]) for allocation in group])
 
     def _share(self, dtype: torch.dtype, parts: Sequence[tuple[Room, int]]) -> None:
         """Blocks of one type, filled one after the other."""
-        views: list[tuple[Sequence[int], Sequence[int], int]] = []
         end = 0
-        for room, size in parts:
-            if views and end + size > _BLOCK_BYTES:
-                self._blocks.append((Room((end // dtype.itemsize,), (1,), dtype), views))
-                views, end = [], 0
-            views.append((room.shape, room.stride, end // dtype.itemsize))
+        for i, (room, size) in enumerate(parts):
+            if i and end + size > _BLOCK_BYTES:
+                self._bases.append(Room((end // dtype.itemsize,), (1,), dtype))
+                end = 0
+            self._views.append((len(self._bases), (room.shape, room.stride, end // dtype.itemsize)))
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        self._blocks.append((Room((end // dtype.itemsize,), (1,), dtype), views))
+        self._bases.append(Room((end // dtype.itemsize,), (1,), dtype))
+
+    @property
+    def bases(self) -> int:
+        return len(self._bases)
+
+    def place(self, room: int) -> tuple[int, int]:
+        """Its base, and at which byte of that it begins."""
+        if room < self.alone:
+            return room, 0
+        base, (_, _, offset) = self._views[room - self.alone]
+        return base, offset * self._bases[base].dtype.itemsize
 
     def allocate(self) -> list[Tensor]:
-        """One tensor a room, on the current device."""
-        fresh = list(itertools.starmap(_compat.empty_strided_cuda, self._alone))
-        for block, views in self._blocks:
-            base = _compat.empty_strided_cuda(*block)
-            fresh += [_compat.reinterpret_tensor(base, *view) for view in views]
-        return fresh
+        """The bases, on the current device."""
+        return list(itertools.starmap(_compat.empty_strided_cuda, self._bases))
+
+    def tensors(self, bases: Sequence[Tensor]) -> list[Tensor]:
+        """One a room."""
+        return [*bases[:self.alone], *(_compat.reinterpret_tensor(bases[base], *view)
+                                       for base, view in self._views)]
+
+
+def view_at(base: Tensor, offset_bytes: int, shape: Sequence[int], stride: Sequence[int],
+            dtype: torch.dtype) -> Tensor:
+    """Of the memory behind ``base``, from so many bytes after its first element."""
+    begin = base.storage_offset() * base.element_size() + offset_bytes
+    made = torch.empty(0, dtype=dtype, device=base.device)
+    return made.set_(base.untyped_storage(), begin // dtype.itemsize, shape, stride)
+
+
+def part_of(base: Tensor, offset_bytes: int, shape: Sequence[int], stride: Sequence[int],
+            dtype: torch.dtype) -> Tensor:
+    """The same of what a launch has allocated: a view of its type costs a fifth of another."""
+    if base.dtype == dtype and offset_bytes % dtype.itemsize == 0:
+        return _compat.reinterpret_tensor(base, shape, stride, offset_bytes // dtype.itemsize)
+    return view_at(base, offset_bytes, shape, stride, dtype)
 
 
 def _room(views: Sequence[Fresh], size: int) -> Room:
-    """Itself, where one view fills it; else flat, of the views' type where they have one: a view of
-    the same type costs a fifth of another."""
+    """Itself, where one view fills it; else flat, of the views' type where they have one."""
     view = views[0]
     fills = view.offset_bytes == 0 and all(other == view for other in views) \
         and reach(view.shape, view.stride) * view.dtype.itemsize == size

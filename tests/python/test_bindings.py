@@ -339,7 +339,7 @@ def launching(monkeypatch):
     def recorded(step, compute, uses):
         made, launched = anabranch.record(step, verify=False), []
 
-        def launch(given, owners, objects):
+        def launch(given, owners, objects, **how):
             launched.append(given)
             return compute(*given)
 
@@ -347,7 +347,7 @@ def launching(monkeypatch):
             answer = stepped.call(stepped.leaves)
             return answer, SimpleNamespace(
                 uses=list(range(uses)), objects=[], launch=launch, needs_gradients=False,
-                fits=lambda given: True, counts=SimpleNamespace(
+                layout=None, fits=lambda given: True, counts=SimpleNamespace(
                     nodes=1, launched_unchanged=0, launched_from_host=0, launched_from_device=0))
 
         monkeypatch.setattr(_recorder.Recorder, "_make_and_launch", make_and_launch)

@@ -16,6 +16,7 @@ from anabranch._native_capture import CaptureCounts
 from anabranch._parts import Cuts
 from anabranch._record import RecordedCallable, record
 from anabranch._rooms import Rooms
+from anabranch._saved_blocks import SavedBlocks
 from anabranch._state import State
 from torch import nn
 from torch.utils._pytree import tree_unflatten
@@ -242,7 +243,12 @@ def test_tensors_that_are_freed_together_share_blocks_and_no_byte(monkeypatch):
     sizes = [size[0] * size[1] * answer.dtype.itemsize
              for size, answer in zip(shapes * 20, answers, strict=False)]
     rooms = Rooms(answers, sizes, set(range(5, 95)))
-    fresh = rooms.allocate()
+    bases = rooms.allocate()
+    fresh = rooms.tensors(bases)
+    for room, tensor in enumerate(fresh):
+        base, offset = rooms.place(room)
+        assert tensor.data_ptr() in (0, bases[base].data_ptr() + offset)
+        assert room >= rooms.alone or tensor is bases[base]
     for allocation, answer in enumerate(answers[:-2]):
         tensor = fresh[rooms.of[allocation]]
         is_flat = allocation in (0, 1)  # seen in two ways: of one type, and of two
@@ -290,8 +296,8 @@ def test_a_graph_without_operators_is_neither_recorded_nor_watched():
     call(x).sum().backward()
     assert [graph.kind for graph in anabranch.explain(call, x).graphs] == ["forward"]
     graph = torch.fx.symbolic_trace(lambda x: x)
-    assert _backend._record(config.resolve({}), graph, graph.forward, "backward", Cuts()) \
-        == "it has no operators"
+    assert _backend._record(config.resolve({}), graph, graph.forward, "backward", Cuts(),
+                            SavedBlocks()) == "it has no operators"
 
 
 def test_explain_of_nothing_says_so():

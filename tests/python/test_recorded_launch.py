@@ -18,6 +18,7 @@ from anabranch._answers import flatten
 from anabranch._capture import Alias, Captured, Constant, Fresh, Held, Step
 from anabranch._given import units_of
 from anabranch._native_capture import Block, Slot
+from anabranch._saved_blocks import InBlocks, Places, opened
 from anabranch._state import State
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -123,6 +124,94 @@ def test_a_launch_answers_objects_like_those_it_captured_and_those_that_there_ar
         assert torch.equal(answer["made"].rows[0].flatten(), answer["made"].y)
         assert answer["made"].rows[1] == "text"
     assert len({id(answer["made"]) for answer in answers}) == 3
+
+
+class Saving(OnTheCpu):
+    """Answers y and saves x * w and x + w, the second of which lies behind the first in a block."""
+
+    slots = [*OnTheCpu.slots, Slot(3, 4 * COUNT, 512), Slot(4, 4 * COUNT, 512)]
+
+    def launch(self, addresses, stream):
+        x, w, y, product, total, scratch, other = struct.unpack("7Q", addresses)
+        super().launch(struct.pack("5Q", x, w, y, scratch, other), stream)
+        for i in range(COUNT):
+            floats(product)[i] = floats(x)[i] * floats(w)[i]
+            floats(total)[i] = floats(x)[i] + floats(w)[i]
+
+
+@pytest.fixture
+def saving(step_of, monkeypatch):
+    """A forward's recording, and a backward's that multiplies two of its three inputs and adds 1."""
+    monkeypatch.setattr(_recorded, "CapturedRecording", Saving)
+    step, capture = step_of
+    row = ((COUNT,), (1,), torch.float32)
+    capture.first.result = [Fresh(0, 0, *row), Alias(0, None), Fresh(1, 0, *row), Fresh(2, 0, *row),
+                            Fresh(2, 8, (2, 2), (1, 2), torch.float32)]
+    [_], capture.first.shape = flatten([list(range(5))])
+    capture.first.gradients, capture.first.mutated = {}, []
+    capture.blocks += [Block(0, 0, 4 * COUNT, False)] * 2
+    capture.allocations *= 3
+    forward = _recorded.Recorded(step, capture, None, True, saved_from=2)
+    monkeypatch.setattr(_recorded, "CapturedRecording", OnTheCpu)
+    capture.blocks, capture.allocations = capture.blocks[:3], capture.allocations[:1]
+    capture.first.result = [Fresh(0, 0, *row)]
+    [_], capture.first.shape = flatten([[0]])
+    return forward, _recorded.Recorded(step, capture, None, True), (step, capture)
+
+
+def test_what_a_launch_saves_is_answered_in_the_block_that_it_lies_in(saving):
+    forward, _, _ = saving
+    for _ in range(2):
+        x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT))
+        y, same, product, total, part = forward.launch([x, w], [])
+        assert same is x and torch.equal(y, x * w + 1)
+        assert torch.equal(product, x * w) and torch.equal(total, x + w)
+        assert torch.equal(part, total[2:6].view(2, 2).T)
+        answer = forward.launch([x, w], [], in_blocks=True)
+        assert torch.equal(answer[0], y) and answer[1] is x
+        assert answer[2] is answer[3] is answer[4] and answer[2].numel() == 2 * 512 // 4
+        assert forward.layout.has_signed(answer[2]) and not forward.layout.has_signed(y)
+        places = Places(forward.layout, {2: 0, 3: 1, 4: 2})
+        inputs = opened(InBlocks(answer[2:], places))
+        assert all(map(torch.equal, inputs, (product, total, part)))
+
+
+def test_a_launch_is_given_blocks_where_it_takes_nothing_but_addresses(saving):
+    forward, backward, (step, capture) = saving
+    x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT))
+    *_, product, total, _ = forward.launch([x, w], [], in_blocks=True)
+    places = Places(forward.layout, {2: 0, 3: 2, 4: 3})
+    offsets = backward.offsets(places, [0, 2])  # the second input is a number
+    assert offsets == (0, 512) and backward.offsets(places, [0, 2]) is offsets
+    [answer] = backward.launch([product, total], [], offsets=offsets)
+    assert torch.equal(answer, x * w * (x + w) + 1)
+    capture.first.mutated = [1]
+    assert _recorded.Recorded(step, capture, None, True).offsets(places, [0, 2]) is None
+    capture.first.mutated = []
+    capture.first.result.append(Alias(0, None))
+    [_], capture.first.shape = flatten([[0, 1]])
+    assert _recorded.Recorded(step, capture, None, True).offsets(places, [0, 2]) is None
+
+
+def test_a_call_that_is_given_blocks_opens_them_where_it_cannot_be_launched_at_them(saving):
+    forward, backward, _ = saving
+    x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT))
+    *_, product, total, part = forward.launch([x, w], [], in_blocks=True)
+    leaves = InBlocks([product, total, 5, part], Places(forward.layout, {2: 0, 3: 1, 4: 3}))
+    recorder = _recorder.Recorder(lambda leaves: opened(leaves), config.resolve({}), "step",
+                                  takes_gradients=False)
+    entry = recorder._new_entry("key", leaves, _state.NO_STATE, lambda: "()")
+    entry.arguments, entry.recorded = [0, 1, 3], backward
+    entry._views[_state.NO_STATE] = _recorder.View([], [], [], 0, None, None, [])
+    wanted = x * w * (x + w) + 1
+    assert torch.equal(recorder._launch("key", entry, leaves, _state.NO_STATE)[0], wanted)
+    backward._takes = {0}
+    backward._slot_offsets.clear()
+    assert torch.equal(recorder._launch("key", entry, leaves, _state.NO_STATE)[0], wanted)
+    assert len(backward._recording.launched) == 2
+    entry.recorded, entry.report.reason = None, "refused"
+    plain = recorder.run("key", leaves, _state.NO_STATE, lambda: "()")
+    assert torch.equal(plain[0], x * w) and torch.equal(plain[1], x + w) and plain[2] == 5
 
 
 def test_a_graph_that_names_memory_twice_is_told_from_one_that_names_it_once(step_of):

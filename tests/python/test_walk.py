@@ -48,7 +48,7 @@ def as_on_a_gpu(monkeypatch):
             objects=[i for i, thing in enumerate(objects.values()) if id(thing) in ids(answer)],
             counts=SimpleNamespace(nodes=1, launched_unchanged=0, launched_from_host=0,
                                    launched_from_device=0),
-            launch=lambda given, owners, held: Launched(
+            layout=None, launch=lambda given, owners, held, **how: Launched(
                 [*(given[arguments + i] for i in order), *held])),
             known, None)
         return answer

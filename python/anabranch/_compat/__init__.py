@@ -36,6 +36,7 @@ from .compiling import (
     region_compile_context,
     replace_parts,
     results_of_forward,
+    saves_unseen,
     wrapper_function,
 )
 from .cuda import (
@@ -144,6 +145,7 @@ __all__ = [
     "replace_parts",
     "results_of_forward",
     "runs_of_generated_kernels",
+    "saves_unseen",
     "steps_of_optimizers",
     "storage_at",
     "store_of",

@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
+from torch._dynamo import compiled_autograd
 from torch._guards import TracingContext, tracing
 from torch._inductor import fx_utils, utils as inductor_utils
 from torch._inductor.async_compile import AsyncCompile
@@ -87,6 +89,13 @@ def keep_saved_tensors() -> None:
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []
+
+
+def saves_unseen() -> bool:
+    """Whether what a forward saves now is seen by autograd alone: not by hooks on saved tensors, nor by
+    compiled autograd."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is None \
+        and not (compiled_autograd.compiled_autograd_enabled or dynamo_config.compiled_autograd)
 
 
 def results_of_forward() -> int | None:

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recorded forward saves goes to its backward in blocks, and nobody can tell. Graphs are run by
+AOTAutograd on the CPU; in the place of a launch is what copies the saved tensors into blocks."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch._dynamo
+from anabranch import _compat, _saved_blocks
+from anabranch._saved_blocks import InBlocks, Layout, Place, SavedBlocks, opened
+from torch._dynamo.backends.common import aot_autograd
+
+pytestmark = pytest.mark.oldest
+
+ALIGNMENT = 64
+
+
+def layout_of(results, first):
+    """Of results from the first that is saved on, floats in one block and others in another; every fifth
+    stays a tensor of its own. Views, which no launch answers, would be saved as other objects."""
+    ends, places = {0: 0, 1: 0}, {}
+    for i, tensor in enumerate(results):
+        if i < first or i % 5 == 4 or tensor._is_view():
+            continue
+        base = int(tensor.dtype != torch.float32)
+        places[i] = Place(base, ends[base], tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+        ends[base] += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+    return Layout(places), [ends[0], ends[1]]
+
+
+class Graphs:
+    """A compiler whose forwards answer blocks where they may; ``given`` is what backwards got."""
+
+    def __init__(self):
+        self.passes = SavedBlocks()
+        self.given, self.blocks, self.layout, self.first = [], [], None, None
+        self.compile = aot_autograd(fw_compiler=self.forward, bw_compiler=self.backward,
+                                    inference_compiler=lambda gm, inputs: gm)
+
+    def forward(self, gm, inputs):
+        self.first = _compat.results_of_forward()
+        _compat.keep_saved_tensors()
+
+        def call(args):
+            results = list(gm(*args))
+            args.clear()
+            if self.layout is None:
+                self.layout, self.sizes = layout_of(results, self.first)
+            if not self.passes.may_pass(self.layout):
+                self.passes.watch(self.layout, results)
+                return results
+            # Of floats, as the rooms of a launch are, and seen as other types.
+            bases = [torch.full((size // 4,), torch.nan) for size in self.sizes]
+            for i, place in self.layout.places.items():
+                opened_at(bases, place).copy_(results[i])
+                results[i] = bases[place.base]
+            self.layout.sign(bases)
+            self.blocks += map(weakref.ref, bases)
+            return results
+
+        call._boxed_call = True
+        return call
+
+    def backward(self, gm, inputs):
+        def call(args):
+            leaves = self.passes.of_backward(args)
+            tensors = list(opened(leaves))
+            args.clear()
+            self.given.append(type(leaves))
+            return gm(*tensors)
+
+        call._boxed_call = True
+        return call
+
+
+def opened_at(bases, place):
+    return _saved_blocks.part_of(bases[place.base], *place[1:])
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.nn.functional.gelu(layer(x)).sort(dim=1).values
+        return x
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    graphs, model = Graphs(), Model()
+    call = torch.compile(model, backend=graphs.compile)
+
+    def gradients(function, x):
+        for parameter in model.parameters():
+            parameter.grad = None
+        function(x).square().sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    def step(seed, function=call):
+        x = torch.randn(3, 8, generator=torch.Generator().manual_seed(seed))
+        found, wanted = gradients(function, x), gradients(model, x)
+        assert all(map(torch.equal, found, wanted))
+
+    return SimpleNamespace(graphs=graphs, model=model, call=call, step=step)
+
+
+def test_from_the_second_backward_on_it_is_given_blocks_and_they_are_let_go(trained):
+    for seed in range(4):
+        trained.step(seed)
+    assert trained.graphs.given == [list, InBlocks, InBlocks, InBlocks]
+    places = trained.graphs.layout.places.values()
+    assert len(places) > 8 and {place.base for place in places} == {0, 1}
+    gc.collect()
+    assert len(trained.graphs.blocks) == 6
+    assert not any(block() is not None for block in trained.graphs.blocks)
+
+
+def test_two_forwards_before_their_backwards_have_blocks_of_their_own(trained):
+    model, call, x = trained.model, trained.call, torch.randn(3, 8)
+    for _ in range(3):  # at first, what is watched is another call's
+        found = [call(x + i) for i in range(3)]
+        for i in (0, 2, 1):
+            grads = torch.autograd.grad(found[i].square().sum(), list(model.parameters()))
+            wanted = torch.autograd.grad(model(x + i).square().sum(), list(model.parameters()))
+            assert all(map(torch.equal, grads, wanted))
+    assert trained.graphs.given[0] is list and trained.graphs.given[-1] is InBlocks
+
+
+def test_a_backward_may_run_twice_over_the_same_blocks(trained):
+    trained.step(0)
+    loss = trained.call(torch.randn(3, 8)).square().sum()
+    first = torch.autograd.grad(loss, list(trained.model.parameters()), retain_graph=True)
+    again = torch.autograd.grad(loss, list(trained.model.parameters()))
+    assert all(map(torch.equal, first, again))
+    assert trained.graphs.given == [list, InBlocks, InBlocks]
+
+
+def test_hooks_on_saved_tensors_see_tensors_and_so_does_checkpointing(trained):
+    def hooked(x):
+        with torch.autograd.graph.save_on_cpu():
+            return trained.call(x)
+
+    def checkpointed(x):
+        return torch.utils.checkpoint.checkpoint(trained.call, x.requires_grad_(),
+                                                 use_reentrant=False)
+
+    shapes = []
+
+    def seen(x):
+        def pack(tensor):
+            shapes.append(tensor.shape)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            return trained.call(x)
+
+    for seed, function in enumerate((trained.call, trained.call, hooked, checkpointed, seen)):
+        trained.step(seed, function)
+    assert trained.graphs.given == [list, InBlocks, list, list, list]
+    assert not {place.shape for place in trained.graphs.layout.places.values()} - {*shapes}
+    assert not trained.graphs.sizes[0] // 4 in {shape.numel() for shape in shapes}
+
+
+def test_compiled_autograd_sees_tensors(trained):
+    trained.step(0)
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        assert not trained.graphs.passes.may_pass(trained.graphs.layout)
+    assert trained.graphs.passes.may_pass(trained.graphs.layout)
+
+
+def test_tensors_that_went_another_way_are_not_taken_for_those_of_the_forward():
+    passes, layout = SavedBlocks(), Layout({0: Place(0, 0, (2,), (1,), torch.float32),
+                                            2: Place(0, 64, (2,), (1,), torch.float32)})
+    results = [torch.ones(2), None, torch.ones(2)]
+    for inputs in ([results[0], None], [results[0], results[2].clone()], [None, None]):
+        passes.watch(layout, results)
+        assert passes.of_backward(inputs) is inputs and not passes.may_pass(layout)
+    passes.watch(layout, [torch.ones(2), None, torch.ones(2)])  # gone by then
+    assert passes.of_backward([None, None]) == [None, None] and not passes.may_pass(layout)
+    passes.watch(layout, results)
+    inputs = [3, results[2], torch.ones(5), results[0]]
+    assert passes.of_backward(inputs) is inputs and passes.may_pass(layout)
+    block = torch.arange(32.)
+    layout.sign([block])
+    given = passes.of_backward([3, block, torch.ones(5), block])
+    assert isinstance(given, InBlocks) and given.places.of.keys() == {1, 3}
+    number, second, own, first = opened(given)
+    assert number == 3 and second.tolist() == [16, 17] and first.tolist() == [0, 1]
+    assert own.shape == (5,)
+    assert not passes.may_pass(Layout(layout.places))  # of another recording
