@@ -126,9 +126,9 @@ class Recorded:
             if isinstance(part, Wrapped):
                 return None
             if isinstance(part, Fresh) and part.allocation >= 0:
-                base, offset = self._rooms.place(self._rooms.of[part.allocation])
-                if base >= self._rooms.alone:
-                    places[i] = Place(base, offset + part.offset_bytes, part.shape, part.stride,
+                at = self._rooms.in_block(part.allocation)
+                if at is not None:
+                    places[i] = Place(at[0], at[1] + part.offset_bytes, part.shape, part.stride,
                                       part.dtype)
         return Layout(places) if places else None
 
@@ -365,11 +365,9 @@ class _BlockBuilder(_Builder):
         self._fresh = rooms.bases
 
     def whole(self, leaf: Any) -> int | None:
-        if isinstance(leaf, Fresh) and leaf.allocation >= 0:
-            base, _ = self._rooms.place(self._rooms.of[leaf.allocation])
-            if base >= self._rooms.alone:
-                return base
-        return super().whole(leaf)
+        at = self._rooms.in_block(leaf.allocation) \
+            if isinstance(leaf, Fresh) and leaf.allocation >= 0 else None
+        return super().whole(leaf) if at is None else at[0]
 
 
 _RANDOM_STEP = 4  # torch counts random numbers in steps of four a kernel

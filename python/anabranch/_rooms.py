@@ -85,6 +85,11 @@ class Rooms:
         base, (_, _, offset) = self._views[room - self.alone]
         return base, offset * self._bases[base].dtype.itemsize
 
+    def in_block(self, allocation: int) -> tuple[int, int] | None:
+        """The same of an allocation of the capture, if it lies in a block."""
+        room = self.of[allocation]
+        return self.place(room) if room >= self.alone else None
+
     def allocate(self) -> list[Tensor]:
         """The bases, on the current device."""
         return list(itertools.starmap(_compat.empty_strided_cuda, self._bases))

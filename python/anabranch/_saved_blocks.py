@@ -96,8 +96,9 @@ class SavedBlocks:
 
     def of_backward(self, inputs: list[Any]) -> list[Any]:
         """Its inputs as they are, or InBlocks."""
-        if self._watched is not None:
-            self._look_for(*self._watched, inputs)
+        watched = self._watched  # once: another thread's backward may have found what it looked for
+        if watched is not None:
+            self._look_for(*watched, inputs)
         for layout, places in self._places.items():
             if layout.has_signed(inputs[places.lead]):
                 return InBlocks(inputs, places)

@@ -178,6 +178,26 @@ def test_compiled_autograd_sees_tensors(trained):
     assert trained.graphs.passes.may_pass(trained.graphs.layout)
 
 
+def test_a_backward_beside_another_that_has_just_found_the_tensors_goes_on():
+    """Between two looks of one thread the other may have taken away what was watched."""
+    class Found(SavedBlocks):
+        looks = 0
+
+        @property
+        def _watched(self):
+            self.looks += 1
+            return (self.layout, self.results) if self.looks == 1 else None
+
+        @_watched.setter
+        def _watched(self, watched):
+            pass
+
+    passes, tensor = Found(), torch.ones(2)
+    passes.layout = Layout({0: Place(0, 0, (2,), (1,), torch.float32)})
+    passes.results = [(0, weakref.ref(tensor))]
+    assert passes.of_backward([tensor]) == [tensor] and passes.may_pass(passes.layout)
+
+
 def test_tensors_that_went_another_way_are_not_taken_for_those_of_the_forward():
     passes, layout = SavedBlocks(), Layout({0: Place(0, 0, (2,), (1,), torch.float32),
                                             2: Place(0, 64, (2,), (1,), torch.float32)})
