@@ -110,9 +110,13 @@ CuResult Machine::check_copy(const CuMemcpy3D& copy) const {
 }
 
 CopyOp Machine::bound(CopyOp op) const {
-  Range range;
-  if (memory_.find(source_of(op.copy).base, &range)) op.allocations[0] = range.id;
-  if (memory_.find(target_of(op.copy).base, &range)) op.allocations[1] = range.id;
+  const CuMemcpy3D& copy = op.copy;
+  if (copy.height == 0 || copy.depth == 0) return op;
+  const auto id_of = [&](const Side& side) {
+    const Address first = side.row(0, 0), last = side.row(copy.height - 1, copy.depth - 1);
+    return memory_.id_of(first, last - first + copy.width_bytes);
+  };
+  op.allocations = {id_of(source_of(copy)), id_of(target_of(copy))};
   return op;
 }
 

@@ -34,7 +34,8 @@ CuResult Machine::cuGraphExecKernelNodeSetParams(CuGraphExec exec, CuGraphNode h
 std::array<MemoryKind, 2> Machine::kinds_of(const CuMemcpy3D& copy) const {
   const auto kind = [&](CuMemoryType type, CuDevicePtr address) {
     Range range;
-    if (type != CuMemoryType::kDevice || !memory_.find(address, &range)) {
+    const bool is_device = type == CuMemoryType::kDevice || type == CuMemoryType::kUnified;
+    if (!is_device || !memory_.find(address, &range) || range.place != Place::kDevice) {
       return MemoryKind::kUnknown;
     }
     return range.is_mapped ? MemoryKind::kMapped : MemoryKind::kAllocated;
@@ -47,7 +48,8 @@ CuResult Machine::cuGraphExecMemcpyNodeSetParams(CuGraphExec exec, CuGraphNode h
   ExecNode* const node = find_exec_node(exec, handle);
   const auto* before = node ? std::get_if<CopyOp>(node->op.get()) : nullptr;
   if (!before || !copy) return CuResult::kInvalidValue;
-  const CuResult result = check_same_operands(before->copy, *copy);
+  CuResult result = check_same_operands(before->copy, *copy);
+  if (result == CuResult::kSuccess) result = check_copy(*copy);
   if (result != CuResult::kSuccess) return result;
   const auto kinds = kinds_of(*copy);
   for (std::size_t i = 0; i < kinds.size(); ++i) {

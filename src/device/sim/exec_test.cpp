@@ -188,6 +188,61 @@ TEST_F(SimExec, ACopyStaysOnItsDevice) {
             CuResult::kInvalidValue);
 }
 
+TEST_F(SimExec, ACopyMeansThePagesThatWereThereWhenItWasSet) {
+  make_add_one();
+  constexpr std::size_t kPage = MappedPages::kPageBytes;
+  MappedPages pages(*d, 2);
+  void* host = nullptr;
+  ASSERT_CU(d->cuMemHostAlloc(&host, 2 * kPage, 0));
+  std::memset(host, 0, 2 * kPage);
+  ASSERT_CU(d->cuStreamBeginCapture(on, CuCaptureMode::kRelaxed));
+  ASSERT_CU(d->cuMemcpyHtoDAsync(pages.address(), host, 2 * kPage, on));
+  const CuGraph copies = end_capture(on);
+  const CuGraphExec exec = instantiate(copies);
+  CuMemcpy3D copy{};
+  ASSERT_CU(d->cuGraphMemcpyNodeGetParams(nodes_of(copies).front(), &copy));
+  for (const std::size_t page : {0, 1}) {
+    pages.map_anew(page);
+    ASSERT_CU(d->cuGraphExecMemcpyNodeSetParams(exec, nodes_of(copies).front(), &copy, context));
+    launch_and_wait(exec);
+  }
+  pages.map_anew(1);
+  ASSERT_CU(d->cuGraphLaunch(exec, on));
+  EXPECT_EQ(d->cuStreamSynchronize(on), CuResult::kLaunchFailed);
+}
+
+// Its operands tell where they lie by their addresses alone.
+TEST_F(SimExec, ACopyOfAddressesKeepsItsKindsOfMemoryAndTakesNoneThatIsGone) {
+  make_add_one();
+  const MappedPages pages(*d, 1);
+  for (const bool on_mapped : {false, true}) {
+    const CuDevicePtr from = on_mapped ? pages.address() : a;
+    ASSERT_CU(d->cuStreamBeginCapture(on, CuCaptureMode::kRelaxed));
+    ASSERT_CU(d->cuMemcpyAsync(from + 1024 * on_mapped, from, 4, on));
+    const CuGraph copies = end_capture(on);
+    const CuGraphExec exec = instantiate(copies);
+    CuMemcpy3D copy{};
+    ASSERT_CU(d->cuGraphMemcpyNodeGetParams(nodes_of(copies).front(), &copy));
+    EXPECT_EQ(copy.dst_memory_type, CuMemoryType::kUnified);
+    const auto set = [&](CuDevicePtr to) {
+      copy.dst_device = to;
+      return d->cuGraphExecMemcpyNodeSetParams(exec, nodes_of(copies).front(), &copy, context);
+    };
+    EXPECT_EQ(set(pages.address() + 64), on_mapped ? CuResult::kSuccess : CuResult::kInvalidValue);
+    EXPECT_EQ(set(b), on_mapped ? CuResult::kInvalidValue : CuResult::kSuccess);
+  }
+  const CuDevicePtr gone = allocate(4);
+  ASSERT_CU(d->cuStreamBeginCapture(on, CuCaptureMode::kRelaxed));
+  ASSERT_CU(d->cuMemcpyDtoDAsync(gone, a, 4, on));
+  const CuGraph copies = end_capture(on);
+  const CuGraphExec exec = instantiate(copies);
+  CuMemcpy3D copy{};
+  ASSERT_CU(d->cuGraphMemcpyNodeGetParams(nodes_of(copies).front(), &copy));
+  ASSERT_CU(d->cuMemFree(gone));
+  EXPECT_EQ(d->cuGraphExecMemcpyNodeSetParams(exec, nodes_of(copies).front(), &copy, context),
+            CuResult::kInvalidValue);
+}
+
 TEST_F(SimExec, ADisabledNodeIsAnEmptyOneUntilItIsEnabled) {
   make_add_one();
   const CuGraphExec exec = instantiate(graph);

@@ -186,6 +186,17 @@ bool AddressSpace::is_live(Address address, std::size_t bytes) const {
   return true;
 }
 
+std::uint64_t AddressSpace::id_of(Address address, std::size_t bytes) const {
+  constexpr std::uint64_t kPrime = 1'000'003;
+  std::uint64_t id = 0;
+  Range range;
+  for (Address at = address; at < address + bytes && find(at, &range);) {
+    id = id * kPrime + range.id;
+    at = range.mapping_base + range.mapping_bytes;
+  }
+  return id;
+}
+
 std::string AddressSpace::find_damage() {
   for (auto& [base, block] : blocks_) {
     const std::string side = damage_of(block);

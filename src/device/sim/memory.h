@@ -76,6 +76,8 @@ class AddressSpace {
   bool find(Address address, Range* range) const;
   // All `bytes` are live and accessible: in one block, or in mappings that join without a hole.
   bool is_live(Address address, std::size_t bytes) const;
+  // Another number for other memory: of all pages that these bytes lie in. 0 where there is none.
+  std::uint64_t id_of(Address address, std::size_t bytes) const;
   // The address is one that this space gave out once, live or not.
   bool is_ours(Address address) const;
 

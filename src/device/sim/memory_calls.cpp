@@ -125,6 +125,10 @@ CuResult Machine::cuPointerGetAttribute(void* data, CuPointerAttribute attribute
                                         CuDevicePtr address) {
   Range range;
   if (!data || !memory_.find(address, &range)) return CuResult::kInvalidValue;
+  if (attribute == CuPointerAttribute::kBufferId && range.is_mapped) {
+    if (options_.mapped_ids == MappedIds::kNone) return CuResult::kInvalidValue;
+    if (options_.mapped_ids == MappedIds::kOfRange) return put(data, range.base);
+  }
   // Virtual memory belongs to no context.
   const bool mapped = range.mapping_base != range.base || range.base % kPageBytes == 0;
   const CuContext context =

@@ -171,6 +171,24 @@ TEST_F(SimMemory, AllocationsHaveIdsThatAreNotUsedAgain) {
   EXPECT_NE(attribute<std::uint64_t>(CuPointerAttribute::kBufferId, allocate(64)), first);
 }
 
+TEST_F(SimMemory, WhatIsToldOfMappedPagesIsATestsToChoose) {
+  for (const MappedIds ids : {MappedIds::kOfPages, MappedIds::kOfRange, MappedIds::kNone}) {
+    start({.mapped_ids = ids});
+    MappedPages pages(*d, 2);
+    std::uint64_t first = 0, second = 0, again = 0;
+    const auto ask = [&](std::uint64_t& id, CuDevicePtr address) {
+      EXPECT_EQ(d->cuPointerGetAttribute(&id, CuPointerAttribute::kBufferId, address),
+                ids == MappedIds::kNone ? CuResult::kInvalidValue : CuResult::kSuccess);
+    };
+    ask(first, pages.address());
+    ask(second, pages.address() + kPageBytes);
+    pages.map_anew(0);
+    ask(again, pages.address());
+    EXPECT_EQ(first == second, ids != MappedIds::kOfPages);
+    EXPECT_EQ(first == again, ids != MappedIds::kOfPages);
+  }
+}
+
 TEST_F(SimMemory, PinnedMemoryIsTheHostsAndTheDevices) {
   void* host = nullptr;
   ASSERT_CU(d->cuMemHostAlloc(&host, 64, kHostAllocPortable));

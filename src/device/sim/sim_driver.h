@@ -28,6 +28,13 @@ namespace anabranch::sim {
 
 class Machine;
 
+// What is told of mapped memory that is asked for its id (CU_POINTER_ATTRIBUTE_BUFFER_ID).
+enum class MappedIds : std::uint8_t {
+  kOfPages,  // another one for other pages, as on an H200
+  kOfRange,  // the same whatever is mapped there
+  kNone      // nothing: CUDA_ERROR_INVALID_VALUE
+};
+
 struct SimOptions {
   std::uint64_t seed = 1;
   int device_count = 1;
@@ -36,6 +43,7 @@ struct SimOptions {
   // Kernel nodes show a kernel and a null function, as nodes that the CUDA runtime captured may.
   bool nodes_show_kernels = false;
   std::uint64_t jitter_ns = 0;  // up to this much, by the seed, is added to each piece of work
+  MappedIds mapped_ids = MappedIds::kOfPages;
 };
 
 // Where a parameter lies in the block that a kernel is given.

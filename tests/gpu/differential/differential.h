@@ -83,32 +83,40 @@ class Differential : public ::testing::Test {
   std::vector<CuGraphExec> execs_;
 };
 
-// One page of mapped memory, for one case.
+// A few pages of mapped memory, for one case.
 class Mapped {
  public:
-  explicit Mapped(const Driver& driver) : d(driver) {
+  static constexpr std::size_t kPage = std::size_t{2} << 20;
+
+  explicit Mapped(const Driver& driver, std::size_t pages = 1) : d(driver), bytes_(pages * kPage) {
+    EXPECT_CU(d.cuMemAddressReserve(&address, bytes_, 0, 0, 0));
+    for (std::size_t page = 0; page < pages; ++page) map(page);
+  }
+  ~Mapped() {
+    EXPECT_CU(d.cuMemUnmap(address, bytes_));
+    EXPECT_CU(d.cuMemAddressFree(address, bytes_));
+  }
+  Mapped(const Mapped&) = delete;
+  Mapped& operator=(const Mapped&) = delete;
+
+  void unmap(std::size_t page) { EXPECT_CU(d.cuMemUnmap(address + page * kPage, kPage)); }
+  // Other memory than there was.
+  void map(std::size_t page) {
     CuMemAllocationProp prop{};
     prop.type = CuAllocationType::kPinned;
     prop.location = {CuLocationType::kDevice, 0};
     const CuMemAccessDesc access{prop.location, CuAccess::kReadWrite};
-    EXPECT_CU(d.cuMemCreate(&handle_, kPage, &prop, 0));
-    EXPECT_CU(d.cuMemAddressReserve(&address, kPage, 0, 0, 0));
-    EXPECT_CU(d.cuMemMap(address, kPage, 0, handle_, 0));
-    EXPECT_CU(d.cuMemSetAccess(address, kPage, &access, 1));
+    CuMemoryHandle handle = 0;
+    EXPECT_CU(d.cuMemCreate(&handle, kPage, &prop, 0));
+    EXPECT_CU(d.cuMemMap(address + page * kPage, kPage, 0, handle, 0));
+    EXPECT_CU(d.cuMemRelease(handle));  // the mapping keeps it
+    EXPECT_CU(d.cuMemSetAccess(address + page * kPage, kPage, &access, 1));
   }
-  ~Mapped() {
-    EXPECT_CU(d.cuMemUnmap(address, kPage));
-    EXPECT_CU(d.cuMemAddressFree(address, kPage));
-    EXPECT_CU(d.cuMemRelease(handle_));
-  }
-  Mapped(const Mapped&) = delete;
-  Mapped& operator=(const Mapped&) = delete;
   CuDevicePtr address = 0;
 
  private:
-  static constexpr std::size_t kPage = std::size_t{2} << 20;
   const Driver& d;
-  CuMemoryHandle handle_ = 0;
+  const std::size_t bytes_;
 };
 
 }  // namespace anabranch::cuda

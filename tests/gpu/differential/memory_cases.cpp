@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory, pointers and copies of every shape, queued and in graphs.
+#include <algorithm>
+
 #include "device/cuda/tensor_maps.h"
 #include "differential.h"
 
@@ -275,6 +277,57 @@ TEST_F(Memory, ACopyThatIsSetAnewTakesMemoryThatWasMadeAgainAtItsAddress) {
     ASSERT_CU(d.cuMemAlloc(&made, kLarge));
   }
   ASSERT_CU(d.cuMemFree(made));
+}
+
+TEST_F(Memory, PagesThatAreMappedHaveIdsThatAreNotUsedAgain) {
+  Mapped mapped(d, 2);
+  const auto id_of = [&](CuDevicePtr address) {
+    return attribute<std::uint64_t>(CuPointerAttribute::kBufferId, address);
+  };
+  const std::uint64_t first = id_of(mapped.address);
+  EXPECT_EQ(id_of(mapped.address + 64), first);
+  EXPECT_NE(id_of(mapped.address + Mapped::kPage), first);
+  mapped.unmap(0);
+  std::uint64_t none = 0;
+  EXPECT_EQ(d.cuPointerGetAttribute(&none, CuPointerAttribute::kBufferId, mapped.address),
+            CuResult::kInvalidValue);
+  mapped.map(0);
+  EXPECT_NE(id_of(mapped.address), first);
+}
+
+// The copy lies in two pages, and where it was instantiated is gone.
+TEST_F(Memory, ACopyThatIsSetAnewTakesPagesThatWereMappedAnew) {
+  constexpr std::size_t kWords = 2048, kBytes = kWords * sizeof(std::uint32_t);
+  auto* const host = static_cast<std::uint32_t*>(allocate_host(kBytes));
+  std::fill_n(host, kWords, 0u);
+  CuGraphNode node = nullptr;
+  CuGraphExec exec = nullptr;
+  CuMemcpy3D copy{};
+  {
+    const Mapped room(d);
+    const CuGraph graph = capture(
+        [&](CuStream on) { EXPECT_CU(d.cuMemcpyHtoDAsync(room.address, host, kBytes, on)); });
+    node = nodes_of(graph).at(0);
+    EXPECT_CU(d.cuGraphMemcpyNodeGetParams(node, &copy));
+    exec = instantiate(graph);
+  }
+  Mapped mapped(d, 2);
+  copy.dst_device = mapped.address + Mapped::kPage - kBytes / 2;
+  for (std::uint32_t round = 0; round < 4; ++round) {
+    const std::size_t page = round % 2;
+    mapped.unmap(page);
+    if (page == 0) {  // in which it begins
+      EXPECT_EQ(d.cuGraphExecMemcpyNodeSetParams(exec, node, &copy, context),
+                CuResult::kInvalidValue);
+    }
+    mapped.map(page);
+    host[0] = round;
+    host[kWords - 1] = 10 + round;
+    EXPECT_CU(d.cuGraphExecMemcpyNodeSetParams(exec, node, &copy, context));
+    run(exec);
+    EXPECT_THAT(get(copy.dst_device, 1), ElementsAre(round));
+    EXPECT_THAT(get(copy.dst_device + kBytes - 4, 1), ElementsAre(10 + round));
+  }
 }
 
 TEST_F(Memory, AFillOfAnExecutableTakesAnyKindOfMemory) {
