@@ -360,6 +360,7 @@ typedef struct AnabranchCaptureOptions {
   const AnabranchCaptureUse* uses;
   size_t use_count;
   uint64_t ahead_bytes;
+  uint64_t mapped_memory; /* launches give memory of cuMemMap, not of cuMemAlloc */
 } AnabranchCaptureOptions;
 ANABRANCH_C AnabranchCapturedRecording* anabranch_captured_make(
     const AnabranchCaptureDevice*, const AnabranchCaptureSnapshot* first,

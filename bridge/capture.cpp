@@ -164,6 +164,7 @@ AnabranchCapturedRecording* anabranch_captured_make(const AnabranchCaptureDevice
     chosen.accept_unsure = options->accept_unsure != 0;
     chosen.lanes = options->lanes;
     chosen.ahead_bytes = options->ahead_bytes;
+    chosen.mapped_memory = options->mapped_memory != 0;
     if (options->marks) {
       notes.marks = &options->marks->marks;
       chosen.notes = &notes;

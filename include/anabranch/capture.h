@@ -209,6 +209,11 @@ struct CaptureOptions {
   // What they have brought, and kernels that were captured before the next of them may still read,
   // takes so many bytes at most, or three times as many as the largest of them.
   std::uint64_t ahead_bytes = kAheadBytes;
+  // Which kind of memory launches will give: memory that is mapped (cuMemMap), as torch's allocator
+  // has it with expandable_segments, or else memory of cuMemAlloc. Copies between a block and the
+  // host's memory take only the kind that they were made for: a launch that gives them the other
+  // one is refused. At mapped memory each of them costs a launch about a microsecond more.
+  bool mapped_memory = false;
 };
 
 class CapturedRecording {

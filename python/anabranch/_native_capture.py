@@ -194,15 +194,18 @@ class CapturedRecording(_Handle):
 
     With what was noted, nodes that need not wait for one another run on up to ``lanes`` lanes, and
     copies from the host's memory are up to ``ahead_bytes`` ahead of who reads what they bring.
+    ``mapped_memory``: launches give memory of cuMemMap, as torch's allocator has it with
+    expandable_segments, and not of cuMemAlloc.
     """
 
     _free = "captured_free"
 
     def __init__(self, device: CaptureDevice, first: CaptureSnapshot, second: CaptureSnapshot,
                  blocks: Sequence[Block], accept_unsure: bool = False, noted: Noted | None = None,
-                 lanes: int = 1, ahead_bytes: int = 0) -> None:
+                 lanes: int = 1, ahead_bytes: int = 0, mapped_memory: bool = False) -> None:
         array = (CaptureBlock * len(blocks))(*blocks)
-        options = CaptureOptions(accept_unsure=accept_unsure, lanes=lanes, ahead_bytes=ahead_bytes)
+        options = CaptureOptions(accept_unsure=accept_unsure, lanes=lanes, ahead_bytes=ahead_bytes,
+                                 mapped_memory=mapped_memory)
         if noted is not None:
             _add_notes(options, noted)
         super().__init__(core.captured_make(device.handle, first.handle, second.handle, array,

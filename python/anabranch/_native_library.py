@@ -146,7 +146,8 @@ class CaptureOptions(ctypes.Structure):
     _fields_ = [("accept_unsure", c_uint32), ("lanes", c_uint32), ("marks", c_void_p),
                 ("of_second", c_uint32), ("blocks_before", c_uint32),
                 ("works", POINTER(CaptureWork)), ("work_count", c_size_t),
-                ("uses", POINTER(CaptureUse)), ("use_count", c_size_t), ("ahead_bytes", c_uint64)]
+                ("uses", POINTER(CaptureUse)), ("use_count", c_size_t), ("ahead_bytes", c_uint64),
+                ("mapped_memory", c_uint64)]
 
 
 class RegionCall(ctypes.Structure):

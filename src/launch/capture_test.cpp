@@ -50,13 +50,13 @@ class CaptureTest : public testing::CudaStepTest {
   std::uint64_t allocate_part(std::uint64_t bytes) {
     return allocate(bytes + 512) / 512 * 512 + 512;
   }
-  Result<CapturedRecording> make(const CaptureDevice& device,
-                                 const std::vector<CaptureBlock>& with) {
+  Result<CapturedRecording> make(const CaptureDevice& device, const std::vector<CaptureBlock>& with,
+                                 const CaptureOptions& options = {}) {
     const auto first = CaptureSnapshot::make(device, captures[0].graph);
     const auto second = CaptureSnapshot::make(device, captures[1].graph);
     if (!first.ok()) return first.error();
     if (!second.ok()) return second.error();
-    return CapturedRecording::make(device, *first, *second, with);
+    return CapturedRecording::make(device, *first, *second, with, options);
   }
 
  private:
@@ -180,6 +180,50 @@ TEST_F(CaptureTest, HandlesMayDieOnAnyThreadAndLeaveNothing) {
     memory = Status(Code::kNotRecordable, "gone");
   }).join();
   EXPECT_EQ(sim->live_objects(), before);
+}
+
+// y = x + 1, both in pinned memory, by way of two blocks that are given.
+class PinnedCaptureTest : public CaptureTest {
+ protected:
+  PinnedCaptureTest() {
+    void* pinned = nullptr;
+    EXPECT_CU(d->cuMemHostAlloc(&pinned, 2 * kBytes, 0));
+    x_ = static_cast<std::uint32_t*>(pinned);
+    y_ = x_ + testing::kWords;
+    std::fill_n(x_, 2 * testing::kWords, 0u);
+  }
+  ~PinnedCaptureTest() override { EXPECT_CU(d->cuMemFreeHost(x_)); }
+  void queue_step(CuStream on, const std::vector<CaptureAllocation>& memory) override {
+    EXPECT_CU(d->cuMemcpyHtoDAsync(memory[0].address, x_, kBytes, on));
+    EXPECT_CU(add_one(on, memory[0].address, memory[1].address, testing::kWords));
+    EXPECT_CU(d->cuMemcpyDtoHAsync(y_, memory[1].address, kBytes, on));
+  }
+
+  std::uint32_t *x_ = nullptr, *y_ = nullptr;
+};
+
+TEST_F(PinnedCaptureTest, LaunchesAreAtTheKindOfMemoryThatWasSaid) {
+  const CaptureDevice device = open();
+  const auto blocks = capture_again(kBytes);
+  for (const bool mapped_memory : {false, true}) {
+    const auto recording = make(device, blocks, {.mapped_memory = mapped_memory});
+    ASSERT_TRUE(recording.ok()) << recording.error().message();
+    EXPECT_EQ(recording->counts().host_copies, 2u);
+    for (std::uint32_t round = 0; round < 20; ++round) {
+      const sim::MappedPages mapped(*d, 2);
+      const std::vector<std::uint64_t> at_mapped{mapped.address(), mapped.address() + kBytes};
+      const std::vector<std::uint64_t> at_allocated{allocate_part(kBytes), allocate_part(kBytes)};
+      x_[0] = round;
+      const Status refused =
+          anabranch::launch(*recording, mapped_memory ? at_allocated : at_mapped, work_stream);
+      EXPECT_EQ(refused.code(), Code::kLaunchDriverFailed);
+      const Status queued =
+          anabranch::launch(*recording, mapped_memory ? at_mapped : at_allocated, work_stream);
+      ASSERT_TRUE(queued.ok()) << queued.message();
+      ASSERT_CU(d->cuStreamSynchronize(work_stream));
+      EXPECT_EQ(y_[0], round + 1);
+    }
+  }
 }
 
 TEST_F(CaptureTest, AClearedGraphHasNoNodes) {

@@ -121,6 +121,7 @@ Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device,
   options.accept_unsure = chosen.accept_unsure;
   options.lanes = chosen.lanes;
   options.ahead_bytes = chosen.ahead_bytes;
+  options.mapped_memory = chosen.mapped_memory;
   const auto notes = notes_of(chosen.notes);
   const auto capture_of = [&](const CaptureSnapshot& of,
                               std::span<const cuda::CaptureAllocation> allocations, bool is_noted) {

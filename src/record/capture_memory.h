@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory for captures: addresses that cost nothing. Nothing runs while a graph is captured, so
-// every allocation gets fresh virtual addresses, all of them backed by one physical page.
+// every allocation gets fresh virtual addresses, all of them backed by one physical page. The
+// driver's copies of a recording for mapped memory are instantiated at such addresses too.
 // Ownership: owns the page and all addresses; they are gone with it, so the graphs of a capture are
 //            re-pointed or destroyed first.
 // Threads:   one at a time.

@@ -238,27 +238,33 @@ void CudaExec::watch_sources() {
 
 void CudaExec::list_residents() {
   for (const std::uint32_t source : repointing_.with_bytes) {
-    const auto is_drivers = [&](std::uint32_t node) {
-      return nodes_[node].type != CuNodeType::kKernel;
-    };
-    if (std::ranges::any_of(nodes_of(source), is_drivers)) residents_.push_back({source});
+    Resident resident{source};
+    for (const std::uint32_t node : nodes_of(source)) {
+      if (nodes_[node].type != CuNodeType::kKernel) resident.nodes.push_back(node);
+    }
+    if (!resident.nodes.empty()) residents_.push_back(std::move(resident));
   }
 }
 
 Status CudaExec::note_reallocated(std::span<const std::uint64_t> addresses) {
   for (Resident& resident : residents_) {
-    unsigned long long allocation = 0;
-    const CuDevicePtr address = addresses[resident.source];
-    if (Status asked = launched(
-            "cuPointerGetAttribute",
-            driver_.cuPointerGetAttribute(&allocation, CuPointerAttribute::kBufferId, address));
-        !asked.ok()) {
-      return asked;
-    }
-    if (std::exchange(resident.allocation, allocation) == allocation) continue;
-    note_moved(resident.source, address);
+    const auto may_be = may_be_reallocated(resident, addresses[resident.source]);
+    if (!may_be.ok()) return may_be.error();
+    if (*may_be) std::ranges::for_each(resident.nodes, [&](auto node) { mark_moved(node); });
   }
   return {};
+}
+
+// Mapped memory comes in pages that go one by one, and what the driver tells of the first says
+// nothing of those behind it. Nor does it have to tell anything of memory of other kinds.
+Result<bool> CudaExec::may_be_reallocated(Resident& resident, std::uint64_t address) {
+  if (repointing_.mapped_memory) return true;
+  unsigned long long allocation = 0;
+  const CuResult asked =
+      driver_.cuPointerGetAttribute(&allocation, CuPointerAttribute::kBufferId, address);
+  if (is_refused(asked)) return true;
+  if (Status told = launched("cuPointerGetAttribute", asked); !told.ok()) return told;
+  return std::exchange(resident.allocation, allocation) != allocation;
 }
 
 void CudaExec::note_moved(std::span<const std::uint64_t> addresses,
@@ -270,11 +276,13 @@ void CudaExec::note_moved(std::span<const std::uint64_t> addresses,
 
 void CudaExec::note_moved(std::uint32_t source, std::uint64_t address) {
   addresses_[source] = address;
-  for (const std::uint32_t node : nodes_of(source)) {
-    if (is_moved_[node] || by_device_[node]) continue;
-    is_moved_[node] = true;
-    moved_.push_back(node);
-  }
+  for (const std::uint32_t node : nodes_of(source)) mark_moved(node);
+}
+
+void CudaExec::mark_moved(std::uint32_t node) {
+  if (is_moved_[node] || by_device_[node]) return;
+  is_moved_[node] = true;
+  moved_.push_back(node);
 }
 
 std::uint32_t CudaExec::count_moved(std::span<const std::uint64_t> addresses,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "record/capture_memory.h"
 #include "record/capture_races.h"
 #include "record/graph_children.h"
 #include "record/graph_match.h"
@@ -52,6 +53,36 @@ Status tell_nodes(const Driver& driver, const Tenants& tenants, FoundSites& foun
   return find_host_copies(driver, image, found.tables, found.sites);
 }
 
+// Memory of one kind or the other, for as long as executables are made. Nothing runs on it.
+struct CopyRoom {
+  std::unique_ptr<DeviceBytes> allocated;
+  std::unique_ptr<CaptureMemory> mapped;
+  CuDevicePtr address = 0;  // 0 where nothing needs it
+};
+
+Result<CopyRoom> make_copy_room(const Driver& driver, const Repointing& repointing) {
+  CopyRoom room;
+  std::uint64_t bytes = 0;
+  for (const NodeImage& node : repointing.image.nodes) {
+    if (is_made_elsewhere(node)) bytes = std::max(bytes, extent_of(node));
+  }
+  if (bytes == 0) return room;
+  if (repointing.mapped_memory) {
+    auto made = CaptureMemory::make(driver);
+    if (!made.ok()) return made.error();
+    const auto address = (*made)->allocate(bytes);
+    if (!address.ok()) return address.error();
+    room.mapped = *std::move(made);
+    room.address = *address;
+  } else {
+    auto made = DeviceBytes::allocate(driver, bytes);
+    if (!made.ok()) return made.error();
+    room.address = (*made)->address();
+    room.allocated = *std::move(made);
+  }
+  return room;
+}
+
 }  // namespace
 
 Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
@@ -60,6 +91,7 @@ Result<std::shared_ptr<CudaRecording>> CudaRecording::make(const Driver& driver,
                                                            std::span<const UnitKind> kinds,
                                                            const CudaRecordOptions& options) {
   std::shared_ptr<CudaRecording> made(new CudaRecording(driver, options));
+  made->repointing_.mapped_memory = options.mapped_memory;
   if (Status current =
           recorded("cuCtxGetCurrent", driver.cuCtxGetCurrent(&made->repointing_.context));
       !current.ok()) {
@@ -91,21 +123,10 @@ Status CudaRecording::make_and_weigh_executables(CuGraph original) {
   return {};
 }
 
-// Null where nothing needs it.
-Result<std::unique_ptr<DeviceBytes>> CudaRecording::make_copy_room() {
-  std::uint64_t bytes = 0;
-  for (const NodeImage& node : repointing_.image.nodes) {
-    if (is_made_elsewhere(node)) bytes = std::max(bytes, extent_of(node));
-  }
-  if (bytes == 0) return std::unique_ptr<DeviceBytes>();
-  auto room = DeviceBytes::allocate(driver_, bytes);
-  if (room.ok()) repointing_.copy_room = (*room)->address();
-  return room;
-}
-
 Status CudaRecording::make_executables(CuGraph original) {
-  const auto room = make_copy_room();
+  const auto room = make_copy_room(driver_, repointing_);
   if (!room.ok()) return room.error();
+  repointing_.copy_room = room->address;
   const auto add = [&](std::vector<std::unique_ptr<CudaExec>>& to, const CudaExec::Kind& kind) {
     auto exec = CudaExec::make(driver_, original, repointing_, kind);
     if (!exec.ok()) return exec.error();

@@ -64,9 +64,10 @@ struct Repointing {
   std::uint32_t most_fields = 0;          // of any kernel
   std::vector<std::uint32_t> with_bytes;  // sources that have any
   CuContext context = nullptr;
-  // Memory of cuMemAlloc, as large as any of them touches, for the copies and fills of the driver's
-  // that are made anew: each keeps the kind of memory that it was instantiated with, captures have
-  // another kind than launches, and theirs may be gone.
+  bool mapped_memory = false;  // see CudaRecordOptions
+  // Memory of the kind that launches give, as large as any of them touches, for the copies and
+  // fills of the driver's that are made anew: each keeps the kind of memory that it was
+  // instantiated with, captures may have another kind than launches, and theirs may be gone.
   CuDevicePtr copy_room = 0;
 };
 
@@ -158,6 +159,7 @@ class CudaExec {
   void watch_sources();
   void list_residents();
   Status note_reallocated(std::span<const std::uint64_t> addresses);
+  void mark_moved(std::uint32_t node);
   void note_moved(std::span<const std::uint64_t> addresses, std::span<const std::uint32_t> sources);
   void note_moved(std::uint32_t source, std::uint64_t address);
   Result<std::uint32_t> set_moved();
@@ -196,7 +198,9 @@ class CudaExec {
   struct Resident {
     std::uint32_t source = 0;
     unsigned long long allocation = 0;  // as the driver counts them, when its nodes were set
+    std::vector<std::uint32_t> nodes{};
   };
+  Result<bool> may_be_reallocated(Resident& resident, std::uint64_t address);
   std::vector<Resident> residents_;
   // Of an updating one. In device memory the count of launches, the updates and the table; in the
   // host's, pinned, the tables; and behind the last launches that read each half of these, an
@@ -236,6 +240,9 @@ struct CudaRecordOptions {
   // Where one of the captures has notes: nodes that may run side by side do, on so many lanes.
   std::uint32_t lanes = 1;
   std::uint64_t ahead_bytes = kAheadBytes;  // see copy_ahead.h
+  // Launches give memory that is mapped (cuMemMap), else memory of cuMemAlloc. The driver's copies
+  // take the one or the other.
+  bool mapped_memory = false;
   // See arena_parts.h. Whoever has one block for the arena takes one part, by the largest number.
   std::uint64_t least_part_bytes = kLeastPartBytes;
 };
@@ -284,7 +291,6 @@ class CudaRecording {
       : driver_(driver), options_(options) {}
   Status make_executables(CuGraph original);
   Status make_and_weigh_executables(CuGraph original);
-  Result<std::unique_ptr<DeviceBytes>> make_copy_room();
   Status discover(const Capture& first, const Capture& second, std::span<const UnitKind> kinds);
   Result<FoundSites> find(const GraphImage& first, const GraphImage& second,
                           const UnitTable& units);

@@ -31,8 +31,8 @@ class StreamedWeightsTest : public sim::SimTest {
     for (Captured& captured : captures_) capture(captured);
   }
 
-  Result<std::shared_ptr<CudaRecording>> record(std::uint64_t ahead_bytes,
-                                                std::uint32_t lanes = 4) {
+  Result<std::shared_ptr<CudaRecording>> record(std::uint64_t ahead_bytes, std::uint32_t lanes = 4,
+                                                bool mapped_memory = false) {
     const Notes notes{&*marks_, 2, works_, uses_};
     std::vector<UnitKind> kinds(captures_[0].memory.size(), UnitKind::kTemporary);
     kinds[0] = kinds[1] = UnitKind::kGiven;
@@ -40,6 +40,7 @@ class StreamedWeightsTest : public sim::SimTest {
     options.device_code = code_.get();
     options.lanes = lanes;
     options.ahead_bytes = ahead_bytes;
+    options.mapped_memory = mapped_memory;
     return CudaRecording::make(*d, {captures_[0].graph, captures_[0].memory},
                                {captures_[1].graph, captures_[1].memory, nullptr, &notes}, kinds,
                                options);
@@ -153,6 +154,23 @@ TEST_F(StreamedWeightsTest, MemoryThatWasMadeAgainAtItsAddressIsSetAnew) {
       ASSERT_CU(d->cuMemFree(arena));
     }
   }
+}
+
+TEST_F(StreamedWeightsTest, ComeToMappedMemoryTooWhateverIsMappedThereMeanwhile) {
+  const auto recording = record(6 * kBytes, 4, true);
+  ASSERT_TRUE(recording.ok()) << recording.error().message();
+  EXPECT_EQ((*recording)->lanes(), 2u);
+  sim::MappedPages pages(*d, 3);
+  for (CudaExec* exec : {(*recording)->executables()[0].get(), (*recording)->updating()[0].get()}) {
+    for (std::uint32_t round = 0; round < 5; ++round) {
+      for (std::uint32_t layer = 0; layer < kLayers; ++layer) set_weight(layer, round << layer);
+      const CuDevicePtr in = pages.address(), out = in + sim::MappedPages::kPageBytes;
+      const CuDevicePtr arena = out + sim::MappedPages::kPageBytes;
+      EXPECT_EQ(launch_at(*exec, in, out, arena, round), round << kLayers);
+      pages.map_anew(2);
+    }
+  }
+  EXPECT_THAT(sim->violations(), ::testing::IsEmpty());
 }
 
 TEST_F(StreamedWeightsTest, ACopyComesBehindNoKernelButThoseThatHoldItsMemory) {

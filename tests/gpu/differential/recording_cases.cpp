@@ -317,6 +317,69 @@ TEST_P(ChildRecordings, WhatMovesInAChildGraphRunsWhereALaunchSays) {
 INSTANTIATE_TEST_SUITE_P(, ChildRecordings, ::testing::Bool(),
                          [](const auto& with) { return with.param ? "ByKernels" : "ByTheDriver"; });
 
+// A step that begins and ends in pinned memory, for launches at memory that is mapped or not.
+class PinnedRecordings : public Differential, public ::testing::WithParamInterface<bool> {
+ protected:
+  std::shared_ptr<CudaRecording> record(const DeviceCode* device_code) {
+    std::unique_ptr<CaptureMemory> memories[2];
+    CuGraph graphs[2] = {};
+    for (int c = 0; c < 2; ++c) {
+      memories[c] = *CaptureMemory::make(d);
+      std::array<CuDevicePtr, 2> at{};
+      for (CuDevicePtr& address : at) address = *memories[c]->allocate(kUnitBytes);
+      graphs[c] = capture([&](CuStream captured) {
+        std::uint32_t count = kWords;
+        EXPECT_CU(d.cuMemcpyHtoDAsync(at[0], in, kBytes, captured));
+        EXPECT_CU(Differential::launch(add_one, captured, {&at[0], &at[1], &count}));
+        EXPECT_CU(d.cuMemcpyDtoHAsync(out, at[1], kBytes, captured));
+      });
+    }
+    const std::vector<UnitKind> kinds(2, UnitKind::kGiven);
+    auto made = CudaRecording::make(
+        d, {graphs[0], memories[0]->allocations()}, {graphs[1], memories[1]->allocations()}, kinds,
+        {.device_code = device_code, .few_nodes = 0, .mapped_memory = GetParam()});
+    EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
+    return made.ok() ? *std::move(made) : nullptr;
+  }
+  void launch_at(CudaRecording& recording, CuDevicePtr first, std::uint32_t value) {
+    std::fill_n(in, kWords, value);
+    std::fill_n(out, kWords, kPoison);
+    const std::vector<std::uint64_t> addresses{first, first + kUnitBytes};
+    const auto launched = cuda::launch(recording, addresses, on);
+    ASSERT_TRUE(launched.ok()) << launched.error().message();
+    ASSERT_CU(d.cuStreamSynchronize(on));
+    EXPECT_EQ(std::count(out, out + kWords, value + 1), kWords);
+  }
+
+  const CuStream on = stream();
+  std::uint32_t* const in = static_cast<std::uint32_t*>(allocate_host(kBytes));
+  std::uint32_t* const out = static_cast<std::uint32_t*>(allocate_host(kBytes));
+};
+
+TEST_P(PinnedRecordings, CopyFromAndToMemoryOfTheKindThatWasSaid) {
+  const auto code = *DeviceCode::load(d, device_code_image);
+  for (const DeviceCode* const with : std::vector<const DeviceCode*>{nullptr, code.get()}) {
+    const auto recording = record(with);
+    ASSERT_TRUE(recording);
+    Mapped mapped(d);
+    const auto place = [&] { return (allocate(4 * kUnitBytes) + 511) / 512 * 512; };
+    for (std::uint32_t round = 0; round < 20; ++round) {
+      launch_at(*recording, GetParam() ? mapped.address + round * 4 * kUnitBytes : place(), round);
+      const std::vector<std::uint64_t> other{GetParam() ? place() : mapped.address,
+                                             mapped.address + kUnitBytes};
+      EXPECT_FALSE(cuda::launch(*recording, other, on).ok());
+    }
+    for (std::uint32_t round = 0; GetParam() && round < 20; ++round) {
+      launch_at(*recording, mapped.address, 100 + round);
+      mapped.unmap(0);
+      mapped.map(0);
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(, PinnedRecordings, ::testing::Bool(), [](const auto& is_mapped) {
+  return is_mapped.param ? "Mapped" : "Allocated";
+});
+
 std::string who(const ::testing::TestParamInfo<Way>& way) {
   const auto [by, is_mapped, is_side_by_side] = way.param;
   return std::string(by == By::kHost         ? "ByHost"
