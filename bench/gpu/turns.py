@@ -100,9 +100,19 @@ def over_gpus(count: int, program: str, rounds: int) -> Any:
     return json.loads(said.splitlines()[-1])
 
 
+def driver() -> str | None:
+    """Its version; None where there is no nvidia-smi to tell."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
+
+
 def save(path: Path | None, bench: str, **found: Any) -> None:
     if path is None:
         return
-    about = {**machine(), "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    about = {**machine(), "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda,
+             "driver": driver()}
     path.write_text(json.dumps({"bench": bench, "command": "make bench-gpu", "machine": about,
                                 **found}, indent=1) + "\n")
