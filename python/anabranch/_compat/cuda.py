@@ -64,6 +64,14 @@ def collectives_so_far() -> dict[Any, int]:
             if group != distributed.GroupMember.NON_GROUP_MEMBER and group.size() > 1}
 
 
+def processes_here() -> int:
+    """How many of this program may run on this host: one a GPU, of those that there are."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    return max(1, min(distributed.get_world_size(), torch.cuda.device_count()))
+
+
 def store_of(group: Any) -> Any:
     """Which all processes of a group can reach, without others that have the same names there."""
     return torch.distributed.distributed_c10d._world.pg_map[group][1]
@@ -75,6 +83,16 @@ def backend_of_group(group: Any, device: torch.device) -> str:
     if isinstance(group, str):
         group = torch.distributed.distributed_c10d._resolve_process_group(group)
     return group._get_backend(device).name()
+
+
+def memory_fraction(device: int) -> float:
+    """Of a GPU's memory, what torch may allocate at most; 1 where the user has set no limit."""
+    return float(torch._C._cuda_getMemoryFraction(device))
+
+
+def use_counts(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many hold a tensor, and its storage, in C++ and as this call."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def clear_workspaces() -> None:
@@ -100,6 +118,7 @@ class PoolHistory(NamedTuple):
     allocations: list[tuple[int, int]]  # (address, bytes asked for), in order of time
     segments: dict[tuple[int, int], set[int]]  # where those of each pool begin
     alive: list[tuple[int, int, tuple[int, int]]]  # (address, bytes, pool) of all that is allocated
+    is_mapped: bool  # memory of no pool of its own is mapped ("expandable segments")
 
 
 @contextlib.contextmanager
@@ -113,7 +132,7 @@ def memory_history(device: int) -> Iterator[Callable[[], PoolHistory]]:
     last = _snapshot_of(device)[0][-1:] if is_users else []
 
     def read() -> PoolHistory:
-        trace, segments = _snapshot_of(device)
+        trace, segments, settings = _snapshot_of(device)
         if last and last[0] not in trace:
             raise RuntimeError("the recorded memory history is too short; raise its max_entries")
         begin = len(trace) - trace[::-1].index(last[0]) if last else 0
@@ -124,7 +143,8 @@ def memory_history(device: int) -> Iterator[Callable[[], PoolHistory]]:
                  for segment in segments for block in segment["blocks"]
                  if block["state"] == "active_allocated"]
         return PoolHistory([(event["addr"], event["size"]) for event in trace[begin:]
-                            if event["action"] == "alloc"], pools, alive)
+                            if event["action"] == "alloc"], pools, alive,
+                           bool(settings.get("expandable_segments")))
 
     try:
         yield read
@@ -133,16 +153,16 @@ def memory_history(device: int) -> Iterator[Callable[[], PoolHistory]]:
             torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def _snapshot_of(device: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The trace of events, and the segments, of all pools: torch 2.11 may crash when asked for
-    those of one."""
+def _snapshot_of(device: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """The trace of events, the segments, of all pools, and the allocator's settings: torch 2.11 may crash
+    when asked for the segments of one pool."""
     snapshot = torch.cuda.memory._snapshot(device)
-    return snapshot["device_traces"][device], snapshot["segments"]
+    return snapshot["device_traces"][device], snapshot["segments"], snapshot["allocator_settings"]
 
 
 def allocated_in_pools(device: int, pools: Collection[tuple[int, int]]) -> int:
     """Bytes that tensors still hold in some pools."""
-    _, segments = _snapshot_of(device)
+    _, segments, _ = _snapshot_of(device)
     return sum(block["requested_size"] for segment in segments
                if tuple(segment["segment_pool_id"]) in pools
                for block in segment["blocks"] if block["state"] == "active_allocated")

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""128-bit checksums of tensors, made where the tensors are: what two runs answered is compared without
+keeping what the first one did.
+
+Each word of 64 bits is mixed, with its place in the tensor, by the finalizer of SplitMix64 (Steele, Lea and Flood,
+"Fast splittable pseudorandom number generators", 2014), once and once more, and both results are
+added up. A mix is a bijection: two runs that differ in one word always have other sums, those that
+differ in several have the same by chance alone, one in 2^128. It is no protection against somebody
+who wants them to be the same.
+
+Threads: any; on the current stream. Failure: torch's own errors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+PIECE_BYTES = 16 << 20
+_WORD = 8
+
+
+def pieces(tensor: Tensor, most_bytes: int = PIECE_BYTES) -> Iterator[Tensor]:
+    """A tensor's bytes in the order of its elements, as flat views of at most so many bytes; copies
+    where the elements do not lie in that order, one piece at a time."""
+    if tensor.numel() == 0:
+        return
+    tensor = tensor.detach()
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        flat = tensor.reshape(-1).view(torch.uint8)
+        for begin in range(0, flat.numel(), most_bytes):
+            yield flat[begin:begin + most_bytes]
+    elif tensor.numel() * tensor.element_size() <= most_bytes:
+        yield tensor.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    else:
+        rows = max(1, most_bytes * tensor.shape[0] // (tensor.numel() * tensor.element_size()))
+        for begin in range(0, tensor.shape[0], rows):
+            part = tensor[begin:begin + rows]
+            yield from pieces(part if part.shape[0] > 1 else part[0], most_bytes)
+
+
+def checksums(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """One a tensor, of its bytes in the order of its elements: shapes and types are the caller's matter.
+    BLAKE2 where a tensor is on the CPU."""
+    sums: dict[int, tuple[int, int]] = {}
+    with torch.no_grad():
+        for device in {tensor.device for tensor in tensors}:
+            numbers = [i for i, tensor in enumerate(tensors) if tensor.device == device]
+            there = [tensors[i] for i in numbers]
+            found = map(_on_cpu, there) if device.type == "cpu" else on_device(there, device)
+            sums.update(zip(numbers, found, strict=True))
+    return [sums[i] for i in range(len(tensors))]
+
+
+def on_device(tensors: Sequence[Tensor], device: torch.device) -> list[tuple[int, int]]:
+    """Of tensors on one device, by operators that run there."""
+    hasher = _Hasher(device)
+    for number, tensor in enumerate(tensors):
+        for i, piece in enumerate(pieces(tensor)):
+            hasher.add(number, i, piece)
+    return [(first, second) for first, second in hasher.finish(len(tensors)).tolist()]
+
+
+def _on_cpu(tensor: Tensor) -> tuple[int, int]:
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in pieces(tensor):
+        digest.update((ctypes.c_char * piece.numel()).from_address(piece.data_ptr()))
+    whole = digest.digest()
+    return int.from_bytes(whole[:8], "little"), int.from_bytes(whole[8:], "little")
+
+
+class _Hasher:
+    """Puts pieces side by side into one buffer, and hashes that when it is full."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._buffer = torch.zeros(PIECE_BYTES // _WORD, dtype=torch.int64, device=device)
+        self._used = 0  # words
+        self._ends: list[int] = []  # of the pieces in it
+        self._owners: list[int] = []  # tensors, of all pieces so far
+        self._sums: list[Tensor] = []  # (pieces, 2) of each full buffer
+
+    def add(self, owner: int, number: int, piece: Tensor) -> None:
+        """A piece of a tensor, by its number in that."""
+        words = -(-piece.numel() // _WORD)
+        if self._used + words > self._buffer.numel():
+            self._flush()
+        begin = self._used * _WORD
+        self._buffer.view(torch.uint8)[begin:begin + piece.numel()].copy_(piece)
+        mine = self._buffer[self._used:self._used + words].add_(_places(self._buffer.device)[:words])
+        if number:
+            mine.add_(_wrapped(_GOLDEN * number))
+        self._used += words
+        self._ends.append(self._used)
+        self._owners.append(owner)
+
+    def _flush(self) -> None:
+        if not self._ends:
+            return
+        words = self._buffer[:self._used]
+        ends = torch.tensor(self._ends, device=self._buffer.device) - 1
+        columns = []
+        for _ in range(2):
+            _mix(words)
+            until = words.cumsum(0)[ends]
+            columns.append(torch.cat((until[:1], until[1:] - until[:-1])))
+        self._sums.append(torch.stack(columns, 1))
+        words.zero_()
+        self._used, self._ends = 0, []
+
+    def finish(self, count: int) -> Tensor:
+        self._flush()
+        sums = torch.zeros(count, 2, dtype=torch.int64)
+        if self._sums:
+            sums.index_add_(0, torch.tensor(self._owners), torch.cat(self._sums).cpu())
+        return sums
+
+
+_GOLDEN = 0x9E3779B97F4A7C15  # of SplitMix64, as are the numbers in _mix()
+
+
+def _wrapped(number: int) -> int:
+    """As a signed number of 64 bits."""
+    number &= (1 << 64) - 1
+    return number - (1 << 64) if number >> 63 else number
+
+
+@functools.lru_cache(maxsize=1)
+def _places(device: torch.device) -> Tensor:
+    """A number of its own for each word of a piece."""
+    numbers = torch.arange(1, PIECE_BYTES // _WORD + 1, device=device).mul_(_wrapped(_GOLDEN))
+    return _mix(numbers)
+
+
+def forget_places() -> None:
+    """Lets go of what checksums keep on a device between one another."""
+    _places.cache_clear()
+
+
+def _mix(words: Tensor) -> Tensor:
+    """In place; torch shifts signed numbers, so that what comes in at the top is masked."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        high = words.bitwise_right_shift(shift).bitwise_and_((1 << (64 - shift)) - 1)
+        words.bitwise_xor_(high).mul_(_wrapped(factor))
+    return words

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU's part of recordings on the CPU: its memory, captures and launches. A launch runs the step's own
+Python, so that what recording does around it is all there is to see."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import torch
+from anabranch import _attempt, _copies, _device_memory, _record, _recorder, _trial
+from anabranch._device_memory import Peaks
+from anabranch._native_capture import CaptureCounts
+
+GIB = 1 << 30
+SAID = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1.00 GiB"
+
+
+def stand_in_memory(monkeypatch, free=lambda: GIB):
+    """torch.cuda's memory as recordings ask for it: nothing is taken, and so much is free."""
+    class Meter:
+        highest, phase = Peaks(0, 0), ""
+
+        def __init__(self, device):
+            self.skip = self.close = lambda: None
+
+        def note(self, phase):
+            return Peaks(0, 0)
+
+    for module in (_attempt, _recorder, _trial, _device_memory):
+        for name, answer in (("free_bytes", lambda device: free()), ("give_back", lambda device: None),
+                             ("taken", lambda device: Peaks(0, 0)), ("Meter", Meter),
+                             ("no_limit", lambda device: contextlib.nullcontext()),
+                             ("close_abandoned", lambda device: None)):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, answer)
+    monkeypatch.setattr(_attempt._compat, "clear_workspaces", lambda: None)
+    monkeypatch.setattr("anabranch._shortage.free_bytes", lambda device: free())
+    monkeypatch.setattr(_trial, "room_on_device", lambda device: free() // 4)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+
+class Launched:
+    """In the place of a recording: its launches run the step."""
+
+    needs_gradients, launch_bytes, device, slot_count = False, 1 << 20, 0, 1
+    undefined, objects, layout, ahead_bytes = frozenset(), (), None, 0
+
+    def __init__(self, stand_in, step, lanes):
+        self._stand_in, self._call = stand_in, step.call
+        self.uses = list(range(len(step.tensors)))
+        self.random = None
+        self.counts = CaptureCounts(nodes=2, lanes=1, arena_bytes=100)
+
+    def exchange(self):
+        return False
+
+    def reserve(self):
+        self._stand_in.take("the memory of a launch")
+
+    def launch_as_captured(self, step, poison=None):
+        self._stand_in.take("a launch")
+        return self._run(step.leaves)
+
+    def launch(self, given, owners, objects, **how):
+        self._stand_in.take("a later launch")
+        self.counts.launched_unchanged += 1
+        return self._run(given[:self._stand_in.arguments])
+
+    def _run(self, leaves):
+        """A launch has allocated all of its memory by now."""
+        self._stand_in.is_launching = True
+        try:
+            return self._call(list(leaves))
+        finally:
+            self._stand_in.is_launching = False
+
+    def fits(self, given):
+        return True
+
+
+class StandIn:
+    """Counts what recordings allocate by what each is for, and lets the n-th fail (``fail_at``)."""
+
+    def __init__(self, monkeypatch, arguments=1):
+        self.taken, self.fail_at, self.free, self.arguments = [], None, GIB, arguments
+        self.is_launching = False
+        stand_in_memory(monkeypatch, lambda: self.free)
+        monkeypatch.setattr(_record, "_has_gpu", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.zeros(1))
+        monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
+        monkeypatch.setattr(torch.cuda, "Event", lambda **how: SimpleNamespace(
+            record=lambda: None, synchronize=lambda: None))
+        monkeypatch.setattr(_recorder, "_device_of", lambda leaves, tensors: 0)
+        monkeypatch.setattr(_recorder, "_check_argument", lambda index, leaf, device: None)
+        monkeypatch.setattr(_recorder.Recorder, "_check_answer", lambda self, entry, answer, device: None)
+        monkeypatch.setattr(_recorder, "_capture_stream", lambda device: None)
+        monkeypatch.setattr(_recorder, "_give_back_memory", lambda: None)
+        monkeypatch.setattr(_recorder, "_ROOMY", GIB)  # plain runs are on the caller's stream
+        monkeypatch.setattr(_trial, "_SMALL_BYTES", 0)
+        monkeypatch.setattr(_trial, "room_on_device", lambda device: self.room)
+        monkeypatch.setattr(_copies, "_STAGE_BYTES", 1 << 12)
+        self.room = 0  # copies are in the host's memory
+        for module, name in ((_trial, "checksums"), (_trial, "Copies")):
+            self._count(monkeypatch, module, name)
+        monkeypatch.setattr(_attempt, "capture_device", lambda device: None)
+        monkeypatch.setattr(_attempt, "random_graph", lambda graph, device, stream: None)
+        monkeypatch.setattr(_attempt, "check_all_was_found", lambda step, capture, device: None)
+        monkeypatch.setattr(_attempt, "capture_twice", self._capture)
+        monkeypatch.setattr(_attempt, "Recorded", self._made)
+
+    def _count(self, monkeypatch, module, name):
+        original = getattr(module, name)
+
+        def counting(*given):
+            self.take(name)
+            return original(*given)
+
+        monkeypatch.setattr(module, name, counting)
+
+    def take(self, what):
+        if self.is_launching:
+            return
+        self.taken.append(what)
+        if len(self.taken) == self.fail_at:
+            raise torch.OutOfMemoryError(SAID)
+
+    def _capture(self, step, device):
+        for number in ("first", "second"):
+            self.take(f"the {number} capture")
+        return SimpleNamespace(noted=None, close=lambda: None, first=SimpleNamespace(graph=None))
+
+    def _made(self, step, capture, device, verify, saved_from, lanes, ahead_bytes):
+        self.take("an executable")
+        return Launched(self, step, lanes)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checksums tell any two runs apart, and copies come back as they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from anabranch import _checksums, _copies
+from anabranch._checksums import checksums, on_device, pieces
+from anabranch._copies import Copies
+from anabranch._shortage import Short
+from stand_in_recording import StandIn
+
+pytestmark = pytest.mark.oldest
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=["operators", "BLAKE2"])
+def sums_of(request, monkeypatch):
+    """Of several tensors; pieces are small, so that tensors have some."""
+    monkeypatch.setattr(_checksums, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(pieces, "__defaults__", (1 << 10,))
+    _checksums.forget_places()
+    yield (lambda tensors: on_device(tensors, CPU)) if request.param == "operators" else checksums
+    _checksums.forget_places()
+
+
+def tensors():
+    torch.manual_seed(0)
+    return [torch.randn(300), torch.randn(40, 30).t(), torch.randn(7, 5, 3)[:, 1], torch.tensor(True),
+            torch.randn(0, 3), torch.randn(9, dtype=torch.cfloat).conj(), torch.randn(1001).half(),
+            torch.randint(0, 9, (513,), dtype=torch.uint8)]
+
+
+def test_equal_tensors_have_equal_sums_wherever_they_stand(sums_of):
+    given = tensors()
+    found = sums_of(given)
+    assert found == sums_of([tensor.clone() for tensor in given])
+    assert found == [sums_of([tensor])[0] for tensor in given]
+    assert list(reversed(found)) == sums_of(list(reversed(given)))
+
+
+def test_each_changed_byte_changes_the_sum(sums_of):
+    whole = torch.randint(0, 256, (2500,), dtype=torch.uint8)
+    [before] = sums_of([whole])
+    for i in (0, 1, 7, 8, 1023, 1024, 2047, 2048, 2499):
+        for bit in (1, 128):
+            other = whole.clone()
+            other[i] ^= bit
+            [found] = sums_of([other])
+            assert found[0] != before[0] and found[1] != before[1], i
+
+
+def test_what_changes_places_or_signs_changes_the_sum(sums_of):
+    whole = torch.randn(700, dtype=torch.float64)  # of several pieces
+    sums = set(sums_of([whole]))
+    swapped, moved, turned = whole.clone(), whole.roll(128), whole.clone()
+    swapped[[3, 131]] = whole[[131, 3]]  # the same place in two pieces
+    turned[5], turned[77] = -whole[5], -whole[77]
+    for other in (swapped, moved, turned, whole[:699], torch.cat((whole, torch.zeros(1)))):
+        assert sums.isdisjoint(sums_of([other]))
+        sums.update(sums_of([other]))
+
+
+def test_pieces_are_the_bytes_in_the_order_of_the_elements():
+    for tensor in tensors():
+        wanted = tensor.contiguous().resolve_conj().reshape(-1).view(torch.uint8)
+        for most in (16, 100 * 1024):
+            found = list(pieces(tensor, most))
+            assert all(piece.numel() <= most for piece in found)
+            assert torch.equal(torch.cat([wanted[:0], *found]), wanted)
+
+
+@pytest.mark.parametrize("room", [0, 1 << 30], ids=["host", "GPU"])
+def test_copies_come_back_and_are_compared_piece_by_piece(monkeypatch, room):
+    StandIn(monkeypatch)
+    given = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (10_000, 0, 1, 4096, 63)]
+    wanted = [tensor.clone() for tensor in given]
+    copies = Copies(given, room)
+    assert copies.where == ("GPU" if room else "host")
+    for tensor in given:
+        tensor.zero_()
+    found = [torch.empty(0, dtype=torch.uint8)] * len(given)
+    for i, now, then in copies.pieces(given):
+        assert not now.any() and now.numel() == then.numel()
+        found[i] = torch.cat((found[i], then))
+    assert all(map(torch.equal, found, wanted))
+    copies.put_back(given)
+    assert all(map(torch.equal, given, wanted))
+
+
+def test_copies_that_the_host_has_no_room_for_are_refused_with_both_numbers(monkeypatch):
+    StandIn(monkeypatch)
+    monkeypatch.setattr(_copies, "host_free_bytes", lambda: 1000)
+    with pytest.raises(Short, match="wanted 2048 bytes of the host's memory, of which 1000 bytes"):
+        Copies([torch.zeros(2048, dtype=torch.uint8)], 0)
+
+
+def test_copies_beyond_a_limit_of_the_process_are_refused(monkeypatch):
+    """As `ulimit -v` sets it: the system has the memory, and the process does not get it."""
+    StandIn(monkeypatch)
+    empty = torch.empty
+
+    def limited(*size, **how):
+        if size and isinstance(size[0], int) and size[0] > 10_000:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return empty(*size, **how)
+
+    given = [torch.zeros(20_000, dtype=torch.uint8)]
+    monkeypatch.setattr(torch, "empty", limited)
+    with pytest.raises(Short, match="host's memory"):
+        Copies(given, 0)
+
+
+def test_the_hosts_free_memory_is_what_the_system_says():
+    assert 0 < _copies.host_free_bytes() < 1 << 50
