@@ -24,6 +24,7 @@ from torch import Tensor
 from . import _compat
 from ._answers import Shape, Unlike, flatten
 from ._constants import ROOM_BYTES, Constants
+from ._device_memory import capture_allocator
 from ._given import StandIns, Unit, units_behind, units_of
 from ._native import NativeError
 from ._native_capture import (
@@ -33,7 +34,6 @@ from ._native_capture import (
     CaptureMemory,
     CaptureSnapshot,
     Noted,
-    library_path,
 )
 from ._notes import Notes
 from ._reasons import (
@@ -47,6 +47,7 @@ from ._reasons import (
     OtherGraph,
     reason_of,
 )
+from ._shortage import Short, is_out_of_memory, phase, short_of
 from ._state import is_wrapper, version_of
 
 
@@ -197,6 +198,7 @@ class Captured:
     def close(self) -> None:
         if self.snapshot is not None:
             self.snapshot.close()
+            self.snapshot = None
         self.graph.reset()
 
 
@@ -212,6 +214,7 @@ class Capture:
     allocations: list[int]  # the largest size at the place of each
     noted: Noted | None  # during the first
     alive: list[tuple[int, int]]
+    is_mapped: bool  # launches will be given mapped memory
 
     def close(self) -> None:
         self.first.close()
@@ -223,7 +226,8 @@ class Capture:
 
 
 one_at_a_time = threading.RLock()
-_abandoned: list[Any] = []  # memory that somebody still holds after a failure
+# Captures that failed, and their memory, in which somebody's tensors may still lie.
+_abandoned: list[tuple[CaptureMemory, list[Captured]]] = []
 
 
 def wait_for_captures() -> None:
@@ -232,23 +236,41 @@ def wait_for_captures() -> None:
         pass
 
 
-@functools.cache
-def _allocator() -> Any:
-    return torch.cuda.memory.CUDAPluggableAllocator(
-        str(library_path), "anabranch_capture_allocate", "anabranch_capture_release")
+def close_abandoned(device: int) -> None:
+    """Gives back captures that failed and in whose memory no tensor lies any more."""
+    with one_at_a_time:
+        for memory, begun in list(_abandoned):
+            if not _compat.allocated_in_pools(device, [captured.pool.id for captured in begun]):
+                for captured in begun:
+                    captured.close()
+                begun.clear()
+                memory.close()
+                _abandoned.remove((memory, begun))
 
 
 def capture_twice(step: Step, device: CaptureDevice) -> Capture:
-    """Both captures of a step, and its memory in them."""
+    """Both captures of a step, and its memory in them. To collect Python's garbage takes as long as
+    they do, and is done where they fail: gradient accumulators of graphs that are garbage live on, on
+    other streams, and what they break is captured once more."""
+    try:
+        return _capture_twice(step, device)
+    except (Short, BrokeWhileNoted, BrokeUntold, CopiedFromTheCpu):
+        raise
+    except NotRecordable:
+        if not gc.collect():
+            raise
+    return _capture_twice(step, device)
+
+
+def _capture_twice(step: Step, device: CaptureDevice) -> Capture:
     with one_at_a_time, torch.cuda.device(step.device):
-        # Gradient accumulators of graphs that are garbage would go on to live, on other streams.
-        gc.collect()
-        memory = CaptureMemory(device)
+        with phase("the page behind captures", step.device):
+            memory = CaptureMemory(device)
         made: list[Captured] = []
         try:
             with _compat.memory_history(step.device) as history:
                 for _ in range(2):
-                    made.append(_capture(step, memory, device))
+                    _capture(step, memory, device, made)
                 told = history()
                 blocks, sizes = _match(step, made, told)
                 noting = made[0].noting
@@ -259,7 +281,9 @@ def capture_twice(step: Step, device: CaptureDevice) -> Capture:
             _compare(*made)
             _check_nothing_is_kept(step.device, made)
         except BaseException as error:
-            _abandoned.append((memory, made))  # frames and tensors may still point there
+            _abandon(memory, made)
+            if isinstance(error, Exception) and is_out_of_memory(error):
+                raise short_of("a capture", error, step.device) from error
             if isinstance(error, NativeError):
                 raise NotRecordable(str(error)) from error
             if isinstance(error, Exception) and not isinstance(error, NotRecordable):
@@ -267,7 +291,7 @@ def capture_twice(step: Step, device: CaptureDevice) -> Capture:
             raise
     pools = {captured.pool.id for captured in made}
     alive = [(address, size) for address, size, pool in told.alive if pool not in pools]
-    return Capture(memory, *made, blocks, sizes, noted, alive)
+    return Capture(memory, *made, blocks, sizes, noted, alive, told.is_mapped)
 
 
 def named_of(tensors: Sequence[Tensor], step: Step, device: CaptureDevice) -> list[Tensor]:
@@ -279,16 +303,25 @@ def named_of(tensors: Sequence[Tensor], step: Step, device: CaptureDevice) -> li
     with one_at_a_time, torch.cuda.device(step.device):
         memory, made = CaptureMemory(device), list[Captured]()
         try:
-            made.append(_capture(moved, memory, device))
+            _capture(moved, memory, device, made)
             members = {i for number in _named_units(made[0], units) for i, _ in units[number].members}
             made[0].answer, made[0].gradients = None, {}
             _check_nothing_is_kept(step.device, made)
         except Exception as error:
-            _abandoned.append((memory, made))
+            _abandon(memory, made)
+            if is_out_of_memory(error):
+                raise short_of("a capture", error, step.device) from error
             raise NotRecordable(reason_of(error)) from error
         made.pop().close()
         memory.close()
     return [tensor for i, tensor in enumerate(tensors, known) if i in members]
+
+
+def _abandon(memory: CaptureMemory, begun: list[Captured]) -> None:
+    """Frames may still hold tensors there."""
+    for captured in begun:
+        captured.answer, captured.result, captured.gradients = None, [], {}
+    _abandoned.append((memory, begun))
 
 
 def _named_units(captured: Captured, units: Sequence[Unit]) -> list[int]:
@@ -298,7 +331,9 @@ def _named_units(captured: Captured, units: Sequence[Unit]) -> list[int]:
     return [order[number] for number, _ in captured.snapshot.mentions(ranges)]
 
 
-def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice) -> Captured:
+def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
+             begun: list[Captured]) -> None:
+    """Adds a capture, as soon as there is one."""
     state = step.tensors[step.arguments:]
     memory.begin_capture()
     stand_ins = StandIns(step.tensors, step.units, memory)
@@ -309,7 +344,8 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice) -> Captur
     parameters = [leaves[place] for place in step.places if leaves[place].requires_grad]
     parameters = [*parameters, *step.parameters[len(parameters):]] if step.parameters else []
     captured = Captured(torch.cuda.CUDAGraph(keep_graph=True),
-                        torch.cuda.MemPool(_allocator().allocator(), no_split=True), stand_ins.at)
+                        torch.cuda.MemPool(capture_allocator().allocator(), no_split=True), stand_ins.at)
+    begun.append(captured)
     owners = [*stand_ins.tensors[:step.arguments], *state]
     versions = list(map(version_of, owners))
     before = [parameter.grad for parameter in parameters]
@@ -325,7 +361,6 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice) -> Captur
         finally:
             for parameter, grad in zip(parameters, before, strict=True):
                 parameter.grad = grad
-    return captured
 
 
 def _like(stand_in: Tensor, original: Tensor) -> Tensor:

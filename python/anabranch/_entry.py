@@ -20,7 +20,9 @@ from torch import Tensor
 from ._bindings import Slot, Slots, slots_in
 from ._native_capture import CaptureCounts
 from ._recorded import Recorded
+from ._shortage import Shortage
 from ._state import State, inner_places, may_be_parameter
+from ._trial import Foreseen
 from ._walk import Path, Place
 
 
@@ -39,6 +41,21 @@ class Memory(NamedTuple):
                 f"{self.driver} of the driver's")
 
 
+class MemoryWhileRecording(NamedTuple):
+    """What a try to record took of the GPU, in bytes."""
+
+    peak: int = 0  # reserved by torch, with all that was there besides
+    phase: str = ""  # when that was
+    plain: int = 0  # what the plain step takes at its peak, beside what was there before it
+    copied: int = 0  # of what the step writes, to run it again from where it was
+    copied_to: str = ""  # "GPU" or "host"
+
+    def __str__(self) -> str:
+        copied = f"; {self.copied} bytes copied to the {self.copied_to}" if self.copied else ""
+        return (f"{self.peak} bytes reserved at most while it was recorded ({self.phase}), the plain step "
+                f"takes {self.plain}{copied}")
+
+
 @dataclasses.dataclass
 class RecordingReport:
     """One signature of a recorded callable: what became of it. Times in seconds, memory in bytes."""
@@ -55,6 +72,8 @@ class RecordingReport:
     overlap_gain: float = 0.0  # times as fast with kernels side by side; 0 if that was not timed
     why_in_order: str = ""  # why it was not, where it was wanted
     plain_calls: int = 0  # that a launch would not have served
+    shortage: str = ""  # of which memory something ran out last, and what comes of it
+    recording: MemoryWhileRecording = MemoryWhileRecording()
 
     @property
     def nodes(self) -> int:
@@ -120,9 +139,14 @@ class RecordingReport:
                 f"  {self.nodes} nodes, {self.sites} addresses of {self.slots} slots; arena "
                 f"{self.arena_bytes} bytes (lower bound {self.arena_lower_bound_bytes})\n"
                 f"  {self.memory}\n"
+                f"  {self.recording}\n"
+                f"{self._shortage_text()}"
                 f"{self._lanes_text()}"
                 f"  captured in {self.capture_seconds:.2f} s, made in {self.make_seconds:.2f} s, "
                 f"verified in {self.verify_seconds:.2f} s ({self.verified})")
+
+    def _shortage_text(self) -> str:
+        return f"  ran plainly for want of memory: {self.shortage}\n" if self.shortage else ""
 
     def _lanes_text(self) -> str:
         if not self.overlap_gain:
@@ -211,6 +235,11 @@ class Entry:
         self.recorded: Recorded | None = None
         self.plain = 0  # calls so far
         self.constants: list[Any] = []  # leaves that are no tensors, and whose ids the key may have
+        self.foreseen = Foreseen()
+        self.is_short_of_memory = False  # so that plain runs stay on the caller's stream
+        self.shortage: Shortage | None = None  # why it is not recorded or launched now
+        self.shortage_tries = 0
+        self.tries_again = 0  # how often a try has found out what the next one has to know
         self.is_empty = False  # it queued nothing, which is no reason to raise
         self.why_told = ""  # that it is captured: how it breaks where it believes that it is not
         self.state = state  # what is recorded, and then what was seen last

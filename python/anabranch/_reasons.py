@@ -40,15 +40,28 @@ class OtherGraph(NotRecordable):
     """Two captures of it differ in more than addresses."""
 
 
+class Again(NotRecordable):
+    """The plain run has told what a try has to know; the next call records."""
+
+
 class Empty(NotRecordable):
     """There is nothing to launch, at least this time: no reason to raise."""
 
 
 def reason_of(error: Exception) -> str:
     """What broke a capture, and what may be done about it."""
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    first = _first_line(error)
     hint = next((f". {hint}" for text, hint in _HINTS if text in first), "")
     return f"{type(error).__name__} while it was captured: {first}{hint}"
+
+
+def reason_of_fault(error: Exception) -> str:
+    """What broke in Anabranch itself."""
+    return f"{type(error).__name__} while it was recorded or compared: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 # By what torch says.

@@ -50,7 +50,9 @@ class RecordedGraph:
                  dynamic: bool, saved_from: int | None = None, *, label: str = "",
                  may_take_numbers: bool = True, saved: SavedBlocks | None = None) -> None:
         self._recorder = Recorder(lambda leaves: call(list(opened(leaves))), chosen, name,
-                                  takes_gradients=False, saved_from=saved_from,
+                                  takes_gradients=False,
+                                  call_last=lambda leaves: call(opened(leaves)),
+                                  saved_from=saved_from,
                                   saved=saved if saved_from is not None else None)
         self._given = saved if saved_from is None else None
         self._call = call

@@ -92,12 +92,12 @@ class Recorded:
         self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()]
         self._mutated = first.mutated
         self.undefined = self._unwritten(first, named_rooms)
-        aliases = [part.tensor for part in first.result if isinstance(part, Alias)]
+        aliases = [part.tensor for part in (*first.result, *first.gradients.values())
+                   if isinstance(part, Alias)]
         self.needs_gradients = any(index >= step.own for index in (
             *(index for index, _ in self._alignments), *aliases))
         # Given tensors of which a launch takes more than addresses, and all that it names.
         self._takes = {*self._mutated, *aliases,
-                       *(grad.tensor for grad in first.gradients.values() if isinstance(grad, Alias)),
                        *(index for pair in self._together for index in pair[:2])}
         self.uses = sorted(self._takes.union(index for index, _ in self._alignments))
         # Moves torch's generator as the step does; see random_graph().
@@ -174,6 +174,21 @@ class Recorded:
         self._recording, self._other = self._other, None
         return True
 
+    @property
+    def device(self) -> int:
+        return self._device
+
+    @property
+    def launch_bytes(self) -> int:
+        """What a launch allocates: its arena, and what it answers."""
+        return self.counts.arena_bytes + self._rooms.size_bytes
+
+    def reserve(self) -> None:
+        """Allocates what a launch does, and lets go of it: torch's errors where that cannot be had."""
+        with torch.cuda.device(self._device):
+            _ = self._rooms.allocate(), list(
+                itertools.starmap(_compat.empty_strided_cuda, self._parts))
+
     def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
                objects: Sequence[Any] = (), poison: int | None = None,
                at: Sequence[Tensor] | None = None, offsets: Sequence[int] = (),
@@ -185,6 +200,9 @@ class Recorded:
         if _compat.current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self.launch(given, parameters, objects, poison, at, offsets, in_blocks)
+        if not self.needs_gradients:  # the step lets go of them before it has others
+            for index, _ in self._gradients:
+                parameters[index].grad = None
         fresh = self._rooms.allocate()
         parts = list(itertools.starmap(_compat.empty_strided_cuda, self._parts))
         if poison is not None:
@@ -248,13 +266,15 @@ def _record(capture: Capture, blocks: Sequence[Block], device: CaptureDevice, ac
     else is read than in captured order, which has been verified then."""
     one, two, noted = capture.first.snapshot, capture.second.snapshot, capture.noted
     assert one is not None and two is not None
-    made = CapturedRecording(device, one, two, blocks, accept_unsure, noted, lanes, ahead_bytes)
+    made = CapturedRecording(device, one, two, blocks, accept_unsure, noted, lanes, ahead_bytes,
+                             capture.is_mapped)
     if not made.counts.unsure or lanes != 1:
         return made, None
     exchanged = [block._replace(first_address=block.second_address,
                                 second_address=block.first_address) for block in blocks]
     return made, CapturedRecording(device, two, one, exchanged, True,
-                                   noted and noted._replace(of_second=True))
+                                   noted and noted._replace(of_second=True),
+                                   mapped_memory=capture.is_mapped)
 
 
 def _fresh_in(parts: Sequence[Any]) -> list[Fresh]:

@@ -9,41 +9,36 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import logging
 import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import _compat, _native, config, errors
-from ._agreement import Agreement
-from ._bindings import Leaving
-from ._capture import Capture, Step, capture_twice, wait_for_captures
-from ._elsewhere import Elsewhere, check_all_was_found
+from ._attempt import Attempt
+from ._capture import Step, wait_for_captures
+from ._copies import size_of
+from ._device_memory import free_bytes, give_back
+from ._elsewhere import Elsewhere
 from ._entry import Entry, RecordingReport, View
 from ._given import swaps, units_apart, units_of
-from ._native_capture import capture_device
-from ._overlap import choose
 from ._reasons import (
     ON_CPU,
-    Aliased,
+    Again,
     Apart,
-    BrokeUntold,
-    BrokeWhileNoted,
-    CopiedFromTheCpu,
     Empty,
     NotRecordable,
-    OtherGraph,
 )
-from ._recorded import Recorded, random_graph
+from ._recorded import Recorded
 from ._saved_blocks import InBlocks, SavedBlocks, opened
-from ._state import NO_STATE, State, inner_tensors, is_wrapper, standing
-from ._verify import Run, Trial, Untrusted, on_stream, verify
+from ._shortage import OF_LAUNCH, Short, Shortage
+from ._state import NO_STATE, State, inner_tensors, is_wrapper, standing, version_of
+from ._trial import on_stream
+from ._verify import Untrusted
 from ._walk import Path
 
 log = logging.getLogger("anabranch.record")
@@ -52,25 +47,31 @@ log = logging.getLogger("anabranch.record")
 # Compiled graphs do not wait: a callable's run may wait for their backward, on autograd's thread.
 _plain_steps = threading.RLock()
 _WARM_UP = 1  # plain calls of a signature before it is recorded
-_CAPTURES_DIFFER, _BAD_BINDING = 309, 402
+_BAD_BINDING = 402
+_MOST_TRIES_AGAIN = 3
+# Times what a callable uses, as a first call begins: with that much free its memory is not short,
+# whatever gradients, moments and intermediates there will be.
+_ROOMY = 6
 
 
 class Recorder:
-    """``call(leaves)`` runs the callable; ``takes_gradients`` says whether it may set ``.grad``;
+    """``call(leaves)`` runs the callable, and ``call_last(leaves)`` does so where nobody needs the leaves
+    behind it, so that it may let go of them one by one; ``takes_gradients`` says whether it may set ``.grad``;
     results from ``saved_from`` on are freed together, and answered in blocks where ``saved`` says
     so; leaves may be InBlocks, with which ``call`` copes. ``differences(key, keys)`` says in what a
     signature differs from others. ``look_farther(ways)`` makes the states that are found from now on
     have what these lead to."""
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str, *,
-                 takes_gradients: bool, saved_from: int | None = None,
-                 saved: SavedBlocks | None = None,
+                 takes_gradients: bool, call_last: Callable[[list[Any]], Any] | None = None,
+                 saved_from: int | None = None, saved: SavedBlocks | None = None,
                  differences: Callable[[Any, Sequence[Any]], str] = lambda key, keys: "",
                  look_farther: Callable[[Collection[Path]], None] = lambda ways: None) -> None:
         self.name = name
         self.entries: dict[Any, Entry] = {}
         self.is_refused = False  # something was, and not for the number of signatures
         self._call = call
+        self._call_last = call_last or call
         self._chosen = chosen
         self._takes_gradients = takes_gradients
         self._saved_from = saved_from
@@ -96,17 +97,19 @@ class Recorder:
             entry = self._new_entry(key, leaves, state, describe)
         entry.report.calls += 1
         if entry.recorded is not None:
+            if entry.shortage and not self._has_memory_again(entry):
+                entry.report.plain_calls += 1
+                return self._call_last(leaves)
             return self._launch(key, entry, leaves, state)
         if entry.report.reason is not None:
             if self._chosen.strict and not entry.is_empty:
                 raise self._strict_error(entry.report.reason)
-            return self._call(leaves)
+            if entry.shortage and self._has_memory_again(entry):
+                entry.report.reason = None  # the next call records: it looks for everything anew
+            return self._call_last(leaves)
         entry.plain += 1
         if entry.plain <= _WARM_UP:
-            with self._alone, self._on_capture_stream(leaves), self._compiled_for_lanes():
-                answer = self._call(leaves)
-            self._check_answer(entry, answer, leaves, state)
-            return answer
+            return self._warm_up(entry, leaves, state)
         with self._alone, self._lock:
             if entry.recorded is None and entry.report.reason is None:
                 entry.state = state
@@ -115,12 +118,36 @@ class Recorder:
                 return answer
         return self.run(key, leaves, state, describe)  # another thread was first
 
-    def _check_answer(self, entry: Entry, answer: Any, leaves: Sequence[Any], state: State) -> None:
+    def _warm_up(self, entry: Entry, leaves: list[Any], state: State) -> Any:
+        """A plain call, in which it shows what the step writes. Compiled graphs run where their caller
+        is; a callable's autograd on the stream of captures, unless memory is short: what one stream
+        has cached in part another cannot use."""
+        tensors = [*(leaf for leaf in opened(leaves) if isinstance(leaf, Tensor)), *state.tensors(),
+                   *state.inner_tensors()] if state is not NO_STATE else []
+        device = _device_of(opened(leaves), tensors)
+        tensors = [tensor for tensor in tensors if tensor is not None]  # of a state that has lost some
+        entry.foreseen.versions = {id(tensor): version_of(tensor) for tensor in tensors}
+        entry.is_short_of_memory = device is None or not self._takes_gradients \
+            or free_bytes(device) < _ROOMY * size_of(tensors)
+        with self._alone, self._compiled_for_lanes(), (
+                contextlib.nullcontext() if entry.is_short_of_memory else _on_capture_stream(device)):
+            answer = self._call_last(leaves)
+        self._check_answer(entry, answer, device)
+        return answer
+
+    @staticmethod
+    def _has_memory_again(entry: Entry) -> bool:
+        """Whether what was not done for want of memory may be tried again."""
+        shortage = entry.shortage
+        if shortage is not None and shortage.has_passed():
+            entry.shortage = None
+        return entry.shortage is None
+
+    def _check_answer(self, entry: Entry, answer: Any, device: int | None) -> None:
         """Refuses what answers tensors on the CPU. Some do so out of captures alone: attention's seeds,
         which a backward then reads there."""
         flat, _ = _compat.tree_flatten(answer)
-        if any(isinstance(leaf, Tensor) and not leaf.is_cuda for leaf in flat) \
-                and _device_of(leaves, [place.get() for place in state.places]) is not None:
+        if device is not None and any(isinstance(leaf, Tensor) and not leaf.is_cuda for leaf in flat):
             self.is_refused = True
             self._refuse(entry, ON_CPU)
 
@@ -179,14 +206,6 @@ class Recorder:
             known = [*self.entries.values(), *([self._beyond] if self._beyond else [])]
             return [*self._retired, *(entry.current_report() for entry in known)]
 
-    def _on_capture_stream(self, leaves: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-        device = _device_of(leaves, [])
-        if device is None:
-            return contextlib.nullcontext()
-        if swaps() % 2:
-            wait_for_captures()
-        return on_stream(_capture_stream(device), device)
-
     def _compiled_for_lanes(self) -> contextlib.AbstractContextManager[None]:
         """Around a plain call of what may be compiled in it."""
         return _compat.own_buffers() if self._has_lanes and self._takes_gradients \
@@ -217,50 +236,45 @@ class Recorder:
             self.is_refused = True
             self._refuse(entry, str(error))
             return self._call(leaves)
-        before = _compat.collectives_so_far()
-        chosen = self._chosen
-        leaving = Leaving(self._call, entry.state, is_first_plain=chosen.verify)
-        if entry.state is not NO_STATE:
-            step.call = leaving
-        trial = Trial(step, entry.state) if chosen.verify else None
-        plain = trial.plain() if trial else None
-        agree = Agreement.since(before, torch.device("cuda", step.device))
+        attempt = Attempt(self.name, entry, step, self._chosen, takes_gradients=self._takes_gradients,
+                          has_lanes=self._has_lanes, saved_from=self._saved_from,
+                          look_farther=self._look_farther)
+        del step
+        why: Exception | None = None
         try:
-            if trial and plain:
-                agree.meet(self.name)
-                trial.rewind()
-                agree.make(lambda: _check_run(step, plain, leaving))
-                if step.call is leaving and not leaving.slots:  # simpler answers, of most steps
-                    step.call, plain.answer = self._call, plain.answer[0]
-            answer, recorded = self._make_and_launch(entry, step, trial, plain, agree)
+            answer, recorded = attempt.record()
         except (NotRecordable, Untrusted, _native.NativeError) as error:
-            if trial:
-                trial.rewind()
-            if isinstance(error, Elsewhere):
-                self.entries.pop(key, None)  # there will be another one, of a state that has more
-            else:
-                entry.is_empty = isinstance(error, Empty)
-                self.is_refused |= not entry.is_empty
-                self._refuse(entry, f"{error}{_way_of_captures(entry, error)}")
-            return self._answer_plainly(step, trial, plain, leaving, leaves,
-                                        may_repeat=not isinstance(error, Apart))
-        entry.set_recorded(recorded, step.tensors[step.arguments:step.own],
-                           leaving.slots if step.call is leaving else None)
+            why = _without_frames(error)
+        if why is not None:
+            attempt.give_back()
+            self._judge(key, entry, attempt, why)
+            return attempt.fall_back(self._call_last, leaves, may_repeat=not isinstance(why, Apart))
+        left, known = attempt.left, attempt.state_tensors
+        attempt.close()
+        entry.shortage, entry.report.shortage = None, ""
+        entry.set_recorded(recorded, known, left)
         log.info("%s: %s", self.name, entry.report)
         view = entry.view_of(entry.state)
         return view.leave(answer) if view else answer
 
-    def _answer_plainly(self, step: Step, trial: Trial | None, plain: Run | None, leaving: Leaving,
-                        leaves: list[Any], may_repeat: bool) -> Any:
-        """What the plain run answered, as if there had been that one alone: to run once more would
-        count twice in memory that nobody has put back. Where its history is wanted it does, unless
-        nobody would take part in its collectives."""
-        if trial is None or plain is None:
-            return self._call(leaves)
-        if (plain.has_history and may_repeat) or not leaving.is_complete:
-            return self._call(leaves)
-        trial.settle(plain)
-        return leaving.leave(plain.answer) if step.call is leaving else plain.answer
+    def _judge(self, key: Any, entry: Entry, attempt: Attempt, why: Exception) -> None:
+        """What becomes of a signature that was not recorded."""
+        if isinstance(why, Elsewhere):
+            self.entries.pop(key, None)  # there will be another one, of a state that has more
+            return
+        if isinstance(why, Again) and entry.tries_again < _MOST_TRIES_AGAIN:
+            entry.tries_again += 1
+            return
+        entry.is_empty = isinstance(why, Empty)
+        if isinstance(why, Short):
+            tries = entry.shortage_tries = entry.shortage_tries + 1
+            entry.shortage = Shortage(why, attempt.device, attempt.free_before, tries)
+            entry.report.shortage = str(entry.shortage)
+        else:
+            self.is_refused |= not entry.is_empty
+        if self._chosen.strict and not entry.is_empty:
+            attempt.rewind()
+        self._refuse(entry, f"{entry.shortage or why}{_way_of_captures(entry, why)}")
 
     def _step(self, entry: Entry, leaves: list[Any]) -> Step:
         """What there is to capture."""
@@ -293,122 +307,6 @@ class Recorder:
                     is_compiled=not self._takes_gradients, optimizers=state.optimizers,
                     fixed=fixed, objects=list(objects.values()), on_cpu=standing(state.on_cpu))
 
-    def _make(self, entry: Entry, step: Step) -> list[Recorded]:
-        try:
-            return self._make_of(entry, step)
-        except Aliased:
-            return self._make_of(entry, step.joined())
-        except OtherGraph:
-            if step.is_retried:
-                raise
-            # Torch gives streams out in turn: one that the call made may have been ours, or one of its own.
-            return self._make(entry, dataclasses.replace(step, is_retried=True))
-        except BrokeWhileNoted:
-            return self._make(entry, dataclasses.replace(step, is_noted=False))
-        except CopiedFromTheCpu:
-            if step.is_compiled:
-                raise
-            return self._make(entry, dataclasses.replace(step, has_constants=True))
-        except BrokeUntold as error:
-            entry.why_told = str(error)
-            return self._make(entry, dataclasses.replace(step, is_told=True))
-
-    def _make_of(self, entry: Entry, step: Step) -> list[Recorded]:
-        """A recording in captured order, and one with more lanes if any kernels can use them."""
-        report, chosen = entry.report, self._chosen
-        before = [entry.state.hyperparameters(opt) for opt in entry.state.optimizers]
-        start = time.perf_counter()
-        device = capture_device(step.device)
-        capture = capture_twice(step, device)
-        captured = time.perf_counter()
-        try:
-            if before != [entry.state.hyperparameters(opt) for opt in entry.state.optimizers]:
-                raise NotRecordable("it changes an optimizer's numbers in Python; keep them in "
-                                    "tensors (lr=torch.tensor(...)), or change them outside")
-            if self._takes_gradients:  # what compiled graphs use are arguments and their constants
-                self._check_all_was_found(entry, step, capture)
-
-            def with_lanes(lanes: int) -> Recorded:
-                return Recorded(step, capture, device, chosen.verify, self._saved_from, lanes,
-                                chosen.ahead_bytes)
-
-            try:
-                made = [with_lanes(1)]
-            except _native.NativeError as error:
-                if error.code == _CAPTURES_DIFFER:
-                    raise OtherGraph(str(error)) from error
-                raise
-            report.why_in_order = self._why_in_order(step, capture.noted is not None)
-            if capture.noted is not None:
-                try:
-                    made.append(with_lanes(chosen.overlap))
-                except _native.NativeError as error:
-                    report.why_in_order = str(error)
-                    log.warning("anabranch: %s keeps its captured order: %s", self.name, error)
-            random = random_graph(capture.first.graph, device, step.stream)
-        finally:
-            capture.close()
-        report.capture_seconds = captured - start
-        report.make_seconds = time.perf_counter() - captured
-        if made[0].counts.nodes == 0:
-            raise Empty("it queues nothing on the GPU")
-        for recorded in made:
-            recorded.random = random
-        return [made[0], *(other for other in made[1:] if other.counts.lanes > 1)]
-
-    def _check_all_was_found(self, entry: Entry, step: Step, capture: Capture) -> None:
-        """Raises Elsewhere where it was not, and will be next time."""
-        try:
-            check_all_was_found(step, capture, capture_device(step.device))
-        except Elsewhere as error:
-            ways = entry.state.ways_to(error.tensors)
-            if ways is None:
-                raise NotRecordable(str(error)) from error
-            self._look_farther(ways)
-            raise
-
-    def _why_in_order(self, step: Step, is_known: bool) -> str:
-        """Why kernels stay in captured order, unless a recording side by side is tried."""
-        if not self._has_lanes:
-            return ""
-        if not step.is_noted:
-            return "with notes of what its kernels use it breaks or is wrong"
-        return "no two of its kernels may run at once" if is_known else \
-            "what its kernels use could not be noted"
-
-    def _make_and_launch(self, entry: Entry, step: Step, trial: Trial | None, plain: Any,
-                         agree: Agreement) -> tuple[Any, Recorded]:
-        """Once more without notes, where with them it does something else."""
-        made = agree.make(lambda: self._make(entry, step))
-        try:
-            return self._first_launch(entry, made, step, trial, plain, agree)
-        except Untrusted:
-            if not step.is_noted or trial is None:
-                raise
-        trial.rewind()
-        step = dataclasses.replace(step, is_noted=False)
-        made = agree.make(lambda: self._make(entry, step))
-        return self._first_launch(entry, made, step, trial, plain, agree)
-
-    @staticmethod
-    def _first_launch(entry: Entry, made: Sequence[Recorded], step: Step, trial: Trial | None,
-                      plain: Any, agree: Agreement) -> tuple[Any, Recorded]:
-        recorded, report = made[0], entry.report
-        if trial is None:
-            answer = recorded.launch_as_captured(step)
-        else:
-            start = time.perf_counter()
-            bitwise = verify(trial, plain, recorded, agree.on)
-            trial.rewind()
-            if agree.on(len(made) > 1):
-                recorded, report.overlap_gain, report.why_in_order = choose(
-                    trial, plain, recorded, made[-1], agree.on)
-            answer = trial.launch(recorded)
-            report.verify_seconds = time.perf_counter() - start
-            report.verified = "bitwise" if bitwise else "within bounds"
-        report.counts, report.slots = recorded.counts, recorded.slot_count
-        return answer, recorded
-
     # Launching.
 
     def _launch(self, key: Any, entry: Entry, leaves: list[Any], state: State) -> Any:
@@ -434,15 +332,33 @@ class Recorder:
         try:
             answer = recorded.launch(given, owners, view.objects(), offsets=offsets,
                                      in_blocks=in_blocks)
+        except torch.OutOfMemoryError:
+            short = Short(OF_LAUNCH, recorded.launch_bytes, free_bytes(recorded.device))
         except _native.NativeError as error:
             if error.code != _BAD_BINDING:
                 raise errors.from_native(error.code, str(error.message)) from None
             if isinstance(leaves, InBlocks):
                 return self._launch(key, entry, opened(leaves), state)
             return self._launch_elsewhere(entry, recorded, leaves, view, given, owners)
+        else:
+            short = None
+        if short is not None:
+            return self._launch_later(entry, short, recorded.device, leaves)
         if saved is not None and layout is not None and not in_blocks:
             saved.watch(layout, answer)
         return view.leave(answer)
+
+    def _launch_later(self, entry: Entry, short: Short, device: int, leaves: list[Any]) -> Any:
+        """A launch has not the memory that it wants; the plain step takes it piece by piece."""
+        torch.cuda.empty_cache()
+        entry.shortage_tries += 1
+        entry.shortage = Shortage(short, device, free_bytes(device), entry.shortage_tries)
+        entry.report.shortage = str(entry.shortage)
+        entry.report.plain_calls += 1
+        if "launch" not in self._told:
+            self._told.add("launch")
+            log.warning("anabranch: %s runs unrecorded for now: %s [E0308]", self.name, entry.shortage)
+        return self._call_last(leaves)
 
     def _launch_elsewhere(self, entry: Entry, recorded: Recorded, leaves: list[Any], view: View,
                           given: list[Tensor], owners: list[Tensor]) -> Any:
@@ -492,6 +408,27 @@ def _overlap(given: Sequence[Tensor], some: Collection[int]) -> bool:
                for unit in units_of(given))
 
 
+def _without_frames(error: Exception) -> Exception:
+    """Nothing of what the frames hold in which it was raised."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__, following = None, link.__cause__ or link.__context__
+        link.__cause__ = link.__context__ = None
+        link = following
+    return error
+
+
+@contextlib.contextmanager
+def _on_capture_stream(device: int) -> Iterator[None]:
+    """What the caller's stream has cached is given back before, and what this one has afterwards."""
+    if swaps() % 2:
+        wait_for_captures()
+    give_back(device)
+    with on_stream(_capture_stream(device), device):
+        yield
+    give_back(device)
+
+
 @functools.cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
@@ -524,17 +461,3 @@ def _check_argument(index: int, leaf: Tensor, device: int) -> None:
         raise NotRecordable(f"argument {index} has a history of its own (grad_fn "
                             f"{type(leaf.grad_fn).__name__}), into which a launch cannot send "
                             "gradients; detach it")
-
-
-def _check_run(step: Step, plain: Run, leaving: Leaving) -> None:
-    """Results that want gradients belong to a backward; where the step ran none, somebody else
-    will, and a recording could not serve it."""
-    leaving.check()
-    if plain.has_drawn:
-        raise NotRecordable(
-            "it draws random numbers on the CPU (torch's, Python's or numpy's), and launches would go on "
-            "with those of its recording; draw them on the GPU, or outside, and give it them")
-    if plain.has_history and not any(grad is not None for grad in plain.gradients):
-        raise NotRecordable(
-            "it answers tensors that require gradients and runs no backward itself; call it under "
-            "torch.no_grad(), put the backward inside, or use torch.compile(backend=\"anabranch\")")

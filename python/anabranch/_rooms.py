@@ -78,6 +78,10 @@ class Rooms:
     def bases(self) -> int:
         return len(self._bases)
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(reach(base.shape, base.stride) * base.dtype.itemsize for base in self._bases)
+
     def place(self, room: int) -> tuple[int, int]:
         """Its base, and at which byte of that it begins."""
         if room < self.alone:

@@ -59,6 +59,9 @@ class Options:
     ahead_bytes: int = _option(
         256 << 20, "Bytes that copies from pinned memory to the GPU may bring in a recording before "
         "the kernels that were queued earlier have read what came before.", 0)
+    overlap_bytes: int = _option(
+        0, "Bytes that a recording may take more than the plain step does, for kernels that run side "
+        "by side.", 0)
     gather_bytes: int = _option(
         64 << 20, "Bytes up to which gathers inside anabranch.overlap are put into one call on a "
         "GPU. 0: each is a call of its own.", 0)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import anabranch
 import pytest
 import torch
-from anabranch import _record, _recorder
+from anabranch import _attempt, _record, _recorder
 from anabranch._bindings import Bindings, Leaving, slots_in
 from anabranch._reasons import NotRecordable
 from anabranch._entry import View
@@ -334,7 +334,8 @@ def launching(monkeypatch):
     monkeypatch.setattr(_recorder, "_capture_stream", lambda device: None)
     monkeypatch.setattr(_recorder, "_check_argument", lambda index, leaf, device: None)
     monkeypatch.setattr(_recorder, "_give_back_memory", lambda: None)
-    monkeypatch.setattr(_recorder, "on_stream", lambda stream, device: contextlib.nullcontext())
+    monkeypatch.setattr(_recorder, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(_attempt, "free_bytes", lambda device: 0)
 
     def recorded(step, compute, uses):
         made, launched = anabranch.record(step, verify=False), []
@@ -343,14 +344,14 @@ def launching(monkeypatch):
             launched.append(given)
             return compute(*given)
 
-        def make_and_launch(recorder, entry, stepped, trial, plain, agree):
-            answer = stepped.call(stepped.leaves)
+        def record(attempt):
+            answer = attempt._step.call(attempt._step.leaves)
             return answer, SimpleNamespace(
                 uses=list(range(uses)), objects=[], launch=launch, needs_gradients=False,
                 layout=None, fits=lambda given: True, counts=SimpleNamespace(
                     nodes=1, launched_unchanged=0, launched_from_host=0, launched_from_device=0))
 
-        monkeypatch.setattr(_recorder.Recorder, "_make_and_launch", make_and_launch)
+        monkeypatch.setattr(_attempt.Attempt, "record", record)
         return made, launched
 
     return recorded

@@ -37,8 +37,10 @@ class Clock:
 class Trial:
     """Launches take what recordings say; `now` is how often the state has changed."""
 
+    copied_to, copied_bytes = "host", 1000
+
     def __init__(self):
-        self.now = 0
+        self.now = 1  # a run stands
         self.launches = 0
 
     def rewind(self):
@@ -49,6 +51,7 @@ class Trial:
         self.now += 1
         self.launches += 1
         Clock.now += recorded.seconds
+        return f"answer {self.launches}"
 
 
 def recording(seconds, arena_bytes=1000, ahead_bytes=0, host_copies=0):
@@ -62,18 +65,23 @@ def choose(monkeypatch):
     monkeypatch.setattr(_overlap.time, "perf_counter", lambda: Clock.now)
     monkeypatch.setattr(_overlap._compat, "keep_gpu_busy", lambda cycles: None)
 
-    def choose(ordered, overlapped, *, agree=lambda found: found, wrong=None):
+    def choose(ordered, overlapped, *, agree=lambda found: found, wrong=None, spare=0, copied=1000):
         def verify(trial, plain, recorded, agree, in_order):
             assert trial.now == 0 and recorded is overlapped and in_order is ordered
             trial.now += 1
             if wrong is not None:
                 raise wrong
+            return SimpleNamespace(standing=standing)
 
         monkeypatch.setattr(_overlap, "verify", verify)
         trial = choose.trial = Trial()
-        answer = _overlap.choose(trial, None, ordered, overlapped, agree)
-        assert trial.now == 0
-        return answer
+        trial.copied_bytes = copied
+        standing = SimpleNamespace(answer="standing", let_go=lambda: None)
+        recorded, gain, why, answer = _overlap.choose(trial, None, standing, ordered, overlapped,
+                                                      agree, spare)
+        assert trial.now == 1  # of the run that has answered
+        assert answer == (f"answer {trial.launches}" if trial.launches else "standing")
+        return recorded, gain, why
 
     return choose
 
@@ -87,23 +95,27 @@ def test_the_faster_recording_is_kept_and_its_gain_told(choose):
         assert gain == pytest.approx(1e-3 / seconds)
 
 
-def test_much_more_memory_is_not_worth_the_time(choose):
-    gigabyte = 1 << 30
-    for grown, is_kept in ((100 << 20, True), (gigabyte, True), (2 * gigabyte, False)):
-        ordered = recording(1e-3, 10 * gigabyte)
-        overlapped = recording(0.5e-3, 10 * gigabyte + grown)
-        kept, gain, why = choose(ordered, overlapped)
-        assert (kept is overlapped, bool(gain), not why) == (is_kept, is_kept, is_kept)
-    assert why == f"side by side they would take {2 * gigabyte} bytes more"
+def test_more_memory_than_the_plain_step_takes_is_not_taken_unless_it_is_granted(choose):
+    ordered = recording(1e-3, 10_000)
+    for grown, is_kept in ((0, True), (100, True), (101, False)):
+        kept, gain, why = choose(ordered, recording(0.5e-3, 10_000 + grown), spare=100)
+        assert ((kept is not ordered), bool(gain), not why) == (is_kept, is_kept, is_kept)
+    assert why.startswith("side by side they would take 101 bytes more, 100 of them beside")
+    assert choose(ordered, recording(0.5e-3, 10_001), spare=-5)[0] is ordered
+
+
+def test_a_state_that_takes_long_to_put_back_is_not_put_back_for_a_choice(choose):
+    kept, gain, why = choose(recording(1e-3), recording(0.5e-3), copied=9 << 30)
+    assert gain == 0 and "puts 9663676416 bytes back" in why
 
 
 def test_memory_for_copies_that_are_ahead_is_given(choose):
-    ahead, small = 512 << 20, 256 << 20
-    for grown, copies, is_kept in ((ahead + small, 1, True), (ahead + small + 1, 1, False),
-                                   (ahead + small, 0, False), (small, 0, True)):
+    ahead, spare = 512 << 20, 256 << 20
+    for grown, copies, is_kept in ((ahead + spare, 1, True), (ahead + spare + 1, 1, False),
+                                   (ahead + spare, 0, False), (spare, 0, True)):
         overlapped = recording(0.5e-3, 1000 + grown, ahead, copies)
         ordered = recording(1e-3, 1000, ahead, copies)
-        assert choose(ordered, overlapped)[0] is (overlapped if is_kept else ordered)
+        assert choose(ordered, overlapped, spare=spare)[0] is (overlapped if is_kept else ordered)
 
 
 def test_a_recording_that_answers_something_else_is_not_kept(choose, caplog):

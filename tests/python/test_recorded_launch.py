@@ -12,14 +12,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anabranch import (_capture, _compat, _given, _reasons, _recorded, _recorder, _state, _verify,
-                       config)
+from anabranch import (_attempt, _capture, _compat, _given, _reasons, _recorded, _recorder, _state,
+                       _trial, _verify, config)
 from anabranch._answers import flatten
+from anabranch._entry import Entry
 from anabranch._capture import Alias, Captured, Constant, Fresh, Held, Step
 from anabranch._given import units_of
 from anabranch._native_capture import Block, Slot
 from anabranch._saved_blocks import InBlocks, Places, opened
 from anabranch._state import State
+from stand_in_recording import stand_in_memory
 from torch.testing._internal.two_tensor import TwoTensor
 
 COUNT = 16
@@ -37,7 +39,7 @@ class OnTheCpu:
     slots = [Slot(0, 4 * COUNT, 4), Slot(1, 4 * COUNT, ALIGNMENT), Slot(2, 4 * COUNT, 512)]
     parts = [4 * COUNT, 512]
 
-    def __init__(self, *_):
+    def __init__(self, *_, **__):
         self.launched = []
 
     def launch(self, addresses, stream):
@@ -79,7 +81,7 @@ def step_of(monkeypatch):
                         gradients={0: Fresh(0, 0, (COUNT,), (1,), torch.float32)}, mutated=[1])
     blocks = [Block(0, 0, 4 * COUNT, True)] * 2 + [Block(0, 0, 4 * COUNT, False)]
     capture = SimpleNamespace(first=captured, second=captured, blocks=blocks,
-                              allocations=[4 * COUNT], noted=None)
+                              allocations=[4 * COUNT], noted=None, is_mapped=False)
     return step, capture
 
 
@@ -310,7 +312,8 @@ def test_a_refused_step_finds_the_state_on_the_cpu_as_it_was(monkeypatch):
     step()
     state = State([step])
     drawn = generator.get_state()
-    trial = _verify.Trial(Step(step, [], [], [], [], 0, [parameter], 0, None), state)
+    stand_in_memory(monkeypatch)
+    trial = _trial.Trial(Step(step, [], [], [], [], 0, [parameter], 0, None), state, _trial.Foreseen())
     step()
     trial.rewind()
     assert optimizer.state[parameter]["step"] == 1 and table[0] == 1
@@ -325,15 +328,19 @@ def test_pinned_memory_that_the_step_writes_is_put_back_and_compared(monkeypatch
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
     pinned = torch.ones(2)
     step = Step(lambda leaves: None, [], [], [], [], 0, [], 0, None, fixed=[pinned])
-    trial = _verify.Trial(step, State())
-    runs = []
+    stand_in_memory(monkeypatch)
+    trial = _trial.Trial(step, State(), _trial.Foreseen())
+    runs, values = [], []
     for _ in range(2):
         pinned.add_(len(runs) + 1)
         runs.append(trial._after(None, []))
+        values.append(trial.values(runs[-1], {"given memory 0"}))
+        apart = values[0].distances(runs[-1])
         trial.rewind()
         assert torch.equal(pinned, torch.ones(2))
     assert len(waits) == 5  # before each look at it
-    assert trial.differing(*runs) == {"given memory 0": pytest.approx(2**0.5)}
+    assert trial.differing(*runs) == {"given memory 0"}
+    assert apart == {"given memory 0": pytest.approx(2**0.5)}
 
 
 def test_the_insides_of_a_wrapper_are_looked_up_and_a_wrapper_in_its_place_too():
@@ -395,35 +402,37 @@ def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkey
 
 @pytest.fixture
 def making(monkeypatch, step_of):
-    """A recorder, a step that shall be noted, and the steps that it makes recordings of; makers and
+    """A try to record a step that shall be noted, and the steps that it makes recordings of; makers and
     launches fail with what is put into ``failures``, one a time."""
-    step = dataclasses.replace(step_of[0], is_noted=True)
-    recorder = _recorder.Recorder(lambda leaves: None, config.resolve({}), "step",
-                                  takes_gradients=True)
     seen = SimpleNamespace(made=[], failures=[], rewound=0)
+    monkeypatch.setattr(_attempt, "free_bytes", lambda device: 0)
 
     def fail(kinds):
         if seen.failures and isinstance(seen.failures[0], kinds):
             raise seen.failures.pop(0)
 
-    def make(entry, step):
+    def make(attempt, step, meter):
         seen.made.append(step)
         fail(_reasons.NotRecordable)
         return ["recording"]
 
-    def launch(entry, made, step, trial, plain, agree):
+    def launch(attempt, made, meter):
         fail(_verify.Untrusted)
         return "answer", made[0]
 
-    monkeypatch.setattr(recorder, "_make_of", make)
-    monkeypatch.setattr(recorder, "_first_launch", launch)
+    monkeypatch.setattr(_attempt.Attempt, "_make_of", make)
+    monkeypatch.setattr(_attempt.Attempt, "_first_launch", launch)
 
     def run():
         def rewind():
             seen.rewound += 1
 
-        agreement = SimpleNamespace(make=lambda make: make(), on=bool)
-        return recorder._make_and_launch(None, step, SimpleNamespace(rewind=rewind), None, agreement)
+        attempt = _attempt.Attempt(
+            "step", Entry("()", State()), dataclasses.replace(step_of[0], is_noted=True),
+            config.resolve({}), takes_gradients=True, has_lanes=True, saved_from=None,
+            look_farther=lambda ways: None)
+        attempt._trial = SimpleNamespace(rewind=rewind, use=lambda step: None)
+        return attempt._make_and_launch(None)
 
     return seen, run
 

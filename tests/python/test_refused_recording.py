@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from types import SimpleNamespace
 
 import pytest
 import torch
-from anabranch import _reasons, _recorder, config, errors
+from anabranch import _attempt, _reasons, _recorder, config, errors
 from anabranch._native import NativeError
 from anabranch._reasons import Apart
 from anabranch._state import NO_STATE
+from stand_in_recording import stand_in_memory
 
 pytestmark = pytest.mark.oldest
 
@@ -38,14 +38,16 @@ def racing(monkeypatch):
     def recorder(**options):
         made = _recorder.Recorder(call, config.resolve({"verify": False, **options}), "step",
                                   takes_gradients=False)
-        step = SimpleNamespace(device=0)
+        step = SimpleNamespace(device=0, call=call, tensors=[], leaves=[1], is_noted=False)
         monkeypatch.setattr(made, "_step", lambda entry, leaves: step)
         return made, seen
 
-    monkeypatch.setattr(_recorder, "capture_device", lambda ordinal: None)
-    monkeypatch.setattr(_recorder, "capture_twice",
+    stand_in_memory(monkeypatch)
+    monkeypatch.setattr(_recorder, "_device_of", lambda leaves, tensors: None)
+    monkeypatch.setattr(_attempt, "capture_device", lambda ordinal: None)
+    monkeypatch.setattr(_attempt, "capture_twice",
                         lambda step, device: SimpleNamespace(noted=None, close=close))
-    monkeypatch.setattr(_recorder, "Recorded", refuse)
+    monkeypatch.setattr(_attempt, "Recorded", refuse)
     return recorder
 
 
@@ -73,20 +75,31 @@ def test_a_step_whose_streams_race_raises_under_strict(racing):
 class Trial:
     """Of a step that adds one to a counter in each run, where `memory` knows nothing of it."""
 
-    def __init__(self, step, state):
+    copied_bytes, copied_to = 0, "GPU"
+
+    def __init__(self, step, state, foreseen, on_callers_stream):
         self.step = step
         self.log = self.step.log
 
     def plain(self):
         answer = self.step.call([1])
-        return SimpleNamespace(answer=answer, gradients=[], has_history=self.step.has_history,
-                               has_drawn=True)
+        return SimpleNamespace(answer=answer, has_gradients=False, has_history=self.step.has_history,
+                               has_drawn=True, let_go=lambda: None)
 
-    def rewind(self):
+    def written_unforeseen(self, run):
+        return set()
+
+    def rewind_python(self):
+        self.log.append("rewound for a capture")
+
+    def give_up(self):
         self.log.append("rewound")
 
     def settle(self, run):
         self.log.append("settled")
+
+    def close(self):
+        pass
 
 
 @pytest.mark.parametrize("has_history", [False, True])
@@ -96,10 +109,10 @@ def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing
     recorder, seen = racing(verify=True)
     log = []
     step = SimpleNamespace(device=0, call=recorder._call, log=log, has_history=has_history,
-                           is_noted=False)
+                           is_noted=False, tensors=[], leaves=[1])
     monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
-    monkeypatch.setattr(_recorder, "Trial", Trial)
-    monkeypatch.setattr(_recorder, "_check_run", lambda step, plain, leaving: leaving.check())
+    monkeypatch.setattr(_attempt, "Trial", Trial)
+    monkeypatch.setattr(_attempt, "check_run", lambda plain, leaving: leaving.check())
     assert [run(recorder) for _ in range(3)] == [2] * 3
     assert seen.calls == (4 if has_history else 3)
     assert log[-1] == ("rewound" if has_history else "settled")
@@ -107,9 +120,9 @@ def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing
 
 def test_what_has_drawn_random_numbers_on_the_cpu_is_refused_and_has_drawn_once(racing, monkeypatch):
     recorder, seen = racing(verify=True)
-    step = SimpleNamespace(device=0, call=recorder._call, log=[], has_history=False, is_noted=False)
+    step = SimpleNamespace(device=0, call=recorder._call, log=[], has_history=False, is_noted=False, tensors=[], leaves=[1])
     monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
-    monkeypatch.setattr(_recorder, "Trial", Trial)
+    monkeypatch.setattr(_attempt, "Trial", Trial)
     assert [run(recorder) for _ in range(3)] == [2] * 3
     assert seen.calls == 3 and step.log[-1] == "settled"
     assert "random numbers on the CPU" in recorder.reports()[0].reason
@@ -119,15 +132,16 @@ def test_a_step_that_others_do_not_record_now_runs_once_whatever_is_wanted(racin
     """Nobody would take part in the collectives of a second run."""
     recorder, seen = racing(verify=True)
     log = []
-    step = SimpleNamespace(device=0, call=recorder._call, log=log, has_history=True, is_noted=False)
+    step = SimpleNamespace(device=0, call=recorder._call, log=log, has_history=True, is_noted=False,
+                           tensors=[], leaves=[1])
 
     def meet(agreement, name):
         assert name == recorder.name
         raise Apart("they do not come")
 
     monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
-    monkeypatch.setattr(_recorder, "Trial", Trial)
-    monkeypatch.setattr(_recorder.Agreement, "meet", meet)
+    monkeypatch.setattr(_attempt, "Trial", Trial)
+    monkeypatch.setattr(_attempt.Agreement, "meet", meet)
     assert [run(recorder) for _ in range(3)] == [2] * 3
     assert seen.calls == 3 and log[-1] == "settled"
     assert "they do not come" in recorder.reports()[0].reason
@@ -142,8 +156,6 @@ def test_answers_on_the_cpu_are_refused_by_the_first_call(monkeypatch):
         return leaves[0], {"seed": torch.zeros(2)}
 
     monkeypatch.setattr(_recorder, "_device_of", lambda leaves, state: 0)
-    monkeypatch.setattr(_recorder.Recorder, "_on_capture_stream",
-                        lambda self, leaves: contextlib.nullcontext())
     recorder = _recorder.Recorder(call, config.resolve({}), "step", takes_gradients=False)
     for _ in range(3):
         assert run(recorder)[0] == 1

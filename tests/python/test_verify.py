@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from anabranch._verify import Untrusted, generators_of_the_cpu, verify
+from anabranch._trial import generators_of_the_cpu
+from anabranch._verify import Untrusted, verify
 
 pytestmark = pytest.mark.oldest
 
@@ -66,21 +67,31 @@ class Trial:
     def _run(self, value):
         assert self.is_rewound
         self.is_rewound = False
-        return SimpleNamespace(value=value)
+        self.last = SimpleNamespace(value=value, let_go=lambda: None)
+        return self.last
 
     def rewind(self):
         self.is_rewound = True
 
     @staticmethod
     def differing(a, b):
-        return {} if a.value == b.value else {"result 0": abs(a.value - b.value)}
+        return set() if a.value == b.value else {"result 0"}
+
+    @staticmethod
+    def values(run, names):
+        def distances(other):
+            return {name: abs(run.value - other.value) for name in names if run.value != other.value}
+
+        return SimpleNamespace(distances=distances)
 
 
 def judge(plain, recorded, ordered=None, agree=bool):
     trial = Trial(*plain)
     first = trial.plain()
     trial.rewind()
-    return verify(trial, first, recorded, agree, ordered)
+    verdict = verify(trial, first, recorded, agree, ordered)
+    assert not trial.is_rewound and verdict.standing is trial.last
+    return verdict.is_bitwise
 
 
 def test_what_is_the_same_is_right():

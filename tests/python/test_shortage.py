@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that runs out while a step is recorded, or when it is launched, wherever that is: the step runs as
+it would have without us, and is recorded when there is more."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from anabranch import _copies, _recorder, _shortage, config, errors
+from anabranch._shortage import Short, is_out_of_memory, wanted_of
+from anabranch._state import State
+from stand_in_recording import GIB, SAID, StandIn
+
+pytestmark = pytest.mark.oldest
+
+CALLS = 7
+
+
+class Training:
+    """A step over what it is given: it writes its weights in place, draws random numbers, counts on the
+    CPU, sets a gradient, and answers a loss. ``allocate()`` is called in the middle of it."""
+
+    def __init__(self, allocate=lambda: None):
+        self.generator = torch.Generator().manual_seed(3)
+        self.allocate = allocate
+        x = torch.linspace(-1, 1, 5000)
+        self.leaves = [x, torch.ones(5000, requires_grad=True), torch.zeros(5000)]
+
+    def step(self, leaves):
+        x, w, moment = leaves
+        w.grad = None
+        loss = ((x + torch.rand(5000, generator=self.generator) - w * x) ** 2).sum()
+        loss.backward()
+        self.allocate()
+        with torch.no_grad():
+            moment.mul_(0.9).add_(w.grad)
+            self.allocate()
+            w.sub_(moment, alpha=1e-3)
+        return loss.detach()
+
+    def after(self):
+        x, w, moment = self.leaves
+        return [w.detach().clone(), w.grad.clone(), moment.clone(), self.generator.get_state()]
+
+
+def eager(calls=CALLS):
+    training = Training()
+    return [[training.step(training.leaves), *training.after()] for _ in range(calls)]
+
+
+def recorder_of(training, **options):
+    return _recorder.Recorder(training.step, config.resolve({"overlap": 1, **options}), "step",
+                              takes_gradients=True)
+
+
+def run(recorder, training, calls=CALLS):
+    """What each call answers and leaves."""
+    state = State((training.generator,))
+    return [[recorder.run("key", training.leaves, state, lambda: "step"), *training.after()]
+            for _ in range(calls)]
+
+
+def assert_like_eager(found):
+    for i, (mine, theirs) in enumerate(zip(found, eager(len(found)), strict=True)):
+        assert all(map(torch.equal, mine, theirs)), i
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    return StandIn(monkeypatch, arguments=3)
+
+
+def test_without_a_failure_the_step_is_recorded_and_like_eager(stand_in):
+    training = Training()
+    recorder = recorder_of(training)
+    assert_like_eager(run(recorder, training))
+    [report] = recorder.reports()
+    assert report.reason is None and report.launched == CALLS - 2 and report.verified == "bitwise"
+    assert report.recording.copied_to == "host" and report.recording.copied >= 2 * 5000 * 4
+
+
+@pytest.mark.parametrize("room", [0, GIB], ids=["copies on the host", "copies on the GPU"])
+def test_whichever_allocation_fails_the_step_is_eagers_and_is_recorded_later(stand_in, room):
+    """For every n until recording gets through; of the step's own allocations too."""
+    phases = set()
+    for n in itertools.count(1):
+        stand_in.taken, stand_in.fail_at, stand_in.room, stand_in.free = [], None, room, GIB
+        training = Training()
+        recorder = recorder_of(training)
+        found = run(recorder, training, 1)  # of which failures are the step's own
+        stand_in.taken, stand_in.fail_at = [], n
+        training.allocate = lambda: stand_in.take("the step")
+        found += run(recorder, training, 3)
+        [report] = recorder.reports()
+        if len(stand_in.taken) < n:
+            break
+        failed = stand_in.taken[n - 1]
+        phases.add(failed)
+        if report.launched == 0:
+            assert " bytes of the GPU's memory, of which " in report.shortage, (n, failed)
+            assert report.reason == (report.shortage if failed != "a later launch" else None)
+        stand_in.fail_at, stand_in.free = None, 100 * GIB  # more than was missing
+        found += run(recorder, training, 4)
+        assert_like_eager(found)
+        assert report.launched >= 1 and report.reason is None, (n, failed)
+    assert phases >= {"Copies", "checksums", "the step", "the first capture", "the second capture",
+                      "an executable", "the memory of a launch", "a launch", "a later launch"}
+
+
+def test_what_failed_is_not_tried_in_every_call_but_when_more_is_free(stand_in):
+    training = Training()
+    recorder = recorder_of(training)
+    run(recorder, training, 1)
+    stand_in.fail_at = len(stand_in.taken) + 3
+    run(recorder, training, 1)
+    tried = len(stand_in.taken)
+    [report] = recorder.reports()
+    assert report.reason and "it is tried again when" in report.reason
+    run(recorder, training, 5)
+    stand_in.free += (2 << 30) - GIB - 1  # one byte less than was missing
+    run(recorder, training, 2)
+    assert len(stand_in.taken) == tried
+    stand_in.free += 1
+    run(recorder, training, 3)
+    assert len(stand_in.taken) > tried and report.reason is None and report.launched
+
+
+def test_a_launch_without_memory_runs_plainly_until_there_is_more(stand_in):
+    training = Training()
+    recorder = recorder_of(training)
+    found = run(recorder, training, 3)
+    [report] = recorder.reports()
+    launched = report.launched
+    stand_in.fail_at = len(stand_in.taken) + 1
+    stand_in.free = 0
+    found += run(recorder, training, 3)
+    assert report.launched == launched and report.plain_calls == 3
+    assert "the results of a launch wanted 1048576 bytes" in str(report)
+    stand_in.free = GIB
+    found += run(recorder, training, 2)
+    assert report.launched == launched + 2
+    assert_like_eager(found)
+
+
+def test_what_the_plain_step_cannot_have_is_torchs_own_error(stand_in):
+    training = Training()
+    recorder = recorder_of(training)
+    run(recorder, training, 1)
+
+    def allocate():
+        raise torch.OutOfMemoryError(SAID)
+
+    training.allocate = allocate
+    before = training.leaves[1].detach().clone()
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        run(recorder, training, 1)
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
+    assert torch.equal(training.leaves[1], before)
+
+
+def test_strict_raises_for_want_of_memory_with_the_state_of_before(stand_in):
+    training = Training()
+    recorder = recorder_of(training, strict=True)
+    run(recorder, training, 1)
+    stand_in.fail_at = len(stand_in.taken) + 6
+    before = training.leaves[1].detach().clone()
+    with pytest.raises(errors.RecordError, match="wanted 2147483648 bytes"):
+        run(recorder, training, 1)
+    assert torch.equal(training.leaves[1], before)
+
+
+def test_a_step_that_writes_what_it_was_not_known_to_write_is_recorded_a_call_later(stand_in):
+    """By a kernel that torch knows nothing of, and counts no version for."""
+    training = Training()
+    original = training.step
+
+    def step(leaves):
+        answer = original(leaves)
+        leaves[0].data.mul_(0.5)
+        return answer
+
+    recorder = _recorder.Recorder(step, config.resolve({"overlap": 1}), "step", takes_gradients=True)
+    found = run(recorder, training, 6)
+    twin = Training()
+    wanted = []
+    for _ in range(6):
+        answer = twin.step(twin.leaves)
+        twin.leaves[0].data.mul_(0.5)
+        wanted.append([answer, *twin.after()])
+    assert all(torch.equal(a, b) for mine, theirs in zip(found, wanted, strict=True)
+               for a, b in zip(mine, theirs, strict=True))
+    [report] = recorder.reports()
+    assert report.reason is None and report.launched == 3
+
+
+@pytest.mark.parametrize(("free", "where"), [(0, "host"), (40_000, "host")])
+def test_a_host_without_room_for_copies_is_said(stand_in, monkeypatch, free, where):
+    monkeypatch.setattr(_copies, "host_free_bytes", lambda: free)
+    training = Training()
+    recorder = recorder_of(training)
+    assert_like_eager(run(recorder, training, 4))
+    [report] = recorder.reports()
+    assert f"of the {where}'s memory, of which {free} bytes were free" in report.reason
+
+
+def test_what_says_that_memory_has_run_out_is_known_and_what_does_not_is_not():
+    for said in (SAID, "CUDA driver error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling",
+                 "DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 bytes"):
+        assert is_out_of_memory(RuntimeError(said)), said
+    assert is_out_of_memory(MemoryError()) and not is_out_of_memory(ValueError("out of memory"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+    assert wanted_of(RuntimeError(SAID)) == 2 << 30 and wanted_of(MemoryError()) == 0
+    assert wanted_of(RuntimeError("Tried to allocate 512.00 KiB")) == 512 << 10
+
+
+def test_tries_that_fail_want_ever_more():
+    short = Short("an executable", 0, 5)
+    more = [_shortage.Shortage(short, 0, 0, tries).more for tries in (1, 2, 3)]
+    assert more == [32 << 20, 64 << 20, 128 << 20] and "wanted more of" in str(short)

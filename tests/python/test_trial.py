@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step is run again from where it was, with next to nothing held beside it."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from anabranch import _trial
+from anabranch._capture import Step
+from anabranch._given import units_apart
+from anabranch._state import State
+from anabranch._trial import Foreseen, Trial
+from stand_in_recording import StandIn
+
+pytestmark = pytest.mark.oldest
+
+
+@pytest.fixture
+def trial_of(monkeypatch):
+    StandIn(monkeypatch)
+
+    def make(call, leaves, foreseen=None):
+        parameters = [leaf for leaf in leaves if leaf.requires_grad]
+        gradients = [leaf.grad for leaf in parameters if leaf.grad is not None]
+        tensors = [*leaves, *gradients]
+        count = len(gradients)
+        del gradients
+        step = Step(call, leaves, list(range(len(leaves))), tensors,
+                    units_apart(tensors, len(leaves)), count, parameters, 0, None)
+        return Trial(step, State(), foreseen or Foreseen(), on_callers_stream=True), step
+
+    return make
+
+
+def parameter(gradient=None):
+    made = torch.nn.Parameter(torch.ones(100))
+    made.grad = gradient
+    return made
+
+
+def test_what_is_only_read_is_not_copied(trial_of):
+    w, x = torch.ones(100), torch.ones(100)
+    versions = {id(w): w._version, id(x): x._version}
+    w.add_(1)
+    trial, step = trial_of(lambda leaves: leaves[0].mul_(leaves[1]).sum(), [w, x],
+                           Foreseen(versions))
+    assert trial.copied_bytes == 448  # w alone, 400 bytes in multiples of 64
+    run = trial.plain()
+    assert not trial.written_unforeseen(run)
+    x.add_(1)
+    assert trial.written_unforeseen(trial._after(None, [])) == {1}
+    trial.rewind()
+    assert torch.equal(w, torch.full((100,), 2.0))
+
+
+def test_gradients_that_a_step_clears_are_not_held_while_it_runs(trial_of):
+    w = parameter(torch.full((100,), 3.0))
+    old = weakref.ref(w.grad)
+    seen = []
+
+    def step(leaves):
+        w.grad = None
+        seen.append(old() is None)
+        w.grad = torch.full((100,), 4.0)
+        return w.detach().sum()
+
+    trial, stepped = trial_of(step, [w])
+    run = trial.plain()
+    assert seen == [True] and trial.has_let_gradients_go and trial.let_go_bytes == 400
+    assert "gradient 0" in run.sums and torch.equal(w.grad, torch.full((100,), 4.0))
+    trial.rewind()
+    assert w.grad.shape == (100,) and w.grad is stepped.tensors[1]  # where nothing is
+    trial.settle(run)
+    assert torch.equal(w.grad, torch.full((100,), 4.0))
+    trial.give_up()
+    assert torch.equal(w.grad, torch.zeros(100))
+
+
+def test_gradients_that_a_step_leaves_alone_are_there_afterwards_and_those_it_adds_to_are_seen(trial_of):
+    w, v = parameter(torch.full((100,), 3.0)), parameter(torch.full((100,), 5.0))
+    old = w.grad, id(v.grad)
+    del old
+    trial, step = trial_of(lambda leaves: w.detach().sum(), [w, v])
+    run = trial.plain()
+    assert not trial.has_let_gradients_go and not trial.written_unforeseen(run)
+    trial.rewind()
+    assert torch.equal(w.grad, torch.full((100,), 3.0)) and torch.equal(v.grad, torch.full((100,), 5.0))
+
+    foreseen = Foreseen()
+    trial, step = trial_of(lambda leaves: w.grad.add_(1).sum(), [w, v], foreseen)
+    assert trial.written_unforeseen(trial.plain()) and foreseen.needs_gradients
+    trial, step = trial_of(lambda leaves: w.grad.add_(1).sum(), [w, v], foreseen)
+    assert not trial.written_unforeseen(trial.plain())
+    trial.rewind()
+    assert torch.equal(w.grad, torch.full((100,), 4.0))  # of the first of both runs
+
+
+def test_a_gradient_that_somebody_else_has_is_held(trial_of):
+    w = parameter(torch.full((100,), 3.0))
+    mine = w.grad
+
+    def step(leaves):
+        w.grad = None
+        return w.detach().sum()
+
+    trial, _ = trial_of(step, [w])
+    assert not trial.has_let_gradients_go
+    trial.plain()
+    trial.rewind()
+    assert w.grad is mine and torch.equal(mine, torch.full((100,), 3.0))
+
+
+def test_memory_of_all_that_is_small_is_copied_on_the_gpu(monkeypatch, trial_of):
+    monkeypatch.setattr(_trial, "room_on_device", lambda device: 1 << 20)
+    w = parameter(torch.ones(100))
+    trial, _ = trial_of(lambda leaves: w.detach().sum(), [w])
+    assert trial.copied_to == "GPU" and trial.copied_bytes == 896
+    assert not trial.has_let_gradients_go
+
+
+def test_distances_are_those_of_the_values_and_zeros_of_other_signs_are_not_the_same(trial_of):
+    x, whole = torch.tensor([0.0, 3.0, 4.0]), torch.tensor([1, 2, 3])
+    trial, _ = trial_of(lambda leaves: None, [x, whole])
+
+    def run(change):
+        change()
+        return trial._after(None, [])
+
+    values = trial.values(run(lambda: None), {"given memory 0", "given memory 1"})
+    found = values.distances(run(lambda: (x.mul_(2), whole.add_(1))))
+    assert found == {"given memory 0": pytest.approx(5.0), "given memory 1": 3.0}
+    assert values.distances(run(lambda: (x.copy_(torch.tensor([-0.0, 3.0, 4.0])), whole.sub_(1))))[
+        "given memory 0"] > 0
+    found = values.distances(run(lambda: x.copy_(torch.tensor([float("nan"), 3.0, 4.0]))))
+    assert found == {"given memory 0": float("inf")}
