@@ -45,7 +45,7 @@ function(anabranch_embed_device_code target)
     return()
   endif()
   set(objects "")
-  foreach(part IN ITEMS updater transfers)
+  foreach(part IN ITEMS updater transfers checksums)
     list(APPEND objects "${base}_${part}.o")
     add_custom_command(
       OUTPUT "${base}_${part}.o"

@@ -43,6 +43,7 @@ Result<std::unique_ptr<DeviceCode>> DeviceCode::load(const Driver& driver, const
   if (Status found = made->find(made->copy_, "anabranch_copy"); !found.ok()) return found;
   if (Status found = made->find(made->fill_, "anabranch_fill"); !found.ok()) return found;
   if (Status found = made->find(made->table_, "anabranch_table"); !found.ok()) return found;
+  if (Status found = made->find(made->checksum_, "anabranch_checksum"); !found.ok()) return found;
   return made;
 }
 

@@ -97,7 +97,31 @@ inline constexpr std::uint32_t kTableRange = 16384;
 // Threads of a block. Any grid and any shape of block does the whole box.
 inline constexpr std::uint32_t kTransferBlock = 256;
 
+// Two sums of each of many ranges: checksums.h says of what. A block does one chunk, and a range
+// has as many chunks as begin in it.
+inline constexpr std::uint64_t kChecksumPiece = std::uint64_t{16} << 20;   // bytes
+inline constexpr std::uint64_t kChecksumChunk = std::uint64_t{256} << 10;  // bytes
+inline constexpr std::uint32_t kChecksumBlock = 256;  // threads, no other number
+struct ChecksumRange {
+  std::uint64_t begin = 0, bytes = 0;
+  std::uint64_t first_chunk = 0;  // chunks of all ranges before it
+};
+struct Checksum {
+  std::uint64_t first = 0, second = 0;
+};
+struct ChecksumParams {
+  std::uint64_t ranges = 0;  // ChecksumRanges
+  std::uint64_t sums = 0;    // a Checksum each, to which theirs are added
+  std::uint64_t count = 0;   // of ranges
+};
+static_assert(sizeof(ChecksumRange) == 24 && sizeof(Checksum) == 16);
+static_assert(sizeof(ChecksumParams) == 24);
+
 #ifndef __CUDACC__
+inline bool operator==(const Checksum& a, const Checksum& b) {
+  return a.first == b.first && a.second == b.second;
+}
+
 class DeviceCode {
  public:
   // The module embedded in the library, or `image` in its place.
@@ -118,6 +142,8 @@ class DeviceCode {
   CuFunction fill() const { return fill_; }
   // anabranch_table(TableParams)
   CuFunction table() const { return table_; }
+  // anabranch_checksum(ChecksumParams)
+  CuFunction checksum() const { return checksum_; }
 
  private:
   explicit DeviceCode(const Driver& driver) : driver_(driver) {}
@@ -126,7 +152,7 @@ class DeviceCode {
   const Driver& driver_;
   CuModule module_ = nullptr;
   Updater updater_;
-  CuFunction copy_ = nullptr, fill_ = nullptr, table_ = nullptr;
+  CuFunction copy_ = nullptr, fill_ = nullptr, table_ = nullptr, checksum_ = nullptr;
 };
 #endif
 

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <span>
 #include <string>
 
 #include "device/cuda/device_code.h"
@@ -124,14 +126,54 @@ inline Kernel table_kernel() {
           }};
 }
 
+// The definition of device/cuda/checksums.h, word by word.
+inline std::uint64_t mix(std::uint64_t z) {
+  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+  return z ^ z >> 31;
+}
+
+inline cuda::Checksum checksum_of(std::span<const std::uint8_t> bytes) {
+  constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15, kWords = cuda::kChecksumPiece / 8;
+  cuda::Checksum sums;
+  for (std::uint64_t i = 0; i * 8 < bytes.size(); ++i) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + i * 8, std::min<std::size_t>(8, bytes.size() - i * 8));
+    const std::uint64_t place = mix(kGolden * (i % kWords + 1)) + kGolden * (i / kWords);
+    const std::uint64_t once = mix(word + place);
+    sums.first += once;
+    sums.second += mix(once);
+  }
+  return sums;
+}
+
+inline Kernel checksum_kernel() {
+  return {.name = "anabranch_checksum",
+          .params = {{0, sizeof(cuda::ChecksumParams)}},
+          .run = [](const KernelCall& call) {
+            const auto params = call.param<cuda::ChecksumParams>(0);
+            const auto* ranges = call.memory<cuda::ChecksumRange>(params.ranges, params.count);
+            auto* sums = call.memory<cuda::Checksum>(params.sums, params.count);
+            for (std::uint64_t i = 0; ranges && sums && i < params.count; ++i) {
+              if (ranges[i].bytes == 0) continue;
+              const auto* bytes = call.memory<std::uint8_t>(ranges[i].begin, ranges[i].bytes);
+              if (!bytes) return;
+              const cuda::Checksum found = checksum_of({bytes, ranges[i].bytes});
+              sums[i].first += found.first;
+              sums[i].second += found.second;
+            }
+          }};
+}
+
 // Adds them all, and answers an image that names them, for DeviceCode::load().
 inline std::string add_device_code(SimDriver& sim) {
-  for (const auto make :
-       {fetch_kernel, update_kernel, repoint_kernel, copy_kernel, fill_kernel, table_kernel}) {
+  for (const auto make : {fetch_kernel, update_kernel, repoint_kernel, copy_kernel, fill_kernel,
+                          table_kernel, checksum_kernel}) {
     sim.add_kernel(make());
   }
   return SimDriver::make_image({"anabranch_fetch", "anabranch_update", "anabranch_repoint",
-                                "anabranch_copy", "anabranch_fill", "anabranch_table"});
+                                "anabranch_copy", "anabranch_fill", "anabranch_table",
+                                "anabranch_checksum"});
 }
 
 }  // namespace anabranch::sim
