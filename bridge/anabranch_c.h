@@ -328,6 +328,15 @@ typedef struct AnabranchCaptureRange {
   uint64_t begin;
   uint64_t bytes;
 } AnabranchCaptureRange;
+typedef struct AnabranchCaptureChecksum {
+  uint64_t first;
+  uint64_t second;
+} AnabranchCaptureChecksum;
+/* Of ranges of the GPU's memory, `out` one a range; waits for `stream`, a CUstream. See capture.h.
+ */
+ANABRANCH_C int32_t anabranch_capture_checksums(const AnabranchCaptureDevice*,
+                                                const AnabranchCaptureRange* ranges, size_t count,
+                                                void* stream, AnabranchCaptureChecksum* out);
 /* The ranges that the graph names, a line each: its number, a space, and the node. The ranges are
  * sorted and do not overlap. */
 ANABRANCH_C const char* anabranch_capture_snapshot_mentions(const AnabranchCaptureSnapshot*,

@@ -26,6 +26,13 @@ std::vector<ab::CaptureBlock> blocks_of(const AnabranchCaptureBlock* blocks, siz
   return all;
 }
 
+std::vector<ab::CaptureRange> ranges_of(const AnabranchCaptureRange* ranges, size_t count) {
+  std::vector<ab::CaptureRange> all;
+  all.reserve(count);
+  for (size_t i = 0; i < count; ++i) all.push_back({ranges[i].begin, ranges[i].bytes});
+  return all;
+}
+
 }  // namespace
 
 AnabranchCaptureDevice* anabranch_capture_device_open(int32_t ordinal) {
@@ -49,6 +56,17 @@ int32_t anabranch_capture_clear(const AnabranchCaptureDevice* device, void* grap
   return ab::bridge::guard([&] {
     const ab::Status cleared = device->device.clear(graph);
     return cleared.ok() ? 0 : ab::bridge::fail(cleared);
+  });
+}
+
+int32_t anabranch_capture_checksums(const AnabranchCaptureDevice* device,
+                                    const AnabranchCaptureRange* ranges, size_t count, void* stream,
+                                    AnabranchCaptureChecksum* out) {
+  return ab::bridge::guard([&] {
+    const auto sums = device->device.checksums(ranges_of(ranges, count), stream);
+    if (!sums.ok()) return ab::bridge::fail(sums.error());
+    for (size_t i = 0; i < sums->size(); ++i) out[i] = {(*sums)[i].first, (*sums)[i].second};
+    return 0;
   });
 }
 
@@ -110,11 +128,9 @@ void anabranch_capture_snapshot_free(AnabranchCaptureSnapshot* snapshot) { delet
 const char* anabranch_capture_snapshot_mentions(const AnabranchCaptureSnapshot* snapshot,
                                                 const AnabranchCaptureRange* ranges, size_t count) {
   return ab::bridge::guard([&] {
-    std::vector<ab::CaptureRange> all;
-    all.reserve(count);
-    for (size_t i = 0; i < count; ++i) all.push_back({ranges[i].begin, ranges[i].bytes});
     std::string lines;
-    for (const ab::CaptureMention& mention : snapshot->snapshot.mentions(all)) {
+    for (const ab::CaptureMention& mention :
+         snapshot->snapshot.mentions(ranges_of(ranges, count))) {
       lines += std::to_string(mention.range) + ' ' + mention.node + '\n';
     }
     return ab::bridge::keep(std::move(lines));

@@ -31,6 +31,20 @@ class CudaRecording;  // src/record/cuda_recording.h
 struct GraphImage;    // src/record/graph_image.h
 }  // namespace cuda
 
+// Some memory: of which somebody asks whether a graph names it, or what its checksum is.
+struct CaptureRange {
+  std::uint64_t begin = 0;
+  std::uint64_t bytes = 0;
+};
+
+// Two sums of a range's words. Memory that differs in one word always has others; memory that
+// differs in several has the same by chance alone, one in 2^128. src/device/cuda/checksums.h says
+// how they are made.
+struct CaptureChecksum {
+  std::uint64_t first = 0;
+  std::uint64_t second = 0;
+};
+
 // A GPU on which captured graphs are recorded, by its primary context, which torch and the CUDA
 // runtime use.
 class CaptureDevice {
@@ -44,6 +58,12 @@ class CaptureDevice {
   ANABRANCH_API const std::string& why_tensor_maps_are_opaque() const;
   // Takes all nodes out of a graph (a CUgraph).
   ANABRANCH_API Status clear(void* graph) const;
+  // One a range of this GPU's memory, by one launch on `stream` (a CUstream), for which it waits.
+  // Ranges begin at any byte, in any order, and may overlap. Neither the stream nor the calling
+  // thread is in a capture; other threads may be in any that is not global. Without device code
+  // that is refused.
+  ANABRANCH_API Result<std::vector<CaptureChecksum>> checksums(std::span<const CaptureRange> ranges,
+                                                               void* stream) const;
   const std::shared_ptr<cuda::CudaDevice>& cuda_device() const { return device_; }
 
  private:
@@ -66,12 +86,6 @@ class CaptureMemory {
   explicit CaptureMemory(std::shared_ptr<cuda::CaptureMemory> memory)
       : memory_(std::move(memory)) {}
   std::shared_ptr<cuda::CaptureMemory> memory_;
-};
-
-// Memory of which somebody asks whether a graph names it.
-struct CaptureRange {
-  std::uint64_t begin = 0;
-  std::uint64_t bytes = 0;
 };
 
 struct CaptureMention {

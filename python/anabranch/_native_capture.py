@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ._native import _Handle, core, last_error
 from ._native_library import (
     CaptureBlock,
+    CaptureChecksum,
     CaptureCounts,
     CaptureOptions,
     CaptureRange,
@@ -75,6 +76,16 @@ class CaptureDevice(_Handle):
         """Takes all nodes out of a graph."""
         if core.capture_clear(self.handle, graph):
             raise last_error()
+
+    def checksums(self, ranges: Sequence[tuple[int, int]], stream: int) -> list[tuple[int, int]]:
+        """Two sums, of 64 bits and without sign, of each of some memory, (address, bytes), by one
+        launch on ``stream``, for which it waits. NativeError where there is no device code. Neither
+        the stream nor this thread is in a capture."""
+        array = (CaptureRange * len(ranges))(*ranges)
+        sums = (CaptureChecksum * len(ranges))()
+        if core.capture_checksums(self.handle, array, len(ranges), stream, sums):
+            raise last_error()
+        return [(each.first, each.second) for each in sums]
 
 
 @functools.cache

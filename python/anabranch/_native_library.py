@@ -106,9 +106,15 @@ class CaptureBlock(ctypes.Structure):
 
 
 class CaptureRange(ctypes.Structure):
-    """Memory of which somebody asks whether a captured graph names it."""
+    """Memory of which somebody asks whether a captured graph names it, or for its checksum."""
 
     _fields_ = [("begin", c_uint64), ("size_bytes", c_uint64)]
+
+
+class CaptureChecksum(ctypes.Structure):
+    """Two sums of the words of a range of memory; see capture.h."""
+
+    _fields_ = [("first", c_uint64), ("second", c_uint64)]
 
 
 class CaptureSlot(ctypes.Structure):
@@ -270,6 +276,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "capture_device_why_no_device_code": (c_char_p, c_void_p),
     "capture_device_why_tensor_maps_are_opaque": (c_char_p, c_void_p),
     "capture_clear": (c_int32, c_void_p, c_void_p),
+    "capture_checksums": (c_int32, c_void_p, POINTER(CaptureRange), c_size_t, c_void_p,
+                          POINTER(CaptureChecksum)),
     "capture_memory_new": (c_void_p, c_void_p),
     "capture_memory_free": (None, c_void_p),
     "capture_memory_begin_capture": (None, c_void_p),

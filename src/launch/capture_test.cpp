@@ -92,6 +92,22 @@ TEST_F(CaptureTest, ACapturedStepLaunchesAtItsArguments) {
             3u);
 }
 
+TEST_F(CaptureTest, ChecksumsOfMemoryTellWhetherItIsTheSame) {
+  const CaptureDevice device = open();
+  const std::uint64_t at = allocate(4096);
+  ASSERT_CU(d->cuMemsetD8(at, 7, 4096));
+  const std::vector<CaptureRange> ranges = {{at, 2048}, {at + 2048, 2048}, {at + 1, 2047}};
+  const auto sums = device.checksums(ranges, work_stream);
+  ASSERT_TRUE(sums.ok()) << sums.error().message();
+  EXPECT_EQ((*sums)[0].first, (*sums)[1].first);
+  EXPECT_EQ((*sums)[0].second, (*sums)[1].second);
+  EXPECT_NE((*sums)[0].first, (*sums)[2].first);
+  const CaptureDevice without(*CudaDevice::make(*d, 0, sim::SimDriver::make_image({}).c_str()));
+  const auto refused = without.checksums(ranges, work_stream);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.error().message(), HasSubstr(without.why_no_device_code()));
+}
+
 TEST_F(CaptureTest, ACallerMayKeepItsAddressesAndSetWhatMoves) {
   const CaptureDevice device = open();
   auto recording = make(device, blocks());

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "device/cuda/checksums.h"
 #include "device/cuda/context_scope.h"
 #include "record/capture_marks.h"
 #include "record/capture_memory.h"
@@ -60,6 +61,19 @@ Status CaptureDevice::clear(void* graph) const {
     }
   }
   return {};
+}
+
+Result<std::vector<CaptureChecksum>> CaptureDevice::checksums(std::span<const CaptureRange> ranges,
+                                                              void* stream) const {
+  std::vector<cuda::ByteRange> all;
+  all.reserve(ranges.size());
+  for (const CaptureRange& range : ranges) all.push_back({range.begin, range.bytes});
+  const auto sums = cuda::checksums(*device_, static_cast<cuda::CuStream>(stream), all);
+  if (!sums.ok()) return sums.error();
+  std::vector<CaptureChecksum> found;
+  found.reserve(sums->size());
+  for (const cuda::Checksum& sum : *sums) found.push_back({sum.first, sum.second});
+  return found;
 }
 
 Result<CaptureMemory> CaptureMemory::make(const CaptureDevice& device) {
