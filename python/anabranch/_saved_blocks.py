@@ -78,6 +78,14 @@ def opened(inputs: list[Any]) -> list[Any]:
     return tensors
 
 
+def taken(inputs: list[Any]) -> list[Any]:
+    """The same, in a list that alone has them, so that they can be let go of one by one."""
+    tensors = opened(inputs)
+    if tensors is not inputs:
+        inputs.clear()
+    return tensors
+
+
 class SavedBlocks:
     """What a forward graph and its backward share."""
 

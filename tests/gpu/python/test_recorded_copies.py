@@ -18,7 +18,8 @@ LAYERS, WIDTH = 8, 256
 @pytest.fixture
 def kept_in_any_case(monkeypatch):
     monkeypatch.setattr(_overlap, "_LEAST_GAIN", 0.0)
-    monkeypatch.setattr(_overlap, "_SMALL_BYTES", 1 << 40)
+    with anabranch.config.patch(overlap_bytes=1 << 40):
+        yield
 
 
 def pinned(seed, *shape):

@@ -19,7 +19,8 @@ LANES = 4
 @pytest.fixture(autouse=True)
 def kept_in_any_case(monkeypatch):
     monkeypatch.setattr(_overlap, "_LEAST_GAIN", 0.0)
-    monkeypatch.setattr(_overlap, "_SMALL_BYTES", 1 << 40)
+    with anabranch.config.patch(overlap_bytes=1 << 40):
+        yield
 
 
 def assert_side_by_side(reports, least=2):

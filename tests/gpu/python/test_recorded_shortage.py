@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step that fits into memory is recorded in that memory, and one that does not fit runs as torch runs it."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compare import assert_same
+from recordings import DEVICE, everything, launches, normal, told
+from torch import nn
+
+import anabranch
+from anabranch import _recorded, _report
+
+MIB = 1 << 20
+WIDTH, LAYERS, ROWS, CALLS = 1024, 12, 2048, 7
+SHARES = (1.0, 1.02, 1.05, 1.1, 1.25, 1.5)
+
+
+def network():
+    torch.manual_seed(0)
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
+    return nn.Sequential(*layers).to(DEVICE)
+
+
+def training_step(way):
+    """Model, optimizer and a step of them, with a compiled model."""
+    model = network()
+    if way == "backend":
+        compiled = torch.compile(model, backend=anabranch.backend)
+    else:
+        compiled = torch.compile(model)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(compiled(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return model, optimizer, anabranch.record(step) if way == "record" else step
+
+
+def given(seed):
+    return normal(seed, ROWS, WIDTH), normal(100 + seed, ROWS, WIDTH)
+
+
+def train(way, calls=CALLS):
+    """What every call leaves, on the CPU, and the step."""
+    model, optimizer, step = training_step(way)
+    found = []
+    for seed in range(calls):
+        answer = step(*given(seed))
+        left = everything(answer, model, optimizer)
+        found.append({name: tensor.cpu() for name, tensor in left.items()})
+        del left, answer
+    return found, step
+
+
+def clean():
+    gc.collect()
+    torch._dynamo.reset()
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """What the plain loop leaves, and reserves at its peak."""
+    clean()
+    before = torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    found, _ = train("plain")
+    peak = torch.cuda.max_memory_reserved() - before
+    clean()
+    return found, peak
+
+
+@pytest.fixture
+def allowed():
+    """Lets this process have so many bytes of the GPU beside what it has."""
+    total = torch.cuda.mem_get_info()[1]
+
+    def allow(size_bytes):
+        clean()
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + size_bytes) / total)
+
+    yield allow
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    clean()
+
+
+def assert_follows(found, wanted, told_of):
+    for i, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
+        try:
+            assert_same(mine, theirs)
+        except AssertionError as error:
+            raise AssertionError(f"call {i}: {error}\n{told_of}") from None
+
+
+def reports_of_graphs():
+    return [report for graph in _report._known for recording in graph.recordings
+            for report in recording.report]
+
+
+@pytest.mark.parametrize("way", ["record", "backend"])
+@pytest.mark.parametrize("share", SHARES)
+def test_at_a_limit_at_which_the_plain_step_runs_ours_does_and_is_like_it(plain, allowed, way, share):
+    wanted, peak = plain
+    allowed(int(peak * share))
+    found, step = train(way)
+    text = told(step) if way == "record" else ""
+    assert_follows(found, wanted, text)
+    if share >= 1.25 and way == "record":
+        assert launches(step) > 0, text
+
+
+def test_a_limit_below_what_the_step_needs_is_torchs_own_error(allowed):
+    allowed(100 * MIB)
+    with pytest.raises(torch.OutOfMemoryError):
+        train("record")
+
+
+def test_peaks_of_torch_are_those_of_memory_and_not_of_addresses(plain):
+    """The device tells what was really taken; the peak goes no higher than that."""
+    _, peak = plain
+    clean()
+    before = torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    _, step = train("record")
+    assert torch.cuda.max_memory_reserved() - before <= 1.25 * peak, told(step)
+    [report] = [one for one in step.report if one.nodes]
+    assert report.recording.peak <= torch.cuda.max_memory_reserved() + 32 * MIB
+    assert report.recording.copied_to == "host" and report.recording.copied > 0
+
+
+def test_what_was_plain_for_want_of_memory_is_recorded_when_there_is_more(plain, allowed):
+    wanted, peak = plain
+    model, optimizer, step = training_step("record")
+    free = torch.cuda.mem_get_info()[0]
+    hog = torch.empty(0, dtype=torch.uint8, device=DEVICE)
+    for seed in range(2):
+        step(*given(seed))
+    clean()
+    allowed(peak // 4)
+    hog = torch.empty(0)
+    for seed in range(2, 4):
+        step(*given(seed))
+    assert launches(step) == 0 and "bytes were free" in told(step), told(step)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    for seed in range(4, CALLS):
+        answer = step(*given(seed))
+    assert launches(step) > 0, told(step)
+    left = everything(answer, model, optimizer)
+    assert_same({name: tensor.cpu() for name, tensor in left.items()}, wanted[-1])
+    del hog, free
+
+
+def test_a_gpu_that_another_process_fills_meanwhile_changes_nothing(plain):
+    """It takes all that is left, and gives it back, again and again."""
+    wanted, _ = plain
+    program = ("import torch, time\n"
+               "print('ready', flush=True)\n"
+               "end = time.time() + 60\n"
+               "while time.time() < end:\n"
+               "    free = torch.cuda.mem_get_info()[0]\n"
+               "    held = torch.empty(int(free * 0.98), dtype=torch.uint8, device='cuda')\n"
+               "    time.sleep(0.02)\n"
+               "    del held\n"
+               "    torch.cuda.empty_cache()\n"
+               "    time.sleep(0.02)\n")
+    _ = train("plain", 1)  # compiled
+    other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        other.stdout.readline()
+        for _ in range(3):
+            try:
+                found, step = train("record")
+            except torch.OutOfMemoryError:
+                clean()
+                continue  # the plain step has not its memory either
+            assert_follows(found, wanted, told(step))
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_step_whose_runs_differ_is_verified_within_bounds_under_a_limit(allowed):
+    """Atomics add in another order each time: values are kept of what differs, and of nothing else."""
+    rows = torch.randint(0, 50, (200_000,), device=DEVICE)
+    x = normal(0, 200_000, 64)
+    table, other = torch.zeros(50, 64, device=DEVICE), normal(1, 4_000_000)
+
+    def step(x):
+        table.index_add_(0, rows, x)
+        other.mul_(0.5)
+        return table.sum()
+
+    allowed(96 * MIB)
+    recorded = anabranch.record(step)
+    for _ in range(4):
+        recorded(x)
+    [report] = recorded.report
+    assert report.nodes and report.verified in ("within bounds", "bitwise"), told(recorded)
+    wanted = torch.zeros(50, 64, device=DEVICE)
+    for _ in range(4):
+        wanted.index_add_(0, rows, x)
+    torch.testing.assert_close(table, wanted, rtol=1e-3, atol=1e-2)
+
+
+def test_no_recording_with_a_wrong_address_is_trusted(monkeypatch):
+    """Each address of a launch is moved by 16 bytes in turn; the checksums find every one."""
+    monkeypatch.setattr("anabranch._trial._SMALL_BYTES", 0)
+    monkeypatch.setattr("anabranch._trial.room_on_device", lambda device: 0)
+    gather = _recorded.Recorded._gather
+
+    def made():
+        w, state = normal(0, 101, 101), normal(1, 101, 101)
+
+        def step(x):
+            y = (x @ w).relu()
+            state.mul_(0.5).add_(y.t() @ y)
+            return y.sum(0), (y * 2).exp()
+
+        return anabranch.record(step, overlap=1)
+
+    recorded, x = made(), normal(2, 103, 101)
+    for _ in range(3):
+        recorded(x)
+    [report] = recorded.report
+    assert report.nodes, told(recorded)
+    for wrong in range(report.slots):
+        def shifted(self, *args, wrong=wrong):
+            addresses = bytearray(gather(self, *args))
+            moved = int.from_bytes(addresses[8 * wrong:8 * wrong + 8], "little") + 16
+            addresses[8 * wrong:8 * wrong + 8] = moved.to_bytes(8, "little")
+            return bytes(addresses)
+
+        monkeypatch.setattr(_recorded.Recorded, "_gather", shifted)
+        mutant = made()
+        for _ in range(3):
+            mutant(x)
+        [report] = mutant.report
+        assert report.reason and not report.nodes or "differs from" in report.reason, (wrong, report)
+        monkeypatch.setattr(_recorded.Recorded, "_gather", gather)
+
+
+def test_all_memory_is_given_back_with_the_recordings():
+    def once():
+        model, optimizer, step = training_step("record")
+        for seed in range(4):
+            step(*given(seed))
+        assert launches(step), told(step)
+
+    def left():
+        clean()
+        torch._C._cuda_clearCublasWorkspaces()
+        return torch.cuda.memory_allocated()
+
+    once()
+    before = left()
+    once()
+    assert left() <= before
