@@ -64,14 +64,32 @@ class Endings {
 
 Lives::Lives(const Program& program, std::span<const StepId> order, const Clocks& times)
     : clocks(times) {
-  constexpr std::uint32_t kNone = ~0u;
-  std::vector<std::uint32_t> life_of(program.buffers().size(), kNone);
+  std::vector<BufferId> temporaries;
+  for (std::uint32_t i = 0; i < program.buffers().size(); ++i) {
+    if (program.buffers()[i].role == Role::kTemporary) temporaries.push_back(BufferId{i});
+  }
+  add(program, order, temporaries);
+}
+
+Lives::Lives(const Program& program, std::span<const StepId> order, const Clocks& times,
+             std::span<const BufferId> buffers)
+    : clocks(times) {
+  add(program, order, buffers);
+}
+
+void Lives::add(const Program& program, std::span<const StepId> order,
+                std::span<const BufferId> buffers) {
+  constexpr std::uint32_t kNone = ~0u, kNoLife = kNone - 1;
+  std::vector<std::uint32_t> life_of(program.buffers().size(), kNoLife);
+  for (const BufferId buffer : buffers) {
+    if (program.buffer(buffer).size_bytes != 0) life_of[index_of(buffer)] = kNone;
+  }
   for (const StepId step : order) {
     for (const Access& access : program.step(step).accesses) {
-      const Buffer& buffer = program.buffer(access.view.buffer);
-      if (buffer.role != Role::kTemporary || buffer.size_bytes == 0) continue;
       std::uint32_t& life = life_of[index_of(access.view.buffer)];
+      if (life == kNoLife) continue;
       if (life == kNone) {
+        const Buffer& buffer = program.buffer(access.view.buffer);
         life = static_cast<std::uint32_t>(all.size());
         all.push_back({access.view.buffer,
                        buffer.size_bytes,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// When temporaries live, and which pairs of them live together.
+// When temporaries live, or other buffers, and which pairs of them live together.
 // Ownership: values; a Lives borrows its clocks.
 // Threads:   immutable once made.
 // Failure:   find_conflicts answers nothing if there are more than `limit` pairs.
-// Edges:     temporaries without accesses or without bytes have no life.
+// Edges:     buffers without accesses or without bytes have no life.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,11 @@ struct Life {
 
 class Lives {
  public:
+  // Of all temporaries.
   Lives(const Program& program, std::span<const StepId> order, const check::Clocks& clocks);
+  // Of these buffers.
+  Lives(const Program& program, std::span<const StepId> order, const check::Clocks& clocks,
+        std::span<const BufferId> buffers);
 
   // All of a is over before any of b begins: b may have a's bytes.
   bool before(const Life& a, const Life& b) const {
@@ -44,6 +48,8 @@ class Lives {
   std::vector<Life> all;  // by `begin`
 
  private:
+  void add(const Program& program, std::span<const StepId> order,
+           std::span<const BufferId> buffers);
   void add_access(Life& life, StepId step) const;
 };
 
