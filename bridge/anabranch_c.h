@@ -297,6 +297,7 @@ typedef struct AnabranchCaptureBlock {
   uint64_t second_address;
   uint64_t bytes;
   uint64_t given;
+  uint64_t fresh;
 } AnabranchCaptureBlock;
 typedef struct AnabranchCaptureSlot {
   uint64_t block;

@@ -20,8 +20,8 @@ std::vector<ab::CaptureBlock> blocks_of(const AnabranchCaptureBlock* blocks, siz
   std::vector<ab::CaptureBlock> all;
   all.reserve(count);
   for (size_t i = 0; i < count; ++i) {
-    all.push_back(
-        {blocks[i].first_address, blocks[i].second_address, blocks[i].bytes, blocks[i].given != 0});
+    all.push_back({blocks[i].first_address, blocks[i].second_address, blocks[i].bytes,
+                   blocks[i].given != 0, blocks[i].fresh != 0});
   }
   return all;
 }

@@ -121,6 +121,12 @@ struct CaptureBlock {
   std::uint64_t second_address = 0;
   std::uint64_t bytes = 0;
   bool given = false;  // an argument of each launch; else it lies in the arena
+  // Given memory in which nothing stands when a launch begins, such as what a launch allocates for
+  // a result: until the first node that names it, blocks that are not given may lie in it. All that
+  // its slot says, bytes and alignment, must then be free for the launch. Nothing lies in it where
+  // its slot asks for less alignment than 512, or where its address is that of other given memory,
+  // too. Of no account where it is not given.
+  bool fresh = false;
 };
 
 // A given block that the graph names.
@@ -142,6 +148,7 @@ struct CaptureCounts {
   // order.
   std::uint32_t lanes = 0;
   std::uint64_t arena_bytes = 0;  // all parts together
+  // What lies in the arena takes this at least; it says nothing of what lies in fresh blocks.
   std::uint64_t arena_lower_bound_bytes = 0;
   // Held between launches: tables on the device and in pinned memory, and what the device's free
   // memory fell by beside them while the driver made its executables.
@@ -240,8 +247,9 @@ class CapturedRecording {
                                                       const CaptureOptions& options = {});
 
   ANABRANCH_API std::vector<CaptureSlot> slots() const;
-  // The bytes of each part of the arena, where blocks lie that are not given: 32 MiB or more each,
-  // and 64 at most, so that an allocator has room for them in the holes that it has.
+  // The bytes of each part of the arena, where blocks lie that are not given and that found no room
+  // in fresh ones: 32 MiB or more each, and 64 at most, so that an allocator has room for them in
+  // the holes that it has.
   ANABRANCH_API std::vector<std::uint64_t> parts() const;
   ANABRANCH_API CaptureCounts counts() const;
   const std::shared_ptr<cuda::CudaDevice>& cuda_device() const { return device_; }

@@ -44,6 +44,7 @@ class Block(NamedTuple):
     second_address: int
     size_bytes: int
     given: bool
+    fresh: bool = False  # given, and nothing stands in it when a launch begins
 
 
 class Slot(NamedTuple):

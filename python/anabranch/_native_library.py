@@ -102,7 +102,7 @@ class CaptureBlock(ctypes.Structure):
     """Memory that two captures named."""
 
     _fields_ = [("first_address", c_uint64), ("second_address", c_uint64),
-                ("size_bytes", c_uint64), ("given", c_uint64)]
+                ("size_bytes", c_uint64), ("given", c_uint64), ("fresh", c_uint64)]
 
 
 class CaptureRange(ctypes.Structure):

@@ -162,6 +162,36 @@ TEST_F(CaptureTest, ALargeArenaComesInPartsThatMayLieAnywhere) {
               HasSubstr("arena part 1 and arena part 0 share bytes"));
 }
 
+TEST_F(CaptureTest, BlocksLieInAFreshOneUntilANodeNamesIt) {
+  const CaptureDevice device = open();
+  auto with = capture_again(kBytes);
+  with[1].fresh = true;
+  const auto recording = make(device, with);
+  ASSERT_TRUE(recording.ok()) << recording.error().message();
+  EXPECT_EQ(recording->slots().size(), 2u);
+  EXPECT_THAT(recording->parts(), ElementsAre(kBytes));  // of two that live at once
+  EXPECT_EQ(recording->counts().arena_bytes, kBytes);
+  EXPECT_EQ(recording->counts().arena_lower_bound_bytes, kBytes);
+  for (std::uint32_t round = 0; round < 3; ++round) {
+    const std::vector<std::uint64_t> at{allocate_part(kBytes), allocate_part(kBytes),
+                                        allocate_part(kBytes)};
+    put_words(at[0], round);
+    const Status queued = anabranch::launch(*recording, at, work_stream);
+    ASSERT_TRUE(queued.ok()) << queued.message();
+    EXPECT_CU(d->cuStreamSynchronize(work_stream));
+    expect_result(at[1], round);
+  }
+}
+
+TEST_F(CaptureTest, AFreshBlockThatIsNotGivenIsLikeAnyOther) {
+  const CaptureDevice device = open();
+  auto with = capture_again(kBytes);
+  for (CaptureBlock& block : with) block.fresh = !block.given;
+  const auto recording = make(device, with);
+  ASSERT_TRUE(recording.ok()) << recording.error().message();
+  EXPECT_THAT(recording->parts(), ElementsAre(2 * kBytes));
+}
+
 TEST_F(CaptureTest, GivenMemoryThatNoNodeNamesIsNoSlot) {
   const CaptureDevice device = open();
   auto with = blocks();

@@ -19,8 +19,8 @@
 
 namespace anabranch::cuda {
 
-// Of a part's address, and of all offsets in it: what the capture's allocator gave.
-inline constexpr std::uint64_t kPartAlignment = 512;
+// Of a part's address, and of all offsets in it.
+inline constexpr std::uint64_t kPartAlignment = kUnitAlignment;
 
 // Allocators leave what is left of a hole unused up to some size, 1 MiB in torch: little beside
 // this.

@@ -28,6 +28,11 @@ std::shared_ptr<Thing> kept_with(std::shared_ptr<cuda::CudaDevice> device,
           }};
 }
 
+cuda::UnitKind kind_of(const CaptureBlock& block) {
+  if (!block.given) return cuda::UnitKind::kTemporary;
+  return block.fresh ? cuda::UnitKind::kFresh : cuda::UnitKind::kGiven;
+}
+
 std::optional<cuda::Notes> notes_of(const CaptureNotes* notes) {
   if (!notes) return std::nullopt;
   return cuda::Notes{&notes->marks->marks(), notes->blocks_before, notes->works, notes->uses};
@@ -127,7 +132,7 @@ Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device,
   for (const CaptureBlock& block : blocks) {
     in_first.push_back({block.first_address, block.bytes});
     in_second.push_back({block.second_address, block.bytes});
-    kinds.push_back(block.given ? cuda::UnitKind::kGiven : cuda::UnitKind::kTemporary);
+    kinds.push_back(kind_of(block));
   }
   cuda::CudaRecordOptions options;
   options.device_code = on->device_code();

@@ -12,6 +12,7 @@
 #include "record/graph_races.h"
 #include "record/graph_transfers.h"
 #include "record/host_copies.h"
+#include "record/place_races.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -20,12 +21,23 @@ std::uint64_t alignment_of(std::uint64_t address) {
   return std::min(address & (~address + 1), kPartAlignment);
 }
 
+std::uint64_t alignment_of(const Unit& unit) {
+  return std::min(alignment_of(unit.first_address), alignment_of(unit.second_address));
+}
+
 // Given memory stays given where others that the capture's allocator put there cannot be told from
-// it.
+// it, and fresh where none of these was there before the launch. What a launch may put anywhere
+// lends nothing: temporaries need their alignment.
 std::vector<UnitKind> kinds_of_units(const Tenants& tenants, std::span<const UnitKind> kinds) {
   std::vector<UnitKind> of_units(tenants.units.size(), UnitKind::kTemporary);
   for (std::size_t i = 0; i < kinds.size(); ++i) {
-    if (kinds[i] == UnitKind::kGiven) of_units[tenants.tenant_of[i]] = UnitKind::kGiven;
+    UnitKind& kind = of_units[tenants.tenant_of[i]];
+    if (kinds[i] == UnitKind::kFresh && kind == UnitKind::kTemporary) kind = UnitKind::kFresh;
+    if (kinds[i] == UnitKind::kGiven) kind = UnitKind::kGiven;
+  }
+  for (std::size_t i = 0; i < of_units.size(); ++i) {
+    const bool is_aligned = alignment_of(tenants.units[i]) >= kUnitAlignment;
+    if (of_units[i] == UnitKind::kFresh && !is_aligned) of_units[i] = UnitKind::kGiven;
   }
   return of_units;
 }
@@ -178,12 +190,15 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   auto plan = plan_graph(*image, found->sites, tenants.units, of_units, tables->writes);
   if (!plan.ok()) return plan.error();
   name_slots(tenants, of_units, found->sites);
-  repointing_.image = *std::move(image);
   arena_ = std::move(plan->parts.arena);
   const ArenaParts parts = cut_arena(arena_, tenants.units, options_.least_part_bytes);
   list_sources(parts.bytes);
-  name_sources(parts.places, found->sites);
-  repointing_.sites = std::move(found->sites);
+  repointing_.sites = found->sites;
+  name_sources(parts.places, plan->loans, repointing_.sites);
+  const PlacedSites placed{found->sites, repointing_.sites, tenants.units, of_units,
+                           slots_,       source_rules_};
+  if (Status apart = check_places(*image, placed, tables->writes); !apart.ok()) return apart;
+  repointing_.image = *std::move(image);
   table_bytes_ = std::move(tables->bytes);
   return {};
 }
@@ -231,11 +246,9 @@ void CudaRecording::name_slots(const Tenants& tenants, std::span<const UnitKind>
     allocation[tenants.tenant_of[i]] = i;
   }
   for (std::uint32_t unit = 0; unit < tenants.units.size(); ++unit) {
-    if (kinds[unit] != UnitKind::kGiven || !is_named[unit]) continue;
+    if (kinds[unit] == UnitKind::kTemporary || !is_named[unit]) continue;
     const Unit& there = tenants.units[unit];
-    slots_.push_back(
-        {unit, allocation[unit], there.bytes,
-         std::min(alignment_of(there.first_address), alignment_of(there.second_address))});
+    slots_.push_back({unit, allocation[unit], there.bytes, alignment_of(there)});
   }
 }
 
@@ -258,19 +271,27 @@ void CudaRecording::list_sources(std::span<const std::uint64_t> part_bytes) {
   for (const std::uint64_t bytes : part_bytes) add(bytes, kPartAlignment);
 }
 
-// Sites so far name units.
+// Sites so far name units. A borrowed place is one in its lender's slot.
 void CudaRecording::name_sources(std::span<const ArenaParts::Place> places,
-                                 std::vector<Site>& sites) const {
-  constexpr std::uint32_t kInArena = ~0u;
+                                 std::span<const Loan> loans, std::vector<Site>& sites) const {
+  struct Place {
+    std::uint32_t source = 0;
+    std::uint64_t offset = 0;
+  };
   const auto first_part = static_cast<std::uint32_t>(slots_.size());
-  std::vector<std::uint32_t> slot_of(places.size(), kInArena);
-  for (std::uint32_t slot = 0; slot < first_part; ++slot) slot_of[slots_[slot].unit] = slot;
+  std::vector<Place> of_units;
+  for (const ArenaParts::Place& place : places) {
+    of_units.push_back({first_part + place.part, place.offset});
+  }
+  for (std::uint32_t slot = 0; slot < first_part; ++slot) of_units[slots_[slot].unit] = {slot, 0};
+  for (const Loan& loan : loans) {
+    const Place& lender = of_units[index_of(loan.lender)];
+    of_units[index_of(loan.temporary)] = {lender.source, loan.offset};
+  }
   for (Site& site : sites) {
-    const std::uint32_t unit = site.unit;
-    site.unit = slot_of[unit];
-    if (site.unit != kInArena) continue;
-    site.unit = first_part + places[unit].part;
-    site.shift += places[unit].offset;
+    const Place& place = of_units[site.unit];
+    site.unit = place.source;
+    site.shift += place.offset;
   }
 }
 

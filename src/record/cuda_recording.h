@@ -52,7 +52,8 @@ struct CudaSlot {
 
 // What every executable of a recording does, and where its addresses are. A launch gives one
 // address a source: the slots, and after them the parts of the arena. A site's `unit` is its source
-// here, and its `shift` contains where in its part a temporary lies.
+// here, and its `shift` contains where a temporary lies in its part, or in the slot that lends it
+// bytes.
 struct Repointing {
   GraphImage image;
   bool is_reordered = false;              // the image has other edges than the capture
@@ -257,14 +258,16 @@ struct CudaLaunchCounts {
 class CudaRecording {
  public:
   // `kinds` says of each allocation what it is; an address that was given is a slot even where the
-  // capture's allocator gave it out again. Device code must outlive the recording.
+  // capture's allocator gave it out again. Device code must outlive the recording. Refused where
+  // two units would share bytes and nothing orders them (place_races.h).
   static Result<std::shared_ptr<CudaRecording>> make(const Driver& driver, const Capture& first,
                                                      const Capture& second,
                                                      std::span<const UnitKind> kinds,
                                                      const CudaRecordOptions& options = {});
 
   std::span<const CudaSlot> slots() const { return slots_; }
-  // As it was planned, before it was cut; a launch gives memory for the parts.
+  // As it was planned, before it was cut; a launch gives memory for the parts. What fresh units
+  // lend is not in it.
   const ArenaLayout& arena() const { return arena_; }
   std::vector<std::uint64_t> part_bytes() const;
   std::span<const SourceRule> source_rules() const { return source_rules_; }  // by source
@@ -300,7 +303,8 @@ class CudaRecording {
   void name_slots(const Tenants& tenants, std::span<const UnitKind> kinds,
                   std::span<const Site> sites);
   void list_sources(std::span<const std::uint64_t> part_bytes);
-  void name_sources(std::span<const ArenaParts::Place> places, std::vector<Site>& sites) const;
+  void name_sources(std::span<const ArenaParts::Place> places, std::span<const Loan> loans,
+                    std::vector<Site>& sites) const;
   void index_sites();
 
   const Driver& driver_;

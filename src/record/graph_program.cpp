@@ -6,14 +6,10 @@
 #include <algorithm>
 #include <map>
 
-#include "plan/memory.h"
 #include "record/table_lives.h"
 
 namespace anabranch::cuda {
 namespace {
-
-// Offsets in the arena keep the alignment that the capture's allocator gave.
-constexpr std::uint64_t kAlignment = 512;
 
 bool is_programmatic(const EdgeImage& edge) { return edge.data.type == kEdgeProgrammatic; }
 
@@ -81,8 +77,8 @@ Result<Program> make_program(const GraphImage& image, std::span<const Site> site
   ProgramBuilder builder;
   for (std::uint32_t i = 1; i < chains; ++i) builder.add_stream(fmt::format("chain {}", i));
   for (std::uint32_t i = 0; i < units.size(); ++i) {
-    const Role role = kinds[i] == UnitKind::kGiven ? Role::kInput : Role::kTemporary;
-    builder.add_buffer({fmt::format("unit {}", i), role, units[i].bytes, kAlignment});
+    const Role role = kinds[i] == UnitKind::kTemporary ? Role::kTemporary : Role::kInput;
+    builder.add_buffer({fmt::format("unit {}", i), role, units[i].bytes, kUnitAlignment});
   }
   const auto used = units_of_nodes(image, sites, tables);
   for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {
@@ -109,8 +105,13 @@ Result<GraphPlan> plan_graph(const GraphImage& image, std::span<const Site> site
     parts.order.push_back(StepId(node));
   }
   parts.waits = waits_between(image, chain);
-  parts.arena = plan_memory(*program, parts.order, parts.waits);
-  return GraphPlan{*std::move(program), std::move(parts)};
+  std::vector<BufferId> lenders;
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
+    if (kinds[unit] == UnitKind::kFresh) lenders.push_back(BufferId{unit});
+  }
+  MemoryPlan memory = plan_memory(*program, parts.order, parts.waits, lenders);
+  parts.arena = std::move(memory.arena);
+  return GraphPlan{*std::move(program), std::move(parts), std::move(memory.loans)};
 }
 
 }  // namespace anabranch::cuda

@@ -3,7 +3,7 @@
 // Ownership: values.
 // Threads:   pure.
 // Failure:   kLimitExceeded where the graph is wider than a program may have streams.
-// Edges:     a unit that no node names is not in the arena.
+// Edges:     a unit that no node names is not in the arena, and lends nothing.
 //
 // Every node is a step, every unit a buffer, and a node that names a unit may write all of it. The
 // graph's edges give the order: chains of nodes become streams, edges between chains waits. So the
@@ -19,6 +19,7 @@
 
 #include "anabranch/plan.h"
 #include "anabranch/status.h"
+#include "plan/memory.h"
 #include "record/graph_image.h"
 #include "record/graph_sites.h"
 #include "record/graph_tables.h"
@@ -28,14 +29,17 @@ namespace anabranch::cuda {
 
 enum class UnitKind : std::uint8_t {
   kGiven,      // memory of the caller: inputs, results, parameters; a slot of its own
-  kTemporary,  // allocated in the capture and dead at its end; lies in the arena
+  kTemporary,  // allocated in the capture and dead at its end; lies in the arena, or where lent
+  kFresh,      // given, and nothing stands in it before a node names it: till then it lends
 };
 
 struct GraphPlan {
   Program program;  // steps are nodes and buffers are units, by number
   PlanParts parts;
+  std::vector<Loan> loans;  // of temporaries that are not in the arena; lenders are fresh
 };
 
+// Fresh units must lie at multiples of kUnitAlignment in each launch.
 Result<GraphPlan> plan_graph(const GraphImage& image, std::span<const Site> sites,
                              std::span<const Unit> units, std::span<const UnitKind> kinds,
                              std::span<const TableWrite> tables = {});

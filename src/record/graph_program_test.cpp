@@ -81,5 +81,31 @@ TEST(GraphProgram, AMissingEdgeBetweenTwoNodesOfOneUnitIsARace) {
   EXPECT_EQ(races[0].missing, (Wait{StepId(1), StepId(0)}));
 }
 
+TEST(GraphProgram, FreshMemoryHoldsWhatIsOverBeforeItsFirstNode) {
+  const GraphPlan plan =
+      plan_of({{0}, {0, 1}, {2}}, {{0, 1}, {1, 2}}, {kTemporary, kTemporary, kFresh});
+  EXPECT_THAT(plan.loans, ElementsAre(Loan{BufferId(0), BufferId(2), 0}));
+  EXPECT_EQ(plan.parts.arena.offsets[0], kNotInArena);
+  EXPECT_EQ(plan.parts.arena.offsets[2], kNotInArena);
+  EXPECT_EQ(plan.parts.arena.size_bytes, kBytes);
+}
+
+TEST(GraphProgram, FreshMemoryHoldsNothingThatANodeBesideItsFirstMayUse) {
+  EXPECT_THAT(plan_of({{}, {0}, {1}}, {{0, 1}, {0, 2}}, {kTemporary, kFresh}).loans, IsEmpty());
+}
+
+TEST(GraphProgram, FreshMemoryOfANodeThatMayBeginEarlyHoldsNothingOfTheNodeBefore) {
+  EXPECT_THAT(plan_of({{0}, {1}}, {{0, 1, true}}, {kTemporary, kFresh}).loans, IsEmpty());
+  EXPECT_EQ(plan_of({{0}, {}, {1}}, {{0, 1, true}, {1, 2}}, {kTemporary, kFresh}).loans.size(), 1u);
+}
+
+TEST(GraphProgram, FreshMemoryThatNoNodeNamesHoldsNothing) {
+  EXPECT_THAT(plan_of({{0}}, {}, {kTemporary, kFresh}).loans, IsEmpty());
+}
+
+TEST(GraphProgram, GivenMemoryHoldsNothingElse) {
+  EXPECT_THAT(plan_of({{0}, {1}}, {{0, 1}}, {kTemporary, kGiven}).loans, IsEmpty());
+}
+
 }  // namespace
 }  // namespace anabranch::cuda

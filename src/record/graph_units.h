@@ -18,6 +18,9 @@
 
 namespace anabranch::cuda {
 
+// Of all places that units get: what the capture's allocator gave.
+inline constexpr std::uint64_t kUnitAlignment = 512;
+
 // One allocation made while a capture ran, or memory that was given to it, in order of time.
 struct CaptureAllocation {
   std::uint64_t address = 0;
