@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -184,6 +185,125 @@ TEST(MemoryLoans, WhoHasNoTurnBeforeTheBudgetIsSpentLiesInTheArena) {
       lenders(planned.program, planned.order, clocks, planned.lenders);
   EXPECT_THAT(memory::find_loans(temporaries, lenders, 0),
               ElementsAre(Loan{BufferId(0), BufferId(2), 0}));
+}
+
+// Of a transformer's training step, in order: what each step uses, and the sizes.
+class Transformer {
+ public:
+  struct Shape {
+    std::uint64_t tokens = 0, hidden = 0, layers = 0, words = 0;
+  };
+  explicit Transformer(const Shape& shape)
+      : row_(2 * shape.tokens * shape.hidden), square_(2 * shape.hidden * shape.hidden) {
+    const std::uint64_t table = 2 * shape.words * shape.hidden;
+    std::vector<Layer> layers(shape.layers);
+    std::uint32_t x = add(row_);
+    use({x});
+    for (Layer& layer : layers) x = forward(layer, x);
+    const std::uint32_t logits = add(2 * shape.tokens * shape.words);
+    use({x, logits});
+    const std::uint32_t of_logits = add(2 * shape.tokens * shape.words);
+    use({logits, of_logits});
+    std::uint32_t gradient = add(row_);
+    use({of_logits, gradient});
+    use({of_logits, x, add(table, true)});
+    for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
+      gradient = backward(*layer, gradient);
+    }
+    use({gradient, add(table, true)});
+  }
+  Planned plan() const { return plan_of(steps_, bytes_, lends_); }
+  std::uint64_t results() const {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < bytes_.size(); ++i) sum += lends_[i] ? bytes_[i] : 0;
+    return sum;
+  }
+
+ private:
+  struct Layer {
+    std::uint32_t x, norm, qkv, attended, middle, norm2, up, active;
+  };
+  std::uint32_t add(std::uint64_t bytes, bool lends = false) {
+    bytes_.push_back(bytes);
+    lends_.push_back(lends);
+    return static_cast<std::uint32_t>(bytes_.size() - 1);
+  }
+  void use(std::vector<std::uint32_t> buffers) { steps_.push_back(std::move(buffers)); }
+  std::uint32_t make(std::uint64_t bytes, std::vector<std::uint32_t> from) {
+    const std::uint32_t made = add(bytes);
+    from.push_back(made);
+    use(std::move(from));
+    return made;
+  }
+  void leave(std::uint64_t bytes, std::vector<std::uint32_t> from) {
+    from.push_back(add(bytes, true));
+    use(std::move(from));
+  }
+  std::uint32_t forward(Layer& layer, std::uint32_t x) {
+    layer.x = x;
+    layer.norm = make(row_, {x});
+    layer.qkv = make(3 * row_, {layer.norm});
+    layer.attended = make(row_, {layer.qkv});
+    layer.middle = make(row_, {x, make(row_, {layer.attended})});
+    layer.norm2 = make(row_, {layer.middle});
+    layer.up = make(4 * row_, {layer.norm2});
+    layer.active = make(4 * row_, {layer.up});
+    return make(row_, {layer.middle, make(row_, {layer.active})});
+  }
+  std::uint32_t backward(const Layer& layer, std::uint32_t of_y) {
+    const std::uint32_t of_active = make(4 * row_, {of_y});
+    leave(4 * square_, {of_y, layer.active});
+    const std::uint32_t of_up = make(4 * row_, {of_active, layer.up});
+    const std::uint32_t of_norm2 = make(row_, {of_up});
+    leave(4 * square_, {of_up, layer.norm2});
+    const std::uint32_t of_middle = make(row_, {of_norm2, layer.middle, of_y});
+    const std::uint32_t of_attended = make(row_, {of_middle});
+    leave(square_, {of_middle, layer.attended});
+    const std::uint32_t of_qkv = make(3 * row_, {of_attended, layer.qkv, layer.attended});
+    const std::uint32_t of_norm = make(row_, {of_qkv});
+    leave(3 * square_, {of_qkv, layer.norm});
+    return make(row_, {of_norm, layer.x, of_middle});
+  }
+
+  std::uint64_t row_, square_;
+  std::vector<std::vector<std::uint32_t>> steps_;
+  std::vector<std::uint64_t> bytes_;
+  std::vector<bool> lends_;
+};
+
+// What lives at once where each result is allocated at its first use, and nothing is planned.
+std::uint64_t find_plain_peak(const Planned& planned) {
+  const check::Clocks clocks(planned.program, planned.order, planned.waits);
+  std::vector<std::int64_t> change(planned.order.size() + 1);
+  for (const memory::Life& life : memory::Lives(planned.program, planned.order, clocks).all) {
+    change[life.begin] += static_cast<std::int64_t>(life.size_bytes);
+    change[life.end + 1] -= static_cast<std::int64_t>(life.size_bytes);
+  }
+  const memory::Lives results(planned.program, planned.order, clocks, planned.lenders);
+  for (const memory::Life& life : results.all) {
+    change[life.begin] += static_cast<std::int64_t>(life.size_bytes);
+  }
+  std::int64_t live = 0, peak = 0;
+  for (const std::int64_t bytes : change) peak = std::max(peak, live += bytes);
+  return static_cast<std::uint64_t>(peak);
+}
+
+TEST(MemoryLoans, ATransformersActivationsLieInItsGradients) {
+  struct Case {
+    Transformer::Shape shape;
+    std::uint64_t results, alone, arena, plain_peak;  // in MiB
+  };
+  for (const Case& step : {Case{{1024, 2048, 16, 32'000}, 1786, 1153, 4, 1790},
+                           Case{{1536, 1600, 20, 32'000}, 1367, 1692, 398, 1700},
+                           Case{{1024, 1024, 24, 16'000}, 638, 832, 202, 834},
+                           Case{{2048, 1024, 24, 32'000}, 701, 1790, 1262, 1790}}) {
+    const Transformer transformer(step.shape);
+    const Planned planned = transformer.plan();
+    EXPECT_EQ(transformer.results() >> 20, step.results);
+    EXPECT_EQ(planned.alone().size_bytes >> 20, step.alone);
+    EXPECT_EQ(planned.memory.arena.size_bytes >> 20, step.arena);
+    EXPECT_EQ(find_plain_peak(planned) >> 20, step.plain_peak);
+  }
 }
 
 }  // namespace
