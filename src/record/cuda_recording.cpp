@@ -186,21 +186,29 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   if (Status kept = reorder(*image, found->sites, tables->writes, tenants.units); !kept.ok()) {
     return kept;
   }
-  const auto of_units = kinds_of_units(tenants, kinds);
-  auto plan = plan_graph(*image, found->sites, tenants.units, of_units, tables->writes);
-  if (!plan.ok()) return plan.error();
-  name_slots(tenants, of_units, found->sites);
-  arena_ = std::move(plan->parts.arena);
-  const ArenaParts parts = cut_arena(arena_, tenants.units, options_.least_part_bytes);
-  list_sources(parts.bytes);
-  repointing_.sites = found->sites;
-  name_sources(parts.places, plan->loans, repointing_.sites);
-  const PlacedSites placed{found->sites, repointing_.sites, tenants.units, of_units,
-                           slots_,       source_rules_};
-  if (Status apart = check_places(*image, placed, tables->writes); !apart.ok()) return apart;
+  if (Status placed = place(*image, tenants, kinds, found->sites, tables->writes); !placed.ok()) {
+    return placed;
+  }
   repointing_.image = *std::move(image);
   table_bytes_ = std::move(tables->bytes);
   return {};
+}
+
+Status CudaRecording::place(const GraphImage& image, const Tenants& tenants,
+                            std::span<const UnitKind> kinds, std::span<const Site> sites,
+                            std::span<const TableWrite> tables) {
+  const std::span<const Unit> units = tenants.units;
+  const auto of_units = kinds_of_units(tenants, kinds);
+  auto plan = plan_graph(image, sites, units, of_units, tables);
+  if (!plan.ok()) return plan.error();
+  name_slots(tenants, of_units, sites);
+  arena_ = std::move(plan->parts.arena);
+  const ArenaParts parts = cut_arena(arena_, units, options_.least_part_bytes);
+  list_sources(parts.bytes);
+  repointing_.sites.assign(sites.begin(), sites.end());
+  name_sources(parts.places, plan->loans, repointing_.sites);
+  return check_places(image, {sites, repointing_.sites, units, of_units, slots_, source_rules_},
+                      tables);
 }
 
 Status CudaRecording::reorder(GraphImage& image, std::span<const Site> sites,

@@ -300,6 +300,9 @@ class CudaRecording {
   Result<Tables> replace(FoundSites& found, GraphImage& image);
   Status reorder(GraphImage& image, std::span<const Site> sites, std::span<const TableWrite> tables,
                  std::span<const Unit> units);
+  // Gives units their places, and sites their sources, which name units.
+  Status place(const GraphImage& image, const Tenants& tenants, std::span<const UnitKind> kinds,
+               std::span<const Site> sites, std::span<const TableWrite> tables);
   void name_slots(const Tenants& tenants, std::span<const UnitKind> kinds,
                   std::span<const Site> sites);
   void list_sources(std::span<const std::uint64_t> part_bytes);

@@ -110,15 +110,15 @@ struct Placed {
 // Every pair of units and of their nodes, by the paths between these.
 class Oracle {
  public:
-  explicit Oracle(const Placed& placed) : placed_(placed), nodes_(placed.units.size()) {
+  explicit Oracle(const Placed& placed) : nodes_(placed.units.size()) {
     const std::size_t count = placed.image.nodes.size();
-    reaches_.assign(count, std::vector<bool>(count));
-    ends_before_ = reaches_;
+    std::vector<std::vector<bool>> reaches(count, std::vector<bool>(count));
+    ends_before_ = reaches;
     for (std::uint32_t from = 0; from < count; ++from) {
-      reaches_[from][from] = true;
+      reaches[from][from] = true;
       for (const EdgeImage& edge : placed.image.edges) {  // from < to, sorted by `to`
-        if (!reaches_[from][edge.from]) continue;
-        reaches_[from][edge.to] = true;
+        if (!reaches[from][edge.from]) continue;
+        reaches[from][edge.to] = true;
         // Whoever has a whole edge on the way begins when the first node has ended.
         if (ends_before_[from][edge.from] || edge.data.type != kEdgeProgrammatic) {
           ends_before_[from][edge.to] = true;
@@ -161,8 +161,7 @@ class Oracle {
     });
   }
 
-  const Placed& placed_;
-  std::vector<std::vector<bool>> reaches_, ends_before_;
+  std::vector<std::vector<bool>> ends_before_;
   std::vector<std::vector<std::uint32_t>> nodes_;  // by unit
 };
 
@@ -283,7 +282,7 @@ TEST(PlaceRaces, WhereGradientsAreLargerThanActivationsNextToNothingIsLeftOfTheA
     EXPECT_TRUE(step.check().ok()) << step.check().message();
     return step.arena.size_bytes >> 20;
   };
-  // Activations of 4, 8 and 4 MiB a layer, and 72 gradients of 12 MiB, or of 4, which only some fit.
+  // Activations of 4, 8 and 4 MiB a layer, and 72 gradients of 12 MiB, or of 4: only some fit.
   EXPECT_EQ(arena_of(false, std::uint64_t{12} << 20), 388u);
   EXPECT_EQ(arena_of(true, std::uint64_t{12} << 20), 8u);
   EXPECT_EQ(arena_of(true, std::uint64_t{4} << 20), 196u);
