@@ -166,7 +166,7 @@ def limits(plan: Plan) -> Iterator[Row]:
         names = [PLAIN, *ways]
         givens = [plan.training(way, shape) for way in names]
         warm(givens)
-        for way, row in zip(names, run_all(givens, 3), strict=True):
+        for way, row in zip(names, run_all(givens, 1), strict=True):
             rows[way] = compared(row, rows.get(PLAIN, row))
             show(way, rows[way])
         plain = rows[PLAIN]
@@ -258,7 +258,7 @@ def reference(plan: Plan) -> Iterator[Row]:
     givens = [plan.training(way, shape, length=REFERENCE_LENGTH, calls=REFERENCE_CALLS,
                             blocks_apart=True) for way in names]
     warm(givens)
-    for way, row in zip(names, run_all(givens, 2), strict=True):
+    for way, row in zip(names, run_all(givens, 1), strict=True):
         rows[way] = compared(row, rows.get(PLAIN, row))
         show(way, rows[way])
     yield {"kind": label, "shape": dataclasses.asdict(shape), "rows": rows,

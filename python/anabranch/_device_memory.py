@@ -143,6 +143,8 @@ def _exact(size_bytes: int) -> int:
 
 
 def _allocate_once(pool: torch.cuda.MemPool, size_bytes: int) -> None:
+    """Without a kernel that writes there, which torch.empty() queues where a user wants fresh memory
+    filled."""
     if size_bytes:
         with torch.cuda.use_mem_pool(pool):
-            torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+            _compat.empty_strided_cuda((size_bytes,), (1,), torch.uint8)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _compat, config
 from ._entry import RecordingReport
 from ._recorder import Recorder
-from ._saved_blocks import SavedBlocks, opened, taken
+from ._saved_blocks import SavedBlocks, handed_over, opened
 from ._state import NO_STATE, State
 from ._states import States
 from ._numbers import PLAIN, changed
@@ -51,7 +51,7 @@ class RecordedGraph:
                  may_take_numbers: bool = True, saved: SavedBlocks | None = None) -> None:
         self._recorder = Recorder(lambda leaves: call(list(opened(leaves))), chosen, name,
                                   takes_gradients=False,
-                                  call_last=lambda leaves: call(taken(leaves)),
+                                  call_last=lambda leaves: call(handed_over(leaves)),
                                   saved_from=saved_from,
                                   saved=saved if saved_from is not None else None)
         self._given = saved if saved_from is None else None

@@ -253,9 +253,10 @@ def _rooms_of(capture: Capture, saved_from: int | None) -> Rooms:
 
 
 def _blocks_of(step: Step, capture: Capture, rooms: Rooms) -> list[Block]:
-    """Those of the capture; what is answered is given, as the tensors of the step are."""
+    """Those of the capture; what is answered is given, as the tensors of the step are, and fresh: each
+    launch allocates it, so that temporaries may lie there until it is used."""
     first_room = len(step.units)
-    return [block._replace(given=block.given or i - first_room in rooms.of)
+    return [block._replace(given=True, fresh=True) if i - first_room in rooms.of else block
             for i, block in enumerate(capture.blocks)]
 
 

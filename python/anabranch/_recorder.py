@@ -34,7 +34,7 @@ from ._reasons import (
     NotRecordable,
 )
 from ._recorded import Recorded
-from ._saved_blocks import InBlocks, SavedBlocks, opened, taken
+from ._saved_blocks import InBlocks, SavedBlocks, handed_over, opened
 from ._shortage import OF_LAUNCH, Short, Shortage
 from ._state import NO_STATE, State, inner_tensors, is_wrapper, standing, version_of
 from ._trial import on_stream
@@ -113,7 +113,7 @@ class Recorder:
         with self._alone, self._lock:
             if entry.recorded is None and entry.report.reason is None:
                 entry.state = state
-                answer = self._record(key, entry, taken(leaves))
+                answer = self._record(key, entry, handed_over(leaves))
                 _give_back_memory()
                 return answer
         return self.run(key, leaves, state, describe)  # another thread was first

@@ -78,7 +78,7 @@ def opened(inputs: list[Any]) -> list[Any]:
     return tensors
 
 
-def taken(inputs: list[Any]) -> list[Any]:
+def handed_over(inputs: list[Any]) -> list[Any]:
     """The same, in a list that alone has them, so that they can be let go of one by one."""
     tensors = opened(inputs)
     if tensors is not inputs:
