@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Builds and runs a consumer: from an installation that was moved, or from the source tree.
+"""Builds and runs a consumer: from an installation that was moved, or from the source tree. Looks at
+where what was built and installed has its libraries looked for.
 
     test_consumer.py package <build folder> <source tree> <compiler>
     test_consumer.py source <build folder> <source tree> <compiler>
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from runpaths import find_stray_runpaths
 
 CONSUMER = Path(__file__).with_name("consumer")
 # Bytes of these libraries stay inside: another copy in the same process must not meet ours.
@@ -74,20 +77,44 @@ def check_shared(folder: Path) -> None:
     check(not stray, "the library exports what is private:\n" + "\n".join(stray[:10]))
 
 
+def check_runpaths(folder: Path, *trusted: Path) -> None:
+    stray = find_stray_runpaths(folder, *trusted)
+    check(not stray, "libraries are looked for where anybody may put one:\n" + "\n".join(stray))
+
+
+def check_command(prefix: Path) -> None:
+    """The command of an installation that was moved finds its library."""
+    output = run(prefix / "bin/anabranch", "--version")
+    check(output.startswith("anabranch "), f"the installed command printed {output!r}")
+
+
 def test_package(scratch: Path, build: Path, source: Path, compiler: str) -> None:
     run("cmake", "--install", build, "--prefix", scratch / "first", "--component", "library")
     prefix = scratch / "moved"
     (scratch / "first").rename(prefix)
     check_prefix(prefix, build, source)
+    for component in ("bridge", "tool"):
+        run("cmake", "--install", build, "--prefix", prefix, "--component", component)
+    check_command(prefix)
+    check_runpaths(build / "tool", build)
+    check_runpaths(build / "bridge", build)
+    check_runpaths(prefix)
     check_version(scratch, prefix)
     build_consumer(scratch / "consumer", compiler, f"-DCMAKE_PREFIX_PATH={prefix}",
                    "-DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF")
 
 
 def test_source(scratch: Path, source: Path, compiler: str) -> None:
-    build_consumer(scratch / "consumer", compiler, f"-DANABRANCH_SOURCE={source}",
-                   "-DBUILD_SHARED_LIBS=ON")
-    check_shared(scratch / "consumer")
+    folder = scratch / "consumer"
+    build_consumer(folder, compiler, f"-DANABRANCH_SOURCE={source}", "-DBUILD_SHARED_LIBS=ON",
+                   "-DANABRANCH_BUILD_TOOL=ON", "-DANABRANCH_INSTALL=ON",
+                   "-DCMAKE_INSTALL_LIBDIR=lib/of/a/long/name")
+    check_shared(folder)
+    check_runpaths(folder, folder)
+    run("cmake", "--install", folder, "--prefix", scratch / "first")
+    prefix = (scratch / "first").rename(scratch / "moved")
+    check_command(prefix)
+    check_runpaths(prefix)
 
 
 def main() -> None:

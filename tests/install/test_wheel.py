@@ -17,7 +17,7 @@ import venv
 import zipfile
 from pathlib import Path
 
-from test_consumer import build_consumer, check, run
+from test_consumer import build_consumer, check, check_runpaths, run
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTENT = ("anabranch/py.typed", "anabranch/lib/libanabranch_bridge.so", "anabranch/bin/anabranch",
@@ -85,6 +85,7 @@ def main() -> None:
         wheel = build_wheel(scratch)
         check_wheel(wheel)
         python = make_environment(scratch / "environment", wheel)
+        check_runpaths(scratch / "environment/lib")
         run(python, "-c", NO_TORCH)
         command = python.with_name("anabranch")
         check("anabranch 0.1.0" in run(command, "--version"), "the command has another version")
