@@ -31,10 +31,17 @@ ANABRANCH_API std::string code_text(Code code);
 // The one-line meaning from codes.inc; empty for an unknown number.
 ANABRANCH_API std::string_view code_meaning(Code code);
 
+// Text from outside, a name in a plan say, as it may stand in one line on a terminal: what would
+// steer the terminal, end the line or turn its direction, and bytes that are no UTF-8, as "\x1b",
+// "\n",
+// "\u202e". Everything that this library writes for people holds names in this form.
+ANABRANCH_API std::string printable_text(std::string_view text);
+
 class [[nodiscard]] Status {
  public:
   Status() = default;
   // `message` names the act, the thing, both values and the way out; the code is appended to it.
+  // May have several lines; each is kept as printable_text().
   ANABRANCH_API Status(Code code, std::string message);
 
   bool ok() const { return code_ == Code::kOk; }

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace anabranch {
 
 std::string code_text(Code code) { return fmt::format("E{:04}", static_cast<unsigned>(code)); }
@@ -21,7 +23,15 @@ std::string_view code_meaning(Code code) {
 }
 
 Status::Status(Code code, std::string message) : code_(code) {
-  if (code != Code::kOk) message_ = fmt::format("{} [{}]", message, code_text(code));
+  if (code == Code::kOk) return;
+  const std::string_view text = message;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    message_ += printable_text(text.substr(begin, end - begin));
+    if (end < text.size()) message_ += '\n';
+    begin = end + 1;
+  }
+  message_ += fmt::format(" [{}]", code_text(code));
 }
 
 }  // namespace anabranch

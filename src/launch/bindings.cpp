@@ -37,7 +37,8 @@ bool fits(const SlotState& slot, const Binding& binding) {
 }
 
 Status refuse_misfit(const Buffer& buffer, std::size_t index, const Binding& binding) {
-  const std::string what = fmt::format("launch: binding '{}' (slot {})", buffer.name, index);
+  const std::string what =
+      fmt::format("launch: binding '{}' (slot {})", printable_text(buffer.name), index);
   if (binding.size_bytes < buffer.size_bytes) {
     return refuse(
         fmt::format("{} has {} bytes, the recording needs {}. Pass a buffer of at least "
@@ -56,8 +57,8 @@ Status refuse_misfit(const Buffer& buffer, std::size_t index, const Binding& bin
 
 Status refuse_overlap(const Program& program, const AddressTable& table, const SlotExtent& a,
                       const SlotExtent& b) {
-  const auto name = [&](const SlotExtent& extent) -> const std::string& {
-    return program.buffer(table.slots()[extent.slot].buffer).name;
+  const auto name = [&](const SlotExtent& extent) {
+    return printable_text(program.buffer(table.slots()[extent.slot].buffer).name);
   };
   const SlotExtent& written = a.written ? a : b;
   return refuse(

@@ -258,11 +258,12 @@ Status Run::status() {
   }
   const StepId id = recording_.plan().order()[first->position];
   const Step& step = recording_.plan().program().step(id);
-  const std::string source = step.source.empty() ? "" : fmt::format(" ({})", step.source);
+  const std::string source =
+      step.source.empty() ? "" : fmt::format(" ({})", printable_text(step.source));
   Status failed(Code::kStepFailed,
                 fmt::format("launch: step {} '{}'{} {}. Steps after it did not all run; the "
                             "recording can be launched again.",
-                            index_of(id), step.name, source, describe(*first)));
+                            index_of(id), printable_text(step.name), source, describe(*first)));
   for (std::uint32_t lane = 0; lane < recording_.lane_count(); ++lane) {
     recording_.lane(lane).failure = {};
   }

@@ -70,8 +70,9 @@ std::string describe_step(const Program& program, StepId id) {
   std::string_view name = step.name;
   if (name.empty()) name = kKinds[static_cast<std::size_t>(step.kind)];
   const std::string_view comma = step.source.empty() ? "" : ", ";
-  return fmt::format("step {} '{}' ({}{}stream '{}')", index_of(id), name, step.source, comma,
-                     program.streams()[index_of(step.stream)]);
+  return fmt::format("step {} '{}' ({}{}stream '{}')", index_of(id), printable_text(name),
+                     printable_text(step.source), comma,
+                     printable_text(program.streams()[index_of(step.stream)]));
 }
 
 struct Verb {
@@ -95,11 +96,12 @@ std::string describe_cause(const Program& program, const Race& race) {
   if (race.buffer == kNoBuffer) {
     return fmt::format("{} must come after {}", second, first);
   }
-  const std::string& name = program.buffer(race.buffer).name;
+  const std::string name = printable_text(program.buffer(race.buffer).name);
   const std::string bytes = fmt::format("{}..{}", race.begin_byte, race.end_byte);
   if (race.buffer != race.other_buffer) {
     return fmt::format("{} uses '{}' while {} may still use '{}', which has bytes {} in common",
-                       second, program.buffer(race.other_buffer).name, first, name, bytes);
+                       second, printable_text(program.buffer(race.other_buffer).name), first, name,
+                       bytes);
   }
   return fmt::format("{} {} '{}' bytes {}{} while {} may still {} them", second,
                      describe_access(program, race.second, race.buffer).does, name, bytes,

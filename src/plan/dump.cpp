@@ -20,6 +20,13 @@ constexpr std::size_t kWidestColumn = 28;
 
 constexpr std::string_view kRoles[] = {"input", "output", "constant", "temporary"};
 
+// At most so many bytes from the start, and no part of a character.
+std::string cut(const std::string& text, std::size_t most) {
+  std::size_t size = std::min(text.size(), most);
+  while (size > 0 && size < text.size() && (text[size] & 0xc0) == 0x80) --size;
+  return text.substr(0, size);
+}
+
 class Dump {
  public:
   explicit Dump(const Plan& plan) : plan_(plan), program_(plan.program()) {}
@@ -60,14 +67,14 @@ class Dump {
 };
 
 std::string Dump::label(const Step& step) const {
-  std::string text = step.name;
+  std::string text = printable_text(step.name);
   if (step.kind == StepKind::kRecordEvent || step.kind == StepKind::kWaitEvent) {
-    text += " " + program_.events()[index_of(step.event)];
+    text += " " + printable_text(program_.events()[index_of(step.event)]);
   }
   if (program_.streams().size() > kMostColumns) {
-    return program_.streams()[index_of(step.stream)] + ": " + text;
+    return printable_text(program_.streams()[index_of(step.stream)]) + ": " + text;
   }
-  if (text.size() > kWidestColumn) text = text.substr(0, kWidestColumn - 2) + "..";
+  if (text.size() > kWidestColumn) text = cut(text, kWidestColumn - 2) + "..";
   return text;
 }
 
@@ -75,7 +82,7 @@ std::vector<std::size_t> Dump::column_widths() const {
   if (program_.streams().size() > kMostColumns) return {kWidestColumn};
   std::vector<std::size_t> widths;
   for (const std::string& name : program_.streams()) {
-    widths.push_back(std::min(name.size(), kWidestColumn));
+    widths.push_back(std::min(printable_text(name).size(), kWidestColumn));
   }
   for (const Step& step : program_.steps()) {
     std::size_t& width = widths[index_of(step.stream)];
@@ -97,8 +104,8 @@ void Dump::add_steps() {
   const std::vector<std::size_t> widths = column_widths();
   std::string heads;
   for (std::size_t i = 0; i < widths.size(); ++i) {
-    const std::string_view name = program_.streams()[i];
-    heads += fmt::format("  {:<{}}", name.substr(0, widths[i]), widths[i]);
+    const std::string name = printable_text(program_.streams()[i]);
+    heads += fmt::format("  {:<{}}", cut(name, widths[i]), widths[i]);
   }
   line("  step{}  waits for", widths.size() == program_.streams().size() ? heads : "");
   std::size_t next = 0;
@@ -115,7 +122,7 @@ void Dump::add_user_streams() {
   std::string names;
   for (std::size_t i = 0; i < program_.streams().size(); ++i) {
     if (program_.origins()[i] == StreamOrigin::kPlaced) continue;
-    names += fmt::format(" {}", program_.streams()[i]);
+    names += fmt::format(" {}", printable_text(program_.streams()[i]));
   }
   if (!names.empty()) line("synchronised by the user:{}", names);
 }
@@ -124,7 +131,7 @@ void Dump::add_priorities() {
   std::string names;
   for (std::size_t i = 0; i < program_.streams().size(); ++i) {
     if (program_.priorities()[i] == 0) continue;
-    names += fmt::format(" {} {}", program_.streams()[i], program_.priorities()[i]);
+    names += fmt::format(" {} {}", printable_text(program_.streams()[i]), program_.priorities()[i]);
   }
   if (!names.empty()) line("priorities, the lower the more urgent:{}", names);
 }
@@ -141,7 +148,7 @@ void Dump::add_slots() {
   for (std::size_t i = 0; i < plan_.slots().size(); ++i) {
     const Buffer& buffer = program_.buffer(plan_.slots()[i].buffer);
     line("  {:>4}  {:<8}  {:>12} bytes  {}", i, kRoles[static_cast<std::size_t>(buffer.role)],
-         buffer.size_bytes, buffer.name);
+         buffer.size_bytes, printable_text(buffer.name));
   }
 }
 
@@ -158,7 +165,8 @@ void Dump::add_memory() {
   });
   for (const std::size_t i : placed) {
     const Buffer& buffer = program_.buffers()[i];
-    line("  at {:>12}  {:>12} bytes  {}", arena.offsets[i], buffer.size_bytes, buffer.name);
+    line("  at {:>12}  {:>12} bytes  {}", arena.offsets[i], buffer.size_bytes,
+         printable_text(buffer.name));
   }
 }
 

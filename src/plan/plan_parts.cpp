@@ -88,22 +88,22 @@ Status check_place(std::size_t number, const Buffer& buffer, bool used, const Ar
   if (offset == kNotInArena) {
     if (buffer.role != Role::kTemporary || !used) return {};
     return invalid("temporary {} '{}' of {} bytes has no place in the arena; give it one", number,
-                   buffer.name, buffer.size_bytes);
+                   printable_text(buffer.name), buffer.size_bytes);
   }
   if (buffer.role != Role::kTemporary) {
     return invalid(
         "buffer {} '{}' of the caller is at arena offset {}; only temporaries live there", number,
-        buffer.name, offset);
+        printable_text(buffer.name), offset);
   }
   if (offset > arena.size_bytes || buffer.size_bytes > arena.size_bytes - offset) {
     return invalid(
         "temporary {} '{}' of {} bytes at offset {} leaves the arena of {} bytes; "
         "enlarge the arena",
-        number, buffer.name, buffer.size_bytes, offset, arena.size_bytes);
+        number, printable_text(buffer.name), buffer.size_bytes, offset, arena.size_bytes);
   }
   if (offset % buffer.alignment != 0) {
     return invalid("temporary {} '{}' is at offset {}, no multiple of its alignment {}; move it",
-                   number, buffer.name, offset, buffer.alignment);
+                   number, printable_text(buffer.name), offset, buffer.alignment);
   }
   return {};
 }

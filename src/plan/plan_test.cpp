@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <ostream>
 #include <string>
@@ -218,6 +219,72 @@ TEST(DumpPlan, PutsManyStreamsIntoOneColumn) {
   const std::string text = dump_plan(*make_plan(*builder.build()));
   EXPECT_THAT(text, HasSubstr("     0  s6: use\n"));
   EXPECT_THAT(text, HasSubstr("end waits for: 0\n"));
+}
+
+// Every name of it would clear a terminal, ring its bell and begin a line of its own.
+ProgramBuilder hostile_builder(StreamOrigin origin, std::uint32_t more_streams = 0) {
+  const std::string evil = "a\x1b[2J\x07\nno race\r\xc2\x9b\xff";
+  ProgramBuilder builder;
+  const StreamId side = builder.add_stream("S" + evil, origin, -1);
+  while (more_streams-- > 0) builder.add_stream(std::to_string(more_streams) + evil);
+  const EventId event = builder.add_event("E" + evil);
+  const BufferId h = builder.add_buffer({"h" + evil, Role::kTemporary, 64});
+  const BufferId y = builder.add_buffer({"y" + evil, Role::kOutput, 64});
+  builder.add_step({.name = "f" + evil, .source = "m" + evil, .accesses = {builder.write(h)}});
+  builder.record_event(kAmbient, event);
+  builder.wait_event(side, event);
+  builder.add_step({.stream = side,
+                    .name = "g" + evil,
+                    .source = "m" + evil,
+                    .accesses = {builder.read(h), builder.write(y)}});
+  return builder;
+}
+
+void expect_printable(const std::string& text) {
+  EXPECT_FALSE(text.empty());
+  for (const char byte : text) {
+    EXPECT_TRUE(byte == '\n' || (byte >= ' ' && byte <= '~')) << text;
+  }
+  EXPECT_THAT(text, testing::Not(HasSubstr("\nno race"))) << text;
+}
+
+TEST(NamesOfAPlan, ReachNoTextRaw) {
+  for (const std::uint32_t more_streams : {0u, 8u}) {
+    const Program program = *hostile_builder(StreamOrigin::kPlaced, more_streams).build();
+    const Plan plan = *make_plan(program);
+    expect_printable(dump_plan(plan));
+    PlanParts parts = parts_of(plan);
+    parts.waits.clear();
+    expect_printable(check_plan(program, parts).message());
+    parts = parts_of(plan);
+    parts.arena.offsets[0] = 1;
+    parts.arena.size_bytes += 64;
+    expect_printable(make_plan_from_parts(program, parts).error().message());
+  }
+}
+
+TEST(NamesOfAPlan, ReachNoReportRaw) {
+  ProgramBuilder builder = hostile_builder(StreamOrigin::kUserSynchronised);
+  builder.add_step({.name = "late\n", .source = "m\n", .accesses = {builder.write(BufferId{1})}});
+  builder.wait_event(kAmbient, builder.add_event("never\n"));
+  const std::vector<Report> reports = find_reports(*builder.build());
+  EXPECT_GE(reports.size(), 2u);
+  for (const Report& report : reports) {
+    expect_printable(report.message);
+    EXPECT_THAT(report.message, testing::Not(HasSubstr("\n")));
+  }
+}
+
+TEST(NamesOfAPlan, ReachNoErrorOfTheBuilderRaw) {
+  ProgramBuilder builder = hostile_builder(StreamOrigin::kPlaced);
+  builder.add_stream("twice\n");
+  builder.add_stream("twice\n");
+  builder.add_buffer({.name = "b\n", .alignment = 3});
+  const BufferId temporary = builder.add_buffer({.name = "t\n", .size_bytes = 8});
+  builder.add_step({.name = "r\n", .source = "m\n", .accesses = {builder.read(temporary)}});
+  const std::string message = builder.build().error().message();
+  expect_printable(message);
+  EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 2) << message;
 }
 
 }  // namespace

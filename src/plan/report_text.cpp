@@ -25,7 +25,7 @@ class Text {
  private:
   const Step& step(StepId id) const { return program_.step(id); }
   bool is_host(StepId id) const { return is_callers(program_, step(id)); }
-  std::string_view stream(StepId id) const;
+  std::string stream(StepId id) const;
   std::string name(StepId id) const;
   std::string operation(StepId id) const;
   std::string place(StepId id) const;
@@ -38,23 +38,23 @@ class Text {
 };
 
 // Work of placed streams is the ambient stream's to the user, who can wait for no other.
-std::string_view Text::stream(StepId id) const {
+std::string Text::stream(StepId id) const {
   const bool placed =
       id == kNoStep || program_.origins()[index_of(step(id).stream)] == StreamOrigin::kPlaced;
-  return program_.streams()[index_of(placed ? kAmbient : step(id).stream)];
+  return printable_text(program_.streams()[index_of(placed ? kAmbient : step(id).stream)]);
 }
 
 std::string Text::name(StepId id) const {
   static constexpr std::string_view kKinds[] = {"compute",      "copy",       "fill",       "host",
                                                 "record_event", "wait_event", "synchronize"};
-  if (!step(id).name.empty()) return fmt::format("`{}`", step(id).name);
+  if (!step(id).name.empty()) return fmt::format("`{}`", printable_text(step(id).name));
   return fmt::format("`{}`", kKinds[static_cast<std::size_t>(step(id).kind)]);
 }
 
 std::string Text::operation(StepId id) const {
   if (id == kNoStep) return fmt::format("the caller's work on stream {}", stream(id));
-  const std::string source =
-      step(id).source.empty() ? fmt::format("step {}", index_of(id)) : step(id).source;
+  const std::string source = step(id).source.empty() ? fmt::format("step {}", index_of(id))
+                                                     : printable_text(step(id).source);
   return fmt::format("{} ({}, {}{})", name(id), source, is_host(id) ? "" : "stream ",
                      is_host(id) ? "the host" : stream(id));
 }
@@ -88,8 +88,8 @@ std::string_view Text::verb(StepId id, bool may) const {
 }
 
 std::string Text::bytes() const {
-  return fmt::format("`{}` bytes {}..{}", program_.buffer(report_.buffer).name, report_.begin_byte,
-                     report_.end_byte);
+  return fmt::format("`{}` bytes {}..{}", printable_text(program_.buffer(report_.buffer).name),
+                     report_.begin_byte, report_.end_byte);
 }
 
 std::string Text::flow() const {
@@ -139,7 +139,7 @@ std::string Text::unrecorded() const {
   return fmt::format(
       "unrecorded: {} waits for event `{}`, which nothing before it records: a wait for nothing. "
       "Remedy: record the event before {}.",
-      operation(wait), program_.events()[index_of(step(wait).event)], place(wait));
+      operation(wait), printable_text(program_.events()[index_of(step(wait).event)]), place(wait));
 }
 
 }  // namespace

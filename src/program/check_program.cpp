@@ -92,8 +92,9 @@ void Checker::report(Code code, fmt::format_string<Values...> text, Values&&... 
 template <typename... Values>
 void Checker::report_step(Code code, fmt::format_string<Values...> text, Values&&... values) {
   const Step& step = program_.steps()[step_];
-  const std::string source = step.source.empty() ? "" : fmt::format(" ({})", step.source);
-  report(code, "step {} '{}'{} {}", step_, step.name, source,
+  const std::string source =
+      step.source.empty() ? "" : fmt::format(" ({})", printable_text(step.source));
+  report(code, "step {} '{}'{} {}", step_, printable_text(step.name), source,
          fmt::format(text, std::forward<Values>(values)...));
 }
 
@@ -133,12 +134,12 @@ void Checker::check_streams() {
       report(Code::kProgramInvalid, "stream {} has no name; give it one", i);
     } else if (const auto [at, fresh] = names.emplace(name, i); !fresh) {
       report(Code::kProgramInvalid, "streams {} and {} are both named '{}'; rename one", at->second,
-             i, name);
+             i, printable_text(name));
     }
     const auto origin = static_cast<std::size_t>(program_.origins()[i]);
     if (origin < kOriginCount) continue;
     report(Code::kProgramInvalid, "stream {} '{}' has origin {}, there are {}; pick one of them", i,
-           name, origin, kOriginCount);
+           printable_text(name), origin, kOriginCount);
   }
 }
 
@@ -146,16 +147,16 @@ void Checker::check_buffer(std::uint32_t number) {
   const Buffer& buffer = program_.buffers()[number];
   if (buffer.size_bytes > kMaxBufferBytes) {
     report(Code::kLimitExceeded, "buffer {} '{}' has {} bytes, the limit is {}; split it", number,
-           buffer.name, buffer.size_bytes, kMaxBufferBytes);
+           printable_text(buffer.name), buffer.size_bytes, kMaxBufferBytes);
   }
   if (!std::has_single_bit(buffer.alignment) || buffer.alignment > kMaxBufferBytes) {
     report(Code::kProgramInvalid,
            "buffer {} '{}' has alignment {}; it must be a power of two, at most {}", number,
-           buffer.name, buffer.alignment, kMaxBufferBytes);
+           printable_text(buffer.name), buffer.alignment, kMaxBufferBytes);
   }
   if (static_cast<std::size_t>(buffer.role) >= kRoleCount) {
     report(Code::kProgramInvalid, "buffer {} '{}' has role {}, there are {}; pick one of them",
-           number, buffer.name, static_cast<unsigned>(buffer.role), kRoleCount);
+           number, printable_text(buffer.name), static_cast<unsigned>(buffer.role), kRoleCount);
   }
 }
 
@@ -240,7 +241,7 @@ void Checker::check_sync(const Step& step) {
   } else if (!recorded_[event] && !has_user_streams(program_.origins())) {
     report_step(Code::kEventNeverRecorded,
                 "waits for event {} '{}', which no step before it records; record it first", event,
-                program_.events()[event]);
+                printable_text(program_.events()[event]));
   }
 }
 
@@ -270,8 +271,8 @@ bool Checker::check_access(std::size_t number, const Access& access) {
     report_step(Code::kViewOutsideBuffer,
                 "reaches at access {} outside buffer {} '{}' of {} bytes: a view at offset {} of "
                 "{} dims and items of {} bytes; shrink the view or grow the buffer",
-                number, index_of(view.buffer), buffer.name, buffer.size_bytes, view.offset_bytes,
-                view.dims.size(), view.item_bytes);
+                number, index_of(view.buffer), printable_text(buffer.name), buffer.size_bytes,
+                view.offset_bytes, view.dims.size(), view.item_bytes);
     return false;
   }
   check_role(access, *bounds);
@@ -284,7 +285,7 @@ void Checker::check_role(const Access& access, ViewBounds bounds) {
   if (writes(access.mode) && buffer.role == Role::kConstant) {
     report_step(Code::kRoleForbidsAccess,
                 "writes buffer {} '{}', a constant; make it an input, or write another buffer",
-                number, buffer.name);
+                number, printable_text(buffer.name));
   }
   const bool given = buffer.role == Role::kInput || buffer.role == Role::kConstant;
   if (given || !reads(access.mode) || bounds.begin == bounds.end) return;
@@ -292,7 +293,7 @@ void Checker::check_role(const Access& access, ViewBounds bounds) {
   report_step(Code::kReadBeforeWrite,
               "reads bytes {}..{} of buffer {} '{}', where no step before it writes; write there "
               "first, or make it an input",
-              bounds.begin, bounds.end, number, buffer.name);
+              bounds.begin, bounds.end, number, printable_text(buffer.name));
 }
 
 }  // namespace

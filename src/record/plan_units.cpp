@@ -60,10 +60,10 @@ class Finder {
     if (found_.of_buffer[index_of(id)] != UnitTable::kNone) return {};
     const Buffer& buffer = plan_.program().buffer(id);
     if (buffer.alignment > kArenaAlignment) {
-      return refuse(
-          fmt::format("temporary {} '{}' asks for an alignment of {}, an arena on CUDA "
-                      "gives {}. Ask for less, or bind the buffer.",
-                      index_of(id), buffer.name, buffer.alignment, kArenaAlignment));
+      return refuse(fmt::format(
+          "temporary {} '{}' asks for an alignment of {}, an arena on CUDA "
+          "gives {}. Ask for less, or bind the buffer.",
+          index_of(id), printable_text(buffer.name), buffer.alignment, kArenaAlignment));
     }
     add_buffer(id, UnitKind::kTemporary);
     return {};

@@ -7,8 +7,9 @@ namespace anabranch {
 
 std::string describe_step(const Program& program, StepId id) {
   const Step& step = program.step(id);
-  const std::string source = step.source.empty() ? "" : fmt::format(" ({})", step.source);
-  return fmt::format("step {} '{}'{}", index_of(id), step.name, source);
+  const std::string source =
+      step.source.empty() ? "" : fmt::format(" ({})", printable_text(step.source));
+  return fmt::format("step {} '{}'{}", index_of(id), printable_text(step.name), source);
 }
 
 Status check_regions(const Plan& plan, const RegionTable& regions) {

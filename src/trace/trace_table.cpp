@@ -17,13 +17,17 @@ namespace {
 
 double microseconds(std::uint64_t ns) { return static_cast<double>(ns) / 1000; }
 
+std::string printable_label(const Program& program, std::uint32_t step) {
+  return printable_text(step_label(program, step));
+}
+
 // For each event the labels of the steps it waited for.
 std::vector<std::string> find_waited_for(const Plan& plan, const std::vector<TraceEvent>& sorted) {
   std::vector<std::string> texts(sorted.size());
   for (const WaitPair& pair : find_wait_pairs(plan, sorted)) {
     std::string& text = texts[pair.step];
     if (!text.empty()) text += ", ";
-    text += step_label(plan.program(), sorted[pair.on].step);
+    text += printable_label(plan.program(), sorted[pair.on].step);
   }
   return texts;
 }
@@ -40,9 +44,9 @@ std::string event_label(const Program& program, const TraceEvent& event) {
     case EventKind::kLaunch:
       return "launch";
     case EventKind::kWait:
-      return "  wait for " + step_label(program, event.other);
+      return "  wait for " + printable_label(program, event.other);
     case EventKind::kStep:
-      return "  " + step_label(program, event.step);
+      return "  " + printable_label(program, event.step);
   }
   return {};
 }
@@ -50,7 +54,7 @@ std::string event_label(const Program& program, const TraceEvent& event) {
 std::string stream_label(const Program& program, const TraceEvent& event) {
   const bool in_stream = event.kind != EventKind::kLaunch && event.step < program.steps().size();
   const StreamId stream = in_stream ? program.steps()[event.step].stream : kAmbient;
-  return program.streams()[index_of(stream)];
+  return printable_text(program.streams()[index_of(stream)]);
 }
 
 }  // namespace

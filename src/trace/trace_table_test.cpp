@@ -45,5 +45,15 @@ TEST(TraceTable, NamesWhatCopiesFillsAndEventsAreAbout) {
   EXPECT_NE(table.find("record_event half\n"), std::string::npos) << table;
 }
 
+TEST(TraceTable, ShowsControlsInNamesAsText) {
+  ProgramBuilder builder;
+  builder.compute(builder.add_stream("s\x1b[2J\n"), "f\n\x07", {});
+  const std::string table =
+      dump_trace(*make_plan(*builder.build()), {{EventKind::kStep, 0, 0, 0, 1, 2}});
+  EXPECT_NE(table.find("s\\x1b[2J\\n"), std::string::npos) << table;
+  EXPECT_NE(table.find("f\\n\\x07"), std::string::npos) << table;
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 2) << table;
+}
+
 }  // namespace
 }  // namespace anabranch
