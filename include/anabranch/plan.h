@@ -151,6 +151,8 @@ ANABRANCH_API std::string dump_plan(const Plan& plan);
 ANABRANCH_API std::vector<std::uint8_t> write_plan(const Plan& plan);
 // Verifies, bounds and race-checks; never trusts the bytes.
 ANABRANCH_API Result<Plan> read_plan(std::span<const std::uint8_t> bytes);
+// The file is whole or as it was, and keeps its mode. Links, devices and FIFOs are written through
+// and never replaced (docs/file-formats.md).
 ANABRANCH_API Status write_plan_file(const Plan& plan, const std::string& path);
 ANABRANCH_API Result<Plan> read_plan_file(const std::string& path);
 

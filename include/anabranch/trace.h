@@ -14,6 +14,7 @@
 
 #include "anabranch/export.h"
 #include "anabranch/record.h"
+#include "anabranch/status.h"
 #include "anabranch/trace_event.h"
 
 namespace anabranch {
@@ -44,6 +45,9 @@ ANABRANCH_API void attach_trace(const Recording& recording, Trace* trace);
 // Chrome's JSON trace format, which Perfetto opens: a process for the program, a thread a stream,
 // slices with names and source lines, flows for waits.
 ANABRANCH_API std::string dump_chrome_json(const Plan& plan, const std::vector<TraceEvent>& events);
+// The same into a file, which is written as write_plan_file() writes its own. kFileUnreadable.
+ANABRANCH_API Status write_chrome_json(const Plan& plan, const std::vector<TraceEvent>& events,
+                                       const std::string& path);
 // A table for people: each step with stream, begin, duration, and what it waited for.
 ANABRANCH_API std::string dump_trace(const Plan& plan, const std::vector<TraceEvent>& events);
 

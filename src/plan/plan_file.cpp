@@ -12,6 +12,8 @@
 #include <flatbuffers/flatbuffers.h>
 #include <fmt/format.h>
 
+#include "base/write_file.h"
+
 namespace anabranch {
 namespace {
 
@@ -80,11 +82,12 @@ Status about_file(const char* act, const std::string& path, const Status& status
   std::string_view message = status.message();
   message = message.substr(0, message.rfind(" [E"));
   if (message.starts_with(kAct)) message.remove_prefix(kAct.size());
-  return Status(status.code(), fmt::format("{} '{}': {}", act, path, message));
+  return Status(status.code(), fmt::format("{} '{}': {}", act, printable_text(path), message));
 }
 
 Status unreadable(const char* act, const std::string& path, int error) {
-  return Status(Code::kFileUnreadable, fmt::format("{} '{}': {}", act, path, std::strerror(error)));
+  return Status(Code::kFileUnreadable,
+                fmt::format("{} '{}': {}", act, printable_text(path), std::strerror(error)));
 }
 
 struct CloseFile {
@@ -104,21 +107,13 @@ Result<std::vector<std::uint8_t>> read_bytes(const std::string& path) {
     const Status begin = check_magic_and_version(bytes);
     if (!begin) return about_file(act, path, begin);
     if (bytes.size() > kMaxPlanPayloadBytes + kPlanHeaderBytes) {
-      return Status(Code::kFileMalformed, fmt::format("{} '{}': longer than {} bytes", act, path,
-                                                      kMaxPlanPayloadBytes + kPlanHeaderBytes));
+      return Status(Code::kFileMalformed,
+                    fmt::format("{} '{}': longer than {} bytes", act, printable_text(path),
+                                kMaxPlanPayloadBytes + kPlanHeaderBytes));
     }
   }
   if (std::ferror(file.get())) return unreadable(act, path, errno);
   return bytes;
-}
-
-Status write_bytes(std::span<const std::uint8_t> bytes, const std::string& path) {
-  File file(std::fopen(path.c_str(), "wb"));
-  if (!file) return unreadable("write plan file", path, errno);
-  const bool written = std::fwrite(bytes.data(), 1, bytes.size(), file.get()) == bytes.size();
-  const int write_error = errno;
-  if (std::fclose(file.release()) == 0 && written) return {};
-  return unreadable("write plan file", path, written ? errno : write_error);
 }
 
 }  // namespace
@@ -164,7 +159,6 @@ Result<Plan> read_plan(std::span<const std::uint8_t> bytes) {
   return read_plan_payload(*payload);
 }
 
-// A plan file is whole or not there: it gets its name when all its bytes are written.
 Status write_plan_file(const Plan& plan, const std::string& path) {
   const std::vector<std::uint8_t> bytes = write_plan(plan);
   if (bytes.empty()) {
@@ -172,15 +166,10 @@ Status write_plan_file(const Plan& plan, const std::string& path) {
         Code::kLimitExceeded,
         fmt::format("write plan file '{}': the plan of {} steps needs more than {} bytes, "
                     "or has a text of more than {}. Split the program or shorten the name.",
-                    path, plan.order().size(), kMaxPlanPayloadBytes, kMaxFileTextBytes));
+                    printable_text(path), plan.order().size(), kMaxPlanPayloadBytes,
+                    kMaxFileTextBytes));
   }
-  const std::string partial = path + ".partial";
-  Status status = write_bytes(bytes, partial);
-  if (status && std::rename(partial.c_str(), path.c_str()) != 0) {
-    status = unreadable("write plan file", path, errno);
-  }
-  if (!status) std::remove(partial.c_str());
-  return status;
+  return write_file("write plan file", path, bytes);
 }
 
 Result<Plan> read_plan_file(const std::string& path) {

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "anabranch/trace.h"
+#include "base/write_file.h"
 #include "trace/json_text.h"
 #include "trace/sorted_events.h"
 #include "trace/step_label.h"
@@ -131,6 +132,13 @@ std::string Writer::write() {
 
 std::string dump_chrome_json(const Plan& plan, const std::vector<TraceEvent>& events) {
   return Writer(plan, sort_events(plan, events)).write();
+}
+
+Status write_chrome_json(const Plan& plan, const std::vector<TraceEvent>& events,
+                         const std::string& path) {
+  const std::string text = dump_chrome_json(plan, events);
+  return write_file("write trace", path,
+                    {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
 }
 
 }  // namespace anabranch
