@@ -28,7 +28,8 @@ int32_t anabranch_program_find_regions(const AnabranchProgram* program, uint32_t
 
 AnabranchReports* anabranch_program_find_reports(const AnabranchProgram* program, int32_t strict) {
   return ab::bridge::guard([&] {
-    return new AnabranchReports{ab::find_reports(program->program, {.strict = strict != 0})};
+    return ab::bridge::handle_of<AnabranchReports>(
+        ab::find_reports(program->program, {.strict = strict != 0}));
   });
 }
 

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -41,7 +42,9 @@ Result<std::string> check(const std::string& path, bool strict) {
   const Program& program = plan->program();
   std::string reports;
   bool has_error = false;
-  for (const Report& report : find_reports(program, {.strict = strict})) {
+  const Result<std::vector<Report>> found = find_reports(program, {.strict = strict});
+  if (!found) return found.error();
+  for (const Report& report : *found) {
     reports += fmt::format("{}: {}\n", kSeverities[static_cast<std::size_t>(report.severity)],
                            report.message);
     has_error |= report.severity == Severity::kError;

@@ -2,7 +2,8 @@
 // A plan: in what order, on which stream, after which waits and where in memory.
 // Ownership: a Plan is an immutable value and keeps its Program alive.
 // Threads:   all functions are pure: same input, same bytes; no device, clock or randomness.
-// Failure:   a Status; make_plan never answers a plan its own checker refuses.
+// Failure:   a Status; make_plan never answers a plan its own checker refuses. Whatever compares
+//            views may be kTooManyComparisons.
 // Edges:     an empty program has an empty plan with an empty arena.
 #pragma once
 
@@ -77,6 +78,14 @@ struct PlanOptions {
   bool strict = false;  // reports are graver: see Severity
 };
 
+// What telling apart the views of a program may cost: so many comparisons, and so many more for
+// each access. Views that tile a buffer, or lie inside each other, need a few each; strided views
+// that lie across each other need one for each pair, and more where their strides have no common
+// measure. Above it is kTooManyComparisons: some seconds of work, and a plan file that asks for
+// more was made to keep its reader busy.
+inline constexpr std::uint64_t kMaxComparisons = std::uint64_t{1} << 26;
+inline constexpr std::uint64_t kMaxComparisonsPerAccess = 256;
+
 // Derives order, waits and memory, then checks the result with check_plan. Refused
 // (kUnsynchronised) if a report of find_reports is an error; all other reports leave a plan that is
 // right.
@@ -117,8 +126,8 @@ struct Report {
 // Pure, and near linear in steps; nothing, at once, where all streams are placed. Every race
 // follows from the missing waits of the reports and the syncs there are, and no report from the
 // others of its kind. In program order of `second`, then unjoined streams in that of `first`.
-ANABRANCH_API std::vector<Report> find_reports(const Program& program,
-                                               const PlanOptions& options = {});
+ANABRANCH_API Result<std::vector<Report>> find_reports(const Program& program,
+                                                       const PlanOptions& options = {});
 
 // Two steps of which the first must end before the second starts, and nothing makes sure of it.
 struct Race {
@@ -133,8 +142,8 @@ struct Race {
 
 // The independent race checker: shares no code with what derives waits. Reports at most `limit`.
 // Whether the parts fit the program at all is for make_plan_from_parts to check.
-ANABRANCH_API std::vector<Race> find_races(const Program& program, const PlanParts& parts,
-                                           std::size_t limit = 16);
+ANABRANCH_API Result<std::vector<Race>> find_races(const Program& program, const PlanParts& parts,
+                                                   std::size_t limit = 16);
 ANABRANCH_API Status check_plan(const Program& program, const PlanParts& parts);
 
 // The largest groups of steps that can be compiled as one unit: one stream each, no cycle between

@@ -18,10 +18,10 @@ using check::Demand;
 using check::Overlap;
 
 // The bytes between the bounds of both views, for people.
-bool set_shared_bytes(Race& race, const View& first, const View& second) {
+bool set_shared_bytes(Race& race, const View& first, const View& second, CompareWork& work) {
   const ByteSet a = check::make_byte_set(first);
   const ByteSet b = check::make_byte_set(second);
-  const Overlap overlap = check::find_overlap(a, b);
+  const Overlap overlap = check::find_overlap(a, b, work);
   if (overlap == Overlap::kNone) return false;
   race.begin_byte = std::max(a.begin, b.begin);
   race.end_byte = std::min(a.end, b.end);
@@ -29,12 +29,13 @@ bool set_shared_bytes(Race& race, const View& first, const View& second) {
   return true;
 }
 
-void set_conflict(Race& race, const Program& program) {
+void set_conflict(Race& race, const Program& program, CompareWork& work) {
   for (const Access& first : program.step(race.first).accesses) {
     for (const Access& second : program.step(race.second).accesses) {
       if (first.view.buffer != race.buffer || second.view.buffer != race.buffer) continue;
       if (!check::writes(first) && !check::writes(second)) continue;
-      if (set_shared_bytes(race, first.view, second.view) && race.exact) return;
+      const bool shared = set_shared_bytes(race, first.view, second.view, work);
+      if ((shared && race.exact) || work.exhausted()) return;
     }
   }
 }
@@ -48,7 +49,8 @@ void set_shared_arena(Race& race, const Program& program, const ArenaLayout& are
                   first;
 }
 
-Race make_race(const Demand& unmet, const Program& program, const ArenaLayout& arena) {
+Race make_race(const Demand& unmet, const Program& program, const ArenaLayout& arena,
+               CompareWork& work) {
   Race race{.first = unmet.first,
             .second = unmet.second,
             .buffer = unmet.buffer,
@@ -56,7 +58,7 @@ Race make_race(const Demand& unmet, const Program& program, const ArenaLayout& a
             .missing = {unmet.second, unmet.first}};
   if (race.buffer == kNoBuffer) return race;
   if (race.buffer == race.other_buffer) {
-    set_conflict(race, program);
+    set_conflict(race, program, work);
   } else {
     set_shared_arena(race, program, arena);
   }
@@ -134,11 +136,14 @@ std::vector<std::size_t> positions(const Program& program, std::span<const StepI
 
 }  // namespace
 
-std::vector<Race> find_races(const Program& program, const PlanParts& parts, std::size_t limit) {
+Result<std::vector<Race>> find_races(const Program& program, const PlanParts& parts,
+                                     std::size_t limit) {
   const check::Clocks clocks(program, parts.order, parts.waits);
   const check::AccessesByBuffer accesses(program);
   check::Demands demands(program, clocks);
-  check::demand_access_order(demands, accesses);
+  CompareWork work(program);
+  check::demand_access_order(demands, accesses, work);
+  if (work.exhausted()) return work.refusal("check");
   check::demand_arena_order(demands, accesses, parts.arena);
   check::demand_sync_order(demands);
   std::vector<Demand>& unmet = demands.unmet;
@@ -147,13 +152,15 @@ std::vector<Race> find_races(const Program& program, const PlanParts& parts, std
   unmet.resize(std::min(unmet.size(), limit));
   std::vector<Race> races;
   races.reserve(unmet.size());
-  for (const Demand& demand : unmet) races.push_back(make_race(demand, program, parts.arena));
+  for (const Demand& demand : unmet) races.push_back(make_race(demand, program, parts.arena, work));
   return races;
 }
 
 Status check_plan(const Program& program, const PlanParts& parts) {
   constexpr std::size_t kShown = 4;
-  const std::vector<Race> races = find_races(program, parts, kShown + 1);
+  const Result<std::vector<Race>> found = find_races(program, parts, kShown + 1);
+  if (!found) return found.error();
+  const std::vector<Race>& races = *found;
   if (races.empty()) return {};
   const std::vector<std::size_t> position = positions(program, parts.order);
   std::string text;

@@ -15,13 +15,14 @@ using Entry = AccessesByBuffer::Entry;
 
 class BufferCheck {
  public:
-  explicit BufferCheck(Demands& demands) : demands_(demands) {}
+  BufferCheck(Demands& demands, CompareWork& work) : demands_(demands), work_(work) {}
 
   void run(BufferId buffer, std::span<const Entry> entries) {
     buffer_ = buffer;
+    work_.enter(buffer);
     make_classes(entries);
     find_meeting_classes();
-    for (std::size_t i = 0; i < entries.size(); ++i) {
+    for (std::size_t i = 0; i < entries.size() && !work_.exhausted(); ++i) {
       const Access& access = access_of(entries[i]);
       compare(class_of_[i], entries[i].step, writes(access));
       remember(class_of_[i], entries[i].step, writes(access));
@@ -45,9 +46,13 @@ class BufferCheck {
   void compare(std::uint32_t number, StepId step, bool write);
   void remember(std::uint32_t number, StepId step, bool write);
   void add_read(Class& at, StepId step);
-  void demand(StepId first, StepId second) { demands_.demand(first, second, buffer_, buffer_); }
+  void demand(StepId first, StepId second) {
+    if (demands_.demand(first, second, buffer_, buffer_)) return;
+    if (!work_.spend(CompareWork::kKept)) demands_.unmet.pop_back();
+  }
 
   Demands& demands_;
+  CompareWork& work_;
   BufferId buffer_{};
   std::vector<Class> classes_;  // by first byte
   std::vector<std::uint32_t> class_of_;
@@ -79,7 +84,9 @@ void BufferCheck::find_meeting_classes() {
     for (std::uint32_t k = i + 1; k < classes_.size(); ++k) {
       Class& b = classes_[k];
       if (b.bytes.begin >= a.bytes.end) break;
-      if (find_overlap(a.bytes, b.bytes) == Overlap::kNone) continue;
+      const Overlap overlap = find_overlap(a.bytes, b.bytes, work_);
+      if (overlap == Overlap::kNone) continue;
+      if (!work_.spend(CompareWork::kKept)) return;
       a.meets.push_back(k);
       b.meets.push_back(i);
     }
@@ -89,6 +96,7 @@ void BufferCheck::find_meeting_classes() {
 void BufferCheck::compare(std::uint32_t number, StepId step, bool write) {
   for (const std::uint32_t other : classes_[number].meets) {
     const Class& met = classes_[other];
+    if (!work_.spend(1 + (write ? met.reads.size() : 0))) return;
     if (met.written) demand(met.last_write, step);
     if (!write) continue;
     for (const StepId read : met.reads) demand(read, step);
@@ -136,8 +144,8 @@ AccessesByBuffer::AccessesByBuffer(const Program& program)
   }
 }
 
-void demand_access_order(Demands& demands, const AccessesByBuffer& accesses) {
-  BufferCheck check(demands);
+void demand_access_order(Demands& demands, const AccessesByBuffer& accesses, CompareWork& work) {
+  BufferCheck check(demands, work);
   for (std::uint32_t i = 0; i < demands.program.buffers().size(); ++i) {
     const std::span<const Entry> entries = accesses.of(BufferId{i});
     const bool written = std::any_of(entries.begin(), entries.end(),

@@ -49,7 +49,7 @@ struct Tallies {
 inline PlanParts make_parts(const Program& program) {
   PlanParts parts;
   parts.order = make_order(program);
-  parts.waits = derive_waits(program, parts.order);
+  parts.waits = *derive_waits(program, parts.order);
   parts.arena = plan_memory(program, parts.order, parts.waits);
   return parts;
 }
@@ -71,7 +71,7 @@ class Mutants {
 
  private:
   void try_plan(Tally& tally, const PlanParts& parts) {
-    tally.add(brute_.has_race(parts), !find_races(program_, parts, 1).empty());
+    tally.add(brute_.has_race(parts), !find_races(program_, parts, 1)->empty());
   }
 
   void drop_waits() {

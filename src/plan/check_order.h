@@ -15,6 +15,7 @@
 #include "anabranch/plan.h"
 #include "anabranch/program.h"
 #include "plan/check_clocks.h"
+#include "plan/compare_work.h"
 
 namespace anabranch::check {
 
@@ -64,8 +65,8 @@ class AccessesByBuffer {
 
 inline bool writes(const Access& access) { return access.mode != Mode::kRead; }
 
-// Conflicting accesses, ordered as in program order.
-void demand_access_order(Demands& demands, const AccessesByBuffer& accesses);
+// Conflicting accesses, ordered as in program order. Ends early where the work is exhausted.
+void demand_access_order(Demands& demands, const AccessesByBuffer& accesses, CompareWork& work);
 // Temporaries that share bytes of the arena: all accesses of one before all of the next.
 void demand_arena_order(Demands& demands, const AccessesByBuffer& accesses,
                         const ArenaLayout& arena);

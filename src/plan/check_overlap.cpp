@@ -60,7 +60,7 @@ struct Tree {
 
 class Walk {
  public:
-  Walk(const Tree& a, const Tree& b) : a_(a), b_(b) {}
+  Walk(const Tree& a, const Tree& b, CompareWork& work) : a_(a), b_(b), work_(work) {}
 
   // Whether a branch of `a` at `level_a` meets one of `b` that starts `gap` bytes after it.
   Overlap meet(std::size_t level_a, std::size_t level_b, std::int64_t gap) {
@@ -69,6 +69,7 @@ class Walk {
     if (residues_differ(level_a, level_b, gap)) return Overlap::kNone;
     if (!visited_.emplace(level_a, level_b, gap).second) return Overlap::kNone;
     if (visited_.size() > kMaxVisits) return Overlap::kUndecided;
+    if (!work_.spend(CompareWork::kSearch)) return Overlap::kUndecided;
     const std::int64_t stride_a = a_.leaf(level_a) ? 0 : a_.stride(level_a);
     const std::int64_t stride_b = b_.leaf(level_b) ? 0 : b_.stride(level_b);
     // With equal strides only the difference of the two indices matters.
@@ -99,6 +100,7 @@ class Walk {
 
   const Tree& a_;
   const Tree& b_;
+  CompareWork& work_;
   std::set<std::tuple<std::size_t, std::size_t, std::int64_t>> visited_;
 };
 
@@ -139,6 +141,12 @@ bool ByteSet::surely_covers(const ByteSet& other) const {
 }
 
 Overlap find_overlap(const ByteSet& a, const ByteSet& b) {
+  CompareWork unlimited = CompareWork::unlimited();
+  return find_overlap(a, b, unlimited);
+}
+
+Overlap find_overlap(const ByteSet& a, const ByteSet& b, CompareWork& work) {
+  if (!work.spend(1)) return Overlap::kUndecided;
   if (a.begin == a.end || b.begin == b.end) return Overlap::kNone;
   if (a.end <= b.begin || b.end <= a.begin) return Overlap::kNone;
   if (a.contiguous() && b.contiguous()) return Overlap::kShared;
@@ -146,7 +154,7 @@ Overlap find_overlap(const ByteSet& a, const ByteSet& b) {
   const Tree tree_a(a);
   const Tree tree_b(b);
   const auto gap = static_cast<std::int64_t>(b.begin) - static_cast<std::int64_t>(a.begin);
-  return Walk(tree_a, tree_b).meet(0, 0, gap);
+  return Walk(tree_a, tree_b, work).meet(0, 0, gap);
 }
 
 }  // namespace anabranch::check

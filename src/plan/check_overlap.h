@@ -2,7 +2,9 @@
 // Whether two strided views share a byte, as the race checker sees it.
 // Ownership: values.
 // Threads:   pure.
-// Failure:   none; if kMaxVisits pairs of branches do not decide it, the answer is kUndecided.
+// Failure:   none; if kMaxVisits pairs of branches do not decide it, the answer is kUndecided. It
+// is
+//            too where the work is exhausted, which the caller asks for.
 // Edges:     views must lie inside their buffers; a view without bytes overlaps nothing.
 //
 // Method: a view is a tree, a level a dimension, whose leaves are runs of bytes. Two trees are
@@ -16,6 +18,7 @@
 #include <vector>
 
 #include "anabranch/program.h"
+#include "plan/compare_work.h"
 
 namespace anabranch::check {
 
@@ -43,6 +46,8 @@ struct ByteSet {
 ByteSet make_byte_set(const View& view);
 
 enum class Overlap : std::uint8_t { kNone, kShared, kUndecided };
+Overlap find_overlap(const ByteSet& a, const ByteSet& b, CompareWork& work);
+// Whatever it costs.
 Overlap find_overlap(const ByteSet& a, const ByteSet& b);
 
 }  // namespace anabranch::check

@@ -23,7 +23,7 @@ namespace {
 struct Sample {
   Sample(std::uint64_t seed, const benchmark::State& state)
       : program(make(seed, state)), parts{make_order(program), {}, {}} {
-    parts.waits = derive_waits(program, parts.order);
+    parts.waits = *derive_waits(program, parts.order);
     parts.arena = plan_memory(program, parts.order, parts.waits);
   }
   static Program make(std::uint64_t seed, const benchmark::State& state) {
@@ -82,7 +82,7 @@ void arenas_of_ten_thousand_programs(benchmark::State& state) {
     for (std::uint64_t seed = 0; seed < kPrograms; ++seed) {
       const Program program = random_program(seed);
       const auto order = make_order(program);
-      const auto arena = plan_memory(program, order, derive_waits(program, order));
+      const auto arena = plan_memory(program, order, *derive_waits(program, order));
       const auto size = static_cast<double>(arena.size_bytes);
       over_bound.push_back(size / static_cast<double>(arena.lower_bound_bytes));
       worst_over_naive = std::max(worst_over_naive, size / static_cast<double>(arena.naive_bytes));
@@ -97,7 +97,7 @@ void arenas_of_ten_thousand_programs(benchmark::State& state) {
 void find_races_of_random_program(benchmark::State& state) {
   const Sample sample(1, state);
   for (auto _ : state) {
-    const bool racy = !find_races(sample.program, sample.parts).empty();
+    const bool racy = !find_races(sample.program, sample.parts)->empty();
     if (racy) state.SkipWithError("a derived plan has a race");
   }
 }

@@ -30,7 +30,7 @@ struct Planned {
   explicit Planned(Program made)
       : program(std::move(made)),
         order(make_order(program)),
-        waits(derive_waits(program, order)),
+        waits(*derive_waits(program, order)),
         arena(plan_memory(program, order, waits)) {}
 
   Program program;

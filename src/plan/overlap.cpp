@@ -45,18 +45,20 @@ std::int64_t divide_up(std::int64_t value, std::int64_t by) {
 
 class Search {
  public:
-  explicit Search(std::vector<Term> terms) : terms_(std::move(terms)) {}
+  Search(std::vector<Term> terms, CompareWork& work) : terms_(std::move(terms)), work_(work) {}
 
   Overlap run(std::int64_t low, std::int64_t high) {
     const bool found = visit(0, low, high);
     if (found) return Overlap::kOverlap;
-    return nodes_ > kMaxNodes ? Overlap::kUnknown : Overlap::kDisjoint;
+    return gave_up() ? Overlap::kUnknown : Overlap::kDisjoint;
   }
 
  private:
   bool visit(std::size_t number, std::int64_t low, std::int64_t high);
+  bool gave_up() const { return nodes_ > kMaxNodes || work_.exhausted(); }
 
   std::vector<Term> terms_;
+  CompareWork& work_;
   std::uint32_t nodes_ = 0;
   // Where the search was in vain: term and rest. Sums that several multiples reach are common.
   std::set<std::pair<std::size_t, std::int64_t>> failed_;
@@ -67,11 +69,12 @@ bool Search::visit(std::size_t number, std::int64_t low, std::int64_t high) {
   if (high < 0 || number == terms_.size()) return false;
   const Term& term = terms_[number];
   if (high / term.divisor < divide_up(low, term.divisor)) return false;
-  if (++nodes_ > kMaxNodes || !failed_.emplace(number, low).second) return false;
+  if (++nodes_ > kMaxNodes || !work_.spend(CompareWork::kSearch)) return false;
+  if (!failed_.emplace(number, low).second) return false;
   const std::int64_t last = std::min(high / term.stride, term.most);
   const std::int64_t first = divide_up(low - term.reach, term.stride);
   // From above: the fewest bytes are then left to the smaller strides.
-  for (std::int64_t z = last; z >= first && nodes_ <= kMaxNodes; --z) {
+  for (std::int64_t z = last; z >= first && !gave_up(); --z) {
     if (visit(number + 1, low - z * term.stride, high - z * term.stride)) return true;
   }
   return false;
@@ -128,6 +131,12 @@ Bytes make_bytes(const View& view) {
 }
 
 Overlap find_overlap(const Bytes& a, const Bytes& b) {
+  CompareWork unlimited = CompareWork::unlimited();
+  return find_overlap(a, b, unlimited);
+}
+
+Overlap find_overlap(const Bytes& a, const Bytes& b, CompareWork& work) {
+  if (!work.spend(1)) return Overlap::kUnknown;
   if (a.begin == a.end || b.begin == b.end) return Overlap::kDisjoint;
   if (a.begin >= b.end || b.begin >= a.end) return Overlap::kDisjoint;
   if (a.repeats.empty() && b.repeats.empty()) return Overlap::kOverlap;
@@ -135,7 +144,7 @@ Overlap find_overlap(const Bytes& a, const Bytes& b) {
   // A run of `a` at x and one of `b` at y share a byte if -a.run < x - y < b.run. Counting the
   // repeats of `b` from its last makes x - y the sum of terms, less what follows.
   const std::int64_t start = b.begin + extent_of(b) - a.begin;
-  return Search(make_terms(a, b)).run(start - a.run + 1, start + b.run - 1);
+  return Search(make_terms(a, b), work).run(start - a.run + 1, start + b.run - 1);
 }
 
 bool surely_covers(const Bytes& outer, const Bytes& inner) {

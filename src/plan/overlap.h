@@ -2,7 +2,9 @@
 // Whether two strided views of one buffer share a byte, for what derives the waits.
 // Ownership: values.
 // Threads:   pure.
-// Failure:   none; a search that visits kMaxNodes places without an answer says kUnknown.
+// Failure:   none; a search that visits kMaxNodes places without an answer says kUnknown. So does
+// one
+//            where the work is exhausted, which the caller asks for.
 // Edges:     views must lie inside their buffers; a view without bytes shares none.
 //
 // Method: two views share a byte if a sum of multiples of their strides, each multiple within
@@ -20,6 +22,7 @@
 #include <vector>
 
 #include "anabranch/program.h"
+#include "plan/compare_work.h"
 
 namespace anabranch {
 
@@ -43,6 +46,8 @@ struct Bytes {
 Bytes make_bytes(const View& view);
 
 enum class Overlap : std::uint8_t { kDisjoint, kOverlap, kUnknown };
+Overlap find_overlap(const Bytes& a, const Bytes& b, CompareWork& work);
+// Whatever it costs.
 Overlap find_overlap(const Bytes& a, const Bytes& b);
 
 // Every byte of `inner` is one of `outer`. May answer false where it is so.

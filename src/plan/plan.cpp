@@ -29,7 +29,9 @@ Result<Plan> make_plan(const Program& program, const PlanOptions& options) {
   if (Status status = check_reports(program, options); !status) return status;
   PlanParts parts;
   parts.order = make_order(program);
-  parts.waits = derive_waits(program, parts.order);
+  Result<std::vector<Wait>> waits = derive_waits(program, parts.order);
+  if (!waits) return waits.error();
+  parts.waits = *std::move(waits);
   parts.arena = plan_memory(program, parts.order, parts.waits);
   return make_plan_from_parts(program, std::move(parts));
 }

@@ -61,7 +61,7 @@ void parts_of_make_plan(benchmark::State& state) {
     PlanParts parts;
     parts.order = timed(state.counters["order_ms"], [&] { return make_order(program); });
     parts.waits =
-        timed(state.counters["waits_ms"], [&] { return derive_waits(program, parts.order); });
+        timed(state.counters["waits_ms"], [&] { return *derive_waits(program, parts.order); });
     parts.arena = timed(state.counters["memory_ms"],
                         [&] { return plan_memory(program, parts.order, parts.waits); });
     const Status fits =

@@ -267,7 +267,7 @@ TEST(NamesOfAPlan, ReachNoReportRaw) {
   ProgramBuilder builder = hostile_builder(StreamOrigin::kUserSynchronised);
   builder.add_step({.name = "late\n", .source = "m\n", .accesses = {builder.write(BufferId{1})}});
   builder.wait_event(kAmbient, builder.add_event("never\n"));
-  const std::vector<Report> reports = find_reports(*builder.build());
+  const std::vector<Report> reports = *find_reports(*builder.build());
   EXPECT_GE(reports.size(), 2u);
   for (const Report& report : reports) {
     expect_printable(report.message);

@@ -19,11 +19,11 @@ bool is_sync(const Step& step) {
 // Finds for each step the one that leads its group: itself, or an earlier one of its stream.
 class Gatherer {
  public:
-  Gatherer(const Program& program, std::span<const Wait> waits)
+  Gatherer(const Program& program, std::span<const Wait> waits, CompareWork& work)
       : program_(program),
         waits_(waits),
         clocks_(program),
-        dependencies_(program, AccessHistory::Reads::kAll),
+        dependencies_(program, AccessHistory::Reads::kAll, work),
         waited_for_(program.steps().size(), false),
         lead_(program.steps().size()),
         leads_(program.streams().size()) {
@@ -81,10 +81,14 @@ class Gatherer {
 
 }  // namespace
 
-std::vector<StepId> gather_steps(const Program& program, std::span<const Wait> waits) {
+Result<std::vector<StepId>> gather_steps(const Program& program, std::span<const Wait> waits) {
   std::vector<StepId> order = make_order(program);
-  Gatherer gatherer(program, waits);
-  for (const StepId step : order) gatherer.add(step);
+  CompareWork work(program);
+  Gatherer gatherer(program, waits, work);
+  for (const StepId step : order) {
+    gatherer.add(step);
+    if (work.exhausted()) return work.refusal("regions");
+  }
   std::stable_sort(order.begin(), order.end(),
                    [&](StepId a, StepId b) { return gatherer.lead(a) < gatherer.lead(b); });
   return order;
@@ -114,11 +118,15 @@ Groups cut_regions(const Program& program, std::span<const StepId> order,
 
 Result<std::vector<std::uint32_t>> find_regions(const Program& program) {
   const std::vector<StepId> given = make_order(program);
-  const std::vector<Wait> waits = derive_waits(program, given);
-  const std::vector<StepId> gathered = gather_steps(program, waits);
-  Groups as_given = cut_regions(program, given, waits);
-  if (gathered == given) return as_given.group_of;
-  Groups as_gathered = cut_regions(program, gathered, derive_waits(program, gathered));
+  const Result<std::vector<Wait>> waits = derive_waits(program, given);
+  if (!waits) return waits.error();
+  const Result<std::vector<StepId>> gathered = gather_steps(program, *waits);
+  if (!gathered) return gathered.error();
+  Groups as_given = cut_regions(program, given, *waits);
+  if (*gathered == given) return as_given.group_of;
+  const Result<std::vector<Wait>> waits_gathered = derive_waits(program, *gathered);
+  if (!waits_gathered) return waits_gathered.error();
+  Groups as_gathered = cut_regions(program, *gathered, *waits_gathered);
   const bool more = as_gathered.count > as_given.count;
   return more ? std::move(as_given.group_of) : std::move(as_gathered.group_of);
 }

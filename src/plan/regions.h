@@ -2,7 +2,7 @@
 // The parts of find_regions: see include/anabranch/plan.h for what it promises.
 // Ownership: values.
 // Threads:   pure.
-// Failure:   none.
+// Failure:   kTooManyComparisons.
 // Edges:     a step that is not compute is a group of its own.
 //
 // Rule: a stream is cut before each step that waits for another stream, after each that another
@@ -25,7 +25,7 @@
 namespace anabranch {
 
 // An order of all steps that runs, with the steps gathered that can share a group.
-std::vector<StepId> gather_steps(const Program& program, std::span<const Wait> waits);
+Result<std::vector<StepId>> gather_steps(const Program& program, std::span<const Wait> waits);
 
 struct Groups {
   std::vector<std::uint32_t> group_of;  // by step; numbered by the first step of each in the order

@@ -22,7 +22,7 @@ using Numbers = std::vector<std::uint32_t>;  // the group of each step
 
 Numbers cut_only(const Program& program) {
   const std::vector<StepId> order = make_order(program);
-  return cut_regions(program, order, derive_waits(program, order)).group_of;
+  return cut_regions(program, order, *derive_waits(program, order)).group_of;
 }
 
 std::uint32_t count_of(const Numbers& groups) {

@@ -52,10 +52,11 @@ class Finder {
  public:
   Finder(const Program& program, bool strict)
       : program_(program),
+        work_(program),
         strict_(strict),
         order_(program),
         clocks_{order_.make_clocks(), order_.make_clocks(), order_.make_clocks()},
-        history_(program, AccessHistory::Reads::kLastOfStream),
+        history_(program, AccessHistory::Reads::kLastOfStream, work_),
         recorded_(program.events().size(), false),
         last_work_(order_.lane_count()) {
     first_access_.push_back(0);
@@ -65,9 +66,12 @@ class Finder {
     changes_.resize(first_access_.back(), false);
   }
 
-  std::vector<Report> run() {
+  Result<std::vector<Report>> run() {
     add_to_clocks(order_.entry());
-    for (std::uint32_t i = 0; i < program_.steps().size(); ++i) add(StepId{i});
+    for (std::uint32_t i = 0; i < program_.steps().size(); ++i) {
+      add(StepId{i});
+      if (work_.exhausted()) return work_.refusal("reports");
+    }
     add_to_clocks(order_.exit());
     find_unjoined();
     return std::move(reports_);
@@ -78,9 +82,9 @@ class Finder {
   void add(StepId step);
   void check_record(StepId step);
   void add_access(StepId step, std::size_t number);
-  bool overlaps_a_write(StepId step, const Access& access) const;
+  bool overlaps_a_write(StepId step, const Access& access);
   void find_races(StepId step);
-  Found find_race(StepId first, StepId second) const;
+  Found find_race(StepId first, StepId second);
   std::optional<Found> find_entry_race(StepId step) const;
   bool changes(StepId step, std::size_t access) const {
     return changes_[first_access_[index_of(step)] + access];
@@ -90,6 +94,7 @@ class Finder {
   void report(ReportKind kind, StepId second, const Found& race);
 
   const Program& program_;
+  CompareWork work_;
   bool strict_;
   UserOrder order_;
   std::array<Clocks, kLevelCount> clocks_;
@@ -149,12 +154,12 @@ void Finder::add_access(StepId step, std::size_t number) {
                   [&](StepId other) { return other != step && overlaps_a_write(other, access); });
 }
 
-bool Finder::overlaps_a_write(StepId step, const Access& access) const {
+bool Finder::overlaps_a_write(StepId step, const Access& access) {
   const Bytes bytes = make_bytes(access.view);
   const std::vector<Access>& accesses = program_.step(step).accesses;
   return std::any_of(accesses.begin(), accesses.end(), [&](const Access& other) {
     return writes(other) && other.view.buffer == access.view.buffer &&
-           find_overlap(make_bytes(other.view), bytes) != Overlap::kDisjoint;
+           find_overlap(make_bytes(other.view), bytes, work_) != Overlap::kDisjoint;
   });
 }
 
@@ -169,7 +174,7 @@ void Finder::find_races(StepId step) {
 }
 
 // The gravest that the two steps have; they conflict.
-Found Finder::find_race(StepId first, StepId second) const {
+Found Finder::find_race(StepId first, StepId second) {
   Found found{.first = first};
   const std::vector<Access>& earlier = program_.step(first).accesses;
   for (std::size_t i = 0; i < earlier.size(); ++i) {
@@ -178,7 +183,8 @@ Found Finder::find_race(StepId first, StepId second) const {
       if (!writes(earlier[i]) && !writes(later)) continue;
       const Bytes a = make_bytes(earlier[i].view);
       const Bytes b = make_bytes(later.view);
-      const Overlap overlap = find_overlap(a, b);
+      const Overlap overlap = find_overlap(a, b, work_);
+      if (work_.exhausted()) return found;
       if (overlap == Overlap::kDisjoint) continue;
       const bool fresh = !writes(later) && !changes(first, i);
       const Level level = overlap == Overlap::kUnknown ? kUndecided : fresh ? kFlow : kMutation;
@@ -263,8 +269,8 @@ void Finder::report(ReportKind kind, StepId second, const Found& race) {
 
 }  // namespace
 
-std::vector<Report> find_reports(const Program& program, const PlanOptions& options) {
-  if (!has_user_streams(program.origins())) return {};
+Result<std::vector<Report>> find_reports(const Program& program, const PlanOptions& options) {
+  if (!has_user_streams(program.origins())) return std::vector<Report>();
   return Finder(program, options.strict).run();
 }
 
@@ -272,7 +278,9 @@ Status check_reports(const Program& program, const PlanOptions& options) {
   constexpr std::size_t kShown = 4;
   std::size_t count = 0;
   std::string text;
-  for (const Report& report : find_reports(program, options)) {
+  const Result<std::vector<Report>> reports = find_reports(program, options);
+  if (!reports) return reports.error();
+  for (const Report& report : *reports) {
     if (report.severity != Severity::kError || ++count > kShown) continue;
     text += (text.empty() ? "plan: " : "\nplan: ") + report.message;
   }

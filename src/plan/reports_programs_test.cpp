@@ -270,7 +270,7 @@ TEST(UserStreams, OnPlacedStreamsTheSameChangeIsOrderedByThePlan) {
   const StepId f = builder.compute(side, "f(t)", {builder.read(t)});
   const StepId add = builder.compute(kAmbient, "t += 1", {builder.read_write(t)});
   builder.compute(kAmbient, "g(t)", {builder.read(t)});
-  EXPECT_THAT(find_reports(*builder.build()), IsEmpty());
+  EXPECT_THAT(*find_reports(*builder.build()), IsEmpty());
   EXPECT_THAT(make_plan(*builder.build())->waits(), ElementsAre(Wait{add, f}));
 }
 

@@ -156,7 +156,7 @@ void Writer::join_all() {
 class Comparison {
  public:
   explicit Comparison(const Program& program)
-      : program_(program), oracle_(program), reports_(find_reports(program)) {}
+      : program_(program), oracle_(program), reports_(*find_reports(program)) {}
 
   bool run() {
     for (const Report& report : reports_) {

@@ -253,7 +253,7 @@ TEST(Reports, OfPlacedStreamsAloneThereAreNone) {
   builder.compute(kAmbient, "change", {builder.read_write(x)});
   builder.compute(side, "read", {builder.read(x)});
   builder.compute(kAmbient, "change", {builder.read_write(x)});
-  EXPECT_THAT(find_reports(*builder.build()), IsEmpty());
+  EXPECT_THAT(*find_reports(*builder.build()), IsEmpty());
   EXPECT_TRUE(make_plan(*builder.build(), {.strict = true}).ok());
 }
 

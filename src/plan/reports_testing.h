@@ -77,7 +77,7 @@ class UserProgram {
     return *built;
   }
   std::vector<Report> full_reports(bool strict = false) const {
-    return find_reports(program(), {.strict = strict});
+    return *find_reports(program(), {.strict = strict});
   }
   // "race-flow: first, second", "caller" for what is outside. The planner refuses errors, and plans
   // whatever else.
@@ -85,7 +85,8 @@ class UserProgram {
     const Program built = program();
     bool is_refused = false;
     std::vector<std::string> found;
-    for (const Report& report : find_reports(built, {.strict = strict})) {
+    const std::vector<Report> reports = *find_reports(built, {.strict = strict});
+    for (const Report& report : reports) {
       const auto name = [&](StepId id) {
         return id == kNoStep ? std::string("caller") : built.step(id).name;
       };

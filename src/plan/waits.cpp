@@ -77,14 +77,16 @@ std::span<const StepId> Dependencies::next(StepId id) {
   return found_;
 }
 
-std::vector<Wait> derive_waits(const Program& program, std::span<const StepId> order) {
-  Dependencies dependencies(program, AccessHistory::Reads::kLastOfStream);
+Result<std::vector<Wait>> derive_waits(const Program& program, std::span<const StepId> order) {
+  CompareWork work(program);
+  Dependencies dependencies(program, AccessHistory::Reads::kLastOfStream, work);
   Reducer reducer(program);
   std::vector<Wait> waits;
   for (const StepId step : order) {
     for (const StepId on : reducer.reduce(step, dependencies.next(step))) {
       waits.push_back({step, on});
     }
+    if (work.exhausted()) return work.refusal("plan");
   }
   return waits;
 }

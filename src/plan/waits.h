@@ -2,7 +2,7 @@
 // Which step must wait for which: all that correctness and the user's syncs need, and no more.
 // Ownership: values.
 // Threads:   pure.
-// Failure:   none.
+// Failure:   kTooManyComparisons.
 // Edges:     one stream never waits.
 //
 // A step must come after
@@ -28,8 +28,8 @@ namespace anabranch {
 // The steps that each step must come after, as it stands in `order`.
 class Dependencies {
  public:
-  Dependencies(const Program& program, AccessHistory::Reads reads)
-      : program_(program), history_(program, reads), records_(program.events().size()) {}
+  Dependencies(const Program& program, AccessHistory::Reads reads, CompareWork& work)
+      : program_(program), history_(program, reads, work), records_(program.events().size()) {}
 
   // To be called for the steps in order. Steps of the same stream are named only for conflicts.
   // Valid until the next call.
@@ -45,7 +45,7 @@ class Dependencies {
 
 // `order` names every step once and keeps in program order what depends on each other, and syncs.
 // Sorted by the place of the step in `order`, then by the stream of what it waits for.
-std::vector<Wait> derive_waits(const Program& program, std::span<const StepId> order);
+Result<std::vector<Wait>> derive_waits(const Program& program, std::span<const StepId> order);
 
 // The wait_event steps that do not wait in `waits`: their event's record was ordered already, or
 // there is none.

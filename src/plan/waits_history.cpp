@@ -14,6 +14,7 @@ std::uint32_t AccessHistory::extent_class(const Bytes& bytes) {
 void AccessHistory::add(StepId step, const Access& access, std::vector<StepId>& earlier) {
   Bytes bytes = make_bytes(access.view);
   if (bytes.begin == bytes.end) return;
+  work_.enter(access.view.buffer);
   const bool writes = access.mode != Mode::kRead;
   History& history = buffers_[index_of(access.view.buffer)];
   Part* same = nullptr;
@@ -23,7 +24,9 @@ void AccessHistory::add(StepId step, const Access& access, std::vector<StepId>& 
     auto at = history.parts.lower_bound({extent, first});
     while (at != history.parts.end() && at->first < Key{extent, bytes.end}) {
       Part& part = at->second;
-      if (find_overlap(part.bytes, bytes) == Overlap::kDisjoint) {
+      const Overlap overlap = find_overlap(part.bytes, bytes, work_);
+      if (work_.exhausted() || !work_.spend(writes ? part.reads.size() : 0)) return;
+      if (overlap == Overlap::kDisjoint) {
         ++at;
         continue;
       }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The accesses that a later access can still conflict with.
-// Ownership: borrows the program.
+// Ownership: borrows program and work.
 // Threads:   one thread.
-// Failure:   none; overlap that is not decidable counts as overlap.
+// Failure:   none; overlap that is not decidable counts as overlap. Once the work is exhausted
+// nothing
+//            is found or remembered.
 // Edges:     a step may meet itself, if two of its accesses share bytes.
 //
 // A write forgets what it covers: whatever comes later and conflicts with that conflicts with the
@@ -26,8 +28,8 @@ class AccessHistory {
   // be forgotten where the steps of a stream keep their order. Host steps do not stand for others
   // of their stream, nor these for them: eager runs them on the caller's thread.
   enum class Reads : std::uint8_t { kAll, kLastOfStream };
-  AccessHistory(const Program& program, Reads reads)
-      : program_(program), reads_(reads), buffers_(program.buffers().size()) {}
+  AccessHistory(const Program& program, Reads reads, CompareWork& work)
+      : program_(program), reads_(reads), work_(work), buffers_(program.buffers().size()) {}
 
   // Appends the earlier steps that conflict with this access, then remembers it.
   void add(StepId step, const Access& access, std::vector<StepId>& earlier);
@@ -51,6 +53,7 @@ class AccessHistory {
 
   const Program& program_;
   Reads reads_;
+  CompareWork& work_;
   std::vector<History> buffers_;
 };
 

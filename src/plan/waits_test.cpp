@@ -43,7 +43,7 @@ struct Draft {
     return builder.compute(stream, "change", {builder.read_write(buffer)});
   }
   Program program() const { return *builder.build(); }
-  std::vector<Wait> waits() const { return derive_waits(program(), make_order(program())); }
+  std::vector<Wait> waits() const { return *derive_waits(program(), make_order(program())); }
   std::vector<StepId> redundant() const { return find_redundant_waits(program(), waits()); }
 };
 
@@ -67,7 +67,7 @@ TEST(Waits, AreTheTransitiveReductionOfAllThatIsNeeded) {
   for (std::uint64_t seed = 0; seed < 4000; ++seed) {
     const Program program = random_program(seed, small_options(seed));
     const std::vector<StepId> order = make_order(program);
-    const std::vector<Wait> waits = derive_waits(program, order);
+    const std::vector<Wait> waits = *derive_waits(program, order);
     const Relation needed =
         closure_of(join(find_needs(program), find_stream_order(program, order)));
     ASSERT_EQ(waits, reduction_of(program, order, needed)) << "seed " << seed;
@@ -80,7 +80,7 @@ TEST(Waits, WithoutAnyOneOfThemSomethingNeededIsNotOrdered) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     const Program program = random_program(seed, small_options(seed));
     const std::vector<StepId> order = make_order(program);
-    const std::vector<Wait> waits = derive_waits(program, order);
+    const std::vector<Wait> waits = *derive_waits(program, order);
     const Relation streams = find_stream_order(program, order);
     const Relation all = closure_of(join(streams, relation_of(program, waits)));
     for (std::size_t dropped = 0; dropped < waits.size(); ++dropped) {
@@ -97,9 +97,9 @@ TEST(Waits, AreTheSameEachTime) {
   options.streams = 8;
   options.syncs = 5;
   const Program program = random_program(7, options);
-  const std::vector<Wait> waits = derive_waits(program, make_order(program));
+  const std::vector<Wait> waits = *derive_waits(program, make_order(program));
   EXPECT_FALSE(waits.empty());
-  EXPECT_EQ(derive_waits(random_program(7, options), make_order(program)), waits);
+  EXPECT_EQ(*derive_waits(random_program(7, options), make_order(program)), waits);
 }
 
 TEST(Waits, OneStreamNeverWaits) {
@@ -107,7 +107,7 @@ TEST(Waits, OneStreamNeverWaits) {
   options.streams = 1;
   options.syncs = 20;
   const Program program = random_program(1, options);
-  EXPECT_THAT(derive_waits(program, make_order(program)), IsEmpty());
+  EXPECT_THAT(*derive_waits(program, make_order(program)), IsEmpty());
 }
 
 // The write-back of a mutated input is an access where it stands: a join after it covers it, and a
@@ -298,7 +298,7 @@ TEST(Waits, EveryStepComesBeforeAnExitOrTheEndOfTheAmbientStream) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     const Program program = random_program(seed, small_options(seed));
     const std::vector<StepId> order = make_order(program);
-    const std::vector<Wait> waits = derive_waits(program, order);
+    const std::vector<Wait> waits = *derive_waits(program, order);
     const Relation before =
         closure_of(join(find_stream_order(program, order), relation_of(program, waits)));
     std::vector<StepId> ends = find_exits(program, order, waits);

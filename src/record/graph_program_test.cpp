@@ -52,7 +52,7 @@ TEST(GraphProgram, UnitsOfBranchesThatMayRunTogetherNeverShare) {
   EXPECT_FALSE(share(plan, 0, 1));
   EXPECT_THAT(plan.parts.waits,
               ElementsAre(Wait{StepId(2), StepId(0)}, Wait{StepId(3), StepId(2)}));
-  EXPECT_THAT(find_races(plan.program, plan.parts), IsEmpty());
+  EXPECT_THAT(*find_races(plan.program, plan.parts), IsEmpty());
 }
 
 TEST(GraphProgram, MemoryOfTheCallerIsNotInTheArena) {
@@ -76,7 +76,7 @@ TEST(GraphProgram, ANodeLaunchedBeforeItsPredecessorEndsDoesNotTakeItsMemory) {
 
 TEST(GraphProgram, AMissingEdgeBetweenTwoNodesOfOneUnitIsARace) {
   const GraphPlan plan = plan_of({{0}, {0}}, {}, {kTemporary});
-  const auto races = find_races(plan.program, plan.parts);
+  const auto races = *find_races(plan.program, plan.parts);
   ASSERT_EQ(races.size(), 1u);
   EXPECT_EQ(races[0].missing, (Wait{StepId(1), StepId(0)}));
 }

@@ -95,7 +95,7 @@ TEST(TableLives, TheArenaKeepsWhatATableNames) {
   const auto& at = plan->parts.arena.offsets;
   EXPECT_NE(at[0], at[2]);
   EXPECT_EQ(plan->parts.arena.size_bytes, 3 * 512u);
-  EXPECT_THAT(find_races(plan->program, plan->parts), IsEmpty());
+  EXPECT_THAT(*find_races(plan->program, plan->parts), IsEmpty());
   EXPECT_EQ(plan_graph(image, sites, units, kinds)->parts.arena.size_bytes, 2 * 512u);
 }
 

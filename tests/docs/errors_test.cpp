@@ -113,6 +113,26 @@ Status provoke_role() {
   sample.add(kAmbient, "add_", "model.py:40", {sample.builder.read_write(w)});
   return sample.builder.build().error();
 }
+// Pieces of eight dims whose strides have no common measure.
+Status provoke_too_many_comparisons() {
+  Sample sample;
+  std::uint64_t number = 1;
+  const auto next = [&number](std::uint64_t end) {
+    number = number * 6364136223846793005u + 1442695040888963407u;
+    return (number >> 33) % end;
+  };
+  const BufferId a = sample.builder.add_buffer(
+      {.name = "a", .role = Role::kOutput, .size_bytes = std::uint64_t{1} << 30});
+  for (int i = 0; i < 400; ++i) {
+    View view{.buffer = a, .offset_bytes = next(100'000), .item_bytes = 1};
+    for (std::uint64_t dim = 0; dim < 8; ++dim) {
+      const std::uint64_t stride = 2 + next(1000) * (1 + 7 * dim * dim);
+      view.dims.push_back({2 + next(2), static_cast<std::int64_t>(stride)});
+    }
+    sample.add(kAmbient, "scatter", "model.py:9", {{Mode::kWrite, view}});
+  }
+  return make_plan(*sample.builder.build()).error();
+}
 Status provoke_limit() {
   Sample sample;
   sample.builder.add_buffer({.name = "cache", .size_bytes = kMaxBufferBytes + 1});
@@ -190,6 +210,7 @@ const std::map<Code, std::function<Status()>>& provocations() {
       {Code::kRace, provoke_race},
       {Code::kPlanInvalid, provoke_invalid_plan},
       {Code::kUnsynchronised, provoke_unsynchronised},
+      {Code::kTooManyComparisons, provoke_too_many_comparisons},
       {Code::kRegionMissing, provoke_missing_region},
       {Code::kTapeInvalid, provoke_invalid_tape},
       {Code::kBusy, provoke_busy},
