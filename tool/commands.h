@@ -14,6 +14,8 @@ namespace anabranch::tool {
 // What is on, what is off and why; as text or as JSON.
 std::string doctor(bool as_json);
 
+// Where a path is read, "-" is standard input.
+
 // A plan file as text, or the summary of a trace in Chrome's JSON format.
 Result<std::string> show(const std::string& path);
 

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "commands.h"
+#include "input.h"
 
 namespace anabranch::tool {
 namespace {
@@ -31,7 +32,7 @@ bool equal(const Step& a, const Step& b) {
 std::string label(const Program& program, StepId id) {
   const std::string& name = program.step(id).name;
   return name.empty() ? fmt::format("{}", index_of(id))
-                      : fmt::format("{} '{}'", index_of(id), name);
+                      : fmt::format("{} '{}'", index_of(id), printable_text(name));
 }
 
 // Differences of one part: a line with their number, then the first few.
@@ -124,7 +125,8 @@ Part compare_arenas(const Plan& a, const Plan& b) {
   add("naive", ours.naive_bytes, theirs.naive_bytes);
   for (std::size_t i = 0; i < std::min(ours.offsets.size(), theirs.offsets.size()); ++i) {
     const std::string& name = a.program().buffers()[i].name;
-    add(fmt::format("offset of buffer {} '{}'", i, name), ours.offsets[i], theirs.offsets[i]);
+    add(fmt::format("offset of buffer {} '{}'", i, printable_text(name)), ours.offsets[i],
+        theirs.offsets[i]);
   }
   return part;
 }
@@ -144,12 +146,14 @@ Comparison compare_plans(const Plan& plan, const Plan& other) {
 }
 
 Result<Comparison> compare(const std::string& path, const std::string& other_path) {
-  Result<Plan> plan = read_plan_file(path);
+  Result<Plan> plan = read_plan_input(path);
   if (!plan) return plan.error();
-  Result<Plan> other = read_plan_file(other_path);
+  Result<Plan> other = read_plan_input(other_path);
   if (!other) return other.error();
   Comparison comparison = compare_plans(*plan, *other);
-  comparison.text = fmt::format("first  {}\nsecond {}\n", path, other_path) + comparison.text;
+  comparison.text =
+      fmt::format("first  {}\nsecond {}\n", printable_text(path), printable_text(other_path)) +
+      comparison.text;
   return comparison;
 }
 

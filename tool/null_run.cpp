@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include "input.h"
+
 namespace anabranch::tool {
 namespace {
 
@@ -31,12 +33,13 @@ Status check_regions(const std::string& path, const RegionTable& needed) {
   std::string names;
   std::size_t count = 0;
   for (const auto& [name, region] : needed) {
-    if (count++ < kNamed) names += fmt::format("{}'{}'", count > 1 ? ", " : "", name);
+    if (count++ < kNamed)
+      names += fmt::format("{}'{}'", count > 1 ? ", " : "", printable_text(name));
   }
   return Status(Code::kRegionMissing,
                 fmt::format("run '{}': the plan calls {} regions that a file cannot hold: {}{}. "
                             "Use --null-regions to run it with regions that do nothing.",
-                            path, count, names, count > kNamed ? " and more" : ""));
+                            printable_text(path), count, names, count > kNamed ? " and more" : ""));
 }
 
 // Alignment counts, since an allocator may take that much to reach it.
@@ -57,7 +60,7 @@ Status check_memory(const std::string& path, const Plan& plan, std::uint64_t mos
       Code::kLimitExceeded,
       fmt::format("run '{}': arena ({} bytes) and {} buffers of the caller take more than "
                   "{} bytes. Allow more with --max-memory.",
-                  path, plan.arena().size_bytes, plan.slots().size(), most_bytes));
+                  printable_text(path), plan.arena().size_bytes, plan.slots().size(), most_bytes));
 }
 
 }  // namespace
@@ -75,7 +78,7 @@ Status NullRun::allocate() {
     if (memory == nullptr) {
       return Status(Code::kLimitExceeded,
                     fmt::format("run: no memory for buffer '{}' of {} bytes, alignment {}",
-                                buffer.name, buffer.size_bytes, buffer.alignment));
+                                printable_text(buffer.name), buffer.size_bytes, buffer.alignment));
     }
     std::memset(memory, 0, size_bytes);
     memory_.emplace_back(static_cast<std::byte*>(memory), FreeAligned{alignment});
@@ -85,7 +88,7 @@ Status NullRun::allocate() {
 }
 
 Result<NullRun> NullRun::make(const std::string& path, const RunOptions& options) {
-  Result<Plan> plan = read_plan_file(path);
+  Result<Plan> plan = read_plan_input(path);
   if (!plan) return plan.error();
   if (Status status = check_memory(path, *plan, options.max_memory_bytes); !status) return status;
   const RegionTable regions = make_null_regions(plan->program());
@@ -101,16 +104,16 @@ Result<NullRun> NullRun::make(const std::string& path, const RunOptions& options
   return run;
 }
 
-Result<std::vector<std::uint64_t>> NullRun::launch_all(std::uint32_t launches) const {
+Result<LaunchTimes> NullRun::launch_all(std::uint32_t launches) const {
   using Clock = std::chrono::steady_clock;
-  std::vector<std::uint64_t> times_ns;
+  LaunchTimes times;
   for (std::uint32_t i = 0; i < launches; ++i) {
     const Clock::time_point begin = Clock::now();
     const Result<Ticket> ticket = launch(recording_, bindings_);
     if (!ticket) return ticket.error();
-    times_ns.push_back(static_cast<std::uint64_t>((Clock::now() - begin).count()));
+    times.add(static_cast<std::uint64_t>((Clock::now() - begin).count()));
   }
-  return times_ns;
+  return times;
 }
 
 }  // namespace anabranch::tool

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "commands.h"
+#include "launch_times.h"
 
 namespace anabranch::tool {
 
@@ -20,8 +21,7 @@ class NullRun {
   static Result<NullRun> make(const std::string& path, const RunOptions& options);
 
   const Recording& recording() const { return recording_; }
-  // The time each launch took, in the order of the launches.
-  Result<std::vector<std::uint64_t>> launch_all(std::uint32_t launches) const;
+  Result<LaunchTimes> launch_all(std::uint32_t launches) const;
 
  private:
   struct FreeAligned {

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
+#include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -22,26 +19,15 @@ double quantile_us(const std::vector<std::uint64_t>& sorted, double share) {
 }
 
 std::string dump_times(const std::string& path, const Recording& recording,
-                       std::vector<std::uint64_t> times_ns) {
-  if (times_ns.empty()) return fmt::format("{}: recorded, not launched\n", path);
-  const std::size_t count = times_ns.size();
-  std::sort(times_ns.begin(), times_ns.end());
+                       const LaunchTimes& times) {
+  if (times.count() == 0) return fmt::format("{}: recorded, not launched\n", printable_text(path));
+  const std::vector<std::uint64_t> sorted = times.sorted_ns();
   return fmt::format(
       "{}: {} steps on {} lanes, {} launches\n"
       "median {:.3f} us   10 % {:.3f} us   90 % {:.3f} us   least {:.3f} us\n",
-      path, recording.plan().order().size(), recording.lane_count(), count,
-      quantile_us(times_ns, 0.5), quantile_us(times_ns, 0.1), quantile_us(times_ns, 0.9),
-      quantile_us(times_ns, 0));
-}
-
-Status write_text(const std::string& text, const std::string& path) {
-  std::FILE* file = std::fopen(path.c_str(), "wb");
-  bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const int error = errno;
-  if (file != nullptr) written = std::fclose(file) == 0 && written;
-  if (written) return {};
-  return Status(Code::kFileUnreadable,
-                fmt::format("write trace '{}': {}", path, std::strerror(error)));
+      printable_text(path), recording.plan().order().size(), recording.lane_count(), times.count(),
+      quantile_us(sorted, 0.5), quantile_us(sorted, 0.1), quantile_us(sorted, 0.9),
+      static_cast<double>(times.least_ns()) / 1000);
 }
 
 // Launch, each step, each of its waits: an event each.
@@ -54,9 +40,9 @@ std::size_t events_of(const Plan& plan, std::uint32_t launches) {
 Result<std::string> run(const std::string& path, const RunOptions& options) {
   Result<NullRun> run = NullRun::make(path, options);
   if (!run) return run.error();
-  Result<std::vector<std::uint64_t>> times_ns = run->launch_all(options.launches);
-  if (!times_ns) return times_ns.error();
-  return dump_times(path, run->recording(), *std::move(times_ns));
+  const Result<LaunchTimes> times = run->launch_all(options.launches);
+  if (!times) return times.error();
+  return dump_times(path, run->recording(), *times);
 }
 
 Result<std::string> trace(const std::string& path, const RunOptions& options,
@@ -67,14 +53,14 @@ Result<std::string> trace(const std::string& path, const RunOptions& options,
   const Plan& plan = run->recording().plan();
   Trace trace(std::min(kMostEvents, events_of(plan, options.launches)));
   attach_trace(run->recording(), &trace);
-  Result<std::vector<std::uint64_t>> times_ns = run->launch_all(options.launches);
+  const Result<LaunchTimes> times = run->launch_all(options.launches);
   attach_trace(run->recording(), nullptr);
-  if (!times_ns) return times_ns.error();
+  if (!times) return times.error();
 
   const std::vector<TraceEvent> events = trace.collect();
-  if (Status status = write_text(dump_chrome_json(plan, events), out_path); !status) return status;
+  if (Status status = write_chrome_json(plan, events, out_path); !status) return status;
   return fmt::format("{}{}: {} events, {} dropped; open it in ui.perfetto.dev\n",
-                     dump_times(path, run->recording(), *std::move(times_ns)), out_path,
+                     dump_times(path, run->recording(), *times), printable_text(out_path),
                      events.size(), trace.dropped());
 }
 

@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <string>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "input.h"
+#include "launch_times.h"
+#include "numbers.h"
 #include "trace_summary.h"
 
 namespace anabranch::tool {
@@ -259,6 +266,124 @@ TEST(Compare, ReadsBothFiles) {
   const File first("first.plan", make_example()), second("second.plan", make_example());
   EXPECT_TRUE(compare(first.path(), second.path())->equal);
   EXPECT_THAT(message_of(compare(first.path(), "/no/such")), HasSubstr("'/no/such'"));
+}
+
+TEST(Numbers, AreTakenWholeOrNotAtAll) {
+  EXPECT_EQ(parse_count("0", 10), 0u);
+  EXPECT_EQ(parse_count("10", 10), 10u);
+  EXPECT_EQ(parse_count("18446744073709551615", ~std::uint64_t{0}), ~std::uint64_t{0});
+  for (const char* text : {"", "-1", "+1", " 1", "1 ", "1x", "0x1", "1.5", "11", "4294967306",
+                           "18446744073709551616", "99999999999999999999999"}) {
+    EXPECT_EQ(parse_count(text, 10), std::nullopt) << text;
+  }
+}
+
+TEST(Numbers, OfBytesHaveUnitsThatDoNotWrapAround) {
+  EXPECT_EQ(parse_bytes("17"), 17u);
+  EXPECT_EQ(parse_bytes("3b"), 3u);
+  EXPECT_EQ(parse_bytes("4k"), 4096u);
+  EXPECT_EQ(parse_bytes("4KiB"), 4096u);
+  EXPECT_EQ(parse_bytes("1gb"), std::uint64_t{1} << 30);
+  EXPECT_EQ(parse_bytes("16777215t"), std::uint64_t{16777215} << 40);
+  for (const char* text : {"", "k", "-5", "-5g", "16777216t", "18446744073709551616", "1e3", "1 k",
+                           "1kk", "1gibi", "1.5g", "four"}) {
+    EXPECT_EQ(parse_bytes(text), std::nullopt) << text;
+  }
+}
+
+TEST(LaunchTimes, KeepsAFixedNumberOfTimesEvenlyOverTheRun) {
+  LaunchTimes times(/*most=*/8);
+  for (std::uint64_t time_ns = 1000; time_ns > 0; --time_ns) times.add(time_ns);
+  EXPECT_EQ(times.count(), 1000u);
+  EXPECT_EQ(times.least_ns(), 1u);
+  const std::vector<std::uint64_t> sorted = times.sorted_ns();
+  EXPECT_GE(sorted.size(), 4u);
+  EXPECT_LT(sorted.size(), 8u);
+  EXPECT_EQ(sorted.back(), 1000u);
+  for (std::size_t i = 2; i < sorted.size(); ++i) {
+    EXPECT_EQ(sorted[i] - sorted[i - 1], sorted[1] - sorted[0]);
+  }
+}
+
+TEST(LaunchTimes, KeepsAllOfAFew) {
+  LaunchTimes times;
+  for (const std::uint64_t time_ns : {3u, 1u, 2u}) times.add(time_ns);
+  EXPECT_THAT(times.sorted_ns(), testing::ElementsAre(1, 2, 3));
+}
+
+// A pipe gives its bytes once.
+class Fifo : public File {
+ public:
+  Fifo(const std::string& name, std::string bytes)
+      : File(name),
+        bytes_(std::move(bytes)),
+        made_(::mkfifo(path().c_str(), 0600)),
+        writer_([this] { std::ofstream(path(), std::ios::binary) << bytes_; }) {
+    EXPECT_EQ(made_, 0);
+  }
+  ~Fifo() { writer_.join(); }
+
+ private:
+  std::string bytes_;
+  int made_;
+  std::thread writer_;
+};
+
+TEST(Show, ReadsAPipeOnce) {
+  const Fifo plan("plan.fifo", File("fifo.plan", make_example()).text());
+  EXPECT_EQ(*show(plan.path()), dump_plan(make_example()));
+  const Fifo trace("trace.fifo", " {\"traceEvents\": []}");
+  EXPECT_THAT(*show(trace.path()), HasSubstr("0 launches"));
+}
+
+TEST(Show, ReadsNoMoreThanTheBeginningOfWhatItCannotShow) {
+  EXPECT_THAT(message_of(show("/dev/zero")), HasSubstr("'/dev/zero': read plan: the file begins"));
+}
+
+// Two graphs, each with a stream of its own on thread 1, busy at the same time.
+TEST(Show, KeepsStreamsOfTwoGraphsApart) {
+  const auto summary = summarize_trace("x", R"([
+    {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "left"}},
+    {"ph": "M", "name": "thread_name", "pid": 2, "tid": 1, "args": {"name": "right"}},
+    {"ph": "X", "cat": "step", "name": "a", "pid": 1, "tid": 1, "ts": 0, "dur": 80},
+    {"ph": "X", "cat": "step", "name": "b", "pid": 2, "tid": 1, "ts": 10, "dur": 90}])");
+  EXPECT_THAT(*summary,
+              HasSubstr("1: left                     1       80.000        0.000    80.0"));
+  EXPECT_THAT(*summary,
+              HasSubstr("2: right                    1       90.000        0.000    90.0"));
+}
+
+TEST(Show, IsNeverBusierThanAllTheTime) {
+  const auto summary = summarize_trace("x", R"([
+    {"ph": "X", "cat": "step", "name": "a", "tid": 1, "ts": 0, "dur": 80},
+    {"ph": "X", "cat": "step", "name": "b", "tid": 1, "ts": 20, "dur": 80},
+    {"ph": "X", "cat": "step", "name": "c", "tid": 1, "ts": 30, "dur": 10}])");
+  EXPECT_THAT(*summary,
+              HasSubstr("thread 1                    3      100.000        0.000   100.0"));
+}
+
+// Names that clear the terminal, and begin a line that the command did not write.
+TEST(Commands, PrintNoNameRaw) {
+  ProgramBuilder builder, other;
+  for (ProgramBuilder* made : {&builder, &other}) {
+    const BufferId x = made->add_buffer({"x\x1b[2J\nok", Role::kOutput, 64});
+    const BufferId t = made->add_buffer({"t\x1b[2J\nok", Role::kTemporary, 64});
+    made->compute(made->add_stream("s\x1b[2J\nok"), made == &other ? "g\x1b\nok" : "f\x1b\nok",
+                  {made->write(t), made->write(x)});
+  }
+  const File file("hostile.plan", *make_plan(*builder.build()));
+  const File second("hostile2.plan", *make_plan(*other.build()));
+  const File out("hostile.json");
+  const RunOptions options{.null_regions = true, .launches = 1};
+  for (const std::string& text :
+       {*show(file.path()), *check(file.path()), message_of(run(file.path(), {})),
+        message_of(run(file.path(), {.null_regions = true, .max_memory_bytes = 1})),
+        *run(file.path(), options), compare(file.path(), second.path())->text,
+        *trace(file.path(), options, out.path()), *show(out.path()),
+        message_of(show("no\x1b\nok"))}) {
+    EXPECT_THAT(text, Not(HasSubstr("\x1b"))) << text;
+    EXPECT_THAT(text, Not(HasSubstr("\nok"))) << text;
+  }
 }
 
 TEST(CmakeFolder, IsNotMadeUpOutsideAnInstallation) {

@@ -18,10 +18,18 @@ namespace {
 using Json = nlohmann::json;
 constexpr std::size_t kLongestSteps = 10;
 
+struct Span {
+  double begin_us = 0;
+  double end_us = 0;
+};
+
+// A process of a trace is a graph, a thread of it a stream: only both together are one.
+using Thread = std::pair<std::int64_t, std::int64_t>;
+
 struct Stream {
   std::string name;
   std::uint64_t steps = 0;
-  double busy_us = 0;
+  std::vector<Span> busy;
   double waiting_us = 0;
 };
 
@@ -32,7 +40,7 @@ struct StepTimes {
 };
 
 struct Summary {
-  std::map<std::int64_t, Stream> streams;
+  std::map<Thread, Stream> streams;
   std::map<std::string, StepTimes> steps;
   std::uint64_t launches = 0;
   std::uint64_t flows = 0;
@@ -48,10 +56,12 @@ double number_in(const Json& event, const char* key) {
   return found != event.end() && found->is_number() ? found->get<double>() : 0;
 }
 
-std::int64_t thread_in(const Json& event) {
-  const auto found = event.find("tid");
+std::int64_t id_in(const Json& event, const char* key) {
+  const auto found = event.find(key);
   return found != event.end() && found->is_number_integer() ? found->get<std::int64_t>() : 0;
 }
+
+Thread thread_in(const Json& event) { return {id_in(event, "pid"), id_in(event, "tid")}; }
 
 std::string text_in(const Json& event, const char* key) {
   const auto found = event.find(key);
@@ -69,7 +79,7 @@ void add_slice(Summary& summary, const Json& event) {
   if (category == "wait") stream.waiting_us += took_us;
   if (category != "step") return;
   ++stream.steps;
-  stream.busy_us += took_us;
+  stream.busy.push_back({begin_us, begin_us + took_us});
   StepTimes& times = summary.steps[text_in(event, "name")];
   ++times.count;
   times.total_us += took_us;
@@ -86,15 +96,37 @@ void add_event(Summary& summary, const Json& event) {
   }
 }
 
+// The time in any of the spans; what two have in common counts once.
+double length_us(std::vector<Span> spans) {
+  std::sort(spans.begin(), spans.end(),
+            [](const Span& a, const Span& b) { return a.begin_us < b.begin_us; });
+  double length = 0;
+  double reached = -std::numeric_limits<double>::infinity();
+  for (const Span& span : spans) {
+    if (span.end_us <= reached) continue;
+    length += span.end_us - std::max(span.begin_us, reached);
+    reached = span.end_us;
+  }
+  return length;
+}
+
+std::string label_of(const Thread& thread, const Stream& stream, bool with_process) {
+  const std::string name =
+      stream.name.empty() ? fmt::format("thread {}", thread.second) : printable_text(stream.name);
+  return with_process ? fmt::format("{}: {}", thread.first, name) : name;
+}
+
 std::string dump_streams(const Summary& summary) {
+  const bool with_process = !summary.streams.empty() && summary.streams.begin()->first.first !=
+                                                            summary.streams.rbegin()->first.first;
   const double span_us = summary.span_us();
   std::string text = fmt::format("{:<20} {:>8} {:>12} {:>12} {:>7}\n", "stream", "steps", "busy us",
                                  "waiting us", "busy %");
   for (const auto& [thread, stream] : summary.streams) {
+    const double busy_us = length_us(stream.busy);
     fmt::format_to(std::back_inserter(text), "{:<20} {:>8} {:>12.3f} {:>12.3f} {:>7.1f}\n",
-                   stream.name.empty() ? fmt::format("thread {}", thread) : stream.name,
-                   stream.steps, stream.busy_us, stream.waiting_us,
-                   span_us > 0 ? 100 * stream.busy_us / span_us : 0);
+                   label_of(thread, stream, with_process), stream.steps, busy_us, stream.waiting_us,
+                   span_us > 0 ? 100 * busy_us / span_us : 0);
   }
   return text;
 }
@@ -108,8 +140,8 @@ std::string dump_longest(const Summary& summary) {
   std::string text = fmt::format("{:<40} {:>8} {:>12} {:>12}\n", "steps that took longest", "times",
                                  "total us", "longest us");
   for (const auto& [name, times] : steps) {
-    fmt::format_to(std::back_inserter(text), "{:<40} {:>8} {:>12.3f} {:>12.3f}\n", name,
-                   times.count, times.total_us, times.longest_us);
+    fmt::format_to(std::back_inserter(text), "{:<40} {:>8} {:>12.3f} {:>12.3f}\n",
+                   printable_text(name), times.count, times.total_us, times.longest_us);
   }
   return text;
 }
@@ -126,12 +158,13 @@ Result<std::string> summarize_trace(const std::string& path, std::string_view js
         Code::kFileMalformed,
         fmt::format("show '{}': {}, where a trace holds a list 'traceEvents'. Give a plan "
                     "file, or what `anabranch trace` wrote.",
-                    path, parsed.is_discarded() ? "no valid JSON" : "JSON without events"));
+                    printable_text(path),
+                    parsed.is_discarded() ? "no valid JSON" : "JSON without events"));
   }
   Summary summary;
   for (const Json& event : events) add_event(summary, event);
-  return fmt::format("{}: {} launches, {} waits, {:.3f} us\n\n{}\n{}", path, summary.launches,
-                     summary.flows, summary.span_us(), dump_streams(summary),
+  return fmt::format("{}: {} launches, {} waits, {:.3f} us\n\n{}\n{}", printable_text(path),
+                     summary.launches, summary.flows, summary.span_us(), dump_streams(summary),
                      dump_longest(summary));
 }
 
