@@ -177,6 +177,7 @@ ANABRANCH_C AnabranchRecording* anabranch_recording_make(const AnabranchPlan*,
                                                          const char* const* names,
                                                          void* const* functions,
                                                          void* const* contexts);
+/* Not while another thread launches through the handle. */
 ANABRANCH_C void anabranch_recording_free(AnabranchRecording*);
 ANABRANCH_C uint32_t anabranch_recording_lane_count(const AnabranchRecording*);
 

@@ -81,7 +81,9 @@ class Ticket {
 // size, and that no written buffer shares bytes with another; on CUDA, that no two that the
 // recording uses do.
 //
-// `stream` is for CUDA (a CUstream, which is a cudaStream_t; null is the legacy default stream):
+// On the host there is no stream but the calling thread: another `stream` than null is refused
+// (kStreamRefused), since the launch could not come after the work queued on it. On CUDA it is a
+// CUstream, which is a cudaStream_t; null is the legacy default stream:
 // the launch starts after all work queued on it so far, and later work on it waits for the launch.
 // Launches on different streams may overlap, as long as they write nothing in common: each has an
 // arena of its own, up to two of them, and further ones wait, on the device, for one before.

@@ -3,7 +3,9 @@
 // Ownership: a Recording is a shared handle; it keeps plan, device and arena alive. On the host the
 //            contexts of its regions, on CUDA the modules of their kernels, must outlive it.
 // Threads:   different recordings are independent. On the host a recording takes one launch at a
-//            time (kBusy); on CUDA launches queue, from any threads.
+//            time (kBusy); on CUDA launches queue, from any threads. A launch uses the handle that
+//            it is given until it returns: no other thread may destroy that handle or assign to it
+//            meanwhile. A thread that launches keeps a copy of its own, which keeps all the rest.
 // Failure:   a Status; a refused record() leaves nothing behind, and no stream capturing.
 // Edges:     a plan without steps records and launches. On CUDA the last handle waits for launches
 //            that still run.

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -168,6 +169,38 @@ TEST(HostLaunch, OneLaneLeavesTheLibrariesThreadsAlone) {
   const Device device = device_of(1, with_thread_control());
   must(launch(must(record(parallel_steps(3), device, regions.table())), {}));
   EXPECT_EQ(settings, 0);
+}
+
+TEST(HostLaunch, RefusesAStreamAndStartsNothing) {
+  int calls = 0;
+  const Regions regions = same_region(1, [&](const RegionCall&) {
+    ++calls;
+    return kOk;
+  });
+  const Recording recording = must(record(parallel_steps(1), device_of(1), regions.table()));
+  int stream = 0;
+  EXPECT_EQ(launch(recording, {}, &stream).error().code(), Code::kStreamRefused);
+  EXPECT_EQ(calls, 0);
+  must(launch(recording, {}, nullptr));
+  EXPECT_EQ(calls, 1);
+}
+
+// What record.h asks of whoever deletes a recording while it runs.
+TEST(HostLaunch, GoesOnThroughACopyWhereTheOtherHandlesAreDeleted) {
+  std::atomic<bool> runs = false;
+  std::atomic<bool> may_end = false;
+  const Regions regions = same_region(3, [&](const RegionCall&) {
+    runs = true;
+    while (!may_end) std::this_thread::yield();
+    return kOk;
+  });
+  auto original =
+      std::make_unique<Recording>(must(record(parallel_steps(3), device_of(2), regions.table())));
+  std::thread launching([copy = *original] { must(launch(copy, {})); });
+  while (!runs) std::this_thread::yield();
+  original.reset();
+  may_end = true;
+  launching.join();
 }
 
 Device device_with_team(std::uint32_t lanes, ThreadControl control) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "anabranch/launch.h"
 
+#include <fmt/format.h>
+
 #include "device/cuda/context_scope.h"
 #include "launch/bindings.h"
 #include "launch/cuda_launch.h"
@@ -20,11 +22,24 @@ Status Ticket::wait() const {
   return current.status().ok() ? mark_->wait() : current.status();
 }
 
+namespace {
+
+Status refuse_stream(const void* stream) {
+  return Status(
+      Code::kStreamRefused,
+      fmt::format("launch: stream {} was given, and the host device has none: a launch runs "
+                  "on the calling thread. Pass no stream, and wait for its work before.",
+                  stream));
+}
+
+}  // namespace
+
 Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings, void* stream) {
   if (recording.cuda_recording()) {
     return cuda::launch_plan(*recording.cuda_recording(), bindings,
                              static_cast<cuda::CuStream>(stream));
   }
+  if (stream != nullptr) return refuse_stream(stream);
   host::HostRecording& host = *recording.host_recording();
   const host::HostHold hold(host);
   if (!hold) {

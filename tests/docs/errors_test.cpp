@@ -181,6 +181,11 @@ Status provoke_bad_binding() {
   bindings[0].size_bytes = 2048;
   return launch(*record_sample({succeed, nullptr}), bindings).error();
 }
+Status provoke_refused_stream() {
+  const Result<Recording> recording = record_sample({succeed, nullptr});
+  Memory memory;
+  return launch(*recording, memory.bindings(), reinterpret_cast<void*>(0x7f00)).error();
+}
 Status provoke_failed_step() {
   Memory memory;
   return launch(*record_sample({fail, nullptr}), memory.bindings()).error();
@@ -216,6 +221,7 @@ const std::map<Code, std::function<Status()>>& provocations() {
       {Code::kBusy, provoke_busy},
       {Code::kBadBinding, provoke_bad_binding},
       {Code::kStepFailed, provoke_failed_step},
+      {Code::kStreamRefused, provoke_refused_stream},
       {Code::kFileUnreadable, provoke_unreadable_file},
       {Code::kFileMalformed, provoke_malformed_file},
       {Code::kFileVersion, provoke_version},
