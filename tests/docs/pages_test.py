@@ -140,6 +140,23 @@ class Blocks(unittest.TestCase):
                         self.assertTrue(Path(ROOT, file).is_file() or file.startswith("out/"), file)
 
 
+class Variables(unittest.TestCase):
+    def test_a_variable_of_ours_on_a_page_is_one_that_the_tree_reads(self):
+        files = [ROOT / "CMakeLists.txt", *(ROOT / "cmake").iterdir(),
+                 *(path for folder in ("bench", "python", "src", "tests", "tool")
+                   for path in (ROOT / folder).rglob("*")
+                   if path.suffix in (".py", ".cpp", ".h", ".cmake", ".txt"))]
+        text = "\n".join(file.read_text() for file in files if file != Path(__file__))
+        options = re.findall(r"^    (\w+): .* = ", (ROOT / "python/anabranch/config.py").read_text(),
+                             re.MULTILINE)
+        made = {f"ANABRANCH_{force}{option.upper()}" for option in options
+                for force in ("", "FORCE_")}
+        for page in find_pages():
+            for name in set(re.findall(r"\bANABRANCH_[A-Z_]+\b", page.read_text())) - made:
+                with self.subTest(f"{page.relative_to(ROOT)}: {name}"):
+                    self.assertRegex(text, rf"\b{name}\b")
+
+
 class Links(unittest.TestCase):
     def test_links_inside_the_tree_lead_somewhere(self):
         for page in find_pages():
