@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace anabranch {
@@ -10,20 +11,46 @@ namespace {
 
 Relation empty_relation(std::size_t size) { return Relation(size, std::vector<bool>(size, false)); }
 
-bool share_a_byte(const std::vector<bool>& a, const std::vector<bool>& b) {
+// A bit a byte.
+using Bits = std::vector<std::uint64_t>;
+
+Bits pack(const std::vector<bool>& bytes) {
+  Bits bits((bytes.size() + 63) / 64, 0);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bits[i / 64] |= std::uint64_t{bytes[i]} << (i % 64);
+  }
+  return bits;
+}
+
+bool share_a_byte(const Bits& a, const Bits& b) {
   for (std::size_t i = 0; i < a.size(); ++i) {
-    if (a[i] && b[i]) return true;
+    if ((a[i] & b[i]) != 0) return true;
   }
   return false;
 }
 
-bool conflict(const Program& program, const Step& a, const Step& b) {
-  for (const Access& x : a.accesses) {
-    for (const Access& y : b.accesses) {
+// The bytes of each access of each step.
+std::vector<std::vector<Bits>> bits_of(const Program& program) {
+  std::vector<std::vector<Bits>> all;
+  for (const Step& step : program.steps()) {
+    std::vector<Bits>& of_step = all.emplace_back();
+    for (const Access& access : step.accesses) {
+      const std::uint64_t size = program.buffer(access.view.buffer).size_bytes;
+      of_step.push_back(pack(bytes_of(access.view, size)));
+    }
+  }
+  return all;
+}
+
+bool conflict(const Step& a, const std::vector<Bits>& bytes_a, const Step& b,
+              const std::vector<Bits>& bytes_b) {
+  for (std::size_t i = 0; i < a.accesses.size(); ++i) {
+    for (std::size_t k = 0; k < b.accesses.size(); ++k) {
+      const Access& x = a.accesses[i];
+      const Access& y = b.accesses[k];
       if (x.view.buffer != y.view.buffer) continue;
       if (x.mode == Mode::kRead && y.mode == Mode::kRead) continue;
-      const std::uint64_t size = program.buffer(x.view.buffer).size_bytes;
-      if (share_a_byte(bytes_of(x.view, size), bytes_of(y.view, size))) return true;
+      if (share_a_byte(bytes_a[i], bytes_b[k])) return true;
     }
   }
   return false;
@@ -64,11 +91,12 @@ std::vector<bool> bytes_of(const View& view, std::uint64_t size_bytes) {
 
 Relation find_needs(const Program& program) {
   const std::span<const Step> steps = program.steps();
+  const std::vector<std::vector<Bits>> bits = bits_of(program);
   Relation needs = empty_relation(steps.size());
   for (std::size_t b = 0; b < steps.size(); ++b) {
     for (std::size_t a = 0; a < b; ++a) {
       needs[a][b] = steps[a].kind == StepKind::kSynchronize || binds(program, a, b) ||
-                    conflict(program, steps[a], steps[b]);
+                    conflict(steps[a], bits[a], steps[b], bits[b]);
     }
   }
   return needs;

@@ -154,7 +154,7 @@ class Variables(unittest.TestCase):
         for page in find_pages():
             for name in set(re.findall(r"\bANABRANCH_[A-Z_]+\b", page.read_text())) - made:
                 with self.subTest(f"{page.relative_to(ROOT)}: {name}"):
-                    self.assertRegex(text, rf"\b{name}\b")
+                    self.assertTrue(re.search(rf"\b{name}\b", text), "nobody reads it")
 
 
 class Links(unittest.TestCase):
