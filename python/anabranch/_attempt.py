@@ -43,7 +43,7 @@ from ._reasons import (
     reason_of_fault,
 )
 from ._recorded import Recorded, random_graph
-from ._shortage import OF_LAUNCH, Short, is_out_of_memory, phase, short_of
+from ._shortage import OF_LAUNCH, is_out_of_memory, phase, short_of
 from ._state import NO_STATE
 from ._trial import Run, Trial
 from ._verify import Untrusted, verify
@@ -113,38 +113,42 @@ class Attempt:
         """Runs the step, from a state that can be put back, and finds out who takes part in it."""
         step = self._step
         try:
-            with phase("copies of what the step writes", step.device):
+            with _faults_told(step.device), phase("copies of what the step writes", step.device):
                 self._trial = Trial(step, self._entry.state, self._entry.foreseen,
                                     self._entry.is_short_of_memory)
-        except Short as error:
+        except NotRecordable as error:
             self._run_unrecorded(error)
         assert self._trial
         meter.note("copies of what the step writes")
         _compat.clear_workspaces()
         before = taken(step.device)
+        short = None
         try:
-            self._plain = self._trial.plain()
+            answer, has_drawn = self._trial.run()
         except Exception as error:
             # Others may be waiting in its collectives: those it has had cannot be had again.
             if not is_out_of_memory(error) or _compat.collectives_so_far() != self._groups:
                 raise
             short = short_of("the plain run", error, step.device)
-        else:
-            self._plain_bytes = meter.note("the plain run").allocated - before.allocated
-            self._check_plainly()
-            return
-        raise short
+        if short is not None:
+            raise short
+        self._plain_bytes = meter.note("the plain run").allocated - before.allocated
+        try:
+            with _faults_told(step.device):
+                self._plain = self._trial.look(answer, has_drawn)
+        except NotRecordable as error:
+            if self._leaving.is_complete:
+                self._answered = (self._leave(answer),)
+            self._meet()
+            self._agree.make(_raising(error))
+        self._check_plainly()
 
-    def _run_unrecorded(self, why: Short) -> NoReturn:
+    def _run_unrecorded(self, why: NotRecordable) -> NoReturn:
         """The call runs all the same, and those who take part in it are told."""
         self._answered = (self._call(list(self._step.leaves)),)
         self._meet()
-
-        def fail() -> NoReturn:
-            raise why
-
-        self._agree.make(fail)
-        fail()
+        self._agree.make(_raising(why))
+        raise why
 
     def _meet(self) -> None:
         device = torch.device("cuda", self._step.device)
@@ -298,8 +302,8 @@ class Attempt:
         meter.note("the launches that are compared")
         answer = verdict.standing.answer
         if agree.on(len(made) > 1):
-            spare = self._plain_bytes - recorded.launch_bytes + trial.let_go_bytes \
-                + self._chosen.overlap_bytes
+            chosen = self._chosen
+            spare = self._plain_bytes - recorded.launch_bytes + trial.let_go_bytes + chosen.overlap_bytes
             answer = None
             recorded, report.overlap_gain, report.why_in_order, answer = choose(
                 trial, plain, verdict.standing, recorded, made[-1], agree.on, spare)
@@ -359,6 +363,13 @@ class Attempt:
     def close(self) -> None:
         if self._trial is not None:
             self._trial.close()
+
+
+def _raising(why: NotRecordable) -> Callable[[], NoReturn]:
+    def fail() -> NoReturn:
+        raise why
+
+    return fail
 
 
 @contextlib.contextmanager

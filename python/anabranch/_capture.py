@@ -226,8 +226,10 @@ class Capture:
 
 
 one_at_a_time = threading.RLock()
-# Captures that failed, and their memory, in which somebody's tensors may still lie.
-_abandoned: list[tuple[CaptureMemory, list[Captured]]] = []
+# Captures that failed, in whose memory torch's tensors may still lie, and that memory: stand-ins may lie
+# there for ever, in whatever the step has put them.
+_abandoned: list[list[Captured]] = []
+_abandoned_memory: list[CaptureMemory] = []
 
 
 def wait_for_captures() -> None:
@@ -237,15 +239,14 @@ def wait_for_captures() -> None:
 
 
 def close_abandoned(device: int) -> None:
-    """Gives back captures that failed and in whose memory no tensor lies any more."""
+    """Gives back captures that failed and in whose memory no tensor of torch's lies any more: it counts
+    their addresses."""
     with one_at_a_time:
-        for memory, begun in list(_abandoned):
+        for begun in list(_abandoned):
             if not _compat.allocated_in_pools(device, [captured.pool.id for captured in begun]):
                 for captured in begun:
                     captured.close()
-                begun.clear()
-                memory.close()
-                _abandoned.remove((memory, begun))
+                _abandoned.remove(begun)
 
 
 def capture_twice(step: Step, device: CaptureDevice) -> Capture:
@@ -321,7 +322,8 @@ def _abandon(memory: CaptureMemory, begun: list[Captured]) -> None:
     """Frames may still hold tensors there."""
     for captured in begun:
         captured.answer, captured.result, captured.gradients = None, [], {}
-    _abandoned.append((memory, begun))
+    _abandoned.append(begun)
+    _abandoned_memory.append(memory)
 
 
 def _named_units(captured: Captured, units: Sequence[Unit]) -> list[int]:

@@ -102,10 +102,10 @@ class Recorder:
                 return self._call_last(leaves)
             return self._launch(key, entry, leaves, state)
         if entry.report.reason is not None:
-            if self._chosen.strict and not entry.is_empty:
-                raise self._strict_error(entry.report.reason)
             if entry.shortage and self._has_memory_again(entry):
                 entry.report.reason = None  # the next call records: it looks for everything anew
+            elif self._chosen.strict and not entry.is_empty:
+                raise self._strict_error(entry.report.reason)
             return self._call_last(leaves)
         entry.plain += 1
         if entry.plain <= _WARM_UP:
@@ -129,6 +129,8 @@ class Recorder:
         entry.foreseen.versions = {id(tensor): version_of(tensor) for tensor in tensors}
         entry.is_short_of_memory = device is None or not self._takes_gradients \
             or free_bytes(device) < _ROOMY * size_of(tensors)
+        if device is not None and swaps() % 2:
+            wait_for_captures()
         with self._alone, self._compiled_for_lanes(), (
                 contextlib.nullcontext() if entry.is_short_of_memory else _on_capture_stream(device)):
             answer = self._call_last(leaves)
@@ -235,7 +237,7 @@ class Recorder:
         except NotRecordable as error:
             self.is_refused = True
             self._refuse(entry, str(error))
-            return self._call(leaves)
+            return self._call_last(leaves)
         attempt = Attempt(self.name, entry, step, self._chosen, takes_gradients=self._takes_gradients,
                           has_lanes=self._has_lanes, saved_from=self._saved_from,
                           look_farther=self._look_farther)
@@ -251,7 +253,7 @@ class Recorder:
             return attempt.fall_back(self._call_last, leaves, may_repeat=not isinstance(why, Apart))
         left, known = attempt.left, attempt.state_tensors
         attempt.close()
-        entry.shortage, entry.report.shortage = None, ""
+        entry.shortage, entry.shortage_tries, entry.report.shortage = None, 0, ""
         entry.set_recorded(recorded, known, left)
         log.info("%s: %s", self.name, entry.report)
         view = entry.view_of(entry.state)
@@ -267,8 +269,8 @@ class Recorder:
             return
         entry.is_empty = isinstance(why, Empty)
         if isinstance(why, Short):
-            tries = entry.shortage_tries = entry.shortage_tries + 1
-            entry.shortage = Shortage(why, attempt.device, attempt.free_before, tries)
+            entry.shortage_tries += 1
+            entry.shortage = Shortage(why, attempt.device, attempt.free_before, entry.shortage_tries)
             entry.report.shortage = str(entry.shortage)
         else:
             self.is_refused |= not entry.is_empty
@@ -421,8 +423,6 @@ def _without_frames(error: Exception) -> Exception:
 @contextlib.contextmanager
 def _on_capture_stream(device: int) -> Iterator[None]:
     """What the caller's stream has cached is given back before, and what this one has afterwards."""
-    if swaps() % 2:
-        wait_for_captures()
     give_back(device)
     with on_stream(_capture_stream(device), device):
         yield

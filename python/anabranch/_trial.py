@@ -193,14 +193,21 @@ class Trial:
              for tensor in self._state.on_host()])
 
     def plain(self) -> Run:
-        """Runs the step as it is. Its results have no history afterwards, as a recording's have
-        none: what they belonged to would live on into the capture."""
-        step, before = self._step, generators_of_the_cpu()
+        """Runs the step as it is."""
+        return self.look(*self.run())
+
+    def run(self) -> tuple[Any, bool]:
+        """The step's own answer, and whether it has drawn random numbers on the CPU. Errors are the step's."""
+        before = generators_of_the_cpu()
         with self._stream():
-            answer = step.call(list(step.leaves))
+            answer = self._step.call(list(self._step.leaves))
+        return answer, generators_of_the_cpu() != before
+
+    def look(self, answer: Any, has_drawn: bool = False) -> Run:
+        """What a plain run has left. Its results have no history afterwards, as a recording's have
+        none: what they belonged to would live on into the capture."""
         self._take_back_gradients()
-        has_drawn = generators_of_the_cpu() != before
-        [flat], shape = flatten([answer], step.object_numbers)
+        [flat], shape = flatten([answer], self._step.object_numbers)
         has_history = any(isinstance(leaf, Tensor) and leaf.requires_grad and not leaf.is_leaf
                           for leaf in flat)
         if has_history:

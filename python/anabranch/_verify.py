@@ -12,17 +12,19 @@ more in captured order instead. Failure: Untrusted, with the tensor that is wron
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from typing import NamedTuple, TypeVar
 
+from ._reasons import NotRecordable
 from ._recorded import Recorded
-from ._trial import Run, Trial
+from ._trial import Run, Trial, Values
 
 _MARGIN = 10.0
 _ROUNDS = 3  # of more runs
 # Of launches in captured order alone: of hundreds of tensors some hardly ever vary, and one of them
 # may have where kernels ran side by side.
 _ROUNDS_IN_ORDER = 8
+_Made = TypeVar("_Made")
 _UNKNOWN = float("inf")  # how far what is only known by checksums is apart
 
 
@@ -54,39 +56,73 @@ def verify(trial: Trial, plain: Run, recorded: Recorded, agree: Callable[[bool],
 
 def _verify(trial: Trial, plain: Run, recorded: Recorded, agree: Callable[[bool], bool],
             ordered: Recorded | None) -> Verdict:
-    launched = trial.launched(recorded)
+    launched = _in_all(agree, lambda: trial.launched(recorded))
     names = trial.differing(plain, launched) - recorded.undefined
     if not agree(bool(names)):
         return Verdict(True, launched)
-    judged = trial.values(launched, names)
+    rounds = _Rounds(trial, recorded, ordered, names, _in_all(
+        agree, lambda: trial.values(launched, names)))
     launched.let_go()
-    apart = dict.fromkeys(names, _UNKNOWN)  # from the nearest right run
-    spread: dict[str, float] = {}
-    in_order = judged if ordered is None else None
-    for again in range(_ROUNDS if ordered is None else _ROUNDS + _ROUNDS_IN_ORDER):
-        trial.rewind()
-        standing = trial.launched(ordered or recorded)
-        if in_order is None:
-            in_order = trial.values(standing, names)
-        else:
-            for name, distance in in_order.distances(standing).items():
-                spread[name] = max(distance, spread.get(name, 0.0))
-        if ordered is not None:
-            apart = _nearer(apart, judged.distances(standing))
-        if again < _ROUNDS:
-            standing.let_go()
-            trial.rewind()
-            standing = trial.plain()
-            apart = _nearer(apart, judged.distances(standing))
-        beyond = {name: distance for name, distance in apart.items()
-                  if not distance <= _MARGIN * spread.get(name, 0.0)}
+    for _ in range(_ROUNDS if ordered is None else _ROUNDS + _ROUNDS_IN_ORDER):
+        standing = _in_all(agree, rounds.run)
+        beyond = rounds.beyond()
         if not agree(bool(beyond)):
             return Verdict(False, standing)
         standing.let_go()
     name, distance = next(iter(beyond.items()), ("another process", 0.0))
     raise Untrusted(f"its first launch differs from {_ROUNDS + 1} plain runs in {name} by "
                     f"{distance:.3g} or more, launches in captured order by "
-                    f"{spread.get(name, 0.0):.3g}")
+                    f"{rounds.spread.get(name, 0.0):.3g}")
+
+
+class _Rounds:
+    """More runs, where the first launch was not what the plain run was. ``judged`` is what it had by the
+    names that differ."""
+
+    def __init__(self, trial: Trial, recorded: Recorded, ordered: Recorded | None,
+                 names: Collection[str], judged: Values) -> None:
+        self._trial, self._names, self._judged = trial, names, judged
+        self._recorded, self._ordered = recorded, ordered
+        self._in_order = judged if ordered is None else None  # the first launch in captured order
+        self._plain_runs = 0
+        self.apart = dict.fromkeys(names, _UNKNOWN)  # from the nearest right run
+        self.spread: dict[str, float] = {}  # of launches in captured order
+
+    def run(self) -> Run:
+        """A launch in captured order and mostly a plain run: the last of them."""
+        self._trial.rewind()
+        standing = self._trial.launched(self._ordered or self._recorded)
+        if self._in_order is None:
+            self._in_order = self._trial.values(standing, self._names)
+        else:
+            for name, distance in self._in_order.distances(standing).items():
+                self.spread[name] = max(distance, self.spread.get(name, 0.0))
+        if self._ordered is not None:
+            self.apart = _nearer(self.apart, self._judged.distances(standing))
+        if self._plain_runs < _ROUNDS:
+            self._plain_runs += 1
+            standing.let_go()
+            self._trial.rewind()
+            standing = self._trial.plain()
+            self.apart = _nearer(self.apart, self._judged.distances(standing))
+        return standing
+
+    def beyond(self) -> dict[str, float]:
+        """What is farther from all right runs than these may be from one another."""
+        return {name: distance for name, distance in self.apart.items()
+                if not distance <= _MARGIN * self.spread.get(name, 0.0)}
+
+
+def _in_all(agree: Callable[[bool], bool], make: Callable[[], _Made]) -> _Made:
+    """``make()``, where it succeeds in all processes of a step; the others would wait for one that fails."""
+    try:
+        made = make()
+    except Exception:
+        agree(True)
+        raise
+    if agree(False):
+        raise NotRecordable("another process could not compare it")
+    return made
 
 
 def _nearer(apart: dict[str, float], other: dict[str, float]) -> dict[str, float]:

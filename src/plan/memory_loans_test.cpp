@@ -23,7 +23,7 @@ constexpr std::uint64_t kBytes = 4096, kAlignment = 512;
 
 struct Planned {
   explicit Planned(Program made, bool lends = true)
-      : program(std::move(made)), order(make_order(program)), waits(derive_waits(program, order)) {
+      : program(std::move(made)), order(make_order(program)), waits(*derive_waits(program, order)) {
     for (std::uint32_t i = 0; lends && i < program.buffers().size(); ++i) {
       if (program.buffers()[i].role != Role::kTemporary) lenders.push_back(BufferId{i});
     }
@@ -121,7 +121,7 @@ TEST(MemoryLoans, TheArenaIsNeverLargerThanWithoutAndHoldsAllThatBorrowNothing) 
     for (const std::uint64_t offset : alone.offsets) in_it_alone += offset != kNotInArena;
     EXPECT_EQ(in_arena, in_it_alone);
     PlanParts parts{planned.order, planned.waits, arena};
-    EXPECT_THAT(find_races(planned.program, parts), IsEmpty());
+    EXPECT_THAT(*find_races(planned.program, parts), IsEmpty());
   }
   EXPECT_GT(saved, 100'000u);
 }

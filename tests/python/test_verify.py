@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+from anabranch._reasons import NotRecordable
 from anabranch._trial import generators_of_the_cpu
 from anabranch._verify import Untrusted, verify
 
@@ -147,7 +148,29 @@ def test_all_processes_run_again_if_one_has_to():
 
     def another_has_found_it(found):
         asked.append(found)
-        return len(asked) == 1
+        return len(asked) == 2  # of what differs; the first question is whether a launch failed
 
     assert judge([1.0], Recorded(1.0), agree=another_has_found_it) is False
-    assert asked == [False, False, False]
+    assert asked == [False] * 6
+
+
+def test_a_process_in_which_a_launch_fails_tells_the_others_and_they_do_not_go_on():
+    asked = []
+
+    def launch(recorded):
+        raise MemoryError
+
+    def agree(found):
+        asked.append(found)
+        return found
+
+    trial = Trial(1.0)
+    trial.launched = launch
+    with pytest.raises(MemoryError):
+        verify(trial, trial.plain(), Recorded(1.0), agree)
+    assert asked == [True]
+    trial = Trial(1.0)
+    first = trial.plain()
+    trial.rewind()
+    with pytest.raises(NotRecordable, match="another process"):
+        verify(trial, first, Recorded(1.0), lambda found: True)
