@@ -418,9 +418,11 @@ class _OldGradients:
         tensors = self._step.tensors
         sums = checksums([whole_bytes(tensors[number]) for number in self.owners.values()])
         self._sums = dict(zip(self.owners, sums, strict=True))
+        address = _NOWHERE
         for i, number in self.owners.items():
             self._alive[i] = weakref.ref(tensors[number])
-            tensors[number] = _without_memory(tensors[number])
+            tensors[number] = _without_memory(tensors[number], address)
+            address += -(-tensors[number].untyped_storage().nbytes() // _NOWHERE) * _NOWHERE
 
     def take_back(self) -> Iterator[tuple[int, Tensor, tuple[int, int]]]:
         """Those that a run has not let go of: parameter, gradient, and the checksum of before the run."""
@@ -447,15 +449,15 @@ class _OldGradients:
                 self._step.parameters[i].grad = None
 
 
-def _without_memory(tensor: Tensor) -> Tensor:
-    """One like it at an address where nothing is."""
+def _without_memory(tensor: Tensor, address: int) -> Tensor:
+    """One like it, at an address where nothing is."""
     size = tensor.untyped_storage().nbytes()
     made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return made.set_(_compat.storage_at(_NOWHERE, size, tensor.device), tensor.storage_offset(),
+    return made.set_(_compat.storage_at(address, size, tensor.device), tensor.storage_offset(),
                      tensor.shape, tensor.stride())
 
 
-_NOWHERE = 512  # aligned as torch's allocations are
+_NOWHERE = 512  # the first such address, and what they are multiples of, as torch's allocations are
 
 
 def is_held_by_its_owner(tensors: Sequence[Tensor], number: int) -> bool:
