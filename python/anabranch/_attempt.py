@@ -157,7 +157,7 @@ class Attempt:
 
     def _check_plainly(self) -> None:
         """Raises where there is nothing that may be recorded, in all processes of the step."""
-        trial, plain, agree = self._trial, self._plain, self._agree
+        trial, plain = self._trial, self._plain
         assert trial and plain
         self._meet()
         agree = self._agree
