@@ -85,8 +85,9 @@ def _seconds(trial: Trial, recordings: Sequence[Recorded],
 
 
 def _sample(trial: Trial, recorded: Recorded) -> tuple[float, Any]:
-    """Of one launch, and its answer, from the state that the step has met: what it counts may be an index, and a few
-    steps on be behind the end of something. What the GPU takes, as in a row of launches."""
+    """Of one launch, and its answer, from the state that the step has met: what it counts may be an
+    index, and a few steps on be behind the end of something. What the GPU takes, as in a row of
+    launches."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     trial.rewind()
     _compat.keep_gpu_busy(_AHEAD_CYCLES)

@@ -96,6 +96,8 @@ class Recorded:
                    if isinstance(part, Alias)]
         self.needs_gradients = any(index >= step.own for index in (
             *(index for index, _ in self._alignments), *aliases))
+        # Whose gradients a launch lets go of before it allocates others, as the step does.
+        self._cleared = [] if self.needs_gradients else [index for index, _ in self._gradients]
         # Given tensors of which a launch takes more than addresses, and all that it names.
         self._takes = {*self._mutated, *aliases,
                        *(index for pair in self._together for index in pair[:2])}
@@ -200,9 +202,8 @@ class Recorded:
         if _compat.current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self.launch(given, parameters, objects, poison, at, offsets, in_blocks)
-        if not self.needs_gradients:  # the step lets go of them before it has others
-            for index, _ in self._gradients:
-                parameters[index].grad = None
+        for index in self._cleared:
+            parameters[index].grad = None
         fresh = self._rooms.allocate()
         parts = list(itertools.starmap(_compat.empty_strided_cuda, self._parts))
         if poison is not None:

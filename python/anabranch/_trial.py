@@ -217,11 +217,9 @@ class Trial:
 
     def _take_back_gradients(self) -> None:
         """Those that are still there behind the run: it has not let go of them."""
-        for i, grad, total in self._old.take_back():
-            self._before.gradients[i] = grad
-            memory = whole_bytes(grad)
-            number = next(n for n, one in enumerate(self._step.tensors) if one is grad)
-            self._given.append(_Given(number, memory, grad.dtype))
+        for i, number, total in self._old.take_back():
+            grad = self._before.gradients[i] = self._step.tensors[number]
+            self._given.append(_Given(number, whole_bytes(grad), grad.dtype))
             self._read_sums[number] = total
 
     @contextlib.contextmanager
@@ -257,9 +255,10 @@ class Trial:
         after = self._moment()
         _wait_for_copies(self._memory)
         tensors = {f"result {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
+        stand_ins = self._old.stand_ins()
         gradients = {f"gradient {i}": grad for i, (grad, before) in
                      enumerate(zip(after.gradients, self._before.gradients, strict=True))
-                     if grad is not None and grad is not before and grad not in self._old}
+                     if grad is not None and grad is not before and id(grad) not in stand_ins}
         tensors |= gradients
         tensors = {name if len(inner) == 1 else f"{name}, part {part}": one
                    for name, tensor in tensors.items()
@@ -424,16 +423,19 @@ class _OldGradients:
             tensors[number] = _without_memory(tensors[number], address)
             address += -(-tensors[number].untyped_storage().nbytes() // _NOWHERE) * _NOWHERE
 
-    def take_back(self) -> Iterator[tuple[int, Tensor, tuple[int, int]]]:
-        """Those that a run has not let go of: parameter, gradient, and the checksum of before the run."""
+    def take_back(self) -> Iterator[tuple[int, int, tuple[int, int]]]:
+        """Those that a run has not let go of, which are the step's again: parameter, number, and the
+        checksum of before the run."""
         for i, reference in list(self._alive.items()):
             grad = reference()
-            if grad is not None:
-                self._step.tensors[self.owners.pop(i)] = grad
-                yield i, grad, self._sums[i]
+            if grad is not None and i in self.owners:
+                number = self.owners.pop(i)
+                self._step.tensors[number] = grad
+                yield i, number, self._sums[i]
 
-    def __contains__(self, grad: Tensor) -> bool:
-        return any(self._step.tensors[number] is grad for number in self.owners.values())
+    def stand_ins(self) -> set[int]:
+        """The ids of what stands in their place."""
+        return {id(self._step.tensors[number]) for number in self.owners.values()}
 
     def stand_in(self) -> None:
         for i, number in self.owners.items():
