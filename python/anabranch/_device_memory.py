@@ -22,6 +22,9 @@ from . import _compat
 from ._native import NativeError
 from ._native_capture import CaptureMemory, capture_device, library_path
 
+# Times what a callable uses, as a first call begins: with that much free its memory is not short,
+# whatever gradients, moments and intermediates there will be.
+_ROOMY = 6
 # Of what is cached, what is not worth giving back: to ask the driver for it again takes as long.
 _SMALL_CACHE = 64 << 20
 # Torch takes requests from here on in multiples of the granule, smaller ones in blocks of 20 MiB.
@@ -55,6 +58,13 @@ def free_bytes(device: int) -> int:
     if fraction < 1:
         free = min(free, int(fraction * total) - now.reserved)
     return max(free, 0) + now.reserved - now.allocated
+
+
+def is_plentiful(device: int, used: int) -> bool:
+    """Whether a callable that uses so many bytes may be generous: nobody has set a limit, most of the GPU
+    is free, and many times what it uses."""
+    total = torch.cuda.mem_get_info(device)[1]
+    return _compat.memory_fraction(device) >= 1 and free_bytes(device) > max(total // 2, _ROOMY * used)
 
 
 def give_back(device: int) -> None:

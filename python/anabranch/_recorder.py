@@ -22,7 +22,7 @@ from . import _compat, _native, config, errors
 from ._attempt import Attempt
 from ._capture import Step, wait_for_captures
 from ._copies import size_of
-from ._device_memory import free_bytes, give_back
+from ._device_memory import free_bytes, give_back, is_plentiful
 from ._elsewhere import Elsewhere
 from ._entry import Entry, RecordingReport, View
 from ._given import swaps, units_apart, units_of
@@ -49,9 +49,6 @@ _plain_steps = threading.RLock()
 _WARM_UP = 1  # plain calls of a signature before it is recorded
 _BAD_BINDING = 402
 _MOST_TRIES_AGAIN = 3
-# Times what a callable uses, as a first call begins: with that much free its memory is not short,
-# whatever gradients, moments and intermediates there will be.
-_ROOMY = 6
 
 
 class Recorder:
@@ -128,7 +125,7 @@ class Recorder:
         tensors = [tensor for tensor in tensors if tensor is not None]  # of a state that has lost some
         entry.foreseen.versions = {id(tensor): version_of(tensor) for tensor in tensors}
         entry.is_short_of_memory = device is None or not self._takes_gradients \
-            or free_bytes(device) < _ROOMY * size_of(tensors)
+            or not is_plentiful(device, size_of(tensors))
         if device is not None and swaps() % 2:
             wait_for_captures()
         with self._alone, self._compiled_for_lanes(), (

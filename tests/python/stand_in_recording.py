@@ -28,8 +28,9 @@ def stand_in_memory(monkeypatch, free=lambda: GIB):
             return Peaks(0, 0)
 
     for module in (_attempt, _recorder, _trial, _device_memory):
-        for name, answer in (("free_bytes", lambda device: free()), ("give_back", lambda device: None),
-                             ("taken", lambda device: Peaks(0, 0)), ("Meter", Meter),
+        for name, answer in (("free_bytes", lambda device: free()),
+                             ("is_plentiful", lambda device, used: False),
+                             ("give_back", lambda device: None), ("taken", lambda device: Peaks(0, 0)), ("Meter", Meter),
                              ("no_limit", lambda device: contextlib.nullcontext()),
                              ("close_abandoned", lambda device: None)):
             if hasattr(module, name):
@@ -98,7 +99,6 @@ class StandIn:
         monkeypatch.setattr(_recorder.Recorder, "_check_answer", lambda self, entry, answer, device: None)
         monkeypatch.setattr(_recorder, "_capture_stream", lambda device: None)
         monkeypatch.setattr(_recorder, "_give_back_memory", lambda: None)
-        monkeypatch.setattr(_recorder, "_ROOMY", GIB)  # plain runs are on the caller's stream
         monkeypatch.setattr(_trial, "_SMALL_BYTES", 0)
         monkeypatch.setattr(_trial, "room_on_device", lambda device: self.room)
         monkeypatch.setattr(_copies, "_STAGE_BYTES", 1 << 12)

@@ -334,7 +334,7 @@ def launching(monkeypatch):
     monkeypatch.setattr(_recorder, "_capture_stream", lambda device: None)
     monkeypatch.setattr(_recorder, "_check_argument", lambda index, leaf, device: None)
     monkeypatch.setattr(_recorder, "_give_back_memory", lambda: None)
-    monkeypatch.setattr(_recorder, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(_recorder, "is_plentiful", lambda device, used: False)
     monkeypatch.setattr(_attempt, "free_bytes", lambda device: 0)
 
     def recorded(step, compute, uses):

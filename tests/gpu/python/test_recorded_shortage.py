@@ -124,38 +124,43 @@ def test_a_limit_below_what_the_step_needs_is_torchs_own_error(allowed):
 
 
 def test_peaks_of_torch_are_those_of_memory_and_not_of_addresses(plain):
-    """The device tells what was really taken; the peak goes no higher than that."""
+    """The device tells what was really taken; the peak goes no higher than that, and what little each of
+    two streams may keep cached where memory is plentiful."""
     _, peak = plain
     clean()
     before = torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
     _, step = train("record")
-    assert torch.cuda.max_memory_reserved() - before <= 1.25 * peak, told(step)
+    assert torch.cuda.max_memory_reserved() - before <= 1.05 * peak + 128 * MIB, told(step)
     [report] = [one for one in step.report if one.nodes]
     assert report.recording.peak <= torch.cuda.max_memory_reserved() + 32 * MIB
     assert report.recording.copied_to == "host" and report.recording.copied > 0
 
 
-def test_what_was_plain_for_want_of_memory_is_recorded_when_there_is_more(plain, allowed):
-    wanted, peak = plain
+def test_what_was_plain_for_want_of_memory_is_recorded_when_there_is_more(plain, monkeypatch):
+    """A launch finds no memory until what another takes is free again."""
+    wanted, _ = plain
+    reserve, is_full = _recorded.Recorded.reserve, True
+
+    def reserved(self):
+        if is_full:
+            raise torch.OutOfMemoryError("Tried to allocate 64.00 MiB.")
+        reserve(self)
+
+    monkeypatch.setattr(_recorded.Recorded, "reserve", reserved)
+    other = torch.empty(256 * MIB, dtype=torch.uint8, device=DEVICE)
     model, optimizer, step = training_step("record")
-    free = torch.cuda.mem_get_info()[0]
-    hog = torch.empty(0, dtype=torch.uint8, device=DEVICE)
-    for seed in range(2):
-        step(*given(seed))
-    clean()
-    allowed(peak // 4)
-    hog = torch.empty(0)
-    for seed in range(2, 4):
+    for seed in range(4):
         step(*given(seed))
     assert launches(step) == 0 and "bytes were free" in told(step), told(step)
-    torch.cuda.set_per_process_memory_fraction(1.0)
+    is_full = False
+    del other
+    torch.cuda.empty_cache()
     for seed in range(4, CALLS):
         answer = step(*given(seed))
     assert launches(step) > 0, told(step)
     left = everything(answer, model, optimizer)
     assert_same({name: tensor.cpu() for name, tensor in left.items()}, wanted[-1])
-    del hog, free
 
 
 def test_a_gpu_that_another_process_fills_meanwhile_changes_nothing(plain):
