@@ -26,7 +26,7 @@ from . import _compat, _native, config
 from ._agreement import Agreement
 from ._bindings import Leaving
 from ._capture import Capture, Step, capture_twice, close_abandoned
-from ._device_memory import Meter, free_bytes, give_back, no_limit, taken
+from ._device_memory import Meter, empty_cache, free_bytes, give_back, no_limit, taken
 from ._elsewhere import Elsewhere, check_all_was_found
 from ._entry import Entry, MemoryWhileRecording
 from ._native_capture import capture_device
@@ -331,7 +331,7 @@ class Attempt:
             return  # its copies may be wanted yet
         if trial is not None:
             trial.close()
-        torch.cuda.empty_cache()
+        empty_cache()
 
     def fall_back(self, call: Callable[[list[Any]], Any], leaves: list[Any], may_repeat: bool) -> Any:
         """What the plain run answered, as if there had been that one alone: to run once more would count

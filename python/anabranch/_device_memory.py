@@ -72,7 +72,17 @@ def give_back(device: int) -> None:
     of no use to another."""
     now = taken(device)
     if now.reserved - now.allocated > _SMALL_CACHE:
-        torch.cuda.empty_cache()
+        empty_cache()
+
+
+def empty_cache() -> None:
+    """Gives the driver back all that torch has cached, behind all that is queued on the GPUs. Memory that
+    is mapped (expandable segments) torch unmaps behind the work of its own stream alone; a step whose
+    other streams still read there is right as long as nobody unmaps it."""
+    for device in range(torch.cuda.device_count()):
+        if torch.cuda.memory_reserved(device):
+            torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager
@@ -127,7 +137,7 @@ class Meter:
 def _raise_peaks(device: int, wanted: Peaks) -> None:
     """Torch can set its peaks back to now, and to nothing else. So as much is allocated as lies between,
     of addresses that own no memory; to within some MiB."""
-    torch.cuda.empty_cache()  # nothing of it is taken for these
+    empty_cache()  # nothing of it is taken for these
     now = taken(device)
     reserved = wanted.reserved - now.reserved
     allocated = _exact(min(wanted.allocated - now.allocated, reserved))

@@ -22,7 +22,7 @@ from . import _compat, _native, config, errors
 from ._attempt import Attempt
 from ._capture import Step, wait_for_captures
 from ._copies import size_of
-from ._device_memory import free_bytes, give_back, is_plentiful
+from ._device_memory import empty_cache, free_bytes, give_back, is_plentiful
 from ._elsewhere import Elsewhere
 from ._entry import Entry, RecordingReport, View
 from ._given import swaps, units_apart, units_of
@@ -267,7 +267,8 @@ class Recorder:
         entry.is_empty = isinstance(why, Empty)
         if isinstance(why, Short):
             entry.shortage_tries += 1
-            entry.shortage = Shortage(why, attempt.device, attempt.free_before, entry.shortage_tries)
+            free = max(attempt.free_before, free_bytes(attempt.device))
+            entry.shortage = Shortage(why, attempt.device, free, entry.shortage_tries)
             entry.report.shortage = str(entry.shortage)
         else:
             self.is_refused |= not entry.is_empty
@@ -349,7 +350,7 @@ class Recorder:
 
     def _launch_later(self, entry: Entry, short: Short, device: int, leaves: list[Any]) -> Any:
         """A launch has not the memory that it wants; the plain step takes it piece by piece."""
-        torch.cuda.empty_cache()
+        empty_cache()
         entry.shortage_tries += 1
         entry.shortage = Shortage(short, device, free_bytes(device), entry.shortage_tries)
         entry.report.shortage = str(entry.shortage)
@@ -436,7 +437,7 @@ def _give_back_memory() -> None:
     arena of the next launch would fit into little of it."""
     if torch.cuda.is_initialized():
         _compat.clear_workspaces()
-        torch.cuda.empty_cache()
+        empty_cache()
 
 
 def _device_of(leaves: Iterable[Any], state: Iterable[Any]) -> int | None:

@@ -32,13 +32,12 @@ def stand_in_memory(monkeypatch, free=lambda: GIB):
                              ("is_plentiful", lambda device, used: False),
                              ("give_back", lambda device: None), ("taken", lambda device: Peaks(0, 0)), ("Meter", Meter),
                              ("no_limit", lambda device: contextlib.nullcontext()),
-                             ("close_abandoned", lambda device: None)):
+                             ("empty_cache", lambda: None), ("close_abandoned", lambda device: None)):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, answer)
     monkeypatch.setattr(_attempt._compat, "clear_workspaces", lambda: None)
     monkeypatch.setattr("anabranch._shortage.free_bytes", lambda device: free())
     monkeypatch.setattr(_trial, "room_on_device", lambda device: free() // 4)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
 
 class Launched:

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 import torch
-from anabranch import _copies, _recorder, _shortage, config, errors
+from anabranch import _attempt, _copies, _recorder, _shortage, config, errors
 from anabranch._shortage import Short, is_out_of_memory, wanted_of
 from anabranch._state import State
 from stand_in_recording import GIB, SAID, StandIn
@@ -125,6 +125,22 @@ def test_what_failed_is_not_tried_in_every_call_but_when_more_is_free(stand_in):
     stand_in.free += 1
     run(recorder, training, 3)
     assert len(stand_in.taken) > tried and report.reason is None and report.launched
+
+
+def test_what_a_try_gives_back_itself_is_no_reason_for_another(stand_in, monkeypatch):
+    """Workspaces were there when it began, and are not when it has failed."""
+    def clear():
+        stand_in.free = 3 * GIB
+
+    monkeypatch.setattr(_attempt._compat, "clear_workspaces", clear)
+    training = Training()
+    recorder = recorder_of(training)
+    run(recorder, training, 1)
+    stand_in.fail_at = len(stand_in.taken) + 6  # behind the plain run
+    run(recorder, training, 1)
+    tried = len(stand_in.taken)
+    run(recorder, training, 3)
+    assert len(stand_in.taken) == tried
 
 
 def test_a_launch_without_memory_runs_plainly_until_there_is_more(stand_in):
