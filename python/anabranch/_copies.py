@@ -2,30 +2,27 @@
 """Copies of a GPU's memory, so that a step can be run again from where it was: on the GPU where they fit
 into the room that is granted, else in the host's memory, through a few pinned buffers.
 
-The host's memory is pageable, since to pin as much as a large model's state takes many seconds, and is
-touched ahead of the copies by another thread, since the system hands fresh pages out slower than a
-GPU's bytes come over. Threads: one at a time. Failure: Short where neither has the room; nothing is
-held then.
+The host's memory is pageable, since to pin as much as a large model's state takes many seconds.
+Threads: one at a time. Failure: Short where neither has the room; nothing is held then.
 """
 
 from __future__ import annotations
 
-import os
-import threading
+import collections
+import dataclasses
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
-from . import _compat
 from ._checksums import pieces
 from ._device_memory import free_bytes
+from ._host_memory import free_aside, fresh_bytes, host_free_bytes, mover_threads, move_bytes
 from ._shortage import Short
 
-_STAGE_BYTES = 32 << 20  # of one pinned buffer
-_STAGES = 4
-_TOUCHED_AT_ONCE = 256 << 20
+_STAGE_BYTES = 8 << 20  # of one pinned buffer
+_STAGES = 16
 # Of what the host has available, what copies leave alone, for its other work.
 _HOST_SHARE = 0.9
 _ALIGNMENT = 64
@@ -60,50 +57,28 @@ class Copies:
         if self.size_bytes > _HOST_SHARE * available:
             raise Short("copies of what the step writes", self.size_bytes, available, "host")
         try:
-            self._kept = torch.empty(self.size_bytes, dtype=torch.uint8)
-        except (RuntimeError, MemoryError) as error:  # a limit of the process
+            self._kept = fresh_bytes(self.size_bytes)
+        except (RuntimeError, MemoryError, OSError) as error:  # a limit of the process
             raise Short("copies of what the step writes", self.size_bytes, available, "host") from error
-        touched = _Toucher(self._kept)
-        stages = _Stages()
-        waiting: list[tuple[int, int, Tensor]] = []  # where, bytes, and from which stage
-
-        def take(leave: int) -> None:
-            while len(waiting) > leave:
-                begin, size, stage = waiting.pop(0)
-                stages.wait(stage)
-                touched.wait(begin + size)
-                self._kept[begin:begin + size].copy_(stage[:size])
-
-        try:
+        with _Stages() as stages:
             for begin, piece in _places_of(tensors):
-                take(_STAGES - 1)
-                stage = stages.next()
-                stage[:piece.numel()].copy_(piece, non_blocking=True)
-                stages.record(stage)
-                waiting.append((begin, piece.numel(), stage))
-            take(0)
-        finally:
-            touched.stop()
+                stages.fetch(self._kept[begin:begin + piece.numel()], piece)
 
     def put_back(self, tensors: Sequence[Tensor]) -> None:
         """Into tensors of the same layout, on the current stream."""
-        stages = _Stages() if self.where == "host" else None
-        for begin, piece in _places_of(tensors):
-            kept = self._kept[begin:begin + piece.numel()]
-            if stages is None:
-                piece.copy_(kept)
-                continue
-            stage = stages.next()
-            stages.wait(stage)
-            stage[:piece.numel()].copy_(kept)
-            piece.copy_(stage[:piece.numel()], non_blocking=True)
-            stages.record(stage)
-        if stages is not None:
-            stages.finish()
+        if self.where == "GPU":
+            for begin, piece in _places_of(tensors):
+                piece.copy_(self._kept[begin:begin + piece.numel()])
+            return
+        with _Stages() as stages:
+            for begin, piece in _places_of(tensors):
+                stages.send(piece, self._kept[begin:begin + piece.numel()])
 
     def close(self) -> None:
         """Lets go of them."""
-        self._kept = self._kept[:0].clone()
+        kept, self._kept = [self._kept], self._kept[:0].clone()
+        if self.where == "host":
+            free_aside(kept)
 
     def pieces(self, tensors: Sequence[Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Of tensors of the same layout: which one, a piece of it as it is now, and the same of the copy,
@@ -131,96 +106,80 @@ def _places_of(tensors: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
         base += _aligned(begin - base)
 
 
+@dataclasses.dataclass
+class _Stage:
+    buffer: Tensor
+    event: torch.cuda.Event  # behind the GPU's last copy
+    moved: Future[None] | None = None  # the threads' last work
+
+
 class _Stages:
-    """Pinned buffers that are used in turn, each with an event behind its last use. Where the system
-    pins no memory they are ordinary ones, and each copy waits for its end."""
+    """Pinned buffers between the GPU and the host's other memory, used in turn: while the GPU copies some,
+    threads move the bytes of others. Where the system pins no memory they are ordinary ones, and each
+    of the GPU's copies waits for its end. Used as a context, behind which all has been copied."""
 
     def __init__(self) -> None:
         try:
-            self._buffers = [torch.empty(_STAGE_BYTES, dtype=torch.uint8, pin_memory=True)
-                             for _ in range(_STAGES)]
+            buffers = [torch.empty(_STAGE_BYTES, dtype=torch.uint8, pin_memory=True)
+                       for _ in range(_STAGES)]
         except RuntimeError:
-            self._buffers = [torch.empty(_STAGE_BYTES, dtype=torch.uint8) for _ in range(_STAGES)]
-        self._events = {id(buffer): torch.cuda.Event() for buffer in self._buffers}
-        self._turn = 0
+            buffers = [torch.empty(_STAGE_BYTES, dtype=torch.uint8) for _ in range(_STAGES)]
+        self._free = collections.deque(_Stage(buffer, torch.cuda.Event()) for buffer in buffers)
+        self._sent: collections.deque[tuple[_Stage, Tensor]] = collections.deque()
 
-    def next(self) -> Tensor:
-        self._turn += 1
-        return self._buffers[self._turn % _STAGES]
+    def __enter__(self) -> _Stages:
+        self._threads = mover_threads()
+        return self
 
-    def record(self, buffer: Tensor) -> None:
-        self._events[id(buffer)].record()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        while self._sent and kind is None:
+            self._pass_on()
+        if self._threads:
+            self._threads.shutdown()
+        for stage in self._free:
+            stage.event.synchronize()
+            if stage.moved and kind is None:
+                stage.moved.result()
 
-    def wait(self, buffer: Tensor) -> None:
-        self._events[id(buffer)].synchronize()
+    def fetch(self, to: Tensor, piece: Tensor) -> None:
+        """From the GPU: its copy is queued, and a thread moves the bytes on behind that."""
+        stage = self._free.popleft()
+        self._free.append(stage)
+        if stage.moved:
+            stage.moved.result()
+        buffer = stage.buffer[:piece.numel()]
+        buffer.copy_(piece, non_blocking=True)
+        stage.event.record()
+        stage.moved = self._move(stage, to, buffer)
 
-    def finish(self) -> None:
-        for buffer in self._buffers:
-            self.wait(buffer)
+    def send(self, piece: Tensor, source: Tensor) -> None:
+        """To the GPU: a thread moves the bytes into a stage behind its last copy, and the next one is
+        queued when there is no other stage, or at the end."""
+        if not self._free:
+            self._pass_on()
+        stage = self._free.popleft()
+        stage.moved = self._move(stage, stage.buffer[:piece.numel()], source)
+        self._sent.append((stage, piece))
 
+    def _move(self, stage: _Stage, to: Tensor, source: Tensor) -> Future[None] | None:
+        """Behind the stage's event, by a thread; by this one where there are none."""
+        if self._threads is None:
+            return _move_behind(stage.event, to, source)
+        return self._threads.submit(_move_behind, stage.event, to, source)
 
-class _Toucher:
-    """Writes a zero into each page of fresh memory, from its beginning on, on another thread."""
-
-    def __init__(self, memory: Tensor) -> None:
-        self._memory, self._done, self._is_stopped = memory, 0, False
-        self._moved = threading.Condition()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="anabranch-touch")
-        self._thread.start()
-
-    def _run(self) -> None:
-        while self._done < self._memory.numel() and not self._is_stopped:
-            end = min(self._done + _TOUCHED_AT_ONCE, self._memory.numel())
-            self._memory[self._done:end].zero_()
-            with self._moved:
-                self._done = end
-                self._moved.notify_all()
-
-    def wait(self, until: int) -> None:
-        """Until so many bytes have been touched: they are written behind that."""
-        with self._moved:
-            self._moved.wait_for(lambda: self._done >= until or not self._thread.is_alive())
-
-    def stop(self) -> None:
-        self._is_stopped = True
-        self._thread.join()
-
-
-def host_free_bytes() -> int:
-    """What this process may take of the host's memory without others having to give any up: what the
-    system calls available, within the limit of its control group, and its share where several
-    processes of one program run here."""
-    available = _available_of_system()
-    limit = _free_of_group()
-    available = available if limit is None else min(available, limit)
-    return available // _compat.processes_here()
+    def _pass_on(self) -> None:
+        """The first stage that is not on its way to the GPU yet."""
+        stage, piece = self._sent.popleft()
+        if stage.moved:
+            stage.moved.result()
+        piece.copy_(stage.buffer[:piece.numel()], non_blocking=True)
+        stage.event.record()
+        self._free.append(stage)
 
 
-def _available_of_system() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) << 10
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _free_of_group() -> int | None:
-    """None where there is no control group that limits memory (of version 2, or 1)."""
-    for limit, used, stat in (
-            ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current",
-             "/sys/fs/cgroup/memory.stat"),
-            ("/sys/fs/cgroup/memory/memory.limit_in_bytes",
-             "/sys/fs/cgroup/memory/memory.usage_in_bytes", "/sys/fs/cgroup/memory/memory.stat")):
-        try:
-            most, now = Path(limit).read_text().strip(), int(Path(used).read_text())
-            if most == "max":
-                return None
-            files = sum(int(line.split()[1]) for line in Path(stat).read_text().splitlines()
-                        if line.startswith(("inactive_file ", "total_inactive_file ")))
-            return max(0, int(most) - now + files)
-        except (OSError, ValueError):
-            continue
-    return None
+def _move_behind(event: torch.cuda.Event, to: Tensor, source: Tensor) -> None:
+    event.synchronize()
+    move_bytes(to, source)
 
 
 def room_on_device(device: int) -> int:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
-from anabranch import _checksums, _copies
+from anabranch import _checksums, _copies, _host_memory
 from anabranch._checksums import checksums, on_device, pieces
 from anabranch._copies import Copies
 from anabranch._shortage import Short
@@ -90,6 +92,29 @@ def test_copies_come_back_and_are_compared_piece_by_piece(monkeypatch, room):
     assert all(map(torch.equal, given, wanted))
 
 
+@pytest.mark.parametrize("threads", [0, 1, 100])
+def test_copies_come_back_however_few_threads_the_system_starts(monkeypatch, threads):
+    StandIn(monkeypatch)
+    start, started = threading.Thread.start, []
+
+    def start_some(thread):
+        if len(started) >= threads:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(4))
+    given = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (300_000, 5)]
+    wanted = [tensor.clone() for tensor in given]
+    copies = Copies(given, 0)
+    for tensor in given:
+        tensor.zero_()
+    copies.put_back(given)
+    copies.close()
+    assert all(map(torch.equal, given, wanted))
+
+
 def test_copies_that_the_host_has_no_room_for_are_refused_with_both_numbers(monkeypatch):
     StandIn(monkeypatch)
     monkeypatch.setattr(_copies, "host_free_bytes", lambda: 1000)
@@ -100,18 +125,24 @@ def test_copies_that_the_host_has_no_room_for_are_refused_with_both_numbers(monk
 def test_copies_beyond_a_limit_of_the_process_are_refused(monkeypatch):
     """As `ulimit -v` sets it: the system has the memory, and the process does not get it."""
     StandIn(monkeypatch)
-    empty = torch.empty
 
-    def limited(*size, **how):
-        if size and isinstance(size[0], int) and size[0] > 10_000:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return empty(*size, **how)
+    def limited(size_bytes):
+        raise OSError(12, "Cannot allocate memory")
 
     given = [torch.zeros(20_000, dtype=torch.uint8)]
-    monkeypatch.setattr(torch, "empty", limited)
+    monkeypatch.setattr(_copies, "fresh_bytes", limited)
     with pytest.raises(Short, match="host's memory"):
         Copies(given, 0)
 
 
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) + 1])
+def test_fresh_bytes_are_as_many_as_asked_for_and_hold_what_is_moved_there(size):
+    given = torch.randint(0, 256, (size,), dtype=torch.uint8)
+    kept = _host_memory.fresh_bytes(size)
+    assert kept.numel() == size and not kept.any()
+    _host_memory.move_bytes(kept, given)
+    assert torch.equal(kept, given)
+
+
 def test_the_hosts_free_memory_is_what_the_system_says():
-    assert 0 < _copies.host_free_bytes() < 1 << 50
+    assert 0 < _host_memory.host_free_bytes() < 1 << 50
