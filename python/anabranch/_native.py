@@ -3,8 +3,8 @@
 
 No logic and no torch. Ownership: an object frees its handle when it dies or is closed, and keeps
 alive what the handle needs. Threads: as the C++ headers say; ctypes gives up Python's lock around
-each call. Failure: NativeError with the core's code and words; LibraryMissing where there is no
-library.
+each call. Failure: NativeError with the core's code and words, which is also of the code's documented
+class; LibraryMissing where there is no library.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ._native_library import (
     TraceEvent,
     core,
     last_error,
+    native_error,
 )
 
 __all__ = [
@@ -557,7 +558,7 @@ class Tape(_Handle):
         error = ctypes.create_string_buffer(512)
         code = core.tape_run(self.handle, buffers, len(addresses), error, len(error))
         if code:
-            raise NativeError(403, error.value.decode(errors="replace"))
+            raise native_error(403, error.value.decode(errors="replace"))
 
     def __str__(self) -> str:
         return core.tape_dump(self.handle).decode()

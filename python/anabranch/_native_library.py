@@ -7,6 +7,7 @@ For _native.py alone. Failure: LibraryMissing where there is no library, or an o
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.resources
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8, c_uint32
 from ctypes import c_uint64, c_void_p
@@ -19,7 +20,11 @@ _NAME = "libanabranch_bridge.so"
 
 
 class NativeError(errors.AnabranchError):
-    """A failure of the core, in its own words."""
+    """A failure of the core, in its own words: what this package catches. What is raised is also of
+    the documented class of its code, and has that one's name, so that nobody else need know this."""
+
+    def __reduce__(self) -> tuple[Any, ...]:  # another process has the documented class alone
+        return errors.from_native, (self.code, self.message), self.__dict__
 
 
 class LibraryMissing(errors.CompileError, ImportError):
@@ -328,6 +333,17 @@ class Core:
 core = Core(_load())
 
 
+@functools.cache
+def _both(family: type[errors.AnabranchError]) -> type[NativeError]:
+    names = {"__module__": family.__module__, "__doc__": family.__doc__}
+    return type(family.__name__, (NativeError, family), names)
+
+
+def native_error(code: int, message: str) -> NativeError:
+    """The exception for a failure of the core; the caller raises it."""
+    return _both(errors.family_of(code))(code, message)
+
+
 def last_error() -> NativeError:
     """This thread's last failure."""
-    return NativeError(core.last_error_code(), core.last_error_text().decode(errors="replace"))
+    return native_error(core.last_error_code(), core.last_error_text().decode(errors="replace"))

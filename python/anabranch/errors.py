@@ -19,6 +19,7 @@ __all__ = [
     "ProgramError",
     "RecordError",
     "code_text",
+    "family_of",
     "from_native",
 ]
 
@@ -100,6 +101,11 @@ _FAMILIES: dict[int, type[AnabranchError]] = {
 }
 
 
+def family_of(code: int) -> type[AnabranchError]:
+    """The class of its hundred; AnabranchError itself for a code of no known family."""
+    return _FAMILIES.get(code // 100, AnabranchError)
+
+
 def from_native(code: int, message: str) -> AnabranchError:
     """The exception for a status of the core; the caller raises it."""
-    return _FAMILIES.get(code // 100, AnabranchError)(code, message)
+    return family_of(code)(code, message)

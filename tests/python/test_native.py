@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import pickle
 import re
 import threading
 import weakref
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from anabranch import _native, _native_capture, _native_library
+from anabranch import _native, _native_capture, _native_library, errors
 from anabranch._native import READ, READ_WRITE, WRITE, View
 
 pytestmark = [pytest.mark.oldest, pytest.mark.own]
@@ -259,6 +260,29 @@ def test_plans_go_through_files_and_bytes(tmp_path):
         _native.Plan.from_bytes(plan.to_bytes()[:-9])
     with pytest.raises(_native.NativeError, match="nowhere.plan"):
         _native.Plan.read(tmp_path / "nowhere.plan")
+
+
+@pytest.mark.parametrize("code, family", [
+    (101, errors.ProgramError), (203, errors.PlanError), (308, errors.RecordError),
+    (402, errors.LaunchError), (501, errors.PlanFileError), (9901, errors.AnabranchError)])
+def test_a_failure_of_the_core_is_of_the_documented_class_of_its_code(code, family):
+    error = _native.native_error(code, "act: no.")
+    assert isinstance(error, family) and isinstance(error, _native.NativeError)
+    assert (type(error).__module__, type(error).__name__) == ("anabranch.errors", family.__name__)
+    error.add_note("while it was tested")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is family and str(again) == str(error) and again.code == code
+    assert again.__notes__ == ["while it was tested"]
+
+
+@pytest.mark.parametrize("act, family", [
+    (lambda: _native.Plan.read("/no/such.plan"), errors.PlanFileError),
+    (lambda: _native.Plan.from_bytes(b"no plan"), errors.PlanFileError),
+    (lambda: copy_over_two_streams().make_plan().write("/no/such/folder.plan"),
+     errors.PlanFileError)])
+def test_what_the_core_refuses_is_caught_by_its_documented_class(act, family):
+    with pytest.raises(family):
+        act()
 
 
 def test_a_trace_tells_what_ran():
