@@ -18,17 +18,23 @@ import dataclasses
 import difflib
 import functools
 import os
+import re
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from .errors import ConfigError
+from .errors import ConfigError, code_text, shown
 
+MOST_LANES = 1024  # as many as a program has streams at most, kMaxStreams of program.h
+_HOUR_US = 3_600_000_000
+_MOST_COUNT, _MOST_BYTES, _MOST_SEED = 2**31 - 1, 2**63 - 1, 2**64 - 1
 _UNKNOWN, _WRONG_TYPE, _OUT_OF_RANGE = 701, 702, 703
 _WORDS = {"1": True, "true": True, "on": True, "yes": True,
           "0": False, "false": False, "off": False, "no": False}
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,100}")
+_TYPES = {"bool": bool, "int": int, "str": str, "None": type(None)}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -36,8 +42,9 @@ class UnknownOption(ConfigError, AttributeError):
     """No option has this name. Also an AttributeError, which is what hasattr() asks for."""
 
 
-def _option(default: Any, doc: str, minimum: int | None = None) -> Any:
-    return dataclasses.field(default=default, metadata={"doc": doc, "minimum": minimum})
+def _option(default: Any, doc: str, least: int = 0, most: int = 0) -> Any:
+    """Of numbers both bounds are possible values; the core takes all between them uncut."""
+    return dataclasses.field(default=default, metadata={"doc": doc, "bounds": (least, most)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,27 +62,29 @@ class Options:
         True, "Compare a recording's first launch with a plain run before it is used.")
     overlap: int = _option(
         4, "About how many kernels of one recording may run side by side on a GPU, where that is "
-        "measured faster. 1: they run in the order in which the step queued them.", 1)
+        "measured faster. 1: they run in the order in which the step queued them.", 1, MOST_LANES)
     ahead_bytes: int = _option(
         256 << 20, "Bytes that copies from pinned memory to the GPU may bring in a recording before "
-        "the kernels that were queued earlier have read what came before.", 0)
+        "the kernels that were queued earlier have read what came before.", 0, _MOST_BYTES)
     overlap_bytes: int = _option(
         0, "Bytes that a recording may take more than the plain step does, for kernels that run side "
-        "by side.", 0)
+        "by side.", 0, _MOST_BYTES)
     gather_bytes: int = _option(
         64 << 20, "Bytes up to which gathers inside anabranch.overlap are put into one call on a "
-        "GPU. 0: each is a call of its own.", 0)
+        "GPU. 0: each is a call of its own.", 0, _MOST_BYTES)
     max_recordings: int = _option(
         16, "Signatures of one callable that are recorded; further ones run plainly, and `report` says "
-        "in what they differ.", 1)
+        "in what they differ.", 1, _MOST_COUNT)
     native: bool = _option(
         True, "Run regions through the C++ runtime. Off: through Inductor's Python callables.")
     delays: int | None = _option(
-        None, "Seed of a random delay before every step, to bring out races. None: no delays.", 0)
+        None, "Seed of a random delay before every step, to bring out races. None: no delays.", 0,
+        _MOST_SEED)
     max_lanes: int | None = _option(
-        None, "Threads that one launch may use, the caller's included. None: one a core.", 1)
+        None, "Threads that one launch may use, the caller's included. None: one a core.", 1,
+        MOST_LANES)
     spin_us: int = _option(
-        400, "Microseconds that a waiting worker spins before it sleeps.", 0)
+        400, "Microseconds that a waiting worker spins before it sleeps.", 0, _HOUR_US)
     progress: bool | None = _option(
         None, "Show a line while compiling. None: on a terminal, after two seconds.")
     library: str | None = _option(
@@ -85,36 +94,59 @@ class Options:
 _FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 
 
+def _kind_of(name: str) -> str:
+    """Its type, and the bounds of a number: "int | None, 1 to 1024"."""
+    field = _FIELDS[name]
+    least, most = field.metadata["bounds"]
+    return f"{field.type}, {least} to {_number(most)}" if most else str(field.type)
+
+
+def _number(bound: int) -> str:
+    is_of_bits = bound > 2**30 and (bound + 1).bit_count() == 1
+    return f"2^{bound.bit_length()} - 1" if is_of_bits else str(bound)
+
+
+def _meaning(name: str) -> str:
+    return f"{name}: {_FIELDS[name].metadata['doc']}"
+
+
 def _wrong_type(name: str, origin: str, value: object) -> ConfigError:
-    wanted = _FIELDS[name].type
     return ConfigError(
-        _WRONG_TYPE,
-        f"config: {origin} is {value!r} ({type(value).__name__}), the option wants {wanted}.",
-        f"{name}: {_FIELDS[name].metadata['doc']}")
+        _WRONG_TYPE, f"config: {origin} is {shown(value)}, the option wants {_kind_of(name)}.",
+        _meaning(name))
 
 
-def _known(name: str, origin: str) -> str:
-    if name in _FIELDS:
+def _out_of_range(name: str, origin: str, value: object, range_: str) -> ConfigError:
+    text = shown(value).removesuffix(f" ({type(value).__name__})")
+    return ConfigError(_OUT_OF_RANGE, f"config: {origin} is {text}, {range_}.", _meaning(name))
+
+
+def _known(name: Any, origin: str) -> str:
+    if isinstance(name, str) and name in _FIELDS:
         return name
-    near = difflib.get_close_matches(name, _FIELDS, n=3, cutoff=0.5)
+    is_text = isinstance(name, str)
+    near = difflib.get_close_matches(name, _FIELDS, n=3, cutoff=0.5) if is_text else []
     remedy = f"Nearest: {', '.join(near)}." if near else f"Options: {', '.join(_FIELDS)}."
-    raise UnknownOption(_UNKNOWN, f"config: {origin} names no option: {name!r}.", remedy)
+    told = repr(name) if is_text else shown(name)
+    raise UnknownOption(_UNKNOWN, f"config: {origin} names no option: {told}.", remedy)
 
 
 def _checked(name: str, value: Any, origin: str) -> Any:
+    """The value, or the one that it stands for. All values come through here, whoever gives them."""
     field = _FIELDS[_known(name, origin)]
     kinds = str(field.type).split(" | ")
-    # By exact type name: True is an int to Python, but not to someone who reads `spin_us = True`.
-    kind = "None" if value is None else type(value).__name__
     if isinstance(value, os.PathLike) and "str" in kinds:
-        value, kind = os.fspath(value), "str"
-    if kind not in kinds:
+        value = os.fspath(value)
+    # By exact type: True is an int to Python, but not to someone who reads `spin_us = True`.
+    if type(value) not in [_TYPES[kind] for kind in kinds]:
         raise _wrong_type(name, origin, value)
-    minimum = field.metadata["minimum"]
-    if minimum is not None and value is not None and value < minimum:
-        raise ConfigError(_OUT_OF_RANGE,
-                          f"config: {origin} is {value}, the least possible is {minimum}.",
-                          f"{name}: {field.metadata['doc']}")
+    least, most = field.metadata["bounds"]
+    if type(value) is int and value < least:
+        raise _out_of_range(name, origin, value, f"the least possible is {least}")
+    if type(value) is int and value > most:
+        raise _out_of_range(name, origin, value, f"the most possible is {_number(most)}")
+    if type(value) is str and "\0" in value:
+        raise _out_of_range(name, origin, value, "and no path has a NUL in it")
     return value
 
 
@@ -127,7 +159,7 @@ def _parsed(name: str, text: str, origin: str) -> Any:
         return _WORDS[word]
     if "str" in kinds:
         return text
-    if "int" in kinds and word.lstrip("+-").isdecimal():
+    if "int" in kinds and _WHOLE_NUMBER.fullmatch(word):
         return _checked(name, int(word), origin)
     raise _wrong_type(name, origin, text)
 
@@ -207,24 +239,43 @@ class _Config(types.ModuleType):
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *_FIELDS]
 
+    def __str__(self) -> str:
+        """A line for each option; `print(anabranch.config)` shows them."""
+        return "\n".join(f"{name} = {self._told(name)}  # {kind}: {doc}"
+                         for name, kind, _, doc in describe())
+
+    def _told(self, name: str) -> str:
+        try:
+            return repr(getattr(self, name))
+        except ConfigError as error:  # of a variable: printing is how one finds out
+            return f"? ({error.message} [{code_text(error.code)}])"
+
 
 def patch(**changes: Any) -> _Patch:
     """Values for the time of a `with` block or of a decorated function."""
     return _Patch(changes)
 
 
-def resolve(options: Mapping[str, Any] | None = None) -> Options:
-    """The value of every option; `options` is what torch.compile(options=...) was given."""
-    given = {name: _checked(name, value, f'options["{name}"]')
-             for name, value in (options or {}).items()}
+def resolve(options: Mapping[str, Any] | None = None, **more: Any) -> Options:
+    """The value of every option; `options` is what torch.compile(options=...) was given, and `more`
+    what stands beside it as keywords, which beat it."""
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(_WRONG_TYPE, f"config: options is {shown(options)}, and it must be a dict of "
+                          "names and values.", 'For example: options={"strict": True}.')
+    given = {name: _checked(name, value, _origin(name))
+             for name, value in {**(options or {}), **more}.items()}
     assigned = _Config._assigned
     return Options(**{name: _value(name, given, assigned) for name in _FIELDS})
 
 
+def _origin(name: Any) -> str:
+    return f'options["{name}"]' if isinstance(name, str) else "options"
+
+
 def describe() -> Iterator[tuple[str, str, Any, str]]:
-    """Name, type, default and meaning of every option, in order."""
+    """Name, type with bounds, default and meaning of every option, in order."""
     for name, field in _FIELDS.items():
-        yield name, str(field.type), field.default, field.metadata["doc"]
+        yield name, _kind_of(name), field.default, field.metadata["doc"]
 
 
 def unknown_variables() -> list[str]:

@@ -8,6 +8,8 @@ str(error) with the code between them, and docs/errors.md has a section for each
 
 from __future__ import annotations
 
+import reprlib
+
 __all__ = [
     "CODES",
     "AnabranchError",
@@ -21,6 +23,7 @@ __all__ = [
     "code_text",
     "family_of",
     "from_native",
+    "shown",
 ]
 
 # Python's codes, in order; a number is never used again. The core's stand in its codes.inc.
@@ -109,3 +112,18 @@ def family_of(code: int) -> type[AnabranchError]:
 def from_native(code: int, message: str) -> AnabranchError:
     """The exception for a status of the core; the caller raises it."""
     return family_of(code)(code, message)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
+def shown(value: object) -> str:
+    """A value and its type for a message: short, on one line, and without asking it for anything
+    where it is of no type of Python's own."""
+    kind = type(value)
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits ({kind.__name__})"
+    if kind.__module__ != "builtins":
+        return f"of the type {kind.__module__}.{kind.__qualname__}"
+    return f"{_SHORT.repr(value)} ({kind.__name__})".replace("\n", " ")

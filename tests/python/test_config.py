@@ -61,16 +61,20 @@ def test_variables_are_read_as_their_options_type(monkeypatch, name, text, value
 
 
 @pytest.mark.parametrize("name, text", [("strict", "maybe"), ("strict", "7"), ("spin_us", "fast"),
-                                        ("progress", "2.5")])
+                                        ("progress", "2.5"), ("max_lanes", "+-+3"),
+                                        ("max_lanes", "--5"), ("spin_us", "1_000"), ("delays", "٣"),
+                                        ("overlap", "nan"), ("overlap", "+"), ("spin_us", "1e3")])
 def test_a_variable_of_the_wrong_type_is_refused_by_its_name(monkeypatch, name, text):
     monkeypatch.setenv(f"ANABRANCH_{name.upper()}", text)
-    with pytest.raises(ConfigError, match=f"ANABRANCH_{name.upper()}.*{text!r}") as caught:
+    with pytest.raises(ConfigError, match=f"ANABRANCH_{name.upper()}.*{re.escape(repr(text))}") as caught:
         config.resolve()
     assert caught.value.code == 702
 
 
 @pytest.mark.parametrize("name, value", [("strict", 1), ("strict", None), ("spin_us", True),
-                                         ("spin_us", 2.0), ("max_lanes", "2"), ("library", 5)])
+                                         ("spin_us", 2.0), ("max_lanes", "2"), ("library", 5),
+                                         ("overlap", float("nan")), ("overlap", float("inf")),
+                                         ("max_recordings", False), ("delays", 1 + 0j)])
 def test_a_value_of_the_wrong_type_is_refused_with_both_types(name, value):
     with pytest.raises(ConfigError) as caught:
         setattr(config, name, value)
@@ -84,6 +88,59 @@ def test_a_value_out_of_range_is_refused(name, value):
     with pytest.raises(ConfigError, match=rf"{value}, the least possible is") as caught:
         config.resolve({name: value})
     assert caught.value.code == 703
+
+
+NUMBERS = [name for name, kind, *_ in config.describe() if kind.startswith("int")]
+
+
+def bounds(name):
+    return config._FIELDS[name].metadata["bounds"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_has_bounds_that_hold_wherever_it_comes_from(monkeypatch, name):
+    least, most = bounds(name)
+    variable = f"ANABRANCH_{name.upper()}"
+    for value, words in ((least - 1, f"the least possible is {least}"), (most + 1, "the most possible is"),
+                         (-10**30, "the least"), (10**30, "the most")):
+        for act in (lambda: setattr(config, name, value), lambda: config.patch(**{name: value}),
+                    lambda: config.resolve({name: value}), lambda: config.resolve(**{name: value})):
+            with pytest.raises(ConfigError, match=words) as caught:
+                act()
+            assert caught.value.code == 703 and name in str(caught.value)
+        for forced in (variable, variable.replace("_", "_FORCE_", 1)):
+            monkeypatch.setenv(forced, str(value))
+            with pytest.raises(ConfigError, match=f"{forced} is {value}, {words}"):
+                config.resolve()
+            monkeypatch.delenv(forced)
+    for value in (least, most):
+        monkeypatch.setenv(variable, str(value))
+        assert getattr(config.resolve(), name) == getattr(config.resolve({name: value}), name) == value
+
+
+def test_a_number_of_thousands_of_digits_is_refused_in_a_short_message(monkeypatch):
+    with pytest.raises(ConfigError, match="a number of 33220 bits, the most") as caught:
+        config.spin_us = 10**10000
+    assert caught.value.code == 703
+    monkeypatch.setenv("ANABRANCH_SPIN_US", "9" * 10000)
+    with pytest.raises(ConfigError, match="ANABRANCH_SPIN_US is '9999") as caught:
+        config.resolve()
+    assert caught.value.code == 702 and len(str(caught.value)) < 300
+
+
+def test_what_only_has_the_name_of_a_type_is_not_of_it():
+    impostor = type("bool", (), {})()
+    with pytest.raises(ConfigError, match=r"of the type .*test_config\.bool, the option wants bool"):
+        config.strict = impostor
+
+
+def test_what_is_printed_has_a_line_for_each_option_whatever_a_variable_has(monkeypatch):
+    monkeypatch.setenv("ANABRANCH_SPIN_US", "fast")
+    with config.patch(max_lanes=3):
+        lines = str(config).splitlines()
+    assert len(lines) == len(list(config.describe()))
+    assert any(line.startswith("max_lanes = 3  # int | None, 1 to 1024: Threads") for line in lines)
+    assert any("ANABRANCH_SPIN_US is 'fast'" in line and "[E0702]" in line for line in lines)
 
 
 def test_an_unknown_name_is_refused_wherever_it_stands_and_the_nearest_is_named():
@@ -109,6 +166,18 @@ def test_unknown_variables_are_found_and_known_ones_are_not(monkeypatch):
     monkeypatch.setenv("ANABRANCH_FORCE_STRICT", "1")
     assert "ANABRANCH_STRCIT" in config.unknown_variables()
     assert "ANABRANCH_FORCE_STRICT" not in config.unknown_variables()
+
+
+def test_bounds_are_what_the_core_takes_uncut():
+    from anabranch._native_library import CaptureOptions, HostOptions
+
+    most = {name: bounds(name)[1] for name in NUMBERS}
+    host = HostOptions(max_lanes=most["max_lanes"], spin_ns=most["spin_us"] * 1000,
+                       delays_seed=most["delays"])
+    assert (host.max_lanes, host.spin_ns // 1000, host.delays_seed) == (
+        most["max_lanes"], most["spin_us"], most["delays"])
+    capture = CaptureOptions(lanes=most["overlap"], ahead_bytes=most["ahead_bytes"])
+    assert (capture.lanes, capture.ahead_bytes) == (most["overlap"], most["ahead_bytes"])
 
 
 def test_a_path_object_is_taken_as_its_text(tmp_path):
