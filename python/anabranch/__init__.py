@@ -17,14 +17,15 @@ from . import config, errors
 from .errors import AnabranchError
 
 if TYPE_CHECKING:
+    from . import doctor
     from ._backend import backend
     from ._explain import Explanation, explain
     from ._record import record
     from .streams import overlap, stream
 
 __version__ = "0.1.0"
-__all__ = ["AnabranchError", "Explanation", "backend", "config", "errors", "explain", "overlap",
-           "record", "stream"]
+__all__ = ["AnabranchError", "Explanation", "backend", "config", "doctor", "errors", "explain",
+           "overlap", "record", "stream"]
 
 _LAZY = {
     "backend": "_backend",
@@ -37,6 +38,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "doctor":  # which tells of a torch that is missing
+        return importlib.import_module(".doctor", __name__)
     if name not in _LAZY:
         raise AttributeError(f"module 'anabranch' has no attribute {name!r}")
     from ._requirements import require_torch
@@ -48,4 +51,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, "doctor"})

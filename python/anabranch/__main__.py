@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -26,13 +27,21 @@ def find_command() -> Path:
 def main(arguments: list[str] | None = None) -> int:
     """Answers the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["doctor"]:
+    found = doctor.as_json() if given == ["doctor", "--json"] else None
+    if given == ["doctor"]:
         print(doctor.report(), flush=True)
     try:
-        return subprocess.run([find_command(), *given], check=False).returncode
+        done = subprocess.run([find_command(), *given], check=False, text=True,
+                              stdout=None if found is None else subprocess.PIPE)
+        status = done.returncode
+        if found is not None and status == 0:
+            found = json.loads(done.stdout) | found
     except errors.CompileError as error:
         print(error, file=sys.stderr)
-        return 1
+        status = 1
+    if found is not None:
+        print(json.dumps(found, indent=2))
+    return status
 
 
 if __name__ == "__main__":

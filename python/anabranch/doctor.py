@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is there, what is off and why, as lines that fit into a bug report.
 
-    python -m anabranch.doctor
+    python -m anabranch.doctor          # or anabranch.doctor.report()
+    python -m anabranch.doctor --json   # or anabranch.doctor.as_json()
 
 Torch is neither needed nor imported: its version is read from its metadata. On a machine with a
 GPU a context is made on the first, as recording would. Failure: none; what cannot be found out is
@@ -13,12 +14,14 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from . import config
 from ._requirements import OLDEST_TORCH, torch_version
@@ -211,5 +214,22 @@ def report() -> str:
         for row in rows)
 
 
+def as_json() -> dict[str, dict[str, Any]]:
+    """All findings by name, as JSON takes them and as the C++ command words its own: whether it is on,
+    what was found, and what is off because of it."""
+    return {row.name: {"on": not row.off, "detail": row.text, **({"off": row.off} if row.off else {})}
+            for row in findings()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Answers the exit status: 2 for a wrong command line."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given not in ([], ["--json"]):
+        print("usage: python -m anabranch.doctor [--json]", file=sys.stderr)
+        return 2
+    print(json.dumps(as_json(), indent=2) if given else report())
+    return 0
+
+
 if __name__ == "__main__":
-    print(report())
+    sys.exit(main())

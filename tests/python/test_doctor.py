@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The doctor finds what is there and names what is off."""
 
+import json
+
 import pytest
 
+from anabranch import __main__ as command
 from anabranch import _native, _native_capture, doctor
 from anabranch.errors import AnabranchError
 
@@ -22,6 +25,51 @@ def test_what_is_off_is_followed_by_its_reason(monkeypatch):
     monkeypatch.setenv("ANABRANCH_STREAMS", "off")
     assert finding("streams").off == "switched off by an option"
     assert "-> off: switched off by an option" in doctor.report()
+
+
+@pytest.fixture
+def core_command(monkeypatch, tmp_path):
+    """Stands for the C++ command, which need not be built here."""
+    path = tmp_path / "anabranch"
+    path.write_text("""#!/bin/sh
+[ "$*" = "doctor --json" ] || { echo "not expected: $*" >&2; exit 2; }
+echo '{"device host": {"on": true, "detail": "2 cores"}, "cores": {"on": false, "detail": "?"}}'
+""")
+    path.chmod(0o755)
+    monkeypatch.setattr(command, "find_command", lambda: path)
+
+
+def test_json_goes_to_the_output_alone(capfd, core_command):
+    assert doctor.main(["--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert told == doctor.as_json() and told["cores"]["on"] == (doctor.core_count() > 1)
+    assert command.main(["doctor", "--json"]) == 0
+    both = json.loads(capfd.readouterr().out)
+    assert both == {**told, "device host": {"on": True, "detail": "2 cores"}}
+
+
+def test_json_says_what_is_off(monkeypatch):
+    monkeypatch.setenv("ANABRANCH_STREAMS", "off")
+    assert doctor.as_json()["streams"] == {"on": False, "detail": "off",
+                                           "off": "switched off by an option"}
+
+
+def test_json_comes_also_where_the_command_is_missing(capfd, monkeypatch):
+    monkeypatch.setattr(command.os, "access", lambda *arguments: False)
+    assert command.main(["doctor", "--json"]) == 1
+    out, err = capfd.readouterr()
+    assert "torch" in json.loads(out) and "[E0606]" in err
+
+
+def test_a_wrong_command_line_prints_no_report(capfd, core_command):
+    assert doctor.main(["--jsn"]) == 2 and command.main(["doctor", "--jsn"]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and "usage" in err and "--jsn" in err
+
+
+def test_the_package_has_it_as_an_attribute(run_python):
+    told = run_python("import sys, anabranch; anabranch.doctor.report(); print('torch' in sys.modules)")
+    assert told.stdout.strip() == "False", told
 
 
 def test_a_missing_compiler_switches_compiling_off(monkeypatch):
