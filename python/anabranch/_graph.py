@@ -20,6 +20,7 @@ from ._saved import is_pack, is_part
 from ._schema import is_collective, is_getitem, is_random, is_scalar, is_wait, overload_of
 from ._schema import is_view as names_bytes_again
 from ._schema import written_arguments
+from ._source import source_of
 from .streams import ANNOTATION, PRIORITY
 
 AMBIENT = "ambient"
@@ -286,17 +287,23 @@ def _are_alone(regions: list[RegionGraph]) -> list[bool]:
 
 def priorities_of(gm: GraphModule) -> dict[str, int]:
     """By named stream. CompileError [E0608] where one has two."""
-    found: dict[str, int] = {}
+    found: dict[str, tuple[int, Node]] = {}
     for node in gm.graph.nodes:
         name = _compat.annotation(node, ANNOTATION)
         if name is None:
             continue
         priority = _compat.annotation(node, PRIORITY) or 0
-        if found.setdefault(name, priority) != priority:
+        before, first = found.setdefault(name, (priority, node))
+        if before != priority:
             raise errors.CompileError(
-                608, f"compile: the stream {name!r} has the priority {found[name]} and, at "
-                f"{node.name}, {priority}.", "Give a name one priority.")
-    return found
+                608, f"compile: the stream {name!r} has the priority {before} at {_place_of(first)}, "
+                f"and {priority} at {_place_of(node)}.", "Give a name one priority.")
+    return {name: priority for name, (priority, _) in found.items()}
+
+
+def _place_of(node: Node) -> str:
+    """In the user's code; where nothing is known of that, what the node does."""
+    return source_of([node]) or str(getattr(node.target, "__name__", node.target))
 
 
 def _in_graph_order(nodes: Iterable[Node], order: dict[Node, int]) -> list[Node]:

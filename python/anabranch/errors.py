@@ -28,7 +28,7 @@ __all__ = [
 
 # Python's codes, in order; a number is never used again. The core's stand in its codes.inc.
 CODES: dict[int, tuple[str, str]] = {
-    601: ("StreamName", "a stream's name is not a string"),
+    601: ("StreamName", "a stream's name or a number of lanes cannot be used"),
     602: ("FellBack", "a graph cannot be compiled in streams and runs through Inductor"),
     603: ("TorchTooOld", "the installed torch is older than the oldest supported one"),
     604: ("TorchMissing", "torch is not installed"),

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch.fx.traceback
 
+from .config import MOST_LANES
+
 # The keys under which a stream's name and priority, and the lanes that are asked for, lie in the
 # metadata of a graph's nodes.
 ANNOTATION = "anabranch.stream"
@@ -25,8 +27,8 @@ def stream(name: str, *, priority: int = 0) -> Any:
     Steps of one stream run in order, those of different streams may run at the same time. The
     meaning of a program is that of the program without streams: every wait that this needs is
     derived, in the forward and in the backward. Streams nest, the inner name wins. In eager mode
-    and under other compilers this does nothing. Raises ConfigError [E0601] unless ``name`` is a
-    string that is not empty; "ambient" is the stream of the caller.
+    and under other compilers this does nothing. Raises CompileError [E0601] unless ``name`` is a
+    string that is not empty, of UTF-8 and without NUL; "ambient" is the stream of the caller.
 
     The lower ``priority`` is, the more urgent the stream, as CUDA counts: on a CPU, where streams
     must share threads, the more urgent ones are given theirs first. On a GPU streams are CUDA's
@@ -35,7 +37,8 @@ def stream(name: str, *, priority: int = 0) -> Any:
     find by themselves what runs beside what. A name has one priority in a graph: CompileError
     [E0608].
     """
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or "\0" in name \
+            or name.encode("utf-8", "replace").decode() != name:
         _refuse(name)
     if type(priority) is not int or not _LEAST <= priority <= _MOST:
         _refuse_priority(priority)
@@ -53,9 +56,9 @@ def overlap(lanes: int = 4) -> Any:
     where the option ``overlap`` says fewer, and collectives beside them. On the CPU collectives of
     such a graph get a stream of their own. As with a stream nothing changes what the program means,
     and in eager mode and under other compilers this does nothing. Raises CompileError [E0601] unless
-    ``lanes`` is an int of at least 2.
+    ``lanes`` is an int from 2 to 1024.
     """
-    if type(lanes) is not int or lanes < 2:
+    if type(lanes) is not int or not 2 <= lanes <= MOST_LANES:
         _refuse_lanes(lanes)
     return torch.fx.traceback.annotate({OVERLAP: lanes})
 
@@ -64,8 +67,8 @@ def _refuse_lanes(lanes: object) -> None:
     from .errors import CompileError
 
     raise CompileError(
-        601, f"overlap: lanes={lanes!r} is {type(lanes).__name__}, and it must be an int of at "
-        "least 2: with one lane nothing runs side by side.")
+        601, f"overlap: lanes={lanes!r} is {type(lanes).__name__}, and it must be an int from 2 to "
+        f"{MOST_LANES}: with one lane nothing runs side by side.")
 
 
 def _refuse(name: object) -> None:
@@ -74,7 +77,7 @@ def _refuse(name: object) -> None:
     raise CompileError(
         601,
         f"stream: the name {name!r} is {type(name).__name__}, and it must be a string that is not "
-        "empty.",
+        "empty, of UTF-8 and without NUL.",
     )
 
 
