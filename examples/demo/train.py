@@ -148,6 +148,7 @@ def print_table(runs: list[Run]) -> None:
 def write_reports(step: Callable[..., torch.Tensor], batch: torch.Tensor) -> None:
     """One more step, watched."""
     told = anabranch.explain(step, batch)
+    OUT.mkdir(exist_ok=True)
     print(f"\nWhat Anabranch made of it:\n\n{told}")
     plans = told.save_plan(OUT / "plan.anabranch")
     timeline = told.save_timeline(OUT / "timeline.json")

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,6 +15,9 @@ from ._assemble import StepReport
 from ._native import Plan
 from ._record import RecordedCallable, RecordingReport
 from ._report import Collector, GraphReport, collect
+from ._write_file import write_file
+
+log = logging.getLogger("anabranch.explain")
 
 
 class Explanation:
@@ -47,24 +52,28 @@ class Explanation:
 
     __repr__ = __str__
 
-    def save_plan(self, path: str | Path) -> list[Path]:
+    def save_plan(self, path: str | os.PathLike[str]) -> list[Path]:
         """Writes a plan file for each graph of several streams: ``path``, and for further graphs
-        the same name with -2, -3 and so on. Answers the paths written."""
+        the same name with -2, -3 and so on. Answers the paths written. Where there is no such graph
+        nothing is written, and a warning [E0614] says so. Raises PlanFileError [E0501] where the
+        system does not let it write, as into a folder that is not there. Files are replaced as docs/file-formats.md says."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        written = []
+        written: list[Path] = []
         for plan in self._plans():
             name = path if not written else path.with_stem(f"{path.stem}-{len(written) + 1}")
             plan.write(str(name))
             written.append(name)
+        if not written:
+            log.warning("anabranch: save_plan has no plan for %r and wrote nothing: no graph of several "
+                        "streams ran; print the explanation for the reasons [E0614]", str(path))
         return written
 
-    def save_timeline(self, path: str | Path) -> Path:
+    def save_timeline(self, path: str | os.PathLike[str]) -> Path:
         """Writes what happened as Chrome trace JSON, which ui.perfetto.dev opens: a process a
         graph, a track a stream. It names operators and source lines of the model. Graphs on a GPU
-        are not in it: nobody takes the times of their regions."""
+        are not in it: nobody takes the times of their regions. One without events is written with a
+        warning [E0614]. Answers the path, and raises as save_plan() does."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         merged: list[Any] = []
         for process, text in enumerate(self._timelines, start=1):
             part = json.loads(text)
@@ -73,7 +82,10 @@ class Explanation:
                 if "id" in event:
                     event["id"] = f"{process}.{event['id']}"
             merged += part["traceEvents"]
-        path.write_text(json.dumps({"traceEvents": merged}))
+        write_file("write trace", path, json.dumps({"traceEvents": merged}).encode())
+        if not merged:
+            log.warning("anabranch: save_timeline has no event for %r: no graph of several streams ran "
+                        "on the CPU; print the explanation for the reasons [E0614]", str(path))
         return path
 
     def _plans(self) -> list[Plan]:

@@ -37,6 +37,7 @@ CODES: dict[int, tuple[str, str]] = {
     607: ("FallbackRefused", "a fall-back was needed, and strict forbids it"),
     608: ("StreamPriority", "a stream's priority is no whole number, or it has two"),
     610: ("LibraryVersion", "the native library and the Python package differ in version"),
+    614: ("NothingToWrite", "an explanation has no plan or no events to write"),
     701: ("UnknownOption", "no option has this name"),
     702: ("WrongType", "an option's value has the wrong type"),
     703: ("OutOfRange", "an option's value is outside its range"),
