@@ -25,6 +25,7 @@ import torch  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
 from . import _compat, _native, _report, _results, _seeds, _user_streams, config, errors  # noqa: E402
+from ._arguments import wrong  # noqa: E402
 from ._cuda_streams import CudaInstance, CudaQueues  # noqa: E402
 from ._gathers import group_gathers  # noqa: E402
 from ._graph import StreamGraph, Unsupported, has_collectives, priorities_of  # noqa: E402
@@ -55,12 +56,16 @@ def backend(
     """The backend, as ``torch.compile`` calls it.
 
     ``options`` are those of ``anabranch.config`` and beat it; an unknown one raises ConfigError.
-    ``mode`` must be None or "default". Raises AnabranchError where strict forbids a fall-back.
+    ``mode`` must be None or "default". Raises AnabranchError where strict forbids a fall-back, and
+    WrongArgument [E0611] where it is called with a model.
     """
     if mode not in (None, "default"):
         raise errors.ConfigError(
             704, f"backend: mode={mode!r} is Inductor's, and anabranch has only 'default'.",
             "Leave mode out; options={...} takes the names of anabranch.config.")
+    if not isinstance(gm, GraphModule):
+        raise wrong("backend", "the graph", gm, "one of torch.compile",
+                    "Let torch.compile call it: torch.compile(model, backend=anabranch.backend).")
     chosen = config.resolve(options)
     if chosen.streams:
         priorities_of(gm)  # one each, also where a recording has no use for them

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ._arguments import check_function, check_path
 from ._assemble import StepReport
 from ._native import Plan
 from ._record import RecordedCallable, RecordingReport
@@ -56,8 +57,9 @@ class Explanation:
         """Writes a plan file for each graph of several streams: ``path``, and for further graphs
         the same name with -2, -3 and so on. Answers the paths written. Where there is no such graph
         nothing is written, and a warning [E0614] says so. Raises PlanFileError [E0501] where the
-        system does not let it write, as into a folder that is not there. Files are replaced as docs/file-formats.md says."""
-        path = Path(path)
+        system does not let it write, as into a folder that is not there, and WrongArgument [E0611]
+        for what is no path. Files are replaced as docs/file-formats.md says."""
+        path = check_path("save_plan", path)
         written: list[Path] = []
         for plan in self._plans():
             name = path if not written else path.with_stem(f"{path.stem}-{len(written) + 1}")
@@ -73,7 +75,7 @@ class Explanation:
         graph, a track a stream. It names operators and source lines of the model. Graphs on a GPU
         are not in it: nobody takes the times of their regions. One without events is written with a
         warning [E0614]. Answers the path, and raises as save_plan() does."""
-        path = Path(path)
+        path = check_path("save_timeline", path)
         merged: list[Any] = []
         for process, text in enumerate(self._timelines, start=1):
             part = json.loads(text)
@@ -100,8 +102,11 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
 
     ``fn`` is any callable that uses models compiled with this backend: a model, or a whole
     training step, whose backward is then told of as well; or a callable of ``anabranch.record``.
-    Of recordings it tells everything since they were made. One call at a time in a process.
+    Of recordings it tells everything since they were made. One call at a time in a process. Raises
+    WrongArgument [E0611] unless ``fn`` can be called, [E0612] for coroutines and generators; else
+    what the call raises.
     """
+    check_function("explain", fn, "Give what is called, and then its arguments: explain(model, x).")
     with collect() as collector:
         fn(*args, **kwargs)
     return Explanation(collector)

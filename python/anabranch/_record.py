@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _compat, config
+from ._arguments import check_function, wrong
 from ._entry import RecordingReport
 from ._recorder import Recorder
 from ._saved_blocks import SavedBlocks, handed_over, opened
@@ -114,6 +115,12 @@ class RecordedCallable:
     def name(self) -> str:
         return self._recorder.name
 
+    def __repr__(self) -> str:
+        """Without the recorder's lock: who prints it may not wait for one who records."""
+        entries = list(self._recorder.entries.values())
+        launched = sum(entry.recorded is not None for entry in entries)
+        return f"<anabranch.record of {self.name}: {len(entries)} signatures, {launched} recorded>"
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """In a class it is a method; objects of one make share its recordings."""
         return self if instance is None else types.MethodType(self, instance)
@@ -188,7 +195,8 @@ def record(function: Callable[..., Any] | None = None, *, static: Iterable[Any] 
     found from it (those in its closure, its globals, its object and its arguments are found).
     ``options``, or keywords, are those of ``anabranch.config`` and beat it: ``strict``,
     ``verify``, ``record``, ``max_recordings``. Also a decorator. The answer is a callable with a
-    ``report``.
+    ``report``. Raises WrongArgument [E0611] where ``function`` cannot be called or ``static`` is no
+    list or tuple of these, [E0612] for coroutines and generators, and ConfigError for options.
 
     A recording repeats what the callable does on the GPU and not what it does in Python: branches and
     side effects are those of the recording. Numbers that it may read and does not change are looked at
@@ -196,9 +204,33 @@ def record(function: Callable[..., Any] | None = None, *, static: Iterable[Any] 
     history. New tensors that outlive the call it returns, leaves in ``.grad``, or binds in objects,
     containers and variables that are found from it: launches then leave theirs there.
     """
-    if function is None:
-        return lambda given: record(given, static=static, options=options, **more)
-    return RecordedCallable(function, static, config.resolve({**(options or {}), **more}))
+    roots = _roots_in(static)
+    config.resolve(options, **more)  # refused here, and not only where it decorates
+
+    def recorded(given: Any) -> RecordedCallable:
+        check_function("record", given, "Give a function, or a model: anabranch.record(step). As a "
+                       "decorator it stands below @classmethod and @property.")
+        return RecordedCallable(given, roots, config.resolve(options, **more))
+
+    return recorded if function is None else recorded(function)
+
+
+_WHOLE = (Tensor, nn.Module, torch.optim.Optimizer, Mapping, str, bytes)
+_LISTS = (nn.ModuleList, nn.ParameterList)
+
+
+def _roots_in(static: Any) -> tuple[Any, ...]:
+    """What is in ``static``. A model would give its layers, and a tensor its rows."""
+    wanted = "a list or tuple of modules, optimizers and tensors"
+    remedy = "One alone is static=(model,), with the comma."
+    if not isinstance(static, Iterable) or isinstance(static, _WHOLE) \
+            and not isinstance(static, _LISTS):
+        raise wrong("record", "static", static, wanted, remedy)
+    roots = tuple(static)
+    for i, root in enumerate(roots):
+        if isinstance(root, (str, bytes, int, float, complex)):
+            raise wrong("record", f"static[{i}]", root, "something that leads to a tensor", remedy)
+    return roots
 
 
 def recorded_callables() -> list[RecordedCallable]:

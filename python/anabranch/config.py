@@ -25,6 +25,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from ._arguments import check_function
 from .errors import ConfigError, code_text, shown
 
 MOST_LANES = 1024  # as many as a program has streams at most, kMaxStreams of program.h
@@ -199,6 +200,8 @@ class _Patch:
         _module._assign(self._before.pop(), drop=self._changes)
 
     def __call__(self, function: _Function) -> _Function:
+        check_function("config.patch", function, "Use it as `with patch(...):`, or as a decorator.")
+
         @functools.wraps(function)
         def patched(*args: Any, **kwargs: Any) -> Any:
             with _Patch(self._changes):

@@ -20,6 +20,7 @@ __all__ = [
     "PlanFileError",
     "ProgramError",
     "RecordError",
+    "WrongArgument",
     "code_text",
     "family_of",
     "from_native",
@@ -37,6 +38,8 @@ CODES: dict[int, tuple[str, str]] = {
     607: ("FallbackRefused", "a fall-back was needed, and strict forbids it"),
     608: ("StreamPriority", "a stream's priority is no whole number, or it has two"),
     610: ("LibraryVersion", "the native library and the Python package differ in version"),
+    611: ("WrongArgument", "an argument is of a kind that the function cannot take"),
+    612: ("DeferredWork", "a function is given whose work is not done when it returns"),
     614: ("NothingToWrite", "an explanation has no plan or no events to write"),
     701: ("UnknownOption", "no option has this name"),
     702: ("WrongType", "an option's value has the wrong type"),
@@ -88,6 +91,10 @@ class PlanFileError(AnabranchError):
 
 class CompileError(AnabranchError):
     """E06xx: torch, the compiler or a graph stands in the way of compiling."""
+
+
+class WrongArgument(CompileError, TypeError):
+    """An argument of a public function is of a kind that it cannot take. Also a TypeError."""
 
 
 class ConfigError(AnabranchError):

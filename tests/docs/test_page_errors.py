@@ -8,12 +8,20 @@ import re
 import pytest
 
 import anabranch
+import torch
 from anabranch import config
 from pages import ROOT
+
+
+def step(x):
+    yield x
+
 
 PROVOKED = {
     "E0601": lambda: anabranch.stream(3),
     "E0608": lambda: anabranch.stream("side", priority="high"),
+    "E0611": lambda: anabranch.record(step, static=torch.nn.Linear(2, 2)),
+    "E0612": lambda: anabranch.record(step),
     "E0701": lambda: config.resolve({"strem": True}),
     "E0702": lambda: config.resolve({"max_lanes": "two"}),
     "E0703": lambda: config.resolve({"max_lanes": 0}),
