@@ -72,12 +72,12 @@ def run_all(givens: Sequence[Mapping[str, Any]], at_once: int) -> Iterator[Row]:
         yield from pool.map(run, givens)
 
 
-def warm(givens: Sequence[Mapping[str, Any]]) -> None:
-    """One call of each that has not run with this cache. Inductor times kernels to choose among
-    them, which takes memory as well."""
+def warm(givens: Sequence[Mapping[str, Any]], at_once: int = 3) -> None:
+    """One call of each that has not run with this cache, so many beside one another. Inductor times
+    kernels to choose among them, which takes memory as well."""
     cold = [(marker(given), given) for given in givens if not marker(given).exists()]
     firsts = [{**given, "calls": 1} for _, given in cold]
-    for (mark, given), row in zip(cold, run_all(firsts, 3), strict=True):
+    for (mark, given), row in zip(cold, run_all(firsts, at_once), strict=True):
         what = row["exception"] or "compiled into the cache, not measured"
         print(f"  {given['way']:<30} {what}", flush=True)
         if not row["exception"]:
@@ -257,7 +257,7 @@ def reference(plan: Plan) -> Iterator[Row]:
     names = [PLAIN, *ways]
     givens = [plan.training(way, shape, length=REFERENCE_LENGTH, calls=REFERENCE_CALLS,
                             blocks_apart=True) for way in names]
-    warm(givens)
+    warm(givens, 1)
     for way, row in zip(names, run_all(givens, 1), strict=True):
         rows[way] = compared(row, rows.get(PLAIN, row))
         show(way, rows[way])
