@@ -162,6 +162,7 @@ class Attempt:
         self._meet()
         agree = self._agree
         trial.rewind_python()
+        self._step.answered = trial.answered(plain)
         agree.make(lambda: check_run(plain, self._leaving))
         if self._step.call is self._leaving and not self._leaving.slots:  # simpler answers, of most steps
             self._step.call, plain.answer = self._call, plain.answer[0]

@@ -124,6 +124,7 @@ class Step:
     on_cpu: Sequence[Tensor] = ()  # at whose changes its signature looks
     has_constants: bool = False  # that it makes on the CPU and copies
     is_retried: bool = False  # its captures have differed once
+    answered: Sequence[int] = ()  # bytes of each storage that a plain run has made and left
 
     def joined(self) -> Step:
         """With tensors that share memory in one unit, whoever has them."""
@@ -225,6 +226,7 @@ class Capture:
         self.memory.close()
 
 
+_LEAST_AHEAD = 1 << 20  # torch tells no sizes apart in what is smaller
 one_at_a_time = threading.RLock()
 # Captures that failed, in whose memory torch's tensors may still lie, and that memory: stand-ins may lie
 # there for ever, in whatever the step has put them.
@@ -393,6 +395,7 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
             graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
             try:
                 with _untold(step), _noting(step, captured, device), _constants(captured):
+                    _allocate_ahead(step.answered)
                     answer = step.call(leaves)
                 graph.capture_end()  # raises where a stream was not joined
             except BaseException:
@@ -437,6 +440,15 @@ def _untold(step: Step) -> Iterator[None]:
         raise
     finally:
         torch.cuda.is_current_stream_capturing = truth
+
+
+def _allocate_ahead(sizes: Sequence[int]) -> None:
+    """Blocks of the very sizes of what the step will answer, free again as it begins: torch gives out the
+    smallest that is large enough. What lies where something larger has been is as large as that in
+    each launch, since kernels know addresses alone."""
+    held = [_compat.empty_strided_cuda((size,), (1,), torch.uint8) for size in sizes
+            if size > _LEAST_AHEAD]
+    del held
 
 
 @contextlib.contextmanager

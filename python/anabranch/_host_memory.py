@@ -23,12 +23,12 @@ from torch import Tensor
 
 from . import _compat
 
-_MOST_THREADS = 8
+_MOST_THREADS = 16
 
 
 def fresh_bytes(size_bytes: int) -> Tensor:
     """Flat bytes of pageable memory; no page has been touched yet."""
-    pages = mmap.mmap(-1, max(size_bytes, 1))
+    pages = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(AttributeError, OSError):  # systems without large pages
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8, count=max(size_bytes, 1))[:size_bytes]

@@ -107,6 +107,21 @@ def test_answers_are_all_that_a_launch_holds():
     assert step.report[0].arena_bytes > 0
 
 
+def test_an_answer_takes_its_own_size_wherever_something_larger_has_been():
+    """Kernels know addresses alone: two that lie at one, the larger and then the answer, are one place."""
+    def plain(x):
+        small = (x @ x).repeat(1, 4).cumsum(1)[:, :x.shape[1]].clone()
+        return (small @ x).relu()
+
+    step, x = anabranch.record(plain), normal(0, 2048, 2048) / 2048
+    for _ in range(4):
+        step(x)
+    assert_launched(step, 3)
+    before = allocated()
+    answer = step(x)
+    assert allocated() == before + answer.nbytes, told(step)
+
+
 def test_recording_holds_nothing_but_parameters_gradients_and_state():
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
