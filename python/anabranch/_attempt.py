@@ -25,6 +25,7 @@ import torch
 from . import _compat, _native, config
 from ._agreement import Agreement
 from ._bindings import Leaving
+from ._blocks_ahead import sizes_told
 from ._capture import Capture, Step, capture_twice, close_abandoned
 from ._device_memory import Meter, empty_cache, free_bytes, give_back, no_limit, taken
 from ._elsewhere import Elsewhere, check_all_was_found
@@ -124,7 +125,9 @@ class Attempt:
         before = taken(step.device)
         short = None
         try:
-            answer, has_drawn = self._trial.run()
+            with _compat.memory_history(step.device) as history:
+                answer, has_drawn = self._trial.run()
+                step.ahead = sizes_told(history)
         except Exception as error:
             # Others may be waiting in its collectives: those it has had cannot be had again.
             if not is_out_of_memory(error) or _compat.collectives_so_far() != self._groups:
@@ -162,7 +165,6 @@ class Attempt:
         self._meet()
         agree = self._agree
         trial.rewind_python()
-        self._step.answered = trial.answered(plain)
         agree.make(lambda: check_run(plain, self._leaving))
         if self._step.call is self._leaving and not self._leaving.slots:  # simpler answers, of most steps
             self._step.call, plain.answer = self._call, plain.answer[0]

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from . import _compat
 from ._answers import Shape, Unlike, flatten
+from ._blocks_ahead import allocate_ahead
 from ._constants import ROOM_BYTES, Constants
 from ._device_memory import capture_allocator
 from ._given import StandIns, Unit, units_behind, units_of
@@ -124,7 +125,7 @@ class Step:
     on_cpu: Sequence[Tensor] = ()  # at whose changes its signature looks
     has_constants: bool = False  # that it makes on the CPU and copies
     is_retried: bool = False  # its captures have differed once
-    answered: Sequence[int] = ()  # bytes of each storage that a plain run has made and left
+    ahead: Sequence[int] = ()  # bytes of blocks that captures shall find
 
     def joined(self) -> Step:
         """With tensors that share memory in one unit, whoever has them."""
@@ -226,7 +227,6 @@ class Capture:
         self.memory.close()
 
 
-_LEAST_AHEAD = 1 << 20  # torch tells no sizes apart in what is smaller
 one_at_a_time = threading.RLock()
 # Captures that failed, in whose memory torch's tensors may still lie, and that memory: stand-ins may lie
 # there for ever, in whatever the step has put them.
@@ -395,7 +395,7 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
             graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
             try:
                 with _untold(step), _noting(step, captured, device), _constants(captured):
-                    _allocate_ahead(step.answered)
+                    allocate_ahead(step.ahead)
                     answer = step.call(leaves)
                 graph.capture_end()  # raises where a stream was not joined
             except BaseException:
@@ -440,15 +440,6 @@ def _untold(step: Step) -> Iterator[None]:
         raise
     finally:
         torch.cuda.is_current_stream_capturing = truth
-
-
-def _allocate_ahead(sizes: Sequence[int]) -> None:
-    """Blocks of the very sizes of what the step will answer, free again as it begins: torch gives out the
-    smallest that is large enough. What lies where something larger has been is as large as that in
-    each launch, since kernels know addresses alone."""
-    held = [_compat.empty_strided_cuda((size,), (1,), torch.uint8) for size in sizes
-            if size > _LEAST_AHEAD]
-    del held
 
 
 @contextlib.contextmanager
@@ -519,7 +510,8 @@ def _match(step: Step, made: Sequence[Captured],
     traces = []
     for captured in made:
         segments = history.segments.get(captured.pool.id, ())
-        traces.append([event for event in history.allocations if event[0] in segments])
+        traces.append([(event.address, event.bytes) for event in history.events
+                       if event.address in segments and not event.is_freed])
     first, second = traces
     if len(first) != len(second):
         raise OtherGraph(f"two captures of it allocate {len(first)} times and {len(second)}")

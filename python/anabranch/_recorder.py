@@ -80,6 +80,8 @@ class Recorder:
             _plain_steps if takes_gradients else contextlib.nullcontext())
         # Whether they are right side by side is a thing to verify.
         self._has_lanes = chosen.overlap > 1 and chosen.verify
+        # As the first call begins, for good: gradients that one call leaves on a stream the next one frees.
+        self._has_plenty: bool | None = None
         self._lock = threading.RLock()
         self._told: set[str] = set()
         self._retired: collections.deque[RecordingReport] = collections.deque(
@@ -124,8 +126,10 @@ class Recorder:
         device = _device_of(opened(leaves), tensors)
         tensors = [tensor for tensor in tensors if tensor is not None]  # of a state that has lost some
         entry.foreseen.versions = {id(tensor): version_of(tensor) for tensor in tensors}
-        entry.is_short_of_memory = device is None or not self._takes_gradients \
-            or not is_plentiful(device, size_of(tensors))
+        if self._has_plenty is None:
+            self._has_plenty = device is not None and self._takes_gradients \
+                and is_plentiful(device, size_of(tensors))
+        entry.is_short_of_memory = device is None or not self._has_plenty
         if device is not None and swaps() % 2:
             wait_for_captures()
         with self._alone, self._compiled_for_lanes(), (

@@ -280,14 +280,6 @@ class Trial:
             self._step.own <= number < len(self._step.tensors) for number in found)
         return found
 
-    def answered(self, run: Run) -> list[int]:
-        """The bytes of each storage that a run has made and left, as a result or a gradient."""
-        given = {one.memory.untyped_storage().data_ptr() for one in self._given}
-        names = {one.name for one in self._given}
-        left = [tensor.untyped_storage() for name, tensor in run.tensors.items() if name not in names]
-        sizes = {storage.data_ptr(): storage.nbytes() for storage in left}
-        return [size for address, size in sizes.items() if address not in given]
-
     def rewind_python(self) -> None:
         """Back to before the call, all but the GPU's memory: what a capture can see. Gradients that were
         let go have stand-ins without memory."""

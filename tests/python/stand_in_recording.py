@@ -36,6 +36,8 @@ def stand_in_memory(monkeypatch, free=lambda: GIB):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, answer)
     monkeypatch.setattr(_attempt._compat, "clear_workspaces", lambda: None)
+    monkeypatch.setattr(_attempt._compat, "memory_history", lambda device: contextlib.nullcontext(
+        lambda: SimpleNamespace(events=[])))
     monkeypatch.setattr("anabranch._shortage.free_bytes", lambda device: free())
     monkeypatch.setattr(_trial, "room_on_device", lambda device: free() // 4)
 

@@ -91,9 +91,6 @@ class Trial:
     def written_unforeseen(self, run):
         return set()
 
-    def answered(self, run):
-        return []
-
     def rewind_python(self):
         self.log.append("rewound for a capture")
 

@@ -4,6 +4,7 @@ it would have without us, and is recorded when there is more."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
@@ -141,6 +142,25 @@ def test_what_a_try_gives_back_itself_is_no_reason_for_another(stand_in, monkeyp
     tried = len(stand_in.taken)
     run(recorder, training, 3)
     assert len(stand_in.taken) == tried
+
+
+def test_plain_calls_of_one_callable_are_all_on_one_stream(stand_in, monkeypatch):
+    """What one stream's calls leave the other's would have to allocate anew."""
+    aside, plenty = [], iter([True, False])
+    monkeypatch.setattr(_recorder, "is_plentiful", lambda device, used: next(plenty))
+
+    @contextlib.contextmanager
+    def on_capture_stream(device):
+        aside.append(device)
+        yield
+
+    monkeypatch.setattr(_recorder, "_on_capture_stream", on_capture_stream)
+    training = Training()
+    recorder = recorder_of(training)
+    for key in ("no moments yet", "moments"):
+        state = State((training.generator,))
+        recorder.run(key, list(training.leaves), state, lambda: "(x, w, moment)")
+    assert len(aside) == 2 and not any(entry.is_short_of_memory for entry in recorder.entries.values())
 
 
 def test_a_launch_without_memory_runs_plainly_until_there_is_more(stand_in):

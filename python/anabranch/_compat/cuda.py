@@ -112,10 +112,18 @@ def end_pool(device: int, pool: tuple[int, int]) -> None:
         torch._C._cuda_endAllocateToPool(device, pool)
 
 
-class PoolHistory(NamedTuple):
-    """What happened in torch's allocator while a capture went on."""
+class Event(NamedTuple):
+    """A block that torch's allocator gave out or took back."""
 
-    allocations: list[tuple[int, int]]  # (address, bytes asked for), in order of time
+    address: int
+    bytes: int  # asked for
+    is_freed: bool
+
+
+class PoolHistory(NamedTuple):
+    """What happened in torch's allocator for a while."""
+
+    events: list[Event]  # in order of time
     segments: dict[tuple[int, int], set[int]]  # where those of each pool begin
     alive: list[tuple[int, int, tuple[int, int]]]  # (address, bytes, pool) of all that is allocated
     is_mapped: bool  # memory of no pool of its own is mapped ("expandable segments")
@@ -123,8 +131,8 @@ class PoolHistory(NamedTuple):
 
 @contextlib.contextmanager
 def memory_history(device: int) -> Iterator[Callable[[], PoolHistory]]:
-    """Around captures: a function that tells what they have allocated so far. A history that the
-    user records goes on, and has to be long enough: a RuntimeError if it has lost its beginning."""
+    """Around a run: a function that tells what it has allocated so far. A history that the user
+    records goes on, and has to be long enough: a RuntimeError if it has lost its beginning."""
     is_users = torch._C._cuda_isHistoryEnabled()
     if not is_users:
         torch.cuda.memory._record_memory_history(
@@ -142,9 +150,10 @@ def memory_history(device: int) -> Iterator[Callable[[], PoolHistory]]:
         alive = [(block["address"], block["requested_size"], tuple(segment["segment_pool_id"]))
                  for segment in segments for block in segment["blocks"]
                  if block["state"] == "active_allocated"]
-        return PoolHistory([(event["addr"], event["size"]) for event in trace[begin:]
-                            if event["action"] == "alloc"], pools, alive,
-                           bool(settings.get("expandable_segments")))
+        return PoolHistory([Event(event["addr"], event["size"], event["action"] != "alloc")
+                            for event in trace[begin:]
+                            if event["action"] in ("alloc", "free_completed")],
+                           pools, alive, bool(settings.get("expandable_segments")))
 
     try:
         yield read
