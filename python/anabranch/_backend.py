@@ -24,11 +24,13 @@ require_torch()
 import torch  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
-from . import _compat, _native, _report, _results, _seeds, _user_streams, config, errors  # noqa: E402
+from . import _compat, _native, _report, _results, _seeds, _user_streams  # noqa: E402
+from . import config, errors, streams  # noqa: E402
 from ._arguments import wrong  # noqa: E402
 from ._cuda_streams import CudaInstance, CudaQueues  # noqa: E402
 from ._gathers import group_gathers  # noqa: E402
 from ._graph import StreamGraph, Unsupported, has_collectives, priorities_of  # noqa: E402
+from ._lost_streams import lose  # noqa: E402
 from ._partition import SavingPartitioner  # noqa: E402
 from ._parts import Cuts, find_cuts, record_parts  # noqa: E402
 from ._record import RecordedGraph  # noqa: E402
@@ -67,6 +69,7 @@ def backend(
         raise wrong("backend", "the graph", gm, "one of torch.compile",
                     "Let torch.compile call it: torch.compile(model, backend=anabranch.backend).")
     chosen = config.resolve(options)
+    _overlap_as_around(gm)
     if chosen.streams:
         priorities_of(gm)  # one each, also where a recording has no use for them
     ties = _take_streams_out(chosen, gm)
@@ -84,6 +87,15 @@ def backend(
             config_patches=patches,
         )
     return ties.around(compiled) if ties else compiled
+
+
+def _overlap_as_around(gm: GraphModule) -> None:
+    """What is compiled by itself, since it is called where a graph breaks, overlaps as what is around
+    the break. The name of a stream around means nothing there: a graph runs as a whole."""
+    lanes = (torch.fx.traceback.get_current_meta().get("custom") or {}).get(OVERLAP)
+    if lanes is not None:
+        for node in gm.graph.nodes:
+            node.meta["custom"] = {OVERLAP: lanes, **(node.meta.get("custom") or {})}
 
 
 def _take_streams_out(chosen: config.Options, gm: GraphModule) -> _user_streams.Ties | None:
@@ -295,3 +307,5 @@ def _kind(keywords: Mapping[str, Any]) -> str:
 
 
 _compat.take_events_behind_writes(backend)
+_compat.resume_streams(streams.__name__, "annotated", "_block")
+streams.entered_in_eager = _compat.watch_eager_frames(backend, streams.IN_EAGER, lose)

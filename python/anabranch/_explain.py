@@ -27,6 +27,7 @@ class Explanation:
     def __init__(self, collector: Collector) -> None:
         self._graphs = list(collector.ran)
         self._callables = collector.callables
+        self._lost = list(collector.lost)
         self._timelines = [
             trace.chrome_json(graph.last.plan)
             for graph, trace in collector.traces.items()
@@ -44,11 +45,13 @@ class Explanation:
         return self._callables
 
     def __str__(self) -> str:
-        if not self._graphs and not self._callables:
-            return "anabranch: no graph compiled by this backend ran, and nothing recorded."
         parts = [_describe(i, graph) for i, graph in enumerate(self._graphs)]
         parts += [_with_recordings(f"recorded callable: {step.name}", step.report)
                   for step in self._callables]
+        if not parts:
+            parts = ["anabranch: no graph compiled by this backend ran, and nothing recorded."]
+        if self._lost:
+            parts.append("streams without effect:\n" + textwrap.indent("\n".join(self._lost), "  "))
         return "\n\n".join(parts)
 
     __repr__ = __str__

@@ -48,12 +48,13 @@ class GraphReport:
 
 
 class Collector:
-    """The graphs that ran while it was on, in order, and the traces of their launches; when it
-    has ended, the recorded callables that ran too."""
+    """The graphs that ran while it was on, in order, the traces of their launches and the streams that
+    had no effect; when it has ended, the recorded callables that ran too."""
 
     def __init__(self) -> None:
         self.ran: list[GraphReport] = []
         self.callables: list[RecordedCallable] = []
+        self.lost: dict[str, None] = {}
         self.traces: dict[StreamedGraph, _native.Trace] = {}
         self.restore = contextlib.ExitStack()
 
@@ -76,6 +77,13 @@ def add(kind: str, gm: GraphModule, compiled: Any, reason: str | None, unrecorde
         metadata_fn=lambda: {"name": f"anabranch_{kind}", "encoding": "json"},
         payload_fn=lambda: {"kind": kind, "nodes": nodes, "reason": reason, "seconds": seconds},
     )
+
+
+def lose(message: str) -> None:
+    """A stream that had no effect, for whoever watches."""
+    with _lock:
+        if _collector is not None:
+            _collector.lost[message] = None
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ CODES: dict[int, tuple[str, str]] = {
     610: ("LibraryVersion", "the native library and the Python package differ in version"),
     611: ("WrongArgument", "an argument is of a kind that the function cannot take"),
     612: ("DeferredWork", "a function is given whose work is not done when it returns"),
+    613: ("StreamLost", "a stream in compiled code had no effect, since its code ran in eager"),
     614: ("NothingToWrite", "an explanation has no plan or no events to write"),
     701: ("UnknownOption", "no option has this name"),
     702: ("WrongType", "an option's value has the wrong type"),

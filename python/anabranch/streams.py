@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
-import torch.fx.traceback
+import torch
+import torch.fx.traceback as fx
 
 from .config import MOST_LANES
 
@@ -14,6 +19,12 @@ from .config import MOST_LANES
 ANNOTATION = "anabranch.stream"
 PRIORITY = "anabranch.priority"
 OVERLAP = "anabranch.overlap"
+
+# Keys and values, as constants that Dynamo can write into the code behind a break.
+Pair = tuple[str, Any]
+
+# Asked with the frame of each block that is entered in eager, once the backend is there.
+entered_in_eager: Callable[[FrameType, tuple[Pair, ...]], None] | None = None
 
 _LEAST, _MOST = -(1 << 31), (1 << 31) - 1  # of a priority
 
@@ -42,7 +53,7 @@ def stream(name: str, *, priority: int = 0) -> Any:
         _refuse(name)
     if type(priority) is not int or not _LEAST <= priority <= _MOST:
         _refuse_priority(priority)
-    return torch.fx.traceback.annotate({ANNOTATION: name, PRIORITY: priority})
+    return annotated((ANNOTATION, name), (PRIORITY, priority))
 
 
 def overlap(lanes: int = 4) -> Any:
@@ -60,7 +71,36 @@ def overlap(lanes: int = 4) -> Any:
     """
     if type(lanes) is not int or not 2 <= lanes <= MOST_LANES:
         _refuse_lanes(lanes)
-    return torch.fx.traceback.annotate({OVERLAP: lanes})
+    return annotated((OVERLAP, lanes))
+
+
+def _block(*pairs: Pair) -> Iterator[None]:
+    if entered_in_eager is not None:
+        entered_in_eager(sys._getframe(2), pairs)  # behind contextlib's __enter__
+    is_traced_here = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    with _kept_by_export() if is_traced_here else contextlib.nullcontext():
+        with fx.annotate(dict(pairs)):
+            yield
+
+
+# The block of a stream. Dynamo calls it anew behind a break (``_compat.resume_streams``).
+annotated = contextlib.contextmanager(_block)
+
+
+@contextlib.contextmanager
+def _kept_by_export() -> Iterator[None]:
+    """An export that is not strict forgets annotations, unless it is told not to. Only ours are kept:
+    torch has some of its own there, which no node has without us."""
+    if fx.has_preserved_node_meta():
+        yield
+        return
+    with fx.preserve_node_meta():
+        fx.get_current_meta()["custom"] = {}
+        yield
+
+
+# What runs where a block is entered in eager, with nothing in it for Dynamo.
+IN_EAGER = (stream, overlap, _block)
 
 
 def _refuse_lanes(lanes: object) -> None:

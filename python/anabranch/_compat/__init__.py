@@ -81,6 +81,7 @@ from .noting import (
     runs_of_generated_kernels,
     steps_of_optimizers,
 )
+from .resuming import resume_streams, watch_eager_frames
 from .streams import (
     breaks_around,
     is_made_by_graph,
@@ -150,6 +151,7 @@ __all__ = [
     "region_compile_context",
     "reinterpret_tensor",
     "replace_parts",
+    "resume_streams",
     "results_of_forward",
     "runs_of_generated_kernels",
     "saves_unseen",
@@ -166,5 +168,6 @@ __all__ = [
     "tree_unflatten",
     "use_counts",
     "version",
+    "watch_eager_frames",
     "wrapper_function",
 ]
