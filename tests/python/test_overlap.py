@@ -185,7 +185,7 @@ def match(first, second):
             for i, at in enumerate((1, 2))]
     history = SimpleNamespace(
         segments={0: {a for a, _ in first}, 1: {a for a, _ in second}},
-        allocations=[*first, *second])
+        events=[_compat.Event(*each, is_freed) for each in (*first, *second) for is_freed in (False, True)])
     step = SimpleNamespace(units=[SimpleNamespace(size_bytes=8)])
     return _capture._match(step, made, history)
 
