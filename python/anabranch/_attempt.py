@@ -25,7 +25,7 @@ import torch
 from . import _compat, _native, config
 from ._agreement import Agreement
 from ._bindings import Leaving
-from ._blocks_ahead import sizes_told
+from ._blocks_ahead import noted_sizes
 from ._capture import Capture, Step, capture_twice, close_abandoned
 from ._device_memory import Meter, empty_cache, free_bytes, give_back, no_limit, taken
 from ._elsewhere import Elsewhere, check_all_was_found
@@ -125,9 +125,9 @@ class Attempt:
         before = taken(step.device)
         short = None
         try:
-            with _compat.memory_history(step.device) as history:
+            with noted_sizes(step.device) as sizes:
                 answer, has_drawn = self._trial.run()
-                step.ahead = sizes_told(history)
+                step.ahead = sizes()
         except Exception as error:
             # Others may be waiting in its collectives: those it has had cannot be had again.
             if not is_out_of_memory(error) or _compat.collectives_so_far() != self._groups:

@@ -13,11 +13,16 @@ Threads: any. Failure: none, but torch's own errors.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
 from . import _compat
+
+log = logging.getLogger("anabranch.record")
 
 # Torch tells no sizes apart up to the first, and has a granule beyond the second; blocks of a pool that
 # are not split are of 20 MiB for what lies between these, and exact from there on.
@@ -41,11 +46,27 @@ def sizes_in_use(events: Iterable[_compat.Event]) -> list[int]:
     return sorted(most.elements())
 
 
-def sizes_told(history: Callable[[], _compat.PoolHistory]) -> list[int]:
-    """The same, of what a history tells; none where it has lost its beginning."""
+@contextlib.contextmanager
+def noted_sizes(device: int) -> Iterator[Callable[[], list[int]]]:
+    """Around a run: a function that tells the same of what it has allocated so far. Whatever keeps the
+    history from being told, the run goes on: nothing is told then."""
+    with contextlib.ExitStack() as stack:
+        try:
+            history = stack.enter_context(_compat.memory_history(device))
+        except Exception as error:
+            why = error
+
+            def history() -> _compat.PoolHistory:
+                raise why
+
+        yield functools.partial(_told, history)
+
+
+def _told(history: Callable[[], _compat.PoolHistory]) -> list[int]:
     try:
         return sizes_in_use(history().events)
-    except RuntimeError:
+    except Exception as error:
+        log.debug("no blocks are allocated ahead of captures: %s", error)
         return []
 
 

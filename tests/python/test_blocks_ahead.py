@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
-from anabranch._blocks_ahead import sizes_in_use, sizes_told
+from anabranch import _compat
+from anabranch._blocks_ahead import noted_sizes, sizes_in_use
 from anabranch._compat import Event
 
 pytestmark = pytest.mark.oldest
@@ -92,8 +94,22 @@ def test_there_are_as_many_of_a_size_as_are_in_use_at_once():
     assert sizes_in_use(events) == [10 * MIB, 18 * MIB, 18 * MIB, 42 * MIB]
 
 
-def test_a_history_that_has_lost_its_beginning_wants_nothing():
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_run_goes_on_where_its_history_cannot_be_told(monkeypatch, begins):
     def lost():
         raise RuntimeError("the recorded memory history is too short; raise its max_entries")
 
-    assert sizes_told(lost) == []
+    def memory_history(device):
+        if not begins:
+            raise KeyError("segments")
+        return contextlib.nullcontext(lost)
+
+    monkeypatch.setattr(_compat, "memory_history", memory_history)
+    with noted_sizes(0) as sizes:
+        assert sizes() == []
+
+
+def test_errors_of_the_run_are_its_own(monkeypatch):
+    monkeypatch.setattr(_compat, "memory_history", lambda device: contextlib.nullcontext())
+    with pytest.raises(ZeroDivisionError), noted_sizes(0):
+        raise ZeroDivisionError
