@@ -27,6 +27,7 @@ from torch.fx import GraphModule  # noqa: E402
 from . import _compat, _native, _report, _results, _seeds, _user_streams  # noqa: E402
 from . import config, errors, streams  # noqa: E402
 from ._arguments import wrong  # noqa: E402
+from ._broken_libraries import without_broken_libraries  # noqa: E402
 from ._cuda_streams import CudaInstance, CudaQueues  # noqa: E402
 from ._gathers import group_gathers  # noqa: E402
 from ._graph import StreamGraph, Unsupported, has_collectives, priorities_of  # noqa: E402
@@ -161,7 +162,8 @@ def _compile_unsplit(gm: GraphModule, example_inputs: Sequence[Any], keywords: d
                      cuts: Cuts) -> Any:
     try:
         with cuts.compiling():
-            return _compat.compile_fx_inner(gm, example_inputs, **keywords)
+            return without_broken_libraries(
+                lambda: _compat.compile_fx_inner(gm, example_inputs, **keywords))
     except Exception as error:
         if _compat.is_missing_compiler(error):
             raise _no_compiler(error) from error
@@ -179,8 +181,8 @@ def _compile_streams(
     regions = graph.regions()
     lanes = lanes_of(chosen, len(set(graph.streams.values())))
     try:
-        compiled = compile_regions(graph, regions, _fake_mode(graph), lanes, keywords,
-                                   chosen.progress)
+        compiled = without_broken_libraries(lambda: compile_regions(
+            graph, regions, _fake_mode(graph), lanes, keywords, chosen.progress))
     except _native.NativeError:
         raise
     except Exception as error:

@@ -19,9 +19,11 @@ from functorch.compile import min_cut_rematerialization_partition
 
 from .compiling import (
     annotation,
+    check_libraries,
     example_of,
     gather_together,
     in_parts,
+    inductors_cache,
     is_inductors_graph,
     is_missing_compiler,
     is_unsafe_in_captures,
@@ -99,6 +101,7 @@ __all__ = [
     "backend_of_group",
     "breaks_around",
     "calls_of_compiled_graphs",
+    "check_libraries",
     "clear_workspaces",
     "collectives_so_far",
     "compile_fx",
@@ -119,6 +122,7 @@ __all__ = [
     "HigherOrderOperator",
     "hooks_so_far",
     "in_parts",
+    "inductors_cache",
     "is_inductors_graph",
     "is_intercepted",
     "is_made_by_graph",

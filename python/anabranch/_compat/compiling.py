@@ -14,8 +14,10 @@ import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch._dynamo import compiled_autograd
 from torch._guards import TracingContext, tracing
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor import fx_utils, utils as inductor_utils
 from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codecache import CppCodeCache
 from torch._inductor.fx_passes import post_grad
 from torch._ops import OpOverload
 
@@ -162,6 +164,22 @@ def kernels_at_the_end() -> Iterator[None]:
 def is_missing_compiler(error: BaseException) -> bool:
     """Whether Inductor failed for want of a C++ compiler; it wraps that error in others, as text."""
     return "InvalidCxxCompiler" in f"{type(error).__name__} {error}"
+
+
+def check_libraries(check: Callable[[str], None]) -> None:
+    """Has ``check`` see the path of each library before Inductor loads it, while nobody writes it."""
+    load = CppCodeCache._load_library.__func__
+
+    def checked(cls: type[CppCodeCache], path: str, key: str) -> Any:
+        check(path)
+        return load(cls, path, key)
+
+    CppCodeCache._load_library = classmethod(checked)
+
+
+def inductors_cache() -> str:
+    """The folder in which Inductor keeps what it has compiled."""
+    return str(cache_dir())
 
 
 def is_inductors_graph(compiled: Any) -> bool:
