@@ -11,7 +11,12 @@ raises RecordError.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
+import logging
+import operator
+import sys
 import threading
 import types
 import weakref
@@ -32,6 +37,10 @@ from ._numbers import PLAIN, changed
 from ._walk import is_object
 
 __all__ = ["RecordedCallable", "RecordedGraph", "RecordingReport", "record"]
+
+log = logging.getLogger("anabranch.record")
+
+_NO_GPU = "torch finds no GPU, and nothing else is recorded"
 
 _lock = threading.Lock()
 _callables: weakref.WeakSet[RecordedCallable] = weakref.WeakSet()
@@ -98,11 +107,12 @@ class RecordedGraph:
 class RecordedCallable:
     """What ``record`` answers: called as the callable it stands for."""
 
-    def __init__(self, function: Callable[..., Any], static: Iterable[Any],
-                 chosen: config.Options) -> None:
+    def __init__(self, function: Callable[..., Any], static: tuple[Any, ...],
+                 options: Mapping[str, Any]) -> None:
         functools.update_wrapper(self, function, updated=())
+        self._made_of = function, static, options
         self._function = function
-        self._chosen = chosen
+        self._chosen = chosen = config.resolve(options)
         self._states = States((function, *static), chosen.max_recordings)
         self._trees: dict[Any, Any] = {}  # by what leaves[0] says
         self._recorder = Recorder(self._call_flat, chosen, _name_of(function),
@@ -121,13 +131,38 @@ class RecordedCallable:
         launched = sum(entry.recorded is not None for entry in entries)
         return f"<anabranch.record of {self.name}: {len(entries)} signatures, {launched} recorded>"
 
+    def __copy__(self) -> RecordedCallable:
+        """Over the same callable. No copy has recordings: they belong to addresses."""
+        return RecordedCallable(*self._made_of)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RecordedCallable:
+        """Over a copy of the callable: a method's is that of its object's copy, a function is itself."""
+        made = memo[id(self)] = RecordedCallable.__new__(RecordedCallable)
+        made.__init__(*copy.deepcopy(self._made_of, memo))  # type: ignore[misc]
+        return made
+
+    def __reduce__(self) -> Any:
+        """By name where that leads here, as a decorated function's does; else what it was made of."""
+        module = sys.modules.get(getattr(self, "__module__", None) or "")
+        name = getattr(self, "__qualname__", "")
+        if _at(module, name) is self:
+            return name
+        return RecordedCallable.__new__, (RecordedCallable,), self._made_of
+
+    def __setstate__(self, made_of: tuple[Any, ...]) -> None:
+        self.__init__(*made_of)  # type: ignore[misc]
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """In a class it is a method; objects of one make share its recordings."""
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._chosen.record or not _has_gpu() or torch.cuda.is_current_stream_capturing() \
-                or _compat.is_intercepted():
+        if not self._chosen.record:
+            return self._function(*args, **kwargs)
+        if not _has_gpu():
+            self._tell_of_no_gpu()
+            return self._function(*args, **kwargs)
+        if torch.cuda.is_current_stream_capturing() or _compat.is_intercepted():
             return self._function(*args, **kwargs)
         objects: Sequence[Any] = ()
         if kwargs or not _FLAT.issuperset(map(type, args)):
@@ -146,6 +181,18 @@ class RecordedCallable:
             state = self._states.find(objects)
             return self._run_and_compare(_key(leaves, state), leaves, state, objects)
         return self._recorder.run(key, leaves, state, lambda: _describe(leaves[1:]), entry)
+
+    def _tell_of_no_gpu(self) -> None:
+        """In the report, and once a process in the log: a program that was written on a machine without
+        a GPU is right there, and not quicker."""
+        if torch.compiler.is_compiling():
+            return
+        self._recorder.note_plain("any arguments", _NO_GPU)
+        if not _told_of_no_gpu.is_set():
+            _told_of_no_gpu.set()
+            log.warning("anabranch: %s runs as it is: %s. anabranch.doctor.report() says what torch finds; "
+                        "what torch.compile(backend=\"anabranch\") has compiled runs in streams all the "
+                        "same [E0308]", self.name, _NO_GPU)
 
     def _run_and_compare(self, key: Any, leaves: list[Any], state: State,
                          objects: Sequence[Any]) -> Any:
@@ -206,11 +253,12 @@ def record(function: Callable[..., Any] | None = None, *, static: Iterable[Any] 
     """
     roots = _roots_in(static)
     config.resolve(options, **more)  # refused here, and not only where it decorates
+    wanted = {**(options or {}), **more}
 
     def recorded(given: Any) -> RecordedCallable:
         check_function("record", given, "Give a function, or a model: anabranch.record(step). As a "
                        "decorator it stands below @classmethod and @property.")
-        return RecordedCallable(given, roots, config.resolve(options, **more))
+        return RecordedCallable(given, roots, wanted)
 
     return recorded if function is None else recorded(function)
 
@@ -242,6 +290,16 @@ def recorded_callables() -> list[RecordedCallable]:
 @functools.cache
 def _has_gpu() -> bool:
     return torch.cuda.is_available()
+
+
+_told_of_no_gpu = threading.Event()
+
+
+def _at(module: Any, name: str) -> Any:
+    """What stands there by a qualified name, or None."""
+    with contextlib.suppress(AttributeError):
+        return operator.attrgetter(name)(module) if name else None
+    return None
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from . import _compat, _native
+from . import _compat, _native, errors
 from ._parts import recordings_of
 from ._record import RecordedCallable, RecordingReport, recorded_callables
 from ._runtime import RecordedStreams, StreamedGraph
@@ -94,7 +94,9 @@ def collect() -> Iterator[Collector]:
     before = {step: _calls(step) for step in recorded_callables()}
     with _lock:
         if _collector is not None:
-            raise RuntimeError("explain is running already")
+            raise errors.CompileError(
+                615, "explain: another call of it is running in this process, and graphs are watched "
+                "for one at a time.", "Call it when that one has returned.")
         _collector = collector
     try:
         with _lock:
