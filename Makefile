@@ -39,8 +39,8 @@ ifneq ($(shell command -v ninja),)
 export CMAKE_GENERATOR := Ninja
 endif
 
-.PHONY: help demo test test-cpp test-python test-oldest test-long test-wheel test-gpu check bench \
-        bench-gpu asan tsan fuzz format build release clean packages-build packages-test \
+.PHONY: help demo test test-cpp test-python test-oldest test-long test-wheel test-gpu check lint \
+        bench bench-gpu asan tsan fuzz format build release clean packages-build packages-test \
         packages-python
 
 help: ## this list
@@ -53,10 +53,14 @@ demo: $(VENV)/ready release ## train a small transformer under eager, torch.comp
 test: test-cpp test-python ## everything that must hold before a change lands
 	@python3 scripts/count_tests.py $(REPORTS)/dev.xml $(REPORTS)/python.xml
 
-check: build ## format, rooms and unit tests: under a minute once built
+check: build lint ## format, types, rooms and unit tests: under a minute once built
 	scripts/need_packages.sh format
 	clang-format --dry-run -Werror $(SOURCES)
 	$(call run_ctest,check,dev,-L 'unit|source')
+
+lint: $(VENV)/lint ## ruff and mypy over the Python code
+	$(VENV)/bin/ruff check --quiet
+	$(VENV)/bin/mypy --cache-dir=.cache/mypy
 
 build: packages-build packages-test ## the C++ of the dev preset, with the header check
 	$(call build_preset,dev)
@@ -146,6 +150,10 @@ $(VENV_OLDEST)/ready: requirements/oldest.txt
 	  -r $(filter requirements/%,$^)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 	  --no-deps --config-settings wheel.cmake=false -e .
+	touch $@
+
+$(VENV)/lint: requirements/check.txt | $(VENV)/ready
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 # $(call build_preset,<preset>)

@@ -15,8 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_common import (
-    MISSED, Rival, Row, Sample, arguments, compile_with, microseconds, print_table, race,
-    ratio, raw, save)
+    MISSED,
+    Rival,
+    Row,
+    Sample,
+    arguments,
+    compile_with,
+    microseconds,
+    print_table,
+    race,
+    ratio,
+    raw,
+    save,
+)
 
 import anabranch
 

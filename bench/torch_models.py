@@ -12,12 +12,24 @@ import sys
 
 import torch
 from torch_common import (
-    MISSED, ROOT, Rival, Row, Sample, arguments, compile_with, microseconds, print_table, race,
-    ratio, raw, save)
+    MISSED,
+    ROOT,
+    Rival,
+    Row,
+    Sample,
+    arguments,
+    compile_with,
+    microseconds,
+    print_table,
+    race,
+    ratio,
+    raw,
+    save,
+)
 
 sys.path.insert(0, str(ROOT / "tests" / "python"))
-from compare import weighted_sum  # noqa: E402
-from zoo import ZOO, Case  # noqa: E402
+from compare import weighted_sum
+from zoo import ZOO, Case
 
 REACH = 0.98
 QUICK = ("mlp", "encoder")

@@ -11,8 +11,19 @@ from __future__ import annotations
 
 import torch
 from torch_common import (
-    MISSED, Rival, Row, Sample, arguments, compile_with, microseconds, print_table, race,
-    ratio, raw, save)
+    MISSED,
+    Rival,
+    Row,
+    Sample,
+    arguments,
+    compile_with,
+    microseconds,
+    print_table,
+    race,
+    ratio,
+    raw,
+    save,
+)
 
 import anabranch
 

@@ -10,9 +10,9 @@ Answers 1 if any test failed, a report cannot be read, or nothing ran at all.
 from __future__ import annotations
 
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 
 def count(report: Path) -> Counter[str]:

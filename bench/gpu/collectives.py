@@ -3,15 +3,15 @@
 
     python bench/gpu/collectives.py [results.json]
 
-Question: how much of the gathers does a recording hide under the layers before? 32 layers of
-relu(x @ weight), in bf16, with as many rows of x as make the layers shorter than the gathers, about
-as long, and longer. Starts itself under torchrun. The group's stream has a high priority: a gather
+Question: how much of the gathers does a recording hide under the layers before? 32 layers of relu(x
+@ weight), in bf16, with as many rows of x as make the layers shorter than the gathers, about as
+long, and longer. Starts itself under torchrun. The group's stream has a high priority: a gather
 that becomes ready beside a large product finds no multiprocessor free otherwise. All rows are
 recorded: the layers alone, with whole weights; the gathers alone, into memory of their own, one by
 one as the layers ask for them and in the groups in which the backend puts them; the layers with
 their gathers in captured order; side by side with gathers one by one, and in groups, which is what
-anabranch.overlap does; and with each gather begun by hand a layer ahead, in captured order. Judged is what
-overlap takes over the longer of layers and gathers one by one. Answers are compared first.
+anabranch.overlap does; and with each gather begun by hand a layer ahead, in captured order. Judged
+is what overlap takes over the longer of layers and gathers one by one. Answers are compared first.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from turns import Step, faster, over_gpus, race, save
 from torch_common import fresh_code  # turns says where that is
+from turns import Step, faster, over_gpus, race, save
 
 import anabranch
 

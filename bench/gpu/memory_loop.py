@@ -47,7 +47,8 @@ class Turn:
 
 
 class Lowest:
-    """The least free memory of the device, asked for every ten milliseconds: recording is not slower for it."""
+    """The least free memory of the device, asked for every ten milliseconds: recording is not
+    slower for it."""
 
     def __init__(self) -> None:
         self.before = self.free = torch.cuda.mem_get_info()[0]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from torch_common import Sample, machine, ratio  # noqa: E402
+from torch_common import Sample, machine, ratio
 
 Step = Callable[[], Any]
 
@@ -89,8 +89,8 @@ def frozen(step: Step, **capture: Any) -> Step:
 
 
 def over_gpus(count: int, program: str, rounds: int) -> Any:
-    """What the program says last, as JSON, run by a process for each of so many GPUs; None, and why,
-    where there are fewer."""
+    """What the program says last, as JSON, run by a process for each of so many GPUs; None, and
+    why, where there are fewer."""
     if torch.cuda.device_count() < count:
         print(f"skipped: {count} GPUs are needed, there are {torch.cuda.device_count()}")
         return None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the processes of a step with collectives find out together before they record it.
 
-Recording runs a step several times. A process that does so alone waits for the others for ever, or its
-collectives meet others of theirs. So they meet first, without collectives: in the stores of the groups
-that the step uses. By then each has run the call plainly and waited for its GPU, so that the others have
-queued their share of it: who does not come within half a minute has not come to record.
+Recording runs a step several times. A process that does so alone waits for the others for ever, or
+its collectives meet others of theirs. So they meet first, without collectives: in the stores of the
+groups that the step uses. By then each has run the call plainly and waited for its GPU, so that the
+others have queued their share of it: who does not come within half a minute has not come to record.
 
 Threads: one step at a time. Failure: Apart where some do not come; NotRecordable where another
 process could not record.
@@ -53,8 +53,8 @@ class Agreement:
         return cls(device, [group for group, count in now.items() if count != before.get(group, 0)])
 
     def meet(self, name: str) -> None:
-        """Apart unless all of them are about to record something of this name, in the same call. Once
-        some have not come nobody waits for them again."""
+        """Apart unless all of them are about to record something of this name, in the same call.
+        Once some have not come nobody waits for them again."""
         if not self._turns:
             return
         if self._device.type == "cuda":
@@ -64,8 +64,8 @@ class Agreement:
         for meeting in meetings:
             have_come = meeting.join() if have_come else meeting.leave()
         if not have_come:
-            raise Apart("other processes of its collectives do not record it in the same call: they see "
-                        "other shapes or numbers, or see them at other times")
+            raise Apart("other processes of its collectives do not record it in the same call: "
+                        "they see other shapes or numbers, or see them at other times")
 
     def on(self, found: bool) -> bool:
         """Whether any of them found it."""
@@ -92,8 +92,8 @@ class Agreement:
 
 
 class _Meeting:
-    """Of one group: whoever comes last says that it takes place, and whoever has waited too long that
-    it does not, whichever is first."""
+    """Of one group: whoever comes last says that it takes place, and whoever has waited too long
+    that it does not, whichever is first."""
 
     def __init__(self, group: Any, name: str) -> None:
         with _lock:
@@ -101,7 +101,8 @@ class _Meeting:
             number = _meetings[group.group_name, name]
         self._store, self._size = _compat.store_of(group), dist.get_world_size(group)
         self._are_apart = f"anabranch/{name}/apart"
-        self._come, self._decided = (f"anabranch/{name}/{number}/{what}" for what in ("come", "decided"))
+        self._come = f"anabranch/{name}/{number}/come"
+        self._decided = f"anabranch/{name}/{number}/decided"
 
     def join(self) -> bool:
         if self._store.check([self._are_apart]):
@@ -125,8 +126,8 @@ class _Meeting:
 
 
 def _largest(groups: Sequence[Any]) -> list[Any]:
-    """In the order in which they were made, which is that of all processes. Those whose processes are
-    all in another one have nothing to add."""
+    """In the order in which they were made, which is that of all processes. Those whose processes
+    are all in another one have nothing to add."""
     ranks = [frozenset(dist.get_process_group_ranks(group)) for group in groups]
     return [group for i, group in enumerate(groups)
             if not any(ranks[i] < other or (ranks[i] == other and j < i)

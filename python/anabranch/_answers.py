@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step answers, as leaves and a shape: containers as torch's pytrees have them, and objects that
-the step makes (a dataclass, a cache of keys and values), by their attributes.
+"""What a step answers, as leaves and a shape: containers as torch's pytrees have them, and objects
+that the step makes (a dataclass, a cache of keys and values), by their attributes.
 
 An object is opened where its class leaves copying to Python, so that one like it is its class's
 ``__new__`` and the same attributes. What was there before the step is answered itself: a leaf.
@@ -22,6 +22,7 @@ from . import _compat
 _DEEPEST, _MOST = 50, 10_000  # objects within one another, and in all; what is beyond is a leaf
 _NEVER_OPENED = (Tensor, type, types.FunctionType, types.ModuleType)
 _OBJECTS = ("__new__", "__reduce__", "__reduce_ex__", "__getstate__")  # as object has them
+_NEW_OBJECT = vars(copyreg)["__newobj__"]  # what object.__reduce_ex__ names
 _COPIES_ITSELF = ("__setstate__", "__getnewargs__", "__getnewargs_ex__", "__copy__", "__deepcopy__")
 
 
@@ -68,7 +69,8 @@ class _Maker:
             return _compat.tree_unflatten(list(map(self.make, part.parts)), part.tree)
         if isinstance(part, int):
             return self._made[part]
-        made = part.kind.__new__(part.kind)
+        kind: Any = part.kind
+        made = kind.__new__(kind)
         self._made.append(made)  # before its attributes: they may lead back to it
         if part.attributes:
             attributes = vars(made)
@@ -121,8 +123,9 @@ class _Flattener:
             return None
         for leaf, numbers in zip(leaves, self._numbers, strict=True):
             numbers[id(leaf)] = len(numbers)
-        attributes, in_slots = (
-            self._named([field[i] for field in fields if field is not None], depth + 1) for i in (0, 1))
+        known = [field for field in fields if field is not None]
+        attributes, in_slots = (self._named([field[i] for field in known], depth + 1)
+                                for i in (0, 1))
         return _Object(type(leaves[0]), attributes, in_slots)
 
     def _named(self, fields: Sequence[dict[str, Any]], depth: int) -> tuple[tuple[str, _Part], ...]:
@@ -153,13 +156,17 @@ def _fields_of(thing: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         make, arguments, state, *items = thing.__reduce_ex__(4)
     except TypeError:  # something of the interpreter's: a lock, a generator
         return None
-    if make is not copyreg.__newobj__ or arguments != (kind,) or any(items):
+    if make is not _NEW_OBJECT or arguments != (kind,) or any(items):
         return None
     attributes, in_slots = state if isinstance(state, tuple) else (state, None)
     return dict(attributes or {}), dict(in_slots or {})
 
 
+def _new_of(kind: Any) -> Any:
+    return kind.__new__
+
+
 def _is_frozen_with_slots(kind: type) -> bool:
     """A dataclass which dataclasses has given a state of their own making, its fields."""
-    return "__setstate__" in vars(kind) and kind.__new__ is object.__new__ \
+    return "__setstate__" in vars(kind) and _new_of(kind) is _new_of(object) \
         and vars(kind)["__setstate__"] is getattr(dataclasses, "_dataclass_setstate", None)

@@ -344,8 +344,8 @@ class TapeWriter:
                                 fallible=call.kind == "library")
             self._release(position)
         for access, layout, result in self._part.copies:
-            to = self._tape.view(access, self._part.access_offsets[access], _compat.dtype_code(layout.dtype), layout.sizes,
-                                 layout.strides)
+            to = self._tape.view(access, self._part.access_offsets[access],
+                                 _compat.dtype_code(layout.dtype), layout.sizes, layout.strides)
             self._tape.copy(to, self._handle(result))
         return self._tape.finish()
 
@@ -393,7 +393,7 @@ class TapeWriter:
     def _dispatch(self, call: Call) -> None:
         arguments = [self._value(a) for a in call.arguments]
         registers = self._tape.dispatch(call.name, call.overload, arguments, len(call.results))
-        for result, register in zip(call.results, registers):
+        for result, register in zip(call.results, registers, strict=True):
             self._results[result.storage] = register
             self._made[result.storage] = result
             self._tape.expect(register, result.sizes, result.strides)
@@ -457,7 +457,7 @@ def _python_region(compiled: Any, inputs: Sequence[Any], outputs: Sequence[Layou
                 for layout, result in zip(outputs, results, strict=True):
                     _tensor_at(buffers[position], layout).copy_(result)
                     position += 1
-        except Exception as error:  # noqa: BLE001 - no exception may cross into C
+        except Exception as error:
             _native.write_region_error(call, f"{type(error).__name__}: {error}")
             return 1
         return 0

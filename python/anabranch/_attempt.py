@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One try to record a signature of a callable, from the plain run to a launch that is trusted.
 
-The order is what keeps memory down. First what the step writes is copied; then the step runs plainly,
-and checksums of what it leaves are made. The captures come next, which run nothing on the GPU, so that
-the plain run's results still stand if there are none to be had. Only then the GPU's memory is put back,
-and the recording launched and compared.
+The order is what keeps memory down. First what the step writes is copied; then the step runs
+plainly, and checksums of what it leaves are made. The captures come next, which run nothing on the
+GPU, so that the plain run's results still stand if there are none to be had. Only then the GPU's
+memory is put back, and the recording launched and compared.
 
-Threads: one at a time, the recorder's. Failure: NotRecordable, Untrusted or NativeError; fall_back()
-then ends the call as if it had been a plain one. Errors of the step itself are its user's.
-"""
+Threads: one at a time, the recorder's. Failure: NotRecordable, Untrusted or NativeError;
+fall_back() then ends the call as if it had been a plain one. Errors of the step itself are its
+user's. """
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ _CAPTURES_DIFFER = 309
 
 
 class Attempt:
-    """``name`` is the callable's; ``has_lanes`` whether kernels may run side by side; ``saved_from`` and
-    ``look_farther`` as in Recorder."""
+    """``name`` is the callable's; ``has_lanes`` whether kernels may run side by side;
+    ``saved_from`` and ``look_farther`` as in Recorder."""
 
     def __init__(self, name: str, entry: Entry, step: Step, chosen: config.Options, *,
                  takes_gradients: bool, has_lanes: bool, saved_from: int | None,
@@ -89,8 +89,8 @@ class Attempt:
         return self._step.tensors[self._step.arguments:self._step.own]
 
     def record(self) -> tuple[Any, Recorded]:
-        """The call's answer, as the step's callable gives it (with ``left``, if any), and what is to be
-        launched from now on."""
+        """The call's answer, as the step's callable gives it (with ``left``, if any), and what is
+        to be launched from now on."""
         self._groups = _compat.collectives_so_far()
         meter = Meter(self._step.device)
         try:
@@ -166,7 +166,8 @@ class Attempt:
         agree = self._agree
         trial.rewind_python()
         agree.make(lambda: check_run(plain, self._leaving))
-        if self._step.call is self._leaving and not self._leaving.slots:  # simpler answers, of most steps
+        # Simpler answers, of most steps.
+        if self._step.call is self._leaving and not self._leaving.slots:
             self._step.call, plain.answer = self._call, plain.answer[0]
         if agree.on(bool(trial.written_unforeseen(plain))):
             raise Again("it writes memory that it was not known to write")
@@ -200,7 +201,8 @@ class Attempt:
         except OtherGraph:
             if step.is_retried:
                 raise
-            # Torch gives streams out in turn: one that the call made may have been ours, or one of its own.
+            # Torch gives streams out in turn: one that the call made may have been ours, or one of
+            # its own.
             return self._make(dataclasses.replace(step, is_retried=True), meter)
         except BrokeWhileNoted:
             return self._make(dataclasses.replace(step, is_noted=False), meter)
@@ -213,8 +215,9 @@ class Attempt:
             return self._make(dataclasses.replace(step, is_told=True), meter)
 
     def _make_of(self, step: Step, meter: Meter) -> list[Recorded]:
-        """A recording in captured order, and one with more lanes if any kernels can use them. Captures
-        own no memory: they are not in the peaks, and no limit keeps them from being made."""
+        """A recording in captured order, and one with more lanes if any kernels can use them.
+        Captures own no memory: they are not in the peaks, and no limit keeps them from being
+        made."""
         report, state = self._entry.report, self._entry.state
         before = [state.hyperparameters(opt) for opt in state.optimizers]
         start = time.perf_counter()
@@ -229,7 +232,8 @@ class Attempt:
                         raise NotRecordable(
                             "it changes an optimizer's numbers in Python; keep them in "
                             "tensors (lr=torch.tensor(...)), or change them outside")
-                    if self._takes_gradients:  # what compiled graphs use are arguments and their constants
+                    # What compiled graphs use are their arguments and constants.
+                    if self._takes_gradients:
                         self._check_all_was_found(step, capture)
                     with phase("an executable", step.device):
                         made = self._made_of(step, capture)
@@ -306,7 +310,8 @@ class Attempt:
         answer = verdict.standing.answer
         if agree.on(len(made) > 1):
             chosen = self._chosen
-            spare = self._plain_bytes - recorded.launch_bytes + trial.let_go_bytes + chosen.overlap_bytes
+            spare = (self._plain_bytes - recorded.launch_bytes + trial.let_go_bytes
+                     + chosen.overlap_bytes)
             answer = None
             recorded, report.overlap_gain, report.why_in_order, answer = choose(
                 trial, plain, verdict.standing, recorded, made[-1], agree.on, spare)
@@ -323,8 +328,8 @@ class Attempt:
     # Where there is none.
 
     def give_back(self) -> None:
-        """All that was taken. Afterwards the state is that of before the call, unless the plain run's
-        still stands."""
+        """All that was taken. Afterwards the state is that of before the call, unless the plain
+        run's still stands."""
         trial = self._trial
         if trial is not None and (self._is_rewound or self._plain is None) and not self._answered:
             trial.give_up()
@@ -336,11 +341,12 @@ class Attempt:
             trial.close()
         empty_cache()
 
-    def fall_back(self, call: Callable[[list[Any]], Any], leaves: list[Any], may_repeat: bool) -> Any:
-        """What the plain run answered, as if there had been that one alone: to run once more would count
-        twice in memory that nobody has put back. Where its history is wanted ``call(leaves)`` does,
-        unless nobody would take part in its collectives; and where its memory has been put back. Nothing
-        of what the step was given is held then but by ``leaves``."""
+    def fall_back(self, call: Callable[[list[Any]], Any], leaves: list[Any],
+                  may_repeat: bool) -> Any:
+        """What the plain run answered, as if there had been that one alone: to run once more would
+        count twice in memory that nobody has put back. Where its history is wanted ``call(leaves)``
+        does, unless nobody would take part in its collectives; and where its memory has been put
+        back. Nothing of what the step was given is held then but by ``leaves``."""
         trial, plain, leaving = self._trial, self._plain, self._leaving
         if self._answered:
             return self._answered[0]
@@ -393,8 +399,8 @@ def check_run(plain: Run, leaving: Leaving) -> None:
     leaving.check()
     if plain.has_drawn:
         raise NotRecordable(
-            "it draws random numbers on the CPU (torch's, Python's or numpy's), and launches would go on "
-            "with those of its recording; draw them on the GPU, or outside, and give it them")
+            "it draws random numbers on the CPU (torch's, Python's or numpy's), and launches would "
+            "go on with those of its recording; draw them on the GPU, or outside, and give it them")
     if plain.has_history and not plain.has_gradients:
         raise NotRecordable(
             "it answers tensors that require gradients and runs no backward itself; call it under "

@@ -24,8 +24,7 @@ require_torch()
 import torch  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
-from . import _compat, _native, _report, _results, _seeds, _user_streams  # noqa: E402
-from . import config, errors, streams  # noqa: E402
+from . import _compat, _native, _report, _results, _seeds, _user_streams, config, errors, streams  # noqa: E402  # noqa: E402
 from ._arguments import wrong  # noqa: E402
 from ._broken_libraries import without_broken_libraries  # noqa: E402
 from ._cuda_streams import CudaInstance, CudaQueues  # noqa: E402
@@ -39,6 +38,7 @@ from ._region import CompiledRegion, compile_regions  # noqa: E402
 from ._runtime import HostInstance, RecordedStreams, StreamedGraph  # noqa: E402
 from ._saved_blocks import SavedBlocks  # noqa: E402
 from ._threads import host_device, lanes_of  # noqa: E402
+from ._ties import Ties  # noqa: E402
 from ._views import renew_views  # noqa: E402
 from .streams import ANNOTATION, OVERLAP, overlap, stream  # noqa: E402
 
@@ -81,7 +81,7 @@ def backend(
     if is_on_gpu and chosen.record and _lanes(chosen, gm) > 1:
         patches |= _compat.OWN_BUFFERS
     with _compat.own_compile_context():
-        compiled = _compat.compile_fx(
+        compiled: Any = _compat.compile_fx(
             gm,
             example_inputs,
             inner_compile=functools.partial(_compile_graph, chosen, SavedBlocks()),
@@ -91,15 +91,15 @@ def backend(
 
 
 def _overlap_as_around(gm: GraphModule) -> None:
-    """What is compiled by itself, since it is called where a graph breaks, overlaps as what is around
-    the break. The name of a stream around means nothing there: a graph runs as a whole."""
+    """What is compiled by itself, since it is called where a graph breaks, overlaps as what is
+    around the break. The name of a stream around means nothing there: a graph runs as a whole."""
     lanes = (torch.fx.traceback.get_current_meta().get("custom") or {}).get(OVERLAP)
     if lanes is not None:
         for node in gm.graph.nodes:
             node.meta["custom"] = {OVERLAP: lanes, **(node.meta.get("custom") or {})}
 
 
-def _take_streams_out(chosen: config.Options, gm: GraphModule) -> _user_streams.Ties | None:
+def _take_streams_out(chosen: config.Options, gm: GraphModule) -> Ties | None:
     """torch's own streams and events. Those that cannot be taken out are left to Inductor."""
     try:
         return _user_streams.take_out(gm, check=chosen.streams, strict=chosen.strict)

@@ -30,8 +30,8 @@ _NOTHING = _Nothing()
 
 
 class Slot(NamedTuple):
-    """Where a run binds a tensor, or a container of tensors; ``path`` leads to the holder. With a slice
-    for a key, what it appends to a list."""
+    """Where a run binds a tensor, or a container of tensors; ``path`` leads to the holder. With a
+    slice for a key, what it appends to a list."""
 
     holder: Any
     key: Any
@@ -91,13 +91,15 @@ class Bindings:
     def slots(self) -> list[Slot]:
         """Where other tensors are bound by now."""
         found = []
-        for holder, path, keys, before in self._changes():
+        for holder, path, changed, before in self._changes():
+            keys = changed
             if isinstance(holder, list) and len(holder) > len(before):
                 end = len(before)
-                keys = [*(key for key in keys if key < end), slice(end, None)]
+                keys = [*(key for key in changed if key < end), slice(end, None)]
             slots = [Slot(holder, key, path, _type_in(before, key)) for key in keys]
             if isinstance(holder, list) and len(holder) < len(before):
-                raise NotRecordable(f"it makes a list of tensors shorter ({slots[0]}); do it outside")
+                raise NotRecordable(f"it makes a list of tensors shorter ({slots[0]}); do it "
+                                    "outside")
             for slot in slots:
                 _check_can_be_left(slot)
             found += slots
@@ -172,8 +174,8 @@ class Leaving:
 
 
 class Slots:
-    """Those of a recording in one state, and the objects on the way to them. Some lead to nothing but
-    a slot, so that the state does not look whether they still stand where they stood."""
+    """Those of a recording in one state, and the objects on the way to them. Some lead to nothing
+    but a slot, so that the state does not look whether they still stand where they stood."""
 
     def __init__(self, slots: Sequence[Slot], walk: Walk) -> None:
         holders = {path: holder for holder, path in walk.holders}
@@ -183,10 +185,10 @@ class Slots:
 
     def find_as_before(self) -> bool:
         """Whether Python would go the same way from what stands in them."""
-        return all([slot.finds_as_before() for slot in self._slots])
+        return all(slot.finds_as_before() for slot in self._slots)
 
     def are_current(self) -> bool:
-        return all([place.get() is value for place, value in self._ways])
+        return all(place.get() is value for place, value in self._ways)
 
     def put(self, values: Sequence[Any]) -> None:
         _put(self._slots, values)

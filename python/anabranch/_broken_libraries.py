@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Libraries in Inductor's cache that cannot be loaded, because whoever wrote them was killed.
 
-Inductor's compiler writes a library under its last name. A process that ends meanwhile leaves an empty
-one, or a part, and whatever needs that kernel fails from then on, in every process that has the cache: the
-loader refuses what is empty, and the system ends a process that loads a part.
+Inductor's compiler writes a library under its last name. A process that ends meanwhile leaves an
+empty one, or a part, and whatever needs that kernel fails from then on, in every process that has
+the cache: the loader refuses what is empty, and the system ends a process that loads a part.
 
 Threads: any; two that find one broken library both compile it anew. Failure: that of the call.
 """
@@ -31,8 +31,8 @@ _SAYS = re.compile(r"(/[^:\n]+\.so): (?:file too short|invalid ELF header|cannot
 
 
 def without_broken_libraries(compile_: Callable[[], _Answer]) -> _Answer:
-    """What it answers. Libraries of Inductor's cache that it cannot load are removed, and it is called
-    again, as often as it finds another one."""
+    """What it answers. Libraries of Inductor's cache that it cannot load are removed, and it is
+    called again, as often as it finds another one."""
     removed: set[Path] = set()
     while True:
         try:
@@ -46,17 +46,19 @@ def without_broken_libraries(compile_: Callable[[], _Answer]) -> _Answer:
                 broken.unlink(missing_ok=True)
             except OSError:
                 raise error from None
-            log.warning("anabranch: %s was cut short, by a process that was killed while it compiled, and "
+            log.warning("anabranch: %s was cut short, by a process that was killed while it "
+                        "compiled, and "
                         "is compiled again", broken)
 
 
 def check_is_whole(path: str) -> None:
-    """OSError, in the loader's words, for a library that ends before its own table of sections, which
-    linkers write last."""
+    """OSError, in the loader's words, for a library that ends before its own table of sections,
+    which linkers write last."""
     with open(path, "rb") as file:
         head = file.read(_HEAD)
     if len(head) == _HEAD and head.startswith(b"\x7fELF\x02\x01"):
-        (begin,), (size, count) = struct.unpack_from("<Q", head, 40), struct.unpack_from("<HH", head, 58)
+        (begin,) = struct.unpack_from("<Q", head, 40)
+        size, count = struct.unpack_from("<HH", head, 58)
         if os.path.getsize(path) < begin + size * count:
             raise OSError(f"{path}: file too short")
 
@@ -68,7 +70,8 @@ def _broken_library(error: BaseException | None) -> Path | None:
     """The one that an error, or what caused it, names, if it lies in Inductor's cache."""
     while error is not None:
         said = _SAYS.search(str(error))
-        if said and Path(said[1]).resolve().is_relative_to(Path(_compat.inductors_cache()).resolve()):
+        cache = Path(_compat.inductors_cache()).resolve()
+        if said and Path(said[1]).resolve().is_relative_to(cache):
             return Path(said[1])
         error = error.__cause__ or error.__context__
     return None

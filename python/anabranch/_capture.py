@@ -120,7 +120,8 @@ class Step:
     is_compiled: bool = False  # `call` is what Inductor has made
     optimizers: Sequence[torch.optim.Optimizer] = ()  # that it may step
     is_told: bool = False  # that it is captured, if it asks
-    fixed: Sequence[Tensor] = ()  # what it uses besides, and may not move: insides of wrapping classes
+    # What it uses besides, and may not move: insides of wrapping classes.
+    fixed: Sequence[Tensor] = ()
     objects: Sequence[Any] = ()  # that it finds: it may answer one
     on_cpu: Sequence[Tensor] = ()  # at whose changes its signature looks
     has_constants: bool = False  # that it makes on the CPU and copies
@@ -228,8 +229,8 @@ class Capture:
 
 
 one_at_a_time = threading.RLock()
-# Captures that failed, in whose memory torch's tensors may still lie, and that memory: stand-ins may lie
-# there for ever, in whatever the step has put them.
+# Captures that failed, in whose memory torch's tensors may still lie, and that memory: stand-ins
+# may lie there for ever, in whatever the step has put them.
 _abandoned: list[list[Captured]] = []
 _abandoned_memory: list[CaptureMemory] = []
 
@@ -241,8 +242,8 @@ def wait_for_captures() -> None:
 
 
 def close_abandoned(device: int) -> None:
-    """Gives back captures that failed and in whose memory no tensor of torch's lies any more: it counts
-    their addresses."""
+    """Gives back captures that failed and in whose memory no tensor of torch's lies any more: it
+    counts their addresses."""
     with one_at_a_time:
         for begun in list(_abandoned):
             if not _compat.allocated_in_pools(device, [captured.pool.id for captured in begun]):
@@ -253,8 +254,8 @@ def close_abandoned(device: int) -> None:
 
 def capture_twice(step: Step, device: CaptureDevice) -> Capture:
     """Both captures of a step, and its memory in them. To collect Python's garbage takes as long as
-    they do, and is done where they fail: gradient accumulators of graphs that are garbage live on, on
-    other streams, and what they break is captured once more."""
+    they do, and is done where they fail: gradient accumulators of graphs that are garbage live on,
+    on other streams, and what they break is captured once more."""
     try:
         return _capture_twice(step, device)
     except (Short, BrokeWhileNoted, BrokeUntold, CopiedFromTheCpu):
@@ -294,7 +295,8 @@ def _capture_twice(step: Step, device: CaptureDevice) -> Capture:
             raise
     pools = {captured.pool.id for captured in made}
     alive = [(address, size) for address, size, pool in told.alive if pool not in pools]
-    return Capture(memory, *made, blocks, sizes, noted, alive, told.is_mapped)
+    first, second = made
+    return Capture(memory, first, second, blocks, sizes, noted, alive, told.is_mapped)
 
 
 def named_of(tensors: Sequence[Tensor], step: Step, device: CaptureDevice) -> list[Tensor]:
@@ -302,12 +304,14 @@ def named_of(tensors: Sequence[Tensor], step: Step, device: CaptureDevice) -> li
     from what the step is given. NotRecordable where it breaks."""
     known = len(step.tensors)
     units = [*step.units, *units_behind(tensors, known)]
-    moved = dataclasses.replace(step, tensors=[*step.tensors, *tensors], units=units, is_noted=False)
+    moved = dataclasses.replace(step, tensors=[*step.tensors, *tensors], units=units,
+                                is_noted=False)
     with one_at_a_time, torch.cuda.device(step.device):
         memory, made = CaptureMemory(device), list[Captured]()
         try:
             _capture(moved, memory, device, made)
-            members = {i for number in _named_units(made[0], units) for i, _ in units[number].members}
+            members = {i for number in _named_units(made[0], units)
+                       for i, _ in units[number].members}
             made[0].answer, made[0].gradients = None, {}
             _check_nothing_is_kept(step.device, made)
         except Exception as error:
@@ -348,7 +352,8 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
     parameters = [leaves[place] for place in step.places if leaves[place].requires_grad]
     parameters = [*parameters, *step.parameters[len(parameters):]] if step.parameters else []
     captured = Captured(torch.cuda.CUDAGraph(keep_graph=True),
-                        torch.cuda.MemPool(capture_allocator().allocator(), no_split=True), stand_ins.at)
+                        torch.cuda.MemPool(capture_allocator().allocator(), no_split=True),
+                        stand_ins.at)
     begun.append(captured)
     owners = [*stand_ins.tensors[:step.arguments], *state]
     versions = list(map(version_of, owners))
@@ -368,7 +373,8 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
 
 
 def _like(stand_in: Tensor, original: Tensor) -> Tensor:
-    """Everything that compiled code looks at before it runs: class, attributes, gradients wanted."""
+    """Everything that compiled code looks at before it runs: class, attributes, gradients
+    wanted."""
     wants = original.requires_grad and original.is_leaf
     if isinstance(original, torch.nn.Parameter):
         stand_in = torch.nn.Parameter(stand_in, requires_grad=wants)
@@ -392,7 +398,7 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
         torch.clear_autocast_cache()  # a cast kept from before would be frozen
         memory.open()
         try:
-            graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
+            graph.capture_begin(pool=_handle_of(pool), capture_error_mode="thread_local")
             try:
                 with _untold(step), _noting(step, captured, device), _constants(captured):
                     allocate_ahead(step.ahead)
@@ -415,9 +421,9 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
 
 @contextlib.contextmanager
 def _untold(step: Step) -> Iterator[None]:
-    """Code outside torch that asks whether it is captured is told that it is not, so that it goes the
-    way of plain runs, which is the one to repeat. Where it breaks, it may have asked for a reason:
-    BrokeUntold."""
+    """Code outside torch that asks whether it is captured is told that it is not, so that it goes
+    the way of plain runs, which is the one to repeat. Where it breaks, it may have asked for a
+    reason: BrokeUntold."""
     if step.is_told or step.is_compiled:
         yield
         return
@@ -469,6 +475,11 @@ def _constants(captured: Captured) -> Iterator[None]:
         if captured.constants is None and FROM_THE_CPU in str(error):
             raise CopiedFromTheCpu(reason_of(error)) from error
         raise
+
+
+def _handle_of(pool: torch.cuda.MemPool) -> Any:
+    """As torch takes it: of a type of its own since 2.15."""
+    return pool.id
 
 
 def _end_of_capture() -> None:
@@ -563,7 +574,7 @@ class _Describer:
         view = (tuple(leaf.shape), tuple(leaf.stride()))
         storage = leaf.untyped_storage().data_ptr()
         if storage in self._allocated:
-            offset = leaf.storage_offset() * leaf.element_size()
+            offset = int(leaf.storage_offset()) * leaf.element_size()
             return Fresh(self._allocated[storage], offset, *view, leaf.dtype)
         alias = self._alias(leaf, view)
         if alias is not None:
@@ -588,8 +599,8 @@ def _compare(first: Captured, second: Captured) -> None:
             and all(_same(grad, second.gradients[i]) for i, grad in first.gradients.items()))
     if not same:
         made_anew = _object_made_anew(first.result, second.result)
-        raise NotRecordable(f"it answers a {made_anew}, another one in each call; answer the tensors "
-                            "in it" if made_anew else ANOTHER_ANSWER)
+        raise NotRecordable(f"it answers a {made_anew}, another one in each call; answer the "
+                            "tensors in it" if made_anew else ANOTHER_ANSWER)
 
 
 def _object_made_anew(first: Sequence[Any], second: Sequence[Any]) -> str:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""128-bit checksums of tensors, made where the tensors are: what two runs answered is compared without
-keeping what the first one did.
+"""128-bit checksums of tensors, made where the tensors are: what two runs answered is compared
+without keeping what the first one did.
 
-Each word of 64 bits is mixed, with its place in the tensor, by the finalizer of SplitMix64 (Steele, Lea and Flood,
-"Fast splittable pseudorandom number generators", 2014), once and once more, and both results are
-added up. A mix is a bijection: two runs that differ in one word always have other sums, those that
-differ in several have the same by chance alone, one in 2^128. It is no protection against somebody
-who wants them to be the same.
+Each word of 64 bits is mixed, with its place in the tensor, by the finalizer of SplitMix64 (Steele,
+Lea and Flood, "Fast splittable pseudorandom number generators", 2014), once and once more, and both
+results are added up. A mix is a bijection: two runs that differ in one word always have other sums,
+those that differ in several have the same by chance alone, one in 2^128. It is no protection
+against somebody who wants them to be the same.
 
 Threads: any; on the current stream. Failure: torch's own errors.
 """
@@ -50,8 +50,8 @@ def pieces(tensor: Tensor, most_bytes: int = PIECE_BYTES) -> Iterator[Tensor]:
 
 
 def checksums(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """One a tensor, of its bytes in the order of its elements: shapes and types are the caller's matter.
-    BLAKE2 where a tensor is on the CPU."""
+    """One a tensor, of its bytes in the order of its elements: shapes and types are the caller's
+    matter. BLAKE2 where a tensor is on the CPU."""
     sums: dict[int, tuple[int, int]] = {}
     with torch.no_grad():
         for device in {tensor.device for tensor in tensors}:
@@ -63,12 +63,13 @@ def checksums(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def _on_gpu(tensors: Sequence[Tensor], device: torch.device) -> list[tuple[int, int]]:
-    """By our device code, at the speed of memory, where there is any and elements lie in their order;
-    by torch's operators otherwise, with the same result."""
+    """By our device code, at the speed of memory, where there is any and elements lie in their
+    order; by torch's operators otherwise, with the same result."""
     plain = [i for i, tensor in enumerate(tensors) if _lies_in_order(tensor)]
     others = [i for i, tensor in enumerate(tensors) if not _lies_in_order(tensor)]
     try:
-        ranges = [(tensors[i].data_ptr(), tensors[i].numel() * tensors[i].element_size()) for i in plain]
+        ranges = [(tensors[i].data_ptr(), tensors[i].numel() * tensors[i].element_size())
+                  for i in plain]
         found = capture_device(device.index).checksums(ranges, _compat.current_stream(device.index))
     except NativeError:
         return on_device(tensors, device)
@@ -115,7 +116,8 @@ class _Hasher:
             self._flush()
         begin = self._used * _WORD
         self._buffer.view(torch.uint8)[begin:begin + piece.numel()].copy_(piece)
-        mine = self._buffer[self._used:self._used + words].add_(_places(self._buffer.device)[:words])
+        mine = self._buffer[self._used:self._used + words]
+        mine.add_(_places(self._buffer.device)[:words])
         if number:
             mine.add_(_wrapped(_GOLDEN * number))
         self._used += words

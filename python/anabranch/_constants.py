@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step makes on the CPU and copies to the GPU, while it is captured.
 
-``torch.tensor(3.0, device="cuda")`` and ``.to("cuda")`` copy from pageable memory, which torch refuses
-in a capture. Here the bytes are put into pinned memory first, in each capture elsewhere: the core then
-takes them for a table, compares both and keeps them. Only of what a step makes of Python's numbers, or
-of tensors at which signatures look, is known that each call brings the same. Anything else is refused.
+``torch.tensor(3.0, device="cuda")`` and ``.to("cuda")`` copy from pageable memory, which torch
+refuses in a capture. Here the bytes are put into pinned memory first, in each capture elsewhere:
+the core then takes them for a table, compares both and keeps them. Only of what a step makes of
+Python's numbers, or of tensors at which signatures look, is known that each call brings the same.
+Anything else is refused.
 
 Threads: one capture at a time; other threads' calls go their own way. Failure: NotRecordable.
 """
@@ -34,8 +35,8 @@ _INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.defaul
 
 
 class Constants(_compat.TorchDispatchMode):
-    """Those of one capture. ``room`` is pinned memory for them, which has to stay until the graph has
-    been read; ``looked_at`` are tensors on the CPU whose changes signatures tell."""
+    """Those of one capture. ``room`` is pinned memory for them, which has to stay until the graph
+    has been read; ``looked_at`` are tensors on the CPU whose changes signatures tell."""
 
     def __init__(self, room: Tensor, looked_at: Iterable[Tensor]) -> None:
         super().__init__()
@@ -63,7 +64,8 @@ class Constants(_compat.TorchDispatchMode):
         if function in _INDEXED and _is_on_gpu(args[0]):
             args = self._with_indices(*args)
         answer = function(*args, **kwargs)
-        self._note(function, list(tensors_in((args, (*kwargs.values(),)))), list(tensors_in(answer)))
+        given = list(tensors_in((args, (*kwargs.values(),))))
+        self._note(function, given, list(tensors_in(answer)))
         return answer
 
     def _note(self, function: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
@@ -86,15 +88,15 @@ class Constants(_compat.TorchDispatchMode):
         return made if made.stride() == like.stride() else like.copy_(made)
 
     def _with_indices(self, of: Tensor, indices: Sequence[Tensor | None], *others: Any) -> Any:
-        """Arguments of one that is indexed. What is put there may be a number, of which torch has made
-        a tensor on the CPU."""
+        """Arguments of one that is indexed. What is put there may be a number, of which torch has
+        made a tensor on the CPU."""
         found = [part for index in indices for part in self._indices(index, of.device)]
         if not others or not _leaves_the_cpu(others[0], of.device):
             return of, found, *others
-        value, *others = others
+        value, *rest = others
         if _is_a_number([value]):
             self.know(value)
-        return of, found, self._on_gpu(value, value.dtype, of.device), *others
+        return of, found, self._on_gpu(value, value.dtype, of.device), *rest
 
     def _indices(self, index: Tensor | None, device: torch.device) -> list[Tensor | None]:
         """Of a mask those that are true, of which the GPU would have to tell how many there are."""
@@ -112,19 +114,20 @@ class Constants(_compat.TorchDispatchMode):
         if not self._is_known(source):
             kind = str(source.dtype).removeprefix("torch.")
             raise NotRecordable(
-                f"it copies a tensor from the CPU ({kind}{list(source.shape)}) of which is not known "
-                "that each call brings the same; make it on the GPU, give it as an argument that is "
-                "there, or pin it where the step finds it")
+                f"it copies a tensor from the CPU ({kind}{list(source.shape)}) of which is not "
+                "known that each call brings the same; make it on the GPU, give it as an argument "
+                "that is there, or pin it where the step finds it")
         pinned = self._pinned(source.numel() * dtype.itemsize).view(dtype).view(source.shape)
         pinned.copy_(source)
-        return torch.empty(source.shape, dtype=dtype, device=device).copy_(pinned, non_blocking=True)
+        made = torch.empty(source.shape, dtype=dtype, device=device)
+        return made.copy_(pinned, non_blocking=True)
 
     def _pinned(self, size_bytes: int) -> Tensor:
         begin = self._used
         self._used += -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
         if self._used > self._room.numel():
-            raise NotRecordable(f"it copies more than {self._room.numel()} bytes from the CPU; keep "
-                                "them on the GPU")
+            raise NotRecordable(f"it copies more than {self._room.numel()} bytes from the CPU; "
+                                "keep them on the GPU")
         return self._room[begin:begin + size_bytes]
 
     @contextlib.contextmanager

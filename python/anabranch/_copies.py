@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of a GPU's memory, so that a step can be run again from where it was: on the GPU where they fit
-into the room that is granted, else in the host's memory, through a few pinned buffers.
+"""Copies of a GPU's memory, so that a step can be run again from where it was: on the GPU where
+they fit into the room that is granted, else in the host's memory, through a few pinned buffers.
 
 The host's memory is pageable, since to pin as much as a large model's state takes many seconds.
 Threads: one at a time. Failure: Short where neither has the room; nothing is held then.
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ._checksums import pieces
 from ._device_memory import free_bytes
-from ._host_memory import free_aside, fresh_bytes, host_free_bytes, mover_threads, move_bytes
+from ._host_memory import free_aside, fresh_bytes, host_free_bytes, move_bytes, mover_threads
 from ._shortage import Short
 
 _STAGE_BYTES = 8 << 20  # of one pinned buffer
@@ -33,8 +33,8 @@ def size_of(tensors: Sequence[Tensor]) -> int:
 
 
 class Copies:
-    """Of tensors of one GPU, as they are when it is made. ``where`` says in whose memory; ``device_bytes``
-    may be taken of the GPU's. The tensors themselves are not held."""
+    """Of tensors of one GPU, as they are when it is made. ``where`` says in whose memory;
+    ``device_bytes`` may be taken of the GPU's. The tensors themselves are not held."""
 
     def __init__(self, tensors: Sequence[Tensor], device_bytes: int) -> None:
         # Each begins aligned, so that pieces can be viewed as whatever type they have.
@@ -59,7 +59,8 @@ class Copies:
         try:
             self._kept = fresh_bytes(self.size_bytes)
         except (RuntimeError, MemoryError, OSError) as error:  # a limit of the process
-            raise Short("copies of what the step writes", self.size_bytes, available, "host") from error
+            raise Short("copies of what the step writes", self.size_bytes, available,
+                        "host") from error
         with _Stages() as stages:
             for begin, piece in _places_of(tensors):
                 stages.fetch(self._kept[begin:begin + piece.numel()], piece)
@@ -81,8 +82,8 @@ class Copies:
             free_aside(kept)
 
     def pieces(self, tensors: Sequence[Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Of tensors of the same layout: which one, a piece of it as it is now, and the same of the copy,
-        on the tensors' device. Flat bytes."""
+        """Of tensors of the same layout: which one, a piece of it as it is now, and the same of the
+        copy, on the tensors' device. Flat bytes."""
         number, end = -1, 0
         for begin, piece in _places_of(tensors):
             while number < 0 or begin >= end:
@@ -114,9 +115,10 @@ class _Stage:
 
 
 class _Stages:
-    """Pinned buffers between the GPU and the host's other memory, used in turn: while the GPU copies some,
-    threads move the bytes of others. Where the system pins no memory they are ordinary ones, and each
-    of the GPU's copies waits for its end. Used as a context, behind which all has been copied."""
+    """Pinned buffers between the GPU and the host's other memory, used in turn: while the GPU
+    copies some, threads move the bytes of others. Where the system pins no memory they are ordinary
+    ones, and each of the GPU's copies waits for its end. Used as a context, behind which all has
+    been copied."""
 
     def __init__(self) -> None:
         try:
@@ -153,8 +155,8 @@ class _Stages:
         stage.moved = self._move(stage, to, buffer)
 
     def send(self, piece: Tensor, source: Tensor) -> None:
-        """To the GPU: a thread moves the bytes into a stage behind its last copy, and the next one is
-        queued when there is no other stage, or at the end."""
+        """To the GPU: a thread moves the bytes into a stage behind its last copy, and the next one
+        is queued when there is no other stage, or at the end."""
         if not self._free:
             self._pass_on()
         stage = self._free.popleft()
@@ -164,7 +166,8 @@ class _Stages:
     def _move(self, stage: _Stage, to: Tensor, source: Tensor) -> Future[None] | None:
         """Behind the stage's event, by a thread; by this one where there are none."""
         if self._threads is None:
-            return _move_behind(stage.event, to, source)
+            _move_behind(stage.event, to, source)
+            return None
         return self._threads.submit(_move_behind, stage.event, to, source)
 
     def _pass_on(self) -> None:
@@ -183,8 +186,8 @@ def _move_behind(event: torch.cuda.Event, to: Tensor, source: Tensor) -> None:
 
 
 def room_on_device(device: int) -> int:
-    """How much of the GPU copies may take: what is small beside what torch has there already, or beside
-    any GPU, and a quarter of what is free at most."""
+    """How much of the GPU copies may take: what is small beside what torch has there already, or
+    beside any GPU, and a quarter of what is free at most."""
     reserved = torch.cuda.memory_reserved(device)
     return min(max(_SMALL_BYTES, reserved // _SMALL_SHARE), free_bytes(device) // 4)
 

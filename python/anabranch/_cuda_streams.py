@@ -63,7 +63,8 @@ class CudaQueues:
         key = self._device, ambient.cuda_stream, name, priority
         stream = _side_streams.get(key)
         if stream is None:
-            least, greatest = torch.cuda.Stream.priority_range()
+            streams: Any = torch.cuda.Stream
+            least, greatest = streams.priority_range()
             made = torch.cuda.Stream(self._device, min(max(priority, greatest), least))
             stream = _side_streams.setdefault(key, made)  # another thread's, if that was first
         return stream
@@ -130,7 +131,7 @@ class CudaInstance:
     def _queue_steps(self, values: list[Any], streams: list[Any], events: _Events) -> None:
         queues, current = self._queues, streams[0]
         try:
-            for step, behind in zip(self.planned.steps, events.behind):
+            for step, behind in zip(self.planned.steps, events.behind, strict=True):
                 stream = streams[step.stream]
                 if stream is not current:
                     queues.enter(stream)

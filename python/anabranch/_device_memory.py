@@ -50,8 +50,8 @@ def taken(device: int, which: str = "current") -> Peaks:
 
 
 def free_bytes(device: int) -> int:
-    """What torch could still allocate, by what the GPU has free and by the user's limit; with what it
-    has cached, which may lie in pieces."""
+    """What torch could still allocate, by what the GPU has free and by the user's limit; with what
+    it has cached, which may lie in pieces."""
     free, total = torch.cuda.mem_get_info(device)
     now = taken(device)
     fraction = _compat.memory_fraction(device)
@@ -61,24 +61,25 @@ def free_bytes(device: int) -> int:
 
 
 def is_plentiful(device: int, used: int) -> bool:
-    """Whether a callable that uses so many bytes may be generous: nobody has set a limit, most of the GPU
-    is free, and many times what it uses."""
+    """Whether a callable that uses so many bytes may be generous: nobody has set a limit, most of
+    the GPU is free, and many times what it uses."""
     total = torch.cuda.mem_get_info(device)[1]
-    return _compat.memory_fraction(device) >= 1 and free_bytes(device) > max(total // 2, _ROOMY * used)
+    return _compat.memory_fraction(device) >= 1 \
+        and free_bytes(device) > max(total // 2, _ROOMY * used)
 
 
 def give_back(device: int) -> None:
-    """Gives the driver back what torch has cached, where that is much: what one stream has cached is
-    of no use to another."""
+    """Gives the driver back what torch has cached, where that is much: what one stream has cached
+    is of no use to another."""
     now = taken(device)
     if now.reserved - now.allocated > _SMALL_CACHE:
         empty_cache()
 
 
 def empty_cache() -> None:
-    """Gives the driver back all that torch has cached, behind all that is queued on the GPUs. Memory that
-    is mapped (expandable segments) torch unmaps behind the work of its own stream alone; a step whose
-    other streams still read there is right as long as nobody unmaps it."""
+    """Gives the driver back all that torch has cached, behind all that is queued on the GPUs.
+    Memory that is mapped (expandable segments) torch unmaps behind the work of its own stream
+    alone; a step whose other streams still read there is right as long as nobody unmaps it."""
     for device in range(torch.cuda.device_count()):
         if torch.cuda.memory_reserved(device):
             torch.cuda.synchronize(device)
@@ -135,8 +136,8 @@ class Meter:
 
 
 def _raise_peaks(device: int, wanted: Peaks) -> None:
-    """Torch can set its peaks back to now, and to nothing else. So as much is allocated as lies between,
-    of addresses that own no memory; to within some MiB."""
+    """Torch can set its peaks back to now, and to nothing else. So as much is allocated as lies
+    between, of addresses that own no memory; to within some MiB."""
     empty_cache()  # nothing of it is taken for these
     now = taken(device)
     reserved = wanted.reserved - now.reserved
@@ -163,8 +164,8 @@ def _exact(size_bytes: int) -> int:
 
 
 def _allocate_once(pool: torch.cuda.MemPool, size_bytes: int) -> None:
-    """Without a kernel that writes there, which torch.empty() queues where a user wants fresh memory
-    filled."""
+    """Without a kernel that writes there, which torch.empty() queues where a user wants fresh
+    memory filled."""
     if size_bytes:
         with torch.cuda.use_mem_pool(pool):
             _compat.empty_strided_cuda((size_bytes,), (1,), torch.uint8)

@@ -2,9 +2,9 @@
 """Tensors that a capture names and the step was not given.
 
 What two captures agree on is frozen, and so is the address of a tensor that nobody found: an
-attribute of a class, something inside an object of a module. Kernels would go on to read it where it
-was, whoever moves or replaces it. So addresses in a capture are held against the memory that torch
-has given out.
+attribute of a class, something inside an object of a module. Kernels would go on to read it where
+it was, whoever moves or replaces it. So addresses in a capture are held against the memory that
+torch has given out.
 
 Threads: the recorder's, one at a time. Failure: NotRecordable.
 """
@@ -29,9 +29,9 @@ class Elsewhere(NotRecordable):
         one = tensors[0]
         kind = str(one.dtype).removeprefix("torch.")
         super().__init__(
-            f"it uses a tensor ({kind}{list(one.shape)}) that nothing which was found from it leads "
-            "to, so that a launch would not see where it is; give it to the step, or name it in "
-            "static=")
+            f"it uses a tensor ({kind}{list(one.shape)}) that nothing which was found from it "
+            "leads to, so that a launch would not see where it is; give it to the step, or name it "
+            "in static=")
         self.tensors = tensors
 
 
@@ -42,8 +42,8 @@ def check_all_was_found(step: Step, capture: Capture, device: CaptureDevice) -> 
     assert snapshot is not None
     alive = sorted(_without(capture.alive, step.fixed))
     suspects = _tensors_in(sorted(alive[i] for i, _ in snapshot.mentions(alive)), but=step.tensors)
-    # Bytes of a struct that nothing has set may hold an address of long ago. Where they do, a capture
-    # does not follow the tensor to another one.
+    # Bytes of a struct that nothing has set may hold an address of long ago. Where they do, a
+    # capture does not follow the tensor to another one.
     named = named_of(suspects, step, device) if suspects else []
     if named:
         raise Elsewhere(named)
@@ -59,7 +59,8 @@ def _without(memory: Sequence[tuple[int, int]], fixed: Iterable[Tensor]) -> list
 
 
 def _tensors_in(memory: Sequence[tuple[int, int]], but: Iterable[Tensor]) -> list[Tensor]:
-    """All in one of some ranges, which are sorted. Constants of compiled code stay where they are."""
+    """All in one of some ranges, which are sorted. Constants of compiled code stay where they
+    are."""
     if not memory:
         return []
     begins = [begin for begin, _ in memory]

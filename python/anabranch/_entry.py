@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One signature of a recorded callable: its report, its recording, and where the tensors that this names
-are looked up before a launch, in whichever state the callable has then.
+"""One signature of a recorded callable: its report, its recording, and where the tensors that this
+names are looked up before a launch, in whichever state the callable has then.
 
 Threads: a recorder's lock around all but launches. Failure: none; what does not fit is said.
 """
@@ -52,13 +52,14 @@ class MemoryWhileRecording(NamedTuple):
 
     def __str__(self) -> str:
         copied = f"; {self.copied} bytes copied to the {self.copied_to}" if self.copied else ""
-        return (f"{self.peak} bytes reserved at most while it was recorded ({self.phase}), the plain step "
-                f"takes {self.plain}{copied}")
+        return (f"{self.peak} bytes reserved at most while it was recorded ({self.phase}), the "
+                f"plain step takes {self.plain}{copied}")
 
 
 @dataclasses.dataclass
 class RecordingReport:
-    """One signature of a recorded callable: what became of it. Times in seconds, memory in bytes."""
+    """One signature of a recorded callable: what became of it. Times in seconds, memory in
+    bytes."""
 
     inputs: str
     calls: int = 0
@@ -73,7 +74,7 @@ class RecordingReport:
     why_in_order: str = ""  # why it was not, where it was wanted
     plain_calls: int = 0  # that a launch would not have served
     shortage: str = ""  # of which memory something ran out last, and what comes of it
-    recording: MemoryWhileRecording = MemoryWhileRecording()
+    recording: MemoryWhileRecording = dataclasses.field(default_factory=MemoryWhileRecording)
 
     @property
     def nodes(self) -> int:
@@ -170,7 +171,8 @@ class View:
         self._lookups = [(place.holder, place.key) for place in places]
         self._indices = indices  # of what stands there among ``count`` tensors of the state
         self._layouts = layouts
-        # What was found last, and the state's tensors by that: those that nothing names are left out.
+        # What was found last, and the state's tensors by that: those that nothing names are left
+        # out.
         self._last: tuple[list[Any], list[Tensor]] = ([None] * len(places), [_NO_TENSOR] * count)
 
     def moved(self, places: Iterable[tuple[int, Place]], objects: Iterable[tuple[int, Place]],
@@ -279,8 +281,8 @@ class Entry:
         return (self.recorded is not None and self._slots) or ()
 
     def view_of(self, state: State) -> View | None:
-        """None where other objects lead to the tensors, unless a step cannot tell these from those of
-        before."""
+        """None where other objects lead to the tensors, unless a step cannot tell these from those
+        of before."""
         view = self._views.get(state)
         if view is None:
             view = self._make_view(state)
@@ -326,7 +328,7 @@ class Entry:
     def is_fixed(self) -> bool:
         """Whether they are where they were."""
         try:
-            is_same = all([holder[key] is tensor for holder, key, tensor in self.wrappers])
+            is_same = all(holder[key] is tensor for holder, key, tensor in self.wrappers)
         except (KeyError, IndexError, AttributeError):
             return False
         inner = [getattr(owner, name) for owner, name in self.insides] if is_same \

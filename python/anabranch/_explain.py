@@ -69,8 +69,9 @@ class Explanation:
             plan.write(str(name))
             written.append(name)
         if not written:
-            log.warning("anabranch: save_plan has no plan for %r and wrote nothing: no graph of several "
-                        "streams ran; print the explanation for the reasons [E0614]", str(path))
+            log.warning("anabranch: save_plan has no plan for %r and wrote nothing: no graph of "
+                        "several streams ran; print the explanation for the reasons [E0614]",
+                        str(path))
         return written
 
     def save_timeline(self, path: str | os.PathLike[str]) -> Path:
@@ -89,8 +90,8 @@ class Explanation:
             merged += part["traceEvents"]
         write_file("write trace", path, json.dumps({"traceEvents": merged}).encode())
         if not merged:
-            log.warning("anabranch: save_timeline has no event for %r: no graph of several streams ran "
-                        "on the CPU; print the explanation for the reasons [E0614]", str(path))
+            log.warning("anabranch: save_timeline has no event for %r: no graph of several streams "
+                        "ran on the CPU; print the explanation for the reasons [E0614]", str(path))
         return path
 
     def _plans(self) -> list[Plan]:
@@ -116,7 +117,8 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
 
 
 def _describe(index: int, graph: GraphReport) -> str:
-    head = f"graph {index}: {graph.kind}, {graph.nodes} operators, compiled in {graph.seconds:.1f} s"
+    head = (f"graph {index}: {graph.kind}, {graph.nodes} operators, "
+            f"compiled in {graph.seconds:.1f} s")
     streamed = graph.streamed
     if streamed is None:
         why = f"fell back: {graph.reason}" if graph.reason else "one stream"

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gathers that the user lets run beside other work, several in one call.
 
-A gather of a few MiB takes NCCL about as long as one of twice the size, and multiprocessors all that
-time. So gathers that follow each other are begun together, in one call that writes each to memory
-of its own: nothing is copied before it or behind. The first comes alone, since nothing can hide it,
-and each call then brings up to twice as much as the one before.
-"""
+A gather of a few MiB takes NCCL about as long as one of twice the size, and multiprocessors all
+that time. So gathers that follow each other are begun together, in one call that writes each to
+memory of its own: nothing is copied before it or behind. The first comes alone, since nothing can
+hide it, and each call then brings up to twice as much as the one before. """
 
 from __future__ import annotations
 
@@ -72,7 +71,8 @@ def _communicates(node: Node) -> bool:
 
 def _key(node: Node) -> tuple[object, ...] | None:
     value = node.meta.get("val")
-    if overload_of(node)._schema.name != _GATHER or not isinstance(value, torch.Tensor) \
+    op = overload_of(node)
+    if op is None or op._schema.name != _GATHER or not isinstance(value, torch.Tensor) \
             or not all(isinstance(size, int) for size in value.shape) \
             or not _compat.annotation(node, OVERLAP):
         return None

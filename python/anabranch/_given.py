@@ -79,7 +79,8 @@ _swaps = 0  # odd while stand-ins have the place of somebody's tensors
 
 
 def swaps() -> int:
-    """Where it is odd, or another afterwards, addresses read meanwhile may be those of stand-ins."""
+    """Where it is odd, or another afterwards, addresses read meanwhile may be those of
+    stand-ins."""
     return _swaps
 
 

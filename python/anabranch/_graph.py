@@ -2,9 +2,9 @@
 """From a graph of AOTAutograd to regions: who reads and writes what, on which stream.
 
 A *value* is a node with memory of its own: a placeholder, an operator's result, one part of a
-tuple, or a saved tensor's part of a block. Views name bytes of a value again and numbers are no memory at all: both are copied into
-every region that uses them, so only values cross from one region to another.
-"""
+tuple, or a saved tensor's part of a block. Views name bytes of a value again and numbers are no
+memory at all: both are copied into every region that uses them, so only values cross from one
+region to another. """
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ from torch.fx import Graph, GraphModule, Node
 from . import _compat, _native, errors
 from ._merge import merge_small_groups
 from ._saved import is_pack, is_part
-from ._schema import is_collective, is_getitem, is_random, is_scalar, is_wait, overload_of
+from ._schema import (
+    is_collective,
+    is_getitem,
+    is_random,
+    is_scalar,
+    is_wait,
+    overload_of,
+    written_arguments,
+)
 from ._schema import is_view as names_bytes_again
-from ._schema import written_arguments
 from ._source import source_of
 from .streams import ANNOTATION, PRIORITY
 
@@ -81,11 +88,11 @@ class StreamGraph:
     def regions(self) -> list[RegionGraph]:
         """In an order in which they can run."""
         groups: dict[int, list[Node]] = {}
-        for node, group in zip(self.steps, self._groups()):
+        for node, group in zip(self.steps, self._groups(), strict=True):
             groups.setdefault(group, []).append(node)
         region_of = {node: group for group, nodes in groups.items() for node in nodes}
         regions = [self._region(k, groups[k], region_of) for k in sorted(groups)]
-        for region, alone in zip(regions, _are_alone(regions)):
+        for region, alone in zip(regions, _are_alone(regions), strict=True):
             region.alone = alone
         return regions
 
@@ -296,7 +303,8 @@ def priorities_of(gm: GraphModule) -> dict[str, int]:
         before, first = found.setdefault(name, (priority, node))
         if before != priority:
             raise errors.CompileError(
-                608, f"compile: the stream {name!r} has the priority {before} at {_place_of(first)}, "
+                608, f"compile: the stream {name!r} has the priority {before} at "
+                     f"{_place_of(first)}, "
                 f"and {priority} at {_place_of(node)}.", "Give a name one priority.")
     return {name: priority for name, (priority, _) in found.items()}
 
@@ -355,7 +363,7 @@ def _communicates(node: Node) -> bool:
 def _begun_collectives(steps: list[Node]) -> dict[Node, Node]:
     """By wait the collective that it waits for. Both have to be in the graph: memory that leaves it
     is not the tensor by which a wait knows a collective."""
-    begun = {}
+    begun: dict[Node, Node] = {}
     for node in filter(_communicates, steps):
         if is_wait(overload_of(node)):  # type: ignore[arg-type]
             makers = {maker for maker in _makers(node) if _communicates(maker)}
@@ -388,9 +396,10 @@ def _refuse_unsupported(node: Node, device: torch.device) -> None:
         raise Unsupported(f"{node.op} {node.target} is left in the graph")
     if node.op == "get_attr" and not isinstance(node.meta.get("val"), torch.Tensor):
         raise Unsupported(f"{node.target} is a sub-graph")
-    if _is_step(node) and overload_of(node) is None:
+    op = overload_of(node)
+    if _is_step(node) and op is None:
         raise Unsupported(f"{getattr(node.target, '__name__', node.target)} is no plain operator")
-    if _is_step(node) and node.target.namespace in _DISTRIBUTED and not _communicates(node):
+    if _is_step(node) and op and op.namespace in _DISTRIBUTED and not _communicates(node):
         raise Unsupported(f"of {node.target} is not known what it reads and writes")
     values = node.meta.get("val")
     for value in values if isinstance(values, (list, tuple)) else [values]:
@@ -398,9 +407,9 @@ def _refuse_unsupported(node: Node, device: torch.device) -> None:
 
 
 def _refuse_value(node: Node, value: object, device: torch.device) -> None:
-    if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
-        if _compat.free_unbacked_symbols(value):
-            raise Unsupported(f"the size of {node.name} depends on data")
+    if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) \
+            and _compat.free_unbacked_symbols(value):
+        raise Unsupported(f"the size of {node.name} depends on data")
     if not isinstance(value, torch.Tensor):
         return
     if value.device != device and not _is_number_of_the_host(node, value):

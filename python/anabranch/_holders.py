@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds tensors and is no dictionary, as one: the variables of a function, and the attributes of
-objects with slots and of classes.
+"""What holds tensors and is no dictionary, as one: the variables of a function, and the attributes
+of objects with slots and of classes.
 
 Threads: as what is held. Failure: KeyError where there is nothing.
 """
@@ -64,7 +64,7 @@ class Slotted(MutableMapping[str, Any]):
             raise KeyError(name) from None
 
     def __iter__(self) -> Iterator[str]:
-        names = (*slots_of(type(self._thing)), *getattr(self._thing, "__dict__", ()))
+        names = (*_slots_in(self._thing), *getattr(self._thing, "__dict__", ()))
         return (name for name in names if name in self)
 
     def __len__(self) -> int:
@@ -102,12 +102,17 @@ class OfClass(MutableMapping[str, Any]):
 @functools.lru_cache(4096)
 def named_in(code: types.CodeType) -> tuple[str, ...]:
     """What it names, in its own code and in that of functions inside it."""
-    return (*code.co_names, *(name for constant in code.co_consts
-                              if isinstance(constant, types.CodeType) for name in named_in(constant)))
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return (*code.co_names, *(name for constant in inner for name in named_in(constant)))
+
+
+def _slots_in(thing: Any) -> tuple[str, ...]:
+    kind: type = type(thing)
+    return _slots_of(kind)
 
 
 @functools.lru_cache(1024)
-def slots_of(kind: type) -> tuple[str, ...]:
+def _slots_of(kind: type) -> tuple[str, ...]:
     named = [vars(base).get("__slots__", ()) for base in kind.__mro__]
     names = [name for names in named for name in ([names] if isinstance(names, str) else names)]
     return tuple([name for name in names if not name.startswith("__")])
@@ -122,13 +127,13 @@ def may_enter(thing: Any) -> bool:
     """Whether it is an object of the user's, with attributes."""
     if isinstance(thing, (type, types.ModuleType)):
         return False
-    if not hasattr(thing, "__dict__") and not slots_of(type(thing)):
+    if not hasattr(thing, "__dict__") and not _slots_in(thing):
         return False
     return not is_librarys(type(thing).__module__)
 
 
 def is_librarys(module: str) -> bool:
-    return module.split(".")[0] in _DONT_ENTER
+    return module.split(".", maxsplit=1)[0] in _DONT_ENTER
 
 
 def module_of(function: types.FunctionType) -> str:
@@ -137,4 +142,4 @@ def module_of(function: types.FunctionType) -> str:
 
 
 def attributes_of(thing: Any) -> Any:
-    return Slotted(thing) if slots_of(type(thing)) else vars(thing)
+    return Slotted(thing) if _slots_in(thing) else vars(thing)

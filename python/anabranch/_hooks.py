@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of modules, optimizers and parameters: a recording has what those did that there were when it
-was made, so that another one is another signature.
+"""Hooks of modules, optimizers and parameters: a recording has what those did that there were when
+it was made, so that another one is another signature.
 
-Most have none. They are looked for again only when some hook has been registered in the process since.
-Threads: as the modules. Failure: none.
-"""
+Most have none. They are looked for again only when some hook has been registered in the process
+since. Threads: as the modules. Failure: none. """
 
 from __future__ import annotations
 

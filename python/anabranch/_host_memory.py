@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's memory, for what is too much for the GPU: how much there is, in large pages where the system
-has them, and bytes moved by several threads.
+"""The host's memory, for what is too much for the GPU: how much there is, in large pages where the
+system has them, and bytes moved by several threads.
 
-A system hands fresh pages out, one thread moves bytes, and pages are taken back at a tenth of the rate
-at which a GPU's bytes come over. torch's own threads are no help: launchers such as torchrun leave it one.
+A system hands fresh pages out, one thread moves bytes, and pages are taken back at a tenth of the
+rate at which a GPU's bytes come over. torch's own threads are no help: launchers such as torchrun
+leave it one.
 
 Threads: any. Failure: MemoryError or OSError where a limit of the process leaves no room.
 """
@@ -41,8 +42,8 @@ def free_aside(memory: list[Tensor]) -> None:
 
 
 def mover_threads() -> ThreadPoolExecutor | None:
-    """For the work of move_bytes, all of them started; the caller shuts them down. None where the system
-    starts no more threads."""
+    """For the work of move_bytes, all of them started; the caller shuts them down. None where the
+    system starts no more threads."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = max(1, min(_MOST_THREADS, cpus // _compat.processes_here()))
     threads, are_started = ThreadPoolExecutor(count, "anabranch-move"), threading.Event()
@@ -58,13 +59,14 @@ def mover_threads() -> ThreadPoolExecutor | None:
 
 
 def move_bytes(to: Tensor, source: Tensor) -> None:
-    """All bytes of ``source`` into ``to``, both flat bytes of the host; other threads of Python run on."""
+    """All bytes of ``source`` into ``to``, both flat bytes of the host; other threads of Python run
+    on."""
     ctypes.memmove(to.data_ptr(), source.data_ptr(), source.numel())
 
 
 def host_free_bytes() -> int:
-    """What this process may take of the host's memory without others having to give any up: what the
-    system calls available, within the limit of its control group, and its share where several
+    """What this process may take of the host's memory without others having to give any up: what
+    the system calls available, within the limit of its control group, and its share where several
     processes of one program run here."""
     available = _available_of_system()
     limit = _free_of_group()

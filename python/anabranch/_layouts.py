@@ -29,7 +29,8 @@ class Layout:
 
     def has_strides(self, strides: Sequence[int]) -> bool:
         """Strides of dimensions of one element or none say nothing."""
-        return all(size <= 1 or a == b for a, b, size in zip(strides, self.strides, self.sizes))
+        return all(size <= 1 or a == b for a, b, size in
+                   zip(strides, self.strides, self.sizes, strict=True))
 
 
 class Numbers:
@@ -43,7 +44,7 @@ class Numbers:
                 self._bind(value, arg)
                 continue
             for symbol, number in zip((*value.shape, *value.stride()),
-                                      (*arg.shape, *arg.stride())):
+                                      (*arg.shape, *arg.stride()), strict=True):
                 self._bind(symbol, number)
 
     def _bind(self, value: Any, number: Any) -> None:

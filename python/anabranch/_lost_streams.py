@@ -17,8 +17,8 @@ from .streams import OVERLAP, Pair
 
 log = logging.getLogger("anabranch.compile")
 
-_REMEDY = ("Dynamo does not cut a loop, a try, or a with of most other contexts: move the break out of "
-           "these, or the block into a function. TORCH_LOGS=graph_breaks names the break.")
+_REMEDY = ("Dynamo does not cut a loop, a try, or a with of most other contexts: move the break "
+           "out of these, or the block into a function. TORCH_LOGS=graph_breaks names the break.")
 _BETWEEN = (contextlib.__file__, str(Path(torch.__file__).parent))
 _told: set[tuple[str, int, str]] = set()
 
@@ -31,10 +31,11 @@ def lose(options: Mapping[str, Any], frame: FrameType, pairs: tuple[Pair, ...]) 
         return
     file, line = place = _place_of(frame)
     block = _named(dict(pairs))
-    message = (f"{file.rsplit('/', 1)[-1]}:{line}: {block} has no effect, since Dynamo runs the code "
-               "around it in eager")
+    message = (f"{file.rsplit('/', 1)[-1]}:{line}: {block} has no effect, since Dynamo runs the "
+               "code around it in eager")
     if chosen.strict:
-        raise errors.CompileError(613, f"compile: {message}, and strict=True forbids that.", _REMEDY)
+        raise errors.CompileError(613, f"compile: {message}, and strict=True forbids "
+                                       "that.", _REMEDY)
     _report.lose(message)
     if (*place, block) not in _told:
         _told.add((*place, block))
@@ -42,7 +43,8 @@ def lose(options: Mapping[str, Any], frame: FrameType, pairs: tuple[Pair, ...]) 
 
 
 def _place_of(frame: FrameType) -> tuple[str, int]:
-    """Of a decorator or an ExitStack the line that called it, and not the ways of a module to its forward."""
+    """Of a decorator or an ExitStack the line that called it, and not the ways of a module to its
+    forward."""
     outer: FrameType | None = frame
     while outer is not None and outer.f_code.co_filename.startswith(_BETWEEN):
         outer = outer.f_back

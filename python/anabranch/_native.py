@@ -3,17 +3,25 @@
 
 No logic and no torch. Ownership: an object frees its handle when it dies or is closed, and keeps
 alive what the handle needs. Threads: as the C++ headers say; ctypes gives up Python's lock around
-each call. Failure: NativeError with the core's code and words, which is also of the code's documented
-class; LibraryMissing where there is no library.
-"""
+each call. Failure: NativeError with the core's code and words, which is also of the code's
+documented class; LibraryMissing where there is no library. """
 
 from __future__ import annotations
 
 import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64
-from ctypes import c_void_p
+from ctypes import (
+    POINTER,
+    byref,
+    c_char_p,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,9 +43,9 @@ from ._native_library import (
 __all__ = [
     "Address", "Buffer", "DataOf", "Device", "HandleOf", "Integers", "LibraryMissing", "ListValue",
     "NativeError", "Plan", "Program", "ProgramBuilder", "Recording", "RegionCall",
-    "RegionFunction", "Report", "SomeValue", "Step", "Tape", "TapeBuilder", "TensorLibrary", "TensorValue",
-    "Trace", "TraceEvent", "View", "last_error", "launch_function", "new_address_table", "record",
-    "version", "write_region_error",
+    "RegionFunction", "Report", "SomeValue", "Step", "Tape", "TapeBuilder", "TensorLibrary",
+    "TensorValue", "Trace", "TraceEvent", "View", "last_error", "launch_function",
+    "new_address_table", "record", "version", "write_region_error",
 ]
 
 READ, WRITE, READ_WRITE = 1, 2, 3
@@ -57,8 +65,8 @@ _Read = TypeVar("_Read", bound=ctypes.Structure)
 # A region written in Python: (context, POINTER(RegionCall)) -> 0, or another number as failure.
 RegionFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(RegionCall))
 
-# The hot path: (Recording.handle, new_address_table(n), n) -> 0, or a code and last_error(). Exactly
-# these types, none is checked; and the caller vouches for the size behind each address.
+# The hot path: (Recording.handle, new_address_table(n), n) -> 0, or a code and last_error().
+# Exactly these types, none is checked; and the caller vouches for the size behind each address.
 launch_function: Callable[[c_void_p, ctypes.Array[c_uint64], int], int] = core.undeclared(
     "recording_launch")
 version: str = core.version().decode()
@@ -96,7 +104,8 @@ class View(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a sync of the user's streams lacks; see Report in plan.h. None: no such step or buffer."""
+    """What a sync of the user's streams lacks; see Report in plan.h. None: no such step or
+    buffer."""
 
     kind: int
     severity: int
@@ -283,7 +292,7 @@ class Plan(_Handle):
     def waits(self) -> list[tuple[int, int]]:
         """Pairs of step numbers: the first waits for the second."""
         out = self._numbers(core.plan_waits, 2)
-        return list(zip(out[::2], out[1::2]))
+        return list(zip(out[::2], out[1::2], strict=True))
 
     @property
     def slots(self) -> list[int]:
@@ -522,7 +531,7 @@ class TapeBuilder(_Handle):
         elif isinstance(value, (ListValue, SomeValue)):
             is_list = isinstance(value, ListValue)
             (core.tape_open_list if is_list else core.tape_open_some)(self.handle)
-            for item in value.items if is_list else [value.value]:
+            for item in value.items if isinstance(value, ListValue) else [value.value]:
                 self._value(item)
             core.tape_close(self.handle)
         elif isinstance(value, float):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_uint32, c_uint64, c_void_p
 from typing import NamedTuple
 
-from ._native import _Handle, core, last_error
+from ._native import _Handle
 from ._native_library import (
     CaptureBlock,
     CaptureChecksum,
@@ -22,6 +22,8 @@ from ._native_library import (
     CaptureSlot,
     CaptureUse,
     CaptureWork,
+    core,
+    last_error,
     library_path,
 )
 
@@ -82,7 +84,7 @@ class CaptureDevice(_Handle):
         """Two sums, of 64 bits and without sign, of each of some memory, (address, bytes), by one
         launch on ``stream``, for which it waits. NativeError where there is no device code. Neither
         the stream nor this thread is in a capture."""
-        array = (CaptureRange * len(ranges))(*ranges)
+        array = _ranges(ranges)
         sums = (CaptureChecksum * len(ranges))()
         if core.capture_checksums(self.handle, array, len(ranges), stream, sums):
             raise last_error()
@@ -154,7 +156,7 @@ class CaptureSnapshot(_Handle):
     def mentions(self, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, str]]:
         """Which of some memory, (address, bytes), it names, each with the first node that does.
         Sorted, and nothing overlaps."""
-        array = (CaptureRange * len(ranges))(*ranges)
+        array = _ranges(ranges)
         text = core.capture_snapshot_mentions(self.handle, array, len(ranges))
         if text is None:
             raise last_error()
@@ -186,8 +188,8 @@ class Work(NamedTuple):
     mark: int  # it is the nodes that appeared between the marks mark-1 and mark
     accesses: tuple[tuple[int, bool], ...]  # (address inside the memory, whether it is written)
     has_scratch: bool  # whatever else its nodes name is scratch, dead before and after
-    # Its nodes touch its accesses as far as they name them, what is allocated meanwhile, and nothing
-    # else, whatever else they name.
+    # Its nodes touch its accesses as far as they name them, what is allocated meanwhile, and
+    # nothing else, whatever else they name.
     independent: bool = False
     in_turn: bool = False  # its nodes stay in order with those of all other works in turn
 
@@ -215,7 +217,7 @@ class CapturedRecording(_Handle):
     def __init__(self, device: CaptureDevice, first: CaptureSnapshot, second: CaptureSnapshot,
                  blocks: Sequence[Block], accept_unsure: bool = False, noted: Noted | None = None,
                  lanes: int = 1, ahead_bytes: int = 0, mapped_memory: bool = False) -> None:
-        array = (CaptureBlock * len(blocks))(*blocks)
+        array = (CaptureBlock * len(blocks))(*[CaptureBlock(*block) for block in blocks])
         options = CaptureOptions(accept_unsure=accept_unsure, lanes=lanes, ahead_bytes=ahead_bytes,
                                  mapped_memory=mapped_memory)
         if noted is not None:
@@ -248,6 +250,10 @@ class CapturedRecording(_Handle):
         """Queues one launch on ``stream``; addresses of the slots, then of the parts, as words."""
         if launch_captured(self.handle, addresses, len(addresses) // 8, c_void_p(stream)):
             raise last_error()
+
+
+def _ranges(ranges: Sequence[tuple[int, int]]) -> ctypes.Array[CaptureRange]:
+    return (CaptureRange * len(ranges))(*[CaptureRange(*each) for each in ranges])
 
 
 def _add_notes(options: CaptureOptions, noted: Noted) -> None:

@@ -9,8 +9,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.resources
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8, c_uint32
-from ctypes import c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    c_char_p,
+    c_double,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint8,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +31,8 @@ _NAME = "libanabranch_bridge.so"
 
 class NativeError(errors.AnabranchError):
     """A failure of the core, in its own words: what this package catches. What is raised is also of
-    the documented class of its code, and has that one's name, so that nobody else need know this."""
+    the documented class of its code, and has that one's name, so that nobody else need know
+    this."""
 
     def __reduce__(self) -> tuple[Any, ...]:  # another process has the documented class alone
         return errors.from_native, (self.code, self.message), self.__dict__
@@ -130,6 +141,21 @@ class CaptureSlot(ctypes.Structure):
 
 class CaptureCounts(ctypes.Structure):
     """What a recording of captured graphs has, and how it was launched; see capture.h."""
+
+    nodes: int
+    sites: int
+    unsure: int
+    known: int
+    host_copies: int
+    lanes: int
+    arena_bytes: int
+    arena_lower_bound_bytes: int
+    held_device_bytes: int
+    held_host_bytes: int
+    held_driver_bytes: int
+    launched_unchanged: int
+    launched_from_host: int
+    launched_from_device: int
 
     _fields_ = [(name, c_uint64) for name in
                 ("nodes", "sites", "unsure", "known", "host_copies", "lanes",
@@ -334,14 +360,15 @@ core = Core(_load())
 
 
 @functools.cache
-def _both(family: type[errors.AnabranchError]) -> type[NativeError]:
+def _both(family: type) -> type[NativeError]:
     names = {"__module__": family.__module__, "__doc__": family.__doc__}
     return type(family.__name__, (NativeError, family), names)
 
 
 def native_error(code: int, message: str) -> NativeError:
     """The exception for a failure of the core; the caller raises it."""
-    return _both(errors.family_of(code))(code, message)
+    family: type = errors.family_of(code)
+    return _both(family)(code, message)
 
 
 def last_error() -> NativeError:

@@ -79,9 +79,9 @@ class Notes:
 
     @contextlib.contextmanager
     def known_calls(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> Iterator[None]:
-        """While inside, graphs that Inductor has compiled run noted, on whatever thread; so do steps
-        of those of these optimizers that are torch's and eager code. What is compiled would run
-        uncompiled."""
+        """While inside, graphs that Inductor has compiled run noted, on whatever thread; so do
+        steps of those of these optimizers that are torch's and eager code. What is compiled would
+        run uncompiled."""
         def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             with self.noted():
                 return original(*args, **kwargs)
@@ -105,7 +105,8 @@ class Notes:
         """Of optimizers that have begun one on this thread."""
         if not hasattr(self._thread, "steps"):
             self._thread.steps = []
-        return self._thread.steps  # type: ignore[no-any-return]
+        steps: list[contextlib.ExitStack] = self._thread.steps
+        return steps
 
     def _forget_steps(self) -> None:
         """Those that raised. On autograd's threads their mode has gone with the backward."""
@@ -328,5 +329,5 @@ def _is_trusted(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     for i, argument in enumerate(operator._schema.arguments):
         if argument.name == "dropout_p":
             given = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
-            return given == 0
+            return bool(given == 0)
     return False

@@ -2,11 +2,11 @@
 """Python's numbers, texts and switches that a step may read: a recording has frozen them, so that
 another one is another signature.
 
-They are variables of functions, attributes of objects, modules and classes, and items and lengths of
-containers, where the step's code names them; and callables, as themselves. Which code that is follows
-from names as well: that of the functions which the walk has met, and of a class's methods whose names
-are named in it. Another object or container may take the place of one that holds any: those on the way
-are watched.
+They are variables of functions, attributes of objects, modules and classes, and items and lengths
+of containers, where the step's code names them; and callables, as themselves. Which code that is
+follows from names as well: that of the functions which the walk has met, and of a class's methods
+whose names are named in it. Another object or container may take the place of one that holds any:
+those on the way are watched.
 
 Threads: as the objects found. Failure: none; what is gone since makes numbers None.
 """
@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from ._holders import (Slotted, Variables, attributes_of, is_librarys, may_enter, module_of,
-                       named_in)
+from ._holders import Slotted, Variables, attributes_of, is_librarys, may_enter, module_of, named_in
 
 if TYPE_CHECKING:
     from ._walk import Path
@@ -43,11 +42,11 @@ _ALIKE = (enum.Enum, Number, str, bytes, range, torch.memory_format, torch.layou
           type(Ellipsis))
 _MOST_ITEMS = 100  # of a container that is looked at
 # Without being named. Not __eq__, __hash__ and __repr__, which data classes have for all fields.
-_ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__getattribute__", "__iter__",
-                  "__next__", "__contains__", "__len__", "__bool__", "__enter__", "__exit__",
-                  "__float__", "__int__", "__index__", "__add__", "__radd__", "__sub__", "__rsub__",
-                  "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__matmul__", "__neg__",
-                  "__lt__", "__le__", "__gt__", "__ge__")
+_ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__getattribute__",
+                  "__iter__", "__next__", "__contains__", "__len__", "__bool__", "__enter__",
+                  "__exit__", "__float__", "__int__", "__index__", "__add__", "__radd__",
+                  "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__",
+                  "__matmul__", "__neg__", "__lt__", "__le__", "__gt__", "__ge__")
 # Code with these may read an attribute that it does not name.
 _BY_NO_NAME = frozenset(("getattr", "attrgetter", "vars", "dir", "getmembers", "fields", "asdict",
                          "astuple", "__dict__", "__slots__", "copy", "deepcopy", "replace",
@@ -85,8 +84,8 @@ class Numbers(tuple):  # type: ignore[type-arg]
 
 
 class Layout:
-    """The keys of each holder, and the path of what stands there. It keeps no holder alive: signatures
-    have it."""
+    """The keys of each holder, and the path of what stands there. It keeps no holder alive:
+    signatures have it."""
 
     def __init__(self, holders: Iterable[Mapping[Any, Path]]) -> None:
         self._holders = list(holders)
@@ -117,11 +116,12 @@ class Places:
     def __init__(self, held: Iterable[tuple[Any, Mapping[Any, Path]]]) -> None:
         self.held = list(held)
         self._layout = Layout(paths for _, paths in self.held)
-        self._alike = [(len if keys == (_COUNT,) else operator.itemgetter(*keys),
+        self._alike: list[tuple[Callable[[Any], Any], list[Any], bool]] = [
+                       (len if keys == (_COUNT,) else operator.itemgetter(*keys),
                         [self.held[i][0] for i in some], len(keys) == 1)
                        for keys, some in self._layout.alike.items()]
-        # What stood there, what of it can be filled, with what it was told as, and all that: together,
-        # since threads may look at once.
+        # What stood there, what of it can be filled, with what it was told as, and all that:
+        # together, since threads may look at once.
         self._last: tuple[list[Any], list[tuple[Any, Any]], Numbers | None] = ([], [], None)
 
     def without(self, ignored: Container[Path]) -> Places:
@@ -254,7 +254,7 @@ class Collector:
                 found.add_count(attributes, (*path, _ATTRIBUTES))  # one more may hide its class's
         self._watch({path for _, paths in (*found.held.values(), *found.counts.values())
                      for path in paths.values()})
-        for kind in {base: None for kind in self._kinds for base in kind.__mro__}:
+        for kind in {base: None for met in self._kinds for base in met.__mro__}:
             if kind not in _NOBODYS:
                 found.add(vars(kind), self._named(vars(kind)), ("", f"class {kind.__name__}"))
         cells: dict[int, tuple[types.CellType, Path]] = {}
@@ -289,7 +289,7 @@ class Collector:
     def _is_named(self, name: str) -> bool:
         """Or by f"name{number}"."""
         return name in self.names \
-            or name[-1:] in string.digits and name.rstrip(string.digits) in self.names
+            or (name[-1:] in string.digits and name.rstrip(string.digits) in self.names)
 
     def _unread(self) -> set[Path]:
         """Where things stand that are nothing but attributes which no code names."""
@@ -303,8 +303,9 @@ class Collector:
         return {path for path, stand in self._stands.items() if id(stand.thing) not in read}
 
     def follow_names(self) -> None:
-        """To the methods whose names are named, which name more; and so with configurations, of which
-        one looks at no more than that. When all has been met, and before what depends on names."""
+        """To the methods whose names are named, which name more; and so with configurations, of
+        which one looks at no more than that. When all has been met, and before what depends on
+        names."""
         reached = self._methods
         looked_at: set[tuple[int, str]] = set()
         known = -1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a recording whose kernels may run side by side is worth having.
 
-It is kept where it does what the step does, is faster than the one in captured order, and takes no more
-memory than the plain step, or than the user has granted. Threads and failure as in ``_verify``.
-"""
+It is kept where it does what the step does, is faster than the one in captured order, and takes no
+more memory than the plain step, or than the user has granted. Threads and failure as in
+``_verify``. """
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Choice(NamedTuple):
 
 def choose(trial: Trial, plain: Run, standing: Run, ordered: Recorded, overlapped: Recorded,
            agree: Callable[[bool], bool], spare_bytes: int) -> Choice:
-    """One of the two. ``standing`` is the run whose state is there, of a recording in captured order that
-    has been verified; afterwards it is that of the answer's. ``spare_bytes``: what side by side may take
-    beside captured order."""
+    """One of the two. ``standing`` is the run whose state is there, of a recording in captured
+    order that has been verified; afterwards it is that of the answer's. ``spare_bytes``: what side
+    by side may take beside captured order."""
     grown = overlapped.counts.arena_bytes - ordered.counts.arena_bytes
     ahead = overlapped.ahead_bytes if overlapped.counts.host_copies else 0
     why = ""
     if grown > ahead + max(spare_bytes, 0):
-        why = (f"side by side they would take {grown} bytes more, {max(spare_bytes, 0)} of them beside "
-               "what the plain step takes (overlap_bytes grants more)")
+        why = (f"side by side they would take {grown} bytes more, {max(spare_bytes, 0)} of them "
+               "beside what the plain step takes (overlap_bytes grants more)")
     elif trial.copied_to == "host" and trial.copied_bytes > _MOST_COPIED_BYTES:
         why = f"side by side was not tried: each try puts {trial.copied_bytes} bytes back"
     if agree(bool(why)):
@@ -67,8 +67,8 @@ def choose(trial: Trial, plain: Run, standing: Run, ordered: Recorded, overlappe
 
 def _seconds(trial: Trial, recordings: Sequence[Recorded],
              agree: Callable[[bool], bool]) -> tuple[list[float], Any]:
-    """Medians of samples taken in turn, and the last answer. Processes that run a step together take
-    as many."""
+    """Medians of samples taken in turn, and the last answer. Processes that run a step together
+    take as many."""
     samples: list[list[float]] = [[] for _ in recordings]
     answer = None
     for recorded in recordings:

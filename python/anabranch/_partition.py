@@ -12,6 +12,7 @@ from before.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -70,11 +71,15 @@ def keep_values_for_backward(graph: Graph) -> list[Node]:
         with graph.inserting_after(last_input):
             copy = graph.call_function(torch.ops.aten.clone.default, (value,))
         copy.meta = dict(value.meta)
-        value.replace_all_uses_with(
-            copy, lambda user: user is not copy and not (
-                user.target is torch.ops.aten.copy_.default and user.args[0] is value))
+        value.replace_all_uses_with(copy, functools.partial(_reads, value, copy))
         copies.append(copy)
     return copies
+
+
+def _reads(value: Node, copy: Node, user: Node) -> bool:
+    """Whether a user of an overwritten input reads it: not its copy, nor the write itself."""
+    return user is not copy and not (
+        user.target is torch.ops.aten.copy_.default and user.args[0] is value)
 
 
 def _read_by_backward(graph: Graph) -> set[Node]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled graphs that cannot be captured as one: their safe parts are recorded, each by itself, and
-the rest runs between them.
+"""Compiled graphs that cannot be captured as one: their safe parts are recorded, each by itself,
+and the rest runs between them.
 
 Inductor puts what lies between operators that no CUDA graph can hold into functions of their own.
 Operators of other libraries are cut out as well, since nobody knows of them: a graph that has no

@@ -68,12 +68,12 @@ def _first_line(error: Exception) -> str:
 _HINTS = (
     # Whoever has such a tensor keeps the parameter's node of the gradient, and the stream of then.
     ("legacy stream depend on a capturing",
-     "Perhaps something outside holds a tensor that was computed from its parameters with gradients "
-     "(a loss, a copy of a weight): detach it"),
+     "Perhaps something outside holds a tensor that was computed from its parameters with "
+     "gradients (a loss, a copy of a weight): detach it"),
     ("operation not permitted when stream is capturing",
-     "Perhaps it needs a value of the GPU's in Python: .item(), .tolist(), an if, a mask for an index, "
-     "nonzero()"),
+     "Perhaps it needs a value of the GPU's in Python: .item(), .tolist(), an if, a mask for an "
+     "index, nonzero()"),
     (FROM_THE_CPU,
-     "Make what is constant on the GPU, and before (a buffer, a tensor in the closure); what changes "
-     "is an argument"),
+     "Make what is constant on the GPU, and before (a buffer, a tensor in the closure); what "
+     "changes is an argument"),
 )

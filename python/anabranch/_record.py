@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from . import _compat, config
 from ._arguments import check_function, wrong
 from ._entry import RecordingReport
+from ._numbers import PLAIN, changed
 from ._recorder import Recorder
 from ._saved_blocks import SavedBlocks, handed_over, opened
 from ._state import NO_STATE, State
 from ._states import States
-from ._numbers import PLAIN, changed
 from ._walk import is_object
 
 __all__ = ["RecordedCallable", "RecordedGraph", "RecordingReport", "record"]
@@ -136,13 +136,15 @@ class RecordedCallable:
         return RecordedCallable(*self._made_of)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RecordedCallable:
-        """Over a copy of the callable: a method's is that of its object's copy, a function is itself."""
+        """Over a copy of the callable: a method's is that of its object's copy, a function is
+        itself."""
         made = memo[id(self)] = RecordedCallable.__new__(RecordedCallable)
         made.__init__(*copy.deepcopy(self._made_of, memo))  # type: ignore[misc]
         return made
 
     def __reduce__(self) -> Any:
-        """By name where that leads here, as a decorated function's does; else what it was made of."""
+        """By name where that leads here, as a decorated function's does; else what it was made
+        of."""
         module = sys.modules.get(getattr(self, "__module__", None) or "")
         name = getattr(self, "__qualname__", "")
         if _at(module, name) is self:
@@ -183,21 +185,22 @@ class RecordedCallable:
         return self._recorder.run(key, leaves, state, lambda: _describe(leaves[1:]), entry)
 
     def _tell_of_no_gpu(self) -> None:
-        """In the report, and once a process in the log: a program that was written on a machine without
-        a GPU is right there, and not quicker."""
+        """In the report, and once a process in the log: a program that was written on a machine
+        without a GPU is right there, and not quicker."""
         if torch.compiler.is_compiling():
             return
         self._recorder.note_plain("any arguments", _NO_GPU)
         if not _told_of_no_gpu.is_set():
             _told_of_no_gpu.set()
-            log.warning("anabranch: %s runs as it is: %s. anabranch.doctor.report() says what torch finds; "
-                        "what torch.compile(backend=\"anabranch\") has compiled runs in streams all the "
-                        "same [E0308]", self.name, _NO_GPU)
+            log.warning("anabranch: %s runs as it is: %s. anabranch.doctor.report() says what "
+                        "torch finds; what torch.compile(backend=\"anabranch\") has compiled runs "
+                        "in streams all the same [E0308]", self.name, _NO_GPU)
 
     def _run_and_compare(self, key: Any, leaves: list[Any], state: State,
                          objects: Sequence[Any]) -> Any:
-        """A call whose Python runs. Numbers that it changes itself tell no signatures apart: what they
-        count is left to Python. Nor do those in whose places it leaves tensors, which launches see."""
+        """A call whose Python runs. Numbers that it changes itself tell no signatures apart: what
+        they count is left to Python. Nor do those in whose places it leaves tensors, which launches
+        see."""
         *rest, guards = key
         numbers = guards.numbers
         answer = self._recorder.run(key, leaves, state, lambda: _describe(leaves[1:]))
@@ -245,12 +248,11 @@ def record(function: Callable[..., Any] | None = None, *, static: Iterable[Any] 
     ``report``. Raises WrongArgument [E0611] where ``function`` cannot be called or ``static`` is no
     list or tuple of these, [E0612] for coroutines and generators, and ConfigError for options.
 
-    A recording repeats what the callable does on the GPU and not what it does in Python: branches and
-    side effects are those of the recording. Numbers that it may read and does not change are looked at
-    before each launch; with others it is recorded anew. What it answers are fresh tensors without
-    history. New tensors that outlive the call it returns, leaves in ``.grad``, or binds in objects,
-    containers and variables that are found from it: launches then leave theirs there.
-    """
+    A recording repeats what the callable does on the GPU and not what it does in Python: branches
+    and side effects are those of the recording. Numbers that it may read and does not change are
+    looked at before each launch; with others it is recorded anew. What it answers are fresh tensors
+    without history. New tensors that outlive the call it returns, leaves in ``.grad``, or binds in
+    objects, containers and variables that are found from it: launches then leave theirs there. """
     roots = _roots_in(static)
     config.resolve(options, **more)  # refused here, and not only where it decorates
     wanted = {**(options or {}), **more}
@@ -271,8 +273,8 @@ def _roots_in(static: Any) -> tuple[Any, ...]:
     """What is in ``static``. A model would give its layers, and a tensor its rows."""
     wanted = "a list or tuple of modules, optimizers and tensors"
     remedy = "One alone is static=(model,), with the comma."
-    if not isinstance(static, Iterable) or isinstance(static, _WHOLE) \
-            and not isinstance(static, _LISTS):
+    if not isinstance(static, Iterable) or (isinstance(static, _WHOLE) \
+            and not isinstance(static, _LISTS)):
         raise wrong("record", "static", static, wanted, remedy)
     roots = tuple(static)
     for i, root in enumerate(roots):
@@ -318,10 +320,12 @@ def _unpack(thing: Any, leaves: list[Any]) -> Any:
     if kind in _FLAT:
         leaves.append(thing)
         return _LEAF
+    parts: Any = thing
+    keys: Any = None
     if kind is dict:
         parts, keys = thing.values(), tuple(thing)
     elif kind is list or kind is tuple:
-        parts, keys = thing, len(thing)
+        keys = len(thing)
     else:
         return None
     if _FLAT.issuperset(map(type, parts)):

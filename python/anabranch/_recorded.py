@@ -3,9 +3,8 @@
 
 A launch gathers the addresses of everything the step was given, allocates what it answers and the
 parts of its arena from torch's allocator, and queues one graph on the current stream. Only then are
-views made of what it has allocated. Nothing is held between launches. Threads: any, several at once.
-Failure: NativeError; a refused launch has queued nothing.
-"""
+views made of what it has allocated. Nothing is held between launches. Threads: any, several at
+once. Failure: NativeError; a refused launch has queued nothing. """
 
 from __future__ import annotations
 
@@ -37,13 +36,14 @@ from ._reasons import Aliased, NotRecordable
 from ._rooms import Room, Rooms, part_of, view_at
 from ._saved_blocks import Layout, Place, Places
 
-Build = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]  # (given, fresh) -> a part of the answer
+# (given, fresh) -> a part of the answer
+Build = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
 
 
-_address = Tensor.data_ptr
+_address: Callable[[Tensor], int] = Tensor.data_ptr
 
 
-def _picker(indices: Sequence[int]) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
+def _picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Those items of a sequence, at the speed of C where there are several."""
     if len(indices) > 1:
         return operator.itemgetter(*indices)
@@ -56,9 +56,8 @@ class Recorded:
     ``step`` is not kept: what a launch needs of it is where the given tensors are found, which the
     caller knows. Results from ``saved_from`` on are freed together, whoever gets them. Where the
     capture was noted, kernels that may run side by side have up to ``lanes`` lanes for it, and
-    copies from the host's memory may be ``ahead_bytes`` ahead. Raises Aliased where the kernels name
-    two units that share memory.
-    """
+    copies from the host's memory may be ``ahead_bytes`` ahead. Raises Aliased where the kernels
+    name two units that share memory. """
 
     def __init__(self, step: Step, capture: Capture, device: CaptureDevice, accept_unsure: bool,
                  saved_from: int | None = None, lanes: int = 1, ahead_bytes: int = 0) -> None:
@@ -186,7 +185,8 @@ class Recorded:
         return self.counts.arena_bytes + self._rooms.size_bytes
 
     def reserve(self) -> None:
-        """Allocates what a launch does, and lets go of it: torch's errors where that cannot be had."""
+        """Allocates what a launch does, and lets go of it: torch's errors where that cannot be
+        had."""
         with torch.cuda.device(self._device):
             _ = self._rooms.allocate(), list(
                 itertools.starmap(_compat.empty_strided_cuda, self._parts))
@@ -196,9 +196,10 @@ class Recorded:
                at: Sequence[Tensor] | None = None, offsets: Sequence[int] = (),
                in_blocks: bool = False) -> Any:
         """One launch on the current stream of the recording's device. ``objects`` are those that it
-        answers, as they are now; ``poison`` is a byte to fill fresh memory with, which the step must
-        not see; ``at`` are tensors in the given ones' place, of which only addresses are taken;
-        ``offsets`` are what offsets() answers; ``in_blocks``: what is saved is answered so."""
+        answers, as they are now; ``poison`` is a byte to fill fresh memory with, which the step
+        must not see; ``at`` are tensors in the given ones' place, of which only addresses are
+        taken; ``offsets`` are what offsets() answers; ``in_blocks``: what is saved is answered
+        so."""
         if _compat.current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self.launch(given, parameters, objects, poison, at, offsets, in_blocks)
@@ -234,7 +235,7 @@ class Recorded:
                 parts: Sequence[Tensor]) -> bytes:
         """One address a slot, and one a part of the arena. While another thread captures, tensors
         may have stand-ins' memory."""
-        rooms = self._room_slots(list(map(_address, bases)))
+        rooms: Any = self._room_slots(list(map(_address, bases)))
         fresh = [*map(operator.add, rooms, self._room_offsets), *map(_address, parts)]
         while True:
             before = swaps()
@@ -254,8 +255,8 @@ def _rooms_of(capture: Capture, saved_from: int | None) -> Rooms:
 
 
 def _blocks_of(step: Step, capture: Capture, rooms: Rooms) -> list[Block]:
-    """Those of the capture; what is answered is given, as the tensors of the step are, and fresh: each
-    launch allocates it, so that temporaries may lie there until it is used."""
+    """Those of the capture; what is answered is given, as the tensors of the step are, and fresh:
+    each launch allocates it, so that temporaries may lie there until it is used."""
     first_room = len(step.units)
     return [block._replace(given=True, fresh=True) if i - first_room in rooms.of else block
             for i, block in enumerate(capture.blocks)]
@@ -321,8 +322,8 @@ def _wrapper(count: int, shape: Shape) -> Callable[[list[Any]], Any]:
 
 
 class _Builder:
-    """From what a leaf is to a function that makes it in each launch. Behind the tensors that a launch
-    is given stand those of the step's objects that it answers."""
+    """From what a leaf is to a function that makes it in each launch. Behind the tensors that a
+    launch is given stand those of the step's objects that it answers."""
 
     def __init__(self, rooms: Rooms, objects: Sequence[int] = ()) -> None:
         self._rooms = rooms

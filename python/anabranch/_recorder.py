@@ -52,12 +52,12 @@ _MOST_TRIES_AGAIN = 3
 
 
 class Recorder:
-    """``call(leaves)`` runs the callable, and ``call_last(leaves)`` does so where nobody needs the leaves
-    behind it, so that it may let go of them one by one; ``takes_gradients`` says whether it may set ``.grad``;
-    results from ``saved_from`` on are freed together, and answered in blocks where ``saved`` says
-    so; leaves may be InBlocks, with which ``call`` copes. ``differences(key, keys)`` says in what a
-    signature differs from others. ``look_farther(ways)`` makes the states that are found from now on
-    have what these lead to."""
+    """``call(leaves)`` runs the callable, and ``call_last(leaves)`` does so where nobody needs the
+    leaves behind it, so that it may let go of them one by one; ``takes_gradients`` says whether it
+    may set ``.grad``; results from ``saved_from`` on are freed together, and answered in blocks
+    where ``saved`` says so; leaves may be InBlocks, with which ``call`` copes. ``differences(key,
+    keys)`` says in what a signature differs from others. ``look_farther(ways)`` makes the states
+    that are found from now on have what these lead to."""
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str, *,
                  takes_gradients: bool, call_last: Callable[[list[Any]], Any] | None = None,
@@ -80,7 +80,8 @@ class Recorder:
             _plain_steps if takes_gradients else contextlib.nullcontext())
         # Whether they are right side by side is a thing to verify.
         self._has_lanes = chosen.overlap > 1 and chosen.verify
-        # As the first call begins, for good: gradients that one call leaves on a stream the next one frees.
+        # As the first call begins, for good: gradients that one call leaves on a stream the next
+        # one frees.
         self._has_plenty: bool | None = None
         self._lock = threading.RLock()
         self._told: set[str] = set()
@@ -118,13 +119,14 @@ class Recorder:
         return self.run(key, leaves, state, describe)  # another thread was first
 
     def _warm_up(self, entry: Entry, leaves: list[Any], state: State) -> Any:
-        """A plain call, in which it shows what the step writes. Compiled graphs run where their caller
-        is; a callable's autograd on the stream of captures, unless memory is short: what one stream
-        has cached in part another cannot use."""
+        """A plain call, in which it shows what the step writes. Compiled graphs run where their
+        caller is; a callable's autograd on the stream of captures, unless memory is short: what one
+        stream has cached in part another cannot use."""
         tensors = [*(leaf for leaf in opened(leaves) if isinstance(leaf, Tensor)), *state.tensors(),
                    *state.inner_tensors()] if state is not NO_STATE else []
         device = _device_of(opened(leaves), tensors)
-        tensors = [tensor for tensor in tensors if tensor is not None]  # of a state that has lost some
+        # Of a state that has lost some.
+        tensors = [tensor for tensor in tensors if tensor is not None]
         entry.foreseen.versions = {id(tensor): version_of(tensor) for tensor in tensors}
         if self._has_plenty is None:
             self._has_plenty = device is not None and self._takes_gradients \
@@ -133,7 +135,8 @@ class Recorder:
         if device is not None and swaps() % 2:
             wait_for_captures()
         with self._alone, self._compiled_for_lanes(), (
-                contextlib.nullcontext() if entry.is_short_of_memory else _on_capture_stream(device)):
+                contextlib.nullcontext() if entry.is_short_of_memory or device is None
+                else _on_capture_stream(device)):
             answer = self._call_last(leaves)
         self._check_answer(entry, answer, device)
         return answer
@@ -147,10 +150,11 @@ class Recorder:
         return entry.shortage is None
 
     def _check_answer(self, entry: Entry, answer: Any, device: int | None) -> None:
-        """Refuses what answers tensors on the CPU. Some do so out of captures alone: attention's seeds,
-        which a backward then reads there."""
+        """Refuses what answers tensors on the CPU. Some do so out of captures alone: attention's
+        seeds, which a backward then reads there."""
         flat, _ = _compat.tree_flatten(answer)
-        if device is not None and any(isinstance(leaf, Tensor) and not leaf.is_cuda for leaf in flat):
+        if device is not None \
+                and any(isinstance(leaf, Tensor) and not leaf.is_cuda for leaf in flat):
             self.is_refused = True
             self._refuse(entry, ON_CPU)
 
@@ -239,9 +243,9 @@ class Recorder:
             self.is_refused = True
             self._refuse(entry, str(error))
             return self._call_last(leaves)
-        attempt = Attempt(self.name, entry, step, self._chosen, takes_gradients=self._takes_gradients,
-                          has_lanes=self._has_lanes, saved_from=self._saved_from,
-                          look_farther=self._look_farther)
+        attempt = Attempt(self.name, entry, step, self._chosen,
+                          takes_gradients=self._takes_gradients, has_lanes=self._has_lanes,
+                          saved_from=self._saved_from, look_farther=self._look_farther)
         del step
         why: Exception | None = None
         try:
@@ -333,6 +337,7 @@ class Recorder:
             return self._call(leaves)
         saved, layout = self._saved, recorded.layout
         in_blocks = saved is not None and layout is not None and saved.may_pass(layout)
+        short: Short | None = None
         try:
             answer = recorded.launch(given, owners, view.objects(), offsets=offsets,
                                      in_blocks=in_blocks)
@@ -344,8 +349,6 @@ class Recorder:
             if isinstance(leaves, InBlocks):
                 return self._launch(key, entry, opened(leaves), state)
             return self._launch_elsewhere(entry, recorded, leaves, view, given, owners)
-        else:
-            short = None
         if short is not None:
             return self._launch_later(entry, short, recorded.device, leaves)
         if saved is not None and layout is not None and not in_blocks:
@@ -361,7 +364,8 @@ class Recorder:
         entry.report.plain_calls += 1
         if "launch" not in self._told:
             self._told.add("launch")
-            log.warning("anabranch: %s runs unrecorded for now: %s [E0308]", self.name, entry.shortage)
+            log.warning("anabranch: %s runs unrecorded for now: %s [E0308]", self.name,
+                        entry.shortage)
         return self._call_last(leaves)
 
     def _launch_elsewhere(self, entry: Entry, recorded: Recorded, leaves: list[Any], view: View,
@@ -402,8 +406,8 @@ def _way_of_captures(entry: Entry, error: Exception) -> str:
     """Why it may be that it does something else there."""
     if not entry.why_told or not isinstance(error, Untrusted):
         return ""
-    return (". Code outside torch asks whether it is captured and may go another way then; told that "
-            f"it is not, it broke: {entry.why_told}")
+    return (". Code outside torch asks whether it is captured and may go another way then; told "
+            f"that it is not, it broke: {entry.why_told}")
 
 
 def _overlap(given: Sequence[Tensor], some: Collection[int]) -> bool:
@@ -424,7 +428,8 @@ def _without_frames(error: Exception) -> Exception:
 
 @contextlib.contextmanager
 def _on_capture_stream(device: int) -> Iterator[None]:
-    """What the caller's stream has cached is given back before, and what this one has afterwards."""
+    """What the caller's stream has cached is given back before, and what this one has
+    afterwards."""
     give_back(device)
     with on_stream(_capture_stream(device), device):
         yield

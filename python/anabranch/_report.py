@@ -48,8 +48,8 @@ class GraphReport:
 
 
 class Collector:
-    """The graphs that ran while it was on, in order, the traces of their launches and the streams that
-    had no effect; when it has ended, the recorded callables that ran too."""
+    """The graphs that ran while it was on, in order, the traces of their launches and the streams
+    that had no effect; when it has ended, the recorded callables that ran too."""
 
     def __init__(self) -> None:
         self.ran: list[GraphReport] = []
@@ -95,8 +95,8 @@ def collect() -> Iterator[Collector]:
     with _lock:
         if _collector is not None:
             raise errors.CompileError(
-                615, "explain: another call of it is running in this process, and graphs are watched "
-                "for one at a time.", "Call it when that one has returned.")
+                615, "explain: another call of it is running in this process, and graphs are "
+                "watched for one at a time.", "Call it when that one has returned.")
         _collector = collector
     try:
         with _lock:

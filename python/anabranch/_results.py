@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from . import _compat
+from ._schema import results_of
 
 # What eager answers in an input's memory.
 _OF_INPUTS = ("written", "alias_of_input", "is_input")
@@ -22,22 +23,20 @@ _OF_INPUTS = ("written", "alias_of_input", "is_input")
 def copy_inputs_among(gm: GraphModule) -> None:
     """In a graph of a forward or of inference, before it is compiled: results that have become
     inputs, or views of inputs, and are neither in eager, become copies."""
-    results = zip(gm.graph.output_node().args[0], _compat.kinds_of_results(),  # type: ignore[arg-type]
-                  strict=False)
+    results = zip(results_of(gm.graph), _compat.kinds_of_results(), strict=False)
     copy_results(gm, {i: result.meta["val"].clone() for i, (result, kind) in enumerate(results)
                       if kind not in _OF_INPUTS and _is_of_an_input(result)})
 
 
 def copy_results(gm: GraphModule, copies: Mapping[int, torch.Tensor], **keywords: Any) -> None:
     """These results, by their places, become copies that are to look so; ``keywords`` of clone."""
-    output = gm.graph.output_node()
-    results = list(output.args[0])  # type: ignore[arg-type]
+    output, results = gm.graph.output_node(), results_of(gm.graph)
     for i, value in copies.items():
         with gm.graph.inserting_before(output):
             copy = gm.graph.call_function(torch.ops.aten.clone.default, (results[i],), keywords)
         copy.meta = {**results[i].meta, "val": value}
         results[i] = copy
-    output.args = (type(output.args[0])(results),)  # type: ignore[call-arg]
+    output.args = (results if isinstance(output.args[0], list) else tuple(results),)
 
 
 def _is_of_an_input(node: Any) -> bool:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A compiled graph of several streams, run by the C++ core.
 
-For each set of sizes it is called with an instance is made. On the host the wrappers of its
-regions are recorded as tapes, the core plans streams, waits and memory, and a recording is made; a call
+For each set of sizes it is called with an instance is made. On the host the wrappers of its regions
+are recorded as tapes, the core plans streams, waits and memory, and a recording is made; a call
 then gathers addresses, allocates the outputs and launches. An instance of ``_cuda_streams`` queues
 the regions itself. An instance takes one call at a time, so a graph keeps a pool of them, one for
-each thread that was ever inside at once.
-"""
+each thread that was ever inside at once. """
 
 from __future__ import annotations
 
@@ -110,8 +109,8 @@ class StreamedGraph:
 
 
 class RecordedStreams:
-    """A graph of several streams whose ``current_callable`` is exchanged for what records it, as that
-    of Inductor's graphs is."""
+    """A graph of several streams whose ``current_callable`` is exchanged for what records it, as
+    that of Inductor's graphs is."""
 
     def __init__(self, graph: StreamedGraph) -> None:
         self.graph = graph
@@ -181,7 +180,7 @@ def _make_call(assembly: Assembly) -> Callable[[list[Any]], Any]:
     }
     scope.update({f"d{i}": out.dtype for i, out in enumerate(assembly.outputs)})
     scope.update({f"c{i}": c.data_ptr() for i, c in enumerate(assembly.constants)})
-    exec("\n".join(lines), scope)  # noqa: S102 - our own text, from numbers alone
+    exec("\n".join(lines), scope)
     return scope["run"]
 
 

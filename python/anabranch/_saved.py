@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from . import _compat
-from ._schema import is_scalar, is_view, written_arguments
+from ._schema import is_scalar, is_view, results_of, written_arguments
 from .streams import ANNOTATION
 
 # A large tensor's own allocation is cheap beside its use, and blocks above some MiB would come
@@ -87,10 +88,10 @@ def _has_several_streams(graph: Graph) -> bool:
 
 
 def _make_blocks(output: Node, results: int, inputs: dict[str, Node]) -> list[_Block]:
-    returned = output.args[0]
-    shown = Counter(_base_of(n) for n in returned if isinstance(n, Node))  # type: ignore[union-attr]
+    returned = results_of(output.graph)
+    shown = Counter(_base_of(n) for n in returned if isinstance(n, Node))
     blocks: dict[torch.dtype, list[_Block]] = {}
-    for node in returned[results:]:  # type: ignore[index]
+    for node in returned[results:]:
         if not _is_packable(node) or shown[node] > 1 or node.name not in inputs:
             continue
         if _is_returned(inputs[node.name]):
@@ -107,7 +108,7 @@ def _make_blocks(output: Node, results: int, inputs: dict[str, Node]) -> list[_B
     return [b for of_dtype in blocks.values() for b in of_dtype if len(b.values) > 1]
 
 
-def _is_packable(node: Node) -> bool:
+def _is_packable(node: Any) -> bool:
     if not isinstance(node, Node) or node.op != "call_function" or _base_of(node) is not node:
         return False
     value = node.meta.get("val")
@@ -115,11 +116,11 @@ def _is_packable(node: Node) -> bool:
         return False
     if not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
         return False
-    return (value.device.type == "cpu" and value.layout is torch.strided
-            and value.storage_offset() == 0 and 0 < value.numel()
+    return bool(value.device.type == "cpu" and value.layout is torch.strided
+            and value.storage_offset() == 0 and value.numel() > 0
             and _extent(value) * value.itemsize <= MAX_VALUE_BYTES
             # torch saves these another way
-            and not node.meta.get("saved_tensor_with_no_vc_check", False))
+                and not node.meta.get("saved_tensor_with_no_vc_check", False))
 
 
 def _is_returned(node: Node) -> bool:
@@ -128,7 +129,8 @@ def _is_returned(node: Node) -> bool:
 
 
 def _extent(value: torch.Tensor) -> int:
-    return 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride()))
+    pairs = zip(value.shape, value.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in pairs)
 
 
 def _base_of(node: Node) -> Node:
@@ -143,7 +145,7 @@ def _pack_in_forward(graph: Graph, output: Node, block: _Block) -> None:
                                    (block.values, block.offsets, block.size))
     first = block.values[0].meta["val"]
     pack.meta["val"] = first.new_empty(block.size)
-    returned = list(output.args[0])  # type: ignore[arg-type]
+    returned = results_of(graph)
     returned[returned.index(block.values[0])] = pack  # where the backward has the block, too
     gone = set(block.values[1:])
     kept = [i for i, n in enumerate(returned) if not (isinstance(n, Node) and n in gone)]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a recorded forward saves for its backward goes there in the blocks that it lies in.
 
-A view of a block costs about two microseconds to make, save and let go, a forward of 16 layers saves
-some three hundred, and all the backward's recording asks of one is its address. So a launch of the
-forward answers, in the place of each such tensor, the block itself, which AOTAutograd saves as it
-would the tensor; and a launch of the backward adds where in it the tensor begins. A backward that
-runs plainly makes the views.
+A view of a block costs about two microseconds to make, save and let go, a forward of 16 layers
+saves some three hundred, and all the backward's recording asks of one is its address. So a launch
+of the forward answers, in the place of each such tensor, the block itself, which AOTAutograd saves
+as it would the tensor; and a launch of the backward adds where in it the tensor begins. A backward
+that runs plainly makes the views.
 
 Which input of the backward is which result of the forward is not known beforehand: it is seen in a
 call in which the forward answered tensors, by these themselves. Where somebody else would see what
@@ -38,8 +38,8 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """Of a forward's recording: where its results lie that do so in blocks. In each call one of these
-    blocks says so, that of result ``lead``."""
+    """Of a forward's recording: where its results lie that do so in blocks. In each call one of
+    these blocks says so, that of result ``lead``."""
 
     def __init__(self, places: dict[int, Place]) -> None:
         self.places = places
@@ -90,7 +90,8 @@ class SavedBlocks:
     """What a forward graph and its backward share."""
 
     def __init__(self) -> None:
-        self._places: dict[Layout, Places] = {}  # of those that have been seen; replaced, not changed
+        # Of those that have been seen; replaced, not changed.
+        self._places: dict[Layout, Places] = {}
         self._watched: tuple[Layout, list[tuple[int, weakref.ref[Tensor]]]] | None = None
 
     def may_pass(self, layout: Layout) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ._compat import OpOverload
 
@@ -55,6 +55,12 @@ def is_getitem(node: Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
 
 
+def results_of(graph: Graph) -> list[Any]:
+    """What a graph answers: nodes, and constants."""
+    results: Any = graph.output_node().args[0]
+    return list(results)
+
+
 def is_scalar(node: Node) -> bool:
     """Whether the node's value is a number: sizes and what is computed from them."""
     value = node.meta.get("val")
@@ -76,7 +82,7 @@ def written_arguments(node: Node) -> list[Node]:
     op = overload_of(node)
     if op is None:
         return []
-    written = []
+    written: list[Node] = []
     for index, argument in enumerate(op._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue

@@ -2,10 +2,9 @@
 """Attention's random seeds, in graphs that draw no random numbers.
 
 For its backward to read, torch's memory-efficient attention answers them on the CPU, and on the GPU
-where it is captured (Note [Seed and Offset Device] in its ``attention.cu``), so that a recording would
-answer something else than a run. Without dropout nobody reads them: a number on the GPU stands for
-both then. Threads: any; a graph is its compiler's. Failure: none.
-"""
+where it is captured (Note [Seed and Offset Device] in its ``attention.cu``), so that a recording
+would answer something else than a run. Without dropout nobody reads them: a number on the GPU
+stands for both then. Threads: any; a graph is its compiler's. Failure: none. """
 
 from __future__ import annotations
 
@@ -14,10 +13,14 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
+from ._schema import overload_of
+
 _aten = torch.ops.aten
 _SEEDS = (2, 3)  # among the results
-_DROPOUT = {_aten._scaled_dot_product_efficient_attention.default: 5,  # where its probability is
-            _aten._efficient_attention_forward.default: 8}
+_DROPOUT: dict[object, int] = {  # where its probability is
+    _aten._scaled_dot_product_efficient_attention.default: 5,
+    _aten._efficient_attention_forward.default: 8,
+}
 
 
 def put_on_gpu(gm: GraphModule) -> None:
@@ -34,10 +37,12 @@ def put_on_gpu(gm: GraphModule) -> None:
 
 
 def _draws_nothing(node: Node) -> bool:
-    place = _DROPOUT.get(node.target)  # type: ignore[arg-type]
-    if place is None:
+    overload = overload_of(node)
+    if overload not in _DROPOUT:
         return False
-    return (node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0.0)) == 0.0
+    place = _DROPOUT[overload]
+    dropped = node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0.0)
+    return bool(dropped == 0.0)
 
 
 def _number(gm: GraphModule, attention: Node) -> Node:

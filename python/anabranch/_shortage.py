@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that runs out while a step is recorded or launched: which phase wanted how much, and when it is
-worth another try.
+"""Memory that runs out while a step is recorded or launched: which phase wanted how much, and when
+it is worth another try.
 
 Threads: a recorder's. Failure: Short, which is a reason to run plainly and never reaches the user.
 """
@@ -28,12 +28,13 @@ _LEAST_MORE = 32 << 20  # that has to come free before another try
 
 
 class Short(NotRecordable):
-    """A phase of recording, or a launch, wanted more bytes than were free. ``wanted`` is 0 where nobody
-    said how many."""
+    """A phase of recording, or a launch, wanted more bytes than were free. ``wanted`` is 0 where
+    nobody said how many."""
 
     def __init__(self, phase: str, wanted: int, free: int, place: str = "GPU") -> None:
         of = f"{wanted} bytes" if wanted else "more"
-        super().__init__(f"{phase} wanted {of} of the {place}'s memory, of which {free} bytes were free")
+        super().__init__(f"{phase} wanted {of} of the {place}'s memory, of which {free} bytes "
+                         "were free")
         self.missing = max(wanted - free, 0)
 
 
@@ -41,7 +42,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether it says that memory of whatever kind has run out."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, (RuntimeError, OSError, NativeError)) and bool(_SAID.search(str(error)))
+    return isinstance(error, (RuntimeError, OSError, NativeError)) \
+        and bool(_SAID.search(str(error)))
 
 
 def wanted_of(error: BaseException) -> int:
@@ -67,7 +69,8 @@ def short_of(name: str, error: BaseException, device: int) -> Short:
 
 @dataclasses.dataclass
 class Shortage:
-    """Why something was not done for want of memory, and how much has to be free for another try."""
+    """Why something was not done for want of memory, and how much has to be free for another
+    try."""
 
     short: Short
     device: int
@@ -76,7 +79,8 @@ class Shortage:
 
     @property
     def more(self) -> int:
-        """Bytes that have to be free beside those of then. Each try that fails doubles the least."""
+        """Bytes that have to be free beside those of then. Each try that fails doubles the
+        least."""
         return max(self.short.missing, _LEAST_MORE << min(self.tries - 1, 10))
 
     def has_passed(self) -> bool:

@@ -66,8 +66,8 @@ _TRAINING = operator.itemgetter("training")
 
 
 class Guards:
-    """Values to be compared with others, as keys of dictionaries: mostly they are those of last time,
-    and then the same object."""
+    """Values to be compared with others, as keys of dictionaries: mostly they are those of last
+    time, and then the same object."""
 
     def __init__(self, values: tuple[Any, ...]) -> None:
         self.values = values
@@ -75,7 +75,8 @@ class Guards:
 
     @property
     def numbers(self) -> Numbers | None:
-        return self.values[-1]  # type: ignore[no-any-return]
+        last: Numbers | None = self.values[-1]
+        return last
 
     def without(self, ignored: Container[Path]) -> Guards:
         """But for some numbers."""
@@ -91,16 +92,19 @@ class Guards:
 
 
 class State:
-    """Everything found from a callable, from what the user named, and from objects that it is given.
-    ``before`` is what was found when it was looked for last, so that what has been written since is
-    known; ``farther`` where one has to look besides, see Walk. ``base`` is the state, as it is now, of
-    the roots and some of the arguments, and None in the others' places: those that are given again,
-    where the others, batches, are new ones in each call and few things lead from them. Numbers are
-    ``ignored`` where the step itself has changed them."""
+    """Everything found from a callable, from what the user named, and from objects that it is
+    given. ``before`` is what was found when it was looked for last, so that what has been written
+    since is known; ``farther`` where one has to look besides, see Walk. ``base`` is the state, as
+    it is now, of the roots and some of the arguments, and None in the others' places: those that
+    are given again, where the others, batches, are new ones in each call and few things lead from
+    them. Numbers are ``ignored`` where the step itself has changed them."""
 
     def __init__(self, roots: Iterable[Any] = (), arguments: Sequence[Any] = (),
                  before: State | None = None, farther: frozenset[Path] = frozenset(),
                  base: State | None = None, ignored: frozenset[Path] = frozenset()) -> None:
+        self._names: set[str]
+        self._numbers: Places
+        self._hooks: Hooks
         self.number = 0  # equal for those that recordings need not tell apart
         self._roots, self._arguments, self._farther = tuple(roots), list(arguments), farther
         self.ignored = ignored
@@ -157,8 +161,8 @@ class State:
         self.generators: list[torch.Generator] = begun("generators")
         self.modules: list[nn.Module] = begun("modules")
         self.optimizers: list[torch.optim.Optimizer] = begun("optimizers")
-        # Other objects may lead to the tensors that a step cannot tell from these: of the same types,
-        # with the same numbers and functions in them. Then their forms are equal.
+        # Other objects may lead to the tensors that a step cannot tell from these: of the same
+        # types, with the same numbers and functions in them. Then their forms are equal.
         self.form: list[tuple[Path, Any]] = begun("form")
         self._ways: list[tuple[Any, Any]] = begun("_ways")  # holders and keys of what leads there
         self._stood: list[Any] = begun("_stood")  # and what they held
@@ -226,8 +230,8 @@ class State:
         return Walk(self._roots, self._arguments, self._farther, numbers=collector)
 
     def objects(self) -> dict[Path, Any]:
-        """All that were looked into, as they are now. Of what cannot change it does not matter which
-        one it is."""
+        """All that were looked into, as they are now. Of what cannot change it does not matter
+        which one it is."""
         return {path: value for path, (_, value) in self.walk_again().entered.items()
                 if not isinstance(value, (tuple, frozenset))}
 
@@ -266,9 +270,9 @@ class State:
         return _are_same(self._arguments, arguments)
 
     def is_current(self) -> bool:
-        """Whether all objects that lead to the tensors and to numbers stand where they stood. Of large
-        models most are modules' children, which are compared whole: a lookup of each would take twice
-        as long."""
+        """Whether all objects that lead to the tensors and to numbers stand where they stood. Of
+        large models most are modules' children, which are compared whole: a lookup of each would
+        take twice as long."""
         try:
             found = [holder[key] for holder, key in self._ways]
             watched = [holder[key] for holder, key in self._watched]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of one callable: of each set of models and optimizers among its arguments the one found
-last.
+"""The states of one callable: of each set of models and optimizers among its arguments the one
+found last.
 
 A model, an optimizer or a batch may be an argument as well as in a closure. States are numbered so
 that those between which a recording need not tell have one number. Threads: any. Failure: none.
@@ -26,8 +26,8 @@ _Ids = tuple[int, ...]
 
 
 class States:
-    """``roots`` are walked for every state, with the objects that are given. ``most_forms`` kinds of
-    states are told from new ones."""
+    """``roots`` are walked for every state, with the objects that are given. ``most_forms`` kinds
+    of states are told from new ones."""
 
     def __init__(self, roots: Sequence[Any], most_forms: int) -> None:
         self._roots = roots
@@ -52,7 +52,8 @@ class States:
         if state.is_of(objects):
             return state if state.is_current() else None
         with self._lock:
-            state = self._states.get(ids)  # of now: another thread may have been told to look farther
+            # Of now: another thread may have been told to look farther.
+            state = self._states.get(ids)
             if state is None or state.ignored is not self._ignored \
                     or not state.base.is_of(_base_of(objects)) or not state.base.is_current():
                 return None
@@ -70,8 +71,8 @@ class States:
                 self._used = {ids: self._used[ids] for ids in self._states}
 
     def find(self, objects: Sequence[Any]) -> State:
-        """All that there is now, with a number of its own unless recordings of what was found before
-        may serve it."""
+        """All that there is now, with a number of its own unless recordings of what was found
+        before may serve it."""
         with self._lock:
             ids = _lasting(objects)
             before = self._states.get(ids) or self._before

@@ -93,7 +93,7 @@ def extent_bytes(sizes: Sequence[int], strides: Sequence[int], itemsize: int) ->
     """Bytes from the first element to the end of the last one."""
     if any(size == 0 for size in sizes):
         return 0
-    return (1 + sum((n - 1) * s for n, s in zip(sizes, strides))) * itemsize
+    return (1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))) * itemsize
 
 
 def record_wrapper(compiled: Any, inputs: Sequence[Any]) -> Recording:
@@ -168,14 +168,15 @@ class _Recorder:
         values = _bind(op, args, kwargs)
         with torch.no_grad(), _compat.FakeTensorMode():
             made = op(*_to_fake(args), **_to_fake(kwargs))
-        outs = [v for v, a in zip(values, op._schema.arguments) if a.is_out]
+        outs = [v for v, a in zip(values, op._schema.arguments, strict=True) if a.is_out]
         made_list = list(made) if isinstance(made, (tuple, list)) else [made]
         if not all(isinstance(t, torch.Tensor) for t in made_list):
             raise Unsupported(f"{op} answers no tensors")
         if op._schema.is_mutable and not outs:
             raise Unsupported(f"{op} writes to its arguments")
         results = [_result(t) for t in made_list]
-        encoded = [_encode(v, a.type) for v, a in zip(values, op._schema.arguments)]
+        encoded = [_encode(v, a.type)
+                   for v, a in zip(values, op._schema.arguments, strict=True)]
         self.add(Call("dispatch", op._schema.name, encoded, _tensors_in(values), results,
                       overload=op._schema.overload_name))
         if outs:
@@ -274,15 +275,15 @@ def _reinterpret(base: Recorded, sizes: Any, strides: Any, offset: int = 0) -> R
 
 
 def _assert_size_stride(tensor: Recorded, sizes: Any, strides: Any, *_: Any) -> None:
-    have = [(n, s if n > 1 else 0) for n, s in zip(tensor.sizes, tensor.strides)]
-    want = [(n, s if n > 1 else 0) for n, s in zip(sizes, strides)]
+    have = [(n, s if n > 1 else 0) for n, s in zip(tensor.sizes, tensor.strides, strict=True)]
+    want = [(n, s if n > 1 else 0) for n, s in zip(sizes, strides, strict=True)]
     if have != want and 0 not in tensor.sizes:
         raise Unsupported(f"a tensor of sizes {tensor.sizes} strides {tensor.strides} comes where "
                           f"{tuple(sizes)} {tuple(strides)} was compiled for")
 
 
 def _assert_size_stride_grouped(tensors: Any, sizes: Any, strides: Any, *_: Any) -> None:
-    for tensor, size, stride in zip(tensors, sizes, strides):
+    for tensor, size, stride in zip(tensors, sizes, strides, strict=True):
         _assert_size_stride(tensor, size, stride)
 
 

@@ -78,10 +78,10 @@ class _Ends:
         for argument, i in self._ties.used_on:
             if i in self._streams:
                 args[argument].record_stream(self._streams[i])
-        for i in self._ties.barriers:
-            if i in self._streams:
-                self._current(i).synchronize()
-            elif i is None and torch.accelerator.is_available():
+        for barrier in self._ties.barriers:
+            if barrier in self._streams:
+                self._current(barrier).synchronize()
+            elif barrier is None and torch.accelerator.is_available():
                 torch.accelerator.synchronize()
 
     def _current(self, i: int) -> torch.Stream:
@@ -181,5 +181,6 @@ def is_captured(stream: torch.Stream) -> bool:
         return False
     if is_same(stream, torch.cuda.current_stream()):  # entering it would cost more than asking
         return torch.cuda.is_current_stream_capturing()
-    with torch.cuda.stream(stream):
+    of_cuda: Any = stream
+    with torch.cuda.stream(of_cuda):
         return torch.cuda.is_current_stream_capturing()

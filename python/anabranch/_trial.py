@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step as it is before a call, to run it again from there, plainly and launched, and to compare the runs.
+"""A step as it is before a call, to run it again from there, plainly and launched, and to compare
+the runs.
 
-Next to no memory is taken beside the step's own. Of what the step is given only that is copied which
-it writes (``_copies``); what runs leave and answer is compared by checksums (``_checksums``), and by
-value only where these differ. What is taken to be only read is hashed before and after the plain run:
-if it was written after all, the call has run plainly, and the next trial copies it. Gradients of the
-call before that nobody else has are let go of, as the step itself lets go of them.
+Next to no memory is taken beside the step's own. Of what the step is given only that is copied
+which it writes (``_copies``); what runs leave and answer is compared by checksums (``_checksums``),
+and by value only where these differ. What is taken to be only read is hashed before and after the
+plain run: if it was written after all, the call has run plainly, and the next trial copies it.
+Gradients of the call before that nobody else has are let go of, as the step itself lets go of them.
 
-Threads: one at a time. Failure: Short where there is no memory for copies, with the state as it was.
-"""
+Threads: one at a time. Failure: Short where there is no memory for copies, with the state as it
+was. """
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ Sum = tuple[Any, tuple[int, int]]  # shape and type, and the checksum
 
 @dataclasses.dataclass
 class Foreseen:
-    """What is known of a signature's runs before a trial; what a trial finds out is for the next one."""
+    """What is known of a signature's runs before a trial; what a trial finds out is for the next
+    one."""
 
     versions: dict[int, int] = dataclasses.field(default_factory=dict)  # by id, before a plain call
     written: set[int] = dataclasses.field(default_factory=set)  # numbers of memory, beside that
@@ -81,7 +83,8 @@ class Run:
 
 @dataclasses.dataclass
 class _Given:
-    """Memory that a step is given; ``number`` is that of its first tensor, those of the step first."""
+    """Memory that a step is given; ``number`` is that of its first tensor, those of the step
+    first."""
 
     number: int
     memory: Tensor  # its bytes
@@ -99,16 +102,16 @@ def _given_memory(step: Step, state: State, without: Collection[int]) -> list[_G
     fixed = [*step.fixed, *state.written]
     for tensors, units, base in ((step.tensors, step.units, 0),
                                  (fixed, units_of(fixed), len(step.tensors))):
-        units = [unit for unit in units if base or unit.members[0][0] not in without]
-        for unit, memory in zip(units, bytes_of(tensors, units), strict=True):
+        kept = [unit for unit in units if base or unit.members[0][0] not in without]
+        for unit, memory in zip(kept, bytes_of(tensors, kept), strict=True):
             members = [tensors[i] for i, _ in unit.members]
             found.append(_Given(base + unit.members[0][0], memory, members[0].dtype, members))
     return found
 
 
 def _is_newer(tensor: Tensor, versions: Mapping[int, int]) -> bool:
-    """Whether an earlier call is known to have written it. What has no known version, an argument of one
-    call alone, is hashed."""
+    """Whether an earlier call is known to have written it. What has no known version, an argument
+    of one call alone, is hashed."""
     return versions.get(id(tensor), version_of(tensor)) != version_of(tensor)
 
 
@@ -124,8 +127,8 @@ def _of_optimizers(step: Step) -> set[int]:
 
 
 class Trial:
-    """``state`` says what the step has on the CPU, pinned or not; plain runs are on the stream of its
-    captures, or where ``on_callers_stream`` on that of the caller."""
+    """``state`` says what the step has on the CPU, pinned or not; plain runs are on the stream of
+    its captures, or where ``on_callers_stream`` on that of the caller."""
 
     def __init__(self, step: Step, state: State, foreseen: Foreseen,
                  on_callers_stream: bool = False) -> None:
@@ -197,7 +200,8 @@ class Trial:
         return self.look(*self.run())
 
     def run(self) -> tuple[Any, bool]:
-        """The step's own answer, and whether it has drawn random numbers on the CPU. Errors are the step's."""
+        """The step's own answer, and whether it has drawn random numbers on the CPU. Errors are the
+        step's."""
         before = generators_of_the_cpu()
         with self._stream():
             answer = self._step.call(list(self._step.leaves))
@@ -271,8 +275,8 @@ class Trial:
                    has_history, has_drawn, bool(gradients))
 
     def written_unforeseen(self, run: Run) -> set[int]:
-        """What the plain run has written although it was taken to be only read; nobody has a copy of it,
-        so that the step cannot be run from there again. The next trial knows."""
+        """What the plain run has written although it was taken to be only read; nobody has a copy
+        of it, so that the step cannot be run from there again. The next trial knows."""
         found = {one.number for one in self._given if one.number in self._read_sums
                  and run.sums[one.name][1] != self._read_sums[one.number]}
         self._foreseen.written |= found
@@ -281,20 +285,21 @@ class Trial:
         return found
 
     def rewind_python(self) -> None:
-        """Back to before the call, all but the GPU's memory: what a capture can see. Gradients that were
-        let go have stand-ins without memory."""
+        """Back to before the call, all but the GPU's memory: what a capture can see. Gradients that
+        were let go have stand-ins without memory."""
         self._put(self._before)
         self._old.stand_in()
 
     def rewind(self) -> None:
-        """Back to before the call. Of gradients that were let go what was in them is lost; no run that
-        this is for reads it."""
+        """Back to before the call. Of gradients that were let go what was in them is lost; no run
+        that this is for reads it."""
         _wait_for_copies(self._memory)
         self._copies.put_back(self._saved)
         self.rewind_python()
 
     def give_up(self) -> None:
-        """Back to before the call, for a plain one that Python may look into: gradients have memory."""
+        """Back to before the call, for a plain one that Python may look into: gradients have
+        memory."""
         self.rewind()
         self._old.fill()
 
@@ -387,8 +392,8 @@ def _square(now: Tensor, then: Tensor, kind: torch.dtype) -> float:
 
 
 class _OldGradients:
-    """Gradients that a step finds, and that are held by their parameters alone, so that a step that clears
-    them has their memory for itself. Held here, they would be there beside the new ones."""
+    """Gradients that a step finds, and that are held by their parameters alone, so that a step that
+    clears them has their memory for itself. Held here, they would be there beside the new ones."""
 
     def __init__(self, step: Step | None) -> None:
         self.owners: dict[int, int] = {}  # by parameter, the number among the step's tensors
@@ -424,8 +429,8 @@ class _OldGradients:
             address += -(-tensors[number].untyped_storage().nbytes() // _NOWHERE) * _NOWHERE
 
     def take_back(self) -> Iterator[tuple[int, int, tuple[int, int]]]:
-        """Those that a run has not let go of, which are the step's again: parameter, number, and the
-        checksum of before the run."""
+        """Those that a run has not let go of, which are the step's again: parameter, number, and
+        the checksum of before the run."""
         for i, reference in list(self._alive.items()):
             grad = reference()
             if grad is not None and i in self.owners:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What eager would run of a graph over torch's streams, and what its syncs leave open.
 
-Dynamo's graph is run once on fake tensors, whose storages and strides are those of the real ones that
-it was traced with, also where sizes are not fixed: each operator becomes a step that reads and
+Dynamo's graph is run once on fake tensors, whose storages and strides are those of the real ones
+that it was traced with, also where sizes are not fixed: each operator becomes a step that reads and
 writes bytes, each sync a step that orders. The core then finds the races that eager would have
 (docs/streams.md).
 
@@ -45,7 +45,7 @@ def check(gm: GraphModule, syncs: Mapping[Node, Syncs], ambient: set[int], *,
     error is raised, a PlanError with both orders. ``ambient`` are numbers of the current stream."""
     try:
         program = _Walk(gm, syncs, ambient).program()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the graph itself may still be right
+    except Exception as error:
         log.info("streams are not checked: %s: %s", type(error).__name__,
                  str(error).splitlines()[0] if str(error) else "")
         return []
@@ -256,5 +256,5 @@ class _Operators(_compat.TorchDispatchMode):
 def _view(tensor: Tensor) -> Any:
     """The bytes of it within its storage."""
     item = tensor.element_size()
-    return _native.View(0, tensor.storage_offset() * item, item, tuple(tensor.shape),
+    return _native.View(0, int(tensor.storage_offset()) * item, item, tuple(tensor.shape),
                         tuple(stride * item for stride in tensor.stride()))

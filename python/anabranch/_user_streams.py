@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and events of torch in what Dynamo traced: taken out of the graph, to be tied to its ends.
+"""Streams and events of torch in what Dynamo traced: taken out of the graph, to be tied to its
+ends.
 
 A program without races means what its steps mean one after the other. So the graph is compiled as
 such, on the stream that is current when it is called, and the user's streams are tied to it at
@@ -121,7 +122,7 @@ class _Finder:
             if first is None:
                 self._made.add(node)
         stream = self._number(second)
-        event = node if first is None else self._number(first)
+        event: Any = node if first is None else self._number(first)
         self.ties.streams[stream] = None
         self.syncs[node] = Syncs("record_event", (event, stream))
         if event not in self._made:
@@ -133,8 +134,9 @@ class _Finder:
         number = self._number(stream)
         self.ties.streams[number] = None
         self.syncs[node] = Syncs("record_stream", ())
-        if tensor in self._arguments:  # others are the graph's own, used on its stream alone
-            self.ties.used_on.append((self._arguments[tensor], number))  # type: ignore[index]
+        # Others are the graph's own, used on its stream alone.
+        if isinstance(tensor, Node) and tensor in self._arguments:
+            self.ties.used_on.append((self._arguments[tensor], number))
 
     def _synchronize_stream(self, node: Node) -> None:
         stream = self._number(node.args[0])

@@ -2,13 +2,13 @@
 """Whether a recording does what the step does: both run from the same state, and are compared.
 
 The first launch goes to fresh memory filled with 0xFF. Everything the step was given and everything
-it answers must be the same bit for bit, by checksums. A step whose runs differ, by the order in which
-atomics add, is run and launched some times more: each tensor must then be that of some plain run bit
-for bit, or as near to one as launches in captured order are to one another, ten times over. How far
-plain runs are apart is no bound: a number that Python counts up makes them differ, and is frozen in a
-recording. Nor is how far launches side by side are: a race makes those differ. They have some launches
-more in captured order instead. Failure: Untrusted, with the tensor that is wrong.
-"""
+it answers must be the same bit for bit, by checksums. A step whose runs differ, by the order in
+which atomics add, is run and launched some times more: each tensor must then be that of some plain
+run bit for bit, or as near to one as launches in captured order are to one another, ten times over.
+How far plain runs are apart is no bound: a number that Python counts up makes them differ, and is
+frozen in a recording. Nor is how far launches side by side are: a race makes those differ. They
+have some launches more in captured order instead. Failure: Untrusted, with the tensor that is
+wrong. """
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Untrusted(Exception):
 
 
 class Verdict(NamedTuple):
-    """That a recording may be trusted. ``standing`` is the last run, a right one, whose state is there."""
+    """That a recording may be trusted. ``standing`` is the last run, a right one, whose state is
+    there."""
 
     is_bitwise: bool
     standing: Run
@@ -41,9 +42,9 @@ class Verdict(NamedTuple):
 
 def verify(trial: Trial, plain: Run, recorded: Recorded, agree: Callable[[bool], bool],
            ordered: Recorded | None = None) -> Verdict:
-    """Whether all launches were right bit for bit. ``plain`` is a run from the same state, which the
-    trial has rewound since; ``ordered`` the recording in captured order, which has been verified,
-    where ``recorded`` is another."""
+    """Whether all launches were right bit for bit. ``plain`` is a run from the same state, which
+    the trial has rewound since; ``ordered`` the recording in captured order, which has been
+    verified, where ``recorded`` is another."""
     verdict = _verify(trial, plain, recorded, agree, ordered)
     if agree(recorded.exchange()):
         verdict.standing.let_go()
@@ -76,8 +77,8 @@ def _verify(trial: Trial, plain: Run, recorded: Recorded, agree: Callable[[bool]
 
 
 class _Rounds:
-    """More runs, where the first launch was not what the plain run was. ``judged`` is what it had by the
-    names that differ."""
+    """More runs, where the first launch was not what the plain run was. ``judged`` is what it had
+    by the names that differ."""
 
     def __init__(self, trial: Trial, recorded: Recorded, ordered: Recorded | None,
                  names: Collection[str], judged: Values) -> None:
@@ -114,7 +115,8 @@ class _Rounds:
 
 
 def _in_all(agree: Callable[[bool], bool], make: Callable[[], _Made]) -> _Made:
-    """``make()``, where it succeeds in all processes of a step; the others would wait for one that fails."""
+    """``make()``, where it succeeds in all processes of a step; the others would wait for one that
+    fails."""
     try:
         made = make()
     except Exception:

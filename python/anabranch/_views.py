@@ -15,11 +15,12 @@ from torch.fx import GraphModule, Node, map_arg
 
 from ._graph import Unsupported, is_view
 from ._results import copy_results
+from ._schema import results_of
 
 
 def renew_views(gm: GraphModule) -> None:
-    """Asks of what they are views of how views lie. One that is answered becomes the copy again that
-    it was, since the caller goes by that layout."""
+    """Asks of what they are views of how views lie. One that is answered becomes the copy again
+    that it was, since the caller goes by that layout."""
     was: dict[Any, torch.Tensor] = {}
     for node in filter(is_view, gm.graph.nodes):
         said = node.meta.get("val")
@@ -27,8 +28,7 @@ def renew_views(gm: GraphModule) -> None:
         if isinstance(said, torch.Tensor) and _strides(found) != _strides(said):
             was[node] = said
         node.meta["val"] = found
-    copies = {i: was[result] for i, result in enumerate(gm.graph.output_node().args[0])
-              if result in was}  # type: ignore[arg-type]
+    copies = {i: was[result] for i, result in enumerate(results_of(gm.graph)) if result in was}
     if not all(said.is_contiguous() for said in copies.values()):
         raise Unsupported("a view is answered with strides that are not its own")
     copy_results(gm, copies, memory_format=torch.contiguous_format)

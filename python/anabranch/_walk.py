@@ -3,8 +3,9 @@
 
 Everything is named by the keys that lead to it, its *path*, so that what stands in a thing's place
 later is known for what it is. Closures, globals that the code names, methods, partials, containers
-and objects are walked. Objects among a module's attributes, classes, modules of Python and objects of
-big libraries may lead to all that a program has; there it goes only where it is told to, *farther*.
+and objects are walked. Objects among a module's attributes, classes, modules of Python and objects
+of big libraries may lead to all that a program has; there it goes only where it is told to,
+*farther*.
 
 Threads: as the objects found. Failure: none; what cannot be walked is left out.
 """
@@ -71,9 +72,10 @@ class Everywhere:
 
 class Walk:
     """Everything that the roots lead to, each thing once, in the order of the walk; and then what
-    ``arguments`` lead to, in whose places others may stand later. ``farther`` has paths that the walk
-    goes though it would not by itself, each with those that lead there. Of things whose ids are
-    ``known`` to lead somewhere there are only further places. ``numbers`` is shown what it meets."""
+    ``arguments`` lead to, in whose places others may stand later. ``farther`` has paths that the
+    walk goes though it would not by itself, each with those that lead there. Of things whose ids
+    are ``known`` to lead somewhere there are only further places. ``numbers`` is shown what it
+    meets."""
 
     def __init__(self, roots: Iterable[Any], arguments: Sequence[Any] = (),
                  farther: Container[Path] = (), known: Iterable[int] = (),
@@ -235,8 +237,8 @@ class Walk:
             self._numbers.add_object(thing, attributes_of(thing), path)
 
     def _look_farther(self, thing: Any, path: Path, depth: int) -> None:
-        """Into a module of Python, a class, the classes of an object, what functools.cache keeps, or
-        an object of a library, such as torch's GradScaler."""
+        """Into a module of Python, a class, the classes of an object, what functools.cache keeps,
+        or an object of a library, such as torch's GradScaler."""
         if not self._farther:
             return
         if isinstance(thing, types.ModuleType):
@@ -301,10 +303,11 @@ class Walk:
         attributes, depth = vars(module), max(depth, _DEEPEST - 3)
         if self._numbers is not None:
             self._numbers.add_object(module, attributes, path)
-        for key in [key for key, value in attributes.items() if key not in OF_MODULES
-                    and (isinstance(value, (dict, list, tuple)) and value
-                         or self._farther and is_object(value) and (*path, key) in self._farther)]:
-            self._look(Place(attributes, key, (*path, key)), depth)
+        for key, value in list(attributes.items()):
+            is_filled = isinstance(value, (dict, list, tuple)) and value
+            if key not in OF_MODULES and (is_filled or (
+                    self._farther and is_object(value) and (*path, key) in self._farther)):
+                self._look(Place(attributes, key, (*path, key)), depth)
         self._look_farther(module, path, depth)
 
     def _visit_optimizer(self, optimizer: torch.optim.Optimizer, path: Path) -> None:
@@ -368,8 +371,7 @@ def _parts(thing: Any) -> Iterator[tuple[Any, Any, Any]]:
     elif may_enter(thing):
         attributes = attributes_of(thing)
         yield from ((name, attributes, name) for name, _ in list(attributes.items()))
-        if callable(thing) and isinstance(call := getattr(type(thing), "__call__", None),
-                                          types.FunctionType):
+        if callable(thing) and isinstance(call := type(thing).__call__, types.FunctionType):
             yield "__call__", (call,), 0
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing a whole file, whatever lies at its path: the rule of src/base/write_file.h, which the core
-keeps for plan files. docs/file-formats.md has it as a table.
+"""Writing a whole file, whatever lies at its path: the rule of src/base/write_file.h, which the
+core keeps for plan files. docs/file-formats.md has it as a table.
 
 Threads: any; of two writers of one path the last one wins. Failure: PlanFileError [E0501] with the
 system's reason, and nothing is left behind; what is written through may then hold a part.

@@ -23,7 +23,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._arguments import check_function
 from .errors import ConfigError, code_text, shown
@@ -65,17 +65,17 @@ class Options:
         4, "About how many kernels of one recording may run side by side on a GPU, where that is "
         "measured faster. 1: they run in the order in which the step queued them.", 1, MOST_LANES)
     ahead_bytes: int = _option(
-        256 << 20, "Bytes that copies from pinned memory to the GPU may bring in a recording before "
-        "the kernels that were queued earlier have read what came before.", 0, _MOST_BYTES)
+        256 << 20, "Bytes that copies from pinned memory to the GPU may bring in a recording "
+        "before the kernels that were queued earlier have read what came before.", 0, _MOST_BYTES)
     overlap_bytes: int = _option(
-        0, "Bytes that a recording may take more than the plain step does, for kernels that run side "
-        "by side.", 0, _MOST_BYTES)
+        0, "Bytes that a recording may take more than the plain step does, for kernels that run "
+        "side by side.", 0, _MOST_BYTES)
     gather_bytes: int = _option(
         64 << 20, "Bytes up to which gathers inside anabranch.overlap are put into one call on a "
         "GPU. 0: each is a call of its own.", 0, _MOST_BYTES)
     max_recordings: int = _option(
-        16, "Signatures of one callable that are recorded; further ones run plainly, and `report` says "
-        "in what they differ.", 1, _MOST_COUNT)
+        16, "Signatures of one callable that are recorded; further ones run plainly, and `report` "
+        "says in what they differ.", 1, _MOST_COUNT)
     native: bool = _option(
         True, "Run regions through the C++ runtime. Off: through Inductor's Python callables.")
     delays: int | None = _option(
@@ -133,7 +133,8 @@ def _known(name: Any, origin: str) -> str:
 
 
 def _checked(name: str, value: Any, origin: str) -> Any:
-    """The value, or the one that it stands for. All values come through here, whoever gives them."""
+    """The value, or the one that it stands for. All values come through here, whoever gives
+    them."""
     field = _FIELDS[_known(name, origin)]
     kinds = str(field.type).split(" | ")
     if isinstance(value, os.PathLike) and "str" in kinds:
@@ -263,8 +264,8 @@ def resolve(options: Mapping[str, Any] | None = None, **more: Any) -> Options:
     """The value of every option; `options` is what torch.compile(options=...) was given, and `more`
     what stands beside it as keywords, which beat it."""
     if options is not None and not isinstance(options, Mapping):
-        raise ConfigError(_WRONG_TYPE, f"config: options is {shown(options)}, and it must be a dict of "
-                          "names and values.", 'For example: options={"strict": True}.')
+        raise ConfigError(_WRONG_TYPE, f"config: options is {shown(options)}, and it must be a "
+                          "dict of names and values.", 'For example: options={"strict": True}.')
     given = {name: _checked(name, value, _origin(name))
              for name, value in {**(options or {}), **more}.items()}
     assigned = _Config._assigned
@@ -294,5 +295,22 @@ def compiler_variable() -> str | None:
     return os.environ.get("CXX") or None
 
 
-_module = sys.modules[__name__]
+if TYPE_CHECKING:  # the module's attributes, which _Config answers; a test holds them to Options
+    strict: bool
+    streams: bool
+    record: bool
+    verify: bool
+    overlap: int
+    ahead_bytes: int
+    overlap_bytes: int
+    gather_bytes: int
+    max_recordings: int
+    native: bool
+    delays: int | None
+    max_lanes: int | None
+    spin_us: int
+    progress: bool | None
+    library: str | None
+
+_module: Any = sys.modules[__name__]
 _module.__class__ = _Config

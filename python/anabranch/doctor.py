@@ -83,7 +83,8 @@ def _find_compiler() -> Finding:
         return Finding("C++ compiler", "none found ($CXX, else g++)",
                        "compiling on a CPU [E0605]: install g++, or set CXX")
     try:
-        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
+        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20,
+                              check=False)
         return Finding("C++ compiler", f"{path}: {told.stdout.splitlines()[0]}")
     except (OSError, IndexError, subprocess.SubprocessError) as error:
         return Finding("C++ compiler", f"{path}: does not run ({error})",
@@ -215,9 +216,10 @@ def report() -> str:
 
 
 def as_json() -> dict[str, dict[str, Any]]:
-    """All findings by name, as JSON takes them and as the C++ command words its own: whether it is on,
-    what was found, and what is off because of it."""
-    return {row.name: {"on": not row.off, "detail": row.text, **({"off": row.off} if row.off else {})}
+    """All findings by name, as JSON takes them and as the C++ command words its own: whether it is
+    on, what was found, and what is off because of it."""
+    return {row.name: {"on": not row.off, "detail": row.text,
+                       **({"off": row.off} if row.off else {})}
             for row in findings()}
 
 

@@ -63,12 +63,11 @@ def overlap(lanes: int = 4) -> Any:
             weight = all_gather_tensor(self.shard, 0, group)
             x = x @ weight
 
-    On a GPU the recording of a graph with this in it runs about ``lanes`` kernels side by side, even
-    where the option ``overlap`` says fewer, and collectives beside them. On the CPU collectives of
-    such a graph get a stream of their own. As with a stream nothing changes what the program means,
-    and in eager mode and under other compilers this does nothing. Raises CompileError [E0601] unless
-    ``lanes`` is an int from 2 to 1024.
-    """
+    On a GPU the recording of a graph with this in it runs about ``lanes`` kernels side by side,
+    even where the option ``overlap`` says fewer, and collectives beside them. On the CPU
+    collectives of such a graph get a stream of their own. As with a stream nothing changes what the
+    program means, and in eager mode and under other compilers this does nothing. Raises
+    CompileError [E0601] unless ``lanes`` is an int from 2 to 1024. """
     if type(lanes) is not int or not 2 <= lanes <= MOST_LANES:
         _refuse_lanes(lanes)
     return annotated((OVERLAP, lanes))
@@ -78,9 +77,9 @@ def _block(*pairs: Pair) -> Iterator[None]:
     if entered_in_eager is not None:
         entered_in_eager(sys._getframe(2), pairs)  # behind contextlib's __enter__
     is_traced_here = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-    with _kept_by_export() if is_traced_here else contextlib.nullcontext():
-        with fx.annotate(dict(pairs)):
-            yield
+    with _kept_by_export() if is_traced_here else contextlib.nullcontext(), \
+            fx.annotate(dict(pairs)):
+        yield
 
 
 # The block of a stream. Dynamo calls it anew behind a break (``_compat.resume_streams``).
@@ -89,8 +88,8 @@ annotated = contextlib.contextmanager(_block)
 
 @contextlib.contextmanager
 def _kept_by_export() -> Iterator[None]:
-    """An export that is not strict forgets annotations, unless it is told not to. Only ours are kept:
-    torch has some of its own there, which no node has without us."""
+    """An export that is not strict forgets annotations, unless it is told not to. Only ours are
+    kept: torch has some of its own there, which no node has without us."""
     if fx.has_preserved_node_meta():
         yield
         return

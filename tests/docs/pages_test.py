@@ -12,7 +12,7 @@ from pathlib import Path
 from pages import DIRECTIVE, ROOT, find_blocks, find_pages, is_part_of
 
 sys.path.insert(0, str(ROOT / "tests/rooms"))
-from check_rooms import ROOMS  # noqa: E402
+from check_rooms import ROOMS
 
 CODE = re.compile(r'^ANABRANCH_CODE\((\w+), (\d+), "(.+)"\)$', re.MULTILINE)
 SECTION = re.compile(r"^## (E\d{4}) (\w+)$", re.MULTILINE)

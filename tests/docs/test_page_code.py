@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-
 from pages import ROOT, find_blocks, page_program
 
 DEADLINE_S = 280

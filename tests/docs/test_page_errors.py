@@ -6,11 +6,11 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
+from pages import ROOT
 
 import anabranch
-import torch
 from anabranch import config
-from pages import ROOT
 
 
 def step(x):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Builds and runs a consumer: from an installation that was moved, or from the source tree. Looks at
-where what was built and installed has its libraries looked for.
+"""Builds and runs a consumer: from an installation that was moved, or from the source tree. Looks
+at where what was built and installed has its libraries looked for.
 
     test_consumer.py package <build folder> <source tree> <compiler>
     test_consumer.py source <build folder> <source tree> <compiler>

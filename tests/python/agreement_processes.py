@@ -12,6 +12,7 @@ import time
 
 import torch
 import torch.distributed as dist
+
 from anabranch import _agreement, _compat
 from anabranch._agreement import Agreement
 from anabranch._elsewhere import Elsewhere

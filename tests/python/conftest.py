@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for compare, fixtures and zoo, which tests import
 
-from fixtures import deadline, fresh_torch, run_python, torch  # noqa: E402, F401
+from fixtures import deadline, fresh_torch, run_python, torch  # noqa: F401
 
 if torch is not None:
     from compare import BACKEND

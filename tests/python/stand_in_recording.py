@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU's part of recordings on the CPU: its memory, captures and launches. A launch runs the step's own
-Python, so that what recording does around it is all there is to see."""
+"""A GPU's part of recordings on the CPU: its memory, captures and launches. A launch runs the
+step's own Python, so that what recording does around it is all there is to see."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import contextlib
 from types import SimpleNamespace
 
 import torch
+
 from anabranch import _attempt, _copies, _device_memory, _record, _recorder, _trial
 from anabranch._device_memory import Peaks
 from anabranch._native_capture import CaptureCounts

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from stream_places import SIZE, program
 
-
 # ---- objects
 
 

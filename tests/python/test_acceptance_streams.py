@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs over torch's streams that compilers have got wrong, by the numbers of the page on streams
-that this project keeps: here those that need no GPU. Each means what its steps mean one after the
-other; random delays before every step bring out an order that is missing.
+"""Programs over torch's streams that compilers have got wrong, by the numbers of the page on
+streams that this project keeps: here those that need no GPU. Each means what its steps mean one
+after the other; random delays before every step bring out an order that is missing.
 
 The streams are torch's streams of the CPU, which Dynamo traces and nothing else uses: what is
 marked with one runs on a lane of its own.
@@ -14,7 +14,7 @@ import gc
 import pytest
 import torch
 from compare import compiled
-from test_user_streams import A, B, EVENT, OTHER, without_streams
+from test_user_streams import EVENT, OTHER, A, B, without_streams
 from torch._dynamo.output_graph import OutputGraph
 
 from anabranch import _compat

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step may answer: objects that it makes are opened, what was there before is answered itself."""
+"""What a step may answer: objects that it makes are opened, what was there before is answered
+itself."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anabranch._answers import Unlike, flatten
 from torch import nn
+
+from anabranch._answers import Unlike, flatten
 
 pytestmark = pytest.mark.oldest
 

@@ -163,7 +163,8 @@ def test_symbolic_sizes_and_fractions_cross_streams():
 
 
 class Images(nn.Module):
-    """Convolutions like to change the layout of what they answer; the other stream must not care."""
+    """Convolutions like to change the layout of what they answer; the other stream must not
+    care."""
 
     def __init__(self):
         super().__init__()
@@ -226,7 +227,8 @@ for _ in range(2):
 
 
 def test_workers_start_no_teams_of_their_own():
-    """A library that finds itself on a new thread would start as many threads as there are cores."""
+    """A library that finds itself on a new thread would start as many threads as there are
+    cores."""
 
     class Wide(nn.Module):
         def __init__(self):
@@ -322,8 +324,8 @@ def test_random_numbers_on_streams_are_those_of_inductor():
 
 @pytest.mark.oldest
 def test_a_view_lies_as_what_it_is_a_view_of_whatever_a_pass_left_with_it():
-    """In the backward Inductor drops a copy of a transposed gradient, and says of the transposed one
-    that it lies as the copy did."""
+    """In the backward Inductor drops a copy of a transposed gradient, and says of the transposed
+    one that it lies as the copy did."""
     def step(x, y):
         with anabranch.stream("a"):
             t = y + 1

@@ -5,18 +5,18 @@ left by launches."""
 from __future__ import annotations
 
 import collections
-import contextlib
 from types import SimpleNamespace
 
-import anabranch
 import pytest
 import torch
+from torch import Tensor, nn
+
+import anabranch
 from anabranch import _attempt, _record, _recorder
 from anabranch._bindings import Bindings, Leaving, slots_in
-from anabranch._reasons import NotRecordable
 from anabranch._entry import View
+from anabranch._reasons import NotRecordable
 from anabranch._state import State
-from torch import Tensor, nn
 
 pytestmark = pytest.mark.oldest
 
@@ -269,7 +269,7 @@ def test_numbers_texts_and_equal_objects_are_no_slots():
         holder.text += "x"
         holder.losses.append(0.5)
         holder.when = object()
-        holder.w = holder.w  # the same  # noqa: PLW0127
+        holder.w = holder.w  # the same
 
     leaving = leaving_of(step, [step])
     leaving([])
@@ -326,8 +326,8 @@ def test_tensors_of_wrapping_classes_are_left_to_their_libraries():
 
 @pytest.fixture
 def launching(monkeypatch):
-    """Callables are recorded without a GPU: what a launch computes of the tensors that it is given, by
-    their names, the test says."""
+    """Callables are recorded without a GPU: what a launch computes of the tensors that it is given,
+    by their names, the test says."""
     monkeypatch.setattr(_record, "_has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(_recorder, "_device_of", lambda leaves, tensors: 0)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch's allocator gives out one behind the other at one address of a capture is of one size."""
+"""What torch's allocator gives out one behind the other at one address of a capture is of one
+size."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import contextlib
 import random
 
 import pytest
+
 from anabranch import _compat
 from anabranch._blocks_ahead import noted_sizes, sizes_in_use
 from anabranch._compat import Event
@@ -19,8 +21,8 @@ SMALL, LARGE = 2 * MIB, 20 * MIB
 
 
 class Pool:
-    """torch's allocator in a pool that is not split, as far as sizes go: the smallest free block that is
-    large enough, else a new one."""
+    """torch's allocator in a pool that is not split, as far as sizes go: the smallest free block
+    that is large enough, else a new one."""
 
     def __init__(self, ahead=()):
         self.free, self.made, self.tenants = [], 0, {}
@@ -75,7 +77,8 @@ def tenants_of(events, ahead):
 
 
 def apart(tenants):
-    """How many bytes the largest at an address has more than the smallest, beyond what torch tells apart."""
+    """How many bytes the largest at an address has more than the smallest, beyond what torch tells
+    apart."""
     return [max(sizes) - min(sizes) for sizes in tenants
             if max(sizes) > 10 * MIB and max(sizes) - min(sizes) >= 2 * MIB]
 

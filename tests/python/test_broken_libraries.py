@@ -7,6 +7,7 @@ import logging
 
 import pytest
 import torch
+
 from anabranch import _broken_libraries, _compat
 from anabranch._broken_libraries import check_is_whole, without_broken_libraries
 

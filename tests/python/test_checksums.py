@@ -7,11 +7,12 @@ import threading
 
 import pytest
 import torch
+from stand_in_recording import StandIn
+
 from anabranch import _checksums, _copies, _host_memory
 from anabranch._checksums import checksums, on_device, pieces
 from anabranch._copies import Copies
 from anabranch._shortage import Short
-from stand_in_recording import StandIn
 
 pytestmark = pytest.mark.oldest
 

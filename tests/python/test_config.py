@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options: who wins, what is refused, and what is left behind."""
 
+import dataclasses
 import re
 import threading
 from pathlib import Path
@@ -101,7 +102,8 @@ def bounds(name):
 def test_a_number_has_bounds_that_hold_wherever_it_comes_from(monkeypatch, name):
     least, most = bounds(name)
     variable = f"ANABRANCH_{name.upper()}"
-    for value, words in ((least - 1, f"the least possible is {least}"), (most + 1, "the most possible is"),
+    for value, words in ((least - 1, f"the least possible is {least}"), (most + 1, "the most "
+                                                                                   "possible is"),
                          (-10**30, "the least"), (10**30, "the most")):
         for act in (lambda: setattr(config, name, value), lambda: config.patch(**{name: value}),
                     lambda: config.resolve({name: value}), lambda: config.resolve(**{name: value})):
@@ -130,7 +132,8 @@ def test_a_number_of_thousands_of_digits_is_refused_in_a_short_message(monkeypat
 
 def test_what_only_has_the_name_of_a_type_is_not_of_it():
     impostor = type("bool", (), {})()
-    with pytest.raises(ConfigError, match=r"of the type .*test_config\.bool, the option wants bool"):
+    with pytest.raises(ConfigError, match=r"of the type .*test_config\.bool, the option wants "
+                                          r"bool"):
         config.strict = impostor
 
 
@@ -248,3 +251,10 @@ def test_the_page_lists_every_option_as_it_is():
             for name, kind, default, doc in config.describe()]
     assert [line for line in page.splitlines() if line in rows] == rows
     assert page.count("\n| `") >= len(rows)
+
+
+def test_type_checkers_are_told_of_every_option():
+    """The module's class answers them; what stands below TYPE_CHECKING is for mypy and editors."""
+    declared = re.findall(r"^    (\w+): ([\w| ]+)$", Path(config.__file__).read_text().split(
+        "if TYPE_CHECKING:")[-1], re.MULTILINE)
+    assert declared == [(field.name, field.type) for field in dataclasses.fields(config.Options)]

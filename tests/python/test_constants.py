@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step makes on the CPU and copies to the GPU while it is captured: through pinned memory, where
-each call brings the same, and not at all otherwise. The device without memory stands for the GPU."""
+"""What a step makes on the CPU and copies to the GPU while it is captured: through pinned memory,
+where each call brings the same, and not at all otherwise. The device without memory stands for the
+GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import threading
 import numpy
 import pytest
 import torch
+
 from anabranch import _constants
 from anabranch._constants import Constants
 from anabranch._reasons import NotRecordable

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded callables, and what holds them, are copied and pickled as the callables themselves are."""
+"""Recorded callables, and what holds them, are copied and pickled as the callables themselves
+are."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ import pickle
 
 import pytest
 import torch
-from anabranch import _record
-from anabranch._record import RecordedCallable
 from torch import nn
 
 import anabranch
+from anabranch import _record
+from anabranch._record import RecordedCallable
 
 pytestmark = pytest.mark.oldest
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from anabranch import _device_memory
 
 pytestmark = pytest.mark.oldest
 
 
 def test_the_gpus_are_idle_when_their_cache_is_given_back(monkeypatch):
-    """With expandable segments torch waits for one stream of each, and not for all that read there."""
+    """With expandable segments torch waits for one stream of each, and not for all that read
+    there."""
     done = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0 if device == 1 else 1 << 20)

@@ -68,7 +68,8 @@ def test_a_wrong_command_line_prints_no_report(capfd, core_command):
 
 
 def test_the_package_has_it_as_an_attribute(run_python):
-    told = run_python("import sys, anabranch; anabranch.doctor.report(); print('torch' in sys.modules)")
+    told = run_python("import sys, anabranch; anabranch.doctor.report(); print('torch' in "
+                      "sys.modules)")
     assert told.stdout.strip() == "False", told
 
 

@@ -9,13 +9,14 @@ import types
 import weakref
 from types import SimpleNamespace
 
-import anabranch
 import pytest
 import torch
+from torch import Tensor, nn
+
+import anabranch
 from anabranch import _elsewhere
 from anabranch._state import State
 from anabranch._states import States
-from torch import Tensor, nn
 
 pytestmark = pytest.mark.oldest
 
@@ -50,7 +51,8 @@ def farther(step, *tensors, arguments=(), beside=()):
 
 
 class Rotary:
-    """A helper of a module, with a cache of its own and more that the step has nothing to do with."""
+    """A helper of a module, with a cache of its own and more that the step has nothing to do
+    with."""
 
     table = torch.ones(3)
 

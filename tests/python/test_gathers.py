@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
 from anabranch._gathers import group_gathers
 from anabranch.streams import OVERLAP
-from torch.fx.experimental.proxy_tensor import make_fx
 
 pytestmark = pytest.mark.oldest
 c10d = torch.ops._c10d_functional

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of a recorded step inside of what sees or derives each operator: a launch would show it none.
+"""Calls of a recorded step inside of what sees or derives each operator: a launch would show it
+none.
 
 A recording is stood in for: it says with which tensors it was launched.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_walk import X, Launched, as_on_a_gpu, assert_launches, recorded  # noqa: F401
+from test_walk import Launched, X, as_on_a_gpu, assert_launches, recorded  # noqa: F401
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -83,9 +83,8 @@ def test_a_step_that_raises_leaves_no_mode_and_no_patch():
     before = CachingAutotuner.run
     optimizer.param_groups[0]["lr"] = "much"
     notes = Notes(Marks(), "cpu")
-    with pytest.raises((TypeError, RuntimeError)):
-        with notes.known_calls([optimizer]):
-            step()
+    with pytest.raises((TypeError, RuntimeError)), notes.known_calls([optimizer]):
+        step()
     assert notes.has_raised and CachingAutotuner.run is before
     count = len(notes.works)
     torch.ones(2, 2).mm(torch.ones(2, 2))

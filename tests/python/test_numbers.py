@@ -19,8 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_walk import (X, Launched, as_on_a_gpu, assert_launches, assert_recorded_anew,  # noqa: F401
-                       recorded)
+from test_walk import Launched, X, as_on_a_gpu, assert_launches, assert_recorded_anew, recorded  # noqa: F401
 from torch import nn
 
 from anabranch._state import State
@@ -269,7 +268,7 @@ def test_attributes_whose_names_are_texts_in_the_code(name):
     config.rate_a = config.rate_b = config.rate_c = config.beta_0 = config.beta_11 = 1.0
 
     def step(x):
-        used = getattr(config, "rate_a"), [getattr(config, one) for one in ("rate_b", "rate_c")], \
+        used = config.rate_a, [getattr(config, one) for one in ("rate_b", "rate_c")], \
             [getattr(config, f"beta_{i}") for i in (0, 11)]
         return [weight] if used else []
 
@@ -540,7 +539,7 @@ def test_what_no_code_of_the_step_reads_of_a_batch_may_be_something_else_each_ti
 
 @pytest.mark.parametrize("read", [
     lambda batch: batch.index, lambda batch: batch.ids, lambda batch: batch.source.page,
-    lambda batch: getattr(batch, "names"), lambda batch: batch.is_odd(),
+    lambda batch: batch.names, lambda batch: batch.is_odd(),
     lambda batch: [getattr(batch, name) for name in SAMPLED], lambda batch: vars(batch),
     lambda batch: batch.all_of_it(), lambda batch: copy.copy(batch), len, float,
 ], ids=["a number", "a list", "inside another", "by a text", "by a method", "by names elsewhere",

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anabranch import _parts, config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from anabranch import _parts, config
 
 pytestmark = pytest.mark.oldest
 GPU = torch.device("cuda", 0)

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that are given to a recorded step once, batches: what was found from the step and from what
-is given again is not searched anew for them."""
+"""Objects that are given to a recorded step once, batches: what was found from the step and from
+what is given again is not searched anew for them."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
-import anabranch
 import pytest
 import torch
+from test_walk import Launched, X, as_on_a_gpu, assert_launches, assert_recorded_anew, recorded  # noqa: F401
+from torch import nn
+
+import anabranch
 from anabranch._state import State
 from anabranch._states import States
-from test_walk import (X, Launched, as_on_a_gpu, assert_launches, assert_recorded_anew,  # noqa: F401
-                       recorded)
-from torch import nn
 
 pytestmark = pytest.mark.oldest
 

@@ -8,6 +8,10 @@ import functools
 
 import pytest
 import torch
+from torch import nn
+from torch.utils._pytree import tree_unflatten
+
+import anabranch
 from anabranch import _backend, _compat, _record, _report, _state, config
 from anabranch._capture import Fresh
 from anabranch._entry import Entry
@@ -18,10 +22,6 @@ from anabranch._record import RecordedCallable, record
 from anabranch._rooms import Rooms
 from anabranch._saved_blocks import SavedBlocks
 from anabranch._state import State
-from torch import nn
-from torch.utils._pytree import tree_unflatten
-
-import anabranch
 
 
 def places(*roots):

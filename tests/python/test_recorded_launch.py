@@ -12,17 +12,29 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anabranch import (_attempt, _capture, _compat, _given, _reasons, _recorded, _recorder, _state,
-                       _trial, _verify, config)
+from stand_in_recording import stand_in_memory
+from torch.testing._internal.two_tensor import TwoTensor
+
+from anabranch import (
+    _attempt,
+    _capture,
+    _compat,
+    _given,
+    _reasons,
+    _recorded,
+    _recorder,
+    _state,
+    _trial,
+    _verify,
+    config,
+)
 from anabranch._answers import flatten
-from anabranch._entry import Entry
 from anabranch._capture import Alias, Captured, Constant, Fresh, Held, Step
+from anabranch._entry import Entry
 from anabranch._given import units_of
 from anabranch._native_capture import Block, Slot
 from anabranch._saved_blocks import InBlocks, Places, opened
 from anabranch._state import State
-from stand_in_recording import stand_in_memory
-from torch.testing._internal.two_tensor import TwoTensor
 
 COUNT = 16
 ALIGNMENT = 64
@@ -143,7 +155,8 @@ class Saving(OnTheCpu):
 
 @pytest.fixture
 def saving(step_of, monkeypatch):
-    """A forward's recording, and a backward's that multiplies two of its three inputs and adds 1."""
+    """A forward's recording, and a backward's that multiplies two of its three inputs and adds
+    1."""
     monkeypatch.setattr(_recorded, "CapturedRecording", Saving)
     step, capture = step_of
     row = ((COUNT,), (1,), torch.float32)
@@ -383,7 +396,8 @@ def test_a_wrapper_may_have_parts_that_are_no_tensors():
 
 
 def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkeypatch):
-    """A step's backward runs on a thread of autograd, with graphs that are recorded on their own."""
+    """A step's backward runs on a thread of autograd, with graphs that are recorded on their
+    own."""
     monkeypatch.setattr(_recorder, "_WARM_UP", 10)
     chosen = config.resolve({"max_recordings": 8})
     graph = _recorder.Recorder(lambda leaves: leaves[0] + 1, chosen, "graph", takes_gradients=False)
@@ -402,8 +416,8 @@ def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkey
 
 @pytest.fixture
 def making(monkeypatch, step_of):
-    """A try to record a step that shall be noted, and the steps that it makes recordings of; makers and
-    launches fail with what is put into ``failures``, one a time."""
+    """A try to record a step that shall be noted, and the steps that it makes recordings of; makers
+    and launches fail with what is put into ``failures``, one a time."""
     seen = SimpleNamespace(made=[], failures=[], rewound=0)
     monkeypatch.setattr(_attempt, "free_bytes", lambda device: 0)
 

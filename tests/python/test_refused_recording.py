@@ -8,16 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from stand_in_recording import stand_in_memory
+
 from anabranch import _attempt, _reasons, _recorder, config, errors
 from anabranch._native import NativeError
 from anabranch._reasons import Apart
 from anabranch._state import NO_STATE
-from stand_in_recording import stand_in_memory
 
 pytestmark = pytest.mark.oldest
 
-RACE = NativeError(201, "record: kernel 0 'a' writes what kernel 1 'b' reads, and the captured graph "
-                        "has no path from kernel 0 'a' to kernel 1 'b' [E0201]")
+RACE = NativeError(201, "record: kernel 0 'a' writes what kernel 1 'b' reads, and the captured "
+                        "graph has no path from kernel 0 'a' to kernel 1 'b' [E0201]")
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from anabranch import _compat, _seeds
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from anabranch import _compat, _seeds
 
 pytestmark = pytest.mark.oldest
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that runs out while a step is recorded, or when it is launched, wherever that is: the step runs as
-it would have without us, and is recorded when there is more."""
+"""Memory that runs out while a step is recorded, or when it is launched, wherever that is: the step
+runs as it would have without us, and is recorded when there is more."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import itertools
 
 import pytest
 import torch
+from stand_in_recording import GIB, SAID, StandIn
+
 from anabranch import _attempt, _copies, _recorder, _shortage, config, errors
 from anabranch._shortage import Short, is_out_of_memory, wanted_of
 from anabranch._state import State
-from stand_in_recording import GIB, SAID, StandIn
 
 pytestmark = pytest.mark.oldest
 
@@ -20,8 +21,8 @@ CALLS = 7
 
 
 class Training:
-    """A step over what it is given: it writes its weights in place, draws random numbers, counts on the
-    CPU, sets a gradient, and answers a loss. ``allocate()`` is called in the middle of it."""
+    """A step over what it is given: it writes its weights in place, draws random numbers, counts on
+    the CPU, sets a gradient, and answers a loss. ``allocate()`` is called in the middle of it."""
 
     def __init__(self, allocate=lambda: None):
         self.generator = torch.Generator().manual_seed(3)
@@ -242,7 +243,8 @@ def test_a_host_without_room_for_copies_is_said(stand_in, monkeypatch, free, whe
 
 
 def test_what_says_that_memory_has_run_out_is_known_and_what_does_not_is_not():
-    for said in (SAID, "CUDA driver error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling",
+    for said in (SAID, "CUDA driver error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when "
+                                                           "calling",
                  "DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 bytes"):
         assert is_out_of_memory(RuntimeError(said)), said
     assert is_out_of_memory(MemoryError()) and not is_out_of_memory(ValueError("out of memory"))

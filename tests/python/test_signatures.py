@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+
 from anabranch import _record, _recorder, config
 from anabranch._state import NO_STATE, State
 from anabranch.errors import RecordError
-from torch import nn
 
 pytestmark = pytest.mark.oldest
 

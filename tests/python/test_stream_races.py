@@ -361,7 +361,7 @@ def test_less_one_line_of_syncs_exactly_what_it_ordered_is_told(program):
         assert checked[line].texts() == wanted
     for line, found in checked.items():
         found.oracle.check(found.told)
-        assert line or not found.told and not found.oracle.races()
+        assert line or (not found.told and not found.oracle.races())
 
 
 def test_the_oracle_objects_to_what_is_missing_false_or_told_twice():

@@ -262,7 +262,7 @@ def test_a_tape_runs_on_another_thread():
     def work():
         try:
             check(write, lambda x: [torch.cumsum(x, 0)], lambda: [torch.randn(100)])
-        except BaseException as error:  # noqa: BLE001 - told to the test's own thread
+        except BaseException as error:
             failures.append(error)
     thread = threading.Thread(target=work)
     thread.start()

@@ -7,12 +7,13 @@ import weakref
 
 import pytest
 import torch
+from stand_in_recording import StandIn
+
 from anabranch import _trial
 from anabranch._capture import Step
 from anabranch._given import units_apart
 from anabranch._state import State
 from anabranch._trial import Foreseen, Trial
-from stand_in_recording import StandIn
 
 pytestmark = pytest.mark.oldest
 

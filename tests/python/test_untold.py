@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from anabranch._capture import _untold
 from anabranch._reasons import BrokeUntold, BrokeWhileNoted, NotRecordable
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+
 from anabranch._reasons import NotRecordable
 from anabranch._trial import generators_of_the_cpu
 from anabranch._verify import Untrusted, verify

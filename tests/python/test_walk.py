@@ -14,12 +14,13 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import anabranch
 import pytest
 import torch
+from torch import Tensor, nn
+
+import anabranch
 from anabranch import _record, _recorder
 from anabranch._state import State
-from torch import Tensor, nn
 
 pytestmark = pytest.mark.oldest
 
@@ -104,8 +105,8 @@ class Net(nn.Module):
 
 
 def mutations():
-    """By name: what is done to a holder whose ``net`` the step uses, and whether the recording serves
-    what is there then."""
+    """By name: what is done to a holder whose ``net`` the step uses, and whether the recording
+    serves what is there then."""
 
     def replace_net(holder):
         holder.net = Net()
@@ -169,7 +170,7 @@ def test_modules_that_take_turns_share_a_recording_where_they_are_alike():
         model = first
 
         def step(x):
-            return list(model.parameters())  # noqa: B023
+            return list(model.parameters())
 
         made = recorded(step)
         for model in [second, first] * 4:
@@ -486,7 +487,7 @@ def test_objects_that_lead_nowhere_are_told_by_what_they_are():
 
 
 class Slotted:
-    __slots__ = ("x", "hidden", "__weakref__")
+    __slots__ = ("__weakref__", "hidden", "x")
 
     def __init__(self):
         self.x = torch.ones(3)

@@ -7,17 +7,18 @@ here. Imported only after torch is known to be there and new enough.
 
 from __future__ import annotations
 
+from functorch.compile import min_cut_rematerialization_partition
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
-from torch._logging import trace_structured
+from torch._logging._internal import trace_structured
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
-from functorch.compile import min_cut_rematerialization_partition
 
 from .compiling import (
+    OWN_BUFFERS,
     annotation,
     check_libraries,
     example_of,
@@ -31,7 +32,6 @@ from .compiling import (
     kernels_at_the_end,
     kinds_of_results,
     must_save,
-    OWN_BUFFERS,
     own_buffers,
     own_compile_context,
     parts_of,
@@ -42,6 +42,8 @@ from .compiling import (
     wrapper_function,
 )
 from .cuda import (
+    Event,
+    PoolHistory,
     allocated_in_pools,
     allocations_so_far,
     backend_of_group,
@@ -60,8 +62,6 @@ from .cuda import (
     memory_fraction,
     memory_history,
     numeric_modes,
-    Event,
-    PoolHistory,
     processes_here,
     reinterpret_tensor,
     storage_at,
@@ -94,6 +94,14 @@ from .streams import (
 )
 
 __all__ = [
+    "OWN_BUFFERS",
+    "CustomPartitionerFn",
+    "Event",
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
+    "PoolHistory",
+    "TorchDispatchMode",
     "allocated_in_pools",
     "allocations_so_far",
     "annotation",
@@ -109,17 +117,14 @@ __all__ = [
     "constants_of_generated_code",
     "current_device",
     "current_stream",
-    "CustomPartitionerFn",
     "dtype_code",
     "empty_strided_cpu",
     "empty_strided_cuda",
     "end_pool",
     "example_of",
-    "FakeTensorMode",
     "free_unbacked_symbols",
     "gather_together",
     "get_hash_for_files",
-    "HigherOrderOperator",
     "hooks_so_far",
     "in_parts",
     "inductors_cache",
@@ -144,19 +149,15 @@ __all__ = [
     "numeric_modes",
     "object_of_graph",
     "openmp_function",
-    "OpOverload",
-    "OWN_BUFFERS",
     "own_buffers",
     "own_compile_context",
     "parts_of",
-    "Event",
-    "PoolHistory",
     "processes_here",
     "region_compile_context",
     "reinterpret_tensor",
     "replace_parts",
-    "resume_streams",
     "results_of_forward",
+    "resume_streams",
     "runs_of_generated_kernels",
     "saves_unseen",
     "steps_of_optimizers",
@@ -165,7 +166,6 @@ __all__ = [
     "stream_operation",
     "take_events_behind_writes",
     "tensors_alive",
-    "TorchDispatchMode",
     "trace_structured",
     "tree_flatten",
     "tree_map",

@@ -14,11 +14,12 @@ import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch._dynamo import compiled_autograd
 from torch._guards import TracingContext, tracing
-from torch._inductor.runtime.cache_dir_utils import cache_dir
-from torch._inductor import fx_utils, utils as inductor_utils
+from torch._inductor import fx_utils
+from torch._inductor import utils as inductor_utils
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import CppCodeCache
 from torch._inductor.fx_passes import post_grad
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._ops import OpOverload
 
 
@@ -41,7 +42,8 @@ def own_compile_context() -> Iterator[None]:
 
 
 # Inductor's settings by which each intermediate has memory of its own. Memory that is used again
-# orders kernels that share nothing else; a recording's arena finds by itself what can be used again.
+# orders kernels that share nothing else; a recording's arena finds by itself what can be used
+# again.
 OWN_BUFFERS = {"allow_buffer_reuse": False}
 
 
@@ -94,8 +96,8 @@ def keep_saved_tensors() -> None:
 
 
 def saves_unseen() -> bool:
-    """Whether what a forward saves now is seen by autograd alone: not by hooks on saved tensors, nor by
-    compiled autograd."""
+    """Whether what a forward saves now is seen by autograd alone: not by hooks on saved tensors,
+    nor by compiled autograd."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is None \
         and not (compiled_autograd.compiled_autograd_enabled or dynamo_config.compiled_autograd)
 
@@ -140,8 +142,8 @@ _waiting_moved = threading.RLock()
 def kernels_at_the_end() -> Iterator[None]:
     """Around several compilations: the C++ compiler works on the kernels of all of them at once.
 
-    A generated wrapper waits for its kernels while it is loaded. Here it goes on, and the waiting is
-    done when the block ends; until then nothing may be run. An error of the compiler comes then.
+    A generated wrapper waits for its kernels while it is loaded. Here it goes on, and the waiting
+    is done when the block ends; until then nothing may be run. An error of the compiler comes then.
     """
     with _waiting_moved:
         owner, wait, waits = threading.get_ident(), AsyncCompile.wait, []
@@ -162,19 +164,22 @@ def kernels_at_the_end() -> Iterator[None]:
 
 
 def is_missing_compiler(error: BaseException) -> bool:
-    """Whether Inductor failed for want of a C++ compiler; it wraps that error in others, as text."""
+    """Whether Inductor failed for want of a C++ compiler; it wraps that error in others, as
+    text."""
     return "InvalidCxxCompiler" in f"{type(error).__name__} {error}"
 
 
 def check_libraries(check: Callable[[str], None]) -> None:
-    """Has ``check`` see the path of each library before Inductor loads it, while nobody writes it."""
-    load = CppCodeCache._load_library.__func__
+    """Has ``check`` see the path of each library before Inductor loads it, while nobody writes
+    it."""
+    cache: Any = CppCodeCache
+    load = cache._load_library.__func__
 
     def checked(cls: type[CppCodeCache], path: str, key: str) -> Any:
         check(path)
         return load(cls, path, key)
 
-    CppCodeCache._load_library = classmethod(checked)
+    cache._load_library = classmethod(checked)
 
 
 def inductors_cache() -> str:
@@ -220,10 +225,10 @@ def replace_parts(compiled: Any, parts: Sequence[Callable[[list[Any]], Any]]) ->
         compiled.recursively_apply_fns([lambda _, part=part: part for part in parts])
 
 
-def wrapper_function(compiled: Any) -> Callable[..., Any]:
+def wrapper_function(compiled: Any) -> Any:
     """The ``call`` function of the Python wrapper that Inductor generated, or TypeError."""
-    call = getattr(compiled, "current_callable", None)
-    function = getattr(call, "__func__", call)
+    call: Any = getattr(compiled, "current_callable", None)
+    function: Any = getattr(call, "__func__", call)
     if not hasattr(function, "__code__") or getattr(call, "__self__", None) is None:
         raise TypeError(f"{type(call).__name__} is no generated wrapper")
     if "empty_strided_cpu" not in function.__globals__:

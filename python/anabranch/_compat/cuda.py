@@ -11,15 +11,18 @@ from typing import Any, NamedTuple
 import torch
 
 # The fast allocator of Inductor's own wrappers: (sizes, strides, dtype) -> tensor.
-empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
-empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # on the current device
+_guards: Any = torch._C._dynamo.guards
+empty_strided_cpu: Callable[..., torch.Tensor] = _guards._empty_strided_cpu
+# On the current device.
+empty_strided_cuda: Callable[..., torch.Tensor] = _guards._empty_strided_cuda
 # Likewise a view: (tensor, sizes, strides, elements to go on by) -> tensor of the same type.
-reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
+reinterpret_tensor: Callable[..., torch.Tensor] = _guards._reinterpret_tensor
 
 
 def storage_at(address: int, size_bytes: int, device: torch.device) -> torch.UntypedStorage:
     """Somebody else's memory; nothing is freed when the storage goes."""
-    return torch._C._construct_storage_from_data_pointer(address, device, size_bytes)
+    storage: Any = torch._C._construct_storage_from_data_pointer(address, device, size_bytes)
+    return storage
 
 
 def numeric_modes() -> tuple[Any, ...]:
@@ -56,7 +59,7 @@ current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  
 def collectives_so_far() -> dict[Any, int]:
     """How many this process has taken part in, by its groups of several processes, in the order in
     which these were made."""
-    distributed = torch.distributed
+    distributed: Any = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return {}
     return {group: group._get_sequence_number_for_group()
@@ -80,9 +83,10 @@ def store_of(group: Any) -> Any:
 def backend_of_group(group: Any, device: torch.device) -> str:
     """What runs a process group's collectives on a device; the group by itself or by its name, as
     functional collectives are given either. RuntimeError where there is none."""
+    distributed: Any = torch.distributed.distributed_c10d
     if isinstance(group, str):
-        group = torch.distributed.distributed_c10d._resolve_process_group(group)
-    return group._get_backend(device).name()
+        group = distributed._resolve_process_group(group)
+    return str(group._get_backend(device).name())
 
 
 def memory_fraction(device: int) -> float:
@@ -163,8 +167,8 @@ def memory_history(device: int) -> Iterator[Callable[[], PoolHistory]]:
 
 
 def _snapshot_of(device: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """The trace of events, the segments, of all pools, and the allocator's settings: torch 2.11 may crash
-    when asked for the segments of one pool."""
+    """The trace of events, the segments, of all pools, and the allocator's settings: torch 2.11 may
+    crash when asked for the segments of one pool."""
     snapshot = torch.cuda.memory._snapshot(device)
     return snapshot["device_traces"][device], snapshot["segments"], snapshot["allocator_settings"]
 

@@ -105,7 +105,7 @@ def arguments_of_generated_kernel(
     if kind not in _GENERATED or getattr(tuner, "custom_kernel", True) or names is None \
             or len(args) > len(names):
         return None
-    written = getattr(tuner, "mutated_arg_names", None)
+    written: Any = getattr(tuner, "mutated_arg_names", None)
     is_listed = isinstance(written, list)  # a tuple is what stands there if nothing was said
     values = [*zip(names, args, strict=False), *kwargs.items()]
     values = [(name, value) for name, value in values if name != "stream"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -25,13 +25,14 @@ from torch._dynamo.variables.torch import TorchCtxManagerClassVariable
 
 Pairs = tuple[tuple[str, Any], ...]
 
-_DECORATED = contextlib.ContextDecorator.__call__(contextlib.nullcontext(), len).__code__
+_decorate: Any = contextlib.ContextDecorator.__call__
+_DECORATED = _decorate(contextlib.nullcontext(), len).__code__
 
 
 def resume_streams(module: str, name: str, generator: str) -> None:
-    """Lets Dynamo cut frames inside ``with function(*pairs)``, whatever the backend. The function has
-    this name, and is made of a generator by contextlib: that is what Dynamo meets in the end, also in
-    a decorator."""
+    """Lets Dynamo cut frames inside ``with function(*pairs)``, whatever the backend. The function
+    has this name, and is made of a generator by contextlib: that is what Dynamo meets in the end,
+    also in a decorator."""
 
     class Block(_Block):
         def module_name(self) -> str:
@@ -44,14 +45,15 @@ def resume_streams(module: str, name: str, generator: str) -> None:
         def call_function(self, tx: Any, args: Any, kwargs: Any) -> Block:
             return Block(tuple(pair.as_python_constant() for pair in args))
 
-    trace_rules.manual_torch_name_rule_map[f"{module}.{generator}"] = Function
+    rules: dict[str, Any] = trace_rules.manual_torch_name_rule_map
+    rules[f"{module}.{generator}"] = Function
     trace_rules.get_torch_obj_rule_map.cache_clear()
 
 
 class _Block(ContextWrappingVariable):
     """While Dynamo traces it, the annotation is on; Dynamo gives it to the nodes that it makes."""
 
-    _nonvar_fields = {"calls_before", *ContextWrappingVariable._nonvar_fields}
+    _nonvar_fields = {"calls_before", *ContextWrappingVariable._nonvar_fields}  # noqa: RUF012
 
     def __init__(self, pairs: Pairs, **keywords: Any) -> None:
         super().__init__(target_values=pairs, **keywords)
@@ -76,8 +78,8 @@ class _Block(ContextWrappingVariable):
         return contextlib._GeneratorContextManager
 
 
-# By the code in which they stand, the blocks that Dynamo has traced: whether there is an operator in
-# one. None until the end of one has been seen.
+# By the code in which they stand, the blocks that Dynamo has traced: whether there is an operator
+# in one. None until the end of one has been seen.
 _blocks: ExactWeakKeyDictionary = ExactWeakKeyDictionary()
 
 
@@ -87,7 +89,7 @@ def _blocks_of(code: CodeType) -> dict[Pairs, bool | None]:
     return _blocks[code]
 
 
-def watch_eager_frames(ours: Callable[..., Any], functions: Iterable[FunctionType],
+def watch_eager_frames(ours: Callable[..., Any], functions: Iterable[Any],
                        lose: Callable[[Mapping[str, Any], FrameType, Pairs], None],
                        ) -> Callable[[FrameType, Pairs], None]:
     """What is to be called with the frame of a block that is entered in eager. It calls ``lose``,
@@ -102,8 +104,8 @@ def watch_eager_frames(ours: Callable[..., Any], functions: Iterable[FunctionTyp
 
     def entered(frame: FrameType, pairs: Pairs) -> None:
         callback = get_eval_frame_callback()
-        # In what Dynamo has made of a frame, a block is there for the call that breaks the graph; and
-        # what a decorator is on is compiled by itself, inside the block.
+        # In what Dynamo has made of a frame, a block is there for the call that breaks the graph;
+        # and what a decorator is on is compiled by itself, inside the block.
         if callback and frame.f_code not in convert_frame.output_codes \
                 and frame.f_code is not _DECORATED:
             look(callback, frame, pairs)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._dynamo.graph_bytecode_inputs as graph_bytecode_inputs
+from torch._dynamo import graph_bytecode_inputs
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 from torch._ops import OpOverload

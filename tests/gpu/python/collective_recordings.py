@@ -19,10 +19,10 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
-from recordings import CALLS, assert_launched, normal, told  # noqa: E402
+from recordings import CALLS, assert_launched, normal, told
 
-import anabranch  # noqa: E402
-from anabranch import _agreement, _gathers, _overlap  # noqa: E402
+import anabranch
+from anabranch import _agreement, _gathers, _overlap
 
 LANES = 4
 WIDTH, LAYERS = 256, 8

@@ -18,8 +18,17 @@ import torch
 from random_streams import SyncWriter, at, inputs, left_by, seed_parts, takes_gradients
 from recordings import assert_launched, told
 from stream_places import gpu, note_reports, nowhere
-from stream_runs import (CALLS, SLOW, Together, assert_alike, assert_compiled_alike, inputs_of,
-                         program, shown, two_kinds_of_streams)
+from stream_runs import (
+    CALLS,
+    SLOW,
+    Together,
+    assert_alike,
+    assert_compiled_alike,
+    inputs_of,
+    program,
+    shown,
+    two_kinds_of_streams,
+)
 
 import anabranch
 

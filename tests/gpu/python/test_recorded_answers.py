@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that are no tensors: objects that a step makes have new ones in each launch, what was there
-before is answered itself, whichever there is then."""
+"""Answers that are no tensors: objects that a step makes have new ones in each launch, what was
+there before is answered itself, whichever there is then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from types import SimpleNamespace
 
 import torch
-from recordings import (assert_follows, assert_launched, assert_plain, batch, mlp, normal, told)
+from recordings import assert_follows, assert_launched, assert_plain, batch, mlp, normal, told
 from torch import Tensor
 
 import anabranch

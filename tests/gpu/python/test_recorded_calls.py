@@ -11,8 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from recordings import (CALLS, DEVICE, assert_follows, assert_launched, assert_plain, launches,
-                        normal, told)
+from recordings import (
+    CALLS,
+    DEVICE,
+    assert_follows,
+    assert_launched,
+    assert_plain,
+    launches,
+    normal,
+    told,
+)
 from torch import nn
 
 import anabranch

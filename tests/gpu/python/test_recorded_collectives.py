@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of compiled graphs in recordings of two processes, a GPU each: they run beside kernels
-and change no bit. What each process does is in collective_recordings.py."""
+"""Collectives of compiled graphs in recordings of two processes, a GPU each: they run beside
+kernels and change no bit. What each process does is in collective_recordings.py."""
 
 from __future__ import annotations
 

@@ -11,8 +11,16 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
-from recordings import (DEVICE, assert_follows, assert_launched, assert_plain, mlp, normal, told,
-                        train_both)
+from recordings import (
+    DEVICE,
+    assert_follows,
+    assert_launched,
+    assert_plain,
+    mlp,
+    normal,
+    told,
+    train_both,
+)
 
 import anabranch
 
@@ -29,7 +37,8 @@ CONSTANTS = {
     "new_tensor": lambda x: x @ x.new_tensor([[1.0], [2.0]]).repeat(8, 1),
     "to": lambda x: x * torch.arange(16.0).to(DEVICE),
     "cuda()": lambda x: x * torch.linspace(0, 1, 16).cuda(),
-    "computed there": lambda x: x @ torch.softmax(torch.arange(16.0), 0).outer(torch.ones(4)).to(DEVICE),
+    "computed "
+    "there": lambda x: x @ torch.softmax(torch.arange(16.0), 0).outer(torch.ones(4)).to(DEVICE),
     "copy_": lambda x: torch.empty(16, device=DEVICE).copy_(torch.arange(16)) + x,
     "an index": lambda x: x[torch.tensor([3, 1, 2])],
     "a list of indices": lambda x: x[[3, 1, 2]][:, [0, -1]],

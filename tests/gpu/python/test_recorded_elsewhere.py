@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that a recorded step uses and that are not found from it by themselves: helpers of modules,
-classes, modules of Python, caches. Launches use those that eager would."""
+"""Tensors that a recorded step uses and that are not found from it by themselves: helpers of
+modules, classes, modules of Python, caches. Launches use those that eager would."""
 
 from __future__ import annotations
 

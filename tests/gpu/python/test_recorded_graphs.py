@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_same, compiled
-from recordings import (CALLS, assert_launched, batch, everything, mlp, normal, train_both,
-                        training)
+from recordings import CALLS, assert_launched, batch, everything, mlp, normal, train_both, training
 from torch import nn
 
 import anabranch

@@ -108,7 +108,8 @@ def test_answers_are_all_that_a_launch_holds():
 
 
 def test_an_answer_takes_its_own_size_wherever_something_larger_has_been():
-    """Kernels know addresses alone: two that lie at one, the larger and then the answer, are one place."""
+    """Kernels know addresses alone: two that lie at one, the larger and then the answer, are one
+    place."""
     def plain(x):
         small = (x @ x).repeat(1, 4).cumsum(1)[:, :x.shape[1]].clone()
         return (small @ x).relu()
@@ -137,9 +138,9 @@ def test_recording_holds_nothing_but_parameters_gradients_and_state():
 
 
 def test_recordings_that_are_let_go_give_their_memory_back():
-    """What executables take is the driver's, and only what the whole device has free tells of it. Other processes take
-    of it too, and give it back: what recordings leave behind would never come again.
-    """
+    """What executables take is the driver's, and only what the whole device has free tells of it.
+    Other processes take of it too, and give it back: what recordings leave behind would never come
+    again. """
     def once():
         step = anabranch.record(lambda x: (x @ x).relu() + 1)
         for seed in range(4):

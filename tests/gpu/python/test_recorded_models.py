@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of transformers and timm, of random weights, as their users call them, against eager. Skipped
-where these packages are not installed."""
+"""Models of transformers and timm, of random weights, as their users call them, against eager.
+Skipped where these packages are not installed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from functools import partial
 import pytest
 import torch
 from compare import assert_same
-from recordings import (DEVICE, assert_launched, assert_plain, normal, tensors_by_name, told,
-                        train_both)
+from recordings import (
+    DEVICE,
+    assert_launched,
+    assert_plain,
+    normal,
+    tensors_by_name,
+    told,
+    train_both,
+)
 
 import anabranch
 
@@ -75,7 +82,8 @@ def gemma2(transformers):
 
 @pytest.mark.parametrize("make", [llama, gpt2, bert, gemma2])
 def test_language_models(transformers, make):
-    """Masks are left out where none is needed, which they do not do where they know of a capture."""
+    """Masks are left out where none is needed, which they do not do where they know of a
+    capture."""
     model = make(transformers)
     assert_launched(assert_infers_as_eager(lambda x: model(x).logits, lambda i: (words(i),)))
 

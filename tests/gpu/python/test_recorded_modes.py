@@ -6,8 +6,18 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from recordings import (CALLS, DEVICE, assert_launched, assert_plain, batch, launches, mlp,
-                        normal, told, train_both)
+from recordings import (
+    CALLS,
+    DEVICE,
+    assert_launched,
+    assert_plain,
+    batch,
+    launches,
+    mlp,
+    normal,
+    told,
+    train_both,
+)
 
 import anabranch
 

@@ -10,8 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from recordings import (DEVICE, assert_launched, assert_plain, batch, launches, mlp, normal, told,
-                        train_both, training)
+from recordings import (
+    DEVICE,
+    assert_launched,
+    assert_plain,
+    batch,
+    launches,
+    mlp,
+    normal,
+    told,
+    train_both,
+    training,
+)
 from torch import Tensor, nn
 
 import anabranch
@@ -209,8 +219,8 @@ def test_threads_may_call_while_another_one_replaces_objects():
 
 
 def run_both(make, calls=9, between=lambda i, holder: None):
-    """``make()`` answers a holder, a step and what to look at in the holder after each call, which is
-    the same for the recorded step and the plain one."""
+    """``make()`` answers a holder, a step and what to look at in the holder after each call, which
+    is the same for the recorded step and the plain one."""
     histories = []
     for is_recorded in (False, True):
         torch.manual_seed(0)

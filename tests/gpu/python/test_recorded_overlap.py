@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings whose kernels run side by side, against the same compiled code unrecorded. Whether they
-are faster is for the benchmarks: here they are kept in any case."""
+"""Recordings whose kernels run side by side, against the same compiled code unrecorded. Whether
+they are faster is for the benchmarks: here they are kept in any case."""
 
 from __future__ import annotations
 

@@ -9,8 +9,18 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
-from recordings import (CALLS, DEVICE, assert_launched, assert_plain, launches, mlp, normal, told,
-                        train_both, training)
+from recordings import (
+    CALLS,
+    DEVICE,
+    assert_launched,
+    assert_plain,
+    launches,
+    mlp,
+    normal,
+    told,
+    train_both,
+    training,
+)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -115,7 +125,8 @@ def test_a_step_that_is_refused_has_drawn_once():
     lambda: torch.rand(16).to(DEVICE), lambda: float(torch.rand(())), random.random,
     numpy.random.rand], ids=["tensor", "number", "random", "numpy"])
 def test_numbers_drawn_on_the_cpu_make_the_step_plain(draw):
-    """All runs that a recording is compared with draw the same ones, and launches would for ever."""
+    """All runs that a recording is compared with draw the same ones, and launches would for
+    ever."""
     def function(x):
         return x + draw()
 

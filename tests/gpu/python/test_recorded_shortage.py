@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step that fits into memory is recorded in that memory, and one that does not fit runs as torch runs it."""
+"""A step that fits into memory is recorded in that memory, and one that does not fit runs as torch
+runs it."""
 
 from __future__ import annotations
 
@@ -73,8 +74,8 @@ def clean():
 
 @pytest.fixture(scope="module")
 def plain():
-    """What the plain loop leaves, and reserves at its peak; of the kernels that are recorded (same_kernels
-    in conftest.py is around tests alone)."""
+    """What the plain loop leaves, and reserves at its peak; of the kernels that are recorded
+    (same_kernels in conftest.py is around tests alone)."""
     clean()
     before = torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
@@ -126,8 +127,8 @@ def test_a_limit_below_what_the_step_needs_is_torchs_own_error(allowed):
 
 
 def test_peaks_of_torch_are_those_of_memory_and_not_of_addresses(plain):
-    """The device tells what was really taken; the peak goes no higher than that, and what little each of
-    two streams may keep cached where memory is plentiful."""
+    """The device tells what was really taken; the peak goes no higher than that, and what little
+    each of two streams may keep cached where memory is plentiful."""
     _, peak = plain
     clean()
     before = torch.cuda.memory_reserved()
@@ -195,7 +196,8 @@ def test_a_gpu_that_another_process_fills_meanwhile_changes_nothing(plain):
 
 
 def test_a_step_whose_runs_differ_is_verified_within_bounds_under_a_limit(allowed):
-    """Atomics add in another order each time: values are kept of what differs, and of nothing else."""
+    """Atomics add in another order each time: values are kept of what differs, and of nothing
+    else."""
     rows = torch.randint(0, 50, (200_000,), device=DEVICE)
     x = normal(0, 200_000, 64)
     table, other = torch.zeros(50, 64, device=DEVICE), normal(1, 4_000_000)
@@ -250,7 +252,7 @@ def test_no_recording_with_a_wrong_address_is_trusted(monkeypatch):
         for _ in range(3):
             mutant(x)
         [report] = mutant.report
-        assert report.reason and not report.nodes or "differs from" in report.reason, (wrong, report)
+        assert (report.reason and not report.nodes) or "differs from" in report.reason, (wrong, report)
         monkeypatch.setattr(_recorded.Recorded, "_gather", gather)
 
 

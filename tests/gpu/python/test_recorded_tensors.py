@@ -7,8 +7,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_same
-from recordings import (CALLS, DEVICE, assert_follows, assert_launched, launches, normal,
-                        tensors_by_name, told)
+from recordings import (
+    CALLS,
+    DEVICE,
+    assert_follows,
+    assert_launched,
+    launches,
+    normal,
+    tensors_by_name,
+    told,
+)
 
 import anabranch
 

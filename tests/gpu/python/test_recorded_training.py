@@ -9,8 +9,18 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from recordings import (DEVICE, assert_launched, assert_plain, batch, launches, mlp, normal, told,
-                        train_both, training)
+from recordings import (
+    DEVICE,
+    assert_launched,
+    assert_plain,
+    batch,
+    launches,
+    mlp,
+    normal,
+    told,
+    train_both,
+    training,
+)
 from torch import nn
 
 import anabranch

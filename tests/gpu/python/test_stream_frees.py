@@ -12,8 +12,15 @@ import torch
 from random_streams import at
 from recordings import DEVICE, assert_launched, normal, told
 from stream_places import gpu, nowhere
-from stream_runs import (Together, assert_alike, assert_compiled_alike, inputs_of, program, shown,
-                         two_kinds_of_streams)
+from stream_runs import (
+    Together,
+    assert_alike,
+    assert_compiled_alike,
+    inputs_of,
+    program,
+    shown,
+    two_kinds_of_streams,
+)
 
 import anabranch
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled code over torch's own streams, by the numbers of the acceptance list: whoever waits outside
-finds everything done, also with long work at the head of each stream. What a call leaves by itself is in
-test_acceptance.py. And how the streams are tied to a graph's ends, call after call."""
+"""Compiled code over torch's own streams, by the numbers of the acceptance list: whoever waits
+outside finds everything done, also with long work at the head of each stream. What a call leaves by
+itself is in test_acceptance.py. And how the streams are tied to a graph's ends, call after call."""
 
 from __future__ import annotations
 
