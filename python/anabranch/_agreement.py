@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from . import _compat
-from ._elsewhere import Elsewhere
-from ._native import NativeError
-from ._reasons import Apart, NotRecordable
+from anabranch import _compat
+from anabranch._core.library import NativeError
+from anabranch._elsewhere import Elsewhere
+from anabranch._reasons import Apart, NotRecordable
 
 _PATIENCE = datetime.timedelta(seconds=30)
 _YES, _NO = "yes", "no"

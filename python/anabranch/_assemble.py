@@ -12,14 +12,45 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from . import _compat, _native
-from ._graph import AMBIENT, StreamGraph, Unsupported, value_of
-from ._layouts import Layout, Numbers
-from ._region import CompiledRegion
-from ._saved import is_pack, is_part
-from ._schema import is_scalar
-from ._source import source_of
-from ._tape import Call, Encoded, Recorded, Storage, extent_bytes, float_as_double, record_wrapper
+from anabranch import _compat
+from anabranch._core.abi import TensorLibrary
+from anabranch._core.program import (
+    READ,
+    READ_WRITE,
+    ROLE_CONSTANT,
+    ROLE_INPUT,
+    ROLE_OUTPUT,
+    ROLE_TEMPORARY,
+    WRITE,
+    ProgramBuilder,
+    View,
+)
+from anabranch._core.record import RegionFunction, record, write_region_error
+from anabranch._core.tape import (
+    Address,
+    DataOf,
+    HandleOf,
+    Integers,
+    ListValue,
+    SomeValue,
+    TapeBuilder,
+    TensorValue,
+)
+from anabranch._graph import AMBIENT, StreamGraph, Unsupported, value_of
+from anabranch._layouts import Layout, Numbers
+from anabranch._region import CompiledRegion
+from anabranch._saved import is_pack, is_part
+from anabranch._schema import is_scalar
+from anabranch._source import source_of
+from anabranch._tape import (
+    Call,
+    Encoded,
+    Recorded,
+    Storage,
+    extent_bytes,
+    float_as_double,
+    record_wrapper,
+)
 
 log = logging.getLogger("anabranch.record")
 
@@ -34,10 +65,10 @@ class Place:
     offset_bytes: int = 0
     size_bytes: int | None = None  # None: all of the buffer
 
-    def whole_or_view(self) -> int | _native.View:
+    def whole_or_view(self) -> int | View:
         if self.size_bytes is None:
             return self.buffer
-        return _native.View(self.buffer, self.offset_bytes, self.size_bytes)
+        return View(self.buffer, self.offset_bytes, self.size_bytes)
 
 
 @dataclasses.dataclass
@@ -70,7 +101,7 @@ class Assembly:
         parts = [self._record_region(region, native) for region in regions]
         self._build(parts)
         self.plan = self.program.make_plan()
-        self.recording = _native.record(self.plan, device, self._functions)
+        self.recording = record(self.plan, device, self._functions)
         self.outputs = [self._layouts[v] for v in self._output_values]
         self.results = [self._result_expression(n) for n in graph.output.args[0]]
 
@@ -119,7 +150,7 @@ class Assembly:
     # ---- the program
 
     def _build(self, parts: Sequence[_Part]) -> None:
-        builder = _native.ProgramBuilder()
+        builder = ProgramBuilder()
         streams = {name: builder.add_stream(name, priority=self.graph.priorities.get(name, 0))
                    for name in self.graph.stream_names if name != AMBIENT}
         streams[AMBIENT] = 0
@@ -131,7 +162,7 @@ class Assembly:
                 continue
             self.tensor_arguments.append(i)
             layout = self._layouts.setdefault(node, self.numbers.layout(node))
-            role = _native.ROLE_INPUT if node in written else _native.ROLE_CONSTANT
+            role = ROLE_INPUT if node in written else ROLE_CONSTANT
             self._places[node] = Place(builder.add_buffer(
                 node.name, role, layout.size_bytes, layout.dtype.itemsize))
         for part in parts:
@@ -150,7 +181,7 @@ class Assembly:
         self._output_values = [*(v for v in made if v in self._returned), *blocks]
         inner = (v for v in made if v not in self._returned and v not in self._offset_in_block)
         for value in [*self._output_values, *inner]:
-            role = _native.ROLE_OUTPUT if value in self._returned else _native.ROLE_TEMPORARY
+            role = ROLE_OUTPUT if value in self._returned else ROLE_TEMPORARY
             self._places[value] = Place(builder.add_buffer(
                 value.name, role, self._layouts[value].size_bytes, _ALIGNMENT))
 
@@ -170,7 +201,7 @@ class Assembly:
             return
         size = extent_bytes(tensor.shape, tensor.stride(), tensor.dtype.itemsize)
         self._places[id(tensor)] = Place(builder.add_buffer(
-            f"constant{len(self.constants)}", _native.ROLE_CONSTANT, size, tensor.dtype.itemsize))
+            f"constant{len(self.constants)}", ROLE_CONSTANT, size, tensor.dtype.itemsize))
         self.constants.append(tensor)
 
     def _add_step(self, builder: Any, streams: dict[str, int], part: _Part) -> None:
@@ -178,14 +209,14 @@ class Assembly:
         accesses = []
         for value in graph.inputs:
             if not is_scalar(value):
-                mode = _native.READ_WRITE if value in graph.written else _native.READ
+                mode = READ_WRITE if value in graph.written else READ
                 accesses.append((mode, self._places[value].whole_or_view()))
-        accesses += [(_native.WRITE, self._places[v].whole_or_view()) for v in graph.outputs]
-        accesses += [(_native.READ, self._places[id(t)].buffer) for t in part.constants]
+        accesses += [(WRITE, self._places[v].whole_or_view()) for v in graph.outputs]
+        accesses += [(READ, self._places[id(t)].buffer) for t in part.constants]
         if part.scratch_bytes:
-            scratch = builder.add_buffer(f"{graph.name}.scratch", _native.ROLE_TEMPORARY,
+            scratch = builder.add_buffer(f"{graph.name}.scratch", ROLE_TEMPORARY,
                                          part.scratch_bytes, _ALIGNMENT)
-            accesses.append((_native.WRITE, scratch))
+            accesses.append((WRITE, scratch))
         builder.compute(streams[graph.stream], graph.name, accesses,
                         source=source_of(graph.nodes))
         self._functions[graph.name] = self._function(part)
@@ -301,7 +332,7 @@ class _Part:
     def plan_scratch(self) -> None:
         """Packs what the region allocates for itself, by the planner: one stream, a step a call."""
         copied = {result.storage for _, _, result in self.copies}
-        builder = _native.ProgramBuilder()
+        builder = ProgramBuilder()
         buffers: dict[Storage, int] = {}
         for call in self.recording.calls:
             accesses = []
@@ -310,12 +341,12 @@ class _Part:
                     continue
                 if storage not in buffers:
                     buffers[storage] = builder.add_buffer(
-                        f"s{len(buffers)}", _native.ROLE_TEMPORARY, storage.size_bytes, _ALIGNMENT)
-                    accesses.append((_native.WRITE, buffers[storage]))
+                        f"s{len(buffers)}", ROLE_TEMPORARY, storage.size_bytes, _ALIGNMENT)
+                    accesses.append((WRITE, buffers[storage]))
                 else:
-                    accesses.append((_native.READ_WRITE, buffers[storage]))
+                    accesses.append((READ_WRITE, buffers[storage]))
             builder.compute(0, call.name, accesses)
-        builder.compute(0, "end", [(_native.READ, buffers[s]) for s in copied if s in buffers])
+        builder.compute(0, "end", [(READ, buffers[s]) for s in copied if s in buffers])
         plan = builder.build().make_plan()
         self.scratch_bytes = plan.arena_bytes
         self.offsets = {s: plan.offset(b) for s, b in buffers.items()}
@@ -329,7 +360,7 @@ class TapeWriter:
 
     def __init__(self, part: _Part) -> None:
         self._part = part
-        self._tape = _native.TapeBuilder(tensor_library())
+        self._tape = TapeBuilder(tensor_library())
         self._registers: dict[tuple[Any, ...], int] = {}
         self._results: dict[Storage, int] = {}
         self._made: dict[Storage, Recorded] = {}
@@ -352,15 +383,15 @@ class TapeWriter:
     def _argument(self, value: Any, call: Call) -> list[Any]:
         if isinstance(value, Recorded):
             if call.kind == "library":
-                return [_native.HandleOf(self._handle(value))]
+                return [HandleOf(self._handle(value))]
             place = self._part.place(value)
             if place is not None:
-                return [_native.Address(*place)]
+                return [Address(*place)]
             if value.offset:
-                return [_native.DataOf(self._handle(value))]
-            return [_native.DataOf(self._results[value.storage])]
+                return [DataOf(self._handle(value))]
+            return [DataOf(self._results[value.storage])]
         if isinstance(value, list):
-            return [_native.Integers(value)]
+            return [Integers(value)]
         if isinstance(value, float) and call.kind == "kernel":
             return [float_as_double(value)]
         if isinstance(value, (bool, int)):
@@ -400,11 +431,11 @@ class TapeWriter:
 
     def _value(self, encoded: Encoded) -> Any:
         if encoded.kind == "tensor":
-            return _native.TensorValue(self._handle(encoded.value))
+            return TensorValue(self._handle(encoded.value))
         if encoded.kind == "list":
-            return _native.ListValue([self._value(v) for v in encoded.value])
+            return ListValue([self._value(v) for v in encoded.value])
         if encoded.kind == "some":
-            return _native.SomeValue(self._value(encoded.value))
+            return SomeValue(self._value(encoded.value))
         return None if encoded.kind == "none" else encoded.value
 
     def _release(self, position: int) -> None:
@@ -432,7 +463,7 @@ def tensor_library() -> Any:
     names = ("create_view", "delete_tensor", "new_handle", "data_pointer", "strides", "copy",
              "dispatch", "new_list", "list_push", "delete_list", "last_error")
     functions = {name: _compat.library_function(name) or None for name in names}
-    return _native.TensorLibrary(**functions, version=_compat.library_version(), device_type=0,
+    return TensorLibrary(**functions, version=_compat.library_version(), device_type=0,
                                  layout=0)
 
 
@@ -458,11 +489,11 @@ def _python_region(compiled: Any, inputs: Sequence[Any], outputs: Sequence[Layou
                     _tensor_at(buffers[position], layout).copy_(result)
                     position += 1
         except Exception as error:
-            _native.write_region_error(call, f"{type(error).__name__}: {error}")
+            write_region_error(call, f"{type(error).__name__}: {error}")
             return 1
         return 0
 
-    return _native.RegionFunction(run)
+    return RegionFunction(run)
 
 
 def _tensor_at(address: int, layout: Layout) -> torch.Tensor:

@@ -22,17 +22,18 @@ from typing import Any, NoReturn
 
 import torch
 
-from . import _compat, _native, config
-from ._agreement import Agreement
-from ._bindings import Leaving
-from ._blocks_ahead import noted_sizes
-from ._capture import Capture, Step, capture_twice, close_abandoned
-from ._device_memory import Meter, empty_cache, free_bytes, give_back, no_limit, taken
-from ._elsewhere import Elsewhere, check_all_was_found
-from ._entry import Entry, MemoryWhileRecording
-from ._native_capture import capture_device
-from ._overlap import choose
-from ._reasons import (
+from anabranch import _compat, config
+from anabranch._agreement import Agreement
+from anabranch._bindings import Leaving
+from anabranch._blocks_ahead import noted_sizes
+from anabranch._capture import Capture, Step, capture_twice, close_abandoned
+from anabranch._core.capture import capture_device
+from anabranch._core.library import NativeError
+from anabranch._device_memory import Meter, empty_cache, free_bytes, give_back, no_limit, taken
+from anabranch._elsewhere import Elsewhere, check_all_was_found
+from anabranch._entry import Entry, MemoryWhileRecording
+from anabranch._overlap import choose
+from anabranch._reasons import (
     Again,
     Aliased,
     BrokeUntold,
@@ -43,12 +44,12 @@ from ._reasons import (
     OtherGraph,
     reason_of_fault,
 )
-from ._recorded import Recorded, random_graph
-from ._shortage import OF_LAUNCH, is_out_of_memory, phase, short_of
-from ._state import NO_STATE
-from ._trial import Run, Trial
-from ._verify import Untrusted, verify
-from ._walk import Path
+from anabranch._recorded import Recorded, random_graph
+from anabranch._shortage import OF_LAUNCH, is_out_of_memory, phase, short_of
+from anabranch._state import NO_STATE
+from anabranch._trial import Run, Trial
+from anabranch._verify import Untrusted, verify
+from anabranch._walk import Path
 
 log = logging.getLogger("anabranch.record")
 
@@ -256,7 +257,7 @@ class Attempt:
 
         try:
             made = [with_lanes(1)]
-        except _native.NativeError as error:
+        except NativeError as error:
             if error.code == _CAPTURES_DIFFER:
                 raise OtherGraph(str(error)) from error
             raise
@@ -264,7 +265,7 @@ class Attempt:
         if capture.noted is not None:
             try:
                 made.append(with_lanes(chosen.overlap))
-            except _native.NativeError as error:
+            except NativeError as error:
                 report.why_in_order = str(error)
                 log.warning("anabranch: %s keeps its captured order: %s", self._name, error)
         random = random_graph(capture.first.graph, device, step.stream)
@@ -387,7 +388,7 @@ def _faults_told(device: int) -> Iterator[None]:
     try:
         with phase("recording it", device):
             yield
-    except (NotRecordable, Untrusted, _native.NativeError):
+    except (NotRecordable, Untrusted, NativeError):
         raise
     except Exception as error:
         raise NotRecordable(reason_of_fault(error)) from error

@@ -17,30 +17,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ._requirements import require_torch
+from anabranch import _compat, _report, _results, _seeds, _user_streams, config, errors, streams
+from anabranch._arguments import wrong
+from anabranch._broken_libraries import without_broken_libraries
+from anabranch._core.library import NativeError
+from anabranch._cuda_streams import CudaInstance, CudaQueues
+from anabranch._gathers import group_gathers
+from anabranch._graph import StreamGraph, Unsupported, has_collectives, priorities_of
+from anabranch._lost_streams import lose
+from anabranch._partition import SavingPartitioner
+from anabranch._parts import Cuts, find_cuts, record_parts
+from anabranch._record import RecordedGraph
+from anabranch._region import CompiledRegion, compile_regions
+from anabranch._requirements import require_torch
+from anabranch._runtime import HostInstance, RecordedStreams, StreamedGraph
+from anabranch._saved_blocks import SavedBlocks
+from anabranch._threads import host_device, lanes_of
+from anabranch._ties import Ties
+from anabranch._views import renew_views
+from anabranch.streams import ANNOTATION, OVERLAP, overlap, stream
 
 require_torch()
 
 import torch  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
-
-from . import _compat, _native, _report, _results, _seeds, _user_streams, config, errors, streams  # noqa: E402  # noqa: E402
-from ._arguments import wrong  # noqa: E402
-from ._broken_libraries import without_broken_libraries  # noqa: E402
-from ._cuda_streams import CudaInstance, CudaQueues  # noqa: E402
-from ._gathers import group_gathers  # noqa: E402
-from ._graph import StreamGraph, Unsupported, has_collectives, priorities_of  # noqa: E402
-from ._lost_streams import lose  # noqa: E402
-from ._partition import SavingPartitioner  # noqa: E402
-from ._parts import Cuts, find_cuts, record_parts  # noqa: E402
-from ._record import RecordedGraph  # noqa: E402
-from ._region import CompiledRegion, compile_regions  # noqa: E402
-from ._runtime import HostInstance, RecordedStreams, StreamedGraph  # noqa: E402
-from ._saved_blocks import SavedBlocks  # noqa: E402
-from ._threads import host_device, lanes_of  # noqa: E402
-from ._ties import Ties  # noqa: E402
-from ._views import renew_views  # noqa: E402
-from .streams import ANNOTATION, OVERLAP, overlap, stream  # noqa: E402
 
 # Dynamo reads attributes of a module without calling its __getattr__.
 sys.modules[__package__].stream = stream  # type: ignore[attr-defined]
@@ -183,7 +183,7 @@ def _compile_streams(
     try:
         compiled = without_broken_libraries(lambda: compile_regions(
             graph, regions, _fake_mode(graph), lanes, keywords, chosen.progress))
-    except _native.NativeError:
+    except NativeError:
         raise
     except Exception as error:
         if _compat.is_missing_compiler(error):

@@ -21,14 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _compat
-from ._answers import Shape, Unlike, flatten
-from ._blocks_ahead import allocate_ahead
-from ._constants import ROOM_BYTES, Constants
-from ._device_memory import capture_allocator
-from ._given import StandIns, Unit, units_behind, units_of
-from ._native import NativeError
-from ._native_capture import (
+from anabranch import _compat
+from anabranch._answers import Shape, Unlike, flatten
+from anabranch._blocks_ahead import allocate_ahead
+from anabranch._constants import ROOM_BYTES, Constants
+from anabranch._core.capture import (
     Block,
     CaptureDevice,
     CaptureMarks,
@@ -36,8 +33,11 @@ from ._native_capture import (
     CaptureSnapshot,
     Noted,
 )
-from ._notes import Notes
-from ._reasons import (
+from anabranch._core.library import NativeError
+from anabranch._device_memory import capture_allocator
+from anabranch._given import StandIns, Unit, units_behind, units_of
+from anabranch._notes import Notes
+from anabranch._reasons import (
     ANOTHER_ANSWER,
     FROM_THE_CPU,
     ON_CPU,
@@ -48,8 +48,8 @@ from ._reasons import (
     OtherGraph,
     reason_of,
 )
-from ._shortage import Short, is_out_of_memory, phase, short_of
-from ._state import is_wrapper, version_of
+from anabranch._shortage import Short, is_out_of_memory, phase, short_of
+from anabranch._state import is_wrapper, version_of
 
 
 @dataclasses.dataclass(frozen=True)

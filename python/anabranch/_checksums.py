@@ -21,9 +21,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from . import _compat
-from ._native import NativeError
-from ._native_capture import capture_device
+from anabranch import _compat
+from anabranch._core.capture import capture_device
+from anabranch._core.library import NativeError
 
 PIECE_BYTES = 16 << 20
 _WORD = 8

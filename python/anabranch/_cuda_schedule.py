@@ -14,13 +14,24 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from . import _compat, _native
-from ._assemble import StepReport
-from ._graph import AMBIENT, StreamGraph, value_of
-from ._layouts import Layout, Numbers
-from ._region import CompiledRegion
-from ._schema import is_scalar
-from ._source import source_of
+from anabranch import _compat
+from anabranch._assemble import StepReport
+from anabranch._core.program import (
+    READ,
+    READ_WRITE,
+    ROLE_CONSTANT,
+    ROLE_INPUT,
+    ROLE_OUTPUT,
+    ROLE_TEMPORARY,
+    WRITE,
+    Program,
+    ProgramBuilder,
+)
+from anabranch._graph import AMBIENT, StreamGraph, value_of
+from anabranch._layouts import Layout, Numbers
+from anabranch._region import CompiledRegion
+from anabranch._schema import is_scalar
+from anabranch._source import source_of
 
 
 @dataclasses.dataclass
@@ -83,26 +94,26 @@ class Schedule:
         return (f"{len(self.steps)} regions on the caller's stream and {sides}, "
                 f"{len(self.plan.waits)} waits; memory of torch's allocator")
 
-    def _make_program(self, regions: Sequence[CompiledRegion]) -> _native.Program:
-        builder = _native.ProgramBuilder()
+    def _make_program(self, regions: Sequence[CompiledRegion]) -> Program:
+        builder = ProgramBuilder()
         streams = [0, *(builder.add_stream(name, priority=priority)
                         for name, priority in self.sides)]
         written = {value for region in regions for value in region.graph.written}
         buffers = {value: self._add_buffer(builder, value, written)
                    for value in self.values if not is_scalar(value)}
         for graph in (region.graph for region in regions):
-            accesses = [(_native.READ_WRITE if v in graph.written else _native.READ, buffers[v])
+            accesses = [(READ_WRITE if v in graph.written else READ, buffers[v])
                         for v in graph.inputs if not is_scalar(v)]
-            accesses += [(_native.WRITE, buffers[v]) for v in graph.outputs]
+            accesses += [(WRITE, buffers[v]) for v in graph.outputs]
             builder.compute(streams[self._stream[graph.stream]], graph.name, accesses,
                             source=source_of(graph.nodes))
         return builder.build()
 
     def _add_buffer(self, builder: Any, value: Node, written: set[Node]) -> int:
         if value.op == "placeholder":
-            role = _native.ROLE_INPUT if value in written else _native.ROLE_CONSTANT
+            role = ROLE_INPUT if value in written else ROLE_CONSTANT
         else:
-            role = _native.ROLE_OUTPUT if value in self._returned else _native.ROLE_TEMPORARY
+            role = ROLE_OUTPUT if value in self._returned else ROLE_TEMPORARY
         layout = self._numbers.layout(value)
         return builder.add_buffer(value.name, role, layout.size_bytes, layout.dtype.itemsize)
 

@@ -32,10 +32,10 @@ from typing import Any
 
 import torch
 
-from . import _native
-from ._cuda_schedule import Schedule
-from ._graph import StreamGraph
-from ._region import CompiledRegion
+from anabranch._core.trace import Trace
+from anabranch._cuda_schedule import Schedule
+from anabranch._graph import StreamGraph
+from anabranch._region import CompiledRegion
 
 # By device, ambient stream, name and priority. A call on another ambient stream has others, so that
 # two that nothing orders stay so.
@@ -89,7 +89,7 @@ class CudaInstance:
         self._events = self._new_events()
         self._room = [None] * (len(self.planned.values) - len(args))
 
-    def attach_trace(self, trace: _native.Trace | None) -> None:
+    def attach_trace(self, trace: Trace | None) -> None:
         """Nobody takes the times of what a GPU does."""
 
     def run(self, args: list[Any]) -> tuple[Any, ...]:

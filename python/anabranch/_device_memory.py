@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _compat
-from ._native import NativeError
-from ._native_capture import CaptureMemory, capture_device, library_path
+from anabranch import _compat
+from anabranch._core.capture import CaptureMemory, capture_device
+from anabranch._core.library import NativeError, library_path
 
 # Times what a callable uses, as a first call begins: with that much free its memory is not short,
 # whatever gradients, moments and intermediates there will be.

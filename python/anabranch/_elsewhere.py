@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from . import _compat
-from ._capture import Capture, Step, named_of
-from ._native_capture import CaptureDevice
-from ._reasons import NotRecordable
+from anabranch import _compat
+from anabranch._capture import Capture, Step, named_of
+from anabranch._core.capture import CaptureDevice
+from anabranch._reasons import NotRecordable
 
 
 class Elsewhere(NotRecordable):

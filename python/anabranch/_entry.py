@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._bindings import Slot, Slots, slots_in
-from ._native_capture import CaptureCounts
-from ._recorded import Recorded
-from ._shortage import Shortage
-from ._state import State, inner_places, may_be_parameter
-from ._trial import Foreseen
-from ._walk import Path, Place
+from anabranch._bindings import Slot, Slots, slots_in
+from anabranch._core.abi import CaptureCounts
+from anabranch._recorded import Recorded
+from anabranch._shortage import Shortage
+from anabranch._state import State, inner_places, may_be_parameter
+from anabranch._trial import Foreseen
+from anabranch._walk import Path, Place
 
 
 class Memory(NamedTuple):

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ._arguments import check_function, check_path
-from ._assemble import StepReport
-from ._native import Plan
-from ._record import RecordedCallable, RecordingReport
-from ._report import Collector, GraphReport, collect
-from ._write_file import write_file
+from anabranch._arguments import check_function, check_path
+from anabranch._assemble import StepReport
+from anabranch._core.program import Plan
+from anabranch._record import RecordedCallable, RecordingReport
+from anabranch._report import Collector, GraphReport, collect
+from anabranch._write_file import write_file
 
 log = logging.getLogger("anabranch.explain")
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from . import _compat
-from ._native_capture import CaptureMemory
+from anabranch import _compat
+from anabranch._core.capture import CaptureMemory
 
 _ALIGNMENT = 512  # of torch's allocator; a stand-in lies as its tensor does within this
 

@@ -14,10 +14,18 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from . import _compat, _native, errors
-from ._merge import merge_small_groups
-from ._saved import is_pack, is_part
-from ._schema import (
+from anabranch import _compat, errors
+from anabranch._core.program import (
+    READ,
+    READ_WRITE,
+    ROLE_INPUT,
+    ROLE_TEMPORARY,
+    WRITE,
+    ProgramBuilder,
+)
+from anabranch._merge import merge_small_groups
+from anabranch._saved import is_pack, is_part
+from anabranch._schema import (
     is_collective,
     is_getitem,
     is_random,
@@ -26,9 +34,9 @@ from ._schema import (
     overload_of,
     written_arguments,
 )
-from ._schema import is_view as names_bytes_again
-from ._source import source_of
-from .streams import ANNOTATION, PRIORITY
+from anabranch._schema import is_view as names_bytes_again
+from anabranch._source import source_of
+from anabranch.streams import ANNOTATION, PRIORITY
 
 AMBIENT = "ambient"
 # Of all collectives, whatever stream they are written on: all processes have to begin theirs in one
@@ -99,26 +107,26 @@ class StreamGraph:
     def _groups(self) -> list[int]:
         """The region of each step: the planner's, small ones merged. A collective and the waits for
         it are in one: its memory is not there before, and a wait knows it by its tensor."""
-        builder = _native.ProgramBuilder()
+        builder = ProgramBuilder()
         streams = {name: builder.add_stream(name) for name in self.stream_names[1:]}
         streams[AMBIENT] = 0
-        generator = builder.add_buffer("generator", _native.ROLE_INPUT, 1)
+        generator = builder.add_buffer("generator", ROLE_INPUT, 1)
         buffers: dict[Node, int] = {}
         for node in self.gm.graph.nodes:
             if _is_value(node):
                 given = node.op == "placeholder" or is_part(node)
-                role = _native.ROLE_INPUT if given else _native.ROLE_TEMPORARY
+                role = ROLE_INPUT if given else ROLE_TEMPORARY
                 buffers[node] = builder.add_buffer(node.name, role, 1)
         begun = [node for node in self.steps if node not in self._begun]
         for node in begun:
             reads, writes = _accesses(node)
             for wait in (wait for wait, start in self._begun.items() if start is node):
                 writes |= set(_values_of(wait))
-            accesses = [(_native.READ, buffers[v]) for v in reads - writes]
-            accesses += [(_native.READ_WRITE if v in reads else _native.WRITE, buffers[v])
+            accesses = [(READ, buffers[v]) for v in reads - writes]
+            accesses += [(READ_WRITE if v in reads else WRITE, buffers[v])
                          for v in _in_graph_order(writes, buffers)]
             if is_random(node):
-                accesses.append((_native.READ_WRITE, generator))
+                accesses.append((READ_WRITE, generator))
             builder.compute(streams[self.streams[node]], node.name, accesses)
         groups = dict(zip(begun, builder.build().find_regions(), strict=True))
         return merge_small_groups(self.steps,

@@ -35,9 +35,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _compat
-from ._native_capture import Work
-from ._schema import arguments_of, is_collective, is_wait, tensors_in
+from anabranch import _compat
+from anabranch._core.capture import Work
+from anabranch._schema import arguments_of, is_collective, is_wait, tensors_in
 
 # What they use beside their arguments is the workspace that torch gives to cuBLAS and a copy of an
 # operand in a layout that cuBLAS takes; neither holds anything before or after. All overloads:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _compat
-from ._answers import Shape
-from ._capture import (
+from anabranch import _compat
+from anabranch._answers import Shape
+from anabranch._capture import (
     Alias,
     Capture,
     Captured,
@@ -30,11 +30,12 @@ from ._capture import (
     Wrapped,
     wait_for_captures,
 )
-from ._given import overlap, swaps, whole_bytes
-from ._native_capture import Block, CaptureCounts, CaptureDevice, CapturedRecording
-from ._reasons import Aliased, NotRecordable
-from ._rooms import Room, Rooms, part_of, view_at
-from ._saved_blocks import Layout, Place, Places
+from anabranch._core.abi import CaptureCounts
+from anabranch._core.capture import Block, CaptureDevice, CapturedRecording
+from anabranch._given import overlap, swaps, whole_bytes
+from anabranch._reasons import Aliased, NotRecordable
+from anabranch._rooms import Room, Rooms, part_of, view_at
+from anabranch._saved_blocks import Layout, Place, Places
 
 # (given, fresh) -> a part of the answer
 Build = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]

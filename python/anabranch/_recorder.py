@@ -18,28 +18,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _compat, _native, config, errors
-from ._attempt import Attempt
-from ._capture import Step, wait_for_captures
-from ._copies import size_of
-from ._device_memory import empty_cache, free_bytes, give_back, is_plentiful
-from ._elsewhere import Elsewhere
-from ._entry import Entry, RecordingReport, View
-from ._given import swaps, units_apart, units_of
-from ._reasons import (
-    ON_CPU,
-    Again,
-    Apart,
-    Empty,
-    NotRecordable,
-)
-from ._recorded import Recorded
-from ._saved_blocks import InBlocks, SavedBlocks, handed_over, opened
-from ._shortage import OF_LAUNCH, Short, Shortage
-from ._state import NO_STATE, State, inner_tensors, is_wrapper, standing, version_of
-from ._trial import on_stream
-from ._verify import Untrusted
-from ._walk import Path
+from anabranch import _compat, config, errors
+from anabranch._attempt import Attempt
+from anabranch._capture import Step, wait_for_captures
+from anabranch._copies import size_of
+from anabranch._core.library import NativeError
+from anabranch._device_memory import empty_cache, free_bytes, give_back, is_plentiful
+from anabranch._elsewhere import Elsewhere
+from anabranch._entry import Entry, RecordingReport, View
+from anabranch._given import swaps, units_apart, units_of
+from anabranch._reasons import ON_CPU, Again, Apart, Empty, NotRecordable
+from anabranch._recorded import Recorded
+from anabranch._saved_blocks import InBlocks, SavedBlocks, handed_over, opened
+from anabranch._shortage import OF_LAUNCH, Short, Shortage
+from anabranch._state import NO_STATE, State, inner_tensors, is_wrapper, standing, version_of
+from anabranch._trial import on_stream
+from anabranch._verify import Untrusted
+from anabranch._walk import Path
 
 log = logging.getLogger("anabranch.record")
 
@@ -250,7 +245,7 @@ class Recorder:
         why: Exception | None = None
         try:
             answer, recorded = attempt.record()
-        except (NotRecordable, Untrusted, _native.NativeError) as error:
+        except (NotRecordable, Untrusted, NativeError) as error:
             why = _without_frames(error)
         if why is not None:
             attempt.give_back()
@@ -343,7 +338,7 @@ class Recorder:
                                      in_blocks=in_blocks)
         except torch.OutOfMemoryError:
             short = Short(OF_LAUNCH, recorded.launch_bytes, free_bytes(recorded.device))
-        except _native.NativeError as error:
+        except NativeError as error:
             if error.code != _BAD_BINDING:
                 raise errors.from_native(error.code, str(error.message)) from None
             if isinstance(leaves, InBlocks):
@@ -378,7 +373,7 @@ class Recorder:
             with torch.no_grad():
                 copies = {i: given[i].detach().clone() for i in misaligned}
             moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
-            with contextlib.suppress(_native.NativeError):
+            with contextlib.suppress(NativeError):
                 answer = view.leave(recorded.launch(given, owners, view.objects(), at=moved))
                 for i, copy in copies.items():
                     given[i].data.copy_(copy)

@@ -12,10 +12,11 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from . import _compat, _native, errors
-from ._parts import recordings_of
-from ._record import RecordedCallable, RecordingReport, recorded_callables
-from ._runtime import RecordedStreams, StreamedGraph
+from anabranch import _compat, errors
+from anabranch._core.trace import Trace
+from anabranch._parts import recordings_of
+from anabranch._record import RecordedCallable, RecordingReport, recorded_callables
+from anabranch._runtime import RecordedStreams, StreamedGraph
 
 _lock = threading.Lock()
 _known: list[GraphReport] = []
@@ -55,7 +56,7 @@ class Collector:
         self.ran: list[GraphReport] = []
         self.callables: list[RecordedCallable] = []
         self.lost: dict[str, None] = {}
-        self.traces: dict[StreamedGraph, _native.Trace] = {}
+        self.traces: dict[StreamedGraph, Trace] = {}
         self.restore = contextlib.ExitStack()
 
     def note(self, report: GraphReport) -> None:
@@ -123,7 +124,7 @@ def _watch(collector: Collector, report: GraphReport) -> None:
     if compiled is None:
         return
     if isinstance(compiled, StreamedGraph):
-        trace = collector.traces.setdefault(compiled, _native.Trace())
+        trace = collector.traces.setdefault(compiled, Trace())
         compiled.watch(lambda: collector.note(report), trace)
         collector.restore.callback(compiled.watch, None, None)
         return

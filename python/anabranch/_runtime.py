@@ -20,10 +20,14 @@ from typing import Any, Protocol
 import torch
 from torch.fx import Node
 
-from . import _compat, _native, errors
-from ._assemble import Assembly, StepReport
-from ._graph import StreamGraph
-from ._region import CompiledRegion
+from anabranch import _compat, errors
+from anabranch._assemble import Assembly, StepReport
+from anabranch._core.library import last_error
+from anabranch._core.program import Plan
+from anabranch._core.record import launch_function, new_address_table
+from anabranch._core.trace import Trace
+from anabranch._graph import StreamGraph
+from anabranch._region import CompiledRegion
 
 log = logging.getLogger("anabranch.launch")
 
@@ -34,7 +38,7 @@ MAX_SIZES = 64
 class Planned(Protocol):
     """What an instance runs, for reports."""
 
-    plan: _native.Plan
+    plan: Plan
     reports: list[StepReport]
 
     def summary(self) -> str: ...
@@ -45,7 +49,7 @@ class Instance(Protocol):
 
     def run(self, args: list[Any]) -> tuple[Any, ...]: ...
 
-    def attach_trace(self, trace: _native.Trace | None) -> None: ...
+    def attach_trace(self, trace: Trace | None) -> None: ...
 
 
 class StreamedGraph:
@@ -128,7 +132,7 @@ class HostInstance:
         self.planned = Assembly(graph, regions, args, device, native)
         self.run = _make_call(self.planned)
 
-    def attach_trace(self, trace: _native.Trace | None) -> None:
+    def attach_trace(self, trace: Trace | None) -> None:
         self.planned.recording.attach_trace(trace)
 
 
@@ -166,13 +170,13 @@ def _make_call(assembly: Assembly) -> Callable[[list[Any]], Any]:
         "    if launch(recording, table, count): fail()",
         f"    return ({''.join(f'{expression}, ' for expression in assembly.results)})",
     ]
-    table = _native.new_address_table(len(addresses))
+    table = new_address_table(len(addresses))
     scope: dict[str, Any] = {
         "empty": _compat.empty_strided_cpu,
         "pack": struct.Struct(f"={len(addresses)}Q").pack_into,
         "table": table,
         "count": len(addresses),
-        "launch": _native.launch_function,
+        "launch": launch_function,
         "recording": assembly.recording.handle,
         "fail": _raise_launch_failure,
         "inf": math.inf,
@@ -185,5 +189,5 @@ def _make_call(assembly: Assembly) -> Callable[[list[Any]], Any]:
 
 
 def _raise_launch_failure() -> None:
-    error = _native.last_error()
+    error = last_error()
     raise errors.from_native(error.code, error.message)

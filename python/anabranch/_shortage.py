@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 import torch
 
-from ._device_memory import free_bytes
-from ._native import NativeError
-from ._reasons import NotRecordable
+from anabranch._core.library import NativeError
+from anabranch._device_memory import free_bytes
+from anabranch._reasons import NotRecordable
 
 # What torch, the driver, cuBLAS and the CPU's allocator say.
 _SAID = re.compile(r"out of memory|OUT_OF_MEMORY|ALLOC_FAILED|can't allocate memory|"

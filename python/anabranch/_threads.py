@@ -8,7 +8,8 @@ import os
 
 import torch
 
-from . import _compat, _native, config
+from anabranch import _compat, config
+from anabranch._core.device import Device
 
 
 def lanes_of(chosen: config.Options, streams: int) -> int:
@@ -26,14 +27,14 @@ def region_threads(lanes: int, alone: bool) -> int:
     return max(1, threads // lanes)
 
 
-def host_device(chosen: config.Options) -> _native.Device:
+def host_device(chosen: config.Options) -> Device:
     """The host device for these options; the same options share one, and so its workers."""
     return _host_device(chosen.max_lanes or 0, chosen.spin_us * 1000, chosen.delays)
 
 
 @functools.cache
-def _host_device(max_lanes: int, spin_ns: int, delays_seed: int | None) -> _native.Device:
-    return _native.Device.host(
+def _host_device(max_lanes: int, spin_ns: int, delays_seed: int | None) -> Device:
+    return Device.host(
         max_lanes=max_lanes,
         spin_ns=spin_ns,
         delays_seed=delays_seed,

@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 
-from . import _compat, _native
-from ._native_capture import StreamTies, capture_device
+from anabranch import _compat
+from anabranch._core.capture import capture_device
+from anabranch._core.library import NativeError
+from anabranch._core.stream_ties import StreamTies
 
 _CPU, _CUDA = 0, 1  # torch's numbers of kinds of devices
 
@@ -160,7 +162,7 @@ def _library_ties(kind: int, device: int) -> StreamTies | None:
         return None
     try:
         return StreamTies(capture_device(device))
-    except _native.NativeError:
+    except NativeError:
         return None
 
 

@@ -20,9 +20,23 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from . import _compat, _native, errors
-from ._schema import arguments_of, tensors_in
-from ._source import source_of
+from anabranch import _compat, errors
+from anabranch._core.program import (
+    ORIGIN_USER_SYNCHRONISED,
+    READ,
+    READ_WRITE,
+    ROLE_CONSTANT,
+    ROLE_INPUT,
+    ROLE_OUTPUT,
+    ROLE_TEMPORARY,
+    SEVERITY_ERROR,
+    SEVERITY_WARNING,
+    WRITE,
+    ProgramBuilder,
+    View,
+)
+from anabranch._schema import arguments_of, tensors_in
+from anabranch._source import source_of
 
 log = logging.getLogger("anabranch.compile")
 
@@ -51,9 +65,9 @@ def check(gm: GraphModule, syncs: Mapping[Node, Syncs], ambient: set[int], *,
         return []
     texts = []
     for report in program.find_reports(strict):
-        if report.severity == _native.SEVERITY_ERROR:
+        if report.severity == SEVERITY_ERROR:
             raise errors.from_native(_UNSYNCHRONISED, f"compile: {report.message}")
-        level = logging.WARNING if report.severity == _native.SEVERITY_WARNING else logging.INFO
+        level = logging.WARNING if report.severity == SEVERITY_WARNING else logging.INFO
         log.log(level, "anabranch: %s", report.message)
         texts.append(report.message)
     return texts
@@ -88,8 +102,8 @@ class _Walk(Interpreter):
                 answer = self.run(*inputs)
             for tensor in tensors_in(answer):
                 buffer = self._buffer(tensor)
-                if buffer.role == _native.ROLE_TEMPORARY:
-                    buffer.role = _native.ROLE_OUTPUT
+                if buffer.role == ROLE_TEMPORARY:
+                    buffer.role = ROLE_OUTPUT
         return self._build()
 
     def _fake(self, node: Node, fake: Any) -> Any:
@@ -102,7 +116,7 @@ class _Walk(Interpreter):
         storage = torch.empty(size_bytes // example.element_size(), dtype=example.dtype,
                               device=example.device)
         made = storage.as_strided(shape, stride, offset)
-        self._buffer(made, node.name, _native.ROLE_INPUT)
+        self._buffer(made, node.name, ROLE_INPUT)
         return made
 
     def run_node(self, node: Node) -> Any:
@@ -141,19 +155,19 @@ class _Walk(Interpreter):
         accesses = []
         name = _name_of(operator)
         for tensor, is_written in named:
-            changes = _native.WRITE if name in _OVERWRITE else _native.READ_WRITE
-            accesses.append((changes if is_written else _native.READ, self._buffer(tensor),
+            changes = WRITE if name in _OVERWRITE else READ_WRITE
+            accesses.append((changes if is_written else READ, self._buffer(tensor),
                              _view(tensor)))
         for tensor in made:
             if tensor.untyped_storage()._cdata not in self._buffers:
-                buffer = self._buffer(tensor, name, _native.ROLE_TEMPORARY)
-                accesses.append((_native.WRITE, buffer, None))
+                buffer = self._buffer(tensor, name, ROLE_TEMPORARY)
+                accesses.append((WRITE, buffer, None))
         accesses = [access for access in accesses if access[1].size_bytes]
         if accesses:
             self._steps.append(("compute", self._stream, (operator, accesses), self._source))
 
     def _buffer(self, tensor: Tensor, name: str = "constant",
-                role: int = _native.ROLE_CONSTANT) -> _Buffer:
+                role: int = ROLE_CONSTANT) -> _Buffer:
         """That of the tensor's storage; name and role are those of a new one."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._buffers:
@@ -191,11 +205,11 @@ class _Walk(Interpreter):
         return before + steps
 
     def _build(self) -> Any:
-        builder = _native.ProgramBuilder()
+        builder = ProgramBuilder()
         steps = self._between_ends()
         used = {step[1] for step in steps} - {_AMBIENT}
         streams = {_AMBIENT: 0} | {stream: builder.add_stream(
-            f"stream {stream - 1}", _native.ORIGIN_USER_SYNCHRONISED) for stream in sorted(used)}
+            f"stream {stream - 1}", ORIGIN_USER_SYNCHRONISED) for stream in sorted(used)}
         buffers = [builder.add_buffer(b.name, b.role, max(b.size_bytes, 1))
                    for b in self._buffers.values()]
         events = {what: builder.add_event(f"event {number}") for number, what in enumerate(
@@ -229,7 +243,7 @@ def _name_of(operator: Any) -> str:
 def _waiter(builder: Any, streams: dict[Any, int]) -> int:
     """A stream on which nothing runs, by which the host waits for events alone."""
     if "waiter" not in streams:
-        streams["waiter"] = builder.add_stream("the host", _native.ORIGIN_USER_SYNCHRONISED)
+        streams["waiter"] = builder.add_stream("the host", ORIGIN_USER_SYNCHRONISED)
     return streams["waiter"]
 
 
@@ -256,5 +270,5 @@ class _Operators(_compat.TorchDispatchMode):
 def _view(tensor: Tensor) -> Any:
     """The bytes of it within its storage."""
     item = tensor.element_size()
-    return _native.View(0, int(tensor.storage_offset()) * item, item, tuple(tensor.shape),
+    return View(0, int(tensor.storage_offset()) * item, item, tuple(tensor.shape),
                         tuple(stride * item for stride in tensor.stride()))

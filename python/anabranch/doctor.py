@@ -23,9 +23,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import config
-from ._requirements import OLDEST_TORCH, torch_version
-from .errors import AnabranchError
+from anabranch import config
+from anabranch._requirements import OLDEST_TORCH, torch_version
+from anabranch.errors import AnabranchError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,21 +93,21 @@ def _find_compiler() -> Finding:
 
 def _find_library() -> Finding:
     try:
-        from . import _native
+        from anabranch._core.library import version
     except AnabranchError as error:
         return Finding("native library", str(error), "the C++ runtime")
-    return Finding("native library", f"version {_native.version}")
+    return Finding("native library", f"version {version}")
 
 
 def _find_cuda() -> list[Finding]:
     """The driver, its GPUs and what recording needs of them; nothing where there is no library,
     which has a line of its own."""
     try:
-        from . import _native
+        from anabranch._core.device import CudaFacts
     except AnabranchError:
         return []
     try:
-        facts = _native.CudaFacts()
+        facts = CudaFacts()
     except AnabranchError as error:
         return [Finding("CUDA driver", str(error), "recording on a GPU")]
     major, minor = facts.driver_version // 1000, facts.driver_version % 1000 // 10
@@ -122,7 +122,7 @@ def _find_cuda() -> list[Finding]:
 
 def _find_capture() -> list[Finding]:
     """Our kernels and the memory of captures, on the first GPU."""
-    from ._native_capture import CaptureDevice, CaptureMemory
+    from anabranch._core.capture import CaptureDevice, CaptureMemory
 
     try:
         device = CaptureDevice(0)

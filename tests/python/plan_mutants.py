@@ -15,13 +15,13 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 
-from anabranch import _native
+from anabranch._core.program import KIND_RECORD_EVENT, KIND_SYNCHRONIZE, KIND_WAIT_EVENT
 
 _HEADER_BYTES = 32
 _NOT_IN_ARENA = 2**64 - 1
 _BUFFERS, _STEPS, _ORDER, _WAITS = 2, 3, 4, 5  # fields of the file's root
-_RECORD, _WAIT, _SYNCHRONIZE = (_native.KIND_RECORD_EVENT, _native.KIND_WAIT_EVENT,
-                                _native.KIND_SYNCHRONIZE)
+_RECORD, _WAIT, _SYNCHRONIZE = (KIND_RECORD_EVENT, KIND_WAIT_EVENT,
+                                KIND_SYNCHRONIZE)
 
 
 class _Table:

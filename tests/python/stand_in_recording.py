@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import torch
 
 from anabranch import _attempt, _copies, _device_memory, _record, _recorder, _trial
+from anabranch._core.abi import CaptureCounts
 from anabranch._device_memory import Peaks
-from anabranch._native_capture import CaptureCounts
 
 GIB = 1 << 30
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1.00 GiB"

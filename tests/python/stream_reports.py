@@ -19,7 +19,8 @@ import torch
 from stream_places import Place
 
 import anabranch
-from anabranch import _compat, _native, _user_program, _user_streams
+from anabranch import _compat, _user_program, _user_streams
+from anabranch._core.program import READ, ROLE_CONSTANT, ROLE_INPUT, Report, View
 
 KINDS = ("race-flow", "race-mutation", "inexact", "unjoined", "unrecorded")
 _RANKS = {"race-mutation": 0, "race-flow": 1, "inexact": 2}  # by gravity
@@ -90,7 +91,7 @@ def _check(gm: torch.fx.GraphModule, finder: Any, place: Place, without: set[Any
     return Checked(told, Oracle(walk._between_ends(), list(walk._buffers.values())))
 
 
-def _told(report: _native.Report, names: list[str]) -> Told:
+def _told(report: Report, names: list[str]) -> Told:
     kind = KINDS[report.kind]
     name = {i: names[i] for i in (report.first, report.second) if i is not None}
     if kind in ("unjoined", "unrecorded"):
@@ -168,7 +169,7 @@ class Oracle:
 
     def _had_value(self, writer: int, use: Any) -> bool:
         buffer, touched, _ = use
-        if self._buffers[buffer].role in (_native.ROLE_INPUT, _native.ROLE_CONSTANT):
+        if self._buffers[buffer].role in (ROLE_INPUT, ROLE_CONSTANT):
             return True
         return any(number == buffer and writes and (touched & other)
                    for i in range(writer) for number, other, writes in self._uses(i))
@@ -177,13 +178,13 @@ class Oracle:
         """(buffer, bytes, writes)"""
         if step == ENTRY:
             for buffer in self._buffers:
-                if buffer.role == _native.ROLE_INPUT:
+                if buffer.role == ROLE_INPUT:
                     yield buffer.number, frozenset(range(buffer.size_bytes)), True
             return
         if self.steps[step][0] == "compute":
             for mode, buffer, view in self.steps[step][2][1]:
                 touched = frozenset(_bytes(view) if view else range(buffer.size_bytes))
-                yield buffer.number, touched, mode != _native.READ
+                yield buffer.number, touched, mode != READ
 
     def _edges(self) -> list[tuple[int, int]]:
         edges: list[tuple[int, int]] = []
@@ -244,7 +245,7 @@ def _conflict(a: Any, b: Any) -> bool:
     return a[0] == b[0] and (a[2] or b[2]) and not a[1].isdisjoint(b[1])
 
 
-def _bytes(view: _native.View) -> Iterator[int]:
+def _bytes(view: View) -> Iterator[int]:
     for place in itertools.product(*(range(size) for size in view.sizes)):
         start = view.offset_bytes + sum(i * stride for i, stride in
                                         zip(place, view.strides_bytes, strict=True))

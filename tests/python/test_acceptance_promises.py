@@ -19,7 +19,18 @@ from test_random_streams import graphs  # noqa: F401
 from test_user_streams import Gpu, made, traced
 
 import anabranch
-from anabranch import _compat, _native, _ties, _user_streams
+from anabranch import _compat, _ties, _user_streams
+from anabranch._core.library import NativeError
+from anabranch._core.program import (
+    KIND_SYNCHRONIZE,
+    READ,
+    ROLE_CONSTANT,
+    ROLE_OUTPUT,
+    ROLE_TEMPORARY,
+    WRITE,
+    Plan,
+    ProgramBuilder,
+)
 from anabranch._graph import AMBIENT
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]
@@ -59,9 +70,9 @@ def test_a_stream_is_known_by_its_device_and_number(monkeypatch):
 
 def test_two_streams_of_one_name_are_refused_and_not_made_one():
     """T11, in the core."""
-    builder = _native.ProgramBuilder()
+    builder = ProgramBuilder()
     assert builder.add_stream("s") != builder.add_stream("s")
-    with pytest.raises(_native.NativeError, match="both named 's'"):
+    with pytest.raises(NativeError, match="both named 's'"):
         builder.build()
 
 
@@ -220,18 +231,18 @@ def test_a_plan_file_has_all_syncs_and_is_told_of_alike():
     place = host()
     program = Program(function, frozenset(), False)
     found = []
-    make = _native.ProgramBuilder.build
+    make = ProgramBuilder.build
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_native.ProgramBuilder, "build",
+        patch.setattr(ProgramBuilder, "build",
                       lambda self: found.append(make(self)) or found[-1])
         check_graphs(program.at(place), program.inputs(0), place)
     given = found[0]
-    read = _native.Plan.from_bytes(given.make_plan().to_bytes()).program
+    read = Plan.from_bytes(given.make_plan().to_bytes()).program
 
     def steps(program):
         return [(s.kind, s.stream, s.name, s.event, s.access_count) for s in program.steps]
 
-    assert _native.KIND_SYNCHRONIZE in {kind for kind, *_ in steps(read)}
+    assert KIND_SYNCHRONIZE in {kind for kind, *_ in steps(read)}
     assert steps(read) == steps(given) and read.origins == given.origins
     assert read.find_reports() == given.find_reports() != []
 
@@ -257,7 +268,7 @@ def test_what_is_allocated_aside_lies_in_the_arena_and_all_streams_end_joined(gr
     plan = graphs[0].last.plan
     program = plan.program
     steps, roles = program.steps, [buffer.role for buffer in program.buffers]
-    inner = [i for i, role in enumerate(roles) if role == _native.ROLE_TEMPORARY]
+    inner = [i for i, role in enumerate(roles) if role == ROLE_TEMPORARY]
     assert inner and all(plan.offset(i) < plan.arena_bytes for i in inner)
     awaited = {on for _, on in plan.waits} | set(plan.exits)
     last = {step.stream: i for i, step in enumerate(steps)}
@@ -300,16 +311,16 @@ def test_memory_of_the_forward_goes_on_behind_all_its_readers(graphs):  # noqa: 
 
 def test_home_does_not_wait_for_a_slow_reader_before_it_needs_the_bytes():
     """T29"""
-    builder = _native.ProgramBuilder()
+    builder = ProgramBuilder()
     slow = builder.add_stream("slow")
-    t = builder.add_buffer("t", _native.ROLE_TEMPORARY, 1 << 20)
-    read = builder.add_buffer("read", _native.ROLE_OUTPUT, 64)
-    made_ = [builder.add_buffer(f"y{i}", _native.ROLE_OUTPUT, 64) for i in range(8)]
-    builder.compute(0, "make", [(_native.WRITE, t)])
-    reader = builder.compute(slow, "read", [(_native.READ, t), (_native.WRITE, read)])
+    t = builder.add_buffer("t", ROLE_TEMPORARY, 1 << 20)
+    read = builder.add_buffer("read", ROLE_OUTPUT, 64)
+    made_ = [builder.add_buffer(f"y{i}", ROLE_OUTPUT, 64) for i in range(8)]
+    builder.compute(0, "make", [(WRITE, t)])
+    reader = builder.compute(slow, "read", [(READ, t), (WRITE, read)])
     for buffer in made_:
-        builder.compute(0, "work", [(_native.WRITE, buffer)])
-    again = builder.compute(0, "again", [(_native.WRITE, t)])
+        builder.compute(0, "work", [(WRITE, buffer)])
+    again = builder.compute(0, "again", [(WRITE, t)])
     waits = builder.build().make_plan().waits
     assert [step for step, on in waits if on == reader] == [again]
 
@@ -391,15 +402,15 @@ def test_moves_of_weights_need_no_sync_on_named_streams(function, graphs):  # no
 
 def test_chains_that_share_nothing_wait_for_nothing():
     """T39: a plan has the order of streams, and none of how they were written among each other."""
-    builder = _native.ProgramBuilder()
+    builder = ProgramBuilder()
     streams = [builder.add_stream(name) for name in ("compute", "communicate")]
-    x = builder.add_buffer("x", _native.ROLE_CONSTANT, 64)
+    x = builder.add_buffer("x", ROLE_CONSTANT, 64)
     latest = [x, x]
     for turn in range(5):
         for i, stream in enumerate(streams):
-            role = _native.ROLE_OUTPUT if turn == 4 else _native.ROLE_TEMPORARY
+            role = ROLE_OUTPUT if turn == 4 else ROLE_TEMPORARY
             new = builder.add_buffer(f"{i} {turn}", role, 64)
-            builder.compute(stream, "f", [(_native.READ, latest[i]), (_native.WRITE, new)])
+            builder.compute(stream, "f", [(READ, latest[i]), (WRITE, new)])
             latest[i] = new
     plan = builder.build().make_plan()
     assert plan.waits == [] and sorted(plan.exits) == [8, 9]
@@ -407,15 +418,15 @@ def test_chains_that_share_nothing_wait_for_nothing():
 
 def test_a_start_keeps_its_place_before_work_that_is_written_behind_it():
     """T40"""
-    builder = _native.ProgramBuilder()
+    builder = ProgramBuilder()
     communicate = builder.add_stream("communicate")
-    x, w = (builder.add_buffer(name, _native.ROLE_CONSTANT, 64) for name in "xw")
-    reduced, product, y = (builder.add_buffer(name, _native.ROLE_OUTPUT, 64)
+    x, w = (builder.add_buffer(name, ROLE_CONSTANT, 64) for name in "xw")
+    reduced, product, y = (builder.add_buffer(name, ROLE_OUTPUT, 64)
                            for name in ("reduced", "product", "y"))
-    start = builder.compute(communicate, "all_reduce", [(_native.READ, x),
-                                                        (_native.WRITE, reduced)])
-    gemm = builder.compute(0, "gemm", [(_native.READ, w), (_native.WRITE, product)])
-    use = builder.compute(0, "use", [(_native.READ, reduced), (_native.READ, product),
-                                     (_native.WRITE, y)])
+    start = builder.compute(communicate, "all_reduce", [(READ, x),
+                                                        (WRITE, reduced)])
+    gemm = builder.compute(0, "gemm", [(READ, w), (WRITE, product)])
+    use = builder.compute(0, "use", [(READ, reduced), (READ, product),
+                                     (WRITE, y)])
     plan = builder.build().make_plan()
     assert plan.order == [start, gemm, use] and plan.waits == [(use, start)]

@@ -31,7 +31,7 @@ def test_every_option_has_a_line_of_text_and_a_default_of_its_type():
 
 def test_every_option_is_read_somewhere():
     """One that nothing reads would be a promise that nobody keeps."""
-    files = Path(config.__file__).parent.glob("*.py")
+    files = Path(config.__file__).parent.rglob("*.py")
     text = "".join(path.read_text() for path in files if path.name != "config.py")
     for name, *_ in config.describe():
         assert re.search(rf"\b(chosen|config|options)\.{name}\b", text), name
@@ -172,7 +172,7 @@ def test_unknown_variables_are_found_and_known_ones_are_not(monkeypatch):
 
 
 def test_bounds_are_what_the_core_takes_uncut():
-    from anabranch._native_library import CaptureOptions, HostOptions
+    from anabranch._core.abi import CaptureOptions, HostOptions
 
     most = {name: bounds(name)[1] for name in NUMBERS}
     host = HostOptions(max_lanes=most["max_lanes"], spin_ns=most["spin_us"] * 1000,

@@ -6,7 +6,9 @@ import json
 import pytest
 
 from anabranch import __main__ as command
-from anabranch import _native, _native_capture, doctor
+from anabranch import doctor
+from anabranch._core import capture, device
+from anabranch._core.device import CudaFacts
 from anabranch.errors import AnabranchError
 
 
@@ -154,9 +156,9 @@ class CaptureMemory:
 @pytest.fixture
 def machine(monkeypatch):
     """One on which everything is as it should be; answers the monkeypatch, to break it."""
-    monkeypatch.setattr(_native, "CudaFacts", Facts)
-    monkeypatch.setattr(_native_capture, "CaptureDevice", CaptureDevice)
-    monkeypatch.setattr(_native_capture, "CaptureMemory", CaptureMemory)
+    monkeypatch.setattr(device, "CudaFacts", Facts)
+    monkeypatch.setattr(capture, "CaptureDevice", CaptureDevice)
+    monkeypatch.setattr(capture, "CaptureMemory", CaptureMemory)
     monkeypatch.setattr(doctor, "installed_torch", lambda: "2.11.0")
     monkeypatch.setattr(doctor, "torch_has_cuda", lambda: True)
     return monkeypatch
@@ -209,7 +211,7 @@ def test_a_driver_without_a_gpu_switches_recording_off(machine):
 
 
 def test_a_missing_driver_switches_recording_off(machine):
-    machine.setattr(_native, "CudaFacts", fails)
+    machine.setattr(device, "CudaFacts", fails)
     assert "E0307" in finding("CUDA driver").text
     assert "see CUDA driver" in finding("recording").off
 
@@ -236,7 +238,7 @@ def test_what_this_machine_has_for_cuda_is_found_out_without_torch(run_python):
 
 def test_the_core_describes_cuda_or_says_why_not():
     try:
-        facts = _native.CudaFacts()
+        facts = CudaFacts()
     except AnabranchError as error:
         assert error.code in (305, 306)
         return

@@ -21,7 +21,9 @@ from stream_programs import PROGRAMS
 from test_acceptance_streams import WITH_GRADIENTS, WITHOUT
 from test_random_streams import graphs  # noqa: F401
 
-from anabranch import _native, _user_program
+from anabranch import _user_program
+from anabranch._core.library import NativeError
+from anabranch._core.program import Plan
 
 pytestmark = [pytest.mark.own]
 
@@ -58,8 +60,8 @@ def mutants_of(file):
 
 def is_refused(data):
     try:
-        _native.Plan.from_bytes(data)
-    except _native.NativeError as error:
+        Plan.from_bytes(data)
+    except NativeError as error:
         assert error.code == _RACE, error
         return True
     return False

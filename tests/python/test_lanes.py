@@ -9,7 +9,7 @@ from compare import Tolerance, assert_same, compiled, observe, weighted_sum
 from zoo import ZOO, Towers, normal
 
 import anabranch
-from anabranch import _native
+from anabranch._core.program import Plan
 
 pytestmark = pytest.mark.own
 DETERMINISTIC = [name for name in ZOO if name != "dropout"]  # that one has its own test below
@@ -63,7 +63,7 @@ def test_priorities_reach_the_plans_of_forward_and_backward(tmp_path):
     told = anabranch.explain(lambda: call(torch.eye(4).requires_grad_()).sum().backward())
     assert torch.equal(call(torch.eye(4)), model(torch.eye(4)))
     paths = told.save_plan(tmp_path / "it.plan")
-    programs = [_native.Plan.from_bytes(path.read_bytes()).program for path in paths]
+    programs = [Plan.from_bytes(path.read_bytes()).program for path in paths]
     assert len(programs) == 2
     for program in programs:
         found = dict(zip(program.streams, program.priorities, strict=True))

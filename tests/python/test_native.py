@@ -14,8 +14,46 @@ from types import SimpleNamespace
 
 import pytest
 
-from anabranch import _native, _native_capture, _native_library, errors
-from anabranch._native import READ, READ_WRITE, WRITE, View
+from anabranch import errors
+from anabranch._core import abi
+from anabranch._core import record as core_record
+from anabranch._core.abi import CaptureOptions
+from anabranch._core.capture import Noted, Work, _add_notes
+from anabranch._core.device import Device
+from anabranch._core.library import NativeError, last_error, native_error
+from anabranch._core.program import (
+    KIND_COMPUTE,
+    KIND_COPY,
+    KIND_FILL,
+    KIND_HOST,
+    KIND_RECORD_EVENT,
+    KIND_SYNCHRONIZE,
+    KIND_WAIT_EVENT,
+    ORIGIN_PLACED,
+    ORIGIN_USER_SYNCHRONISED,
+    READ,
+    READ_WRITE,
+    REPORT_RACE_FLOW,
+    REPORT_UNJOINED,
+    REPORT_UNRECORDED,
+    ROLE_INPUT,
+    ROLE_OUTPUT,
+    ROLE_TEMPORARY,
+    SEVERITY_NOTE,
+    SEVERITY_WARNING,
+    WRITE,
+    Plan,
+    ProgramBuilder,
+    View,
+)
+from anabranch._core.record import (
+    RegionFunction,
+    launch_function,
+    new_address_table,
+    write_region_error,
+)
+from anabranch._core.tape import Address, TapeBuilder
+from anabranch._core.trace import EVENT_LAUNCH, EVENT_STEP, Trace
 
 pytestmark = [pytest.mark.oldest, pytest.mark.own]
 SIZE = 64
@@ -35,11 +73,11 @@ def launch(recording, *blocks, sizes=None):
 
 def copy_over_two_streams():
     """y = t = x, the second copy on a side stream."""
-    builder = _native.ProgramBuilder()
+    builder = ProgramBuilder()
     side = builder.add_stream("side")
-    x = builder.add_buffer("x", _native.ROLE_INPUT, SIZE)
-    t = builder.add_buffer("t", _native.ROLE_TEMPORARY, SIZE, 64)
-    y = builder.add_buffer("y", _native.ROLE_OUTPUT, SIZE)
+    x = builder.add_buffer("x", ROLE_INPUT, SIZE)
+    t = builder.add_buffer("t", ROLE_TEMPORARY, SIZE, 64)
+    y = builder.add_buffer("y", ROLE_OUTPUT, SIZE)
     builder.copy(0, t, x)
     builder.copy(side, y, t)
     return builder.build()
@@ -47,16 +85,16 @@ def copy_over_two_streams():
 
 def region_program(roles, region="work", source="model.py:7"):
     """One compute step that reads all inputs and writes all outputs."""
-    builder = _native.ProgramBuilder()
+    builder = ProgramBuilder()
     buffers = [builder.add_buffer(f"b{i}", role, SIZE) for i, role in enumerate(roles)]
-    modes = {_native.ROLE_INPUT: READ, _native.ROLE_OUTPUT: WRITE}
+    modes = {ROLE_INPUT: READ, ROLE_OUTPUT: WRITE}
     builder.compute(0, region, [(modes[r], b) for r, b in zip(roles, buffers)], source)
     return builder.build()
 
 
 def record(plan, **regions):
     table = {name: (ctypes.cast(f, ctypes.c_void_p).value, 0) for name, f in regions.items()}
-    return _native.record(plan, _native.Device.host(), table)
+    return core_record.record(plan, Device.host(), table)
 
 
 def test_a_plan_tells_order_waits_slots_and_memory():
@@ -72,10 +110,10 @@ def test_a_plan_tells_order_waits_slots_and_memory():
 
 
 def test_a_program_tells_its_steps_buffers_and_streams():
-    builder = _native.ProgramBuilder()
+    builder = ProgramBuilder()
     side = builder.add_stream("side")
-    builder.add_stream("users", _native.ORIGIN_USER_SYNCHRONISED, priority=-1)
-    x = builder.add_buffer("x", _native.ROLE_INPUT, SIZE, 16)
+    builder.add_stream("users", ORIGIN_USER_SYNCHRONISED, priority=-1)
+    x = builder.add_buffer("x", ROLE_INPUT, SIZE, 16)
     event = builder.add_event("ready")
     builder.compute(0, "work", [(READ_WRITE, View(x, 8, 4, (2, 3), (16, 4)))], "model.py:7")
     builder.fill(0, x, 9)
@@ -87,23 +125,23 @@ def test_a_program_tells_its_steps_buffers_and_streams():
     step = program.steps[0]
     assert (step.name, step.source, step.access_count) == (b"work", b"model.py:7", 1)
     assert [s.kind for s in program.steps] == [
-        _native.KIND_COMPUTE, _native.KIND_FILL, _native.KIND_RECORD_EVENT,
-        _native.KIND_WAIT_EVENT, _native.KIND_HOST, _native.KIND_SYNCHRONIZE]
+        KIND_COMPUTE, KIND_FILL, KIND_RECORD_EVENT,
+        KIND_WAIT_EVENT, KIND_HOST, KIND_SYNCHRONIZE]
     assert [s.stream for s in program.steps] == [0, 0, 0, side, side, side]
     buffer = program.buffers[0]
     assert (buffer.name, buffer.role, buffer.size_bytes, buffer.alignment) == (
-        b"x", _native.ROLE_INPUT, SIZE, 16)
+        b"x", ROLE_INPUT, SIZE, 16)
     assert program.streams[side] == "side"
-    assert program.origins == [_native.ORIGIN_PLACED, _native.ORIGIN_PLACED,
-                               _native.ORIGIN_USER_SYNCHRONISED]
+    assert program.origins == [ORIGIN_PLACED, ORIGIN_PLACED,
+                               ORIGIN_USER_SYNCHRONISED]
     assert program.priorities == [0, 0, -1]
 
 
 def unsynchronised():
     """A stream of the user's reads what the ambient one writes, and neither waits."""
-    builder = _native.ProgramBuilder()
-    users = builder.add_stream("A", _native.ORIGIN_USER_SYNCHRONISED)
-    h = builder.add_buffer("h", _native.ROLE_OUTPUT, SIZE)
+    builder = ProgramBuilder()
+    users = builder.add_stream("A", ORIGIN_USER_SYNCHRONISED)
+    h = builder.add_buffer("h", ROLE_OUTPUT, SIZE)
     builder.compute(0, "mm", [(WRITE, h)], "model.py:38")
     builder.compute(users, "add", [(READ, h)], "model.py:41")
     return builder.build()
@@ -111,34 +149,34 @@ def unsynchronised():
 
 def test_a_program_tells_what_the_users_syncs_leave_open():
     flow, unjoined = unsynchronised().find_reports()
-    assert flow == (_native.REPORT_RACE_FLOW, _native.SEVERITY_WARNING, 0, 1, 0, 0, SIZE,
+    assert flow == (REPORT_RACE_FLOW, SEVERITY_WARNING, 0, 1, 0, 0, SIZE,
                     flow.message)
     assert "Remedy: A.wait_stream(ambient) before line 41." in flow.message
-    assert unjoined[:5] == (_native.REPORT_UNJOINED, _native.SEVERITY_NOTE, 1, None, None)
+    assert unjoined[:5] == (REPORT_UNJOINED, SEVERITY_NOTE, 1, None, None)
     assert copy_over_two_streams().find_reports() == []
 
 
 def test_a_wait_for_an_event_that_was_never_recorded_is_told_with_its_line():
-    builder = _native.ProgramBuilder()
-    users = builder.add_stream("A", _native.ORIGIN_USER_SYNCHRONISED)
+    builder = ProgramBuilder()
+    users = builder.add_stream("A", ORIGIN_USER_SYNCHRONISED)
     builder.wait_event(users, builder.add_event("ready"), "model.py:7")
     report, = builder.build().find_reports()
-    assert (report.kind, report.first, report.second) == (_native.REPORT_UNRECORDED, None, 0)
+    assert (report.kind, report.first, report.second) == (REPORT_UNRECORDED, None, 0)
     assert "`wait_event` (model.py:7, stream A) waits for event `ready`" in report.message
 
 
 def test_a_strict_plan_refuses_what_the_users_syncs_leave_open():
     program = unsynchronised()
     assert program.make_plan().waits == [(1, 0)]
-    with pytest.raises(_native.NativeError, match="race-flow: `add` .*E0203") as error:
+    with pytest.raises(NativeError, match="race-flow: `add` .*E0203") as error:
         program.make_plan(strict=True)
     assert error.value.code == 203
 
 
 def test_views_keep_apart_what_does_not_overlap():
-    builder = _native.ProgramBuilder()
+    builder = ProgramBuilder()
     side = builder.add_stream("side")
-    y = builder.add_buffer("y", _native.ROLE_OUTPUT, SIZE)
+    y = builder.add_buffer("y", ROLE_OUTPUT, SIZE)
     builder.fill(0, View(y, 0, 1, (32,), (2,)), 1)
     builder.fill(side, View(y, 1, 1, (32,), (2,)), 2)
     plan = builder.build().make_plan()
@@ -165,23 +203,23 @@ def test_a_launch_follows_its_addresses():
 def test_the_hot_launch_function_takes_a_table():
     recording = record(copy_over_two_streams().make_plan())
     source, out = block(3), block()
-    table = _native.new_address_table(2)
+    table = new_address_table(2)
     table[:] = addresses(source, out)
-    assert _native.launch_function(recording.handle, table, 2) == 0
+    assert launch_function(recording.handle, table, 2) == 0
     assert out.raw == source.raw
-    assert _native.launch_function(recording.handle, table, 1) == 402
-    assert _native.last_error().code == 402
+    assert launch_function(recording.handle, table, 1) == 402
+    assert last_error().code == 402
 
 
 def test_a_launch_of_more_slots_than_fit_on_the_stack():
-    roles = [_native.ROLE_INPUT] * 300 + [_native.ROLE_OUTPUT]
+    roles = [ROLE_INPUT] * 300 + [ROLE_OUTPUT]
     seen = []
 
     def run(context, call):
         seen.append(call.contents.buffers[:call.contents.buffer_count])
         return 0
 
-    function = _native.RegionFunction(run)
+    function = RegionFunction(run)
     recording = record(region_program(roles).make_plan(), work=function)
     blocks = [block() for _ in roles]
     launch(recording, *blocks)
@@ -191,7 +229,7 @@ def test_a_launch_of_more_slots_than_fit_on_the_stack():
 @pytest.mark.parametrize("count", [0, 1, 3, 400])
 def test_a_launch_with_another_number_of_addresses_is_refused(count):
     recording = record(copy_over_two_streams().make_plan())
-    with pytest.raises(_native.NativeError, match=f"{count} bindings .* 2 slots") as e:
+    with pytest.raises(NativeError, match=f"{count} bindings .* 2 slots") as e:
         launch(recording, *(block() for _ in range(count)))
     assert e.value.code == 402
 
@@ -200,35 +238,35 @@ def test_a_launch_with_sizes_refuses_a_small_buffer():
     recording = record(copy_over_two_streams().make_plan())
     out = block()
     launch(recording, block(5), out, sizes=[SIZE, SIZE])
-    with pytest.raises(_native.NativeError, match="'y' .* 63 bytes"):
+    with pytest.raises(NativeError, match="'y' .* 63 bytes"):
         launch(recording, block(6), out, sizes=[SIZE, SIZE - 1])
     assert out.raw == block(5).raw
 
 
 def test_a_failing_region_is_an_error_with_its_words():
     def run(context, call):
-        _native.write_region_error(call, "the kettle is empty")
+        write_region_error(call, "the kettle is empty")
         return 3
 
-    function = _native.RegionFunction(run)
-    recording = record(region_program([_native.ROLE_OUTPUT]).make_plan(), work=function)
+    function = RegionFunction(run)
+    recording = record(region_program([ROLE_OUTPUT]).make_plan(), work=function)
     out = block()
-    with pytest.raises(_native.NativeError, match="model.py:7.*the kettle is empty") as e:
+    with pytest.raises(NativeError, match="model.py:7.*the kettle is empty") as e:
         launch(recording, out)
     assert e.value.code == 403
 
 
 def test_a_region_that_was_not_given_refuses_the_recording():
-    with pytest.raises(_native.NativeError, match="work") as e:
-        record(region_program([_native.ROLE_OUTPUT]).make_plan())
+    with pytest.raises(NativeError, match="work") as e:
+        record(region_program([ROLE_OUTPUT]).make_plan())
     assert e.value.code == 301
 
 
 def test_a_program_that_breaks_a_rule_names_it():
-    builder = _native.ProgramBuilder()
-    t = builder.add_buffer("early", _native.ROLE_TEMPORARY, SIZE)
+    builder = ProgramBuilder()
+    t = builder.add_buffer("early", ROLE_TEMPORARY, SIZE)
     builder.compute(5, "work", [(READ, t)])
-    with pytest.raises(_native.NativeError, match="early"):
+    with pytest.raises(NativeError, match="early"):
         builder.build()
 
 
@@ -237,15 +275,15 @@ def test_errors_belong_to_their_thread():
     codes = []
 
     def work():
-        codes.append(_native.last_error().code)
+        codes.append(last_error().code)
 
-    with pytest.raises(_native.NativeError):
+    with pytest.raises(NativeError):
         launch(recording)
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert codes == [0]
-    assert _native.last_error().code == 402
+    assert last_error().code == 402
 
 
 def test_plans_go_through_files_and_bytes(tmp_path):
@@ -253,21 +291,21 @@ def test_plans_go_through_files_and_bytes(tmp_path):
     path = tmp_path / "copy-é.plan"
     plan.write(path)
     assert path.read_bytes() == plan.to_bytes()
-    for other in (_native.Plan.read(path), _native.Plan.from_bytes(plan.to_bytes())):
+    for other in (Plan.read(path), Plan.from_bytes(plan.to_bytes())):
         assert other.waits == plan.waits
         assert [b.name for b in other.program.buffers] == [b"x", b"t", b"y"]
-    with pytest.raises(_native.NativeError):
-        _native.Plan.from_bytes(plan.to_bytes()[:-9])
-    with pytest.raises(_native.NativeError, match="nowhere.plan"):
-        _native.Plan.read(tmp_path / "nowhere.plan")
+    with pytest.raises(NativeError):
+        Plan.from_bytes(plan.to_bytes()[:-9])
+    with pytest.raises(NativeError, match="nowhere.plan"):
+        Plan.read(tmp_path / "nowhere.plan")
 
 
 @pytest.mark.parametrize("code, family", [
     (101, errors.ProgramError), (203, errors.PlanError), (308, errors.RecordError),
     (402, errors.LaunchError), (501, errors.PlanFileError), (9901, errors.AnabranchError)])
 def test_a_failure_of_the_core_is_of_the_documented_class_of_its_code(code, family):
-    error = _native.native_error(code, "act: no.")
-    assert isinstance(error, family) and isinstance(error, _native.NativeError)
+    error = native_error(code, "act: no.")
+    assert isinstance(error, family) and isinstance(error, NativeError)
     assert (type(error).__module__, type(error).__name__) == ("anabranch.errors", family.__name__)
     error.add_note("while it was tested")
     again = pickle.loads(pickle.dumps(error))
@@ -276,8 +314,8 @@ def test_a_failure_of_the_core_is_of_the_documented_class_of_its_code(code, fami
 
 
 @pytest.mark.parametrize("act, family", [
-    (lambda: _native.Plan.read("/no/such.plan"), errors.PlanFileError),
-    (lambda: _native.Plan.from_bytes(b"no plan"), errors.PlanFileError),
+    (lambda: Plan.read("/no/such.plan"), errors.PlanFileError),
+    (lambda: Plan.from_bytes(b"no plan"), errors.PlanFileError),
     (lambda: copy_over_two_streams().make_plan().write("/no/such/folder.plan"),
      errors.PlanFileError)])
 def test_what_the_core_refuses_is_caught_by_its_documented_class(act, family):
@@ -288,12 +326,12 @@ def test_what_the_core_refuses_is_caught_by_its_documented_class(act, family):
 def test_a_trace_tells_what_ran():
     plan = copy_over_two_streams().make_plan()
     recording = record(plan)
-    trace = _native.Trace()
+    trace = Trace()
     recording.attach_trace(trace)
     launch(recording, block(1), block())
     kinds = [e.kind for e in trace.events]
-    assert kinds.count(_native.EVENT_STEP) == 2
-    assert kinds.count(_native.EVENT_LAUNCH) == 1
+    assert kinds.count(EVENT_STEP) == 2
+    assert kinds.count(EVENT_LAUNCH) == 1
     assert len(trace) == len(kinds) and trace.dropped == 0
     assert all(e.begin_ns <= e.end_ns for e in trace.events)
     assert '"traceEvents"' in trace.chrome_json(plan)
@@ -309,12 +347,12 @@ def test_a_recording_runs_a_tape():
     got = []
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(
         lambda *words: got.append(words))
-    builder = _native.TapeBuilder()
+    builder = TapeBuilder()
     builder.call("keep", ctypes.cast(function, ctypes.c_void_p).value,
-                 [_native.Address(0, 4), 11], fallible=False)
+                 [Address(0, 4), 11], fallible=False)
     tape = builder.finish()
-    plan = region_program([_native.ROLE_OUTPUT]).make_plan()
-    recording = _native.record(plan, _native.Device.host(),
+    plan = region_program([ROLE_OUTPUT]).make_plan()
+    recording = core_record.record(plan, Device.host(),
                                {"work": (tape.region_function, tape.handle_value)})
     for _ in range(2):
         out = block()
@@ -323,7 +361,7 @@ def test_a_recording_runs_a_tape():
 
 
 def test_handles_are_given_back_once():
-    builder = _native.ProgramBuilder()
+    builder = ProgramBuilder()
     builder.close()
     builder.close()
     program = copy_over_two_streams()
@@ -332,19 +370,19 @@ def test_handles_are_given_back_once():
     del program
     gc.collect()
     assert gone() is None
-    assert [s.kind for s in plan.program.steps] == [_native.KIND_COPY] * 2
+    assert [s.kind for s in plan.program.steps] == [KIND_COPY] * 2
 
 
 def test_a_library_of_another_version_is_refused(run_python):
     import _ctypes  # some shared library that is not ours
 
-    result = run_python("import anabranch._native", ANABRANCH_LIBRARY=_ctypes.__file__)
+    result = run_python("import anabranch._core.library", ANABRANCH_LIBRARY=_ctypes.__file__)
     assert "LibraryMissing" in result.stderr and "[E0610]" in result.stderr
 
 
 def test_a_missing_library_tells_where_it_was_looked_for(run_python, tmp_path):
     path = tmp_path / "lib.so"
-    result = run_python("import anabranch._native", ANABRANCH_LIBRARY=str(path))
+    result = run_python("import anabranch._core.library", ANABRANCH_LIBRARY=str(path))
     assert "LibraryMissing" in result.stderr and "[E0606]" in result.stderr
     assert str(path) in result.stderr
 
@@ -356,18 +394,18 @@ def test_what_is_told_of_captures_is_laid_out_as_in_the_header(name):
     body = re.search(rf"typedef struct Anabranch{name} {{(.*?)}} Anabranch{name};", header, re.S)[1]
     found = re.findall(r"(uint32_t|uint64_t|size_t|\*) ?(\w+);", body)
     sizes = {"uint32_t": 4, "uint64_t": 8, "size_t": 8, "*": 8}
-    structure = getattr(_native_library, name)
+    structure = getattr(abi, name)
     assert [(sizes[kind], field) for kind, field in found] == [
         (ctypes.sizeof(kind), field.removeprefix("size_")) for field, kind in structure._fields_]
 
 
 def test_notes_of_a_capture_are_handed_over_as_they_were_taken():
-    works = [_native_capture.Work(3, ((64, True), (128, False)), True),
-             _native_capture.Work(5, ((192, True),), False, independent=True),
-             _native_capture.Work(6, (), False, in_turn=True)]
-    options = _native_library.CaptureOptions()
+    works = [Work(3, ((64, True), (128, False)), True),
+             Work(5, ((192, True),), False, independent=True),
+             Work(6, (), False, in_turn=True)]
+    options = CaptureOptions()
     marks = SimpleNamespace(handle=ctypes.c_void_p(7))
-    _native_capture._add_notes(options, _native_capture.Noted(marks, True, 2, works))
+    _add_notes(options, Noted(marks, True, 2, works))
     assert (options.marks, options.of_second, options.blocks_before) == (7, 1, 2)
     given = [options.works[i] for i in range(options.work_count)]
     assert [(work.mark, work.uses, work.has_scratch, work.independent, work.in_turn)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from anabranch import _capture, _compat, _overlap
+from anabranch._core.capture import Block
+from anabranch._core.library import NativeError
 from anabranch._entry import RecordingReport
-from anabranch._native import NativeError
-from anabranch._native_capture import Block
 from anabranch._reasons import NotRecordable
 from anabranch._verify import Untrusted
 

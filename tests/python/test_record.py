@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_unflatten
 import anabranch
 from anabranch import _backend, _compat, _record, _report, _state, config
 from anabranch._capture import Fresh
+from anabranch._core.abi import CaptureCounts
 from anabranch._entry import Entry
 from anabranch._given import overlap, units_apart, units_of
-from anabranch._native_capture import CaptureCounts
 from anabranch._parts import Cuts
 from anabranch._record import RecordedCallable, record
 from anabranch._rooms import Rooms

@@ -30,9 +30,9 @@ from anabranch import (
 )
 from anabranch._answers import flatten
 from anabranch._capture import Alias, Captured, Constant, Fresh, Held, Step
+from anabranch._core.capture import Block, Slot
 from anabranch._entry import Entry
 from anabranch._given import units_of
-from anabranch._native_capture import Block, Slot
 from anabranch._saved_blocks import InBlocks, Places, opened
 from anabranch._state import State
 

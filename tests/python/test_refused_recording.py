@@ -11,7 +11,7 @@ import torch
 from stand_in_recording import stand_in_memory
 
 from anabranch import _attempt, _reasons, _recorder, config, errors
-from anabranch._native import NativeError
+from anabranch._core.library import NativeError
 from anabranch._reasons import Apart
 from anabranch._state import NO_STATE
 

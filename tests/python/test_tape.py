@@ -10,15 +10,17 @@ import threading
 import pytest
 import torch
 
-from anabranch import _compat, _native
+from anabranch import _compat
 from anabranch._assemble import tensor_library
-from anabranch._native import (
+from anabranch._core.library import NativeError
+from anabranch._core.tape import (
     Address,
     DataOf,
     HandleOf,
     Integers,
     ListValue,
     SomeValue,
+    TapeBuilder,
     TensorValue,
 )
 
@@ -57,7 +59,7 @@ def check(write, eager, make_inputs, seed=None):
     addresses and once more at the last: each time as ``eager`` does, and nowhere else."""
     inputs = make_inputs()
     expected = eager(*inputs)
-    tape = _native.TapeBuilder(tensor_library())
+    tape = TapeBuilder(tensor_library())
     registers = [view(tape, i, t) for i, t in enumerate([*inputs, *expected])]
     write(tape, registers[:len(inputs)], registers[len(inputs):])
     tape = tape.finish()
@@ -236,7 +238,7 @@ def test_plain_functions_get_addresses_and_data():
     keep = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
     function = keep(lambda *words: seen.append(words))
     x = torch.arange(8.0)
-    tape = _native.TapeBuilder(tensor_library())
+    tape = TapeBuilder(tensor_library())
     register = view(tape, 0, x)
     tape.call("keep", ctypes.cast(function, ctypes.c_void_p).value,
               [Address(0, 12), DataOf(register), -3], fallible=False)
@@ -274,7 +276,7 @@ def test_a_tape_runs_on_another_thread():
 
 
 def failing_tape(x):
-    tape = _native.TapeBuilder(tensor_library())
+    tape = TapeBuilder(tensor_library())
     register = view(tape, 0, x)
     results = tape.dispatch("aten::sort", "stable", [TensorValue(register), None, 0, 0], 2)
     listed = ListValue([TensorValue(results[0]), TensorValue(register)])
@@ -286,7 +288,7 @@ def test_a_failing_operator_stops_the_run_with_its_words():
     x = torch.randn(4)
     tape = failing_tape(x)
     for _ in range(2):  # and the tape can be run again
-        with pytest.raises(_native.NativeError, match=r"r3 = aten::cat\(\[r1, r0\], 7\): ") as e:
+        with pytest.raises(NativeError, match=r"r3 = aten::cat\(\[r1, r0\], 7\): ") as e:
             tape.run([address(x)])
         if _compat.library_function("last_error"):
             assert "out of range" in str(e.value)
@@ -294,31 +296,31 @@ def test_a_failing_operator_stops_the_run_with_its_words():
 
 def test_an_operator_that_does_not_exist_stops_the_run():
     x = torch.randn(4)
-    tape = _native.TapeBuilder(tensor_library())
+    tape = TapeBuilder(tensor_library())
     tape.dispatch("aten::no_such_operator", "", [TensorValue(view(tape, 0, x))], 1)
-    with pytest.raises(_native.NativeError, match="no_such_operator"):
+    with pytest.raises(NativeError, match="no_such_operator"):
         tape.finish().run([address(x)])
 
 
 def test_a_result_with_unplanned_strides_stops_the_run():
     x = torch.randn(3, 5)
-    tape = _native.TapeBuilder(tensor_library())
+    tape = TapeBuilder(tensor_library())
     result = tape.dispatch("aten::cumsum", "", [TensorValue(view(tape, 0, x)), 0, None], 1)[0]
     tape.expect(result, (3, 5), (1, 3))
-    with pytest.raises(_native.NativeError, match="dim 0 came with stride 5, .* compiled for 1"):
+    with pytest.raises(NativeError, match="dim 0 came with stride 5, .* compiled for 1"):
         tape.finish().run([address(x)])
 
 
 def test_neither_runs_nor_failures_keep_memory():
     x = torch.randn(1 << 18)  # 1 MiB a tensor
-    good = _native.TapeBuilder(tensor_library())
+    good = TapeBuilder(tensor_library())
     good.dispatch("aten::cumsum", "", [TensorValue(view(good, 0, x)), 0, None], 1)
     good, bad = good.finish(), failing_tape(x[: 1 << 14])
 
     def work(times):
         for _ in range(times):
             good.run([address(x)])
-            with pytest.raises(_native.NativeError):
+            with pytest.raises(NativeError):
                 bad.run([address(x)])
 
     work(10)
@@ -328,11 +330,11 @@ def test_neither_runs_nor_failures_keep_memory():
 
 
 def test_what_a_tape_cannot_do_is_refused_with_a_code():
-    tape = _native.TapeBuilder(tensor_library())
+    tape = TapeBuilder(tensor_library())
     tape.call("wide", 1, [0] * 7 + [1.0], fallible=False)
     tape.view(NO_BUFFER, 0, 6, (1,), (1,))
     tape.copy(5, 6)
-    with pytest.raises(_native.NativeError, match="7 words and 1 doubles") as e:
+    with pytest.raises(NativeError, match="7 words and 1 doubles") as e:
         tape.finish()
     assert e.value.code == 304
     assert f"names access {NO_BUFFER}" in str(e.value)
@@ -340,9 +342,9 @@ def test_what_a_tape_cannot_do_is_refused_with_a_code():
 
 
 def test_a_tape_needs_only_the_functions_it_calls():
-    tape = _native.TapeBuilder()
+    tape = TapeBuilder()
     tape.view(0, 0, 6, (1,), (1,))
-    with pytest.raises(_native.NativeError, match="needs the tensor library's create_view"):
+    with pytest.raises(NativeError, match="needs the tensor library's create_view"):
         tape.finish()
 
 

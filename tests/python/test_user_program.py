@@ -12,7 +12,8 @@ import pytest
 import torch
 from compare import compiled
 
-from anabranch import _compat, _native, _user_program, _user_streams, errors
+from anabranch import _compat, _user_program, _user_streams, errors
+from anabranch._core.program import SEVERITY_ERROR, SEVERITY_NOTE, SEVERITY_WARNING
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]
 
@@ -237,4 +238,4 @@ def test_a_graph_that_cannot_be_followed_is_compiled_all_the_same(monkeypatch, c
 
 
 def test_severities_are_those_of_the_core():
-    assert (_native.SEVERITY_NOTE, _native.SEVERITY_WARNING, _native.SEVERITY_ERROR) == (0, 1, 2)
+    assert (SEVERITY_NOTE, SEVERITY_WARNING, SEVERITY_ERROR) == (0, 1, 2)

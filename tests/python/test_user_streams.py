@@ -17,7 +17,8 @@ import torch
 from compare import compiled
 
 import anabranch
-from anabranch import _compat, _native, _ties, _user_streams
+from anabranch import _compat, _ties, _user_streams
+from anabranch._core.library import NativeError
 from anabranch._ties import Ties
 from anabranch._user_streams import NotUnderstood
 
@@ -322,7 +323,7 @@ def test_the_ends_of_a_call_are_its_own_while_another_fills_the_table(monkeypatc
 
 def test_without_a_driver_torch_ties_the_streams(monkeypatch):
     def no_driver(device):
-        raise _native.NativeError(305, "no driver")
+        raise NativeError(305, "no driver")
 
     monkeypatch.setattr(_ties, "capture_device", no_driver)
     assert _ties._library_ties.__wrapped__(_ties._CUDA, 0) is None

@@ -18,7 +18,9 @@ import torch
 from torch import nn
 
 import anabranch
-from anabranch import _native, _native_library, _report, _requirements, config, errors
+from anabranch import _report, _requirements, config, errors
+from anabranch._core.library import Core, _find_library
+from anabranch._core.program import ROLE_INPUT, ROLE_OUTPUT, ProgramBuilder
 from anabranch.errors import CompileError, ConfigError, PlanFileError, WrongArgument
 
 pytestmark = [pytest.mark.oldest, pytest.mark.own]
@@ -237,9 +239,9 @@ def compiled(function, **keywords):
 
 def report_of_a_plan():
     """An explanation of a graph with a plan, of which nothing need be compiled."""
-    builder = _native.ProgramBuilder()
-    a = builder.add_buffer("a", _native.ROLE_INPUT, 4)
-    b = builder.add_buffer("b", _native.ROLE_OUTPUT, 4)
+    builder = ProgramBuilder()
+    a = builder.add_buffer("a", ROLE_INPUT, 4)
+    b = builder.add_buffer("b", ROLE_OUTPUT, 4)
     builder.copy(0, b, a)
     collector = _report.Collector()
     last = SimpleNamespace(plan=builder.build().make_plan())
@@ -262,7 +264,7 @@ def scene(tmp_path, monkeypatch):
 
     def with_library(path):
         with config.patch(library=path):
-            _native_library._find_library()
+            _find_library()
 
     model = nn.Linear(2, 2)
     return {
@@ -273,7 +275,7 @@ def scene(tmp_path, monkeypatch):
         "with_library": with_library, "compiled": compiled, "step": step, "waiting": waiting,
         "yielding": yielding, "both": both, "Caller": Caller, "Streaming": Streaming,
         "Collected": Collected, "two_priorities": two_priorities,
-        "with_older_library": lambda: _native_library.Core(SimpleNamespace(_name="old.so")),
+        "with_older_library": lambda: Core(SimpleNamespace(_name="old.so")),
     }
 
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captured CUDA graphs, streams of CUDA, and the core: thin classes over the C ABI.
-
-No logic and no torch; ownership, threads and failure as in ``_native``.
-"""
+"""capture.h from Python: captured CUDA graphs, and recordings made of them."""
 
 from __future__ import annotations
 
@@ -12,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_uint32, c_uint64, c_void_p
 from typing import NamedTuple
 
-from ._native import _Handle
-from ._native_library import (
+from anabranch._core.abi import (
     CaptureBlock,
     CaptureChecksum,
     CaptureCounts,
@@ -22,21 +18,13 @@ from ._native_library import (
     CaptureSlot,
     CaptureUse,
     CaptureWork,
-    core,
-    last_error,
-    library_path,
 )
-
-__all__ = ["Block", "CaptureCounts", "CaptureDevice", "CaptureMarks", "CaptureMemory",
-           "CaptureSnapshot", "CapturedRecording", "Noted", "Slot", "StreamTies",
-           "Work", "capture_device", "last_error", "launch_captured", "library_path"]
+from anabranch._core.handle import Handle
+from anabranch._core.library import core, last_error
 
 # The hot path: (handle, addresses as bytes, n, c_void_p(stream)) -> 0, or a code and last_error().
 # Exactly these types, none is checked.
 launch_captured: Callable[..., int] = core.undeclared("captured_launch")
-# Likewise, once at each end of a graph: (handle, c_void_p(stream), streams as bytes, n).
-_join: Callable[..., int] = core.undeclared("stream_ties_join")
-_fork: Callable[..., int] = core.undeclared("stream_ties_fork")
 
 
 class Block(NamedTuple):
@@ -57,7 +45,7 @@ class Slot(NamedTuple):
     alignment: int
 
 
-class CaptureDevice(_Handle):
+class CaptureDevice(Handle):
     """A GPU by its primary context."""
 
     _free = "capture_device_free"
@@ -97,26 +85,7 @@ def capture_device(ordinal: int) -> CaptureDevice:
     return CaptureDevice(ordinal)
 
 
-class StreamTies(_Handle):
-    """Ties a stream of a GPU to others of it, each by its address, those of the others as words."""
-
-    _free = "stream_ties_free"
-
-    def __init__(self, device: CaptureDevice) -> None:
-        super().__init__(core.stream_ties_new(device.handle), device)
-
-    def join(self, stream: c_void_p, others: bytes) -> None:
-        """What is queued on ``stream`` from now on begins behind what ``others`` have queued."""
-        if _join(self.handle, stream, others, len(others) // 8):
-            raise last_error()
-
-    def fork(self, stream: c_void_p, others: bytes) -> None:
-        """What is queued on ``others`` from now on begins behind what ``stream`` has queued."""
-        if _fork(self.handle, stream, others, len(others) // 8):
-            raise last_error()
-
-
-class CaptureMemory(_Handle):
+class CaptureMemory(Handle):
     """Fresh addresses over one page; whatever lies there must be gone before it is closed."""
 
     _free = "capture_memory_free"
@@ -142,7 +111,7 @@ class CaptureMemory(_Handle):
         core.capture_memory_open(None)
 
 
-class CaptureSnapshot(_Handle):
+class CaptureSnapshot(Handle):
     """A graph as its capture left it, with what it copies from pinned memory.
 
     To be made as soon as the capture has ended: that memory may be given out again.
@@ -165,7 +134,7 @@ class CaptureSnapshot(_Handle):
             yield int(number), node
 
 
-class CaptureMarks(_Handle):
+class CaptureMarks(Handle):
     """Says while a step is captured which nodes came when."""
 
     _free = "capture_marks_free"
@@ -203,7 +172,7 @@ class Noted(NamedTuple):
     works: Sequence[Work]
 
 
-class CapturedRecording(_Handle):
+class CapturedRecording(Handle):
     """A step captured twice, made into a recording. Both graphs are there until it is made.
 
     With what was noted, nodes that need not wait for one another run on up to ``lanes`` lanes, and

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and loads the C++ core, and declares every function of bridge/anabranch_c.h once.
+"""The C ABI of bridge/anabranch_c.h: its structures, and each function's result and arguments.
 
-For _native.py alone. Failure: LibraryMissing where there is no library, or an older one.
+Data alone; ``library`` loads the functions. Sizes are bytes.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import importlib.resources
 from ctypes import (
     POINTER,
     c_char_p,
@@ -21,50 +19,7 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from . import config, errors
-
-_NAME = "libanabranch_bridge.so"
-
-
-class NativeError(errors.AnabranchError):
-    """A failure of the core, in its own words: what this package catches. What is raised is also of
-    the documented class of its code, and has that one's name, so that nobody else need know
-    this."""
-
-    def __reduce__(self) -> tuple[Any, ...]:  # another process has the documented class alone
-        return errors.from_native, (self.code, self.message), self.__dict__
-
-
-class LibraryMissing(errors.CompileError, ImportError):
-    """The native library cannot be loaded. Also an ImportError."""
-
-
-def _find_library() -> Path:
-    looked = []
-    if config.library is not None:
-        looked.append(Path(config.library))
-    else:
-        looked.append(Path(str(importlib.resources.files("anabranch"))) / "lib" / _NAME)
-        looked.append(Path(__file__).resolve().parents[2] / "build/release/bridge" / _NAME)
-    for path in looked:
-        if path.is_file():
-            return path
-    raise LibraryMissing(
-        606, f"import: {_NAME} is not there: {', '.join(map(str, looked))}.",
-        "Install the package again, or build it (make) and set ANABRANCH_LIBRARY to its path.")
-
-
-library_path: Path = _find_library()
-
-
-def _load() -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(str(library_path))
-    except OSError as error:
-        raise LibraryMissing(606, f"import: {library_path} cannot be loaded: {error}.") from error
+from typing import Any
 
 
 class HostOptions(ctypes.Structure):
@@ -194,10 +149,10 @@ class RegionCall(ctypes.Structure):
                 ("error_bytes", c_uint32), ("stream", c_void_p)]
 
 
-_I64S = POINTER(c_int64)
-_U32S = POINTER(c_uint32)
+I64S = POINTER(c_int64)
+U32S = POINTER(c_uint32)
 # Name -> result, arguments. Handles are void pointers.
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
+SIGNATURES: dict[str, tuple[Any, ...]] = {
     "last_error_code": (c_int32,),
     "last_error_text": (c_char_p,),
     "version": (c_char_p,),
@@ -209,7 +164,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "builder_begin_step": (None, c_void_p, c_int32, c_uint32, c_char_p, c_char_p),
     "builder_add_whole": (None, c_void_p, c_int32, c_uint32),
     "builder_add_access": (None, c_void_p, c_int32, c_uint32, c_uint64, c_uint64, c_uint32,
-                           POINTER(c_uint64), _I64S),
+                           POINTER(c_uint64), I64S),
     "builder_set_event": (None, c_void_p, c_uint32),
     "builder_set_fill_byte": (None, c_void_p, c_uint8),
     "builder_end_step": (c_uint32, c_void_p),
@@ -223,7 +178,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "program_stream_name": (c_char_p, c_void_p, c_uint32),
     "program_stream_origin": (c_int32, c_void_p, c_uint32),
     "program_stream_priority": (c_int32, c_void_p, c_uint32),
-    "program_find_regions": (c_int32, c_void_p, _U32S),
+    "program_find_regions": (c_int32, c_void_p, U32S),
     "program_find_reports": (c_void_p, c_void_p, c_int32),
     "reports_free": (None, c_void_p),
     "reports_count": (c_size_t, c_void_p),
@@ -235,11 +190,11 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "plan_arena_naive_bytes": (c_uint64, c_void_p),
     "plan_offset": (c_uint64, c_void_p, c_uint32),
     "plan_program": (c_void_p, c_void_p),
-    "plan_order": (c_size_t, c_void_p, _U32S),
-    "plan_waits": (c_size_t, c_void_p, _U32S),
-    "plan_slots": (c_size_t, c_void_p, _U32S),
-    "plan_exits": (c_size_t, c_void_p, _U32S),
-    "plan_redundant_waits": (c_size_t, c_void_p, _U32S),
+    "plan_order": (c_size_t, c_void_p, U32S),
+    "plan_waits": (c_size_t, c_void_p, U32S),
+    "plan_slots": (c_size_t, c_void_p, U32S),
+    "plan_exits": (c_size_t, c_void_p, U32S),
+    "plan_redundant_waits": (c_size_t, c_void_p, U32S),
     "plan_bytes": (c_void_p, c_void_p, POINTER(c_size_t)),
     "plan_from_bytes": (c_void_p, c_char_p, c_size_t),
     "plan_dump": (c_char_p, c_void_p),
@@ -277,14 +232,14 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "trace_dump": (c_char_p, c_void_p, c_void_p),
     "tape_builder_new": (c_void_p, POINTER(TensorLibrary)),
     "tape_builder_free": (None, c_void_p),
-    "tape_view": (c_uint32, c_void_p, c_uint32, c_uint64, c_int32, c_size_t, _I64S, _I64S),
-    "tape_view_of": (c_uint32, c_void_p, c_uint32, c_uint64, c_int32, c_size_t, _I64S, _I64S),
+    "tape_view": (c_uint32, c_void_p, c_uint32, c_uint64, c_int32, c_size_t, I64S, I64S),
+    "tape_view_of": (c_uint32, c_void_p, c_uint32, c_uint64, c_int32, c_size_t, I64S, I64S),
     "tape_add_int": (None, c_void_p, c_int64),
     "tape_add_double": (None, c_void_p, c_double),
     "tape_add_address": (None, c_void_p, c_uint32, c_uint64),
     "tape_add_data": (None, c_void_p, c_uint32),
     "tape_add_handle": (None, c_void_p, c_uint32),
-    "tape_add_ints": (None, c_void_p, _I64S, c_size_t),
+    "tape_add_ints": (None, c_void_p, I64S, c_size_t),
     "tape_call": (None, c_void_p, c_char_p, c_void_p, c_int32),
     "tape_value_none": (None, c_void_p),
     "tape_value_int": (None, c_void_p, c_int64),
@@ -293,8 +248,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tape_open_list": (None, c_void_p),
     "tape_open_some": (None, c_void_p),
     "tape_close": (None, c_void_p),
-    "tape_dispatch": (None, c_void_p, c_char_p, c_char_p, c_uint32, _U32S),
-    "tape_expect": (None, c_void_p, c_uint32, c_size_t, _I64S, _I64S),
+    "tape_dispatch": (None, c_void_p, c_char_p, c_char_p, c_uint32, U32S),
+    "tape_expect": (None, c_void_p, c_uint32, c_size_t, I64S, I64S),
     "tape_copy": (None, c_void_p, c_uint32, c_uint32),
     "tape_release": (None, c_void_p, c_uint32),
     "tape_finish": (c_void_p, c_void_p),
@@ -328,49 +283,3 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "captured_counts": (None, c_void_p, POINTER(CaptureCounts)),
     "captured_launch": (c_int32, c_void_p, POINTER(c_uint64), c_uint32, c_void_p),
 }
-
-
-class Core:
-    """The functions of the library, as attributes without their prefix."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        for name, (result, *arguments) in _SIGNATURES.items():
-            function = getattr(library, f"anabranch_{name}", None)
-            if function is None:
-                raise LibraryMissing(
-                    610, f"import: {library._name} has no anabranch_{name}: it is of another "
-                    "version than this package.", "Install or build both anew.")
-            function.restype = result
-            function.argtypes = arguments
-            setattr(self, name, function)
-
-    def undeclared(self, name: str) -> Any:
-        """The function without its argument types, which ctypes then does not convert: half the
-        cost of a call, and nothing between a wrong argument and a crash."""
-        function = self._library[f"anabranch_{name}"]
-        function.restype = _SIGNATURES[name][0]
-        return function
-
-    if TYPE_CHECKING:
-        def __getattr__(self, name: str) -> Any: ...
-
-
-core = Core(_load())
-
-
-@functools.cache
-def _both(family: type) -> type[NativeError]:
-    names = {"__module__": family.__module__, "__doc__": family.__doc__}
-    return type(family.__name__, (NativeError, family), names)
-
-
-def native_error(code: int, message: str) -> NativeError:
-    """The exception for a failure of the core; the caller raises it."""
-    family: type = errors.family_of(code)
-    return _both(family)(code, message)
-
-
-def last_error() -> NativeError:
-    """This thread's last failure."""
-    return native_error(core.last_error_code(), core.last_error_text().decode(errors="replace"))
