@@ -36,12 +36,12 @@ from anabranch._core.tape import (
     TapeBuilder,
     TensorValue,
 )
+from anabranch._fx.pack_saved import is_pack, is_part
+from anabranch._fx.schema import is_scalar
+from anabranch._fx.source import source_of
 from anabranch._graph import AMBIENT, StreamGraph, Unsupported, value_of
 from anabranch._layouts import Layout, Numbers
 from anabranch._region import CompiledRegion
-from anabranch._saved import is_pack, is_part
-from anabranch._schema import is_scalar
-from anabranch._source import source_of
 from anabranch._tape import (
     Call,
     Encoded,
@@ -447,7 +447,7 @@ class TapeWriter:
 
 
 def _offsets_in_blocks(graph: StreamGraph) -> dict[Node, int]:
-    """In bytes, of the values that lie in blocks of saved tensors (``_saved``)."""
+    """In bytes, of the values that lie in blocks of saved tensors (``pack_saved``)."""
     offsets: dict[Node, int] = {}
     for node in graph.gm.graph.nodes:
         if is_pack(node):

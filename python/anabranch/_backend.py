@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``torch.compile(model, backend="anabranch")``.
 
-Inductor's own pipeline runs, with two parts replaced: the partitioner (``_partition``), and the
+Inductor's own pipeline runs, with two parts replaced: the partitioner (``_fx.partitioner``), and the
 compilation of the graphs that come out of AOTAutograd. A graph of one stream is compiled by
 Inductor as ever; a graph with stream annotations is split into regions, planned and recorded. On a
 GPU it is split where no CUDA graph is to be recorded of it, or a stream has a priority.
@@ -17,15 +17,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from anabranch import _compat, _report, _results, _seeds, _user_streams, config, errors, streams
+from anabranch import _compat, _report, _user_streams, config, errors, streams
 from anabranch._arguments import wrong
 from anabranch._broken_libraries import without_broken_libraries
 from anabranch._core.library import NativeError
 from anabranch._cuda_streams import CudaInstance, CudaQueues
-from anabranch._gathers import group_gathers
+from anabranch._fx import attention_seeds, clone_outputs
+from anabranch._fx.bucket_gathers import bucket_gathers
+from anabranch._fx.partitioner import SavingPartitioner
 from anabranch._graph import StreamGraph, Unsupported, has_collectives, priorities_of
 from anabranch._lost_streams import lose
-from anabranch._partition import SavingPartitioner
 from anabranch._parts import Cuts, find_cuts, record_parts
 from anabranch._record import RecordedGraph
 from anabranch._region import CompiledRegion, compile_regions
@@ -117,12 +118,12 @@ def _compile_graph(
     if _kind(keywords) == "forward":
         _compat.keep_saved_tensors()
     if _kind(keywords) != "backward":
-        _results.copy_inputs_among(gm)
+        clone_outputs.clone_aliased_outputs(gm)
     is_on_gpu = _is_on_gpu(gm)
     is_whole = is_on_gpu and _is_recorded_whole(chosen, gm)
     if is_whole:
-        group_gathers(gm, chosen.gather_bytes)
-        _seeds.put_on_gpu(gm)
+        bucket_gathers(gm, chosen.gather_bytes)
+        attention_seeds.drop_unused_seeds(gm)
     streamed, reason = _split(chosen, gm, keywords, is_whole)
     # Under strict what cannot be recorded as one is to raise, with its reason.
     cuts = find_cuts(gm) if is_whole and not chosen.strict else Cuts()

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _compat
-from ._reasons import NotRecordable
-from ._schema import tensors_in
+from anabranch import _compat
+from anabranch._fx.schema import tensors_in
+from anabranch._reasons import NotRecordable
 
 ROOM_BYTES = 4 << 20  # for all of a capture
 _ALIGNMENT = 256

@@ -27,11 +27,11 @@ from anabranch._core.program import (
     Program,
     ProgramBuilder,
 )
+from anabranch._fx.schema import is_scalar
+from anabranch._fx.source import source_of
 from anabranch._graph import AMBIENT, StreamGraph, value_of
 from anabranch._layouts import Layout, Numbers
 from anabranch._region import CompiledRegion
-from anabranch._schema import is_scalar
-from anabranch._source import source_of
 
 
 @dataclasses.dataclass

@@ -23,9 +23,8 @@ from anabranch._core.program import (
     WRITE,
     ProgramBuilder,
 )
-from anabranch._merge import merge_small_groups
-from anabranch._saved import is_pack, is_part
-from anabranch._schema import (
+from anabranch._fx.pack_saved import is_pack, is_part
+from anabranch._fx.schema import (
     is_collective,
     is_getitem,
     is_random,
@@ -34,8 +33,9 @@ from anabranch._schema import (
     overload_of,
     written_arguments,
 )
-from anabranch._schema import is_view as names_bytes_again
-from anabranch._source import source_of
+from anabranch._fx.schema import is_view as names_bytes_again
+from anabranch._fx.source import source_of
+from anabranch._merge import merge_small_groups
 from anabranch.streams import ANNOTATION, PRIORITY
 
 AMBIENT = "ambient"

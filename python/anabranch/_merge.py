@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch.fx import Node
 
-from ._schema import overload_of
+from anabranch._fx.schema import overload_of
 
 _REDUCTIONS = {"sum", "mean", "amax", "amin", "var", "var_mean", "any", "all", "squeeze", "copy_",
                "full", "iota", "inductor_lookup_seed", "inductor_random", "inductor_seeds",

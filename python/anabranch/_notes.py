@@ -37,7 +37,7 @@ from torch import Tensor
 
 from anabranch import _compat
 from anabranch._core.capture import Work
-from anabranch._schema import arguments_of, is_collective, is_wait, tensors_in
+from anabranch._fx.schema import arguments_of, is_collective, is_wait, tensors_in
 
 # What they use beside their arguments is the workspace that torch gives to cuBLAS and a copy of an
 # operand in a layout that cuBLAS takes; neither holds anything before or after. All overloads:

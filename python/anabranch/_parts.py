@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from . import _compat, config
-from ._record import RecordedGraph
-from ._schema import tensors_in
+from anabranch import _compat, config
+from anabranch._fx.schema import tensors_in
+from anabranch._record import RecordedGraph
 
 _TORCHS = ("aten", "prim", "prims", "_c10d_functional", "inductor", "rngprims")
 _BRANCHES = ("cond", "while_loop", "switch")

@@ -35,8 +35,8 @@ from anabranch._core.program import (
     ProgramBuilder,
     View,
 )
-from anabranch._schema import arguments_of, tensors_in
-from anabranch._source import source_of
+from anabranch._fx.schema import arguments_of, tensors_in
+from anabranch._fx.source import source_of
 
 log = logging.getLogger("anabranch.compile")
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node, map_arg
 
-from ._graph import Unsupported, is_view
-from ._results import copy_results
-from ._schema import results_of
+from anabranch._fx.clone_outputs import clone_outputs
+from anabranch._fx.schema import results_of
+from anabranch._graph import Unsupported, is_view
 
 
 def renew_views(gm: GraphModule) -> None:
@@ -31,7 +31,7 @@ def renew_views(gm: GraphModule) -> None:
     copies = {i: was[result] for i, result in enumerate(results_of(gm.graph)) if result in was}
     if not all(said.is_contiguous() for said in copies.values()):
         raise Unsupported("a view is answered with strides that are not its own")
-    copy_results(gm, copies, memory_format=torch.contiguous_format)
+    clone_outputs(gm, copies, memory_format=torch.contiguous_format)
 
 
 def _view_again(node: Node, said: Any) -> Any:

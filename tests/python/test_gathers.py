@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from anabranch._gathers import group_gathers
+from anabranch._fx.bucket_gathers import bucket_gathers
 from anabranch.streams import OVERLAP
 
 pytestmark = pytest.mark.oldest
@@ -72,7 +72,7 @@ def begun(function, inputs, most=MOST, **more):
     """How many gathers each call brings, once what the graph answers was found to be as before."""
     gm = traced(function, inputs, **more)
     wanted = AsTwo(gm).run(*inputs)
-    count = group_gathers(gm, most)
+    count = bucket_gathers(gm, most)
     after = AsTwo(gm)
     assert torch.equal(after.run(*inputs), wanted)
     assert count == sum(size > 1 for size in after.begun)
@@ -119,7 +119,7 @@ def test_random_numbers_are_drawn_in_the_order_they_were():
         return x
 
     gm = traced(function, shards(4))
-    assert group_gathers(gm, MOST) == 0
+    assert bucket_gathers(gm, MOST) == 0
 
 
 def test_collectives_stay_in_their_order():
@@ -141,4 +141,4 @@ def test_sizes_that_are_not_known_are_left_alone():
     gm = traced(layers(), shards(4), tracing="symbolic")
     assert any(isinstance(size, torch.SymInt) for node in gm.graph.nodes
                if isinstance(node.meta.get("val"), torch.Tensor) for size in node.meta["val"].shape)
-    assert group_gathers(gm, MOST) == 0
+    assert bucket_gathers(gm, MOST) == 0

@@ -15,7 +15,7 @@ from noting import Marks, at, compiled, compiled_notes, notes_of, overwrite, rea
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from anabranch import _schema
+from anabranch._fx import schema
 from anabranch._notes import Notes
 
 pytestmark = pytest.mark.own
@@ -128,7 +128,7 @@ def test_running_statistics_count_as_written_although_the_schema_does_not_say_so
 def test_the_written_arguments_of_an_operator(operator, written):
     """Also of those that only a GPU has."""
     names = [argument.name for argument in operator._schema.arguments]
-    assert {name for name, is_written in _schema.arguments_of(operator, names, {}) if is_written} \
+    assert {name for name, is_written in schema.arguments_of(operator, names, {}) if is_written} \
         == written
 
 

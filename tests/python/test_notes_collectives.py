@@ -13,8 +13,8 @@ import torch.distributed as dist
 from noting import Marks, at, compiled, reads, writes
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from anabranch._fx.schema import tensors_in
 from anabranch._notes import Notes
-from anabranch._schema import tensors_in
 
 pytestmark = pytest.mark.own
 ops = torch.ops._c10d_functional

@@ -9,7 +9,8 @@ from compare import Tolerance, assert_same, compiled, observe
 from zoo import Towers, lane, normal
 
 import anabranch
-from anabranch import _backend, _saved
+from anabranch import _backend
+from anabranch._fx import pack_saved
 from anabranch._graph import Unsupported
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]
@@ -82,14 +83,14 @@ def test_a_saved_tensor_that_the_caller_also_gets_stays_a_tensor_of_its_own():
 
 
 def test_large_ones_are_left_alone(monkeypatch):
-    monkeypatch.setattr(_saved, "MAX_VALUE_BYTES", 64)
+    monkeypatch.setattr(pack_saved, "MAX_VALUE_BYTES", 64)
     model, x = Towers(), normal(5, 4, 8).requires_grad_()
     compare(model, (x,))
     assert len(forward_of(model, x).last.outputs) > 2
 
 
 def test_a_full_block_is_followed_by_another(monkeypatch):
-    monkeypatch.setattr(_saved, "MAX_BLOCK_BYTES", 128)
+    monkeypatch.setattr(pack_saved, "MAX_BLOCK_BYTES", 128)
     model, x = Towers(), normal(5, 4, 8).requires_grad_()
     compare(model, (x,))
     assert len(forward_of(model, x).last.outputs) > 2

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from anabranch import _compat, _seeds
+from anabranch import _compat
+from anabranch._fx import attention_seeds
 
 pytestmark = pytest.mark.oldest
 
@@ -49,7 +50,7 @@ def seeds_of(gm):
 def test_without_dropout_one_number_on_the_gpu_stands_for_all(attention, dropout):
     gm = traced(attention, dropout)
     before = [node.meta["val"].shape for node in gm.graph.output_node().args[0]]
-    _seeds.put_on_gpu(gm)
+    attention_seeds.drop_unused_seeds(gm)
     gm.graph.lint()
     assert {node.target for node in seeds_of(gm)} == {aten.full.default}
     assert len(set(seeds_of(gm))) == 1
@@ -64,12 +65,12 @@ def test_without_dropout_one_number_on_the_gpu_stands_for_all(attention, dropout
 def test_seeds_of_dropout_are_left(attention):
     gm = traced(attention, 0.5)
     code = gm.code
-    _seeds.put_on_gpu(gm)
+    attention_seeds.drop_unused_seeds(gm)
     assert gm.code == code
 
 
 def test_a_graph_without_attention_is_left():
     gm = make_fx(lambda x: x.sin() + 1)(torch.ones(2))
     code = gm.code
-    _seeds.put_on_gpu(gm)
+    attention_seeds.drop_unused_seeds(gm)
     assert gm.code == code

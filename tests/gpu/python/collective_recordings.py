@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 from recordings import CALLS, assert_launched, normal, told
 
 import anabranch
-from anabranch import _agreement, _gathers, _overlap
+from anabranch import _agreement, _overlap
+from anabranch._fx import bucket_gathers
 
 LANES = 4
 WIDTH, LAYERS = 256, 8
@@ -170,13 +171,13 @@ def gathers_in_groups():
         return gradients(model, torch.compile(layers, backend=backend, dynamic=False)), model
 
     called = []
-    begin = _gathers._begin_together
+    begin = bucket_gathers._begin_together
 
     def counting(gm, group):
         called.append(len(group.members))
         begin(gm, group)
 
-    _gathers._begin_together = counting
+    bucket_gathers._begin_together = counting
     (step, model), (reference, other) = make_step(anabranch.backend), make_step("inductor")
     for i in range(CALLS):
         x = normal(100 * dist.get_rank() + i, 64, WIDTH)

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from ._compat import OpOverload
+from anabranch._compat import OpOverload
 
 # Arguments that some operators write and no schema says so: the statistics of batch norm, and what
 # cuDNN's recurrent networks keep from forward for backward, which works in it.
 _ALSO_WRITTEN = ("running_", "reserve", "workspace", "weight_buf", "dropout_state")
-
-
 # Functional collectives whose schema tells what they read and write; not isend, irecv and
 # batch_p2p_ops of later releases.
 _COLLECTIVE = re.compile(r"_c10d_functional::(all_reduce|all_gather_into_tensor|"

@@ -13,7 +13,7 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
-from ._schema import overload_of
+from anabranch._fx.schema import overload_of
 
 _aten = torch.ops.aten
 _SEEDS = (2, 3)  # among the results
@@ -23,7 +23,7 @@ _DROPOUT: dict[object, int] = {  # where its probability is
 }
 
 
-def put_on_gpu(gm: GraphModule) -> None:
+def drop_unused_seeds(gm: GraphModule) -> None:
     """In a graph before it is compiled."""
     number: Node | None = None
     for node in [node for node in gm.graph.nodes if _draws_nothing(node)]:

@@ -18,18 +18,16 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from . import _compat
-from ._schema import is_scalar, is_view, results_of, written_arguments
-from .streams import ANNOTATION
+from anabranch import _compat
+from anabranch._fx.schema import is_scalar, is_view, results_of, written_arguments
+from anabranch.streams import ANNOTATION
 
 # A large tensor's own allocation is cheap beside its use, and blocks above some MiB would come
 # fresh from the system each time.
 MAX_VALUE_BYTES = 256 << 10
 MAX_BLOCK_BYTES = 8 << 20
-
 _ALIGNMENT = 64
 _BLOCK = "anabranch_saved"
-
 _library = torch.library.Library("anabranch", "DEF")
 _library.define("pack(Tensor[] values, int[] offsets, int size) -> Tensor")
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the joint graph is cut into forward and backward: torch's min-cut, kept from a mistake, and
-small saved tensors put together (``_saved``).
+small saved tensors put together (``pack_saved``).
 
 The min-cut partitioner may save less by computing a value again in the backward. Where that
 value was read from an input which the forward then overwrites (a counter, a moving average), the
@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from . import _compat, _saved
-from ._schema import is_view
+from anabranch import _compat
+from anabranch._fx import pack_saved
+from anabranch._fx.schema import is_view
 
 
 class SavingPartitioner(_compat.CustomPartitionerFn):
@@ -38,11 +39,11 @@ class SavingPartitioner(_compat.CustomPartitionerFn):
         pin_readers_of_overwritten_inputs(gm.graph)
         forward, backward = _compat.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
         if self._pack:
-            _saved.pack_saved_tensors(forward, backward, kwargs["num_fwd_outputs"])
+            pack_saved.pack_saved_tensors(forward, backward, kwargs["num_fwd_outputs"])
         return forward, backward
 
     def uuid(self) -> Any:
-        return _compat.get_hash_for_files((__file__, _saved.__file__), str(self._pack))
+        return _compat.get_hash_for_files((__file__, pack_saved.__file__), str(self._pack))
 
 
 def pin_readers_of_overwritten_inputs(graph: Graph) -> list[Node]:

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule, Node
 
-from . import _compat
-from ._schema import is_collective, is_random, is_wait, overload_of, written_arguments
-from .streams import OVERLAP
+from anabranch import _compat
+from anabranch._fx.schema import is_collective, is_random, is_wait, overload_of, written_arguments
+from anabranch.streams import OVERLAP
 
 _GATHER = "_c10d_functional::all_gather_into_tensor"
 
@@ -30,7 +30,7 @@ class _Group:
     moved: dict[Node, None]  # what comes before the first member then, in order
 
 
-def group_gathers(gm: GraphModule, most_bytes: int) -> int:
+def bucket_gathers(gm: GraphModule, most_bytes: int) -> int:
     """Puts gathers inside ``anabranch.overlap`` together, as long as a call brings no more than
     ``most_bytes``; answers how many calls bring more than one. The order of collectives stays. As
     ever with collectives, each process of a group has to run the same ones."""

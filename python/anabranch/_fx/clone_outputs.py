@@ -13,22 +13,22 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from . import _compat
-from ._schema import results_of
+from anabranch import _compat
+from anabranch._fx.schema import results_of
 
 # What eager answers in an input's memory.
 _OF_INPUTS = ("written", "alias_of_input", "is_input")
 
 
-def copy_inputs_among(gm: GraphModule) -> None:
+def clone_aliased_outputs(gm: GraphModule) -> None:
     """In a graph of a forward or of inference, before it is compiled: results that have become
     inputs, or views of inputs, and are neither in eager, become copies."""
     results = zip(results_of(gm.graph), _compat.kinds_of_results(), strict=False)
-    copy_results(gm, {i: result.meta["val"].clone() for i, (result, kind) in enumerate(results)
+    clone_outputs(gm, {i: result.meta["val"].clone() for i, (result, kind) in enumerate(results)
                       if kind not in _OF_INPUTS and _is_of_an_input(result)})
 
 
-def copy_results(gm: GraphModule, copies: Mapping[int, torch.Tensor], **keywords: Any) -> None:
+def clone_outputs(gm: GraphModule, copies: Mapping[int, torch.Tensor], **keywords: Any) -> None:
     """These results, by their places, become copies that are to look so; ``keywords`` of clone."""
     output, results = gm.graph.output_node(), results_of(gm.graph)
     for i, value in copies.items():
