@@ -23,7 +23,7 @@ from torch.utils.checkpoint import (
 
 import anabranch
 from anabranch import _report
-from anabranch._record import RecordingReport
+from anabranch._record.report import RecordingReport
 
 PLAIN = "torch.compile"
 QUANTILES = (0.1, 0.5, 0.9)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from . import doctor
     from ._backend import backend
     from ._explain import Explanation, explain
-    from ._record import record
+    from ._record.recorded_callable import record
     from .streams import overlap, stream
 
 __version__ = "0.1.0"
@@ -32,7 +32,7 @@ _LAZY = {
     "explain": "_explain",
     "Explanation": "_explain",
     "overlap": "streams",
-    "record": "_record",
+    "record": "_record.recorded_callable",
     "stream": "streams",
 }
 

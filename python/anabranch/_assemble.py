@@ -464,7 +464,7 @@ def tensor_library() -> Any:
              "dispatch", "new_list", "list_push", "delete_list", "last_error")
     functions = {name: _compat.library_function(name) or None for name in names}
     return TensorLibrary(**functions, version=_compat.library_version(), device_type=0,
-                                 layout=0)
+                         layout=0)
 
 
 def _python_region(compiled: Any, inputs: Sequence[Any], outputs: Sequence[Layout],

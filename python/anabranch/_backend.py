@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``torch.compile(model, backend="anabranch")``.
 
-Inductor's own pipeline runs, with two parts replaced: the partitioner (``_fx.partitioner``), and the
-compilation of the graphs that come out of AOTAutograd. A graph of one stream is compiled by
+Inductor's own pipeline runs, with two parts replaced: the partitioner (``_fx.partitioner``), and
+the compilation of the graphs that come out of AOTAutograd. A graph of one stream is compiled by
 Inductor as ever; a graph with stream annotations is split into regions, planned and recorded. On a
-GPU it is split where no CUDA graph is to be recorded of it, or a stream has a priority.
-"""
+GPU it is split where no CUDA graph is to be recorded of it, or a stream has a priority. """
 
 from __future__ import annotations
 
@@ -28,11 +27,11 @@ from anabranch._fx.partitioner import SavingPartitioner
 from anabranch._graph import StreamGraph, Unsupported, has_collectives, priorities_of
 from anabranch._lost_streams import lose
 from anabranch._parts import Cuts, find_cuts, record_parts
-from anabranch._record import RecordedGraph
+from anabranch._record.launch.saved_blocks import SavedBlocks
+from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._region import CompiledRegion, compile_regions
 from anabranch._requirements import require_torch
 from anabranch._runtime import HostInstance, RecordedStreams, StreamedGraph
-from anabranch._saved_blocks import SavedBlocks
 from anabranch._threads import host_device, lanes_of
 from anabranch._ties import Ties
 from anabranch._views import renew_views

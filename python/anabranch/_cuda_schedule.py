@@ -121,13 +121,13 @@ class Schedule:
         awaited = {on for _, on in self.plan.waits}.union(self.exits)
         gone = self._let_go(regions)
         return [Step(stream=self._stream[region.graph.stream],
-                      call=region.compiled,
-                      reads=[self._slot[v] for v in region.graph.inputs],
-                      makes=[self._slot[v] for v in region.graph.outputs],
-                      layouts=[self._numbers.layout(v) for v in region.graph.outputs],
-                      waits=[on for step, on in self.plan.waits if step == i],
-                      is_awaited=i in awaited,
-                      gone=gone[i])
+                     call=region.compiled,
+                     reads=[self._slot[v] for v in region.graph.inputs],
+                     makes=[self._slot[v] for v in region.graph.outputs],
+                     layouts=[self._numbers.layout(v) for v in region.graph.outputs],
+                     waits=[on for step, on in self.plan.waits if step == i],
+                     is_awaited=i in awaited,
+                     gone=gone[i])
                 for i, region in enumerate(regions)]
 
     def _let_go(self, regions: Sequence[CompiledRegion]) -> list[list[int]]:

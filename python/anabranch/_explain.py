@@ -14,7 +14,8 @@ from typing import Any
 from anabranch._arguments import check_function, check_path
 from anabranch._assemble import StepReport
 from anabranch._core.program import Plan
-from anabranch._record import RecordedCallable, RecordingReport
+from anabranch._record.recorded_callable import RecordedCallable
+from anabranch._record.report import RecordingReport
 from anabranch._report import Collector, GraphReport, collect
 from anabranch._write_file import write_file
 

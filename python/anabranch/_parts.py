@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from anabranch import _compat, config
 from anabranch._fx.schema import tensors_in
-from anabranch._record import RecordedGraph
+from anabranch._record.recorded_graph import RecordedGraph
 
 _TORCHS = ("aten", "prim", "prims", "_c10d_functional", "inductor", "rngprims")
 _BRANCHES = ("cond", "while_loop", "switch")
@@ -102,9 +102,9 @@ def record_parts(compiled: Any, chosen: config.Options, kind: str, dynamic: bool
     is refused, where there is one."""
     parts = _compat.parts_of(compiled)
     alone = [RecordedGraph(part, chosen, f"part {i} of {kind}", dynamic or cuts.depends_on_data,
-                              label=f"part {i} of {len(parts)}: ",
-                              may_take_numbers=not cuts.depends_on_data)
-                for i, part in enumerate(parts)]
+                           label=f"part {i} of {len(parts)}: ",
+                           may_take_numbers=not cuts.depends_on_data)
+             for i, part in enumerate(parts)]
     _compat.replace_parts(compiled, [
         _Part(part, recorded, whole) for part, recorded in zip(parts, alone, strict=True)])
 

@@ -15,7 +15,8 @@ from torch.fx import GraphModule
 from anabranch import _compat, errors
 from anabranch._core.trace import Trace
 from anabranch._parts import recordings_of
-from anabranch._record import RecordedCallable, RecordingReport, recorded_callables
+from anabranch._record.recorded_callable import RecordedCallable, recorded_callables
+from anabranch._record.report import RecordingReport
 from anabranch._runtime import RecordedStreams, StreamedGraph
 
 _lock = threading.Lock()

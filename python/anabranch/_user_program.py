@@ -271,4 +271,4 @@ def _view(tensor: Tensor) -> Any:
     """The bytes of it within its storage."""
     item = tensor.element_size()
     return View(0, int(tensor.storage_offset()) * item, item, tuple(tensor.shape),
-                        tuple(stride * item for stride in tensor.stride()))
+                tuple(stride * item for stride in tensor.stride()))

@@ -13,10 +13,11 @@ import time
 import torch
 import torch.distributed as dist
 
-from anabranch import _agreement, _compat
-from anabranch._agreement import Agreement
-from anabranch._elsewhere import Elsewhere
-from anabranch._reasons import Apart, NotRecordable
+from anabranch import _compat
+from anabranch._record import rendezvous
+from anabranch._record.capture.untracked import UntrackedTensors
+from anabranch._record.refusals import Apart, NotRecordable
+from anabranch._record.rendezvous import Rendezvous
 
 CPU = torch.device("cpu")
 
@@ -26,7 +27,7 @@ def after_collectives(*groups):
     before = _compat.collectives_so_far()
     for group in groups:
         dist.all_reduce(torch.ones(1), group=group)
-    return Agreement.since(before, CPU)
+    return Rendezvous.since(before, CPU)
 
 
 def is_apart(agreement, name):
@@ -69,20 +70,20 @@ def all_come(rank, ranks):
         assert agreement.make(lambda: 5) == 5
         found = raised_by(agreement, lambda: fails_with(NotRecordable("mine")) if rank else 5)
         assert found == (NotRecordable, "mine" if rank else "another process could not record it")
-        there = Elsewhere([torch.ones(2)])
-        assert raised_by(agreement, lambda: fails_with(there)) == (Elsewhere, str(there))
+        there = UntrackedTensors([torch.ones(2)])
+        assert raised_by(agreement, lambda: fails_with(there)) == (UntrackedTensors, str(there))
         found = raised_by(agreement, lambda: fails_with(there if rank else NotRecordable("no")))
         assert found == (NotRecordable, str(there) if rank else "no")
 
 
 def some_do_not_come(rank, ranks):
     """The others go on, and nobody waits for them again; steps of another name are as before."""
-    _agreement._PATIENCE = datetime.timedelta(seconds=1)
+    rendezvous._PATIENCE = datetime.timedelta(seconds=1)
     agreement = after_collectives(dist.group.WORLD)
     if rank != ranks - 1:
         assert is_apart(agreement, "some come")
     dist.barrier()
-    _agreement._PATIENCE = datetime.timedelta(seconds=100)
+    rendezvous._PATIENCE = datetime.timedelta(seconds=100)
     for _ in range(3):
         assert is_apart(agreement, "some come")
     assert not is_apart(agreement, "all come")
@@ -90,7 +91,7 @@ def some_do_not_come(rank, ranks):
 
 def who_knows_tells_those_that_wait(rank, ranks):
     """One that finds the mark lets go whoever has begun to wait before there was one."""
-    _agreement._PATIENCE = datetime.timedelta(seconds=100)
+    rendezvous._PATIENCE = datetime.timedelta(seconds=100)
     agreement = after_collectives(dist.group.WORLD)
     store = _compat.store_of(dist.group.WORLD)
     if rank == 0:
@@ -103,7 +104,7 @@ def who_knows_tells_those_that_wait(rank, ranks):
 
 def who_comes_late(rank, ranks):
     """Finds that the others have gone, though it is the last that they waited for."""
-    _agreement._PATIENCE = datetime.timedelta(seconds=1)
+    rendezvous._PATIENCE = datetime.timedelta(seconds=1)
     agreement = after_collectives(dist.group.WORLD)
     if rank == 0:
         time.sleep(3)
@@ -119,7 +120,7 @@ def groups_that_cross(rank, ranks):
         assert agreement.on(rank == one)
     assert not agreement.on(False)
     assert not is_apart(agreement, "all come")
-    _agreement._PATIENCE = datetime.timedelta(seconds=2)
+    rendezvous._PATIENCE = datetime.timedelta(seconds=2)
     if rank != 3:
         assert is_apart(agreement, "three come")
 
@@ -131,7 +132,7 @@ def groups_in_a_row(rank, ranks):
                                     if pair != dist.GroupMember.NON_GROUP_MEMBER))
     for one in (0, ranks - 1):
         assert agreement.on(rank == one)
-    _agreement._PATIENCE = datetime.timedelta(seconds=2)
+    rendezvous._PATIENCE = datetime.timedelta(seconds=2)
     if rank != 0:
         assert is_apart(agreement, "all but one come")
 

@@ -12,7 +12,7 @@ from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from anabranch._notes import Notes
+from anabranch._record.capture.access_notes import AccessNotes
 
 
 class Marks:
@@ -27,7 +27,7 @@ class Marks:
 
 
 def notes_of(run, *args):
-    notes = Notes(Marks(), "cpu")
+    notes = AccessNotes(Marks(), "cpu")
     with notes.noted():
         result = run(*args)
     return notes, result
@@ -40,7 +40,7 @@ def compiled(function):
 def compiled_notes(function, *args):
     """Warms up, as a step is before it is captured, and notes the second call."""
     function(*args)
-    notes = Notes(Marks(), "cpu")
+    notes = AccessNotes(Marks(), "cpu")
     with notes.known_calls():
         result = function(*args)
     return notes, result

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import torch
 
-from anabranch import _attempt, _copies, _device_memory, _record, _recorder, _trial
 from anabranch._core.abi import CaptureCounts
-from anabranch._device_memory import Peaks
+from anabranch._record import attempt, recorded_callable, recorder
+from anabranch._record.memory import gpu
+from anabranch._record.memory.gpu import Peaks
+from anabranch._record.trial import copies, old_gradients, trial, values
 
 GIB = 1 << 30
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1.00 GiB"
@@ -28,7 +30,7 @@ def stand_in_memory(monkeypatch, free=lambda: GIB):
         def note(self, phase):
             return Peaks(0, 0)
 
-    for module in (_attempt, _recorder, _trial, _device_memory):
+    for module in (attempt, recorder, trial, gpu):
         for name, answer in (("free_bytes", lambda device: free()),
                              ("is_plentiful", lambda device, used: False),
                              ("give_back", lambda device: None), ("taken", lambda device: Peaks(0, 0)), ("Meter", Meter),
@@ -36,11 +38,12 @@ def stand_in_memory(monkeypatch, free=lambda: GIB):
                              ("empty_cache", lambda: None), ("close_abandoned", lambda device: None)):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, answer)
-    monkeypatch.setattr(_attempt._compat, "clear_workspaces", lambda: None)
-    monkeypatch.setattr(_attempt._compat, "memory_history", lambda device: contextlib.nullcontext(
+    monkeypatch.setattr(attempt._compat, "clear_workspaces", lambda: None)
+    monkeypatch.setattr(attempt._compat, "memory_history", lambda device: contextlib.nullcontext(
         lambda: SimpleNamespace(events=[])))
-    monkeypatch.setattr("anabranch._shortage.free_bytes", lambda device: free())
-    monkeypatch.setattr(_trial, "room_on_device", lambda device: free() // 4)
+    monkeypatch.setattr("anabranch._record.memory.shortage.free_bytes", lambda device: free())
+    for module in (trial, values):
+        monkeypatch.setattr(module, "room_on_device", lambda device: free() // 4)
 
 
 class Launched:
@@ -89,29 +92,31 @@ class StandIn:
         self.taken, self.fail_at, self.free, self.arguments = [], None, GIB, arguments
         self.is_launching = False
         stand_in_memory(monkeypatch, lambda: self.free)
-        monkeypatch.setattr(_record, "_has_gpu", lambda: True)
+        monkeypatch.setattr(recorded_callable, "_has_gpu", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.zeros(1))
         monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
         monkeypatch.setattr(torch.cuda, "Event", lambda **how: SimpleNamespace(
             record=lambda: None, synchronize=lambda: None))
-        monkeypatch.setattr(_recorder, "_device_of", lambda leaves, tensors: 0)
-        monkeypatch.setattr(_recorder, "_check_argument", lambda index, leaf, device: None)
-        monkeypatch.setattr(_recorder.Recorder, "_check_answer", lambda self, entry, answer, device: None)
-        monkeypatch.setattr(_recorder, "_capture_stream", lambda device: None)
-        monkeypatch.setattr(_recorder, "_give_back_memory", lambda: None)
-        monkeypatch.setattr(_trial, "_SMALL_BYTES", 0)
-        monkeypatch.setattr(_trial, "room_on_device", lambda device: self.room)
-        monkeypatch.setattr(_copies, "_STAGE_BYTES", 1 << 12)
+        monkeypatch.setattr(recorder, "_device_of", lambda leaves, tensors: 0)
+        monkeypatch.setattr(recorder, "_check_argument", lambda index, leaf, device: None)
+        monkeypatch.setattr(recorder.Recorder, "_check_answer", lambda self, entry, answer, device: None)
+        monkeypatch.setattr(recorder, "_capture_stream", lambda device: None)
+        monkeypatch.setattr(recorder, "_give_back_memory", lambda: None)
+        monkeypatch.setattr(trial, "_SMALL_BYTES", 0)
+        for module in (trial, values):
+            monkeypatch.setattr(module, "room_on_device", lambda device: self.room)
+        monkeypatch.setattr(copies, "_STAGE_BYTES", 1 << 12)
         self.room = 0  # copies are in the host's memory
-        for module, name in ((_trial, "checksums"), (_trial, "Copies")):
+        for module, name in ((trial, "checksums"), (old_gradients, "checksums"),
+                             (trial, "Copies"), (values, "Copies")):
             self._count(monkeypatch, module, name)
-        monkeypatch.setattr(_attempt, "capture_device", lambda device: None)
-        monkeypatch.setattr(_attempt, "random_graph", lambda graph, device, stream: None)
-        monkeypatch.setattr(_attempt, "check_all_was_found", lambda step, capture, device: None)
-        monkeypatch.setattr(_attempt, "capture_twice", self._capture)
-        monkeypatch.setattr(_attempt, "Recorded", self._made)
+        monkeypatch.setattr(attempt, "capture_device", lambda device: None)
+        monkeypatch.setattr(attempt, "make_rng_graph", lambda graph, device, stream: None)
+        monkeypatch.setattr(attempt, "check_all_tracked", lambda step, capture, device: None)
+        monkeypatch.setattr(attempt, "capture_twice", self._capture)
+        monkeypatch.setattr(attempt, "StepRecording", self._made)
 
     def _count(self, monkeypatch, module, name):
         original = getattr(module, name)

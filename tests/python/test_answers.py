@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from anabranch._answers import Unlike, flatten
+from anabranch._record.capture.pytree import Unlike, flatten
 
 pytestmark = pytest.mark.oldest
 

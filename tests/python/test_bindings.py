@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import anabranch
-from anabranch import _attempt, _record, _recorder
-from anabranch._bindings import Bindings, Leaving, slots_in
-from anabranch._entry import View
-from anabranch._reasons import NotRecordable
-from anabranch._state import State
+from anabranch._record import attempt as attempt_module
+from anabranch._record import recorded_callable, recorder
+from anabranch._record.refusals import NotRecordable
+from anabranch._record.specialization import BoundState
+from anabranch._record.state.side_effects import HolderSnapshot, SideEffects, bind_mutations
+from anabranch._record.state.state import State
 
 pytestmark = pytest.mark.oldest
 
@@ -46,11 +47,11 @@ class Net(nn.Module):
 
 
 def leaving_of(step, roots, is_first_plain=True):
-    return Leaving(step, State(roots), is_first_plain=is_first_plain)
+    return SideEffects(step, State(roots), is_first_plain=is_first_plain)
 
 
 def view_of(leaving, state):
-    return View([], [], [], 0, leaving.slots, slots_in(state, leaving.slots), [])
+    return BoundState([], [], [], 0, leaving.slots, bind_mutations(state, leaving.slots), [])
 
 
 def made_holders():
@@ -305,10 +306,10 @@ def test_slots_are_found_in_the_objects_that_stand_there_later():
     leaving([])
     holder.inner = SimpleNamespace(hidden=new())
     value = new()
-    slots_in(State([step]), leaving.slots).put([value])
+    bind_mutations(State([step]), leaving.slots).put([value])
     assert holder.inner.hidden is value
     holder.inner = None
-    assert slots_in(State([step]), leaving.slots) is None
+    assert bind_mutations(State([step]), leaving.slots) is None
 
 
 def test_tensors_of_wrapping_classes_are_left_to_their_libraries():
@@ -319,7 +320,7 @@ def test_tensors_of_wrapping_classes_are_left_to_their_libraries():
     def step(leaves):
         holder.w = TwoTensor(new(), new())
 
-    bindings = Bindings(State([step]))
+    bindings = HolderSnapshot(State([step]))
     step([])
     assert bindings.slots() == []
 
@@ -328,14 +329,14 @@ def test_tensors_of_wrapping_classes_are_left_to_their_libraries():
 def launching(monkeypatch):
     """Callables are recorded without a GPU: what a launch computes of the tensors that it is given,
     by their names, the test says."""
-    monkeypatch.setattr(_record, "_has_gpu", lambda: True)
+    monkeypatch.setattr(recorded_callable, "_has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(_recorder, "_device_of", lambda leaves, tensors: 0)
-    monkeypatch.setattr(_recorder, "_capture_stream", lambda device: None)
-    monkeypatch.setattr(_recorder, "_check_argument", lambda index, leaf, device: None)
-    monkeypatch.setattr(_recorder, "_give_back_memory", lambda: None)
-    monkeypatch.setattr(_recorder, "is_plentiful", lambda device, used: False)
-    monkeypatch.setattr(_attempt, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(recorder, "_device_of", lambda leaves, tensors: 0)
+    monkeypatch.setattr(recorder, "_capture_stream", lambda device: None)
+    monkeypatch.setattr(recorder, "_check_argument", lambda index, leaf, device: None)
+    monkeypatch.setattr(recorder, "_give_back_memory", lambda: None)
+    monkeypatch.setattr(recorder, "is_plentiful", lambda device, used: False)
+    monkeypatch.setattr(attempt_module, "free_bytes", lambda device: 0)
 
     def recorded(step, compute, uses):
         made, launched = anabranch.record(step, verify=False), []
@@ -351,7 +352,7 @@ def launching(monkeypatch):
                 layout=None, fits=lambda given: True, counts=SimpleNamespace(
                     nodes=1, launched_unchanged=0, launched_from_host=0, launched_from_device=0))
 
-        monkeypatch.setattr(_attempt.Attempt, "record", record)
+        monkeypatch.setattr(attempt_module.Attempt, "record", record)
         return made, launched
 
     return recorded

@@ -10,8 +10,8 @@ import random
 import pytest
 
 from anabranch import _compat
-from anabranch._blocks_ahead import noted_sizes, sizes_in_use
 from anabranch._compat import Event
+from anabranch._record.capture.preallocate import noted_sizes, sizes_in_use
 
 pytestmark = pytest.mark.oldest
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 from stand_in_recording import StandIn
 
-from anabranch import _checksums, _copies, _host_memory
-from anabranch._checksums import checksums, on_device, pieces
-from anabranch._copies import Copies
-from anabranch._shortage import Short
+from anabranch._record.memory import host
+from anabranch._record.memory.shortage import Short
+from anabranch._record.trial import checksums as checksums_module
+from anabranch._record.trial import copies as copies_module
+from anabranch._record.trial.checksums import checksums, on_device, pieces
+from anabranch._record.trial.copies import Copies
 
 pytestmark = pytest.mark.oldest
 
@@ -22,11 +24,11 @@ CPU = torch.device("cpu")
 @pytest.fixture(params=["operators", "BLAKE2"])
 def sums_of(request, monkeypatch):
     """Of several tensors; pieces are small, so that tensors have some."""
-    monkeypatch.setattr(_checksums, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(checksums_module, "PIECE_BYTES", 1 << 10)
     monkeypatch.setattr(pieces, "__defaults__", (1 << 10,))
-    _checksums.forget_places()
+    checksums_module.forget_places()
     yield (lambda tensors: on_device(tensors, CPU)) if request.param == "operators" else checksums
-    _checksums.forget_places()
+    checksums_module.forget_places()
 
 
 def tensors():
@@ -118,7 +120,7 @@ def test_copies_come_back_however_few_threads_the_system_starts(monkeypatch, thr
 
 def test_copies_that_the_host_has_no_room_for_are_refused_with_both_numbers(monkeypatch):
     StandIn(monkeypatch)
-    monkeypatch.setattr(_copies, "host_free_bytes", lambda: 1000)
+    monkeypatch.setattr(copies_module, "host_free_bytes", lambda: 1000)
     with pytest.raises(Short, match="wanted 2048 bytes of the host's memory, of which 1000 bytes"):
         Copies([torch.zeros(2048, dtype=torch.uint8)], 0)
 
@@ -131,7 +133,7 @@ def test_copies_beyond_a_limit_of_the_process_are_refused(monkeypatch):
         raise OSError(12, "Cannot allocate memory")
 
     given = [torch.zeros(20_000, dtype=torch.uint8)]
-    monkeypatch.setattr(_copies, "fresh_bytes", limited)
+    monkeypatch.setattr(copies_module, "fresh_bytes", limited)
     with pytest.raises(Short, match="host's memory"):
         Copies(given, 0)
 
@@ -139,11 +141,11 @@ def test_copies_beyond_a_limit_of_the_process_are_refused(monkeypatch):
 @pytest.mark.parametrize("size", [0, 1, (1 << 20) + 1])
 def test_fresh_bytes_are_as_many_as_asked_for_and_hold_what_is_moved_there(size):
     given = torch.randint(0, 256, (size,), dtype=torch.uint8)
-    kept = _host_memory.fresh_bytes(size)
+    kept = host.fresh_bytes(size)
     assert kept.numel() == size and not kept.any()
-    _host_memory.move_bytes(kept, given)
+    host.move_bytes(kept, given)
     assert torch.equal(kept, given)
 
 
 def test_the_hosts_free_memory_is_what_the_system_says():
-    assert 0 < _host_memory.host_free_bytes() < 1 << 50
+    assert 0 < host.host_free_bytes() < 1 << 50

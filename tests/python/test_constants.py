@@ -11,9 +11,9 @@ import numpy
 import pytest
 import torch
 
-from anabranch import _constants
-from anabranch._constants import Constants
-from anabranch._reasons import NotRecordable
+from anabranch._record.capture import host_constants
+from anabranch._record.capture.host_constants import HostConstants
+from anabranch._record.refusals import NotRecordable
 
 pytestmark = pytest.mark.oldest
 
@@ -23,7 +23,7 @@ ROOM_BYTES = 4096
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
-    monkeypatch.setattr(_constants, "_GPU", GPU)
+    monkeypatch.setattr(host_constants, "_GPU", GPU)
     # Of the CPU's tensors that a test makes, which is asked only where there is a real one.
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: False)
 
@@ -31,7 +31,7 @@ def gpu(monkeypatch):
 class Room:
     def __init__(self, *looked_at):
         self.bytes = torch.zeros(ROOM_BYTES, dtype=torch.uint8)
-        self.constants = Constants(self.bytes, looked_at)
+        self.constants = HostConstants(self.bytes, looked_at)
 
     def copied(self, step):
         """What of it has come there, as numbers, one list a copy."""

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import anabranch
-from anabranch import _record
-from anabranch._record import RecordedCallable
+from anabranch._record import recorded_callable
+from anabranch._record.recorded_callable import RecordedCallable
 
 pytestmark = pytest.mark.oldest
 
@@ -101,8 +101,8 @@ def test_what_cannot_be_pickled_says_so_as_the_function_does():
 
 
 def test_without_a_gpu_one_line_and_every_report_say_that_nothing_is_recorded(monkeypatch, caplog):
-    monkeypatch.setattr(_record, "_has_gpu", lambda: False)
-    _record._told_of_no_gpu.clear()
+    monkeypatch.setattr(recorded_callable, "_has_gpu", lambda: False)
+    recorded_callable._told_of_no_gpu.clear()
     first, second = anabranch.record(plain), anabranch.record(plain)
     silent = anabranch.record(plain, record=False)
     with caplog.at_level(logging.WARNING, "anabranch.record"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anabranch import _device_memory
+from anabranch._record.memory import gpu
 
 pytestmark = pytest.mark.oldest
 
@@ -19,5 +19,5 @@ def test_the_gpus_are_idle_when_their_cache_is_given_back(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0 if device == 1 else 1 << 20)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append(device))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("empty"))
-    _device_memory.empty_cache()
+    gpu.empty_cache()
     assert done == [0, 2, "empty"]

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import anabranch
-from anabranch import _elsewhere
-from anabranch._state import State
-from anabranch._states import States
+from anabranch._record.capture import untracked
+from anabranch._record.state import paths
+from anabranch._record.state.cache import StateCache
+from anabranch._record.state.state import State
 
 pytestmark = pytest.mark.oldest
 
@@ -41,7 +41,7 @@ def farther(step, *tensors, arguments=(), beside=()):
     assert not found(before) & ids(tensors)
     ways = before.ways_to(tensors)
     assert ways
-    states = States([step], 4)
+    states = StateCache([step], 4)
     states.look_farther(ways)
     state = states.find(arguments)
     assert found(state) == found(before) | ids(tensors) | ids(beside)
@@ -175,7 +175,7 @@ def test_what_has_come_to_a_known_place_since_is_found_the_next_time():
     def step(x):
         return net(x)
 
-    states = States((step,), 16)
+    states = StateCache((step,), 16)
     holder.inner.table = torch.ones(2)
     states.look_farther(states.find(()).ways_to([holder.inner.table]))
     holder.inner.table = None
@@ -214,19 +214,19 @@ def test_memory_that_launches_check_is_left_to_them():
     held, other = torch.ones(8), torch.ones(8)
     view, mine = held.view(2, 4), other[2:]
     memory = sorted((tensor.data_ptr(), 32) for tensor in (held, other))
-    everything = {id(one) for one in _elsewhere._tensors_in(memory, but=[other])}
+    everything = {id(one) for one in untracked._tensors_in(memory, but=[other])}
     assert {id(view), id(mine), id(held)} <= everything and id(other) not in everything
-    left = _elsewhere._without(memory, [held[4:]])
+    left = untracked._without(memory, [held[4:]])
     assert left == [(other.data_ptr(), 32)]
-    assert id(view) not in {id(one) for one in _elsewhere._tensors_in(left, but=())}
-    assert _elsewhere._without(memory, []) == memory
+    assert id(view) not in {id(one) for one in untracked._tensors_in(left, but=())}
+    assert untracked._without(memory, []) == memory
     behind = [(begin - 32, 32) for begin, _ in memory]
-    assert _elsewhere._without(behind, [held, other]) == behind
+    assert untracked._without(behind, [held, other]) == behind
 
 
 def test_programs_without_end_are_searched_for_a_while(monkeypatch):
-    monkeypatch.setattr(anabranch._walk.Everywhere, "__init__",
-                        functools.partialmethod(anabranch._walk.Everywhere.__init__, most=10))
+    monkeypatch.setattr(paths.Everywhere, "__init__",
+                        functools.partialmethod(paths.Everywhere.__init__, most=10))
     model = nn.Sequential(*(Attention() for _ in range(20)))
     state = State([lambda x: model(x)])
     assert state.ways_to([model[0].rotary.unused])

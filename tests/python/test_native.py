@@ -353,7 +353,7 @@ def test_a_recording_runs_a_tape():
     tape = builder.finish()
     plan = region_program([ROLE_OUTPUT]).make_plan()
     recording = core_record.record(plan, Device.host(),
-                               {"work": (tape.region_function, tape.handle_value)})
+                                   {"work": (tape.region_function, tape.handle_value)})
     for _ in range(2):
         out = block()
         launch(recording, out)

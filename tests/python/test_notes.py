@@ -16,7 +16,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from anabranch._fx import schema
-from anabranch._notes import Notes
+from anabranch._record.capture.access_notes import AccessNotes
 
 pytestmark = pytest.mark.own
 aten = torch.ops.aten
@@ -55,7 +55,7 @@ def test_lists_of_tensors_are_noted_and_tensors_without_elements_are_not():
 
 @pytest.mark.oldest
 def test_only_of_a_copy_the_hosts_memory_need_not_be_told():
-    notes, host, accesses = Notes(Marks()), torch.ones(2), {}
+    notes, host, accesses = AccessNotes(Marks()), torch.ones(2), {}
     assert not notes._add(accesses, [(host, True)])
     assert notes._add(accesses, [(host, True)], with_host=True) and accesses == {}
     other = torch.ones(2, device="meta")
@@ -336,7 +336,7 @@ def test_forward_and_backward_are_noted_on_whatever_thread_they_run(name):
     model = compiled(function)
     model(*args).sum().backward()
     expected, weight.grad = weight.grad, None
-    notes = Notes(Marks(), "cpu")
+    notes = AccessNotes(Marks(), "cpu")
     with notes.known_calls():
         result = model(*args)
         forward = len(notes.works)
@@ -365,7 +365,7 @@ def test_results_and_mutations_are_those_of_a_call_without_notes():
     w = torch.randn(4, 4)
     model, plain, noted = compiled(function), torch.ones(4, 4), torch.ones(4, 4)
     expected = model(plain, w)
-    notes = Notes(Marks(), "cpu")
+    notes = AccessNotes(Marks(), "cpu")
     with notes.known_calls():
         found = model(noted, w)
     assert all(map(torch.equal, found, expected)) and torch.equal(noted, plain)
@@ -388,7 +388,7 @@ def test_the_list_of_inputs_reaches_the_graph_and_is_emptied_by_it():
         return [a.mm(b)]
 
     inputs = [torch.eye(3), torch.eye(3)]
-    notes = Notes(Marks(), "cpu")
+    notes = AccessNotes(Marks(), "cpu")
     with notes.known_calls():
         [result] = graph_of(call)(inputs)
     assert inputs == [] and torch.equal(result, torch.eye(3)) and len(notes.works) == 1
@@ -397,7 +397,7 @@ def test_the_list_of_inputs_reaches_the_graph_and_is_emptied_by_it():
 @pytest.mark.oldest
 def test_a_graph_within_a_graph_is_noted_once():
     inner = graph_of(lambda inputs: [inputs[0].mm(inputs[0])])
-    notes = Notes(Marks(), "cpu")
+    notes = AccessNotes(Marks(), "cpu")
     with notes.known_calls():
         graph_of(lambda inputs: inner(inner(inputs)))([torch.eye(3)])
     assert [work.mark for work in notes.works] == [2, 4]
@@ -411,7 +411,7 @@ def calls_a_graph(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.oldest
 def test_of_a_custom_operator_only_the_graphs_that_it_calls_are_noted():
-    x, notes = torch.eye(3), Notes(Marks(), "cpu")
+    x, notes = torch.eye(3), AccessNotes(Marks(), "cpu")
     with notes.known_calls(), notes.noted():
         calls_a_graph(x)
     [work] = notes.works
@@ -421,7 +421,7 @@ def test_of_a_custom_operator_only_the_graphs_that_it_calls_are_noted():
 @pytest.mark.oldest
 def test_an_exception_goes_through_and_leaves_no_patch_and_no_note():
     before = CompiledFxGraph.__call__, CachingAutotuner.run
-    notes = Notes(Marks(), "cpu")
+    notes = AccessNotes(Marks(), "cpu")
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         with notes.known_calls():
             assert CompiledFxGraph.__call__ is not before[0]
@@ -434,7 +434,7 @@ def test_an_exception_goes_through_and_leaves_no_patch_and_no_note():
 @pytest.mark.oldest
 def test_patches_go_with_the_last_thread_that_is_inside():
     before = CachingAutotuner.run
-    notes, first_is_out, second_is_in = Notes(Marks(), "cpu"), threading.Event(), threading.Event()
+    notes, first_is_out, second_is_in = AccessNotes(Marks(), "cpu"), threading.Event(), threading.Event()
     seen = []
 
     def second():
@@ -456,7 +456,7 @@ def test_patches_go_with_the_last_thread_that_is_inside():
 def test_a_thread_whose_stream_is_not_captured_notes_nothing_and_makes_no_marks(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     marks = Marks()
-    notes = Notes(marks)
+    notes = AccessNotes(marks)
     with notes.known_calls(), notes.noted():
         torch.ones(2, 2).mm(torch.ones(2, 2))
         tuner_of(["in_ptr0"]).run(torch.ones(2), stream=0)
@@ -467,7 +467,7 @@ def test_a_thread_whose_stream_is_not_captured_notes_nothing_and_makes_no_marks(
 def test_a_seam_that_torch_lacks_means_no_notes(monkeypatch):
     monkeypatch.delattr(CachingAutotuner, "run")
     monkeypatch.delattr(CompiledFxGraph, "__call__")
-    x, notes = torch.eye(2), Notes(Marks(), "cpu")
+    x, notes = torch.eye(2), AccessNotes(Marks(), "cpu")
     with notes.known_calls(), notes.noted():
         x.mm(x)
     assert len(notes.works) == 1 and "run" not in vars(CachingAutotuner)

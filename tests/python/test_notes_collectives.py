@@ -14,7 +14,7 @@ from noting import Marks, at, compiled, reads, writes
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from anabranch._fx.schema import tensors_in
-from anabranch._notes import Notes
+from anabranch._record.capture.access_notes import AccessNotes
 
 pytestmark = pytest.mark.own
 ops = torch.ops._c10d_functional
@@ -41,7 +41,7 @@ def name():
 
 
 def notes_of(run, *args):
-    notes = Notes(Marks(), "cpu", ["fake"])
+    notes = AccessNotes(Marks(), "cpu", ["fake"])
     with notes.noted():
         result = run(*args)
     for tensor in tensors_in(result):
@@ -102,7 +102,7 @@ def test_what_a_collective_writes_in_place_is_written(backend, collective):
 def test_waiting_for_a_collective_is_no_work_and_breaks_none(backend):
     x = torch.randn(4)
     marks = Marks()
-    notes = Notes(marks, "cpu", ["fake"])
+    notes = AccessNotes(marks, "cpu", ["fake"])
     y = ops.all_reduce(x, "sum", name())
     with notes.noted():
         ops.wait_tensor(y)
@@ -133,7 +133,7 @@ def test_what_is_no_functional_collective_is_unknown(backend):
 
 @fake
 def test_a_collective_of_no_group_fails_as_ever_and_is_not_noted(backend):
-    notes = Notes(Marks(), "cpu", ["fake"])
+    notes = AccessNotes(Marks(), "cpu", ["fake"])
     with pytest.raises(RuntimeError), notes.noted():
         ops.all_reduce(torch.randn(4), "sum", "no such group")
     assert not notes.works and notes.has_raised
@@ -150,7 +150,7 @@ def test_a_compiled_graph_is_noted_with_its_collectives(backend):
     x, *shards = torch.randn(4, 8), torch.randn(4, 8), torch.randn(4, 8)
     call = compiled(layers)
     call(x, *shards)
-    notes = Notes(Marks(), "cpu", ["fake"])
+    notes = AccessNotes(Marks(), "cpu", ["fake"])
     with notes.known_calls():
         call(x, *shards)
     in_turn = [work for work in notes.works if work.in_turn]

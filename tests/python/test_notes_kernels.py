@@ -12,7 +12,7 @@ from torch._inductor.runtime.hints import HeuristicType
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner, DebugAutotuner
 
 from anabranch import _compat
-from anabranch._notes import Notes
+from anabranch._record.capture.access_notes import AccessNotes
 
 pytestmark = pytest.mark.own
 
@@ -87,7 +87,7 @@ def test_an_error_of_a_launch_goes_through():
     def fail(*args):
         raise ValueError("launch failed")
 
-    x, notes = torch.ones(2), Notes(Marks(), "cpu")
+    x, notes = torch.ones(2), AccessNotes(Marks(), "cpu")
     with notes.noted(), pytest.raises(ValueError, match="launch failed"):
         tuner_of(["in_ptr0"], launcher=fail).run(x, stream=0)
     assert notes.works == []

@@ -9,8 +9,8 @@ from noting import Marks, at, notes_of, reads, writes
 from torch._dynamo.utils import counters
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from anabranch import _notes
-from anabranch._notes import Notes
+from anabranch._record.capture import access_notes
+from anabranch._record.capture.access_notes import AccessNotes
 
 pytestmark = pytest.mark.own
 
@@ -29,7 +29,7 @@ def step_of(make, parameters=None):
 
 
 def noted_calls(step, optimizer):
-    notes = Notes(Marks(), "cpu")
+    notes = AccessNotes(Marks(), "cpu")
     with notes.known_calls([optimizer]):
         step()
     return notes
@@ -82,7 +82,7 @@ def test_a_step_that_raises_leaves_no_mode_and_no_patch():
     _, optimizer, step = step_of(lambda p: torch.optim.Adam(p, foreach=True))
     before = CachingAutotuner.run
     optimizer.param_groups[0]["lr"] = "much"
-    notes = Notes(Marks(), "cpu")
+    notes = AccessNotes(Marks(), "cpu")
     with pytest.raises((TypeError, RuntimeError)), notes.known_calls([optimizer]):
         step()
     assert notes.has_raised and CachingAutotuner.run is before
@@ -105,8 +105,8 @@ def test_only_what_goes_over_lists_is_independent_of_its_other_parts(run, indepe
 @pytest.fixture
 def small_launches(monkeypatch):
     """Of two blocks of four elements."""
-    monkeypatch.setattr(_notes, "_BLOCK_ELEMENTS", 4)
-    monkeypatch.setattr(_notes, "_LAUNCH_BLOCKS", 2)
+    monkeypatch.setattr(access_notes, "_BLOCK_ELEMENTS", 4)
+    monkeypatch.setattr(access_notes, "_LAUNCH_BLOCKS", 2)
 
 
 def all_of(work):

@@ -22,7 +22,7 @@ import torch
 from test_walk import Launched, X, as_on_a_gpu, assert_launches, assert_recorded_anew, recorded  # noqa: F401
 from torch import nn
 
-from anabranch._state import State
+from anabranch._record.state.state import State
 
 pytestmark = pytest.mark.oldest
 

@@ -7,12 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from anabranch import _capture, _compat, _overlap
+from anabranch import _compat
 from anabranch._core.capture import Block
 from anabranch._core.library import NativeError
-from anabranch._entry import RecordingReport
-from anabranch._reasons import NotRecordable
-from anabranch._verify import Untrusted
+from anabranch._record.capture import captured
+from anabranch._record.capture.captured import Noting
+from anabranch._record.capture.compare import match_allocations
+from anabranch._record.refusals import NotRecordable
+from anabranch._record.report import RecordingReport
+from anabranch._record.trial import overlap
+from anabranch._record.trial.verify import Untrusted
 
 pytestmark = pytest.mark.oldest
 
@@ -62,9 +66,9 @@ def recording(seconds, arena_bytes=1000, ahead_bytes=0, host_copies=0):
 
 @pytest.fixture
 def choose(monkeypatch):
-    monkeypatch.setattr(_overlap.torch.cuda, "Event", Clock)
-    monkeypatch.setattr(_overlap.time, "perf_counter", lambda: Clock.now)
-    monkeypatch.setattr(_overlap._compat, "keep_gpu_busy", lambda cycles: None)
+    monkeypatch.setattr(overlap.torch.cuda, "Event", Clock)
+    monkeypatch.setattr(overlap.time, "perf_counter", lambda: Clock.now)
+    monkeypatch.setattr(overlap._compat, "keep_gpu_busy", lambda cycles: None)
 
     def choose(ordered, overlapped, *, agree=lambda found: found, wrong=None, spare=0, copied=1000):
         def verify(trial, plain, recorded, agree, in_order):
@@ -74,12 +78,12 @@ def choose(monkeypatch):
                 raise wrong
             return SimpleNamespace(standing=standing)
 
-        monkeypatch.setattr(_overlap, "verify", verify)
+        monkeypatch.setattr(overlap, "verify", verify)
         trial = choose.trial = Trial()
         trial.copied_bytes = copied
         standing = SimpleNamespace(answer="standing", let_go=lambda: None)
-        recorded, gain, why, answer = _overlap.choose(trial, None, standing, ordered, overlapped,
-                                                      agree, spare)
+        recorded, gain, why, answer = overlap.choose_overlap(trial, None, standing, ordered, overlapped,
+                                                             agree, spare)
         assert trial.now == 1  # of the run that has answered
         assert answer == (f"answer {trial.launches}" if trial.launches else "standing")
         return recorded, gain, why
@@ -134,7 +138,7 @@ def test_all_processes_keep_the_same(choose):
 
 def test_long_steps_are_sampled_less(choose):
     choose(recording(1e-3), recording(1e-3))
-    assert choose.trial.launches == 2 + 2 * _overlap._SAMPLES
+    assert choose.trial.launches == 2 + 2 * overlap._SAMPLES
     choose(recording(5.0), recording(5.0))
     assert choose.trial.launches == 4
 
@@ -150,10 +154,10 @@ def noting(monkeypatch):
             raise NativeError(308, "record: another graph")
         state.marked.append((stream, allocations))
 
-    monkeypatch.setattr(_capture, "CaptureMarks", lambda device: SimpleNamespace(mark=mark))
+    monkeypatch.setattr(captured, "CaptureMarks", lambda device: SimpleNamespace(mark=mark))
     monkeypatch.setattr(_compat, "allocations_so_far", lambda device: state.blocks)
     monkeypatch.setattr(_compat, "current_stream", lambda device: 7)
-    state.made = _capture._Noting(None, 0)
+    state.made = Noting(None, 0)
     return state
 
 
@@ -188,7 +192,7 @@ def match(first, second):
         segments={0: {a for a, _ in first}, 1: {a for a, _ in second}},
         events=[_compat.Event(*each, is_freed) for each in (*first, *second) for is_freed in (False, True)])
     step = SimpleNamespace(units=[SimpleNamespace(size_bytes=8)])
-    return _capture._match(step, made, history)
+    return match_allocations(step, made, history)
 
 
 def test_each_allocation_is_a_block_and_knows_the_largest_at_its_place():

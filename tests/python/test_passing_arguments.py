@@ -12,8 +12,8 @@ from test_walk import Launched, X, as_on_a_gpu, assert_launches, assert_recorded
 from torch import nn
 
 import anabranch
-from anabranch._state import State
-from anabranch._states import States
+from anabranch._record.state.cache import StateCache
+from anabranch._record.state.state import State
 
 pytestmark = pytest.mark.oldest
 
@@ -32,8 +32,8 @@ def batch(**more):
 def searches(monkeypatch):
     """How often all has been searched."""
     count = []
-    find = States.find
-    monkeypatch.setattr(States, "find", lambda *args: count.append(1) or find(*args))
+    find = StateCache.find
+    monkeypatch.setattr(StateCache, "find", lambda *args: count.append(1) or find(*args))
     return count
 
 

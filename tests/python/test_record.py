@@ -12,16 +12,19 @@ from torch import nn
 from torch.utils._pytree import tree_unflatten
 
 import anabranch
-from anabranch import _backend, _compat, _record, _report, _state, config
-from anabranch._capture import Fresh
+from anabranch import _backend, _compat, _report, config
 from anabranch._core.abi import CaptureCounts
-from anabranch._entry import Entry
-from anabranch._given import overlap, units_apart, units_of
 from anabranch._parts import Cuts
-from anabranch._record import RecordedCallable, record
-from anabranch._rooms import Rooms
-from anabranch._saved_blocks import SavedBlocks
-from anabranch._state import State
+from anabranch._record import recorded_callable
+from anabranch._record.capture.step import Fresh
+from anabranch._record.launch.output_buffers import OutputBuffers
+from anabranch._record.launch.saved_blocks import SavedBlocks
+from anabranch._record.recorded_callable import RecordedCallable, record
+from anabranch._record.signature import _modes
+from anabranch._record.specialization import Specialization
+from anabranch._record.state import state as state_module
+from anabranch._record.state.state import State
+from anabranch._record.tensors import units_apart, units_of, units_overlap
 
 
 def places(*roots):
@@ -30,11 +33,11 @@ def places(*roots):
 
 
 def test_without_a_gpu_a_recorded_callable_runs_as_it_is_and_says_so(monkeypatch):
-    monkeypatch.setattr(_record, "_has_gpu", lambda: False)
+    monkeypatch.setattr(recorded_callable, "_has_gpu", lambda: False)
     step = record(lambda x, scale=2: x * scale)
     x = torch.randn(4)
     assert torch.equal(step(x, scale=3), x * 3)
-    assert [report.reason for report in step.report] == [_record._NO_GPU]
+    assert [report.reason for report in step.report] == [recorded_callable._NO_GPU]
 
 
 def test_record_is_also_a_decorator_and_keeps_the_name():
@@ -170,16 +173,16 @@ SETTINGS = {
 
 @pytest.mark.parametrize("get, put, other", SETTINGS.values(), ids=SETTINGS.keys())
 def test_settings_of_torch_tell_signatures_apart(get, put, other):
-    modes, before = _record._modes(), get()
+    modes, before = _modes(), get()
     put(other)
     try:
-        assert _record._modes() != modes
+        assert _modes() != modes
     finally:
         put(before)
 
 
 def test_what_is_in_pinned_memory_may_change_and_where_it_lies_may_not(monkeypatch):
-    monkeypatch.setattr(_state, "_is_pinned", lambda tensor: tensor is not frozen)
+    monkeypatch.setattr(state_module, "_is_pinned", lambda tensor: tensor is not frozen)
     frozen, pinned, written = torch.ones(2), torch.ones(2), torch.ones(2)
 
     def step():
@@ -216,8 +219,8 @@ def test_an_argument_and_the_state_may_share_bytes_in_units_of_their_own():
     units = units_apart(tensors, 2)
     assert [(unit.members, unit.size_bytes) for unit in units] == [
         ([(0, 0)], 16), ([(1, 0)], 16), ([(2, 0), (5, 4), (4, 8)], 24)]
-    assert overlap(units) and overlap([units[2], units[0]])
-    assert not overlap(units[:2]) and not overlap(units_of(tensors)) and not overlap([])
+    assert units_overlap(units) and units_overlap([units[2], units[0]])
+    assert not units_overlap(units[:2]) and not units_overlap(units_of(tensors)) and not units_overlap([])
 
 
 def test_containers_of_arguments_are_told_apart_and_come_back_as_they_were():
@@ -245,7 +248,7 @@ def test_tensors_that_are_freed_together_share_blocks_and_no_byte(monkeypatch):
     answers.append(Fresh(1, 5, (5, 2), (1, 5), torch.int8))
     sizes = [size[0] * size[1] * answer.dtype.itemsize
              for size, answer in zip(shapes * 20, answers, strict=False)]
-    rooms = Rooms(answers, sizes, set(range(5, 95)))
+    rooms = OutputBuffers(answers, sizes, set(range(5, 95)))
     bases = rooms.allocate()
     fresh = rooms.tensors(bases)
     for room, tensor in enumerate(fresh):
@@ -272,7 +275,7 @@ def test_explain_shows_recorded_callables_that_ran_and_what_became_of_them():
         return x + 1
 
     steps = [record(step), record(torch.relu), record(torch.tanh)]
-    launched, plain, idle = entries = [Entry("(float32[4])", State()) for _ in steps]
+    launched, plain, idle = entries = [Specialization("(float32[4])", State()) for _ in steps]
     for recorded, entry in zip(steps, entries, strict=True):
         recorded._recorder.entries[entry.report.inputs] = entry
     launched.report.counts = CaptureCounts(nodes=3, launched_from_host=7, arena_bytes=512,

@@ -15,26 +15,23 @@ import torch
 from stand_in_recording import stand_in_memory
 from torch.testing._internal.two_tensor import TwoTensor
 
-from anabranch import (
-    _attempt,
-    _capture,
-    _compat,
-    _given,
-    _reasons,
-    _recorded,
-    _recorder,
-    _state,
-    _trial,
-    _verify,
-    config,
-)
-from anabranch._answers import flatten
-from anabranch._capture import Alias, Captured, Constant, Fresh, Held, Step
+from anabranch import _compat, config
 from anabranch._core.capture import Block, Slot
-from anabranch._entry import Entry
-from anabranch._given import units_of
-from anabranch._saved_blocks import InBlocks, Places, opened
-from anabranch._state import State
+from anabranch._record import attempt as attempt_module
+from anabranch._record import recorder as recorder_module
+from anabranch._record import refusals
+from anabranch._record.capture.captured import Captured
+from anabranch._record.capture.pytree import flatten
+from anabranch._record.capture.stand_ins import StandIns, one_at_a_time, wait_for_captures
+from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Step
+from anabranch._record.launch import recording
+from anabranch._record.launch.saved_blocks import InBlocks, InputPlaces, opened
+from anabranch._record.specialization import BoundState, Specialization
+from anabranch._record.state import state as state_module
+from anabranch._record.state.state import State
+from anabranch._record.tensors import inner_places, inner_tensors, units_of
+from anabranch._record.trial import trial as trial_module
+from anabranch._record.trial import verify
 
 COUNT = 16
 ALIGNMENT = 64
@@ -77,7 +74,7 @@ def step_of(monkeypatch):
     monkeypatch.setattr(_compat, "empty_strided_cuda", _compat.empty_strided_cpu)
     monkeypatch.setattr(_compat, "current_device", lambda: 0)
     monkeypatch.setattr(_compat, "current_stream", lambda device: 7)
-    monkeypatch.setattr(_recorded, "CapturedRecording", OnTheCpu)
+    monkeypatch.setattr(recording, "CapturedRecording", OnTheCpu)
     x, w = aligned(torch.ones(COUNT)), aligned(torch.ones(COUNT))
     step = Step(lambda leaves: None, [x], [0], [x, w], units_of([x, w]), 0, [w], 0, None)
     if step.units[0].members[0][0] == 1:  # units come by address: the first shall be x
@@ -100,7 +97,7 @@ def step_of(monkeypatch):
 @pytest.fixture
 def recorded(step_of):
     step, capture = step_of
-    return _recorded.Recorded(step, capture, None, True)
+    return recording.StepRecording(step, capture, None, True)
 
 
 def test_a_launch_answers_fresh_tensors_views_and_what_it_was_given(recorded):
@@ -126,7 +123,7 @@ def test_a_launch_answers_objects_like_those_it_captured_and_those_that_there_ar
     y, rows = (Fresh(0, 0, *layout, torch.float32) for layout in (((COUNT,), (1,)), ((4, 4), (4, 1))))
     capture.first.result = [y, Held(3), rows, Constant("text"), Held(8)]
     capture.first.shape = shape
-    recorded = _recorded.Recorded(step, capture, None, True)
+    recorded = recording.StepRecording(step, capture, None, True)
     assert recorded.objects == [3, 8]
     answers = []
     for seed in range(3):
@@ -157,7 +154,7 @@ class Saving(OnTheCpu):
 def saving(step_of, monkeypatch):
     """A forward's recording, and a backward's that multiplies two of its three inputs and adds
     1."""
-    monkeypatch.setattr(_recorded, "CapturedRecording", Saving)
+    monkeypatch.setattr(recording, "CapturedRecording", Saving)
     step, capture = step_of
     row = ((COUNT,), (1,), torch.float32)
     capture.first.result = [Fresh(0, 0, *row), Alias(0, None), Fresh(1, 0, *row), Fresh(2, 0, *row),
@@ -166,12 +163,12 @@ def saving(step_of, monkeypatch):
     capture.first.gradients, capture.first.mutated = {}, []
     capture.blocks += [Block(0, 0, 4 * COUNT, False)] * 2
     capture.allocations *= 3
-    forward = _recorded.Recorded(step, capture, None, True, saved_from=2)
-    monkeypatch.setattr(_recorded, "CapturedRecording", OnTheCpu)
+    forward = recording.StepRecording(step, capture, None, True, saved_from=2)
+    monkeypatch.setattr(recording, "CapturedRecording", OnTheCpu)
     capture.blocks, capture.allocations = capture.blocks[:3], capture.allocations[:1]
     capture.first.result = [Fresh(0, 0, *row)]
     [_], capture.first.shape = flatten([[0]])
-    return forward, _recorded.Recorded(step, capture, None, True), (step, capture)
+    return forward, recording.StepRecording(step, capture, None, True), (step, capture)
 
 
 def test_what_a_launch_saves_is_answered_in_the_block_that_it_lies_in(saving):
@@ -186,7 +183,7 @@ def test_what_a_launch_saves_is_answered_in_the_block_that_it_lies_in(saving):
         assert torch.equal(answer[0], y) and answer[1] is x
         assert answer[2] is answer[3] is answer[4] and answer[2].numel() == 2 * 512 // 4
         assert forward.layout.has_signed(answer[2]) and not forward.layout.has_signed(y)
-        places = Places(forward.layout, {2: 0, 3: 1, 4: 2})
+        places = InputPlaces(forward.layout, {2: 0, 3: 1, 4: 2})
         inputs = opened(InBlocks(answer[2:], places))
         assert all(map(torch.equal, inputs, (product, total, part)))
 
@@ -195,37 +192,37 @@ def test_a_launch_is_given_blocks_where_it_takes_nothing_but_addresses(saving):
     forward, backward, (step, capture) = saving
     x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT))
     *_, product, total, _ = forward.launch([x, w], [], in_blocks=True)
-    places = Places(forward.layout, {2: 0, 3: 2, 4: 3})
+    places = InputPlaces(forward.layout, {2: 0, 3: 2, 4: 3})
     offsets = backward.offsets(places, [0, 2])  # the second input is a number
     assert offsets == (0, 512) and backward.offsets(places, [0, 2]) is offsets
     [answer] = backward.launch([product, total], [], offsets=offsets)
     assert torch.equal(answer, x * w * (x + w) + 1)
     capture.first.mutated = [1]
-    assert _recorded.Recorded(step, capture, None, True).offsets(places, [0, 2]) is None
+    assert recording.StepRecording(step, capture, None, True).offsets(places, [0, 2]) is None
     capture.first.mutated = []
     capture.first.result.append(Alias(0, None))
     [_], capture.first.shape = flatten([[0, 1]])
-    assert _recorded.Recorded(step, capture, None, True).offsets(places, [0, 2]) is None
+    assert recording.StepRecording(step, capture, None, True).offsets(places, [0, 2]) is None
 
 
 def test_a_call_that_is_given_blocks_opens_them_where_it_cannot_be_launched_at_them(saving):
     forward, backward, _ = saving
     x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT))
     *_, product, total, part = forward.launch([x, w], [], in_blocks=True)
-    leaves = InBlocks([product, total, 5, part], Places(forward.layout, {2: 0, 3: 1, 4: 3}))
-    recorder = _recorder.Recorder(lambda leaves: opened(leaves), config.resolve({}), "step",
-                                  takes_gradients=False)
-    entry = recorder._new_entry("key", leaves, _state.NO_STATE, lambda: "()")
+    leaves = InBlocks([product, total, 5, part], InputPlaces(forward.layout, {2: 0, 3: 1, 4: 3}))
+    recorder = recorder_module.Recorder(lambda leaves: opened(leaves), config.resolve({}), "step",
+                                        takes_gradients=False)
+    entry = recorder._new_entry("key", leaves, state_module.NO_STATE, lambda: "()")
     entry.arguments, entry.recorded = [0, 1, 3], backward
-    entry._views[_state.NO_STATE] = _recorder.View([], [], [], 0, None, None, [])
+    entry._views[state_module.NO_STATE] = BoundState([], [], [], 0, None, None, [])
     wanted = x * w * (x + w) + 1
-    assert torch.equal(recorder._launch("key", entry, leaves, _state.NO_STATE)[0], wanted)
+    assert torch.equal(recorder._launch("key", entry, leaves, state_module.NO_STATE)[0], wanted)
     backward._takes = {0}
     backward._slot_offsets.clear()
-    assert torch.equal(recorder._launch("key", entry, leaves, _state.NO_STATE)[0], wanted)
+    assert torch.equal(recorder._launch("key", entry, leaves, state_module.NO_STATE)[0], wanted)
     assert len(backward._recording.launched) == 2
     entry.recorded, entry.report.reason = None, "refused"
-    plain = recorder.run("key", leaves, _state.NO_STATE, lambda: "()")
+    plain = recorder.run("key", leaves, state_module.NO_STATE, lambda: "()")
     assert torch.equal(plain[0], x * w) and torch.equal(plain[1], x + w) and plain[2] == 5
 
 
@@ -235,18 +232,18 @@ def test_a_graph_that_names_memory_twice_is_told_from_one_that_names_it_once(ste
         shared = dataclasses.replace(step.units[1], address=step.units[0].address + 64 - size)
         aliased = dataclasses.replace(step, units=[step.units[0], shared])
         if is_named_twice:
-            with pytest.raises(_reasons.Aliased):
-                _recorded.Recorded(aliased, capture, None, True)
+            with pytest.raises(refusals.Aliased):
+                recording.StepRecording(aliased, capture, None, True)
         else:
-            _recorded.Recorded(aliased, capture, None, True)
+            recording.StepRecording(aliased, capture, None, True)
     assert len(step.joined().units) == 2  # which do not overlap
 
 
 def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itself(recorded):
-    entry, view = _recorder.Entry("", State()), _recorder.View([], [], [], 0, None, None, [])
+    entry, view = Specialization("", State()), BoundState([], [], [], 0, None, None, [])
     entry.arguments = [0, 1]
-    recorder = _recorder.Recorder(lambda leaves: "plain", config.resolve({"max_recordings": 1}), "step",
-                                  takes_gradients=False)
+    recorder = recorder_module.Recorder(lambda leaves: "plain", config.resolve({"max_recordings": 1}), "step",
+                                        takes_gradients=False)
     x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT), off=4)
     assert recorded.misaligned([x, w]) == [1]
     answer = recorder._launch_elsewhere(entry, recorded, [x, w], view, [x, w], [w])
@@ -263,7 +260,7 @@ def test_addresses_are_read_again_when_a_capture_had_stand_ins_in_their_place(
     real, stand_in = w.data, aligned(torch.zeros(COUNT))
 
     def capture():
-        with _capture.one_at_a_time, _given.StandIns.in_place_of(
+        with one_at_a_time, StandIns.in_place_of(
                 SimpleNamespace(tensors=[stand_in]), [w], 0):
             swapped.set()
             held.wait(60)
@@ -271,8 +268,8 @@ def test_addresses_are_read_again_when_a_capture_had_stand_ins_in_their_place(
     thread = threading.Thread(target=capture)
     thread.start()
     assert swapped.wait(60) and w.data_ptr() == stand_in.data_ptr()
-    wait = _recorded.wait_for_captures
-    monkeypatch.setattr(_recorded, "wait_for_captures", lambda: (held.set(), wait()))
+    wait = wait_for_captures
+    monkeypatch.setattr(recording, "wait_for_captures", lambda: (held.set(), wait()))
     answer = recorded.launch([x, w], [w])
     thread.join()
     assert w.data_ptr() == real.data_ptr()
@@ -291,7 +288,7 @@ def test_stand_ins_have_the_layout_of_the_given_and_memory_of_the_capture():
             rooms.append(room[-room.data_ptr() % ALIGNMENT:])
             return rooms[-1].data_ptr()
 
-    stand_ins = _given.StandIns(given, units_of(given), Memory())
+    stand_ins = StandIns(given, units_of(given), Memory())
     for tensor, stand_in in zip(given, stand_ins.tensors, strict=True):
         assert (stand_in.shape, stand_in.stride(), stand_in.dtype) == \
             (tensor.shape, tensor.stride(), tensor.dtype)
@@ -306,8 +303,8 @@ def test_stand_ins_have_the_layout_of_the_given_and_memory_of_the_capture():
 def test_a_capture_that_an_old_history_breaks_says_what_to_do():
     error = RuntimeError("CUDA error: operation would make the legacy stream depend on a capturing "
                          "blocking stream\nmore of it")
-    assert _reasons.reason_of(error).endswith("detach it")
-    assert _reasons.reason_of(ValueError("else")) == "ValueError while it was captured: else"
+    assert refusals.reason_of(error).endswith("detach it")
+    assert refusals.reason_of(ValueError("else")) == "ValueError while it was captured: else"
 
 
 def test_a_refused_step_finds_the_state_on_the_cpu_as_it_was(monkeypatch):
@@ -326,7 +323,7 @@ def test_a_refused_step_finds_the_state_on_the_cpu_as_it_was(monkeypatch):
     state = State([step])
     drawn = generator.get_state()
     stand_in_memory(monkeypatch)
-    trial = _trial.Trial(Step(step, [], [], [], [], 0, [parameter], 0, None), state, _trial.Foreseen())
+    trial = trial_module.Trial(Step(step, [], [], [], [], 0, [parameter], 0, None), state, trial_module.Foreseen())
     step()
     trial.rewind()
     assert optimizer.state[parameter]["step"] == 1 and table[0] == 1
@@ -342,7 +339,7 @@ def test_pinned_memory_that_the_step_writes_is_put_back_and_compared(monkeypatch
     pinned = torch.ones(2)
     step = Step(lambda leaves: None, [], [], [], [], 0, [], 0, None, fixed=[pinned])
     stand_in_memory(monkeypatch)
-    trial = _trial.Trial(step, State(), _trial.Foreseen())
+    trial = trial_module.Trial(step, State(), trial_module.Foreseen())
     runs, values = [], []
     for _ in range(2):
         pinned.add_(len(runs) + 1)
@@ -361,7 +358,7 @@ def test_the_insides_of_a_wrapper_are_looked_up_and_a_wrapper_in_its_place_too()
     holder = {"w": TwoTensor(a, b)}
     state = State([lambda: holder])
     assert len(state.wrapped) == 1
-    entry = _recorder.Entry("", state)
+    entry = Specialization("", state)
     entry.fix(state.inner_tensors())
     assert entry.fixed == (a.data_ptr(), b.data_ptr()) and entry.is_fixed()
     inner = holder["w"]
@@ -389,18 +386,18 @@ class Meshed(TwoTensor):
 def test_a_wrapper_may_have_parts_that_are_no_tensors():
     inside = Meshed(torch.ones(2), torch.zeros(2))
     outside = TwoTensor(inside, Meshed(torch.ones(2), torch.ones(2)))
-    places = _state.inner_places(outside)
+    places = inner_places(outside)
     assert [name for _, name in places] == ["a", "b", "a", "b"]
     assert all(getattr(owner, name) is inner for (owner, name), inner in
-               zip(places, _state.inner_tensors(outside), strict=True))
+               zip(places, inner_tensors(outside), strict=True))
 
 
 def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkeypatch):
     """A step's backward runs on a thread of autograd, with graphs that are recorded on their
     own."""
-    monkeypatch.setattr(_recorder, "_WARM_UP", 10)
+    monkeypatch.setattr(recorder_module, "_WARM_UP", 10)
     chosen = config.resolve({"max_recordings": 8})
-    graph = _recorder.Recorder(lambda leaves: leaves[0] + 1, chosen, "graph", takes_gradients=False)
+    graph = recorder_module.Recorder(lambda leaves: leaves[0] + 1, chosen, "graph", takes_gradients=False)
 
     def backward(leaves):
         found = []
@@ -410,7 +407,7 @@ def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkey
         thread.join(60)
         return found
 
-    step = _recorder.Recorder(backward, chosen, "step", takes_gradients=True)
+    step = recorder_module.Recorder(backward, chosen, "step", takes_gradients=True)
     assert step.run("key", [1], State(), lambda: "()") == [2]
 
 
@@ -419,7 +416,7 @@ def making(monkeypatch, step_of):
     """A try to record a step that shall be noted, and the steps that it makes recordings of; makers
     and launches fail with what is put into ``failures``, one a time."""
     seen = SimpleNamespace(made=[], failures=[], rewound=0)
-    monkeypatch.setattr(_attempt, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(attempt_module, "free_bytes", lambda device: 0)
 
     def fail(kinds):
         if seen.failures and isinstance(seen.failures[0], kinds):
@@ -427,22 +424,22 @@ def making(monkeypatch, step_of):
 
     def make(attempt, step, meter):
         seen.made.append(step)
-        fail(_reasons.NotRecordable)
+        fail(refusals.NotRecordable)
         return ["recording"]
 
     def launch(attempt, made, meter):
-        fail(_verify.Untrusted)
+        fail(verify.Untrusted)
         return "answer", made[0]
 
-    monkeypatch.setattr(_attempt.Attempt, "_make_of", make)
-    monkeypatch.setattr(_attempt.Attempt, "_first_launch", launch)
+    monkeypatch.setattr(attempt_module.Attempt, "_make_of", make)
+    monkeypatch.setattr(attempt_module.Attempt, "_first_launch", launch)
 
     def run():
         def rewind():
             seen.rewound += 1
 
-        attempt = _attempt.Attempt(
-            "step", Entry("()", State()), dataclasses.replace(step_of[0], is_noted=True),
+        attempt = attempt_module.Attempt(
+            "step", Specialization("()", State()), dataclasses.replace(step_of[0], is_noted=True),
             config.resolve({}), takes_gradients=True, has_lanes=True, saved_from=None,
             look_farther=lambda ways: None)
         attempt._trial = SimpleNamespace(rewind=rewind, use=lambda step: None)
@@ -454,38 +451,38 @@ def making(monkeypatch, step_of):
 def test_a_step_that_notes_break_or_make_wrong_is_made_again_without_them(making):
     seen, run = making
     assert run() == ("answer", "recording") and [s.is_noted for s in seen.made] == [True]
-    for failure in (_reasons.BrokeWhileNoted("inside"), _verify.Untrusted("differs")):
+    for failure in (refusals.BrokeWhileNoted("inside"), verify.Untrusted("differs")):
         seen.made.clear()
         seen.failures.append(failure)
         assert run() == ("answer", "recording")
         assert [step.is_noted for step in seen.made] == [True, False]
     assert seen.rewound == 1
-    seen.failures += [_verify.Untrusted("differs")] * 2  # and so it does without
-    with pytest.raises(_verify.Untrusted):
+    seen.failures += [verify.Untrusted("differs")] * 2  # and so it does without
+    with pytest.raises(verify.Untrusted):
         run()
     seen.failures.clear()
-    seen.failures.append(_reasons.NotRecordable("an .item()"))
+    seen.failures.append(refusals.NotRecordable("an .item()"))
     seen.made.clear()
-    with pytest.raises(_reasons.NotRecordable):
+    with pytest.raises(refusals.NotRecordable):
         run()
     assert len(seen.made) == 1  # no reason to run its Python again
 
 
 def test_captures_that_differ_are_taken_once_more_and_no_more(making):
     seen, run = making
-    seen.failures.append(_reasons.OtherGraph("its edges"))
+    seen.failures.append(refusals.OtherGraph("its edges"))
     assert run() == ("answer", "recording") and len(seen.made) == 2
     seen.made.clear()
-    seen.failures += [_reasons.OtherGraph("its edges"), _reasons.BrokeWhileNoted("inside"),
-                      _reasons.OtherGraph("its nodes")]
-    with pytest.raises(_reasons.OtherGraph, match="nodes"):
+    seen.failures += [refusals.OtherGraph("its edges"), refusals.BrokeWhileNoted("inside"),
+                      refusals.OtherGraph("its nodes")]
+    with pytest.raises(refusals.OtherGraph, match="nodes"):
         run()
     assert len(seen.made) == 3
 
 
 def test_what_is_named_twice_is_captured_again_as_one(making):
     seen, run = making
-    seen.failures.append(_reasons.Aliased("twice"))
+    seen.failures.append(refusals.Aliased("twice"))
     assert run() == ("answer", "recording") and len(seen.made) == 2
     apart, joined = seen.made
     assert joined.units == units_of(apart.tensors) and joined.is_noted

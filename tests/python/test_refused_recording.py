@@ -10,10 +10,13 @@ import pytest
 import torch
 from stand_in_recording import stand_in_memory
 
-from anabranch import _attempt, _reasons, _recorder, config, errors
+from anabranch import config, errors
 from anabranch._core.library import NativeError
-from anabranch._reasons import Apart
-from anabranch._state import NO_STATE
+from anabranch._record import attempt, refusals
+from anabranch._record import recorder as recorder_module
+from anabranch._record.refusals import Apart
+from anabranch._record.rendezvous import Rendezvous
+from anabranch._record.state.state import NO_STATE
 
 pytestmark = pytest.mark.oldest
 
@@ -37,18 +40,18 @@ def racing(monkeypatch):
         return leaves[0] + 1
 
     def recorder(**options):
-        made = _recorder.Recorder(call, config.resolve({"verify": False, **options}), "step",
-                                  takes_gradients=False)
+        made = recorder_module.Recorder(call, config.resolve({"verify": False, **options}), "step",
+                                        takes_gradients=False)
         step = SimpleNamespace(device=0, call=call, tensors=[], leaves=[1], is_noted=False)
         monkeypatch.setattr(made, "_step", lambda entry, leaves: step)
         return made, seen
 
     stand_in_memory(monkeypatch)
-    monkeypatch.setattr(_recorder, "_device_of", lambda leaves, tensors: None)
-    monkeypatch.setattr(_attempt, "capture_device", lambda ordinal: None)
-    monkeypatch.setattr(_attempt, "capture_twice",
+    monkeypatch.setattr(recorder_module, "_device_of", lambda leaves, tensors: None)
+    monkeypatch.setattr(attempt, "capture_device", lambda ordinal: None)
+    monkeypatch.setattr(attempt, "capture_twice",
                         lambda step, device: SimpleNamespace(noted=None, close=close))
-    monkeypatch.setattr(_attempt, "Recorded", refuse)
+    monkeypatch.setattr(attempt, "StepRecording", refuse)
     return recorder
 
 
@@ -107,15 +110,15 @@ class Trial:
 
 @pytest.mark.parametrize("has_history", [False, True])
 def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing, monkeypatch,
-                                                                         has_history):
+                                                                          has_history):
     """What it counts where nobody looks would be one too many."""
     recorder, seen = racing(verify=True)
     log = []
     step = SimpleNamespace(device=0, call=recorder._call, log=log, has_history=has_history,
                            is_noted=False, tensors=[], leaves=[1])
     monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
-    monkeypatch.setattr(_attempt, "Trial", Trial)
-    monkeypatch.setattr(_attempt, "check_run", lambda plain, leaving: leaving.check())
+    monkeypatch.setattr(attempt, "Trial", Trial)
+    monkeypatch.setattr(attempt, "check_run", lambda plain, leaving: leaving.check())
     assert [run(recorder) for _ in range(3)] == [2] * 3
     assert seen.calls == (4 if has_history else 3)
     assert log[-1] == ("rewound" if has_history else "settled")
@@ -125,7 +128,7 @@ def test_what_has_drawn_random_numbers_on_the_cpu_is_refused_and_has_drawn_once(
     recorder, seen = racing(verify=True)
     step = SimpleNamespace(device=0, call=recorder._call, log=[], has_history=False, is_noted=False, tensors=[], leaves=[1])
     monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
-    monkeypatch.setattr(_attempt, "Trial", Trial)
+    monkeypatch.setattr(attempt, "Trial", Trial)
     assert [run(recorder) for _ in range(3)] == [2] * 3
     assert seen.calls == 3 and step.log[-1] == "settled"
     assert "random numbers on the CPU" in recorder.reports()[0].reason
@@ -143,8 +146,8 @@ def test_a_step_that_others_do_not_record_now_runs_once_whatever_is_wanted(racin
         raise Apart("they do not come")
 
     monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
-    monkeypatch.setattr(_attempt, "Trial", Trial)
-    monkeypatch.setattr(_attempt.Agreement, "meet", meet)
+    monkeypatch.setattr(attempt, "Trial", Trial)
+    monkeypatch.setattr(Rendezvous, "meet", meet)
     assert [run(recorder) for _ in range(3)] == [2] * 3
     assert seen.calls == 3 and log[-1] == "settled"
     assert "they do not come" in recorder.reports()[0].reason
@@ -158,14 +161,14 @@ def test_answers_on_the_cpu_are_refused_by_the_first_call(monkeypatch):
         calls.append(leaves)
         return leaves[0], {"seed": torch.zeros(2)}
 
-    monkeypatch.setattr(_recorder, "_device_of", lambda leaves, state: 0)
-    recorder = _recorder.Recorder(call, config.resolve({}), "step", takes_gradients=False)
+    monkeypatch.setattr(recorder_module, "_device_of", lambda leaves, state: 0)
+    recorder = recorder_module.Recorder(call, config.resolve({}), "step", takes_gradients=False)
     for _ in range(3):
         assert run(recorder)[0] == 1
     [report] = recorder.reports()
     assert "a tensor on the CPU" in report.reason and report.calls == len(calls) == 3
-    monkeypatch.setattr(_recorder, "_device_of", lambda leaves, state: None)  # nothing on a GPU
-    recorder = _recorder.Recorder(call, config.resolve({}), "step", takes_gradients=False)
+    monkeypatch.setattr(recorder_module, "_device_of", lambda leaves, state: None)  # nothing on a GPU
+    recorder = recorder_module.Recorder(call, config.resolve({}), "step", takes_gradients=False)
     run(recorder)
     assert recorder.reports()[0].reason is None
 
@@ -176,4 +179,4 @@ def test_answers_on_the_cpu_are_refused_by_the_first_call(monkeypatch):
      "pinned.", "what changes is an argument"),
     ("something else", "captured: something else$")])
 def test_what_torch_says_of_a_capture_comes_with_what_to_do(said, hint):
-    assert re.search(hint, _reasons.reason_of(RuntimeError(said)))
+    assert re.search(hint, refusals.reason_of(RuntimeError(said)))

@@ -13,8 +13,15 @@ import torch
 import torch._dynamo
 from torch._dynamo.backends.common import aot_autograd
 
-from anabranch import _compat, _saved_blocks
-from anabranch._saved_blocks import InBlocks, Layout, Place, SavedBlocks, opened
+from anabranch import _compat
+from anabranch._record.launch.output_buffers import part_of
+from anabranch._record.launch.saved_blocks import (
+    BlockLayout,
+    BlockPlace,
+    InBlocks,
+    SavedBlocks,
+    opened,
+)
 
 pytestmark = pytest.mark.oldest
 
@@ -30,9 +37,9 @@ def layout_of(results, first):
         if i < first or i % 5 == 4 or tensor._is_view():
             continue
         base = int(tensor.dtype != torch.float32)
-        places[i] = Place(base, ends[base], tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+        places[i] = BlockPlace(base, ends[base], tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
         ends[base] += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
-    return Layout(places), [ends[0], ends[1]]
+    return BlockLayout(places), [ends[0], ends[1]]
 
 
 class Graphs:
@@ -81,7 +88,7 @@ class Graphs:
 
 
 def opened_at(bases, place):
-    return _saved_blocks.part_of(bases[place.base], *place[1:])
+    return part_of(bases[place.base], *place[1:])
 
 
 class Model(torch.nn.Module):
@@ -195,14 +202,14 @@ def test_a_backward_beside_another_that_has_just_found_the_tensors_goes_on():
             pass
 
     passes, tensor = Found(), torch.ones(2)
-    passes.layout = Layout({0: Place(0, 0, (2,), (1,), torch.float32)})
+    passes.layout = BlockLayout({0: BlockPlace(0, 0, (2,), (1,), torch.float32)})
     passes.results = [(0, weakref.ref(tensor))]
     assert passes.of_backward([tensor]) == [tensor] and passes.may_pass(passes.layout)
 
 
 def test_tensors_that_went_another_way_are_not_taken_for_those_of_the_forward():
-    passes, layout = SavedBlocks(), Layout({0: Place(0, 0, (2,), (1,), torch.float32),
-                                            2: Place(0, 64, (2,), (1,), torch.float32)})
+    passes, layout = SavedBlocks(), BlockLayout({0: BlockPlace(0, 0, (2,), (1,), torch.float32),
+                                                 2: BlockPlace(0, 64, (2,), (1,), torch.float32)})
     results = [torch.ones(2), None, torch.ones(2)]
     for inputs in ([results[0], None], [results[0], results[2].clone()], [None, None]):
         passes.watch(layout, results)
@@ -219,4 +226,4 @@ def test_tensors_that_went_another_way_are_not_taken_for_those_of_the_forward():
     number, second, own, first = opened(given)
     assert number == 3 and second.tolist() == [16, 17] and first.tolist() == [0, 1]
     assert own.shape == (5,)
-    assert not passes.may_pass(Layout(layout.places))  # of another recording
+    assert not passes.may_pass(BlockLayout(layout.places))  # of another recording

@@ -11,9 +11,13 @@ import pytest
 import torch
 from stand_in_recording import GIB, SAID, StandIn
 
-from anabranch import _attempt, _copies, _recorder, _shortage, config, errors
-from anabranch._shortage import Short, is_out_of_memory, wanted_of
-from anabranch._state import State
+from anabranch import config, errors
+from anabranch._record import attempt
+from anabranch._record import recorder as recorder_module
+from anabranch._record.memory import shortage
+from anabranch._record.memory.shortage import Short, is_out_of_memory, wanted_of
+from anabranch._record.state.state import State
+from anabranch._record.trial import copies
 
 pytestmark = pytest.mark.oldest
 
@@ -53,8 +57,8 @@ def eager(calls=CALLS):
 
 
 def recorder_of(training, **options):
-    return _recorder.Recorder(training.step, config.resolve({"overlap": 1, **options}), "step",
-                              takes_gradients=True)
+    return recorder_module.Recorder(training.step, config.resolve({"overlap": 1, **options}), "step",
+                                    takes_gradients=True)
 
 
 def run(recorder, training, calls=CALLS):
@@ -134,7 +138,7 @@ def test_what_a_try_gives_back_itself_is_no_reason_for_another(stand_in, monkeyp
     def clear():
         stand_in.free = 3 * GIB
 
-    monkeypatch.setattr(_attempt._compat, "clear_workspaces", clear)
+    monkeypatch.setattr(attempt._compat, "clear_workspaces", clear)
     training = Training()
     recorder = recorder_of(training)
     run(recorder, training, 1)
@@ -148,14 +152,14 @@ def test_what_a_try_gives_back_itself_is_no_reason_for_another(stand_in, monkeyp
 def test_plain_calls_of_one_callable_are_all_on_one_stream(stand_in, monkeypatch):
     """What one stream's calls leave the other's would have to allocate anew."""
     aside, plenty = [], iter([True, False])
-    monkeypatch.setattr(_recorder, "is_plentiful", lambda device, used: next(plenty))
+    monkeypatch.setattr(recorder_module, "is_plentiful", lambda device, used: next(plenty))
 
     @contextlib.contextmanager
     def on_capture_stream(device):
         aside.append(device)
         yield
 
-    monkeypatch.setattr(_recorder, "_on_capture_stream", on_capture_stream)
+    monkeypatch.setattr(recorder_module, "_on_capture_stream", on_capture_stream)
     training = Training()
     recorder = recorder_of(training)
     for key in ("no moments yet", "moments"):
@@ -218,7 +222,7 @@ def test_a_step_that_writes_what_it_was_not_known_to_write_is_recorded_a_call_la
         leaves[0].data.mul_(0.5)
         return answer
 
-    recorder = _recorder.Recorder(step, config.resolve({"overlap": 1}), "step", takes_gradients=True)
+    recorder = recorder_module.Recorder(step, config.resolve({"overlap": 1}), "step", takes_gradients=True)
     found = run(recorder, training, 6)
     twin = Training()
     wanted = []
@@ -234,7 +238,7 @@ def test_a_step_that_writes_what_it_was_not_known_to_write_is_recorded_a_call_la
 
 @pytest.mark.parametrize(("free", "where"), [(0, "host"), (40_000, "host")])
 def test_a_host_without_room_for_copies_is_said(stand_in, monkeypatch, free, where):
-    monkeypatch.setattr(_copies, "host_free_bytes", lambda: free)
+    monkeypatch.setattr(copies, "host_free_bytes", lambda: free)
     training = Training()
     recorder = recorder_of(training)
     assert_like_eager(run(recorder, training, 4))
@@ -255,5 +259,5 @@ def test_what_says_that_memory_has_run_out_is_known_and_what_does_not_is_not():
 
 def test_tries_that_fail_want_ever_more():
     short = Short("an executable", 0, 5)
-    more = [_shortage.Shortage(short, 0, 0, tries).more for tries in (1, 2, 3)]
+    more = [shortage.Shortage(short, 0, 0, tries).more for tries in (1, 2, 3)]
     assert more == [32 << 20, 64 << 20, 128 << 20] and "wanted more of" in str(short)

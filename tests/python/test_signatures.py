@@ -7,15 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from anabranch import _record, _recorder, config
-from anabranch._state import NO_STATE, State
+from anabranch import config
+from anabranch._record import recorder as recorder_module
+from anabranch._record.signature import ARGUMENTS_ALONE, explain_difference, signature_of
+from anabranch._record.state.state import NO_STATE, State
 from anabranch.errors import RecordError
 
 pytestmark = pytest.mark.oldest
 
 
 def recorder(**options):
-    return _recorder.Recorder(lambda leaves: leaves[0] + 1, config.resolve(
+    return recorder_module.Recorder(lambda leaves: leaves[0] + 1, config.resolve(
         {"max_recordings": 2, **options}), "step", takes_gradients=False)
 
 
@@ -42,17 +44,17 @@ def test_signatures_that_are_too_many_raise_under_strict():
 
 
 def key_of(model, *leaves):
-    return _record._key([_record._ARGUMENTS, *leaves], State([lambda: model]))
+    return signature_of([ARGUMENTS_ALONE, *leaves], State([lambda: model]))
 
 
 def test_what_tells_a_signature_from_the_nearest_is_named():
     model = nn.Linear(2, 2)
     x, other = torch.ones(2), torch.ones(3)
     keys = [key_of(model, x, 0), key_of(model, other, 0)]
-    assert _record._differences(key_of(model, x, 0), keys) == ""
-    assert _record._differences(key_of(model, x, 1), keys).endswith("nearest in argument 2")
-    assert _record._differences(key_of(model, x), keys).endswith("nearest in argument 2")
+    assert explain_difference(key_of(model, x, 0), keys) == ""
+    assert explain_difference(key_of(model, x, 1), keys).endswith("nearest in argument 2")
+    assert explain_difference(key_of(model, x), keys).endswith("nearest in argument 2")
     model.eval()
-    assert _record._differences(key_of(model, x, 0), keys).endswith("which modules train")
+    assert explain_difference(key_of(model, x, 0), keys).endswith("which modules train")
     with torch.no_grad():
-        assert "torch's modes, which modules" in _record._differences(key_of(model, x, 0), keys)
+        assert "torch's modes, which modules" in explain_difference(key_of(model, x, 0), keys)

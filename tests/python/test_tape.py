@@ -210,7 +210,7 @@ def test_cat_takes_a_list_of_tensors():
 def test_an_operator_that_writes_into_a_buffer():
     def write(tape, inputs, outputs):
         tape.release(tape.dispatch("aten::cumsum", "out", [TensorValue(inputs[0]), 0, None,
-                                                          TensorValue(outputs[0])], 1)[0])
+                                                           TensorValue(outputs[0])], 1)[0])
     check(write, lambda x: [torch.cumsum(x, 0)], lambda: [torch.randn(40)])
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from stand_in_recording import StandIn
 
-from anabranch import _trial
-from anabranch._capture import Step
-from anabranch._given import units_apart
-from anabranch._state import State
-from anabranch._trial import Foreseen, Trial
+from anabranch._record.capture.step import Step
+from anabranch._record.state.state import State
+from anabranch._record.tensors import units_apart
+from anabranch._record.trial import trial as trial_module
+from anabranch._record.trial import values
+from anabranch._record.trial.trial import Foreseen, Trial
 
 pytestmark = pytest.mark.oldest
 
@@ -116,7 +117,8 @@ def test_a_gradient_that_somebody_else_has_is_held(trial_of):
 
 
 def test_memory_of_all_that_is_small_is_copied_on_the_gpu(monkeypatch, trial_of):
-    monkeypatch.setattr(_trial, "room_on_device", lambda device: 1 << 20)
+    for module in (trial_module, values):
+        monkeypatch.setattr(module, "room_on_device", lambda device: 1 << 20)
     w = parameter(torch.ones(100))
     trial, _ = trial_of(lambda leaves: w.detach().sum(), [w])
     assert trial.copied_to == "GPU" and trial.copied_bytes == 896

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from anabranch._capture import _untold
-from anabranch._reasons import BrokeUntold, BrokeWhileNoted, NotRecordable
+from anabranch._record.capture.capture import _untold
+from anabranch._record.refusals import BrokeUntold, BrokeWhileNoted, NotRecordable
 
 pytestmark = pytest.mark.oldest
 
@@ -38,7 +38,7 @@ def test_code_outside_torch_is_told_that_it_is_not():
     truth = torch.cuda.is_current_stream_capturing
     with _untold(step()):
         assert not asked_by("transformers.masking") and not asked_by("torchvision.ops")
-        assert asked_by("torch.optim.optimizer") and asked_by("anabranch._notes")
+        assert asked_by("torch.optim.optimizer") and asked_by("anabranch._record.capture.access_notes")
     assert torch.cuda.is_current_stream_capturing is truth
 
 

@@ -11,9 +11,9 @@ import numpy
 import pytest
 import torch
 
-from anabranch._reasons import NotRecordable
-from anabranch._trial import generators_of_the_cpu
-from anabranch._verify import Untrusted, verify
+from anabranch._record.refusals import NotRecordable
+from anabranch._record.trial.trial import generators_of_the_cpu
+from anabranch._record.trial.verify import Untrusted, verify
 
 pytestmark = pytest.mark.oldest
 

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 import anabranch
-from anabranch import _record, _recorder
-from anabranch._state import State
+from anabranch._record import recorded_callable
+from anabranch._record import recorder as recorder_module
+from anabranch._record.state.state import NO_STATE, State
 
 pytestmark = pytest.mark.oldest
 
@@ -29,10 +30,10 @@ pytestmark = pytest.mark.oldest
 def as_on_a_gpu(monkeypatch):
     """Tensors say that they are on one, and a signature's second call is recorded."""
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
-    monkeypatch.setattr(_record, "_has_gpu", lambda: True)
+    monkeypatch.setattr(recorded_callable, "_has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(_recorder, "_device_of", lambda leaves, tensors: None)
-    monkeypatch.setattr(_recorder, "_give_back_memory", lambda: None)
+    monkeypatch.setattr(recorder_module, "_device_of", lambda leaves, tensors: None)
+    monkeypatch.setattr(recorder_module, "_give_back_memory", lambda: None)
 
     def record(recorder, key, entry, leaves):
         known = entry.state.tensors()
@@ -54,7 +55,7 @@ def as_on_a_gpu(monkeypatch):
             known, None)
         return answer
 
-    monkeypatch.setattr(_recorder.Recorder, "_record", record)
+    monkeypatch.setattr(recorder_module.Recorder, "_record", record)
 
 
 class Launched(list):
@@ -212,7 +213,7 @@ def test_an_objects_numbers_tell_it_from_another():
         batch = SimpleNamespace(x=torch.ones(3), scale=scale)
         made(X)
     assert len(made._states._forms) <= made._chosen.max_recordings
-    assert sum(entry.state is not _recorder.NO_STATE
+    assert sum(entry.state is not NO_STATE
                for entry in made._recorder.entries.values()) <= made._chosen.max_recordings
 
 

@@ -20,9 +20,9 @@ class Device(Handle):
              team_size: int = 0) -> Device:
         """The host device; the functions are addresses, 0 for none (ThreadControl in device.h)."""
         options = HostOptions(max_lanes, spin_ns, delays_seed is not None, delays_seed or 0,
-                               prepare_threads or None, get_openmp or None, set_openmp or None,
-                               set_mkl_local or None, team_run or None, team_index or None,
-                               team_size or None)
+                              prepare_threads or None, get_openmp or None, set_openmp or None,
+                              set_mkl_local or None, team_run or None, team_index or None,
+                              team_size or None)
         return Device(core.device_host(byref(options)))
 
 

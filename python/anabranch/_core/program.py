@@ -116,8 +116,8 @@ class ProgramBuilder(Handle):
         for mode, what in accesses:
             if isinstance(what, View):
                 core.builder_add_access(self.handle, mode, what.buffer, what.offset_bytes,
-                                         what.item_bytes, len(what.sizes), u64s(what.sizes),
-                                         i64s(what.strides_bytes))
+                                        what.item_bytes, len(what.sizes), u64s(what.sizes),
+                                        i64s(what.strides_bytes))
             else:
                 core.builder_add_whole(self.handle, mode, what)
         core.builder_set_event(self.handle, event)

@@ -44,7 +44,7 @@ class Recording(Handle):
             code = core.recording_launch(self.handle, table, len(addresses))
         else:
             code = core.recording_launch_sized(self.handle, table, u64s(sizes_bytes),
-                                                len(addresses))
+                                               len(addresses))
         if code:
             raise last_error()
 

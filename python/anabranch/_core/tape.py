@@ -60,12 +60,12 @@ class TapeBuilder(Handle):
     def view(self, access: int, offset_bytes: int, dtype: int, sizes: Sequence[int],
              strides: Sequence[int]) -> int:
         return core.tape_view(self.handle, access, offset_bytes, dtype, len(sizes), i64s(sizes),
-                               i64s(strides))
+                              i64s(strides))
 
     def view_of(self, base: int, offset_bytes: int, dtype: int, sizes: Sequence[int],
                 strides: Sequence[int]) -> int:
         return core.tape_view_of(self.handle, base, offset_bytes, dtype, len(sizes),
-                                  i64s(sizes), i64s(strides))
+                                 i64s(sizes), i64s(strides))
 
     def call(self, name: str, function: int, arguments: Sequence[Any], fallible: bool) -> None:
         """``arguments``: int, float, Address, DataOf, HandleOf or Integers."""

@@ -25,7 +25,7 @@ def clone_aliased_outputs(gm: GraphModule) -> None:
     inputs, or views of inputs, and are neither in eager, become copies."""
     results = zip(results_of(gm.graph), _compat.kinds_of_results(), strict=False)
     clone_outputs(gm, {i: result.meta["val"].clone() for i, (result, kind) in enumerate(results)
-                      if kind not in _OF_INPUTS and _is_of_an_input(result)})
+                       if kind not in _OF_INPUTS and _is_of_an_input(result)})
 
 
 def clone_outputs(gm: GraphModule, copies: Mapping[int, torch.Tensor], **keywords: Any) -> None:

@@ -115,9 +115,9 @@ def _is_packable(node: Any) -> bool:
     if not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
         return False
     return bool(value.device.type == "cpu" and value.layout is torch.strided
-            and value.storage_offset() == 0 and value.numel() > 0
-            and _extent(value) * value.itemsize <= MAX_VALUE_BYTES
-            # torch saves these another way
+                and value.storage_offset() == 0 and value.numel() > 0
+                and _extent(value) * value.itemsize <= MAX_VALUE_BYTES
+                # torch saves these another way
                 and not node.meta.get("saved_tensor_with_no_vc_check", False))
 
 

@@ -22,8 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 from recordings import CALLS, assert_launched, normal, told
 
 import anabranch
-from anabranch import _agreement, _overlap
 from anabranch._fx import bucket_gathers
+from anabranch._record import rendezvous
+from anabranch._record.trial import overlap
 
 LANES = 4
 WIDTH, LAYERS = 256, 8
@@ -190,7 +191,7 @@ def gathers_in_groups():
 def processes_that_see_other_shapes():
     """One comes to record in a call in which the other does not. It waits for a moment, no longer,
     and all is as unrecorded."""
-    _agreement._PATIENCE = datetime.timedelta(seconds=2)
+    rendezvous._PATIENCE = datetime.timedelta(seconds=2)
 
     def make_step():
         torch.manual_seed(0)
@@ -224,7 +225,7 @@ STEPS = {step.__name__: step for step in (
 
 def main(name):
     # Whether side by side is faster is for the benchmarks: here it is kept in any case.
-    _overlap._LEAST_GAIN = 0.0
+    overlap._LEAST_GAIN = 0.0
     anabranch.config.overlap_bytes = 1 << 40
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(rank)

@@ -24,7 +24,7 @@ from recordings import (
 from torch import nn
 
 import anabranch
-from anabranch import _recorder
+from anabranch._record import recorder
 from anabranch.errors import RecordError
 
 LONG_WAIT_S = 20  # for another thread, which answers at once where all is well
@@ -141,7 +141,7 @@ def test_a_call_on_a_side_stream_follows_the_users_waits():
 @pytest.mark.parametrize("before", range(5))
 def test_a_stream_that_a_step_makes_may_be_the_one_of_captures(before):
     """Torch has 32 and gives them out in turn: so many are made before that one."""
-    ours = _recorder._capture_stream(0)
+    ours = recorder._capture_stream(0)
     while torch.cuda.Stream() != ours:
         pass
     for _ in range(31 - before):

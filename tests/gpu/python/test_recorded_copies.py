@@ -10,14 +10,14 @@ from recordings import CALLS, assert_launched, assert_plain, normal, told
 from torch import nn
 
 import anabranch
-from anabranch import _overlap
+from anabranch._record.trial import overlap
 
 LAYERS, WIDTH = 8, 256
 
 
 @pytest.fixture
 def kept_in_any_case(monkeypatch):
-    monkeypatch.setattr(_overlap, "_LEAST_GAIN", 0.0)
+    monkeypatch.setattr(overlap, "_LEAST_GAIN", 0.0)
     with anabranch.config.patch(overlap_bytes=1 << 40):
         yield
 

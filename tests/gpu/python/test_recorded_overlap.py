@@ -11,14 +11,14 @@ from recordings import assert_launched, batch, everything, mlp, normal, told, tr
 from torch import nn
 
 import anabranch
-from anabranch import _overlap
+from anabranch._record.trial import overlap as overlap_module
 
 LANES = 4
 
 
 @pytest.fixture(autouse=True)
 def kept_in_any_case(monkeypatch):
-    monkeypatch.setattr(_overlap, "_LEAST_GAIN", 0.0)
+    monkeypatch.setattr(overlap_module, "_LEAST_GAIN", 0.0)
     with anabranch.config.patch(overlap_bytes=1 << 40):
         yield
 

@@ -16,7 +16,7 @@ from recordings import DEVICE, everything, launches, normal, told
 from torch import nn
 
 import anabranch
-from anabranch import _recorded
+from anabranch._record.launch import recording
 
 MIB = 1 << 20
 # What is this large torch takes exactly, and 20 MiB of something smaller decide nothing.
@@ -143,14 +143,14 @@ def test_peaks_of_torch_are_those_of_memory_and_not_of_addresses(plain):
 def test_what_was_plain_for_want_of_memory_is_recorded_when_there_is_more(plain, monkeypatch):
     """A launch finds no memory until what another takes is free again."""
     wanted, _ = plain
-    reserve, is_full = _recorded.Recorded.reserve, True
+    reserve, is_full = recording.StepRecording.reserve, True
 
     def reserved(self):
         if is_full:
             raise torch.OutOfMemoryError("Tried to allocate 64.00 MiB.")
         reserve(self)
 
-    monkeypatch.setattr(_recorded.Recorded, "reserve", reserved)
+    monkeypatch.setattr(recording.StepRecording, "reserve", reserved)
     other = torch.empty(256 * MIB, dtype=torch.uint8, device=DEVICE)
     model, optimizer, step = training_step("record")
     for seed in range(4):
@@ -221,9 +221,9 @@ def test_a_step_whose_runs_differ_is_verified_within_bounds_under_a_limit(allowe
 
 def test_no_recording_with_a_wrong_address_is_trusted(monkeypatch):
     """Each address of a launch is moved by 16 bytes in turn; the checksums find every one."""
-    monkeypatch.setattr("anabranch._trial._SMALL_BYTES", 0)
-    monkeypatch.setattr("anabranch._trial.room_on_device", lambda device: 0)
-    gather = _recorded.Recorded._gather
+    monkeypatch.setattr("anabranch._record.trial.trial._SMALL_BYTES", 0)
+    monkeypatch.setattr("anabranch._record.trial.trial.room_on_device", lambda device: 0)
+    gather = recording.StepRecording._gather
 
     def made():
         w, state = normal(0, 101, 101), normal(1, 101, 101)
@@ -247,13 +247,13 @@ def test_no_recording_with_a_wrong_address_is_trusted(monkeypatch):
             addresses[8 * wrong:8 * wrong + 8] = moved.to_bytes(8, "little")
             return bytes(addresses)
 
-        monkeypatch.setattr(_recorded.Recorded, "_gather", shifted)
+        monkeypatch.setattr(recording.StepRecording, "_gather", shifted)
         mutant = made()
         for _ in range(3):
             mutant(x)
         [report] = mutant.report
         assert (report.reason and not report.nodes) or "differs from" in report.reason, (wrong, report)
-        monkeypatch.setattr(_recorded.Recorded, "_gather", gather)
+        monkeypatch.setattr(recording.StepRecording, "_gather", gather)
 
 
 def test_all_memory_is_given_back_with_the_recordings():

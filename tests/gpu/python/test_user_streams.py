@@ -185,7 +185,7 @@ def fill_late(x, value):
 @pytest.mark.parametrize("library", [True, False], ids=["library", "torch"])
 @pytest.mark.parametrize("record", [True, False])
 def test_a_call_is_ordered_with_what_its_stream_has_before_and_behind_it(monkeypatch, library,
-                                                                        record):
+                                                                         record):
     """Two graphs and two streams in turn, nothing but the ties between them. Each fourth pair of
     calls finds its stream idle."""
     if library:

@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One try to record a signature of a callable, from the plain run to a launch that is trusted.
+
+The order is what keeps memory down. First what the step writes is copied; then the step runs
+plainly, and checksums of what it leaves are made. The captures come next, which run nothing on the
+GPU, so that the plain run's results still stand if there are none to be had. Only then the GPU's
+memory is put back, and the recording launched and compared.
+
+Threads: one at a time, the recorder's. Failure: NotRecordable, Untrusted or NativeError;
+fall_back() then ends the call as if it had been a plain one. Errors of the step itself are its
+user's. """
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from anabranch import _compat, config
+from anabranch._core.capture import capture_device
+from anabranch._core.library import NativeError
+from anabranch._record.capture.capture import capture_twice, close_abandoned
+from anabranch._record.capture.captured import Capture
+from anabranch._record.capture.preallocate import noted_sizes
+from anabranch._record.capture.step import Step
+from anabranch._record.capture.untracked import UntrackedTensors, check_all_tracked
+from anabranch._record.launch.recording import StepRecording
+from anabranch._record.launch.rng_graph import make_rng_graph
+from anabranch._record.memory.gpu import Meter, empty_cache, free_bytes, give_back, no_limit, taken
+from anabranch._record.memory.shortage import OF_LAUNCH, is_out_of_memory, phase, short_of
+from anabranch._record.refusals import (
+    Again,
+    Aliased,
+    BrokeUntold,
+    BrokeWhileNoted,
+    CopiedFromTheCpu,
+    Empty,
+    NotRecordable,
+    OtherGraph,
+    reason_of_fault,
+)
+from anabranch._record.rendezvous import Rendezvous
+from anabranch._record.report import RecordingCost
+from anabranch._record.specialization import Specialization
+from anabranch._record.state.paths import Path
+from anabranch._record.state.side_effects import SideEffects
+from anabranch._record.state.state import NO_STATE
+from anabranch._record.trial.overlap import choose_overlap
+from anabranch._record.trial.run import Run
+from anabranch._record.trial.trial import Trial
+from anabranch._record.trial.verify import Untrusted, verify
+
+log = logging.getLogger("anabranch.record")
+_CAPTURES_DIFFER = 309
+
+
+class Attempt:
+    """``name`` is the callable's; ``has_lanes`` whether kernels may run side by side;
+    ``saved_from`` and ``look_farther`` as in Recorder."""
+
+    def __init__(self, name: str, entry: Specialization, step: Step, chosen: config.Options, *,
+                 takes_gradients: bool, has_lanes: bool, saved_from: int | None,
+                 look_farther: Callable[[Collection[Path]], None]) -> None:
+        self._name, self._entry, self._step, self._chosen = name, entry, step, chosen
+        self._takes_gradients, self._has_lanes = takes_gradients, has_lanes
+        self._saved_from, self._look_farther = saved_from, look_farther
+        self._call = step.call
+        self._leaving = SideEffects(self._call, entry.state, is_first_plain=chosen.verify)
+        if entry.state is not NO_STATE:
+            step.call = self._leaving
+        self._trial: Trial | None = None
+        self._plain: Run | None = None  # until its memory is put back
+        self._agree = Rendezvous(torch.device("cuda", step.device), [])
+        self._groups: dict[Any, int] = {}  # how many collectives each has had
+        self._is_rewound = False
+        self._answered: tuple[Any, ...] = ()  # by a run that was the call itself
+        self._plain_bytes = 0  # what the plain run takes at its peak beside what was there
+        self.device = step.device
+        self.free_before = free_bytes(step.device)
+
+    @property
+    def left(self) -> Any:
+        """Where launches leave tensors."""
+        return self._leaving.slots if self._step.call is self._leaving else None
+
+    @property
+    def state_tensors(self) -> Sequence[torch.Tensor]:
+        return self._step.tensors[self._step.arguments:self._step.own]
+
+    def record(self) -> tuple[Any, StepRecording]:
+        """The call's answer, as the step's callable gives it (with ``left``, if any), and what is
+        to be launched from now on."""
+        self._groups = _compat.collectives_so_far()
+        meter = Meter(self._step.device)
+        try:
+            if self._chosen.verify:
+                self._run_plainly(meter)
+            with _faults_told(self._step.device):
+                return self._make_and_launch(meter)
+        finally:
+            meter.close()
+            self._note_memory(meter)
+
+    def _note_memory(self, meter: Meter) -> None:
+        trial = self._trial
+        self._entry.report.recording = RecordingCost(
+            meter.highest.reserved, meter.phase, self._plain_bytes,
+            trial.copied_bytes if trial else 0, trial.copied_to if trial else "")
+
+    # The plain run.
+
+    def _run_plainly(self, meter: Meter) -> None:
+        """Runs the step, from a state that can be put back, and finds out who takes part in it."""
+        step = self._step
+        try:
+            with _faults_told(step.device), phase("copies of what the step writes", step.device):
+                self._trial = Trial(step, self._entry.state, self._entry.foreseen,
+                                    self._entry.is_short_of_memory)
+        except NotRecordable as error:
+            self._run_unrecorded(error)
+        assert self._trial
+        meter.note("copies of what the step writes")
+        _compat.clear_workspaces()
+        before = taken(step.device)
+        short = None
+        try:
+            with noted_sizes(step.device) as sizes:
+                answer, has_drawn = self._trial.run()
+                step.ahead = sizes()
+        except Exception as error:
+            # Others may be waiting in its collectives: those it has had cannot be had again.
+            if not is_out_of_memory(error) or _compat.collectives_so_far() != self._groups:
+                raise
+            short = short_of("the plain run", error, step.device)
+        if short is not None:
+            raise short
+        self._plain_bytes = meter.note("the plain run").allocated - before.allocated
+        try:
+            with _faults_told(step.device):
+                self._plain = self._trial.look(answer, has_drawn)
+        except NotRecordable as error:
+            if self._leaving.is_complete:
+                self._answered = (self._leave(answer),)
+            self._meet()
+            self._agree.make(_raising(error))
+        self._check_plainly()
+
+    def _run_unrecorded(self, why: NotRecordable) -> NoReturn:
+        """The call runs all the same, and those who take part in it are told."""
+        self._answered = (self._call(list(self._step.leaves)),)
+        self._meet()
+        self._agree.make(_raising(why))
+        raise why
+
+    def _meet(self) -> None:
+        device = torch.device("cuda", self._step.device)
+        self._agree = Rendezvous.since(self._groups, device)
+        self._agree.meet(self._name)
+
+    def _check_plainly(self) -> None:
+        """Raises where there is nothing that may be recorded, in all processes of the step."""
+        trial, plain = self._trial, self._plain
+        assert trial and plain
+        self._meet()
+        agree = self._agree
+        trial.rewind_python()
+        agree.make(lambda: check_run(plain, self._leaving))
+        # Simpler answers, of most steps.
+        if self._step.call is self._leaving and not self._leaving.slots:
+            self._step.call, plain.answer = self._call, plain.answer[0]
+        if agree.on(bool(trial.written_unforeseen(plain))):
+            raise Again("it writes memory that it was not known to write")
+
+    # The recording.
+
+    def _make_and_launch(self, meter: Meter) -> tuple[Any, StepRecording]:
+        """Once more without notes, where with them it does something else."""
+        made = self._agree.make(lambda: self._make(self._step, meter))
+        if self._trial is None:
+            with phase(OF_LAUNCH, self._step.device):
+                answer = made[0].launch_as_captured(self._step)
+            self._report(made[0])
+            return answer, made[0]
+        try:
+            return self._first_launch(made, meter)
+        except Untrusted:
+            if not self._step.is_noted:
+                raise
+        made.clear()
+        self._trial.rewind()
+        self._step = dataclasses.replace(self._step, is_noted=False)
+        self._trial.use(self._step)
+        return self._first_launch(self._agree.make(lambda: self._make(self._step, meter)), meter)
+
+    def _make(self, step: Step, meter: Meter) -> list[StepRecording]:
+        try:
+            return self._make_of(step, meter)
+        except Aliased:
+            return self._make_of(step.joined(), meter)
+        except OtherGraph:
+            if step.is_retried:
+                raise
+            # Torch gives streams out in turn: one that the call made may have been ours, or one of
+            # its own.
+            return self._make(dataclasses.replace(step, is_retried=True), meter)
+        except BrokeWhileNoted:
+            return self._make(dataclasses.replace(step, is_noted=False), meter)
+        except CopiedFromTheCpu:
+            if step.is_compiled:
+                raise
+            return self._make(dataclasses.replace(step, has_constants=True), meter)
+        except BrokeUntold as error:
+            self._entry.why_told = str(error)
+            return self._make(dataclasses.replace(step, is_told=True), meter)
+
+    def _make_of(self, step: Step, meter: Meter) -> list[StepRecording]:
+        """A recording in captured order, and one with more lanes if any kernels can use them.
+        Captures own no memory: they are not in the peaks, and no limit keeps them from being
+        made."""
+        report, state = self._entry.report, self._entry.state
+        before = [state.hyperparameters(opt) for opt in state.optimizers]
+        start = time.perf_counter()
+        device = capture_device(step.device)
+        give_back(step.device)
+        with no_limit(step.device):
+            try:
+                capture = capture_twice(step, device)
+                captured = time.perf_counter()
+                try:
+                    if before != [state.hyperparameters(opt) for opt in state.optimizers]:
+                        raise NotRecordable(
+                            "it changes an optimizer's numbers in Python; keep them in "
+                            "tensors (lr=torch.tensor(...)), or change them outside")
+                    # What compiled graphs use are their arguments and constants.
+                    if self._takes_gradients:
+                        self._check_all_was_found(step, capture)
+                    with phase("an executable", step.device):
+                        made = self._made_of(step, capture)
+                finally:
+                    capture.close()
+            finally:
+                meter.skip()
+        report.capture_seconds = captured - start
+        report.make_seconds = time.perf_counter() - captured
+        if made[0].counts.nodes == 0:
+            raise Empty("it queues nothing on the GPU")
+        return [made[0], *(other for other in made[1:] if other.counts.lanes > 1)]
+
+    def _made_of(self, step: Step, capture: Capture) -> list[StepRecording]:
+        report, chosen, device = self._entry.report, self._chosen, capture_device(step.device)
+
+        def with_lanes(lanes: int) -> StepRecording:
+            return StepRecording(step, capture, device, chosen.verify, self._saved_from, lanes,
+                                 chosen.ahead_bytes)
+
+        try:
+            made = [with_lanes(1)]
+        except NativeError as error:
+            if error.code == _CAPTURES_DIFFER:
+                raise OtherGraph(str(error)) from error
+            raise
+        report.why_in_order = self._why_in_order(step, capture.noted is not None)
+        if capture.noted is not None:
+            try:
+                made.append(with_lanes(chosen.overlap))
+            except NativeError as error:
+                report.why_in_order = str(error)
+                log.warning("anabranch: %s keeps its captured order: %s", self._name, error)
+        random = make_rng_graph(capture.first.graph, device, step.stream)
+        for recorded in made:
+            recorded.random = random
+        return made
+
+    def _check_all_was_found(self, step: Step, capture: Capture) -> None:
+        """Raises Elsewhere where it was not, and will be next time."""
+        try:
+            check_all_tracked(step, capture, capture_device(step.device))
+        except UntrackedTensors as error:
+            ways = self._entry.state.ways_to(error.tensors)
+            if ways is None:
+                raise NotRecordable(str(error)) from error
+            self._look_farther(ways)
+            raise
+
+    def _why_in_order(self, step: Step, is_known: bool) -> str:
+        """Why kernels stay in captured order, unless a recording side by side is tried."""
+        if not self._has_lanes:
+            return ""
+        if not step.is_noted:
+            return "with notes of what its kernels use it breaks or is wrong"
+        return "no two of its kernels may run at once" if is_known else \
+            "what its kernels use could not be noted"
+
+    def _first_launch(self, made: list[StepRecording], meter: Meter) -> tuple[Any, StepRecording]:
+        """The answer of a launch that is trusted, or of another right run whose state stands."""
+        trial, plain, agree, report = self._trial, self._plain, self._agree, self._entry.report
+        assert trial and plain
+        recorded = made[0]
+        if agree.on(recorded.needs_gradients and trial.has_let_gradients_go):
+            self._entry.foreseen.needs_gradients = True
+            raise Again("it reads the gradients that it finds")
+        start = time.perf_counter()
+        plain.let_go()
+        self._is_rewound = True
+        trial.rewind()
+        agree.make(lambda: trial.reserve(recorded))
+        verdict = verify(trial, plain, recorded, agree.on)
+        meter.note("the launches that are compared")
+        answer = verdict.standing.answer
+        if agree.on(len(made) > 1):
+            chosen = self._chosen
+            spare = (self._plain_bytes - recorded.launch_bytes + trial.let_go_bytes
+                     + chosen.overlap_bytes)
+            answer = None
+            recorded, report.overlap_gain, report.why_in_order, answer = choose_overlap(
+                trial, plain, verdict.standing, recorded, made[-1], agree.on, spare)
+            meter.note("the launches side by side")
+        report.verify_seconds = time.perf_counter() - start
+        report.verified = "bitwise" if verdict.is_bitwise else "within bounds"
+        self._report(recorded)
+        return answer, recorded
+
+    def _report(self, recorded: StepRecording) -> None:
+        self._entry.report.counts = recorded.counts
+        self._entry.report.slots = recorded.slot_count
+
+    # Where there is none.
+
+    def give_back(self) -> None:
+        """All that was taken. Afterwards the state is that of before the call, unless the plain
+        run's still stands."""
+        trial = self._trial
+        if trial is not None and (self._is_rewound or self._plain is None) and not self._answered:
+            trial.give_up()
+        gc.collect()  # of what broke
+        close_abandoned(self._step.device)
+        if trial is not None and self._plain is not None and not self._is_rewound:
+            return  # its copies may be wanted yet
+        if trial is not None:
+            trial.close()
+        empty_cache()
+
+    def fall_back(self, call: Callable[[list[Any]], Any], leaves: list[Any],
+                  may_repeat: bool) -> Any:
+        """What the plain run answered, as if there had been that one alone: to run once more would
+        count twice in memory that nobody has put back. Where its history is wanted ``call(leaves)``
+        does, unless nobody would take part in its collectives; and where its memory has been put
+        back. Nothing of what the step was given is held then but by ``leaves``."""
+        trial, plain, leaving = self._trial, self._plain, self._leaving
+        if self._answered:
+            return self._answered[0]
+        if plain is not None and trial is not None and not self._is_rewound:
+            if leaving.is_complete and not (plain.has_history and may_repeat):
+                trial.settle(plain)
+                trial.close()
+                return self._leave(plain.answer)
+            trial.give_up()
+            plain.let_go()
+        self.close()
+        self._step.tensors.clear()
+        return call(leaves)
+
+    def rewind(self) -> None:
+        """Back to before the call, where it is to raise."""
+        if self._trial is not None and not self._answered:
+            self._trial.give_up()
+
+    def _leave(self, answer: Any) -> Any:
+        return self._leaving.leave(answer) if self._step.call is self._leaving else answer
+
+    def close(self) -> None:
+        if self._trial is not None:
+            self._trial.close()
+
+
+def _raising(why: NotRecordable) -> Callable[[], NoReturn]:
+    def fail() -> NoReturn:
+        raise why
+
+    return fail
+
+
+@contextlib.contextmanager
+def _faults_told(device: int) -> Iterator[None]:
+    """What raises here is ours, whatever it is: the step's own code has run by then."""
+    try:
+        with phase("recording it", device):
+            yield
+    except (NotRecordable, Untrusted, NativeError):
+        raise
+    except Exception as error:
+        raise NotRecordable(reason_of_fault(error)) from error
+
+
+def check_run(plain: Run, leaving: SideEffects) -> None:
+    """Results that want gradients belong to a backward; where the step ran none, somebody else
+    will, and a recording could not serve it."""
+    leaving.check()
+    if plain.has_drawn:
+        raise NotRecordable(
+            "it draws random numbers on the CPU (torch's, Python's or numpy's), and launches would "
+            "go on with those of its recording; draw them on the GPU, or outside, and give it them")
+    if plain.has_history and not plain.has_gradients:
+        raise NotRecordable(
+            "it answers tensors that require gradients and runs no backward itself; call it under "
+            "torch.no_grad(), put the backward inside, or use torch.compile(backend=\"anabranch\")")

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notes of who reads and writes what while a step is captured.
+
+A capture on one stream is a chain. For each piece of captured work whose use of memory is known,
+the notes say which addresses it reads and writes, so that the chain can be relaxed to what it has
+to be. What is not known for certain gets no note and stands for reading and writing everything.
+
+Noted are graphs that Inductor has compiled, and steps of torch's own optimizers of which nothing is
+compiled. What else a step does in Python is not: a mode around it would change what Dynamo runs.
+
+Three sources are trusted. The schema of torch's own operators: beside what it calls written, they
+write memory that they allocate, workspaces, and a few arguments known by their names. The names
+that Inductor gives to the arguments of the kernels it generates, with its list of inputs that are
+written, by which it saves them while it tunes. And the schema of functional collectives that NCCL
+runs: its kernel reads the input and writes the result, on a stream of its own behind the current
+one, and ``wait_tensor`` queues nothing but a wait for that. What needs the wait is who uses the
+memory, so memory tells. What NCCL has of its own, and that all processes queue collectives in one
+order, memory does not tell: these are in turn. Collectives of other backends, and those called as
+torch.distributed's functions, are unknown.
+
+Threads: patches act on every thread, since backward runs on autograd's; notes are taken on those
+whose current stream is being captured. One of them queues at a time, as anywhere in a capture, and
+``mark`` is called by that one. Failure: what the noted code raises goes through, and is not noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anabranch import _compat
+from anabranch._core.capture import Work
+from anabranch._fx.schema import arguments_of, is_collective, is_wait, tensors_in
+
+# What they use beside their arguments is the workspace that torch gives to cuBLAS and a copy of an
+# operand in a layout that cuBLAS takes; neither holds anything before or after. All overloads:
+# `out` writes into a tensor, `dtype` names that of the result. Operators that look alike are left
+# out, since some of theirs goes other ways: _scaled_mm, _addmm_activation, _int_mm.
+_MATRIX_PRODUCTS = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"))
+# One kernel after the other, each over some of the tensors, or one operator after the other, each
+# over one: they share the tensors they name and nothing else.
+_OVER_LISTS = re.compile(r"aten::(_foreach_|_fused_(adam|adamw|sgd|adagrad)_$)")
+# Of one of those kernels: so many blocks, each over so many elements of one tensor (torch's
+# MultiTensorApply.cuh, 2.11 and 2.15).
+_LAUNCH_BLOCKS, _BLOCK_ELEMENTS = 320, 65_536
+# Copies to and from the host. Their nodes say themselves which of its memory they touch.
+_WITH_HOST = frozenset(("aten::copy_", "aten::_to_copy", "prims::device_put"))
+_UNKNOWN_TAGS = frozenset((torch.Tag.maybe_aliasing_or_mutating,))
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class AccessNotes:
+    """``mark`` gives a number to the nodes captured since it was called last, and answers it: one
+    more each time. ``device`` is the kind whose work is noted, ``backends`` those whose
+    collectives are; a test may note the CPU's."""
+
+    def __init__(self, mark: Callable[[], int], device: str = "cuda",
+                 backends: Collection[str] = ("nccl", "nccl2")) -> None:
+        self.works: list[Work] = []
+        self.has_raised = False  # something inside noted()
+        self._mark = mark
+        self._device = device
+        self._backends = backends
+        self._thread = threading.local()
+        self._lock = threading.Lock()  # over the two below
+        self._users = 0
+        self._patches = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def known_calls(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> Iterator[None]:
+        """While inside, graphs that Inductor has compiled run noted, on whatever thread; so do
+        steps of those of these optimizers that are torch's and eager code. What is compiled would
+        run uncompiled."""
+        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            with self.noted():
+                return original(*args, **kwargs)
+
+        with _compat.calls_of_compiled_graphs(call), \
+                _compat.steps_of_optimizers(optimizers, self._begin_step, self._end_step):
+            try:
+                yield
+            finally:
+                self._forget_steps()
+
+    def _begin_step(self) -> None:
+        step = contextlib.ExitStack()
+        step.enter_context(self.noted())
+        self._steps().append(step)
+
+    def _end_step(self) -> None:
+        self._steps().pop().close()
+
+    def _steps(self) -> list[contextlib.ExitStack]:
+        """Of optimizers that have begun one on this thread."""
+        if not hasattr(self._thread, "steps"):
+            self._thread.steps = []
+        steps: list[contextlib.ExitStack] = self._thread.steps
+        return steps
+
+    def _forget_steps(self) -> None:
+        """Those that raised. On autograd's threads their mode has gone with the backward."""
+        self.has_raised |= bool(self._steps())
+        while self._steps():
+            self._steps().pop().close()
+        with self._lock:
+            self._users = 0
+            self._patches.close()
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """What this thread runs inside is noted, operator by operator and kernel by kernel.
+
+        Dynamo compiles nothing inside, and runs what it has compiled as if it had not: not for
+        around a step, but for around what a compiler has made, or what none has touched.
+        """
+        if self._is_noting():
+            yield
+            return
+        try:
+            with self._generated_kernels(), _Mode(self), self._noting(True):
+                yield
+        except Exception:
+            self.has_raised = True
+            raise
+
+    def _operator(self, function: Callable[..., Any], args: Sequence[Any],
+                  kwargs: Mapping[str, Any]) -> Any:
+        """Runs an operator that has reached the mode."""
+        def run() -> Any:
+            return function(*args, **kwargs)
+
+        with self._noting(False):  # what runs below is of the operator
+            if not isinstance(function, _compat.OpOverload):  # of higher order
+                return self._unknown(run)
+            name = function._schema.name
+            if function.is_view or is_wait(function):
+                return run()  # queues nothing; if it does, that is unknown
+            in_turn = is_collective(function)
+            if not (self._is_ours(function, args, kwargs) if in_turn
+                    else _is_trusted(function, args, kwargs)):
+                return self._unknown(run)
+            if _OVER_LISTS.match(name):
+                return self._over_lists(function, args, kwargs)
+            return self._piece(run, _uses_of(function, args, kwargs),
+                               has_scratch=name in _MATRIX_PRODUCTS,
+                               with_host=name in _WITH_HOST, in_turn=in_turn)
+
+    def _over_lists(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A piece for each launch. Each has addresses left over from those before, and is told from
+        its piece to have no use for them: it need not wait for the last gradient when it has its
+        own."""
+        result: list[Tensor] | None = None
+        for part in _parts_of(function, args, kwargs):
+            of_part = self._piece(functools.partial(function, *part[0], **part[1]),
+                                  _uses_of(function, *part), independent=True)
+            if of_part:
+                result = [*(result or ()), *of_part]
+        return result
+
+    def _is_ours(self, collective: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether it is of a group whose backend queues work that is noted."""
+        given = {argument.name: value for argument, value in
+                 zip(collective._schema.arguments, args, strict=False)} | dict(kwargs)
+        try:
+            backend = _compat.backend_of_group(given["group_name"], torch.device(self._device))
+        except RuntimeError:  # it has none there, and the collective will say so
+            return False
+        return backend in self._backends
+
+    def _kernel(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs a kernel that Inductor generated, in place of CachingAutotuner.run."""
+        named = _compat.arguments_of_generated_kernel(tuner, args, kwargs) \
+            if self._is_noting() else None
+        if named is None:
+            return original(tuner, *args, **kwargs)
+        return self._piece(lambda: original(tuner, *args, **kwargs), lambda result: named)
+
+    def _piece(self, run: Callable[[], Any], uses: Callable[[Any], Iterable[tuple[Any, bool]]],
+               has_scratch: bool = False, independent: bool = False,
+               with_host: bool = False, in_turn: bool = False) -> Any:
+        """Runs one piece. It is one if nothing else has been marked inside; its addresses are taken
+        before and after, because an operator may give an ``out`` tensor other memory."""
+        accesses: dict[int, bool] = {}
+        if not self._is_captured() or not self._add(accesses, uses(None), with_host):
+            return self._unknown(run)
+        begin = self._mark()
+        result = run()
+        end = self._mark()
+        if end == begin + 1 and self._add(accesses, uses(result), with_host):
+            self.works.append(
+                Work(end, tuple(accesses.items()), has_scratch, independent, in_turn))
+        return result
+
+    def _unknown(self, run: Callable[[], Any]) -> Any:
+        if self._is_captured():
+            self._mark()  # so that a piece around it knows of it
+        return run()
+
+    def _add(self, accesses: dict[int, bool], uses: Iterable[tuple[Any, bool]],
+             with_host: bool = False) -> bool:
+        """Adds the memory of tensors; answers whether all of it can be told. ``with_host``: the
+        host's need not be."""
+        try:
+            for value, is_written in uses:
+                for tensor in tensors_in(value):
+                    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+                        return False  # its memory is not at data_ptr()
+                    if tensor.device.type != self._device:
+                        if with_host and tensor.device.type == "cpu":
+                            continue
+                        return False  # the host's memory, or another device's
+                    if tensor.numel():
+                        address = tensor.data_ptr()
+                        accesses[address] = accesses.get(address, False) or is_written
+        except RuntimeError:  # of data_ptr(), where there is none
+            return False
+        return 0 not in accesses
+
+    def _is_captured(self) -> bool:
+        return self._device != "cuda" or torch.cuda.is_current_stream_capturing()
+
+    def _is_noting(self) -> bool:
+        return getattr(self._thread, "noting", False)
+
+    @contextlib.contextmanager
+    def _noting(self, noting: bool) -> Iterator[None]:
+        before = self._is_noting()
+        self._thread.noting = noting
+        try:
+            yield
+        finally:
+            self._thread.noting = before
+
+    @contextlib.contextmanager
+    def _generated_kernels(self) -> Iterator[None]:
+        """The patch of Inductor's kernels, there from the first that is inside to the last."""
+        with self._lock:
+            if self._users == 0:
+                self._patches.enter_context(_compat.runs_of_generated_kernels(self._kernel))
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._patches.close()
+
+
+class _Mode(_compat.TorchDispatchMode):
+    """Sends every operator that this thread calls to the notes."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, notes: AccessNotes) -> None:
+        super().__init__()
+        self._notes = notes
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (),
+                           kwargs: Any = None) -> Any:
+        return self._notes._operator(function, args, kwargs or {})
+
+
+def _uses_of(function: Any, args: Sequence[Any],
+             kwargs: Mapping[str, Any]) -> Callable[[Any], list[tuple[Any, bool]]]:
+    """What an operator uses, given its result."""
+    named = list(arguments_of(function, args, kwargs))
+    return lambda result: [*named, (result, True)]
+
+
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+def _parts_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Arguments]:
+    """The arguments of an operator over lists, as many tensors at a time as one of its launches
+    takes, or one that takes several. Each tensor's result is its own; but operators go another way
+    where one of the tensors is unlike the others, by which results might be rounded otherwise, so
+    then the lists stay whole. What is fused refuses such lists."""
+    lists = [value for value in (*args, *kwargs.values()) if _is_list(value) and value]
+    tensors = [values for values in lists if all(type(value) in _PLAIN for value in values)]
+    if not tensors or len({len(values) for values in lists}) != 1 or not (
+            "_fused_" in function._schema.name or _are_alike(tensors)):
+        yield args, kwargs
+        return
+    blocks = [-(-tensor.numel() // _BLOCK_ELEMENTS) for tensor in tensors[0]]
+    begin = 0
+    for end in range(1, len(blocks) + 1):
+        if end < len(blocks) and sum(blocks[begin:end + 1]) <= _LAUNCH_BLOCKS:
+            continue
+        part = slice(begin, end)
+        yield ([value[part] if _is_list(value) else value for value in args],
+               {name: value[part] if _is_list(value) else value for name, value in kwargs.items()})
+        begin = end
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _are_alike(lists: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether the tensors are of one type and device and without gaps, those of one place of the
+    lists of one shape, too."""
+    kinds = {(tensor.dtype, tensor.device) for tensors in lists for tensor in tensors}
+    return len(kinds) == 1 and all(
+        tensor.is_floating_point() and tensor.is_contiguous() and tensor.shape == first.shape
+        for tensors in lists for first, tensor in zip(lists[0], tensors, strict=True))
+
+
+def _is_trusted(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the schema tells all. A random operator reads the generator's memory; attention is
+    called random, and takes numbers only if some are to be dropped."""
+    if operator.namespace not in ("aten", "prims") or _UNKNOWN_TAGS.intersection(operator.tags):
+        return False
+    if operator._schema.name.startswith("prims::inductor_"):
+        return False  # some are random and do not say so
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return True
+    for i, argument in enumerate(operator._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
+            return bool(given == 0)
+    return False

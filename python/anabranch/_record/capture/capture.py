@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captures a step twice, at fresh addresses.
+
+Nothing runs on the device meanwhile. The step's Python does, both times: what it does to Python's
+own objects happens then and never again. Threads: one capture at a time in a process. Failure:
+NotRecordable with the reason; streams, allocator and gradients are then as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anabranch import _compat
+from anabranch._core.capture import CaptureDevice, CaptureMemory, CaptureSnapshot
+from anabranch._core.library import NativeError
+from anabranch._record.capture.captured import Capture, Captured, Noting
+from anabranch._record.capture.compare import compare, describe, match_allocations, open_answers
+from anabranch._record.capture.host_constants import ROOM_BYTES, HostConstants
+from anabranch._record.capture.preallocate import allocate_ahead
+from anabranch._record.capture.stand_ins import StandIns, one_at_a_time
+from anabranch._record.capture.step import Step
+from anabranch._record.memory.gpu import capture_allocator
+from anabranch._record.memory.shortage import Short, is_out_of_memory, phase, short_of
+from anabranch._record.refusals import (
+    FROM_THE_CPU,
+    BrokeUntold,
+    BrokeWhileNoted,
+    CopiedFromTheCpu,
+    NotRecordable,
+    reason_of,
+)
+from anabranch._record.tensors import version_of
+
+# Captures that failed, in whose memory torch's tensors may still lie, and that memory: stand-ins
+# may lie there for ever, in whatever the step has put them.
+_abandoned: list[list[Captured]] = []
+_abandoned_memory: list[CaptureMemory] = []
+
+
+def close_abandoned(device: int) -> None:
+    """Gives back captures that failed and in whose memory no tensor of torch's lies any more: it
+    counts their addresses."""
+    with one_at_a_time:
+        for begun in list(_abandoned):
+            if not _compat.allocated_in_pools(device, [captured.pool.id for captured in begun]):
+                for captured in begun:
+                    captured.close()
+                _abandoned.remove(begun)
+
+
+def capture_twice(step: Step, device: CaptureDevice) -> Capture:
+    """Both captures of a step, and its memory in them. To collect Python's garbage takes as long as
+    they do, and is done where they fail: gradient accumulators of graphs that are garbage live on,
+    on other streams, and what they break is captured once more."""
+    try:
+        return _capture_twice(step, device)
+    except (Short, BrokeWhileNoted, BrokeUntold, CopiedFromTheCpu):
+        raise
+    except NotRecordable:
+        if not gc.collect():
+            raise
+    return _capture_twice(step, device)
+
+
+def _capture_twice(step: Step, device: CaptureDevice) -> Capture:
+    with one_at_a_time, torch.cuda.device(step.device):
+        with phase("the page behind captures", step.device):
+            memory = CaptureMemory(device)
+        made: list[Captured] = []
+        try:
+            with _compat.memory_history(step.device) as history:
+                for _ in range(2):
+                    _capture(step, memory, device, made)
+                told = history()
+                blocks, sizes = match_allocations(step, made, told)
+                noting = made[0].noting
+                noted = noting.noted(len(step.units), len(sizes)) if noting else None
+            open_answers(step, made)
+            for captured in made:
+                describe(step, captured, blocks, second=captured is made[1])
+            compare(*made)
+            _check_nothing_is_kept(step.device, made)
+        except BaseException as error:
+            _abandon(memory, made)
+            if isinstance(error, Exception) and is_out_of_memory(error):
+                raise short_of("a capture", error, step.device) from error
+            if isinstance(error, NativeError):
+                raise NotRecordable(str(error)) from error
+            if isinstance(error, Exception) and not isinstance(error, NotRecordable):
+                raise NotRecordable(reason_of(error)) from error
+            raise
+    pools = {captured.pool.id for captured in made}
+    alive = [(address, size) for address, size, pool in told.alive if pool not in pools]
+    first, second = made
+    return Capture(memory, first, second, blocks, sizes, noted, alive, told.is_mapped)
+
+
+def _abandon(memory: CaptureMemory, begun: list[Captured]) -> None:
+    """Frames may still hold tensors there."""
+    for captured in begun:
+        captured.answer, captured.result, captured.gradients = None, [], {}
+    _abandoned.append(begun)
+    _abandoned_memory.append(memory)
+
+
+def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
+             begun: list[Captured]) -> None:
+    """Adds a capture, as soon as there is one."""
+    state = step.tensors[step.arguments:]
+    memory.begin_capture()
+    stand_ins = StandIns(step.tensors, step.units, memory)
+    leaves = list(step.leaves)
+    for i, place in enumerate(step.places):
+        original = leaves[place]
+        leaves[place] = stand_ins.tensors[i] = _like(stand_ins.tensors[i], original)
+    parameters = [leaves[place] for place in step.places if leaves[place].requires_grad]
+    parameters = [*parameters, *step.parameters[len(parameters):]] if step.parameters else []
+    captured = Captured(torch.cuda.CUDAGraph(keep_graph=True),
+                        torch.cuda.MemPool(capture_allocator().allocator(), no_split=True),
+                        stand_ins.at)
+    begun.append(captured)
+    owners = [*stand_ins.tensors[:step.arguments], *state]
+    versions = list(map(version_of, owners))
+    before = [parameter.grad for parameter in parameters]
+    with stand_ins.in_place_of(state, step.arguments):
+        try:
+            captured.answer = _run(step, leaves, captured, memory, device)
+            captured.owners = {id(tensor): i for i, tensor in enumerate(owners)}
+            captured.gradients = {
+                i: parameter.grad for i, (parameter, grad) in
+                enumerate(zip(parameters, before, strict=True)) if parameter.grad is not grad}
+            captured.mutated = [i for i, tensor in enumerate(owners)
+                                if version_of(tensor) != versions[i]]
+        finally:
+            for parameter, grad in zip(parameters, before, strict=True):
+                parameter.grad = grad
+
+
+def _like(stand_in: Tensor, original: Tensor) -> Tensor:
+    """Everything that compiled code looks at before it runs: class, attributes, gradients
+    wanted."""
+    wants = original.requires_grad and original.is_leaf
+    if isinstance(original, torch.nn.Parameter):
+        stand_in = torch.nn.Parameter(stand_in, requires_grad=wants)
+    elif wants:
+        stand_in.requires_grad_()
+    if wants:
+        stand_in.grad = original.grad
+    stand_in.__dict__.update(original.__dict__)
+    return stand_in
+
+
+def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemory,
+         device: CaptureDevice) -> Any:
+    graph, pool = captured.graph, captured.pool
+    torch.cuda.synchronize()
+    if step.has_constants:
+        room = torch.empty(ROOM_BYTES, dtype=torch.uint8, pin_memory=True)
+        captured.constants = HostConstants(room, step.on_cpu)
+    with _no_collection(), torch.cuda.stream(step.stream), _compat.keep_generated_tensors():
+        _compat.clear_workspaces()
+        torch.clear_autocast_cache()  # a cast kept from before would be frozen
+        memory.open()
+        try:
+            graph.capture_begin(pool=_handle_of(pool), capture_error_mode="thread_local")
+            try:
+                with _untold(step), _noting(step, captured, device), _constants(captured):
+                    allocate_ahead(step.ahead)
+                    answer = step.call(leaves)
+                graph.capture_end()  # raises where a stream was not joined
+            except BaseException:
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                _compat.end_pool(step.device, pool.id)
+                _end_of_capture()
+                raise
+            # At once: pinned memory that it copies from and has freed may be given out again.
+            captured.snapshot = CaptureSnapshot(device, graph.raw_cuda_graph())
+            return answer
+        finally:
+            memory.shut()
+            torch.clear_autocast_cache()
+            _compat.clear_workspaces()
+
+
+@contextlib.contextmanager
+def _untold(step: Step) -> Iterator[None]:
+    """Code outside torch that asks whether it is captured is told that it is not, so that it goes
+    the way of plain runs, which is the one to repeat. Where it breaks, it may have asked for a
+    reason: BrokeUntold."""
+    if step.is_told or step.is_compiled:
+        yield
+        return
+    truth, has_asked = torch.cuda.is_current_stream_capturing, False
+
+    def is_captured() -> bool:
+        nonlocal has_asked
+        asker = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+        if asker in ("torch", "anabranch") or torch.cuda.current_stream() != step.stream:
+            return truth()
+        has_asked = True
+        return False
+
+    torch.cuda.is_current_stream_capturing = is_captured
+    try:
+        yield
+    except Exception as error:
+        if has_asked and not isinstance(error, NotRecordable):
+            raise BrokeUntold(reason_of(error)) from error
+        raise
+    finally:
+        torch.cuda.is_current_stream_capturing = truth
+
+
+@contextlib.contextmanager
+def _noting(step: Step, captured: Captured, device: CaptureDevice) -> Iterator[None]:
+    """Both captures are noted, though one would do: lest they differ by it."""
+    if not step.is_noted:
+        yield
+        return
+    noting = captured.noting = Noting(device, step.device)
+    try:
+        with noting.around(step):
+            yield
+    except Exception as error:
+        if noting.notes.has_raised and not isinstance(error, NotRecordable):
+            raise BrokeWhileNoted(reason_of(error)) from error
+        raise
+    noting.end()
+
+
+@contextlib.contextmanager
+def _constants(captured: Captured) -> Iterator[None]:
+    """Where there are any, the next capture of the step has to know it: CopiedFromTheCpu."""
+    try:
+        with captured.constants.captured() if captured.constants else contextlib.nullcontext():
+            yield
+    except RuntimeError as error:
+        if captured.constants is None and FROM_THE_CPU in str(error):
+            raise CopiedFromTheCpu(reason_of(error)) from error
+        raise
+
+
+def _handle_of(pool: torch.cuda.MemPool) -> Any:
+    """As torch takes it: of a type of its own since 2.15."""
+    return pool.id
+
+
+def _end_of_capture() -> None:
+    """A capture that broke leaves torch's generator believing that it goes on. One that ends well
+    tells it otherwise."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an empty graph
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_end()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """A finalizer that frees a graph or an event would end the capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _check_nothing_is_kept(device: int, made: Sequence[Captured]) -> None:
+    pools = [captured.pool.id for captured in made]
+    held = _compat.allocated_in_pools(device, pools)
+    if held:
+        gc.collect()
+        held = _compat.allocated_in_pools(device, pools)
+    if held:
+        raise NotRecordable(f"it keeps {held} bytes of tensors that it does not return, in an "
+                            "attribute or a list; return them, or compute them outside")

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture that has been made, and both captures of a step. close() frees what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import torch
+
+from anabranch import _compat
+from anabranch._core.capture import (
+    Block,
+    CaptureDevice,
+    CaptureMarks,
+    CaptureMemory,
+    CaptureSnapshot,
+    Noted,
+)
+from anabranch._core.library import NativeError
+from anabranch._record.capture.access_notes import AccessNotes
+from anabranch._record.capture.host_constants import HostConstants
+from anabranch._record.capture.pytree import Shape
+from anabranch._record.capture.step import Step
+
+
+class Noting:
+    """Notes of one capture, with marks on its nodes and the time told by torch's allocator."""
+
+    def __init__(self, device: CaptureDevice, ordinal: int) -> None:
+        self.marks = CaptureMarks(device)
+        self.notes = AccessNotes(self._mark)
+        self._ordinal = ordinal
+        self._begin = _compat.allocations_so_far(ordinal)
+        self._end = self._begin
+        self._count = 0
+        self._is_whole = True
+
+    def around(self, step: Step) -> contextlib.AbstractContextManager[None]:
+        return self.notes.noted() if step.is_compiled else self.notes.known_calls(step.optimizers)
+
+    def _mark(self) -> int:
+        try:
+            now = _compat.allocations_so_far(self._ordinal) - self._begin
+            self.marks.mark(_compat.current_stream(self._ordinal), now)
+        except NativeError:  # of somebody's capture of his own
+            self._is_whole = False
+        self._count += 1
+        return self._count - 1
+
+    def end(self) -> None:
+        self._end = _compat.allocations_so_far(self._ordinal)
+
+    def noted(self, before: int, allocations: int) -> Noted | None:
+        """None where other threads have allocated too, so that the time cannot be told."""
+        if not self._is_whole or self._end - self._begin != allocations:
+            return None
+        return Noted(self.marks, False, before, self.notes.works)
+
+
+@dataclasses.dataclass
+class Captured:
+    """One capture. ``graph`` and ``pool`` keep its memory; the rest is plain data."""
+
+    graph: torch.cuda.CUDAGraph
+    pool: torch.cuda.MemPool
+    given_at: list[int]
+    snapshot: CaptureSnapshot | None = None
+    answer: Any = None
+    result: list[Any] = dataclasses.field(default_factory=list)  # the leaves of the answer
+    shape: Shape | None = None  # and how they lie in it
+    owners: dict[int, int] = dataclasses.field(default_factory=dict)  # of the tensors, by their ids
+    gradients: dict[int, Any] = dataclasses.field(default_factory=dict)  # by parameter
+    mutated: list[int] = dataclasses.field(default_factory=list)  # of the tensors
+    noting: Noting | None = None
+    constants: HostConstants | None = None
+
+    def close(self) -> None:
+        if self.snapshot is not None:
+            self.snapshot.close()
+            self.snapshot = None
+        self.graph.reset()
+
+
+@dataclasses.dataclass
+class Capture:
+    """Both captures and what they name; close() frees all but the graphs' nodes. ``alive`` is what
+    was allocated beside them, (address, bytes)."""
+
+    memory: CaptureMemory
+    first: Captured
+    second: Captured
+    blocks: list[Block]  # the units that were given, then what was allocated, in order of time
+    allocations: list[int]  # the largest size at the place of each
+    noted: Noted | None  # during the first
+    alive: list[tuple[int, int]]
+    is_mapped: bool  # launches will be given mapped memory
+
+    def close(self) -> None:
+        self.first.close()
+        self.second.close()
+        if self.noted is not None:
+            self.noted.marks.close()
+        del self.first, self.second
+        self.memory.close()

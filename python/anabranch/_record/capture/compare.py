@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two captures held against each other: which allocation of one is which of the other, and whether
+both answer the same. Failure: NotRecordable with the first difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from anabranch import _compat
+from anabranch._core.capture import Block
+from anabranch._record.capture.captured import Captured
+from anabranch._record.capture.pytree import Unlike, flatten
+from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Step, Wrapped
+from anabranch._record.refusals import ANOTHER_ANSWER, ON_CPU, NotRecordable, OtherGraph
+from anabranch._record.tensors import is_wrapper
+
+
+def open_answers(step: Step, made: Sequence[Captured]) -> None:
+    """Into leaves, and the one shape of both: what is the same object in both was there before."""
+    answers = [captured.answer for captured in made]
+    try:
+        leaves, shape = flatten(answers, step.object_numbers)
+    except Unlike:
+        raise NotRecordable(ANOTHER_ANSWER) from None
+    for captured, of_it in zip(made, leaves, strict=True):
+        captured.result, captured.shape, captured.answer = of_it, shape, None
+
+
+def match_allocations(step: Step, made: Sequence[Captured],
+                      history: _compat.PoolHistory) -> tuple[list[Block], list[int]]:
+    """The blocks of both captures, where they allocated alike."""
+    traces = []
+    for captured in made:
+        segments = history.segments.get(captured.pool.id, ())
+        traces.append([(event.address, event.bytes) for event in history.events
+                       if event.address in segments and not event.is_freed])
+    first, second = traces
+    if len(first) != len(second):
+        raise OtherGraph(f"two captures of it allocate {len(first)} times and {len(second)}")
+    largest: dict[int, int] = {}  # by address
+    partner: dict[int, int] = {}
+    for i, ((address, size), (other, other_size)) in enumerate(zip(first, second, strict=True)):
+        if size != other_size:
+            raise OtherGraph(
+                f"allocation {i} has {size} bytes in one capture and {other_size} in another")
+        if partner.setdefault(address, other) != other:
+            raise OtherGraph(f"allocation {i} takes memory used before in one capture only")
+        largest[address] = max(largest.get(address, 0), size)
+    given = [Block(a, b, unit.size_bytes, True)
+             for a, b, unit in zip(made[0].given_at, made[1].given_at, step.units, strict=True)]
+    return [*given, *(Block(address, partner[address], size, False) for address, size in first)], \
+        [largest[address] for address, _ in first]
+
+
+def describe(step: Step, captured: Captured, blocks: Sequence[Block], *, second: bool) -> None:
+    """Turns tensors into what they are, so that nothing of the capture is held."""
+    describer = _Describer(step, blocks, captured.owners, second)
+    captured.result = [describer.describe(leaf) for leaf in captured.result]
+    captured.gradients = {i: describer.describe(grad) for i, grad in captured.gradients.items()}
+
+
+class _Describer:
+    def __init__(self, step: Step, blocks: Sequence[Block], owners: Mapping[int, int],
+                 second: bool) -> None:
+        self._step = step
+        self._owners = owners
+        given = len(step.units)
+        self._given = [block[1 if second else 0] for block in blocks[:given]]
+        # Of those at one address the last, which is what there is now.
+        self._allocated = {block[1 if second else 0]: i for i, block in enumerate(blocks[given:])}
+
+    def describe(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            held = self._step.object_numbers.get(id(leaf))
+            return Constant(leaf) if held is None else Held(held)
+        if id(leaf) in self._owners:
+            return Alias(self._owners[id(leaf)], None)
+        if is_wrapper(leaf):
+            names, context = leaf.__tensor_flatten__()  # type: ignore[attr-defined]
+            parts = tuple(self.describe(getattr(leaf, name)) for name in names)
+            return Wrapped(type(leaf), tuple(names), parts, context, tuple(leaf.shape),
+                           tuple(leaf.stride()))
+        if not leaf.is_cuda:
+            raise NotRecordable(ON_CPU)
+        view = (tuple(leaf.shape), tuple(leaf.stride()))
+        storage = leaf.untyped_storage().data_ptr()
+        if storage in self._allocated:
+            offset = int(leaf.storage_offset()) * leaf.element_size()
+            return Fresh(self._allocated[storage], offset, *view, leaf.dtype)
+        alias = self._alias(leaf, view)
+        if alias is not None:
+            return alias
+        if leaf.numel() == 0:
+            return Fresh(-1, 0, *view, leaf.dtype)
+        return Constant(leaf)  # of before the capture: the object itself
+
+    def _alias(self, leaf: Tensor, view: tuple[Any, ...]) -> Alias | None:
+        address = leaf.data_ptr()
+        for unit, at in zip(self._step.units, self._given, strict=True):
+            if at <= address < at + unit.size_bytes:
+                tensor, _ = unit.members[0]
+                return Alias(tensor, (*view, address - at, leaf.dtype))
+        return None
+
+
+def compare(first: Captured, second: Captured) -> None:
+    same = (first.mutated == second.mutated
+            and all(map(_same, first.result, second.result))
+            and first.gradients.keys() == second.gradients.keys()
+            and all(_same(grad, second.gradients[i]) for i, grad in first.gradients.items()))
+    if not same:
+        made_anew = _object_made_anew(first.result, second.result)
+        raise NotRecordable(f"it answers a {made_anew}, another one in each call; answer the "
+                            "tensors in it" if made_anew else ANOTHER_ANSWER)
+
+
+def _object_made_anew(first: Sequence[Any], second: Sequence[Any]) -> str:
+    """Of which class an object is that both captures answer, each one of its own."""
+    for a, b in zip(first, second, strict=False):
+        if isinstance(a, Constant) and isinstance(b, Constant) and not _same(a, b) \
+                and type(a.value) is type(b.value) and hasattr(a.value, "__dict__"):
+            return type(a.value).__name__
+    return ""
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Constant) and isinstance(b, Constant):
+        if a.value is b.value:
+            return True
+        return type(a.value) is type(b.value) and not isinstance(a.value, Tensor) \
+            and bool(a.value == b.value)
+    return bool(a == b)

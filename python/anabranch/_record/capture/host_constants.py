@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step makes on the CPU and copies to the GPU, while it is captured.
+
+``torch.tensor(3.0, device="cuda")`` and ``.to("cuda")`` copy from pageable memory, which torch
+refuses in a capture. Here the bytes are put into pinned memory first, in each capture elsewhere:
+the core then takes them for a table, compares both and keeps them. Only of what a step makes of
+Python's numbers, or of tensors at which signatures look, is known that each call brings the same.
+Anything else is refused.
+
+Threads: one capture at a time; other threads' calls go their own way. Failure: NotRecordable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anabranch import _compat
+from anabranch._fx.schema import tensors_in
+from anabranch._record.refusals import NotRecordable
+
+ROOM_BYTES = 4 << 20  # for all of a capture
+_ALIGNMENT = 256
+_GPU = "cuda"
+_aten = torch.ops.aten
+_NOTHING = object()
+_INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
+
+
+class HostConstants(_compat.TorchDispatchMode):
+    """Those of one capture. ``room`` is pinned memory for them, which has to stay until the graph
+    has been read; ``looked_at`` are tensors on the CPU whose changes signatures tell."""
+
+    def __init__(self, room: Tensor, looked_at: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._room = room
+        self._used = 0
+        # By the addresses of their memory, which they keep.
+        self._known: dict[int | None, Tensor] = {}
+        for tensor in looked_at:
+            self.know(tensor)
+
+    def know(self, tensor: Tensor) -> None:
+        if (address := _memory_of(tensor)) is not None:
+            self._known[address] = tensor
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        return _memory_of(tensor) in self._known
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Sequence[Any] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if function is _aten._to_copy.default and _leaves_the_cpu(args[0], kwargs.get("device")):
+            return self._to_copy(args[0], **kwargs)
+        if function is _aten.copy_.default and _leaves_the_cpu(args[1], args[0].device):
+            return args[0].copy_(self._on_gpu(args[1], args[0].dtype, args[0].device))
+        if function in _INDEXED and _is_on_gpu(args[0]):
+            args = self._with_indices(*args)
+        answer = function(*args, **kwargs)
+        given = list(tensors_in((args, (*kwargs.values(),))))
+        self._note(function, given, list(tensors_in(answer)))
+        return answer
+
+    def _note(self, function: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
+        """What is made of what is known is known as well, but for random numbers."""
+        is_known = _is_a_number(given) if function is _aten.lift_fresh.default else \
+            all(map(self._is_known, given)) \
+            and torch.Tag.nondeterministic_seeded not in function.tags
+        if is_known:
+            for tensor in made:
+                self.know(tensor)
+        else:  # they may be what it has written, or views of it
+            for tensor in (*given, *made) if function._schema.is_mutable else made:
+                self._known.pop(_memory_of(tensor), None)
+
+    def _to_copy(self, source: Tensor, *, device: torch.device, dtype: torch.dtype | None = None,
+                 memory_format: Any = None, **_: Any) -> Tensor:
+        made = self._on_gpu(source, dtype or source.dtype, device)
+        like = torch.empty_like(source, dtype=made.dtype, device=device,
+                                memory_format=memory_format or torch.preserve_format)
+        return made if made.stride() == like.stride() else like.copy_(made)
+
+    def _with_indices(self, of: Tensor, indices: Sequence[Tensor | None], *others: Any) -> Any:
+        """Arguments of one that is indexed. What is put there may be a number, of which torch has
+        made a tensor on the CPU."""
+        found = [part for index in indices for part in self._indices(index, of.device)]
+        if not others or not _leaves_the_cpu(others[0], of.device):
+            return of, found, *others
+        value, *rest = others
+        if _is_a_number([value]):
+            self.know(value)
+        return of, found, self._on_gpu(value, value.dtype, of.device), *rest
+
+    def _indices(self, index: Tensor | None, device: torch.device) -> list[Tensor | None]:
+        """Of a mask those that are true, of which the GPU would have to tell how many there are."""
+        if index is None or not _leaves_the_cpu(index, device):
+            return [index]
+        parts = [index]
+        if index.dtype == torch.bool:
+            parts = list(index.nonzero().unbind(1))
+            if self._is_known(index):
+                list(map(self.know, parts))
+        return [self._on_gpu(part, part.dtype, device) for part in parts]
+
+    def _on_gpu(self, source: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A copy of a tensor on the CPU."""
+        if not self._is_known(source):
+            kind = str(source.dtype).removeprefix("torch.")
+            raise NotRecordable(
+                f"it copies a tensor from the CPU ({kind}{list(source.shape)}) of which is not "
+                "known that each call brings the same; make it on the GPU, give it as an argument "
+                "that is there, or pin it where the step finds it")
+        pinned = self._pinned(source.numel() * dtype.itemsize).view(dtype).view(source.shape)
+        pinned.copy_(source)
+        made = torch.empty(source.shape, dtype=dtype, device=device)
+        return made.copy_(pinned, non_blocking=True)
+
+    def _pinned(self, size_bytes: int) -> Tensor:
+        begin = self._used
+        self._used += -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
+        if self._used > self._room.numel():
+            raise NotRecordable(f"it copies more than {self._room.numel()} bytes from the CPU; "
+                                "keep them on the GPU")
+        return self._room[begin:begin + size_bytes]
+
+    @contextlib.contextmanager
+    def captured(self) -> Iterator[None]:
+        """Around the step. What torch makes of Python's numbers does not pass a dispatch mode: this
+        thread meets stand-ins meanwhile."""
+        stand_ins = [
+            *((torch, name, self._maker(getattr(torch, name))) for name in ("tensor", "as_tensor")),
+            (Tensor, "new_tensor", self._maker(Tensor.new_tensor, is_method=True)),
+            *((Tensor, name, self._indexer(getattr(Tensor, name)))
+              for name in ("__getitem__", "__setitem__"))]
+        before = [vars(owner).get(name, _NOTHING) for owner, name, _ in stand_ins]
+        try:
+            for stand_in in stand_ins:
+                setattr(*stand_in)
+            with self:
+                yield
+        finally:
+            for (owner, name, _), value in zip(stand_ins, before, strict=True):
+                if value is _NOTHING:
+                    delattr(owner, name)  # it inherits it
+                else:
+                    setattr(owner, name, value)
+
+    def _maker(self, original: Callable[..., Tensor],
+               is_method: bool = False) -> Callable[..., Tensor]:
+        """In place of torch.tensor and its like: first on the CPU, and then where it shall be."""
+        tensor, mine = torch.tensor, threading.get_ident()
+
+        @functools.wraps(original)
+        def make(*args: Any, **kwargs: Any) -> Tensor:
+            given = dict(zip(("data", "dtype", "device"), args[is_method:], strict=False)) | kwargs
+            if threading.get_ident() != mine or not _is_pythons(given.get("data")):
+                return original(*args, **kwargs)
+            device = given.get("device") or (
+                args[0].device if is_method else torch.get_default_device())
+            dtype = given.get("dtype") or (args[0].dtype if is_method else None)
+            made = tensor(given["data"], dtype=dtype, device="cpu")
+            self.know(made)
+            made = made.to(device)
+            return made.requires_grad_() if given.get("requires_grad") else made
+
+        return make
+
+    def _indexer(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Lists among indices become tensors on the CPU first."""
+        tensor, mine = torch.tensor, threading.get_ident()
+
+        def indexed(part: Any) -> Any:
+            if type(part) is not list or not _is_pythons(part):
+                return part
+            made = tensor(part, device="cpu")
+            self.know(made)
+            return made
+
+        @functools.wraps(original)
+        def index(of: Tensor, index: Any, *value: Any) -> Any:
+            if threading.get_ident() == mine:
+                index = tuple(map(indexed, index)) if type(index) is tuple else indexed(index)
+            return original(of, index, *value)
+
+        return index
+
+
+def _memory_of(tensor: Tensor) -> int | None:
+    """Where it is; None for those of the GPU, and for what has none of its own."""
+    if _is_on_gpu(tensor) or tensor.layout is not torch.strided:
+        return None
+    return tensor.untyped_storage().data_ptr() or None
+
+
+def _is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.device.type == _GPU
+
+
+def _leaves_the_cpu(source: Any, device: torch.device | None) -> bool:
+    return device is not None and device.type == _GPU and isinstance(source, Tensor) \
+        and source.device.type == "cpu" and source.numel() > 0 and not source.is_pinned()
+
+
+def _is_a_number(given: Sequence[Tensor]) -> bool:
+    """Of Python's, or of numpy's and no array that somebody may write."""
+    return all(tensor.dim() == 0 and tensor.untyped_storage().resizable() for tensor in given)
+
+
+def _is_pythons(data: Any) -> bool:
+    if type(data) in (list, tuple):
+        return all(map(_is_pythons, data))
+    return type(data) in (int, float, bool, complex)

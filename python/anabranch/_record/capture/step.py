@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is captured, and what its results are: plain data that later stages read."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anabranch._record.tensors import Unit, units_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Fresh:
+    """A tensor in memory that the step allocated: which allocation, and the view of it."""
+
+    allocation: int
+    offset_bytes: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Alias:
+    """A tensor in memory that the step was given; ``view`` is None for the tensor itself."""
+
+    tensor: int
+    view: tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapped:
+    """A tensor of a wrapping class, by the plain ones inside it."""
+
+    kind: type
+    names: tuple[str, ...]
+    parts: tuple[Any, ...]
+    context: Any
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """One of the step's objects."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """Anything else: the same value every time."""
+
+    value: Any
+
+
+@dataclasses.dataclass
+class Step:
+    """What is captured: a call over leaves, and the tensors it is given.
+
+    ``tensors`` are the plain tensors of ``leaves`` (by ``places``) and then those of the state. An
+    argument that is a tensor of the state as well, one layer's weights where the state has all
+    layers, is a unit of its own: mostly it is used as an argument alone, and may then be another.
+    Where it is not, ``joined()`` is what to capture.
+    """
+
+    call: Callable[[list[Any]], Any]
+    leaves: list[Any]
+    places: list[int]
+    tensors: list[Tensor]
+    units: list[Unit]
+    gradients: int  # how many at the end of `tensors` are gradients
+    parameters: list[Tensor]  # that may get a gradient, those among the leaves first
+    device: int
+    stream: torch.cuda.Stream
+    is_noted: bool = False  # who reads and writes what
+    is_compiled: bool = False  # `call` is what Inductor has made
+    optimizers: Sequence[torch.optim.Optimizer] = ()  # that it may step
+    is_told: bool = False  # that it is captured, if it asks
+    # What it uses besides, and may not move: insides of wrapping classes.
+    fixed: Sequence[Tensor] = ()
+    objects: Sequence[Any] = ()  # that it finds: it may answer one
+    on_cpu: Sequence[Tensor] = ()  # at whose changes its signature looks
+    has_constants: bool = False  # that it makes on the CPU and copies
+    is_retried: bool = False  # its captures have differed once
+    ahead: Sequence[int] = ()  # bytes of blocks that captures shall find
+
+    def joined(self) -> Step:
+        """With tensors that share memory in one unit, whoever has them."""
+        return dataclasses.replace(self, units=units_of(self.tensors))
+
+    @property
+    def arguments(self) -> int:
+        return len(self.places)
+
+    @property
+    def own(self) -> int:
+        """How many of the tensors are arguments or state; those behind are gradients."""
+        return len(self.tensors) - self.gradients
+
+    @functools.cached_property
+    def object_numbers(self) -> dict[int, int]:
+        """Of the objects, by their ids."""
+        return {id(thing): i for i, thing in enumerate(self.objects)}

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of what a step answers: allocated anew by each launch, from torch's allocator.
+
+A tensor that fills its allocation is allocated as itself, anything else as bytes to be viewed.
+Small tensors that are freed together in any case, those that a forward graph saves for its
+backward, share blocks: a tensor of its own costs three times what a view does, and the views are
+made when the launch is queued, or not at all (``saved_blocks``).
+
+Threads: immutable once made. Failure: allocate() raises torch's errors.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anabranch import _compat
+from anabranch._record.capture.step import Fresh
+from anabranch._record.tensors import reach
+
+# Torch serves requests of up to 10 MiB from segments of 20 MiB: a block is not kept from its holes.
+_BLOCK_BYTES = 10 << 20
+_SMALL_BYTES = 2 << 20
+_ALIGNMENT = 512  # of torch's allocations
+
+
+class OutputBuffer(NamedTuple):
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+View = tuple[Sequence[int], Sequence[int], int]  # sizes, strides, elements to begin at
+
+
+class OutputBuffers:
+    """``rooms[of[allocation]]`` is what a launch has in place of an allocation of the capture.
+
+    ``answers`` are views of the allocations, whose sizes in bytes are ``sizes``; those in
+    ``together`` are used for nothing but tensors that are freed together. The rooms that are in
+    ``alone`` come first: each is a base, and so is each block behind them.
+    """
+
+    def __init__(self, answers: Sequence[Fresh], sizes: Sequence[int],
+                 together: Collection[int]) -> None:
+        views: dict[int, list[Fresh]] = {}
+        for answer in answers:
+            views.setdefault(answer.allocation, []).append(answer)
+        made = {allocation: _room(some, sizes[allocation]) for allocation, some in views.items()}
+        small = [allocation for allocation in made
+                 if allocation in together and 0 < sizes[allocation] <= _SMALL_BYTES]
+        small.sort(key=lambda allocation: str(made[allocation].dtype))
+        alone = [allocation for allocation in made if allocation not in set(small)]
+        self.of = {allocation: i for i, allocation in enumerate([*alone, *small])}
+        self.rooms = [made[allocation] for allocation in self.of]
+        self.alone = len(alone)
+        self._bases = [made[allocation] for allocation in alone]
+        self._views: list[tuple[int, View]] = []  # base, and where in it, of those behind these
+        for dtype, group in itertools.groupby(small, lambda allocation: made[allocation].dtype):
+            self._share(dtype, [(made[allocation], sizes[allocation]) for allocation in group])
+
+    def _share(self, dtype: torch.dtype, parts: Sequence[tuple[OutputBuffer, int]]) -> None:
+        """Blocks of one type, filled one after the other."""
+        end = 0
+        for i, (room, size) in enumerate(parts):
+            if i and end + size > _BLOCK_BYTES:
+                self._bases.append(OutputBuffer((end // dtype.itemsize,), (1,), dtype))
+                end = 0
+            self._views.append((len(self._bases), (room.shape, room.stride, end // dtype.itemsize)))
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self._bases.append(OutputBuffer((end // dtype.itemsize,), (1,), dtype))
+
+    @property
+    def bases(self) -> int:
+        return len(self._bases)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(reach(base.shape, base.stride) * base.dtype.itemsize for base in self._bases)
+
+    def place(self, room: int) -> tuple[int, int]:
+        """Its base, and at which byte of that it begins."""
+        if room < self.alone:
+            return room, 0
+        base, (_, _, offset) = self._views[room - self.alone]
+        return base, offset * self._bases[base].dtype.itemsize
+
+    def in_block(self, allocation: int) -> tuple[int, int] | None:
+        """The same of an allocation of the capture, if it lies in a block."""
+        room = self.of[allocation]
+        return self.place(room) if room >= self.alone else None
+
+    def allocate(self) -> list[Tensor]:
+        """The bases, on the current device."""
+        return list(itertools.starmap(_compat.empty_strided_cuda, self._bases))
+
+    def tensors(self, bases: Sequence[Tensor]) -> list[Tensor]:
+        """One a room."""
+        return [*bases[:self.alone], *(_compat.reinterpret_tensor(bases[base], *view)
+                                       for base, view in self._views)]
+
+
+def view_at(base: Tensor, offset_bytes: int, shape: Sequence[int], stride: Sequence[int],
+            dtype: torch.dtype) -> Tensor:
+    """Of the memory behind ``base``, from so many bytes after its first element."""
+    begin = base.storage_offset() * base.element_size() + offset_bytes
+    made = torch.empty(0, dtype=dtype, device=base.device)
+    return made.set_(base.untyped_storage(), begin // dtype.itemsize, shape, stride)
+
+
+def part_of(base: Tensor, offset_bytes: int, shape: Sequence[int], stride: Sequence[int],
+            dtype: torch.dtype) -> Tensor:
+    """The same of what a launch has allocated: a view of its type costs a fifth of another."""
+    if base.dtype == dtype and offset_bytes % dtype.itemsize == 0:
+        return _compat.reinterpret_tensor(base, shape, stride, offset_bytes // dtype.itemsize)
+    return view_at(base, offset_bytes, shape, stride, dtype)
+
+
+def _room(views: Sequence[Fresh], size: int) -> OutputBuffer:
+    """Itself, where one view fills it; else flat, of the views' type where they have one."""
+    view = views[0]
+    fills = view.offset_bytes == 0 and all(other == view for other in views) \
+        and reach(view.shape, view.stride) * view.dtype.itemsize == size
+    if fills:
+        return OutputBuffer(view.shape, view.stride, view.dtype)
+    is_alike = all(other.dtype == view.dtype for other in views) and size % view.dtype.itemsize == 0
+    dtype = view.dtype if is_alike else torch.uint8
+    return OutputBuffer((size // dtype.itemsize,), (1,), dtype)

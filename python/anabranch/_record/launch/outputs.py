@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How each result of a step is made from the memory of a launch, decided once when it is
+recorded."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from anabranch import _compat
+from anabranch._record.capture.pytree import Shape
+from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Wrapped
+from anabranch._record.launch.output_buffers import OutputBuffer, OutputBuffers, part_of, view_at
+
+# (given, fresh) -> a part of the answer
+Build = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
+
+
+def picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Those items of a sequence, at the speed of C where there are several."""
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    return lambda items: [items[i] for i in indices]
+
+
+class OutputBuilder:
+    """What a call answers. Most of it is whole tensors, given or fresh, which are only picked."""
+
+    def __init__(self, leaves: Sequence[Any], shape: Shape, build: LeafBuilder) -> None:
+        whole = [build.whole(leaf) for leaf in leaves]
+        self._pick = picker([index or 0 for index in whole]) \
+            if any(index is not None for index in whole) else None
+        self._others = [(i, build.part(leaf)) for i, leaf in enumerate(leaves) if whole[i] is None]
+        self._count = len(leaves)
+        self._wrap = _wrapper(len(leaves), shape)
+        self.is_flat = self._wrap in (list, tuple)
+
+    def build(self, given: Sequence[Tensor], fresh: Sequence[Tensor]) -> Any:
+        leaves = list(self._pick([*fresh, *given])) if self._pick else [None] * self._count
+        for index, make in self._others:
+            leaves[index] = make(given, fresh)
+        return self._wrap(leaves)
+
+
+def _wrapper(count: int, shape: Shape) -> Callable[[list[Any]], Any]:
+    """From leaves to the answer. Flat ones, which most are, need no walk."""
+    numbers = list(range(count))
+    made = shape.unflatten(numbers)
+    for flat in (list, tuple):
+        if type(made) is flat and made == flat(numbers):
+            return flat
+    if type(made) is int:
+        return operator.itemgetter(0)
+    return shape.unflatten
+
+
+class LeafBuilder:
+    """From what a leaf is to a function that makes it in each launch. Behind the tensors that a
+    launch is given stand those of the step's objects that it answers."""
+
+    def __init__(self, rooms: OutputBuffers, objects: Sequence[int] = ()) -> None:
+        self._rooms = rooms
+        self._fresh = len(rooms.rooms)
+        self._objects = {index: i - len(objects) for i, index in enumerate(objects)}
+
+    def whole(self, leaf: Any) -> int | None:
+        """Which of the fresh and then the given tensors it is, if it is one."""
+        if isinstance(leaf, Alias) and leaf.view is None:
+            return self._fresh + leaf.tensor
+        if isinstance(leaf, Fresh) and leaf.allocation >= 0 and self._fills(leaf):
+            return self._rooms.of[leaf.allocation]
+        return None
+
+    def _fills(self, leaf: Fresh) -> bool:
+        room = self._rooms.rooms[self._rooms.of[leaf.allocation]]
+        return room == OutputBuffer(leaf.shape, leaf.stride, leaf.dtype)
+
+    def part(self, leaf: Any) -> Build:
+        if isinstance(leaf, Constant):
+            return lambda given, fresh: leaf.value
+        if isinstance(leaf, Held):
+            from_end = self._objects[leaf.index]
+            return lambda given, fresh: given[from_end]
+        if isinstance(leaf, Alias):
+            return self._alias(leaf)
+        if isinstance(leaf, Wrapped):
+            return self._wrapped(leaf)
+        if leaf.allocation < 0:
+            return lambda given, fresh: _compat.empty_strided_cuda(leaf.shape, leaf.stride,
+                                                                   leaf.dtype)
+        room = self._rooms.of[leaf.allocation]
+        if self._fills(leaf):
+            return lambda given, fresh: fresh[room]
+        at = leaf.offset_bytes, leaf.shape, leaf.stride, leaf.dtype
+        return lambda given, fresh: part_of(fresh[room], *at)
+
+    @staticmethod
+    def _alias(leaf: Alias) -> Build:
+        if leaf.view is None:
+            return lambda given, fresh: given[leaf.tensor]
+        shape, stride, offset, dtype = leaf.view
+        return lambda given, fresh: view_at(given[leaf.tensor], offset, shape, stride, dtype)
+
+    def _wrapped(self, leaf: Wrapped) -> Build:
+        parts = [self.part(part) for part in leaf.parts]
+
+        def build(given: Sequence[Tensor], fresh: Sequence[Tensor]) -> Any:
+            inner = {name: part(given, fresh)
+                     for name, part in zip(leaf.names, parts, strict=True)}
+            return leaf.kind.__tensor_unflatten__(  # type: ignore[attr-defined]
+                inner, leaf.context, leaf.shape, leaf.stride)
+
+        return build
+
+
+class BlockLeafBuilder(LeafBuilder):
+    """Where a launch has bases in the rooms' place. What lies in a block is that."""
+
+    def __init__(self, rooms: OutputBuffers, objects: Sequence[int]) -> None:
+        super().__init__(rooms, objects)
+        self._fresh = rooms.bases
+
+    def whole(self, leaf: Any) -> int | None:
+        at = self._rooms.in_block(leaf.allocation) \
+            if isinstance(leaf, Fresh) and leaf.allocation >= 0 else None
+        return super().whole(leaf) if at is None else at[0]

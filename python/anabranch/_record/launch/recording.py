@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step that was captured and recorded: what a launch of it takes and gives.
+
+A launch gathers the addresses of everything the step was given, allocates what it answers and the
+parts of its arena from torch's allocator, and queues one graph on the current stream. Only then are
+views made of what it has allocated. Nothing is held between launches. Threads: any, several at
+once. Failure: NativeError; a refused launch has queued nothing. """
+
+from __future__ import annotations
+
+import itertools
+import operator
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anabranch import _compat
+from anabranch._core.abi import CaptureCounts
+from anabranch._core.capture import Block, CaptureDevice, CapturedRecording
+from anabranch._record.capture.captured import Capture, Captured
+from anabranch._record.capture.stand_ins import swaps, wait_for_captures
+from anabranch._record.capture.step import Alias, Fresh, Held, Step, Wrapped
+from anabranch._record.launch.output_buffers import OutputBuffers
+from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, OutputBuilder, picker
+from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces
+from anabranch._record.refusals import Aliased
+from anabranch._record.tensors import units_overlap, whole_bytes
+
+_address: Callable[[Tensor], int] = Tensor.data_ptr
+
+
+class StepRecording:
+    """The recording of a step on one device.
+
+    ``step`` is not kept: what a launch needs of it is where the given tensors are found, which the
+    caller knows. Results from ``saved_from`` on are freed together, whoever gets them. Where the
+    capture was noted, kernels that may run side by side have up to ``lanes`` lanes for it, and
+    copies from the host's memory may be ``ahead_bytes`` ahead. Raises Aliased where the kernels
+    name two units that share memory. """
+
+    def __init__(self, step: Step, capture: Capture, device: CaptureDevice, accept_unsure: bool,
+                 saved_from: int | None = None, lanes: int = 1, ahead_bytes: int = 0) -> None:
+        self.ahead_bytes = ahead_bytes
+        self._device = step.device
+        self._rooms = _rooms_of(capture, saved_from)
+        self._recording, self._other = _record(
+            capture, _blocks_of(step, capture, self._rooms), device, accept_unsure, lanes,
+            ahead_bytes)
+        self._alignments: list[tuple[int, int]] = []  # of given tensors
+        self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
+        named_rooms = self._name_slots(step)
+        self._given_slots = picker([index for index, _ in self._alignments])
+        places = [self._rooms.place(room) for room in named_rooms]
+        self._room_slots = picker([base for base, _ in places])
+        self._room_offsets = [offset for _, offset in places]
+        self.slot_count = len(self._alignments) + len(named_rooms)
+        self._parts = [((size,), (1,), torch.uint8) for size in self._recording.parts]
+        self._pack = struct.Struct(f"{self.slot_count + len(self._parts)}Q").pack
+        first = capture.first
+        # Of the step's objects, those that it answers.
+        self.objects = sorted({part.index for part in first.result if isinstance(part, Held)})
+        build = LeafBuilder(self._rooms, self.objects)
+        assert first.shape is not None
+        self._result = OutputBuilder(first.result, first.shape, build)
+        # Of what is saved in blocks, if anything is; see saved_blocks.py.
+        self.layout = self._layout_in_blocks(first.result) if self._result.is_flat else None
+        self._result_in_blocks = self._result if self.layout is None else OutputBuilder(
+            first.result, first.shape, BlockLeafBuilder(self._rooms, self.objects))
+        self._slot_offsets: dict[InputPlaces, tuple[int, ...] | None] = {}
+        self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()]
+        self._mutated = first.mutated
+        self.undefined = self._unwritten(first, named_rooms)
+        aliases = [part.tensor for part in (*first.result, *first.gradients.values())
+                   if isinstance(part, Alias)]
+        self.needs_gradients = any(index >= step.own for index in (
+            *(index for index, _ in self._alignments), *aliases))
+        # Whose gradients a launch lets go of before it allocates others, as the step does.
+        self._cleared = [] if self.needs_gradients else [index for index, _ in self._gradients]
+        # Given tensors of which a launch takes more than addresses, and all that it names.
+        self._takes = {*self._mutated, *aliases,
+                       *(index for pair in self._together for index in pair[:2])}
+        self.uses = sorted(self._takes.union(index for index, _ in self._alignments))
+        # Moves torch's generator as the step does; see random_graph().
+        self.random: torch.cuda.CUDAGraph | None = None
+
+    def _name_slots(self, step: Step) -> list[int]:
+        """Which given tensors the slots are, that come first, and which rooms."""
+        given = len(step.units)
+        named_units, named_rooms = [], []
+        for slot in self._recording.slots:
+            if slot.block >= given:
+                named_rooms.append(self._rooms.of[slot.block - given])
+                continue
+            unit = step.units[slot.block]
+            named_units.append(unit)
+            self._alignments.append((unit.members[0][0], slot.alignment))
+            self._together += [(unit.members[0][0], other, offset)
+                               for other, offset in unit.members[1:]]
+        if units_overlap(named_units):
+            raise Aliased("it uses a tensor both as an argument and as its own")
+        return named_rooms
+
+    def _layout_in_blocks(self, results: Sequence[Any]) -> BlockLayout | None:
+        places = {}
+        for i, part in enumerate(results):
+            if isinstance(part, Wrapped):
+                return None
+            if isinstance(part, Fresh) and part.allocation >= 0:
+                at = self._rooms.in_block(part.allocation)
+                if at is not None:
+                    places[i] = BlockPlace(at[0], at[1] + part.offset_bytes, part.shape,
+                                           part.stride, part.dtype)
+        return BlockLayout(places) if places else None
+
+    def offsets(self, places: InputPlaces, arguments: Sequence[int]) -> tuple[int, ...] | None:
+        """What a launch is to add to the addresses of its slots, where some of the arguments are
+        blocks; None where it needs the tensors themselves. ``arguments`` are those inputs that are
+        tensors."""
+        if places not in self._slot_offsets:
+            at = [places.of[i].offset_bytes if i in places.of else 0 for i in arguments]
+            is_taken = any(i in places.of for number, i in enumerate(arguments)
+                           if number in self._takes)
+            self._slot_offsets[places] = None if is_taken else tuple(
+                [at[index] for index, _ in self._alignments])
+        return self._slot_offsets[places]
+
+    def _unwritten(self, first: Captured, named_rooms: Sequence[int]) -> set[str]:
+        """What is answered of memory that no kernel names."""
+        parts = [*((f"result {i}", part) for i, part in enumerate(first.result)),
+                 *((f"gradient {i}", part) for i, part in first.gradients.items())]
+        return {name for name, part in parts
+                if isinstance(part, Fresh) and part.allocation >= 0
+                and self._rooms.of[part.allocation] not in named_rooms}
+
+    @property
+    def counts(self) -> CaptureCounts:
+        return self._recording.counts
+
+    def fits(self, given: Sequence[Tensor]) -> bool:
+        """Whether tensors that overlapped when recorded still do, in the same way."""
+        return all(given[other].data_ptr() - given[first].data_ptr() == offset
+                   for first, other, offset in self._together)
+
+    def misaligned(self, given: Sequence[Tensor]) -> list[int]:
+        """Given tensors whose addresses the recorded kernels may not be launched at."""
+        return [index for index, alignment in self._alignments
+                if given[index].data_ptr() % alignment]
+
+    def exchange(self) -> bool:
+        """Launches what the other capture says from now on, if there are words of which one cannot
+        know what they are. Called again, it forgets the other capture and answers False."""
+        if self._other is None:
+            return False
+        self._recording, self._other = self._other, None
+        return True
+
+    @property
+    def device(self) -> int:
+        return self._device
+
+    @property
+    def launch_bytes(self) -> int:
+        """What a launch allocates: its arena, and what it answers."""
+        return self.counts.arena_bytes + self._rooms.size_bytes
+
+    def reserve(self) -> None:
+        """Allocates what a launch does, and lets go of it: torch's errors where that cannot be
+        had."""
+        with torch.cuda.device(self._device):
+            _ = self._rooms.allocate(), list(
+                itertools.starmap(_compat.empty_strided_cuda, self._parts))
+
+    def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
+               objects: Sequence[Any] = (), poison: int | None = None,
+               at: Sequence[Tensor] | None = None, offsets: Sequence[int] = (),
+               in_blocks: bool = False) -> Any:
+        """One launch on the current stream of the recording's device. ``objects`` are those that it
+        answers, as they are now; ``poison`` is a byte to fill fresh memory with, which the step
+        must not see; ``at`` are tensors in the given ones' place, of which only addresses are
+        taken; ``offsets`` are what offsets() answers; ``in_blocks``: what is saved is answered
+        so."""
+        if _compat.current_device() != self._device:
+            with torch.cuda.device(self._device):
+                return self.launch(given, parameters, objects, poison, at, offsets, in_blocks)
+        for index in self._cleared:
+            parameters[index].grad = None
+        fresh = self._rooms.allocate()
+        parts = list(itertools.starmap(_compat.empty_strided_cuda, self._parts))
+        if poison is not None:
+            for tensor in (*fresh, *parts):
+                whole_bytes(tensor).fill_(poison)
+        addresses = self._gather(at or given, offsets, fresh, parts)
+        if self.random is not None:
+            self.random.replay()
+        self._recording.launch(addresses, _compat.current_stream(self._device))
+        if in_blocks:
+            assert self.layout is not None
+            self.layout.sign(fresh)
+        else:
+            fresh = self._rooms.tensors(fresh)
+        for index, build in self._gradients:
+            parameters[index].grad = build(given, fresh)
+        if self._mutated:
+            torch.autograd.graph.increment_version([given[i] for i in self._mutated])
+        result = self._result_in_blocks if in_blocks else self._result
+        return result.build([*given, *objects] if objects else given, fresh)
+
+    def launch_as_captured(self, step: Step, poison: int | None = None) -> Any:
+        """With what the step was captured with."""
+        objects = [step.objects[i] for i in self.objects]
+        return self.launch(step.tensors, step.parameters, objects, poison)
+
+    def _gather(self, given: Sequence[Tensor], offsets: Sequence[int], bases: Sequence[Tensor],
+                parts: Sequence[Tensor]) -> bytes:
+        """One address a slot, and one a part of the arena. While another thread captures, tensors
+        may have stand-ins' memory."""
+        rooms: Any = self._room_slots(list(map(_address, bases)))
+        fresh = [*map(operator.add, rooms, self._room_offsets), *map(_address, parts)]
+        while True:
+            before = swaps()
+            at = map(_address, self._given_slots(given))
+            addresses = self._pack(*(map(operator.add, at, offsets) if offsets else at), *fresh)
+            if before == swaps() and before % 2 == 0:
+                return addresses
+            wait_for_captures()
+
+
+def _rooms_of(capture: Capture, saved_from: int | None) -> OutputBuffers:
+    first = capture.first
+    answers = _fresh_in([*first.result, *first.gradients.values()])
+    others = _fresh_in([*first.result[:saved_from], *first.gradients.values()])
+    return OutputBuffers(answers, capture.allocations, {part.allocation for part in answers}
+                         - {part.allocation for part in others})
+
+
+def _blocks_of(step: Step, capture: Capture, rooms: OutputBuffers) -> list[Block]:
+    """Those of the capture; what is answered is given, as the tensors of the step are, and fresh:
+    each launch allocates it, so that temporaries may lie there until it is used."""
+    first_room = len(step.units)
+    return [block._replace(given=True, fresh=True) if i - first_room in rooms.of else block
+            for i, block in enumerate(capture.blocks)]
+
+
+def _record(capture: Capture, blocks: Sequence[Block], device: CaptureDevice, accept_unsure: bool,
+            lanes: int, ahead_bytes: int) -> tuple[CapturedRecording, CapturedRecording | None]:
+    """Of the first capture, and of the other one if there are words of which one cannot know what
+    they are: nothing reads such a word where launches of both give the same. Side by side nothing
+    else is read than in captured order, which has been verified then."""
+    one, two, noted = capture.first.snapshot, capture.second.snapshot, capture.noted
+    assert one is not None and two is not None
+    made = CapturedRecording(device, one, two, blocks, accept_unsure, noted, lanes, ahead_bytes,
+                             capture.is_mapped)
+    if not made.counts.unsure or lanes != 1:
+        return made, None
+    exchanged = [block._replace(first_address=block.second_address,
+                                second_address=block.first_address) for block in blocks]
+    return made, CapturedRecording(device, two, one, exchanged, True,
+                                   noted and noted._replace(of_second=True),
+                                   mapped_memory=capture.is_mapped)
+
+
+def _fresh_in(parts: Sequence[Any]) -> list[Fresh]:
+    found = []
+    for part in parts:
+        if isinstance(part, Fresh) and part.allocation >= 0:
+            found.append(part)
+        elif isinstance(part, Wrapped):
+            found += _fresh_in(part.parts)
+    return found

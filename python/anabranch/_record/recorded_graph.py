@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph that Inductor has compiled, recorded one signature at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anabranch import config
+from anabranch._record.launch.saved_blocks import SavedBlocks, handed_over, opened
+from anabranch._record.recorder import Recorder
+from anabranch._record.report import RecordingReport
+from anabranch._record.signature import describe
+from anabranch._record.state.state import NO_STATE
+
+
+class RecordedGraph:
+    """A compiled graph, called as Inductor's callables are: one list of inputs, which is emptied.
+
+    Tensors come in the sizes that the graph was compiled for, so that only its numbers are looked
+    at; and with ``dynamic`` their sizes. Results from ``saved_from`` on are for the backward, with
+    which a forward shares ``saved``; ``label`` stands before the inputs in reports. Unless it
+    ``may_take_numbers``, calls with numbers run plainly: where they depend on data there would be a
+    recording for each.
+    """
+
+    def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str,
+                 dynamic: bool, saved_from: int | None = None, *, label: str = "",
+                 may_take_numbers: bool = True, saved: SavedBlocks | None = None) -> None:
+        self._recorder = Recorder(lambda leaves: call(list(opened(leaves))), chosen, name,
+                                  takes_gradients=False,
+                                  call_last=lambda leaves: call(handed_over(leaves)),
+                                  saved_from=saved_from,
+                                  saved=saved if saved_from is not None else None)
+        self._given = saved if saved_from is None else None
+        self._call = call
+        self._dynamic = dynamic
+        self._label = label
+        self._may_take_numbers = may_take_numbers
+        self._numbers: list[int] | None = None  # inputs that are no tensors
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        leaves = self._given.of_backward(inputs) if self._given else inputs
+        if torch.cuda.is_current_stream_capturing():
+            return self._call(opened(leaves))  # becomes part of somebody's graph
+        if self._numbers is None:
+            self._numbers = [i for i, leaf in enumerate(inputs) if not isinstance(leaf, Tensor)]
+        key: tuple[Any, ...] = tuple([inputs[i] for i in self._numbers])
+        if key and not self._may_take_numbers:
+            return self._run_plainly(inputs)
+        if self._dynamic:
+            key += tuple([(leaf.shape, leaf.stride()) for leaf in inputs
+                          if isinstance(leaf, Tensor)])
+        if leaves is not inputs:
+            inputs.clear()
+        answer = self._recorder.run(key, leaves, NO_STATE,
+                                    lambda: self._label + describe(opened(leaves)))
+        inputs.clear()
+        return answer
+
+    def _run_plainly(self, inputs: list[Any]) -> Any:
+        self._recorder.note_plain(self._label + "any sizes", "its sizes depend on data")
+        return self._call(inputs)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a recording of it was refused, and not only for the number of signatures."""
+        return self._recorder.is_refused
+
+    @property
+    def report(self) -> list[RecordingReport]:
+        return self._recorder.reports()

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One signature of a recorded callable: its report, its recording, and where the recording's
+tensors stand in each state that the signature has been called with.
+
+Threads: a recorder's lock around everything but launches. Failure: None where a state does not fit.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anabranch._record.launch.recording import StepRecording
+from anabranch._record.memory.shortage import Shortage
+from anabranch._record.report import RecordingReport
+from anabranch._record.state.paths import Path, Place
+from anabranch._record.state.side_effects import BoundMutations, Mutation, bind_mutations
+from anabranch._record.state.state import State
+from anabranch._record.tensors import inner_places, may_be_parameter
+from anabranch._record.trial.trial import Foreseen
+
+
+class BoundState:
+    """A state as a recording sees it: where its tensors stand, and where launches leave some.
+
+    Threads may look up at once: each gets the tensors that it has found.
+    """
+
+    def __init__(self, places: Sequence[Place], indices: Sequence[int], layouts: Sequence[Any],
+                 count: int, left: Sequence[Mutation] | None, slots: BoundMutations | None,
+                 parameters: list[Tensor], objects: Sequence[Place] = ()) -> None:
+        self._objects = objects  # that launches answer
+        self._left, self._slots = left, slots  # what launches leave, and where that is here
+        self.parameters = parameters  # that may get a gradient
+        self._lookups = [(place.holder, place.key) for place in places]
+        self._indices = indices  # of what stands there among ``count`` tensors of the state
+        self._layouts = layouts
+        # What was found last, and the state's tensors by that: those that nothing names are left
+        # out.
+        self._last: tuple[list[Any], list[Tensor]] = ([None] * len(places), [_NO_TENSOR] * count)
+
+    def moved(self, places: Iterable[tuple[int, Place]], objects: Iterable[tuple[int, Place]],
+              parameters: list[Tensor]) -> BoundState:
+        """The same, but that some of the tensors and objects stand elsewhere."""
+        made = copy.copy(self)
+        made.parameters = parameters
+        made._objects = list(self._objects)
+        for i, place in objects:
+            made._objects[i] = place
+        made._lookups = list(self._lookups)
+        for i, place in places:
+            made._lookups[i] = place.holder, place.key
+        return made
+
+    def look_up(self, state: State) -> list[Tensor] | None:
+        """The tensors of the state as they are now, or None where the recording does not fit."""
+        if self._slots and not self._slots.are_current():
+            self._slots = bind_mutations(state, self._left or ())
+        if self._left and (self._slots is None or not self._slots.find_as_before()):
+            return None
+        try:
+            found = [holder[key] for holder, key in self._lookups]
+        except (KeyError, IndexError, AttributeError):
+            return None
+        before, known = self._last
+        if all(map(operator.is_, found, before)):
+            return known
+        others = [i for i, tensor in enumerate(found) if tensor is not before[i]]
+        if any(_layout(found[i]) != self._layouts[i] for i in others):
+            return None
+        tensors = list(known)
+        for i, tensor in zip(self._indices, found, strict=True):
+            tensors[i] = tensor
+        if any(tensors[i] is not tensor for i, tensor in zip(self._indices, found, strict=True)):
+            return None  # what was one tensor are two
+        if any(tensor is not None and may_be_parameter(tensor) for i in others
+               for tensor in (found[i], before[i])):
+            self.parameters = state.parameters()
+        self._last = found, tensors
+        return tensors
+
+    def objects(self) -> Sequence[Any]:
+        """Those that launches answer, as they are now."""
+        return [place.get() for place in self._objects] if self._objects else ()
+
+    def leave(self, answer: Any) -> Any:
+        """Puts what a launch answered where the step would have left it; the rest is the answer."""
+        if self._left is None:
+            return answer
+        answer, left = answer
+        if self._slots:
+            self._slots.put(left)
+        return answer
+
+
+class Specialization:
+    """One signature: its recording, or how far it has got."""
+
+    def __init__(self, inputs: str, state: State) -> None:
+        self.report = RecordingReport(inputs)
+        self.recorded: StepRecording | None = None
+        self.plain = 0  # calls so far
+        self.constants: list[Any] = []  # leaves that are no tensors, and whose ids the key may have
+        self.foreseen = Foreseen()
+        self.is_short_of_memory = False  # so that plain runs stay on the caller's stream
+        self.shortage: Shortage | None = None  # why it is not recorded or launched now
+        self.shortage_tries = 0
+        self.tries_again = 0  # how often a try has found out what the next one has to know
+        self.is_empty = False  # it queued nothing, which is no reason to raise
+        self.why_told = ""  # that it is captured: how it breaks where it believes that it is not
+        self.state = state  # what is recorded, and then what was seen last
+        self.arguments: list[int] = []  # leaves that are tensors
+        self.leaf_owners: list[int] = []  # leaves that may get a gradient
+        self.lacks_gradient: list[bool] = []  # by owner, when recorded
+        self.fixed: tuple[int, ...] = ()  # addresses of what cannot be re-pointed
+        self.insides: list[tuple[Any, str]] = []  # whose attributes have these addresses
+        self.wrappers: list[tuple[Any, Any, Tensor]] = []  # holder, key, and what was there
+        self.object_paths: list[Path] = []  # of what the step finds, and then of what it answers
+        self._views: weakref.WeakKeyDictionary[State, BoundState] = weakref.WeakKeyDictionary()
+
+    def set_recorded(self, recorded: StepRecording, known: Sequence[Tensor],
+                     slots: list[Mutation] | None) -> None:
+        """``known`` are the tensors of the state, in ``slots`` launches leave what they answer
+        besides."""
+        state, first = self.state, len(self.arguments)
+        used = [i - first for i in recorded.uses if first <= i < first + len(known)]
+        stands = [(i, place) for i in used for place in (state.places[i], *state.more_places[i])]
+        self._indices, places = [i for i, _ in stands], [place for _, place in stands]
+        self._paths = [place.path for place in places]
+        self._layouts = [_layout(known[i]) for i in self._indices]
+        self._count, self._slots = len(known), slots
+        self._form, self._parameter_paths = state.form, state.parameter_paths
+        self._beside = [i for i, path in enumerate(self._paths) if path in state.beside]
+        self._has_parameters_beside = any(path in state.beside for path in state.parameter_paths)
+        self._held = state.held
+        self.object_paths = [self.object_paths[i] for i in recorded.objects]
+        self._views[state] = BoundState(
+            places, self._indices, self._layouts, self._count, slots,
+            bind_mutations(state, slots) if slots else None, state.parameters(),
+            state.places_of(self.object_paths) or ())
+        self.recorded = recorded
+
+    @property
+    def slots(self) -> Sequence[Mutation]:
+        """Where launches leave tensors."""
+        return (self.recorded is not None and self._slots) or ()
+
+    def view_of(self, state: State) -> BoundState | None:
+        """None where other objects lead to the tensors, unless a step cannot tell these from those
+        of before."""
+        view = self._views.get(state)
+        if view is None:
+            view = self._make_view(state)
+            if view is not None:
+                self._views[state], self.state = view, state
+        return view
+
+    def _make_view(self, state: State) -> BoundState | None:
+        if not state.leads_as(self.state) and (self.fixed or state.form != self._form):
+            return None
+        if state.parameter_paths != self._parameter_paths:
+            return None
+        last = self._views.get(self.state)
+        if last is not None and self._slots is None and state.base is self.state.base:
+            return self._view_beside(last, state)
+        slots = bind_mutations(state, self._slots) if self._slots else None
+        places, objects = state.by_path(), state.places_of(self.object_paths)
+        if (self._slots and slots is None) or objects is None \
+                or not all(path in places for path in self._paths):
+            return None
+        return BoundState([places[path] for path in self._paths], self._indices, self._layouts,
+                          self._count, self._slots, slots, state.parameters(), objects)
+
+    def _view_beside(self, last: BoundState, state: State) -> BoundState | None:
+        """Where nothing but what is beside the base is elsewhere than last."""
+        places = [(i, state.beside.get(self._paths[i])) for i in self._beside]
+        found = [(i, place) for i, place in places if place is not None]
+        if len(found) != len(places):
+            return None
+        objects = [(i, state.entered_beside[path]) for i, path in enumerate(self.object_paths)
+                   if path in state.entered_beside]
+        # Where one of the base has been replaced since, the lookup sees it.
+        return last.moved(found, objects, state.parameters() if self._has_parameters_beside
+                          else last.parameters)
+
+    def fix(self, inner: Sequence[Tensor]) -> None:
+        """These tensors inside of others may not move."""
+        self.fixed = tuple([tensor.data_ptr() for tensor in inner])
+        self.wrappers = [(place.holder, place.key, tensor) for place in self.state.wrapped
+                         if (tensor := place.get()) is not None]
+        self.insides = [part for _, _, tensor in self.wrappers for part in inner_places(tensor)]
+
+    def is_fixed(self) -> bool:
+        """Whether they are where they were."""
+        try:
+            is_same = all(holder[key] is tensor for holder, key, tensor in self.wrappers)
+        except (KeyError, IndexError, AttributeError):
+            return False
+        inner = [getattr(owner, name) for owner, name in self.insides] if is_same \
+            else self.state.inner_tensors()
+        return self.fixed == tuple([tensor.data_ptr() for tensor in inner])
+
+    def owners(self, leaves: Sequence[Any], parameters: list[Tensor]) -> list[Tensor]:
+        """Tensors that may get a gradient."""
+        if not self.leaf_owners:
+            return parameters
+        return [*(leaves[i] for i in self.leaf_owners), *parameters]
+
+    def current_report(self) -> RecordingReport:
+        if self.recorded is not None:
+            self.report.counts = self.recorded.counts
+        return self.report
+
+
+_NO_TENSOR = torch.empty(0)
+
+
+def _layout(tensor: Any) -> Any:
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) \
+        if isinstance(tensor, Tensor) else None

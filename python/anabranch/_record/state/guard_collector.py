@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the Python values that a step may read, by the names that its code mentions.
+
+The code is that of the functions that the walk has met, and of those methods of a class whose names
+are mentioned in it. Objects and containers on the way to a value are guarded by identity, since
+another one may take their place. Threads: as the objects found. Failure: none.
+"""
+
+from __future__ import annotations
+
+import string
+import types
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from anabranch._record.state.guards import (
+    ATTRIBUTES,
+    COUNT,
+    LENGTH,
+    MOST_ITEMS,
+    GuardSet,
+    is_guarded,
+    is_number,
+)
+from anabranch._record.state.namespaces import (
+    LIBRARY_BASES,
+    Cells,
+    Slotted,
+    Variables,
+    attributes_of,
+    is_librarys,
+    may_enter,
+    methods_of,
+    module_of,
+    names_in,
+)
+from anabranch._record.state.paths import Path
+
+# Without being named. Not __eq__, __hash__ and __repr__, which data classes have for all fields.
+_ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__getattribute__",
+                  "__iter__", "__next__", "__contains__", "__len__", "__bool__", "__enter__",
+                  "__exit__", "__float__", "__int__", "__index__", "__add__", "__radd__",
+                  "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__",
+                  "__matmul__", "__neg__", "__lt__", "__le__", "__gt__", "__ge__")
+# Code with these may read an attribute that it does not name.
+_BY_NO_NAME = frozenset(("getattr", "attrgetter", "vars", "dir", "getmembers", "fields", "asdict",
+                         "astuple", "__dict__", "__slots__", "copy", "deepcopy", "replace",
+                         "_replace", "dumps", "tree_map", "tree_flatten"))
+_ANY_NAME = "*"  # among names, where there is such code
+# That lead to tensors, if anything.
+_OTHERS_MATTERS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
+OF_MODULES = frozenset(vars(nn.Module()))  # registries, and what has a guard of its own
+
+
+class Stand(NamedTuple):
+    """Where an object stands in whose place there may be another one."""
+
+    holder: Any
+    key: Any
+    thing: Any
+
+
+class GuardCollector:
+    """What a walk has met, and then the numbers in it. ``names`` are named by code that was met
+    before."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names = {*names, *_ALWAYS_CALLED}
+        self._functions: dict[types.FunctionType, Path] = {}
+        self._kinds: dict[type, None] = {}
+        self._attributes: dict[int, tuple[type, Mapping[str, Any], Path]] = {}
+        self._containers: dict[int, tuple[dict[Any, Any] | list[Any], Path]] = {}
+        self._stands: dict[Path, Stand] = {}
+        self._methods: dict[types.FunctionType, Path] = {}  # whose names are named
+        self.watched: list[Stand] = []  # those on the way to numbers
+
+    def add_function(self, function: types.FunctionType, path: Path) -> None:
+        if not is_librarys(module_of(function)):  # as that around a user's is
+            self._functions.setdefault(function, path)
+            self._add_names(function)
+
+    def _add_names(self, function: types.FunctionType) -> None:
+        names = names_in(function.__code__)
+        self.names.update(names)
+        if not names.isdisjoint(_BY_NO_NAME) and not is_librarys(module_of(function)):
+            self.names.add(_ANY_NAME)
+
+    def add_stand(self, holder: Any, key: Any, path: Path, thing: Any) -> None:
+        """Where an object or a container stands, which may lead to what is added."""
+        self._stands[path] = Stand(holder, key, thing)
+
+    def add_object(self, thing: Any, attributes: Mapping[str, Any], path: Path) -> None:
+        self._kinds[type(thing)] = None
+        self._attributes.setdefault(id(thing), (type(thing), attributes, path))
+
+    def add_container(self, container: dict[Any, Any] | list[Any], path: Path) -> None:
+        self._containers.setdefault(id(container), (container, path))
+
+    def places(self, leading: Container[int]) -> GuardSet:
+        """Of callables those that are not ``leading`` to tensors, by their ids: others of one make
+        may take these's places."""
+        found, unread = _Found(leading), self._unread()
+        for container, path in self._containers.values():
+            if _leads_through(path, unread):
+                continue
+            if len(container) <= MOST_ITEMS:
+                found.add(container, _items(container), path)
+            found.add_count(container, (*path, LENGTH))
+        in_class = {kind: self._named_in_class(kind) for kind in self._kinds}
+        for kind, attributes, path in self._attributes.values():
+            if _leads_through(path, unread):
+                continue
+            found.add(attributes, self._named(attributes), path)
+            if any(name not in attributes for name in in_class[kind]):
+                found.add_count(attributes, (*path, ATTRIBUTES))  # one more may hide its class's
+        self._watch({path for _, paths in (*found.held.values(), *found.counts.values())
+                     for path in paths.values()})
+        for kind in {base: None for met in self._kinds for base in met.__mro__}:
+            if kind not in LIBRARY_BASES:
+                found.add(vars(kind), self._named(vars(kind)), ("", f"class {kind.__name__}"))
+        cells: dict[int, tuple[types.CellType, Path]] = {}
+        for function, path in {**self._methods, **self._functions}.items():
+            variables = Variables(function)
+            found.add(variables.globals, ((name, value) for name, value in variables.items()
+                                          if name not in variables.cells),
+                      ("", function.__module__))
+            for name, cell in variables.cells.items():
+                if found.is_wanted(variables.get(name, cell)):
+                    cells.setdefault(id(cell), (cell, (*path, name)))
+        found.add_cells(list(cells.values()))
+        return GuardSet([*found.held.values(), *found.counts.values()])
+
+    def _watch(self, paths: Iterable[Path]) -> None:
+        on_the_way = {path[:end] for path in paths for end in range(len(path))}
+        things = {id(stand.thing) for path, stand in self._stands.items() if path in on_the_way}
+        self.watched = [stand for stand in self._stands.values() if id(stand.thing) in things]
+
+    def _named_in_class(self, kind: type) -> list[str]:
+        return [name for base in kind.__mro__ if base not in LIBRARY_BASES
+                for name, value in self._named(vars(base)) if is_number(value)]
+
+    def _named(self, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        return ((name, attributes[name]) for name in attributes
+                if self._is_named(name) and name not in OF_MODULES)
+
+    def may_be_read(self, name: str) -> bool:
+        """Of an attribute, when names have been followed."""
+        return _ANY_NAME in self.names or self._is_named(name)
+
+    def _is_named(self, name: str) -> bool:
+        """Or by f"name{number}"."""
+        return name in self.names \
+            or (name[-1:] in string.digits and name.rstrip(string.digits) in self.names)
+
+    def _unread(self) -> set[Path]:
+        """Where things stand that are nothing but attributes which no code names."""
+        dictionaries = {id(attributes) for _, attributes, _ in self._attributes.values()}
+
+        def may_be_read(stand: Stand) -> bool:
+            is_attribute = isinstance(stand.holder, Slotted) or id(stand.holder) in dictionaries
+            return not is_attribute or self.may_be_read(stand.key)
+
+        read = {id(stand.thing) for stand in self._stands.values() if may_be_read(stand)}
+        return {path for path, stand in self._stands.items() if id(stand.thing) not in read}
+
+    def follow_names(self) -> None:
+        """To the methods whose names are named, which name more; and so with configurations, of
+        which one looks at no more than that. When all has been met, and before what depends on
+        names."""
+        reached = self._methods
+        looked_at: set[tuple[int, str]] = set()
+        known = -1
+        while known != len(self.names) + len(self._kinds) + len(self._attributes):
+            known = len(self.names) + len(self._kinds) + len(self._attributes)
+            for kind in list(self._kinds):
+                methods = methods_of(kind)
+                for method in [method for name in methods if self._is_named(name)
+                               for method in methods[name] if method not in reached]:
+                    reached[method] = ("", f"class {kind.__name__}", method.__name__)
+                    self._add_names(method)
+                    variables = Variables(method)
+                    for name, value in variables.items():
+                        self._look_at(variables, name, ("", method.__module__, name), value)
+            for thing, (_, attributes, path) in list(self._attributes.items()):
+                for name, value in list(self._named(attributes)):
+                    if (thing, name) not in looked_at:
+                        looked_at.add((thing, name))
+                        self._look_at(attributes, name, (*path, name), value)
+
+    def _look_at(self, holder: Any, key: str, path: Path, value: Any) -> None:
+        if type(value) in (dict, list):
+            self.add_container(value, path)
+        elif isinstance(value, _OTHERS_MATTERS) or not may_enter(value):
+            return
+        else:
+            self.add_object(value, attributes_of(value), path)
+        self._stands.setdefault(path, Stand(holder, key, value))
+
+
+class _Found:
+    """What there is so far, by the ids of the holders."""
+
+    def __init__(self, leading: Container[int]) -> None:
+        self.held: dict[int, tuple[Any, dict[Any, Path]]] = {}
+        self.counts: dict[int, tuple[Any, dict[Any, Path]]] = {}
+        self._leading = leading
+
+    def is_wanted(self, value: Any) -> bool:
+        return is_guarded(value) and id(value) not in self._leading
+
+    def add(self, holder: Any, items: Iterable[tuple[Any, Any]], path: Path) -> None:
+        for key, value in items:
+            if self.is_wanted(value):
+                self.held.setdefault(id(holder), (holder, {}))[1][key] = (*path, key)
+
+    def add_count(self, holder: Any, path: Path) -> None:
+        self.counts[id(holder)] = holder, {COUNT: path}
+
+    def add_cells(self, cells: Sequence[tuple[types.CellType, Path]]) -> None:
+        if cells:
+            holder = Cells([cell for cell, _ in cells])
+            self.held[id(holder)] = holder, dict(enumerate(path for _, path in cells))
+
+
+def _leads_through(path: Path, some: Container[Path]) -> bool:
+    return any(path[:end] in some for end in range(1, len(path) + 1))
+
+
+def _items(container: dict[Any, Any] | list[Any]) -> Iterable[tuple[Any, Any]]:
+    return list(container.items()) if isinstance(container, dict) else enumerate(container)

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guards on Python values that a recording has frozen: if one changes, the call has another
+signature.
+
+Guarded are numbers, texts, switches, small arrays and callables: variables of functions, attributes
+of objects, modules and classes, items and lengths of containers. ``guard_collector`` finds them, by
+the names that the step's code mentions; here they are looked up and compared.
+
+Threads: as the objects found. Failure: none; where a value is gone, the values are None.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import itertools
+import operator
+import sys
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import nn
+
+from anabranch._record.state.paths import Path
+
+
+class Guards:
+    """Values to be compared with others, as keys of dictionaries: mostly they are those of last
+    time, and then the same object."""
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values = values
+        self._hash: int | None = None
+
+    @property
+    def numbers(self) -> GuardValues | None:
+        last: GuardValues | None = self.values[-1]
+        return last
+
+    def without(self, ignored: Container[Path]) -> Guards:
+        """But for some numbers."""
+        return Guards((*self.values[:-1], self.numbers and self.numbers.without(ignored)))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Guards) and self.values == other.values)
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(self.values)
+        return self._hash
+
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device,
+         torch.Size)  # where they are equal they are the same
+_PLAIN_TYPES = frozenset(PLAIN)
+# Number has those of numpy, but for its truth.
+_ALIKE = (enum.Enum, Number, str, bytes, range, torch.memory_format, torch.layout,
+          type(Ellipsis))
+MOST_ITEMS = 100  # of a container that is looked at
+# Told by what is in them, where that is little, and otherwise by which they are.
+_FILLED = (set, collections.deque)
+_THEMSELVES = (*_FILLED, frozenset, slice, torch.finfo, torch.iinfo)
+_MOST_BYTES = 1024  # of an array that is looked at
+LENGTH, ATTRIBUTES = "its length", "how many attributes it has"  # in a path
+COUNT = object()  # in place of a key: how many items a holder has
+
+
+class GuardValues(tuple):  # type: ignore[type-arg]
+    """As they are at some time, to be compared. What is no number any more equals nothing."""
+
+    of: GuardLayout
+
+    def each(self) -> Iterator[tuple[Path, Any]]:
+        return zip(self.of.paths, self, strict=True)
+
+    def told(self) -> dict[str, Any]:
+        """By the names of their places."""
+        return {".".join(str(name) for name in path[1:] if name != ""): value
+                for path, value in self.each()}
+
+    def without(self, ignored: Container[Path]) -> GuardValues:
+        """Those that would have been found without some places."""
+        values, layout = dict(self.each()), self.of.without(ignored)
+        return layout.numbers(values[path] for path in layout.paths)
+
+
+class GuardLayout:
+    """The keys of each holder, and the path of what stands there. It keeps no holder alive:
+    signatures have it."""
+
+    def __init__(self, holders: Iterable[Mapping[Any, Path]]) -> None:
+        self._holders = list(holders)
+        self.alike: dict[tuple[Any, ...], list[int]] = {}  # holders, by their keys
+        for i, paths in enumerate(self._holders):
+            self.alike.setdefault(tuple(paths), []).append(i)
+        self.paths = [path for some in self.alike.values() for i in some
+                      for path in self._holders[i].values()]
+
+    def without(self, ignored: Container[Path]) -> GuardLayout:
+        return GuardLayout(filter(None, (_without(paths, ignored) for paths in self._holders)))
+
+    def numbers(self, values: Iterable[Any]) -> GuardValues:
+        numbers = GuardValues(values)
+        numbers.of = self
+        return numbers
+
+
+def _without(paths: Mapping[Any, Path], ignored: Container[Path]) -> dict[Any, Path]:
+    """Where the length of a container is ignored, so are its items."""
+    return {key: path for key, path in paths.items()
+            if path not in ignored and (*path[:-1], LENGTH) not in ignored}
+
+
+class GuardSet:
+    """Where they stand: holders, with a path by key."""
+
+    def __init__(self, held: Iterable[tuple[Any, Mapping[Any, Path]]]) -> None:
+        self.held = list(held)
+        self._layout = GuardLayout(paths for _, paths in self.held)
+        self._alike: list[tuple[Callable[[Any], Any], list[Any], bool]] = [
+                       (len if keys == (COUNT,) else operator.itemgetter(*keys),
+                        [self.held[i][0] for i in some], len(keys) == 1)
+                       for keys, some in self._layout.alike.items()]
+        # What stood there, what of it can be filled, with what it was told as, and all that:
+        # together, since threads may look at once.
+        self._last: tuple[list[Any], list[tuple[Any, Any]], GuardValues | None] = ([], [], None)
+
+    def without(self, ignored: Container[Path]) -> GuardSet:
+        held = [(holder, _without(paths, ignored)) for holder, paths in self.held]
+        return GuardSet((holder, paths) for holder, paths in held if paths)
+
+    def now(self) -> GuardValues | None:
+        """Mostly the very objects of last time: then so is the answer."""
+        before, filled, numbers = self._last
+        try:
+            if numbers is not None and all(map(operator.is_, self._values(), before)) \
+                    and all(_told(value) == told for value, told in filled):
+                return numbers
+            values = list(self._values())
+        except (KeyError, IndexError, ValueError, AttributeError):
+            return None
+        are_told = list(map(is_guarded, values))
+        numbers = self._layout.numbers(
+            _told(value) if is_told else object()
+            for value, is_told in zip(values, are_told, strict=True))
+        if all(are_told):  # else it would hold somebody's tensor
+            filled = [(value, told) for value, told in zip(values, numbers, strict=True)
+                      if _can_be_filled(value)]
+            self._last = values, filled, numbers
+        return numbers
+
+    def _values(self) -> Iterator[Any]:
+        flat = itertools.chain.from_iterable
+        return flat([map(get, holders) if is_one else flat(map(get, holders))
+                     for get, holders, is_one in self._alike])
+
+
+class SameObject:
+    """Equal to what stands for the very same object, which it does not keep, where that can be."""
+
+    def __init__(self, thing: Any) -> None:
+        self._id = id(thing)
+        try:
+            self._get: Callable[[], Any] = weakref.ref(thing)
+        except TypeError:
+            self._get = lambda: thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameObject) and self._id == other._id \
+            and self._get() is other._get() is not None
+
+    def __hash__(self) -> int:
+        return self._id
+
+
+def changed(before: GuardValues | None, now: GuardValues | None) -> set[Path]:
+    """Where they are other numbers."""
+    if before is None or now is None or before == now:
+        return set()
+    then = dict(before.each())
+    return {path for path, new in now.each()
+            if path in then and then[path] != new and type(new) is not object}
+
+
+def is_guarded(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(is_guarded, value))
+    return is_number(value) or isinstance(value, _THEMSELVES) or _is_array(value) \
+        or (callable(value) and not isinstance(value, nn.Module))
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_told, value))
+    if isinstance(value, Number):  # equal ones of several types make other types of tensors
+        return type(value), value
+    if is_number(value):
+        return value
+    contents = _contents(value)
+    return SameObject(value) if contents is None else contents
+
+
+def _can_be_filled(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_can_be_filled, value))
+    return isinstance(value, _FILLED) or _is_array(value)
+
+
+def _contents(value: Any) -> Any:
+    """Of what can be filled, and is little, as it is now. Else None."""
+    if isinstance(value, _FILLED) and len(value) <= MOST_ITEMS and all(map(is_number, value)):
+        return type(value), frozenset(value) if isinstance(value, set) else tuple(value)
+    if _is_array(value) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
+        return value.dtype.str, value.shape, value.tobytes()
+    return None
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
+
+
+def is_number(value: Any) -> bool:
+    """Or another plain value, of which it does not matter which object it is."""
+    kind = type(value)
+    if isinstance(value, (tuple, frozenset)):
+        return kind is torch.Size or all(map(is_number, value))
+    return (kind in _PLAIN_TYPES and kind is not type) or isinstance(value, _ALIKE) \
+        or kind is getattr(sys.modules.get("numpy"), "bool_", None)

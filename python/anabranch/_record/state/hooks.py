@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks of modules, optimizers and parameters: a recording has what those did that there were when
+it was made, so that another one is another signature.
+
+Most have none. They are looked for again only when some hook has been registered in the process
+since. Threads: as the modules. Failure: none. """
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anabranch import _compat
+
+_OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+class Hooks:
+    """Parameters are given each time: some may have come since."""
+
+    def __init__(self, modules: Iterable[nn.Module],
+                 optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        self._modules, self._optimizers = modules, optimizers
+        self._registered = -1
+        self._some: list[tuple[Any, Mapping[int, Any]]] = []
+
+    def now(self, parameters: Iterable[Tensor]) -> tuple[Any, ...]:
+        """By places the numbers that torch has given them, which none gets again."""
+        registered = _compat.hooks_so_far()
+        if registered != self._registered:
+            self._some = [(place, hooks) for place, hooks in self._all(parameters) if hooks]
+            self._registered = registered
+        return tuple([(place, *hooks) for place, hooks in self._some if hooks])
+
+    def _all(self, parameters: Iterable[Tensor]) -> Iterator[tuple[Any, Any]]:
+        for kind, things, names in (("module", self._modules, _OF_MODULES),
+                                    ("optimizer", self._optimizers, _OF_OPTIMIZERS),
+                                    ("parameter", parameters, _OF_PARAMETERS)):
+            for i, thing in enumerate(things):
+                for name in names:
+                    yield (kind, i, name), getattr(thing, name, None)

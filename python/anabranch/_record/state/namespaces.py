@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds tensors and is no dictionary, as one: the variables of a function, and the attributes
+of objects with slots and of classes.
+
+Threads: as what is held. Failure: KeyError where there is nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from typing import Any
+
+from torch import nn
+
+
+class Variables(MutableMapping[str, Any]):
+    """Those of a function that are not its own: its closure's, and the globals that it names."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self.globals = function.__globals__
+        self.cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (),
+                              strict=True))
+        self._names = [*self.cells, *(name for name in dict.fromkeys(named_in(function.__code__))
+                                      if name not in self.cells)]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.cells:
+            return self.globals[name]
+        try:
+            return self.cells[name].cell_contents
+        except ValueError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self.cells:
+            self.cells[name].cell_contents = value
+        else:
+            self.globals[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        if name in self.cells:
+            del self.cells[name].cell_contents
+        else:
+            del self.globals[name]
+
+
+class Slotted(MutableMapping[str, Any]):
+    """The attributes of an object whose class has ``__slots__``, and those of its dictionary if it
+    has one."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self._thing, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        names = (*_slots_in(self._thing), *getattr(self._thing, "__dict__", ()))
+        return (name for name in names if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self._thing, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self._thing, name)
+
+
+class OfClass(MutableMapping[str, Any]):
+    """The attributes of a class itself, none of those that it inherits."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self._kind)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(vars(self._kind)))
+
+    def __len__(self) -> int:
+        return len(vars(self._kind))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self._kind, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self._kind, name)
+
+
+@functools.lru_cache(4096)
+def named_in(code: types.CodeType) -> tuple[str, ...]:
+    """What it names, in its own code and in that of functions inside it."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return (*code.co_names, *(name for constant in inner for name in named_in(constant)))
+
+
+def _slots_in(thing: Any) -> tuple[str, ...]:
+    kind: type = type(thing)
+    return _slots_of(kind)
+
+
+@functools.lru_cache(1024)
+def _slots_of(kind: type) -> tuple[str, ...]:
+    named = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = [name for names in named for name in ([names] if isinstance(names, str) else names)]
+    return tuple([name for name in names if not name.startswith("__")])
+
+
+# logging: a logger keeps in itself what it has been asked, and leads to all others.
+_DONT_ENTER = ("torch", "builtins", "typing", "collections", "functools", "numpy", "anabranch",
+               "logging")
+
+
+def may_enter(thing: Any) -> bool:
+    """Whether it is an object of the user's, with attributes."""
+    if isinstance(thing, (type, types.ModuleType)):
+        return False
+    if not hasattr(thing, "__dict__") and not _slots_in(thing):
+        return False
+    return not is_librarys(type(thing).__module__)
+
+
+def is_librarys(module: str) -> bool:
+    return module.split(".", maxsplit=1)[0] in _DONT_ENTER
+
+
+def module_of(function: types.FunctionType) -> str:
+    """Where its code stands, also if it has the name of what it is around."""
+    return str(function.__globals__.get("__name__", ""))
+
+
+def attributes_of(thing: Any) -> Any:
+    return Slotted(thing) if _slots_in(thing) else vars(thing)
+
+
+LIBRARY_BASES = (object, nn.Module)  # whose methods are torch's and Python's own matter
+
+
+class Cells:
+    """Variables of closures, by their numbers."""
+
+    def __init__(self, cells: Sequence[types.CellType]) -> None:
+        self._cells = cells
+
+    def __getitem__(self, number: int) -> Any:
+        return self._cells[number].cell_contents
+
+
+@functools.lru_cache(4096)
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """What code names, and texts in it that may be names: getattr(self, "scale")."""
+    return frozenset((*named_in(code), *filter(str.isidentifier, _texts_in(code.co_consts))))
+
+
+def _texts_in(constants: Iterable[Any]) -> Iterator[str]:
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, (tuple, frozenset)):
+            yield from _texts_in(constant)
+        elif isinstance(constant, types.CodeType):
+            yield from _texts_in(constant.co_consts)
+
+
+@functools.lru_cache(1024)
+def methods_of(kind: type) -> dict[str, list[types.FunctionType]]:
+    """By their names, those that it overrides as well: these may be called by the others."""
+    found: dict[str, list[types.FunctionType]] = {}
+    for base in kind.__mro__:
+        if base not in LIBRARY_BASES:
+            for name, value in vars(base).items():
+                found.setdefault(name, []).extend(_functions_in(value))
+    return found
+
+
+def _functions_in(value: Any) -> Iterator[types.FunctionType]:
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    elif isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, functools.cached_property):
+        value = value.func
+    while value is not None:
+        if isinstance(value, types.FunctionType):
+            yield value
+        value = getattr(value, "__wrapped__", None)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run of a step leaves in Python's objects: a hidden state, a loss that somebody looks at.
+
+A recorded step's Python does not run again, so its launches have to leave there what it would have.
+Where a run binds other tensors than before is found by comparing, shallowly, the containers and
+objects that lead to the step's state; these tensors become results of the recording. What Python
+does beside, counters and texts, is left to it.
+
+Threads: the recorder's, one at a time. Failure: NotRecordable, with the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from anabranch import _compat
+from anabranch._record.refusals import NotRecordable
+from anabranch._record.state.paths import Path
+from anabranch._record.state.state import State
+from anabranch._record.state.walk import Walk
+from anabranch._record.tensors import is_wrapper
+
+
+class _Nothing:
+    """Stands nowhere."""
+
+
+_NOTHING = _Nothing()
+
+
+class Mutation(NamedTuple):
+    """Where a run binds a tensor, or a container of tensors; ``path`` leads to the holder. With a
+    slice for a key, what it appends to a list."""
+
+    holder: Any
+    key: Any
+    path: Path
+    before: type  # of what stood there
+
+    def get(self) -> Any:
+        if isinstance(self.key, slice):
+            return self.holder[self.key]
+        if isinstance(self.holder, list):
+            return self.holder[self.key] if self.key < len(self.holder) else _NOTHING
+        return self.holder.get(self.key, _NOTHING)
+
+    def put(self, value: Any) -> None:
+        if isinstance(self.key, slice):
+            self.holder.extend(value)
+        elif value is not _NOTHING:
+            self.holder[self.key] = value
+        elif self.get() is not _NOTHING:
+            del self.holder[self.key]
+
+    def finds_as_before(self) -> bool:
+        """Whether Python would go the same way from what stands there."""
+        return isinstance(self.key, slice) or type(self.get()) is self.before
+
+    def __str__(self) -> str:
+        names = [*self.path[1:], self.key if isinstance(self.key, (str, int)) else ""]
+        return ".".join(str(name) for name in names if name != "")
+
+
+class _Change(NamedTuple):
+    """A holder that has changed where tensors are concerned: at which keys, and what it held."""
+
+    holder: Any
+    path: Path
+    keys: list[Any]
+    before: dict[Any, Any]
+
+
+class HolderSnapshot:
+    """What the objects that lead to a state hold, to be compared and put back."""
+
+    def __init__(self, state: State) -> None:
+        self._saved = [(holder, path, _items_of(holder))
+                       for holder, path in state.walk_again().holders]
+
+    def _changes(self) -> Iterator[_Change]:
+        for holder, path, before in self._saved:
+            now = _items_of(holder)
+            pairs = [(key, before.get(key, _NOTHING), now.get(key, _NOTHING))
+                     for key in (*before, *(key for key in now if key not in before))]
+            keys = [key for key, old, new in pairs
+                    if old is not new and (_concerns_tensors(old) or _concerns_tensors(new))]
+            if keys:
+                yield _Change(holder, path, keys, before)
+
+    def slots(self) -> list[Mutation]:
+        """Where other tensors are bound by now."""
+        found = []
+        for holder, path, changed, before in self._changes():
+            keys = changed
+            if isinstance(holder, list) and len(holder) > len(before):
+                end = len(before)
+                keys = [*(key for key in changed if key < end), slice(end, None)]
+            slots = [Mutation(holder, key, path, _type_in(before, key)) for key in keys]
+            if isinstance(holder, list) and len(holder) < len(before):
+                raise NotRecordable(f"it makes a list of tensors shorter ({slots[0]}); do it "
+                                    "outside")
+            for slot in slots:
+                _check_can_be_left(slot)
+            found += slots
+        return found
+
+    def put_back(self) -> None:
+        for holder, path, keys, before in list(self._changes()):
+            if isinstance(holder, list):
+                holder[:] = before.values()
+                continue
+            for key in keys:
+                Mutation(holder, key, path, type(None)).put(before.get(key, _NOTHING))
+
+
+def _type_in(before: dict[Any, Any], key: Any) -> type:
+    return list if isinstance(key, slice) else type(before.get(key, _NOTHING))
+
+
+def _check_can_be_left(slot: Mutation) -> None:
+    leaves, _ = _compat.tree_flatten(slot.get())
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) and _concerns_tensors(leaf):
+            raise NotRecordable(f"it leaves a {type(leaf).__name__} with tensors in {slot}; return "
+                                "them, or leave the tensors themselves there")
+
+
+class SideEffects:
+    """A step's callable that also answers what it leaves in slots, and puts back what was there:
+    ``(answer, [what is left in each])``. Its first run finds the slots, or why there can be none:
+    that is raised at once, or where it is a plain one, that has done its work, by check()."""
+
+    def __init__(self, call: Callable[[list[Any]], Any], state: State, *,
+                 is_first_plain: bool) -> None:
+        self.call = call
+        self._is_first_plain = is_first_plain
+        self.slots: list[Mutation] | None = None
+        self._bindings = HolderSnapshot(state)
+        self._refusal: NotRecordable | None = None
+
+    def __call__(self, leaves: list[Any]) -> Any:
+        try:
+            answer = self.call(leaves)
+            if self.slots is None:
+                self.slots = self._find_slots()
+            return answer, [slot.get() for slot in self.slots]
+        finally:
+            self._bindings.put_back()
+
+    def _find_slots(self) -> list[Mutation]:
+        try:
+            return self._bindings.slots()
+        except NotRecordable as error:
+            if not self._is_first_plain:
+                raise
+            self._refusal = error
+            return []
+
+    def check(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it answers all that its callable leaves."""
+        return self._refusal is None
+
+    def leave(self, answer: Any) -> Any:
+        """Puts what it has answered where its callable had left it; the rest is the callable's."""
+        answer, left = answer
+        _put(self.slots or (), left)
+        return answer
+
+
+class BoundMutations:
+    """Those of a recording in one state, and the objects on the way to them. Some lead to nothing
+    but a slot, so that the state does not look whether they still stand where they stood."""
+
+    def __init__(self, slots: Sequence[Mutation], walk: Walk) -> None:
+        holders = {path: holder for holder, path in walk.holders}
+        self._slots = [slot._replace(holder=holders[slot.path]) for slot in slots]
+        prefixes = {slot.path[:end] for slot in slots for end in range(len(slot.path) + 1)}
+        self._ways = [walk.entered[path] for path in prefixes if path in walk.entered]
+
+    def find_as_before(self) -> bool:
+        """Whether Python would go the same way from what stands in them."""
+        return all(slot.finds_as_before() for slot in self._slots)
+
+    def are_current(self) -> bool:
+        return all(place.get() is value for place, value in self._ways)
+
+    def put(self, values: Sequence[Any]) -> None:
+        _put(self._slots, values)
+
+
+def bind_mutations(state: State, slots: Sequence[Mutation]) -> BoundMutations | None:
+    """The same slots among the objects that a state has now; None where one is not there."""
+    walk = state.walk_again()
+    if not {slot.path for slot in slots} <= {path for _, path in walk.holders}:
+        return None
+    return BoundMutations(slots, walk)
+
+
+def _put(slots: Sequence[Mutation], values: Sequence[Any]) -> None:
+    for slot, value in zip(slots, values, strict=True):
+        slot.put(value)
+
+
+def _items_of(holder: Any) -> dict[Any, Any]:
+    return dict(enumerate(holder)) if isinstance(holder, list) else dict(holder.items())
+
+
+def _concerns_tensors(value: Any) -> bool:
+    """Whether it is a tensor or leads to some. Those of wrapping classes are their libraries'
+    matter."""
+    return any(not is_wrapper(found.tensor) for found in Walk((value,)).tensors)

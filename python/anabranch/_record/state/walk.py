@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be reached from a callable: tensors, modules, optimizers, and the objects on the way.
+
+Everything is named by the keys that lead to it, its *path*, so that what stands in a thing's place
+later is known for what it is. Closures, globals that the code names, methods, partials, containers
+and objects are walked. Objects among a module's attributes, classes, modules of Python and objects
+of big libraries may lead to all that a program has; there it goes only where it is told to,
+*farther*.
+
+Threads: as the objects found. Failure: none; what cannot be walked is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import types
+from collections.abc import Callable, Container, Iterable, Iterator, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anabranch._record.state.guard_collector import OF_MODULES, GuardCollector
+from anabranch._record.state.guards import PLAIN
+from anabranch._record.state.namespaces import (
+    OfClass,
+    Variables,
+    attributes_of,
+    is_librarys,
+    may_enter,
+)
+from anabranch._record.state.paths import ARGUMENT, Found, Path, Place
+
+_DEEPEST = 8  # containers and objects within one another
+_DEEPEST_CONSTANT, _MOST_CONSTANTS = 3, 100  # what is beyond is compared as one object
+_NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training")  # of a module
+_PLAIN_TYPES, _NO_OBJECTS = frozenset(PLAIN), (Tensor, *PLAIN)
+_CACHE = type(functools.cache(int))
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+
+
+class Walk:
+    """Everything that the roots lead to, each thing once, in the order of the walk; and then what
+    ``arguments`` lead to, in whose places others may stand later. ``farther`` has paths that the
+    walk goes though it would not by itself, each with those that lead there. Of things whose ids
+    are ``known`` to lead somewhere there are only further places. ``numbers`` is shown what it
+    meets."""
+
+    def __init__(self, roots: Iterable[Any], arguments: Sequence[Any] = (),
+                 farther: Container[Path] = (), known: Iterable[int] = (),
+                 numbers: GuardCollector | None = None) -> None:
+        self.tensors: list[Found] = []
+        self.more_places: dict[int, list[Place]] = {}  # of a tensor, by its id
+        self.generators: list[torch.Generator] = []
+        self.modules: list[nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        # Objects that lead to any of these, and where they stood; none of them in a tuple, and no
+        # modules in modules.
+        self.ways: list[tuple[Place, Any]] = []
+        # What a step may have read in all of them beside what they lead to. Where it is equal for
+        # another walk, each object may be given for that which stood in its place. Of a walk that
+        # shows numbers what it meets: by the names in code it is told what may be read.
+        self.form: list[tuple[Path, Any]] = []
+        # Objects that were looked into, whether they lead anywhere or not, by their paths.
+        self.entered: dict[Path, tuple[Place, Any]] = {}
+        # Their containers and attributes, and the way to each.
+        self.holders: list[tuple[Any, Path]] = []
+        self._farther, self._numbers = farther, numbers
+        self._formed: list[tuple[Path, Any, Any]] = []  # and the form, if it is not the usual one
+        self._finds = 0  # how often the walk has met something, known or not
+        self._leads = dict.fromkeys(known, True)  # by the ids of what was walked
+        self._keep: list[Any] = []  # what these ids belong to
+        self._look_into(tuple(roots), (), 0)
+        if arguments:
+            self._look_into(list(arguments), (ARGUMENT,), 0)
+        if numbers is not None:
+            numbers.follow_names()
+            self.form = [(path, form or self._form_of(thing, path[0] == ARGUMENT))
+                         for path, thing, form in self._formed]
+        del self._finds, self._leads, self._keep, self._formed
+
+    def _look_into(self, holder: Any, path: Path, depth: int) -> None:
+        if not isinstance(holder, tuple):
+            self.holders.append((holder, path))
+        for i, key in enumerate(list(holder) if isinstance(holder, dict) else range(len(holder))):
+            name = key if isinstance(key, str) else i
+            self._look(Place(holder, key, (*path, name)), depth)
+
+    def _look(self, place: Place, depth: int) -> None:
+        try:
+            value = place.get()
+        except Exception:  # an empty cell, a property that fails
+            return
+        if type(value) in _PLAIN_TYPES and not (
+                self._farther and isinstance(value, type) and place.path in self._farther):
+            return
+        if isinstance(value, Tensor):
+            self._add(place, value)
+        else:
+            self._enter(place, value, depth + 1)
+
+    def _enter(self, place: Place, value: Any, depth: int) -> None:
+        if depth > _DEEPEST:
+            return
+        if not isinstance(place.holder, tuple):
+            self.entered[place.path] = place, value
+            if self._numbers is not None:
+                self._numbers.add_stand(*place, value)
+        if id(value) not in self._leads:
+            before = self._finds
+            self._mark(value)
+            self._visit(value, place.path, depth)
+            self._leads[id(value)] = self._finds != before
+        if self._leads[id(value)]:
+            self._finds += 1
+            self._add_way(place, value)
+
+    def _mark(self, thing: Any) -> None:
+        """As walked; until that has ended it is taken to lead somewhere."""
+        self._leads[id(thing)] = True
+        self._keep.append(thing)
+
+    def _add_way(self, place: Place, value: Any, form: Any = None) -> None:
+        if not isinstance(place.holder, tuple):
+            self.ways.append((place, value))
+            self._formed.append((place.path, value, form))
+
+    def _form_of(self, thing: Any, is_given: bool) -> Any:
+        """``is_given``: in an argument."""
+        kind: Any = type(thing)
+        if isinstance(thing, torch.optim.Optimizer):
+            return kind  # its numbers are those of its groups
+        if isinstance(thing, types.FunctionType):
+            kind = thing.__code__
+            items: Any = [(name, Place(holder, key, ()).get())
+                          for name, holder, key in _parts_of_function(thing)]
+        elif isinstance(thing, nn.Module):
+            items = [item for item in vars(thing).items() if item[0] not in _NOT_CONSTANT]
+        elif isinstance(thing, dict):
+            items = [(self._constant(key, is_given), value) for key, value in thing.items()]
+        elif isinstance(thing, (list, tuple)):
+            items = enumerate(thing)
+        elif may_enter(thing):
+            items = self._attributes(thing, is_given)
+        else:
+            return _Same(thing)
+        return kind, [(name, self._constant(value, is_given)) for name, value in items]
+
+    def _attributes(self, thing: Any, is_given: bool) -> Iterator[tuple[str, Any]]:
+        """Of an object that is given, those that lead anywhere, and those that code of the step may
+        read, by their names: a batch may have the numbers of its samples, others each time."""
+        assert self._numbers is not None
+        may_be_read = self._numbers.may_be_read
+        return ((name, value) for name, value in attributes_of(thing).items()
+                if not is_given or may_be_read(name) or self._leads.get(id(value), False))
+
+    def _constant(self, value: Any, is_given: bool, depth: int = 0) -> Any:
+        kind = type(value)
+        if kind in _PLAIN_TYPES:
+            return kind, value
+        if self._leads.get(id(value), False):
+            return kind  # it has a place or a way of its own
+        if isinstance(value, _CONTAINERS):
+            parts: Any = value
+        elif is_object(value) and may_enter(value):
+            parts = dict(self._attributes(value, is_given))
+        else:
+            return _Same(value)
+        if not parts:
+            return kind, ()
+        if depth == _DEEPEST_CONSTANT or len(parts) > _MOST_CONSTANTS:
+            return _Same(value)
+        if isinstance(parts, dict):
+            parts = itertools.chain.from_iterable(parts.items())
+        constants = [self._constant(part, is_given, depth + 1) for part in parts]
+        return kind, frozenset(parts) if isinstance(parts, (set, frozenset)) else constants
+
+    def _visit(self, thing: Any, path: Path, depth: int) -> None:
+        if isinstance(thing, nn.Module):
+            self._visit_module(thing, path, depth)
+        elif isinstance(thing, torch.optim.Optimizer):
+            self._visit_optimizer(thing, path)
+        elif isinstance(thing, torch.Generator):
+            self._finds += 1
+            self.generators.append(thing)
+        elif isinstance(thing, (dict, list, tuple)):
+            if self._numbers is not None and not isinstance(thing, tuple):
+                self._numbers.add_container(thing, path)
+            self._look_into(thing, path, depth)
+        else:
+            if isinstance(thing, types.FunctionType):
+                self.holders.append((Variables(thing), path))
+            elif may_enter(thing):
+                self.holders.append((attributes_of(thing), path))
+            if self._numbers is not None:
+                self._add_numbers(thing, path)
+            for name, holder, key in _parts(thing):
+                self._look(Place(holder, key, (*path, name)), depth)
+            self._look_farther(thing, path, depth)
+
+    def _add_numbers(self, thing: Any, path: Path) -> None:
+        assert self._numbers is not None
+        if isinstance(thing, types.FunctionType):
+            self._numbers.add_function(thing, path)
+        elif may_enter(thing):
+            self._numbers.add_object(thing, attributes_of(thing), path)
+
+    def _look_farther(self, thing: Any, path: Path, depth: int) -> None:
+        """Into a module of Python, a class, the classes of an object, what functools.cache keeps,
+        or an object of a library, such as torch's GradScaler."""
+        if not self._farther:
+            return
+        if isinstance(thing, types.ModuleType):
+            self._look_at_variables(vars(thing), thing.__name__, path, depth)
+            return
+        if isinstance(thing, _CACHE):
+            for value in _kept_by(thing):
+                name = f"cached {id(value)}"  # nothing else tells them that lasts
+                if (*path, name) in self._farther:
+                    self._look(Place((value,), 0, (*path, name)), depth)
+        if _is_of_library(thing):
+            self._look_at_some(vars(thing), path, depth)  # what it binds is its library's matter
+        kinds = thing.__mro__ if isinstance(thing, type) else type(thing).__mro__
+        for kind in kinds:
+            self._look_at_variables(OfClass(kind), kind.__module__,
+                                    (*path, f"class {kind.__name__}"), depth)
+
+    def _look_at_variables(self, holder: MutableMapping[str, Any], module: str, path: Path,
+                           depth: int) -> None:
+        if not is_librarys(module) and self._look_at_some(holder, path, depth):
+            self.holders.append((holder, path))
+
+    def _look_at_some(self, holder: MutableMapping[str, Any], path: Path, depth: int) -> bool:
+        """Whether there is any on the way."""
+        names = [name for name in list(holder) if (*path, name) in self._farther] \
+            if path in self._farther else []
+        for name in names:
+            self._look(Place(holder, name, (*path, name)), depth)
+        return bool(names)
+
+    def _add(self, place: Place, tensor: Tensor, counts: bool = False) -> None:
+        self._finds += 1
+        if id(tensor) in self._leads:
+            self.more_places.setdefault(id(tensor), []).append(place)
+            return
+        self._mark(tensor)
+        self.more_places[id(tensor)] = []
+        self.tensors.append(Found(place, tensor, counts))
+
+    def _visit_module(self, module: nn.Module, path: Path, depth: int) -> None:
+        self._leads.pop(id(module))
+        parts = [(name, part) for name, part in module.named_modules()
+                 if id(part) not in self._leads]
+        for name, part in parts:
+            self._mark(part)
+            self._finds += 1
+            self.modules.append(part)
+            for kind, holder in (("parameters", part._parameters), ("buffers", part._buffers),
+                                 ("", part.__dict__)):
+                self.holders.append((holder, (*path, name, kind)))
+                self._add_tensors(holder, (*path, name))
+        for name, part in parts:
+            self._look_into_attributes(part, (*path, name), depth)
+        for name, part in parts:
+            self.holders.append((part._modules, (*path, name, "modules")))
+            for key, child in part._modules.items():
+                self._formed.append(((*path, name, key), child, None))
+
+    def _look_into_attributes(self, module: nn.Module, path: Path, depth: int) -> None:
+        """Into containers alone, a cache of keys and values: of objects a module may name anything,
+        its trainer and all data."""
+        attributes, depth = vars(module), max(depth, _DEEPEST - 3)
+        if self._numbers is not None:
+            self._numbers.add_object(module, attributes, path)
+        for key, value in list(attributes.items()):
+            is_filled = isinstance(value, (dict, list, tuple)) and value
+            if key not in OF_MODULES and (is_filled or (
+                    self._farther and is_object(value) and (*path, key) in self._farther)):
+                self._look(Place(attributes, key, (*path, key)), depth)
+        self._look_farther(module, path, depth)
+
+    def _visit_optimizer(self, optimizer: torch.optim.Optimizer, path: Path) -> None:
+        self._finds += 1
+        self.optimizers.append(optimizer)
+        groups, states, attributes = optimizer.param_groups, optimizer.state, vars(optimizer)
+        self.holders.append((states, (*path, "state")))
+        for i, group in enumerate(groups):
+            self._mark(group["params"])
+            self._mark(group)
+            self.holders.append((group, (*path, i)))
+            self._add_tensors(group, (*path, i))
+            self._add_tensors(group["params"], (*path, i, "params"))
+        for i, state in enumerate(list(states.values())):
+            if isinstance(state, dict):
+                self.holders.append((state, (*path, "state", i)))
+                self._add_tensors(state, (*path, "state", i), counts=True)
+        for i, group in enumerate(groups):
+            self._add_way(Place(groups, i, (*path, i)), group, "guarded, in any order")
+            self._add_way(Place(group, "params", (*path, i, "params")), group["params"])
+        self._add_way(Place(attributes, "param_groups", path), groups)
+        self._add_way(Place(attributes, "state", (*path, "state")), states)
+
+    def _add_tensors(self, holder: Any, path: Path, counts: bool = False) -> None:
+        items = holder.items() if isinstance(holder, dict) else enumerate(holder)
+        for key, value in list(items):
+            if isinstance(value, Tensor):
+                self._add(Place(holder, key, (*path, key)), value, counts)
+
+
+def is_object(thing: Any) -> bool:
+    """Whether it is something that may lead to tensors, and none itself."""
+    return not isinstance(thing, _NO_OBJECTS)
+
+
+class _Same:
+    """Equal to what holds the very same object."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._thing is other._thing
+
+    def __hash__(self) -> int:
+        return id(self._thing)
+
+
+def _parts(thing: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """What one looks at inside a callable or an object: a name for it, holder and key."""
+    if isinstance(thing, functools.partial):
+        yield from _items((thing.func, *thing.args, *thing.keywords.values()))
+    elif isinstance(thing, types.MethodType):
+        yield from _items((thing.__self__, thing.__func__))
+    elif isinstance(thing, types.FunctionType):
+        yield from _parts_of_function(thing)
+    elif isinstance(thing, (set, frozenset)):
+        yield from _items(tuple(thing))
+    elif callable(wrapped := getattr(thing, "__wrapped__", None)):  # a recorded callable
+        yield "wrapped", (wrapped,), 0
+    elif may_enter(thing):
+        attributes = attributes_of(thing)
+        yield from ((name, attributes, name) for name, _ in list(attributes.items()))
+        if callable(thing) and isinstance(call := type(thing).__call__, types.FunctionType):
+            yield "__call__", (call,), 0
+
+
+def _items(things: tuple[Any, ...], name: Callable[[int], Any] = int) -> Iterator[Any]:
+    return ((name(i), things, i) for i in range(len(things)))
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[Any, Any, Any]]:
+    compiled = getattr(function, "_torchdynamo_orig_callable", None)
+    if compiled is not None:  # what else is in it is the compiler's
+        yield "compiled", (compiled,), 0
+        return
+    variables = Variables(function)
+    yield from ((name, variables, name) for name in variables)
+    yield from _items(function.__defaults__ or (), "default {}".format)
+    for name in function.__kwdefaults__ or {}:
+        yield f"default {name}", function.__kwdefaults__, name
+
+
+def _kept_by(cache: Any) -> Iterator[Any]:
+    for thing in gc.get_referents(cache):
+        if thing is not vars(cache):
+            yield from thing.values() if isinstance(thing, dict) else (thing,)
+
+
+def _is_of_library(thing: Any) -> bool:
+    """Whether it is an object that one does not look into by itself, and could."""
+    return not isinstance(thing, (type, types.FunctionType, nn.Module)) \
+        and isinstance(getattr(thing, "__dict__", None), dict) and not may_enter(thing)

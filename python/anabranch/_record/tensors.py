@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about tensors: wrapping classes, versions, extents, and which tensors share memory.
+
+Threads: any. Failure: none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def inner_tensors(tensor: Tensor) -> list[Tensor]:
+    """The plain tensors inside one of a wrapping class (DTensor and its like), or itself."""
+    if not is_wrapper(tensor):
+        return [tensor]
+    return [inner for _, _, part in _parts_of_wrapper(tensor) for inner in inner_tensors(part)]
+
+
+def inner_places(tensor: Tensor) -> list[tuple[Any, str]]:
+    """Where the plain tensors inside a wrapping one are: object and attribute."""
+    places: list[tuple[Any, str]] = []
+    for owner, name, inner in _parts_of_wrapper(tensor):
+        places += inner_places(inner) if is_wrapper(inner) else [(owner, name)]
+    return places
+
+
+def _parts_of_wrapper(tensor: Tensor) -> Iterator[tuple[Any, str, Tensor]]:
+    """Owner, attribute and value. A wrapper may name other things too: DTensor its mesh (2.15)."""
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    for name in names:
+        if isinstance(part := getattr(tensor, name), Tensor):
+            yield tensor, name, part
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often it was written in place; 0 for those that do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def may_be_parameter(tensor: Tensor) -> bool:
+    return tensor.is_leaf and (tensor.requires_grad or isinstance(tensor, nn.Parameter))
+
+
+def is_wrapper(tensor: Tensor) -> bool:
+    return hasattr(type(tensor), "__tensor_flatten__")
+
+
+@dataclasses.dataclass
+class Unit:
+    """Bytes that move as one: a tensor's, or those of several tensors that overlap."""
+
+    address: int
+    size_bytes: int
+    members: list[tuple[int, int]]  # (tensor, bytes into the unit); the first lies at 0
+
+
+def extent(tensor: Tensor) -> int:
+    """Bytes from a tensor's first element to behind its last."""
+    return reach(tensor.shape, tensor.stride()) * tensor.element_size()
+
+
+def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """The same of a shape, in elements."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def units_of(tensors: Sequence[Tensor]) -> list[Unit]:
+    """Tensors that share bytes are one unit; those without bytes are in none."""
+    sizes = [extent(tensor) for tensor in tensors]
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    units: list[Unit] = []
+    # Of those that begin together the longest comes first.
+    for index in sorted(range(len(tensors)), key=lambda i: (addresses[i], -sizes[i])):
+        begin, size = addresses[index], sizes[index]
+        if size == 0:
+            continue
+        last = units[-1] if units else None
+        if last is None or begin >= last.address + last.size_bytes:
+            units.append(Unit(begin, size, [(index, 0)]))
+            continue
+        last.members.append((index, begin - last.address))
+        last.size_bytes = max(last.size_bytes, begin + size - last.address)
+    return units
+
+
+def units_apart(tensors: Sequence[Tensor], first: int) -> list[Unit]:
+    """The same, but that a tensor before ``first`` is never in one unit with one behind."""
+    return [*units_of(tensors[:first]), *units_behind(tensors[first:], first)]
+
+
+def units_behind(tensors: Sequence[Tensor], first: int) -> list[Unit]:
+    """Units of tensors of which the first has that number."""
+    return [dataclasses.replace(unit, members=[(first + i, offset) for i, offset in unit.members])
+            for unit in units_of(tensors)]
+
+
+def units_overlap(units: Sequence[Unit]) -> bool:
+    """Whether any two of them share bytes."""
+    ordered = sorted(units, key=lambda unit: unit.address)
+    return any(one.address + one.size_bytes > other.address
+               for one, other in itertools.pairwise(ordered))
+
+
+def whole_bytes(tensor: Tensor) -> Tensor:
+    """All of a tensor's storage as a tensor of bytes that shares it."""
+    storage = tensor.untyped_storage()
+    view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return view.set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def bytes_of(tensors: Sequence[Tensor], units: Sequence[Unit]) -> list[Tensor]:
+    """The memory of each unit as a tensor of bytes that shares it."""
+    views = []
+    for unit in units:
+        first = tensors[unit.members[0][0]]
+        begin = first.data_ptr() - first.untyped_storage().data_ptr()
+        views.append(whole_bytes(first)[begin:begin + unit.size_bytes])
+    return views
+
+
+def size_of(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

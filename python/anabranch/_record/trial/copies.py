@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of a GPU's memory, so that a step can be run again from where it was: on the GPU where
+they fit into the room that is granted, else in the host's memory, through a few pinned buffers.
+
+The host's memory is pageable, since to pin as much as a large model's state takes many seconds.
+Threads: one at a time. Failure: Short where neither has the room; nothing is held then.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+
+import torch
+from torch import Tensor
+
+from anabranch._record.memory.gpu import free_bytes
+from anabranch._record.memory.host import (
+    free_aside,
+    fresh_bytes,
+    host_free_bytes,
+    move_bytes,
+    mover_threads,
+)
+from anabranch._record.memory.shortage import Short
+from anabranch._record.tensors import size_of
+from anabranch._record.trial.checksums import pieces
+
+_STAGE_BYTES = 8 << 20  # of one pinned buffer
+_STAGES = 16
+# Of what the host has available, what copies leave alone, for its other work.
+_HOST_SHARE = 0.9
+_ALIGNMENT = 64
+
+
+class Copies:
+    """Of tensors of one GPU, as they are when it is made. ``where`` says in whose memory;
+    ``device_bytes`` may be taken of the GPU's. The tensors themselves are not held."""
+
+    def __init__(self, tensors: Sequence[Tensor], device_bytes: int) -> None:
+        # Each begins aligned, so that pieces can be viewed as whatever type they have.
+        self.size_bytes = sum(_aligned(size_of([tensor])) for tensor in tensors)
+        self.where = "GPU" if self.size_bytes <= device_bytes else "host"
+        self._kept = torch.empty(0, dtype=torch.uint8)
+        if self.where == "GPU":
+            self._keep_on_device(tensors)
+        else:
+            self._keep_on_host(tensors)
+
+    def _keep_on_device(self, tensors: Sequence[Tensor]) -> None:
+        on_gpu = next((tensor.device for tensor in tensors if tensor.is_cuda), self._kept.device)
+        self._kept = torch.empty(self.size_bytes, dtype=torch.uint8, device=on_gpu)
+        for begin, piece in _pieces_of(tensors):
+            self._kept[begin:begin + piece.numel()].copy_(piece)
+
+    def _keep_on_host(self, tensors: Sequence[Tensor]) -> None:
+        available = host_free_bytes()
+        if self.size_bytes > _HOST_SHARE * available:
+            raise Short("copies of what the step writes", self.size_bytes, available, "host")
+        try:
+            self._kept = fresh_bytes(self.size_bytes)
+        except (RuntimeError, MemoryError, OSError) as error:  # a limit of the process
+            raise Short("copies of what the step writes", self.size_bytes, available,
+                        "host") from error
+        with _Stages() as stages:
+            for begin, piece in _pieces_of(tensors):
+                stages.fetch(self._kept[begin:begin + piece.numel()], piece)
+
+    def put_back(self, tensors: Sequence[Tensor]) -> None:
+        """Into tensors of the same layout, on the current stream."""
+        if self.where == "GPU":
+            for begin, piece in _pieces_of(tensors):
+                piece.copy_(self._kept[begin:begin + piece.numel()])
+            return
+        with _Stages() as stages:
+            for begin, piece in _pieces_of(tensors):
+                stages.send(piece, self._kept[begin:begin + piece.numel()])
+
+    def close(self) -> None:
+        """Lets go of them."""
+        kept, self._kept = [self._kept], self._kept[:0].clone()
+        if self.where == "host":
+            free_aside(kept)
+
+    def pieces(self, tensors: Sequence[Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Of tensors of the same layout: which one, a piece of it as it is now, and the same of the
+        copy, on the tensors' device. Flat bytes."""
+        number, end = -1, 0
+        for begin, piece in _pieces_of(tensors):
+            while number < 0 or begin >= end:
+                number += 1
+                end += _aligned(size_of([tensors[number]]))
+            yield number, piece, self._kept[begin:begin + piece.numel()].to(piece.device)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _pieces_of(tensors: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Where in the copies each piece of each tensor lies."""
+    base = 0
+    for tensor in tensors:
+        begin = base
+        for piece in pieces(tensor, _STAGE_BYTES):
+            yield begin, piece
+            begin += piece.numel()
+        base += _aligned(begin - base)
+
+
+@dataclasses.dataclass
+class _Stage:
+    buffer: Tensor
+    event: torch.cuda.Event  # behind the GPU's last copy
+    moved: Future[None] | None = None  # the threads' last work
+
+
+class _Stages:
+    """Pinned buffers between the GPU and the host's other memory, used in turn: while the GPU
+    copies some, threads move the bytes of others. Where the system pins no memory they are ordinary
+    ones, and each of the GPU's copies waits for its end. Used as a context, behind which all has
+    been copied."""
+
+    def __init__(self) -> None:
+        try:
+            buffers = [torch.empty(_STAGE_BYTES, dtype=torch.uint8, pin_memory=True)
+                       for _ in range(_STAGES)]
+        except RuntimeError:
+            buffers = [torch.empty(_STAGE_BYTES, dtype=torch.uint8) for _ in range(_STAGES)]
+        self._free = collections.deque(_Stage(buffer, torch.cuda.Event()) for buffer in buffers)
+        self._sent: collections.deque[tuple[_Stage, Tensor]] = collections.deque()
+
+    def __enter__(self) -> _Stages:
+        self._threads = mover_threads()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        while self._sent and kind is None:
+            self._pass_on()
+        if self._threads:
+            self._threads.shutdown()
+        for stage in self._free:
+            stage.event.synchronize()
+            if stage.moved and kind is None:
+                stage.moved.result()
+
+    def fetch(self, to: Tensor, piece: Tensor) -> None:
+        """From the GPU: its copy is queued, and a thread moves the bytes on behind that."""
+        stage = self._free.popleft()
+        self._free.append(stage)
+        if stage.moved:
+            stage.moved.result()
+        buffer = stage.buffer[:piece.numel()]
+        buffer.copy_(piece, non_blocking=True)
+        stage.event.record()
+        stage.moved = self._move(stage, to, buffer)
+
+    def send(self, piece: Tensor, source: Tensor) -> None:
+        """To the GPU: a thread moves the bytes into a stage behind its last copy, and the next one
+        is queued when there is no other stage, or at the end."""
+        if not self._free:
+            self._pass_on()
+        stage = self._free.popleft()
+        stage.moved = self._move(stage, stage.buffer[:piece.numel()], source)
+        self._sent.append((stage, piece))
+
+    def _move(self, stage: _Stage, to: Tensor, source: Tensor) -> Future[None] | None:
+        """Behind the stage's event, by a thread; by this one where there are none."""
+        if self._threads is None:
+            _move_behind(stage.event, to, source)
+            return None
+        return self._threads.submit(_move_behind, stage.event, to, source)
+
+    def _pass_on(self) -> None:
+        """The first stage that is not on its way to the GPU yet."""
+        stage, piece = self._sent.popleft()
+        if stage.moved:
+            stage.moved.result()
+        piece.copy_(stage.buffer[:piece.numel()], non_blocking=True)
+        stage.event.record()
+        self._free.append(stage)
+
+
+def _move_behind(event: torch.cuda.Event, to: Tensor, source: Tensor) -> None:
+    event.synchronize()
+    move_bytes(to, source)
+
+
+def room_on_device(device: int) -> int:
+    """How much of the GPU copies may take: what is small beside what torch has there already, or
+    beside any GPU, and a quarter of what is free at most."""
+    reserved = torch.cuda.memory_reserved(device)
+    return min(max(_SMALL_BYTES, reserved // _SMALL_SHARE), free_bytes(device) // 4)
+
+
+_SMALL_BYTES = 32 << 20
+_SMALL_SHARE = 64

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a recording whose kernels may run side by side is worth having.
+
+It is kept where it does what the step does, is faster than the one in captured order, and takes no
+more memory than the plain step, or than the user has granted. Threads and failure as in
+``verify``. """
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from anabranch import _compat
+from anabranch._record.launch.recording import StepRecording
+from anabranch._record.trial.run import Run
+from anabranch._record.trial.trial import Trial
+from anabranch._record.trial.verify import Untrusted, verify
+
+log = logging.getLogger("anabranch.record")
+_LEAST_GAIN = 1.02
+_SAMPLES = 9
+_AHEAD_CYCLES = 4_000_000  # of the GPU, some two milliseconds: longer than a launch takes the CPU
+_MOST_SECONDS = 1.0
+# To put more than that back from the host's memory some times takes longer than a gain is worth.
+_MOST_COPIED_BYTES = 8 << 30
+
+
+class Choice(NamedTuple):
+    recorded: StepRecording
+    gain: float = 0.0  # times as fast side by side; 0 where that was not measured
+    why_in_order: str = ""  # and why it was not
+    answer: Any = None  # of the run that stands
+
+
+def choose_overlap(trial: Trial, plain: Run, standing: Run, ordered: StepRecording,
+                   overlapped: StepRecording, agree: Callable[[bool], bool],
+                   spare_bytes: int) -> Choice:
+    """One of the two. ``standing`` is the run whose state is there, of a recording in captured
+    order that has been verified; afterwards it is that of the answer's. ``spare_bytes``: what side
+    by side may take beside captured order."""
+    grown = overlapped.counts.arena_bytes - ordered.counts.arena_bytes
+    ahead = overlapped.ahead_bytes if overlapped.counts.host_copies else 0
+    why = ""
+    if grown > ahead + max(spare_bytes, 0):
+        why = (f"side by side they would take {grown} bytes more, {max(spare_bytes, 0)} of them "
+               "beside what the plain step takes (overlap_bytes grants more)")
+    elif trial.copied_to == "host" and trial.copied_bytes > _MOST_COPIED_BYTES:
+        why = f"side by side was not tried: each try puts {trial.copied_bytes} bytes back"
+    if agree(bool(why)):
+        return Choice(ordered, 0.0, why or "another process keeps it", standing.answer)
+    standing.let_go()
+    trial.rewind()
+    try:
+        verify(trial, plain, overlapped, agree, ordered).standing.let_go()
+    except Untrusted as error:
+        log.warning("anabranch: kernels stay in their captured order: %s [E0308]", error)
+        trial.rewind()
+        return Choice(ordered, 0.0, str(error), trial.launch(ordered))
+    (one, other), answer = _seconds(trial, (ordered, overlapped), agree)
+    is_kept = not agree(one / other < _LEAST_GAIN)
+    return Choice(overlapped if is_kept else ordered, one / other, "", answer)
+
+
+def _seconds(trial: Trial, recordings: Sequence[StepRecording],
+             agree: Callable[[bool], bool]) -> tuple[list[float], Any]:
+    """Medians of samples taken in turn, and the last answer. Processes that run a step together
+    take as many."""
+    samples: list[list[float]] = [[] for _ in recordings]
+    answer = None
+    for recorded in recordings:
+        _sample(trial, recorded)
+    start = time.perf_counter()
+    for _ in range(_SAMPLES):
+        for recorded, of_it in zip(recordings, samples, strict=True):
+            answer = None  # its memory is that of the next one's
+            seconds, answer = _sample(trial, recorded)
+            of_it.append(seconds)
+        if agree(time.perf_counter() - start > _MOST_SECONDS):
+            break
+    return [statistics.median(of_it) for of_it in samples], answer
+
+
+def _sample(trial: Trial, recorded: StepRecording) -> tuple[float, Any]:
+    """Of one launch, and its answer, from the state that the step has met: what it counts may be an
+    index, and a few steps on be behind the end of something. What the GPU takes, as in a row of
+    launches."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    trial.rewind()
+    _compat.keep_gpu_busy(_AHEAD_CYCLES)
+    begin.record()
+    answer = trial.launch(recorded)
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000, answer

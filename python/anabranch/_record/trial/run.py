@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one run of a step has left behind: plain data that trials and comparisons share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Sum = tuple[Any, tuple[int, int]]  # shape and type, and the checksum
+
+
+@dataclasses.dataclass
+class Moment:
+    """What a step could read or write beside a GPU's memory, as it was then."""
+
+    gradients: list[Tensor | None]  # themselves; None as well for those that were let go
+    random: tuple[Tensor, Tensor]
+    generators: list[tuple[torch.Generator, Tensor]]
+    on_host: list[tuple[Tensor, int, Tensor]]  # with its version, and a copy
+
+
+@dataclasses.dataclass
+class Run:
+    """What one run of a step left behind: checksums of all of it, and the tensors themselves until
+    they are let go."""
+
+    answer: Any
+    after: Moment | None
+    tensors: dict[str, Tensor]  # results, gradients and given memory, by name
+    sums: dict[str, Sum]
+    has_history: bool = False  # a result had a grad_fn
+    has_drawn: bool = False  # random numbers on the CPU
+    has_gradients: bool = False  # it has set some
+
+    def let_go(self) -> None:
+        """Of all but the checksums."""
+        self.answer, self.after, self.tensors = None, None, {}

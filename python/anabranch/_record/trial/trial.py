@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step as it is before a call, to run it again from there, plainly and launched, and to compare
+the runs.
+
+Next to no memory is taken beside the step's own. Of what the step is given only that is copied
+which it writes (``copies``); what runs leave and answer is compared by checksums (``checksums``),
+and by value only where these differ. What is taken to be only read is hashed before and after the
+plain run: if it was written after all, the call has run plainly, and the next trial copies it.
+Gradients of the call before that nobody else has are let go of, as the step itself lets go of them.
+
+Threads: one at a time. Failure: Short where there is no memory for copies, with the state as it
+was. """
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pickle
+import random
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anabranch._record.capture.pytree import flatten
+from anabranch._record.capture.step import Step
+from anabranch._record.launch.recording import StepRecording
+from anabranch._record.memory.gpu import free_bytes, give_back
+from anabranch._record.memory.shortage import OF_LAUNCH, Short, phase
+from anabranch._record.state.state import State
+from anabranch._record.tensors import (
+    bytes_of,
+    inner_tensors,
+    size_of,
+    units_of,
+    version_of,
+    whole_bytes,
+)
+from anabranch._record.trial.checksums import checksums, forget_places
+from anabranch._record.trial.copies import Copies, room_on_device
+from anabranch._record.trial.old_gradients import OldGradients
+from anabranch._record.trial.run import Moment, Run
+from anabranch._record.trial.values import Values, form_of
+
+_POISON = 0xFF
+_SMALL_BYTES = 1 << 20  # of what is copied whether it is written or not
+@dataclasses.dataclass
+class Foreseen:
+    """What is known of a signature's runs before a trial; what a trial finds out is for the next
+    one."""
+
+    versions: dict[int, int] = dataclasses.field(default_factory=dict)  # by id, before a plain call
+    written: set[int] = dataclasses.field(default_factory=set)  # numbers of memory, beside that
+    needs_gradients: bool = False  # those that it finds
+
+
+@dataclasses.dataclass
+class _Given:
+    """Memory that a step is given; ``number`` is that of its first tensor, those of the step
+    first."""
+
+    number: int
+    memory: Tensor  # its bytes
+    kind: torch.dtype
+    members: list[Tensor] = dataclasses.field(default_factory=list)
+    is_saved: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"given memory {self.number}"
+
+
+def _given_memory(step: Step, state: State, without: Collection[int]) -> list[_Given]:
+    found = []
+    fixed = [*step.fixed, *state.written]
+    for tensors, units, base in ((step.tensors, step.units, 0),
+                                 (fixed, units_of(fixed), len(step.tensors))):
+        kept = [unit for unit in units if base or unit.members[0][0] not in without]
+        for unit, memory in zip(kept, bytes_of(tensors, kept), strict=True):
+            members = [tensors[i] for i, _ in unit.members]
+            found.append(_Given(base + unit.members[0][0], memory, members[0].dtype, members))
+    return found
+
+
+def _is_newer(tensor: Tensor, versions: Mapping[int, int]) -> bool:
+    """Whether an earlier call is known to have written it. What has no known version, an argument
+    of one call alone, is hashed."""
+    return versions.get(id(tensor), version_of(tensor)) != version_of(tensor)
+
+
+def _of_optimizers(step: Step) -> set[int]:
+    """The ids of all that optimizers write, where they may: fused ones count no versions."""
+    if not torch.is_grad_enabled():
+        return set()
+    found = [tensor for one in step.optimizers for group in one.param_groups
+             for tensor in group["params"]]
+    found += [value for one in step.optimizers for values in one.state.values()
+              if isinstance(values, dict) for value in values.values() if isinstance(value, Tensor)]
+    return {id(inner) for tensor in found for inner in inner_tensors(tensor)}
+
+
+class Trial:
+    """``state`` says what the step has on the CPU, pinned or not; plain runs are on the stream of
+    its captures, or where ``on_callers_stream`` on that of the caller."""
+
+    def __init__(self, step: Step, state: State, foreseen: Foreseen,
+                 on_callers_stream: bool = False) -> None:
+        self._step, self._state, self._foreseen = step, state, foreseen
+        self._on_callers_stream = on_callers_stream
+        room = room_on_device(step.device)
+        given = size_of(bytes_of(step.tensors, step.units))
+        may_let_go = given > room and not foreseen.needs_gradients
+        self._old = OldGradients(step if may_let_go else None)
+        self._given = _given_memory(step, state, self._old.numbers)
+        is_little = size_of([one.memory for one in self._given]) <= room
+        of_optimizers = _of_optimizers(step)
+        for one in self._given:
+            one.is_saved = is_little or one.memory.numel() <= _SMALL_BYTES \
+                or one.number in foreseen.written \
+                or any(id(tensor) in of_optimizers or _is_newer(tensor, foreseen.versions)
+                       for tensor in one.members)
+            one.members = []
+        _wait_for_copies(self._memory)
+        self._copies = Copies(self._saved, room)
+        read = [one for one in self._given if not one.is_saved]
+        self._read_sums = dict(zip([one.number for one in read],
+                                   checksums([one.memory for one in read]), strict=True))
+        self._before = self._moment()
+        self._old.let_go()
+        for i in self._old.owners:
+            self._before.gradients[i] = None
+
+    @property
+    def _memory(self) -> list[Tensor]:
+        return [one.memory for one in self._given]
+
+    @property
+    def _saved(self) -> list[Tensor]:
+        return [one.memory for one in self._given if one.is_saved]
+
+    @property
+    def copied_bytes(self) -> int:
+        return self._copies.size_bytes
+
+    @property
+    def copied_to(self) -> str:
+        """"GPU" or "host"."""
+        return self._copies.where
+
+    @property
+    def has_let_gradients_go(self) -> bool:
+        return bool(self._old.owners)
+
+    @property
+    def let_go_bytes(self) -> int:
+        """Of the gradients that the plain run has let go of."""
+        return size_of([self._step.tensors[number] for number in self._old.numbers])
+
+    def use(self, step: Step) -> None:
+        """The same step, captured in another way."""
+        self._step = step
+
+    def _moment(self) -> Moment:
+        return Moment(
+            [parameter.grad for parameter in self._step.parameters],
+            (torch.cuda.get_rng_state(self._step.device), torch.get_rng_state()),
+            [(one, one.get_state()) for one in self._state.generators],
+            [(tensor, version_of(tensor), tensor.detach().clone())
+             for tensor in self._state.on_host()])
+
+    def plain(self) -> Run:
+        """Runs the step as it is."""
+        return self.look(*self.run())
+
+    def run(self) -> tuple[Any, bool]:
+        """The step's own answer, and whether it has drawn random numbers on the CPU. Errors are the
+        step's."""
+        before = generators_of_the_cpu()
+        with self._stream():
+            answer = self._step.call(list(self._step.leaves))
+        return answer, generators_of_the_cpu() != before
+
+    def look(self, answer: Any, has_drawn: bool = False) -> Run:
+        """What a plain run has left. Its results have no history afterwards, as a recording's have
+        none: what they belonged to would live on into the capture."""
+        self._take_back_gradients()
+        [flat], shape = flatten([answer], self._step.object_numbers)
+        has_history = any(isinstance(leaf, Tensor) and leaf.requires_grad and not leaf.is_leaf
+                          for leaf in flat)
+        if has_history:
+            flat = list(map(_detached, flat))
+            answer = shape.unflatten(flat)
+        return self._after(answer, flat, has_history, has_drawn)
+
+    def _take_back_gradients(self) -> None:
+        """Those that are still there behind the run: it has not let go of them."""
+        for i, number, total in self._old.take_back():
+            grad = self._before.gradients[i] = self._step.tensors[number]
+            self._given.append(_Given(number, whole_bytes(grad), grad.dtype))
+            self._read_sums[number] = total
+
+    @contextlib.contextmanager
+    def _stream(self) -> Iterator[None]:
+        if self._on_callers_stream:
+            yield
+            return
+        give_back(self._step.device)
+        with on_stream(self._step.stream, self._step.device):
+            yield
+
+    def reserve(self, recorded: StepRecording) -> None:
+        """Short where there is not the memory for a launch."""
+        give_back(self._step.device)
+        free = free_bytes(self._step.device)
+        try:
+            recorded.reserve()
+        except torch.OutOfMemoryError as error:
+            raise Short(OF_LAUNCH, recorded.launch_bytes, free) from error
+
+    def launched(self, recorded: StepRecording) -> Run:
+        """Launches it, into memory filled with 0xFF."""
+        answer = self.launch(recorded, _POISON)
+        [flat], _ = flatten([answer], self._step.object_numbers)
+        return self._after(answer, flat)
+
+    def launch(self, recorded: StepRecording, poison: int | None = None) -> Any:
+        with phase(OF_LAUNCH, self._step.device):
+            return recorded.launch_as_captured(self._step, poison)
+
+    def _after(self, answer: Any, flat: list[Any], has_history: bool = False,
+               has_drawn: bool = False) -> Run:
+        after = self._moment()
+        _wait_for_copies(self._memory)
+        tensors = {f"result {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
+        stand_ins = self._old.stand_ins()
+        gradients = {f"gradient {i}": grad for i, (grad, before) in
+                     enumerate(zip(after.gradients, self._before.gradients, strict=True))
+                     if grad is not None and grad is not before and id(grad) not in stand_ins}
+        tensors |= gradients
+        tensors = {name if len(inner) == 1 else f"{name}, part {part}": one
+                   for name, tensor in tensors.items()
+                   for inner in [inner_tensors(tensor)] for part, one in enumerate(inner)}
+        tensors |= {one.name: one.memory for one in self._given}
+        with phase("checksums", self._step.device):
+            sums = dict(zip(tensors, checksums(list(tensors.values())), strict=True))
+        return Run(answer, after, tensors,
+                   {name: (form_of(one), sums[name]) for name, one in tensors.items()},
+                   has_history, has_drawn, bool(gradients))
+
+    def written_unforeseen(self, run: Run) -> set[int]:
+        """What the plain run has written although it was taken to be only read; nobody has a copy
+        of it, so that the step cannot be run from there again. The next trial knows."""
+        found = {one.number for one in self._given if one.number in self._read_sums
+                 and run.sums[one.name][1] != self._read_sums[one.number]}
+        self._foreseen.written |= found
+        self._foreseen.needs_gradients |= any(
+            self._step.own <= number < len(self._step.tensors) for number in found)
+        return found
+
+    def rewind_python(self) -> None:
+        """Back to before the call, all but the GPU's memory: what a capture can see. Gradients that
+        were let go have stand-ins without memory."""
+        self._put(self._before)
+        self._old.stand_in()
+
+    def rewind(self) -> None:
+        """Back to before the call. Of gradients that were let go what was in them is lost; no run
+        that this is for reads it."""
+        _wait_for_copies(self._memory)
+        self._copies.put_back(self._saved)
+        self.rewind_python()
+
+    def give_up(self) -> None:
+        """Back to before the call, for a plain one that Python may look into: gradients have
+        memory."""
+        self.rewind()
+        self._old.fill()
+
+    def settle(self, run: Run) -> None:
+        """To where a run has ended whose memory is still there."""
+        assert run.after is not None
+        self._put(run.after)
+
+    def close(self) -> None:
+        """Lets go of all that was copied. May be called again."""
+        self._copies.close()
+        self._given = []
+        forget_places()
+
+    def _put(self, moment: Moment) -> None:
+        for parameter, grad in zip(self._step.parameters, moment.gradients, strict=True):
+            parameter.grad = grad
+        torch.cuda.set_rng_state(moment.random[0], self._step.device)
+        torch.set_rng_state(moment.random[1])
+        for generator, drawn in moment.generators:
+            generator.set_state(drawn)
+        for tensor, version, value in moment.on_host:
+            if version_of(tensor) != version:
+                tensor.detach().copy_(value)
+
+    def differing(self, a: Run, b: Run) -> set[str]:
+        """The names of what is not the same bit for bit."""
+        return {name for name in {**a.sums, **b.sums} if a.sums.get(name) != b.sums.get(name)}
+
+    def values(self, run: Run, names: Collection[str]) -> Values:
+        """Those of some of what a run has left, to be compared with another run's."""
+        with phase("copies of what differs between runs", self._step.device):
+            return Values(run, sorted(names), self._kind_of, self._step.device)
+
+    def _kind_of(self, name: str, tensor: Tensor) -> torch.dtype:
+        kind = next((one.kind for one in self._given if one.name == name), tensor.dtype)
+        return kind if tensor.numel() % kind.itemsize == 0 or kind == tensor.dtype else tensor.dtype
+
+
+def generators_of_the_cpu() -> tuple[Any, ...]:
+    """The states of torch's, of Python's and of numpy's, to be compared."""
+    numpy = sys.modules.get("numpy")
+    return (bytes(torch.get_rng_state().tolist()), random.getstate(),
+            pickle.dumps(numpy.random.get_state(legacy=False)) if numpy else None)
+
+
+@contextlib.contextmanager
+def on_stream(stream: torch.cuda.Stream, device: int) -> Iterator[None]:
+    """Work inside runs on ``stream``, behind what the current stream has and before what it gets.
+
+    Plain runs take the stream of the captures: gradient accumulators remember the stream they were
+    made on, and one that was made elsewhere would break the capture.
+    """
+    current = torch.cuda.current_stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) and leaf.grad_fn is not None else leaf
+
+
+def _wait_for_copies(memory: Sequence[Tensor]) -> None:
+    """The GPU may still write what of it is the host's, or read it."""
+    if not all(tensor.is_cuda for tensor in memory):
+        torch.cuda.synchronize()

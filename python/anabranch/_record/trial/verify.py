@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a recording does what the step does: both run from the same state, and are compared.
+
+The first launch goes to fresh memory filled with 0xFF. Everything the step was given and everything
+it answers must be the same bit for bit, by checksums. A step whose runs differ, by the order in
+which atomics add, is run and launched some times more: each tensor must then be that of some plain
+run bit for bit, or as near to one as launches in captured order are to one another, ten times over.
+How far plain runs are apart is no bound: a number that Python counts up makes them differ, and is
+frozen in a recording. Nor is how far launches side by side are: a race makes those differ. They
+have some launches more in captured order instead. Failure: Untrusted, with the tensor that is
+wrong. """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple, TypeVar
+
+from anabranch._record.launch.recording import StepRecording
+from anabranch._record.refusals import NotRecordable
+from anabranch._record.trial.run import Run
+from anabranch._record.trial.trial import Trial
+from anabranch._record.trial.values import Values
+
+_MARGIN = 10.0
+_ROUNDS = 3  # of more runs
+# Of launches in captured order alone: of hundreds of tensors some hardly ever vary, and one of them
+# may have where kernels ran side by side.
+_ROUNDS_IN_ORDER = 8
+_Made = TypeVar("_Made")
+_UNKNOWN = float("inf")  # how far what is only known by checksums is apart
+
+
+class Untrusted(Exception):
+    """A recording that answers something else than the step."""
+
+
+class Verdict(NamedTuple):
+    """That a recording may be trusted. ``standing`` is the last run, a right one, whose state is
+    there."""
+
+    is_bitwise: bool
+    standing: Run
+
+
+def verify(trial: Trial, plain: Run, recorded: StepRecording, agree: Callable[[bool], bool],
+           ordered: StepRecording | None = None) -> Verdict:
+    """Whether all launches were right bit for bit. ``plain`` is a run from the same state, which
+    the trial has rewound since; ``ordered`` the recording in captured order, which has been
+    verified, where ``recorded`` is another."""
+    verdict = _verify(trial, plain, recorded, agree, ordered)
+    if agree(recorded.exchange()):
+        verdict.standing.let_go()
+        trial.rewind()
+        other = _verify(trial, plain, recorded, agree, ordered)
+        verdict = Verdict(verdict.is_bitwise and other.is_bitwise, other.standing)
+        recorded.exchange()
+    return verdict
+
+
+def _verify(trial: Trial, plain: Run, recorded: StepRecording, agree: Callable[[bool], bool],
+            ordered: StepRecording | None) -> Verdict:
+    launched = _in_all(agree, lambda: trial.launched(recorded))
+    names = trial.differing(plain, launched) - recorded.undefined
+    if not agree(bool(names)):
+        return Verdict(True, launched)
+    rounds = _Rounds(trial, recorded, ordered, names, _in_all(
+        agree, lambda: trial.values(launched, names)))
+    launched.let_go()
+    for _ in range(_ROUNDS if ordered is None else _ROUNDS + _ROUNDS_IN_ORDER):
+        standing = _in_all(agree, rounds.run)
+        beyond = rounds.beyond()
+        if not agree(bool(beyond)):
+            return Verdict(False, standing)
+        standing.let_go()
+    name, distance = next(iter(beyond.items()), ("another process", 0.0))
+    raise Untrusted(f"its first launch differs from {_ROUNDS + 1} plain runs in {name} by "
+                    f"{distance:.3g} or more, launches in captured order by "
+                    f"{rounds.spread.get(name, 0.0):.3g}")
+
+
+class _Rounds:
+    """More runs, where the first launch was not what the plain run was. ``judged`` is what it had
+    by the names that differ."""
+
+    def __init__(self, trial: Trial, recorded: StepRecording, ordered: StepRecording | None,
+                 names: Collection[str], judged: Values) -> None:
+        self._trial, self._names, self._judged = trial, names, judged
+        self._recorded, self._ordered = recorded, ordered
+        self._in_order = judged if ordered is None else None  # the first launch in captured order
+        self._plain_runs = 0
+        self.apart = dict.fromkeys(names, _UNKNOWN)  # from the nearest right run
+        self.spread: dict[str, float] = {}  # of launches in captured order
+
+    def run(self) -> Run:
+        """A launch in captured order and mostly a plain run: the last of them."""
+        self._trial.rewind()
+        standing = self._trial.launched(self._ordered or self._recorded)
+        if self._in_order is None:
+            self._in_order = self._trial.values(standing, self._names)
+        else:
+            for name, distance in self._in_order.distances(standing).items():
+                self.spread[name] = max(distance, self.spread.get(name, 0.0))
+        if self._ordered is not None:
+            self.apart = _nearer(self.apart, self._judged.distances(standing))
+        if self._plain_runs < _ROUNDS:
+            self._plain_runs += 1
+            standing.let_go()
+            self._trial.rewind()
+            standing = self._trial.plain()
+            self.apart = _nearer(self.apart, self._judged.distances(standing))
+        return standing
+
+    def beyond(self) -> dict[str, float]:
+        """What is farther from all right runs than these may be from one another."""
+        return {name: distance for name, distance in self.apart.items()
+                if not distance <= _MARGIN * self.spread.get(name, 0.0)}
+
+
+def _in_all(agree: Callable[[bool], bool], make: Callable[[], _Made]) -> _Made:
+    """``make()``, where it succeeds in all processes of a step; the others would wait for one that
+    fails."""
+    try:
+        made = make()
+    except Exception:
+        agree(True)
+        raise
+    if agree(False):
+        raise NotRecordable("another process could not compare it")
+    return made
+
+
+def _nearer(apart: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    """What is apart from both of two runs, and how far from the nearer."""
+    return {name: min(distance, other[name]) for name, distance in apart.items() if name in other}
