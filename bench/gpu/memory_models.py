@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
 )
 
 import anabranch
-from anabranch import _report
+from anabranch._compile import report as report_module
 from anabranch._record.report import RecordingReport
 
 PLAIN = "torch.compile"
@@ -52,7 +52,7 @@ def workload(way: str, step: Callable[..., Tensor], inputs: Sequence[Tensor],
 
 def of_graphs() -> list[RecordingReport]:
     """Of the backend's graphs that are alive. ``explain`` would have the step run once more."""
-    return [report for graph in _report._known for report in graph.recordings]
+    return [report for graph in report_module._known for report in graph.recordings]
 
 
 def training(way: str, model: nn.Module, loss: Callable[..., Tensor],

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from turns import Step, faster, race, save
 
 import anabranch
-from anabranch import _user_streams
+from anabranch._compile.user_streams import extract
 
 DEPTH = 12
 SHAPES = ((256, 32), (1024, 1024), (4096, 4096))  # (width, rows): small kernels to large ones
@@ -130,7 +130,7 @@ def measure(make: Callable[..., Step], width: int, rows: int, record: bool,
 def doing_nothing(tied: bool) -> Callable[..., Any]:
     """A backend for graphs of one result, whose streams are tied to them or not."""
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Tensor]) -> Callable[..., Any]:
-        ties = _user_streams.take_out(gm)
+        ties = extract.take_out(gm)
 
         def call(*args: Tensor) -> tuple[Tensor]:
             return args[:1]  # type: ignore[return-value]

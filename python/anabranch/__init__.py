@@ -13,22 +13,22 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import config, errors
-from .errors import AnabranchError
+from anabranch import config, errors
+from anabranch.errors import AnabranchError
 
 if TYPE_CHECKING:
-    from . import doctor
-    from ._backend import backend
-    from ._explain import Explanation, explain
-    from ._record.recorded_callable import record
-    from .streams import overlap, stream
+    from anabranch import doctor
+    from anabranch._compile.backend import backend
+    from anabranch._explain import Explanation, explain
+    from anabranch._record.recorded_callable import record
+    from anabranch.streams import overlap, stream
 
 __version__ = "0.1.0"
 __all__ = ["AnabranchError", "Explanation", "backend", "config", "doctor", "errors", "explain",
            "overlap", "record", "stream"]
 
 _LAZY = {
-    "backend": "_backend",
+    "backend": "_compile.backend",
     "explain": "_explain",
     "Explanation": "_explain",
     "overlap": "streams",
@@ -42,11 +42,15 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(".doctor", __name__)
     if name not in _LAZY:
         raise AttributeError(f"module 'anabranch' has no attribute {name!r}")
-    from ._requirements import require_torch
+    from anabranch._requirements import require_torch
 
     require_torch()
     value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
     globals()[name] = value
+    if name == "backend":  # Dynamo reads attributes of a module without calling its __getattr__
+        from anabranch.streams import overlap, stream
+
+        globals().update(stream=stream, overlap=overlap)
     return value
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import doctor, errors
+from anabranch import doctor, errors
 
 
 def find_command() -> Path:

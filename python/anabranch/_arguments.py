@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import WrongArgument, shown
+from anabranch.errors import WrongArgument, shown
 
 _WRONG, _DEFERRED = 611, 612
 _DEFERRING: tuple[tuple[str, Callable[[Any], bool]], ...] = (

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from anabranch._arguments import check_function, check_path
-from anabranch._assemble import StepReport
+from anabranch._compile.report import Collector, GraphReport, collect
+from anabranch._compile.streamed_graph import RegionReport
 from anabranch._core.program import Plan
 from anabranch._record.recorded_callable import RecordedCallable
 from anabranch._record.report import RecordingReport
-from anabranch._report import Collector, GraphReport, collect
 from anabranch._write_file import write_file
 
 log = logging.getLogger("anabranch.explain")
@@ -145,7 +145,7 @@ def _with_recordings(head: str, reports: Iterable[RecordingReport]) -> str:
     return "\n".join([head, *(textwrap.indent(str(report), "  ") for report in reports)])
 
 
-def _region_line(report: StepReport) -> str:
+def _region_line(report: RegionReport) -> str:
     if report.reason is not None:
         how = f"Inductor's callable under Python's lock ({report.reason})"
     elif report.calls is not None:

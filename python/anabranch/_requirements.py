@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from . import errors
+from anabranch import errors
 
 OLDEST_TORCH = (2, 11)
 

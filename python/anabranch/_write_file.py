@@ -14,7 +14,7 @@ import os
 import secrets
 import stat
 
-from . import errors
+from anabranch import errors
 
 _UNREADABLE = 501
 _ANEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -25,8 +25,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._arguments import check_function
-from .errors import ConfigError, code_text, shown
+from anabranch._arguments import check_function
+from anabranch.errors import ConfigError, code_text, shown
 
 MOST_LANES = 1024  # as many as a program has streams at most, kMaxStreams of program.h
 _HOUR_US = 3_600_000_000

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx.traceback as fx
 
-from .config import MOST_LANES
+from anabranch.config import MOST_LANES
 
 # The keys under which a stream's name and priority, and the lanes that are asked for, lie in the
 # metadata of a graph's nodes.
@@ -67,7 +67,8 @@ def overlap(lanes: int = 4) -> Any:
     even where the option ``overlap`` says fewer, and collectives beside them. On the CPU
     collectives of such a graph get a stream of their own. As with a stream nothing changes what the
     program means, and in eager mode and under other compilers this does nothing. Raises
-    CompileError [E0601] unless ``lanes`` is an int from 2 to 1024. """
+    CompileError [E0601] unless ``lanes`` is an int from 2 to 1024.
+    """
     if type(lanes) is not int or not 2 <= lanes <= MOST_LANES:
         _refuse_lanes(lanes)
     return annotated((OVERLAP, lanes))
@@ -103,7 +104,7 @@ IN_EAGER = (stream, overlap, _block)
 
 
 def _refuse_lanes(lanes: object) -> None:
-    from .errors import CompileError
+    from anabranch.errors import CompileError
 
     raise CompileError(
         601, f"overlap: lanes={lanes!r} is {type(lanes).__name__}, and it must be an int from 2 to "
@@ -111,7 +112,7 @@ def _refuse_lanes(lanes: object) -> None:
 
 
 def _refuse(name: object) -> None:
-    from .errors import CompileError
+    from anabranch.errors import CompileError
 
     raise CompileError(
         601,
@@ -121,7 +122,7 @@ def _refuse(name: object) -> None:
 
 
 def _refuse_priority(priority: object) -> None:
-    from .errors import CompileError
+    from anabranch.errors import CompileError
 
     raise CompileError(
         608,

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from compare import assert_same, compiled, tensors_of
 
-from anabranch import _compat, _user_program, _user_streams
+from anabranch import _compat
+from anabranch._compile.user_streams import extract
 
 SIZE = 8
 TENSORS = ("x", "y", "w")
@@ -134,7 +135,7 @@ def nowhere() -> Place:
 def note_reports(monkeypatch: Any, place: Place) -> list[str]:
     """What is told while graphs are compiled from now on. On the CPU D is the current stream."""
     told: list[str] = []
-    check, ambient_of = _user_program.check, _user_streams._ambient_of
+    check, ambient_of = extract.check_syncs, extract._ambient_of
 
     def noted(*args: Any, **kwargs: Any) -> list[str]:
         texts = check(*args, **kwargs)
@@ -145,8 +146,8 @@ def note_reports(monkeypatch: Any, place: Place) -> list[str]:
         return ambient_of(ties) | {i for i in ties.streams
                                    if _compat.object_of_graph(i) is place.D}
 
-    monkeypatch.setattr(_user_program, "check", noted)
-    monkeypatch.setattr(_user_streams, "_ambient_of", with_current)
+    monkeypatch.setattr(extract, "check_syncs", noted)
+    monkeypatch.setattr(extract, "_ambient_of", with_current)
     return told
 
 

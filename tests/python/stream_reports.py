@@ -19,7 +19,9 @@ import torch
 from stream_places import Place
 
 import anabranch
-from anabranch import _compat, _user_program, _user_streams
+from anabranch import _compat
+from anabranch._compile.user_streams import check as check_module
+from anabranch._compile.user_streams import extract
 from anabranch._core.program import READ, ROLE_CONSTANT, ROLE_INPUT, Report, View
 
 KINDS = ("race-flow", "race-mutation", "inexact", "unjoined", "unrecorded")
@@ -57,13 +59,13 @@ def check_graphs(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...],
     found = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
-        finder = _user_streams._Finder(gm)
+        finder = extract._Finder(gm)
         for node in gm.graph.nodes:
             finder.look_at(node)
         lines = {node: _line_of(node) for node in finder.syncs}
         found.append({line: _check(gm, finder, place, {n for n in lines if lines[n] == line})
                       for line in ("", *dict.fromkeys(lines.values()))})
-        _user_streams.take_out(gm)
+        extract.take_out(gm)
         return gm.forward
 
     backend._torchdynamo_orig_backend = anabranch.backend  # as which torch is to take it
@@ -81,10 +83,10 @@ def _line_of(node: torch.fx.Node) -> str:
 
 def _check(gm: torch.fx.GraphModule, finder: Any, place: Place, without: set[Any]) -> Checked:
     """With syncs replaced by ones that order nothing."""
-    nothing = _user_program.Syncs("record_stream", ())
+    nothing = check_module.Syncs("record_stream", ())
     syncs = {node: nothing if node in without else sync for node, sync in finder.syncs.items()}
     ambient = {i for i in finder.ties.streams if _compat.object_of_graph(i) is place.D}
-    walk = _user_program._Walk(gm, syncs, ambient)
+    walk = check_module._ProgramWalk(gm, syncs, ambient)
     program = walk.program()
     names = [step.name.decode() or "sync" for step in program.steps]
     told = [_told(report, names) for report in program.find_reports()]

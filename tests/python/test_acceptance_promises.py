@@ -19,7 +19,10 @@ from test_random_streams import graphs  # noqa: F401
 from test_user_streams import Gpu, made, traced
 
 import anabranch
-from anabranch import _compat, _ties, _user_streams
+from anabranch import _compat
+from anabranch._compile.graph import AMBIENT
+from anabranch._compile.user_streams import extract
+from anabranch._compile.user_streams import ties as ties_module
 from anabranch._core.library import NativeError
 from anabranch._core.program import (
     KIND_SYNCHRONIZE,
@@ -31,7 +34,6 @@ from anabranch._core.program import (
     Plan,
     ProgramBuilder,
 )
-from anabranch._graph import AMBIENT
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]
 
@@ -60,7 +62,7 @@ def test_a_stream_is_known_by_its_device_and_number(monkeypatch):
     gpu.objects[1] = SimpleNamespace(**{**vars(gpu.objects[0]), "name": "A of cuda:1",
                                         "device": torch.device("cuda", 1), "device_index": 1})
     others = {0: gpu.current, 1: gpu._make("D of cuda:1")}
-    monkeypatch.setattr(_ties, "ambient_stream", lambda device: others[device.index])
+    monkeypatch.setattr(ties_module, "ambient_stream", lambda device: others[device.index])
     monkeypatch.setattr(gpu.objects[1], "wait_stream",
                         lambda other: gpu.queued.append(f"A of cuda:1 waits for {other.name}"))
     assert gpu.call(made(streams=[0, 1])) == [
@@ -106,7 +108,7 @@ def test_an_event_is_awaited_behind_a_break():
             return heavy + 1
 
     def backend(gm, example_inputs):
-        ties = _user_streams.take_out(gm)
+        ties = extract.take_out(gm)
         events = [*ties.recorded, *ties.awaited] if ties else []
 
         def run(*args):
@@ -134,7 +136,7 @@ def test_an_event_of_torch_cuda_is_recorded_itself():
         return x
 
     def backend(gm, example_inputs):
-        ties = _user_streams.take_out(gm)
+        ties = extract.take_out(gm)
         found.extend(_compat.object_of_graph(number) for number in ties.recorded)
         return gm.forward
 

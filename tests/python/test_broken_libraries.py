@@ -8,8 +8,9 @@ import logging
 import pytest
 import torch
 
-from anabranch import _broken_libraries, _compat
-from anabranch._broken_libraries import check_is_whole, without_broken_libraries
+from anabranch import _compat
+from anabranch._compile import broken_libraries
+from anabranch._compile.broken_libraries import check_is_whole, without_broken_libraries
 
 PROGRAM = """
 import logging, sys, torch, anabranch
@@ -91,4 +92,4 @@ def test_what_caused_an_error_is_looked_at_as_well(tmp_path, monkeypatch):
     monkeypatch.setattr(_compat, "inductors_cache", lambda: str(tmp_path))
     error = RuntimeError("cannot compile")
     error.__cause__ = OSError(f"{tmp_path}/z.so: cannot read file data: Is a directory")
-    assert _broken_libraries._broken_library(error) == tmp_path / "z.so"
+    assert broken_libraries._broken_library(error) == tmp_path / "z.so"

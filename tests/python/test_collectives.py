@@ -185,12 +185,13 @@ def test_overlap_without_collectives_leaves_a_graph_on_the_cpu_as_it_is():
 
 
 def test_what_parts_of_a_graph_ask_for_is_how_many_lanes_its_recording_has():
-    from anabranch import _backend, config
+    from anabranch import config
+    from anabranch._compile import backend
 
     lanes = []
 
     def note(gm, inputs):
-        lanes.extend(_backend._lanes(config.resolve({"overlap": overlap, "streams": streams}), gm)
+        lanes.extend(backend._lanes(config.resolve({"overlap": overlap, "streams": streams}), gm)
                      for overlap in (1, 4) for streams in (True, False))
         return gm
 

@@ -18,8 +18,9 @@ from test_threads import together
 from zoo import Towers, normal
 
 import anabranch
-from anabranch import _backend, _compat
-from anabranch._cuda_streams import CudaInstance
+from anabranch import _compat
+from anabranch._compile import backend
+from anabranch._compile.cuda_streams.instance import CudaInstance
 
 pytestmark = pytest.mark.own
 
@@ -81,9 +82,9 @@ def run(module, given, results):
 def prompt_gpu(monkeypatch):
     """Regions run on the host, as Inductor compiles them, when they are queued."""
     gpu = LateGpu()
-    packs = _backend.SavingPartitioner
-    monkeypatch.setattr(_backend, "SavingPartitioner", lambda pack: packs(False))
-    monkeypatch.setattr(_backend, "HostInstance", gpu.make)
+    packs = backend.SavingPartitioner
+    monkeypatch.setattr(backend, "SavingPartitioner", lambda pack: packs(False))
+    monkeypatch.setattr(backend, "HostInstance", gpu.make)
     return gpu
 
 

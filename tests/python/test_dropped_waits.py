@@ -21,7 +21,7 @@ from stream_programs import PROGRAMS
 from test_acceptance_streams import WITH_GRADIENTS, WITHOUT
 from test_random_streams import graphs  # noqa: F401
 
-from anabranch import _user_program
+from anabranch._compile.user_streams import check
 from anabranch._core.library import NativeError
 from anabranch._core.program import Plan
 
@@ -93,13 +93,13 @@ def check_plan(plan):
 def plans(graphs, monkeypatch):  # noqa: F811
     """Of what is compiled in a test, without doubles."""
     programs = []
-    make = _user_program._Walk.program
+    make = check._ProgramWalk.program
 
     def noted(walk):
         programs.append(make(walk))
         return programs[-1]
 
-    monkeypatch.setattr(_user_program._Walk, "program", noted)
+    monkeypatch.setattr(check._ProgramWalk, "program", noted)
 
     def read():
         found = [program.make_plan() for program in programs if program.steps]

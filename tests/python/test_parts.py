@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from anabranch import _parts, config
+from anabranch import config
+from anabranch._compile import cuts as cuts_module
 
 pytestmark = pytest.mark.oldest
 GPU = torch.device("cuda", 0)
@@ -34,7 +35,7 @@ def cuts(function):
     """Of a function of a matrix on a GPU and one on the CPU."""
     with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
         given = torch.empty(4, 4, device=GPU), torch.empty(4, 4)
-    return _parts.find_cuts(make_fx(function)(*given))
+    return cuts_module.find_cuts(make_fx(function)(*given))
 
 
 def to_gpu(x):
@@ -73,7 +74,7 @@ def test_only_graphs_without_copies_from_the_host_are_reordered():
     assert cuts(lambda x, host: x.nonzero()).may_reorder is False  # host is among the inputs
     with FakeTensorMode(shape_env=ShapeEnv()):
         x = torch.empty(4, 4, device=GPU)
-    assert _parts.find_cuts(make_fx(lambda x: x.nonzero())(x)).may_reorder
+    assert cuts_module.find_cuts(make_fx(lambda x: x.nonzero())(x)).may_reorder
 
 
 class InTwoParts:
@@ -114,13 +115,13 @@ def graph(monkeypatch):
 
 
 def reports(graph):
-    return [report for recorded in _parts.recordings_of(graph) for report in recorded.report]
+    return [report for recorded in cuts_module.recordings_of(graph) for report in recorded.report]
 
 
 @pytest.mark.parametrize("depends", [True, False])
 def test_a_part_whose_sizes_depend_on_data_is_not_recorded(graph, depends):
-    _parts.record_parts(graph, config.resolve({}), "a graph", False,
-                        _parts.Cuts("of a reason", (), depends), None)
+    cuts_module.record_parts(graph, config.resolve({}), "a graph", False,
+                             cuts_module.Cuts("of a reason", (), depends), None)
     for i in range(1, 5):
         (answer,) = graph.current_callable([torch.full((2,), i)])
         assert answer.tolist() == [(2 * i + 1) * 4 * i] * 2
@@ -137,8 +138,8 @@ def test_a_part_whose_sizes_depend_on_data_is_not_recorded(graph, depends):
 
 def test_parts_of_a_graph_that_may_be_captured_run_by_themselves_once_it_was_refused(graph):
     whole = SimpleNamespace(is_refused=False)
-    _parts.record_parts(graph, config.resolve({}), "a graph", False,
-                        _parts.Cuts(None, ("foreign",)), whole)
+    cuts_module.record_parts(graph, config.resolve({}), "a graph", False,
+                             cuts_module.Cuts(None, ("foreign",)), whole)
     graph.current_callable([torch.ones(2)])
     assert not reports(graph)
     whole.is_refused = True

@@ -25,8 +25,9 @@ from random_streams import (
 from stream_places import host, note_reports, nowhere
 from stream_reports import check_graphs
 
-from anabranch import _backend, _compat
-from anabranch._runtime import StreamedGraph
+from anabranch import _compat
+from anabranch._compile import backend
+from anabranch._compile.streamed_graph import StreamedGraph
 
 pytestmark = pytest.mark.own
 
@@ -55,7 +56,7 @@ def graphs(monkeypatch):
             made.append(self)
 
     monkeypatch.setattr(_compat, "compile_fx_inner", compile_whole)
-    monkeypatch.setattr(_backend, "StreamedGraph", Noted)
+    monkeypatch.setattr(backend, "StreamedGraph", Noted)
     return made
 
 

@@ -12,9 +12,11 @@ from torch import nn
 from torch.utils._pytree import tree_unflatten
 
 import anabranch
-from anabranch import _backend, _compat, _report, config
+from anabranch import _compat, config
+from anabranch._compile import backend
+from anabranch._compile import report as report_module
+from anabranch._compile.cuts import Cuts
 from anabranch._core.abi import CaptureCounts
-from anabranch._parts import Cuts
 from anabranch._record import recorded_callable
 from anabranch._record.capture.step import Fresh
 from anabranch._record.launch.output_buffers import OutputBuffers
@@ -302,8 +304,8 @@ def test_a_graph_without_operators_is_neither_recorded_nor_watched():
     call(x).sum().backward()
     assert [graph.kind for graph in anabranch.explain(call, x).graphs] == ["forward"]
     graph = torch.fx.symbolic_trace(lambda x: x)
-    assert _backend._record(config.resolve({}), graph, graph.forward, "backward", Cuts(),
-                            SavedBlocks()) == "it has no operators"
+    assert backend._record(config.resolve({}), graph, graph.forward, "backward", Cuts(),
+                           SavedBlocks()) == "it has no operators"
 
 
 def test_explain_of_nothing_says_so():
@@ -318,7 +320,7 @@ def test_explain_that_fails_does_not_keep_the_next_one_from_running(monkeypatch)
         raise ValueError("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_report, "_watch", fails)
+        patch.setattr(report_module, "_watch", fails)
         with pytest.raises(ValueError, match="no"):
             anabranch.explain(call, torch.ones(3))
     assert "inference" in str(anabranch.explain(call, torch.ones(3)))

@@ -9,9 +9,9 @@ from compare import Tolerance, assert_same, compiled, observe
 from zoo import Towers, lane, normal
 
 import anabranch
-from anabranch import _backend
+from anabranch._compile import backend
+from anabranch._compile.graph import Unsupported
 from anabranch._fx import pack_saved
-from anabranch._graph import Unsupported
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]
 
@@ -113,7 +113,7 @@ def test_a_graph_that_falls_back_to_inductor_copies_into_the_blocks(monkeypatch,
     def refuse(*_):
         raise Unsupported("the test says so")
 
-    monkeypatch.setattr(_backend, "_compile_streams", refuse)
+    monkeypatch.setattr(backend, "_compile_streams", refuse)
     compare(Towers(), (normal(3, 4, 8).requires_grad_(),))
     assert "the test says so" in caplog.text
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from anabranch import _compat
-from anabranch._assemble import tensor_library
+from anabranch._compile.host.tape_writer import tensor_library
 from anabranch._core.library import NativeError
 from anabranch._core.tape import (
     Address,

@@ -12,7 +12,8 @@ import pytest
 import torch
 from compare import compiled
 
-from anabranch import _compat, _user_program, _user_streams, errors
+from anabranch import _compat, errors
+from anabranch._compile.user_streams import check, extract
 from anabranch._core.program import SEVERITY_ERROR, SEVERITY_NOTE, SEVERITY_WARNING
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]
@@ -27,14 +28,14 @@ def reports(function, *inputs, dynamic=False):
     found = []
 
     def backend(gm, example_inputs):
-        finder = _user_streams._Finder(gm)
+        finder = extract._Finder(gm)
         for node in gm.graph.nodes:
             finder.look_at(node)
         numbers = {*finder.ties.streams}
         ambient = {i for i in numbers if _compat.object_of_graph(i) is D}
-        program = _user_program._Walk(gm, finder.syncs, ambient).program()
+        program = check._ProgramWalk(gm, finder.syncs, ambient).program()
         found.extend(program.find_reports())
-        _user_streams.take_out(gm)
+        extract.take_out(gm)
         return gm.forward
 
     torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)(*inputs)
@@ -230,7 +231,7 @@ def test_sizes_that_are_not_fixed_are_those_of_the_example():
 
 
 def test_a_graph_that_cannot_be_followed_is_compiled_all_the_same(monkeypatch, caplog):
-    monkeypatch.setattr(_user_program._Walk, "program",
+    monkeypatch.setattr(check._ProgramWalk, "program",
                         lambda self: (_ for _ in ()).throw(ValueError("no")))
     with caplog.at_level("INFO", "anabranch"):
         assert torch.equal(compiled(join)(X), X * 4 + 1)

@@ -17,10 +17,12 @@ import torch
 from compare import compiled
 
 import anabranch
-from anabranch import _compat, _ties, _user_streams
+from anabranch import _compat
+from anabranch._compile.user_streams import extract
+from anabranch._compile.user_streams import ties as ties_module
+from anabranch._compile.user_streams.extract import NotUnderstood
+from anabranch._compile.user_streams.ties import Ties
 from anabranch._core.library import NativeError
-from anabranch._ties import Ties
-from anabranch._user_streams import NotUnderstood
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]
 
@@ -90,7 +92,7 @@ def traced(function, *inputs):
     found = []
 
     def backend(gm, example_inputs):
-        found.append((_user_streams.take_out(gm), gm))
+        found.append((extract.take_out(gm), gm))
         return gm.forward
 
     torch.compile(function, backend=backend, fullgraph=True)(*inputs)
@@ -175,7 +177,7 @@ def test_what_has_no_meaning_at_the_ends_is_left_to_inductor_or_refused():
     graph.output(graph.call_method("query", (stream,)))
     gm = torch.fx.GraphModule(torch.nn.Module(), graph)
     with pytest.raises(NotUnderstood, match="query"):
-        _user_streams.take_out(gm)
+        extract.take_out(gm)
     assert len(gm.graph.nodes) == 3
 
 
@@ -188,12 +190,12 @@ class Gpu:
         self.objects = {i: self._make(name) for i, name in objects.items()}
         self.current = self._make(current)
         monkeypatch.setattr(_compat, "object_of_graph", lambda i: self.objects[i])
-        monkeypatch.setattr(_ties, "ambient_stream", lambda device: self.current)
-        monkeypatch.setattr(_ties, "is_captured", lambda stream: stream.name in captured)
-        monkeypatch.setattr(_ties, "_library_ties", lambda *device: self if library else None)
-        monkeypatch.setattr(_ties, "_handle", lambda number, device: number)
-        monkeypatch.setattr(_ties, "_library_knot",
-                            functools.lru_cache(_ties._library_knot.__wrapped__))
+        monkeypatch.setattr(ties_module, "ambient_stream", lambda device: self.current)
+        monkeypatch.setattr(ties_module, "is_captured", lambda stream: stream.name in captured)
+        monkeypatch.setattr(ties_module, "_library_ties", lambda *device: self if library else None)
+        monkeypatch.setattr(ties_module, "_handle", lambda number, device: number)
+        monkeypatch.setattr(ties_module, "_library_knot",
+                            functools.lru_cache(ties_module._library_knot.__wrapped__))
         monkeypatch.setattr(_compat, "current_stream", lambda device: self.current.stream_id)
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
         monkeypatch.setattr(torch.accelerator, "synchronize", lambda: self.queued.append("host(*)"))
@@ -325,12 +327,12 @@ def test_without_a_driver_torch_ties_the_streams(monkeypatch):
     def no_driver(device):
         raise NativeError(305, "no driver")
 
-    monkeypatch.setattr(_ties, "capture_device", no_driver)
-    assert _ties._library_ties.__wrapped__(_ties._CUDA, 0) is None
+    monkeypatch.setattr(ties_module, "capture_device", no_driver)
+    assert ties_module._library_ties.__wrapped__(ties_module._CUDA, 0) is None
 
 
 def test_streams_of_the_cpu_have_no_ties(monkeypatch):
     monkeypatch.setattr(_compat, "object_of_graph", {0: A, 1: EVENT, 2: B}.__getitem__)
-    monkeypatch.setattr(_ties, "_knot", lambda *device: pytest.fail("tied"))
+    monkeypatch.setattr(ties_module, "_knot", lambda *device: pytest.fail("tied"))
     ties = made(streams=[0, 2], awaited={}, recorded={1: 0}, barriers=[2])
     assert ties.around(lambda x: x + 1)(1) == 2

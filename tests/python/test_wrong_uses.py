@@ -3,7 +3,8 @@
 
 Left are the statements as a user might write them, with the names of `scene` below; nothing is
 compiled by Inductor. What needs a GPU, a compiler or a process of its own has tests elsewhere;
-those of arguments, E0611 and E0612, are all here. """
+those of arguments, E0611 and E0612, are all here.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ import torch
 from torch import nn
 
 import anabranch
-from anabranch import _report, _requirements, config, errors
+from anabranch import _requirements, config, errors
+from anabranch._compile import report
 from anabranch._core.library import Core, _find_library
 from anabranch._core.program import ROLE_INPUT, ROLE_OUTPUT, ProgramBuilder
 from anabranch.errors import CompileError, ConfigError, PlanFileError, WrongArgument
@@ -243,7 +245,7 @@ def report_of_a_plan():
     a = builder.add_buffer("a", ROLE_INPUT, 4)
     b = builder.add_buffer("b", ROLE_OUTPUT, 4)
     builder.copy(0, b, a)
-    collector = _report.Collector()
+    collector = report.Collector()
     last = SimpleNamespace(plan=builder.build().make_plan())
     collector.ran.append(SimpleNamespace(streamed=SimpleNamespace(last=last)))
     return anabranch.Explanation(collector)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the rules of the house: who may include whom. See docs/layout.md.
+"""Holds the rules of the house: who may include or import whom. See docs/layout.md.
 
     check_rooms.py [root of the tree]
 
@@ -13,6 +13,8 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import python_rooms
 
 # Data flows from left to right: a room includes itself and what its set names, nothing else.
 ROOMS: dict[str, set[str]] = {
@@ -63,7 +65,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 def find_breaches(root: Path) -> list[str]:
     """One line a broken rule, in the order of the files."""
     return [*_check_folders(root), *_check_public(root), *_check_rooms(root),
-            *_check_outside(root)]
+            *_check_outside(root), *python_rooms.find_breaches(root)]
 
 
 def _check_folders(root: Path) -> Iterator[str]:
@@ -197,7 +199,7 @@ def main() -> int:
         print(f"check_rooms: {root} has no folder src", file=sys.stderr)
         return 2
     breaches = find_breaches(root)
-    print("\n".join(breaches) if breaches else "rooms: every include is allowed")
+    print("\n".join(breaches) if breaches else "rooms: every include and import is allowed")
     return 1 if breaches else 0
 
 

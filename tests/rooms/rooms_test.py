@@ -25,6 +25,22 @@ GOOD = {
     "bridge/bridge.h": "",
     "bridge/plan.cpp": '#include "bridge.h"\n#include "anabranch/plan.h"\n',
     "tool/main.cpp": "#include <CLI/CLI.hpp>\n#include <anabranch/anabranch.h>\n",
+    "python/anabranch/__init__.py": "from anabranch import config, errors\n",
+    "python/anabranch/errors.py": "import reprlib\n",
+    "python/anabranch/config.py": "from anabranch.errors import ConfigError\n",
+    "python/anabranch/streams.py": "import torch\nfrom anabranch.config import MOST_LANES\n",
+    "python/anabranch/_compat/__init__.py": "from anabranch._compat.cuda import current_stream\n",
+    "python/anabranch/_compat/cuda.py": "import torch\n",
+    "python/anabranch/_core/library.py": "from anabranch import config\n",
+    "python/anabranch/_fx/schema.py": "import torch\nfrom anabranch import _compat\n",
+    "python/anabranch/_record/__init__.py": "",
+    "python/anabranch/_record/tensors.py": "import torch\n",
+    "python/anabranch/_record/recorder.py": "from anabranch._record.capture.step import Step\n",
+    "python/anabranch/_record/state/walk.py": "from anabranch._record.tensors import extent\n",
+    "python/anabranch/_record/capture/step.py": "from anabranch._fx.schema import is_view\n",
+    "python/anabranch/_compile/graph.py": "from anabranch import errors\n",
+    "python/anabranch/_compile/backend.py": "from anabranch._record.recorder import Recorder\n",
+    "python/anabranch/doctor.py": "def torch_of():\n    import torch\n    return torch\n",
 }
 
 # What is added to the good house, and what the checker must say of it.
@@ -112,6 +128,39 @@ BAD = {
     "a folder that is no room": (
         {"src/util/a.cpp": ""},
         "src/util: is no room; rooms are base, program, plan, device, record, launch, trace"),
+    "a module of no room": (
+        {"python/anabranch/_util.py": ""},
+        "python/anabranch/_util.py: is in no room; rooms of anabranch are errors, _compat,"),
+    "a module of no room in a room": (
+        {"python/anabranch/_record/util.py": ""},
+        "python/anabranch/_record/util.py: is in no room of _record; those are refusals,"),
+    "an import from downstream": (
+        {"python/anabranch/_fx/a.py": "\nfrom anabranch._record.tensors import extent\n"},
+        "python/anabranch/_fx/a.py:2: room _fx imports _record.tensors, which is not upstream"),
+    "an import from downstream when a function runs": (
+        {"python/anabranch/_core/a.py": "def f():\n    from anabranch import streams\n"},
+        "python/anabranch/_core/a.py:2: room _core imports streams, which is not upstream"),
+    "an import of a module as one": (
+        {"python/anabranch/_compat/a.py": "import anabranch.config\n"},
+        "python/anabranch/_compat/a.py:1: room _compat imports config, which is not upstream"),
+    "the state knows captures": (
+        {"python/anabranch/_record/state/a.py":
+            "from anabranch._record.capture.step import Step\n"},
+        "python/anabranch/_record/state/a.py:1: room _record.state imports _record.capture.step, "
+        "which is not upstream"),
+    "a stage knows the recorder": (
+        {"python/anabranch/_record/launch/a.py": "from anabranch._record import recorder\n"},
+        "python/anabranch/_record/launch/a.py:1: room _record.launch imports _record.recorder, "
+        "which is not upstream"),
+    "a graph knows the backend": (
+        {"python/anabranch/_compile/groups.py": "from anabranch._compile import backend\n"},
+        "python/anabranch/_compile/groups.py:1: room _compile.groups imports _compile.backend"),
+    "an import without its room": (
+        {"python/anabranch/_record/state/a.py": "from .walk import Walk\n"},
+        "python/anabranch/_record/state/a.py:1: .walk.Walk is written without its room"),
+    "torch where it may be missing": (
+        {"python/anabranch/_core/a.py": "from torch import Tensor\n"},
+        "python/anabranch/_core/a.py:1: room _core imports torch, and has to work without it"),
     "a device that is none": (
         {"src/device/metal/a.cpp": ""},
         "src/device/metal: is no device; devices are host, cuda, sim"),
@@ -132,7 +181,7 @@ class Rooms(unittest.TestCase):
     def test_a_house_that_keeps_the_rules_passes(self):
         run = run_checker(GOOD)
         self.assertEqual((run.returncode, run.stdout),
-                         (0, "rooms: every include is allowed\n"), run.stdout)
+                         (0, "rooms: every include and import is allowed\n"), run.stdout)
 
     def test_every_breach_is_found_with_its_file_and_room(self):
         for what, (files, message) in BAD.items():

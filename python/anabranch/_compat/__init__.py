@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .compiling import (
+from anabranch._compat.compiling import (
     OWN_BUFFERS,
     annotation,
     check_libraries,
@@ -41,7 +41,7 @@ from .compiling import (
     saves_unseen,
     wrapper_function,
 )
-from .cuda import (
+from anabranch._compat.cuda import (
     Event,
     PoolHistory,
     allocated_in_pools,
@@ -69,7 +69,7 @@ from .cuda import (
     tensors_alive,
     use_counts,
 )
-from .library import (
+from anabranch._compat.library import (
     dtype_code,
     kernel_address,
     library_function,
@@ -77,14 +77,14 @@ from .library import (
     openmp_function,
     version,
 )
-from .noting import (
+from anabranch._compat.noting import (
     arguments_of_generated_kernel,
     calls_of_compiled_graphs,
     runs_of_generated_kernels,
     steps_of_optimizers,
 )
-from .resuming import resume_streams, watch_eager_frames
-from .streams import (
+from anabranch._compat.resuming import resume_streams, watch_eager_frames
+from anabranch._compat.streams import (
     breaks_around,
     is_made_by_graph,
     is_object_of_graph,

@@ -4,7 +4,8 @@
 For its backward to read, torch's memory-efficient attention answers them on the CPU, and on the GPU
 where it is captured (Note [Seed and Offset Device] in its ``attention.cu``), so that a recording
 would answer something else than a run. Without dropout nobody reads them: a number on the GPU
-stands for both then. Threads: any; a graph is its compiler's. Failure: none. """
+stands for both then. Threads: any; a graph is its compiler's. Failure: none.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
 A gather of a few MiB takes NCCL about as long as one of twice the size, and multiprocessors all
 that time. So gathers that follow each other are begun together, in one call that writes each to
 memory of its own: nothing is copied before it or behind. The first comes alone, since nothing can
-hide it, and each call then brings up to twice as much as the one before. """
+hide it, and each call then brings up to twice as much as the one before.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ memory is put back, and the recording launched and compared.
 
 Threads: one at a time, the recorder's. Failure: NotRecordable, Untrusted or NativeError;
 fall_back() then ends the call as if it had been a plain one. Errors of the step itself are its
-user's. """
+user's.
+"""
 
 from __future__ import annotations
 

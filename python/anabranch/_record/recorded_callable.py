@@ -197,7 +197,8 @@ def record(function: Callable[..., Any] | None = None, *, static: Iterable[Any] 
     and side effects are those of the recording. Numbers that it may read and does not change are
     looked at before each launch; with others it is recorded anew. What it answers are fresh tensors
     without history. New tensors that outlive the call it returns, leaves in ``.grad``, or binds in
-    objects, containers and variables that are found from it: launches then leave theirs there. """
+    objects, containers and variables that are found from it: launches then leave theirs there.
+    """
     roots = _roots_in(static)
     config.resolve(options, **more)  # refused here, and not only where it decorates
     wanted = {**(options or {}), **more}

@@ -2,7 +2,8 @@
 """The signature of a call: everything that tells one specialization of a callable from another.
 
 A signature is a tuple that can be hashed: torch's modes, a guard for each leaf of the arguments,
-the number of the state, and the state's guards. Threads: any. Failure: none. """
+the number of the state, and the state's guards. Threads: any. Failure: none.
+"""
 
 from __future__ import annotations
 

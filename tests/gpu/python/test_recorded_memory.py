@@ -140,7 +140,8 @@ def test_recording_holds_nothing_but_parameters_gradients_and_state():
 def test_recordings_that_are_let_go_give_their_memory_back():
     """What executables take is the driver's, and only what the whole device has free tells of it.
     Other processes take of it too, and give it back: what recordings leave behind would never come
-    again. """
+    again.
+    """
     def once():
         step = anabranch.record(lambda x: (x @ x).relu() + 1)
         for seed in range(4):

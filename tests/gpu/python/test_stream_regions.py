@@ -25,7 +25,7 @@ from torch import nn
 from zoo import Towers
 
 import anabranch
-from anabranch import _cuda_streams
+from anabranch._compile.cuda_streams import instance
 
 PLAIN = {"record": False, "strict": True}
 CALLS = 5
@@ -69,14 +69,14 @@ def nothing_seen():
 
 
 def make_side_streams_late():
-    for stream in list(_cuda_streams._side_streams.values()):
+    for stream in list(instance._side_streams.values()):
         with torch.cuda.stream(stream):
             SLOW()
 
 
 def overwrite_what_is_free(shape, dtype=torch.float32):
     """On the current stream and on those that regions have used."""
-    for stream in (torch.cuda.current_stream(), *_cuda_streams._side_streams.values()):
+    for stream in (torch.cuda.current_stream(), *instance._side_streams.values()):
         with torch.cuda.stream(stream):
             blocks = [torch.empty(shape, device="cuda", dtype=dtype) for _ in range(8)]
             for block in blocks:

@@ -12,7 +12,7 @@ import torch
 from compare import compiled
 from recordings import normal
 
-from anabranch import _ties
+from anabranch._compile.user_streams import ties
 
 ROUNDS = 20
 A, B, C = (torch.cuda.Stream() for _ in range(3)) if torch.cuda.is_available() else (None,) * 3
@@ -189,9 +189,9 @@ def test_a_call_is_ordered_with_what_its_stream_has_before_and_behind_it(monkeyp
     """Two graphs and two streams in turn, nothing but the ties between them. Each fourth pair of
     calls finds its stream idle."""
     if library:
-        assert _ties._library_ties(_ties._CUDA, torch.cuda.current_device()) is not None
+        assert ties._library_ties(ties._CUDA, torch.cuda.current_device()) is not None
     else:
-        monkeypatch.setattr(_ties, "_library_ties", lambda kind, device: None)
+        monkeypatch.setattr(ties, "_library_ties", lambda kind, device: None)
     turns = [(stream, compiled(function, options={"record": record}))
              for stream, function in ((A, add_on_a), (B, add_on_b))]
     x, results, seen = torch.zeros(1 << 16, device="cuda"), [], []

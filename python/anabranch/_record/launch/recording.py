@@ -4,7 +4,8 @@
 A launch gathers the addresses of everything the step was given, allocates what it answers and the
 parts of its arena from torch's allocator, and queues one graph on the current stream. Only then are
 views made of what it has allocated. Nothing is held between launches. Threads: any, several at
-once. Failure: NativeError; a refused launch has queued nothing. """
+once. Failure: NativeError; a refused launch has queued nothing.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class StepRecording:
     caller knows. Results from ``saved_from`` on are freed together, whoever gets them. Where the
     capture was noted, kernels that may run side by side have up to ``lanes`` lanes for it, and
     copies from the host's memory may be ``ahead_bytes`` ahead. Raises Aliased where the kernels
-    name two units that share memory. """
+    name two units that share memory.
+    """
 
     def __init__(self, step: Step, capture: Capture, device: CaptureDevice, accept_unsure: bool,
                  saved_from: int | None = None, lanes: int = 1, ahead_bytes: int = 0) -> None:

@@ -3,7 +3,8 @@
 it was made, so that another one is another signature.
 
 Most have none. They are looked for again only when some hook has been registered in the process
-since. Threads: as the modules. Failure: none. """
+since. Threads: as the modules. Failure: none.
+"""
 
 from __future__ import annotations
 

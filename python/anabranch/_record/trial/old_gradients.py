@@ -2,7 +2,8 @@
 """Gradients that a step finds, and that are held by their parameters alone.
 
 A step that clears them has their memory for itself. If the trial held them, they would be there
-beside the new ones. Threads: one at a time. Failure: none. """
+beside the new ones. Threads: one at a time. Failure: none.
+"""
 
 from __future__ import annotations
 

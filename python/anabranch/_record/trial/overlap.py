@@ -3,7 +3,8 @@
 
 It is kept where it does what the step does, is faster than the one in captured order, and takes no
 more memory than the plain step, or than the user has granted. Threads and failure as in
-``verify``. """
+``verify``.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ plain run: if it was written after all, the call has run plainly, and the next t
 Gradients of the call before that nobody else has are let go of, as the step itself lets go of them.
 
 Threads: one at a time. Failure: Short where there is no memory for copies, with the state as it
-was. """
+was.
+"""
 
 from __future__ import annotations
 

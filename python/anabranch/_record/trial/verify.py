@@ -8,7 +8,8 @@ run bit for bit, or as near to one as launches in captured order are to one anot
 How far plain runs are apart is no bound: a number that Python counts up makes them differ, and is
 frozen in a recording. Nor is how far launches side by side are: a race makes those differ. They
 have some launches more in captured order instead. Failure: Untrusted, with the tensor that is
-wrong. """
+wrong.
+"""
 
 from __future__ import annotations
 

@@ -11,12 +11,11 @@ import sympy
 import torch
 from torch.fx import Node
 
-from ._graph import Unsupported
-from ._tape import extent_bytes
+from anabranch._compile.graph import Unsupported
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """Sizes and strides in elements, all numbers."""
 
     dtype: torch.dtype
@@ -33,7 +32,7 @@ class Layout:
                    zip(strides, self.strides, self.sizes, strict=True))
 
 
-class Numbers:
+class SymbolValues:
     """The numbers behind the symbols of a graph, for one set of arguments."""
 
     def __init__(self, placeholders: Sequence[Node], args: Sequence[Any]) -> None:
@@ -65,15 +64,22 @@ class Numbers:
     def scalar(self, node: Node) -> Any:
         return self.number(node.meta["val"])
 
-    def layout(self, node: Node) -> Layout:
+    def layout(self, node: Node) -> TensorLayout:
         value = node.meta["val"]
-        return Layout(value.dtype, tuple(self.number(n) for n in value.shape),
-                      tuple(self.number(n) for n in value.stride()))
+        return TensorLayout(value.dtype, tuple(self.number(n) for n in value.shape),
+                            tuple(self.number(n) for n in value.stride()))
 
-    def view(self, node: Node, value: Node) -> tuple[Layout, int]:
+    def view(self, node: Node, value: Node) -> tuple[TensorLayout, int]:
         """How a view lies in a value's memory, and how many elements behind its beginning."""
         layout = self.layout(node)
         if layout.dtype is not value.meta["val"].dtype:
             raise Unsupported(f"{node.name} is a view with another dtype")
         shift = node.meta["val"].storage_offset() - value.meta["val"].storage_offset()
         return layout, self.number(shift)
+
+
+def extent_bytes(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
+    """Bytes from the first element to the end of the last one."""
+    if any(size == 0 for size in sizes):
+        return 0
+    return (1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))) * itemsize

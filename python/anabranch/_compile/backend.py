@@ -4,47 +4,43 @@
 Inductor's own pipeline runs, with two parts replaced: the partitioner (``_fx.partitioner``), and
 the compilation of the graphs that come out of AOTAutograd. A graph of one stream is compiled by
 Inductor as ever; a graph with stream annotations is split into regions, planned and recorded. On a
-GPU it is split where no CUDA graph is to be recorded of it, or a stream has a priority. """
+GPU it is split where no CUDA graph is to be recorded of it, or a stream has a priority.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from anabranch import _compat, _report, _user_streams, config, errors, streams
+import torch
+from torch.fx import GraphModule
+
+from anabranch import _compat, config, errors, streams
 from anabranch._arguments import wrong
-from anabranch._broken_libraries import without_broken_libraries
+from anabranch._compile import report
+from anabranch._compile.broken_libraries import without_broken_libraries
+from anabranch._compile.cuda_streams.instance import CudaInstance, CudaQueues
+from anabranch._compile.cuts import Cuts, find_cuts, record_parts
+from anabranch._compile.graph import StreamGraph, Unsupported, has_collectives, priorities_of
+from anabranch._compile.host.instance import HostInstance
+from anabranch._compile.lost_streams import lose
+from anabranch._compile.regions import CompiledRegion, compile_regions
+from anabranch._compile.streamed_graph import RecordedStreams, StreamedGraph
+from anabranch._compile.threads import host_device, lanes_of
+from anabranch._compile.user_streams import extract
+from anabranch._compile.user_streams.ties import Ties
+from anabranch._compile.views import refresh_view_strides
 from anabranch._core.library import NativeError
-from anabranch._cuda_streams import CudaInstance, CudaQueues
 from anabranch._fx import attention_seeds, clone_outputs
 from anabranch._fx.bucket_gathers import bucket_gathers
 from anabranch._fx.partitioner import SavingPartitioner
-from anabranch._graph import StreamGraph, Unsupported, has_collectives, priorities_of
-from anabranch._lost_streams import lose
-from anabranch._parts import Cuts, find_cuts, record_parts
 from anabranch._record.launch.saved_blocks import SavedBlocks
 from anabranch._record.recorded_graph import RecordedGraph
-from anabranch._region import CompiledRegion, compile_regions
-from anabranch._requirements import require_torch
-from anabranch._runtime import HostInstance, RecordedStreams, StreamedGraph
-from anabranch._threads import host_device, lanes_of
-from anabranch._ties import Ties
-from anabranch._views import renew_views
-from anabranch.streams import ANNOTATION, OVERLAP, overlap, stream
-
-require_torch()
-
-import torch  # noqa: E402
-from torch.fx import GraphModule  # noqa: E402
-
-# Dynamo reads attributes of a module without calling its __getattr__.
-sys.modules[__package__].stream = stream  # type: ignore[attr-defined]
-sys.modules[__package__].overlap = overlap  # type: ignore[attr-defined]
+from anabranch.streams import ANNOTATION, OVERLAP
 
 log = logging.getLogger("anabranch.compile")
 
@@ -102,8 +98,8 @@ def _overlap_as_around(gm: GraphModule) -> None:
 def _take_streams_out(chosen: config.Options, gm: GraphModule) -> Ties | None:
     """torch's own streams and events. Those that cannot be taken out are left to Inductor."""
     try:
-        return _user_streams.take_out(gm, check=chosen.streams, strict=chosen.strict)
-    except _user_streams.NotUnderstood as error:
+        return extract.take_out(gm, check=chosen.streams, strict=chosen.strict)
+    except extract.NotUnderstood as error:
         _fall_back(chosen, str(error))
         return None
 
@@ -132,7 +128,7 @@ def _compile_graph(
         if streamed and chosen.record:
             compiled = RecordedStreams(streamed)
         unrecorded = _record(chosen, gm, compiled, _kind(keywords), cuts, saved)
-    _report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start)
+    report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start)
     return _boxed(compiled) if streamed else compiled
 
 
@@ -174,7 +170,7 @@ def _compile_streams(
     chosen: config.Options, gm: GraphModule, keywords: dict[str, Any]
 ) -> StreamedGraph | None:
     """None where all of the graph turns out to be on one stream."""
-    renew_views(gm)
+    refresh_view_strides(gm)
     graph = StreamGraph(gm, _device_of(gm))
     if len(graph.stream_names) == 1 or len(set(graph.streams.values())) == 1:
         return None

@@ -13,11 +13,11 @@ from typing import Any
 from torch.fx import GraphModule
 
 from anabranch import _compat, errors
+from anabranch._compile.cuts import recordings_of
+from anabranch._compile.streamed_graph import RecordedStreams, StreamedGraph
 from anabranch._core.trace import Trace
-from anabranch._parts import recordings_of
 from anabranch._record.recorded_callable import RecordedCallable, recorded_callables
 from anabranch._record.report import RecordingReport
-from anabranch._runtime import RecordedStreams, StreamedGraph
 
 _lock = threading.Lock()
 _known: list[GraphReport] = []

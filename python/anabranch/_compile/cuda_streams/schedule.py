@@ -15,7 +15,10 @@ import torch
 from torch.fx import Node
 
 from anabranch import _compat
-from anabranch._assemble import StepReport
+from anabranch._compile.graph import AMBIENT, StreamGraph, value_of
+from anabranch._compile.layouts import SymbolValues, TensorLayout
+from anabranch._compile.regions import CompiledRegion
+from anabranch._compile.streamed_graph import RegionReport
 from anabranch._core.program import (
     READ,
     READ_WRITE,
@@ -29,20 +32,17 @@ from anabranch._core.program import (
 )
 from anabranch._fx.schema import is_scalar
 from anabranch._fx.source import source_of
-from anabranch._graph import AMBIENT, StreamGraph, value_of
-from anabranch._layouts import Layout, Numbers
-from anabranch._region import CompiledRegion
 
 
 @dataclasses.dataclass
-class Step:
+class ScheduledRegion:
     """One region; values and steps are numbers."""
 
     stream: int
     call: Callable[[list[Any]], Sequence[Any]]
     reads: list[int]
     makes: list[int]
-    layouts: list[Layout]  # of what it makes
+    layouts: list[TensorLayout]  # of what it makes
     waits: list[int]
     is_awaited: bool
     gone: list[int]  # what is let go behind it
@@ -70,7 +70,7 @@ class Schedule:
     def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion],
                  args: Sequence[Any]) -> None:
         self._graph = graph
-        self._numbers = Numbers(graph.placeholders, args)
+        self._numbers = SymbolValues(graph.placeholders, args)
         self.values = [*graph.placeholders, *(v for r in regions for v in r.graph.outputs)]
         self._slot = {value: i for i, value in enumerate(self.values)}
         self.sides = [(name, graph.priorities.get(name, 0))
@@ -85,7 +85,7 @@ class Schedule:
         self.results = [self._result(node) for node in returned]
         self.from_sides = [self._slot[v] for r in regions if r.graph.stream != AMBIENT
                            for v in r.graph.outputs if v in self._returned]
-        self.reports = [StepReport(r.graph.name, r.graph.stream, len(r.graph.nodes))
+        self.reports = [RegionReport(r.graph.name, r.graph.stream, len(r.graph.nodes))
                         for r in regions]
 
     def summary(self) -> str:
@@ -117,17 +117,17 @@ class Schedule:
         layout = self._numbers.layout(value)
         return builder.add_buffer(value.name, role, layout.size_bytes, layout.dtype.itemsize)
 
-    def _make_steps(self, regions: Sequence[CompiledRegion]) -> list[Step]:
+    def _make_steps(self, regions: Sequence[CompiledRegion]) -> list[ScheduledRegion]:
         awaited = {on for _, on in self.plan.waits}.union(self.exits)
         gone = self._let_go(regions)
-        return [Step(stream=self._stream[region.graph.stream],
-                     call=region.compiled,
-                     reads=[self._slot[v] for v in region.graph.inputs],
-                     makes=[self._slot[v] for v in region.graph.outputs],
-                     layouts=[self._numbers.layout(v) for v in region.graph.outputs],
-                     waits=[on for step, on in self.plan.waits if step == i],
-                     is_awaited=i in awaited,
-                     gone=gone[i])
+        return [ScheduledRegion(stream=self._stream[region.graph.stream],
+                                call=region.compiled,
+                                reads=[self._slot[v] for v in region.graph.inputs],
+                                makes=[self._slot[v] for v in region.graph.outputs],
+                                layouts=[self._numbers.layout(v) for v in region.graph.outputs],
+                                waits=[on for step, on in self.plan.waits if step == i],
+                                is_awaited=i in awaited,
+                                gone=gone[i])
                 for i, region in enumerate(regions)]
 
     def _let_go(self, regions: Sequence[CompiledRegion]) -> list[list[int]]:
@@ -160,7 +160,7 @@ class Schedule:
 
 
 def _to_be_copied(inputs: Sequence[Any], results: Sequence[torch.Tensor],
-                  layouts: Sequence[Layout]) -> list[int]:
+                  layouts: Sequence[TensorLayout]) -> list[int]:
     """Results that do not lie in memory as the graph says, or not in memory of their own. It is the
     same in every run of one set of sizes."""
     known = {_memory(value) for value in inputs if isinstance(value, torch.Tensor)} - {0}

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from . import _compat
-from ._graph import RegionGraph, StreamGraph
-from ._threads import region_threads
+from anabranch import _compat
+from anabranch._compile.graph import RegionGraph, StreamGraph
+from anabranch._compile.threads import region_threads
 
 log = logging.getLogger("anabranch.compile")
-
 _PROGRESS_AFTER_SECONDS = 2.0
 
 

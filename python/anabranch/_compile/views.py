@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node, map_arg
 
+from anabranch._compile.graph import Unsupported, is_view
 from anabranch._fx.clone_outputs import clone_outputs
 from anabranch._fx.schema import results_of
-from anabranch._graph import Unsupported, is_view
 
 
-def renew_views(gm: GraphModule) -> None:
+def refresh_view_strides(gm: GraphModule) -> None:
     """Asks of what they are views of how views lie. One that is answered becomes the copy again
     that it was, since the caller goes by that layout."""
     was: dict[Any, torch.Tensor] = {}

@@ -32,10 +32,10 @@ from typing import Any
 
 import torch
 
+from anabranch._compile.cuda_streams.schedule import Schedule
+from anabranch._compile.graph import StreamGraph
+from anabranch._compile.regions import CompiledRegion
 from anabranch._core.trace import Trace
-from anabranch._cuda_schedule import Schedule
-from anabranch._graph import StreamGraph
-from anabranch._region import CompiledRegion
 
 # By device, ambient stream, name and priority. A call on another ambient stream has others, so that
 # two that nothing orders stay so.

@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from . import _compat
-from ._graph import Unsupported
+from anabranch import _compat
+from anabranch._compile.graph import Unsupported
+from anabranch._compile.layouts import extent_bytes
 
 
 @dataclasses.dataclass(eq=False)
@@ -40,7 +41,7 @@ class Storage:
 
 
 @dataclasses.dataclass(eq=False)
-class Recorded:
+class StandInTensor:
     """A tensor as the wrapper sees it while it is recorded; offsets and strides in elements."""
 
     storage: Storage
@@ -75,34 +76,27 @@ class Call:
     kind: str  # "kernel", "library", "dispatch"
     name: str
     arguments: list[Any]
-    tensors: list[Recorded]
-    results: list[Recorded] = dataclasses.field(default_factory=list)
+    tensors: list[StandInTensor]
+    results: list[StandInTensor] = dataclasses.field(default_factory=list)
     function: int = 0
     overload: str = ""
 
 
 @dataclasses.dataclass
-class Recording:
+class CallList:
     """All calls of a region and what it returns."""
 
     calls: list[Call]
     results: list[Any]
 
 
-def extent_bytes(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
-    """Bytes from the first element to the end of the last one."""
-    if any(size == 0 for size in sizes):
-        return 0
-    return (1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))) * itemsize
-
-
-def record_wrapper(compiled: Any, inputs: Sequence[Any]) -> Recording:
+def trace_wrapper(compiled: Any, inputs: Sequence[Any]) -> CallList:
     """Runs the wrapper of a compiled region on stand-ins for ``inputs`` (Recorded or numbers)."""
     try:
         call = _compat.wrapper_function(compiled)
     except TypeError as error:
         raise Unsupported(str(error)) from None
-    recorder = _Recorder(call.__func__.__globals__)
+    recorder = _Tracer(call.__func__.__globals__)
     function = types.FunctionType(
         call.__func__.__code__, recorder.namespace, call.__func__.__name__,
         call.__func__.__defaults__, call.__func__.__closure__,
@@ -113,10 +107,10 @@ def record_wrapper(compiled: Any, inputs: Sequence[Any]) -> Recording:
         raise
     except Exception as error:
         raise Unsupported(f"the generated wrapper does {error}") from error
-    return Recording(recorder.calls, list(results))
+    return CallList(recorder.calls, list(results))
 
 
-class _Recorder:
+class _Tracer:
     def __init__(self, wrapper_globals: dict[str, Any]) -> None:
         self.calls: list[Call] = []
         self.namespace = dict(wrapper_globals)
@@ -138,9 +132,9 @@ class _Recorder:
             elif isinstance(value, torch.Tensor):
                 self.namespace[name] = _constant(value)
 
-    def _empty_strided(self, sizes: Any, strides: Any, dtype: torch.dtype) -> Recorded:
+    def _empty_strided(self, sizes: Any, strides: Any, dtype: torch.dtype) -> StandInTensor:
         size_bytes = extent_bytes(sizes, strides, dtype.itemsize)
-        return Recorded(Storage("scratch", size_bytes), dtype, tuple(sizes), tuple(strides))
+        return StandInTensor(Storage("scratch", size_bytes), dtype, tuple(sizes), tuple(strides))
 
     def _kernel(self, name: str, function: Any) -> Callable[..., None]:
         def call(*arguments: Any) -> None:
@@ -187,21 +181,21 @@ class _Recorder:
 class _Extern:
     """Stands for ``extern_kernels``: matrix products by their own entries, the rest dispatched."""
 
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: _Tracer) -> None:
         self._recorder = recorder
 
-    def mm(self, a: Any, b: Any, *, out: Recorded) -> None:
+    def mm(self, a: Any, b: Any, *, out: StandInTensor) -> None:
         self._recorder.library("mm_out", [out, a, b])
 
-    def bmm(self, a: Any, b: Any, *, out: Recorded) -> None:
+    def bmm(self, a: Any, b: Any, *, out: StandInTensor) -> None:
         self._recorder.library("bmm_out", [out, a, b])
 
     def addmm(self, c: Any, a: Any, b: Any, *, alpha: float = 1, beta: float = 1,
-              out: Recorded) -> None:
+              out: StandInTensor) -> None:
         self._recorder.library("addmm_out", [out, c, a, b, float(beta), float(alpha)])
 
     def baddbmm(self, c: Any, a: Any, b: Any, *, alpha: float = 1, beta: float = 1,
-                out: Recorded) -> None:
+                out: StandInTensor) -> None:
         self._recorder.library("baddbmm_out", [out, c, a, b, float(beta), float(alpha)])
 
     def __getattr__(self, name: str) -> Any:
@@ -220,7 +214,7 @@ class _Extern:
 class _Operators:
     """Stands for a namespace of operators: ``aten.sort.stable(...)``."""
 
-    def __init__(self, recorder: _Recorder, namespace: str) -> None:
+    def __init__(self, recorder: _Tracer, namespace: str) -> None:
         self._recorder = recorder
         self._namespace = getattr(torch.ops, namespace)
 
@@ -229,7 +223,7 @@ class _Operators:
 
 
 class _Packet:
-    def __init__(self, recorder: _Recorder, packet: Any) -> None:
+    def __init__(self, recorder: _Tracer, packet: Any) -> None:
         self._recorder = recorder
         self._packet = packet
 
@@ -252,7 +246,7 @@ class _Packet:
 class _Torch:
     """Stands for ``torch``: operators are recorded, dtypes and the like are themselves."""
 
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: _Tracer) -> None:
         self.ops = _TorchOps(recorder)
 
     def __getattr__(self, name: str) -> Any:
@@ -263,18 +257,19 @@ class _Torch:
 
 
 class _TorchOps:
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: _Tracer) -> None:
         self._recorder = recorder
 
     def __getattr__(self, namespace: str) -> Any:
         return _Operators(self._recorder, namespace)
 
 
-def _reinterpret(base: Recorded, sizes: Any, strides: Any, offset: int = 0) -> Recorded:
-    return Recorded(base.storage, base.dtype, tuple(sizes), tuple(strides), base.offset + offset)
+def _reinterpret(base: StandInTensor, sizes: Any, strides: Any, offset: int = 0) -> StandInTensor:
+    return StandInTensor(base.storage, base.dtype, tuple(sizes), tuple(strides),
+                         base.offset + offset)
 
 
-def _assert_size_stride(tensor: Recorded, sizes: Any, strides: Any, *_: Any) -> None:
+def _assert_size_stride(tensor: StandInTensor, sizes: Any, strides: Any, *_: Any) -> None:
     have = [(n, s if n > 1 else 0) for n, s in zip(tensor.sizes, tensor.strides, strict=True)]
     want = [(n, s if n > 1 else 0) for n, s in zip(sizes, strides, strict=True)]
     if have != want and 0 not in tensor.sizes:
@@ -287,23 +282,23 @@ def _assert_size_stride_grouped(tensors: Any, sizes: Any, strides: Any, *_: Any)
         _assert_size_stride(tensor, size, stride)
 
 
-def _constant(tensor: torch.Tensor) -> Recorded:
+def _constant(tensor: torch.Tensor) -> StandInTensor:
     storage = Storage("constant", tensor=tensor)
-    return Recorded(storage, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+    return StandInTensor(storage, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
 
 
-def _result(fake: torch.Tensor) -> Recorded:
+def _result(fake: torch.Tensor) -> StandInTensor:
     size_bytes = extent_bytes(fake.shape, fake.stride(), fake.dtype.itemsize)
-    return Recorded(Storage("result", size_bytes), fake.dtype, tuple(fake.shape),
-                    tuple(fake.stride()))
+    return StandInTensor(Storage("result", size_bytes), fake.dtype, tuple(fake.shape),
+                         tuple(fake.stride()))
 
 
-def _tensors_in(value: Any) -> list[Recorded]:
+def _tensors_in(value: Any) -> list[StandInTensor]:
     return list(_walk(value))
 
 
-def _walk(value: Any) -> Iterator[Recorded]:
-    if isinstance(value, Recorded):
+def _walk(value: Any) -> Iterator[StandInTensor]:
+    if isinstance(value, StandInTensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
@@ -313,7 +308,7 @@ def _walk(value: Any) -> Iterator[Recorded]:
 
 
 def _to_fake(value: Any) -> Any:
-    if isinstance(value, Recorded):
+    if isinstance(value, StandInTensor):
         return value.fake()
     if isinstance(value, (list, tuple)):
         return type(value)(_to_fake(v) for v in value)
@@ -352,7 +347,7 @@ def _encode(value: Any, kind: Any) -> Encoded:
         return Encoded("some", _encode(value, kind.getElementType()))
     if kind.kind() == "ListType":
         return Encoded("list", [_encode(v, kind.getElementType()) for v in value])
-    if isinstance(value, Recorded) and kind.kind() == "TensorType":
+    if isinstance(value, StandInTensor) and kind.kind() == "TensorType":
         return Encoded("tensor", value)
     name = str(kind)
     if isinstance(value, torch.dtype):

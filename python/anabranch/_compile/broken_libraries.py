@@ -18,10 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from . import _compat
+from anabranch import _compat
 
 log = logging.getLogger("anabranch.compile")
-
 _Answer = TypeVar("_Answer")
 _HEAD = 64  # bytes of a 64-bit ELF file's header
 # What the loader says of a file that is no whole library, behind its path.

@@ -4,7 +4,8 @@
 A *value* is a node with memory of its own: a placeholder, an operator's result, one part of a
 tuple, or a saved tensor's part of a block. Views name bytes of a value again and numbers are no
 memory at all: both are copied into every region that uses them, so only values cross from one
-region to another. """
+region to another.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from anabranch import _compat, errors
+from anabranch._compile.groups import merge_small_groups
 from anabranch._core.program import (
     READ,
     READ_WRITE,
@@ -35,14 +37,12 @@ from anabranch._fx.schema import (
 )
 from anabranch._fx.schema import is_view as names_bytes_again
 from anabranch._fx.source import source_of
-from anabranch._merge import merge_small_groups
 from anabranch.streams import ANNOTATION, PRIORITY
 
 AMBIENT = "ambient"
 # Of all collectives, whatever stream they are written on: all processes have to begin theirs in one
 # order, and who runs on two streams begins in any.
 COMMUNICATION = "communication"
-
 _HOST = torch.device("cpu")
 _DISTRIBUTED = ("_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem")
 

@@ -39,7 +39,6 @@ from anabranch._fx.schema import arguments_of, tensors_in
 from anabranch._fx.source import source_of
 
 log = logging.getLogger("anabranch.compile")
-
 _UNSYNCHRONISED = 203
 _OVERWRITE = ("copy_", "fill_", "zero_")  # do not read what they write to
 _AMBIENT = 0
@@ -53,12 +52,12 @@ class Syncs:
     numbers: tuple[int | Node | None, ...]
 
 
-def check(gm: GraphModule, syncs: Mapping[Node, Syncs], ambient: set[int], *,
+def check_syncs(gm: GraphModule, syncs: Mapping[Node, Syncs], ambient: set[int], *,
           strict: bool) -> list[str]:
     """The reports of a graph: notes and warnings as texts that are logged, each once a graph; an
     error is raised, a PlanError with both orders. ``ambient`` are numbers of the current stream."""
     try:
-        program = _Walk(gm, syncs, ambient).program()
+        program = _ProgramWalk(gm, syncs, ambient).program()
     except Exception as error:
         log.info("streams are not checked: %s: %s", type(error).__name__,
                  str(error).splitlines()[0] if str(error) else "")
@@ -81,7 +80,7 @@ class _Buffer:
     name: str
 
 
-class _Walk(Interpreter):
+class _ProgramWalk(Interpreter):
     """Runs the graph on fakes of its inputs and tells a builder of it."""
 
     def __init__(self, gm: GraphModule, syncs: Mapping[Node, Syncs], ambient: set[int]) -> None:
@@ -98,7 +97,7 @@ class _Walk(Interpreter):
     def program(self) -> Any:
         with _compat.FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
             inputs = [self._fake(node, fake) for node in self.graph.find_nodes(op="placeholder")]
-            with _Operators(self):
+            with _OperatorMode(self):
                 answer = self.run(*inputs)
             for tensor in tensors_in(answer):
                 buffer = self._buffer(tensor)
@@ -247,10 +246,10 @@ def _waiter(builder: Any, streams: dict[Any, int]) -> int:
     return streams["waiter"]
 
 
-class _Operators(_compat.TorchDispatchMode):
+class _OperatorMode(_compat.TorchDispatchMode):
     """Tells a walk of each operator that torch runs."""
 
-    def __init__(self, walk: _Walk) -> None:
+    def __init__(self, walk: _ProgramWalk) -> None:
         super().__init__()
         self._walk = walk
 

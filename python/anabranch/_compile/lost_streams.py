@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from . import _report, config, errors
-from .streams import OVERLAP, Pair
+from anabranch import config, errors
+from anabranch._compile import report
+from anabranch.streams import OVERLAP, Pair
 
 log = logging.getLogger("anabranch.compile")
-
 _REMEDY = ("Dynamo does not cut a loop, a try, or a with of most other contexts: move the break "
            "out of these, or the block into a function. TORCH_LOGS=graph_breaks names the break.")
 _BETWEEN = (contextlib.__file__, str(Path(torch.__file__).parent))
@@ -36,7 +36,7 @@ def lose(options: Mapping[str, Any], frame: FrameType, pairs: tuple[Pair, ...]) 
     if chosen.strict:
         raise errors.CompileError(613, f"compile: {message}, and strict=True forbids "
                                        "that.", _REMEDY)
-    _report.lose(message)
+    report.lose(message)
     if (*place, block) not in _told:
         _told.add((*place, block))
         log.warning("anabranch: %s. %s [E0613]", message, _REMEDY)

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A compiled graph of several streams, run by the C++ core.
 
-For each set of sizes it is called with an instance is made. On the host the wrappers of its regions
-are recorded as tapes, the core plans streams, waits and memory, and a recording is made; a call
-then gathers addresses, allocates the outputs and launches. An instance of ``_cuda_streams`` queues
-the regions itself. An instance takes one call at a time, so a graph keeps a pool of them, one for
-each thread that was ever inside at once. """
+For each set of sizes it is called with an instance is made: of ``host`` on the CPU, of
+``cuda_streams`` on a GPU. An instance takes one call at a time, so a graph keeps a pool of them,
+one for each thread that was ever inside at once.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-import math
-import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -20,17 +18,12 @@ from typing import Any, Protocol
 import torch
 from torch.fx import Node
 
-from anabranch import _compat, errors
-from anabranch._assemble import Assembly, StepReport
-from anabranch._core.library import last_error
+from anabranch._compile.graph import StreamGraph
+from anabranch._compile.regions import CompiledRegion
 from anabranch._core.program import Plan
-from anabranch._core.record import launch_function, new_address_table
 from anabranch._core.trace import Trace
-from anabranch._graph import StreamGraph
-from anabranch._region import CompiledRegion
 
 log = logging.getLogger("anabranch.launch")
-
 # Sizes for which a graph keeps recordings; above it, the least recently used is dropped.
 MAX_SIZES = 64
 
@@ -39,7 +32,7 @@ class Planned(Protocol):
     """What an instance runs, for reports."""
 
     plan: Plan
-    reports: list[StepReport]
+    reports: list[RegionReport]
 
     def summary(self) -> str: ...
 
@@ -124,18 +117,6 @@ class RecordedStreams:
         return self.current_callable(args)
 
 
-class HostInstance:
-    """One recording and the function that calls it."""
-
-    def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion], device: Any,
-                 native: bool, args: list[Any]) -> None:
-        self.planned = Assembly(graph, regions, args, device, native)
-        self.run = _make_call(self.planned)
-
-    def attach_trace(self, trace: Trace | None) -> None:
-        self.planned.recording.attach_trace(trace)
-
-
 def _sizes_reader(placeholders: Sequence[Node]) -> Callable[[list[Any]], tuple[Any, ...]]:
     """What of the arguments decides about memory: numbers, and sizes that are not fixed."""
     numbers = [i for i, n in enumerate(placeholders)
@@ -154,40 +135,14 @@ def _is_dynamic(value: torch.Tensor) -> bool:
     return any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride()))
 
 
-def _make_call(assembly: Assembly) -> Callable[[list[Any]], Any]:
-    """Writes the call as one straight Python function: it is on the hot path of every step."""
-    count = len(assembly.graph.placeholders)
-    names = [f"a{i}" for i in range(count)]
-    lines = ["def run(args):", f"    {', '.join(names)}{',' if count == 1 else ''} = args"
-             if count else "    pass", "    args.clear()"]
-    addresses = [f"a{i}.data_ptr()" for i in assembly.tensor_arguments]
-    addresses += [f"c{i}" for i in range(len(assembly.constants))]
-    for i, out in enumerate(assembly.outputs):
-        lines.append(f"    o{i} = empty({out.sizes!r}, {out.strides!r}, d{i})")
-        addresses.append(f"o{i}.data_ptr()")
-    lines += [
-        f"    pack(table, 0, {', '.join(addresses)})",
-        "    if launch(recording, table, count): fail()",
-        f"    return ({''.join(f'{expression}, ' for expression in assembly.results)})",
-    ]
-    table = new_address_table(len(addresses))
-    scope: dict[str, Any] = {
-        "empty": _compat.empty_strided_cpu,
-        "pack": struct.Struct(f"={len(addresses)}Q").pack_into,
-        "table": table,
-        "count": len(addresses),
-        "launch": launch_function,
-        "recording": assembly.recording.handle,
-        "fail": _raise_launch_failure,
-        "inf": math.inf,
-        "nan": math.nan,
-    }
-    scope.update({f"d{i}": out.dtype for i, out in enumerate(assembly.outputs)})
-    scope.update({f"c{i}": c.data_ptr() for i, c in enumerate(assembly.constants)})
-    exec("\n".join(lines), scope)
-    return scope["run"]
+@dataclasses.dataclass
+class RegionReport:
+    """How one region runs: as a tape of ``calls`` calls, or in Python for ``reason``; on a GPU as
+    Inductor's callable, without either."""
 
-
-def _raise_launch_failure() -> None:
-    error = last_error()
-    raise errors.from_native(error.code, error.message)
+    region: str
+    stream: str
+    nodes: int
+    calls: int | None = None
+    scratch_bytes: int = 0
+    reason: str | None = None

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from . import _compat, _user_program
-from ._ties import Ties, ambient_stream, is_same
-from ._user_program import Syncs
-from .streams import ANNOTATION
+from anabranch import _compat
+from anabranch._compile.user_streams.check import Syncs, check_syncs
+from anabranch._compile.user_streams.ties import Ties, ambient_stream, is_same
+from anabranch.streams import ANNOTATION
 
 _TORCHS = "stream"  # Dynamo's key for the stream of a node: a number of the table of objects
 
@@ -35,7 +35,7 @@ class NotUnderstood(Exception):
 def take_out(gm: GraphModule, *, check: bool = False, strict: bool = False) -> Ties | None:
     """Takes streams and events out of a graph; None where there are none. Nodes of a stream are
     annotated as if it were named, unless they are on a named one. With ``check`` what the syncs
-    leave open is told first, see ``_user_program``; a PlanError where nobody knows what is meant.
+    leave open is told first, see ``check``; a PlanError where nobody knows what is meant.
     """
     if not any(_compat.is_object_of_graph(node) or _compat.stream_operation(node)
                for node in gm.graph.nodes):
@@ -44,7 +44,7 @@ def take_out(gm: GraphModule, *, check: bool = False, strict: bool = False) -> T
     for node in gm.graph.nodes:
         finder.look_at(node)
     if check:
-        _user_program.check(gm, finder.syncs, _ambient_of(finder.ties), strict=strict)
+        check_syncs(gm, finder.syncs, _ambient_of(finder.ties), strict=strict)
     for node in gm.graph.nodes:
         custom = node.meta.get("custom") or {}
         if _TORCHS in custom:

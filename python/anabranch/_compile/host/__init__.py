@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regions on the CPU: traced into tapes, assembled to a recording, launched."""
