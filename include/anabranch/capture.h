@@ -25,10 +25,10 @@ namespace anabranch {
 
 namespace cuda {
 class CudaDevice;     // src/device/cuda/cuda_device.h
-class CaptureMemory;  // src/record/capture_memory.h
-class CaptureMarks;   // src/record/capture_marks.h
-class CudaRecording;  // src/record/cuda_recording.h
-struct GraphImage;    // src/record/graph_image.h
+class CaptureMemory;  // src/record/cuda/image/capture_memory.h
+class CaptureMarks;   // src/record/cuda/image/capture_marks.h
+class CudaRecording;  // src/record/cuda/exec/cuda_recording.h
+struct GraphImage;    // src/record/cuda/image/graph_image.h
 }  // namespace cuda
 
 // Some memory: of which somebody asks whether a graph names it, or what its checksum is.

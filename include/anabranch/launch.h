@@ -31,7 +31,7 @@ struct Binding {
 };
 
 namespace cuda {
-class LaunchMark;  // src/record/launch_mark.h
+class LaunchMark;  // src/record/cuda/plan/launch_mark.h
 
 // Places in a list of addresses: up to kMost by name, and beyond that only that there are more.
 class MovedPlaces {

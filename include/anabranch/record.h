@@ -26,10 +26,10 @@ namespace anabranch {
 using RegionTable = std::map<std::string, Region, std::less<>>;
 
 namespace host {
-class HostRecording;  // src/record/host_recording.h
+class HostRecording;  // src/record/host/host_recording.h
 }
 namespace cuda {
-class PlanRecording;  // src/record/plan_recording.h
+class PlanRecording;  // src/record/cuda/plan/plan_recording.h
 }
 
 class Recording {

@@ -9,7 +9,7 @@
 #include <span>
 
 #include "anabranch/launch.h"
-#include "record/address_table.h"
+#include "record/host/address_table.h"
 
 namespace anabranch::host {
 

@@ -6,8 +6,8 @@
 
 #include "anabranch/launch.h"
 #include "device/cuda/cuda_device.h"
-#include "record/capture_memory.h"
-#include "record/cuda_recording_testing.h"
+#include "record/cuda/cuda_recording_testing.h"
+#include "record/cuda/image/capture_memory.h"
 
 namespace anabranch::cuda {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "launch/address_checks.h"
 #include "launch/address_order.h"
-#include "record/differences.h"
+#include "record/cuda/exec/differences.h"
 
 namespace anabranch::cuda {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "anabranch/launch.h"
 #include "anabranch/status.h"
-#include "record/cuda_recording.h"
+#include "record/cuda/exec/cuda_recording.h"
 
 namespace anabranch::cuda {
 

@@ -13,7 +13,7 @@
 
 #include "anabranch/status.h"
 #include "launch/cuda_bindings.h"
-#include "record/cuda_recording.h"
+#include "record/cuda/exec/cuda_recording.h"
 
 namespace anabranch::cuda {
 

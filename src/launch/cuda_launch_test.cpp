@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "record/cuda_recording_testing.h"
+#include "record/cuda/cuda_recording_testing.h"
 
 namespace anabranch::cuda {
 namespace {

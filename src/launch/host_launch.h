@@ -10,7 +10,7 @@
 #pragma once
 
 #include "anabranch/status.h"
-#include "record/host_recording.h"
+#include "record/host/host_recording.h"
 
 namespace anabranch::host {
 

@@ -11,7 +11,7 @@
 #include <span>
 
 #include "anabranch/launch.h"
-#include "record/plan_recording.h"
+#include "record/cuda/plan/plan_recording.h"
 
 namespace anabranch::cuda {
 

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "launch/launch_testing.h"
-#include "record/sim_bench_testing.h"
+#include "record/cuda/plan/sim_bench_testing.h"
 
 namespace anabranch::testing {
 

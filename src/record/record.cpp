@@ -3,8 +3,8 @@
 
 #include <fmt/format.h>
 
-#include "record/host_recording.h"
-#include "record/plan_recording.h"
+#include "record/cuda/plan/plan_recording.h"
+#include "record/host/host_recording.h"
 
 namespace anabranch {
 

@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-#include "record/host_recording.h"
+#include "record/host/host_recording.h"
 #include "record/record_testing.h"
 
 // Sanitizers end the program at an allocation of this size unless they are told not to.

@@ -2,7 +2,7 @@
 #include "anabranch/trace.h"
 
 #include "base/event_ring.h"
-#include "record/host_recording.h"
+#include "record/host/host_recording.h"
 
 namespace anabranch {
 

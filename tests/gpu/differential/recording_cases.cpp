@@ -14,8 +14,8 @@
 #include "device/cuda/device_code.h"
 #include "differential.h"
 #include "launch/cuda_launch.h"
-#include "record/capture_memory.h"
-#include "record/cuda_recording.h"
+#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/image/capture_memory.h"
 
 namespace anabranch::cuda {
 namespace {

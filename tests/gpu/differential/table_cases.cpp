@@ -11,9 +11,9 @@
 
 #include "device/cuda/device_code.h"
 #include "differential.h"
-#include "record/capture_memory.h"
-#include "record/cuda_recording.h"
-#include "record/graph_transfers.h"
+#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/image/capture_memory.h"
+#include "record/cuda/rewrite/transfer_kernels.h"
 
 namespace anabranch::cuda {
 namespace {

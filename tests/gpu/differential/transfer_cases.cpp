@@ -6,7 +6,7 @@
 
 #include "device/cuda/device_code.h"
 #include "differential.h"
-#include "record/graph_transfers.h"
+#include "record/cuda/rewrite/transfer_kernels.h"
 
 namespace anabranch::cuda {
 namespace {

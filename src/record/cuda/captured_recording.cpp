@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "anabranch/capture.h"
+
+#include <optional>
+
+#include "device/cuda/checksums.h"
+#include "device/cuda/context_scope.h"
+#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/image/address_mentions.h"
+#include "record/cuda/image/capture_marks.h"
+#include "record/cuda/image/capture_memory.h"
+#include "record/cuda/image/driver_graph.h"
+#include "record/cuda/image/graph_image.h"
+
+namespace anabranch {
+namespace {
+
+using cuda::recorded;
+
+// What is given back to the driver needs the context to be current, on whatever thread that is.
+template <typename Thing>
+std::shared_ptr<Thing> kept_with(std::shared_ptr<cuda::CudaDevice> device,
+                                 std::shared_ptr<Thing> thing) {
+  Thing* const there = thing.get();
+  return {there, [device = std::move(device), thing = std::move(thing)](Thing*) mutable {
+            const cuda::ContextScope current(*device);
+            thing.reset();
+          }};
+}
+
+cuda::UnitKind kind_of(const CaptureBlock& block) {
+  if (!block.given) return cuda::UnitKind::kTemporary;
+  return block.fresh ? cuda::UnitKind::kFresh : cuda::UnitKind::kGiven;
+}
+
+std::optional<cuda::Notes> notes_of(const CaptureNotes* notes) {
+  if (!notes) return std::nullopt;
+  return cuda::Notes{&notes->marks->marks(), notes->blocks_before, notes->works, notes->uses};
+}
+
+}  // namespace
+
+Result<CaptureDevice> CaptureDevice::open(int ordinal) {
+  auto device = cuda::CudaDevice::open(ordinal);
+  if (!device.ok()) return device.error();
+  return CaptureDevice(*std::move(device));
+}
+
+const std::string& CaptureDevice::why_no_device_code() const {
+  return device_->why_no_device_code();
+}
+
+const std::string& CaptureDevice::why_tensor_maps_are_opaque() const {
+  return device_->why_tensor_maps_are_opaque();
+}
+
+Status CaptureDevice::clear(void* graph) const {
+  const cuda::ContextScope current(*device_);
+  if (!current.status().ok()) return current.status();
+  const cuda::Driver& driver = device_->driver();
+  const auto nodes = cuda::list_nodes(driver, static_cast<cuda::CuGraph>(graph));
+  if (!nodes.ok()) return nodes.error();
+  for (const cuda::CuGraphNode node : *nodes) {
+    if (Status gone = recorded("cuGraphDestroyNode", driver.cuGraphDestroyNode(node)); !gone.ok()) {
+      return gone;
+    }
+  }
+  return {};
+}
+
+Result<std::vector<CaptureChecksum>> CaptureDevice::checksums(std::span<const CaptureRange> ranges,
+                                                              void* stream) const {
+  std::vector<cuda::ByteRange> all;
+  all.reserve(ranges.size());
+  for (const CaptureRange& range : ranges) all.push_back({range.begin, range.bytes});
+  const auto sums = cuda::checksums(*device_, static_cast<cuda::CuStream>(stream), all);
+  if (!sums.ok()) return sums.error();
+  std::vector<CaptureChecksum> found;
+  found.reserve(sums->size());
+  for (const cuda::Checksum& sum : *sums) found.push_back({sum.first, sum.second});
+  return found;
+}
+
+Result<CaptureMemory> CaptureMemory::make(const CaptureDevice& device) {
+  const cuda::ContextScope current(*device.cuda_device());
+  if (!current.status().ok()) return current.status();
+  auto memory = cuda::CaptureMemory::make(device.cuda_device()->driver());
+  if (!memory.ok()) return memory.error();
+  return CaptureMemory(
+      kept_with(device.cuda_device(), std::shared_ptr<cuda::CaptureMemory>(*std::move(memory))));
+}
+
+void CaptureMemory::begin_capture() { memory_->begin_capture(); }
+
+Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
+  return memory_->allocate(bytes);
+}
+
+CaptureMarks CaptureMarks::make(const CaptureDevice& device) {
+  const auto& on = device.cuda_device();
+  return CaptureMarks(on, std::make_shared<cuda::CaptureMarks>(on->driver()));
+}
+
+Result<std::uint32_t> CaptureMarks::mark(void* stream, std::uint64_t allocations) {
+  const cuda::ContextScope current(*device_);
+  if (!current.status().ok()) return current.status();
+  return marks_->mark(static_cast<cuda::CuStream>(stream), allocations);
+}
+
+Result<CaptureSnapshot> CaptureSnapshot::make(const CaptureDevice& device, void* graph) {
+  const cuda::ContextScope current(*device.cuda_device());
+  if (!current.status().ok()) return current.status();
+  auto image = cuda::read_graph(device.cuda_device()->driver(), static_cast<cuda::CuGraph>(graph));
+  if (!image.ok()) return image.error();
+  return CaptureSnapshot(graph, std::make_shared<const cuda::GraphImage>(*std::move(image)));
+}
+
+std::vector<CaptureMention> CaptureSnapshot::mentions(std::span<const CaptureRange> ranges) const {
+  return cuda::find_mentions(*image_, ranges);
+}
+
+Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device,
+                                                  const CaptureSnapshot& first,
+                                                  const CaptureSnapshot& second,
+                                                  std::span<const CaptureBlock> blocks,
+                                                  const CaptureOptions& chosen) {
+  const auto& on = device.cuda_device();
+  const cuda::ContextScope current(*on);
+  if (!current.status().ok()) return current.status();
+  std::vector<cuda::CaptureAllocation> in_first, in_second;
+  std::vector<cuda::UnitKind> kinds;
+  for (const CaptureBlock& block : blocks) {
+    in_first.push_back({block.first_address, block.bytes});
+    in_second.push_back({block.second_address, block.bytes});
+    kinds.push_back(kind_of(block));
+  }
+  cuda::CudaRecordOptions options;
+  options.device_code = on->device_code();
+  options.why_opaque_maps = on->why_tensor_maps_are_opaque();
+  options.accept_unsure = chosen.accept_unsure;
+  options.lanes = chosen.lanes;
+  options.ahead_bytes = chosen.ahead_bytes;
+  options.mapped_memory = chosen.mapped_memory;
+  const auto notes = notes_of(chosen.notes);
+  const auto capture_of = [&](const CaptureSnapshot& of,
+                              std::span<const cuda::CaptureAllocation> allocations, bool is_noted) {
+    return cuda::Capture{static_cast<cuda::CuGraph>(of.graph()), allocations, &of.image(),
+                         is_noted ? &*notes : nullptr};
+  };
+  auto recording = cuda::CudaRecording::make(
+      on->driver(), capture_of(first, in_first, notes && !chosen.notes->of_second),
+      capture_of(second, in_second, notes && chosen.notes->of_second), kinds, options);
+  if (!recording.ok()) return recording.error();
+  return CapturedRecording(on, kept_with(on, *std::move(recording)));
+}
+
+std::vector<CaptureSlot> CapturedRecording::slots() const {
+  std::vector<CaptureSlot> slots;
+  for (const cuda::CudaSlot& slot : recording_->slots()) {
+    slots.push_back({slot.allocation, slot.bytes, slot.alignment});
+  }
+  return slots;
+}
+
+std::vector<std::uint64_t> CapturedRecording::parts() const { return recording_->part_bytes(); }
+
+CaptureCounts CapturedRecording::counts() const {
+  const auto read = [](const std::atomic<std::uint64_t>& count) {
+    return count.load(std::memory_order_relaxed);
+  };
+  CaptureCounts counts;
+  counts.nodes = recording_->node_count();
+  counts.sites = static_cast<std::uint32_t>(recording_->sites().size());
+  counts.unsure = recording_->unsure();
+  for (const cuda::NodeImage& node : recording_->image().nodes) {
+    counts.known += node.is_known;
+    counts.host_copies += !node.host_bytes.empty();
+  }
+  counts.lanes = recording_->lanes();
+  for (const std::uint64_t bytes : recording_->part_bytes()) counts.arena_bytes += bytes;
+  counts.arena_lower_bound_bytes = recording_->arena().lower_bound_bytes;
+  counts.held_device_bytes = recording_->held().device;
+  counts.held_host_bytes = recording_->held().host;
+  counts.held_driver_bytes = recording_->held().driver;
+  counts.launched_unchanged = read(recording_->counts().unchanged);
+  counts.launched_from_host = read(recording_->counts().from_host);
+  counts.launched_from_device = read(recording_->counts().from_device);
+  return counts;
+}
+
+}  // namespace anabranch

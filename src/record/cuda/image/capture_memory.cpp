@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "record/cuda/image/capture_memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+
+namespace anabranch::cuda {
+namespace {
+
+constexpr std::size_t kRangeBytes = std::size_t{64} << 30;  // addresses cost nothing
+// Ranges lie further apart than 4 GiB, so that the upper halves of addresses in two of them differ.
+// The lower halves do because each range begins another number of pages behind its own beginning.
+constexpr std::uint64_t kDifferentBegins = 509;
+std::atomic<std::uint64_t> ranges_so_far{0};
+// A mapping costs some 30 us however large it is, so pages are large and mapped ahead of their use.
+constexpr std::size_t kPageGranules = 8;  // 16 MiB of memory while there are captures
+constexpr std::size_t kAheadBytes = std::size_t{256} << 20;
+
+std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+
+}  // namespace
+
+Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver) {
+  if (!driver.has(Feature::kVirtualMemory)) {
+    return Status(Code::kNotRecordable,
+                  fmt::format("record: nothing can be captured without virtual memory: {}",
+                              driver.why_off(Feature::kVirtualMemory)));
+  }
+  std::unique_ptr<CaptureMemory> made(new CaptureMemory(driver));
+  CuDevice device = 0;
+  if (Status got = recorded("cuCtxGetDevice", driver.cuCtxGetDevice(&device)); !got.ok()) {
+    return got;
+  }
+  made->prop_.type = CuAllocationType::kPinned;
+  made->prop_.location = {CuLocationType::kDevice, device};
+  if (Status got = recorded("cuMemGetAllocationGranularity",
+                            driver.cuMemGetAllocationGranularity(
+                                &made->granule_bytes_, &made->prop_, CuGranularity::kMinimum));
+      !got.ok()) {
+    return got;
+  }
+  made->page_bytes_ = kPageGranules * made->granule_bytes_;
+  if (Status created = recorded(
+          "cuMemCreate", driver.cuMemCreate(&made->page_, made->page_bytes_, &made->prop_, 0));
+      !created.ok()) {
+    made->page_ = 0;
+    return created;
+  }
+  return made;
+}
+
+CaptureMemory::~CaptureMemory() {
+  for (const Range& range : ranges_) {
+    if (range.mapped != range.begin) {
+      driver_.cuMemUnmap(range.address + range.begin, range.mapped - range.begin);
+    }
+    driver_.cuMemAddressFree(range.address, range.bytes);
+  }
+  if (page_) driver_.cuMemRelease(page_);
+}
+
+Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
+  // With a byte behind the end.
+  const std::size_t needed = (bytes / granule_bytes_ + 1) * granule_bytes_;
+  if (is_new_ || ranges_.back().bytes - ranges_.back().used < needed) {
+    if (Status reserved = reserve(needed); !reserved.ok()) return reserved;
+  }
+  Range& range = ranges_.back();
+  if (range.mapped < range.used + needed) {
+    const std::size_t missing = range.used + needed - range.mapped;
+    const std::size_t more =
+        std::min(round_up(std::max(missing, kAheadBytes), page_bytes_), range.bytes - range.mapped);
+    if (Status mapped = map(range.address + range.mapped, more); !mapped.ok()) return mapped;
+    range.mapped += more;
+  }
+  const CuDevicePtr address = range.address + range.used;
+  range.used += needed;
+  allocations_.push_back({address, bytes});
+  return address;
+}
+
+Status CaptureMemory::reserve(std::size_t needed) {
+  Range range;
+  range.begin = range.used = range.mapped = granule_bytes_ * (ranges_so_far++ % kDifferentBegins);
+  range.bytes = range.begin + round_up(std::max(needed, kRangeBytes), page_bytes_);
+  if (Status reserved = recorded("cuMemAddressReserve",
+                                 driver_.cuMemAddressReserve(&range.address, range.bytes, 0, 0, 0));
+      !reserved.ok()) {
+    return reserved;
+  }
+  ranges_.push_back(range);
+  is_new_ = false;
+  return {};
+}
+
+Status CaptureMemory::map(CuDevicePtr address, std::size_t bytes) {
+  Status failed;
+  std::size_t mapped = 0;
+  while (mapped < bytes && failed.ok()) {
+    failed = recorded("cuMemMap", driver_.cuMemMap(address + mapped, page_bytes_, 0, page_, 0));
+    if (failed.ok()) mapped += page_bytes_;
+  }
+  if (failed.ok()) {
+    const CuMemAccessDesc access{prop_.location, CuAccess::kReadWrite};
+    failed = recorded("cuMemSetAccess", driver_.cuMemSetAccess(address, bytes, &access, 1));
+  }
+  if (!failed.ok() && mapped != 0) driver_.cuMemUnmap(address, mapped);
+  return failed;
+}
+
+}  // namespace anabranch::cuda

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory for captures: addresses that cost nothing. Nothing runs while a graph is captured, so
+// every allocation gets fresh virtual addresses, all of them backed by one physical page. The
+// driver's copies of a recording for mapped memory are instantiated at such addresses too.
+// Ownership: owns the page and all addresses; they are gone with it, so the graphs of a capture are
+//            re-pointed or destroyed first.
+// Threads:   one at a time.
+// Failure:   a Status, for a driver without virtual memory or one that is out of addresses.
+// Edges:     an address is never given out twice, freed or not, and never touches another one's
+//            bytes, so two captures share none and an end pointer belongs to one allocation alone.
+//            Addresses rise, as far as one range of them goes: an allocator above that prefers low
+//            ones then decides alike in both captures. Captures that begin with begin_capture()
+//            and allocate alike have addresses of which neither the upper nor the lower 32 bits
+//            are the same: what compilers leave between members often is half an old address,
+//            which makes a whole one with a number beside it, and a number is the same in both.
+//            Work that runs on this memory reads and writes the one page: never launch a capture as
+//            it is.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "anabranch/status.h"
+#include "device/cuda/driver.h"
+#include "record/cuda/sites/units.h"
+
+namespace anabranch::cuda {
+
+class CaptureMemory {
+ public:
+  // On the device of the current context.
+  static Result<std::unique_ptr<CaptureMemory>> make(const Driver& driver);
+  ~CaptureMemory();
+  CaptureMemory(const CaptureMemory&) = delete;
+  CaptureMemory& operator=(const CaptureMemory&) = delete;
+
+  // What is allocated from now on is of another capture.
+  void begin_capture() { is_new_ = true; }
+  // May be called while a stream is captured.
+  Result<std::uint64_t> allocate(std::uint64_t bytes);
+
+  // Everything that was allocated, in order of time.
+  std::span<const CaptureAllocation> allocations() const { return allocations_; }
+  // What addresses are multiples of.
+  std::uint64_t granule_bytes() const { return granule_bytes_; }
+
+ private:
+  struct Range {
+    CuDevicePtr address = 0;
+    std::size_t bytes = 0;
+    std::size_t begin = 0;   // so much is left out
+    std::size_t used = 0;    // from there up to here it is given out
+    std::size_t mapped = 0;  // and up to here backed by the page
+  };
+  explicit CaptureMemory(const Driver& driver) : driver_(driver) {}
+  Status reserve(std::size_t needed);
+  Status map(CuDevicePtr address, std::size_t bytes);
+
+  const Driver& driver_;
+  CuMemAllocationProp prop_{};
+  CuMemoryHandle page_ = 0;
+  std::size_t granule_bytes_ = 0;
+  std::size_t page_bytes_ = 0;
+  std::vector<Range> ranges_;
+  bool is_new_ = true;
+  std::vector<CaptureAllocation> allocations_;
+};
+
+}  // namespace anabranch::cuda

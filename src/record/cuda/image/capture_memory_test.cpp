@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "record/cuda/image/capture_memory.h"
+
+#include <gmock/gmock.h>
+
+#include <set>
+
+#include "device/sim/sim_testing.h"
+
+namespace anabranch::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CaptureMemoryTest : public sim::SimTest {
+ protected:
+  std::unique_ptr<CaptureMemory> make() {
+    auto made = CaptureMemory::make(*d);
+    EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
+    return *std::move(made);
+  }
+  std::uint64_t free_bytes() {
+    std::size_t free = 0, total = 0;
+    EXPECT_CU(d->cuMemGetInfo(&free, &total));
+    return free;
+  }
+};
+
+TEST_F(CaptureMemoryTest, AnyAmountOfAddressesTakesOnePage) {
+  const auto memory = make();
+  const std::uint64_t before = free_bytes();
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(memory->allocate(std::uint64_t{64} << 20).ok());
+  EXPECT_EQ(free_bytes(), before);
+}
+
+TEST_F(CaptureMemoryTest, AllocationsNeitherOverlapNorTouch) {
+  const auto memory = make();
+  const std::uint64_t granule = memory->granule_bytes();
+  std::set<std::pair<std::uint64_t, std::uint64_t>> ranges;
+  for (const std::uint64_t bytes : {std::uint64_t{1}, granule - 1, granule, granule + 1,
+                                    std::uint64_t{0}, 3 * granule, std::uint64_t{512}}) {
+    const auto address = memory->allocate(bytes);
+    ASSERT_TRUE(address.ok());
+    for (const auto& [begin, end] : ranges) {
+      EXPECT_TRUE(*address > end || *address + bytes < begin);
+    }
+    ranges.insert({*address, *address + bytes});
+  }
+  EXPECT_EQ(memory->allocations().size(), 7u);
+  EXPECT_EQ(memory->allocations()[1].bytes, granule - 1);
+}
+
+TEST_F(CaptureMemoryTest, TwoCapturesShareNoHalfOfAnAddress) {
+  const auto memory = make(), other = make();
+  const std::vector<std::uint64_t> sizes{1, 5 << 20, 64, 1 << 30, 512};
+  std::vector<std::vector<std::uint64_t>> captures;
+  for (CaptureMemory* const from : {memory.get(), memory.get(), other.get()}) {
+    from->begin_capture();
+    captures.emplace_back();
+    for (const std::uint64_t bytes : sizes) {
+      const auto address = from->allocate(bytes);
+      ASSERT_TRUE(address.ok()) << address.error().message();
+      captures.back().push_back(*address);
+    }
+  }
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    for (const auto& [a, b] : {std::pair(0, 1), std::pair(0, 2), std::pair(1, 2)}) {
+      EXPECT_NE(captures[a][i] >> 32, captures[b][i] >> 32);
+      EXPECT_NE(std::uint32_t(captures[a][i]), std::uint32_t(captures[b][i]));
+    }
+  }
+}
+
+TEST_F(CaptureMemoryTest, EveryByteIsMappedSoThatCapturedWorkIsTaken) {
+  const auto memory = make();
+  const std::uint64_t bytes = (std::uint64_t{2} << 30) + 64;
+  const auto address = memory->allocate(bytes);
+  const CuStream on = stream();
+  ASSERT_CU(d->cuStreamBeginCapture(on, CuCaptureMode::kThreadLocal));
+  EXPECT_CU(d->cuMemsetD8Async(*address, 1, bytes, on));
+  const auto second = memory->allocate(64);  // as a callable does while it is captured
+  ASSERT_TRUE(second.ok());
+  EXPECT_CU(d->cuMemcpyDtoDAsync(*second, *address, 64, on));
+  EXPECT_EQ(nodes_of(end_capture(on)).size(), 2u);
+}
+
+TEST_F(CaptureMemoryTest, GivesEverythingBack) {
+  const std::size_t before = sim->live_objects();
+  const std::uint64_t free = free_bytes();
+  {
+    const auto memory = make();
+    for (int i = 0; i < 5; ++i) ASSERT_TRUE(memory->allocate(5 << 20).ok());
+  }
+  EXPECT_EQ(sim->live_objects(), before);
+  EXPECT_EQ(free_bytes(), free);
+}
+
+TEST_F(CaptureMemoryTest, WhenAnyCallFailsNothingIsLeftBehind) {
+  const std::size_t before = sim->live_objects();
+  for (std::uint64_t n = 1;; ++n) {
+    sim->fail_call(n, CuResult::kOutOfMemory);
+    std::string message;
+    {
+      auto made = CaptureMemory::make(*d);
+      if (!made.ok()) {
+        message = made.error().message();
+      } else if (const auto address = (*made)->allocate(5 << 20); !address.ok()) {
+        message = address.error().message();
+        EXPECT_TRUE((*made)->allocations().empty());
+        EXPECT_TRUE((*made)->allocate(64).ok());  // still of use
+      }
+    }
+    const std::string failed = sim->failed_call();
+    EXPECT_EQ(sim->live_objects(), before) << failed;
+    if (message.empty()) {
+      EXPECT_GT(n, 7u);
+      break;  // what failed now, if anything, was a call of the destructor
+    }
+    EXPECT_THAT(message, HasSubstr(failed));
+  }
+}
+
+TEST_F(CaptureMemoryTest, ADriverWithoutVirtualMemoryIsRefusedWithItsReason) {
+  Driver without = *d;
+  without.off[static_cast<std::size_t>(Feature::kVirtualMemory)] = "the test says so";
+  const auto made = CaptureMemory::make(without);
+  ASSERT_FALSE(made.ok());
+  EXPECT_THAT(made.error().message(), HasSubstr("the test says so"));
+}
+
+}  // namespace
+}  // namespace anabranch::cuda

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// A captured CUDA graph as plain data: what record compares, searches for addresses and re-makes.
+// Read as soon as its capture has ended: pinned memory that it copies from may be used again.
+// Ownership: values. Handles (graph nodes, functions, events) belong to the graph they were read
+//            from, which must outlive their use.
+// Threads:   values; read_graph() calls the driver for the current context.
+// Failure:   read_graph() is a Status that names the node: one whose kind or layout cannot be read
+//            is refused, never guessed.
+// Edges:     an empty graph has an empty image. Nodes stand in an order in which they can run, the
+//            order of their creation where that is one. Child graphs are images too.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "anabranch/status.h"
+#include "device/cuda/driver.h"
+
+namespace anabranch::cuda {
+
+// A parameter's bytes within the block that a kernel receives.
+struct ParamField {
+  std::uint32_t offset = 0;
+  std::uint32_t bytes = 0;
+  bool operator==(const ParamField&) const = default;
+};
+
+struct KernelImage {
+  CuKernelNodeParams launch{};  // kernel_params and extra are null: see `params`
+  std::string name;
+  bool packed = false;             // the parameters came as one buffer (`extra`)
+  std::vector<std::byte> params;   // as the device lays them out
+  std::vector<ParamField> fields;  // by parameter; a packed buffer may be longer than they say
+  std::vector<CuLaunchAttribute> attributes;  // cluster, priority, cooperative: as set on the node
+};
+
+// Room for what the parameters of a kernel point to.
+struct LaunchRoom {
+  std::vector<void*> fields;
+  std::size_t packed_bytes = 0;
+  void* extra[5] = {};
+};
+
+// A kernel as drivers take it: points into the kernel and the room. Allocates only where the kernel
+// has more fields than any that had this room before.
+CuKernelNodeParams launch_of(KernelImage& kernel, LaunchRoom& room);
+
+// A driver refuses nodes with more dynamic shared memory than their function may have at the time,
+// and libraries set that for each launch of theirs (cuDNN's batch norms do). Raises it to what the
+// kernel needs; false where that is not the reason.
+bool allow_shared_memory(const Driver& driver, const KernelImage& kernel);
+
+// The host's memory that a copy touches, all of it from `begin` to `end`.
+struct HostBytes {
+  std::uint64_t begin = 0, end = 0;
+  bool is_written = false;
+  bool empty() const { return begin == end; }
+};
+
+struct GraphImage;
+
+struct NodeImage {
+  static constexpr std::uint32_t kNoWork = ~0u;
+  static constexpr std::uint32_t kInTurn = ~0u - 1;  // all works in turn: their nodes are of one
+  CuGraphNode handle = nullptr;
+  CuGraphNode child_of = nullptr;  // whose graph it was taken from: see inline_children.h
+  CuGraphNode captured() const { return child_of ? child_of : handle; }
+  CuNodeType type = CuNodeType::kEmpty;
+  bool is_ours = false;  // a kernel of ours, for the node with this handle; see transfer_kernels.h
+  // Touches nothing but what its sites name, which say how, and its bytes of the host's memory.
+  bool is_known = false;
+  std::uint32_t work = kNoWork;  // a noted piece of the step, whose nodes stay in order
+  std::uint32_t lane = 0;        // where the order was taken apart: see relax_order.h
+  KernelImage kernel;
+  CuMemcpy3D copy{};
+  std::vector<std::byte> source_bytes;  // what a copy reads: see read_pinned_source()
+  HostBytes host_bytes;                 // of a copy that tells itself: see host_copies.h
+  CuMemsetNodeParams fill{};
+  CuHostNodeParams host{};
+  CuEvent event = nullptr;
+  std::shared_ptr<const GraphImage> child;
+};
+
+struct EdgeImage {
+  std::uint32_t from = 0, to = 0;  // nodes; from < to
+  CuEdgeData data{};
+};
+
+struct GraphImage {
+  std::vector<NodeImage> nodes;
+  std::vector<EdgeImage> edges;  // sorted by `to`, then by `from`
+};
+
+// "kernel 37 'triton_poi_fused_add_2'", "memset 4"
+std::string describe_node(const GraphImage& image, std::uint32_t node);
+
+Result<GraphImage> read_graph(const Driver& driver, CuGraph graph);
+
+}  // namespace anabranch::cuda

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether two captures of one callable are the same work at other addresses.
+// Ownership: borrows both images.
+// Threads:   pure.
+// Failure:   kCapturesDiffer names the first node that differs and both values.
+// Edges:     addresses and other words inside parameters are not compared here but by find_sites().
+#pragma once
+
+#include "anabranch/status.h"
+#include "record/cuda/image/graph_image.h"
+
+namespace anabranch::cuda {
+
+Status match_graphs(const GraphImage& first, const GraphImage& second);
+
+}  // namespace anabranch::cuda

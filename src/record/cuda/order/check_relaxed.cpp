@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "record/cuda/order/check_relaxed.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string_view>
+#include <vector>
+
+#include "record/cuda/order/reachability.h"
+
+namespace anabranch::cuda {
+namespace {
+
+Before before_of(std::size_t nodes, std::span<const EdgeImage> edges) {
+  Before before(nodes);
+  for (const EdgeImage& edge : edges) before.add(edge.to, edge.from);
+  return before;
+}
+
+// Nodes that may use any memory, or may begin before what they come behind has ended.
+std::vector<bool> find_open_nodes(const GraphImage& image, std::span<const EdgeImage> captured,
+                                  std::span<const Site> sites, std::span<const TableWrite> tables) {
+  std::vector<bool> is_open;
+  for (const NodeImage& node : image.nodes) is_open.push_back(!node.is_known);
+  for (const EdgeImage& edge : captured) {
+    if (edge.data.type == kEdgeDefault && edge.data.from_port == 0) continue;
+    is_open[edge.from] = is_open[edge.to] = true;
+  }
+  std::set<std::uint32_t> with_tables;
+  for (const TableWrite& table : tables) with_tables.insert(table.unit);
+  if (with_tables.contains(TableWrite::kNowhere)) is_open.assign(is_open.size(), true);
+  for (const Site& site : sites) {
+    if (with_tables.contains(site.unit)) is_open[site.node] = true;
+  }
+  return is_open;
+}
+
+class OrderCheck {
+ public:
+  OrderCheck(const GraphImage& image, std::span<const EdgeImage> captured)
+      : image_(image),
+        captured_(before_of(image.nodes.size(), captured)),
+        made_(before_of(image.nodes.size(), image.edges)) {}
+
+  Status check_open(const std::vector<bool>& is_open) const {
+    std::vector<std::uint64_t> open((is_open.size() + 63) / 64);
+    for (std::size_t i = 0; i < is_open.size(); ++i) {
+      open[i / 64] |= std::uint64_t{is_open[i]} << (i % 64);
+    }
+    for (std::uint32_t node = 0; node < is_open.size(); ++node) {
+      const auto was = captured_.row(node), is = made_.row(node);
+      for (std::size_t i = 0; i < open.size(); ++i) {
+        const std::uint64_t lost = was[i] & ~is[i] & (is_open[node] ? ~std::uint64_t{0} : open[i]);
+        if (lost == 0) continue;
+        const auto other = static_cast<std::uint32_t>(64 * i) + std::countr_zero(lost);
+        return refuse(other, node, "what one of them uses is not known");
+      }
+    }
+    return {};
+  }
+
+  Status check_works() const {
+    std::map<std::uint32_t, std::vector<std::uint32_t>> nodes;  // by work
+    for (std::uint32_t node = 0; node < image_.nodes.size(); ++node) {
+      const std::uint32_t work = image_.nodes[node].work;
+      if (work == NodeImage::kNoWork) continue;
+      for (const std::uint32_t other : nodes[work]) {
+        if (is_lost(other, node)) return refuse(other, node, "they are of one piece of work");
+      }
+      nodes[work].push_back(node);
+    }
+    return {};
+  }
+
+  Status check_memory(std::span<const Site> sites) const {
+    std::map<std::uint32_t, std::vector<const Site*>> readers, writers;  // by unit
+    for (const Site& site : sites) {
+      const auto clash = [&](const Site* other) {
+        return may_share(*other, site) && is_lost(other->node, site.node);
+      };
+      for (auto* users : {&writers, site.writes ? &readers : nullptr}) {
+        if (!users) continue;
+        const auto& there = (*users)[site.unit];
+        const auto found = std::find_if(there.begin(), there.end(), clash);
+        if (found == there.end()) continue;
+        return refuse((*found)->node, site.node, "they use the same memory and one of them writes");
+      }
+      (site.writes ? writers : readers)[site.unit].push_back(&site);
+    }
+    return {};
+  }
+
+  Status check_host_memory() const {
+    std::vector<std::uint32_t> copies;
+    for (std::uint32_t node = 0; node < image_.nodes.size(); ++node) {
+      if (!image_.nodes[node].host_bytes.empty()) copies.push_back(node);
+    }
+    // By where they begin: whoever begins at or behind the end of one does not meet it.
+    const auto begin = [&](std::uint32_t node) { return image_.nodes[node].host_bytes.begin; };
+    std::sort(copies.begin(), copies.end(),
+              [&](std::uint32_t a, std::uint32_t b) { return begin(a) < begin(b); });
+    for (auto one = copies.begin(); one != copies.end(); ++one) {
+      const HostBytes& bytes = image_.nodes[*one].host_bytes;
+      for (auto two = one + 1; two != copies.end() && begin(*two) < bytes.end; ++two) {
+        const auto [first, second] = std::minmax(*one, *two);
+        if (!bytes.is_written && !image_.nodes[*two].host_bytes.is_written) continue;
+        if (!is_lost(first, second)) continue;
+        return refuse(first, second, "they use the same memory of the host and one of them writes");
+      }
+    }
+    return {};
+  }
+
+ private:
+  bool is_lost(std::uint32_t first, std::uint32_t second) const {
+    return captured_.contains(second, first) && !made_.contains(second, first);
+  }
+  Status refuse(std::uint32_t first, std::uint32_t second, std::string_view why) const {
+    return Status(Code::kRace,
+                  fmt::format("record: side by side nothing would order {} and {}, which the step "
+                              "ran one behind the other, and {}.",
+                              describe_node(image_, first), describe_node(image_, second), why));
+  }
+
+  const GraphImage& image_;
+  const Before captured_, made_;
+};
+
+}  // namespace
+
+Status check_order(const GraphImage& image, std::span<const EdgeImage> captured,
+                   std::span<const Site> sites, std::span<const TableWrite> tables) {
+  const OrderCheck check(image, captured);
+  const auto is_open = find_open_nodes(image, captured, sites, tables);
+  if (Status open = check.check_open(is_open); !open.ok()) return open;
+  if (Status works = check.check_works(); !works.ok()) return works;
+  if (Status host = check.check_host_memory(); !host.ok()) return host;
+  return check.check_memory(sites);
+}
+
+}  // namespace anabranch::cuda

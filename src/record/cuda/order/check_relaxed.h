@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether the order of a captured graph's nodes is one that their memory allows.
+// Ownership: borrows everything.
+// Threads:   pure.
+// Failure:   kRace names the two nodes.
+// Edges:     a graph without edges to lose or to miss is right.
+//
+// It looks for what relax_order must not do, pair by pair, and shares with it only the bits that
+// say who comes before whom and how two places of a unit are compared.
+#pragma once
+
+#include <span>
+
+#include "anabranch/status.h"
+#include "record/cuda/image/graph_image.h"
+#include "record/cuda/rewrite/tables.h"
+#include "record/cuda/sites/sites.h"
+
+namespace anabranch::cuda {
+
+// Whether the image's edges keep the order that `captured` gave to every two nodes that need one:
+// those that share memory, the host's included, one of the two writing, those of which not all is
+// known, and those of one work. Two nodes that the capture left unordered are not asked about: a
+// step's own streams may use parts of a unit side by side.
+Status check_order(const GraphImage& image, std::span<const EdgeImage> captured,
+                   std::span<const Site> sites, std::span<const TableWrite> tables = {});
+
+}  // namespace anabranch::cuda

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "record/cuda/order/check_relaxed.h"
+
+#include <gmock/gmock.h>
+
+#include <random>
+
+#include "record/cuda/image/graph_image_testing.h"
+
+namespace anabranch::cuda {
+namespace {
+
+using ::testing::AllOf;
+using testing::Arrow;
+using ::testing::HasSubstr;
+using testing::image_of;
+using testing::kernel;
+
+// A kernel of which is known that it uses one unit; or only that it names it.
+struct Node {
+  std::uint32_t unit = 0;
+  bool writes = false;
+  bool is_known = true;
+  std::uint32_t work = NodeImage::kNoWork;
+  std::uint64_t begin = 0, bytes = 0;  // which part of it; all where that is not known
+};
+
+// Nodes in the order in which they were captured, and what is left of that.
+struct Case {
+  GraphImage image;
+  std::vector<EdgeImage> captured;
+  std::vector<Site> sites;
+
+  Case(const std::vector<Node>& nodes, std::initializer_list<Arrow> was,
+       std::initializer_list<Arrow> is) {
+    std::vector<NodeImage> images;
+    for (std::uint32_t i = 0; i < nodes.size(); ++i) {
+      images.push_back(kernel("k", {}));
+      images.back().is_known = nodes[i].is_known;
+      images.back().work = nodes[i].work;
+      const Node& node = nodes[i];
+      sites.push_back({i, Operand::kParam, 0, node.unit, node.begin, node.writes, node.bytes});
+    }
+    captured = image_of({}, was).edges;
+    image = image_of(std::move(images), is);
+  }
+  Status check(const std::vector<TableWrite>& tables = {}) const {
+    return check_order(image, captured, sites, tables);
+  }
+};
+
+TEST(GraphRaces, AnOrderThatIsLostBetweenAWriterAndItsReaderIsRefusedWithBothNamed) {
+  const Case lost({{7, true}, {7, false}}, {{0, 1}}, {});
+  EXPECT_EQ(lost.check().code(), Code::kRace);
+  EXPECT_THAT(lost.check().message(), AllOf(HasSubstr("kernel 0 'k'"), HasSubstr("kernel 1 'k'"),
+                                            HasSubstr("one of them writes")));
+  EXPECT_FALSE(Case({{7, false}, {7, true}}, {{0, 1}}, {}).check().ok());
+  EXPECT_FALSE(Case({{7, true}, {7, true}}, {{0, 1}}, {}).check().ok());
+  EXPECT_TRUE(Case({{7, true}, {7, false}}, {{0, 1}}, {{0, 1}}).check().ok());
+}
+
+TEST(GraphRaces, WhatTheCaptureDidNotOrderIsNotAskedFor) {
+  EXPECT_TRUE(Case({{7, true}, {7, true}}, {}, {}).check().ok());
+  EXPECT_TRUE(Case({{7, true, false}, {7, true, false}}, {}, {}).check().ok());
+}
+
+TEST(GraphRaces, ReadersAndUsersOfOtherMemoryNeedNoOrder) {
+  EXPECT_TRUE(Case({{7, false}, {7, false}}, {{0, 1}}, {}).check().ok());
+  EXPECT_TRUE(Case({{7, true}, {8, true}}, {{0, 1}}, {}).check().ok());
+}
+
+TEST(GraphRaces, PartsOfOneUnitNeedNoOrder) {
+  const auto check = [](std::uint64_t first_bytes, std::uint64_t second_bytes) {
+    const Node first{7, true, true, NodeImage::kNoWork, 0, first_bytes};
+    const Node second{7, true, true, NodeImage::kNoWork, 64, second_bytes};
+    return Case({first, second}, {{0, 1}}, {}).check().ok();
+  };
+  EXPECT_TRUE(check(64, 8));
+  EXPECT_FALSE(check(65, 8));
+  EXPECT_FALSE(check(0, 8));
+  EXPECT_FALSE(check(64, 0));
+}
+
+TEST(GraphRaces, CopiesThatShareBytesOfTheHostNeedTheirOrderIfOneWritesThem) {
+  const auto check = [](HostBytes first, HostBytes second) {
+    Case step({{7, true}, {8, true}}, {{0, 1}}, {});
+    step.image.nodes[0].host_bytes = first;
+    step.image.nodes[1].host_bytes = second;
+    return step.check();
+  };
+  EXPECT_THAT(check({100, 200, true}, {199, 300, false}).message(),
+              AllOf(HasSubstr("kernel 0 'k' and kernel 1 'k'"), HasSubstr("memory of the host")));
+  EXPECT_FALSE(check({100, 200, false}, {50, 101, true}).ok());
+  EXPECT_FALSE(check({100, 200, true}, {120, 130, true}).ok());
+  EXPECT_TRUE(check({100, 200, false}, {100, 200, false}).ok());
+  EXPECT_TRUE(check({100, 200, true}, {200, 300, true}).ok());
+  EXPECT_TRUE(check({100, 200, true}, {50, 100, true}).ok());
+}
+
+TEST(GraphRaces, AnOrderMayBeKeptByWayOfOthers) {
+  EXPECT_TRUE(
+      Case({{7, true}, {8, true}, {7, false}}, {{0, 1}, {0, 2}}, {{0, 1}, {1, 2}}).check().ok());
+}
+
+TEST(GraphRaces, NodesOfWhichNotAllIsKnownKeepTheirPlace) {
+  EXPECT_FALSE(Case({{7, false, false}, {8, false}}, {{0, 1}}, {}).check().ok());
+  const Case step({{7, false}, {8, false, false}}, {{0, 1}}, {});
+  EXPECT_THAT(step.check().message(), HasSubstr("is not known"));
+}
+
+TEST(GraphRaces, AProgrammaticLaunchKeepsItsPlace) {
+  EXPECT_FALSE(Case({{7, false}, {8, false}}, {{0, 1, true}}, {}).check().ok());
+}
+
+TEST(GraphRaces, TheNodesOfOneWorkKeepTheirOrder) {
+  EXPECT_THAT(Case({{7, false, true, 3}, {8, false, true, 3}}, {{0, 1}}, {}).check().message(),
+              HasSubstr("of one piece of work"));
+  EXPECT_TRUE(Case({{7, false, true, 3}, {8, false, true, 4}}, {{0, 1}}, {}).check().ok());
+}
+
+TEST(GraphRaces, CollectivesKeepTheirOrder) {
+  constexpr auto kInTurn = NodeImage::kInTurn;
+  EXPECT_FALSE(
+      Case({{7, false, true, kInTurn}, {8, false, true, kInTurn}}, {{0, 1}}, {}).check().ok());
+  EXPECT_TRUE(Case({{7, false, true, kInTurn}, {8, false, true, 4}}, {{0, 1}}, {}).check().ok());
+}
+
+TEST(GraphRaces, WhoeverReadsATableMayReachAnything) {
+  const Case step({{7, false}, {8, false}}, {{0, 1}}, {});
+  TableWrite table;
+  table.unit = 8;
+  EXPECT_FALSE(step.check({table}).ok());
+  table.unit = 9;
+  EXPECT_TRUE(step.check({table}).ok());
+  table.unit = TableWrite::kNowhere;
+  EXPECT_FALSE(step.check({table}).ok());
+}
+
+// Who comes before whom, by brute force.
+using Matrix = std::vector<std::vector<bool>>;
+
+Matrix closure(std::size_t nodes, const std::vector<EdgeImage>& edges) {
+  Matrix before(nodes, std::vector<bool>(nodes));
+  for (const EdgeImage& edge : edges) before[edge.from][edge.to] = true;
+  for (std::size_t k = 0; k < nodes; ++k) {
+    for (std::size_t i = 0; i < nodes; ++i) {
+      for (std::size_t j = 0; before[i][k] && j < nodes; ++j) {
+        if (before[k][j]) before[i][j] = true;
+      }
+    }
+  }
+  return before;
+}
+
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : random_(seed) {}
+  std::uint32_t below(std::uint32_t end) { return static_cast<std::uint32_t>(random_() % end); }
+  // Each possible edge once in so many.
+  std::vector<EdgeImage> edges(std::uint32_t nodes, std::uint32_t once_in) {
+    std::vector<EdgeImage> made;
+    for (std::uint32_t to = 1; to < nodes; ++to) {
+      for (std::uint32_t from = 0; from < to; ++from) {
+        if (below(once_in) == 0) made.push_back({from, to, {}});
+      }
+    }
+    return made;
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+bool need_order(const Node& a, const Node& b) {
+  bool share = false;
+  for (std::uint64_t byte = 0; a.unit == b.unit && (a.writes || b.writes) && byte < 16; ++byte) {
+    const auto touches = [&](const Node& node) {
+      return node.bytes == 0 || (byte >= node.begin && byte < node.begin + node.bytes);
+    };
+    share |= touches(a) && touches(b);
+  }
+  return share || !a.is_known || !b.is_known || (a.work == b.work && a.work != NodeImage::kNoWork);
+}
+
+TEST(GraphRaces, WhetherAnOrderIsKeptAgreesWithBruteForce) {
+  constexpr std::uint32_t kNodes = 70;  // more than a word has bits
+  std::uint32_t kept = 0;
+  for (std::uint64_t seed = 1; seed <= 400; ++seed) {
+    Random random(seed);
+    std::vector<Node> nodes;
+    for (std::uint32_t i = 0; i < kNodes; ++i) {
+      nodes.push_back({random.below(15), random.below(3) == 0, random.below(100) != 0,
+                       random.below(20) == 0 ? random.below(8) : NodeImage::kNoWork,
+                       random.below(12), random.below(5)});
+    }
+    Case step(nodes, {}, {});
+    step.captured = random.edges(kNodes, 30);
+    step.image.edges = step.captured;
+    for (std::uint32_t i = 0; i <= seed % 3; ++i) {
+      step.image.edges.erase(step.image.edges.begin() +
+                             random.below(static_cast<std::uint32_t>(step.image.edges.size())));
+    }
+    const Matrix was = closure(kNodes, step.captured), is = closure(kNodes, step.image.edges);
+    bool is_kept = true;
+    for (std::uint32_t i = 0; i < kNodes; ++i) {
+      for (std::uint32_t j = 0; j < kNodes; ++j) {
+        if (was[i][j] && !is[i][j] && need_order(nodes[i], nodes[j])) is_kept = false;
+      }
+    }
+    ASSERT_EQ(step.check().ok(), is_kept) << "seed " << seed << ": " << step.check().message();
+    kept += is_kept;
+  }
+  EXPECT_GT(kept, 50u);
+  EXPECT_LT(kept, 350u);
+}
+
+}  // namespace
+}  // namespace anabranch::cuda

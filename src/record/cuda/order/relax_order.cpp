@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "record/cuda/order/relax_order.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "record/cuda/order/copy_window.h"
+#include "record/cuda/order/list_schedule.h"
+#include "record/cuda/order/reachability.h"
+#include "record/cuda/sites/host_copies.h"
+
+namespace anabranch::cuda {
+namespace {
+
+// The units that nodes use, and the host's memory, and who has used them.
+class Users {
+ public:
+  Users(const GraphImage& image, std::span<const Site> sites, std::span<const Unit> units)
+      : image_(image),
+        units_(units),
+        uses_(image.nodes.size()),
+        readers_(units.size()),
+        writers_(units.size()) {
+    for (const Site& site : sites) {
+      auto& uses = uses_[site.node];
+      const auto known = std::find_if(uses.begin(), uses.end(), [&](const Site& use) {
+        return use.unit == site.unit && use.bytes == 0 && site.bytes == 0;
+      });
+      if (known == uses.end()) {
+        uses.push_back(site);
+      } else {
+        known->writes |= site.writes;
+      }
+    }
+  }
+
+  // Of all that it uses, however little of it, where that is not known.
+  std::uint64_t bytes_of(std::uint32_t node) const {
+    std::uint64_t bytes = 0;
+    for (const Site& use : uses_[node]) {
+      bytes += use.bytes != 0 ? use.bytes : units_[use.unit].bytes;
+    }
+    return bytes;
+  }
+
+  // Calls found(other) for each node counted so far with which `node` conflicts.
+  template <typename Found>
+  void find_conflicts(std::uint32_t node, Found found) const {
+    for (const Site& use : uses_[node]) {
+      const auto look_at = [&](const Site* other) {
+        if (may_share(*other, use)) found(other->node);
+      };
+      std::for_each(writers_[use.unit].begin(), writers_[use.unit].end(), look_at);
+      if (use.writes) std::for_each(readers_[use.unit].begin(), readers_[use.unit].end(), look_at);
+    }
+    const HostBytes& bytes = image_.nodes[node].host_bytes;
+    for (const std::uint32_t other : on_host_) {
+      if (!bytes.empty() && may_clash(image_.nodes[other].host_bytes, bytes)) found(other);
+    }
+  }
+
+  void count(std::uint32_t node) {
+    for (const Site& use : uses_[node]) {
+      (use.writes ? writers_ : readers_)[use.unit].push_back(&use);
+    }
+    if (!image_.nodes[node].host_bytes.empty()) on_host_.push_back(node);
+  }
+
+ private:
+  const GraphImage& image_;
+  std::span<const Unit> units_;
+  std::vector<std::vector<Site>> uses_;                      // by node; one where all may be used
+  std::vector<std::vector<const Site*>> readers_, writers_;  // by unit
+  std::vector<std::uint32_t> on_host_;                       // nodes that use the host's memory
+};
+
+// The order that nodes have to keep, whatever the lanes.
+class NeededOrder {
+ public:
+  // `ahead`: what is kept besides, of find_ahead_edges().
+  NeededOrder(const GraphImage& image, std::span<const Site> sites,
+              std::span<const TableWrite> tables, std::span<const EdgeImage> ahead, Users& users)
+      : image_(image),
+        ahead_(ahead),
+        users_(users),
+        captured_(image.nodes.size()),
+        is_free_(image.nodes.size()) {
+    for (const EdgeImage& edge : image.edges) captured_.add(edge.to, edge.from);
+    for (std::size_t node = 0; node < image.nodes.size(); ++node) {
+      is_free_[node] = image.nodes[node].is_known;
+    }
+    bind_programmatic_launches();
+    bind_readers_of_tables(sites, tables);
+  }
+
+  ReducedEdges find() {
+    ReducedEdges needed(image_.nodes.size());
+    for (std::uint32_t node = 0; node < image_.nodes.size(); ++node) {
+      find_earlier(node);
+      needed.add(earlier_);
+    }
+    return needed;
+  }
+  // Its order is that of its memory.
+  bool is_free(std::uint32_t node) const { return is_free_[node]; }
+
+ private:
+  void bind_programmatic_launches() {
+    for (const EdgeImage& edge : image_.edges) {
+      if (edge.data.type == kEdgeDefault && edge.data.from_port == 0) continue;
+      is_free_[edge.from] = is_free_[edge.to] = false;
+      data_[{edge.from, edge.to}] = edge.data;
+    }
+  }
+
+  // What they reach through a table, their sites do not say.
+  void bind_readers_of_tables(std::span<const Site> sites, std::span<const TableWrite> tables) {
+    for (const Site& site : sites) {
+      const auto is_in = [&](const TableWrite& table) { return table.unit == site.unit; };
+      if (std::any_of(tables.begin(), tables.end(), is_in)) is_free_[site.node] = false;
+    }
+    const auto never_moves = [](const TableWrite& table) {
+      return table.unit == TableWrite::kNowhere;
+    };
+    if (std::any_of(tables.begin(), tables.end(), never_moves)) {
+      std::fill(is_free_.begin(), is_free_.end(), false);  // anyone may know of it
+    }
+  }
+
+  // The nodes that this one has to run behind, and more that those run behind.
+  void find_earlier(std::uint32_t node) {
+    earlier_.clear();
+    const auto add = [&](std::uint32_t other) {
+      if (!captured_.contains(node, other)) return;
+      const auto data = data_.find({other, node});
+      earlier_.push_back({other, node, data == data_.end() ? CuEdgeData{} : data->second});
+    };
+    users_.find_conflicts(node, add);
+    // A piece of work begins when all of it may: what its first node wrote for the next, into
+    // scratch, would lie there until then.
+    for (std::uint32_t later = node + 1; is_next_in_piece(later); ++later) {
+      users_.find_conflicts(later, add);
+    }
+    users_.count(node);
+    for (; !ahead_.empty() && ahead_.front().to == node; ahead_ = ahead_.subspan(1)) {
+      add(ahead_.front().from);
+    }
+    for (std::uint32_t other = 0; other < node; ++other) {
+      if (!is_free_[node] || !is_free_[other] || are_of_one_work(node, other)) add(other);
+    }
+  }
+
+  bool is_next_in_piece(std::uint32_t node) const {
+    return node < image_.nodes.size() && image_.nodes[node].work != NodeImage::kInTurn &&
+           are_of_one_work(node - 1, node);
+  }
+
+  bool are_of_one_work(std::uint32_t a, std::uint32_t b) const {
+    const std::uint32_t work = image_.nodes[a].work;
+    return work != NodeImage::kNoWork && work == image_.nodes[b].work;
+  }
+
+  const GraphImage& image_;
+  std::span<const EdgeImage> ahead_;  // to nodes that are still to come
+  Users& users_;
+  Before captured_;
+  std::vector<bool> is_free_;  // by node
+  std::map<std::pair<std::uint32_t, std::uint32_t>, CuEdgeData> data_;
+  std::vector<EdgeImage> earlier_;
+};
+
+NodeCost cost_of(const NodeImage& node, std::uint64_t bytes) {
+  const HostBytes& host = node.host_bytes;
+  if (host.empty()) return {estimate_ns(bytes), Engine::kKernels};
+  return {estimate_copy_ns(bytes), host.is_written ? Engine::kToHost : Engine::kToDevice};
+}
+
+// With what lanes add to the order.
+ReducedEdges order_with_lanes(std::span<const EdgeImage> needed,
+                              std::span<const NodePlace> places) {
+  ReducedEdges all(places.size());
+  std::vector<EdgeImage> earlier;
+  auto edge = needed.begin();
+  for (std::uint32_t node = 0; node < places.size(); ++node) {
+    earlier.clear();
+    for (; edge != needed.end() && edge->to == node; ++edge) earlier.push_back(*edge);
+    if (places[node].behind != NodePlace::kNone) earlier.push_back({places[node].behind, node, {}});
+    all.add(earlier);
+  }
+  return all;
+}
+
+// Whether anyone need not wait any more for whom he came behind.
+bool leaves_order(const GraphImage& image, const Before& made) {
+  return std::any_of(image.edges.begin(), image.edges.end(),
+                     [&](const EdgeImage& edge) { return !made.contains(edge.to, edge.from); });
+}
+
+// As many lanes as have nodes; collectives have one of their own, where they wait for others.
+std::uint32_t count_lanes(const GraphImage& image, const Schedule& schedule) {
+  const auto is_in_turn = [](const NodeImage& node) {
+    return node.is_known && node.work == NodeImage::kInTurn;
+  };
+  return schedule.lanes + std::any_of(image.nodes.begin(), image.nodes.end(), is_in_turn);
+}
+
+// What keeps the captured order is one with the first lane.
+void name_lanes(GraphImage& image, const Schedule& schedule) {
+  for (std::size_t i = 0; i < image.nodes.size(); ++i) {
+    const std::uint32_t lane = schedule.places[i].lane;
+    image.nodes[i].lane = lane == NodePlace::kNone ? 0 : lane;
+  }
+}
+
+// What the nodes need of one another, and where that puts them.
+struct ScheduledOrder {
+  std::vector<EdgeImage> needed;
+  Schedule schedule;
+};
+
+ScheduledOrder schedule_order(const GraphImage& image, std::span<const Site> sites,
+                              std::span<const TableWrite> tables, std::span<const Unit> units,
+                              std::uint32_t lanes, std::uint64_t ahead_bytes) {
+  Users users(image, sites, units);
+  const auto ahead = find_ahead_edges(image, sites, units.size(), ahead_bytes);
+  NeededOrder order(image, sites, tables, ahead, users);
+  ReducedEdges needed = order.find();
+  std::vector<NodeCost> costs;
+  for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {
+    costs.push_back(cost_of(image.nodes[node], users.bytes_of(node)));
+    if (!order.is_free(node) || image.nodes[node].work == NodeImage::kInTurn) {
+      costs.back().engine = Engine::kNone;
+    }
+  }
+  Schedule schedule = schedule_nodes(costs, needed.edges(), needed.before(), lanes);
+  return {needed.take_edges(), std::move(schedule)};
+}
+
+}  // namespace
+
+std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
+                            std::span<const TableWrite> tables, std::span<const Unit> units,
+                            std::uint32_t lanes, std::uint64_t ahead_bytes) {
+  if (lanes < 2 || image.nodes.size() > kMostOverlapNodes) return 1;
+  const auto [needed, schedule] = schedule_order(image, sites, tables, units, lanes, ahead_bytes);
+  const std::uint32_t used = count_lanes(image, schedule);
+  if (used < 2) return 1;
+  ReducedEdges made = order_with_lanes(needed, schedule.places);
+  if (!leaves_order(image, made.before())) return 1;
+  image.edges = made.take_edges();
+  name_lanes(image, schedule);
+  return used;
+}
+
+}  // namespace anabranch::cuda

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order of a captured graph's nodes, without what their use of memory does not ask for: a step
+// is captured as its program was written, one kernel behind the other, and much of it could run
+// side by side.
+// Ownership: borrows everything.
+// Threads:   pure.
+// Failure:   none.
+// Edges:     nodes of which not all is known stay behind all that was captured before them, and
+//            before all that was captured behind them; so do those of a programmatic launch. The
+//            nodes of one piece of work stay in order among themselves, and those of all works in
+//            turn. Nothing is ever ordered that the capture did not order, but by the lanes. Every
+//            edge leads from a node to one that was captured later.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "record/cuda/image/graph_image.h"
+#include "record/cuda/rewrite/tables.h"
+#include "record/cuda/sites/sites.h"
+#include "record/cuda/sites/units.h"
+
+namespace anabranch::cuda {
+
+// Above so many nodes the captured order stays: who comes before whom takes a bit a pair.
+inline constexpr std::size_t kMostOverlapNodes = 16384;
+
+// Gives the image the edges by which each node runs behind those whose memory it shares (the bytes
+// of it, as far as sites tell, and bytes of the host's), one of the two writing, and behind the
+// last one before it on its lane that was captured earlier. Lanes are those of a schedule
+// (list_schedule.h) that takes a kernel for as long as its units, whose sizes `units` has, are
+// large. They are what the schedule wants and no bound: where a node is to begin behind one that
+// was captured later, no edge says so, and both may run beside the other lanes. What is in turn
+// keeps no kernel from a lane: it begins when what it needs has ended, and all of it counts as one
+// more lane. Answers how many lanes have nodes, one of either way between device and host among
+// them; one where all stay in the captured order, and the edges are left alone. Copies to the
+// device run ahead of their readers as far as `ahead_bytes` lets them, see copy_window.h.
+std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
+                            std::span<const TableWrite> tables, std::span<const Unit> units,
+                            std::uint32_t lanes, std::uint64_t ahead_bytes);
+
+}  // namespace anabranch::cuda

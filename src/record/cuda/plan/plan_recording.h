@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan made real on a CUDA device: captured twice, re-pointed at every launch.
+// Ownership: keeps plan and device; owns the executables and the arenas.
+// Threads:   immutable but for the berths, each of which belongs to the launch that leases it.
+// Failure:   make() is a Status and leaves nothing behind.
+// Edges:     the destructor waits for launches that still run.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "anabranch/record.h"
+#include "device/cuda/cuda_device.h"
+#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/plan/launch_mark.h"
+
+namespace anabranch::cuda {
+
+// So many launches of one recording run at once, as many as updating executables send; a further
+// one waits, on the device, for one before.
+inline constexpr std::size_t kBerths = 2;
+
+// What a launch has to itself from its call to its end: an arena, and the mark of that end.
+class Berth {
+ public:
+  bool try_lease() noexcept { return !leased_.exchange(true, std::memory_order_acquire); }
+  void release() noexcept { leased_.store(false, std::memory_order_release); }
+
+  // For the lessee.
+  bool is_ready() const { return ready_; }
+  // Allocates the arena, once.
+  Status prepare(const std::shared_ptr<CudaDevice>& device, const CudaRecording& recording,
+                 Act act);
+  void free();
+  // Of a launch: of the graph's slots, which the lessee writes, and of the arena.
+  std::span<std::uint64_t> addresses() { return addresses_; }
+  // One that nobody waits for.
+  Result<std::shared_ptr<LaunchMark>> take_mark();
+  // The end of the launch that was here last; null: it has ended.
+  std::shared_ptr<LaunchMark> last;
+  CuStream last_stream = nullptr;
+
+ private:
+  std::atomic<bool> leased_{false};
+  bool ready_ = false;
+  std::shared_ptr<CudaDevice> device_;
+  CuDevicePtr block_ = 0;
+  std::vector<std::uint64_t> addresses_;
+  std::vector<std::shared_ptr<LaunchMark>> marks_;
+  std::size_t next_mark_ = 0;
+};
+
+class PlanRecording {
+ public:
+  static Result<std::shared_ptr<PlanRecording>> make(const Plan& plan,
+                                                     const std::shared_ptr<CudaDevice>& device,
+                                                     const RegionTable& regions);
+  ~PlanRecording();
+  PlanRecording(const PlanRecording&) = delete;
+  PlanRecording& operator=(const PlanRecording&) = delete;
+
+  const Plan& plan() const { return plan_; }
+  const std::shared_ptr<CudaDevice>& device() const { return device_; }
+  // Its slots name those of the plan as units.
+  CudaRecording& graph() { return *graph_; }
+  std::array<Berth, kBerths>& berths() { return berths_; }
+  std::string dump() const;
+
+ private:
+  PlanRecording(const Plan& plan, std::shared_ptr<CudaDevice> device)
+      : plan_(plan), device_(std::move(device)) {}
+  Status capture(const RegionTable& regions);
+
+  const Plan plan_;
+  const std::shared_ptr<CudaDevice> device_;
+  std::shared_ptr<CudaRecording> graph_;
+  std::array<Berth, kBerths> berths_;
+};
+
+}  // namespace anabranch::cuda

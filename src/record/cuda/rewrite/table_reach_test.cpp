@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "record/cuda/rewrite/table_reach.h"
+
+#include <gmock/gmock.h>
+
+#include "anabranch/plan.h"
+#include "record/cuda/arena/plan_arena.h"
+#include "record/cuda/image/graph_image_testing.h"
+
+namespace anabranch::cuda {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::image_of;
+using ::testing::IsEmpty;
+
+using Units = std::vector<std::vector<std::uint32_t>>;
+
+// A table of one word at `at` of the unit that it is written to, which has bytes of more.
+TableWrite table(std::uint32_t node, std::uint32_t unit, std::vector<std::uint32_t> names,
+                 std::uint64_t at = 0, std::uint64_t bytes = 64) {
+  return {node, unit, at, at + bytes, at, at + 8, std::move(names)};
+}
+
+// The units of nodes, sorted, once tables are looked into.
+Units read_by(Units named, std::initializer_list<testing::Arrow> arrows,
+              const std::vector<TableWrite>& tables) {
+  std::vector<NodeImage> nodes(named.size());
+  add_units_of_tables(image_of(std::move(nodes), arrows), tables, named);
+  for (auto& units : named) {
+    std::sort(units.begin(), units.end());
+    units.erase(std::unique(units.begin(), units.end()), units.end());
+  }
+  return named;
+}
+
+TEST(TableLives, NodesBehindATableThatNameItsMemoryNameWhatItNames) {
+  // Node 0 has the memory before the table does.
+  EXPECT_THAT(read_by({{5}, {5}, {5}, {}}, {{0, 1}, {1, 2}, {2, 3}}, {table(1, 5, {7, 8})}),
+              ElementsAre(ElementsAre(5), ElementsAre(5), ElementsAre(5, 7, 8), IsEmpty()));
+}
+
+TEST(TableLives, ANodeBesideATableMayReadIt) {
+  EXPECT_THAT(read_by({{}, {5}, {5}}, {{0, 1}, {0, 2}}, {table(1, 5, {7})}),
+              ElementsAre(IsEmpty(), ElementsAre(5), ElementsAre(5, 7)));
+}
+
+TEST(TableLives, ATableOverAnotherEndsIt) {
+  EXPECT_THAT(
+      read_by({{5}, {5}, {5}, {5}}, {{0, 1}, {1, 2}, {2, 3}}, {table(0, 5, {7}), table(2, 5, {8})}),
+      ElementsAre(ElementsAre(5), ElementsAre(5, 7), ElementsAre(5), ElementsAre(5, 8)));
+}
+
+TEST(TableLives, ATableOverPartOfAnothersAddressesDoesNotEndIt) {
+  TableWrite both = table(0, 5, {7, 9});
+  both.last = 16;
+  EXPECT_THAT(read_by({{5}, {5}, {5}}, {{0, 1}, {1, 2}}, {both, table(1, 5, {8}, 0, 8)}),
+              ElementsAre(ElementsAre(5), ElementsAre(5), ElementsAre(5, 7, 8, 9)));
+}
+
+TEST(TableLives, ATableOnAnotherBranchDoesNotEndIt) {
+  // 0 -> 1, and 0 -> 2 -> 3: nobody knows whether node 1 reads before or after node 2 writes.
+  EXPECT_THAT(
+      read_by({{5}, {5}, {5}, {5}}, {{0, 1}, {0, 2}, {2, 3}}, {table(0, 5, {7}), table(2, 5, {8})}),
+      ElementsAre(ElementsAre(5), ElementsAre(5, 7, 8), ElementsAre(5), ElementsAre(5, 8)));
+}
+
+TEST(TableLives, ATableInATableIsFollowed) {
+  EXPECT_THAT(read_by({{6}, {5}, {5}}, {{0, 1}, {1, 2}}, {table(0, 6, {9}), table(1, 5, {6})}),
+              ElementsAre(ElementsAre(6), ElementsAre(5), ElementsAre(5, 6, 9)));
+}
+
+TEST(TableLives, ATableWhereNothingMovesIsReadByAllBehindIt) {
+  EXPECT_THAT(read_by({{}, {}, {3}}, {{0, 1}, {1, 2}}, {table(1, TableWrite::kNowhere, {7})}),
+              ElementsAre(IsEmpty(), IsEmpty(), ElementsAre(3, 7)));
+}
+
+// Unit 0 is named by node 0 and by the table (node 1, in unit 1); unit 2 comes before the table is
+// read (node 3) and unit 3 after.
+TEST(TableLives, TheArenaKeepsWhatATableNames) {
+  std::vector<Site> sites;
+  const Units named{{0}, {0, 1}, {2}, {1}, {3}};
+  for (std::uint32_t node = 0; node < named.size(); ++node) {
+    for (const std::uint32_t unit : named[node]) {
+      sites.push_back({node, Operand::kDestination, 0, unit, 0});
+    }
+  }
+  const std::vector<Unit> units(4, Unit{0, 0, 512});
+  const std::vector<UnitKind> kinds(4, UnitKind::kTemporary);
+  const auto image =
+      image_of(std::vector<NodeImage>(5, testing::fill(0)), {{0, 1}, {1, 2}, {2, 3}, {3, 4}});
+  const std::vector<TableWrite> tables{table(1, 1, {0})};
+  const auto plan = plan_graph(image, sites, units, kinds, tables);
+  ASSERT_TRUE(plan.ok());
+  const auto& at = plan->parts.arena.offsets;
+  EXPECT_NE(at[0], at[2]);
+  EXPECT_EQ(plan->parts.arena.size_bytes, 3 * 512u);
+  EXPECT_THAT(*find_races(plan->program, plan->parts), IsEmpty());
+  EXPECT_EQ(plan_graph(image, sites, units, kinds)->parts.arena.size_bytes, 2 * 512u);
+}
+
+}  // namespace
+}  // namespace anabranch::cuda

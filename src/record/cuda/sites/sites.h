@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sites: every place of a captured graph that holds an address which may change between launches.
+// Ownership: values.
+// Threads:   pure.
+// Failure:   kCapturesDiffer names an operand of a copy or fill, or a word that a copy takes from
+//            pinned memory, that differs and is no address; kNotRecordable one that cannot move.
+// Edges:     words that are equal in both captures are left alone, since the captures share no
+//            address of a unit; so is memory that belongs to no unit.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "anabranch/status.h"
+#include "record/cuda/image/graph_image.h"
+#include "record/cuda/sites/units.h"
+
+namespace anabranch::cuda {
+
+enum class Operand : std::uint8_t {
+  kParam,        // `offset` bytes into a kernel's parameters
+  kSource,       // of a copy
+  kDestination,  // of a copy or fill
+  kTable,        // `offset` bytes into what a copy from pinned memory copies
+};
+
+struct Site {
+  std::uint32_t node = 0;
+  Operand operand = Operand::kParam;
+  std::uint32_t offset = 0;
+  std::uint32_t unit = 0;
+  std::uint64_t shift = 0;  // the site holds the unit's address and this many bytes
+  bool writes = true;       // whether the node may write there
+  // From there on, between whose bounds lies all that the node touches; 0 where that is not known.
+  std::uint64_t bytes = 0;
+  bool operator==(const Site&) const = default;
+};
+
+// Whether the nodes may touch one byte through these two.
+inline bool may_share(const Site& a, const Site& b) {
+  if (a.unit != b.unit) return false;
+  if (a.bytes == 0 || b.bytes == 0) return true;
+  return a.shift < b.shift + b.bytes && b.shift < a.shift + a.bytes;
+}
+
+// What find_sites() found. `unsure`: bytes of a kernel's parameters that differ and are no address.
+// They are either what compilers leave between the members of a struct, and behind the used part of
+// an array in it, or numbers that are others in every run. Nobody can tell by looking.
+struct FoundSites {
+  std::vector<Site> sites;
+  std::uint32_t unsure = 0;
+  Status first_unsure;  // kCapturesDiffer, by name
+  // Copies that belong to the step with the bytes they copy, such as an array of addresses: each
+  // capture had its own, in pinned memory of its own or in the same one after the other.
+  std::vector<std::uint32_t> tables;
+};
+
+// Both images match (match_graphs). Sorted by node, then by offset.
+//
+// Words of eight bytes are looked at where the ABI puts pointers, at multiples of eight within each
+// parameter and from the beginning of a table. A word that lies in one unit at one offset in both
+// captures is a site. With `why_opaque_maps`, none may lie in a parameter that is large enough for
+// a tensor map, and that is the reason to give.
+Result<FoundSites> find_sites(const GraphImage& first, const GraphImage& second,
+                              const UnitTable& units, const std::string& why_opaque_maps = {});
+
+}  // namespace anabranch::cuda

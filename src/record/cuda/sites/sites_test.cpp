@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "record/cuda/sites/sites.h"
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+
+#include "record/cuda/image/graph_image_testing.h"
+
+namespace anabranch::cuda {
+namespace {
+
+using ::testing::AllOf;
+using testing::copy;
+using ::testing::ElementsAre;
+using testing::fill;
+using ::testing::HasSubstr;
+using testing::image_of;
+using testing::kernel;
+
+// Unit 0 at 0x10000 and 0x90000, unit 1 at 0x20000 and 0x80000, 4 KiB each.
+UnitTable two_units() {
+  return *UnitTable::make(std::vector<CaptureAllocation>{{0x10000, 4096}, {0x20000, 4096}},
+                          std::vector<CaptureAllocation>{{0x90000, 4096}, {0x80000, 4096}});
+}
+
+std::vector<Site> sites_of(const GraphImage& first, const GraphImage& second) {
+  auto found = find_sites(first, second, two_units());
+  EXPECT_TRUE(found.ok()) << (found.ok() ? "" : found.error().message());
+  if (!found.ok()) return {};
+  EXPECT_EQ(found->unsure, 0u) << found->first_unsure.message();
+  return found->sites;
+}
+
+std::string doubt(const GraphImage& first, const GraphImage& second) {
+  const auto found = find_sites(first, second, two_units());
+  EXPECT_TRUE(found.ok());
+  EXPECT_EQ(found->unsure, 1u);
+  return found->first_unsure.message();
+}
+
+TEST(GraphSites, AWordInOneUnitAtOneOffsetInBothCapturesIsASite) {
+  EXPECT_THAT(sites_of(image_of({kernel("k", {0x10000, 7, 0x20010})}),
+                       image_of({kernel("k", {0x90000, 7, 0x80010})})),
+              ElementsAre(Site{0, Operand::kParam, 0, 0, 0}, Site{0, Operand::kParam, 16, 1, 16}));
+}
+
+// Half an old address, left between members, and a number beside it: a word that looks like an
+// address in both captures unless these differ in both halves.
+TEST(GraphSites, ANumberBesideHalfAnAddressIsNoSite) {
+  const std::uint64_t first = 0x3'02600000, second = 0x13'02a00000;
+  const auto units = UnitTable::make(std::vector<CaptureAllocation>{{first, 4096}},
+                                     std::vector<CaptureAllocation>{{second, 4096}});
+  ASSERT_TRUE(units.ok());
+  const auto half = [](std::uint64_t low, std::uint64_t high) {
+    return (high >> 32 << 32) | (low & 0xFFFFFFFF);
+  };
+  for (const std::uint64_t number : {first, second}) {
+    for (const auto& [a, b] : {std::pair(half(first, number), half(second, number)),
+                               std::pair(half(number, first), half(number, second))}) {
+      const auto found = find_sites(image_of({kernel("k", {a, first})}),
+                                    image_of({kernel("k", {b, second})}), *units);
+      ASSERT_TRUE(found.ok());
+      EXPECT_EQ(found->unsure, 1u);
+      EXPECT_THAT(found->sites, ElementsAre(Site{0, Operand::kParam, 8, 0, 0}));
+    }
+  }
+}
+
+TEST(GraphSites, OperandsOfCopiesAndFillsAreSites) {
+  EXPECT_THAT(
+      sites_of(image_of({fill(0x10000), copy(0x10008, 0x20000)}),
+               image_of({fill(0x90000), copy(0x90008, 0x80000)})),
+      ElementsAre(Site{0, Operand::kDestination, 0, 0, 0}, Site{1, Operand::kSource, 0, 1, 0},
+                  Site{1, Operand::kDestination, 0, 0, 8}));
+}
+
+TEST(GraphSites, PinnedMemoryOfACopyIsASiteLikeAnyOther) {
+  auto first = image_of({copy(0x10000, 0)}), second = image_of({copy(0x90000, 0)});
+  for (auto [image, address] : {std::pair(&first, 0x20000ul), std::pair(&second, 0x80000ul)}) {
+    image->nodes[0].copy.src_memory_type = CuMemoryType::kHost;
+    image->nodes[0].copy.src_host = reinterpret_cast<const void*>(address);
+  }
+  EXPECT_THAT(sites_of(first, second), ElementsAre(Site{0, Operand::kSource, 0, 1, 0},
+                                                   Site{0, Operand::kDestination, 0, 0, 0}));
+}
+
+// From the host's memory at `address`, which is known to hold these words if there are any.
+GraphImage copy_of(std::uint64_t address, const std::vector<std::uint64_t>& words) {
+  NodeImage node = copy(0x50000, 0);
+  node.copy.src_memory_type = CuMemoryType::kHost;
+  node.copy.src_host = reinterpret_cast<const void*>(address);
+  const auto* const bytes = reinterpret_cast<const std::byte*>(words.data());
+  node.source_bytes.assign(bytes, bytes + words.size() * sizeof words[0]);
+  return image_of({node});
+}
+
+TEST(GraphSites, WordsThatACopyTakesFromPinnedMemoryAreSites) {
+  const auto found = find_sites(copy_of(0x7000, {0x10000, 5, 0x20020}),
+                                copy_of(0x8000, {0x90000, 5, 0x80020}), two_units());
+  ASSERT_TRUE(found.ok());
+  EXPECT_THAT(found->tables, ElementsAre(0));
+  EXPECT_THAT(found->sites, ElementsAre(Site{0, Operand::kTable, 0, 0, 0},
+                                        Site{0, Operand::kTable, 16, 1, 0x20}));
+}
+
+TEST(GraphSites, PinnedMemoryAtOneAddressIsATableOnlyIfItHoldsSomethingElse) {
+  const auto tables = [](std::uint64_t in_second) {
+    return find_sites(copy_of(0x7000, {0x10000}), copy_of(0x7000, {in_second}), two_units())
+        ->tables.size();
+  };
+  EXPECT_EQ(tables(0x10000), 0u);
+  EXPECT_EQ(tables(0x90000), 1u);
+}
+
+TEST(GraphSites, HostMemoryOfWhichNothingIsKnownMustStayWhereItIs) {
+  EXPECT_TRUE(find_sites(copy_of(0x7000, {}), copy_of(0x7000, {}), two_units()).ok());
+  const auto found = find_sites(copy_of(0x7000, {}), copy_of(0x8000, {}), two_units());
+  ASSERT_FALSE(found.ok());
+  EXPECT_EQ(found.error().code(), Code::kCapturesDiffer);
+  EXPECT_THAT(found.error().message(),
+              AllOf(HasSubstr("copy 0"), HasSubstr("0x7000 and 0x8000"),
+                    HasSubstr("only if it is pinned, in one piece and at most 16 MiB")));
+}
+
+TEST(GraphSites, WordsInsideAStructPassedByValueAreFound) {
+  auto first = image_of({kernel("k", {1, 0x10020, 3})});
+  auto second = image_of({kernel("k", {1, 0x90020, 3})});
+  for (GraphImage* image : {&first, &second}) image->nodes[0].kernel.fields = {{0, 24}};
+  EXPECT_THAT(sites_of(first, second), ElementsAre(Site{0, Operand::kParam, 8, 0, 0x20}));
+}
+
+// A tensor map has 16 words; smaller structs hold none.
+TEST(GraphSites, WhereATensorMapMayLieAnAddressIsRefusedIfMapsAreOpaque) {
+  const auto with_words = [](std::size_t count, std::uint64_t address) {
+    NodeImage node = kernel("k", {});
+    node.kernel.params.resize(8 * count);
+    std::memcpy(node.kernel.params.data() + 8, &address, sizeof address);
+    node.kernel.fields = {{0, static_cast<std::uint32_t>(8 * count)}};
+    return image_of({node});
+  };
+  const auto found = [&](std::size_t count, const std::string& why) {
+    return find_sites(with_words(count, 0x10000), with_words(count, 0x90000), two_units(), why);
+  };
+  const Site site{0, Operand::kParam, 8, 0, 0};
+  EXPECT_THAT(found(16, "")->sites, ElementsAre(site));
+  EXPECT_THAT(found(15, "they differ")->sites, ElementsAre(site));
+  const auto refused = found(16, "they differ");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Code::kNotRecordable);
+  EXPECT_THAT(refused.error().message(), AllOf(HasSubstr("'k'"), HasSubstr("since they differ")));
+}
+
+TEST(GraphSites, EqualWordsAreLeftAloneWhateverTheyLookLike) {
+  const auto same = image_of({kernel("k", {0x10000, 0x7f0000000000, 0})});
+  EXPECT_TRUE(sites_of(same, same).empty());
+}
+
+TEST(GraphSites, AWordThatDiffersAndIsNoAddressIsInDoubtByName) {
+  EXPECT_THAT(doubt(image_of({fill(0x10000), kernel("scale", {0x10000, 0x3f800000})}),
+                    image_of({fill(0x90000), kernel("scale", {0x90000, 0x40000000})})),
+              AllOf(HasSubstr("kernel 1 'scale'"), HasSubstr("byte 8"),
+                    HasSubstr("(0x3f800000, 0x40000000)")));
+}
+
+TEST(GraphSites, AWordInOtherUnitsOrAtOtherOffsetsIsInDoubt) {
+  doubt(image_of({kernel("k", {0x10000})}), image_of({kernel("k", {0x80000})}));
+  doubt(image_of({kernel("k", {0x10000})}), image_of({kernel("k", {0x90008})}));
+  doubt(image_of({kernel("k", {0x10000})}), image_of({kernel("k", {0x70000})}));
+}
+
+TEST(GraphSites, AnOperandOfACopyThatDiffersAndIsNoAddressIsRefused) {
+  const auto found = find_sites(image_of({copy(0x10000, 0x30000)}),
+                                image_of({copy(0x90000, 0x40000)}), two_units());
+  ASSERT_FALSE(found.ok());
+  EXPECT_THAT(found.error().message(), HasSubstr("(0x30000, 0x40000)"));
+}
+
+TEST(GraphSites, BytesTooFewForAnAddressThatDifferAreInDoubt) {
+  auto first = image_of({kernel("k", {0x10000})}), second = image_of({kernel("k", {0x10001})});
+  for (GraphImage* image : {&first, &second}) image->nodes[0].kernel.fields = {{0, 4}};
+  EXPECT_THAT(doubt(first, second), HasSubstr("bytes too few for an address"));
+}
+
+}  // namespace
+}  // namespace anabranch::cuda

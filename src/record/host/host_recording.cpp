@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "record/host/host_recording.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "record/host/lane_assignment.h"
+#include "record/region_table.h"
+
+namespace anabranch::host {
+namespace {
+
+Result<ArenaPointer> make_arena(const Plan& plan) {
+  std::uint64_t alignment = 64;
+  for (const Buffer& buffer : plan.program().buffers()) {
+    if (buffer.role == Role::kTemporary) alignment = std::max(alignment, buffer.alignment);
+  }
+  const std::uint64_t size = plan.arena().size_bytes;
+  const ArenaDeleter deleter{std::align_val_t{alignment}};
+  if (size == 0) return ArenaPointer(nullptr, deleter);
+  void* arena = ::operator new(size, deleter.alignment, std::nothrow);
+  if (!arena) {
+    return Status(Code::kRecordFailed,
+                  fmt::format("record: the arena of {} bytes, aligned to {}, could not be "
+                              "allocated. Free memory, or record a smaller program.",
+                              size, alignment));
+  }
+  return ArenaPointer(static_cast<std::byte*>(arena), deleter);
+}
+
+}  // namespace
+
+HostRecording::Layout HostRecording::make_layout(const Plan& plan, std::uint32_t max_lanes) {
+  const LaneAssignment lanes = assign_lanes(plan, max_lanes);
+  Layout layout{make_lane_schedule(plan, lanes), lanes.lane_count, {}, {}};
+  layout.positions.resize(plan.order().size());
+  for (std::uint32_t p = 0; p < layout.positions.size(); ++p) layout.positions[p] = p;
+  std::stable_sort(layout.positions.begin(), layout.positions.end(),
+                   [&lane = layout.schedule.lane](std::uint32_t a, std::uint32_t b) {
+                     return lane[a] < lane[b];
+                   });
+  for (const std::uint32_t p : layout.positions) layout.steps.push_back(plan.order()[p]);
+  return layout;
+}
+
+HostRecording::HostRecording(const Plan& plan, std::shared_ptr<HostDevice> device,
+                             ArenaPointer arena, Layout layout, const RegionTable& regions)
+    : plan_(plan),
+      device_(std::move(device)),
+      arena_(std::move(arena)),
+      addresses_(plan, layout.steps, arena_.get()),
+      waits_(std::move(layout.schedule.waits)),
+      phases_(std::move(layout.schedule.phases)),
+      points_(layout.schedule.most_points),
+      serial_order_(layout.steps.size()),
+      lanes_(layout.lane_count) {
+  actions_.reserve(layout.steps.size());
+  for (std::size_t i = 0; i < layout.steps.size(); ++i) add_action(layout, i, regions);
+  const Action* begin = actions_.data();
+  for (std::uint32_t lane = 0; lane < lane_count(); ++lane) {
+    const auto count = std::count(layout.schedule.lane.begin(), layout.schedule.lane.end(), lane);
+    lanes_[lane].actions = {begin, static_cast<std::size_t>(count)};
+    begin += count;
+  }
+  share_out_phases();
+}
+
+void HostRecording::share_out_phases() {
+  std::vector<std::span<const Action>> left;
+  for (const Lane& lane : lanes_) left.push_back(lane.actions);
+  for (const Phase& phase : phases_) {
+    for (auto& actions : left) {
+      const auto later = std::find_if(actions.begin(), actions.end(), [&](const Action& action) {
+        return action.position >= phase.end;
+      });
+      const auto count = static_cast<std::size_t>(later - actions.begin());
+      phase_actions_.push_back(actions.first(count));
+      actions = actions.subspan(count);
+    }
+  }
+}
+
+void HostRecording::add_action(const Layout& layout, std::size_t index,
+                               const RegionTable& regions) {
+  const std::uint32_t position = layout.positions[index];
+  const Step& step = plan_.program().step(layout.steps[index]);
+  Action action;
+  action.region = region_of(step, regions);
+  action.position = position;
+  action.lane = layout.schedule.lane[position];
+  action.step = layout.steps[index];
+  if (!actions_.empty()) {
+    action.first_address = actions_.back().first_address + actions_.back().address_count;
+  }
+  action.address_count = static_cast<std::uint32_t>(step.accesses.size());
+  action.first_wait = layout.schedule.first_wait[position];
+  action.wait_count = layout.schedule.first_wait[position + 1] - action.first_wait;
+  action.point = layout.schedule.point[position];
+  actions_.push_back(action);
+  serial_order_[position] = &actions_.back();
+}
+
+Region HostRecording::region_of(const Step& step, const RegionTable& regions) {
+  if (runs_region(step)) return regions.find(step.name)->second;
+  if (step.kind == StepKind::kCopy || step.kind == StepKind::kFill) {
+    return moves_.emplace_back(step).region();
+  }
+  return {};
+}
+
+std::uint32_t HostRecording::take_points() noexcept {
+  const std::uint32_t before = points_taken_;
+  points_taken_ += points_;
+  return before;
+}
+
+bool HostRecording::try_hold() noexcept {
+  const std::uint32_t self = process_generation();
+  std::uint32_t holder = holder_.load(std::memory_order_relaxed);
+  return holder != self && holder_.compare_exchange_strong(holder, self, std::memory_order_acquire);
+}
+
+Result<std::shared_ptr<HostRecording>> make_host_recording(
+    const Plan& plan, const std::shared_ptr<HostDevice>& device, const RegionTable& regions) {
+  if (Status checked = check_regions(plan, regions); !checked.ok()) return checked;
+  Result<ArenaPointer> arena = make_arena(plan);
+  if (!arena.ok()) return arena.error();
+  HostRecording::Layout layout = HostRecording::make_layout(plan, device->max_lanes());
+  if (Status ready = device->prepare_workers(layout.lane_count - 1); !ready.ok()) return ready;
+  return std::shared_ptr<HostRecording>(
+      new HostRecording(plan, device, *std::move(arena), std::move(layout), regions));
+}
+
+}  // namespace anabranch::host
