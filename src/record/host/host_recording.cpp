@@ -104,7 +104,7 @@ void HostRecording::add_action(const Layout& layout, std::size_t index,
 Region HostRecording::region_of(const Step& step, const RegionTable& regions) {
   if (runs_region(step)) return regions.find(step.name)->second;
   if (step.kind == StepKind::kCopy || step.kind == StepKind::kFill) {
-    return moves_.emplace_back(step).region();
+    return transfers_.emplace_back(step).region();
   }
   return {};
 }

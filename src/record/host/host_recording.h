@@ -23,8 +23,8 @@
 #include "device/host/futex.h"
 #include "device/host/host_device.h"
 #include "record/host/address_table.h"
+#include "record/host/host_transfer.h"
 #include "record/host/lane_schedule.h"
-#include "record/transfer_loops.h"
 
 namespace anabranch::host {
 
@@ -116,7 +116,7 @@ class HostRecording {
   const std::uint32_t points_;  // that a launch takes
   std::vector<Action> actions_;
   std::vector<const Action*> serial_order_;
-  std::deque<Move> moves_;
+  std::deque<HostTransfer> transfers_;
   std::vector<Lane> lanes_;
   std::vector<std::span<const Action>> phase_actions_;  // phase by phase, lane by lane
   std::uint32_t points_taken_ = 0;

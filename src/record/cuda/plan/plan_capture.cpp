@@ -19,12 +19,12 @@ constexpr std::size_t kErrorBytes = 512;
 
 // Calls piece(to, from, bytes), offsets both, until one fails.
 template <typename Piece>
-CuResult for_each_piece(const host::Walk& walk, std::size_t loop, std::uint64_t to,
+CuResult for_each_piece(const TransferLoops& transfer, std::size_t loop, std::uint64_t to,
                         std::uint64_t from, Piece piece) {
-  if (loop == walk.loops.size()) return piece(to, from, walk.item_bytes);
-  const host::Loop& here = walk.loops[loop];
+  if (loop == transfer.loops.size()) return piece(to, from, transfer.item_bytes);
+  const TransferLoops::Loop& here = transfer.loops[loop];
   for (std::uint64_t i = 0; i < here.count; ++i) {
-    const CuResult result = for_each_piece<Piece&>(walk, loop + 1, to, from, piece);
+    const CuResult result = for_each_piece<Piece&>(transfer, loop + 1, to, from, piece);
     if (result != CuResult::kSuccess) return result;
     to += static_cast<std::uint64_t>(here.to_stride);
     from += static_cast<std::uint64_t>(here.from_stride);
@@ -33,9 +33,9 @@ CuResult for_each_piece(const host::Walk& walk, std::size_t loop, std::uint64_t 
 }
 
 template <typename Piece>
-CuResult for_each_piece(const host::Walk& walk, Piece piece) {
-  if (host::count_items(walk) == 0) return CuResult::kSuccess;
-  return for_each_piece<Piece&>(walk, 0, walk.to_offset, walk.from_offset, piece);
+CuResult for_each_piece(const TransferLoops& transfer, Piece piece) {
+  if (count_items(transfer) == 0) return CuResult::kSuccess;
+  return for_each_piece<Piece&>(transfer, 0, transfer.to_offset, transfer.from_offset, piece);
 }
 
 class PlanCapture {
@@ -164,7 +164,7 @@ Status PlanCapture::queue_work(StepId id, CuStream stream) {
     case StepKind::kFill: {
       const std::uint64_t base = address_of(step.accesses[0].view);
       return recorded("cuMemsetD8Async",
-                      for_each_piece(transfer.walk, [&](auto to, auto, std::uint64_t bytes) {
+                      for_each_piece(transfer.loops, [&](auto to, auto, std::uint64_t bytes) {
                         return driver_.cuMemsetD8Async(base + to, step.fill_byte, bytes, stream);
                       }));
     }
@@ -175,14 +175,14 @@ Status PlanCapture::queue_work(StepId id, CuStream stream) {
 
 CuResult PlanCapture::copy(const Transfer& transfer, std::uint64_t to, std::uint64_t from,
                            CuStream stream) {
-  const auto run = [&](const host::Walk& walk, std::uint64_t into, std::uint64_t out_of) {
-    return for_each_piece(walk, [&](std::uint64_t a, std::uint64_t b, std::uint64_t bytes) {
+  const auto run = [&](const TransferLoops& loops, std::uint64_t into, std::uint64_t out_of) {
+    return for_each_piece(loops, [&](std::uint64_t a, std::uint64_t b, std::uint64_t bytes) {
       return driver_.cuMemcpyDtoDAsync(into + a, out_of + b, bytes, stream);
     });
   };
-  if (transfer.scratch == UnitTable::kNone) return run(transfer.walk, to, from);
+  if (transfer.scratch == UnitTable::kNone) return run(transfer.loops, to, from);
   const std::uint64_t scratch = address_of(transfer.scratch);
-  const CuResult staged = run(transfer.walk, scratch, from);
+  const CuResult staged = run(transfer.loops, scratch, from);
   return staged == CuResult::kSuccess ? run(transfer.unstage, to, scratch) : staged;
 }
 

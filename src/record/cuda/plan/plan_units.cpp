@@ -74,27 +74,27 @@ class Finder {
     Transfer& transfer = found_.transfers[index_of(id)];
     const View& to = step.accesses[0].view;
     if (step.kind == StepKind::kFill) {
-      transfer.walk = host::make_walk(to, to);
+      transfer.loops = make_transfer_loops(to, to);
     } else {
       add_copy(transfer, to, step.accesses[1].view);
     }
-    const std::uint64_t pieces = std::max(host::count_items(transfer.walk),  //
-                                          host::count_items(transfer.unstage));
+    const std::uint64_t pieces = std::max(count_items(transfer.loops),  //
+                                          count_items(transfer.unstage));
     if (pieces <= kMostPieces) return {};
     return refuse(fmt::format(
         "{} moves {} pieces of {} bytes, and at most {} are captured one by "
         "one. Move them by a region of your own.",
-        describe_step(plan_.program(), id), pieces, transfer.walk.item_bytes, kMostPieces));
+        describe_step(plan_.program(), id), pieces, transfer.loops.item_bytes, kMostPieces));
   }
 
   void add_copy(Transfer& transfer, const View& to, const View& from) {
-    transfer.walk = host::make_walk(to, from);
+    transfer.loops = make_transfer_loops(to, from);
     unit_of(to).is_ordinary = unit_of(from).is_ordinary = driver_copies_;
-    const std::uint64_t bytes = host::count_items(transfer.walk) * transfer.walk.item_bytes;
-    if (bytes == 0 || !host::share_bytes(to, from)) return;
-    const View scratch = host::packed(to);
-    transfer.walk = host::make_walk(scratch, from);
-    transfer.unstage = host::make_walk(to, scratch);
+    const std::uint64_t bytes = count_items(transfer.loops) * transfer.loops.item_bytes;
+    if (bytes == 0 || !share_bytes(to, from)) return;
+    const View scratch = packed(to);
+    transfer.loops = make_transfer_loops(scratch, from);
+    transfer.unstage = make_transfer_loops(to, scratch);
     transfer.scratch = add({bytes, kArenaAlignment, driver_copies_}, UnitKind::kTemporary);
   }
 

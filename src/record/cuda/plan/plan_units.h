@@ -30,10 +30,10 @@ inline constexpr std::uint64_t kMostPieces = 1024;
 inline constexpr std::uint64_t kArenaAlignment = 512;
 
 // What a copy or fill step does. Where source and destination share bytes, it goes by way of a
-// scratch unit: `walk` ends in it, `unstage` begins there.
+// scratch unit: `loops` end in it, `unstage` begin there.
 struct Transfer {
-  host::Walk walk;
-  host::Walk unstage;
+  TransferLoops loops;
+  TransferLoops unstage;
   std::uint32_t scratch = UnitTable::kNone;
 };
 
