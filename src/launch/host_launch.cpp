@@ -169,7 +169,7 @@ void Run::run_lane(std::uint32_t lane, std::span<const Action> actions) noexcept
 
 template <bool kObserved>
 void Run::run_actions(std::uint32_t lane_index, std::span<const Action> actions) noexcept {
-  Lane& lane = recording_.lane(lane_index);
+  HostLane& lane = recording_.lane(lane_index);
   for (const Action& action : actions) {
     if constexpr (kObserved) {
       wait_and_write(lane_index, action);

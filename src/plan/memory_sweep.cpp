@@ -18,9 +18,9 @@ class Spans {
   std::size_t count() const { return spans_.size(); }
 
   std::uint64_t move_in(std::uint32_t life) {
-    const Place place = find_place(lives_.all[life]);
-    take(place, life);
-    return place.offset;
+    const Gap gap = find_gap(lives_.all[life]);
+    take(gap, life);
+    return gap.offset;
   }
   std::uint64_t move_in_on_top(std::uint32_t life) {
     const std::uint64_t offset = align_up(size_bytes(), lives_.all[life].alignment);
@@ -34,7 +34,7 @@ class Spans {
     std::uint64_t end = 0;
     std::uint32_t tenant = kNobody;
   };
-  struct Place {
+  struct Gap {
     std::uint64_t offset = 0;
     std::size_t first = 0;  // spans it touches
     std::size_t past = 0;
@@ -45,8 +45,8 @@ class Spans {
   }
 
   // The tightest run of spans that are free for it; else the top, with what is free below it.
-  Place find_place(const Life& life) const {
-    Place best;
+  Gap find_gap(const Life& life) const {
+    Gap best;
     std::uint64_t best_left = ~std::uint64_t{0};
     for (std::size_t i = 0; i < spans_.size();) {
       if (!free_for(spans_[i], life)) {
@@ -72,26 +72,25 @@ class Spans {
   }
 
   // Replaces what it touches by itself and what it leaves.
-  void take(const Place& place, std::uint32_t life) {
-    const std::uint64_t end = place.offset + lives_.all[life].size_bytes;
+  void take(const Gap& gap, std::uint32_t life) {
+    const std::uint64_t end = gap.offset + lives_.all[life].size_bytes;
     std::vector<Span> now;
-    const std::uint64_t begin =
-        place.first < spans_.size() ? spans_[place.first].begin : size_bytes();
-    if (begin < place.offset && place.first == place.past) now.push_back({begin, place.offset});
-    for (std::size_t i = place.first; i < place.past; ++i) {
-      if (spans_[i].begin >= place.offset) break;
-      now.push_back({spans_[i].begin, std::min(spans_[i].end, place.offset), spans_[i].tenant});
+    const std::uint64_t begin = gap.first < spans_.size() ? spans_[gap.first].begin : size_bytes();
+    if (begin < gap.offset && gap.first == gap.past) now.push_back({begin, gap.offset});
+    for (std::size_t i = gap.first; i < gap.past; ++i) {
+      if (spans_[i].begin >= gap.offset) break;
+      now.push_back({spans_[i].begin, std::min(spans_[i].end, gap.offset), spans_[i].tenant});
     }
-    if (place.first < place.past && spans_[place.past - 1].end < place.offset) {
-      now.push_back({spans_[place.past - 1].end, place.offset});
+    if (gap.first < gap.past && spans_[gap.past - 1].end < gap.offset) {
+      now.push_back({spans_[gap.past - 1].end, gap.offset});
     }
-    now.push_back({place.offset, end, life});
-    for (std::size_t i = place.first; i < place.past; ++i) {
+    now.push_back({gap.offset, end, life});
+    for (std::size_t i = gap.first; i < gap.past; ++i) {
       if (spans_[i].end <= end) continue;
       now.push_back({std::max(spans_[i].begin, end), spans_[i].end, spans_[i].tenant});
     }
-    const auto at = spans_.begin() + static_cast<std::ptrdiff_t>(place.first);
-    const auto past = spans_.begin() + static_cast<std::ptrdiff_t>(place.past);
+    const auto at = spans_.begin() + static_cast<std::ptrdiff_t>(gap.first);
+    const auto past = spans_.begin() + static_cast<std::ptrdiff_t>(gap.past);
     spans_.insert(spans_.erase(at, past), now.begin(), now.end());
   }
 

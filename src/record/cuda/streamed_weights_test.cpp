@@ -177,7 +177,7 @@ TEST_F(StreamedWeightsTest, ACopyComesBehindNoKernelButThoseThatHoldItsMemory) {
   const auto recording = record(4 * kBytes);
   ASSERT_TRUE(recording.ok()) << recording.error().message();
   const GraphImage& image = (*recording)->image();
-  Before before(image.nodes.size());
+  Reachability before(image.nodes.size());
   for (const EdgeImage& edge : image.edges) before.add(edge.to, edge.from);
   for (std::uint32_t copy = 0; copy < image.nodes.size(); copy += 2) {
     for (std::uint32_t kernel = 1; kernel < copy; kernel += 2) {

@@ -31,35 +31,35 @@ Result<ArenaPointer> make_arena(const Plan& plan) {
 
 }  // namespace
 
-HostRecording::Layout HostRecording::make_layout(const Plan& plan, std::uint32_t max_lanes) {
+HostRecording::LaneOrder HostRecording::make_lane_order(const Plan& plan, std::uint32_t max_lanes) {
   const LaneAssignment lanes = assign_lanes(plan, max_lanes);
-  Layout layout{make_lane_schedule(plan, lanes), lanes.lane_count, {}, {}};
-  layout.positions.resize(plan.order().size());
-  for (std::uint32_t p = 0; p < layout.positions.size(); ++p) layout.positions[p] = p;
-  std::stable_sort(layout.positions.begin(), layout.positions.end(),
-                   [&lane = layout.schedule.lane](std::uint32_t a, std::uint32_t b) {
+  LaneOrder order{make_lane_schedule(plan, lanes), lanes.lane_count, {}, {}};
+  order.positions.resize(plan.order().size());
+  for (std::uint32_t p = 0; p < order.positions.size(); ++p) order.positions[p] = p;
+  std::stable_sort(order.positions.begin(), order.positions.end(),
+                   [&lane = order.schedule.lane](std::uint32_t a, std::uint32_t b) {
                      return lane[a] < lane[b];
                    });
-  for (const std::uint32_t p : layout.positions) layout.steps.push_back(plan.order()[p]);
-  return layout;
+  for (const std::uint32_t p : order.positions) order.steps.push_back(plan.order()[p]);
+  return order;
 }
 
 HostRecording::HostRecording(const Plan& plan, std::shared_ptr<HostDevice> device,
-                             ArenaPointer arena, Layout layout, const RegionTable& regions)
+                             ArenaPointer arena, LaneOrder order, const RegionTable& regions)
     : plan_(plan),
       device_(std::move(device)),
       arena_(std::move(arena)),
-      addresses_(plan, layout.steps, arena_.get()),
-      waits_(std::move(layout.schedule.waits)),
-      phases_(std::move(layout.schedule.phases)),
-      points_(layout.schedule.most_points),
-      serial_order_(layout.steps.size()),
-      lanes_(layout.lane_count) {
-  actions_.reserve(layout.steps.size());
-  for (std::size_t i = 0; i < layout.steps.size(); ++i) add_action(layout, i, regions);
+      addresses_(plan, order.steps, arena_.get()),
+      waits_(std::move(order.schedule.waits)),
+      phases_(std::move(order.schedule.phases)),
+      points_(order.schedule.most_points),
+      serial_order_(order.steps.size()),
+      lanes_(order.lane_count) {
+  actions_.reserve(order.steps.size());
+  for (std::size_t i = 0; i < order.steps.size(); ++i) add_action(order, i, regions);
   const Action* begin = actions_.data();
   for (std::uint32_t lane = 0; lane < lane_count(); ++lane) {
-    const auto count = std::count(layout.schedule.lane.begin(), layout.schedule.lane.end(), lane);
+    const auto count = std::count(order.schedule.lane.begin(), order.schedule.lane.end(), lane);
     lanes_[lane].actions = {begin, static_cast<std::size_t>(count)};
     begin += count;
   }
@@ -68,7 +68,7 @@ HostRecording::HostRecording(const Plan& plan, std::shared_ptr<HostDevice> devic
 
 void HostRecording::share_out_phases() {
   std::vector<std::span<const Action>> left;
-  for (const Lane& lane : lanes_) left.push_back(lane.actions);
+  for (const HostLane& lane : lanes_) left.push_back(lane.actions);
   for (const Phase& phase : phases_) {
     for (auto& actions : left) {
       const auto later = std::find_if(actions.begin(), actions.end(), [&](const Action& action) {
@@ -81,22 +81,22 @@ void HostRecording::share_out_phases() {
   }
 }
 
-void HostRecording::add_action(const Layout& layout, std::size_t index,
+void HostRecording::add_action(const LaneOrder& order, std::size_t index,
                                const RegionTable& regions) {
-  const std::uint32_t position = layout.positions[index];
-  const Step& step = plan_.program().step(layout.steps[index]);
+  const std::uint32_t position = order.positions[index];
+  const Step& step = plan_.program().step(order.steps[index]);
   Action action;
   action.region = region_of(step, regions);
   action.position = position;
-  action.lane = layout.schedule.lane[position];
-  action.step = layout.steps[index];
+  action.lane = order.schedule.lane[position];
+  action.step = order.steps[index];
   if (!actions_.empty()) {
     action.first_address = actions_.back().first_address + actions_.back().address_count;
   }
   action.address_count = static_cast<std::uint32_t>(step.accesses.size());
-  action.first_wait = layout.schedule.first_wait[position];
-  action.wait_count = layout.schedule.first_wait[position + 1] - action.first_wait;
-  action.point = layout.schedule.point[position];
+  action.first_wait = order.schedule.first_wait[position];
+  action.wait_count = order.schedule.first_wait[position + 1] - action.first_wait;
+  action.point = order.schedule.point[position];
   actions_.push_back(action);
   serial_order_[position] = &actions_.back();
 }
@@ -126,10 +126,10 @@ Result<std::shared_ptr<HostRecording>> make_host_recording(
   if (Status checked = check_regions(plan, regions); !checked.ok()) return checked;
   Result<ArenaPointer> arena = make_arena(plan);
   if (!arena.ok()) return arena.error();
-  HostRecording::Layout layout = HostRecording::make_layout(plan, device->max_lanes());
-  if (Status ready = device->prepare_workers(layout.lane_count - 1); !ready.ok()) return ready;
+  HostRecording::LaneOrder order = HostRecording::make_lane_order(plan, device->max_lanes());
+  if (Status ready = device->prepare_workers(order.lane_count - 1); !ready.ok()) return ready;
   return std::shared_ptr<HostRecording>(
-      new HostRecording(plan, device, *std::move(arena), std::move(layout), regions));
+      new HostRecording(plan, device, *std::move(arena), std::move(order), regions));
 }
 
 }  // namespace anabranch::host

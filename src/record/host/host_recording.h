@@ -52,7 +52,7 @@ struct Failure {
   std::array<char, kErrorBytes> text{};
 };
 
-struct Lane {
+struct HostLane {
   Gate gate;  // the points the lane has reached, over all launches
   std::span<const Action> actions;
   Failure failure;
@@ -69,7 +69,7 @@ class HostRecording {
   const Plan& plan() const noexcept { return plan_; }
   HostDevice& device() const noexcept { return *device_; }
   std::uint32_t lane_count() const noexcept { return static_cast<std::uint32_t>(lanes_.size()); }
-  Lane& lane(std::uint32_t index) noexcept { return lanes_[index]; }
+  HostLane& lane(std::uint32_t index) noexcept { return lanes_[index]; }
   // By position in the plan's order.
   std::span<const Action* const> serial_order() const noexcept { return serial_order_; }
   std::span<const LaneWait> waits() const noexcept { return waits_; }
@@ -94,16 +94,16 @@ class HostRecording {
   friend Result<std::shared_ptr<HostRecording>> make_host_recording(
       const Plan& plan, const std::shared_ptr<HostDevice>& device, const RegionTable& regions);
   // The steps lane by lane, each lane in plan order.
-  struct Layout {
+  struct LaneOrder {
     LaneSchedule schedule;
     std::uint32_t lane_count = 1;
     std::vector<StepId> steps;
     std::vector<std::uint32_t> positions;
   };
-  static Layout make_layout(const Plan& plan, std::uint32_t max_lanes);
+  static LaneOrder make_lane_order(const Plan& plan, std::uint32_t max_lanes);
   HostRecording(const Plan& plan, std::shared_ptr<HostDevice> device, ArenaPointer arena,
-                Layout layout, const RegionTable& regions);
-  void add_action(const Layout& layout, std::size_t index, const RegionTable& regions);
+                LaneOrder order, const RegionTable& regions);
+  void add_action(const LaneOrder& order, std::size_t index, const RegionTable& regions);
   Region region_of(const Step& step, const RegionTable& regions);
   void share_out_phases();
 
@@ -117,7 +117,7 @@ class HostRecording {
   std::vector<Action> actions_;
   std::vector<const Action*> serial_order_;
   std::deque<HostTransfer> transfers_;
-  std::vector<Lane> lanes_;
+  std::vector<HostLane> lanes_;
   std::vector<std::span<const Action>> phase_actions_;  // phase by phase, lane by lane
   std::uint32_t points_taken_ = 0;
   std::atomic<EventRing*> ring_{nullptr};

@@ -16,9 +16,9 @@ void join(Clock& clock, const Clock& other) {
   }
 }
 
-class Scheduler {
+class LaneScheduler {
  public:
-  Scheduler(const Plan& plan, const LaneAssignment& lanes);
+  LaneScheduler(const Plan& plan, const LaneAssignment& lanes);
   LaneSchedule run();
 
  private:
@@ -39,7 +39,7 @@ class Scheduler {
   std::vector<std::int32_t> overlaps_;  // by position p, summed up: pairs that run across p - 1 | p
 };
 
-Scheduler::Scheduler(const Plan& plan, const LaneAssignment& lanes)
+LaneScheduler::LaneScheduler(const Plan& plan, const LaneAssignment& lanes)
     : plan_(plan),
       position_(plan.order().size()),
       clock_(lanes.lane_count, Clock(lanes.lane_count)),
@@ -61,7 +61,7 @@ Scheduler::Scheduler(const Plan& plan, const LaneAssignment& lanes)
   first_wait_.push_back(wait);
 }
 
-LaneSchedule Scheduler::run() {
+LaneSchedule LaneScheduler::run() {
   const auto count = static_cast<std::uint32_t>(position_.size());
   for (std::uint32_t p = 0; p < count; ++p) {
     schedule_.first_wait.push_back(static_cast<std::uint32_t>(schedule_.waits.size()));
@@ -79,7 +79,7 @@ LaneSchedule Scheduler::run() {
 }
 
 // Latest first: a step may imply earlier ones, never later ones.
-void Scheduler::keep_needed_waits(std::uint32_t position) {
+void LaneScheduler::keep_needed_waits(std::uint32_t position) {
   waits_of_.clear();
   for (std::uint32_t w = first_wait_[position]; w < first_wait_[position + 1]; ++w) {
     waits_of_.push_back(position_[index_of(plan_.waits()[w].on)]);
@@ -95,7 +95,7 @@ void Scheduler::keep_needed_waits(std::uint32_t position) {
   }
 }
 
-void Scheduler::number_points() {
+void LaneScheduler::number_points() {
   schedule_.point.assign(position_.size(), 0);
   for (const LaneWait& wait : schedule_.waits) schedule_.point[position_[index_of(wait.on)]] = 1;
   std::vector<std::uint32_t> reached(clock_.size());
@@ -110,7 +110,7 @@ void Scheduler::number_points() {
 
 // The first step of each lane that this one does not come after may run beside it: no phase ends
 // between the two.
-void Scheduler::note_overlap(std::uint32_t position) {
+void LaneScheduler::note_overlap(std::uint32_t position) {
   const Clock& clock = clock_[schedule_.lane[position]];
   for (std::size_t lane = 0; lane < clock.size(); ++lane) {
     if (lane == schedule_.lane[position]) continue;
@@ -122,7 +122,7 @@ void Scheduler::note_overlap(std::uint32_t position) {
   }
 }
 
-void Scheduler::find_phases() {
+void LaneScheduler::find_phases() {
   const auto count = static_cast<std::uint32_t>(position_.size());
   std::int32_t across = 0;
   for (std::uint32_t p = 0; p < count; ++p) {
@@ -138,7 +138,7 @@ void Scheduler::find_phases() {
 }  // namespace
 
 LaneSchedule make_lane_schedule(const Plan& plan, const LaneAssignment& lanes) {
-  return Scheduler(plan, lanes).run();
+  return LaneScheduler(plan, lanes).run();
 }
 
 }  // namespace anabranch::host

@@ -35,12 +35,12 @@ inline constexpr std::uint64_t kMostParts = 64;
 inline constexpr std::uint64_t kWasteShare = 64;
 
 struct ArenaParts {
-  struct Place {
+  struct PartOffset {
     std::uint32_t part = 0;
     std::uint64_t offset = 0;
   };
   std::vector<std::uint64_t> bytes;  // by part
-  std::vector<Place> places;         // by unit; of those in the arena
+  std::vector<PartOffset> places;    // by unit; of those in the arena
 };
 
 // Each part spans at least `least_bytes` of the arena, but where there is only one.

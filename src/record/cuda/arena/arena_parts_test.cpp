@@ -58,7 +58,7 @@ Arena planned_arena(std::uint64_t seed) {
   }
   std::stable_sort(sites.begin(), sites.end(),
                    [](const Site& a, const Site& b) { return a.node < b.node; });
-  auto plan = plan_graph(image, sites, made.units, kinds);
+  auto plan = plan_arena(image, sites, made.units, kinds);
   EXPECT_TRUE(plan.ok());
   made.layout = plan->parts.arena;
   return made;
@@ -85,7 +85,7 @@ void expect_every_promise(const Arena& arena, const ArenaParts& parts, std::uint
   for (std::size_t unit = 0; unit < arena.units.size(); ++unit) {
     const std::uint64_t offset = arena.layout.offsets[unit];
     if (offset == kNotInArena) continue;
-    const ArenaParts::Place& place = parts.places[unit];
+    const ArenaParts::PartOffset& place = parts.places[unit];
     ASSERT_LT(place.part, parts.bytes.size());
     EXPECT_EQ(place.offset % kPartAlignment, 0u);
     EXPECT_LE(place.offset + arena.units[unit].bytes, parts.bytes[place.part]);
@@ -204,7 +204,7 @@ TEST(ArenaParts, ATrainingStepOfManyLayersIsCutIntoManyParts) {
     use(node, node - 1);
   }
   const std::vector<UnitKind> kinds(arena.units.size(), UnitKind::kTemporary);
-  auto plan = plan_graph(image, sites, arena.units, kinds);
+  auto plan = plan_arena(image, sites, arena.units, kinds);
   ASSERT_TRUE(plan.ok());
   arena.layout = plan->parts.arena;
   const ArenaParts parts = arena.cut(kLeastPartBytes);

@@ -16,10 +16,10 @@ namespace {
 constexpr std::uint32_t kNowhere = ~0u;
 constexpr const char* kOurMistake = "Its memory is planned wrongly: please report this.";
 
-struct Place {
+struct UnitPlace {
   std::uint32_t source = kNowhere;
   std::uint64_t begin = 0;
-  bool operator==(const Place&) const = default;
+  bool operator==(const UnitPlace&) const = default;
 };
 
 Status misplaced(std::uint32_t unit, const std::string& why) {
@@ -65,7 +65,7 @@ class PlaceCheck {
 
   const GraphImage& image_;
   const PlacedSites& placed_;
-  std::vector<Place> places_;                      // by unit
+  std::vector<UnitPlace> places_;                  // by unit
   std::vector<std::vector<std::uint32_t>> nodes_;  // by unit, in their order
   std::vector<Demand> demands_;
   std::vector<std::uint64_t> ended_at_begin_, ended_at_end_;  // by node: which of 64 nodes
@@ -76,8 +76,8 @@ Status PlaceCheck::find_places() {
   const auto& by_source = placed_.by_source;
   for (std::size_t i = 0; i < by_unit.size(); ++i) {
     const Site &of_unit = by_unit[i], &of_source = by_source[i];
-    const Place here{of_source.unit, of_source.shift - of_unit.shift};
-    Place& place = places_[of_unit.unit];
+    const UnitPlace here{of_source.unit, of_source.shift - of_unit.shift};
+    UnitPlace& place = places_[of_unit.unit];
     if (place.source == kNowhere) place = here;
     if (place != here) return misplaced(of_unit.unit, "lies in two places");
   }
@@ -89,7 +89,7 @@ Status PlaceCheck::find_places() {
 }
 
 Status PlaceCheck::check_place(std::uint32_t unit) const {
-  const Place& place = places_[unit];
+  const UnitPlace& place = places_[unit];
   if (place.source >= placed_.rules.size()) return misplaced(unit, "lies in no source");
   const SourceRule& rule = placed_.rules[place.source];
   const std::uint64_t bytes = placed_.units[unit].bytes;
@@ -111,7 +111,7 @@ Status PlaceCheck::check_place(std::uint32_t unit) const {
 }
 
 Status PlaceCheck::check_owner(std::uint32_t unit) const {
-  const Place& place = places_[unit];
+  const UnitPlace& place = places_[unit];
   if (is_slot(place.source) && placed_.slots[place.source].unit == unit && place.begin == 0) {
     return {};
   }

@@ -47,7 +47,7 @@ struct Placed {
     return node;
   }
   void plan(std::uint64_t least_part_bytes = kGranule) {
-    auto planned = plan_graph(image, by_unit, units, kinds);
+    auto planned = plan_arena(image, by_unit, units, kinds);
     ASSERT_TRUE(planned.ok());
     arena = planned->parts.arena;
     loans = planned->loans;
@@ -236,7 +236,7 @@ void for_each_mutant(const Placed& placed, const std::function<void(const Placed
   }
 }
 
-TEST(PlaceRaces, WhatIsPlannedIsRightAndEveryMutantThatIsNotIsFound) {
+TEST(CheckPlaces, WhatIsPlannedIsRightAndEveryMutantThatIsNotIsFound) {
   std::size_t wrong = 0, right = 0, loans = 0;
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     SCOPED_TRACE(seed);
@@ -257,7 +257,7 @@ TEST(PlaceRaces, WhatIsPlannedIsRightAndEveryMutantThatIsNotIsFound) {
   EXPECT_GT(right, 500u);
 }
 
-TEST(PlaceRaces, InATrainingStepNoTemporaryMayMoveIntoAnothersTime) {
+TEST(CheckPlaces, InATrainingStepNoTemporaryMayMoveIntoAnothersTime) {
   Placed step = training_step(4, 4 * kGranule, 16 * kGranule);
   step.plan();
   ASSERT_TRUE(step.check().ok()) << step.check().message();
@@ -272,7 +272,7 @@ TEST(PlaceRaces, InATrainingStepNoTemporaryMayMoveIntoAnothersTime) {
 }
 
 // In MiB, of 24 layers.
-TEST(PlaceRaces, WhereGradientsAreLargerThanActivationsNextToNothingIsLeftOfTheArena) {
+TEST(CheckPlaces, WhereGradientsAreLargerThanActivationsNextToNothingIsLeftOfTheArena) {
   const auto arena_of = [](bool lends, std::uint64_t gradient) {
     Placed step = training_step(24, std::uint64_t{4} << 20, gradient);
     for (UnitKind& kind : step.kinds) {
@@ -298,7 +298,7 @@ Placed two_nodes(UnitKind second) {
   return step;
 }
 
-TEST(PlaceRaces, BothNodesAndTheBytesAreNamed) {
+TEST(CheckPlaces, BothNodesAndTheBytesAreNamed) {
   Placed step = two_nodes(kFresh);
   ASSERT_TRUE(step.check().ok()) << step.check().message();
   EXPECT_EQ(step.loans.size(), 1u);
@@ -308,7 +308,7 @@ TEST(PlaceRaces, BothNodesAndTheBytesAreNamed) {
               AllOf(HasSubstr("fill 0 and fill 1"), HasSubstr("bytes 0..512 of slot 0")));
 }
 
-TEST(PlaceRaces, NothingMayLieInAResultAfterItsFirstUse) {
+TEST(CheckPlaces, NothingMayLieInAResultAfterItsFirstUse) {
   Placed step;
   const std::uint32_t result = step.add_unit(kFresh, kGranule),
                       later = step.add_unit(kTemporary, kGranule);
@@ -324,7 +324,7 @@ TEST(PlaceRaces, NothingMayLieInAResultAfterItsFirstUse) {
                         "used for a result before it"));
 }
 
-TEST(PlaceRaces, ANodeThatMayBeginEarlyHasNothingOver) {
+TEST(CheckPlaces, ANodeThatMayBeginEarlyHasNothingOver) {
   Placed step = two_nodes(kFresh);
   step.image.edges[0].data.type = kEdgeProgrammatic;
   EXPECT_EQ(step.check().code(), Code::kRace);
@@ -334,7 +334,7 @@ TEST(PlaceRaces, ANodeThatMayBeginEarlyHasNothingOver) {
   EXPECT_TRUE(step.check().ok()) << step.check().message();
 }
 
-TEST(PlaceRaces, APlaceThatIsNoneIsRefused) {
+TEST(CheckPlaces, APlaceThatIsNoneIsRefused) {
   const Placed step = two_nodes(kFresh);
   const auto refused = [&](const std::function<void(Placed&)>& change) {
     Placed changed = step;
@@ -362,7 +362,7 @@ TEST(PlaceRaces, APlaceThatIsNoneIsRefused) {
               HasSubstr("two places"));
 }
 
-TEST(PlaceRaces, WhatATableNamesIsUsedWhereItIsRead) {
+TEST(CheckPlaces, WhatATableNamesIsUsedWhereItIsRead) {
   Placed step;
   const std::uint32_t table = step.add_unit(kTemporary, kGranule),
                       named = step.add_unit(kTemporary, kGranule),
@@ -382,7 +382,7 @@ TEST(PlaceRaces, WhatATableNamesIsUsedWhereItIsRead) {
   EXPECT_EQ(check().code(), Code::kRace);
 }
 
-TEST(PlaceRaces, AStepWithoutUnitsIsRight) {
+TEST(CheckPlaces, AStepWithoutUnitsIsRight) {
   Placed step;
   step.add_node({}, {});
   step.plan();

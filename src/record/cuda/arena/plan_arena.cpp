@@ -93,7 +93,7 @@ Result<Program> make_program(const GraphImage& image, std::span<const Site> site
 
 }  // namespace
 
-Result<GraphPlan> plan_graph(const GraphImage& image, std::span<const Site> sites,
+Result<ArenaPlan> plan_arena(const GraphImage& image, std::span<const Site> sites,
                              std::span<const Unit> units, std::span<const UnitKind> kinds,
                              std::span<const TableWrite> tables) {
   std::uint32_t chains = 0;
@@ -111,7 +111,7 @@ Result<GraphPlan> plan_graph(const GraphImage& image, std::span<const Site> site
   }
   MemoryPlan memory = plan_memory(*program, parts.order, parts.waits, lenders);
   parts.arena = std::move(memory.arena);
-  return GraphPlan{*std::move(program), std::move(parts), std::move(memory.loans)};
+  return ArenaPlan{*std::move(program), std::move(parts), std::move(memory.loans)};
 }
 
 }  // namespace anabranch::cuda

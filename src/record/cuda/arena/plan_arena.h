@@ -33,14 +33,14 @@ enum class UnitKind : std::uint8_t {
   kFresh,      // given, and nothing stands in it before a node names it: till then it lends
 };
 
-struct GraphPlan {
+struct ArenaPlan {
   Program program;  // steps are nodes and buffers are units, by number
   PlanParts parts;
   std::vector<Loan> loans;  // of temporaries that are not in the arena; lenders are fresh
 };
 
 // Fresh units must lie at multiples of kUnitAlignment in each launch.
-Result<GraphPlan> plan_graph(const GraphImage& image, std::span<const Site> sites,
+Result<ArenaPlan> plan_arena(const GraphImage& image, std::span<const Site> sites,
                              std::span<const Unit> units, std::span<const UnitKind> kinds,
                              std::span<const TableWrite> tables = {});
 

@@ -17,7 +17,7 @@ using enum UnitKind;
 constexpr std::uint64_t kBytes = 4096;
 
 // Nodes, the units each names, and all units of one size.
-GraphPlan plan_of(std::vector<std::vector<std::uint32_t>> units_of_node,
+ArenaPlan plan_of(std::vector<std::vector<std::uint32_t>> units_of_node,
                   std::initializer_list<testing::Arrow> arrows, std::vector<UnitKind> kinds) {
   std::vector<Site> sites;
   std::vector<NodeImage> nodes;
@@ -28,17 +28,17 @@ GraphPlan plan_of(std::vector<std::vector<std::uint32_t>> units_of_node,
     }
   }
   const std::vector<Unit> units(kinds.size(), Unit{0, 0, kBytes});
-  auto plan = plan_graph(image_of(std::move(nodes), arrows), sites, units, kinds);
+  auto plan = plan_arena(image_of(std::move(nodes), arrows), sites, units, kinds);
   EXPECT_TRUE(plan.ok());
   return *std::move(plan);
 }
 
-bool share(const GraphPlan& plan, std::uint32_t a, std::uint32_t b) {
+bool share(const ArenaPlan& plan, std::uint32_t a, std::uint32_t b) {
   return plan.parts.arena.offsets[a] == plan.parts.arena.offsets[b];
 }
 
-TEST(GraphProgram, AChainIsOneStreamAndAUnitTakesThePlaceOfADeadOne) {
-  const GraphPlan plan =
+TEST(PlanArena, AChainIsOneStreamAndAUnitTakesThePlaceOfADeadOne) {
+  const ArenaPlan plan =
       plan_of({{0}, {0, 1}, {1, 2}}, {{0, 1}, {1, 2}}, {kTemporary, kTemporary, kTemporary});
   EXPECT_THAT(plan.program.streams(), ::testing::SizeIs(1));
   EXPECT_THAT(plan.parts.waits, IsEmpty());
@@ -46,8 +46,8 @@ TEST(GraphProgram, AChainIsOneStreamAndAUnitTakesThePlaceOfADeadOne) {
   EXPECT_EQ(plan.parts.arena.size_bytes, 2 * kBytes);
 }
 
-TEST(GraphProgram, UnitsOfBranchesThatMayRunTogetherNeverShare) {
-  const GraphPlan plan =
+TEST(PlanArena, UnitsOfBranchesThatMayRunTogetherNeverShare) {
+  const ArenaPlan plan =
       plan_of({{}, {0}, {1}, {}}, {{0, 1}, {0, 2}, {1, 3}, {2, 3}}, {kTemporary, kTemporary});
   EXPECT_FALSE(share(plan, 0, 1));
   EXPECT_THAT(plan.parts.waits,
@@ -55,34 +55,34 @@ TEST(GraphProgram, UnitsOfBranchesThatMayRunTogetherNeverShare) {
   EXPECT_THAT(*find_races(plan.program, plan.parts), IsEmpty());
 }
 
-TEST(GraphProgram, MemoryOfTheCallerIsNotInTheArena) {
-  const GraphPlan plan = plan_of({{0, 1}}, {}, {kGiven, kTemporary});
+TEST(PlanArena, MemoryOfTheCallerIsNotInTheArena) {
+  const ArenaPlan plan = plan_of({{0, 1}}, {}, {kGiven, kTemporary});
   EXPECT_EQ(plan.parts.arena.offsets[0], kNotInArena);
   EXPECT_EQ(plan.parts.arena.size_bytes, kBytes);
 }
 
-TEST(GraphProgram, AUnitThatNoNodeNamesTakesNoMemory) {
+TEST(PlanArena, AUnitThatNoNodeNamesTakesNoMemory) {
   EXPECT_EQ(plan_of({{}}, {}, {kTemporary}).parts.arena.size_bytes, 0u);
 }
 
-TEST(GraphProgram, ANodeLaunchedBeforeItsPredecessorEndsDoesNotTakeItsMemory) {
+TEST(PlanArena, ANodeLaunchedBeforeItsPredecessorEndsDoesNotTakeItsMemory) {
   // 0 -> 1 starts early, so unit 0 still lives when unit 1 is written; at node 2 it is dead.
-  const GraphPlan plan =
+  const ArenaPlan plan =
       plan_of({{0}, {1}, {2}}, {{0, 1, true}, {1, 2}}, {kTemporary, kTemporary, kTemporary});
   EXPECT_FALSE(share(plan, 0, 1));
   EXPECT_TRUE(share(plan, 0, 2) || share(plan, 1, 2));
   EXPECT_EQ(plan.parts.arena.size_bytes, 2 * kBytes);
 }
 
-TEST(GraphProgram, AMissingEdgeBetweenTwoNodesOfOneUnitIsARace) {
-  const GraphPlan plan = plan_of({{0}, {0}}, {}, {kTemporary});
+TEST(PlanArena, AMissingEdgeBetweenTwoNodesOfOneUnitIsARace) {
+  const ArenaPlan plan = plan_of({{0}, {0}}, {}, {kTemporary});
   const auto races = *find_races(plan.program, plan.parts);
   ASSERT_EQ(races.size(), 1u);
   EXPECT_EQ(races[0].missing, (Wait{StepId(1), StepId(0)}));
 }
 
-TEST(GraphProgram, FreshMemoryHoldsWhatIsOverBeforeItsFirstNode) {
-  const GraphPlan plan =
+TEST(PlanArena, FreshMemoryHoldsWhatIsOverBeforeItsFirstNode) {
+  const ArenaPlan plan =
       plan_of({{0}, {0, 1}, {2}}, {{0, 1}, {1, 2}}, {kTemporary, kTemporary, kFresh});
   EXPECT_THAT(plan.loans, ElementsAre(Loan{BufferId(0), BufferId(2), 0}));
   EXPECT_EQ(plan.parts.arena.offsets[0], kNotInArena);
@@ -90,20 +90,20 @@ TEST(GraphProgram, FreshMemoryHoldsWhatIsOverBeforeItsFirstNode) {
   EXPECT_EQ(plan.parts.arena.size_bytes, kBytes);
 }
 
-TEST(GraphProgram, FreshMemoryHoldsNothingThatANodeBesideItsFirstMayUse) {
+TEST(PlanArena, FreshMemoryHoldsNothingThatANodeBesideItsFirstMayUse) {
   EXPECT_THAT(plan_of({{}, {0}, {1}}, {{0, 1}, {0, 2}}, {kTemporary, kFresh}).loans, IsEmpty());
 }
 
-TEST(GraphProgram, FreshMemoryOfANodeThatMayBeginEarlyHoldsNothingOfTheNodeBefore) {
+TEST(PlanArena, FreshMemoryOfANodeThatMayBeginEarlyHoldsNothingOfTheNodeBefore) {
   EXPECT_THAT(plan_of({{0}, {1}}, {{0, 1, true}}, {kTemporary, kFresh}).loans, IsEmpty());
   EXPECT_EQ(plan_of({{0}, {}, {1}}, {{0, 1, true}, {1, 2}}, {kTemporary, kFresh}).loans.size(), 1u);
 }
 
-TEST(GraphProgram, FreshMemoryThatNoNodeNamesHoldsNothing) {
+TEST(PlanArena, FreshMemoryThatNoNodeNamesHoldsNothing) {
   EXPECT_THAT(plan_of({{0}}, {}, {kTemporary, kFresh}).loans, IsEmpty());
 }
 
-TEST(GraphProgram, GivenMemoryHoldsNothingElse) {
+TEST(PlanArena, GivenMemoryHoldsNothingElse) {
   EXPECT_THAT(plan_of({{0}, {1}}, {{0, 1}}, {kTemporary, kGiven}).loans, IsEmpty());
 }
 

@@ -165,7 +165,7 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   if (!image.ok()) return image.error();
   auto other = image_of(driver_, second);
   if (!other.ok()) return other.error();
-  open_children(*image, *other);
+  inline_children(*image, *other);
   const auto units = UnitTable::make(first.allocations, second.allocations);
   if (!units.ok()) return units.error();
   auto found = find(*image, *other, *units);
@@ -174,7 +174,7 @@ Status CudaRecording::discover(const Capture& first, const Capture& second,
   const Capture& noted = of_second ? second : first;
   const GraphImage& as_noted = of_second ? *other : *image;
   const Tenants tenants =
-      find_uses(noted.allocations, *units, of_second, noted.notes, as_noted, found->sites);
+      find_accesses(noted.allocations, *units, of_second, noted.notes, as_noted, found->sites);
   if (has_branches(as_noted)) {
     const CapturedUses uses = find_captured_uses(as_noted, found->sites, found->tables, tenants,
                                                  *units, of_second, noted.notes);
@@ -199,7 +199,7 @@ Status CudaRecording::place(const GraphImage& image, const Tenants& tenants,
                             std::span<const TableWrite> tables) {
   const std::span<const Unit> units = tenants.units;
   const auto of_units = kinds_of_units(tenants, kinds);
-  auto plan = plan_graph(image, sites, units, of_units, tables);
+  auto plan = plan_arena(image, sites, units, of_units, tables);
   if (!plan.ok()) return plan.error();
   name_slots(tenants, of_units, sites);
   arena_ = std::move(plan->parts.arena);
@@ -214,14 +214,14 @@ Status CudaRecording::place(const GraphImage& image, const Tenants& tenants,
 Status CudaRecording::reorder(GraphImage& image, std::span<const Site> sites,
                               std::span<const TableWrite> tables, std::span<const Unit> units) {
   const std::vector<EdgeImage> captured = image.edges;
-  lanes_ = overlap_nodes(image, sites, tables, units, options_.lanes, options_.ahead_bytes);
+  lanes_ = relax_order(image, sites, tables, units, options_.lanes, options_.ahead_bytes);
   repointing_.is_reordered = lanes_ > 1;
-  return repointing_.is_reordered ? check_order(image, captured, sites, tables) : Status();
+  return repointing_.is_reordered ? check_relaxed(image, captured, sites, tables) : Status();
 }
 
 Result<FoundSites> CudaRecording::find(const GraphImage& first, const GraphImage& second,
                                        const UnitTable& units) {
-  if (Status same = match_graphs(first, second); !same.ok()) return same;
+  if (Status same = match_captures(first, second); !same.ok()) return same;
   auto found = find_sites(first, second, units, options_.why_opaque_maps);
   if (!found.ok()) return found;
   unsure_ = found->unsure;
@@ -280,24 +280,24 @@ void CudaRecording::list_sources(std::span<const std::uint64_t> part_bytes) {
 }
 
 // Sites so far name units. A borrowed place is one in its lender's slot.
-void CudaRecording::name_sources(std::span<const ArenaParts::Place> places,
+void CudaRecording::name_sources(std::span<const ArenaParts::PartOffset> places,
                                  std::span<const Loan> loans, std::vector<Site>& sites) const {
-  struct Place {
+  struct SourceOffset {
     std::uint32_t source = 0;
     std::uint64_t offset = 0;
   };
   const auto first_part = static_cast<std::uint32_t>(slots_.size());
-  std::vector<Place> of_units;
-  for (const ArenaParts::Place& place : places) {
+  std::vector<SourceOffset> of_units;
+  for (const ArenaParts::PartOffset& place : places) {
     of_units.push_back({first_part + place.part, place.offset});
   }
   for (std::uint32_t slot = 0; slot < first_part; ++slot) of_units[slots_[slot].unit] = {slot, 0};
   for (const Loan& loan : loans) {
-    const Place& lender = of_units[index_of(loan.lender)];
+    const SourceOffset& lender = of_units[index_of(loan.lender)];
     of_units[index_of(loan.temporary)] = {lender.source, loan.offset};
   }
   for (Site& site : sites) {
-    const Place& place = of_units[site.unit];
+    const SourceOffset& place = of_units[site.unit];
     site.unit = place.source;
     site.shift += place.offset;
   }

@@ -306,7 +306,7 @@ class CudaRecording {
   void name_slots(const Tenants& tenants, std::span<const UnitKind> kinds,
                   std::span<const Site> sites);
   void list_sources(std::span<const std::uint64_t> part_bytes);
-  void name_sources(std::span<const ArenaParts::Place> places, std::span<const Loan> loans,
+  void name_sources(std::span<const ArenaParts::PartOffset> places, std::span<const Loan> loans,
                     std::vector<Site>& sites) const;
   void index_sites();
 

@@ -27,38 +27,38 @@ std::vector<std::string> named(const GraphImage& image) {
   return all;
 }
 
-TEST(GraphMentions, EachRangeHasTheFirstNodeThatNamesIt) {
+TEST(AddressMentions, EachRangeHasTheFirstNodeThatNamesIt) {
   EXPECT_THAT(named(image_of({kernel("add", {7, 0x208}), kernel("mul", {0x200, 0x100})})),
               ElementsAre("2 kernel 0 'add'", "0 kernel 1 'mul'"));
 }
 
-TEST(GraphMentions, TheEndOfARangeIsNotInIt) {
+TEST(AddressMentions, TheEndOfARangeIsNotInIt) {
   EXPECT_THAT(named(image_of({kernel("add", {0xff, 0x130, 0x1ff, 0x210})})), IsEmpty());
   EXPECT_THAT(named(image_of({kernel("add", {0x120, 0x11f})})),
               ElementsAre("1 kernel 0 'add'", "0 kernel 0 'add'"));
 }
 
-TEST(GraphMentions, CopiesAndFillsNameMemoryOnEitherSide) {
+TEST(AddressMentions, CopiesAndFillsNameMemoryOnEitherSide) {
   EXPECT_THAT(named(image_of({copy(0x100, 0x120)})), ElementsAre("1 copy 0", "0 copy 0"));
   EXPECT_THAT(named(image_of({fill(0x200)})), ElementsAre("2 fill 0"));
   EXPECT_THAT(named(image_of({to_host(8, 0x100), from_host(0x120, 8)})),
               ElementsAre("0 copy 0", "1 copy 1"));
 }
 
-TEST(GraphMentions, TablesOfAddressesAreLookedThrough) {
+TEST(AddressMentions, TablesOfAddressesAreLookedThrough) {
   NodeImage table = from_host(8, 16, 24);
   table.source_bytes = kernel("", {1, 0x108}).kernel.params;
   table.source_bytes.resize(20);  // half a word at the end
   EXPECT_THAT(named(image_of({table})), ElementsAre("0 copy 0"));
 }
 
-TEST(GraphMentions, StructsByValueAreLookedThrough) {
+TEST(AddressMentions, StructsByValueAreLookedThrough) {
   NodeImage node = kernel("add", {1, 2, 0x120});
   node.kernel.fields = {{0, 24}};
   EXPECT_THAT(named(image_of({node})), ElementsAre("1 kernel 0 'add'"));
 }
 
-TEST(GraphMentions, ChildGraphsAreLookedInto) {
+TEST(AddressMentions, ChildGraphsAreLookedInto) {
   NodeImage node;
   node.type = CuNodeType::kGraph;
   node.child = std::make_shared<const GraphImage>(image_of({fill(1), kernel("add", {0x200})}));

@@ -84,12 +84,12 @@ class Opened {
 
 }  // namespace
 
-void open_children(GraphImage& first, GraphImage& second) {
+void inline_children(GraphImage& first, GraphImage& second) {
   if (first.nodes.size() != second.nodes.size()) return;
   std::vector<bool> is_open(first.nodes.size());
   for (std::size_t i = 0; i < is_open.size(); ++i) {
     const auto &a = first.nodes[i].child, &b = second.nodes[i].child;
-    is_open[i] = a && b && match_graphs(*a, *b).ok() && !hold_the_same(*a, *b);
+    is_open[i] = a && b && match_captures(*a, *b).ok() && !hold_the_same(*a, *b);
   }
   if (std::ranges::find(is_open, true) == is_open.end()) return;
   first = Opened(first, is_open).take();

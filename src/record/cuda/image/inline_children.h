@@ -15,6 +15,6 @@ namespace anabranch::cuda {
 
 // Of two captures of one step. The nodes of a child come in its place, behind what it came behind
 // and before what came behind it, with `child_of` set.
-void open_children(GraphImage& first, GraphImage& second);
+void inline_children(GraphImage& first, GraphImage& second);
 
 }  // namespace anabranch::cuda

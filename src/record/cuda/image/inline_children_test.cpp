@@ -50,11 +50,11 @@ std::vector<std::pair<std::uint32_t, std::uint32_t>> edges_of(const GraphImage& 
 template <typename Make>
 std::pair<GraphImage, GraphImage> opened(Make make) {
   std::pair<GraphImage, GraphImage> both{make(1000), make(2000)};
-  open_children(both.first, both.second);
+  inline_children(both.first, both.second);
   return both;
 }
 
-TEST(GraphChildren, AChildInWhichSomethingMovesGivesItsNodesItsPlace) {
+TEST(InlineChildren, AChildInWhichSomethingMovesGivesItsNodesItsPlace) {
   const auto [first, second] = opened([](std::uint64_t address) {
     GraphImage inside =
         image_of({kernel("a", {address}), kernel("b", {}), kernel("c", {})}, {{0, 1}, {0, 2}});
@@ -70,26 +70,26 @@ TEST(GraphChildren, AChildInWhichSomethingMovesGivesItsNodesItsPlace) {
   EXPECT_EQ(first.nodes[2].captured(), node_number(1));
 }
 
-TEST(GraphChildren, OneThatIsTheSameToTheLastWordStays) {
+TEST(InlineChildren, OneThatIsTheSameToTheLastWordStays) {
   const auto make = [](std::uint64_t) {
     return image_of({child(image_of({kernel("a", {7}), testing::fill(8)}))});
   };
   EXPECT_THAT(names_of(opened(make).first), ElementsAre("child"));
 }
 
-TEST(GraphChildren, OneThatIsBuiltDifferentlyStaysToBeToldOf) {
+TEST(InlineChildren, OneThatIsBuiltDifferentlyStaysToBeToldOf) {
   const auto make = [](std::uint64_t address) {
     return image_of({child(image_of({kernel(address == 1000 ? "a" : "b", {address})}))});
   };
   auto first = make(1000), second = make(2000);
   second.nodes[0].child =
       std::make_shared<const GraphImage>(image_of({kernel("a", {2000}), kernel("more", {})}));
-  open_children(first, second);
+  inline_children(first, second);
   EXPECT_THAT(names_of(first), ElementsAre("child"));
   EXPECT_THAT(names_of(second), ElementsAre("child"));
 }
 
-TEST(GraphChildren, AnyOperandThatMovesOpens) {
+TEST(InlineChildren, AnyOperandThatMovesOpens) {
   using Make = GraphImage (*)(std::uint64_t);
   const Make makes[] = {
       [](std::uint64_t address) { return image_of({testing::fill(address)}); },
@@ -108,7 +108,7 @@ TEST(GraphChildren, AnyOperandThatMovesOpens) {
   }
 }
 
-TEST(GraphChildren, ChildrenOfAChildComeTooAndEmptyOnesKeepTheOrder) {
+TEST(InlineChildren, ChildrenOfAChildComeTooAndEmptyOnesKeepTheOrder) {
   const auto [first, second] = opened([](std::uint64_t address) {
     GraphImage middle = image_of(
         {kernel("a", {}), child(GraphImage(), 2), child(image_of({kernel("b", {address})}), 3)},

@@ -129,7 +129,7 @@ class Matcher {
 
 }  // namespace
 
-Status match_graphs(const GraphImage& first, const GraphImage& second) {
+Status match_captures(const GraphImage& first, const GraphImage& second) {
   return Matcher(first, second).run();
 }
 

@@ -11,6 +11,6 @@
 
 namespace anabranch::cuda {
 
-Status match_graphs(const GraphImage& first, const GraphImage& second);
+Status match_captures(const GraphImage& first, const GraphImage& second);
 
 }  // namespace anabranch::cuda

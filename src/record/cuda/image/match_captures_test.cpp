@@ -16,34 +16,34 @@ using testing::image_of;
 using testing::kernel;
 
 std::string difference(const GraphImage& a, const GraphImage& b) {
-  const Status status = match_graphs(a, b);
+  const Status status = match_captures(a, b);
   EXPECT_EQ(status.code(), Code::kCapturesDiffer);
   return status.message();
 }
 
-TEST(GraphMatch, GraphsThatDifferInAddressesAloneMatch) {
+TEST(MatchCaptures, GraphsThatDifferInAddressesAloneMatch) {
   const auto a = image_of({kernel("add", {1, 2}), fill(3), copy(4, 5)}, {{0, 1}, {1, 2}});
   const auto b = image_of({kernel("add", {6, 7}), fill(8), copy(9, 10)}, {{0, 1}, {1, 2}});
-  EXPECT_TRUE(match_graphs(a, b).ok());
+  EXPECT_TRUE(match_captures(a, b).ok());
 }
 
-TEST(GraphMatch, AMissingNodeIsNamedByBothCounts) {
+TEST(MatchCaptures, AMissingNodeIsNamedByBothCounts) {
   EXPECT_THAT(difference(image_of({fill(1), fill(2)}), image_of({fill(1)})),
               HasSubstr("2 nodes and 1"));
 }
 
-TEST(GraphMatch, AnotherKindOfNodeIsNamed) {
+TEST(MatchCaptures, AnotherKindOfNodeIsNamed) {
   EXPECT_THAT(difference(image_of({kernel("add", {})}), image_of({fill(1)})),
               AllOf(HasSubstr("kernel 0 'add'"), HasSubstr("it is fill 0 there")));
 }
 
-TEST(GraphMatch, AnotherFunctionIsNamed) {
+TEST(MatchCaptures, AnotherFunctionIsNamed) {
   auto a = image_of({kernel("add", {})}), b = image_of({kernel("mul", {})});
   b.nodes[0].kernel.launch.func = reinterpret_cast<CuFunction>(std::uintptr_t{8});
   EXPECT_THAT(difference(a, b), HasSubstr("kernel 0 'add' differs between two captures: 'mul'"));
 }
 
-TEST(GraphMatch, EveryPartOfALaunchIsCompared) {
+TEST(MatchCaptures, EveryPartOfALaunchIsCompared) {
   const auto a = image_of({kernel("add", {1})});
   auto grid = a, block = a, shared = a, layout = a, attributes = a;
   grid.nodes[0].kernel.launch.grid_y = 7;
@@ -58,7 +58,7 @@ TEST(GraphMatch, EveryPartOfALaunchIsCompared) {
   EXPECT_THAT(difference(a, attributes), HasSubstr("launch attributes"));
 }
 
-TEST(GraphMatch, ValuesOfFillsAndShapesOfCopiesAreCompared) {
+TEST(MatchCaptures, ValuesOfFillsAndShapesOfCopiesAreCompared) {
   auto a = image_of({fill(1), copy(2, 3)}), value = a, width = a, memory = a;
   value.nodes[0].fill.value = 1;
   width.nodes[1].copy.width_bytes = 8;
@@ -68,7 +68,7 @@ TEST(GraphMatch, ValuesOfFillsAndShapesOfCopiesAreCompared) {
   EXPECT_THAT(difference(a, memory), HasSubstr("copy 1"));
 }
 
-TEST(GraphMatch, EdgesAndTheirDataAreCompared) {
+TEST(MatchCaptures, EdgesAndTheirDataAreCompared) {
   const auto nodes = std::vector{fill(1), fill(2), fill(3)};
   const auto a = image_of(nodes, {{0, 1}, {1, 2}});
   EXPECT_THAT(difference(a, image_of(nodes, {{0, 1}, {0, 2}})), HasSubstr("its edges"));

@@ -212,7 +212,7 @@ class CaptureCheck {
 
   const GraphImage& image_;
   std::span<const CapturedUnit> units_;
-  Before before_;
+  Reachability before_;
   std::vector<std::vector<const CapturedUse*>> of_;  // by unit, sorted by node
 };
 

@@ -55,7 +55,7 @@ struct CapturedUses {
 bool has_branches(const GraphImage& image);
 
 // Of the capture that the notes are of, before anything in its image is replaced. `sites` and
-// `tenants` are as find_uses() left them. The host's memory is one unit more, that begins at
+// `tenants` are as find_accesses() left them. The host's memory is one unit more, that begins at
 // address 0: copies say where in it they read and write, but for `tables`, which are of the
 // recording.
 CapturedUses find_captured_uses(const GraphImage& image, std::span<const Site> sites,

@@ -46,7 +46,7 @@ bool is_refused(std::vector<CapturedUse> uses, std::initializer_list<Arrow> arro
   return Case(std::move(uses), arrows).check().code() == Code::kRace;
 }
 
-TEST(CaptureRaces, TwoCopiesOfOneByteAreRefusedWithBothNamedAndTheRemedy) {
+TEST(CheckCaptured, TwoCopiesOfOneByteAreRefusedWithBothNamedAndTheRemedy) {
   const Case step({{0, kGiven, kWrites, kBytes, bytes_between(0, 8)},
                    {1, kGiven, kReads, kBytes, bytes_between(7, 9)}},
                   {});
@@ -57,7 +57,7 @@ TEST(CaptureRaces, TwoCopiesOfOneByteAreRefusedWithBothNamedAndTheRemedy) {
                     HasSubstr("wait_stream, or an event")));
 }
 
-TEST(CaptureRaces, WhatAPathOrdersIsNotRefused) {
+TEST(CheckCaptured, WhatAPathOrdersIsNotRefused) {
   const CapturedUse first{0, kGiven, kWrites, kBytes, bytes_between(0, 8)};
   const CapturedUse last{2, kGiven, kWrites, kBytes, bytes_between(0, 8)};
   const CapturedUse between{1, kFresh, kWrites, kUnknown};
@@ -67,14 +67,14 @@ TEST(CaptureRaces, WhatAPathOrdersIsNotRefused) {
   EXPECT_TRUE(is_refused({first, between, last}, {{0, 1}}));
 }
 
-TEST(CaptureRaces, CopiesOfDifferentBytesNeedNoOrder) {
+TEST(CheckCaptured, CopiesOfDifferentBytesNeedNoOrder) {
   EXPECT_FALSE(is_refused({{0, kGiven, kWrites, kBytes, bytes_between(0, 8)},
                            {1, kGiven, kWrites, kBytes, bytes_between(8, 16)}}));
   EXPECT_FALSE(is_refused({{0, kGiven, kReads, kBytes, bytes_between(0, 8)},
                            {1, kGiven, kReads, kBytes, bytes_between(0, 8)}}));
 }
 
-TEST(CaptureRaces, RowsThatLieInEachOthersGapsNeedNoOrder) {
+TEST(CheckCaptured, RowsThatLieInEachOthersGapsNeedNoOrder) {
   const auto rows = [](std::uint64_t begin) {
     return make_bytes({.offset_bytes = begin, .item_bytes = 4, .dims = {{2, 8}}});
   };
@@ -84,7 +84,7 @@ TEST(CaptureRaces, RowsThatLieInEachOthersGapsNeedNoOrder) {
       is_refused({{0, kGiven, kWrites, kBytes, rows(0)}, {1, kGiven, kWrites, kBytes, rows(3)}}));
 }
 
-TEST(CaptureRaces, AKernelMeetsWhateverGoesOverAllOfItsMemory) {
+TEST(CheckCaptured, AKernelMeetsWhateverGoesOverAllOfItsMemory) {
   const CapturedUse all{0, kGiven, kWrites, kBytes, bytes_between(0, 16)};
   const CapturedUse part{0, kGiven, kWrites, kBytes, bytes_between(0, 15)};
   EXPECT_TRUE(is_refused({all, {1, kGiven, kReads, kSome}}));
@@ -95,7 +95,7 @@ TEST(CaptureRaces, AKernelMeetsWhateverGoesOverAllOfItsMemory) {
   EXPECT_FALSE(is_refused({read, {1, kGiven, kReads, kSome}}));
 }
 
-TEST(CaptureRaces, WhatIsNotCertainIsNotRefused) {
+TEST(CheckCaptured, WhatIsNotCertainIsNotRefused) {
   const CapturedUse all{0, kGiven, kWrites, kBytes, bytes_between(0, 16)};
   EXPECT_FALSE(is_refused({all, {1, kGiven, kWrites, kMaybe}}));
   EXPECT_FALSE(is_refused({all, {1, kGiven, kWrites, kUnknown}}));
@@ -104,7 +104,7 @@ TEST(CaptureRaces, WhatIsNotCertainIsNotRefused) {
   EXPECT_FALSE(is_refused({{0, kGiven, kWrites, kSome}, {1, kGiven, kReads, kSome}}));
 }
 
-TEST(CaptureRaces, AReaderOfFreshMemoryComesBehindSomebodyWhoWritesIt) {
+TEST(CheckCaptured, AReaderOfFreshMemoryComesBehindSomebodyWhoWritesIt) {
   for (const auto writer : {kSome, kMaybe}) {
     EXPECT_TRUE(is_refused({{0, kFresh, kWrites, writer}, {1, kFresh, kReads, kSome}}));
     EXPECT_FALSE(is_refused({{0, kFresh, kWrites, writer}, {1, kFresh, kReads, kSome}}, {{0, 1}}));
@@ -113,7 +113,7 @@ TEST(CaptureRaces, AReaderOfFreshMemoryComesBehindSomebodyWhoWritesIt) {
       is_refused({{0, kFresh, kWrites, kSome}, {1, kFresh, kReads, kBytes, bytes_between(0, 1)}}));
 }
 
-TEST(CaptureRaces, AReaderOfFreshMemoryMayHaveItFromAnyoneBeforeIt) {
+TEST(CheckCaptured, AReaderOfFreshMemoryMayHaveItFromAnyoneBeforeIt) {
   const CapturedUse reader{2, kFresh, kReads, kSome};
   const CapturedUse beside{1, kFresh, kWrites, kSome};
   EXPECT_FALSE(is_refused({{0, kFresh, kWrites, kUnknown}, beside, reader}, {{0, 2}}));
@@ -121,7 +121,7 @@ TEST(CaptureRaces, AReaderOfFreshMemoryMayHaveItFromAnyoneBeforeIt) {
   EXPECT_TRUE(is_refused({{0, kFresh, kReads, kSome}, beside, reader}, {{0, 2}}));
 }
 
-TEST(CaptureRaces, AReaderOfFreshMemoryIsNotRefusedForWhatNobodyKnows) {
+TEST(CheckCaptured, AReaderOfFreshMemoryIsNotRefusedForWhatNobodyKnows) {
   const CapturedUse reader{1, kFresh, kReads, kSome};
   EXPECT_FALSE(is_refused({{0, kFresh, kWrites, kUnknown}, reader}));
   EXPECT_FALSE(is_refused({{0, kFresh, kReads, kSome}, {1, kFresh, kWrites, kSome}}));
@@ -135,11 +135,11 @@ CapturedUses uses_of(const GraphImage& image, std::vector<Site> sites,
   const std::vector<CaptureAllocation> first{{4096, 256}, {8192, 256}};
   const std::vector<CaptureAllocation> second{{12288, 256}, {16384, 256}};
   const auto units = UnitTable::make(first, second);
-  const Tenants tenants = find_uses(first, *units, false, nullptr, image, sites);
+  const Tenants tenants = find_accesses(first, *units, false, nullptr, image, sites);
   return find_captured_uses(image, sites, tables, tenants, *units, false, nullptr);
 }
 
-TEST(CaptureRaces, ACopyAndAFillSayWhichBytesTheyTouch) {
+TEST(CheckCaptured, ACopyAndAFillSayWhichBytesTheyTouch) {
   NodeImage copy = testing::copy(0, 0);
   copy.copy.src_x_bytes = 4;
   copy.copy.height = 2;
@@ -162,7 +162,7 @@ TEST(CaptureRaces, ACopyAndAFillSayWhichBytesTheyTouch) {
   for (const CapturedUnit& unit : found.units) EXPECT_FALSE(unit.is_fresh);
 }
 
-TEST(CaptureRaces, TwoCopiesOfOneByteOfTheHostAreRefused) {
+TEST(CheckCaptured, TwoCopiesOfOneByteOfTheHostAreRefused) {
   constexpr std::uint64_t kHost = 0x7000'0000'0000;  // behind all that is the device's
   const auto image = [&](std::uint64_t read, std::initializer_list<Arrow> arrows = {}) {
     return image_of({testing::from_host(4096, read), testing::to_host(kHost, 8192)}, arrows);
@@ -182,7 +182,7 @@ TEST(CaptureRaces, TwoCopiesOfOneByteOfTheHostAreRefused) {
                    .code() == Code::kRace);
 }
 
-TEST(CaptureRaces, MemoryOfTheHostThatIsAUnitCountsAsThat) {
+TEST(CheckCaptured, MemoryOfTheHostThatIsAUnitCountsAsThat) {
   const std::uint64_t host = 4096;
   const auto image = image_of({testing::from_host(8192, host), testing::to_host(host, 8192)});
   const auto found = uses_of(image, {{0, Operand::kSource, 0, 0, 0},
@@ -193,7 +193,7 @@ TEST(CaptureRaces, MemoryOfTheHostThatIsAUnitCountsAsThat) {
   EXPECT_FALSE(check_captured(image, found).code() == Code::kRace);
 }
 
-TEST(CaptureRaces, OfAKernelWithoutANoteAndOfATableNothingIsCertain) {
+TEST(CheckCaptured, OfAKernelWithoutANoteAndOfATableNothingIsCertain) {
   const auto image = image_of({testing::kernel("k", {0}), testing::copy(0, 0)});
   const auto found = uses_of(image, {{0, Operand::kParam, 0, 0, 0}, {1, Operand::kTable, 0, 1, 0}});
   for (const CapturedUse& use : found.uses) EXPECT_EQ(use.extent, kUnknown);
@@ -284,7 +284,7 @@ Case random_case(std::uint64_t seed) {
   return made;
 }
 
-TEST(CaptureRaces, WhetherAnEdgeIsMissingAgreesWithBruteForce) {
+TEST(CheckCaptured, WhetherAnEdgeIsMissingAgreesWithBruteForce) {
   std::uint32_t refused = 0;
   constexpr std::uint32_t kSeeds = 2000;
   for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {

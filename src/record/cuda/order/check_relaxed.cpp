@@ -16,8 +16,8 @@
 namespace anabranch::cuda {
 namespace {
 
-Before before_of(std::size_t nodes, std::span<const EdgeImage> edges) {
-  Before before(nodes);
+Reachability reachability_of(std::size_t nodes, std::span<const EdgeImage> edges) {
+  Reachability before(nodes);
   for (const EdgeImage& edge : edges) before.add(edge.to, edge.from);
   return before;
 }
@@ -44,8 +44,8 @@ class OrderCheck {
  public:
   OrderCheck(const GraphImage& image, std::span<const EdgeImage> captured)
       : image_(image),
-        captured_(before_of(image.nodes.size(), captured)),
-        made_(before_of(image.nodes.size(), image.edges)) {}
+        captured_(reachability_of(image.nodes.size(), captured)),
+        made_(reachability_of(image.nodes.size(), image.edges)) {}
 
   Status check_open(const std::vector<bool>& is_open) const {
     std::vector<std::uint64_t> open((is_open.size() + 63) / 64);
@@ -128,13 +128,13 @@ class OrderCheck {
   }
 
   const GraphImage& image_;
-  const Before captured_, made_;
+  const Reachability captured_, made_;
 };
 
 }  // namespace
 
-Status check_order(const GraphImage& image, std::span<const EdgeImage> captured,
-                   std::span<const Site> sites, std::span<const TableWrite> tables) {
+Status check_relaxed(const GraphImage& image, std::span<const EdgeImage> captured,
+                     std::span<const Site> sites, std::span<const TableWrite> tables) {
   const OrderCheck check(image, captured);
   const auto is_open = find_open_nodes(image, captured, sites, tables);
   if (Status open = check.check_open(is_open); !open.ok()) return open;

@@ -22,7 +22,7 @@ namespace anabranch::cuda {
 // those that share memory, the host's included, one of the two writing, those of which not all is
 // known, and those of one work. Two nodes that the capture left unordered are not asked about: a
 // step's own streams may use parts of a unit side by side.
-Status check_order(const GraphImage& image, std::span<const EdgeImage> captured,
-                   std::span<const Site> sites, std::span<const TableWrite> tables = {});
+Status check_relaxed(const GraphImage& image, std::span<const EdgeImage> captured,
+                     std::span<const Site> sites, std::span<const TableWrite> tables = {});
 
 }  // namespace anabranch::cuda

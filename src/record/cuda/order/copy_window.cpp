@@ -51,8 +51,8 @@ std::uint64_t largest_of(std::span<const Copy* const> copies, const Copy& next) 
 
 }  // namespace
 
-std::vector<EdgeImage> find_ahead_edges(const GraphImage& image, std::span<const Site> sites,
-                                        std::size_t units, std::uint64_t ahead_bytes) {
+std::vector<EdgeImage> find_window_edges(const GraphImage& image, std::span<const Site> sites,
+                                         std::size_t units, std::uint64_t ahead_bytes) {
   const std::vector<Copy> copies = copies_with_readers(image, sites, units);
   const std::vector<const Copy*> read = by_last_reader(copies);
   auto first = read.begin(), last = read.begin();  // read, and perhaps there still
@@ -66,7 +66,7 @@ std::vector<EdgeImage> find_ahead_edges(const GraphImage& image, std::span<const
     }
     const auto is_above = [&](std::uint64_t bound) {
       const std::uint64_t all = bytes + copy.bytes;
-      return all > bound && all > kLeastCopiesAhead * largest_of({first, last}, copy);
+      return all > bound && all > kLeastCopiesInWindow * largest_of({first, last}, copy);
     };
     const bool is_too_much = is_above(ahead_bytes);
     for (; first != last && is_too_much && is_above(ahead_bytes / 2); ++first) {

@@ -20,16 +20,16 @@ namespace anabranch::cuda {
 
 // So many times the largest copy there may always be there, however small the bound: one that is
 // read, one that comes, and what is small between the two.
-inline constexpr std::uint64_t kLeastCopiesAhead = 3;
+inline constexpr std::uint64_t kLeastCopiesInWindow = 3;
 
 // Pairs, sorted by `to`, of a node and a copy to the device that was captured later. A copy that
 // has to wait does so until half of the bytes are free, so that few have to: to wait for a kernel
 // costs a copy some microseconds. Where each copy comes behind its nodes, what it brings, and
 // others before it of which the last reader was captured before it and may not have ended yet,
-// takes no more than `ahead_bytes`, or kLeastCopiesAhead times the largest of these copies. Copies
-// to what nobody reads count for nothing. `sites` are sorted by node, their units lower than
+// takes no more than `ahead_bytes`, or kLeastCopiesInWindow times the largest of these copies.
+// Copies to what nobody reads count for nothing. `sites` are sorted by node, their units lower than
 // `units`.
-std::vector<EdgeImage> find_ahead_edges(const GraphImage& image, std::span<const Site> sites,
-                                        std::size_t units, std::uint64_t ahead_bytes);
+std::vector<EdgeImage> find_window_edges(const GraphImage& image, std::span<const Site> sites,
+                                         std::size_t units, std::uint64_t ahead_bytes);
 
 }  // namespace anabranch::cuda

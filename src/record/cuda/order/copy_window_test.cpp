@@ -52,7 +52,7 @@ struct Step {
   }
   std::vector<std::pair<std::uint32_t, std::uint32_t>> edges(std::uint64_t ahead_bytes) const {
     std::vector<std::pair<std::uint32_t, std::uint32_t>> found;
-    for (const EdgeImage& edge : find_ahead_edges(image, sites, units.size(), ahead_bytes)) {
+    for (const EdgeImage& edge : find_window_edges(image, sites, units.size(), ahead_bytes)) {
       found.emplace_back(edge.from, edge.to);
     }
     return found;
@@ -75,18 +75,18 @@ Step layers_of(std::initializer_list<std::uint64_t> bytes) {
   return step;
 }
 
-TEST(CopyAhead, WhatFitsNeedNotWait) {
+TEST(CopyWindow, WhatFitsNeedNotWait) {
   EXPECT_THAT(layers_of({100, 100, 100, 100}).edges(400), IsEmpty());
   EXPECT_THAT(layers_of({}).edges(0), IsEmpty());
 }
 
-TEST(CopyAhead, ACopyComesBehindTheReadersOfWhatWouldNotFitBesideIt) {
+TEST(CopyWindow, ACopyComesBehindTheReadersOfWhatWouldNotFitBesideIt) {
   EXPECT_THAT(layers_of({100, 100, 100, 100}).edges(399), ElementsAre(Pair(1, 6)));
   EXPECT_THAT(layers_of({10, 10, 10, 10, 10, 10}).edges(45),
               ElementsAre(Pair(1, 8), Pair(3, 8), Pair(8, 10)));
 }
 
-TEST(CopyAhead, OneAlwaysComesWhileTheOneBeforeAndWhatIsSmallAreUsed) {
+TEST(CopyWindow, OneAlwaysComesWhileTheOneBeforeAndWhatIsSmallAreUsed) {
   EXPECT_THAT(layers_of({100, 100, 100, 100, 100}).edges(0),
               ElementsAre(Pair(1, 6), Pair(6, 8), Pair(3, 8)));
   // Weights and biases.
@@ -94,7 +94,7 @@ TEST(CopyAhead, OneAlwaysComesWhileTheOneBeforeAndWhatIsSmallAreUsed) {
   EXPECT_THAT(layers_of({100, 1, 100, 1, 100, 1}).edges(0), ElementsAre(Pair(1, 8), Pair(8, 10)));
 }
 
-TEST(CopyAhead, WhatTheCaptureItselfHasThereAtOnceIsBesideTheBound) {
+TEST(CopyWindow, WhatTheCaptureItselfHasThereAtOnceIsBesideTheBound) {
   Step step;  // each weight was captured two layers ahead, and the first is read by all
   std::vector<std::uint32_t> weights;
   for (int i = 0; i < 3; ++i) weights.push_back(step.copy_new(100));
@@ -108,7 +108,7 @@ TEST(CopyAhead, WhatTheCaptureItselfHasThereAtOnceIsBesideTheBound) {
   EXPECT_THAT(step.edges(0), ElementsAre(Pair(3, 8), Pair(8, 10), Pair(5, 10)));
 }
 
-TEST(CopyAhead, WhatNobodyReadsAndCopiesToTheHostCountForNothing) {
+TEST(CopyWindow, WhatNobodyReadsAndCopiesToTheHostCountForNothing) {
   Step step;
   step.copy_new(100);
   const auto first = step.copy_new(100), second = step.copy_new(100);
@@ -120,7 +120,7 @@ TEST(CopyAhead, WhatNobodyReadsAndCopiesToTheHostCountForNothing) {
   EXPECT_THAT(step.edges(0), ElementsAre(Pair(3, 7)));
 }
 
-TEST(CopyAhead, AUnitThatIsBroughtInPartsIsReadAsOne) {
+TEST(CopyWindow, AUnitThatIsBroughtInPartsIsReadAsOne) {
   Step step;
   const auto unit = step.add_unit(200);
   step.copy(unit, 100);
@@ -136,7 +136,7 @@ TEST(CopyAhead, AUnitThatIsBroughtInPartsIsReadAsOne) {
 // Copies by brute force.
 struct Oracle {
   const Step& step;
-  Before before;
+  Reachability before;
 
   Oracle(const Step& of, const std::vector<EdgeImage>& edges)
       : step(of), before(of.image.nodes.size()) {
@@ -163,11 +163,11 @@ struct Oracle {
       if (is_there(other, copy)) bytes += other.bytes;
       largest = std::max(largest, other.bytes);
     }
-    ASSERT_LE(bytes, std::max(ahead_bytes, kLeastCopiesAhead * largest)) << "node " << copy.node;
+    ASSERT_LE(bytes, std::max(ahead_bytes, kLeastCopiesInWindow * largest)) << "node " << copy.node;
   }
 };
 
-TEST(CopyAhead, WhatIsThereNeverTakesMoreThanItMay) {
+TEST(CopyWindow, WhatIsThereNeverTakesMoreThanItMay) {
   std::size_t waits = 0;
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE(seed);
@@ -182,7 +182,7 @@ TEST(CopyAhead, WhatIsThereNeverTakesMoreThanItMay) {
       }
     }
     const std::uint64_t ahead = random() % 600;
-    const auto edges = find_ahead_edges(step.image, step.sites, step.units.size(), ahead);
+    const auto edges = find_window_edges(step.image, step.sites, step.units.size(), ahead);
     const auto is_earlier = [](const EdgeImage& a, const EdgeImage& b) { return a.to < b.to; };
     ASSERT_TRUE(std::is_sorted(edges.begin(), edges.end(), is_earlier));
     const Oracle oracle(step, edges);
@@ -196,7 +196,7 @@ TEST(CopyAhead, WhatIsThereNeverTakesMoreThanItMay) {
   EXPECT_GT(waits, 1000u);
 }
 
-TEST(CopyAhead, AStepOfManyLayersTakesMemoryForThoseThatAreAhead) {
+TEST(CopyWindow, AStepOfManyLayersTakesMemoryForThoseThatAreAhead) {
   constexpr std::uint64_t kWeight = 32 << 20, kActivation = 1 << 20, kLayers = 64;
   const auto arena_bytes = [&](std::uint64_t ahead_bytes) {
     Step step;
@@ -208,15 +208,15 @@ TEST(CopyAhead, AStepOfManyLayersTakesMemoryForThoseThatAreAhead) {
       step.kernel({x, weight}, {y});
       x = y;
     }
-    EXPECT_EQ(overlap_nodes(step.image, step.sites, {}, step.units, 4, ahead_bytes), 2u);
+    EXPECT_EQ(relax_order(step.image, step.sites, {}, step.units, 4, ahead_bytes), 2u);
     const std::vector<UnitKind> kinds(step.units.size(), UnitKind::kTemporary);
-    const auto plan = plan_graph(step.image, step.sites, step.units, kinds);
+    const auto plan = plan_arena(step.image, step.sites, step.units, kinds);
     return plan.ok() ? plan->parts.arena.size_bytes : kUnbound;
   };
   for (const std::uint64_t ahead : {4 * kWeight, 5 * kWeight + 1, 16 * kWeight}) {
     EXPECT_LE(arena_bytes(ahead), ahead + 2 * kActivation);
   }
-  EXPECT_LE(arena_bytes(0), kLeastCopiesAhead * kWeight + 2 * kActivation);
+  EXPECT_LE(arena_bytes(0), kLeastCopiesInWindow * kWeight + 2 * kActivation);
   EXPECT_GE(arena_bytes(kUnbound), kLayers * kWeight);
 }
 

@@ -19,7 +19,7 @@ constexpr std::size_t kEngines = static_cast<std::size_t>(Engine::kNone);
 
 class Lanes {
  public:
-  Lanes(std::uint32_t kernels, const Before& before)
+  Lanes(std::uint32_t kernels, const Reachability& before)
       : kernels_(kernels), lanes_(kernels + kEngines - 1), before_(before) {}
 
   // Of the engine's lanes that are free, the one for this node; kNone if none is. Best is one that
@@ -56,11 +56,11 @@ class Lanes {
 
   std::uint32_t used() const {
     return static_cast<std::uint32_t>(std::count_if(
-        lanes_.begin(), lanes_.end(), [](const Lane& lane) { return !lane.rising.empty(); }));
+        lanes_.begin(), lanes_.end(), [](const LaneTail& lane) { return !lane.rising.empty(); }));
   }
 
  private:
-  struct Lane {
+  struct LaneTail {
     std::uint64_t end_ns = 0;
     // Its nodes but those before one with a lower number: nobody comes behind these any more.
     std::vector<std::uint32_t> rising;
@@ -74,14 +74,14 @@ class Lanes {
   }
 
   const std::uint32_t kernels_;
-  std::vector<Lane> lanes_;
-  const Before& before_;
+  std::vector<LaneTail> lanes_;
+  const Reachability& before_;
 };
 
-class Scheduler {
+class ListScheduler {
  public:
-  Scheduler(std::span<const NodeCost> costs, std::span<const EdgeImage> edges, const Before& before,
-            std::uint32_t lanes)
+  ListScheduler(std::span<const NodeCost> costs, std::span<const EdgeImage> edges,
+                const Reachability& before, std::uint32_t lanes)
       : costs_(costs),
         successors_(costs.size()),
         missing_(costs.size()),
@@ -173,9 +173,9 @@ class Scheduler {
 
 }  // namespace
 
-Schedule schedule_nodes(std::span<const NodeCost> costs, std::span<const EdgeImage> edges,
-                        const Before& before, std::uint32_t lanes) {
-  return Scheduler(costs, edges, before, lanes).run();
+Schedule list_schedule(std::span<const NodeCost> costs, std::span<const EdgeImage> edges,
+                       const Reachability& before, std::uint32_t lanes) {
+  return ListScheduler(costs, edges, before, lanes).run();
 }
 
 }  // namespace anabranch::cuda

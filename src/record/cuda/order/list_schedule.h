@@ -74,7 +74,7 @@ struct Schedule {
 // with the longest way to the end of the graph; no lane is idle while one of them waits. So what
 // is captured last but needs little of what was captured before it, such as an optimizer's kernels,
 // runs where lanes would be idle, and what the end waits for goes first.
-Schedule schedule_nodes(std::span<const NodeCost> costs, std::span<const EdgeImage> edges,
-                        const Before& before, std::uint32_t lanes);
+Schedule list_schedule(std::span<const NodeCost> costs, std::span<const EdgeImage> edges,
+                       const Reachability& before, std::uint32_t lanes);
 
 }  // namespace anabranch::cuda

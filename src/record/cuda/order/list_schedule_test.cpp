@@ -35,7 +35,7 @@ struct Graph {
     reduce();
   }
   Schedule schedule(std::uint32_t lanes) const {
-    return schedule_nodes(costs, reduced.edges(), reduced.before(), lanes);
+    return list_schedule(costs, reduced.edges(), reduced.before(), lanes);
   }
   // From its begin to the end of the graph.
   std::uint64_t rank(std::uint32_t node) const {
@@ -76,7 +76,7 @@ std::vector<std::uint32_t> behind(const Schedule& schedule) {
   return nodes;
 }
 
-TEST(GraphSchedule, ALongLateNodeRunsWhereALaneWouldBeIdle) {
+TEST(ListSchedule, ALongLateNodeRunsWhereALaneWouldBeIdle) {
   // A backward of which one lane is enough, and an optimizer's kernels, which need its first parts.
   const Graph graph({10, 10, 10, 10, 10, 30, 5}, {{0, 1}, {1, 2}, {2, 3}, {3, 4}, {0, 5}, {4, 6}});
   const Schedule found = graph.schedule(2);
@@ -85,7 +85,7 @@ TEST(GraphSchedule, ALongLateNodeRunsWhereALaneWouldBeIdle) {
   EXPECT_EQ(found.lanes, 2u);
 }
 
-TEST(GraphSchedule, TheCriticalPathGoesFirst) {
+TEST(ListSchedule, TheCriticalPathGoesFirst) {
   // 0 and 1 come first in the graph, but the end waits for what comes behind 2.
   const Graph graph({10, 10, 10, 10, 10}, {{2, 3}, {3, 4}});
   EXPECT_THAT(begins(graph.schedule(2)), ElementsAre(0, 10, 0, 10, 20));
@@ -93,11 +93,11 @@ TEST(GraphSchedule, TheCriticalPathGoesFirst) {
   EXPECT_THAT(begins(long_one.schedule(2)), ElementsAre(0, 10, 0));
 }
 
-TEST(GraphSchedule, NodesOfOneRankKeepTheirOrder) {
+TEST(ListSchedule, NodesOfOneRankKeepTheirOrder) {
   EXPECT_THAT(begins(Graph({10, 10, 10, 10}, {}).schedule(2)), ElementsAre(0, 0, 10, 10));
 }
 
-TEST(GraphSchedule, ANodeTakesTheLaneOfOneThatItComesBehindAnyway) {
+TEST(ListSchedule, ANodeTakesTheLaneOfOneThatItComesBehindAnyway) {
   // Both lanes are free for 3 when 2 ends; of those that cost no edge, the one that is free last.
   const Graph graph({10, 20, 10, 10}, {{0, 2}, {1, 3}, {2, 3}});
   EXPECT_THAT(lanes(graph.schedule(8)), ElementsAre(0, 1, 0, 0));
@@ -107,20 +107,20 @@ TEST(GraphSchedule, ANodeTakesTheLaneOfOneThatItComesBehindAnyway) {
   EXPECT_EQ(ancestor.schedule(1).lanes, 1u);
 }
 
-TEST(GraphSchedule, ALaneWhoseLastNodeComesBeforeByOthersCostsNoEdge) {
+TEST(ListSchedule, ALaneWhoseLastNodeComesBeforeByOthersCostsNoEdge) {
   // 4 comes behind 1 by way of 3, and 0 is nothing to it.
   const Graph graph({40, 10, 10, 10, 20}, {{1, 2}, {1, 3}, {3, 4}});
   const Schedule found = graph.schedule(3);
   EXPECT_THAT(lanes(found), ElementsAre(0, 1, 2, 1, 1));
 }
 
-TEST(GraphSchedule, WhereAnEdgeItMustBeItIsFromWhatEndedFirst) {
+TEST(ListSchedule, WhereAnEdgeItMustBeItIsFromWhatEndedFirst) {
   // 3 comes behind 2 alone, whose lane 4 takes; 0 ended before 1.
   const Graph graph({10, 20, 30, 10, 20}, {{2, 3}, {2, 4}});
   EXPECT_THAT(behind(graph.schedule(3)), ElementsAre(kNone, kNone, kNone, 0, 2));
 }
 
-TEST(GraphSchedule, NobodyComesBehindALaterNodeOnALane) {
+TEST(ListSchedule, NobodyComesBehindALaterNodeOnALane) {
   // On one lane: 3, 0, 2, 1 by their ways to the end.
   const Graph graph({30, 10, 20, 40}, {});
   const Schedule found = graph.schedule(1);
@@ -128,7 +128,7 @@ TEST(GraphSchedule, NobodyComesBehindALaterNodeOnALane) {
   EXPECT_THAT(behind(found), ElementsAre(kNone, 0, 0, kNone));
 }
 
-TEST(GraphSchedule, ANodeWithoutALaneBeginsAsSoonAsItMay) {
+TEST(ListSchedule, ANodeWithoutALaneBeginsAsSoonAsItMay) {
   Graph graph({10, 10, 10, 10}, {{0, 3}});
   graph.costs[1].engine = graph.costs[3].engine = Engine::kNone;
   const Schedule found = graph.schedule(1);
@@ -136,7 +136,7 @@ TEST(GraphSchedule, ANodeWithoutALaneBeginsAsSoonAsItMay) {
   EXPECT_THAT(lanes(found), ElementsAre(0, kNone, 0, kNone));
 }
 
-TEST(GraphSchedule, CopiesOfEitherWayHaveALaneBesideThoseOfKernels) {
+TEST(ListSchedule, CopiesOfEitherWayHaveALaneBesideThoseOfKernels) {
   // Two copies each way, and a kernel behind the first to the device.
   Graph graph({10, 10, 10, 10, 10}, {{0, 2}});
   graph.costs[0].engine = graph.costs[1].engine = Engine::kToDevice;
@@ -148,13 +148,13 @@ TEST(GraphSchedule, CopiesOfEitherWayHaveALaneBesideThoseOfKernels) {
   EXPECT_EQ(found.lanes, 3u);
 }
 
-TEST(GraphSchedule, AnEmptyGraphHasNoLanes) {
+TEST(ListSchedule, AnEmptyGraphHasNoLanes) {
   const Schedule found = Graph({}, {}).schedule(4);
   EXPECT_THAT(found.places, IsEmpty());
   EXPECT_EQ(found.lanes, 0u);
 }
 
-TEST(GraphSchedule, AKernelTakesLongerTheMoreItGoesThrough) {
+TEST(ListSchedule, AKernelTakesLongerTheMoreItGoesThrough) {
   EXPECT_EQ(estimate_ns(0), kLeastKernelNs);
   EXPECT_EQ(estimate_ns(240'000'000), kLeastKernelNs + 60'000);
   EXPECT_EQ(estimate_copy_ns(240'000'000), kLeastKernelNs + 4'800'000);
@@ -206,7 +206,7 @@ std::uint32_t expected_behind(const Schedule& found, std::uint32_t node) {
   return last;
 }
 
-TEST(GraphSchedule, ALaneTakesTheMostUrgentNodeThatIsReadyAndIsIdleOnlyIfNoneIs) {
+TEST(ListSchedule, ALaneTakesTheMostUrgentNodeThatIsReadyAndIsIdleOnlyIfNoneIs) {
   for (std::uint64_t seed = 1; seed <= 1000; ++seed) {
     SCOPED_TRACE(seed);
     const Graph graph(seed);

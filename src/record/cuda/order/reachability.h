@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who comes before whom in a graph, and the fewest edges that say so.
+// Reachability in a graph: from which nodes a path leads to which, and the fewest edges that give
+// these paths.
 // Ownership: values.
 // Threads:   pure.
 // Failure:   none.
@@ -18,10 +19,10 @@
 
 namespace anabranch::cuda {
 
-// For each node a set of nodes: those that come before it.
-class Before {
+// For each node the set of those from which a path leads to it, which come before it.
+class Reachability {
  public:
-  explicit Before(std::size_t nodes) : words_((nodes + 63) / 64), bits_(nodes * words_) {}
+  explicit Reachability(std::size_t nodes) : words_((nodes + 63) / 64), bits_(nodes * words_) {}
 
   bool contains(std::uint32_t node, std::uint32_t other) const {
     return row(node)[other / 64] >> (other % 64) & 1;
@@ -62,12 +63,12 @@ class ReducedEdges {
     std::reverse(edges_.begin() + static_cast<std::ptrdiff_t>(first), edges_.end());
   }
 
-  const Before& before() const { return before_; }
+  const Reachability& before() const { return before_; }
   std::span<const EdgeImage> edges() const { return edges_; }  // sorted by `to`, then by `from`
   std::vector<EdgeImage> take_edges() { return std::move(edges_); }
 
  private:
-  Before before_;
+  Reachability before_;
   std::vector<EdgeImage> edges_;
 };
 

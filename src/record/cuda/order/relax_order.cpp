@@ -79,7 +79,7 @@ class Users {
 // The order that nodes have to keep, whatever the lanes.
 class NeededOrder {
  public:
-  // `ahead`: what is kept besides, of find_ahead_edges().
+  // `ahead`: what is kept besides, of find_window_edges().
   NeededOrder(const GraphImage& image, std::span<const Site> sites,
               std::span<const TableWrite> tables, std::span<const EdgeImage> ahead, Users& users)
       : image_(image),
@@ -165,7 +165,7 @@ class NeededOrder {
   const GraphImage& image_;
   std::span<const EdgeImage> ahead_;  // to nodes that are still to come
   Users& users_;
-  Before captured_;
+  Reachability captured_;
   std::vector<bool> is_free_;  // by node
   std::map<std::pair<std::uint32_t, std::uint32_t>, CuEdgeData> data_;
   std::vector<EdgeImage> earlier_;
@@ -193,7 +193,7 @@ ReducedEdges order_with_lanes(std::span<const EdgeImage> needed,
 }
 
 // Whether anyone need not wait any more for whom he came behind.
-bool leaves_order(const GraphImage& image, const Before& made) {
+bool leaves_order(const GraphImage& image, const Reachability& made) {
   return std::any_of(image.edges.begin(), image.edges.end(),
                      [&](const EdgeImage& edge) { return !made.contains(edge.to, edge.from); });
 }
@@ -224,7 +224,7 @@ ScheduledOrder schedule_order(const GraphImage& image, std::span<const Site> sit
                               std::span<const TableWrite> tables, std::span<const Unit> units,
                               std::uint32_t lanes, std::uint64_t ahead_bytes) {
   Users users(image, sites, units);
-  const auto ahead = find_ahead_edges(image, sites, units.size(), ahead_bytes);
+  const auto ahead = find_window_edges(image, sites, units.size(), ahead_bytes);
   NeededOrder order(image, sites, tables, ahead, users);
   ReducedEdges needed = order.find();
   std::vector<NodeCost> costs;
@@ -234,16 +234,16 @@ ScheduledOrder schedule_order(const GraphImage& image, std::span<const Site> sit
       costs.back().engine = Engine::kNone;
     }
   }
-  Schedule schedule = schedule_nodes(costs, needed.edges(), needed.before(), lanes);
+  Schedule schedule = list_schedule(costs, needed.edges(), needed.before(), lanes);
   return {needed.take_edges(), std::move(schedule)};
 }
 
 }  // namespace
 
-std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
-                            std::span<const TableWrite> tables, std::span<const Unit> units,
-                            std::uint32_t lanes, std::uint64_t ahead_bytes) {
-  if (lanes < 2 || image.nodes.size() > kMostOverlapNodes) return 1;
+std::uint32_t relax_order(GraphImage& image, std::span<const Site> sites,
+                          std::span<const TableWrite> tables, std::span<const Unit> units,
+                          std::uint32_t lanes, std::uint64_t ahead_bytes) {
+  if (lanes < 2 || image.nodes.size() > kMostRelaxedNodes) return 1;
   const auto [needed, schedule] = schedule_order(image, sites, tables, units, lanes, ahead_bytes);
   const std::uint32_t used = count_lanes(image, schedule);
   if (used < 2) return 1;

@@ -23,7 +23,7 @@
 namespace anabranch::cuda {
 
 // Above so many nodes the captured order stays: who comes before whom takes a bit a pair.
-inline constexpr std::size_t kMostOverlapNodes = 16384;
+inline constexpr std::size_t kMostRelaxedNodes = 16384;
 
 // Gives the image the edges by which each node runs behind those whose memory it shares (the bytes
 // of it, as far as sites tell, and bytes of the host's), one of the two writing, and behind the
@@ -35,8 +35,8 @@ inline constexpr std::size_t kMostOverlapNodes = 16384;
 // more lane. Answers how many lanes have nodes, one of either way between device and host among
 // them; one where all stay in the captured order, and the edges are left alone. Copies to the
 // device run ahead of their readers as far as `ahead_bytes` lets them, see copy_window.h.
-std::uint32_t overlap_nodes(GraphImage& image, std::span<const Site> sites,
-                            std::span<const TableWrite> tables, std::span<const Unit> units,
-                            std::uint32_t lanes, std::uint64_t ahead_bytes);
+std::uint32_t relax_order(GraphImage& image, std::span<const Site> sites,
+                          std::span<const TableWrite> tables, std::span<const Unit> units,
+                          std::uint32_t lanes, std::uint64_t ahead_bytes);
 
 }  // namespace anabranch::cuda

@@ -49,7 +49,7 @@ struct Case {
   }
   std::vector<std::pair<std::uint32_t, std::uint32_t>> overlap(
       std::uint32_t lanes = 8, const std::vector<TableWrite>& tables = {}) {
-    used = overlap_nodes(image, sites, tables, units, lanes, ahead_bytes);
+    used = relax_order(image, sites, tables, units, lanes, ahead_bytes);
     std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
     for (const EdgeImage& edge : image.edges) edges.emplace_back(edge.from, edge.to);
     return edges;
@@ -61,13 +61,13 @@ struct Case {
   std::uint32_t used = 0;
 };
 
-TEST(GraphOverlap, BranchesThatShareNothingNeedNotWaitForOneAnother) {
+TEST(RelaxOrder, BranchesThatShareNothingNeedNotWaitForOneAnother) {
   Case step({{{0}, {1}}, {{0}, {2}}, {{1}, {3}}, {{2}, {4}}, {{3, 4}, {5}}});
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 2), Pair(1, 3), Pair(2, 4), Pair(3, 4)));
   EXPECT_EQ(step.used, 2u);
 }
 
-TEST(GraphOverlap, NodesNameTheirLanes) {
+TEST(RelaxOrder, NodesNameTheirLanes) {
   Case branches({{{0}, {1}}, {{0}, {2}}, {{1}, {3}}, {{2}, {4}}});
   (void)branches.overlap();
   const auto& nodes = branches.image.nodes;
@@ -76,14 +76,14 @@ TEST(GraphOverlap, NodesNameTheirLanes) {
   EXPECT_NE(nodes[0].lane, nodes[1].lane);
 }
 
-TEST(GraphOverlap, AWriterComesBehindReadersAndWriters) {
+TEST(RelaxOrder, AWriterComesBehindReadersAndWriters) {
   Case step({{{}, {0}}, {{0}, {1}}, {{0}, {2}}, {{}, {0}}});
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 1), Pair(0, 2), Pair(1, 3), Pair(2, 3)));
   Case twice({{{}, {0}}, {{}, {0}}});
   EXPECT_THAT(twice.overlap(), ElementsAre(Pair(0, 1)));
 }
 
-TEST(GraphOverlap, NodesThatTouchPartsOfOneUnitRunSideBySide) {
+TEST(RelaxOrder, NodesThatTouchPartsOfOneUnitRunSideBySide) {
   // Two copies into one unit, a third over the end of the first, and who reads all of it.
   Case step({{{}, {0}}, {{}, {0}}, {{}, {0}}, {{0}, {1}}});
   const auto set_part = [&](std::uint32_t site, std::uint64_t begin, std::uint64_t end) {
@@ -96,7 +96,7 @@ TEST(GraphOverlap, NodesThatTouchPartsOfOneUnitRunSideBySide) {
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 2), Pair(1, 3), Pair(2, 3)));
 }
 
-TEST(GraphOverlap, ACopyWithinOneUnitComesBehindWhoeverTouchesEitherPlace) {
+TEST(RelaxOrder, ACopyWithinOneUnitComesBehindWhoeverTouchesEitherPlace) {
   Case step({{{}, {0}}, {{}, {0}}, {{0}, {0}}});
   const std::uint64_t begins[] = {0, 64, 0, 128};
   for (std::uint32_t i = 0; i < 4; ++i) {
@@ -106,7 +106,7 @@ TEST(GraphOverlap, ACopyWithinOneUnitComesBehindWhoeverTouchesEitherPlace) {
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 2)));
 }
 
-TEST(GraphOverlap, CopiesThatShareBytesOfTheHostKeepTheirOrderIfOneWritesThem) {
+TEST(RelaxOrder, CopiesThatShareBytesOfTheHostKeepTheirOrderIfOneWritesThem) {
   const auto edges = [](HostBytes first, HostBytes second) {
     Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}});
     step.image.nodes[0].host_bytes = first;
@@ -119,7 +119,7 @@ TEST(GraphOverlap, CopiesThatShareBytesOfTheHostKeepTheirOrderIfOneWritesThem) {
   EXPECT_THAT(edges({100, 200, false}, {50, 100, true}), IsEmpty());
 }
 
-TEST(GraphOverlap, CopiesOfOneWayFollowOneAnotherBesideAllLanes) {
+TEST(RelaxOrder, CopiesOfOneWayFollowOneAnotherBesideAllLanes) {
   Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}, {{}, {3}}, {{}, {4}}, {{}, {5}}});
   for (const std::uint32_t node : {0, 2, 4}) {
     const std::uint64_t begin = 1000 * (node + 1);
@@ -129,18 +129,18 @@ TEST(GraphOverlap, CopiesOfOneWayFollowOneAnotherBesideAllLanes) {
   EXPECT_EQ(step.used, 4u);
 }
 
-TEST(GraphOverlap, OneLaneKeepsTheCapturedOrder) {
+TEST(RelaxOrder, OneLaneKeepsTheCapturedOrder) {
   Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}});
   EXPECT_THAT(step.overlap(1), ElementsAre(Pair(0, 1), Pair(1, 2)));
   EXPECT_EQ(step.used, 1u);
 }
 
-TEST(GraphOverlap, NodesThatAreScheduledInCapturedOrderRunOnNoMoreThanTheLanes) {
+TEST(RelaxOrder, NodesThatAreScheduledInCapturedOrderRunOnNoMoreThanTheLanes) {
   Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}, {{}, {3}}, {{}, {4}}});
   EXPECT_THAT(step.overlap(2), ElementsAre(Pair(0, 2), Pair(1, 3), Pair(2, 4)));
 }
 
-TEST(GraphOverlap, ANodeScheduledBehindALaterOneMayRunBesideIt) {
+TEST(RelaxOrder, ANodeScheduledBehindALaterOneMayRunBesideIt) {
   // 4 takes the lane of 0 and 1 before 2, and 2 begins where 3 ends; no edge leads back from 3, so
   // that 2, 3 and 4 may run side by side on two lanes.
   Case step({{{}, {0}}, {{0}, {1}}, {{1}, {2}}, {{}, {3}}, {{}, {4}}});
@@ -149,7 +149,7 @@ TEST(GraphOverlap, ANodeScheduledBehindALaterOneMayRunBesideIt) {
   EXPECT_THAT(step.overlap(2), ElementsAre(Pair(0, 1), Pair(1, 2), Pair(1, 4)));
 }
 
-TEST(GraphOverlap, AnOptimizersKernelRunsUnderTheBackward) {
+TEST(RelaxOrder, AnOptimizersKernelRunsUnderTheBackward) {
   // Gradients 1 to 4 by a chain of small kernels; 4 and 5 update large parameters with the first
   // two of them, as soon as these are there.
   Case step({{{0}, {1}}, {{1}, {2}}, {{2}, {3}}, {{3}, {4}}, {{1}, {5}}, {{2}, {6}}});
@@ -166,7 +166,7 @@ TEST(GraphOverlap, AnOptimizersKernelRunsUnderTheBackward) {
               ElementsAre(Pair(0, 1), Pair(1, 2), Pair(2, 3), Pair(0, 4), Pair(1, 5)));
 }
 
-TEST(GraphOverlap, WhatGoesThroughMoreMemoryIsTakenForLonger) {
+TEST(RelaxOrder, WhatGoesThroughMoreMemoryIsTakenForLonger) {
   // Three kernels for two lanes: the long one comes first, wherever it stands.
   Case last({{{}, {0}}, {{}, {1}}, {{}, {2}}});
   last.set_ns(2, 5000);
@@ -181,18 +181,18 @@ TEST(GraphOverlap, WhatGoesThroughMoreMemoryIsTakenForLonger) {
   EXPECT_THAT(twice.overlap(2), ElementsAre(Pair(0, 2)));
 }
 
-TEST(GraphOverlap, ALaneIsLeftFreeForWhatCanBeginEarlier) {
+TEST(RelaxOrder, ALaneIsLeftFreeForWhatCanBeginEarlier) {
   // 3 can only begin behind 2, which ends last: on that one's lane, and 4 takes the other.
   Case step({{{}, {0}}, {{}, {1}}, {{0}, {2}}, {{2}, {3}}, {{}, {4}}});
   EXPECT_THAT(step.overlap(2), ElementsAre(Pair(0, 2), Pair(2, 3), Pair(1, 4)));
 }
 
-TEST(GraphOverlap, AnUnknownNodeComesBehindAllAndBeforeAll) {
+TEST(RelaxOrder, AnUnknownNodeComesBehindAllAndBeforeAll) {
   Case step({{{}, {0}}, {{}, {1}}, {{}, {}, false}, {{}, {2}}, {{}, {3}}});
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 2), Pair(1, 2), Pair(2, 3), Pair(2, 4)));
 }
 
-TEST(GraphOverlap, WhatTheCaptureDidNotOrderStaysUnordered) {
+TEST(RelaxOrder, WhatTheCaptureDidNotOrderStaysUnordered) {
   // A collective on a stream of its own, beside kernels of which all is known.
   Case step({{{}, {0}}, {{}, {9}, false}, {{0}, {1}}, {{1}, {2}}, {{2}, {9}}},
             {{0, 1}, {0, 2}, {2, 3}, {1, 4}, {3, 4}});
@@ -200,14 +200,14 @@ TEST(GraphOverlap, WhatTheCaptureDidNotOrderStaysUnordered) {
               ElementsAre(Pair(0, 1), Pair(0, 2), Pair(2, 3), Pair(1, 4), Pair(3, 4)));
 }
 
-TEST(GraphOverlap, TheNodesOfOneWorkStayInOrder) {
+TEST(RelaxOrder, TheNodesOfOneWorkStayInOrder) {
   Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}, {{}, {3}}});
   step.image.nodes[1].work = step.image.nodes[3].work = 7;
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(1, 3)));
 }
 
 // As of a product that fills its scratch first: before it can run, the fill would only hold memory.
-TEST(GraphOverlap, APieceOfWorkBeginsWhenAllOfItMay) {
+TEST(RelaxOrder, APieceOfWorkBeginsWhenAllOfItMay) {
   Case step({{{}, {0}}, {{}, {1}}, {{0, 1}, {2}}, {{}, {3}}});
   step.image.nodes[1].work = step.image.nodes[2].work = 7;
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 1), Pair(1, 2)));
@@ -220,13 +220,13 @@ Case gathered_layers() {
   return step;
 }
 
-TEST(GraphOverlap, ACollectiveRunsBesideTheKernelsThatDoNotReadWhatItWrites) {
+TEST(RelaxOrder, ACollectiveRunsBesideTheKernelsThatDoNotReadWhatItWrites) {
   Case step = gathered_layers();
   EXPECT_THAT(step.overlap(), UnorderedElementsAre(Pair(0, 1), Pair(0, 2), Pair(1, 3), Pair(2, 3)));
   EXPECT_EQ(step.used, 2u);  // one of them the collectives'
 }
 
-TEST(GraphOverlap, CollectivesTakeNoLane) {
+TEST(RelaxOrder, CollectivesTakeNoLane) {
   // With two lanes the kernels have both, and none of them waits for a collective.
   Case step({{{0}, {1}}, {{}, {2}}, {{}, {3}}, {{}, {4}}, {{1}, {5}}});
   step.image.nodes[0].work = NodeImage::kInTurn;
@@ -235,14 +235,14 @@ TEST(GraphOverlap, CollectivesTakeNoLane) {
   EXPECT_EQ(step.used, 3u);
 }
 
-TEST(GraphOverlap, CollectivesOfWhichNotAllIsKnownAreNoLane) {
+TEST(RelaxOrder, CollectivesOfWhichNotAllIsKnownAreNoLane) {
   Case step = gathered_layers();
   for (NodeImage& node : step.image.nodes) node.is_known &= node.work == NodeImage::kNoWork;
   (void)step.overlap();
   EXPECT_EQ(step.used, 1u);
 }
 
-TEST(GraphOverlap, AnExtraKernelLeavesCollectivesInTheirOrder) {
+TEST(RelaxOrder, AnExtraKernelLeavesCollectivesInTheirOrder) {
   // As on one process of several.
   for (const bool has_extra : {false, true}) {
     Case step({{{}, {0}}, {{0}, {1}}, {{}, {2}}, {{2}, {3}}, {{1}, {has_extra ? 2u : 4u}}});
@@ -251,20 +251,20 @@ TEST(GraphOverlap, AnExtraKernelLeavesCollectivesInTheirOrder) {
   }
 }
 
-TEST(GraphOverlap, WhereOneLaneHasAllTheEdgesAreThoseOfTheCapture) {
+TEST(RelaxOrder, WhereOneLaneHasAllTheEdgesAreThoseOfTheCapture) {
   Case step({{{}, {0}}, {{0}, {1}}, {{1}, {2}}}, {{0, 1}, {0, 2}, {1, 2}});
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 1), Pair(0, 2), Pair(1, 2)));
   EXPECT_EQ(step.used, 1u);
 }
 
-TEST(GraphOverlap, AProgrammaticLaunchKeepsItsPlaceAndItsEdge) {
+TEST(RelaxOrder, AProgrammaticLaunchKeepsItsPlaceAndItsEdge) {
   Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}, {{}, {3}}}, {{0, 1}, {1, 2, true}, {2, 3}});
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 1), Pair(1, 2), Pair(2, 3)));
   EXPECT_EQ(step.image.edges[1].data.type, kEdgeProgrammatic);
   EXPECT_EQ(step.image.edges[0].data.type, kEdgeDefault);
 }
 
-TEST(GraphOverlap, WhoeverReadsATableMayReachAnything) {
+TEST(RelaxOrder, WhoeverReadsATableMayReachAnything) {
   Case step({{{}, {0}}, {{}, {1}, false}, {{1}, {2}}, {{}, {3}}});
   TableWrite table;
   table.node = 1;
@@ -272,7 +272,7 @@ TEST(GraphOverlap, WhoeverReadsATableMayReachAnything) {
   EXPECT_THAT(step.overlap(8, {table}), ElementsAre(Pair(0, 1), Pair(1, 2), Pair(2, 3)));
 }
 
-TEST(GraphOverlap, ATableThatNeverMovesMayBeReadByAnyone) {
+TEST(RelaxOrder, ATableThatNeverMovesMayBeReadByAnyone) {
   Case step({{{}, {0}}, {{}, {}, false}, {{}, {2}}, {{}, {3}}});
   TableWrite table;
   table.node = 1;
@@ -396,7 +396,7 @@ void expect_no_edge_is_too_much(const Edges& edges) {
   }
 }
 
-TEST(GraphOverlap, TheOrderIsWhatMemoryAsksForAndNoEdgeIsTooMuch) {
+TEST(RelaxOrder, TheOrderIsWhatMemoryAsksForAndNoEdgeIsTooMuch) {
   std::size_t reordered = 0;
   for (std::uint64_t seed = 1; seed <= 500; ++seed) {
     SCOPED_TRACE(seed);
@@ -412,7 +412,7 @@ TEST(GraphOverlap, TheOrderIsWhatMemoryAsksForAndNoEdgeIsTooMuch) {
   EXPECT_GT(reordered, 400u);
 }
 
-TEST(GraphOverlap, FewLanesAddAnEdgeANodeAtMostAndNoneThatLeadsBack) {
+TEST(RelaxOrder, FewLanesAddAnEdgeANodeAtMostAndNoneThatLeadsBack) {
   std::size_t added = 0;
   for (std::uint64_t seed = 1; seed <= 500; ++seed) {
     SCOPED_TRACE(seed);

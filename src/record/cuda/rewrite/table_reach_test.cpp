@@ -34,50 +34,50 @@ Units read_by(Units named, std::initializer_list<testing::Arrow> arrows,
   return named;
 }
 
-TEST(TableLives, NodesBehindATableThatNameItsMemoryNameWhatItNames) {
+TEST(TableReach, NodesBehindATableThatNameItsMemoryNameWhatItNames) {
   // Node 0 has the memory before the table does.
   EXPECT_THAT(read_by({{5}, {5}, {5}, {}}, {{0, 1}, {1, 2}, {2, 3}}, {table(1, 5, {7, 8})}),
               ElementsAre(ElementsAre(5), ElementsAre(5), ElementsAre(5, 7, 8), IsEmpty()));
 }
 
-TEST(TableLives, ANodeBesideATableMayReadIt) {
+TEST(TableReach, ANodeBesideATableMayReadIt) {
   EXPECT_THAT(read_by({{}, {5}, {5}}, {{0, 1}, {0, 2}}, {table(1, 5, {7})}),
               ElementsAre(IsEmpty(), ElementsAre(5), ElementsAre(5, 7)));
 }
 
-TEST(TableLives, ATableOverAnotherEndsIt) {
+TEST(TableReach, ATableOverAnotherEndsIt) {
   EXPECT_THAT(
       read_by({{5}, {5}, {5}, {5}}, {{0, 1}, {1, 2}, {2, 3}}, {table(0, 5, {7}), table(2, 5, {8})}),
       ElementsAre(ElementsAre(5), ElementsAre(5, 7), ElementsAre(5), ElementsAre(5, 8)));
 }
 
-TEST(TableLives, ATableOverPartOfAnothersAddressesDoesNotEndIt) {
+TEST(TableReach, ATableOverPartOfAnothersAddressesDoesNotEndIt) {
   TableWrite both = table(0, 5, {7, 9});
   both.last = 16;
   EXPECT_THAT(read_by({{5}, {5}, {5}}, {{0, 1}, {1, 2}}, {both, table(1, 5, {8}, 0, 8)}),
               ElementsAre(ElementsAre(5), ElementsAre(5), ElementsAre(5, 7, 8, 9)));
 }
 
-TEST(TableLives, ATableOnAnotherBranchDoesNotEndIt) {
+TEST(TableReach, ATableOnAnotherBranchDoesNotEndIt) {
   // 0 -> 1, and 0 -> 2 -> 3: nobody knows whether node 1 reads before or after node 2 writes.
   EXPECT_THAT(
       read_by({{5}, {5}, {5}, {5}}, {{0, 1}, {0, 2}, {2, 3}}, {table(0, 5, {7}), table(2, 5, {8})}),
       ElementsAre(ElementsAre(5), ElementsAre(5, 7, 8), ElementsAre(5), ElementsAre(5, 8)));
 }
 
-TEST(TableLives, ATableInATableIsFollowed) {
+TEST(TableReach, ATableInATableIsFollowed) {
   EXPECT_THAT(read_by({{6}, {5}, {5}}, {{0, 1}, {1, 2}}, {table(0, 6, {9}), table(1, 5, {6})}),
               ElementsAre(ElementsAre(6), ElementsAre(5), ElementsAre(5, 6, 9)));
 }
 
-TEST(TableLives, ATableWhereNothingMovesIsReadByAllBehindIt) {
+TEST(TableReach, ATableWhereNothingMovesIsReadByAllBehindIt) {
   EXPECT_THAT(read_by({{}, {}, {3}}, {{0, 1}, {1, 2}}, {table(1, TableWrite::kNowhere, {7})}),
               ElementsAre(IsEmpty(), IsEmpty(), ElementsAre(3, 7)));
 }
 
 // Unit 0 is named by node 0 and by the table (node 1, in unit 1); unit 2 comes before the table is
 // read (node 3) and unit 3 after.
-TEST(TableLives, TheArenaKeepsWhatATableNames) {
+TEST(TableReach, TheArenaKeepsWhatATableNames) {
   std::vector<Site> sites;
   const Units named{{0}, {0, 1}, {2}, {1}, {3}};
   for (std::uint32_t node = 0; node < named.size(); ++node) {
@@ -90,13 +90,13 @@ TEST(TableLives, TheArenaKeepsWhatATableNames) {
   const auto image =
       image_of(std::vector<NodeImage>(5, testing::fill(0)), {{0, 1}, {1, 2}, {2, 3}, {3, 4}});
   const std::vector<TableWrite> tables{table(1, 1, {0})};
-  const auto plan = plan_graph(image, sites, units, kinds, tables);
+  const auto plan = plan_arena(image, sites, units, kinds, tables);
   ASSERT_TRUE(plan.ok());
   const auto& at = plan->parts.arena.offsets;
   EXPECT_NE(at[0], at[2]);
   EXPECT_EQ(plan->parts.arena.size_bytes, 3 * 512u);
   EXPECT_THAT(*find_races(plan->program, plan->parts), IsEmpty());
-  EXPECT_EQ(plan_graph(image, sites, units, kinds)->parts.arena.size_bytes, 2 * 512u);
+  EXPECT_EQ(plan_arena(image, sites, units, kinds)->parts.arena.size_bytes, 2 * 512u);
 }
 
 }  // namespace

@@ -47,9 +47,10 @@ std::vector<Reading> readings_of(const GraphImage& image, std::span<const std::u
 }
 
 // The kernels in place of copies, and everything in the image's new numbers.
-class Replacer {
+class TableReplacer {
  public:
-  Replacer(const DeviceCode& code, CuDevicePtr bytes, GraphImage& image, std::vector<Site>& sites)
+  TableReplacer(const DeviceCode& code, CuDevicePtr bytes, GraphImage& image,
+                std::vector<Site>& sites)
       : code_(code), next_bytes_(bytes), image_(image), sites_(sites) {}
 
   std::vector<TableWrite> run(std::span<const std::uint32_t> copies) {
@@ -262,7 +263,7 @@ Result<Tables> replace_tables(const Driver& driver, const DeviceCode* code,
   auto bytes = keep_bytes(driver, copies, image);
   if (!bytes.ok()) return bytes.error();
   Tables tables;
-  tables.writes = Replacer(*code, (*bytes)->address(), image, sites).run(copies);
+  tables.writes = TableReplacer(*code, (*bytes)->address(), image, sites).run(copies);
   tables.bytes = *std::move(bytes);
   return tables;
 }

@@ -60,9 +60,9 @@ KernelImage make_kernel(const char* name, CuFunction function, const Params& par
   return kernel;
 }
 
-class Replacer {
+class TransferReplacer {
  public:
-  Replacer(const Driver& driver, const DeviceCode& code) : driver_(driver), code_(code) {}
+  TransferReplacer(const Driver& driver, const DeviceCode& code) : driver_(driver), code_(code) {}
 
   Status find_device() { return recorded("cuCtxGetDevice", driver_.cuCtxGetDevice(&device_)); }
 
@@ -168,7 +168,7 @@ KernelImage table_kernel(const DeviceCode& code, const TableParams& table) {
 
 Status replace_transfers(const Driver& driver, const DeviceCode& code, GraphImage& image,
                          std::vector<Site>& sites) {
-  Replacer replacer(driver, code);
+  TransferReplacer replacer(driver, code);
   if (Status found = replacer.find_device(); !found.ok()) return found;
   for (auto first = sites.begin(); first != sites.end();) {
     const auto last = std::find_if(first, sites.end(),

@@ -194,9 +194,9 @@ void drop_leftovers(std::span<const NodeTime> times, std::span<const CaptureWork
 
 }  // namespace
 
-Tenants find_uses(std::span<const CaptureAllocation> allocations, const UnitTable& units,
-                  bool of_second, const Notes* notes, const GraphImage& image,
-                  std::vector<Site>& sites) {
+Tenants find_accesses(std::span<const CaptureAllocation> allocations, const UnitTable& units,
+                      bool of_second, const Notes* notes, const GraphImage& image,
+                      std::vector<Site>& sites) {
   TenantFinder tenants(allocations, units, of_second);
   const auto count = static_cast<std::uint32_t>(allocations.size());
   std::vector<NodeTime> times(image.nodes.size(), NodeTime{0, count});

@@ -38,8 +38,8 @@ struct Tenants {
 // Sets `writes` and `unit` of sites, drops those that are none, and answers the units that they are
 // of now. `allocations` and `image` are of the capture that the notes are of, `units` of both;
 // `of_second` says which of the two it is there. `notes` may be null.
-Tenants find_uses(std::span<const CaptureAllocation> allocations, const UnitTable& units,
-                  bool of_second, const Notes* notes, const GraphImage& image,
-                  std::vector<Site>& sites);
+Tenants find_accesses(std::span<const CaptureAllocation> allocations, const UnitTable& units,
+                      bool of_second, const Notes* notes, const GraphImage& image,
+                      std::vector<Site>& sites);
 
 }  // namespace anabranch::cuda

@@ -15,9 +15,9 @@ constexpr std::uint32_t kNoWork = NodeImage::kNoWork;
 
 // Kernels captured on one stream, each given two of a few places; and allocations, which say which
 // place they take.
-class GraphUsesTest : public sim::SimTest {
+class NodeAccessesTest : public sim::SimTest {
  protected:
-  GraphUsesTest() {
+  NodeAccessesTest() {
     stream_ = stream();
     for (CuDevicePtr& place : places_) place = allocate(4 * kBytes);
     EXPECT_CU(d->cuStreamBeginCapture(stream_, CuCaptureMode::kRelaxed));
@@ -50,7 +50,7 @@ class GraphUsesTest : public sim::SimTest {
     const auto units = UnitTable::make(allocations_, allocations_);
     EXPECT_TRUE(units.ok());
     const Notes notes{&marks_, before_, works_, uses_};
-    return find_uses(allocations_, *units, false, with_notes ? &notes : nullptr, image, sites_);
+    return find_accesses(allocations_, *units, false, with_notes ? &notes : nullptr, image, sites_);
   }
   std::vector<std::uint32_t> units_of_sites() const {
     std::vector<std::uint32_t> units;
@@ -70,7 +70,7 @@ class GraphUsesTest : public sim::SimTest {
   std::vector<CaptureUse> uses_;
 };
 
-TEST_F(GraphUsesTest, WithoutNotesAnAddressIsOneUnitThatAnyoneMayWrite) {
+TEST_F(NodeAccessesTest, WithoutNotesAnAddressIsOneUnitThatAnyoneMayWrite) {
   allocate_at(0);
   begin();
   allocate_at(1);
@@ -86,7 +86,7 @@ TEST_F(GraphUsesTest, WithoutNotesAnAddressIsOneUnitThatAnyoneMayWrite) {
   EXPECT_TRUE(sites_[0].writes);
 }
 
-TEST_F(GraphUsesTest, NotedWorkReadsAndWritesWhatItSays) {
+TEST_F(NodeAccessesTest, NotedWorkReadsAndWritesWhatItSays) {
   allocate_at(0);
   allocate_at(1);
   begin();
@@ -104,7 +104,7 @@ TEST_F(GraphUsesTest, NotedWorkReadsAndWritesWhatItSays) {
   EXPECT_TRUE(sites_[4].writes && sites_[5].writes);
 }
 
-TEST_F(GraphUsesTest, WhatNotedWorkNamesBesidesItMayWrite) {
+TEST_F(NodeAccessesTest, WhatNotedWorkNamesBesidesItMayWrite) {
   allocate_at(0);
   allocate_at(1);
   begin();
@@ -116,7 +116,7 @@ TEST_F(GraphUsesTest, WhatNotedWorkNamesBesidesItMayWrite) {
   EXPECT_TRUE(sites_[1].writes);
 }
 
-TEST_F(GraphUsesTest, WorkThatWritesMemoryThatIsNoUnitIsUnknown) {
+TEST_F(NodeAccessesTest, WorkThatWritesMemoryThatIsNoUnitIsUnknown) {
   allocate_at(0);
   allocate_at(1);
   begin();
@@ -131,7 +131,7 @@ TEST_F(GraphUsesTest, WorkThatWritesMemoryThatIsNoUnitIsUnknown) {
   EXPECT_THAT(found.is_known, ElementsAre(false, true));
 }
 
-TEST_F(GraphUsesTest, IndependentWorkIsKnownAndItsNodesKeepNoOrder) {
+TEST_F(NodeAccessesTest, IndependentWorkIsKnownAndItsNodesKeepNoOrder) {
   allocate_at(0);
   allocate_at(1);
   begin();
@@ -147,7 +147,7 @@ TEST_F(GraphUsesTest, IndependentWorkIsKnownAndItsNodesKeepNoOrder) {
   EXPECT_THAT(found.is_known, ElementsAre(true, true, false));
 }
 
-TEST_F(GraphUsesTest, WhatIsLeftOverInTheParametersOfIndependentWorkIsNoSite) {
+TEST_F(NodeAccessesTest, WhatIsLeftOverInTheParametersOfIndependentWorkIsNoSite) {
   allocate_at(0);
   allocate_at(1);
   begin();
@@ -164,7 +164,7 @@ TEST_F(GraphUsesTest, WhatIsLeftOverInTheParametersOfIndependentWorkIsNoSite) {
   EXPECT_TRUE(sites_[2].writes && sites_[4].writes);
 }
 
-TEST_F(GraphUsesTest, AllWorksInTurnAreOneInTheirOrder) {
+TEST_F(NodeAccessesTest, AllWorksInTurnAreOneInTheirOrder) {
   allocate_at(0);
   allocate_at(1);
   begin();
@@ -184,7 +184,7 @@ TEST_F(GraphUsesTest, AllWorksInTurnAreOneInTheirOrder) {
   EXPECT_TRUE(sites_[1].writes && sites_[5].writes);
 }
 
-TEST_F(GraphUsesTest, WorkInTurnThatNamesNotAllThatItUsesIsUnknown) {
+TEST_F(NodeAccessesTest, WorkInTurnThatNamesNotAllThatItUsesIsUnknown) {
   for (std::size_t place = 0; place < 3; ++place) allocate_at(place);
   begin();
   mark();
@@ -202,7 +202,7 @@ TEST_F(GraphUsesTest, WorkInTurnThatNamesNotAllThatItUsesIsUnknown) {
   EXPECT_TRUE(sites_[0].writes && sites_[1].writes);
 }
 
-TEST_F(GraphUsesTest, TheNodesOfIndependentWorkShareItsScratch) {
+TEST_F(NodeAccessesTest, TheNodesOfIndependentWorkShareItsScratch) {
   allocate_at(0);
   begin();
   allocate_at(1);
@@ -215,7 +215,7 @@ TEST_F(GraphUsesTest, TheNodesOfIndependentWorkShareItsScratch) {
   EXPECT_TRUE(sites_[1].writes && sites_[3].writes);
 }
 
-TEST_F(GraphUsesTest, TenantsOfAnAddressAreToldApartByTheMarks) {
+TEST_F(NodeAccessesTest, TenantsOfAnAddressAreToldApartByTheMarks) {
   allocate_at(0);
   begin();
   allocate_at(1, 2 * kBytes);
@@ -233,7 +233,7 @@ TEST_F(GraphUsesTest, TenantsOfAnAddressAreToldApartByTheMarks) {
   EXPECT_EQ(found.units[2].bytes, kBytes);
 }
 
-TEST_F(GraphUsesTest, MemoryThatWorkAllocatesIsItsOwn) {
+TEST_F(NodeAccessesTest, MemoryThatWorkAllocatesIsItsOwn) {
   allocate_at(0);
   begin();
   allocate_at(1);
@@ -248,7 +248,7 @@ TEST_F(GraphUsesTest, MemoryThatWorkAllocatesIsItsOwn) {
   EXPECT_THAT(units_of_sites(), ElementsAre(0, 1, 0, 2));
 }
 
-TEST_F(GraphUsesTest, WhatWorkAllocatesWhereItsResultComesToLieIsAsLarge) {
+TEST_F(NodeAccessesTest, WhatWorkAllocatesWhereItsResultComesToLieIsAsLarge) {
   allocate_at(0);
   begin();
   allocate_at(1);
@@ -267,7 +267,7 @@ TEST_F(GraphUsesTest, WhatWorkAllocatesWhereItsResultComesToLieIsAsLarge) {
   EXPECT_EQ(found.units[2].bytes, 4 * kBytes);
 }
 
-TEST_F(GraphUsesTest, AWorkspaceThatWorkAllocatesIsScratchOfThoseBehindIt) {
+TEST_F(NodeAccessesTest, AWorkspaceThatWorkAllocatesIsScratchOfThoseBehindIt) {
   allocate_at(0);
   begin();
   for (int i = 0; i < 3; ++i) {
@@ -280,7 +280,7 @@ TEST_F(GraphUsesTest, AWorkspaceThatWorkAllocatesIsScratchOfThoseBehindIt) {
   EXPECT_THAT(units_of_sites(), ElementsAre(0, 1, 0, 2, 0, 3));
 }
 
-TEST_F(GraphUsesTest, AnUnknownNodeMeansAllTenantsThatThereWereMeanwhile) {
+TEST_F(NodeAccessesTest, AnUnknownNodeMeansAllTenantsThatThereWereMeanwhile) {
   allocate_at(0);
   begin();
   allocate_at(1);
@@ -301,7 +301,7 @@ TEST_F(GraphUsesTest, AnUnknownNodeMeansAllTenantsThatThereWereMeanwhile) {
   EXPECT_THAT(found.tenant_of, ElementsAre(0, 1, 1, 1, 1, 2));
 }
 
-TEST_F(GraphUsesTest, ScratchIsAnotherUnitForEachWork) {
+TEST_F(NodeAccessesTest, ScratchIsAnotherUnitForEachWork) {
   allocate_at(0);
   begin();
   allocate_at(1, 3 * kBytes);
@@ -317,7 +317,7 @@ TEST_F(GraphUsesTest, ScratchIsAnotherUnitForEachWork) {
   EXPECT_TRUE(sites_[1].writes);
 }
 
-TEST_F(GraphUsesTest, GivenMemoryIsNobodysScratch) {
+TEST_F(NodeAccessesTest, GivenMemoryIsNobodysScratch) {
   allocate_at(0);
   allocate_at(1);
   begin();
@@ -330,7 +330,7 @@ TEST_F(GraphUsesTest, GivenMemoryIsNobodysScratch) {
   EXPECT_THAT(units_of_sites(), ElementsAre(0, 1, 0, 1));
 }
 
-TEST_F(GraphUsesTest, MarksAreOfOneCapture) {
+TEST_F(NodeAccessesTest, MarksAreOfOneCapture) {
   const auto outside = CaptureMarks(*d).mark(stream(), 0);
   ASSERT_FALSE(outside.ok());
   EXPECT_EQ(outside.error().code(), Code::kNotRecordable);

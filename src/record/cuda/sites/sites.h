@@ -56,7 +56,7 @@ struct FoundSites {
   std::vector<std::uint32_t> tables;
 };
 
-// Both images match (match_graphs). Sorted by node, then by offset.
+// Both images match (match_captures). Sorted by node, then by offset.
 //
 // Words of eight bytes are looked at where the ABI puts pointers, at multiples of eight within each
 // parameter and from the beginning of a table. A word that lies in one unit at one offset in both

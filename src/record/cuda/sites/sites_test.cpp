@@ -39,7 +39,7 @@ std::string doubt(const GraphImage& first, const GraphImage& second) {
   return found->first_unsure.message();
 }
 
-TEST(GraphSites, AWordInOneUnitAtOneOffsetInBothCapturesIsASite) {
+TEST(Sites, AWordInOneUnitAtOneOffsetInBothCapturesIsASite) {
   EXPECT_THAT(sites_of(image_of({kernel("k", {0x10000, 7, 0x20010})}),
                        image_of({kernel("k", {0x90000, 7, 0x80010})})),
               ElementsAre(Site{0, Operand::kParam, 0, 0, 0}, Site{0, Operand::kParam, 16, 1, 16}));
@@ -47,7 +47,7 @@ TEST(GraphSites, AWordInOneUnitAtOneOffsetInBothCapturesIsASite) {
 
 // Half an old address, left between members, and a number beside it: a word that looks like an
 // address in both captures unless these differ in both halves.
-TEST(GraphSites, ANumberBesideHalfAnAddressIsNoSite) {
+TEST(Sites, ANumberBesideHalfAnAddressIsNoSite) {
   const std::uint64_t first = 0x3'02600000, second = 0x13'02a00000;
   const auto units = UnitTable::make(std::vector<CaptureAllocation>{{first, 4096}},
                                      std::vector<CaptureAllocation>{{second, 4096}});
@@ -67,7 +67,7 @@ TEST(GraphSites, ANumberBesideHalfAnAddressIsNoSite) {
   }
 }
 
-TEST(GraphSites, OperandsOfCopiesAndFillsAreSites) {
+TEST(Sites, OperandsOfCopiesAndFillsAreSites) {
   EXPECT_THAT(
       sites_of(image_of({fill(0x10000), copy(0x10008, 0x20000)}),
                image_of({fill(0x90000), copy(0x90008, 0x80000)})),
@@ -75,7 +75,7 @@ TEST(GraphSites, OperandsOfCopiesAndFillsAreSites) {
                   Site{1, Operand::kDestination, 0, 0, 8}));
 }
 
-TEST(GraphSites, PinnedMemoryOfACopyIsASiteLikeAnyOther) {
+TEST(Sites, PinnedMemoryOfACopyIsASiteLikeAnyOther) {
   auto first = image_of({copy(0x10000, 0)}), second = image_of({copy(0x90000, 0)});
   for (auto [image, address] : {std::pair(&first, 0x20000ul), std::pair(&second, 0x80000ul)}) {
     image->nodes[0].copy.src_memory_type = CuMemoryType::kHost;
@@ -95,7 +95,7 @@ GraphImage copy_of(std::uint64_t address, const std::vector<std::uint64_t>& word
   return image_of({node});
 }
 
-TEST(GraphSites, WordsThatACopyTakesFromPinnedMemoryAreSites) {
+TEST(Sites, WordsThatACopyTakesFromPinnedMemoryAreSites) {
   const auto found = find_sites(copy_of(0x7000, {0x10000, 5, 0x20020}),
                                 copy_of(0x8000, {0x90000, 5, 0x80020}), two_units());
   ASSERT_TRUE(found.ok());
@@ -104,7 +104,7 @@ TEST(GraphSites, WordsThatACopyTakesFromPinnedMemoryAreSites) {
                                         Site{0, Operand::kTable, 16, 1, 0x20}));
 }
 
-TEST(GraphSites, PinnedMemoryAtOneAddressIsATableOnlyIfItHoldsSomethingElse) {
+TEST(Sites, PinnedMemoryAtOneAddressIsATableOnlyIfItHoldsSomethingElse) {
   const auto tables = [](std::uint64_t in_second) {
     return find_sites(copy_of(0x7000, {0x10000}), copy_of(0x7000, {in_second}), two_units())
         ->tables.size();
@@ -113,7 +113,7 @@ TEST(GraphSites, PinnedMemoryAtOneAddressIsATableOnlyIfItHoldsSomethingElse) {
   EXPECT_EQ(tables(0x90000), 1u);
 }
 
-TEST(GraphSites, HostMemoryOfWhichNothingIsKnownMustStayWhereItIs) {
+TEST(Sites, HostMemoryOfWhichNothingIsKnownMustStayWhereItIs) {
   EXPECT_TRUE(find_sites(copy_of(0x7000, {}), copy_of(0x7000, {}), two_units()).ok());
   const auto found = find_sites(copy_of(0x7000, {}), copy_of(0x8000, {}), two_units());
   ASSERT_FALSE(found.ok());
@@ -123,7 +123,7 @@ TEST(GraphSites, HostMemoryOfWhichNothingIsKnownMustStayWhereItIs) {
                     HasSubstr("only if it is pinned, in one piece and at most 16 MiB")));
 }
 
-TEST(GraphSites, WordsInsideAStructPassedByValueAreFound) {
+TEST(Sites, WordsInsideAStructPassedByValueAreFound) {
   auto first = image_of({kernel("k", {1, 0x10020, 3})});
   auto second = image_of({kernel("k", {1, 0x90020, 3})});
   for (GraphImage* image : {&first, &second}) image->nodes[0].kernel.fields = {{0, 24}};
@@ -131,7 +131,7 @@ TEST(GraphSites, WordsInsideAStructPassedByValueAreFound) {
 }
 
 // A tensor map has 16 words; smaller structs hold none.
-TEST(GraphSites, WhereATensorMapMayLieAnAddressIsRefusedIfMapsAreOpaque) {
+TEST(Sites, WhereATensorMapMayLieAnAddressIsRefusedIfMapsAreOpaque) {
   const auto with_words = [](std::size_t count, std::uint64_t address) {
     NodeImage node = kernel("k", {});
     node.kernel.params.resize(8 * count);
@@ -151,32 +151,32 @@ TEST(GraphSites, WhereATensorMapMayLieAnAddressIsRefusedIfMapsAreOpaque) {
   EXPECT_THAT(refused.error().message(), AllOf(HasSubstr("'k'"), HasSubstr("since they differ")));
 }
 
-TEST(GraphSites, EqualWordsAreLeftAloneWhateverTheyLookLike) {
+TEST(Sites, EqualWordsAreLeftAloneWhateverTheyLookLike) {
   const auto same = image_of({kernel("k", {0x10000, 0x7f0000000000, 0})});
   EXPECT_TRUE(sites_of(same, same).empty());
 }
 
-TEST(GraphSites, AWordThatDiffersAndIsNoAddressIsInDoubtByName) {
+TEST(Sites, AWordThatDiffersAndIsNoAddressIsInDoubtByName) {
   EXPECT_THAT(doubt(image_of({fill(0x10000), kernel("scale", {0x10000, 0x3f800000})}),
                     image_of({fill(0x90000), kernel("scale", {0x90000, 0x40000000})})),
               AllOf(HasSubstr("kernel 1 'scale'"), HasSubstr("byte 8"),
                     HasSubstr("(0x3f800000, 0x40000000)")));
 }
 
-TEST(GraphSites, AWordInOtherUnitsOrAtOtherOffsetsIsInDoubt) {
+TEST(Sites, AWordInOtherUnitsOrAtOtherOffsetsIsInDoubt) {
   doubt(image_of({kernel("k", {0x10000})}), image_of({kernel("k", {0x80000})}));
   doubt(image_of({kernel("k", {0x10000})}), image_of({kernel("k", {0x90008})}));
   doubt(image_of({kernel("k", {0x10000})}), image_of({kernel("k", {0x70000})}));
 }
 
-TEST(GraphSites, AnOperandOfACopyThatDiffersAndIsNoAddressIsRefused) {
+TEST(Sites, AnOperandOfACopyThatDiffersAndIsNoAddressIsRefused) {
   const auto found = find_sites(image_of({copy(0x10000, 0x30000)}),
                                 image_of({copy(0x90000, 0x40000)}), two_units());
   ASSERT_FALSE(found.ok());
   EXPECT_THAT(found.error().message(), HasSubstr("(0x30000, 0x40000)"));
 }
 
-TEST(GraphSites, BytesTooFewForAnAddressThatDifferAreInDoubt) {
+TEST(Sites, BytesTooFewForAnAddressThatDifferAreInDoubt) {
   auto first = image_of({kernel("k", {0x10000})}), second = image_of({kernel("k", {0x10001})});
   for (GraphImage* image : {&first, &second}) image->nodes[0].kernel.fields = {{0, 4}};
   EXPECT_THAT(doubt(first, second), HasSubstr("bytes too few for an address"));

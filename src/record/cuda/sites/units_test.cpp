@@ -21,7 +21,7 @@ std::string difference(const Allocations& first, const Allocations& second) {
   return made.ok() ? "" : made.error().message();
 }
 
-TEST(GraphUnits, AnAddressIsOneUnitAsLargeAsItsLargestTenant) {
+TEST(Units, AnAddressIsOneUnitAsLargeAsItsLargestTenant) {
   const UnitTable table = table_of({{0x1000, 64}, {0x2000, 8}, {0x1000, 256}},
                                    {{0x9000, 64}, {0x8000, 8}, {0x9000, 256}});
   ASSERT_EQ(table.units().size(), 2u);
@@ -29,7 +29,7 @@ TEST(GraphUnits, AnAddressIsOneUnitAsLargeAsItsLargestTenant) {
   EXPECT_EQ(table.units()[1].second_address, 0x8000u);
 }
 
-TEST(GraphUnits, AWordIsFoundWithItsOffsetInEitherCapture) {
+TEST(Units, AWordIsFoundWithItsOffsetInEitherCapture) {
   const UnitTable table = table_of({{0x1000, 64}, {0x2000, 8}}, {{0x9000, 64}, {0x8000, 8}});
   EXPECT_EQ(table.find_in_first(0x1010).unit, 0u);
   EXPECT_EQ(table.find_in_first(0x1010).offset, 0x10u);
@@ -37,20 +37,20 @@ TEST(GraphUnits, AWordIsFoundWithItsOffsetInEitherCapture) {
   EXPECT_EQ(table.find_in_second(0x8004).offset, 4u);
 }
 
-TEST(GraphUnits, AnEndPointerBelongsToTheUnitItEnds) {
+TEST(Units, AnEndPointerBelongsToTheUnitItEnds) {
   const UnitTable table = table_of({{0x1000, 64}}, {{0x9000, 64}});
   EXPECT_EQ(table.find_in_first(0x1040).unit, 0u);
   EXPECT_EQ(table.find_in_first(0x1041).unit, UnitTable::kNone);
 }
 
-TEST(GraphUnits, WordsOutsideAllUnitsAreInNone) {
+TEST(Units, WordsOutsideAllUnitsAreInNone) {
   const UnitTable table = table_of({{0x1000, 64}}, {{0x9000, 64}});
   EXPECT_EQ(table.find_in_first(0).unit, UnitTable::kNone);
   EXPECT_EQ(table.find_in_first(0xfff).unit, UnitTable::kNone);
   EXPECT_EQ(table_of({}, {}).find_in_first(1).unit, UnitTable::kNone);
 }
 
-TEST(GraphUnits, CapturesThatAllocateDifferentlyAreRefused) {
+TEST(Units, CapturesThatAllocateDifferentlyAreRefused) {
   EXPECT_THAT(difference({{1, 8}}, {}), HasSubstr("1 times and 0"));
   EXPECT_THAT(difference({{1, 8}}, {{9, 16}}), HasSubstr("allocation 0 has 8 bytes and 16"));
   EXPECT_THAT(difference({{0x1000, 8}, {0x1000, 8}}, {{0x9000, 8}, {0xa000, 8}}),
@@ -59,7 +59,7 @@ TEST(GraphUnits, CapturesThatAllocateDifferentlyAreRefused) {
               HasSubstr("allocation 1 takes memory used before in one only"));
 }
 
-TEST(GraphUnits, UnitsWithoutAGapAreRefusedSinceAnEndPointerCouldBeEither) {
+TEST(Units, UnitsWithoutAGapAreRefusedSinceAnEndPointerCouldBeEither) {
   EXPECT_THAT(difference({{0x1000, 64}, {0x1040, 64}}, {{0x9000, 64}, {0xa000, 64}}),
               HasSubstr("touch"));
   EXPECT_THAT(difference({{0x1000, 64}, {0x2000, 64}}, {{0x9000, 64}, {0x9020, 64}}),
