@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <span>
 
-#include "record/cuda/arena/source_rule.h"
+#include "record/cuda/arena/sources.h"
 
 namespace anabranch::cuda {
 

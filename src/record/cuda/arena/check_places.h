@@ -21,7 +21,12 @@
 #include <span>
 
 #include "anabranch/status.h"
-#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/arena/plan_arena.h"
+#include "record/cuda/arena/sources.h"
+#include "record/cuda/image/graph_image.h"
+#include "record/cuda/rewrite/tables.h"
+#include "record/cuda/sites/sites.h"
+#include "record/cuda/sites/units.h"
 
 namespace anabranch::cuda {
 

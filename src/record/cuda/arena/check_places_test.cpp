@@ -7,6 +7,7 @@
 #include <functional>
 #include <random>
 
+#include "record/cuda/arena/arena_parts.h"
 #include "record/cuda/image/graph_image_testing.h"
 
 namespace anabranch::cuda {

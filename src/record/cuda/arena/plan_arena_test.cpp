@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 
 #include "record/cuda/image/graph_image_testing.h"
+#include "record/cuda/order/copy_window_testing.h"
+#include "record/cuda/order/relax_order.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -105,6 +107,54 @@ TEST(PlanArena, FreshMemoryThatNoNodeNamesHoldsNothing) {
 
 TEST(PlanArena, GivenMemoryHoldsNothingElse) {
   EXPECT_THAT(plan_of({{0}, {1}}, {{0, 1}}, {kTemporary, kGiven}).loans, IsEmpty());
+}
+
+// Unit 0 is named by node 0 and by the table (node 1, in unit 1); unit 2 comes before the table is
+// read (node 3) and unit 3 after.
+TEST(PlanArena, KeepsWhatATableNames) {
+  std::vector<Site> sites;
+  const std::vector<std::vector<std::uint32_t>> named{{0}, {0, 1}, {2}, {1}, {3}};
+  for (std::uint32_t node = 0; node < named.size(); ++node) {
+    for (const std::uint32_t unit : named[node]) {
+      sites.push_back({node, Operand::kDestination, 0, unit, 0});
+    }
+  }
+  const std::vector<Unit> units(4, Unit{0, 0, 512});
+  const std::vector<UnitKind> kinds(4, UnitKind::kTemporary);
+  const auto image = image_of(std::vector<NodeImage>(5, fill(0)), {{0, 1}, {1, 2}, {2, 3}, {3, 4}});
+  const std::vector<TableWrite> tables{{1, 1, 0, 64, 0, 8, {0}}};
+  const auto plan = plan_arena(image, sites, units, kinds, tables);
+  ASSERT_TRUE(plan.ok());
+  const auto& at = plan->parts.arena.offsets;
+  EXPECT_NE(at[0], at[2]);
+  EXPECT_EQ(plan->parts.arena.size_bytes, 3 * 512u);
+  EXPECT_THAT(*find_races(plan->program, plan->parts), IsEmpty());
+  EXPECT_EQ(plan_arena(image, sites, units, kinds)->parts.arena.size_bytes, 2 * 512u);
+}
+
+TEST(PlanArena, AStepOfManyLayersTakesMemoryForThoseThatAreAhead) {
+  constexpr std::uint64_t kUnbound = ~std::uint64_t{0};
+  constexpr std::uint64_t kWeight = 32 << 20, kActivation = 1 << 20, kLayers = 64;
+  const auto arena_bytes = [&](std::uint64_t ahead_bytes) {
+    testing::StreamedStep step;
+    std::uint32_t x = step.add_unit(kActivation);
+    step.kernel({}, {x});
+    for (std::uint64_t layer = 0; layer < kLayers; ++layer) {
+      const auto weight = step.copy_new(kWeight);
+      const auto y = step.add_unit(kActivation);
+      step.kernel({x, weight}, {y});
+      x = y;
+    }
+    EXPECT_EQ(relax_order(step.image, step.sites, {}, step.units, 4, ahead_bytes), 2u);
+    const std::vector<UnitKind> kinds(step.units.size(), UnitKind::kTemporary);
+    const auto plan = plan_arena(step.image, step.sites, step.units, kinds);
+    return plan.ok() ? plan->parts.arena.size_bytes : kUnbound;
+  };
+  for (const std::uint64_t ahead : {4 * kWeight, 5 * kWeight + 1, 16 * kWeight}) {
+    EXPECT_LE(arena_bytes(ahead), ahead + 2 * kActivation);
+  }
+  EXPECT_LE(arena_bytes(0), kLeastCopiesInWindow * kWeight + 2 * kActivation);
+  EXPECT_GE(arena_bytes(kUnbound), kLayers * kWeight);
 }
 
 }  // namespace

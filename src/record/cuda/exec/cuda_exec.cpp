@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "record/cuda/exec/cuda_exec.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 #include <span>
 #include <utility>
 
-#include "record/cuda/exec/cuda_recording.h"
 #include "record/cuda/exec/differences.h"
 #include "record/cuda/exec/make_nodes.h"
 #include "record/cuda/image/driver_graph.h"

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/exec/cuda_exec.h"
 
 namespace anabranch::cuda {
 namespace {

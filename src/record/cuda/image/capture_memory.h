@@ -24,9 +24,14 @@
 
 #include "anabranch/status.h"
 #include "device/cuda/driver.h"
-#include "record/cuda/sites/units.h"
 
 namespace anabranch::cuda {
+
+// One allocation made while a capture ran, or memory that was given to it, in order of time.
+struct CaptureAllocation {
+  std::uint64_t address = 0;
+  std::uint64_t bytes = 0;
+};
 
 class CaptureMemory {
  public:

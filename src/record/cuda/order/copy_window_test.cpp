@@ -7,10 +7,8 @@
 #include <random>
 #include <utility>
 
-#include "record/cuda/arena/plan_arena.h"
-#include "record/cuda/image/graph_image_testing.h"
+#include "record/cuda/order/copy_window_testing.h"
 #include "record/cuda/order/reachability.h"
-#include "record/cuda/order/relax_order.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -19,54 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 
-constexpr std::uint64_t kUnbound = ~std::uint64_t{0};
-
-// Copies and kernels in the order of their capture, one behind the other.
-struct Step {
-  GraphImage image;
-  std::vector<Site> sites;
-  std::vector<Unit> units;
-
-  std::uint32_t add_unit(std::uint64_t bytes) {
-    units.push_back({0, 0, bytes});
-    return static_cast<std::uint32_t>(units.size() - 1);
-  }
-  std::uint32_t copy(std::uint32_t unit, std::uint64_t bytes, bool to_host = false) {
-    const std::uint32_t node = add_node();
-    const std::uint64_t begin = std::uint64_t{node} << 32;
-    image.nodes[node].host_bytes = {begin, begin + bytes, to_host};
-    sites.push_back({node, Operand::kDestination, 0, unit, 0, !to_host, bytes});
-    return node;
-  }
-  // To a unit of its own.
-  std::uint32_t copy_new(std::uint64_t bytes) {
-    copy(add_unit(bytes), bytes);
-    return static_cast<std::uint32_t>(units.size() - 1);
-  }
-  std::uint32_t kernel(const std::vector<std::uint32_t>& reads,
-                       const std::vector<std::uint32_t>& writes = {}) {
-    const std::uint32_t node = add_node();
-    for (const auto unit : reads) sites.push_back({node, Operand::kParam, 0, unit, 0, false});
-    for (const auto unit : writes) sites.push_back({node, Operand::kParam, 8, unit, 0, true});
-    return node;
-  }
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> edges(std::uint64_t ahead_bytes) const {
-    std::vector<std::pair<std::uint32_t, std::uint32_t>> found;
-    for (const EdgeImage& edge : find_window_edges(image, sites, units.size(), ahead_bytes)) {
-      found.emplace_back(edge.from, edge.to);
-    }
-    return found;
-  }
-
- private:
-  std::uint32_t add_node() {
-    const auto node = static_cast<std::uint32_t>(image.nodes.size());
-    image.nodes.push_back(testing::kernel("k", {}));
-    image.nodes.back().is_known = true;
-    if (node != 0) image.edges.push_back({node - 1, node, {}});
-    return node;
-  }
-};
+using Step = testing::StreamedStep;
 
 // Nodes 0, 2, ... are copies of so many bytes, and 1, 3, ... read each what the one before brought.
 Step layers_of(std::initializer_list<std::uint64_t> bytes) {
@@ -194,30 +145,6 @@ TEST(CopyWindow, WhatIsThereNeverTakesMoreThanItMay) {
     waits += edges.size();
   }
   EXPECT_GT(waits, 1000u);
-}
-
-TEST(CopyWindow, AStepOfManyLayersTakesMemoryForThoseThatAreAhead) {
-  constexpr std::uint64_t kWeight = 32 << 20, kActivation = 1 << 20, kLayers = 64;
-  const auto arena_bytes = [&](std::uint64_t ahead_bytes) {
-    Step step;
-    std::uint32_t x = step.add_unit(kActivation);
-    step.kernel({}, {x});
-    for (std::uint64_t layer = 0; layer < kLayers; ++layer) {
-      const auto weight = step.copy_new(kWeight);
-      const auto y = step.add_unit(kActivation);
-      step.kernel({x, weight}, {y});
-      x = y;
-    }
-    EXPECT_EQ(relax_order(step.image, step.sites, {}, step.units, 4, ahead_bytes), 2u);
-    const std::vector<UnitKind> kinds(step.units.size(), UnitKind::kTemporary);
-    const auto plan = plan_arena(step.image, step.sites, step.units, kinds);
-    return plan.ok() ? plan->parts.arena.size_bytes : kUnbound;
-  };
-  for (const std::uint64_t ahead : {4 * kWeight, 5 * kWeight + 1, 16 * kWeight}) {
-    EXPECT_LE(arena_bytes(ahead), ahead + 2 * kActivation);
-  }
-  EXPECT_LE(arena_bytes(0), kLeastCopiesInWindow * kWeight + 2 * kActivation);
-  EXPECT_GE(arena_bytes(kUnbound), kLayers * kWeight);
 }
 
 }  // namespace

@@ -3,8 +3,6 @@
 
 #include <gmock/gmock.h>
 
-#include "anabranch/plan.h"
-#include "record/cuda/arena/plan_arena.h"
 #include "record/cuda/image/graph_image_testing.h"
 
 namespace anabranch::cuda {
@@ -73,30 +71,6 @@ TEST(TableReach, ATableInATableIsFollowed) {
 TEST(TableReach, ATableWhereNothingMovesIsReadByAllBehindIt) {
   EXPECT_THAT(read_by({{}, {}, {3}}, {{0, 1}, {1, 2}}, {table(1, TableWrite::kNowhere, {7})}),
               ElementsAre(IsEmpty(), IsEmpty(), ElementsAre(3, 7)));
-}
-
-// Unit 0 is named by node 0 and by the table (node 1, in unit 1); unit 2 comes before the table is
-// read (node 3) and unit 3 after.
-TEST(TableReach, TheArenaKeepsWhatATableNames) {
-  std::vector<Site> sites;
-  const Units named{{0}, {0, 1}, {2}, {1}, {3}};
-  for (std::uint32_t node = 0; node < named.size(); ++node) {
-    for (const std::uint32_t unit : named[node]) {
-      sites.push_back({node, Operand::kDestination, 0, unit, 0});
-    }
-  }
-  const std::vector<Unit> units(4, Unit{0, 0, 512});
-  const std::vector<UnitKind> kinds(4, UnitKind::kTemporary);
-  const auto image =
-      image_of(std::vector<NodeImage>(5, testing::fill(0)), {{0, 1}, {1, 2}, {2, 3}, {3, 4}});
-  const std::vector<TableWrite> tables{table(1, 1, {0})};
-  const auto plan = plan_arena(image, sites, units, kinds, tables);
-  ASSERT_TRUE(plan.ok());
-  const auto& at = plan->parts.arena.offsets;
-  EXPECT_NE(at[0], at[2]);
-  EXPECT_EQ(plan->parts.arena.size_bytes, 3 * 512u);
-  EXPECT_THAT(*find_races(plan->program, plan->parts), IsEmpty());
-  EXPECT_EQ(plan_arena(image, sites, units, kinds)->parts.arena.size_bytes, 2 * 512u);
 }
 
 }  // namespace

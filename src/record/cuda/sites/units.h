@@ -15,17 +15,12 @@
 #include <vector>
 
 #include "anabranch/status.h"
+#include "record/cuda/image/capture_memory.h"
 
 namespace anabranch::cuda {
 
 // Of all places that units get: what the capture's allocator gave.
 inline constexpr std::uint64_t kUnitAlignment = 512;
-
-// One allocation made while a capture ran, or memory that was given to it, in order of time.
-struct CaptureAllocation {
-  std::uint64_t address = 0;
-  std::uint64_t bytes = 0;
-};
 
 struct Unit {
   std::uint64_t first_address = 0;   // in the first capture

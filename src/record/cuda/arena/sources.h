@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a launch may give a source: memory of so many bytes, at an address without certain bits.
-// Ownership: a value.
+// Sources: what a launch gives an address each. The slots come first, and after them the parts of
+// the arena.
+// Ownership: values.
 // Threads:   values.
 // Failure:   none.
-// Edges:     one word, since a launch whose addresses all moved reads the rules of all its sources.
+// Edges:     a source without bytes may have any address.
 #pragma once
 
 #include <cassert>
@@ -11,6 +12,17 @@
 
 namespace anabranch::cuda {
 
+// Memory of the caller that a launch is given: any address with this alignment. Given memory that
+// no node names is no slot.
+struct CudaSlot {
+  std::uint32_t unit = 0;
+  std::uint32_t allocation = 0;  // the last of those that are the unit
+  std::uint64_t bytes = 0;
+  std::uint64_t alignment = 0;  // what both captures had, 512 at most
+};
+
+// What a launch may give a source: memory of so many bytes, at an address without certain bits. One
+// word, since a launch whose addresses all moved reads the rules of all its sources.
 class SourceRule {
  public:
   static constexpr int kMaskBits = 16;
