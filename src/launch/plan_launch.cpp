@@ -10,41 +10,42 @@
 namespace anabranch::cuda {
 namespace {
 
-class BerthLease {
+class InFlightLease {
  public:
-  BerthLease(std::array<Berth, kBerths>& berths, CuStream stream) : berth_(take(berths, stream)) {}
-  ~BerthLease() { berth_.release(); }
-  BerthLease(const BerthLease&) = delete;
-  BerthLease& operator=(const BerthLease&) = delete;
+  InFlightLease(std::array<InFlight, kMostInFlight>& entries, CuStream stream)
+      : taken_(take(entries, stream)) {}
+  ~InFlightLease() { taken_.release(); }
+  InFlightLease(const InFlightLease&) = delete;
+  InFlightLease& operator=(const InFlightLease&) = delete;
 
-  Berth* operator->() const { return &berth_; }
+  InFlight* operator->() const { return &taken_; }
 
  private:
-  // Best is the berth that this stream used last: it is in order anyway, and launches on one stream
+  // Best is the entry that this stream used last: it is in order anyway, and launches on one stream
   // need one arena. Then one that is free, a new one, and at last any.
-  static Berth& take(std::array<Berth, kBerths>& berths, CuStream stream) {
-    const auto of_stream = [&](const Berth& b) { return b.last && b.last_stream == stream; };
-    const auto is_free = [](const Berth& b) {
+  static InFlight& take(std::array<InFlight, kMostInFlight>& entries, CuStream stream) {
+    const auto of_stream = [&](const InFlight& b) { return b.last && b.last_stream == stream; };
+    const auto is_free = [](const InFlight& b) {
       return b.is_ready() && (!b.last || b.last->is_over());
     };
-    const auto is_new = [](const Berth& b) { return !b.is_ready(); };
+    const auto is_new = [](const InFlight& b) { return !b.is_ready(); };
     for (;; std::this_thread::yield()) {
-      if (Berth* berth = find(berths, of_stream)) return *berth;
-      if (Berth* berth = find(berths, is_free)) return *berth;
-      if (Berth* berth = find(berths, is_new)) return *berth;
-      if (Berth* berth = find(berths, [](const Berth&) { return true; })) return *berth;
+      if (InFlight* entry = find(entries, of_stream)) return *entry;
+      if (InFlight* entry = find(entries, is_free)) return *entry;
+      if (InFlight* entry = find(entries, is_new)) return *entry;
+      if (InFlight* entry = find(entries, [](const InFlight&) { return true; })) return *entry;
     }
   }
   template <typename Wanted>
-  static Berth* find(std::array<Berth, kBerths>& berths, Wanted wanted) {
-    for (Berth& berth : berths) {
-      if (!berth.try_lease()) continue;
-      if (wanted(berth)) return &berth;
-      berth.release();
+  static InFlight* find(std::array<InFlight, kMostInFlight>& entries, Wanted wanted) {
+    for (InFlight& entry : entries) {
+      if (!entry.try_lease()) continue;
+      if (wanted(entry)) return &entry;
+      entry.release();
     }
     return nullptr;
   }
-  Berth& berth_;
+  InFlight& taken_;
 };
 
 // Work of the graph that lies behind a call that failed would use the arena with nobody to know of
@@ -63,24 +64,24 @@ Result<Ticket> launch_plan(PlanRecording& recording, std::span<const Binding> bi
   const ContextScope current(*recording.device(), Act::kLaunch);
   if (!current.status().ok()) return current.status();
   CudaRecording& graph = recording.graph();
-  const BerthLease berth(recording.berths(), stream);
-  if (Status ready = berth->prepare(recording.device(), graph, Act::kLaunch); !ready.ok()) {
+  const InFlightLease own(recording.in_flight(), stream);
+  if (Status ready = own->prepare(recording.device(), graph, Act::kLaunch); !ready.ok()) {
     return ready;
   }
-  const auto mark = berth->take_mark();
+  const auto mark = own->take_mark();
   if (!mark.ok()) return mark.error();
-  if (berth->last) {
-    if (Status held = berth->last->hold(stream); !held.ok()) return held;
+  if (own->last) {
+    if (Status held = own->last->hold(stream); !held.ok()) return held;
   }
-  const auto addresses = berth->addresses();
+  const auto addresses = own->addresses();
   for (std::size_t i = 0; i < graph.slots().size(); ++i) {
     addresses[i] = reinterpret_cast<std::uint64_t>(bindings[graph.slots()[i].unit].data);
   }
   const auto queued = launch(graph, addresses, stream);
   if (!queued.ok()) return queued.error();
   const Status placed = place(**mark, stream, recording.device()->driver());
-  berth->last = placed.ok() ? *mark : nullptr;
-  berth->last_stream = stream;
+  own->last = placed.ok() ? *mark : nullptr;
+  own->last_stream = stream;
   if (!placed.ok()) return placed;
   return Ticket(*mark);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One launch of a plan that was recorded on CUDA.
 // Ownership: the recording keeps the arena until the launch has ended.
-// Threads:   any, at once; each launch leases a berth for the length of the call.
+// Threads:   any, at once; each launch leases an InFlight for the length of the call.
 // Failure:   a Status, never an exception. A refused launch has queued nothing; one whose end could
 //            not be marked has been waited for.
 // Edges:     allocates an arena where more launches run at once than before, and an event where

@@ -138,7 +138,7 @@ TEST_F(PlanLaunchTest, LaunchesInFlightOnSeveralStreamsShareNoArena) {
     bench.sim().run_until_idle();
     for (Job& job : jobs) ASSERT_TRUE(job.is_right(30)) << job.first;
   }
-  EXPECT_EQ(count_of("cuMemAlloc") - before, kBerths - 1);
+  EXPECT_EQ(count_of("cuMemAlloc") - before, kMostInFlight - 1);
 }
 
 TEST_F(PlanLaunchTest, OneStreamNeedsOneArenaAndWarmLaunchesMakeNothing) {
@@ -245,7 +245,7 @@ TEST_F(PlanLaunchTest, WhenAnyCallFailsItIsNamedAndTheNextLaunchIsRight) {
       EXPECT_GT(n, 6u);
       return;
     }
-    if (failed != "cuEventQuery") {  // asked only to choose among berths
+    if (failed != "cuEventQuery") {  // asked only to choose what to lease
       ASSERT_FALSE(failing.ok()) << failed;
       EXPECT_EQ(failing.error().code(), Code::kLaunchDriverFailed);
       EXPECT_THAT(failing.error().message(), HasSubstr(failed));

@@ -10,8 +10,8 @@
 
 namespace anabranch::cuda {
 
-Status Berth::prepare(const std::shared_ptr<CudaDevice>& device, const CudaRecording& recording,
-                      Act act) {
+Status InFlight::prepare(const std::shared_ptr<CudaDevice>& device, const CudaRecording& recording,
+                         Act act) {
   if (ready_) return {};
   device_ = device;
   addresses_.resize(recording.source_rules().size());
@@ -24,14 +24,14 @@ Status Berth::prepare(const std::shared_ptr<CudaDevice>& device, const CudaRecor
   return {};
 }
 
-void Berth::free() {
+void InFlight::free() {
   if (last) (void)last->wait();
   if (block_) device_->driver().cuMemFree(block_);
 }
 
-// Nobody but the lessee hands marks out, so one that only the berth has stays that way. Tickets
+// Only the lessee hands marks out, so one that has no other owner stays that way. Tickets
 // mostly go in the order in which they came: the next mark is the likeliest to be free.
-Result<std::shared_ptr<LaunchMark>> Berth::take_mark() {
+Result<std::shared_ptr<LaunchMark>> InFlight::take_mark() {
   for (std::size_t i = 0; i < marks_.size(); ++i) {
     next_mark_ = (next_mark_ + 1) % marks_.size();
     if (marks_[next_mark_].use_count() == 1) return marks_[next_mark_];
@@ -49,7 +49,8 @@ Result<std::shared_ptr<PlanRecording>> PlanRecording::make(
   std::shared_ptr<PlanRecording> made(new PlanRecording(plan, device));
   if (Status captured = made->capture(regions); !captured.ok()) return captured;
   // The first launch should not be the one to find that there is no memory.
-  if (Status ready = made->berths_[0].prepare(device, *made->graph_, Act::kRecord); !ready.ok()) {
+  if (Status ready = made->in_flight_[0].prepare(device, *made->graph_, Act::kRecord);
+      !ready.ok()) {
     return ready;
   }
   return made;
@@ -75,7 +76,7 @@ Status PlanRecording::capture(const RegionTable& regions) {
   }
   CudaRecordOptions options;
   options.device_code = device_->device_code();
-  options.least_part_bytes = ~std::uint64_t{0};  // a berth has one block
+  options.least_part_bytes = ~std::uint64_t{0};  // a launch has one block
   auto recording = CudaRecording::make(
       driver, {graph[0]->get(), memory[0]->allocations(), &images[0]},
       {graph[1]->get(), memory[1]->allocations(), &images[1]}, units->kinds, options);
@@ -86,7 +87,7 @@ Status PlanRecording::capture(const RegionTable& regions) {
 
 PlanRecording::~PlanRecording() {
   const ContextScope current(*device_);
-  for (Berth& berth : berths_) berth.free();
+  for (InFlight& entry : in_flight_) entry.free();
   graph_.reset();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plan made real on a CUDA device: captured twice, re-pointed at every launch.
 // Ownership: keeps plan and device; owns the executables and the arenas.
-// Threads:   immutable but for the berths, each of which belongs to the launch that leases it.
+// Threads:   immutable but for in_flight(), whose entries belong each to the launch that leases it.
 // Failure:   make() is a Status and leaves nothing behind.
 // Edges:     the destructor waits for launches that still run.
 #pragma once
@@ -23,10 +23,10 @@ namespace anabranch::cuda {
 
 // So many launches of one recording run at once, as many as updating executables send; a further
 // one waits, on the device, for one before.
-inline constexpr std::size_t kBerths = 2;
+inline constexpr std::size_t kMostInFlight = 2;
 
 // What a launch has to itself from its call to its end: an arena, and the mark of that end.
-class Berth {
+class InFlight {
  public:
   bool try_lease() noexcept { return !leased_.exchange(true, std::memory_order_acquire); }
   void release() noexcept { leased_.store(false, std::memory_order_release); }
@@ -68,7 +68,7 @@ class PlanRecording {
   const std::shared_ptr<CudaDevice>& device() const { return device_; }
   // Its slots name those of the plan as units.
   CudaRecording& graph() { return *graph_; }
-  std::array<Berth, kBerths>& berths() { return berths_; }
+  std::array<InFlight, kMostInFlight>& in_flight() { return in_flight_; }
   std::string dump() const;
 
  private:
@@ -79,7 +79,7 @@ class PlanRecording {
   const Plan plan_;
   const std::shared_ptr<CudaDevice> device_;
   std::shared_ptr<CudaRecording> graph_;
-  std::array<Berth, kBerths> berths_;
+  std::array<InFlight, kMostInFlight> in_flight_;
 };
 
 }  // namespace anabranch::cuda
