@@ -12,7 +12,7 @@ from pathlib import Path
 from pages import DIRECTIVE, ROOT, find_blocks, find_pages, is_part_of
 
 sys.path.insert(0, str(ROOT / "tests/rooms"))
-from check_rooms import ROOMS
+from check_rooms import CUDA_CHAIN, HOST_CHAIN, ROOMS
 
 CODE = re.compile(r'^ANABRANCH_CODE\((\w+), (\d+), "(.+)"\)$', re.MULTILINE)
 SECTION = re.compile(r"^## (E\d{4}) (\w+)$", re.MULTILINE)
@@ -86,6 +86,11 @@ class Layout(unittest.TestCase):
         self.assertEqual(set(on_page), folders)
         flow = [room.split("/")[0] for room in on_page]
         self.assertEqual(sorted(flow, key=list(ROOMS).index), flow, "not in the order of the data")
+
+    def test_the_rooms_within_record_are_on_its_page_in_the_order_of_the_data(self):
+        page = (ROOT / "src/record/README.md").read_text()
+        on_page = re.findall(r"^\| `([\w/]+)/` \|", page, re.MULTILINE)
+        self.assertEqual([f"record/{room}" for room in on_page], [*HOST_CHAIN, *CUDA_CHAIN])
 
     def test_the_folders_of_the_page_are_the_folders_of_the_tree(self):
         on_page = re.findall(r"^\| `([\w./]+)/` \|", self.page, re.MULTILINE)

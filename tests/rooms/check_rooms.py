@@ -33,6 +33,15 @@ DRIVERS: dict[str, tuple[str, ...]] = {"cuda": ("anabranch/device.h",), "sim": (
 SIMULATED = "device/sim/"
 TESTS = ("_test", "_testing", "_bench", "_fuzz")
 
+# The rooms within record. Each chain is in the order in which data flows: a room includes itself
+# and those before it in its chain, and the two devices know nothing of each other.
+HOST_CHAIN = ("record/host",)
+CUDA_CHAIN = ("record/cuda/image", "record/cuda/sites", "record/cuda/rewrite", "record/cuda/order",
+              "record/cuda/arena", "record/cuda/exec", "record/cuda", "record/cuda/plan")
+# Of record's own files all rooms within it may include these, which include none of them, and what
+# is for tests. Its other files are the front of them all.
+RECORD_SHARED = ("region_table", "transfer_loops")
+
 # The room that each public header is the front of.
 PUBLIC: dict[str, str] = {
     "export.h": "base",
@@ -79,6 +88,11 @@ def _check_folders(root: Path) -> Iterator[str]:
     for header in sorted((root / "include/anabranch").glob("*")):
         if header.name not in PUBLIC:
             yield f"include/anabranch/{header.name}: is the front of no room"
+    inner = ("record", *HOST_CHAIN, *CUDA_CHAIN)
+    for entry in sorted((root / "src/record").rglob("*")):
+        name = entry.relative_to(root / "src").as_posix()
+        if entry.is_dir() and name not in inner:
+            yield f"src/{name}: is no room within record; these are {', '.join(inner[1:])}"
 
 
 def _check_public(root: Path) -> Iterator[str]:
@@ -119,6 +133,23 @@ def _check_own(where: str, parts: tuple[str, ...], target: str) -> Iterator[str]
         yield f'{where}: "{target}" is written without its room: "room/file.h"'
     elif first != parts[0] and first not in ROOMS[parts[0]]:
         yield f"{where}: room {parts[0]} includes {target} of room {first}, which is not upstream"
+    elif first == parts[0] == "record":
+        yield from _check_within_record(where, parts, target)
+
+
+def _check_within_record(where: str, parts: tuple[str, ...], target: str) -> Iterator[str]:
+    """An include of record's by a file of record's: each by the folder it lies in."""
+    own, other = "/".join(parts[:-1]), target.rpartition("/")[0]
+    if own == "record":
+        is_allowed = other == own or Path(parts[-1]).stem not in RECORD_SHARED
+    elif other == "record":
+        stem = Path(target).stem
+        is_allowed = stem in RECORD_SHARED or stem.endswith(TESTS)
+    else:
+        chain = next((each for each in (HOST_CHAIN, CUDA_CHAIN) if own in each), (own,))
+        is_allowed = other in chain[:chain.index(own) + 1]
+    if not is_allowed:
+        yield f"{where}: room {own} includes {target} of room {other}, which is not upstream"
 
 
 def _check_device(where: str, device: str, target: str) -> Iterator[str]:

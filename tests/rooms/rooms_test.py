@@ -21,6 +21,14 @@ GOOD = {
     "src/device/cuda/driver.cpp": "#include <cuda.h>\n",
     "src/device/sim/driver.cpp": '#include "device/cuda/table.h"\n#include "anabranch/status.h"\n',
     "src/record/record_test.cpp": '#include "device/sim/sim.h"\n',
+    "src/record/record.cpp": '#include "record/host/a.h"\n#include "record/cuda/plan/a.h"\n',
+    "src/record/transfer_loops.cpp": '#include "record/transfer_loops.h"\n',
+    "src/record/host/a.cpp": '#include "record/transfer_loops.h"\n',
+    "src/record/host/a_test.cpp": '#include "record/record_testing.h"\n',
+    "src/record/cuda/image/a.cpp": '#include "record/cuda/image/b.h"\n#include "plan/a.h"\n',
+    "src/record/cuda/exec/a.cpp": '#include "record/cuda/image/a.h"\n',
+    "src/record/cuda/discover.cpp": '#include "record/cuda/exec/a.h"\n',
+    "src/record/cuda/plan/a.h": '#include "record/cuda/discover.h"\n',
     "src/launch/launch.cpp": '#include "record/recording.h"\n#include "device/host/worker.h"\n',
     "bridge/bridge.h": "",
     "bridge/plan.cpp": '#include "bridge.h"\n#include "anabranch/plan.h"\n',
@@ -125,6 +133,36 @@ BAD = {
     "a public header of no room": (
         {"include/anabranch/util.h": ""},
         "include/anabranch/util.h: is the front of no room"),
+    "a room within record includes a later one": (
+        {"src/record/cuda/order/a.cpp": '#include "record/cuda/arena/a.h"\n'},
+        "src/record/cuda/order/a.cpp:1: room record/cuda/order includes record/cuda/arena/a.h of "
+        "room record/cuda/arena, which is not upstream"),
+    "a test of a room within record includes a later one": (
+        {"src/record/cuda/rewrite/a_test.cpp": '#include "record/cuda/discover.h"\n'},
+        "src/record/cuda/rewrite/a_test.cpp:1: room record/cuda/rewrite includes "
+        "record/cuda/discover.h of room record/cuda, which is not upstream"),
+    "discovery knows plans": (
+        {"src/record/cuda/a.cpp": '#include "record/cuda/plan/a.h"\n'},
+        "src/record/cuda/a.cpp:1: room record/cuda includes record/cuda/plan/a.h of room "
+        "record/cuda/plan, which is not upstream"),
+    "the host's recordings know CUDA's": (
+        {"src/record/host/b.cpp": '#include "record/cuda/image/a.h"\n'},
+        "src/record/host/b.cpp:1: room record/host includes record/cuda/image/a.h of room "
+        "record/cuda/image, which is not upstream"),
+    "CUDA's recordings know the host's": (
+        {"src/record/cuda/plan/a.cpp": '#include "record/host/a.h"\n'},
+        "src/record/cuda/plan/a.cpp:1: room record/cuda/plan includes record/host/a.h of room "
+        "record/host, which is not upstream"),
+    "a room within record includes its front": (
+        {"src/record/cuda/plan/a.cpp": '#include "record/record.h"\n'},
+        "src/record/cuda/plan/a.cpp:1: room record/cuda/plan includes record/record.h of room "
+        "record, which is not upstream"),
+    "what both devices share knows one of them": (
+        {"src/record/region_table.cpp": '#include "record/host/a.h"\n'},
+        "src/record/region_table.cpp:1: room record includes record/host/a.h of room record/host"),
+    "a folder within record that is no room": (
+        {"src/record/cuda/util/a.cpp": ""},
+        "src/record/cuda/util: is no room within record; these are record/host, record/cuda/image"),
     "a folder that is no room": (
         {"src/util/a.cpp": ""},
         "src/util: is no room; rooms are base, program, plan, device, record, launch, trace"),
