@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recording CUDA graphs that somebody else captured: a step captured twice, at different addresses,
+// Recording CUDA graphs that the caller captured: a step captured twice, at different addresses,
 // becomes a recording whose addresses are arguments.
 // Ownership: all are shared handles. The graphs stay the caller's and may go once a recording has
 //            been made; the modules of their kernels must stay loaded.
@@ -31,7 +31,7 @@ class CudaRecording;  // src/record/cuda/exec/cuda_recording.h
 struct GraphImage;    // src/record/cuda/image/graph_image.h
 }  // namespace cuda
 
-// Some memory: of which somebody asks whether a graph names it, or what its checksum is.
+// A range of memory: the caller asks whether a graph names it, or what its checksum is.
 struct CaptureRange {
   std::uint64_t begin = 0;
   std::uint64_t bytes = 0;
@@ -218,8 +218,8 @@ inline constexpr std::uint64_t kAheadBytes = std::uint64_t{256} << 20;
 
 struct CaptureOptions {
   // Where there are unsure words a recording is refused, unless they are accepted: launches then
-  // have the first capture's. Whoever makes a second recording with the captures exchanged, and
-  // gets the same results from both as from the step itself, knows that nothing reads them.
+  // have the first capture's. A caller that makes a second recording with the captures exchanged,
+  // and gets the same results from both as from the step itself, knows that nothing reads them.
   bool accept_unsure = false;
   const CaptureNotes* notes = nullptr;
   // With notes: nodes that need not wait for one another run side by side, scheduled for so many

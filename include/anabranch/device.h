@@ -116,7 +116,7 @@ class Device {
 
 // Ties a stream of a CUDA device to others of the same device: work on the one then stands for work
 // on all. Streams are CUstreams (cudaStream_ts; null is the default one) of the primary context.
-// The stream itself among the others is passed over. So is, if the stream is captured, whoever is
+// The stream itself among the others is passed over. So is, if the stream is captured, any that is
 // in no capture: it has queued nothing that the capture could wait for, and would not be joined to
 // it again. A capture that is being made elsewhere is left alone.
 class StreamTies {

@@ -53,8 +53,8 @@ class MovedPlaces {
   std::uint32_t count_ = 0;
 };
 
-// What a caller has moved since a launch of its own, and which that was: the number of it among
-// those through one executable, and what that remembers of them.
+// Incremental launch state: the slots changed since the caller's last launch, and a token
+// (executable, launch number) that tells whether that launch was the last one there.
 struct SinceLaunch {
   MovedPlaces moved;
   const void* memory = nullptr;

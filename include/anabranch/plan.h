@@ -97,7 +97,7 @@ ANABRANCH_API Result<Plan> make_plan_from_parts(const Program& program, PlanPart
 inline constexpr BufferId kNoBuffer{~std::uint32_t{0}};
 inline constexpr StepId kNoStep{~std::uint32_t{0}};
 
-// What the user's own syncs leave open, on streams that he synchronises (docs/streams.md).
+// What the user's own syncs leave open, on streams that the user synchronises (docs/streams.md).
 enum class ReportKind : std::uint8_t {
   kRaceFlow,      // nothing orders a read after the write of what it reads. Edge added
   kRaceMutation,  // nothing orders a write with another use of bytes that it changes. Not planned

@@ -32,13 +32,13 @@ constexpr std::uint32_t index_of(Id id) {
 // The stream of the caller. Every program has it; inputs come from it and outputs go to it.
 inline constexpr StreamId kAmbient{0};
 
-// Who orders a stream's work against that of other streams.
+// What orders a stream's work against that of other streams.
 enum class StreamOrigin : std::uint8_t {
   // Named by the program, ordered by the planner. Its work means what it means on the ambient
   // stream, where a program without streams would have it.
   kPlaced,
-  // A stream of the user's, ordered by his own events and synchronizes (a torch stream). What he
-  // left unordered is ordered by the planner, and reported: see find_reports in plan.h.
+  // A stream of the user's, ordered by their own events and synchronizes (a torch stream). What
+  // these leave unordered is ordered by the planner, and reported: see find_reports in plan.h.
   kUserSynchronised,
 };
 
@@ -116,7 +116,7 @@ class Program {
   std::span<const std::string> streams() const { return data_->streams; }
   // By stream; the ambient one is placed.
   std::span<const StreamOrigin> origins() const { return data_->origins; }
-  // By stream; the lower, the more urgent, as CUDA counts. 0 where nobody said.
+  // By stream; the lower, the more urgent, as CUDA counts. 0 where none was given.
   std::span<const std::int32_t> priorities() const { return data_->priorities; }
   std::span<const std::string> events() const { return data_->events; }
   const Step& step(StepId id) const { return data_->steps[index_of(id)]; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a report says to the user, in the words of his program: operations, lines, streams.
+// What a report says to the user, in the words of their program: operations, lines, streams.
 #include <fmt/format.h>
 
 #include <algorithm>

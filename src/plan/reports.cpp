@@ -197,8 +197,8 @@ Found Finder::find_race(StepId first, StepId second) {
   return found;
 }
 
-// The caller wrote the inputs on the ambient stream. What a step of his own thread uses is memory
-// of the host, which he wrote in the order of that thread.
+// The caller wrote the inputs on the ambient stream. What a step of the caller's own thread uses is
+// memory of the host, which the caller wrote in the order of that thread.
 std::optional<Found> Finder::find_entry_race(StepId step) const {
   if (is_callers(program_, program_.step(step)) || clocks_[kFlow].before(order_.entry(), step)) {
     return std::nullopt;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The addresses that a recording's steps are given, and which of them each slot moves.
 // Ownership: the table owns its memory, not what it points to.
-// Threads:   belongs to whoever holds the recording's launch.
+// Threads:   belongs to the launch that holds the recording.
 // Failure:   none; launch checks an address before it sets it.
 // Edges:     arena addresses never change; a slot's are null until it is first set.
 #pragma once

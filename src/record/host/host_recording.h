@@ -38,7 +38,7 @@ struct Action {
   std::uint32_t address_count = 0;
   std::uint32_t first_wait = 0;  // in waits()
   std::uint32_t wait_count = 0;
-  std::uint32_t point = 0;  // what the lane has reached afterwards; 0: nobody waits for it
+  std::uint32_t point = 0;  // what the lane has reached afterwards; 0: no lane waits for it
 };
 
 inline constexpr std::uint32_t kNoPosition = ~0u;

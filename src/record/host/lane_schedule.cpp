@@ -32,7 +32,7 @@ class LaneScheduler {
   std::vector<std::uint32_t> position_;               // by step
   std::vector<std::uint32_t> first_wait_;             // by position, into the plan's waits
   std::vector<Clock> clock_;                          // by lane, as of its latest step
-  std::vector<Clock> clock_at_;                       // by position; empty where nobody waits
+  std::vector<Clock> clock_at_;                       // by position; empty where none waits
   std::vector<bool> awaited_;                         // by position, from another lane
   std::vector<std::uint32_t> waits_of_;               // positions one step waits for
   std::vector<std::vector<std::uint32_t>> steps_of_;  // positions by lane

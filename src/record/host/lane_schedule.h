@@ -31,7 +31,7 @@ struct Phase {
 struct LaneSchedule {
   // By position in the plan's order.
   std::vector<std::uint32_t> lane;
-  std::vector<std::uint32_t> point;       // what the lane has reached after it; 0: nobody waits
+  std::vector<std::uint32_t> point;       // what the lane has reached after it; 0: none waits
   std::vector<std::uint32_t> first_wait;  // into waits; one more than there are steps
   std::vector<LaneWait> waits;
   std::uint32_t most_points = 0;  // of any lane

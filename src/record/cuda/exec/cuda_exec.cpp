@@ -75,7 +75,7 @@ Result<std::unique_ptr<CudaExec>> CudaExec::make(const Driver& driver, CuGraph o
 }
 
 // Our own graph, since setters need the one an executable was made from; a clone keeps what an
-// image does not hold (attributes that nobody has heard of yet).
+// image does not hold (attributes of newer drivers).
 Status CudaExec::clone_nodes(CuGraph original) {
   if (Status cloned = recorded("cuGraphClone", driver_.cuGraphClone(&graph_, original));
       !cloned.ok()) {
@@ -184,7 +184,7 @@ Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> add
   return set_moved();
 }
 
-// For the next launch. Whoever begins a half waits for those that read it last.
+// For the next launch. The launch that begins a half waits for those that read it last.
 Status CudaExec::write_table(std::span<const std::uint64_t> addresses) {
   const std::uint64_t table = launches_ % kHostTables;
   if (table % kHalfOfTables == 0 && launches_ >= kHostTables && !has_table_) {
@@ -204,7 +204,7 @@ Status CudaExec::mark_half(CuStream stream) {
   if (launches_ % kHalfOfTables != 0) return {};
   const CuEvent read = half_read_[(launches_ / kHalfOfTables + 1) % 2];
   const Status noted = launched("cuEventRecord", driver_.cuEventRecord(read, stream));
-  if (!noted.ok()) driver_.cuStreamSynchronize(stream);  // nobody could tell when they are read
+  if (!noted.ok()) driver_.cuStreamSynchronize(stream);  // else it is unknown when they are read
   return noted;
 }
 

@@ -53,7 +53,7 @@ struct HeldMemory {
 // each.
 //
 // Nodes that device code may update run 17 ns slower each, unless the executable is launchable:
-// instantiated as if device code were to launch it, which nobody does. Then they run as fast as
+// instantiated as if device code were to launch it, which none does. Then they run as fast as
 // others, and each launch takes some 4 us longer. So large graphs are made launchable.
 class CudaExec {
  public:

@@ -232,7 +232,7 @@ Result<FoundSites> CudaRecording::find(const GraphImage& first, const GraphImage
   return found;
 }
 
-// Tables first: they are copies too. Afterwards nobody asks for what copies read.
+// Tables first: they are copies too. Afterwards what copies read is not needed.
 Result<Tables> CudaRecording::replace(FoundSites& found, GraphImage& image) {
   auto tables = replace_tables(driver_, options_.device_code, found.tables, image, found.sites);
   if (!tables.ok()) return tables;

@@ -71,7 +71,7 @@ struct CudaRecordOptions {
   // Launches give memory that is mapped (cuMemMap), else memory of cuMemAlloc. The driver's copies
   // take the one or the other.
   bool mapped_memory = false;
-  // See arena_parts.h. Whoever has one block for the arena takes one part, by the largest number.
+  // See arena_parts.h. A caller with one block for the arena takes one part, by the largest number.
   std::uint64_t least_part_bytes = kLeastPartBytes;
 };
 

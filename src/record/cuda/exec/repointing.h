@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the executables of a recording are made from: the captured graph as it is to run, and every
 // place in it that holds an address of a launch.
-// Ownership: values; handles belong to the captured graph, copy_room to whoever makes executables.
+// Ownership: values; handles belong to the captured graph, copy_room to the maker of executables.
 // Threads:   immutable once the first executable is made.
 // Failure:   none.
 // Edges:     a site's `unit` is its source here, see Repointing.

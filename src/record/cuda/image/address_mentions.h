@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which memory a captured graph names, out of some that is known: what its captures agree on is
-// frozen, and where that is the address of living memory somebody should be told.
+// frozen, and where that is the address of living memory the caller should know.
 // Threads: values.
 // Edges:   an address is looked for in whole words: parameters, what is copied from pinned memory,
 //          operands of copies and fills. A number that happens to be one is taken for it.

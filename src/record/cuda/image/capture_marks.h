@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Notes of a capture that were taken while it ran: which nodes came when, and what memory some of
 // them use.
-// Ownership: borrows the driver; marks are kept by whoever records.
+// Ownership: borrows the driver; marks are kept by the caller that records.
 // Threads:   any, one at a time, with the context current.
 // Failure:   a Status where the stream is not captured, or another graph than before is, or a
 //            driver call fails.

@@ -29,7 +29,7 @@ inline constexpr std::size_t kMostRaceNodes = 16384;
 struct CapturedUse {
   enum class Extent : std::uint8_t {
     kBytes,    // with these bytes, all of them
-    kSome,     // with some bytes of it, nobody knows which
+    kSome,     // with some bytes of it, unknown which
     kMaybe,    // a note says that it may write there
     kUnknown,  // nothing is said: it may read and write
   };
@@ -66,7 +66,7 @@ CapturedUses find_captured_uses(const GraphImage& image, std::span<const Site> s
 //   * that touch one byte for certain, of the host's memory too, one of them writing: two copies or
 //     fills; or one of them that goes over a whole unit, and a kernel that reads it, or that writes
 //     it and nothing else;
-//   * of which the second reads fresh memory into which nobody that it comes behind can have
+//   * of which the second reads fresh memory into which no node that it comes behind can have
 //     written, while the first, captured before it, is known to write there.
 Status check_captured(const GraphImage& image, const CapturedUses& uses);
 

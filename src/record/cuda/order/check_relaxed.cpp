@@ -100,7 +100,7 @@ class OrderCheck {
     for (std::uint32_t node = 0; node < image_.nodes.size(); ++node) {
       if (!image_.nodes[node].host_bytes.empty()) copies.push_back(node);
     }
-    // By where they begin: whoever begins at or behind the end of one does not meet it.
+    // By where they begin: one that begins at or behind the end of another does not meet it.
     const auto begin = [&](std::uint32_t node) { return image_.nodes[node].host_bytes.begin; };
     std::sort(copies.begin(), copies.end(),
               [&](std::uint32_t a, std::uint32_t b) { return begin(a) < begin(b); });

@@ -6,7 +6,7 @@
 // Edges:     a graph without edges to lose or to miss is right.
 //
 // It looks for what relax_order must not do, pair by pair, and shares with it only the bits that
-// say who comes before whom and how two places of a unit are compared.
+// say which node comes before which and how two places of a unit are compared.
 #pragma once
 
 #include <span>

@@ -13,7 +13,7 @@ struct Copy {
   std::vector<std::uint32_t> readers;  // nodes that use its unit, until copies fill it again
 };
 
-// Of those that somebody reads, in the order of the capture.
+// Of those that are read, in the order of the capture.
 std::vector<Copy> copies_with_readers(const GraphImage& image, std::span<const Site> sites,
                                       std::size_t units) {
   std::vector<Copy> copies;
@@ -59,7 +59,7 @@ std::vector<EdgeImage> find_window_edges(const GraphImage& image, std::span<cons
   std::uint64_t bytes = 0;                         // of these
   std::vector<EdgeImage> edges;
   for (const Copy& copy : copies) {
-    // Whoever comes behind the copy before comes behind all that that one has waited for.
+    // A node behind the copy before is behind all that that copy has waited for.
     if (first != read.begin()) edges.push_back({(&copy - 1)->node, copy.node, {}});
     for (; last != read.end() && (*last)->readers.back() < copy.node; ++last) {
       bytes += (*last)->bytes;

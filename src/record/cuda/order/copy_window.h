@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far copies to the device run ahead of whoever reads what they bring. Unbound, all weights
-// that a step streams from the host's memory would come at once, each to a place of its own.
-// Ownership: values.
-// Threads:   pure.
-// Failure:   none.
+// The window of prefetched copies: how far copies to the device run ahead of the nodes that read
+// what they bring. Without a bound all weights that a step streams from the host's memory would
+// come at once, each to a place of its own. Ownership: values. Threads:   pure. Failure:   none.
 // Edges:     it is an order that the capture had, and of that what keeps memory small. What the
 //            captured order itself has there at once, such as a weight that the backward reads once
 //            more, is beside the bound.
@@ -27,8 +25,8 @@ inline constexpr std::uint64_t kLeastCopiesInWindow = 3;
 // costs a copy some microseconds. Where each copy comes behind its nodes, what it brings, and
 // others before it of which the last reader was captured before it and may not have ended yet,
 // takes no more than `ahead_bytes`, or kLeastCopiesInWindow times the largest of these copies.
-// Copies to what nobody reads count for nothing. `sites` are sorted by node, their units lower than
-// `units`.
+// Copies to what no node reads count for nothing. `sites` are sorted by node, their units lower
+// than `units`.
 std::vector<EdgeImage> find_window_edges(const GraphImage& image, std::span<const Site> sites,
                                          std::size_t units, std::uint64_t ahead_bytes);
 

@@ -62,7 +62,7 @@ class Lanes {
  private:
   struct LaneTail {
     std::uint64_t end_ns = 0;
-    // Its nodes but those before one with a lower number: nobody comes behind these any more.
+    // Its nodes but those before one with a lower number: no node comes behind these any more.
     std::vector<std::uint32_t> rising;
   };
   // Behind the kernels' one for each other engine.

@@ -192,7 +192,7 @@ ReducedEdges order_with_lanes(std::span<const EdgeImage> needed,
   return all;
 }
 
-// Whether anyone need not wait any more for whom he came behind.
+// Whether any node need not wait any more for one that the capture put before it.
 bool leaves_order(const GraphImage& image, const Reachability& made) {
   return std::any_of(image.edges.begin(), image.edges.end(),
                      [&](const EdgeImage& edge) { return !made.contains(edge.to, edge.from); });

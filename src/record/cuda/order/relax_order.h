@@ -22,7 +22,7 @@
 
 namespace anabranch::cuda {
 
-// Above so many nodes the captured order stays: who comes before whom takes a bit a pair.
+// Above so many nodes the captured order stays: reachability takes a bit a pair.
 inline constexpr std::size_t kMostRelaxedNodes = 16384;
 
 // Gives the image the edges by which each node runs behind those whose memory it shares (the bytes

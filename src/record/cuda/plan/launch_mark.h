@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of one launch on CUDA: what tickets ask and what later launches wait for.
 // Ownership: owns an event and keeps the device. Shared by tickets and by the recording, which uses
-//            it again once nobody else has it.
+//            it again once it is the last owner.
 // Threads:   place() belongs to the launch that took the mark; the rest from any thread, with the
 //            device's context current.
 // Failure:   a Status that names the call.

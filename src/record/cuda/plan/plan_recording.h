@@ -39,7 +39,7 @@ class InFlight {
   void free();
   // Of a launch: of the graph's slots, which the lessee writes, and of the arena.
   std::span<std::uint64_t> addresses() { return addresses_; }
-  // One that nobody waits for.
+  // One that no ticket has.
   Result<std::shared_ptr<LaunchMark>> take_mark();
   // The end of the launch that was here last; null: it has ended.
   std::shared_ptr<LaunchMark> last;

@@ -46,7 +46,7 @@ std::vector<NodeTime> times_of_nodes(const GraphImage& image, const Notes& notes
   return times;
 }
 
-// Empty where one writes memory that is no unit: nobody could say what else does.
+// Empty where one writes memory that is no unit: what else does is unknown.
 std::vector<std::optional<WorkUses>> uses_of_works(const UnitTable& units, bool of_second,
                                                    const Notes& notes) {
   std::vector<std::optional<WorkUses>> all;

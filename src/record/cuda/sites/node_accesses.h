@@ -7,9 +7,9 @@
 // Edges:     without notes every node may write what it names, and an address is one unit.
 //
 // The capture's allocator gives one address to several tensors, one after the other. A node that
-// came between two marks means those of them that were there between the two; whoever cannot be
-// told apart stays one unit, as large as the largest. Scratch memory of noted work is a unit of
-// its own each time: nobody reads what is left in it. What is left over in the parameters of
+// came between two marks means those of them that were there between the two; those that cannot be
+// told apart stay one unit, as large as the largest. Scratch memory of noted work is a unit of
+// its own each time: what is left in it is never read. What is left over in the parameters of
 // independent nodes (CaptureWork) is no site.
 #pragma once
 

@@ -46,7 +46,7 @@ inline bool may_share(const Site& a, const Site& b) {
 
 // What find_sites() found. `unsure`: bytes of a kernel's parameters that differ and are no address.
 // They are either what compilers leave between the members of a struct, and behind the used part of
-// an array in it, or numbers that are others in every run. Nobody can tell by looking.
+// an array in it, or numbers that are others in every run. Looking does not tell which.
 struct FoundSites {
   std::vector<Site> sites;
   std::uint32_t unsure = 0;
