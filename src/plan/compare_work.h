@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // How much comparing of views one pass over a program may be. Counted and not timed, so that the
-// same program is taken or refused on every machine. The limit is in plan.h. Ownership: borrows the
-// program. Threads:   one thread. Failure:   kTooManyComparisons, once a pass has spent more than
-// there is. Until then what it found
-//            is exact; from then on it may answer anything at once, and the caller asks refusal().
+// same program is taken or refused on every machine. The limit is in plan.h.
+// Ownership: borrows the program.
+// Threads:   one thread.
+// Failure:   kTooManyComparisons, once a pass has spent more than there is. Until then what it
+//            found is exact; from then on it may answer anything at once, and the caller asks
+//            refusal().
 // Edges:     the unlimited one never ends.
 #pragma once
 

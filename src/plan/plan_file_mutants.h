@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plan files with something broken under a right checksum, and a judge of what the reader takes.
 // For tests. The judge shares no code with reader, builder and checker: it goes through every byte
-// and every pair of steps, and knows events and synchronizes. Ownership: values. Threads:   pure:
-// the same seeds give the same mutants on every machine. Failure:   counted in the tally, with the
-// first that was wrong. Edges:     plans that are too large to be judged byte by byte are counted
-// as such.
+// and every pair of steps, and knows events and synchronizes.
+// Ownership: values.
+// Threads:   pure: the same seeds give the same mutants on every machine.
+// Failure:   counted in the tally, with the first that was wrong.
+// Edges:     plans that are too large to be judged byte by byte are counted as such.
 #pragma once
 
 #include <algorithm>

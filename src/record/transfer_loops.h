@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops over strided bytes by which a copy or fill goes through its views: as few and as wide
-// as they can be. Ownership: values. Threads:   pure. Failure:   none. Edges:     views without
-// bytes have an item of 0 bytes.
+// The loops over strided bytes by which a copy or fill goes through its views: as few as there can
+// be, over items as wide as there can be.
+// Ownership: values.
+// Threads:   pure.
+// Failure:   none.
+// Edges:     views without bytes have an item of 0 bytes.
 #pragma once
 
 #include <cstdint>

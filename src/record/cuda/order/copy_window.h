@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The window of prefetched copies: how far copies to the device run ahead of the nodes that read
-// what they bring. Without a bound all weights that a step streams from the host's memory would
-// come at once, each to a place of its own. Ownership: values. Threads:   pure. Failure:   none.
+// what they bring. Unbound, all weights that a step streams from the host's memory would come at
+// once, each to a place of its own.
+// Ownership: values.
+// Threads:   pure.
+// Failure:   none.
 // Edges:     it is an order that the capture had, and of that what keeps memory small. What the
 //            captured order itself has there at once, such as a weight that the backward reads once
 //            more, is beside the bound.
