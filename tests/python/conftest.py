@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for compare, fixtures and zoo, which tests import
+sys.path.insert(0, str(Path(__file__).parent / "support"))  # compare, fixtures, zoo and more
 
 from fixtures import deadline, fresh_torch, run_python, torch  # noqa: F401
 
 if torch is not None:
     from compare import BACKEND
 else:
+    here = Path(__file__).parent
     BACKEND = "anabranch"  # the tests that need no torch still run
     _without_torch = {"test_config.py", "test_errors.py", "test_doctor.py", "test_import.py"}
-    collect_ignore = [path.name for path in Path(__file__).parent.glob("test_*.py")
+    collect_ignore = [str(path.relative_to(here)) for path in here.rglob("test_*.py")
                       if path.name not in _without_torch]
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python/support"))
 
 from recordings import CALLS, assert_launched, normal, told
 

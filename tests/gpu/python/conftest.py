@@ -11,7 +11,7 @@ import torch
 
 FOLDER = Path(__file__).resolve().parent
 # For compare and fixtures, which these tests share with those that need no GPU.
-sys.path.insert(0, str(FOLDER.parents[1] / "python"))
+sys.path.insert(0, str(FOLDER.parents[1] / "python/support"))
 
 from fixtures import deadline, fresh_torch, run_python  # noqa: E402, F401
 

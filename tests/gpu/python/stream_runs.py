@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The random programs of tests/python/random_streams.py on a GPU: made, run, compared."""
+"""The random programs of tests/python/support/random_streams.py on a GPU: made, run, compared."""
 
 from __future__ import annotations
 

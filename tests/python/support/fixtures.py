@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 try:
     _cache = ROOT / ".cache" / f"torch-{importlib.metadata.version('torch')}"

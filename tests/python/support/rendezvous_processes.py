@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each process runs for test_agreement.
+"""What each process runs for test_rendezvous.
 
-    python agreement_processes.py <rank> <ranks> <store> <what>
+    python rendezvous_processes.py <rank> <ranks> <store> <what>
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What processes that have collectives together find out before one of them records. None waits for
-others that do not come. What each process does is in agreement_processes.py."""
+others that do not come. What each process does is in rendezvous_processes.py."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ pytestmark = [pytest.mark.own, pytest.mark.oldest]
     (4, ["groups_that_cross", "groups_in_a_row", "some_do_not_come"]),
 ], ids=["two", "four"])
 def test_processes_record_together_or_not_at_all(ranks, whats, tmp_path):
-    run_processes("agreement_processes.py", ranks, tmp_path / "store", *whats)
+    run_processes("rendezvous_processes.py", ranks, tmp_path / "store", *whats)

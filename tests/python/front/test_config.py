@@ -246,7 +246,7 @@ def test_a_reader_sees_all_of_a_patch_or_none():
 
 
 def test_the_page_lists_every_option_as_it_is():
-    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "python.md").read_text()
     rows = [f"| `{name}` | {kind.replace(' | ', ' or ')} | `{default}` | {doc} |"
             for name, kind, default, doc in config.describe()]
     assert [line for line in page.splitlines() if line in rows] == rows
