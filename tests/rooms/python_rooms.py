@@ -50,10 +50,11 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "rendezvous": _RECORD_STAGES,
         "signature": _RECORD_STAGES,
         "specialization": _RECORD_STAGES | {"report"},
+        "ready_calls": _RECORD_STAGES | {"specialization"},
         "attempt": _RECORD_STAGES | {"report", "rendezvous", "specialization"},
-        "recorder": _RECORD_STAGES | {"report", "specialization", "attempt"},
+        "recorder": _RECORD_STAGES | {"report", "specialization", "ready_calls", "attempt"},
         "recorded_graph": _RECORD_STAGES | {"report", "signature", "recorder"},
-        "recorded_callable": _RECORD_STAGES | {"report", "signature", "recorder"},
+        "recorded_callable": _RECORD_STAGES | {"report", "signature", "ready_calls", "recorder"},
     },
     "_compile": {
         "groups": set(),

@@ -25,10 +25,12 @@ def storage_at(address: int, size_bytes: int, device: torch.device) -> torch.Unt
     return storage
 
 
-def numeric_modes() -> tuple[Any, ...]:
-    """Settings by which torch chooses types, and kernels on a GPU."""
+def modes() -> tuple[Any, ...]:
+    """Settings by which torch chooses what it records for autograd, types, and kernels on a GPU."""
     precision, asked = torch._C._get_fp32_precision_getter, torch._C
-    return (torch.get_default_dtype(), asked._get_deterministic_algorithms(),
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
+            torch.get_default_dtype(), asked._get_deterministic_algorithms(),
             asked._get_cudnn_deterministic(), asked._get_cudnn_enabled(),
             precision("cuda", "matmul"), precision("cuda", "conv"),
             asked._get_cublas_allow_fp16_accumulation(),
@@ -44,11 +46,6 @@ def is_intercepted() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 \
         or torch._C._functorch.peek_interpreter_stack() is not None \
         or torch.autograd.forward_ad._current_level >= 0 or torch.is_anomaly_enabled()
-
-
-def hooks_so_far() -> int:
-    """How many this process has registered, with whatever."""
-    return int(torch.utils.hooks.RemovableHandle.next_id)
 
 
 # The raw current stream of a device, by its number.

@@ -65,16 +65,16 @@ class Attempt:
     """``name`` is the callable's; ``has_lanes`` whether kernels may run side by side;
     ``saved_from`` and ``look_farther`` as in Recorder."""
 
-    def __init__(self, name: str, entry: Specialization, step: Step, chosen: config.Options, *,
+    def __init__(self, name: str, spec: Specialization, step: Step, chosen: config.Options, *,
                  takes_gradients: bool, has_lanes: bool, saved_from: int | None,
                  look_farther: Callable[[Collection[Path]], None]) -> None:
-        self._name, self._entry, self._step, self._chosen = name, entry, step, chosen
+        self._name, self._spec, self._step, self._chosen = name, spec, step, chosen
         self._takes_gradients, self._has_lanes = takes_gradients, has_lanes
         self._saved_from, self._look_farther = saved_from, look_farther
         self._call = step.call
-        self._leaving = SideEffects(self._call, entry.state, is_first_plain=chosen.verify)
-        if entry.state is not NO_STATE:
-            step.call = self._leaving
+        self._effects = SideEffects(self._call, spec.state, is_first_plain=chosen.verify)
+        if spec.state is not NO_STATE:
+            step.call = self._effects
         self._trial: Trial | None = None
         self._plain: Run | None = None  # until its memory is put back
         self._agree = Rendezvous(torch.device("cuda", step.device), [])
@@ -86,17 +86,17 @@ class Attempt:
         self.free_before = free_bytes(step.device)
 
     @property
-    def left(self) -> Any:
+    def mutations(self) -> Any:
         """Where launches leave tensors."""
-        return self._leaving.slots if self._step.call is self._leaving else None
+        return self._effects.mutations if self._step.call is self._effects else None
 
     @property
     def state_tensors(self) -> Sequence[torch.Tensor]:
         return self._step.tensors[self._step.arguments:self._step.own]
 
     def record(self) -> tuple[Any, StepRecording]:
-        """The call's answer, as the step's callable gives it (with ``left``, if any), and what is
-        to be launched from now on."""
+        """The call's answer, as the step's callable gives it (with ``mutations``, if any), and what
+        is to be launched from now on."""
         self._groups = _compat.collectives_so_far()
         meter = Meter(self._step.device)
         try:
@@ -110,7 +110,7 @@ class Attempt:
 
     def _note_memory(self, meter: Meter) -> None:
         trial = self._trial
-        self._entry.report.recording = RecordingCost(
+        self._spec.report.recording = RecordingCost(
             meter.highest.reserved, meter.phase, self._plain_bytes,
             trial.copied_bytes if trial else 0, trial.copied_to if trial else "")
 
@@ -121,8 +121,8 @@ class Attempt:
         step = self._step
         try:
             with _faults_told(step.device), phase("copies of what the step writes", step.device):
-                self._trial = Trial(step, self._entry.state, self._entry.foreseen,
-                                    self._entry.is_short_of_memory)
+                self._trial = Trial(step, self._spec.state, self._spec.foreseen,
+                                    self._spec.is_short_of_memory)
         except NotRecordable as error:
             self._run_unrecorded(error)
         assert self._trial
@@ -146,7 +146,7 @@ class Attempt:
             with _faults_told(step.device):
                 self._plain = self._trial.look(answer, has_drawn)
         except NotRecordable as error:
-            if self._leaving.is_complete:
+            if self._effects.is_complete:
                 self._answered = (self._leave(answer),)
             self._meet()
             self._agree.make(_raising(error))
@@ -171,9 +171,9 @@ class Attempt:
         self._meet()
         agree = self._agree
         trial.rewind_python()
-        agree.make(lambda: check_run(plain, self._leaving))
+        agree.make(lambda: check_run(plain, self._effects))
         # Simpler answers, of most steps.
-        if self._step.call is self._leaving and not self._leaving.slots:
+        if self._step.call is self._effects and not self._effects.mutations:
             self._step.call, plain.answer = self._call, plain.answer[0]
         if agree.on(bool(trial.written_unforeseen(plain))):
             raise Again("it writes memory that it was not known to write")
@@ -217,14 +217,14 @@ class Attempt:
                 raise
             return self._make(dataclasses.replace(step, has_constants=True), meter)
         except BrokeUntold as error:
-            self._entry.why_told = str(error)
+            self._spec.why_told = str(error)
             return self._make(dataclasses.replace(step, is_told=True), meter)
 
     def _make_of(self, step: Step, meter: Meter) -> list[StepRecording]:
         """A recording in captured order, and one with more lanes if any kernels can use them.
         Captures own no memory: they are not in the peaks, and no limit keeps them from being
         made."""
-        report, state = self._entry.report, self._entry.state
+        report, state = self._spec.report, self._spec.state
         before = [state.hyperparameters(opt) for opt in state.optimizers]
         start = time.perf_counter()
         device = capture_device(step.device)
@@ -254,7 +254,7 @@ class Attempt:
         return [made[0], *(other for other in made[1:] if other.counts.lanes > 1)]
 
     def _made_of(self, step: Step, capture: Capture) -> list[StepRecording]:
-        report, chosen, device = self._entry.report, self._chosen, capture_device(step.device)
+        report, chosen, device = self._spec.report, self._chosen, capture_device(step.device)
 
         def with_lanes(lanes: int) -> StepRecording:
             return StepRecording(step, capture, device, chosen.verify, self._saved_from, lanes,
@@ -283,7 +283,7 @@ class Attempt:
         try:
             check_all_tracked(step, capture, capture_device(step.device))
         except UntrackedTensors as error:
-            ways = self._entry.state.ways_to(error.tensors)
+            ways = self._spec.state.ways_to(error.tensors)
             if ways is None:
                 raise NotRecordable(str(error)) from error
             self._look_farther(ways)
@@ -300,11 +300,11 @@ class Attempt:
 
     def _first_launch(self, made: list[StepRecording], meter: Meter) -> tuple[Any, StepRecording]:
         """The answer of a launch that is trusted, or of another right run whose state stands."""
-        trial, plain, agree, report = self._trial, self._plain, self._agree, self._entry.report
+        trial, plain, agree, report = self._trial, self._plain, self._agree, self._spec.report
         assert trial and plain
         recorded = made[0]
         if agree.on(recorded.needs_gradients and trial.has_let_gradients_go):
-            self._entry.foreseen.needs_gradients = True
+            self._spec.foreseen.needs_gradients = True
             raise Again("it reads the gradients that it finds")
         start = time.perf_counter()
         plain.let_go()
@@ -328,8 +328,8 @@ class Attempt:
         return answer, recorded
 
     def _report(self, recorded: StepRecording) -> None:
-        self._entry.report.counts = recorded.counts
-        self._entry.report.slots = recorded.slot_count
+        self._spec.report.counts = recorded.counts
+        self._spec.report.slots = recorded.slot_count
 
     # Where there is none.
 
@@ -353,11 +353,11 @@ class Attempt:
         count twice in memory that nobody has put back. Where its history is wanted ``call(leaves)``
         does, unless nobody would take part in its collectives; and where its memory has been put
         back. Nothing of what the step was given is held then but by ``leaves``."""
-        trial, plain, leaving = self._trial, self._plain, self._leaving
+        trial, plain, effects = self._trial, self._plain, self._effects
         if self._answered:
             return self._answered[0]
         if plain is not None and trial is not None and not self._is_rewound:
-            if leaving.is_complete and not (plain.has_history and may_repeat):
+            if effects.is_complete and not (plain.has_history and may_repeat):
                 trial.settle(plain)
                 trial.close()
                 return self._leave(plain.answer)
@@ -373,7 +373,7 @@ class Attempt:
             self._trial.give_up()
 
     def _leave(self, answer: Any) -> Any:
-        return self._leaving.leave(answer) if self._step.call is self._leaving else answer
+        return self._effects.apply(answer) if self._step.call is self._effects else answer
 
     def close(self) -> None:
         if self._trial is not None:
@@ -399,10 +399,10 @@ def _faults_told(device: int) -> Iterator[None]:
         raise NotRecordable(reason_of_fault(error)) from error
 
 
-def check_run(plain: Run, leaving: SideEffects) -> None:
+def check_run(plain: Run, effects: SideEffects) -> None:
     """Results that want gradients belong to a backward; where the step ran none, somebody else
     will, and a recording could not serve it."""
-    leaving.check()
+    effects.check()
     if plain.has_drawn:
         raise NotRecordable(
             "it draws random numbers on the CPU (torch's, Python's or numpy's), and launches would "

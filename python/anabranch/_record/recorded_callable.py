@@ -28,20 +28,22 @@ from torch import Tensor, nn
 
 from anabranch import _compat, config
 from anabranch._arguments import check_function, wrong
-from anabranch._record.recorder import Recorder
+from anabranch._record.ready_calls import ReadyCalls
+from anabranch._record.recorder import MISSED, Recorder
 from anabranch._record.report import RecordingReport
 from anabranch._record.signature import (
     ARGUMENTS_ALONE,
     LEAF_TYPES,
     describe,
     explain_difference,
+    kind_of,
     signature_of,
     unpack,
 )
-from anabranch._record.state.cache import StateCache
+from anabranch._record.state.cache import StateCache, is_lasting
+from anabranch._record.state.fingerprint import is_object
 from anabranch._record.state.guards import changed
 from anabranch._record.state.state import State
-from anabranch._record.state.walk import is_object
 
 log = logging.getLogger("anabranch.record")
 _NO_GPU = "torch finds no GPU, and nothing else is recorded"
@@ -60,6 +62,7 @@ class RecordedCallable:
         self._chosen = chosen = config.resolve(options)
         self._states = StateCache((function, *static), chosen.max_recordings)
         self._trees: dict[Any, Any] = {}  # by what leaves[0] says
+        self._ready = ReadyCalls()
         self._recorder = Recorder(self._call_flat, chosen, _name_of(function),
                                   takes_gradients=True, differences=explain_difference,
                                   look_farther=self._states.look_farther)
@@ -72,9 +75,9 @@ class RecordedCallable:
 
     def __repr__(self) -> str:
         """Without the recorder's lock: who prints it may not wait for one who records."""
-        entries = list(self._recorder.entries.values())
-        launched = sum(entry.recorded is not None for entry in entries)
-        return f"<anabranch.record of {self.name}: {len(entries)} signatures, {launched} recorded>"
+        specs = list(self._recorder.specializations.values())
+        launched = sum(spec.recording is not None for spec in specs)
+        return f"<anabranch.record of {self.name}: {len(specs)} signatures, {launched} recorded>"
 
     def __copy__(self) -> RecordedCallable:
         """Over the same callable. No copy has recordings: they belong to addresses."""
@@ -118,16 +121,33 @@ class RecordedCallable:
                 objects = list(filter(is_object, leaves[1:]))
         else:
             leaves = [ARGUMENTS_ALONE, *args]
+        kind = kind_of(leaves) if not objects or all(map(is_lasting, objects)) else None
+        answer = self._recorder.launch_ready(self._ready.by_kind.get(kind, ()), leaves)
+        if answer is MISSED:
+            return self._call_fully(leaves, objects, kind)
+        if self._states.are_several and self._states.note_use(objects):
+            self._ready.keep(self._states.kept())
+        return answer
+
+    def _call_fully(self, leaves: list[Any], objects: Sequence[Any], kind: Any) -> Any:
+        """Finds state, signature and specialization. ``kind`` is what is seen of the arguments,
+        None where the next call with such arguments cannot be quick."""
         state = self._states.current(objects)
         key = signature_of(leaves, state) if state is not None else None
-        entry = self._recorder.entries.get(key)
-        is_new = entry is None and not self._recorder.is_full
-        if state is None or is_new or (entry and entry.recorded is None
-                                       and entry.report.reason is None):
+        spec = self._recorder.specializations.get(key)
+        is_new = spec is None and not self._recorder.is_full
+        if state is None or is_new or (spec and spec.recording is None
+                                       and spec.report.reason is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
             state = self._states.find(objects)
+            self._ready.keep(self._states.kept())
             return self._run_and_compare(signature_of(leaves, state), leaves, state, objects)
-        return self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]), entry)
+        answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]), spec)
+        if kind is not None and key is not None \
+                and (ready := self._recorder.ready(key, state, key[-1])):
+            self._ready.keep(self._states.kept())
+            self._ready.add(kind, ready)
+        return answer
 
     def _tell_of_no_gpu(self) -> None:
         """In the report, and once a process in the log: a program that was written on a machine
@@ -178,7 +198,7 @@ class RecordedCallable:
 
     @property
     def report(self) -> list[RecordingReport]:
-        """One entry a signature, in the order of their first calls."""
+        """One spec a signature, in the order of their first calls."""
         return self._recorder.reports()
 
 

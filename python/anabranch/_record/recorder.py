@@ -21,16 +21,18 @@ from torch import Tensor
 from anabranch import _compat, config, errors
 from anabranch._core.library import NativeError
 from anabranch._record.attempt import Attempt
-from anabranch._record.capture.stand_ins import swaps, wait_for_captures
+from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks, handed_over, opened
 from anabranch._record.memory.gpu import empty_cache, free_bytes, give_back, is_plentiful
 from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
+from anabranch._record.ready_calls import ReadyCall
 from anabranch._record.refusals import ON_CPU, Again, Apart, Empty, NotRecordable
 from anabranch._record.report import RecordingReport
 from anabranch._record.specialization import BoundState, Specialization
+from anabranch._record.state.guards import Guards
 from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE, State, standing
 from anabranch._record.tensors import (
@@ -52,6 +54,8 @@ _WARM_UP = 1  # plain calls of a signature before it is recorded
 _BAD_BINDING = 402
 _MOST_TRIES_AGAIN = 3
 
+MISSED = object()  # in place of an answer
+
 
 class Recorder:
     """``call(leaves)`` runs the callable, and ``call_last(leaves)`` does so where nobody needs the
@@ -67,7 +71,7 @@ class Recorder:
                  differences: Callable[[Any, Sequence[Any]], str] = lambda key, keys: "",
                  look_farther: Callable[[Collection[Path]], None] = lambda ways: None) -> None:
         self.name = name
-        self.entries: dict[Any, Specialization] = {}
+        self.specializations: dict[Any, Specialization] = {}
         self.is_refused = False  # something was, and not for the number of signatures
         self._call = call
         self._call_last = call_last or call
@@ -91,36 +95,36 @@ class Recorder:
             maxlen=chosen.max_recordings)
 
     def run(self, key: Any, leaves: list[Any], state: State, describe: Callable[[], str],
-            entry: Specialization | None = None) -> Any:
+            spec: Specialization | None = None) -> Any:
         """The answer of one call, by whatever way its signature has got to. ``state`` is what a
-        new recording uses besides its leaves; ``entry`` that of the key, where it is known."""
-        entry = entry or self.entries.get(key)
-        if entry is None:
-            entry = self._new_entry(key, leaves, state, describe)
-        entry.report.calls += 1
-        if entry.recorded is not None:
-            if entry.shortage and not self._has_memory_again(entry):
-                entry.report.plain_calls += 1
+        new recording uses besides its leaves; ``spec`` that of the key, where it is known."""
+        spec = spec or self.specializations.get(key)
+        if spec is None:
+            spec = self._new_specialization(key, leaves, state, describe)
+        spec.report.calls += 1
+        if spec.recording is not None:
+            if spec.shortage and not self._has_memory_again(spec):
+                spec.report.plain_calls += 1
                 return self._call_last(leaves)
-            return self._launch(key, entry, leaves, state)
-        if entry.report.reason is not None:
-            if entry.shortage and self._has_memory_again(entry):
-                entry.report.reason = None  # the next call records: it looks for everything anew
-            elif self._chosen.strict and not entry.is_empty:
-                raise self._strict_error(entry.report.reason)
+            return self._launch(key, spec, leaves, state)
+        if spec.report.reason is not None:
+            if spec.shortage and self._has_memory_again(spec):
+                spec.report.reason = None  # the next call records: it looks for everything anew
+            elif self._chosen.strict and not spec.is_empty:
+                raise self._strict_error(spec.report.reason)
             return self._call_last(leaves)
-        entry.plain += 1
-        if entry.plain <= _WARM_UP:
-            return self._warm_up(entry, leaves, state)
+        spec.plain += 1
+        if spec.plain <= _WARM_UP:
+            return self._warm_up(spec, leaves, state)
         with self._alone, self._lock:
-            if entry.recorded is None and entry.report.reason is None:
-                entry.state = state
-                answer = self._record(key, entry, handed_over(leaves))
+            if spec.recording is None and spec.report.reason is None:
+                spec.state = state
+                answer = self._record(key, spec, handed_over(leaves))
                 _give_back_memory()
                 return answer
         return self.run(key, leaves, state, describe)  # another thread was first
 
-    def _warm_up(self, entry: Specialization, leaves: list[Any], state: State) -> Any:
+    def _warm_up(self, spec: Specialization, leaves: list[Any], state: State) -> Any:
         """A plain call, in which it shows what the step writes. Compiled graphs run where their
         caller is; a callable's autograd on the stream of captures, unless memory is short: what one
         stream has cached in part another cannot use."""
@@ -129,101 +133,102 @@ class Recorder:
         device = _device_of(opened(leaves), tensors)
         # Of a state that has lost some.
         tensors = [tensor for tensor in tensors if tensor is not None]
-        entry.foreseen.versions = {id(tensor): version_of(tensor) for tensor in tensors}
+        spec.foreseen.versions = {id(tensor): version_of(tensor) for tensor in tensors}
         if self._has_plenty is None:
             self._has_plenty = device is not None and self._takes_gradients \
                 and is_plentiful(device, size_of(tensors))
-        entry.is_short_of_memory = device is None or not self._has_plenty
-        if device is not None and swaps() % 2:
+        spec.is_short_of_memory = device is None or not self._has_plenty
+        if device is not None and Swaps.count % 2:
             wait_for_captures()
         with self._alone, self._compiled_for_lanes(), (
-                contextlib.nullcontext() if entry.is_short_of_memory or device is None
+                contextlib.nullcontext() if spec.is_short_of_memory or device is None
                 else _on_capture_stream(device)):
             answer = self._call_last(leaves)
-        self._check_answer(entry, answer, device)
+        self._check_answer(spec, answer, device)
         return answer
 
     @staticmethod
-    def _has_memory_again(entry: Specialization) -> bool:
+    def _has_memory_again(spec: Specialization) -> bool:
         """Whether what was not done for want of memory may be tried again."""
-        shortage = entry.shortage
+        shortage = spec.shortage
         if shortage is not None and shortage.has_passed():
-            entry.shortage = None
-        return entry.shortage is None
+            spec.shortage = None
+        return spec.shortage is None
 
-    def _check_answer(self, entry: Specialization, answer: Any, device: int | None) -> None:
+    def _check_answer(self, spec: Specialization, answer: Any, device: int | None) -> None:
         """Refuses what answers tensors on the CPU. Some do so out of captures alone: attention's
         seeds, which a backward then reads there."""
         flat, _ = _compat.tree_flatten(answer)
         if device is not None \
                 and any(isinstance(leaf, Tensor) and not leaf.is_cuda for leaf in flat):
             self.is_refused = True
-            self._refuse(entry, ON_CPU)
+            self._refuse(spec, ON_CPU)
 
     def note_plain(self, inputs: str, reason: str) -> None:
         """Counts a call of what is never recorded, which the caller runs."""
         with self._lock:
-            entry = self.entries.setdefault(reason, Specialization(inputs, NO_STATE))
-            entry.report.calls += 1
-            entry.report.reason = reason
+            spec = self.specializations.setdefault(reason, Specialization(inputs, NO_STATE))
+            spec.report.calls += 1
+            spec.report.reason = reason
 
-    def _new_entry(self, key: Any, leaves: Sequence[Any], state: State,
+    def _new_specialization(self, key: Any, leaves: Sequence[Any], state: State,
                    describe: Callable[[], str]) -> Specialization:
         with self._lock:
-            if self.is_full and key not in self.entries:
+            if self.is_full and key not in self.specializations:
                 return self._beyond or self._make_beyond(key, describe)
-            entry = self.entries.setdefault(key, Specialization(describe(), state))
+            spec = self.specializations.setdefault(key, Specialization(describe(), state))
             # The key may have told them by their ids.
-            entry.constants = [leaf for leaf in leaves if not isinstance(leaf, Tensor)
+            spec.constants = [leaf for leaf in leaves if not isinstance(leaf, Tensor)
                                and id(leaf) not in state.leading]
-            return entry
+            return spec
 
     def _make_beyond(self, key: Any, describe: Callable[[], str]) -> Specialization:
         """One for all: there may be another signature in each call."""
-        entry = self._beyond = Specialization(f"{describe()} and what else there is", NO_STATE)
-        self._refuse(entry, f"there are {self._chosen.max_recordings} signatures already "
-                            f"(max_recordings){self._differences(key, list(self.entries))}")
-        return entry
+        spec = self._beyond = Specialization(f"{describe()} and what else there is", NO_STATE)
+        self._refuse(spec, f"there are {self._chosen.max_recordings} signatures already "
+                            f"(max_recordings){self._differences(key, list(self.specializations))}")
+        return spec
 
     @property
     def is_full(self) -> bool:
         """Whether signatures that are not known yet run plainly."""
-        return len(self.entries) >= self._chosen.max_recordings
+        return len(self.specializations) >= self._chosen.max_recordings
 
     def rename(self, key: Any, to: Any) -> None:
         """A signature goes by another key from now on."""
         with self._lock:
-            if key in self.entries and to not in self.entries:
-                self.entries[to] = self.entries.pop(key)
+            if key in self.specializations and to not in self.specializations:
+                self.specializations[to] = self.specializations.pop(key)
 
     def left_paths(self, key: Any) -> set[Path]:
         """Where launches of a signature leave tensors."""
-        entry = self.entries.get(key)
-        return {(*slot.path, slot.key) for slot in entry.slots
-                if not isinstance(slot.key, slice)} if entry is not None else set()
+        spec = self.specializations.get(key)
+        return {(*one.path, one.key) for one in spec.mutations
+                if not isinstance(one.key, slice)} if spec is not None else set()
 
     def _retire(self, key: Any) -> None:
         """Forgets a recording, all but its report."""
         with self._lock:
-            entry = self.entries.pop(key, None)
-            if entry is not None:
-                self._retired.append(entry.current_report())
+            spec = self.specializations.pop(key, None)
+            if spec is not None:
+                spec.is_retired = True
+                self._retired.append(spec.current_report())
 
     def reports(self) -> list[RecordingReport]:
         """Of recordings that served another state, and of those of now."""
         with self._lock:
-            known = [*self.entries.values(), *([self._beyond] if self._beyond else [])]
-            return [*self._retired, *(entry.current_report() for entry in known)]
+            known = [*self.specializations.values(), *([self._beyond] if self._beyond else [])]
+            return [*self._retired, *(spec.current_report() for spec in known)]
 
     def _compiled_for_lanes(self) -> contextlib.AbstractContextManager[None]:
         """Around a plain call of what may be compiled in it."""
         return _compat.own_buffers() if self._has_lanes and self._takes_gradients \
             else contextlib.nullcontext()
 
-    def _refuse(self, entry: Specialization, reason: str) -> None:
-        entry.report.reason = reason
-        entry.state = NO_STATE  # the one before may hold much memory
-        if entry.is_empty:
+    def _refuse(self, spec: Specialization, reason: str) -> None:
+        spec.report.reason = reason
+        spec.state = NO_STATE  # the one before may hold much memory
+        if spec.is_empty:
             return
         if self._chosen.strict:
             raise self._strict_error(reason)
@@ -238,180 +243,205 @@ class Recorder:
 
     # Recording.
 
-    def _record(self, key: Any, entry: Specialization, leaves: list[Any]) -> Any:
+    def _record(self, key: Any, spec: Specialization, leaves: list[Any]) -> Any:
         try:
-            step = self._step(entry, leaves)
+            step = self._step(spec, leaves)
         except NotRecordable as error:
             self.is_refused = True
-            self._refuse(entry, str(error))
+            self._refuse(spec, str(error))
             return self._call_last(leaves)
-        attempt = Attempt(self.name, entry, step, self._chosen,
+        attempt = Attempt(self.name, spec, step, self._chosen,
                           takes_gradients=self._takes_gradients, has_lanes=self._has_lanes,
                           saved_from=self._saved_from, look_farther=self._look_farther)
         del step
         why: Exception | None = None
         try:
-            answer, recorded = attempt.record()
+            answer, recording = attempt.record()
         except (NotRecordable, Untrusted, NativeError) as error:
             why = _without_frames(error)
         if why is not None:
             attempt.give_back()
-            self._judge(key, entry, attempt, why)
+            self._judge(key, spec, attempt, why)
             return attempt.fall_back(self._call_last, leaves, may_repeat=not isinstance(why, Apart))
-        left, known = attempt.left, attempt.state_tensors
+        mutations, known = attempt.mutations, attempt.state_tensors
         attempt.close()
-        entry.shortage, entry.shortage_tries, entry.report.shortage = None, 0, ""
-        entry.set_recorded(recorded, known, left)
-        log.info("%s: %s", self.name, entry.report)
-        view = entry.view_of(entry.state)
-        return view.leave(answer) if view else answer
+        spec.shortage, spec.shortage_tries, spec.report.shortage = None, 0, ""
+        spec.set_recording(recording, known, mutations)
+        log.info("%s: %s", self.name, spec.report)
+        bound = spec.bind(spec.state)
+        return _applied(bound, answer) if bound else answer
 
-    def _judge(self, key: Any, entry: Specialization, attempt: Attempt, why: Exception) -> None:
+    def _judge(self, key: Any, spec: Specialization, attempt: Attempt, why: Exception) -> None:
         """What becomes of a signature that was not recorded."""
         if isinstance(why, UntrackedTensors):
-            self.entries.pop(key, None)  # there will be another one, of a state that has more
+            # There will be another one, of a state that has more.
+            self.specializations.pop(key, None)
             return
-        if isinstance(why, Again) and entry.tries_again < _MOST_TRIES_AGAIN:
-            entry.tries_again += 1
+        if isinstance(why, Again) and spec.tries_again < _MOST_TRIES_AGAIN:
+            spec.tries_again += 1
             return
-        entry.is_empty = isinstance(why, Empty)
+        spec.is_empty = isinstance(why, Empty)
         if isinstance(why, Short):
-            entry.shortage_tries += 1
+            spec.shortage_tries += 1
             free = max(attempt.free_before, free_bytes(attempt.device))
-            entry.shortage = Shortage(why, attempt.device, free, entry.shortage_tries)
-            entry.report.shortage = str(entry.shortage)
+            spec.shortage = Shortage(why, attempt.device, free, spec.shortage_tries)
+            spec.report.shortage = str(spec.shortage)
         else:
-            self.is_refused |= not entry.is_empty
-        if self._chosen.strict and not entry.is_empty:
+            self.is_refused |= not spec.is_empty
+        if self._chosen.strict and not spec.is_empty:
             attempt.rewind()
-        self._refuse(entry, f"{entry.shortage or why}{_way_of_captures(entry, why)}")
+        self._refuse(spec, f"{spec.shortage or why}{_way_of_captures(spec, why)}")
 
-    def _step(self, entry: Specialization, leaves: list[Any]) -> Step:
+    def _step(self, spec: Specialization, leaves: list[Any]) -> Step:
         """What there is to capture."""
-        state = entry.state
+        state = spec.state
         known = state.tensors()
         device = _device_of(leaves, known)
         if device is None:
             raise NotRecordable("it is given nothing on a GPU")
-        entry.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        for i in entry.arguments:
+        spec.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        for i in spec.arguments:
             _check_argument(i, leaves[i], device)
         if self._takes_gradients:
-            entry.leaf_owners = [i for i in entry.arguments
+            spec.leaf_owners = [i for i in spec.arguments
                                  if leaves[i].is_leaf and leaves[i].requires_grad]
-        owners = entry.owners(leaves, state.parameters())
+        owners = spec.owners(leaves, state.parameters())
         wrapped = state.inner_tensors()
-        entry.fix(wrapped)
-        entry.lacks_gradient = [owner.grad is None for owner in owners]
+        spec.fix(wrapped)
+        spec.lacks_gradient = [owner.grad is None for owner in owners]
         gradients = [owner.grad for owner in owners if owner.grad is not None]
         fixed = wrapped + [inner for grad in gradients if is_wrapper(grad)
                            for inner in inner_tensors(grad)]
-        tensors = [*(leaves[i] for i in entry.arguments), *known,
+        tensors = [*(leaves[i] for i in spec.arguments), *known,
                    *(grad for grad in gradients if not is_wrapper(grad))]
-        own = len(entry.arguments) + len(known)
-        units = units_apart(tensors, len(entry.arguments))
+        own = len(spec.arguments) + len(known)
+        units = units_apart(tensors, len(spec.arguments))
         objects = state.objects() if state is not NO_STATE else {}
-        entry.object_paths = list(objects)
-        return Step(self._call, leaves, entry.arguments, tensors, units, len(tensors) - own, owners,
+        spec.object_paths = list(objects)
+        return Step(self._call, leaves, spec.arguments, tensors, units, len(tensors) - own, owners,
                     device, _capture_stream(device), is_noted=self._has_lanes,
                     is_compiled=not self._takes_gradients, optimizers=state.optimizers,
                     fixed=fixed, objects=list(objects.values()), on_cpu=standing(state.on_cpu))
 
     # Launching.
 
-    def _launch(self, key: Any, entry: Specialization, leaves: list[Any], state: State) -> Any:
-        recorded = entry.recorded
-        assert recorded is not None
+    def launch_ready(self, alike: Sequence[ReadyCall], leaves: list[Any]) -> Any:
+        """The answer of a call that finds everything as one of these did; else MISSED, and nothing
+        has happened."""
+        for ready in alike:
+            spec = ready.spec
+            known = ready.tensors() if not spec.is_retired and not spec.shortage else None
+            given = spec.given(leaves, ready.bound, known) if known is not None else None
+            if given is not None:
+                spec.report.calls += 1
+                return self._launch_at(spec, leaves, ready.bound, given)
+        return MISSED
+
+    def ready(self, key: Any, state: State, guards: Guards) -> ReadyCall | None:
+        """For calls that look like one which has just been launched, with these guards."""
+        spec = self.specializations.get(key)
+        if spec is None or spec.recording is None or spec.shortage:
+            return None
+        bound = spec.bind(state)
+        return ReadyCall(spec, state, bound, guards) if bound is not None else None
+
+    def _launch(self, key: Any, spec: Specialization, leaves: list[Any], state: State) -> Any:
+        """Where the state is another one than those that were recorded, it is recorded anew."""
+        bound = spec.bind(state)
+        known = bound.tensors(state) if bound else None
+        is_fixed = not spec.fixed or spec.is_fixed()
+        given = spec.given(leaves, bound, known) if bound and known is not None and is_fixed \
+            else None
+        if bound is None or given is None:
+            self._retire(key)
+            return self.run(key, leaves, state, lambda: spec.report.inputs)
+        return self._launch_at(spec, leaves, bound, given)
+
+    def _launch_at(self, spec: Specialization, leaves: list[Any], bound: BoundState,
+                   given: list[Tensor]) -> Any:
+        recording = spec.recording
+        assert recording is not None
         offsets: Sequence[int] = ()
         if isinstance(leaves, InBlocks):
-            found = recorded.offsets(leaves.places, entry.arguments)
+            found = recording.offsets(leaves.places, spec.arguments)
             if found is None:
-                return self._launch(key, entry, opened(leaves), state)
+                return self._launch_opened(spec, leaves, bound)
             offsets = found
-        view = entry.view_of(state)
-        given = self._given(entry, recorded, leaves, view, state) if view else None
-        if view is None or given is None:  # the state is another one: recorded anew
-            self._retire(key)
-            return self.run(key, leaves, state, lambda: entry.report.inputs)
-        owners = entry.owners(leaves, view.parameters)
-        if not recorded.fits(given):
-            entry.report.plain_calls += 1
+        if recording.has_overlaps and not recording.fits(given):
+            spec.report.plain_calls += 1
             return self._call(leaves)
-        saved, layout = self._saved, recorded.layout
+        saved, layout = self._saved, recording.layout
         in_blocks = saved is not None and layout is not None and saved.may_pass(layout)
+        owners = spec.owners(leaves, bound.parameters) if spec.leaf_owners else bound.parameters
+        objects = bound.objects_now() if bound.objects else ()
         short: Short | None = None
         try:
-            answer = recorded.launch(given, owners, view.objects(), offsets=offsets,
-                                     in_blocks=in_blocks)
+            answer = recording.launch(given, owners, objects, offsets=offsets, in_blocks=in_blocks)
         except torch.OutOfMemoryError:
-            short = Short(OF_LAUNCH, recorded.launch_bytes, free_bytes(recorded.device))
+            short = Short(OF_LAUNCH, recording.launch_bytes, free_bytes(recording.device))
         except NativeError as error:
             if error.code != _BAD_BINDING:
                 raise errors.from_native(error.code, str(error.message)) from None
             if isinstance(leaves, InBlocks):
-                return self._launch(key, entry, opened(leaves), state)
-            return self._launch_elsewhere(entry, recorded, leaves, view, given, owners)
+                return self._launch_opened(spec, leaves, bound)
+            return self._launch_elsewhere(spec, recording, leaves, bound, given, owners)
         if short is not None:
-            return self._launch_later(entry, short, recorded.device, leaves)
+            return self._launch_later(spec, short, recording.device, leaves)
         if saved is not None and layout is not None and not in_blocks:
             saved.watch(layout, answer)
-        return view.leave(answer)
+        return answer if bound.mutations is None else bound.apply(answer)
 
-    def _launch_later(self, entry: Specialization, short: Short, device: int,
+    def _launch_opened(self, spec: Specialization, leaves: InBlocks, bound: BoundState) -> Any:
+        """Where the launch needs the tensors that lie in blocks, and not only their addresses."""
+        tensors = opened(leaves)
+        given = spec.given(tensors, bound, [])
+        assert given is not None  # compiled graphs, whose leaves these are, read no gradients
+        return self._launch_at(spec, tensors, bound, given)
+
+    def _launch_later(self, spec: Specialization, short: Short, device: int,
                       leaves: list[Any]) -> Any:
         """A launch has not the memory that it wants; the plain step takes it piece by piece."""
         empty_cache()
-        entry.shortage_tries += 1
-        entry.shortage = Shortage(short, device, free_bytes(device), entry.shortage_tries)
-        entry.report.shortage = str(entry.shortage)
-        entry.report.plain_calls += 1
+        spec.shortage_tries += 1
+        spec.shortage = Shortage(short, device, free_bytes(device), spec.shortage_tries)
+        spec.report.shortage = str(spec.shortage)
+        spec.report.plain_calls += 1
         if "launch" not in self._told:
             self._told.add("launch")
             log.warning("anabranch: %s runs unrecorded for now: %s [E0308]", self.name,
-                        entry.shortage)
+                        spec.shortage)
         return self._call_last(leaves)
 
-    def _launch_elsewhere(self, entry: Specialization, recorded: StepRecording,
-                          leaves: list[Any], view: BoundState, given: list[Tensor],
-                          owners: list[Tensor]) -> Any:
+    def _launch_elsewhere(self, spec: Specialization, recording: StepRecording, leaves: list[Any],
+                          bound: BoundState, given: list[Tensor], owners: list[Tensor]) -> Any:
         """Arguments at addresses that the kernels do not take are copied, there and back; what
         overlaps now and did not when recorded runs plainly."""
-        misaligned = recorded.misaligned(given)
-        if misaligned and all(i < len(entry.arguments) for i in misaligned) \
+        misaligned = recording.misaligned(given)
+        if misaligned and all(i < len(spec.arguments) for i in misaligned) \
                 and not _overlap(given, set(misaligned)):
             with torch.no_grad():
                 copies = {i: given[i].detach().clone() for i in misaligned}
             moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
             with contextlib.suppress(NativeError):
-                answer = view.leave(recorded.launch(given, owners, view.objects(), at=moved))
+                answer = _applied(bound, recording.launch(
+                    given, owners, bound.objects_now(), at=moved))
                 for i, copy in copies.items():
                     given[i].data.copy_(copy)
                 return answer
-        entry.report.plain_calls += 1
+        spec.report.plain_calls += 1
         return self._call(leaves)
 
-    @staticmethod
-    def _given(entry: Specialization, recorded: StepRecording, leaves: Sequence[Any],
-               view: BoundState, state: State) -> list[Tensor] | None:
-        """The tensors a launch is given, or None where the state cannot be launched at."""
-        known = view.look_up(state)
-        if known is None or (entry.fixed and not entry.is_fixed()):
-            return None
-        given = [leaves[i] for i in entry.arguments] + known
-        if recorded.needs_gradients:
-            gradients = [owner.grad for owner in entry.owners(leaves, view.parameters)]
-            if [grad is None for grad in gradients] != entry.lacks_gradient:
-                return None
-            given += [grad for grad in gradients if grad is not None and not is_wrapper(grad)]
-        return given
+
+def _applied(bound: BoundState, answer: Any) -> Any:
+    return answer if bound.mutations is None else bound.apply(answer)
 
 
-def _way_of_captures(entry: Specialization, error: Exception) -> str:
+def _way_of_captures(spec: Specialization, error: Exception) -> str:
     """Why it may be that it does something else there."""
-    if not entry.why_told or not isinstance(error, Untrusted):
+    if not spec.why_told or not isinstance(error, Untrusted):
         return ""
     return (". Code outside torch asks whether it is captured and may go another way then; told "
-            f"that it is not, it broke: {entry.why_told}")
+            f"that it is not, it broke: {spec.why_told}")
 
 
 def _overlap(given: Sequence[Tensor], some: Collection[int]) -> bool:

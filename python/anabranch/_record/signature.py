@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from anabranch import _compat
@@ -44,12 +43,18 @@ def unpack(thing: Any, leaves: list[Any]) -> Any:
     return None if None in inner else (kind, keys, inner)
 
 
+def kind_of(leaves: Sequence[Any]) -> Any:
+    """What is seen of a call's arguments alone, and of torch's modes. The first of the leaves says
+    how the others lie in the arguments."""
+    return _compat.modes(), leaves[0], *map(_guard_of, leaves[1:])
+
+
 def signature_of(leaves: Sequence[Any], state: State) -> Any:
     """What tells signatures apart. Of objects that lead to tensors it is the state that does."""
     leading = state.leading
     told = tuple(map(_guard_of, leaves)) if not leading else tuple(
         [type(leaf) if id(leaf) in leading else _guard_of(leaf) for leaf in leaves])
-    return _modes(), told, state.number, state.guards()
+    return _compat.modes(), told, state.number, state.guards()
 
 
 _GUARDS = ("which modules train", "which gradients there are", "an optimizer's numbers",
@@ -81,12 +86,6 @@ def _guard_of(leaf: Any) -> Any:
     except TypeError:
         return type(leaf), id(leaf)
     return type(leaf), leaf
-
-
-def _modes() -> tuple[Any, ...]:
-    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
-            *_compat.numeric_modes())
 
 
 def describe(leaves: Sequence[Any]) -> str:

@@ -22,22 +22,24 @@ from anabranch._record.report import RecordingReport
 from anabranch._record.state.paths import Path, Place
 from anabranch._record.state.side_effects import BoundMutations, Mutation, bind_mutations
 from anabranch._record.state.state import State
-from anabranch._record.tensors import inner_places, may_be_parameter
+from anabranch._record.state.watch_list import Lookup, WatchList
+from anabranch._record.tensors import inner_places, is_wrapper, may_be_parameter
 from anabranch._record.trial.trial import Foreseen
 
 
 class BoundState:
     """A state as a recording sees it: where its tensors stand, and where launches leave some.
 
-    Threads may look up at once: each gets the tensors that it has found.
+    Threads may look at once: each gets the tensors that it has found.
     """
 
-    def __init__(self, places: Sequence[Place], indices: Sequence[int], layouts: Sequence[Any],
-                 count: int, left: Sequence[Mutation] | None, slots: BoundMutations | None,
-                 parameters: list[Tensor], objects: Sequence[Place] = ()) -> None:
-        self._objects = objects  # that launches answer
-        self._left, self._slots = left, slots  # what launches leave, and where that is here
-        self.parameters = parameters  # that may get a gradient
+    def __init__(self, state: State, places: Sequence[Place], indices: Sequence[int],
+                 layouts: Sequence[Any], count: int, mutations: Sequence[Mutation] | None,
+                 bound: BoundMutations | None, objects: Sequence[Place] = ()) -> None:
+        self.parameters = state.parameters()  # that may get a gradient
+        self.objects = objects  # that launches answer
+        # What launches leave, and where that is here.
+        self.mutations, self._bound_mutations = mutations, bound
         self._lookups = [(place.holder, place.key) for place in places]
         self._indices = indices  # of what stands there among ``count`` tensors of the state
         self._layouts = layouts
@@ -50,27 +52,42 @@ class BoundState:
         """The same, but that some of the tensors and objects stand elsewhere."""
         made = copy.copy(self)
         made.parameters = parameters
-        made._objects = list(self._objects)
+        made.objects = list(self.objects)
         for i, place in objects:
-            made._objects[i] = place
+            made.objects[i] = place
         made._lookups = list(self._lookups)
         for i, place in places:
             made._lookups[i] = place.holder, place.key
         return made
 
-    def look_up(self, state: State) -> list[Tensor] | None:
+    def watch(self, state: State, fixed: Iterable[tuple[Lookup, Any]]) -> WatchList:
+        """Everything of the state and of what launches leave in it, and then these."""
+        ways = self._bound_mutations.ways if self._bound_mutations else ()
+        return state.watch.joined([*ways, *fixed], self._lookups)
+
+    def tensors(self, state: State) -> list[Tensor] | None:
         """The tensors of the state as they are now, or None where the recording does not fit."""
-        if self._slots and not self._slots.are_current():
-            self._slots = bind_mutations(state, self._left or ())
-        if self._left and (self._slots is None or not self._slots.find_as_before()):
-            return None
+        if self._bound_mutations and not self._bound_mutations.are_current():
+            self._bound_mutations = bind_mutations(state, self.mutations or ())
         try:
             found = [holder[key] for holder, key in self._lookups]
         except (KeyError, IndexError, AttributeError):
             return None
+        return self.tensors_of(found, state)
+
+    def tensors_of(self, found: list[Any], state: State) -> list[Tensor] | None:
+        """The same, given what stands at the movable places of ``watch()``."""
+        if self.mutations and (self._bound_mutations is None
+                                or not self._bound_mutations.find_as_before()):
+            return None
         before, known = self._last
         if all(map(operator.is_, found, before)):
             return known
+        return self._moved_tensors(found, state)
+
+    def _moved_tensors(self, found: list[Any], state: State) -> list[Tensor] | None:
+        """Where some are others than last."""
+        before, known = self._last
         others = [i for i, tensor in enumerate(found) if tensor is not before[i]]
         if any(_layout(found[i]) != self._layouts[i] for i in others):
             return None
@@ -85,17 +102,16 @@ class BoundState:
         self._last = found, tensors
         return tensors
 
-    def objects(self) -> Sequence[Any]:
-        """Those that launches answer, as they are now."""
-        return [place.get() for place in self._objects] if self._objects else ()
+    def objects_now(self) -> Sequence[Any]:
+        """Those that launches answer."""
+        return [place.get() for place in self.objects]
 
-    def leave(self, answer: Any) -> Any:
-        """Puts what a launch answered where the step would have left it; the rest is the answer."""
-        if self._left is None:
-            return answer
+    def apply(self, answer: Any) -> Any:
+        """Puts what a launch answered where the step would have left it, if there are mutations;
+        the rest is the answer."""
         answer, left = answer
-        if self._slots:
-            self._slots.put(left)
+        if self._bound_mutations:
+            self._bound_mutations.put(left)
         return answer
 
 
@@ -104,7 +120,7 @@ class Specialization:
 
     def __init__(self, inputs: str, state: State) -> None:
         self.report = RecordingReport(inputs)
-        self.recorded: StepRecording | None = None
+        self.recording: StepRecording | None = None
         self.plain = 0  # calls so far
         self.constants: list[Any] = []  # leaves that are no tensors, and whose ids the key may have
         self.foreseen = Foreseen()
@@ -112,6 +128,7 @@ class Specialization:
         self.shortage: Shortage | None = None  # why it is not recorded or launched now
         self.shortage_tries = 0
         self.tries_again = 0  # how often a try has found out what the next one has to know
+        self.is_retired = False  # another one has taken its signature
         self.is_empty = False  # it queued nothing, which is no reason to raise
         self.why_told = ""  # that it is captured: how it breaks where it believes that it is not
         self.state = state  # what is recorded, and then what was seen last
@@ -120,64 +137,65 @@ class Specialization:
         self.lacks_gradient: list[bool] = []  # by owner, when recorded
         self.fixed: tuple[int, ...] = ()  # addresses of what cannot be re-pointed
         self.insides: list[tuple[Any, str]] = []  # whose attributes have these addresses
-        self.wrappers: list[tuple[Any, Any, Tensor]] = []  # holder, key, and what was there
+        self.wrappers: list[tuple[Lookup, Tensor]] = []  # where those stand
         self.object_paths: list[Path] = []  # of what the step finds, and then of what it answers
-        self._views: weakref.WeakKeyDictionary[State, BoundState] = weakref.WeakKeyDictionary()
+        self._bound: weakref.WeakKeyDictionary[State, BoundState] = weakref.WeakKeyDictionary()
 
-    def set_recorded(self, recorded: StepRecording, known: Sequence[Tensor],
-                     slots: list[Mutation] | None) -> None:
-        """``known`` are the tensors of the state, in ``slots`` launches leave what they answer
+    def set_recording(self, recording: StepRecording, known: Sequence[Tensor],
+                      mutations: list[Mutation] | None) -> None:
+        """``known`` are the tensors of the state, in ``mutations`` launches leave what they answer
         besides."""
         state, first = self.state, len(self.arguments)
-        used = [i - first for i in recorded.uses if first <= i < first + len(known)]
+        used = [i - first for i in recording.uses if first <= i < first + len(known)]
         stands = [(i, place) for i in used for place in (state.places[i], *state.more_places[i])]
         self._indices, places = [i for i, _ in stands], [place for _, place in stands]
         self._paths = [place.path for place in places]
         self._layouts = [_layout(known[i]) for i in self._indices]
-        self._count, self._slots = len(known), slots
-        self._form, self._parameter_paths = state.form, state.parameter_paths
+        self._count, self._mutations = len(known), mutations
+        self._fingerprint, self._parameter_paths = state.fingerprint, state.parameter_paths
         self._beside = [i for i, path in enumerate(self._paths) if path in state.beside]
         self._has_parameters_beside = any(path in state.beside for path in state.parameter_paths)
         self._held = state.held
-        self.object_paths = [self.object_paths[i] for i in recorded.objects]
-        self._views[state] = BoundState(
-            places, self._indices, self._layouts, self._count, slots,
-            bind_mutations(state, slots) if slots else None, state.parameters(),
+        self.object_paths = [self.object_paths[i] for i in recording.objects]
+        self._bound[state] = BoundState(
+            state, places, self._indices, self._layouts, self._count, mutations,
+            bind_mutations(state, mutations) if mutations else None,
             state.places_of(self.object_paths) or ())
-        self.recorded = recorded
+        self.recording = recording
 
     @property
-    def slots(self) -> Sequence[Mutation]:
+    def mutations(self) -> Sequence[Mutation]:
         """Where launches leave tensors."""
-        return (self.recorded is not None and self._slots) or ()
+        return (self.recording is not None and self._mutations) or ()
 
-    def view_of(self, state: State) -> BoundState | None:
+    def bind(self, state: State) -> BoundState | None:
         """None where other objects lead to the tensors, unless a step cannot tell these from those
         of before."""
-        view = self._views.get(state)
-        if view is None:
-            view = self._make_view(state)
-            if view is not None:
-                self._views[state], self.state = view, state
-        return view
+        bound = self._bound.get(state)
+        if bound is None:
+            bound = self._bind_anew(state)
+            if bound is not None:
+                self._bound[state], self.state = bound, state
+        return bound
 
-    def _make_view(self, state: State) -> BoundState | None:
-        if not state.leads_as(self.state) and (self.fixed or state.form != self._form):
+    def _bind_anew(self, state: State) -> BoundState | None:
+        if not state.leads_as(self.state) and (
+                self.fixed or state.fingerprint != self._fingerprint):
             return None
         if state.parameter_paths != self._parameter_paths:
             return None
-        last = self._views.get(self.state)
-        if last is not None and self._slots is None and state.base is self.state.base:
-            return self._view_beside(last, state)
-        slots = bind_mutations(state, self._slots) if self._slots else None
+        last = self._bound.get(self.state)
+        if last is not None and self._mutations is None and state.base is self.state.base:
+            return self._bind_beside(last, state)
+        mutations = bind_mutations(state, self._mutations) if self._mutations else None
         places, objects = state.by_path(), state.places_of(self.object_paths)
-        if (self._slots and slots is None) or objects is None \
+        if (self._mutations and mutations is None) or objects is None \
                 or not all(path in places for path in self._paths):
             return None
-        return BoundState([places[path] for path in self._paths], self._indices, self._layouts,
-                          self._count, self._slots, slots, state.parameters(), objects)
+        return BoundState(state, [places[path] for path in self._paths], self._indices,
+                          self._layouts, self._count, self._mutations, mutations, objects)
 
-    def _view_beside(self, last: BoundState, state: State) -> BoundState | None:
+    def _bind_beside(self, last: BoundState, state: State) -> BoundState | None:
         """Where nothing but what is beside the base is elsewhere than last."""
         places = [(i, state.beside.get(self._paths[i])) for i in self._beside]
         found = [(i, place) for i, place in places if place is not None]
@@ -189,21 +207,39 @@ class Specialization:
         return last.moved(found, objects, state.parameters() if self._has_parameters_beside
                           else last.parameters)
 
+    def given(self, leaves: Sequence[Any], bound: BoundState,
+              known: list[Tensor]) -> list[Tensor] | None:
+        """The tensors that a launch is given, ``known`` those of the state; None where the
+        recording reads gradients and others are there than when it was made."""
+        given = [*map(leaves.__getitem__, self.arguments), *known]
+        if self.recording is not None and self.recording.needs_gradients:
+            gradients = [owner.grad for owner in self.owners(leaves, bound.parameters)]
+            if [grad is None for grad in gradients] != self.lacks_gradient:
+                return None
+            given += [grad for grad in gradients if grad is not None and not is_wrapper(grad)]
+        return given
+
     def fix(self, inner: Sequence[Tensor]) -> None:
         """These tensors inside of others may not move."""
         self.fixed = tuple([tensor.data_ptr() for tensor in inner])
-        self.wrappers = [(place.holder, place.key, tensor) for place in self.state.wrapped
+        self.wrappers = [((place.holder, place.key), tensor) for place in self.state.wrapped
                          if (tensor := place.get()) is not None]
-        self.insides = [part for _, _, tensor in self.wrappers for part in inner_places(tensor)]
+        self.insides = [part for _, tensor in self.wrappers for part in inner_places(tensor)]
 
     def is_fixed(self) -> bool:
         """Whether they are where they were."""
         try:
-            is_same = all(holder[key] is tensor for holder, key, tensor in self.wrappers)
+            is_same = all(holder[key] is tensor for (holder, key), tensor in self.wrappers)
         except (KeyError, IndexError, AttributeError):
             return False
-        inner = [getattr(owner, name) for owner, name in self.insides] if is_same \
-            else self.state.inner_tensors()
+        if is_same:
+            return self.is_inside_fixed()
+        inner = self.state.inner_tensors()
+        return self.fixed == tuple([tensor.data_ptr() for tensor in inner])
+
+    def is_inside_fixed(self) -> bool:
+        """The same, where the wrapping tensors stand where they stood."""
+        inner = [getattr(owner, name) for owner, name in self.insides]
         return self.fixed == tuple([tensor.data_ptr() for tensor in inner])
 
     def owners(self, leaves: Sequence[Any], parameters: list[Tensor]) -> list[Tensor]:
@@ -213,8 +249,8 @@ class Specialization:
         return [*(leaves[i] for i in self.leaf_owners), *parameters]
 
     def current_report(self) -> RecordingReport:
-        if self.recorded is not None:
-            self.report.counts = self.recorded.counts
+        if self.recording is not None:
+            self.report.counts = self.recording.counts
         return self.report
 
 

@@ -306,7 +306,7 @@ def test_a_container_of_numbers_that_the_step_replaces_itself_tells_nothing_apar
     made = recorded(step)
     for _ in range(3):
         assert isinstance(made(X), Launched)
-    assert len(made._recorder.entries) == 1
+    assert len(made._recorder.specializations) == 1
 
 
 def test_variables_of_functions():
@@ -327,7 +327,7 @@ def test_variables_of_functions():
     assert_recorded_anew(made, step)
     set_global(SCALE + 1)
     assert_recorded_anew(made, step)
-    assert len(made._recorder.entries) == 4
+    assert len(made._recorder.specializations) == 4
 
 
 def test_functions_in_variables_are_themselves():
@@ -395,7 +395,7 @@ def test_what_a_step_changes_itself_and_what_only_others_read_tells_nothing_apar
         trainer.fit()
         trainer.done += 1
         assert_launches(made, lambda x: [trainer.net.weight])
-    assert len(made._recorder.entries) == 1
+    assert len(made._recorder.specializations) == 1
     trainer.temperature = 0.5
     assert_recorded_anew(made, trainer.step)
 
@@ -534,7 +534,7 @@ def test_what_no_code_of_the_step_reads_of_a_batch_may_be_something_else_each_ti
     for number in range(1, 8):
         assert_launches(made, step, Sampled(number))
     assert_recorded_anew(made, step, Sampled(0, scale=2.0))
-    assert len(made._recorder.entries) == 2
+    assert len(made._recorder.specializations) == 2
 
 
 @pytest.mark.parametrize("read", [
@@ -566,4 +566,4 @@ def test_a_hook_that_is_registered_later_is_recorded_with_and_one_that_has_gone_
     assert_recorded_anew(made, step)
     handle.remove()
     assert_launches(made, step)  # as it was recorded first
-    assert len(made._recorder.entries) == 2
+    assert len(made._recorder.specializations) == 2

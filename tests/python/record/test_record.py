@@ -22,7 +22,7 @@ from anabranch._record.capture.step import Fresh
 from anabranch._record.launch.output_buffers import OutputBuffers
 from anabranch._record.launch.saved_blocks import SavedBlocks
 from anabranch._record.recorded_callable import RecordedCallable, record
-from anabranch._record.signature import _modes
+from anabranch._compat import modes as _modes
 from anabranch._record.specialization import Specialization
 from anabranch._record.state import state as state_module
 from anabranch._record.state.state import State
@@ -279,7 +279,7 @@ def test_explain_shows_recorded_callables_that_ran_and_what_became_of_them():
     steps = [record(step), record(torch.relu), record(torch.tanh)]
     launched, plain, idle = entries = [Specialization("(float32[4])", State()) for _ in steps]
     for recorded, entry in zip(steps, entries, strict=True):
-        recorded._recorder.entries[entry.report.inputs] = entry
+        recorded._recorder.specializations[entry.report.inputs] = entry
     launched.report.counts = CaptureCounts(nodes=3, launched_from_host=7, arena_bytes=512,
                                            held_device_bytes=640, held_host_bytes=96)
     plain.report.reason = "it looks at a value"

@@ -212,16 +212,16 @@ def test_a_call_that_is_given_blocks_opens_them_where_it_cannot_be_launched_at_t
     leaves = InBlocks([product, total, 5, part], InputPlaces(forward.layout, {2: 0, 3: 1, 4: 3}))
     recorder = recorder_module.Recorder(lambda leaves: opened(leaves), config.resolve({}), "step",
                                         takes_gradients=False)
-    entry = recorder._new_entry("key", leaves, state_module.NO_STATE, lambda: "()")
-    entry.arguments, entry.recorded = [0, 1, 3], backward
-    entry._views[state_module.NO_STATE] = BoundState([], [], [], 0, None, None, [])
+    entry = recorder._new_specialization("key", leaves, state_module.NO_STATE, lambda: "()")
+    entry.arguments, entry.recording = [0, 1, 3], backward
+    entry._bound[state_module.NO_STATE] = BoundState(State(), [], [], [], 0, None, None)
     wanted = x * w * (x + w) + 1
     assert torch.equal(recorder._launch("key", entry, leaves, state_module.NO_STATE)[0], wanted)
     backward._takes = {0}
     backward._slot_offsets.clear()
     assert torch.equal(recorder._launch("key", entry, leaves, state_module.NO_STATE)[0], wanted)
     assert len(backward._recording.launched) == 2
-    entry.recorded, entry.report.reason = None, "refused"
+    entry.recording, entry.report.reason = None, "refused"
     plain = recorder.run("key", leaves, state_module.NO_STATE, lambda: "()")
     assert torch.equal(plain[0], x * w) and torch.equal(plain[1], x + w) and plain[2] == 5
 
@@ -240,7 +240,7 @@ def test_a_graph_that_names_memory_twice_is_told_from_one_that_names_it_once(ste
 
 
 def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itself(recorded):
-    entry, view = Specialization("", State()), BoundState([], [], [], 0, None, None, [])
+    entry, view = Specialization("", State()), BoundState(State(), [], [], [], 0, None, None)
     entry.arguments = [0, 1]
     recorder = recorder_module.Recorder(lambda leaves: "plain", config.resolve({"max_recordings": 1}), "step",
                                         takes_gradients=False)

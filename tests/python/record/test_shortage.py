@@ -165,7 +165,7 @@ def test_plain_calls_of_one_callable_are_all_on_one_stream(stand_in, monkeypatch
     for key in ("no moments yet", "moments"):
         state = State((training.generator,))
         recorder.run(key, list(training.leaves), state, lambda: "(x, w, moment)")
-    assert len(aside) == 2 and not any(entry.is_short_of_memory for entry in recorder.entries.values())
+    assert len(aside) == 2 and not any(entry.is_short_of_memory for entry in recorder.specializations.values())
 
 
 def test_a_launch_without_memory_runs_plainly_until_there_is_more(stand_in):

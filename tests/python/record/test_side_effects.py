@@ -50,8 +50,9 @@ def leaving_of(step, roots, is_first_plain=True):
     return SideEffects(step, State(roots), is_first_plain=is_first_plain)
 
 
-def view_of(leaving, state):
-    return BoundState([], [], [], 0, leaving.slots, bind_mutations(state, leaving.slots), [])
+def bound(leaving, state):
+    return BoundState(state, [], [], [], 0, leaving.mutations,
+                      bind_mutations(state, leaving.mutations))
 
 
 def made_holders():
@@ -133,10 +134,10 @@ def test_what_a_run_leaves_is_answered_and_put_back(name):
     for _ in range(3):
         answer, left = leaving([5])
         assert answer == 5 and shallow(holder) == before
-        assert [str(slot).removeprefix("holder.") for slot in leaving.slots] == names
+        assert [str(slot).removeprefix("holder.") for slot in leaving.mutations] == names
     leaving.check()
-    assert view_of(leaving, State([lambda: holder])).leave((7, left)) == 7
-    assert all(slot.get() is value for slot, value in zip(leaving.slots, left, strict=True))
+    assert bound(leaving, State([lambda: holder])).apply((7, left)) == 7
+    assert all(slot.get() is value for slot, value in zip(leaving.mutations, left, strict=True))
 
 
 def test_python_counts_on_while_tensors_are_put_back():
@@ -160,11 +161,11 @@ def test_closures_and_globals_are_holders_too():
     leaving = leaving_of(step, [step])
     _, left = leaving([])
     assert hidden is before and "LEFT" not in globals()
-    assert sorted(map(str, leaving.slots)) == ["LEFT", "hidden"]
-    for slot, value in zip(leaving.slots, left, strict=True):
+    assert sorted(map(str, leaving.mutations)) == ["LEFT", "hidden"]
+    for slot, value in zip(leaving.mutations, left, strict=True):
         slot.put(value)
     assert hidden is left[0] and LEFT is left[1]
-    leaving._bindings.put_back()
+    leaving._holders.put_back()
     assert "LEFT" not in globals()
 
 
@@ -179,8 +180,8 @@ def test_an_optimizers_first_step_leaves_its_state():
 
     leaving = leaving_of(step, [step])
     _, left = leaving([new()])
-    assert not any(optimizer.state.values()) and len(leaving.slots) == 2
-    for slot, value in zip(leaving.slots, left, strict=True):
+    assert not any(optimizer.state.values()) and len(leaving.mutations) == 2
+    for slot, value in zip(leaving.mutations, left, strict=True):
         slot.put(value)
     assert all("momentum_buffer" in optimizer.state[p] for p in model.parameters())
 
@@ -229,7 +230,7 @@ def test_what_a_launch_cannot_leave_is_refused_with_its_place(change, reason):
 
     leaving = leaving_of(step, [step, holder])
     leaving([])
-    assert shallow(holder) == before and leaving.slots == []
+    assert shallow(holder) == before and leaving.mutations == []
     with pytest.raises(NotRecordable, match=reason):
         leaving.check()
     with pytest.raises(NotRecordable, match=reason):
@@ -253,9 +254,9 @@ def test_what_is_appended_is_appended_by_launches():
         x = new()
         _, left = leaving([x])
         assert len(history) == 1 and history[0] is before[0] and last["pairs"] == []
-        assert sorted(map(str, leaving.slots)) == ["history", "history.0", "last.pairs"]
+        assert sorted(map(str, leaving.mutations)) == ["history", "history.0", "last.pairs"]
     history.append(7)  # the user's
-    view_of(leaving, State([step])).leave(([], left))
+    bound(leaving, State([step])).apply(([], left))
     assert len(history) == 5 and history[1] == 7 and history[4] == 5
     assert history[0] is not before[0] and isinstance(history[2], Tensor)
     [(given, inner)] = last["pairs"]
@@ -275,7 +276,7 @@ def test_numbers_texts_and_equal_objects_are_no_slots():
     leaving = leaving_of(step, [step])
     leaving([])
     leaving.check()
-    assert leaving.slots == [] and holder.count == 1 and holder.losses == [0.5]
+    assert leaving.mutations == [] and holder.count == 1 and holder.losses == [0.5]
 
 
 def test_where_python_would_go_another_way_the_recording_does_not_serve():
@@ -287,13 +288,13 @@ def test_where_python_would_go_another_way_the_recording_does_not_serve():
     leaving = leaving_of(step, [step])
     leaving([])
     state = State([step])
-    view = view_of(leaving, state)
-    assert view.look_up(state) == []
+    view = bound(leaving, state)
+    assert view.tensors(state) == []
     for other in (None, (new(),)):
         holder.hidden = other
-        assert view.look_up(state) is None
+        assert view.tensors(state) is None
     del holder.hidden
-    assert view.look_up(state) is None
+    assert view.tensors(state) is None
 
 
 def test_slots_are_found_in_the_objects_that_stand_there_later():
@@ -306,10 +307,10 @@ def test_slots_are_found_in_the_objects_that_stand_there_later():
     leaving([])
     holder.inner = SimpleNamespace(hidden=new())
     value = new()
-    bind_mutations(State([step]), leaving.slots).put([value])
+    bind_mutations(State([step]), leaving.mutations).put([value])
     assert holder.inner.hidden is value
     holder.inner = None
-    assert bind_mutations(State([step]), leaving.slots) is None
+    assert bind_mutations(State([step]), leaving.mutations) is None
 
 
 def test_tensors_of_wrapping_classes_are_left_to_their_libraries():
@@ -322,7 +323,7 @@ def test_tensors_of_wrapping_classes_are_left_to_their_libraries():
 
     bindings = HolderSnapshot(State([step]))
     step([])
-    assert bindings.slots() == []
+    assert bindings.mutations() == []
 
 
 @pytest.fixture
@@ -349,7 +350,7 @@ def launching(monkeypatch):
             answer = attempt._step.call(attempt._step.leaves)
             return answer, SimpleNamespace(
                 uses=list(range(uses)), objects=[], launch=launch, needs_gradients=False,
-                layout=None, fits=lambda given: True, counts=SimpleNamespace(
+                layout=None, has_overlaps=False, counts=SimpleNamespace(
                     nodes=1, launched_unchanged=0, launched_from_host=0, launched_from_device=0))
 
         monkeypatch.setattr(attempt_module.Attempt, "record", record)

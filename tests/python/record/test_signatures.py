@@ -28,7 +28,7 @@ def run(made, key):
 def test_signatures_that_are_too_many_share_one_entry():
     made = recorder()
     assert [run(made, i) for i in range(1000)] == list(range(1, 1001))
-    assert len(made.entries) == 2 and made.is_full
+    assert len(made.specializations) == 2 and made.is_full
     *known, beyond = made.reports()
     assert [report.calls for report in known] == [1, 1] and beyond.calls == 998
     assert "there are 2 signatures already" in beyond.reason and "(2) and" in beyond.inputs

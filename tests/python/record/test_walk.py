@@ -45,8 +45,8 @@ def as_on_a_gpu(monkeypatch):
                  if isinstance(thing, Tensor)]
         arguments, objects = len(entry.arguments), entry.state.objects()
         entry.object_paths = list(objects)
-        entry.set_recorded(SimpleNamespace(
-            uses=[arguments + i for i in used], needs_gradients=False, fits=lambda given: True,
+        entry.set_recording(SimpleNamespace(
+            uses=[arguments + i for i in used], needs_gradients=False, has_overlaps=False,
             objects=[i for i, thing in enumerate(objects.values()) if id(thing) in ids(answer)],
             counts=SimpleNamespace(nodes=1, launched_unchanged=0, launched_from_host=0,
                                    launched_from_device=0),
@@ -178,7 +178,7 @@ def test_modules_that_take_turns_share_a_recording_where_they_are_alike():
             answer = made(X)
             assert ids(answer) == ids(step(X))
         assert isinstance(answer, Launched)
-        assert len(made._recorder.entries) == recordings
+        assert len(made._recorder.specializations) == recordings
 
 
 @pytest.mark.parametrize("kind", [dict, list, SimpleNamespace, collections.OrderedDict])
@@ -197,7 +197,7 @@ def test_a_batch_that_is_another_object_in_each_call_is_found_in_each(kind):
     for _ in range(20):
         batch = make()
         assert_launches(made, step)
-    assert len(made._recorder.entries) == 1
+    assert len(made._recorder.specializations) == 1
 
 
 def test_an_objects_numbers_tell_it_from_another():
@@ -212,9 +212,9 @@ def test_an_objects_numbers_tell_it_from_another():
     for scale in range(100):  # nobody's memory grows with it
         batch = SimpleNamespace(x=torch.ones(3), scale=scale)
         made(X)
-    assert len(made._states._forms) <= made._chosen.max_recordings
+    assert len(made._states._fingerprints) <= made._chosen.max_recordings
     assert sum(entry.state is not NO_STATE
-               for entry in made._recorder.entries.values()) <= made._chosen.max_recordings
+               for entry in made._recorder.specializations.values()) <= made._chosen.max_recordings
 
 
 def test_a_function_with_another_number_in_its_closure_is_another_one():
@@ -256,7 +256,7 @@ def test_a_state_that_an_optimizer_loads_is_what_a_launch_is_given():
     for _ in range(20):
         optimizer.load_state_dict(copy.deepcopy(saved))
         assert_launches(made, step)
-    assert len(made._recorder.entries) == 1
+    assert len(made._recorder.specializations) == 1
 
 
 def test_an_optimizers_state_that_was_cleared_is_not_launched_with():
@@ -342,7 +342,7 @@ def test_objects_that_name_each_other_are_walked_once():
     b.items.append(b.items)
     state = State([lambda: a])
     assert len(state.places) == 2 and state.is_current()
-    assert State([lambda: a]).leads_as(state) and State([lambda: a]).form == state.form
+    assert State([lambda: a]).leads_as(state) and State([lambda: a]).fingerprint == state.fingerprint
     b.items = list(b.items)
     assert not state.is_current()
 
@@ -353,9 +353,9 @@ def test_large_constants_are_compared_as_objects():
     first = State([lambda: net])
     other = copy.copy(net)
     net, other = other, net
-    assert State([lambda: net]).form == first.form
+    assert State([lambda: net]).fingerprint == first.fingerprint
     net.vocabulary = dict(other.vocabulary)
-    assert State([lambda: net]).form != first.form
+    assert State([lambda: net]).fingerprint != first.fingerprint
 
 
 def test_modules_that_are_arguments_are_looked_up_as_those_of_a_closure():
@@ -374,7 +374,7 @@ def test_many_modules_of_one_make_share_a_recording():
     made = recorded(step_of, nets[0])
     for net in [*nets, *reversed(nets)]:
         assert_launches(made, step_of, net)
-    assert len(made._recorder.entries) == 1
+    assert len(made._recorder.specializations) == 1
     assert_recorded_anew(made, step_of, Net(eps=0.5))
     for net in nets:
         assert_launches(made, step_of, net)
@@ -395,7 +395,7 @@ def test_threads_with_models_of_their_own_get_what_is_theirs():
             assert all(at_once.map(call, nets))
     finally:
         sys.setswitchinterval(switch)
-    assert len(made._recorder.entries) == 1
+    assert len(made._recorder.specializations) == 1
 
 
 def test_a_dictionary_that_grows_meanwhile_is_searched_anew():
@@ -408,7 +408,7 @@ def test_a_dictionary_that_grows_meanwhile_is_searched_anew():
     _, optimizer, step = with_an_optimizer()
     state = State([step])
     assert state.is_current()
-    state._states = [(Growing(optimizer.state), list(optimizer.state.values()))]
+    state.watch._mappings = [(Growing(optimizer.state), list(optimizer.state.values()))]
     assert not state.is_current()
 
 
@@ -484,7 +484,7 @@ def test_objects_that_lead_nowhere_are_told_by_what_they_are():
     assert_recorded_anew(made, step, second)
     assert_launches(made, step, first)
     assert_recorded_anew(made, step, torch.float16)
-    assert len(made._recorder.entries) == 3
+    assert len(made._recorder.specializations) == 3
 
 
 class Slotted:

@@ -50,6 +50,7 @@ class Launched:
     """In the place of a recording: its launches run the step."""
 
     needs_gradients, launch_bytes, device, slot_count = False, 1 << 20, 0, 1
+    has_overlaps = False
     undefined, objects, layout, ahead_bytes = frozenset(), (), None, 0
 
     def __init__(self, stand_in, step, lanes):

@@ -2,7 +2,7 @@
 """Tensors that take the place of a step's own while it is captured, and the lock of captures.
 
 A capture gives the tensor objects of a step other memory. Threads that read addresses meanwhile use
-``swaps`` as a sequence lock. Threads: one capture at a time in a process.
+``Swaps`` as a sequence lock. Threads: one capture at a time in a process.
 """
 
 from __future__ import annotations
@@ -28,13 +28,11 @@ def wait_for_captures() -> None:
 
 
 _ALIGNMENT = 512  # of torch's allocator; a stand-in lies as its tensor does within this
-_swaps = 0  # odd while stand-ins have the place of somebody's tensors
+class Swaps:
+    """A sequence lock: ``count`` is odd while a capture has given somebody's tensors other memory.
+    Who reads addresses reads them again where it was odd, or is another afterwards."""
 
-
-def swaps() -> int:
-    """Where it is odd, or another afterwards, addresses read meanwhile may be those of
-    stand-ins."""
-    return _swaps
+    count = 0
 
 
 class StandIns:
@@ -59,10 +57,9 @@ class StandIns:
     @contextlib.contextmanager
     def in_place_of(self, originals: Sequence[Tensor], first: int) -> Iterator[None]:
         """Around a capture: these tensor objects have the memory of ``tensors[first:]``."""
-        global _swaps
         stand_ins = self.tensors[first:first + len(originals)]
         before = [tensor.data for tensor in originals]
-        _swaps += 1
+        Swaps.count += 1
         try:
             for tensor, stand_in in zip(originals, stand_ins, strict=True):
                 tensor.data = stand_in
@@ -70,7 +67,7 @@ class StandIns:
         finally:
             for tensor, data in zip(originals, before, strict=True):
                 tensor.data = data
-            _swaps += 1
+            Swaps.count += 1
 
 
 def _view_of(room: torch.UntypedStorage, offset: int, like: Tensor) -> Tensor:

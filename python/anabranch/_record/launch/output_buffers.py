@@ -100,6 +100,8 @@ class OutputBuffers:
 
     def tensors(self, bases: Sequence[Tensor]) -> list[Tensor]:
         """One a room."""
+        if not self._views:
+            return list(bases)
         return [*bases[:self.alone], *(_compat.reinterpret_tensor(bases[base], *view)
                                        for base, view in self._views)]
 

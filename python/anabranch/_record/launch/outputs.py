@@ -20,10 +20,10 @@ Build = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
 
 
 def picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Those items of a sequence, at the speed of C where there are several."""
+    """Those items of a sequence, at the speed of C."""
     if len(indices) > 1:
         return operator.itemgetter(*indices)
-    return lambda items: [items[i] for i in indices]
+    return operator.itemgetter(slice(indices[0], indices[0] + 1) if indices else slice(0))
 
 
 class OutputBuilder:

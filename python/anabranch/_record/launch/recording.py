@@ -22,7 +22,7 @@ from anabranch import _compat
 from anabranch._core.abi import CaptureCounts
 from anabranch._core.capture import Block, CaptureDevice, CapturedRecording
 from anabranch._record.capture.captured import Capture, Captured
-from anabranch._record.capture.stand_ins import swaps, wait_for_captures
+from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Alias, Fresh, Held, Step, Wrapped
 from anabranch._record.launch.output_buffers import OutputBuffers
 from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, OutputBuilder, picker
@@ -54,6 +54,7 @@ class StepRecording:
         self._alignments: list[tuple[int, int]] = []  # of given tensors
         self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
         named_rooms = self._name_slots(step)
+        self.has_overlaps = bool(self._together)
         self._given_slots = picker([index for index, _ in self._alignments])
         places = [self._rooms.place(room) for room in named_rooms]
         self._room_slots = picker([base for base, _ in places])
@@ -73,7 +74,7 @@ class StepRecording:
             first.result, first.shape, BlockLeafBuilder(self._rooms, self.objects))
         self._slot_offsets: dict[InputPlaces, tuple[int, ...] | None] = {}
         self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()]
-        self._mutated = first.mutated
+        self._mutated, self._pick_mutated = first.mutated, picker(first.mutated)
         self.undefined = self._unwritten(first, named_rooms)
         aliases = [part.tensor for part in (*first.result, *first.gradients.values())
                    if isinstance(part, Alias)]
@@ -206,7 +207,7 @@ class StepRecording:
         for index, build in self._gradients:
             parameters[index].grad = build(given, fresh)
         if self._mutated:
-            torch.autograd.graph.increment_version([given[i] for i in self._mutated])
+            torch.autograd.graph.increment_version(self._pick_mutated(given))
         result = self._result_in_blocks if in_blocks else self._result
         return result.build([*given, *objects] if objects else given, fresh)
 
@@ -222,10 +223,10 @@ class StepRecording:
         rooms: Any = self._room_slots(list(map(_address, bases)))
         fresh = [*map(operator.add, rooms, self._room_offsets), *map(_address, parts)]
         while True:
-            before = swaps()
+            before = Swaps.count
             at = map(_address, self._given_slots(given))
             addresses = self._pack(*(map(operator.add, at, offsets) if offsets else at), *fresh)
-            if before == swaps() and before % 2 == 0:
+            if before == Swaps.count and before % 2 == 0:
                 return addresses
             wait_for_captures()
 

@@ -25,15 +25,17 @@ _Ids = tuple[int, ...]
 
 
 class StateCache:
-    """``roots`` are walked for every state, with the objects that are given. ``most_forms`` kinds
-    of states are told from new ones."""
+    """``roots`` are walked for every state, with the objects that are given. ``most_fingerprints``
+    kinds of states are told from new ones."""
 
-    def __init__(self, roots: Sequence[Any], most_forms: int) -> None:
+    def __init__(self, roots: Sequence[Any], most_fingerprints: int) -> None:
         self._roots = roots
         self._states: dict[_Ids, State] = {}  # which hold what the ids belong to
         self._used: dict[_Ids, int] = {}  # in which call
         self._calls = 0
-        self._forms: collections.deque[tuple[Any, int]] = collections.deque(maxlen=most_forms)
+        self.are_several = False  # and so note_use() has to be told of calls
+        self._fingerprints: collections.deque[tuple[Any, int]] = collections.deque(
+            maxlen=most_fingerprints)
         self._numbers = itertools.count()
         self._before: State | None = None
         self._farther: frozenset[Path] = frozenset()
@@ -42,9 +44,9 @@ class StateCache:
 
     def current(self, objects: Sequence[Any]) -> State | None:
         """What was found with these, unless something has taken another's place since."""
+        if self.are_several:
+            self.note_use(objects)
         ids = _lasting(objects)
-        if len(self._states) > 1:
-            self._note_use(ids)
         state = self._states.get(ids)
         if state is None or state.ignored is not self._ignored:
             return None
@@ -59,15 +61,19 @@ class StateCache:
             return self._keep(State(self._roots, objects, state, self._farther, state.base,
                                     self._ignored), ids)
 
-    def _note_use(self, ids: _Ids) -> None:
+    def note_use(self, objects: Sequence[Any]) -> bool:
+        """To be called with what each call is given, where there are several states. Answers
+        whether it is a time at which those that are used no more are let go of."""
         with self._lock:
             self._calls += 1
-            self._used[ids] = self._calls
-            if self._calls % _UNUSED_CALLS == 0:
-                for unused in [ids for ids in self._states
-                               if self._used.get(ids, 0) <= self._calls - _UNUSED_CALLS]:
-                    del self._states[unused]
-                self._used = {ids: self._used[ids] for ids in self._states}
+            self._used[_lasting(objects)] = self._calls
+            if self._calls % _UNUSED_CALLS:
+                return False
+            for unused in [ids for ids in self._states
+                           if self._used.get(ids, 0) <= self._calls - _UNUSED_CALLS]:
+                del self._states[unused]
+            self._used = {ids: self._used[ids] for ids in self._states if ids in self._used}
+            return True
 
     def find(self, objects: Sequence[Any]) -> State:
         """All that there is now, with a number of its own unless recordings of what was found
@@ -83,9 +89,14 @@ class StateCache:
 
     def _keep(self, state: State, ids: _Ids) -> State:
         state.number = self._number_of(state, self._states.get(ids))
-        self._forms.append((state.form, state.number))
+        self._fingerprints.append((state.fingerprint, state.number))
         self._states[ids] = self._before = state
+        self.are_several = len(self._states) > 1
         return state
+
+    def kept(self) -> list[State]:
+        """The last of each set of models and optimizers that was given."""
+        return list(self._states.values())
 
     def look_farther(self, ways: Collection[Path]) -> None:
         """From now on it looks there too."""
@@ -99,21 +110,26 @@ class StateCache:
             self._ignored = self._ignored.union(numbers)
 
     def _number_of(self, state: State, before: State | None) -> int:
-        known = next((one for one in self._forms if one[0] == state.form), None)
+        known = next((one for one in self._fingerprints if one[0] == state.fingerprint), None)
         if known is not None:
-            self._forms.remove(known)
+            self._fingerprints.remove(known)
         if before is not None and state.leads_as(before):
             return before.number
         return next(self._numbers) if known is None else known[1]
 
 
-_LASTING = (nn.Module, torch.optim.Optimizer)  # arguments that one gives again
+_LASTING = (nn.Module, torch.optim.Optimizer)
+
+
+def is_lasting(thing: Any) -> bool:
+    """Whether it is an argument that one gives again."""
+    return isinstance(thing, _LASTING)
 
 
 def _lasting(objects: Sequence[Any]) -> _Ids:
     """The ids of those. Of others, batches, no more than the last are held."""
-    return tuple([id(thing) for thing in objects if isinstance(thing, _LASTING)])
+    return tuple([id(thing) for thing in objects if is_lasting(thing)])
 
 
 def _base_of(objects: Sequence[Any]) -> list[Any]:
-    return [thing if isinstance(thing, _LASTING) else None for thing in objects]
+    return [thing if is_lasting(thing) else None for thing in objects]

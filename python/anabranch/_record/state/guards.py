@@ -68,6 +68,9 @@ LENGTH, ATTRIBUTES = "its length", "how many attributes it has"  # in a path
 COUNT = object()  # in place of a key: how many items a holder has
 
 
+_flat = itertools.chain.from_iterable
+
+
 class GuardValues(tuple):  # type: ignore[type-arg]
     """As they are at some time, to be compared. What is no number any more equals nothing."""
 
@@ -136,10 +139,12 @@ class GuardSet:
         """Mostly the very objects of last time: then so is the answer."""
         before, filled, numbers = self._last
         try:
-            if numbers is not None and all(map(operator.is_, self._values(), before)) \
-                    and all(_told(value) == told for value, told in filled):
+            values: list[Any] = []
+            for get, holders, is_one in self._alike:
+                values += map(get, holders) if is_one else _flat(map(get, holders))
+            if numbers is not None and all(map(operator.is_, values, before)) and (
+                    not filled or all(_told(value) == told for value, told in filled)):
                 return numbers
-            values = list(self._values())
         except (KeyError, IndexError, ValueError, AttributeError):
             return None
         are_told = list(map(is_guarded, values))
@@ -151,11 +156,6 @@ class GuardSet:
                       if _can_be_filled(value)]
             self._last = values, filled, numbers
         return numbers
-
-    def _values(self) -> Iterator[Any]:
-        flat = itertools.chain.from_iterable
-        return flat([map(get, holders) if is_one else flat(map(get, holders))
-                     for get, holders, is_one in self._alike])
 
 
 class SameObject:

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from anabranch import _compat
+from torch.utils.hooks import RemovableHandle
 
 _OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -32,11 +31,12 @@ class Hooks:
 
     def now(self, parameters: Iterable[Tensor]) -> tuple[Any, ...]:
         """By places the numbers that torch has given them, which none gets again."""
-        registered = _compat.hooks_so_far()
+        registered = RemovableHandle.next_id
         if registered != self._registered:
             self._some = [(place, hooks) for place, hooks in self._all(parameters) if hooks]
             self._registered = registered
-        return tuple([(place, *hooks) for place, hooks in self._some if hooks])
+        return tuple([(place, *hooks) for place, hooks in self._some if hooks]) \
+            if self._some else ()
 
     def _all(self, parameters: Iterable[Tensor]) -> Iterator[tuple[Any, Any]]:
         for kind, things, names in (("module", self._modules, _OF_MODULES),

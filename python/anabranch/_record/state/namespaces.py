@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -198,3 +198,19 @@ def _functions_in(value: Any) -> Iterator[types.FunctionType]:
         if isinstance(value, types.FunctionType):
             yield value
         value = getattr(value, "__wrapped__", None)
+
+
+def numbered(things: tuple[Any, ...], name: Callable[[int], Any] = int) -> Iterator[Any]:
+    return ((name(i), things, i) for i in range(len(things)))
+
+
+def parts_of_function(function: types.FunctionType) -> Iterator[tuple[Any, Any, Any]]:
+    compiled = getattr(function, "_torchdynamo_orig_callable", None)
+    if compiled is not None:  # what else is in it is the compiler's
+        yield "compiled", (compiled,), 0
+        return
+    variables = Variables(function)
+    yield from ((name, variables, name) for name in variables)
+    yield from numbered(function.__defaults__ or (), "default {}".format)
+    for name in function.__kwdefaults__ or {}:
+        yield f"default {name}", function.__kwdefaults__, name

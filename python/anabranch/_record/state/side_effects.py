@@ -90,7 +90,7 @@ class HolderSnapshot:
             if keys:
                 yield _Change(holder, path, keys, before)
 
-    def slots(self) -> list[Mutation]:
+    def mutations(self) -> list[Mutation]:
         """Where other tensors are bound by now."""
         found = []
         for holder, path, changed, before in self._changes():
@@ -98,13 +98,13 @@ class HolderSnapshot:
             if isinstance(holder, list) and len(holder) > len(before):
                 end = len(before)
                 keys = [*(key for key in changed if key < end), slice(end, None)]
-            slots = [Mutation(holder, key, path, _type_in(before, key)) for key in keys]
+            mutations = [Mutation(holder, key, path, _type_in(before, key)) for key in keys]
             if isinstance(holder, list) and len(holder) < len(before):
-                raise NotRecordable(f"it makes a list of tensors shorter ({slots[0]}); do it "
+                raise NotRecordable(f"it makes a list of tensors shorter ({mutations[0]}); do it "
                                     "outside")
-            for slot in slots:
-                _check_can_be_left(slot)
-            found += slots
+            for mutation in mutations:
+                _check_can_be_left(mutation)
+            found += mutations
         return found
 
     def put_back(self) -> None:
@@ -120,39 +120,40 @@ def _type_in(before: dict[Any, Any], key: Any) -> type:
     return list if isinstance(key, slice) else type(before.get(key, _NOTHING))
 
 
-def _check_can_be_left(slot: Mutation) -> None:
-    leaves, _ = _compat.tree_flatten(slot.get())
+def _check_can_be_left(mutation: Mutation) -> None:
+    leaves, _ = _compat.tree_flatten(mutation.get())
     for leaf in leaves:
         if not isinstance(leaf, Tensor) and _concerns_tensors(leaf):
-            raise NotRecordable(f"it leaves a {type(leaf).__name__} with tensors in {slot}; return "
-                                "them, or leave the tensors themselves there")
+            raise NotRecordable(f"it leaves a {type(leaf).__name__} with tensors in {mutation}; "
+                                "return them, or leave the tensors themselves there")
 
 
 class SideEffects:
-    """A step's callable that also answers what it leaves in slots, and puts back what was there:
-    ``(answer, [what is left in each])``. Its first run finds the slots, or why there can be none:
-    that is raised at once, or where it is a plain one, that has done its work, by check()."""
+    """A step's callable that also answers what it leaves in mutations, and puts back what was
+    there: ``(answer, [what is left in each])``. Its first run finds the mutations, or why there can
+    be none: that is raised at once, or where it is a plain one, that has done its work, by
+    check()."""
 
     def __init__(self, call: Callable[[list[Any]], Any], state: State, *,
                  is_first_plain: bool) -> None:
         self.call = call
         self._is_first_plain = is_first_plain
-        self.slots: list[Mutation] | None = None
-        self._bindings = HolderSnapshot(state)
+        self.mutations: list[Mutation] | None = None
+        self._holders = HolderSnapshot(state)
         self._refusal: NotRecordable | None = None
 
     def __call__(self, leaves: list[Any]) -> Any:
         try:
             answer = self.call(leaves)
-            if self.slots is None:
-                self.slots = self._find_slots()
-            return answer, [slot.get() for slot in self.slots]
+            if self.mutations is None:
+                self.mutations = self._find_mutations()
+            return answer, [mutation.get() for mutation in self.mutations]
         finally:
-            self._bindings.put_back()
+            self._holders.put_back()
 
-    def _find_slots(self) -> list[Mutation]:
+    def _find_mutations(self) -> list[Mutation]:
         try:
-            return self._bindings.slots()
+            return self._holders.mutations()
         except NotRecordable as error:
             if not self._is_first_plain:
                 raise
@@ -168,45 +169,49 @@ class SideEffects:
         """Whether it answers all that its callable leaves."""
         return self._refusal is None
 
-    def leave(self, answer: Any) -> Any:
+    def apply(self, answer: Any) -> Any:
         """Puts what it has answered where its callable had left it; the rest is the callable's."""
         answer, left = answer
-        _put(self.slots or (), left)
+        _put(self.mutations or (), left)
         return answer
 
 
 class BoundMutations:
     """Those of a recording in one state, and the objects on the way to them. Some lead to nothing
-    but a slot, so that the state does not look whether they still stand where they stood."""
+    but a mutation, so that the state does not look whether they still stand where they stood."""
 
-    def __init__(self, slots: Sequence[Mutation], walk: Walk) -> None:
+    def __init__(self, mutations: Sequence[Mutation], walk: Walk) -> None:
         holders = {path: holder for holder, path in walk.holders}
-        self._slots = [slot._replace(holder=holders[slot.path]) for slot in slots]
-        prefixes = {slot.path[:end] for slot in slots for end in range(len(slot.path) + 1)}
-        self._ways = [walk.entered[path] for path in prefixes if path in walk.entered]
+        self._mutations = [one._replace(holder=holders[one.path]) for one in mutations]
+        prefixes = {one.path[:end] for one in mutations for end in range(len(one.path) + 1)}
+        entered = [walk.entered[path] for path in prefixes if path in walk.entered]
+        self.ways = [((place.holder, place.key), thing) for place, thing in entered]
 
     def find_as_before(self) -> bool:
         """Whether Python would go the same way from what stands in them."""
-        return all(slot.finds_as_before() for slot in self._slots)
+        return all(mutation.finds_as_before() for mutation in self._mutations)
 
     def are_current(self) -> bool:
-        return all(place.get() is value for place, value in self._ways)
+        try:
+            return all(holder[key] is thing for (holder, key), thing in self.ways)
+        except (KeyError, IndexError):
+            return False
 
     def put(self, values: Sequence[Any]) -> None:
-        _put(self._slots, values)
+        _put(self._mutations, values)
 
 
-def bind_mutations(state: State, slots: Sequence[Mutation]) -> BoundMutations | None:
-    """The same slots among the objects that a state has now; None where one is not there."""
+def bind_mutations(state: State, mutations: Sequence[Mutation]) -> BoundMutations | None:
+    """The same mutations among the objects that a state has now; None where one is not there."""
     walk = state.walk_again()
-    if not {slot.path for slot in slots} <= {path for _, path in walk.holders}:
+    if not {mutation.path for mutation in mutations} <= {path for _, path in walk.holders}:
         return None
-    return BoundMutations(slots, walk)
+    return BoundMutations(mutations, walk)
 
 
-def _put(slots: Sequence[Mutation], values: Sequence[Any]) -> None:
-    for slot, value in zip(slots, values, strict=True):
-        slot.put(value)
+def _put(mutations: Sequence[Mutation], values: Sequence[Any]) -> None:
+    for mutation, value in zip(mutations, values, strict=True):
+        mutation.put(value)
 
 
 def _items_of(holder: Any) -> dict[Any, Any]:

@@ -24,6 +24,7 @@ from anabranch._record.state.guards import Guards, GuardSet, GuardValues
 from anabranch._record.state.hooks import Hooks
 from anabranch._record.state.paths import ARGUMENT, Everywhere, Found, Path, Place
 from anabranch._record.state.walk import Walk
+from anabranch._record.state.watch_list import Lookup, WatchList
 from anabranch._record.tensors import inner_tensors, is_wrapper, may_be_parameter, version_of
 
 _COUNTER_BYTES = 1 << 16
@@ -43,7 +44,6 @@ class State:
                  base: State | None = None, ignored: frozenset[Path] = frozenset()) -> None:
         self._names: set[str]
         self._numbers: GuardSet
-        self._hooks: Hooks
         self.number = 0  # equal for those that recordings need not tell apart
         self._roots, self._arguments, self._farther = tuple(roots), list(arguments), farther
         self.ignored = ignored
@@ -57,8 +57,7 @@ class State:
         self._numbers = GuardSet([*base._numbers.held, *places.held]) if base else places
         self._names = collector.names
         watched = [stand for stand in collector.watched if id(stand.thing) not in leading]
-        self._watched += [(holder, key) for holder, key, _ in watched]
-        self._watched_things += [thing for _, _, thing in watched]
+        self._watched += [((holder, key), thing) for holder, key, thing in watched]
         self._guards: Guards | None = None
         for found in walk.tensors:
             self._sort(found, walk.more_places[id(found.tensor)])
@@ -77,9 +76,11 @@ class State:
         self._parameters: list[Tensor] = []  # and what may become one
         self.parameter_paths: list[Path] = []
         self.parameters()
-        # Of a base that has all modules and optimizers already.
-        self._hooks = base._hooks if base and len(self.modules) == len(base.modules) \
-            and len(self.optimizers) == len(base.optimizers) \
+        # Of a base that has all modules and optimizers already. No reference to itself: a state is
+        # let go of as soon as nothing uses it.
+        self._hooked = base if base and len(self.modules) == len(base.modules) \
+            and len(self.optimizers) == len(base.optimizers) else None
+        self._hooks: Hooks = self._hooked._hooks if self._hooked \
             else Hooks(self.modules, self.optimizers)
 
     def _begin(self, base: State | None) -> None:
@@ -102,12 +103,10 @@ class State:
         self.optimizers: list[torch.optim.Optimizer] = begun("optimizers")
         # Other objects may lead to the tensors that a step cannot tell from these: of the same
         # types, with the same numbers and functions in them. Then their forms are equal.
-        self.form: list[tuple[Path, Any]] = begun("form")
-        self._ways: list[tuple[Any, Any]] = begun("_ways")  # holders and keys of what leads there
-        self._stood: list[Any] = begun("_stood")  # and what they held
-        # The same of what leads to numbers alone.
-        self._watched: list[tuple[Any, Any]] = begun("_watched")
-        self._watched_things: list[Any] = begun("_watched_things")
+        self.fingerprint: list[tuple[Path, Any]] = begun("fingerprint")
+        # Where that stands which leads there, and the same of what leads to guarded values alone.
+        self._ways: list[tuple[Lookup, Any]] = begun("_ways")
+        self._watched: list[tuple[Lookup, Any]] = begun("_watched")
         # Of the arguments that lead to anything, their ids.
         self.leading: set[int] = set(begun("leading"))
 
@@ -144,7 +143,8 @@ class State:
     def _known(self, numbers: dict[int, int]) -> Iterator[int]:
         """The ids of all that leads anywhere and is alive."""
         others = [place.get() for place in (*self.wrapped, *self.on_cpu, *self.pinned)]
-        things = (self._stood, self.modules, self.generators, self.counters, others)
+        stood = [thing for _, thing in self._ways]
+        things = (stood, self.modules, self.generators, self.counters, others)
         return itertools.chain(numbers, map(id, itertools.chain(*things)))
 
     def _keep(self, walk: Walk) -> None:
@@ -152,14 +152,11 @@ class State:
         self.generators += walk.generators
         self.modules += walk.modules
         self.optimizers += walk.optimizers
-        self.form += walk.form
+        self.fingerprint += walk.fingerprint
         self.leading |= {id(value) for place, value in walk.ways if place.path[:-1] == (ARGUMENT,)}
-        self._ways += [(place.holder, place.key) for place, _ in walk.ways]
-        self._stood += [value for _, value in walk.ways]
-        self._registries = [module._modules for module in self.modules if module._modules]
-        self._children = self._children_now()
-        # Of optimizers, in the order of their keys: these are tensors, and slow to look up.
-        self._states = [(one.state, list(one.state.values())) for one in self.optimizers]
+        self._ways += [((place.holder, place.key), thing) for place, thing in walk.ways]
+        self.watch = WatchList([*self._ways, *self._watched], self.modules,
+                               [one.state for one in self.optimizers])
         # Objects that were looked into beside the base.
         self.entered_beside = {path: place for path, (place, _) in walk.entered.items()} \
             if self._base else {}
@@ -201,36 +198,21 @@ class State:
                  for inner in inner_tensors(there.tensor)}
         return ways if found.issuperset(all_wanted) and not known.issuperset(all_wanted) else None
 
-    def _children_now(self) -> list[nn.Module | None]:
-        return list(itertools.chain.from_iterable(map(dict.values, self._registries)))
-
     def is_of(self, arguments: Sequence[Any]) -> bool:
         """Whether it was found with these objects."""
         return _are_same(self._arguments, arguments)
 
     def is_current(self) -> bool:
-        """Whether all objects that lead to the tensors and to numbers stand where they stood. Of
-        large models most are modules' children, which are compared whole: a lookup of each would
-        take twice as long."""
-        try:
-            found = [holder[key] for holder, key in self._ways]
-            watched = [holder[key] for holder, key in self._watched]
-            return all(map(operator.is_, found, self._stood)) \
-                and all(map(operator.is_, watched, self._watched_things)) \
-                and self._children_now() == self._children \
-                and all(_are_same(states.values(), stood) for states, stood in self._states)
-        except (KeyError, IndexError):
-            return False
-        except RuntimeError:  # another thread put something into one of these dictionaries
-            return False
+        """Whether everything on the way to the tensors and to guarded values stands where it
+        stood."""
+        return self.watch.look() is not None
 
     def leads_as(self, other: State) -> bool:
         """Whether the same objects lead to the tensors."""
-        return _are_same(self._stood, other._stood) and self._children == other._children \
-            and len(self._states) == len(other._states) \
-            and all(states is others and _are_same(stood, stood_there) for
-                    (states, stood), (others, stood_there) in
-                    zip(self._states, other._states, strict=True))
+        return len(self._ways) == len(other._ways) \
+            and all(thing is theirs for (_, thing), (_, theirs) in
+                    zip(self._ways, other._ways, strict=True)) \
+            and self.watch.has_members_of(other.watch)
 
     def by_path(self) -> dict[Path, Place]:
         """Where tensors that may move stand, each as often as it does."""
@@ -263,17 +245,21 @@ class State:
     def guards(self) -> Guards:
         """What Python says about the state and a recording has frozen. Where nobody asks for
         gradients, whether there are any is left to launches that read some."""
-        hooked = self.base if self._hooks is self.base._hooks else self
         now = (
             tuple(map(_TRAINING, self._modes)),
             tuple([parameter.requires_grad + 2 * (parameter.grad is None)
                    for parameter in self._parameters])
             if self.optimizers or torch.is_grad_enabled() else None,
-            tuple([self.hyperparameters(opt) for opt in self.optimizers]),
-            tuple([(id(tensor), version_of(tensor)) for tensor in standing(self.on_cpu)]),
-            tuple([(id(tensor), tensor.data_ptr()) for tensor in standing(self.pinned)]),
-            self._hooks.now(hooked._parameters),
-            self.numbers(),
+            tuple([None if isinstance(value, Tensor) else value for optimizer in self.optimizers
+                   for group in optimizer.param_groups
+                   for key, value in group.items() if key != "params"])
+            if self.optimizers else (),
+            tuple([(id(tensor), version_of(tensor)) for tensor in standing(self.on_cpu)])
+            if self.on_cpu else (),
+            tuple([(id(tensor), tensor.data_ptr()) for tensor in standing(self.pinned)])
+            if self.pinned else (),
+            self._hooks.now((self._hooked or self)._parameters),
+            self._numbers.now(),
         )
         if self._guards is None or self._guards.values != now:
             self._guards = Guards(now)

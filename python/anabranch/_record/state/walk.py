@@ -14,31 +14,28 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 import types
-from collections.abc import Callable, Container, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Container, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from anabranch._record.state.fingerprint import PLAIN_TYPES, Fingerprinter, is_object
 from anabranch._record.state.guard_collector import OF_MODULES, GuardCollector
-from anabranch._record.state.guards import PLAIN
 from anabranch._record.state.namespaces import (
     OfClass,
     Variables,
     attributes_of,
     is_librarys,
     may_enter,
+    numbered,
+    parts_of_function,
 )
 from anabranch._record.state.paths import ARGUMENT, Found, Path, Place
 
 _DEEPEST = 8  # containers and objects within one another
-_DEEPEST_CONSTANT, _MOST_CONSTANTS = 3, 100  # what is beyond is compared as one object
-_NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training")  # of a module
-_PLAIN_TYPES, _NO_OBJECTS = frozenset(PLAIN), (Tensor, *PLAIN)
 _CACHE = type(functools.cache(int))
-_CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
 class Walk:
@@ -62,13 +59,14 @@ class Walk:
         # What a step may have read in all of them beside what they lead to. Where it is equal for
         # another walk, each object may be given for that which stood in its place. Of a walk that
         # shows numbers what it meets: by the names in code it is told what may be read.
-        self.form: list[tuple[Path, Any]] = []
+        self.fingerprint: list[tuple[Path, Any]] = []
         # Objects that were looked into, whether they lead anywhere or not, by their paths.
         self.entered: dict[Path, tuple[Place, Any]] = {}
         # Their containers and attributes, and the way to each.
         self.holders: list[tuple[Any, Path]] = []
         self._farther, self._numbers = farther, numbers
-        self._formed: list[tuple[Path, Any, Any]] = []  # and the form, if it is not the usual one
+        # And the fingerprint, if it is not the usual one.
+        self._fingerprinted: list[tuple[Path, Any, Any]] = []
         self._finds = 0  # how often the walk has met something, known or not
         self._leads = dict.fromkeys(known, True)  # by the ids of what was walked
         self._keep: list[Any] = []  # what these ids belong to
@@ -77,9 +75,10 @@ class Walk:
             self._look_into(list(arguments), (ARGUMENT,), 0)
         if numbers is not None:
             numbers.follow_names()
-            self.form = [(path, form or self._form_of(thing, path[0] == ARGUMENT))
-                         for path, thing, form in self._formed]
-        del self._finds, self._leads, self._keep, self._formed
+            fingerprinter = Fingerprinter(self._leads, numbers.may_be_read)
+            self.fingerprint = [(path, known or fingerprinter.of(thing, path[0] == ARGUMENT))
+                                for path, thing, known in self._fingerprinted]
+        del self._finds, self._leads, self._keep, self._fingerprinted
 
     def _look_into(self, holder: Any, path: Path, depth: int) -> None:
         if not isinstance(holder, tuple):
@@ -93,7 +92,7 @@ class Walk:
             value = place.get()
         except Exception:  # an empty cell, a property that fails
             return
-        if type(value) in _PLAIN_TYPES and not (
+        if type(value) in PLAIN_TYPES and not (
                 self._farther and isinstance(value, type) and place.path in self._farther):
             return
         if isinstance(value, Tensor):
@@ -122,60 +121,10 @@ class Walk:
         self._leads[id(thing)] = True
         self._keep.append(thing)
 
-    def _add_way(self, place: Place, value: Any, form: Any = None) -> None:
+    def _add_way(self, place: Place, value: Any, known: Any = None) -> None:
         if not isinstance(place.holder, tuple):
             self.ways.append((place, value))
-            self._formed.append((place.path, value, form))
-
-    def _form_of(self, thing: Any, is_given: bool) -> Any:
-        """``is_given``: in an argument."""
-        kind: Any = type(thing)
-        if isinstance(thing, torch.optim.Optimizer):
-            return kind  # its numbers are those of its groups
-        if isinstance(thing, types.FunctionType):
-            kind = thing.__code__
-            items: Any = [(name, Place(holder, key, ()).get())
-                          for name, holder, key in _parts_of_function(thing)]
-        elif isinstance(thing, nn.Module):
-            items = [item for item in vars(thing).items() if item[0] not in _NOT_CONSTANT]
-        elif isinstance(thing, dict):
-            items = [(self._constant(key, is_given), value) for key, value in thing.items()]
-        elif isinstance(thing, (list, tuple)):
-            items = enumerate(thing)
-        elif may_enter(thing):
-            items = self._attributes(thing, is_given)
-        else:
-            return _Same(thing)
-        return kind, [(name, self._constant(value, is_given)) for name, value in items]
-
-    def _attributes(self, thing: Any, is_given: bool) -> Iterator[tuple[str, Any]]:
-        """Of an object that is given, those that lead anywhere, and those that code of the step may
-        read, by their names: a batch may have the numbers of its samples, others each time."""
-        assert self._numbers is not None
-        may_be_read = self._numbers.may_be_read
-        return ((name, value) for name, value in attributes_of(thing).items()
-                if not is_given or may_be_read(name) or self._leads.get(id(value), False))
-
-    def _constant(self, value: Any, is_given: bool, depth: int = 0) -> Any:
-        kind = type(value)
-        if kind in _PLAIN_TYPES:
-            return kind, value
-        if self._leads.get(id(value), False):
-            return kind  # it has a place or a way of its own
-        if isinstance(value, _CONTAINERS):
-            parts: Any = value
-        elif is_object(value) and may_enter(value):
-            parts = dict(self._attributes(value, is_given))
-        else:
-            return _Same(value)
-        if not parts:
-            return kind, ()
-        if depth == _DEEPEST_CONSTANT or len(parts) > _MOST_CONSTANTS:
-            return _Same(value)
-        if isinstance(parts, dict):
-            parts = itertools.chain.from_iterable(parts.items())
-        constants = [self._constant(part, is_given, depth + 1) for part in parts]
-        return kind, frozenset(parts) if isinstance(parts, (set, frozenset)) else constants
+            self._fingerprinted.append((place.path, value, known))
 
     def _visit(self, thing: Any, path: Path, depth: int) -> None:
         if isinstance(thing, nn.Module):
@@ -266,7 +215,7 @@ class Walk:
         for name, part in parts:
             self.holders.append((part._modules, (*path, name, "modules")))
             for key, child in part._modules.items():
-                self._formed.append(((*path, name, key), child, None))
+                self._fingerprinted.append(((*path, name, key), child, None))
 
     def _look_into_attributes(self, module: nn.Module, path: Path, depth: int) -> None:
         """Into containers alone, a cache of keys and values: of objects a module may name anything,
@@ -309,34 +258,16 @@ class Walk:
                 self._add(Place(holder, key, (*path, key)), value, counts)
 
 
-def is_object(thing: Any) -> bool:
-    """Whether it is something that may lead to tensors, and none itself."""
-    return not isinstance(thing, _NO_OBJECTS)
-
-
-class _Same:
-    """Equal to what holds the very same object."""
-
-    def __init__(self, thing: Any) -> None:
-        self._thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._thing is other._thing
-
-    def __hash__(self) -> int:
-        return id(self._thing)
-
-
 def _parts(thing: Any) -> Iterator[tuple[Any, Any, Any]]:
     """What one looks at inside a callable or an object: a name for it, holder and key."""
     if isinstance(thing, functools.partial):
-        yield from _items((thing.func, *thing.args, *thing.keywords.values()))
+        yield from numbered((thing.func, *thing.args, *thing.keywords.values()))
     elif isinstance(thing, types.MethodType):
-        yield from _items((thing.__self__, thing.__func__))
+        yield from numbered((thing.__self__, thing.__func__))
     elif isinstance(thing, types.FunctionType):
-        yield from _parts_of_function(thing)
+        yield from parts_of_function(thing)
     elif isinstance(thing, (set, frozenset)):
-        yield from _items(tuple(thing))
+        yield from numbered(tuple(thing))
     elif callable(wrapped := getattr(thing, "__wrapped__", None)):  # a recorded callable
         yield "wrapped", (wrapped,), 0
     elif may_enter(thing):
@@ -344,22 +275,6 @@ def _parts(thing: Any) -> Iterator[tuple[Any, Any, Any]]:
         yield from ((name, attributes, name) for name, _ in list(attributes.items()))
         if callable(thing) and isinstance(call := type(thing).__call__, types.FunctionType):
             yield "__call__", (call,), 0
-
-
-def _items(things: tuple[Any, ...], name: Callable[[int], Any] = int) -> Iterator[Any]:
-    return ((name(i), things, i) for i in range(len(things)))
-
-
-def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[Any, Any, Any]]:
-    compiled = getattr(function, "_torchdynamo_orig_callable", None)
-    if compiled is not None:  # what else is in it is the compiler's
-        yield "compiled", (compiled,), 0
-        return
-    variables = Variables(function)
-    yield from ((name, variables, name) for name in variables)
-    yield from _items(function.__defaults__ or (), "default {}".format)
-    for name in function.__kwdefaults__ or {}:
-        yield f"default {name}", function.__kwdefaults__, name
 
 
 def _kept_by(cache: Any) -> Iterator[Any]:

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that only have to be looked at and launched: the quick way of a recorded callable.
+
+The full way of a call finds the state, makes the signature, and looks the specialization up. Nearly
+all calls find what an earlier one found. So a call whose arguments look like an earlier one's tries
+that one's specialization first: one pass over its watch list, and its guards compared with those of
+now. Where anything differs, the call goes the full way, which is right whatever has changed.
+
+Threads: any; what is kept is replaced, never changed. Failure: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from anabranch._record.specialization import BoundState, Specialization
+from anabranch._record.state.guards import Guards
+from anabranch._record.state.state import State
+
+_MOST_ALIKE = 4  # ready calls whose arguments look alike: a model in training and not, say
+_MOST_KINDS = 64  # of arguments
+
+
+class ReadyCall:
+    """A specialization in a state, with everything that a call has to look at."""
+
+    def __init__(self, spec: Specialization, state: State, bound: BoundState,
+                 guards: Guards) -> None:
+        self.spec, self.state, self.bound = spec, state, bound
+        self._watch = bound.watch(state, spec.wrappers)
+        self._guards = guards
+
+    def tensors(self) -> list[Tensor] | None:
+        """The state's tensors as they are now; None unless all is as it was."""
+        found = self._watch.look()
+        if found is None:
+            return None
+        guards = self.state.guards()
+        if guards is not self._guards:
+            if guards != self._guards:
+                return None
+            self._guards = guards  # what the state answers as long as nothing changes
+        if self.spec.fixed and not self.spec.is_inside_fixed():
+            return None
+        return self.bound.tensors_of(found, self.state)
+
+
+class ReadyCalls:
+    """Those of one callable, by what is seen of the arguments."""
+
+    def __init__(self) -> None:
+        self.by_kind: dict[Any, list[ReadyCall]] = {}
+
+    def keep(self, states: Sequence[State]) -> None:
+        """Lets go of what belongs to none of these: it would keep its state's tensors."""
+        alive = set(map(id, states))
+        if not all(id(one.state) in alive for some in self.by_kind.values() for one in some):
+            self.by_kind = {kind: kept for kind, some in self.by_kind.items() if (kept := [
+                one for one in some if id(one.state) in alive and not one.spec.is_retired])}
+
+    def add(self, kind: Any, ready: ReadyCall) -> None:
+        """In front of those that were there."""
+        kept = {other: some for other, some in self.by_kind.items() if other != kind}
+        others = [one for one in self.by_kind.get(kind, ()) if one.spec is not ready.spec]
+        while len(kept) >= _MOST_KINDS:
+            kept.pop(next(iter(kept)))
+        self.by_kind = {**kept, kind: [ready, *others[:_MOST_ALIKE - 1]]}

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fingerprint of an object on the way to a step's tensors: everything in it that the step may
+have read, beside what it leads to.
+
+Where fingerprints are equal, another object may stand in the first one's place, and a recording
+serves both. Numbers, texts and functions count, and containers of them that are small and shallow;
+anything else counts as itself. Threads: as the objects. Failure: none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anabranch._record.state.guards import PLAIN
+from anabranch._record.state.namespaces import attributes_of, may_enter, parts_of_function
+from anabranch._record.state.paths import Place
+
+_DEEPEST, _MOST = 3, 100  # containers and objects within one another; items; the rest is itself
+_NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training")  # of a module
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+PLAIN_TYPES = frozenset(PLAIN)
+_NO_OBJECTS = (Tensor, *PLAIN)
+
+
+class Fingerprinter:
+    """``leads`` says by their ids which objects lead to tensors: these have a place or a way of
+    their own. ``may_be_read`` tells the names of attributes that the step's code mentions."""
+
+    def __init__(self, leads: Mapping[int, bool], may_be_read: Callable[[str], bool]) -> None:
+        self._leads, self._may_be_read = leads, may_be_read
+
+    def of(self, thing: Any, is_given: bool) -> Any:
+        """``is_given``: in an argument."""
+        kind: Any = type(thing)
+        if isinstance(thing, torch.optim.Optimizer):
+            return kind  # its numbers are those of its groups
+        if isinstance(thing, types.FunctionType):
+            kind = thing.__code__
+            items: Any = [(name, Place(holder, key, ()).get())
+                          for name, holder, key in parts_of_function(thing)]
+        elif isinstance(thing, nn.Module):
+            items = [item for item in vars(thing).items() if item[0] not in _NOT_CONSTANT]
+        elif isinstance(thing, dict):
+            items = [(self._constant(key, is_given), value) for key, value in thing.items()]
+        elif isinstance(thing, (list, tuple)):
+            items = enumerate(thing)
+        elif may_enter(thing):
+            items = self._attributes(thing, is_given)
+        else:
+            return Same(thing)
+        return kind, [(name, self._constant(value, is_given)) for name, value in items]
+
+    def _attributes(self, thing: Any, is_given: bool) -> Iterator[tuple[str, Any]]:
+        """Of an object that is given, those that lead anywhere, and those that code of the step may
+        read, by their names: a batch may have the numbers of its samples, others each time."""
+        return ((name, value) for name, value in attributes_of(thing).items()
+                if not is_given or self._may_be_read(name) or self._leads.get(id(value), False))
+
+    def _constant(self, value: Any, is_given: bool, depth: int = 0) -> Any:
+        kind = type(value)
+        if kind in PLAIN_TYPES:
+            return kind, value
+        if self._leads.get(id(value), False):
+            return kind  # it has a place or a way of its own
+        if isinstance(value, _CONTAINERS):
+            parts: Any = value
+        elif is_object(value) and may_enter(value):
+            parts = dict(self._attributes(value, is_given))
+        else:
+            return Same(value)
+        if not parts:
+            return kind, ()
+        if depth == _DEEPEST or len(parts) > _MOST:
+            return Same(value)
+        if isinstance(parts, dict):
+            parts = itertools.chain.from_iterable(parts.items())
+        constants = [self._constant(part, is_given, depth + 1) for part in parts]
+        return kind, frozenset(parts) if isinstance(parts, (set, frozenset)) else constants
+
+
+def is_object(thing: Any) -> bool:
+    """Whether it is something that may lead to tensors, and none itself."""
+    return not isinstance(thing, _NO_OBJECTS)
+
+
+class Same:
+    """Equal to what holds the very same object."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self._thing is other._thing
+
+    def __hash__(self) -> int:
+        return id(self._thing)

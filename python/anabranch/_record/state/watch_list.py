@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of a recorded step looks at before it is launched: does what stood there still stand
+there?
+
+A watch list has holders and keys. *Fixed* are the things whose replacement means another state:
+objects on the way to the step's tensors, and those on the way to guarded values. *Movable* are the
+tensors themselves, whose addresses are arguments of a launch. All are looked up in one pass.
+
+Threads: any, once it is made; lists are not changed while they are used. Failure: None where
+something is gone or another thing stands there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from types import CellType
+from typing import Any
+
+from torch import nn
+
+from anabranch._record.state.namespaces import Variables
+
+Lookup = tuple[Any, Any]  # holder and key
+
+
+class WatchList:
+    """Children of modules, and the values of mappings in their order, are compared whole: they are
+    many, and a lookup of each would take twice as long."""
+
+    def __init__(self, fixed: Iterable[tuple[Lookup, Any]] = (),
+                 modules: Iterable[nn.Module] = (), mappings: Iterable[Mapping[Any, Any]] = (),
+                 movable: Sequence[Lookup] = ()) -> None:
+        self._fixed, self._movable = list(fixed), list(movable)
+        self._registries = [module._modules for module in modules if module._modules]
+        self._children = list(itertools.chain.from_iterable(map(dict.values, self._registries)))
+        self._mappings = [(mapping, list(mapping.values())) for mapping in mappings]
+        self._sort()
+
+    def _sort(self) -> None:
+        """Into items of dictionaries and the like, and cells of closures, the fixed ones first."""
+        found = [(*_where(lookup), thing) for lookup, thing in self._fixed]
+        items = [(holder, key, thing) for holder, key, thing in found if key is not _CELL]
+        cells = [(holder, thing) for holder, key, thing in found if key is _CELL]
+        movable = list(map(_where, self._movable))
+        self._items = [*((holder, key) for holder, key, _ in items),
+                       *((holder, key) for holder, key in movable if key is not _CELL)]
+        self._cells: list[CellType] = [*(cell for cell, _ in cells),
+                                       *(cell for cell, key in movable if key is _CELL)]
+        self._things = [thing for _, _, thing in items]
+        self._cell_things = [thing for _, thing in cells]
+        self._are_cells = [key is _CELL for _, key in movable]
+        self._has_movable_cells = any(self._are_cells)
+
+    def joined(self, fixed: Iterable[tuple[Lookup, Any]] = (),
+               movable: Iterable[Lookup] = ()) -> WatchList:
+        """The same, and more."""
+        made = WatchList()
+        made._fixed = [*self._fixed, *fixed]
+        made._movable = [*self._movable, *movable]
+        made._registries, made._children = self._registries, self._children
+        made._mappings = self._mappings
+        made._sort()
+        return made
+
+    def look(self) -> list[Any] | None:
+        """What stands at the movable places now; None unless all that is fixed stands where it
+        stood."""
+        things, cell_things = self._things, self._cell_things
+        try:
+            items = [holder[key] for holder, key in self._items]
+            cells = [cell.cell_contents for cell in self._cells]
+            if not all(map(operator.is_, items, things)) \
+                    or not all(map(operator.is_, cells, cell_things)):  # end with the fixed ones
+                return None
+            children = itertools.chain.from_iterable(map(dict.values, self._registries))
+            if list(children) != self._children:
+                return None
+            for mapping, values in self._mappings:
+                if len(mapping) != len(values) \
+                        or not all(map(operator.is_, mapping.values(), values)):
+                    return None
+        except (KeyError, IndexError, AttributeError, ValueError):  # of an empty cell
+            return None
+        except RuntimeError:  # another thread put something into one of these dictionaries
+            return None
+        movable = items[len(things):]
+        return self._merged(movable, cells[len(cell_things):]) if self._has_movable_cells \
+            else movable
+
+    def _merged(self, items: list[Any], cells: list[Any]) -> list[Any]:
+        """In the order of the movable places."""
+        of_items, of_cells = iter(items), iter(cells)
+        return [next(of_cells if is_cell else of_items) for is_cell in self._are_cells]
+
+    def has_members_of(self, other: WatchList) -> bool:
+        """Whether modules have the same children, and mappings the same values."""
+        return self._children == other._children and len(self._mappings) == len(other._mappings) \
+            and all(mapping is others and len(values) == len(values_there)
+                    and all(map(operator.is_, values, values_there))
+                    for (mapping, values), (others, values_there) in
+                    zip(self._mappings, other._mappings, strict=True))
+
+
+_CELL = object()  # in the place of a key
+
+
+def _where(lookup: Lookup) -> tuple[Any, Any]:
+    """Of variables of functions the cells and globals behind them, which need no call of Python."""
+    holder, key = lookup
+    if not isinstance(holder, Variables):
+        return lookup
+    return (holder.cells[key], _CELL) if key in holder.cells else (holder.globals, key)
