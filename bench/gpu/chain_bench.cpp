@@ -20,6 +20,7 @@
 
 #include "device/cuda/device_code.h"
 #include "launch/cuda_launch.h"
+#include "record/cuda/discover.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -121,8 +122,8 @@ class Chain {
       graphs[c] = capture(at);
     }
     const std::vector<UnitKind> kinds(nodes_ + 1, UnitKind::kGiven);
-    auto made = must(
-        CudaRecording::make(d, {graphs[0], memory[0]}, {graphs[1], memory[1]}, kinds, options));
+    auto made =
+        must(record_captures(d, {graphs[0], memory[0]}, {graphs[1], memory[1]}, kinds, options));
     for (const CuGraph graph : graphs) must(d.cuGraphDestroy(graph));
     return made;
   }

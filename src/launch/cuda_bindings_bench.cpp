@@ -18,6 +18,7 @@
 #include "device/sim/device_code_kernels.h"
 #include "launch/cuda_bindings.h"
 #include "launch/cuda_launch.h"
+#include "record/cuda/discover.h"
 #include "record/record_testing.h"
 
 namespace anabranch::cuda {
@@ -77,8 +78,8 @@ class Chain {
       must(d_.cuStreamEndCapture(stream, &graphs[c]));
     }
     const std::vector<UnitKind> kinds(slots, UnitKind::kGiven);
-    recording_ = must(CudaRecording::make(d_, {graphs[0], memory[0]}, {graphs[1], memory[1]}, kinds,
-                                          {.device_code = code_.get()}));
+    recording_ = must(record_captures(d_, {graphs[0], memory[0]}, {graphs[1], memory[1]}, kinds,
+                                      {.device_code = code_.get()}));
     for (const CuGraph graph : graphs) must(d_.cuGraphDestroy(graph));
   }
 

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "device/sim/sim_testing.h"
+#include "record/cuda/discover.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -36,8 +37,8 @@ class CudaBindingsTest : public sim::SimTest, public ::testing::WithParamInterfa
     }
     std::vector<UnitKind> kinds(kSlots, UnitKind::kGiven);
     kinds.resize(kSources, UnitKind::kTemporary);
-    auto made = CudaRecording::make(*d, {graphs[0], memory[0]}, {graphs[1], memory[1]}, kinds,
-                                    {.least_part_bytes = kPartBytes});
+    auto made = record_captures(*d, {graphs[0], memory[0]}, {graphs[1], memory[1]}, kinds,
+                                {.least_part_bytes = kPartBytes});
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     recording = *std::move(made);
     EXPECT_EQ(recording->part_bytes().size(), kParts);

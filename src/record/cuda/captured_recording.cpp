@@ -5,6 +5,7 @@
 
 #include "device/cuda/checksums.h"
 #include "device/cuda/context_scope.h"
+#include "record/cuda/discover.h"
 #include "record/cuda/exec/cuda_recording.h"
 #include "record/cuda/image/address_mentions.h"
 #include "record/cuda/image/capture_marks.h"
@@ -134,9 +135,9 @@ Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device,
     in_second.push_back({block.second_address, block.bytes});
     kinds.push_back(kind_of(block));
   }
+  const cuda::DiscoverOptions discover{on->device_code(), on->why_tensor_maps_are_opaque()};
   cuda::CudaRecordOptions options;
   options.device_code = on->device_code();
-  options.why_opaque_maps = on->why_tensor_maps_are_opaque();
   options.accept_unsure = chosen.accept_unsure;
   options.lanes = chosen.lanes;
   options.ahead_bytes = chosen.ahead_bytes;
@@ -147,9 +148,11 @@ Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device,
     return cuda::Capture{static_cast<cuda::CuGraph>(of.graph()), allocations, &of.image(),
                          is_noted ? &*notes : nullptr};
   };
-  auto recording = cuda::CudaRecording::make(
+  const auto discovery = cuda::discover(
       on->driver(), capture_of(first, in_first, notes && !chosen.notes->of_second),
-      capture_of(second, in_second, notes && chosen.notes->of_second), kinds, options);
+      capture_of(second, in_second, notes && chosen.notes->of_second), kinds, discover);
+  if (!discovery.ok()) return discovery.error();
+  auto recording = cuda::make_recording(on->driver(), *discovery, options);
   if (!recording.ok()) return recording.error();
   return CapturedRecording(on, kept_with(on, *std::move(recording)));
 }
@@ -171,12 +174,11 @@ CaptureCounts CapturedRecording::counts() const {
   CaptureCounts counts;
   counts.nodes = recording_->node_count();
   counts.sites = static_cast<std::uint32_t>(recording_->sites().size());
-  counts.unsure = recording_->unsure();
-  for (const cuda::NodeImage& node : recording_->image().nodes) {
-    counts.known += node.is_known;
-    counts.host_copies += !node.host_bytes.empty();
-  }
-  counts.lanes = recording_->lanes();
+  const cuda::StepCounts& of_step = recording_->step_counts();
+  counts.unsure = of_step.unsure;
+  counts.known = of_step.known;
+  counts.host_copies = of_step.host_copies;
+  counts.lanes = of_step.lanes;
   for (const std::uint64_t bytes : recording_->part_bytes()) counts.arena_bytes += bytes;
   counts.arena_lower_bound_bytes = recording_->arena().lower_bound_bytes;
   counts.held_device_bytes = recording_->held().device;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Making recordings of captured steps, on the simulated driver.
-#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/discover.h"
 
 #include <gmock/gmock.h>
 
@@ -38,8 +38,8 @@ TEST_F(CudaRecordingTest, TheArenaIsOnePartOrOneForEachPlace) {
   EXPECT_THAT(recording->part_bytes(), ElementsAre(kBytes, kBytes));
   EXPECT_EQ(recording->arena().size_bytes, 512 + kBytes);
   std::set<std::uint32_t> named;
-  for (const Site& site : recording->sites()) {
-    named.insert(site.unit);
+  for (const PlacedSite& site : recording->sites()) {
+    named.insert(site.source);
     EXPECT_EQ(site.shift, 0u);
   }
   EXPECT_THAT(named, ElementsAre(0, 1, 2, 3));
@@ -100,14 +100,14 @@ class NotedStepTest : public testing::CudaStepTest {
     CudaRecordOptions options;
     options.device_code = code;
     options.lanes = lanes;
-    return CudaRecording::make(*d, {captures[0].graph, captures[0].memory},
-                               {captures[1].graph, captures[1].memory, nullptr, &notes_}, kinds,
-                               options);
+    return record_captures(*d, {captures[0].graph, captures[0].memory},
+                           {captures[1].graph, captures[1].memory, nullptr, &notes_}, kinds,
+                           options);
   }
 
   // Of the four nodes only the last waits: it reads what the first writes.
   static void expect_branches(const CudaRecording& recording) {
-    EXPECT_EQ(recording.lanes(), 3u);
+    EXPECT_EQ(recording.step_counts().lanes, 3u);
     const GraphImage& image = recording.image();
     ASSERT_EQ(image.edges.size(), 1u);
     EXPECT_EQ(image.edges[0].from, 0u);
@@ -151,7 +151,7 @@ TEST_F(NotedStepTest, TheNodesOfOneWorkRunSideBySideIfTheyAreIndependent) {
   capture_noted(Noted::kOneWork);
   const auto in_order = try_noted(load_device_code(), 3);
   ASSERT_TRUE(in_order.ok()) << in_order.error().message();
-  EXPECT_EQ((*in_order)->lanes(), 1u);
+  EXPECT_EQ((*in_order)->step_counts().lanes, 1u);
   capture_noted(Noted::kOneIndependentWork);
   const auto recording = try_noted(load_device_code(), 3);
   ASSERT_TRUE(recording.ok()) << recording.error().message();
@@ -161,7 +161,7 @@ TEST_F(NotedStepTest, TheNodesOfOneWorkRunSideBySideIfTheyAreIndependent) {
 TEST_F(NotedStepTest, OneLaneKeepsTheCapturedOrder) {
   const auto recording = try_noted(nullptr, 1);
   ASSERT_TRUE(recording.ok());
-  EXPECT_EQ((*recording)->lanes(), 1u);
+  EXPECT_EQ((*recording)->step_counts().lanes, 1u);
   EXPECT_EQ((*recording)->image().edges.size(), 3u);
 }
 
@@ -198,9 +198,9 @@ class TwoStreamsTest : public testing::CudaStepTest {
     CudaRecordOptions options;
     options.device_code = code;
     options.lanes = lanes;
-    return CudaRecording::make(*d, {captures[0].graph, captures[0].memory},
-                               {captures[1].graph, captures[1].memory, nullptr, &notes_}, kinds,
-                               options);
+    return record_captures(*d, {captures[0].graph, captures[0].memory},
+                           {captures[1].graph, captures[1].memory, nullptr, &notes_}, kinds,
+                           options);
   }
 
   CuStream main() const { return work_stream; }
@@ -279,7 +279,7 @@ TEST_F(TwoStreamsTest, CopiesIntoPartsOfOneBufferThatWereNeverOrderedKeepNobodyF
   const DeviceCode* const code = load_device_code();
   const auto recording = try_branched(3, code);
   ASSERT_TRUE(recording.ok()) << recording.error().message();
-  EXPECT_GT((*recording)->lanes(), 1u);
+  EXPECT_GT((*recording)->step_counts().lanes, 1u);
   const CuDevicePtr y = launch_with_words_from(**recording, 100);
   const auto words = get_words(y);
   for (std::uint32_t i = 0; i < words.size(); ++i) {

@@ -7,7 +7,7 @@
 
 #include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
-#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/discover.h"
 
 namespace anabranch::cuda::testing {
 
@@ -66,8 +66,8 @@ class CudaStepTest : public sim::SimTest {
   }
 
   Result<std::shared_ptr<CudaRecording>> try_record(const CudaRecordOptions& options = {}) {
-    return CudaRecording::make(*d, {captures[0].graph, captures[0].memory},
-                               {captures[1].graph, captures[1].memory}, kinds, options);
+    return record_captures(*d, {captures[0].graph, captures[0].memory},
+                           {captures[1].graph, captures[1].memory}, kinds, options);
   }
   std::shared_ptr<CudaRecording> record(const CudaRecordOptions& options = {}) {
     auto made = try_record(options);

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "device/sim/device_code_kernels.h"
-#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/discover.h"
 #include "record/record_testing.h"
 
 namespace anabranch::cuda {
@@ -69,14 +69,18 @@ class Step {
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
 
-  std::shared_ptr<CudaRecording> record(std::uint32_t lanes, bool with_executables = true) const {
+  Discovery discover() const {
+    return must(cuda::discover(d_, {graphs_[0], memory_[0], &images_[0]},
+                               {graphs_[1], memory_[1], &images_[1], &notes_}, kinds_,
+                               {.device_code = code_.get()}));
+  }
+  std::shared_ptr<CudaRecording> record(const Discovery& discovery, std::uint32_t lanes,
+                                        bool with_executables = true) const {
     CudaRecordOptions options;
     options.device_code = code_.get();
     options.lanes = lanes;
     if (!with_executables) options.executables = options.updating_executables = 0;
-    return must(CudaRecording::make(d_, {graphs_[0], memory_[0], &images_[0]},
-                                    {graphs_[1], memory_[1], &images_[1], &notes_}, kinds_,
-                                    options));
+    return must(make_recording(d_, discovery, options));
   }
 
  private:
@@ -136,32 +140,40 @@ std::uint32_t layers_of(const benchmark::State& state) {
   return static_cast<std::uint32_t>(state.range(0) / 4);
 }
 
-void two_recordings(benchmark::State& state) {
+void two_recordings(benchmark::State& state, bool discovered_once) {
   const Step step(layers_of(state));
-  if (step.record(kLanes)->lanes() < 2) return state.SkipWithError("the captured order stays");
+  if (step.record(step.discover(), kLanes)->step_counts().lanes < 2) {
+    return state.SkipWithError("the captured order stays");
+  }
   for (auto _ : state) {
-    const auto in_order = step.record(1);
-    const auto on_lanes = step.record(kLanes);
+    const Discovery first = step.discover();
+    const auto in_order = step.record(first, 1);
+    const auto on_lanes = step.record(discovered_once ? first : step.discover(), kLanes);
     benchmark::DoNotOptimize(in_order.get());
     benchmark::DoNotOptimize(on_lanes.get());
   }
 }
 
-// All but the executables: discovery, the order, the plan of memory and its check.
-void without_executables(benchmark::State& state, std::uint32_t lanes) {
+void discovery(benchmark::State& state) {
   const Step step(layers_of(state));
-  for (auto _ : state) benchmark::DoNotOptimize(step.record(lanes, false).get());
+  for (auto _ : state) benchmark::DoNotOptimize(step.discover().units.data());
 }
 
-BENCHMARK(two_recordings)->Arg(400)->Arg(4000)->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(without_executables, one_lane, 1u)
-    ->Arg(400)
-    ->Arg(4000)
-    ->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(without_executables, four_lanes, kLanes)
-    ->Arg(400)
-    ->Arg(4000)
-    ->Unit(benchmark::kMillisecond);
+// The order, the plan of memory and its check, without the executables.
+void without_executables(benchmark::State& state, std::uint32_t lanes) {
+  const Step step(layers_of(state));
+  const Discovery discovery = step.discover();
+  for (auto _ : state) benchmark::DoNotOptimize(step.record(discovery, lanes, false).get());
+}
+
+void at_sizes(benchmark::internal::Benchmark* of) {
+  of->Arg(400)->Arg(4000)->Unit(benchmark::kMillisecond);
+}
+BENCHMARK_CAPTURE(two_recordings, discovered_twice, false)->Apply(at_sizes);
+BENCHMARK_CAPTURE(two_recordings, discovered_once, true)->Apply(at_sizes);
+BENCHMARK(discovery)->Apply(at_sizes);
+BENCHMARK_CAPTURE(without_executables, one_lane, 1u)->Apply(at_sizes);
+BENCHMARK_CAPTURE(without_executables, four_lanes, kLanes)->Apply(at_sizes);
 
 }  // namespace
 }  // namespace anabranch::cuda

@@ -11,7 +11,7 @@
 
 #include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
-#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/discover.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -142,8 +142,8 @@ class FreshResultsTest : public sim::SimTest {
     options.device_code = how.has_device_code ? code_.get() : nullptr;
     options.lanes = how.lanes;
     options.least_part_bytes = how.least_part_bytes;
-    auto made = CudaRecording::make(*d, {graphs[0], memory[0]},
-                                    {graphs[1], memory[1], nullptr, &notes}, kinds, options);
+    auto made = record_captures(*d, {graphs[0], memory[0]}, {graphs[1], memory[1], nullptr, &notes},
+                                kinds, options);
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     return made.ok() ? *std::move(made) : nullptr;
   }
@@ -243,7 +243,7 @@ TEST_F(FreshResultsTest, LaunchesAtNewAddressesOverPoisonAnswerWhatTheStepDoes) 
     ASSERT_TRUE(without);
     ASSERT_LE(recording->arena().size_bytes, without->arena().size_bytes);
     smaller += 3 * recording->arena().size_bytes < 2 * without->arena().size_bytes;
-    side_by_side += recording->lanes() > 1;
+    side_by_side += recording->step_counts().lanes > 1;
     for (CudaExec* const exec : executables_of(*recording)) {
       for (int round = 0; round < 3; ++round) {
         ASSERT_NO_FATAL_FAILURE(expect_results(*recording, *exec, step));
@@ -260,9 +260,9 @@ TEST_F(FreshResultsTest, MemoryOfResultsThatWasMadeAgainAtItsAddressIsSetAnew) {
   const TrainingStep step(3);
   const auto recording = record(step, {.has_device_code = false});
   ASSERT_TRUE(recording);
-  ASSERT_TRUE(std::ranges::any_of(recording->sites(), [&](const Site& site) {
+  ASSERT_TRUE(std::ranges::any_of(recording->sites(), [&](const PlacedSite& site) {
     const bool is_kernel = recording->image().nodes[site.node].type == CuNodeType::kKernel;
-    return !is_kernel && site.unit < recording->slots().size() && site.shift != 0;
+    return !is_kernel && site.source < recording->slots().size() && site.shift != 0;
   })) << "no copy of the driver's uses what lies in a result";
   sim->reuse_addresses();
   for (int round = 0; round < 4; ++round) {

@@ -4,7 +4,7 @@
 
 #include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
-#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/discover.h"
 #include "record/cuda/image/capture_memory.h"
 
 namespace anabranch::cuda {
@@ -42,9 +42,9 @@ class MappedLaunchesTest : public sim::SimTest, public ::testing::WithParamInter
 
   Result<std::shared_ptr<CudaRecording>> record(bool mapped_memory) {
     const std::vector<UnitKind> kinds(kBlocks, UnitKind::kGiven);
-    return CudaRecording::make(*d, {graphs_[0], memory_[0]->allocations()},
-                               {graphs_[1], memory_[1]->allocations()}, kinds,
-                               {.device_code = code_.get(), .mapped_memory = mapped_memory});
+    return record_captures(*d, {graphs_[0], memory_[0]->allocations()},
+                           {graphs_[1], memory_[1]->allocations()}, kinds,
+                           {.device_code = code_.get(), .mapped_memory = mapped_memory});
   }
   static std::vector<CudaExec*> all_of(const CudaRecording& recording) {
     std::vector<CudaExec*> all{recording.executables()[0].get()};
@@ -191,8 +191,8 @@ TEST_F(UntoldMemoryTest, IsTakenForOtherMemoryAtEachLaunch) {
     graphs[c] = end_capture(on);
   }
   const std::vector<UnitKind> kinds(2, UnitKind::kGiven);
-  const auto recording = CudaRecording::make(*d, {graphs[0], memory[0]->allocations()},
-                                             {graphs[1], memory[1]->allocations()}, kinds);
+  const auto recording = record_captures(*d, {graphs[0], memory[0]->allocations()},
+                                         {graphs[1], memory[1]->allocations()}, kinds);
   ASSERT_TRUE(recording.ok()) << recording.error().message();
   CudaExec& exec = *(*recording)->executables()[0];
   MappedPages pages(*d, 2);

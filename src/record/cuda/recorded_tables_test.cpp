@@ -12,7 +12,7 @@
 
 #include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
-#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/discover.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -88,8 +88,11 @@ class TablesTest : public sim::SimTest {
     std::fill_n(pinned[0], kBytes / 8, 0xA5A5A5A5A5A5A5A5);
   }
 
+  Result<Discovery> try_discover() {
+    return discover(*d, capture_of(0), capture_of(1), kinds, {.device_code = options.device_code});
+  }
   Result<std::shared_ptr<CudaRecording>> try_record() {
-    return CudaRecording::make(*d, capture_of(0), capture_of(1), kinds, options);
+    return record_captures(*d, capture_of(0), capture_of(1), kinds, options);
   }
   std::shared_ptr<CudaRecording> record() {
     auto made = try_record();
@@ -274,6 +277,20 @@ TEST_F(ForeachTest, NoFailingCallLeavesAnythingBehind) {
   for (const char* call : {"cuMemAlloc", "cuMemcpyHtoD", "cuStreamSynchronize"}) {
     EXPECT_TRUE(have_failed.contains(call)) << call;
   }
+}
+
+TEST_F(ForeachTest, RecordingsOfOneDiscoveryShareItsTablesAndTheLastFreesThem) {
+  capture_foreach();
+  const std::size_t before = sim->live_objects();
+  const auto record_twice = [&]() -> std::vector<std::shared_ptr<CudaRecording>> {
+    const auto discovery = try_discover();
+    EXPECT_TRUE(discovery.ok()) << discovery.error().message();
+    EXPECT_EQ(sim->live_objects(), before + 1);
+    return {*make_recording(*d, *discovery, options), *make_recording(*d, *discovery, options)};
+  };
+  record_twice().clear();
+  EXPECT_EQ(sim->live_objects(), before);
+  for (const auto& recording : record_twice()) expect_launches(*recording, 3);
 }
 
 TEST_F(ForeachTest, ARecordingFreesItsTables) {

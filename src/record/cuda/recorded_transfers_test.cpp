@@ -8,7 +8,7 @@
 
 #include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
-#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/discover.h"
 #include "record/cuda/image/capture_memory.h"
 #include "record/cuda/rewrite/transfer_kernels.h"
 
@@ -141,9 +141,9 @@ class RandomTransfersTest : public TransfersTest, public ::testing::WithParamInt
       for (const CaptureAllocation& made : memory[c]) EXPECT_CU(d->cuMemFree(made.address));
     }
     const std::vector<UnitKind> kinds(2, UnitKind::kGiven);
-    auto made = CudaRecording::make(
-        *d, {graphs[0], memory[0]}, {graphs[1], memory[1]}, kinds,
-        {.device_code = code.get(), .updating_executables = GetParam() ? 1u : 0u});
+    auto made =
+        record_captures(*d, {graphs[0], memory[0]}, {graphs[1], memory[1]}, kinds,
+                        {.device_code = code.get(), .updating_executables = GetParam() ? 1u : 0u});
     for (const CuGraph graph : graphs) EXPECT_CU(d->cuGraphDestroy(graph));
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     return made.ok() ? *std::move(made) : nullptr;
@@ -224,8 +224,8 @@ class CapturedTransfersTest : public TransfersTest {
       graphs[c] = end_capture(on);
     }
     const std::vector<UnitKind> kinds(units, UnitKind::kGiven);
-    auto made = CudaRecording::make(*d, {graphs[0], memory[0]->allocations()},
-                                    {graphs[1], memory[1]->allocations()}, kinds, options);
+    auto made = record_captures(*d, {graphs[0], memory[0]->allocations()},
+                                {graphs[1], memory[1]->allocations()}, kinds, options);
     for (const CuGraph graph : graphs) EXPECT_CU(d->cuGraphDestroy(graph));
     return made;
   }

@@ -12,7 +12,7 @@
 
 #include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
-#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/discover.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -215,6 +215,21 @@ class RelaxedRandomTest : public sim::SimTest {
   Result<std::shared_ptr<CudaRecording>> try_record(const RandomSteps& random, std::uint32_t lanes,
                                                     bool of_second,
                                                     const Branches* branches = nullptr) {
+    const auto discovery = try_discover(random, of_second, branches);
+    if (!discovery.ok()) return discovery.error();
+    return make_recording(*d, *discovery, options_for(random, lanes));
+  }
+
+  CudaRecordOptions options_for(const RandomSteps& random, std::uint32_t lanes) const {
+    CudaRecordOptions options;
+    options.device_code = code_.get();
+    options.lanes = lanes;
+    options.ahead_bytes = 4 * (random.tensors() % 5);
+    return options;
+  }
+
+  Result<Discovery> try_discover(const RandomSteps& random, bool of_second,
+                                 const Branches* branches = nullptr) {
     CuGraph graphs[2] = {};
     std::vector<CaptureAllocation> memory[2];
     GraphImage images[2];
@@ -238,13 +253,9 @@ class RelaxedRandomTest : public sim::SimTest {
     std::fill_n(kinds.begin(), kGiven, UnitKind::kGiven);
     for (const std::size_t result : random.results()) kinds[result] = UnitKind::kFresh;
     const Notes notes{&marks, kGiven, works_, uses_};
-    CudaRecordOptions options;
-    options.device_code = code_.get();
-    options.lanes = lanes;
-    options.ahead_bytes = 4 * (random.tensors() % 5);
-    return CudaRecording::make(*d, {graphs[0], memory[0], &images[0], of_second ? nullptr : &notes},
-                               {graphs[1], memory[1], &images[1], of_second ? &notes : nullptr},
-                               kinds, options);
+    return discover(*d, {graphs[0], memory[0], &images[0], of_second ? nullptr : &notes},
+                    {graphs[1], memory[1], &images[1], of_second ? &notes : nullptr}, kinds,
+                    {.device_code = code_.get()});
   }
   int waits() const { return waits_; }  // of the latest capture, also one that was left out
 
@@ -271,10 +282,21 @@ class RelaxedRandomTest : public sim::SimTest {
     }
     return words;
   }
+  static void expect_same(const CudaRecording& a, const CudaRecording& b) {
+    const auto edges_of = [](const CudaRecording& recording) {
+      std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
+      for (const EdgeImage& edge : recording.image().edges) edges.emplace_back(edge.from, edge.to);
+      return edges;
+    };
+    ASSERT_EQ(edges_of(a), edges_of(b));
+    ASSERT_TRUE(std::ranges::equal(a.sites(), b.sites()));
+    ASSERT_EQ(a.part_bytes(), b.part_bytes());
+    ASSERT_EQ(a.arena().offsets, b.arena().offsets);
+  }
   // Whether temporaries lie in a result, and one not at its beginning: others are not counted.
   static bool has_loans(const CudaRecording& recording) {
-    return std::ranges::any_of(recording.sites(), [&](const Site& site) {
-      return site.unit < recording.slots().size() && site.shift != 0;
+    return std::ranges::any_of(recording.sites(), [&](const PlacedSite& site) {
+      return site.source < recording.slots().size() && site.shift != 0;
     });
   }
   static std::vector<std::uint32_t> expected_of(const RandomSteps& random) {
@@ -409,6 +431,30 @@ TEST_F(RelaxedRandomTest, AWaitThatIsLeftOutIsOftenFoundAndNeverPutDownToAnother
   EXPECT_GT(found, 30u);
 }
 
+// Whatever was recorded from it before.
+TEST_F(RelaxedRandomTest, ADiscoveryGivesEachNumberOfLanesTheSameRecordingEveryTime) {
+  std::size_t on_lanes = 0;
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    make(seed);
+    const RandomSteps random(seed);
+    const auto discovery = try_discover(random, seed % 3 == 0);
+    ASSERT_TRUE(discovery.ok()) << "seed " << seed << ": " << discovery.error().message();
+    std::vector<std::shared_ptr<CudaRecording>> made;
+    for (const std::uint32_t lanes : {4, 1, 4, 1}) {
+      auto recording = make_recording(*d, *discovery, options_for(random, lanes));
+      ASSERT_TRUE(recording.ok()) << "seed " << seed << ": " << recording.error().message();
+      made.push_back(*std::move(recording));
+      CudaExec& exec = *made.back()->updating()[0];
+      ASSERT_EQ(launch_at_new_places(*made.back(), exec, random), expected_of(random));
+    }
+    on_lanes += made[0]->step_counts().lanes > 1;
+    ASSERT_EQ(made[1]->step_counts().lanes, 1u);
+    for (const std::size_t i : {0, 1}) ASSERT_NO_FATAL_FAILURE(expect_same(*made[i], *made[i + 2]));
+    ASSERT_THAT(sim->violations(), ::testing::IsEmpty()) << "seed " << seed;
+  }
+  EXPECT_GT(on_lanes, 50u);  // or nothing would have been tried
+}
+
 TEST_F(RelaxedRandomTest, LaunchesDoWhatTheStepSays) {
   std::size_t on_all_lanes = 0, shared = 0;
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
@@ -418,7 +464,7 @@ TEST_F(RelaxedRandomTest, LaunchesDoWhatTheStepSays) {
     const auto recording = record(random, lanes, seed % 3 == 0);
     ASSERT_TRUE(recording) << "seed " << seed;
     shared += has_loans(*recording);
-    on_all_lanes += lanes > 1 && recording->lanes() >= lanes;
+    on_all_lanes += lanes > 1 && recording->step_counts().lanes >= lanes;
     const auto expected = expected_of(random);
     for (CudaExec* exec : {recording->executables()[0].get(), recording->updating()[0].get()}) {
       for (int i = 0; i < 2; ++i) {

@@ -7,7 +7,7 @@
 
 #include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
-#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/discover.h"
 #include "record/cuda/order/reachability.h"
 
 namespace anabranch::cuda {
@@ -41,9 +41,9 @@ class StreamedWeightsTest : public sim::SimTest {
     options.lanes = lanes;
     options.ahead_bytes = ahead_bytes;
     options.mapped_memory = mapped_memory;
-    return CudaRecording::make(*d, {captures_[0].graph, captures_[0].memory},
-                               {captures_[1].graph, captures_[1].memory, nullptr, &notes}, kinds,
-                               options);
+    return record_captures(*d, {captures_[0].graph, captures_[0].memory},
+                           {captures_[1].graph, captures_[1].memory, nullptr, &notes}, kinds,
+                           options);
   }
   // The sum of x and of what all weights begin with.
   std::uint32_t launch(CudaExec& exec, std::uint64_t arena_bytes, std::uint32_t x) {
@@ -123,7 +123,7 @@ TEST_F(StreamedWeightsTest, EachLaunchHasWhatThePinnedMemoryHoldsThen) {
   for (const std::uint64_t ahead : {std::uint64_t{0}, 6 * kBytes, ~std::uint64_t{0}}) {
     const auto recording = record(ahead);
     ASSERT_TRUE(recording.ok()) << recording.error().message();
-    EXPECT_EQ((*recording)->lanes(), 2u);
+    EXPECT_EQ((*recording)->step_counts().lanes, 2u);
     for (CudaExec* exec :
          {(*recording)->executables()[0].get(), (*recording)->updating()[0].get()}) {
       for (std::uint32_t round = 0; round < 5; ++round) {
@@ -159,7 +159,7 @@ TEST_F(StreamedWeightsTest, MemoryThatWasMadeAgainAtItsAddressIsSetAnew) {
 TEST_F(StreamedWeightsTest, ComeToMappedMemoryTooWhateverIsMappedThereMeanwhile) {
   const auto recording = record(6 * kBytes, 4, true);
   ASSERT_TRUE(recording.ok()) << recording.error().message();
-  EXPECT_EQ((*recording)->lanes(), 2u);
+  EXPECT_EQ((*recording)->step_counts().lanes, 2u);
   sim::MappedPages pages(*d, 3);
   for (CudaExec* exec : {(*recording)->executables()[0].get(), (*recording)->updating()[0].get()}) {
     for (std::uint32_t round = 0; round < 5; ++round) {

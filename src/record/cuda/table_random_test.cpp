@@ -11,7 +11,7 @@
 
 #include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
-#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/discover.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -146,8 +146,8 @@ class TableRandomTest : public sim::SimTest {
     options.device_code = code_.get();
     options.lanes = lanes;
     const Notes notes{&marks, kCells + kTables, works_, uses_};
-    auto made = CudaRecording::make(*d, {graphs[0], memory[0], &images[0], &notes},
-                                    {graphs[1], memory[1], &images[1]}, kinds, options);
+    auto made = record_captures(*d, {graphs[0], memory[0], &images[0], &notes},
+                                {graphs[1], memory[1], &images[1]}, kinds, options);
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     return made.ok() ? *std::move(made) : nullptr;
   }

@@ -14,7 +14,7 @@
 #include "device/cuda/device_code.h"
 #include "differential.h"
 #include "launch/cuda_launch.h"
-#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/discover.h"
 #include "record/cuda/image/capture_memory.h"
 
 namespace anabranch::cuda {
@@ -66,8 +66,8 @@ class Recordings : public Differential, public ::testing::WithParamInterface<Way
     kinds[kX] = kinds[kY] = kinds[kZ] = UnitKind::kGiven;
     options.lanes = is_side_by_side() ? 3 : 1;
     const Notes notes{&marks, kUnits, works_, uses_};
-    auto made = CudaRecording::make(d, {graphs[0], memories[0]->allocations(), nullptr, &notes},
-                                    {graphs[1], memories[1]->allocations()}, kinds, options);
+    auto made = record_captures(d, {graphs[0], memories[0]->allocations(), nullptr, &notes},
+                                {graphs[1], memories[1]->allocations()}, kinds, options);
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     if (made.ok()) recording = *std::move(made);
   }
@@ -153,17 +153,15 @@ class Recordings : public Differential, public ::testing::WithParamInterface<Way
 
 TEST_P(Recordings, NodesThatShareNothingRunSideBySideIfTheyMay) {
   ASSERT_TRUE(recording);
-  EXPECT_EQ(recording->lanes(), is_side_by_side() ? 2u : 1u);
-  std::size_t known = 0;
-  for (const NodeImage& node : recording->image().nodes) known += node.is_known;
-  EXPECT_EQ(known, 9u);  // all but the child graph
+  EXPECT_EQ(recording->step_counts().lanes, is_side_by_side() ? 2u : 1u);
+  EXPECT_EQ(recording->step_counts().known, 9u);  // all but the child graph
 }
 
 TEST_P(Recordings, FindEveryAddressAndPlanTheTemporaries) {
   ASSERT_TRUE(recording);
   EXPECT_EQ(recording->slots().size(), 3u);
   EXPECT_EQ(recording->sites().size(), 16u);
-  for (const Site& site : recording->sites()) EXPECT_EQ(site.operand, Operand::kParam);
+  for (const PlacedSite& site : recording->sites()) EXPECT_EQ(site.operand, Operand::kParam);
   EXPECT_LT(recording->arena().size_bytes, recording->arena().naive_bytes);
   EXPECT_GT(recording->part_bytes().size(), 1u);
 }
@@ -274,9 +272,9 @@ class ChildRecordings : public Differential, public ::testing::WithParamInterfac
     }
     const std::vector<UnitKind> kinds{UnitKind::kGiven, UnitKind::kGiven, UnitKind::kTemporary,
                                       UnitKind::kTemporary};
-    auto made = CudaRecording::make(d, {graphs[0], memories[0]->allocations()},
-                                    {graphs[1], memories[1]->allocations()}, kinds,
-                                    {.device_code = device_code, .few_nodes = 0});
+    auto made = record_captures(d, {graphs[0], memories[0]->allocations()},
+                                {graphs[1], memories[1]->allocations()}, kinds,
+                                {.device_code = device_code, .few_nodes = 0});
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     return made.ok() ? *std::move(made) : nullptr;
   }
@@ -335,7 +333,7 @@ class PinnedRecordings : public Differential, public ::testing::WithParamInterfa
       });
     }
     const std::vector<UnitKind> kinds(2, UnitKind::kGiven);
-    auto made = CudaRecording::make(
+    auto made = record_captures(
         d, {graphs[0], memories[0]->allocations()}, {graphs[1], memories[1]->allocations()}, kinds,
         {.device_code = device_code, .few_nodes = 0, .mapped_memory = GetParam()});
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());

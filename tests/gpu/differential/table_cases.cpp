@@ -11,7 +11,7 @@
 
 #include "device/cuda/device_code.h"
 #include "differential.h"
-#include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/discover.h"
 #include "record/cuda/image/capture_memory.h"
 #include "record/cuda/rewrite/transfer_kernels.h"
 
@@ -156,8 +156,8 @@ class TableRecordings : public Tables, public ::testing::WithParamInterface<bool
     std::vector<UnitKind> kinds(kUnits, UnitKind::kGiven);
     kinds[kTable] = UnitKind::kTemporary;
     auto made =
-        CudaRecording::make(d, {graphs[0], memories[0]->allocations(), &images[0]},
-                            {graphs[1], memories[1]->allocations(), &images[1]}, kinds, options);
+        record_captures(d, {graphs[0], memories[0]->allocations(), &images[0]},
+                        {graphs[1], memories[1]->allocations(), &images[1]}, kinds, options);
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     if (made.ok()) recording = *std::move(made);
   }

@@ -35,7 +35,7 @@ struct Demand {
 
 class PlaceCheck {
  public:
-  PlaceCheck(const GraphImage& image, const PlacedSites& placed)
+  PlaceCheck(const GraphImage& image, const PlacedStep& placed)
       : image_(image), placed_(placed), places_(placed.units.size()), nodes_(placed.units.size()) {}
 
   Status find_places();
@@ -64,7 +64,7 @@ class PlaceCheck {
   Status check_block(std::span<const Demand> demands);
 
   const GraphImage& image_;
-  const PlacedSites& placed_;
+  const PlacedStep& placed_;
   std::vector<UnitPlace> places_;                  // by unit
   std::vector<std::vector<std::uint32_t>> nodes_;  // by unit, in their order
   std::vector<Demand> demands_;
@@ -75,8 +75,8 @@ Status PlaceCheck::find_places() {
   const auto& by_unit = placed_.by_unit;
   const auto& by_source = placed_.by_source;
   for (std::size_t i = 0; i < by_unit.size(); ++i) {
-    const Site &of_unit = by_unit[i], &of_source = by_source[i];
-    const UnitPlace here{of_source.unit, of_source.shift - of_unit.shift};
+    const Site& of_unit = by_unit[i];
+    const UnitPlace here{by_source[i].source, by_source[i].shift - of_unit.shift};
     UnitPlace& place = places_[of_unit.unit];
     if (place.source == kNowhere) place = here;
     if (place != here) return misplaced(of_unit.unit, "lies in two places");
@@ -231,7 +231,7 @@ Status PlaceCheck::check_block(std::span<const Demand> demands) {
 
 }  // namespace
 
-Status check_places(const GraphImage& image, const PlacedSites& placed,
+Status check_places(const GraphImage& image, const PlacedStep& placed,
                     std::span<const TableWrite> tables) {
   PlaceCheck check(image, placed);
   if (Status found = check.find_places(); !found.ok()) return found;

@@ -25,15 +25,15 @@
 #include "record/cuda/arena/sources.h"
 #include "record/cuda/image/graph_image.h"
 #include "record/cuda/rewrite/tables.h"
-#include "record/cuda/sites/sites.h"
+#include "record/cuda/sites/step_graph.h"
 #include "record/cuda/sites/units.h"
 
 namespace anabranch::cuda {
 
 // What is to be launched. Sites stand in the same order in both.
-struct PlacedSites {
+struct PlacedStep {
   std::span<const Site> by_unit;
-  std::span<const Site> by_source;
+  std::span<const PlacedSite> by_source;
   std::span<const Unit> units;
   std::span<const UnitKind> kinds;    // by unit
   std::span<const CudaSlot> slots;    // the first sources
@@ -42,7 +42,7 @@ struct PlacedSites {
 
 // Given units lie at the beginning of their slots. Besides them a slot may hold temporaries if its
 // unit is fresh and they are over before each node that uses it.
-Status check_places(const GraphImage& image, const PlacedSites& placed,
+Status check_places(const GraphImage& image, const PlacedStep& placed,
                     std::span<const TableWrite> tables = {});
 
 }  // namespace anabranch::cuda

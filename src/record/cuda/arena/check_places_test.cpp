@@ -22,7 +22,8 @@ constexpr std::uint64_t kGranule = 512;
 // A graph, its units, and where they lie.
 struct Placed {
   GraphImage image;
-  std::vector<Site> by_unit, by_source;
+  std::vector<Site> by_unit;
+  std::vector<PlacedSite> by_source;
   std::vector<Unit> units;
   std::vector<UnitKind> kinds;
   std::vector<CudaSlot> slots;
@@ -64,11 +65,9 @@ struct Placed {
     }
     const ArenaParts parts = cut_arena(arena, units, least_part_bytes);
     for (const std::uint64_t bytes : parts.bytes) add_source(bytes);
-    by_source = by_unit;
-    for (Site& site : by_source) {
+    for (const Site& site : by_unit) {
       const auto [source, offset] = place_of(site.unit, parts);
-      site.unit = source;
-      site.shift += offset;
+      by_source.push_back({site.node, site.operand, site.offset, source, site.shift + offset});
     }
   }
   Status check() const {
@@ -83,14 +82,14 @@ struct Placed {
   std::pair<std::uint32_t, std::uint64_t> place(std::uint32_t unit) const {
     for (std::size_t i = 0; i < by_unit.size(); ++i) {
       if (by_unit[i].unit != unit) continue;
-      return {by_source[i].unit, by_source[i].shift - by_unit[i].shift};
+      return {by_source[i].source, by_source[i].shift - by_unit[i].shift};
     }
     return {~0u, 0};
   }
   void move(std::uint32_t unit, std::uint32_t source, std::uint64_t offset) {
     for (std::size_t i = 0; i < by_unit.size(); ++i) {
       if (by_unit[i].unit != unit) continue;
-      by_source[i].unit = source;
+      by_source[i].source = source;
       by_source[i].shift = by_unit[i].shift + offset;
     }
   }

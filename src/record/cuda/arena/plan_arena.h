@@ -22,7 +22,7 @@
 #include "plan/memory.h"
 #include "record/cuda/image/graph_image.h"
 #include "record/cuda/rewrite/tables.h"
-#include "record/cuda/sites/sites.h"
+#include "record/cuda/sites/step_graph.h"
 #include "record/cuda/sites/units.h"
 
 namespace anabranch::cuda {

@@ -145,9 +145,12 @@ TEST(PlanArena, AStepOfManyLayersTakesMemoryForThoseThatAreAhead) {
       step.kernel({x, weight}, {y});
       x = y;
     }
-    EXPECT_EQ(relax_order(step.image, step.sites, {}, step.units, 4, ahead_bytes), 2u);
+    StepGraph& graph = step.graph;
+    RelaxedOrder order = relax_order(graph, {}, step.units, 4, ahead_bytes);
+    EXPECT_EQ(order.lanes, 2u);
+    graph.image.edges = std::move(order.edges);
     const std::vector<UnitKind> kinds(step.units.size(), UnitKind::kTemporary);
-    const auto plan = plan_arena(step.image, step.sites, step.units, kinds);
+    const auto plan = plan_arena(graph.image, graph.sites, step.units, kinds);
     return plan.ok() ? plan->parts.arena.size_bytes : kUnbound;
   };
   for (const std::uint64_t ahead : {4 * kWeight, 5 * kWeight + 1, 16 * kWeight}) {

@@ -10,6 +10,8 @@
 #include <cassert>
 #include <cstdint>
 
+#include "record/cuda/sites/sites.h"
+
 namespace anabranch::cuda {
 
 // Memory of the caller that a launch is given: any address with this alignment. Given memory that
@@ -39,5 +41,16 @@ class SourceRule {
   std::uint64_t word_;
 };
 static_assert(sizeof(SourceRule) == sizeof(std::uint64_t));
+
+// Where a node holds an address that a launch gives: that of a source, and so many bytes more. They
+// contain where a temporary lies in its part of the arena, or in the slot that lends it bytes.
+struct PlacedSite {
+  std::uint32_t node = 0;
+  Operand operand = Operand::kParam;
+  std::uint32_t offset = 0;
+  std::uint32_t source = 0;
+  std::uint64_t shift = 0;
+  bool operator==(const PlacedSite&) const = default;
+};
 
 }  // namespace anabranch::cuda

@@ -112,7 +112,8 @@ Result<CuGraphNode> CudaExec::find_in_clone(CuGraphNode node) const {
 
 Status CudaExec::make_nodes(const Kind& kind) {
   move_transfers();
-  NodeMaker maker(driver_, graph_, repointing_.context, nodes_, repointing_.is_reordered);
+  NodeMaker maker(driver_, graph_, repointing_.context, nodes_, repointing_.making,
+                  repointing_.is_reordered);
   if (Status made = maker.make_nodes(); !made.ok()) return made;
   CuGraphNode updated = nullptr;
   if (kind.updater) {
@@ -126,9 +127,9 @@ Status CudaExec::make_nodes(const Kind& kind) {
 
 // To where copy_room says; the first launch sets them.
 void CudaExec::move_transfers() {
-  for (const Site& site : repointing_.sites) {
+  for (const PlacedSite& site : repointing_.sites) {
     NodeImage& node = nodes_[site.node];
-    if (!is_made_elsewhere(node)) continue;
+    if (!is_made_elsewhere(node, repointing_.making[site.node])) continue;
     if (node.type == CuNodeType::kMemset) {
       node.fill.dst = repointing_.copy_room;
     } else {
@@ -300,8 +301,8 @@ void CudaExec::write_sites(std::uint32_t number) {
   NodeImage& node = nodes_[number];
   for (std::uint32_t i = repointing_.first_site[number]; i < repointing_.first_site[number + 1];
        ++i) {
-    const Site& site = repointing_.sites[i];
-    const std::uint64_t address = addresses_[site.unit] + site.shift;
+    const PlacedSite& site = repointing_.sites[i];
+    const std::uint64_t address = addresses_[site.source] + site.shift;
     if (site.operand == Operand::kParam) {
       std::memcpy(node.kernel.params.data() + site.offset, &address, sizeof address);
     } else if (node.type == CuNodeType::kMemset) {

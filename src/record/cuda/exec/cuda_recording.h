@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A captured step made real: executable graphs whose addresses are arguments.
 // Ownership: owns its graphs and executables; the captures it was made from may be destroyed. The
-//            modules of the kernels must stay loaded.
+//            modules of the kernels must stay loaded, and device code must outlive it.
 // Threads:   make() for the current context. Executables are leased one launch at a time; the rest
 //            is immutable.
 // Failure:   make() is a Status and leaves nothing behind.
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "anabranch/capture.h"
@@ -20,33 +21,17 @@
 #include "device/cuda/device_code.h"
 #include "device/cuda/driver.h"
 #include "record/cuda/arena/arena_parts.h"
-#include "record/cuda/arena/plan_arena.h"
 #include "record/cuda/arena/sources.h"
 #include "record/cuda/exec/cuda_exec.h"
 #include "record/cuda/exec/repointing.h"
-#include "record/cuda/image/capture_marks.h"
 #include "record/cuda/image/graph_image.h"
 #include "record/cuda/rewrite/tables.h"
-#include "record/cuda/sites/node_accesses.h"
-#include "record/cuda/sites/sites.h"
-#include "record/cuda/sites/units.h"
 
 namespace anabranch::cuda {
 
-// One of the two captures of a step, and what was allocated while it ran or was given to it. Its
-// image, read as soon as it had ended: what it copies from pinned memory may be there no longer
-// when the other one has. Without one, the graph is read when the recording is made.
-struct Capture {
-  CuGraph graph = nullptr;
-  std::span<const CaptureAllocation> allocations;
-  const GraphImage* image = nullptr;
-  const Notes* notes = nullptr;  // of one of the two at most
-};
-
 struct CudaRecordOptions {
   std::uint32_t executables = 1;  // more let more launches at settled addresses run at once
-  // With it copies and fills are kernels, which take memory of any kind, and there are updating
-  // executables; without it the driver's nodes stay, and all are set from the host.
+  // With it there are updating executables; without it all nodes are set from the host.
   const DeviceCode* device_code = nullptr;
   std::uint32_t updating_executables = 2;  // launches on so many streams run at once
   bool repoint_in_two = false;             // kernels, also where one would do; see CudaExec
@@ -59,12 +44,9 @@ struct CudaRecordOptions {
   // After so many launches at the same addresses all nodes are set from the host, once, and the
   // launches that follow cost what a frozen graph does.
   std::uint32_t settle_after = 10;
-  // Keeps what the first capture had where bytes differ that are no address. For a caller that
-  // goes on to compare launches of both captures' recordings with the step itself.
+  // Keeps what the first capture had where bytes differ that are no address, see FoundSites. For a
+  // caller that goes on to compare launches of both captures' recordings with the step itself.
   bool accept_unsure = false;
-  // Why addresses in tensor maps must stay as they are, if they must (device/cuda/tensor_maps.h): a
-  // kernel with such an address where a map may lie is refused.
-  std::string why_opaque_maps{};
   // Where one of the captures has notes: nodes that may run side by side do, on so many lanes.
   std::uint32_t lanes = 1;
   std::uint64_t ahead_bytes = kAheadBytes;  // see copy_window.h
@@ -82,71 +64,63 @@ struct CudaLaunchCounts {
   std::atomic<std::uint64_t> from_device{0};
 };
 
-class CudaRecording {
- public:
-  // `kinds` says of each allocation what it is; an address that was given is a slot even where the
-  // capture's allocator gave it out again. Device code must outlive the recording. Refused where
-  // two units would share bytes and nothing orders them (check_places.h).
-  static Result<std::shared_ptr<CudaRecording>> make(const Driver& driver, const Capture& first,
-                                                     const Capture& second,
-                                                     std::span<const UnitKind> kinds,
-                                                     const CudaRecordOptions& options = {});
+// What was found of a step while it was recorded; for reports.
+struct StepCounts {
+  std::uint32_t unsure = 0;       // words that differ between the captures and are no address
+  std::uint32_t known = 0;        // nodes whose use of memory is known
+  std::uint32_t host_copies = 0;  // of these, copies with the host's memory
+  std::uint32_t lanes = 1;        // that are used; 1 where the captured order stays
+};
 
-  std::span<const CudaSlot> slots() const { return slots_; }
+// All of a recording but its executables.
+struct RecordingParts {
+  CuGraph original = nullptr;  // the captured graph; its nodes are those of the image
+  Repointing repointing;
+  std::vector<CudaSlot> slots;
   // As it was planned, before it was cut; a launch gives memory for the parts. What fresh units
   // lend is not in it.
-  const ArenaLayout& arena() const { return arena_; }
+  ArenaLayout arena;
+  std::vector<SourceRule> rules;                   // by source
+  std::shared_ptr<const DeviceBytes> table_bytes;  // that nodes read; null where none does
+  StepCounts counts;
+};
+
+class CudaRecording {
+ public:
+  static Result<std::shared_ptr<CudaRecording>> make(const Driver& driver, RecordingParts parts,
+                                                     const CudaRecordOptions& options = {});
+
+  std::span<const CudaSlot> slots() const { return parts_.slots; }
+  const ArenaLayout& arena() const { return parts_.arena; }
   std::vector<std::uint64_t> part_bytes() const;
-  std::span<const SourceRule> source_rules() const { return source_rules_; }  // by source
+  std::span<const SourceRule> source_rules() const { return parts_.rules; }
   // Nodes that name a source.
   std::uint32_t node_count(std::size_t source) const {
-    return repointing_.first_node[source + 1] - repointing_.first_node[source];
+    return parts_.repointing.first_node[source + 1] - parts_.repointing.first_node[source];
   }
-  // Bytes that differ between the captures and are no address, see FoundSites; words of them.
-  std::uint32_t unsure() const { return unsure_; }
-  std::span<const Site> sites() const { return repointing_.sites; }
-  const GraphImage& image() const { return repointing_.image; }
-  std::uint32_t lanes() const { return lanes_; }  // that are used; 1 where the captured order stays
+  std::span<const PlacedSite> sites() const { return parts_.repointing.sites; }
+  const GraphImage& image() const { return parts_.repointing.image; }
+  const StepCounts& step_counts() const { return parts_.counts; }
   std::uint32_t node_count() const {
-    return static_cast<std::uint32_t>(repointing_.image.nodes.size());
+    return static_cast<std::uint32_t>(parts_.repointing.image.nodes.size());
   }
   const CudaRecordOptions& options() const { return options_; }
   std::span<const std::unique_ptr<CudaExec>> executables() const { return executables_; }
   std::span<const std::unique_ptr<CudaExec>> updating() const { return updating_; }
   CudaLaunchCounts& counts() { return counts_; }
+  // Bytes of tables count in each recording that reads them.
   const HeldMemory& held() const { return held_; }
 
  private:
-  CudaRecording(const Driver& driver, const CudaRecordOptions& options)
-      : driver_(driver), options_(options) {}
-  Status make_executables(CuGraph original);
-  Status make_and_weigh_executables(CuGraph original);
-  Status discover(const Capture& first, const Capture& second, std::span<const UnitKind> kinds);
-  Result<FoundSites> find(const GraphImage& first, const GraphImage& second,
-                          const UnitTable& units);
-  Result<Tables> replace(FoundSites& found, GraphImage& image);
-  Status reorder(GraphImage& image, std::span<const Site> sites, std::span<const TableWrite> tables,
-                 std::span<const Unit> units);
-  // Gives units their places, and sites their sources, which name units.
-  Status place(const GraphImage& image, const Tenants& tenants, std::span<const UnitKind> kinds,
-               std::span<const Site> sites, std::span<const TableWrite> tables);
-  void name_slots(const Tenants& tenants, std::span<const UnitKind> kinds,
-                  std::span<const Site> sites);
-  void list_sources(std::span<const std::uint64_t> part_bytes);
-  void name_sources(std::span<const ArenaParts::PartOffset> places, std::span<const Loan> loans,
-                    std::vector<Site>& sites) const;
-  void index_sites();
+  CudaRecording(const Driver& driver, RecordingParts parts, const CudaRecordOptions& options)
+      : driver_(driver), parts_(std::move(parts)), options_(options) {}
+  Status make_executables();
+  Status make_and_weigh_executables();
 
   const Driver& driver_;
-  Repointing repointing_;
-  std::vector<CudaSlot> slots_;
-  ArenaLayout arena_;
-  std::vector<SourceRule> source_rules_;
-  std::uint32_t unsure_ = 0;
-  std::uint32_t lanes_ = 1;
+  RecordingParts parts_;  // goes after the executables, which read table_bytes
   const CudaRecordOptions options_;
   HeldMemory held_;
-  std::unique_ptr<DeviceBytes> table_bytes_;  // goes after the executables that read it
   std::vector<std::unique_ptr<CudaExec>> executables_;
   std::vector<std::unique_ptr<CudaExec>> updating_;
   CudaLaunchCounts counts_;

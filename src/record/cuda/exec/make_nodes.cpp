@@ -9,10 +9,10 @@
 namespace anabranch::cuda {
 namespace {
 
-std::vector<std::uint32_t> numbers_by_lane(std::span<const NodeImage> nodes) {
-  std::vector<std::uint32_t> numbers(nodes.size());
+std::vector<std::uint32_t> numbers_by_lane(std::span<const NodeMaking> making) {
+  std::vector<std::uint32_t> numbers(making.size());
   std::iota(numbers.begin(), numbers.end(), 0u);
-  std::ranges::stable_sort(numbers, {}, [&](std::uint32_t node) { return nodes[node].lane; });
+  std::ranges::stable_sort(numbers, {}, [&](std::uint32_t node) { return making[node].lane; });
   return numbers;
 }
 
@@ -21,9 +21,9 @@ bool has_no_node(const NodeImage& node) { return node.is_ours || node.child_of; 
 
 }  // namespace
 
-bool is_made_elsewhere(const NodeImage& node) {
+bool is_made_elsewhere(const NodeImage& node, const NodeMaking& making) {
   const bool is_transfer = node.type == CuNodeType::kMemcpy || node.type == CuNodeType::kMemset;
-  return is_transfer && (node.child_of || !node.host_bytes.empty());
+  return is_transfer && (node.child_of || making.is_host_copy);
 }
 
 std::uint64_t extent_of(const NodeImage& node) {
@@ -36,33 +36,35 @@ std::uint64_t extent_of(const NodeImage& node) {
 }
 
 NodeMaker::NodeMaker(const Driver& driver, CuGraph graph, CuContext context,
-                     std::span<NodeImage> nodes, bool is_reordered)
+                     std::span<NodeImage> nodes, std::span<const NodeMaking> making,
+                     bool is_reordered)
     : driver_(driver),
       graph_(graph),
       context_(context),
       nodes_(nodes),
+      making_(making),
       is_reordered_(is_reordered),
       is_new_(nodes.size()) {}
 
 Status NodeMaker::make_nodes() {
-  for (const std::uint32_t number : numbers_by_lane(nodes_)) {
-    NodeImage& node = nodes_[number];
-    if (!node.host_bytes.empty() || !(has_no_node(node) || may_be_made_again(node))) continue;
+  for (const std::uint32_t number : numbers_by_lane(making_)) {
+    if (making_[number].is_host_copy) continue;
+    if (!has_no_node(nodes_[number]) && !may_be_made_again(number)) continue;
     if (Status made = make(number); !made.ok()) return made;
   }
   return {};
 }
 
 Status NodeMaker::make_copies() {
-  for (const std::uint32_t number : numbers_by_lane(nodes_)) {
-    if (nodes_[number].host_bytes.empty()) continue;
+  for (const std::uint32_t number : numbers_by_lane(making_)) {
+    if (!making_[number].is_host_copy) continue;
     if (Status made = make(number); !made.ok()) return made;
   }
   return {};
 }
 
-bool NodeMaker::may_be_made_again(const NodeImage& node) const {
-  return is_reordered_ && node.type == CuNodeType::kKernel && node.work != NodeImage::kInTurn;
+bool NodeMaker::may_be_made_again(std::uint32_t node) const {
+  return is_reordered_ && nodes_[node].type == CuNodeType::kKernel && !making_[node].is_in_turn;
 }
 
 Status NodeMaker::make(std::uint32_t number) {
@@ -70,7 +72,7 @@ Status NodeMaker::make(std::uint32_t number) {
   CuGraphNode made = nullptr;
   const Call call =
       node.type == CuNodeType::kKernel ? make_kernel(node, &made) : make_other(node, &made);
-  if (is_refused(call.result) && !has_no_node(node) && may_be_made_again(node)) return {};
+  if (is_refused(call.result) && !has_no_node(node) && may_be_made_again(number)) return {};
   if (Status done = recorded(call.name, call.result); !done.ok()) return done;
   if (!node.child_of) replaced_.push_back(node.handle);
   node.handle = made;

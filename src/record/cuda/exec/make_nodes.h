@@ -22,18 +22,25 @@
 
 namespace anabranch::cuda {
 
+// How a node of an executable is made, beside its image.
+struct NodeMaking {
+  std::uint32_t lane = 0;     // nodes of one lane are made one behind the other
+  bool is_host_copy = false;  // a copy with the host's memory: the driver's, and made last
+  bool is_in_turn = false;    // of a collective: stays as it was captured
+};
+
 // A copy or a fill of the driver's that is made anew, at other memory than its capture's.
-bool is_made_elsewhere(const NodeImage& node);
+bool is_made_elsewhere(const NodeImage& node, const NodeMaking& making);
 // The most that one touches in either place.
 std::uint64_t extent_of(const NodeImage& node);
 
 class NodeMaker {
  public:
   // `nodes` have handles in this graph, those of opened children in these, and get those of what
-  // is made for them; several kernels of ours may stand for one node. Of the image's edges the
-  // graph has those between nodes that stay, or with `is_reordered` none.
+  // is made for them; several kernels of ours may stand for one node. `making` is by node. Of the
+  // image's edges the graph has those between nodes that stay, or with `is_reordered` none.
   NodeMaker(const Driver& driver, CuGraph graph, CuContext context, std::span<NodeImage> nodes,
-            bool is_reordered);
+            std::span<const NodeMaking> making, bool is_reordered);
 
   // Ours, those of opened children, and where all are reordered the captured kernels, with all
   // attributes that these have.
@@ -45,7 +52,7 @@ class NodeMaker {
   Status connect(std::span<const EdgeImage> edges);
 
  private:
-  bool may_be_made_again(const NodeImage& node) const;
+  bool may_be_made_again(std::uint32_t node) const;
   Status make(std::uint32_t node);
   struct Call {
     const char* name;
@@ -58,6 +65,7 @@ class NodeMaker {
   const CuGraph graph_;
   const CuContext context_;
   const std::span<NodeImage> nodes_;
+  const std::span<const NodeMaking> making_;
   const bool is_reordered_;
   std::vector<bool> is_new_;  // by node
   std::vector<CuGraphNode> replaced_;

@@ -57,26 +57,32 @@ class NodeMakerTest : public sim::SimTest {
       ASSERT_CU(d->cuGraphAddMemsetNode(&node.handle, graph, nullptr, 0, &node.fill, context));
     }
   }
-  NodeImage from_host(std::uint32_t lane) {
-    return on(lane, testing::from_host(allocate(64), host));
+  // A node, and how it is to be made.
+  struct Made {
+    NodeImage node;
+    NodeMaking making;
+  };
+  Made from_host(std::uint32_t lane) {
+    return {testing::from_host(allocate(64), host), {lane, true, false}};
   }
-  NodeImage to_host(std::uint32_t lane) {
-    NodeImage node = on(lane, testing::to_host(host, allocate(64)));
-    node.host_bytes.is_written = true;
-    return node;
+  Made to_host(std::uint32_t lane) {
+    return {testing::to_host(host, allocate(64)), {lane, true, false}};
   }
-  NodeImage on(std::uint32_t lane, NodeImage node) {
-    node.lane = lane;
-    if (node.type == CuNodeType::kMemcpy) node.host_bytes = {host, host + 16};
-    return node;
+  static Made kernel(std::uint32_t lane, const std::string& name) {
+    return {testing::kernel(name, {}), {lane, false, false}};
   }
-  static NodeImage kernel(std::uint32_t lane, const std::string& name) {
-    NodeImage node = testing::kernel(name, {});
-    node.lane = lane;
-    return node;
+  GraphImage image_of(const std::vector<Made>& nodes,
+                      std::initializer_list<testing::Arrow> arrows) {
+    std::vector<NodeImage> images;
+    making.clear();
+    for (const Made& each : nodes) {
+      images.push_back(each.node);
+      making.push_back(each.making);
+    }
+    return testing::image_of(std::move(images), arrows);
   }
   void remake(GraphImage& image, bool is_reordered) {
-    NodeMaker maker(*d, graph, context, image.nodes, is_reordered);
+    NodeMaker maker(*d, graph, context, image.nodes, making, is_reordered);
     expect_ok(maker.make_nodes());
     expect_ok(maker.make_copies());
     expect_ok(maker.connect(image.edges));
@@ -103,13 +109,13 @@ class NodeMakerTest : public sim::SimTest {
 
   CuGraph graph = nullptr;
   std::uint64_t host = 0;
+  std::vector<NodeMaking> making;  // of the image that was made last
 };
 
 TEST_F(NodeMakerTest, WhatIsReorderedIsMadeLaneByLaneAndCopiesLastOneWayBehindTheOther) {
-  GraphImage image =
-      testing::image_of({from_host(4), kernel(0, "a"), kernel(1, "b"), to_host(5), from_host(4),
-                         kernel(0, "c"), kernel(1, "d"), to_host(5)},
-                        {{0, 1}, {1, 2}, {2, 3}, {0, 4}, {1, 5}, {4, 6}, {5, 6}, {6, 7}});
+  GraphImage image = image_of({from_host(4), kernel(0, "a"), kernel(1, "b"), to_host(5),
+                               from_host(4), kernel(0, "c"), kernel(1, "d"), to_host(5)},
+                              {{0, 1}, {1, 2}, {2, 3}, {0, 4}, {1, 5}, {4, 6}, {5, 6}, {6, 7}});
   image.edges[1].data.from_port = kPortLaunchOrder;
   add(image, false);
   remake(image, true);
@@ -118,7 +124,7 @@ TEST_F(NodeMakerTest, WhatIsReorderedIsMadeLaneByLaneAndCopiesLastOneWayBehindTh
 }
 
 TEST_F(NodeMakerTest, AKernelThatIsMadeAgainKeepsItsParametersAndAttributes) {
-  GraphImage image = testing::image_of({kernel(0, "a"), kernel(1, "b")});
+  GraphImage image = image_of({kernel(0, "a"), kernel(1, "b")}, {});
   add(image, false);
   CuLaunchAttributeValue priority{}, cluster{}, shown{};
   priority.priority = -3;
@@ -146,8 +152,8 @@ TEST_F(NodeMakerTest, AKernelThatIsMadeAgainKeepsItsParametersAndAttributes) {
 
 TEST_F(NodeMakerTest, CollectivesStayAsTheyWereCaptured) {
   GraphImage image =
-      testing::image_of({kernel(0, "a"), kernel(0, "gather"), kernel(1, "b")}, {{0, 1}, {1, 2}});
-  image.nodes[1].work = NodeImage::kInTurn;
+      image_of({kernel(0, "a"), kernel(0, "gather"), kernel(1, "b")}, {{0, 1}, {1, 2}});
+  making[1].is_in_turn = true;
   add(image, false);
   const CuGraphNode gather = image.nodes[1].handle;
   remake(image, true);
@@ -158,13 +164,12 @@ TEST_F(NodeMakerTest, CollectivesStayAsTheyWereCaptured) {
 
 TEST_F(NodeMakerTest, AKernelThatTheDriverDoesNotMakeAgainStays) {
   for (const std::string_view call : {"cuGraphAddKernelNode", "cuGraphKernelNodeCopyAttributes"}) {
-    GraphImage image =
-        testing::image_of({kernel(1, "a"), kernel(0, "b"), kernel(1, "c")}, {{0, 1}, {1, 2}});
+    GraphImage image = image_of({kernel(1, "a"), kernel(0, "b"), kernel(1, "c")}, {{0, 1}, {1, 2}});
     const std::size_t others = nodes_of(graph).size();
     add(image, false);
     const CuGraphNode first = image.nodes[1].handle;
     sim->fail_call(1, CuResult::kNotSupported, call);
-    NodeMaker maker(*d, graph, context, image.nodes, true);
+    NodeMaker maker(*d, graph, context, image.nodes, making, true);
     expect_ok(maker.make_nodes());
     expect_ok(maker.connect(image.edges));
     EXPECT_EQ(sim->failed_call(), call);
@@ -176,15 +181,20 @@ TEST_F(NodeMakerTest, AKernelThatTheDriverDoesNotMakeAgainStays) {
 TEST_F(NodeMakerTest, WhereTheOrderStaysOnlyOurKernelsAndCopiesAreMadeAndHaveTheEdges) {
   const std::unique_ptr<DeviceCode> code =
       *DeviceCode::load(*d, sim::add_device_code(*sim).c_str());
-  GraphImage image =
-      testing::image_of({kernel(0, "before"), testing::copy(allocate(64), allocate(64)),
-                         testing::fill(allocate(64)), from_host(0), kernel(0, "after")},
-                        {{0, 1}, {1, 2}, {0, 3}, {2, 4}, {3, 4}, {0, 4}});
+  GraphImage image = image_of({kernel(0, "before"),
+                               {testing::copy(allocate(64), allocate(64)), {}},
+                               {testing::fill(allocate(64)), {}},
+                               from_host(0),
+                               kernel(0, "after")},
+                              {{0, 1}, {1, 2}, {0, 3}, {2, 4}, {3, 4}, {0, 4}});
   image.edges[0].data.from_port = kPortLaunchOrder;
   add(image, true);
   const std::vector<NodeImage> before = image.nodes;
-  std::vector<Site> sites{{1, Operand::kSource, 0, 0, 0}, {2, Operand::kDestination, 0, 0, 0}};
-  expect_ok(replace_transfers(*d, *code, image, sites));
+  StepGraph step{std::move(image),
+                 std::vector<NodeFacts>(5),
+                 {{1, Operand::kSource, 0, 0, 0}, {2, Operand::kDestination, 0, 0, 0}}};
+  expect_ok(replace_transfers(*d, *code, step));
+  image = std::move(step.image);
   remake(image, false);
   EXPECT_THAT(order_of(image), ElementsAre(0, 4, 1, 2, 3));
   for (const std::uint32_t kept : {0, 4}) {
@@ -200,11 +210,10 @@ TEST_F(NodeMakerTest, WhereTheOrderStaysOnlyOurKernelsAndCopiesAreMadeAndHaveThe
 }
 
 TEST_F(NodeMakerTest, SeveralKernelsOfOursMayStandForOneNode) {
-  GraphImage image =
-      testing::image_of({kernel(0, "before"), testing::fill(allocate(64))}, {{0, 1}});
+  GraphImage image = image_of({kernel(0, "before"), {testing::fill(allocate(64)), {}}}, {{0, 1}});
   add(image, true);
   for (const char* const name : {"one", "two"}) {
-    NodeImage ours = kernel(0, name);
+    NodeImage ours = testing::kernel(name, {});
     ours.is_ours = true;
     ours.kernel.launch.func = noting(name);
     CuKernelNodeParams& launch = ours.kernel.launch;
@@ -213,6 +222,7 @@ TEST_F(NodeMakerTest, SeveralKernelsOfOursMayStandForOneNode) {
     image.nodes.push_back(std::move(ours));
   }
   image.nodes.erase(image.nodes.begin() + 1);
+  making.resize(image.nodes.size());
   image.edges = {{0, 1, {}}, {1, 2, {}}};
   remake(image, false);
   EXPECT_THAT(order_of(image), ElementsAre(0, 1, 2));

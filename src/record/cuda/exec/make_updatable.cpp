@@ -88,8 +88,8 @@ Status CudaExec::make_updatable(std::uint32_t node, std::vector<SiteUpdate>& upd
   by_device_[node] = true;
   const auto handle = reinterpret_cast<std::uint64_t>(value.device_updatable_kernel_node.dev_node);
   for (std::uint32_t i = repointing_.first_site[node]; i < repointing_.first_site[node + 1]; ++i) {
-    const Site& site = repointing_.sites[i];
-    updates.push_back({handle, site.shift, site.offset, site.unit});
+    const PlacedSite& site = repointing_.sites[i];
+    updates.push_back({handle, site.shift, site.offset, site.source});
   }
   return {};
 }

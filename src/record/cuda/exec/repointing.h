@@ -4,27 +4,30 @@
 // Ownership: values; handles belong to the captured graph, copy_room to the maker of executables.
 // Threads:   immutable once the first executable is made.
 // Failure:   none.
-// Edges:     a site's `unit` is its source here, see Repointing.
+// Edges:     a step without slots and temporaries has no sources, and no sites.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "device/cuda/driver.h"
+#include "record/cuda/arena/placement.h"
+#include "record/cuda/arena/sources.h"
+#include "record/cuda/exec/make_nodes.h"
 #include "record/cuda/image/graph_image.h"
-#include "record/cuda/sites/sites.h"
+#include "record/cuda/order/relax_order.h"
+#include "record/cuda/sites/step_graph.h"
 
 namespace anabranch::cuda {
 
-// What every executable of a recording does, and where its addresses are. A launch gives one
-// address a source: the slots, and after them the parts of the arena. A site's `unit` is its source
-// here, and its `shift` contains where a temporary lies in its part, or in the slot that lends it
-// bytes.
+// A launch gives one address a source: the slots, and after them the parts of the arena.
 struct Repointing {
-  GraphImage image;
+  GraphImage image;                       // with the edges of the order in which launches run
+  std::vector<NodeMaking> making;         // by node
   bool is_reordered = false;              // the image has other edges than the capture
-  std::vector<Site> sites;                // sorted by node
+  std::vector<PlacedSite> sites;          // sorted by node
   std::vector<std::uint32_t> first_site;  // by node, one more than there are
   std::vector<std::uint32_t> nodes;       // that name a source, source by source
   std::vector<std::uint32_t> first_node;  // by source, one more than there are
@@ -38,5 +41,10 @@ struct Repointing {
   // instantiated with, captures may have another kind than launches, and theirs may be gone.
   CuDevicePtr copy_room = 0;
 };
+
+// Of a step in this order, whose image it becomes, and with this placement. The context, the kind
+// of memory and the room for copies are left to the caller.
+Repointing make_repointing(GraphImage ordered, std::span<const NodeFacts> facts,
+                           const RelaxedOrder& order, const Placement& placement);
 
 }  // namespace anabranch::cuda

@@ -53,31 +53,17 @@ CuKernelNodeParams launch_of(KernelImage& kernel, LaunchRoom& room);
 // kernel needs; false where that is not the reason.
 bool allow_shared_memory(const Driver& driver, const KernelImage& kernel);
 
-// The host's memory that a copy touches, all of it from `begin` to `end`.
-struct HostBytes {
-  std::uint64_t begin = 0, end = 0;
-  bool is_written = false;
-  bool empty() const { return begin == end; }
-};
-
 struct GraphImage;
 
 struct NodeImage {
-  static constexpr std::uint32_t kNoWork = ~0u;
-  static constexpr std::uint32_t kInTurn = ~0u - 1;  // all works in turn: their nodes are of one
   CuGraphNode handle = nullptr;
   CuGraphNode child_of = nullptr;  // whose graph it was taken from: see inline_children.h
   CuGraphNode captured() const { return child_of ? child_of : handle; }
   CuNodeType type = CuNodeType::kEmpty;
   bool is_ours = false;  // a kernel of ours, for the node with this handle; see transfer_kernels.h
-  // Touches nothing but what its sites name, which say how, and its bytes of the host's memory.
-  bool is_known = false;
-  std::uint32_t work = kNoWork;  // a noted piece of the step, whose nodes stay in order
-  std::uint32_t lane = 0;        // where the order was taken apart: see relax_order.h
   KernelImage kernel;
   CuMemcpy3D copy{};
   std::vector<std::byte> source_bytes;  // what a copy reads: see read_pinned_source()
-  HostBytes host_bytes;                 // of a copy that tells itself: see host_copies.h
   CuMemsetNodeParams fill{};
   CuHostNodeParams host{};
   CuEvent event = nullptr;

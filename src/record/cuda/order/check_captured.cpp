@@ -100,14 +100,13 @@ void add_uses_of_host(const GraphImage& image, std::span<const Site> sites,
   }
 }
 
-std::vector<CapturedUnit> units_of_capture(std::span<const Site> sites, const Tenants& tenants,
-                                           const Notes* notes) {
+std::vector<CapturedUnit> units_of_capture(const NodeAccesses& accesses, const Notes* notes) {
   std::vector<CapturedUnit> units;
-  for (const Unit& unit : tenants.units) units.push_back({unit.bytes, notes != nullptr});
+  for (const Unit& unit : accesses.units) units.push_back({unit.bytes, notes != nullptr});
   for (std::uint32_t i = 0; notes && i < notes->before; ++i) {
-    units[tenants.tenant_of[i]].is_fresh = false;
+    units[accesses.unit_of[i]].is_fresh = false;
   }
-  for (const Site& site : sites) {
+  for (const Site& site : accesses.sites) {
     if (site.operand == Operand::kTable) units[site.unit].is_fresh = false;
   }
   return units;
@@ -226,24 +225,24 @@ bool has_branches(const GraphImage& image) {
   return end + 1 < image.nodes.size();
 }
 
-CapturedUses find_captured_uses(const GraphImage& image, std::span<const Site> sites,
-                                std::span<const std::uint32_t> tables, const Tenants& tenants,
-                                const UnitTable& units, bool of_second, const Notes* notes) {
+CapturedUses find_captured_uses(const GraphImage& image, std::span<const std::uint32_t> tables,
+                                const NodeAccesses& accesses, const UnitTable& units,
+                                bool of_second, const Notes* notes) {
   std::vector<Noted> noted;
   if (notes) noted = noted_by_mark(units, of_second, *notes);
-  CapturedUses found{{}, units_of_capture(sites, tenants, notes)};
-  for (const Site& site : sites) {
+  CapturedUses found{{}, units_of_capture(accesses, notes)};
+  for (const Site& site : accesses.sites) {
     const NodeImage& node = image.nodes[site.node];
     if (node.type != CuNodeType::kKernel) {
       found.uses.push_back(use_of_transfer(site, node));
-    } else if (tenants.is_known[site.node]) {
+    } else if (accesses.facts[site.node].is_known) {
       const std::uint32_t mark = notes->marks->mark_of(node.captured());
-      found.uses.push_back(use_of_kernel(site, tenants.units[site.unit], noted[mark]));
+      found.uses.push_back(use_of_kernel(site, accesses.units[site.unit], noted[mark]));
     } else {
       found.uses.push_back({site.node, site.unit, true, Extent::kUnknown});
     }
   }
-  add_uses_of_host(image, sites, tables, found);
+  add_uses_of_host(image, accesses.sites, tables, found);
   return found;
 }
 

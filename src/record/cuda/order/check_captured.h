@@ -18,7 +18,6 @@
 #include "plan/overlap.h"
 #include "record/cuda/image/graph_image.h"
 #include "record/cuda/sites/node_accesses.h"
-#include "record/cuda/sites/sites.h"
 #include "record/cuda/sites/units.h"
 
 namespace anabranch::cuda {
@@ -54,13 +53,12 @@ struct CapturedUses {
 // Whether a capture has anything to race: most are chains.
 bool has_branches(const GraphImage& image);
 
-// Of the capture that the notes are of, before anything in its image is replaced. `sites` and
-// `tenants` are as find_accesses() left them. The host's memory is one unit more, that begins at
-// address 0: copies say where in it they read and write, but for `tables`, which are of the
-// recording.
-CapturedUses find_captured_uses(const GraphImage& image, std::span<const Site> sites,
-                                std::span<const std::uint32_t> tables, const Tenants& tenants,
-                                const UnitTable& units, bool of_second, const Notes* notes);
+// Of the capture that the notes are of, before anything in its image is replaced. The host's memory
+// is one unit more, that begins at address 0: copies say where in it they read and write, but for
+// `tables`, which are of the recording.
+CapturedUses find_captured_uses(const GraphImage& image, std::span<const std::uint32_t> tables,
+                                const NodeAccesses& accesses, const UnitTable& units,
+                                bool of_second, const Notes* notes);
 
 // Refused are two nodes without a path between them
 //   * that touch one byte for certain, of the host's memory too, one of them writing: two copies or

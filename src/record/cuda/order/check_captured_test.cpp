@@ -130,13 +130,14 @@ TEST(CheckCaptured, AReaderOfFreshMemoryIsNotRefusedForWhatNobodyKnows) {
 }
 
 // Of copies and fills without notes.
-CapturedUses uses_of(const GraphImage& image, std::vector<Site> sites,
+CapturedUses uses_of(const GraphImage& image, std::vector<FoundSite> sites,
                      std::vector<std::uint32_t> tables = {}) {
   const std::vector<CaptureAllocation> first{{4096, 256}, {8192, 256}};
   const std::vector<CaptureAllocation> second{{12288, 256}, {16384, 256}};
   const auto units = UnitTable::make(first, second);
-  const Tenants tenants = find_accesses(first, *units, false, nullptr, image, sites);
-  return find_captured_uses(image, sites, tables, tenants, *units, false, nullptr);
+  const NodeAccesses accesses =
+      find_accesses(first, *units, false, nullptr, image, std::move(sites));
+  return find_captured_uses(image, tables, accesses, *units, false, nullptr);
 }
 
 TEST(CheckCaptured, ACopyAndAFillSayWhichBytesTheyTouch) {
@@ -167,8 +168,8 @@ TEST(CheckCaptured, TwoCopiesOfOneByteOfTheHostAreRefused) {
   const auto image = [&](std::uint64_t read, std::initializer_list<Arrow> arrows = {}) {
     return image_of({testing::from_host(4096, read), testing::to_host(kHost, 8192)}, arrows);
   };
-  const std::vector<Site> sites{{0, Operand::kDestination, 0, 0, 0},
-                                {1, Operand::kSource, 0, 1, 0}};
+  const std::vector<FoundSite> sites{{0, Operand::kDestination, 0, 0, 0},
+                                     {1, Operand::kSource, 0, 1, 0}};
   const auto is_refused_at = [&](const GraphImage& step, std::vector<std::uint32_t> tables = {}) {
     return check_captured(step, uses_of(step, sites, std::move(tables))).code() == Code::kRace;
   };

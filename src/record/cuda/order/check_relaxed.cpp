@@ -23,18 +23,17 @@ Reachability reachability_of(std::size_t nodes, std::span<const EdgeImage> edges
 }
 
 // Nodes that may use any memory, or may begin before what they come behind has ended.
-std::vector<bool> find_open_nodes(const GraphImage& image, std::span<const EdgeImage> captured,
-                                  std::span<const Site> sites, std::span<const TableWrite> tables) {
+std::vector<bool> find_open_nodes(const StepGraph& step, std::span<const TableWrite> tables) {
   std::vector<bool> is_open;
-  for (const NodeImage& node : image.nodes) is_open.push_back(!node.is_known);
-  for (const EdgeImage& edge : captured) {
+  for (const NodeFacts& node : step.facts) is_open.push_back(!node.is_known);
+  for (const EdgeImage& edge : step.image.edges) {
     if (edge.data.type == kEdgeDefault && edge.data.from_port == 0) continue;
     is_open[edge.from] = is_open[edge.to] = true;
   }
   std::set<std::uint32_t> with_tables;
   for (const TableWrite& table : tables) with_tables.insert(table.unit);
   if (with_tables.contains(TableWrite::kNowhere)) is_open.assign(is_open.size(), true);
-  for (const Site& site : sites) {
+  for (const Site& site : step.sites) {
     if (with_tables.contains(site.unit)) is_open[site.node] = true;
   }
   return is_open;
@@ -42,10 +41,10 @@ std::vector<bool> find_open_nodes(const GraphImage& image, std::span<const EdgeI
 
 class OrderCheck {
  public:
-  OrderCheck(const GraphImage& image, std::span<const EdgeImage> captured)
-      : image_(image),
-        captured_(reachability_of(image.nodes.size(), captured)),
-        made_(reachability_of(image.nodes.size(), image.edges)) {}
+  OrderCheck(const StepGraph& step, std::span<const EdgeImage> made)
+      : step_(step),
+        captured_(reachability_of(step.image.nodes.size(), step.image.edges)),
+        made_(reachability_of(step.image.nodes.size(), made)) {}
 
   Status check_open(const std::vector<bool>& is_open) const {
     std::vector<std::uint64_t> open((is_open.size() + 63) / 64);
@@ -66,9 +65,9 @@ class OrderCheck {
 
   Status check_works() const {
     std::map<std::uint32_t, std::vector<std::uint32_t>> nodes;  // by work
-    for (std::uint32_t node = 0; node < image_.nodes.size(); ++node) {
-      const std::uint32_t work = image_.nodes[node].work;
-      if (work == NodeImage::kNoWork) continue;
+    for (std::uint32_t node = 0; node < step_.facts.size(); ++node) {
+      const std::uint32_t work = step_.facts[node].work;
+      if (work == NodeFacts::kNoWork) continue;
       for (const std::uint32_t other : nodes[work]) {
         if (is_lost(other, node)) return refuse(other, node, "they are of one piece of work");
       }
@@ -77,9 +76,9 @@ class OrderCheck {
     return {};
   }
 
-  Status check_memory(std::span<const Site> sites) const {
+  Status check_memory() const {
     std::map<std::uint32_t, std::vector<const Site*>> readers, writers;  // by unit
-    for (const Site& site : sites) {
+    for (const Site& site : step_.sites) {
       const auto clash = [&](const Site* other) {
         return may_share(*other, site) && is_lost(other->node, site.node);
       };
@@ -97,18 +96,18 @@ class OrderCheck {
 
   Status check_host_memory() const {
     std::vector<std::uint32_t> copies;
-    for (std::uint32_t node = 0; node < image_.nodes.size(); ++node) {
-      if (!image_.nodes[node].host_bytes.empty()) copies.push_back(node);
+    for (std::uint32_t node = 0; node < step_.facts.size(); ++node) {
+      if (!step_.facts[node].host_bytes.empty()) copies.push_back(node);
     }
     // By where they begin: one that begins at or behind the end of another does not meet it.
-    const auto begin = [&](std::uint32_t node) { return image_.nodes[node].host_bytes.begin; };
+    const auto begin = [&](std::uint32_t node) { return step_.facts[node].host_bytes.begin; };
     std::sort(copies.begin(), copies.end(),
               [&](std::uint32_t a, std::uint32_t b) { return begin(a) < begin(b); });
     for (auto one = copies.begin(); one != copies.end(); ++one) {
-      const HostBytes& bytes = image_.nodes[*one].host_bytes;
+      const HostBytes& bytes = step_.facts[*one].host_bytes;
       for (auto two = one + 1; two != copies.end() && begin(*two) < bytes.end; ++two) {
         const auto [first, second] = std::minmax(*one, *two);
-        if (!bytes.is_written && !image_.nodes[*two].host_bytes.is_written) continue;
+        if (!bytes.is_written && !step_.facts[*two].host_bytes.is_written) continue;
         if (!is_lost(first, second)) continue;
         return refuse(first, second, "they use the same memory of the host and one of them writes");
       }
@@ -121,26 +120,27 @@ class OrderCheck {
     return captured_.contains(second, first) && !made_.contains(second, first);
   }
   Status refuse(std::uint32_t first, std::uint32_t second, std::string_view why) const {
-    return Status(Code::kRace,
-                  fmt::format("record: side by side nothing would order {} and {}, which the step "
-                              "ran one behind the other, and {}.",
-                              describe_node(image_, first), describe_node(image_, second), why));
+    return Status(
+        Code::kRace,
+        fmt::format("record: side by side nothing would order {} and {}, which the step "
+                    "ran one behind the other, and {}.",
+                    describe_node(step_.image, first), describe_node(step_.image, second), why));
   }
 
-  const GraphImage& image_;
+  const StepGraph& step_;
   const Reachability captured_, made_;
 };
 
 }  // namespace
 
-Status check_relaxed(const GraphImage& image, std::span<const EdgeImage> captured,
-                     std::span<const Site> sites, std::span<const TableWrite> tables) {
-  const OrderCheck check(image, captured);
-  const auto is_open = find_open_nodes(image, captured, sites, tables);
+Status check_relaxed(const StepGraph& step, std::span<const EdgeImage> made,
+                     std::span<const TableWrite> tables) {
+  const OrderCheck check(step, made);
+  const auto is_open = find_open_nodes(step, tables);
   if (Status open = check.check_open(is_open); !open.ok()) return open;
   if (Status works = check.check_works(); !works.ok()) return works;
   if (Status host = check.check_host_memory(); !host.ok()) return host;
-  return check.check_memory(sites);
+  return check.check_memory();
 }
 
 }  // namespace anabranch::cuda

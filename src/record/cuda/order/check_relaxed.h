@@ -12,17 +12,16 @@
 #include <span>
 
 #include "anabranch/status.h"
-#include "record/cuda/image/graph_image.h"
 #include "record/cuda/rewrite/tables.h"
-#include "record/cuda/sites/sites.h"
+#include "record/cuda/sites/step_graph.h"
 
 namespace anabranch::cuda {
 
-// Whether the image's edges keep the order that `captured` gave to every two nodes that need one:
-// those that share memory, the host's included, one of the two writing, those of which not all is
-// known, and those of one work. Two nodes that the capture left unordered are not asked about: a
+// Whether the edges `made` keep the order that the step's capture gave to every two nodes that need
+// one: those that share memory, the host's included, one of the two writing, those of which not all
+// is known, and those of one work. Two nodes that the capture left unordered are not asked about: a
 // step's own streams may use parts of a unit side by side.
-Status check_relaxed(const GraphImage& image, std::span<const EdgeImage> captured,
-                     std::span<const Site> sites, std::span<const TableWrite> tables = {});
+Status check_relaxed(const StepGraph& step, std::span<const EdgeImage> made,
+                     std::span<const TableWrite> tables = {});
 
 }  // namespace anabranch::cuda

@@ -21,31 +21,29 @@ struct Node {
   std::uint32_t unit = 0;
   bool writes = false;
   bool is_known = true;
-  std::uint32_t work = NodeImage::kNoWork;
+  std::uint32_t work = NodeFacts::kNoWork;
   std::uint64_t begin = 0, bytes = 0;  // which part of it; all where that is not known
 };
 
 // Nodes in the order in which they were captured, and what is left of that.
 struct Case {
-  GraphImage image;
-  std::vector<EdgeImage> captured;
-  std::vector<Site> sites;
+  StepGraph graph;
+  std::vector<EdgeImage> made;
 
   Case(const std::vector<Node>& nodes, std::initializer_list<Arrow> was,
        std::initializer_list<Arrow> is) {
-    std::vector<NodeImage> images;
+    std::vector<NodeImage> images(nodes.size(), kernel("k", {}));
     for (std::uint32_t i = 0; i < nodes.size(); ++i) {
-      images.push_back(kernel("k", {}));
-      images.back().is_known = nodes[i].is_known;
-      images.back().work = nodes[i].work;
       const Node& node = nodes[i];
-      sites.push_back({i, Operand::kParam, 0, node.unit, node.begin, node.writes, node.bytes});
+      graph.facts.push_back({.is_known = node.is_known, .work = node.work});
+      graph.sites.push_back(
+          {i, Operand::kParam, 0, node.unit, node.begin, node.writes, node.bytes});
     }
-    captured = image_of({}, was).edges;
-    image = image_of(std::move(images), is);
+    graph.image = image_of(std::move(images), was);
+    made = image_of({}, is).edges;
   }
   Status check(const std::vector<TableWrite>& tables = {}) const {
-    return check_relaxed(image, captured, sites, tables);
+    return check_relaxed(graph, made, tables);
   }
 };
 
@@ -71,8 +69,8 @@ TEST(CheckRelaxed, ReadersAndUsersOfOtherMemoryNeedNoOrder) {
 
 TEST(CheckRelaxed, PartsOfOneUnitNeedNoOrder) {
   const auto check = [](std::uint64_t first_bytes, std::uint64_t second_bytes) {
-    const Node first{7, true, true, NodeImage::kNoWork, 0, first_bytes};
-    const Node second{7, true, true, NodeImage::kNoWork, 64, second_bytes};
+    const Node first{7, true, true, NodeFacts::kNoWork, 0, first_bytes};
+    const Node second{7, true, true, NodeFacts::kNoWork, 64, second_bytes};
     return Case({first, second}, {{0, 1}}, {}).check().ok();
   };
   EXPECT_TRUE(check(64, 8));
@@ -84,8 +82,8 @@ TEST(CheckRelaxed, PartsOfOneUnitNeedNoOrder) {
 TEST(CheckRelaxed, CopiesThatShareBytesOfTheHostNeedTheirOrderIfOneWritesThem) {
   const auto check = [](HostBytes first, HostBytes second) {
     Case step({{7, true}, {8, true}}, {{0, 1}}, {});
-    step.image.nodes[0].host_bytes = first;
-    step.image.nodes[1].host_bytes = second;
+    step.graph.facts[0].host_bytes = first;
+    step.graph.facts[1].host_bytes = second;
     return step.check();
   };
   EXPECT_THAT(check({100, 200, true}, {199, 300, false}).message(),
@@ -119,7 +117,7 @@ TEST(CheckRelaxed, TheNodesOfOneWorkKeepTheirOrder) {
 }
 
 TEST(CheckRelaxed, CollectivesKeepTheirOrder) {
-  constexpr auto kInTurn = NodeImage::kInTurn;
+  constexpr auto kInTurn = NodeFacts::kInTurn;
   EXPECT_FALSE(
       Case({{7, false, true, kInTurn}, {8, false, true, kInTurn}}, {{0, 1}}, {}).check().ok());
   EXPECT_TRUE(Case({{7, false, true, kInTurn}, {8, false, true, 4}}, {{0, 1}}, {}).check().ok());
@@ -179,7 +177,7 @@ bool need_order(const Node& a, const Node& b) {
     };
     share |= touches(a) && touches(b);
   }
-  return share || !a.is_known || !b.is_known || (a.work == b.work && a.work != NodeImage::kNoWork);
+  return share || !a.is_known || !b.is_known || (a.work == b.work && a.work != NodeFacts::kNoWork);
 }
 
 TEST(CheckRelaxed, WhetherAnOrderIsKeptAgreesWithBruteForce) {
@@ -190,17 +188,17 @@ TEST(CheckRelaxed, WhetherAnOrderIsKeptAgreesWithBruteForce) {
     std::vector<Node> nodes;
     for (std::uint32_t i = 0; i < kNodes; ++i) {
       nodes.push_back({random.below(15), random.below(3) == 0, random.below(100) != 0,
-                       random.below(20) == 0 ? random.below(8) : NodeImage::kNoWork,
+                       random.below(20) == 0 ? random.below(8) : NodeFacts::kNoWork,
                        random.below(12), random.below(5)});
     }
     Case step(nodes, {}, {});
-    step.captured = random.edges(kNodes, 30);
-    step.image.edges = step.captured;
+    step.graph.image.edges = random.edges(kNodes, 30);
+    step.made = step.graph.image.edges;
     for (std::uint32_t i = 0; i <= seed % 3; ++i) {
-      step.image.edges.erase(step.image.edges.begin() +
-                             random.below(static_cast<std::uint32_t>(step.image.edges.size())));
+      step.made.erase(step.made.begin() +
+                      random.below(static_cast<std::uint32_t>(step.made.size())));
     }
-    const Matrix was = closure(kNodes, step.captured), is = closure(kNodes, step.image.edges);
+    const Matrix was = closure(kNodes, step.graph.image.edges), is = closure(kNodes, step.made);
     bool is_kept = true;
     for (std::uint32_t i = 0; i < kNodes; ++i) {
       for (std::uint32_t j = 0; j < kNodes; ++j) {

@@ -14,13 +14,12 @@ struct Copy {
 };
 
 // Of those that are read, in the order of the capture.
-std::vector<Copy> copies_with_readers(const GraphImage& image, std::span<const Site> sites,
-                                      std::size_t units) {
+std::vector<Copy> copies_with_readers(const StepGraph& step, std::size_t units) {
   std::vector<Copy> copies;
   std::vector<std::vector<std::size_t>> filling(units);  // the latest copies to each unit
-  for (const Site& site : sites) {
+  for (const Site& site : step.sites) {
     std::vector<std::size_t>& there = filling[site.unit];
-    const HostBytes& host = image.nodes[site.node].host_bytes;
+    const HostBytes& host = step.facts[site.node].host_bytes;
     if (!host.empty() && !host.is_written) {
       if (!there.empty() && !copies[there.back()].readers.empty()) there.clear();
       there.push_back(copies.size());
@@ -51,9 +50,9 @@ std::uint64_t largest_of(std::span<const Copy* const> copies, const Copy& next) 
 
 }  // namespace
 
-std::vector<EdgeImage> find_window_edges(const GraphImage& image, std::span<const Site> sites,
-                                         std::size_t units, std::uint64_t ahead_bytes) {
-  const std::vector<Copy> copies = copies_with_readers(image, sites, units);
+std::vector<EdgeImage> find_window_edges(const StepGraph& step, std::size_t units,
+                                         std::uint64_t ahead_bytes) {
+  const std::vector<Copy> copies = copies_with_readers(step, units);
   const std::vector<const Copy*> read = by_last_reader(copies);
   auto first = read.begin(), last = read.begin();  // read, and perhaps there still
   std::uint64_t bytes = 0;                         // of these

@@ -14,8 +14,7 @@
 #include <span>
 #include <vector>
 
-#include "record/cuda/image/graph_image.h"
-#include "record/cuda/sites/sites.h"
+#include "record/cuda/sites/step_graph.h"
 
 namespace anabranch::cuda {
 
@@ -28,9 +27,8 @@ inline constexpr std::uint64_t kLeastCopiesInWindow = 3;
 // costs a copy some microseconds. Where each copy comes behind its nodes, what it brings, and
 // others before it of which the last reader was captured before it and may not have ended yet,
 // takes no more than `ahead_bytes`, or kLeastCopiesInWindow times the largest of these copies.
-// Copies to what no node reads count for nothing. `sites` are sorted by node, their units lower
-// than `units`.
-std::vector<EdgeImage> find_window_edges(const GraphImage& image, std::span<const Site> sites,
-                                         std::size_t units, std::uint64_t ahead_bytes);
+// Copies to what no node reads count for nothing. Sites name units lower than `units`.
+std::vector<EdgeImage> find_window_edges(const StepGraph& step, std::size_t units,
+                                         std::uint64_t ahead_bytes);
 
 }  // namespace anabranch::cuda

@@ -90,13 +90,13 @@ struct Oracle {
   Reachability before;
 
   Oracle(const Step& of, const std::vector<EdgeImage>& edges)
-      : step(of), before(of.image.nodes.size()) {
+      : step(of), before(of.graph.facts.size()) {
     for (const EdgeImage& edge : edges) before.add(edge.to, edge.from);
   }
-  bool is_copy(const Site& site) const { return !step.image.nodes[site.node].host_bytes.empty(); }
+  bool is_copy(const Site& site) const { return !step.graph.facts[site.node].host_bytes.empty(); }
   std::vector<std::uint32_t> readers(const Site& copy) const {
     std::vector<std::uint32_t> nodes;
-    for (const Site& site : step.sites) {
+    for (const Site& site : step.graph.sites) {
       if (site.unit == copy.unit && !is_copy(site)) nodes.push_back(site.node);
     }
     return nodes;
@@ -110,7 +110,7 @@ struct Oracle {
   }
   void expect_bound(const Site& copy, std::uint64_t ahead_bytes) const {
     std::uint64_t bytes = copy.bytes, largest = 0;
-    for (const Site& other : step.sites) {
+    for (const Site& other : step.graph.sites) {
       if (is_there(other, copy)) bytes += other.bytes;
       largest = std::max(largest, other.bytes);
     }
@@ -133,11 +133,11 @@ TEST(CopyWindow, WhatIsThereNeverTakesMoreThanItMay) {
       }
     }
     const std::uint64_t ahead = random() % 600;
-    const auto edges = find_window_edges(step.image, step.sites, step.units.size(), ahead);
+    const auto edges = find_window_edges(step.graph, step.units.size(), ahead);
     const auto is_earlier = [](const EdgeImage& a, const EdgeImage& b) { return a.to < b.to; };
     ASSERT_TRUE(std::is_sorted(edges.begin(), edges.end(), is_earlier));
     const Oracle oracle(step, edges);
-    for (const Site& site : step.sites) {
+    for (const Site& site : step.graph.sites) {
       if (!oracle.is_copy(site) || oracle.readers(site).empty()) continue;
       oracle.expect_bound(site, ahead);
       if (HasFatalFailure()) return;

@@ -14,8 +14,7 @@ namespace anabranch::cuda::testing {
 
 // Copies and kernels in the order of their capture, one behind the other.
 struct StreamedStep {
-  GraphImage image;
-  std::vector<Site> sites;
+  StepGraph graph;
   std::vector<Unit> units;
 
   std::uint32_t add_unit(std::uint64_t bytes) {
@@ -25,8 +24,8 @@ struct StreamedStep {
   std::uint32_t copy(std::uint32_t unit, std::uint64_t bytes, bool to_host = false) {
     const std::uint32_t node = add_node();
     const std::uint64_t begin = std::uint64_t{node} << 32;
-    image.nodes[node].host_bytes = {begin, begin + bytes, to_host};
-    sites.push_back({node, Operand::kDestination, 0, unit, 0, !to_host, bytes});
+    graph.facts[node].host_bytes = {begin, begin + bytes, to_host};
+    graph.sites.push_back({node, Operand::kDestination, 0, unit, 0, !to_host, bytes});
     return node;
   }
   // To a unit of its own.
@@ -37,13 +36,13 @@ struct StreamedStep {
   std::uint32_t kernel(const std::vector<std::uint32_t>& reads,
                        const std::vector<std::uint32_t>& writes = {}) {
     const std::uint32_t node = add_node();
-    for (const auto unit : reads) sites.push_back({node, Operand::kParam, 0, unit, 0, false});
-    for (const auto unit : writes) sites.push_back({node, Operand::kParam, 8, unit, 0, true});
+    for (const auto unit : reads) graph.sites.push_back({node, Operand::kParam, 0, unit, 0, false});
+    for (const auto unit : writes) graph.sites.push_back({node, Operand::kParam, 8, unit, 0, true});
     return node;
   }
   std::vector<std::pair<std::uint32_t, std::uint32_t>> edges(std::uint64_t ahead_bytes) const {
     std::vector<std::pair<std::uint32_t, std::uint32_t>> found;
-    for (const EdgeImage& edge : find_window_edges(image, sites, units.size(), ahead_bytes)) {
+    for (const EdgeImage& edge : find_window_edges(graph, units.size(), ahead_bytes)) {
       found.emplace_back(edge.from, edge.to);
     }
     return found;
@@ -51,10 +50,10 @@ struct StreamedStep {
 
  private:
   std::uint32_t add_node() {
-    const auto node = static_cast<std::uint32_t>(image.nodes.size());
-    image.nodes.push_back(testing::kernel("k", {}));
-    image.nodes.back().is_known = true;
-    if (node != 0) image.edges.push_back({node - 1, node, {}});
+    const auto node = static_cast<std::uint32_t>(graph.facts.size());
+    graph.image.nodes.push_back(testing::kernel("k", {}));
+    graph.facts.push_back({.is_known = true});
+    if (node != 0) graph.image.edges.push_back({node - 1, node, {}});
     return node;
   }
 };

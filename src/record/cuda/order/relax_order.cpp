@@ -17,13 +17,13 @@ namespace {
 // The units that nodes use, and the host's memory, and who has used them.
 class Users {
  public:
-  Users(const GraphImage& image, std::span<const Site> sites, std::span<const Unit> units)
-      : image_(image),
+  Users(const StepGraph& step, std::span<const Unit> units)
+      : facts_(step.facts),
         units_(units),
-        uses_(image.nodes.size()),
+        uses_(step.facts.size()),
         readers_(units.size()),
         writers_(units.size()) {
-    for (const Site& site : sites) {
+    for (const Site& site : step.sites) {
       auto& uses = uses_[site.node];
       const auto known = std::find_if(uses.begin(), uses.end(), [&](const Site& use) {
         return use.unit == site.unit && use.bytes == 0 && site.bytes == 0;
@@ -55,9 +55,9 @@ class Users {
       std::for_each(writers_[use.unit].begin(), writers_[use.unit].end(), look_at);
       if (use.writes) std::for_each(readers_[use.unit].begin(), readers_[use.unit].end(), look_at);
     }
-    const HostBytes& bytes = image_.nodes[node].host_bytes;
+    const HostBytes& bytes = facts_[node].host_bytes;
     for (const std::uint32_t other : on_host_) {
-      if (!bytes.empty() && may_clash(image_.nodes[other].host_bytes, bytes)) found(other);
+      if (!bytes.empty() && may_clash(facts_[other].host_bytes, bytes)) found(other);
     }
   }
 
@@ -65,11 +65,11 @@ class Users {
     for (const Site& use : uses_[node]) {
       (use.writes ? writers_ : readers_)[use.unit].push_back(&use);
     }
-    if (!image_.nodes[node].host_bytes.empty()) on_host_.push_back(node);
+    if (!facts_[node].host_bytes.empty()) on_host_.push_back(node);
   }
 
  private:
-  const GraphImage& image_;
+  std::span<const NodeFacts> facts_;
   std::span<const Unit> units_;
   std::vector<std::vector<Site>> uses_;                      // by node; one where all may be used
   std::vector<std::vector<const Site*>> readers_, writers_;  // by unit
@@ -80,24 +80,18 @@ class Users {
 class NeededOrder {
  public:
   // `ahead`: what is kept besides, of find_window_edges().
-  NeededOrder(const GraphImage& image, std::span<const Site> sites,
-              std::span<const TableWrite> tables, std::span<const EdgeImage> ahead, Users& users)
-      : image_(image),
-        ahead_(ahead),
-        users_(users),
-        captured_(image.nodes.size()),
-        is_free_(image.nodes.size()) {
-    for (const EdgeImage& edge : image.edges) captured_.add(edge.to, edge.from);
-    for (std::size_t node = 0; node < image.nodes.size(); ++node) {
-      is_free_[node] = image.nodes[node].is_known;
-    }
+  NeededOrder(const StepGraph& step, std::span<const TableWrite> tables,
+              std::span<const EdgeImage> ahead, Users& users)
+      : step_(step), ahead_(ahead), users_(users), captured_(size()), is_free_(size()) {
+    for (const EdgeImage& edge : step.image.edges) captured_.add(edge.to, edge.from);
+    for (std::size_t node = 0; node < size(); ++node) is_free_[node] = step.facts[node].is_known;
     bind_programmatic_launches();
-    bind_readers_of_tables(sites, tables);
+    bind_readers_of_tables(tables);
   }
 
   ReducedEdges find() {
-    ReducedEdges needed(image_.nodes.size());
-    for (std::uint32_t node = 0; node < image_.nodes.size(); ++node) {
+    ReducedEdges needed(size());
+    for (std::uint32_t node = 0; node < size(); ++node) {
       find_earlier(node);
       needed.add(earlier_);
     }
@@ -107,8 +101,10 @@ class NeededOrder {
   bool is_free(std::uint32_t node) const { return is_free_[node]; }
 
  private:
+  std::size_t size() const { return step_.facts.size(); }
+
   void bind_programmatic_launches() {
-    for (const EdgeImage& edge : image_.edges) {
+    for (const EdgeImage& edge : step_.image.edges) {
       if (edge.data.type == kEdgeDefault && edge.data.from_port == 0) continue;
       is_free_[edge.from] = is_free_[edge.to] = false;
       data_[{edge.from, edge.to}] = edge.data;
@@ -116,8 +112,8 @@ class NeededOrder {
   }
 
   // What they reach through a table, their sites do not say.
-  void bind_readers_of_tables(std::span<const Site> sites, std::span<const TableWrite> tables) {
-    for (const Site& site : sites) {
+  void bind_readers_of_tables(std::span<const TableWrite> tables) {
+    for (const Site& site : step_.sites) {
       const auto is_in = [&](const TableWrite& table) { return table.unit == site.unit; };
       if (std::any_of(tables.begin(), tables.end(), is_in)) is_free_[site.node] = false;
     }
@@ -153,16 +149,16 @@ class NeededOrder {
   }
 
   bool is_next_in_piece(std::uint32_t node) const {
-    return node < image_.nodes.size() && image_.nodes[node].work != NodeImage::kInTurn &&
+    return node < size() && step_.facts[node].work != NodeFacts::kInTurn &&
            are_of_one_work(node - 1, node);
   }
 
   bool are_of_one_work(std::uint32_t a, std::uint32_t b) const {
-    const std::uint32_t work = image_.nodes[a].work;
-    return work != NodeImage::kNoWork && work == image_.nodes[b].work;
+    const std::uint32_t work = step_.facts[a].work;
+    return work != NodeFacts::kNoWork && work == step_.facts[b].work;
   }
 
-  const GraphImage& image_;
+  const StepGraph& step_;
   std::span<const EdgeImage> ahead_;  // to nodes that are still to come
   Users& users_;
   Reachability captured_;
@@ -171,8 +167,7 @@ class NeededOrder {
   std::vector<EdgeImage> earlier_;
 };
 
-NodeCost cost_of(const NodeImage& node, std::uint64_t bytes) {
-  const HostBytes& host = node.host_bytes;
+NodeCost cost_of(const HostBytes& host, std::uint64_t bytes) {
   if (host.empty()) return {estimate_ns(bytes), Engine::kKernels};
   return {estimate_copy_ns(bytes), host.is_written ? Engine::kToHost : Engine::kToDevice};
 }
@@ -193,25 +188,25 @@ ReducedEdges order_with_lanes(std::span<const EdgeImage> needed,
 }
 
 // Whether any node need not wait any more for one that the capture put before it.
-bool leaves_order(const GraphImage& image, const Reachability& made) {
-  return std::any_of(image.edges.begin(), image.edges.end(),
+bool leaves_order(std::span<const EdgeImage> captured, const Reachability& made) {
+  return std::any_of(captured.begin(), captured.end(),
                      [&](const EdgeImage& edge) { return !made.contains(edge.to, edge.from); });
 }
 
 // As many lanes as have nodes; collectives have one of their own, where they wait for others.
-std::uint32_t count_lanes(const GraphImage& image, const Schedule& schedule) {
-  const auto is_in_turn = [](const NodeImage& node) {
-    return node.is_known && node.work == NodeImage::kInTurn;
+std::uint32_t count_lanes(std::span<const NodeFacts> facts, const Schedule& schedule) {
+  const auto is_in_turn = [](const NodeFacts& node) {
+    return node.is_known && node.work == NodeFacts::kInTurn;
   };
-  return schedule.lanes + std::any_of(image.nodes.begin(), image.nodes.end(), is_in_turn);
+  return schedule.lanes + std::any_of(facts.begin(), facts.end(), is_in_turn);
 }
 
-// What keeps the captured order is one with the first lane.
-void name_lanes(GraphImage& image, const Schedule& schedule) {
-  for (std::size_t i = 0; i < image.nodes.size(); ++i) {
-    const std::uint32_t lane = schedule.places[i].lane;
-    image.nodes[i].lane = lane == NodePlace::kNone ? 0 : lane;
+std::vector<std::uint32_t> lanes_of(std::span<const NodePlace> places) {
+  std::vector<std::uint32_t> lanes;
+  for (const NodePlace& place : places) {
+    lanes.push_back(place.lane == NodePlace::kNone ? 0 : place.lane);
   }
+  return lanes;
 }
 
 // What the nodes need of one another, and where that puts them.
@@ -220,17 +215,17 @@ struct ScheduledOrder {
   Schedule schedule;
 };
 
-ScheduledOrder schedule_order(const GraphImage& image, std::span<const Site> sites,
-                              std::span<const TableWrite> tables, std::span<const Unit> units,
-                              std::uint32_t lanes, std::uint64_t ahead_bytes) {
-  Users users(image, sites, units);
-  const auto ahead = find_window_edges(image, sites, units.size(), ahead_bytes);
-  NeededOrder order(image, sites, tables, ahead, users);
+ScheduledOrder schedule_order(const StepGraph& step, std::span<const TableWrite> tables,
+                              std::span<const Unit> units, std::uint32_t lanes,
+                              std::uint64_t ahead_bytes) {
+  Users users(step, units);
+  const auto ahead = find_window_edges(step, units.size(), ahead_bytes);
+  NeededOrder order(step, tables, ahead, users);
   ReducedEdges needed = order.find();
   std::vector<NodeCost> costs;
-  for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {
-    costs.push_back(cost_of(image.nodes[node], users.bytes_of(node)));
-    if (!order.is_free(node) || image.nodes[node].work == NodeImage::kInTurn) {
+  for (std::uint32_t node = 0; node < step.facts.size(); ++node) {
+    costs.push_back(cost_of(step.facts[node].host_bytes, users.bytes_of(node)));
+    if (!order.is_free(node) || step.facts[node].work == NodeFacts::kInTurn) {
       costs.back().engine = Engine::kNone;
     }
   }
@@ -240,18 +235,20 @@ ScheduledOrder schedule_order(const GraphImage& image, std::span<const Site> sit
 
 }  // namespace
 
-std::uint32_t relax_order(GraphImage& image, std::span<const Site> sites,
-                          std::span<const TableWrite> tables, std::span<const Unit> units,
-                          std::uint32_t lanes, std::uint64_t ahead_bytes) {
-  if (lanes < 2 || image.nodes.size() > kMostRelaxedNodes) return 1;
-  const auto [needed, schedule] = schedule_order(image, sites, tables, units, lanes, ahead_bytes);
-  const std::uint32_t used = count_lanes(image, schedule);
-  if (used < 2) return 1;
+RelaxedOrder relax_order(const StepGraph& step, std::span<const TableWrite> tables,
+                         std::span<const Unit> units, std::uint32_t lanes,
+                         std::uint64_t ahead_bytes) {
+  const GraphImage& image = step.image;
+  const auto as_captured = [&] {
+    return RelaxedOrder{image.edges, std::vector<std::uint32_t>(image.nodes.size()), 1};
+  };
+  if (lanes < 2 || image.nodes.size() > kMostRelaxedNodes) return as_captured();
+  const auto [needed, schedule] = schedule_order(step, tables, units, lanes, ahead_bytes);
+  const std::uint32_t used = count_lanes(step.facts, schedule);
+  if (used < 2) return as_captured();
   ReducedEdges made = order_with_lanes(needed, schedule.places);
-  if (!leaves_order(image, made.before())) return 1;
-  image.edges = made.take_edges();
-  name_lanes(image, schedule);
-  return used;
+  if (!leaves_order(image.edges, made.before())) return as_captured();
+  return {made.take_edges(), lanes_of(schedule.places), used};
 }
 
 }  // namespace anabranch::cuda

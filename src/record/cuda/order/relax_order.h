@@ -14,10 +14,10 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
-#include "record/cuda/image/graph_image.h"
 #include "record/cuda/rewrite/tables.h"
-#include "record/cuda/sites/sites.h"
+#include "record/cuda/sites/step_graph.h"
 #include "record/cuda/sites/units.h"
 
 namespace anabranch::cuda {
@@ -25,18 +25,24 @@ namespace anabranch::cuda {
 // Above so many nodes the captured order stays: reachability takes a bit a pair.
 inline constexpr std::size_t kMostRelaxedNodes = 16384;
 
-// Gives the image the edges by which each node runs behind those whose memory it shares (the bytes
-// of it, as far as sites tell, and bytes of the host's), one of the two writing, and behind the
-// last one before it on its lane that was captured earlier. Lanes are those of a schedule
-// (list_schedule.h) that takes a kernel for as long as its units, whose sizes `units` has, are
-// large. They are what the schedule wants and no bound: where a node is to begin behind one that
-// was captured later, no edge says so, and both may run beside the other lanes. What is in turn
-// keeps no kernel from a lane: it begins when what it needs has ended, and all of it counts as one
-// more lane. Answers how many lanes have nodes, one of either way between device and host among
-// them; one where all stay in the captured order, and the edges are left alone. Copies to the
-// device run ahead of their readers as far as `ahead_bytes` lets them, see copy_window.h.
-std::uint32_t relax_order(GraphImage& image, std::span<const Site> sites,
-                          std::span<const TableWrite> tables, std::span<const Unit> units,
-                          std::uint32_t lanes, std::uint64_t ahead_bytes);
+struct RelaxedOrder {
+  std::vector<EdgeImage> edges;        // sorted by `to`, then by `from`
+  std::vector<std::uint32_t> lane_of;  // by node; what keeps the captured order is on the first
+  // That have nodes, one of either way between device and host among them. With one the captured
+  // order stays, and the edges are those of the capture.
+  std::uint32_t lanes = 1;
+};
+
+// The edges by which each node runs behind those whose memory it shares (the bytes of it, as far as
+// sites tell, and bytes of the host's), one of the two writing, and behind the last one before it
+// on its lane that was captured earlier. Lanes are those of a schedule (list_schedule.h) that takes
+// a kernel for as long as its units, whose sizes `units` has, are large. They are what the schedule
+// wants and no bound: where a node is to begin behind one that was captured later, no edge says so,
+// and both may run beside the other lanes. What is in turn keeps no kernel from a lane: it begins
+// when what it needs has ended, and all of it counts as one more lane. Copies to the device run
+// ahead of their readers as far as `ahead_bytes` lets them, see copy_window.h.
+RelaxedOrder relax_order(const StepGraph& step, std::span<const TableWrite> tables,
+                         std::span<const Unit> units, std::uint32_t lanes,
+                         std::uint64_t ahead_bytes);
 
 }  // namespace anabranch::cuda

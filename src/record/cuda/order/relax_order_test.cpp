@@ -27,53 +27,52 @@ struct Node {
 };
 
 struct Case {
-  GraphImage image;
-  std::vector<Site> sites;
+  StepGraph graph;
 
   Case(const std::vector<Node>& nodes, std::initializer_list<Arrow> arrows) {
     std::vector<NodeImage> images;
     for (std::uint32_t i = 0; i < nodes.size(); ++i) {
       images.push_back(kernel("k", {}));
-      images.back().is_known = nodes[i].is_known;
+      graph.facts.push_back({.is_known = nodes[i].is_known});
       for (const auto unit : nodes[i].reads) add_site(i, unit, !nodes[i].is_known);
       for (const auto unit : nodes[i].writes) add_site(i, unit, true);
     }
-    image = image_of(std::move(images), arrows);
+    graph.image = image_of(std::move(images), arrows);
   }
   // Captured one behind the other.
   explicit Case(const std::vector<Node>& nodes) : Case(nodes, {}) {
-    for (std::uint32_t i = 1; i < nodes.size(); ++i) image.edges.push_back({i - 1, i, {}});
+    for (std::uint32_t i = 1; i < nodes.size(); ++i) graph.image.edges.push_back({i - 1, i, {}});
   }
   void add_site(std::uint32_t node, std::uint32_t unit, bool writes) {
-    sites.push_back({node, Operand::kParam, 0, unit, 0, writes});
+    graph.sites.push_back({node, Operand::kParam, 0, unit, 0, writes});
   }
   std::vector<std::pair<std::uint32_t, std::uint32_t>> overlap(
       std::uint32_t lanes = 8, const std::vector<TableWrite>& tables = {}) {
-    used = relax_order(image, sites, tables, units, lanes, ahead_bytes);
+    order = relax_order(graph, tables, units, lanes, ahead_bytes);
     std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
-    for (const EdgeImage& edge : image.edges) edges.emplace_back(edge.from, edge.to);
+    for (const EdgeImage& edge : order.edges) edges.emplace_back(edge.from, edge.to);
     return edges;
   }
   // How long a kernel takes that has nothing but this unit, besides what every kernel takes.
   void set_ns(std::uint32_t unit, std::uint64_t ns) { units[unit].bytes = ns * kBytesPerNs; }
   std::vector<Unit> units = std::vector<Unit>(16);
   std::uint64_t ahead_bytes = ~std::uint64_t{0};
-  std::uint32_t used = 0;
+  RelaxedOrder order;
 };
 
 TEST(RelaxOrder, BranchesThatShareNothingNeedNotWaitForOneAnother) {
   Case step({{{0}, {1}}, {{0}, {2}}, {{1}, {3}}, {{2}, {4}}, {{3, 4}, {5}}});
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 2), Pair(1, 3), Pair(2, 4), Pair(3, 4)));
-  EXPECT_EQ(step.used, 2u);
+  EXPECT_EQ(step.order.lanes, 2u);
 }
 
 TEST(RelaxOrder, NodesNameTheirLanes) {
   Case branches({{{0}, {1}}, {{0}, {2}}, {{1}, {3}}, {{2}, {4}}});
   (void)branches.overlap();
-  const auto& nodes = branches.image.nodes;
-  EXPECT_EQ(nodes[0].lane, nodes[2].lane);
-  EXPECT_EQ(nodes[1].lane, nodes[3].lane);
-  EXPECT_NE(nodes[0].lane, nodes[1].lane);
+  const auto& lane_of = branches.order.lane_of;
+  EXPECT_EQ(lane_of[0], lane_of[2]);
+  EXPECT_EQ(lane_of[1], lane_of[3]);
+  EXPECT_NE(lane_of[0], lane_of[1]);
 }
 
 TEST(RelaxOrder, AWriterComesBehindReadersAndWriters) {
@@ -87,8 +86,8 @@ TEST(RelaxOrder, NodesThatTouchPartsOfOneUnitRunSideBySide) {
   // Two copies into one unit, a third over the end of the first, and who reads all of it.
   Case step({{{}, {0}}, {{}, {0}}, {{}, {0}}, {{0}, {1}}});
   const auto set_part = [&](std::uint32_t site, std::uint64_t begin, std::uint64_t end) {
-    step.sites[site].shift = begin;
-    step.sites[site].bytes = end - begin;
+    step.graph.sites[site].shift = begin;
+    step.graph.sites[site].bytes = end - begin;
   };
   set_part(0, 0, 64);
   set_part(1, 64, 128);
@@ -100,8 +99,8 @@ TEST(RelaxOrder, ACopyWithinOneUnitComesBehindWhoeverTouchesEitherPlace) {
   Case step({{{}, {0}}, {{}, {0}}, {{0}, {0}}});
   const std::uint64_t begins[] = {0, 64, 0, 128};
   for (std::uint32_t i = 0; i < 4; ++i) {
-    step.sites[i].shift = begins[i];
-    step.sites[i].bytes = 64;
+    step.graph.sites[i].shift = begins[i];
+    step.graph.sites[i].bytes = 64;
   }
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 2)));
 }
@@ -109,8 +108,8 @@ TEST(RelaxOrder, ACopyWithinOneUnitComesBehindWhoeverTouchesEitherPlace) {
 TEST(RelaxOrder, CopiesThatShareBytesOfTheHostKeepTheirOrderIfOneWritesThem) {
   const auto edges = [](HostBytes first, HostBytes second) {
     Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}});
-    step.image.nodes[0].host_bytes = first;
-    step.image.nodes[2].host_bytes = second;
+    step.graph.facts[0].host_bytes = first;
+    step.graph.facts[2].host_bytes = second;
     return step.overlap();
   };
   EXPECT_THAT(edges({100, 200, true}, {199, 300, false}), ElementsAre(Pair(0, 2)));
@@ -123,16 +122,16 @@ TEST(RelaxOrder, CopiesOfOneWayFollowOneAnotherBesideAllLanes) {
   Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}, {{}, {3}}, {{}, {4}}, {{}, {5}}});
   for (const std::uint32_t node : {0, 2, 4}) {
     const std::uint64_t begin = 1000 * (node + 1);
-    step.image.nodes[node].host_bytes = {begin, begin + 100, node == 4};
+    step.graph.facts[node].host_bytes = {begin, begin + 100, node == 4};
   }
   EXPECT_THAT(step.overlap(2), ElementsAre(Pair(0, 2), Pair(1, 5)));
-  EXPECT_EQ(step.used, 4u);
+  EXPECT_EQ(step.order.lanes, 4u);
 }
 
 TEST(RelaxOrder, OneLaneKeepsTheCapturedOrder) {
   Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}});
   EXPECT_THAT(step.overlap(1), ElementsAre(Pair(0, 1), Pair(1, 2)));
-  EXPECT_EQ(step.used, 1u);
+  EXPECT_EQ(step.order.lanes, 1u);
 }
 
 TEST(RelaxOrder, NodesThatAreScheduledInCapturedOrderRunOnNoMoreThanTheLanes) {
@@ -157,7 +156,7 @@ TEST(RelaxOrder, AnOptimizersKernelRunsUnderTheBackward) {
   step.set_ns(6, 60000);
   EXPECT_THAT(step.overlap(3),
               ElementsAre(Pair(0, 1), Pair(1, 2), Pair(2, 3), Pair(0, 4), Pair(1, 5)));
-  EXPECT_EQ(step.used, 3u);
+  EXPECT_EQ(step.order.lanes, 3u);
   // Where both take the lanes before the rest of the backward, it waits for neither.
   Case narrow({{{0}, {1}}, {{1}, {2}}, {{2}, {3}}, {{3}, {4}}, {{1}, {5}}, {{2}, {6}}});
   narrow.set_ns(5, 60000);
@@ -202,51 +201,51 @@ TEST(RelaxOrder, WhatTheCaptureDidNotOrderStaysUnordered) {
 
 TEST(RelaxOrder, TheNodesOfOneWorkStayInOrder) {
   Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}, {{}, {3}}});
-  step.image.nodes[1].work = step.image.nodes[3].work = 7;
+  step.graph.facts[1].work = step.graph.facts[3].work = 7;
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(1, 3)));
 }
 
 // As of a product that fills its scratch first: before it can run, the fill would only hold memory.
 TEST(RelaxOrder, APieceOfWorkBeginsWhenAllOfItMay) {
   Case step({{{}, {0}}, {{}, {1}}, {{0, 1}, {2}}, {{}, {3}}});
-  step.image.nodes[1].work = step.image.nodes[2].work = 7;
+  step.graph.facts[1].work = step.graph.facts[2].work = 7;
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 1), Pair(1, 2)));
 }
 
 // Layers 1 and 3, whose weights 1 and 3 are gathered from 0 and 2 right before they are needed.
 Case gathered_layers() {
   Case step({{{0}, {1}}, {{1, 8}, {9}}, {{2}, {3}}, {{3, 9}, {10}}});
-  step.image.nodes[0].work = step.image.nodes[2].work = NodeImage::kInTurn;
+  step.graph.facts[0].work = step.graph.facts[2].work = NodeFacts::kInTurn;
   return step;
 }
 
 TEST(RelaxOrder, ACollectiveRunsBesideTheKernelsThatDoNotReadWhatItWrites) {
   Case step = gathered_layers();
   EXPECT_THAT(step.overlap(), UnorderedElementsAre(Pair(0, 1), Pair(0, 2), Pair(1, 3), Pair(2, 3)));
-  EXPECT_EQ(step.used, 2u);  // one of them the collectives'
+  EXPECT_EQ(step.order.lanes, 2u);  // one of them the collectives'
 }
 
 TEST(RelaxOrder, CollectivesTakeNoLane) {
   // With two lanes the kernels have both, and none of them waits for a collective.
   Case step({{{0}, {1}}, {{}, {2}}, {{}, {3}}, {{}, {4}}, {{1}, {5}}});
-  step.image.nodes[0].work = NodeImage::kInTurn;
+  step.graph.facts[0].work = NodeFacts::kInTurn;
   step.set_ns(1, 1'000'000);
   EXPECT_THAT(step.overlap(2), UnorderedElementsAre(Pair(1, 3), Pair(0, 4), Pair(2, 4)));
-  EXPECT_EQ(step.used, 3u);
+  EXPECT_EQ(step.order.lanes, 3u);
 }
 
 TEST(RelaxOrder, CollectivesOfWhichNotAllIsKnownAreNoLane) {
   Case step = gathered_layers();
-  for (NodeImage& node : step.image.nodes) node.is_known &= node.work == NodeImage::kNoWork;
+  for (NodeFacts& node : step.graph.facts) node.is_known &= node.work == NodeFacts::kNoWork;
   (void)step.overlap();
-  EXPECT_EQ(step.used, 1u);
+  EXPECT_EQ(step.order.lanes, 1u);
 }
 
 TEST(RelaxOrder, AnExtraKernelLeavesCollectivesInTheirOrder) {
   // As on one process of several.
   for (const bool has_extra : {false, true}) {
     Case step({{{}, {0}}, {{0}, {1}}, {{}, {2}}, {{2}, {3}}, {{1}, {has_extra ? 2u : 4u}}});
-    step.image.nodes[1].work = step.image.nodes[3].work = NodeImage::kInTurn;
+    step.graph.facts[1].work = step.graph.facts[3].work = NodeFacts::kInTurn;
     EXPECT_THAT(step.overlap(), ::testing::Contains(Pair(1, 3)));
   }
 }
@@ -254,14 +253,14 @@ TEST(RelaxOrder, AnExtraKernelLeavesCollectivesInTheirOrder) {
 TEST(RelaxOrder, WhereOneLaneHasAllTheEdgesAreThoseOfTheCapture) {
   Case step({{{}, {0}}, {{0}, {1}}, {{1}, {2}}}, {{0, 1}, {0, 2}, {1, 2}});
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 1), Pair(0, 2), Pair(1, 2)));
-  EXPECT_EQ(step.used, 1u);
+  EXPECT_EQ(step.order.lanes, 1u);
 }
 
 TEST(RelaxOrder, AProgrammaticLaunchKeepsItsPlaceAndItsEdge) {
   Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}, {{}, {3}}}, {{0, 1}, {1, 2, true}, {2, 3}});
   EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 1), Pair(1, 2), Pair(2, 3)));
-  EXPECT_EQ(step.image.edges[1].data.type, kEdgeProgrammatic);
-  EXPECT_EQ(step.image.edges[0].data.type, kEdgeDefault);
+  EXPECT_EQ(step.graph.image.edges[1].data.type, kEdgeProgrammatic);
+  EXPECT_EQ(step.graph.image.edges[0].data.type, kEdgeDefault);
 }
 
 TEST(RelaxOrder, WhoeverReadsATableMayReachAnything) {
@@ -326,8 +325,8 @@ struct RandomCase {
       for (int use = 0; use < 2; ++use) {
         parts.push_back(below(2) == 0 ? Part{} : Part{below(6), 1 + below(2)});
       }
-      const std::uint32_t some[] = {0, 1, NodeImage::kInTurn};
-      works.push_back(below(3) == 0 ? some[below(3)] : NodeImage::kNoWork);
+      const std::uint32_t some[] = {0, 1, NodeFacts::kInTurn};
+      works.push_back(below(3) == 0 ? some[below(3)] : NodeFacts::kNoWork);
       for (std::uint32_t j = 0; j < i; ++j) {
         if (j + 1 == i ? seed % 2 == 0 : below(4) == 0) captured.emplace_back(j, i);
       }
@@ -336,11 +335,11 @@ struct RandomCase {
   }
   Edges overlap(std::uint32_t lanes) const {
     Case step(nodes, {});
-    for (const auto& [from, to] : captured) step.image.edges.push_back({from, to, {}});
-    for (std::uint32_t i = 0; i < kNodes; ++i) step.image.nodes[i].work = works[i];
+    for (const auto& [from, to] : captured) step.graph.image.edges.push_back({from, to, {}});
+    for (std::uint32_t i = 0; i < kNodes; ++i) step.graph.facts[i].work = works[i];
     for (std::uint32_t i = 0; i < parts.size(); ++i) {
-      step.sites[i].shift = parts[i].begin;
-      step.sites[i].bytes = parts[i].bytes;
+      step.graph.sites[i].shift = parts[i].begin;
+      step.graph.sites[i].bytes = parts[i].bytes;
     }
     for (std::uint32_t unit = 0; unit < 5; ++unit) step.set_ns(unit, unit_ns[unit]);
     return step.overlap(lanes);
@@ -362,12 +361,12 @@ struct RandomCase {
   }
   bool need_order(std::uint32_t i, std::uint32_t j) const {
     return conflict(i, j) || !nodes[i].is_known || !nodes[j].is_known ||
-           (works[i] == works[j] && works[i] != NodeImage::kNoWork);
+           (works[i] == works[j] && works[i] != NodeFacts::kNoWork);
   }
   // A piece of work begins when all of it may.
   bool holds_up(std::uint32_t i, std::uint32_t j) const {
     const std::uint32_t work = works[j];
-    if (work == NodeImage::kNoWork || work == NodeImage::kInTurn) return false;
+    if (work == NodeFacts::kNoWork || work == NodeFacts::kInTurn) return false;
     for (std::uint32_t k = j + 1; k < kNodes && works[k] == work; ++k) {
       const bool may_write = !nodes[k].is_known && touch_one_byte(i, false, k, false);
       if (may_write || conflict(i, k)) return true;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "device/cuda/context_scope.h"
+#include "record/cuda/discover.h"
 #include "record/cuda/plan/plan_capture.h"
 #include "record/cuda/plan/plan_units.h"
 #include "record/region_table.h"
@@ -77,9 +78,9 @@ Status PlanRecording::capture(const RegionTable& regions) {
   CudaRecordOptions options;
   options.device_code = device_->device_code();
   options.least_part_bytes = ~std::uint64_t{0};  // a launch has one block
-  auto recording = CudaRecording::make(
-      driver, {graph[0]->get(), memory[0]->allocations(), &images[0]},
-      {graph[1]->get(), memory[1]->allocations(), &images[1]}, units->kinds, options);
+  auto recording = record_captures(driver, {graph[0]->get(), memory[0]->allocations(), &images[0]},
+                                   {graph[1]->get(), memory[1]->allocations(), &images[1]},
+                                   units->kinds, options);
   if (!recording.ok()) return recording.error();
   graph_ = *std::move(recording);
   return {};
@@ -93,8 +94,8 @@ PlanRecording::~PlanRecording() {
 
 std::string PlanRecording::dump() const {
   std::size_t nodes = 0;
-  const Site* before = nullptr;
-  for (const Site& site : graph_->sites()) {
+  const PlacedSite* before = nullptr;
+  for (const PlacedSite& site : graph_->sites()) {
     nodes += !before || before->node != site.node;
     before = &site;
   }

@@ -46,33 +46,34 @@ std::vector<Reading> readings_of(const GraphImage& image, std::span<const std::u
   return all;
 }
 
-// The kernels in place of copies, and everything in the image's new numbers.
+// The kernels in place of copies, and everything in the step's new numbers.
 class TableReplacer {
  public:
-  TableReplacer(const DeviceCode& code, CuDevicePtr bytes, GraphImage& image,
-                std::vector<Site>& sites)
-      : code_(code), next_bytes_(bytes), image_(image), sites_(sites) {}
+  TableReplacer(const DeviceCode& code, CuDevicePtr bytes, StepGraph& step)
+      : code_(code), next_bytes_(bytes), step_(step) {}
 
   std::vector<TableWrite> run(std::span<const std::uint32_t> copies) {
-    const std::uint32_t count = static_cast<std::uint32_t>(image_.nodes.size());
-    auto site = sites_.begin();
+    const std::uint32_t count = static_cast<std::uint32_t>(step_.image.nodes.size());
+    auto site = step_.sites.begin();
     for (std::uint32_t node = 0; node < count; ++node) {
       first_.push_back(static_cast<std::uint32_t>(nodes_.size()));
       const auto begin = site;
-      while (site != sites_.end() && site->node == node) ++site;
+      while (site != step_.sites.end() && site->node == node) ++site;
       if (std::binary_search(copies.begin(), copies.end(), node)) {
-        add_table(image_.nodes[node], {begin, site});
+        add_table(step_.image.nodes[node], {begin, site});
       } else {
-        nodes_.push_back(std::move(image_.nodes[node]));
+        nodes_.push_back(std::move(step_.image.nodes[node]));
+        facts_.push_back(step_.facts[node]);
         for (auto kept = begin; kept != site; ++kept) {
-          new_sites_.push_back(*kept);
-          new_sites_.back().node = first_.back();
+          sites_.push_back(*kept);
+          sites_.back().node = first_.back();
         }
       }
     }
     first_.push_back(static_cast<std::uint32_t>(nodes_.size()));
-    image_.nodes = std::move(nodes_);
-    sites_ = std::move(new_sites_);
+    step_.image.nodes = std::move(nodes_);
+    step_.facts = std::move(facts_);
+    step_.sites = std::move(sites_);
     number_edges();
     return std::move(writes_);
   }
@@ -103,6 +104,7 @@ class TableReplacer {
     table.to = copy.copy.dst_device + shift;
     table.bytes = end - begin;
     NodeImage& node = nodes_.emplace_back();
+    facts_.emplace_back();
     if (destination) {
       add_site(offsetof(TableParams, to), destination->unit, destination->shift + shift);
     }
@@ -141,13 +143,13 @@ class TableReplacer {
 
   // In the parameters of the latest node.
   void add_site(std::size_t offset, std::uint32_t unit, std::uint64_t shift) {
-    new_sites_.push_back({static_cast<std::uint32_t>(nodes_.size() - 1), Operand::kParam,
-                          static_cast<std::uint32_t>(offset), unit, shift});
+    sites_.push_back({static_cast<std::uint32_t>(nodes_.size() - 1), Operand::kParam,
+                      static_cast<std::uint32_t>(offset), unit, shift});
   }
 
   void number_edges() {
     std::vector<EdgeImage> edges;
-    for (const EdgeImage& edge : image_.edges) {
+    for (const EdgeImage& edge : step_.image.edges) {
       for (std::uint32_t from = first_[edge.from]; from < first_[edge.from + 1]; ++from) {
         for (std::uint32_t to = first_[edge.to]; to < first_[edge.to + 1]; ++to) {
           edges.push_back({from, to, edge.data});
@@ -157,16 +159,16 @@ class TableReplacer {
     std::sort(edges.begin(), edges.end(), [](const EdgeImage& a, const EdgeImage& b) {
       return std::pair(a.to, a.from) < std::pair(b.to, b.from);
     });
-    image_.edges = std::move(edges);
+    step_.image.edges = std::move(edges);
   }
 
   const DeviceCode& code_;
   CuDevicePtr next_bytes_;
-  GraphImage& image_;
-  std::vector<Site>& sites_;
+  StepGraph& step_;
   std::vector<std::uint32_t> first_;  // by old number, the new one; one more than there are
   std::vector<NodeImage> nodes_;
-  std::vector<Site> new_sites_;
+  std::vector<NodeFacts> facts_;
+  std::vector<Site> sites_;
   std::vector<TableWrite> writes_;
 };
 
@@ -251,19 +253,18 @@ Status check_tables(const GraphImage& image, std::span<const std::uint32_t> copi
 }
 
 Result<Tables> replace_tables(const Driver& driver, const DeviceCode* code,
-                              std::span<const std::uint32_t> copies, GraphImage& image,
-                              std::vector<Site>& sites) {
+                              std::span<const std::uint32_t> copies, StepGraph& step) {
   if (copies.empty()) return Tables{};
   if (!code) {
-    return refuse(describe_node(image, copies.front()),
+    return refuse(describe_node(step.image, copies.front()),
                   "copies addresses from the host, which takes device code to be set again: a "
                   "library built with nvcc, and a driver of 12.4 or newer");
   }
-  if (Status here = check_destinations(driver, copies, image); !here.ok()) return here;
-  auto bytes = keep_bytes(driver, copies, image);
+  if (Status here = check_destinations(driver, copies, step.image); !here.ok()) return here;
+  auto bytes = keep_bytes(driver, copies, step.image);
   if (!bytes.ok()) return bytes.error();
   Tables tables;
-  tables.writes = TableReplacer(*code, (*bytes)->address(), image, sites).run(copies);
+  tables.writes = TableReplacer(*code, (*bytes)->address(), step).run(copies);
   tables.bytes = *std::move(bytes);
   return tables;
 }

@@ -19,7 +19,7 @@
 #include "anabranch/status.h"
 #include "device/cuda/device_code.h"
 #include "record/cuda/image/graph_image.h"
-#include "record/cuda/sites/sites.h"
+#include "record/cuda/sites/step_graph.h"
 
 namespace anabranch::cuda {
 
@@ -62,9 +62,8 @@ struct Tables {
 Status check_tables(const GraphImage& image, std::span<const std::uint32_t> copies);
 
 // Puts kernels in place of these copies. Where one takes more than a kernel's parameters hold,
-// there are several: nodes, edges and sites are numbered anew.
+// there are several: nodes, facts, edges and sites are numbered anew.
 Result<Tables> replace_tables(const Driver& driver, const DeviceCode* code,
-                              std::span<const std::uint32_t> copies, GraphImage& image,
-                              std::vector<Site>& sites);
+                              std::span<const std::uint32_t> copies, StepGraph& step);
 
 }  // namespace anabranch::cuda

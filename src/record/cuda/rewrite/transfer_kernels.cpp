@@ -67,15 +67,15 @@ class TransferReplacer {
   Status find_device() { return recorded("cuCtxGetDevice", driver_.cuCtxGetDevice(&device_)); }
 
   // `sites` are those of the node.
-  Status replace(NodeImage& node, std::span<Site> sites) const {
+  Status replace(NodeImage& node, NodeFacts& facts, std::span<Site> sites) const {
     const bool is_copy = node.type == CuNodeType::kMemcpy;
     const auto here = is_copy ? is_here(node.copy) : is_here(CuMemoryType::kDevice, node.fill.dst);
     if (!here.ok()) return here.error();
     if (!*here) return {};
-    node.is_known = false;  // it writes memory that never moves, unless
+    facts.is_known = false;  // it writes memory that never moves, unless
     for (Site& site : sites) {
       site.writes = site.operand == Operand::kDestination;
-      node.is_known |= site.writes;
+      facts.is_known |= site.writes;
       site = is_copy ? site_of(site, node.copy) : site_of(site, node.fill);
     }
     node.kernel = is_copy ? copy_kernel(code_, node.copy) : fill_kernel(code_, node.fill);
@@ -166,16 +166,17 @@ KernelImage table_kernel(const DeviceCode& code, const TableParams& table) {
   return kernel;
 }
 
-Status replace_transfers(const Driver& driver, const DeviceCode& code, GraphImage& image,
-                         std::vector<Site>& sites) {
+Status replace_transfers(const Driver& driver, const DeviceCode& code, StepGraph& step) {
+  auto& sites = step.sites;
   TransferReplacer replacer(driver, code);
   if (Status found = replacer.find_device(); !found.ok()) return found;
   for (auto first = sites.begin(); first != sites.end();) {
     const auto last = std::find_if(first, sites.end(),
                                    [&](const Site& site) { return site.node != first->node; });
-    NodeImage& node = image.nodes[first->node];
+    NodeImage& node = step.image.nodes[first->node];
     if (node.type == CuNodeType::kMemcpy || node.type == CuNodeType::kMemset) {
-      if (Status done = replacer.replace(node, {first, last}); !done.ok()) return done;
+      Status done = replacer.replace(node, step.facts[first->node], {first, last});
+      if (!done.ok()) return done;
     }
     first = last;
   }

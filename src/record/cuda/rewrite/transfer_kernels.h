@@ -15,7 +15,7 @@
 #include "anabranch/status.h"
 #include "device/cuda/device_code.h"
 #include "record/cuda/image/graph_image.h"
-#include "record/cuda/sites/sites.h"
+#include "record/cuda/sites/step_graph.h"
 
 namespace anabranch::cuda {
 
@@ -25,9 +25,8 @@ KernelImage copy_kernel(const DeviceCode& code, const CuMemcpy3D& copy);
 KernelImage fill_kernel(const DeviceCode& code, const CuMemsetNodeParams& fill);
 KernelImage table_kernel(const DeviceCode& code, const TableParams& table);
 
-// Puts kernels in place of the image's copies and fills, and moves their sites into parameters;
-// make_nodes.h makes them.
-Status replace_transfers(const Driver& driver, const DeviceCode& code, GraphImage& image,
-                         std::vector<Site>& sites);
+// Puts kernels in place of the step's copies and fills, and moves their sites into parameters;
+// exec/make_nodes.h makes them.
+Status replace_transfers(const Driver& driver, const DeviceCode& code, StepGraph& step);
 
 }  // namespace anabranch::cuda

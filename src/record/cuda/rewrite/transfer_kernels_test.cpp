@@ -119,9 +119,10 @@ TEST_F(TransfersTest, NarrowRowsShareABlock) {
   EXPECT_LE(blocks_of(copy_kernel(*code, deep)), 8u * 132);
 }
 
-// What becomes of one copy, and the sites that it had.
+// What becomes of one copy, what is known of it, and the sites that it had.
 struct Replaced {
   NodeImage node;
+  NodeFacts facts;
   std::vector<Site> sites;
 };
 
@@ -129,9 +130,10 @@ class ReplacedTransfersTest : public TransfersTest {
  protected:
   ReplacedTransfersTest() : TransfersTest({.device_count = 2}) {}
   Replaced replace(const NodeImage& node, std::vector<Site> sites) {
-    GraphImage image = testing::image_of({testing::kernel("before", {1}), node});
-    expect_ok(replace_transfers(*d, *code, image, sites));
-    return {image.nodes[1], sites};
+    StepGraph step{testing::image_of({testing::kernel("before", {1}), node}),
+                   std::vector<NodeFacts>(2), std::move(sites)};
+    expect_ok(replace_transfers(*d, *code, step));
+    return {step.image.nodes[1], step.facts[1], step.sites};
   }
   Replaced replace(const NodeImage& node) {
     return replace(node, {{1, Operand::kDestination, 0, 0, 0}});
@@ -146,7 +148,7 @@ TEST_F(ReplacedTransfersTest, SitesOfOperandsMoveIntoTheParameters) {
                                      {1, Operand::kSource, 0, 0, 100},
                                      {1, Operand::kDestination, 0, 1, 200}});
   EXPECT_TRUE(copied.node.is_ours);
-  EXPECT_TRUE(copied.node.is_known);
+  EXPECT_TRUE(copied.facts.is_known);
   EXPECT_EQ(copied.node.type, CuNodeType::kKernel);
   EXPECT_EQ(copied.node.kernel.launch.func, code->copy());
   EXPECT_THAT(copied.sites,

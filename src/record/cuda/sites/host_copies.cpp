@@ -15,8 +15,7 @@ Result<bool> is_on_host(const Driver& driver, CuMemoryType said, std::uint64_t a
 }
 
 // Its one site is where the device's side lies.
-void tell(NodeImage& node, Site& site, bool to_device) {
-  const CuMemcpy3D& copy = node.copy;
+void tell(const CuMemcpy3D& copy, NodeFacts& facts, Site& site, bool to_device) {
   const std::uint64_t bytes = bytes_in_one_piece(copy);
   if (bytes == 0 || site.operand != (to_device ? Operand::kDestination : Operand::kSource)) return;
   // A site says where its operand begins, and so where its bytes do only if these are the same.
@@ -25,31 +24,33 @@ void tell(NodeImage& node, Site& site, bool to_device) {
   site.bytes = bytes;
   const std::uint64_t begin = to_device ? source_of(copy) + source_shift(copy)
                                         : destination_of(copy) + destination_shift(copy);
-  node.host_bytes = {begin, begin + bytes, !to_device};
-  node.is_known = true;
+  facts.host_bytes = {begin, begin + bytes, !to_device};
+  facts.is_known = true;
 }
 
-Status look_at(const Driver& driver, NodeImage& node, Site& site) {
-  const CuMemcpy3D& copy = node.copy;
+Status look_at(const Driver& driver, const CuMemcpy3D& copy, NodeFacts& facts, Site& site) {
   const auto from_host = is_on_host(driver, copy.src_memory_type, source_of(copy));
   if (!from_host.ok()) return from_host.error();
   const auto to_host = is_on_host(driver, copy.dst_memory_type, destination_of(copy));
   if (!to_host.ok()) return to_host.error();
-  if (*from_host != *to_host) tell(node, site, *from_host);
+  if (*from_host != *to_host) tell(copy, facts, site, *from_host);
   return {};
 }
 
 }  // namespace
 
-Status find_host_copies(const Driver& driver, GraphImage& image,
-                        std::span<const std::uint32_t> tables, std::span<Site> sites) {
+Status find_host_copies(const Driver& driver, std::span<const std::uint32_t> tables,
+                        StepGraph& step) {
+  auto& sites = step.sites;
   for (auto first = sites.begin(); first != sites.end();) {
     const auto last = std::find_if(first, sites.end(),
                                    [&](const Site& site) { return site.node != first->node; });
-    NodeImage& node = image.nodes[first->node];
-    const bool is_table = std::binary_search(tables.begin(), tables.end(), first->node);
+    const std::uint32_t number = first->node;
+    const NodeImage& node = step.image.nodes[number];
+    const bool is_table = std::binary_search(tables.begin(), tables.end(), number);
     if (node.type == CuNodeType::kMemcpy && last - first == 1 && !is_table) {
-      if (Status told = look_at(driver, node, *first); !told.ok()) return told;
+      Status told = look_at(driver, node.copy, step.facts[number], *first);
+      if (!told.ok()) return told;
     }
     first = last;
   }

@@ -12,15 +12,14 @@
 #include <cstdint>
 #include <span>
 
-#include "record/cuda/image/graph_image.h"
-#include "record/cuda/sites/sites.h"
+#include "record/cuda/sites/step_graph.h"
 
 namespace anabranch::cuda {
 
-// Sets is_known and host_bytes of such nodes, and what their sites say of their units. `sites` are
-// sorted by node; `tables` are those that find_sites() has found, which are other nodes later.
-Status find_host_copies(const Driver& driver, GraphImage& image,
-                        std::span<const std::uint32_t> tables, std::span<Site> sites);
+// Sets the facts of such nodes, and what their sites say of their units. `tables` are those that
+// find_sites() has found, which are other nodes later.
+Status find_host_copies(const Driver& driver, std::span<const std::uint32_t> tables,
+                        StepGraph& step);
 
 // Whether two of them have to keep their order for what they do in the host's memory.
 inline bool may_clash(const HostBytes& a, const HostBytes& b) {

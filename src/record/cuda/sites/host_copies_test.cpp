@@ -19,23 +19,23 @@ constexpr std::uint64_t kHost = 0x7000'0000'0000, kDevice = 4096;
 
 // A node and the sites that were found in it.
 struct Case {
-  GraphImage image;
-  std::vector<Site> sites;
+  StepGraph step;
   std::vector<std::uint32_t> tables;
 
-  Case(NodeImage node, std::vector<Operand> moved) : image(image_of({std::move(node)})) {
-    for (const Operand operand : moved) sites.push_back({0, operand, 0, 3, 64});
+  Case(NodeImage node, std::vector<Operand> moved)
+      : step{image_of({std::move(node)}), std::vector<NodeFacts>(1), {}} {
+    for (const Operand operand : moved) step.sites.push_back({0, operand, 0, 3, 64});
   }
 };
 
 class HostCopies : public sim::SimTest {
  protected:
-  const NodeImage& find(Case& copy) {
-    EXPECT_TRUE(find_host_copies(*d, copy.image, copy.tables, copy.sites).ok());
-    return copy.image.nodes[0];
+  const NodeFacts& find(Case& copy) {
+    EXPECT_TRUE(find_host_copies(*d, copy.tables, copy.step).ok());
+    return copy.step.facts[0];
   }
   bool is_told(Case copy) {
-    const NodeImage& node = find(copy);
+    const NodeFacts& node = find(copy);
     EXPECT_EQ(node.is_known, !node.host_bytes.empty());
     return node.is_known;
   }
@@ -43,23 +43,23 @@ class HostCopies : public sim::SimTest {
 
 TEST_F(HostCopies, ACopyToTheDeviceReadsTheHostAndWritesItsUnit) {
   Case copy(from_host(kDevice, kHost, 100), {Operand::kDestination});
-  const NodeImage& node = find(copy);
+  const NodeFacts& node = find(copy);
   EXPECT_TRUE(node.is_known);
   EXPECT_EQ(node.host_bytes.begin, kHost);
   EXPECT_EQ(node.host_bytes.end, kHost + 100);
   EXPECT_FALSE(node.host_bytes.is_written);
-  EXPECT_EQ(copy.sites[0], (Site{0, Operand::kDestination, 0, 3, 64, true, 100}));
+  EXPECT_EQ(copy.step.sites[0], (Site{0, Operand::kDestination, 0, 3, 64, true, 100}));
 }
 
 TEST_F(HostCopies, ACopyToTheHostWritesThereAndReadsItsUnit) {
   Case copy(to_host(kHost, kDevice, 100), {Operand::kSource});
-  copy.image.nodes[0].copy.dst_x_bytes = 8;
-  const NodeImage& node = find(copy);
+  copy.step.image.nodes[0].copy.dst_x_bytes = 8;
+  const NodeFacts& node = find(copy);
   EXPECT_TRUE(node.is_known);
   EXPECT_EQ(node.host_bytes.begin, kHost + 8);
   EXPECT_EQ(node.host_bytes.end, kHost + 108);
   EXPECT_TRUE(node.host_bytes.is_written);
-  EXPECT_EQ(copy.sites[0], (Site{0, Operand::kSource, 0, 3, 64, false, 100}));
+  EXPECT_EQ(copy.step.sites[0], (Site{0, Operand::kSource, 0, 3, 64, false, 100}));
 }
 
 TEST_F(HostCopies, WhereTheAddressesSayTheKindOfMemoryTheDriverIsAsked) {
@@ -79,7 +79,7 @@ TEST_F(HostCopies, WhereTheAddressesSayTheKindOfMemoryTheDriverIsAsked) {
   for (const std::uint64_t n : {1, 2}) {
     sim->fail_call(n, CuResult::kOutOfMemory);
     Case failing(copy(device, host), {Operand::kDestination});
-    EXPECT_FALSE(find_host_copies(*d, failing.image, failing.tables, failing.sites).ok());
+    EXPECT_FALSE(find_host_copies(*d, failing.tables, failing.step).ok());
   }
   EXPECT_CU(d->cuMemFreeHost(pinned));
 }

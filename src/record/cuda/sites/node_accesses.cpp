@@ -70,11 +70,11 @@ std::vector<std::optional<WorkUses>> uses_of_works(const UnitTable& units, bool 
 
 // A collective's kernel may come by its buffers some other way than by naming them, and then its
 // order cannot be told.
-void forget_unnamed(std::span<const Site> sites, std::span<const NodeTime> times,
+void forget_unnamed(std::span<const FoundSite> sites, std::span<const NodeTime> times,
                     std::span<const CaptureWork> works,
                     std::vector<std::optional<WorkUses>>& uses) {
   std::set<std::pair<std::uint32_t, std::uint32_t>> named;  // works and units
-  for (const Site& site : sites) named.emplace(times[site.node].work, site.unit);
+  for (const FoundSite& site : sites) named.emplace(times[site.node].work, site.address_unit);
   for (std::uint32_t work = 0; work < works.size(); ++work) {
     if (!works[work].in_turn || !uses[work]) continue;
     const auto& used = uses[work]->writes;
@@ -84,8 +84,8 @@ void forget_unnamed(std::span<const Site> sites, std::span<const NodeTime> times
 }
 
 std::uint32_t order_of(std::uint32_t work, const CaptureWork& about) {
-  if (about.in_turn) return NodeImage::kInTurn;
-  return about.independent ? NodeImage::kNoWork : work;
+  if (about.in_turn) return NodeFacts::kInTurn;
+  return about.independent ? NodeFacts::kNoWork : work;
 }
 
 // Allocations, and pieces of scratch behind them, joined to those that cannot be told from them.
@@ -131,22 +131,23 @@ class TenantFinder {
     return at->second;
   }
 
-  Tenants number(std::span<const std::uint32_t> elements, std::span<Site> sites) {
-    Tenants tenants;
-    std::vector<std::uint32_t> number(parents_.size(), kNone);
+  // Units of all elements, and the number that each element has among them.
+  NodeAccesses number(std::vector<std::uint32_t>& numbers) {
+    NodeAccesses made;
+    numbers.assign(parents_.size(), kNone);
     for (std::uint32_t i = 0; i < parents_.size(); ++i) {
       const std::uint32_t top = root(i), allocation = allocation_of_[i];
-      if (number[top] == kNone) {
-        number[top] = static_cast<std::uint32_t>(tenants.units.size());
-        tenants.units.push_back(units_.units()[unit_of_[allocation]]);
-        tenants.units.back().bytes = 0;
+      if (numbers[top] == kNone) {
+        numbers[top] = static_cast<std::uint32_t>(made.units.size());
+        made.units.push_back(units_.units()[unit_of_[allocation]]);
+        made.units.back().bytes = 0;
       }
-      std::uint64_t& bytes = tenants.units[number[top]].bytes;
+      numbers[i] = numbers[top];
+      std::uint64_t& bytes = made.units[numbers[top]].bytes;
       bytes = std::max(bytes, allocations_[allocation].bytes);
-      if (i < allocations_.size()) tenants.tenant_of.push_back(number[top]);
+      if (i < allocations_.size()) made.unit_of.push_back(numbers[top]);
     }
-    for (std::size_t i = 0; i < sites.size(); ++i) sites[i].unit = number[root(elements[i])];
-    return tenants;
+    return made;
   }
 
  private:
@@ -181,22 +182,64 @@ class TenantFinder {
 // behind them what the launches before it, or whatever was on the stack, had there.
 void drop_leftovers(std::span<const NodeTime> times, std::span<const CaptureWork> works,
                     std::span<const std::optional<WorkUses>> uses, const TenantFinder& tenants,
-                    std::vector<Site>& sites) {
-  std::erase_if(sites, [&](const Site& site) {
+                    std::vector<FoundSite>& sites) {
+  std::erase_if(sites, [&](const FoundSite& site) {
     const NodeTime& time = times[site.node];
     if (site.operand != Operand::kParam || time.work == kNone || !uses[time.work]) return false;
     const WorkUses& known = *uses[time.work];
     return works[time.work].independent && !known.has_scratch &&
-           !known.writes.contains(site.unit) &&
-           !tenants.is_made_in(site.unit, time.begin, time.end);
+           !known.writes.contains(site.address_unit) &&
+           !tenants.is_made_in(site.address_unit, time.begin, time.end);
   });
 }
 
+// NCCL's events order its kernels with work outside of the graph; they touch no memory.
+bool can_be_known(const NodeImage& node, std::uint32_t work) {
+  const bool is_event =
+      node.type == CuNodeType::kWaitEvent || node.type == CuNodeType::kEventRecord;
+  return node.type == CuNodeType::kKernel || (is_event && work == NodeFacts::kInTurn);
+}
+
+// The element that a site means, and what its node does there.
+class SiteReader {
+ public:
+  SiteReader(TenantFinder& tenants, std::span<const NodeTime> times,
+             std::span<const std::optional<WorkUses>> uses, std::uint32_t before)
+      : tenants_(tenants), times_(times), uses_(uses), before_(before) {}
+
+  // Of a node; null where it is of no work that is known.
+  const WorkUses* work_of(std::size_t node) const {
+    const std::uint32_t work = times_[node].work;
+    return work != kNone && uses_[work] ? &*uses_[work] : nullptr;
+  }
+
+  std::uint32_t element_of(const FoundSite& found, Site& site) {
+    const NodeTime& time = times_[found.node];
+    const std::uint32_t unit = found.address_unit;
+    const WorkUses* const work = work_of(found.node);
+    if (!work) return tenants_.tenant_of_any(unit, time.begin, time.end);
+    const auto use = work->writes.find(unit);
+    const bool is_named = use != work->writes.end();
+    if (is_named) site.writes = use->second;
+    const bool is_scratch = !is_named && work->has_scratch &&
+                            !tenants_.is_made_in(unit, 0, before_) &&
+                            !tenants_.is_made_in(unit, time.begin, time.end);
+    return is_scratch ? tenants_.scratch_of(unit, time.work, time.end)
+                      : tenants_.tenant_of_work(unit, time.begin, time.end);
+  }
+
+ private:
+  TenantFinder& tenants_;
+  const std::span<const NodeTime> times_;
+  const std::span<const std::optional<WorkUses>> uses_;
+  const std::uint32_t before_;
+};
+
 }  // namespace
 
-Tenants find_accesses(std::span<const CaptureAllocation> allocations, const UnitTable& units,
-                      bool of_second, const Notes* notes, const GraphImage& image,
-                      std::vector<Site>& sites) {
+NodeAccesses find_accesses(std::span<const CaptureAllocation> allocations, const UnitTable& units,
+                           bool of_second, const Notes* notes, const GraphImage& image,
+                           std::vector<FoundSite> found) {
   TenantFinder tenants(allocations, units, of_second);
   const auto count = static_cast<std::uint32_t>(allocations.size());
   std::vector<NodeTime> times(image.nodes.size(), NodeTime{0, count});
@@ -204,37 +247,26 @@ Tenants find_accesses(std::span<const CaptureAllocation> allocations, const Unit
   if (notes) {
     times = times_of_nodes(image, *notes, count);
     uses = uses_of_works(units, of_second, *notes);
-    forget_unnamed(sites, times, notes->works, uses);
-    drop_leftovers(times, notes->works, uses, tenants, sites);
+    forget_unnamed(found, times, notes->works, uses);
+    drop_leftovers(times, notes->works, uses, tenants, found);
   }
-  const auto work_of = [&](std::size_t node) {
-    const std::uint32_t work = times[node].work;
-    return work != kNone && uses[work] ? &*uses[work] : nullptr;
-  };
-  std::vector<std::uint32_t> elements;
-  for (Site& site : sites) {
-    const NodeTime& time = times[site.node];
-    const WorkUses* const work = work_of(site.node);
-    const auto use = work ? work->writes.find(site.unit) : decltype(work->writes.end())();
-    const bool is_named = work && use != work->writes.end();
-    if (is_named) site.writes = use->second;
-    if (!work) {
-      elements.push_back(tenants.tenant_of_any(site.unit, time.begin, time.end));
-    } else if (!is_named && work->has_scratch && !tenants.is_made_in(site.unit, 0, notes->before) &&
-               !tenants.is_made_in(site.unit, time.begin, time.end)) {
-      elements.push_back(tenants.scratch_of(site.unit, time.work, time.end));
-    } else {
-      elements.push_back(tenants.tenant_of_work(site.unit, time.begin, time.end));
-    }
+  SiteReader reader(tenants, times, uses, notes ? notes->before : 0);
+  std::vector<Site> sites;
+  std::vector<std::uint32_t> elements, numbers;
+  for (const FoundSite& each : found) {
+    Site& site = sites.emplace_back(Site{each.node, each.operand, each.offset, 0, each.shift});
+    elements.push_back(reader.element_of(each, site));
   }
-  Tenants found = tenants.number(elements, sites);
+  NodeAccesses made = tenants.number(numbers);
+  for (std::size_t i = 0; i < sites.size(); ++i) sites[i].unit = numbers[elements[i]];
+  made.sites = std::move(sites);
   for (std::size_t node = 0; node < times.size(); ++node) {
-    const bool is_known = work_of(node) != nullptr;
-    const std::uint32_t work = times[node].work;
-    found.is_known.push_back(is_known);
-    found.work_of.push_back(is_known ? order_of(work, notes->works[work]) : NodeImage::kNoWork);
+    NodeFacts& facts = made.facts.emplace_back();
+    if (!reader.work_of(node)) continue;
+    facts.work = order_of(times[node].work, notes->works[times[node].work]);
+    facts.is_known = can_be_known(image.nodes[node], facts.work);
   }
-  return found;
+  return made;
 }
 
 }  // namespace anabranch::cuda

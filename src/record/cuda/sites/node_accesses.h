@@ -20,26 +20,27 @@
 #include "record/cuda/image/capture_marks.h"
 #include "record/cuda/image/graph_image.h"
 #include "record/cuda/sites/sites.h"
+#include "record/cuda/sites/step_graph.h"
 #include "record/cuda/sites/units.h"
 
 namespace anabranch::cuda {
 
-// By the numbers that sites have afterwards, in the order of their first allocations.
-struct Tenants {
+// A unit here is what lay at an address for some time: a tenant, or several that cannot be told
+// apart. Units are numbered in the order of their first allocations.
+struct NodeAccesses {
   std::vector<Unit> units;
-  std::vector<std::uint32_t> tenant_of;  // by allocation
-  // By node: whether it is of noted work, and touches nothing but what its sites name.
-  std::vector<bool> is_known;
-  // By node: that work, if its nodes stay in order among themselves, kInTurn for all that are in
-  // turn; else NodeImage::kNoWork.
-  std::vector<std::uint32_t> work_of;
+  std::vector<std::uint32_t> unit_of;  // by allocation
+  std::vector<Site> sites;
+  // By node. Known are nodes of noted work that touch nothing but what their sites name; their work
+  // is named if its nodes stay in order among themselves, kInTurn for all that are in turn.
+  std::vector<NodeFacts> facts;
 };
 
-// Sets `writes` and `unit` of sites, drops those that are none, and answers the units that they are
-// of now. `allocations` and `image` are of the capture that the notes are of, `units` of both;
-// `of_second` says which of the two it is there. `notes` may be null.
-Tenants find_accesses(std::span<const CaptureAllocation> allocations, const UnitTable& units,
-                      bool of_second, const Notes* notes, const GraphImage& image,
-                      std::vector<Site>& sites);
+// Of `found` those that are sites, each with its unit and whether the node may write there.
+// `allocations` and `image` are of the capture that the notes are of, `units` of both; `of_second`
+// says which of the two it is there. `notes` may be null.
+NodeAccesses find_accesses(std::span<const CaptureAllocation> allocations, const UnitTable& units,
+                           bool of_second, const Notes* notes, const GraphImage& image,
+                           std::vector<FoundSite> found);
 
 }  // namespace anabranch::cuda

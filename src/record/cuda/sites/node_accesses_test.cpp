@@ -11,7 +11,18 @@ namespace {
 using ::testing::ElementsAre;
 
 constexpr std::uint64_t kBytes = 256;
-constexpr std::uint32_t kNoWork = NodeImage::kNoWork;
+constexpr std::uint32_t kNoWork = NodeFacts::kNoWork;
+
+std::vector<std::uint32_t> works_of(const NodeAccesses& accesses) {
+  std::vector<std::uint32_t> works;
+  for (const NodeFacts& node : accesses.facts) works.push_back(node.work);
+  return works;
+}
+std::vector<bool> known_of(const NodeAccesses& accesses) {
+  std::vector<bool> known;
+  for (const NodeFacts& node : accesses.facts) known.push_back(node.is_known);
+  return known;
+}
 
 // Kernels captured on one stream, each given two of a few places; and allocations, which say which
 // place they take.
@@ -29,9 +40,9 @@ class NodeAccessesTest : public sim::SimTest {
   void begin() { before_ = static_cast<std::uint32_t>(allocations_.size()); }
   void queue(std::size_t in, std::size_t out) {
     EXPECT_CU(add_one(stream_, places_[in], places_[out]));
-    const auto node = static_cast<std::uint32_t>(sites_.size() / 2);
-    sites_.push_back({node, Operand::kParam, 0, static_cast<std::uint32_t>(in), 0});
-    sites_.push_back({node, Operand::kParam, 8, static_cast<std::uint32_t>(out), 0});
+    const auto node = static_cast<std::uint32_t>(found_.size() / 2);
+    found_.push_back({node, Operand::kParam, 0, static_cast<std::uint32_t>(in), 0});
+    found_.push_back({node, Operand::kParam, 8, static_cast<std::uint32_t>(out), 0});
   }
   std::uint32_t mark() { return *marks_.mark(stream_, allocations_.size() - before_); }
   void note(std::vector<CaptureUse> uses, bool has_scratch = false, bool independent = false,
@@ -45,12 +56,15 @@ class NodeAccessesTest : public sim::SimTest {
   CaptureUse writes(std::size_t place) { return {places_[place], true}; }
 
   // Units by place are those of first allocation, so tests allocate places in their order.
-  Tenants find(bool with_notes = true) {
+  NodeAccesses find(bool with_notes = true) {
     const GraphImage image = *read_graph(*d, end_capture(stream_));
     const auto units = UnitTable::make(allocations_, allocations_);
     EXPECT_TRUE(units.ok());
     const Notes notes{&marks_, before_, works_, uses_};
-    return find_accesses(allocations_, *units, false, with_notes ? &notes : nullptr, image, sites_);
+    NodeAccesses found =
+        find_accesses(allocations_, *units, false, with_notes ? &notes : nullptr, image, found_);
+    sites_ = found.sites;
+    return found;
   }
   std::vector<std::uint32_t> units_of_sites() const {
     std::vector<std::uint32_t> units;
@@ -62,6 +76,7 @@ class NodeAccessesTest : public sim::SimTest {
   std::vector<Site> sites_;
 
  private:
+  std::vector<FoundSite> found_;
   CuStream stream_ = nullptr;
   CaptureMarks marks_{*d};
   std::uint32_t before_ = 0;
@@ -77,12 +92,12 @@ TEST_F(NodeAccessesTest, WithoutNotesAnAddressIsOneUnitThatAnyoneMayWrite) {
   queue(0, 1);
   allocate_at(1, 2 * kBytes);
   queue(0, 1);
-  const Tenants found = find(false);
+  const NodeAccesses found = find(false);
   EXPECT_THAT(units_of_sites(), ElementsAre(0, 1, 0, 1));
-  EXPECT_THAT(found.tenant_of, ElementsAre(0, 1, 1));
+  EXPECT_THAT(found.unit_of, ElementsAre(0, 1, 1));
   EXPECT_EQ(found.units[1].bytes, 2 * kBytes);
-  EXPECT_THAT(found.work_of, ElementsAre(kNoWork, kNoWork));
-  EXPECT_THAT(found.is_known, ElementsAre(false, false));
+  EXPECT_THAT(works_of(found), ElementsAre(kNoWork, kNoWork));
+  EXPECT_THAT(known_of(found), ElementsAre(false, false));
   EXPECT_TRUE(sites_[0].writes);
 }
 
@@ -95,9 +110,9 @@ TEST_F(NodeAccessesTest, NotedWorkReadsAndWritesWhatItSays) {
   queue(0, 1);
   note({reads(0), writes(1)});
   queue(0, 1);
-  const Tenants found = find();
-  EXPECT_THAT(found.work_of, ElementsAre(kNoWork, 0, kNoWork));
-  EXPECT_THAT(found.is_known, ElementsAre(false, true, false));
+  const NodeAccesses found = find();
+  EXPECT_THAT(works_of(found), ElementsAre(kNoWork, 0, kNoWork));
+  EXPECT_THAT(known_of(found), ElementsAre(false, true, false));
   EXPECT_TRUE(sites_[0].writes && sites_[1].writes);
   EXPECT_FALSE(sites_[2].writes);
   EXPECT_TRUE(sites_[3].writes);
@@ -111,7 +126,7 @@ TEST_F(NodeAccessesTest, WhatNotedWorkNamesBesidesItMayWrite) {
   mark();
   queue(0, 1);
   note({reads(0)});
-  EXPECT_EQ(find().work_of[0], 0u);
+  EXPECT_EQ(find().facts[0].work, 0u);
   EXPECT_FALSE(sites_[0].writes);
   EXPECT_TRUE(sites_[1].writes);
 }
@@ -126,9 +141,9 @@ TEST_F(NodeAccessesTest, WorkThatWritesMemoryThatIsNoUnitIsUnknown) {
   mark();
   queue(0, 1);
   note({reads(0), writes(1), {places_[3], false}});
-  const Tenants found = find();
-  EXPECT_THAT(found.work_of, ElementsAre(kNoWork, 1));
-  EXPECT_THAT(found.is_known, ElementsAre(false, true));
+  const NodeAccesses found = find();
+  EXPECT_THAT(works_of(found), ElementsAre(kNoWork, 1));
+  EXPECT_THAT(known_of(found), ElementsAre(false, true));
 }
 
 TEST_F(NodeAccessesTest, IndependentWorkIsKnownAndItsNodesKeepNoOrder) {
@@ -142,9 +157,9 @@ TEST_F(NodeAccessesTest, IndependentWorkIsKnownAndItsNodesKeepNoOrder) {
   mark();
   queue(0, 1);
   note({reads(0), writes(1), {places_[3], true}}, false, true);  // which is no unit
-  const Tenants found = find();
-  EXPECT_THAT(found.work_of, ElementsAre(kNoWork, kNoWork, kNoWork));
-  EXPECT_THAT(found.is_known, ElementsAre(true, true, false));
+  const NodeAccesses found = find();
+  EXPECT_THAT(works_of(found), ElementsAre(kNoWork, kNoWork, kNoWork));
+  EXPECT_THAT(known_of(found), ElementsAre(true, true, false));
 }
 
 TEST_F(NodeAccessesTest, WhatIsLeftOverInTheParametersOfIndependentWorkIsNoSite) {
@@ -158,8 +173,8 @@ TEST_F(NodeAccessesTest, WhatIsLeftOverInTheParametersOfIndependentWorkIsNoSite)
   note({reads(0)}, false, true);
   queue(0, 1);
   note({reads(0)});
-  const Tenants found = find();
-  EXPECT_THAT(found.is_known, ElementsAre(true, true, true));
+  const NodeAccesses found = find();
+  EXPECT_THAT(known_of(found), ElementsAre(true, true, true));
   EXPECT_THAT(units_of_sites(), ElementsAre(0, 0, 2, 0, 1));
   EXPECT_TRUE(sites_[2].writes && sites_[4].writes);
 }
@@ -177,9 +192,9 @@ TEST_F(NodeAccessesTest, AllWorksInTurnAreOneInTheirOrder) {
   mark();
   queue(1, 0);
   note_in_turn({reads(1), writes(0)});
-  const Tenants found = find();
-  EXPECT_THAT(found.work_of, ElementsAre(NodeImage::kInTurn, 1, NodeImage::kInTurn));
-  EXPECT_THAT(found.is_known, ElementsAre(true, true, true));
+  const NodeAccesses found = find();
+  EXPECT_THAT(works_of(found), ElementsAre(NodeFacts::kInTurn, 1, NodeFacts::kInTurn));
+  EXPECT_THAT(known_of(found), ElementsAre(true, true, true));
   EXPECT_FALSE(sites_[0].writes || sites_[4].writes);
   EXPECT_TRUE(sites_[1].writes && sites_[5].writes);
 }
@@ -196,9 +211,9 @@ TEST_F(NodeAccessesTest, WorkInTurnThatNamesNotAllThatItUsesIsUnknown) {
   mark();
   queue(0, 1);
   note_in_turn({reads(0), writes(1), {places_[3], false}});  // which is no unit
-  const Tenants found = find();
-  EXPECT_THAT(found.is_known, ElementsAre(false, true, true));
-  EXPECT_THAT(found.work_of, ElementsAre(kNoWork, 1, NodeImage::kInTurn));
+  const NodeAccesses found = find();
+  EXPECT_THAT(known_of(found), ElementsAre(false, true, true));
+  EXPECT_THAT(works_of(found), ElementsAre(kNoWork, 1, NodeFacts::kInTurn));
   EXPECT_TRUE(sites_[0].writes && sites_[1].writes);
 }
 
@@ -215,7 +230,7 @@ TEST_F(NodeAccessesTest, TheNodesOfIndependentWorkShareItsScratch) {
   EXPECT_TRUE(sites_[1].writes && sites_[3].writes);
 }
 
-TEST_F(NodeAccessesTest, TenantsOfAnAddressAreToldApartByTheMarks) {
+TEST_F(NodeAccessesTest, NodeAccessesOfAnAddressAreToldApartByTheMarks) {
   allocate_at(0);
   begin();
   allocate_at(1, 2 * kBytes);
@@ -226,9 +241,9 @@ TEST_F(NodeAccessesTest, TenantsOfAnAddressAreToldApartByTheMarks) {
   mark();
   queue(0, 1);
   note({reads(0), writes(1)});
-  const Tenants found = find();
+  const NodeAccesses found = find();
   EXPECT_THAT(units_of_sites(), ElementsAre(0, 1, 0, 2));
-  EXPECT_THAT(found.tenant_of, ElementsAre(0, 1, 2));
+  EXPECT_THAT(found.unit_of, ElementsAre(0, 1, 2));
   EXPECT_EQ(found.units[1].bytes, 2 * kBytes);
   EXPECT_EQ(found.units[2].bytes, kBytes);
 }
@@ -261,7 +276,7 @@ TEST_F(NodeAccessesTest, WhatWorkAllocatesWhereItsResultComesToLieIsAsLarge) {
   allocate_at(1);
   queue(0, 1);
   note({reads(0), writes(1)});
-  const Tenants found = find();
+  const NodeAccesses found = find();
   EXPECT_THAT(units_of_sites(), ElementsAre(0, 1, 0, 2, 0, 2));
   EXPECT_EQ(found.units[1].bytes, kBytes);
   EXPECT_EQ(found.units[2].bytes, 4 * kBytes);
@@ -280,7 +295,7 @@ TEST_F(NodeAccessesTest, AWorkspaceThatWorkAllocatesIsScratchOfThoseBehindIt) {
   EXPECT_THAT(units_of_sites(), ElementsAre(0, 1, 0, 2, 0, 3));
 }
 
-TEST_F(NodeAccessesTest, AnUnknownNodeMeansAllTenantsThatThereWereMeanwhile) {
+TEST_F(NodeAccessesTest, AnUnknownNodeMeansAllNodeAccessesThatThereWereMeanwhile) {
   allocate_at(0);
   begin();
   allocate_at(1);
@@ -296,9 +311,9 @@ TEST_F(NodeAccessesTest, AnUnknownNodeMeansAllTenantsThatThereWereMeanwhile) {
   mark();
   queue(0, 1);
   note({reads(0), writes(1)});
-  const Tenants found = find();
+  const NodeAccesses found = find();
   EXPECT_THAT(units_of_sites(), ElementsAre(0, 1, 0, 1, 0, 2));
-  EXPECT_THAT(found.tenant_of, ElementsAre(0, 1, 1, 1, 1, 2));
+  EXPECT_THAT(found.unit_of, ElementsAre(0, 1, 1, 1, 1, 2));
 }
 
 TEST_F(NodeAccessesTest, ScratchIsAnotherUnitForEachWork) {
@@ -311,7 +326,7 @@ TEST_F(NodeAccessesTest, ScratchIsAnotherUnitForEachWork) {
     queue(0, 1);
     note({reads(0)}, true);
   }
-  const Tenants found = find();
+  const NodeAccesses found = find();
   EXPECT_THAT(units_of_sites(), ElementsAre(0, 2, 0, 2, 0, 3, 0, 3));
   EXPECT_EQ(found.units[2].bytes, 3 * kBytes);
   EXPECT_TRUE(sites_[1].writes);

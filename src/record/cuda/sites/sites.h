@@ -25,30 +25,21 @@ enum class Operand : std::uint8_t {
   kTable,        // `offset` bytes into what a copy from pinned memory copies
 };
 
-struct Site {
+// By the address that it holds.
+struct FoundSite {
   std::uint32_t node = 0;
   Operand operand = Operand::kParam;
   std::uint32_t offset = 0;
-  std::uint32_t unit = 0;
-  std::uint64_t shift = 0;  // the site holds the unit's address and this many bytes
-  bool writes = true;       // whether the node may write there
-  // From there on, between whose bounds lies all that the node touches; 0 where that is not known.
-  std::uint64_t bytes = 0;
-  bool operator==(const Site&) const = default;
+  std::uint32_t address_unit = 0;  // of the UnitTable: all that ever lay at one address
+  std::uint64_t shift = 0;         // the site holds the unit's address and this many bytes
+  bool operator==(const FoundSite&) const = default;
 };
-
-// Whether the nodes may touch one byte through these two.
-inline bool may_share(const Site& a, const Site& b) {
-  if (a.unit != b.unit) return false;
-  if (a.bytes == 0 || b.bytes == 0) return true;
-  return a.shift < b.shift + b.bytes && b.shift < a.shift + a.bytes;
-}
 
 // What find_sites() found. `unsure`: bytes of a kernel's parameters that differ and are no address.
 // They are either what compilers leave between the members of a struct, and behind the used part of
 // an array in it, or numbers that are others in every run. Looking does not tell which.
 struct FoundSites {
-  std::vector<Site> sites;
+  std::vector<FoundSite> sites;  // sorted by node, then by offset
   std::uint32_t unsure = 0;
   Status first_unsure;  // kCapturesDiffer, by name
   // Copies that belong to the step with the bytes they copy, such as an array of addresses: each
@@ -56,7 +47,7 @@ struct FoundSites {
   std::vector<std::uint32_t> tables;
 };
 
-// Both images match (match_captures). Sorted by node, then by offset.
+// Both images match (match_captures).
 //
 // Words of eight bytes are looked at where the ABI puts pointers, at multiples of eight within each
 // parameter and from the beginning of a table. A word that lies in one unit at one offset in both

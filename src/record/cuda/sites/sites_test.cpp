@@ -24,7 +24,7 @@ UnitTable two_units() {
                           std::vector<CaptureAllocation>{{0x90000, 4096}, {0x80000, 4096}});
 }
 
-std::vector<Site> sites_of(const GraphImage& first, const GraphImage& second) {
+std::vector<FoundSite> sites_of(const GraphImage& first, const GraphImage& second) {
   auto found = find_sites(first, second, two_units());
   EXPECT_TRUE(found.ok()) << (found.ok() ? "" : found.error().message());
   if (!found.ok()) return {};
@@ -42,7 +42,8 @@ std::string doubt(const GraphImage& first, const GraphImage& second) {
 TEST(Sites, AWordInOneUnitAtOneOffsetInBothCapturesIsASite) {
   EXPECT_THAT(sites_of(image_of({kernel("k", {0x10000, 7, 0x20010})}),
                        image_of({kernel("k", {0x90000, 7, 0x80010})})),
-              ElementsAre(Site{0, Operand::kParam, 0, 0, 0}, Site{0, Operand::kParam, 16, 1, 16}));
+              ElementsAre(FoundSite{0, Operand::kParam, 0, 0, 0},
+                          FoundSite{0, Operand::kParam, 16, 1, 16}));
 }
 
 // Half an old address, left between members, and a number beside it: a word that looks like an
@@ -62,17 +63,17 @@ TEST(Sites, ANumberBesideHalfAnAddressIsNoSite) {
                                     image_of({kernel("k", {b, second})}), *units);
       ASSERT_TRUE(found.ok());
       EXPECT_EQ(found->unsure, 1u);
-      EXPECT_THAT(found->sites, ElementsAre(Site{0, Operand::kParam, 8, 0, 0}));
+      EXPECT_THAT(found->sites, ElementsAre(FoundSite{0, Operand::kParam, 8, 0, 0}));
     }
   }
 }
 
 TEST(Sites, OperandsOfCopiesAndFillsAreSites) {
-  EXPECT_THAT(
-      sites_of(image_of({fill(0x10000), copy(0x10008, 0x20000)}),
-               image_of({fill(0x90000), copy(0x90008, 0x80000)})),
-      ElementsAre(Site{0, Operand::kDestination, 0, 0, 0}, Site{1, Operand::kSource, 0, 1, 0},
-                  Site{1, Operand::kDestination, 0, 0, 8}));
+  EXPECT_THAT(sites_of(image_of({fill(0x10000), copy(0x10008, 0x20000)}),
+                       image_of({fill(0x90000), copy(0x90008, 0x80000)})),
+              ElementsAre(FoundSite{0, Operand::kDestination, 0, 0, 0},
+                          FoundSite{1, Operand::kSource, 0, 1, 0},
+                          FoundSite{1, Operand::kDestination, 0, 0, 8}));
 }
 
 TEST(Sites, PinnedMemoryOfACopyIsASiteLikeAnyOther) {
@@ -81,8 +82,8 @@ TEST(Sites, PinnedMemoryOfACopyIsASiteLikeAnyOther) {
     image->nodes[0].copy.src_memory_type = CuMemoryType::kHost;
     image->nodes[0].copy.src_host = reinterpret_cast<const void*>(address);
   }
-  EXPECT_THAT(sites_of(first, second), ElementsAre(Site{0, Operand::kSource, 0, 1, 0},
-                                                   Site{0, Operand::kDestination, 0, 0, 0}));
+  EXPECT_THAT(sites_of(first, second), ElementsAre(FoundSite{0, Operand::kSource, 0, 1, 0},
+                                                   FoundSite{0, Operand::kDestination, 0, 0, 0}));
 }
 
 // From the host's memory at `address`, which is known to hold these words if there are any.
@@ -100,8 +101,8 @@ TEST(Sites, WordsThatACopyTakesFromPinnedMemoryAreSites) {
                                 copy_of(0x8000, {0x90000, 5, 0x80020}), two_units());
   ASSERT_TRUE(found.ok());
   EXPECT_THAT(found->tables, ElementsAre(0));
-  EXPECT_THAT(found->sites, ElementsAre(Site{0, Operand::kTable, 0, 0, 0},
-                                        Site{0, Operand::kTable, 16, 1, 0x20}));
+  EXPECT_THAT(found->sites, ElementsAre(FoundSite{0, Operand::kTable, 0, 0, 0},
+                                        FoundSite{0, Operand::kTable, 16, 1, 0x20}));
 }
 
 TEST(Sites, PinnedMemoryAtOneAddressIsATableOnlyIfItHoldsSomethingElse) {
@@ -127,7 +128,7 @@ TEST(Sites, WordsInsideAStructPassedByValueAreFound) {
   auto first = image_of({kernel("k", {1, 0x10020, 3})});
   auto second = image_of({kernel("k", {1, 0x90020, 3})});
   for (GraphImage* image : {&first, &second}) image->nodes[0].kernel.fields = {{0, 24}};
-  EXPECT_THAT(sites_of(first, second), ElementsAre(Site{0, Operand::kParam, 8, 0, 0x20}));
+  EXPECT_THAT(sites_of(first, second), ElementsAre(FoundSite{0, Operand::kParam, 8, 0, 0x20}));
 }
 
 // A tensor map has 16 words; smaller structs hold none.
@@ -142,7 +143,7 @@ TEST(Sites, WhereATensorMapMayLieAnAddressIsRefusedIfMapsAreOpaque) {
   const auto found = [&](std::size_t count, const std::string& why) {
     return find_sites(with_words(count, 0x10000), with_words(count, 0x90000), two_units(), why);
   };
-  const Site site{0, Operand::kParam, 8, 0, 0};
+  const FoundSite site{0, Operand::kParam, 8, 0, 0};
   EXPECT_THAT(found(16, "")->sites, ElementsAre(site));
   EXPECT_THAT(found(15, "they differ")->sites, ElementsAre(site));
   const auto refused = found(16, "they differ");

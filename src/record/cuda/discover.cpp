@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "record/cuda/discover.h"
+
+#include <utility>
+
+#include "record/cuda/arena/check_places.h"
+#include "record/cuda/arena/placement.h"
+#include "record/cuda/exec/repointing.h"
+#include "record/cuda/image/inline_children.h"
+#include "record/cuda/image/match_captures.h"
+#include "record/cuda/order/check_captured.h"
+#include "record/cuda/order/check_relaxed.h"
+#include "record/cuda/order/relax_order.h"
+#include "record/cuda/rewrite/transfer_kernels.h"
+#include "record/cuda/sites/host_copies.h"
+#include "record/cuda/sites/node_accesses.h"
+#include "record/cuda/sites/sites.h"
+
+namespace anabranch::cuda {
+namespace {
+
+// Both captures as data, with the children in which something moves taken in.
+struct Images {
+  GraphImage first, second;
+};
+
+Result<GraphImage> image_of(const Driver& driver, const Capture& capture) {
+  return capture.image ? *capture.image : read_graph(driver, capture.graph);
+}
+
+Result<Images> read_images(const Driver& driver, const Capture& first, const Capture& second) {
+  auto one = image_of(driver, first);
+  if (!one.ok()) return one.error();
+  auto other = image_of(driver, second);
+  if (!other.ok()) return other.error();
+  Images images{*std::move(one), *std::move(other)};
+  inline_children(images.first, images.second);
+  return images;
+}
+
+Result<FoundSites> find_addresses(const Images& images, const UnitTable& units,
+                                  const std::string& why_opaque_maps) {
+  if (Status same = match_captures(images.first, images.second); !same.ok()) return same;
+  auto found = find_sites(images.first, images.second, units, why_opaque_maps);
+  if (!found.ok()) return found;
+  for (const GraphImage* image : {&images.first, &images.second}) {
+    if (Status apart = check_tables(*image, found->tables); !apart.ok()) return apart;
+  }
+  return found;
+}
+
+// What nodes do in the capture that has notes, or else in the first. It is refused if it races.
+Result<NodeAccesses> find_and_check_accesses(const Images& images, const Capture& first,
+                                             const Capture& second, const UnitTable& units,
+                                             FoundSites& found) {
+  const bool of_second = second.notes != nullptr;
+  const Capture& noted = of_second ? second : first;
+  const GraphImage& image = of_second ? images.second : images.first;
+  NodeAccesses accesses = find_accesses(noted.allocations, units, of_second, noted.notes, image,
+                                        std::move(found.sites));
+  if (!has_branches(image)) return accesses;
+  const CapturedUses uses =
+      find_captured_uses(image, found.tables, accesses, units, of_second, noted.notes);
+  if (Status ordered = check_captured(image, uses); !ordered.ok()) return ordered;
+  return accesses;
+}
+
+// Tables first: they are copies too. Afterwards what copies read is not needed.
+Result<Tables> replace_nodes(const Driver& driver, const DeviceCode* code,
+                             std::span<const std::uint32_t> copies, StepGraph& step) {
+  auto tables = replace_tables(driver, code, copies, step);
+  if (!tables.ok()) return tables;
+  for (NodeImage& node : step.image.nodes) node.source_bytes = {};
+  if (!code) return tables;
+  if (Status replaced = replace_transfers(driver, *code, step); !replaced.ok()) return replaced;
+  return tables;
+}
+
+StepCounts count_step(const Discovery& discovery, std::uint32_t lanes) {
+  StepCounts counts{.unsure = discovery.unsure, .lanes = lanes};
+  for (const NodeFacts& node : discovery.step.facts) {
+    counts.known += node.is_known;
+    counts.host_copies += !node.host_bytes.empty();
+  }
+  return counts;
+}
+
+}  // namespace
+
+Result<Discovery> discover(const Driver& driver, const Capture& first, const Capture& second,
+                           std::span<const UnitKind> kinds, const DiscoverOptions& options) {
+  auto images = read_images(driver, first, second);
+  if (!images.ok()) return images.error();
+  const auto units = UnitTable::make(first.allocations, second.allocations);
+  if (!units.ok()) return units.error();
+  auto found = find_addresses(*images, *units, options.why_opaque_maps);
+  if (!found.ok()) return found.error();
+  auto accesses = find_and_check_accesses(*images, first, second, *units, *found);
+  if (!accesses.ok()) return accesses.error();
+  Discovery made;
+  made.step = {std::move(images->first), std::move(accesses->facts), std::move(accesses->sites)};
+  if (Status told = find_host_copies(driver, found->tables, made.step); !told.ok()) return told;
+  auto tables = replace_nodes(driver, options.device_code, found->tables, made.step);
+  if (!tables.ok()) return tables.error();
+  made.original = first.graph;
+  made.tables = std::move(tables->writes);
+  made.table_bytes = std::move(tables->bytes);
+  made.kinds = kinds_of_units(*accesses, kinds);
+  made.slots = find_slots(*accesses, made.kinds, made.step.sites);
+  made.units = std::move(accesses->units);
+  made.unsure = found->unsure;
+  made.first_unsure = std::move(found->first_unsure);
+  return made;
+}
+
+Result<std::shared_ptr<CudaRecording>> make_recording(const Driver& driver,
+                                                      const Discovery& discovery,
+                                                      const CudaRecordOptions& options) {
+  if (discovery.unsure != 0 && !options.accept_unsure) return discovery.first_unsure;
+  const StepGraph& step = discovery.step;
+  RelaxedOrder order =
+      relax_order(step, discovery.tables, discovery.units, options.lanes, options.ahead_bytes);
+  if (order.lanes > 1) {
+    if (Status kept = check_relaxed(step, order.edges, discovery.tables); !kept.ok()) return kept;
+  }
+  GraphImage ordered{step.image.nodes, std::move(order.edges)};
+  auto placement = place_units(ordered, step.sites, discovery.units, discovery.kinds,
+                               discovery.slots, discovery.tables, options.least_part_bytes);
+  if (!placement.ok()) return placement.error();
+  const PlacedStep placed{step.sites,      placement->sites, discovery.units,
+                          discovery.kinds, discovery.slots,  placement->rules};
+  if (Status apart = check_places(ordered, placed, discovery.tables); !apart.ok()) return apart;
+  RecordingParts parts;
+  parts.original = discovery.original;
+  parts.repointing = make_repointing(std::move(ordered), step.facts, order, *placement);
+  parts.slots = discovery.slots;
+  parts.arena = std::move(placement->arena);
+  parts.rules = std::move(placement->rules);
+  parts.table_bytes = discovery.table_bytes;
+  parts.counts = count_step(discovery, order.lanes);
+  return CudaRecording::make(driver, std::move(parts), options);
+}
+
+Result<std::shared_ptr<CudaRecording>> record_captures(const Driver& driver, const Capture& first,
+                                                       const Capture& second,
+                                                       std::span<const UnitKind> kinds,
+                                                       const CudaRecordOptions& options) {
+  const auto discovery =
+      discover(driver, first, second, kinds, {.device_code = options.device_code});
+  if (!discovery.ok()) return discovery.error();
+  return make_recording(driver, *discovery, options);
+}
+
+}  // namespace anabranch::cuda

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is discovered once, and what recording from it asks.
+#include "record/cuda/discover.h"
+
+#include <gmock/gmock.h>
+
+#include "record/cuda/cuda_recording_testing.h"
+
+namespace anabranch::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+class DiscoverTest : public testing::CudaStepTest {
+ protected:
+  Result<Discovery> try_discover(const DiscoverOptions& options = {}) {
+    return discover(*d, {captures[0].graph, captures[0].memory},
+                    {captures[1].graph, captures[1].memory}, kinds, options);
+  }
+};
+
+TEST_F(DiscoverTest, WithoutDeviceCodeTheStepIsAsItWasCapturedAndTakesNothing) {
+  const std::size_t before = sim->live_objects();
+  const auto found = try_discover();
+  ASSERT_TRUE(found.ok()) << found.error().message();
+  EXPECT_EQ(sim->live_objects(), before);
+  EXPECT_EQ(found->step.image.nodes.size(), kNodes);
+  EXPECT_EQ(found->step.facts.size(), kNodes);
+  EXPECT_EQ(found->slots.size(), 2u);
+  EXPECT_EQ(found->units.size(), kinds.size());
+  for (const NodeImage& node : found->step.image.nodes) EXPECT_FALSE(node.is_ours);
+}
+
+TEST_F(DiscoverTest, WithDeviceCodeCopiesAndFillsAreKernels) {
+  const auto found = try_discover({.device_code = load_device_code()});
+  ASSERT_TRUE(found.ok()) << found.error().message();
+  std::size_t ours = 0;
+  for (const NodeImage& node : found->step.image.nodes) {
+    EXPECT_EQ(node.type, CuNodeType::kKernel);
+    ours += node.is_ours;
+  }
+  EXPECT_EQ(ours, 2u);  // a fill and a copy
+}
+
+TEST_F(DiscoverTest, TheSecondCaptureMayGoBeforeAnythingIsRecorded) {
+  const auto found = try_discover();
+  ASSERT_TRUE(found.ok());
+  EXPECT_CU(d->cuGraphDestroy(captures[1].graph));
+  captures[1].graph = nullptr;
+  EXPECT_TRUE(make_recording(*d, *found).ok());
+}
+
+TEST_F(DiscoverTest, NoFailingCallLeavesAnythingBehind) {
+  const DeviceCode* const code = load_device_code();
+  const auto found = try_discover({.device_code = code});
+  ASSERT_TRUE(found.ok());
+  EXPECT_GE(fail_each_call([&] { return try_discover({.device_code = code}); }).size(), 10u);
+  const CudaRecordOptions options{.device_code = code};
+  EXPECT_GE(fail_each_call([&] { return make_recording(*d, *found, options); }).size(), 40u);
+}
+
+// Kernels whose last word is another number in each capture.
+class UnsureStepTest : public DiscoverTest {
+ protected:
+  UnsureStepTest() {
+    destroy_captures();
+    for (Captured& captured : captures) captured = capture();
+  }
+  void queue_step(CuStream on, const std::vector<CaptureAllocation>& memory) override {
+    EXPECT_CU(add_one(on, memory[0].address, memory[1].address, testing::kWords - turn_++));
+  }
+
+ private:
+  std::uint32_t turn_ = 0;
+};
+
+TEST_F(UnsureStepTest, WordsThatDifferAreCountedAndRefusedWhereTheyAreNotAccepted) {
+  const auto found = try_discover();
+  ASSERT_TRUE(found.ok()) << found.error().message();
+  EXPECT_EQ(found->unsure, 1u);
+  const auto refused = make_recording(*d, *found);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Code::kCapturesDiffer);
+  EXPECT_THAT(refused.error().message(), HasSubstr("kernel 0 'add_one'"));
+  const auto accepted = make_recording(*d, *found, {.accept_unsure = true});
+  ASSERT_TRUE(accepted.ok()) << accepted.error().message();
+  EXPECT_EQ((*accepted)->step_counts().unsure, 1u);
+}
+
+}  // namespace
+}  // namespace anabranch::cuda
