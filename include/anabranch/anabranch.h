@@ -9,6 +9,7 @@
 #include "anabranch/device.h"
 #include "anabranch/record.h"
 #include "anabranch/capture.h"
+#include "anabranch/captured_recording.h"
 #include "anabranch/tape.h"
 #include "anabranch/launch.h"
 #include "anabranch/trace.h"

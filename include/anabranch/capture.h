@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recording CUDA graphs that the caller captured: a step captured twice, at different addresses,
-// becomes a recording whose addresses are arguments.
-// Ownership: all are shared handles. The graphs stay the caller's and may go once a recording has
-//            been made; the modules of their kernels must stay loaded.
+// Capturing a step, twice, for a recording whose addresses are arguments (captured_recording.h):
+// the memory that captures are given, the graphs as they were, and notes of what came when.
+// Ownership: all are shared handles. The graphs stay the caller's.
 // Threads:   any; one capture memory is used by one thread at a time.
-// Failure:   a Status with the reason: no driver, captures that differ, work that cannot be
-//            re-pointed, streams of the step's own that race.
-// Edges:     what both captures agree on is frozen: sizes, numbers, memory that is in no block
-//            (CaptureSnapshot::mentions() tells which).
-//            Arrays of addresses that a step brings to the device through pinned memory are part of
-//            the recording; other pinned memory is read at each launch.
+// Failure:   a Status with the reason, such as that there is no driver.
+// Edges:     what two captures agree on is frozen when they are recorded, memory that is in no
+//            block too; CaptureSnapshot::mentions() tells which.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +23,6 @@ namespace cuda {
 class CudaDevice;     // src/device/cuda/cuda_device.h
 class CaptureMemory;  // src/record/cuda/image/capture_memory.h
 class CaptureMarks;   // src/record/cuda/image/capture_marks.h
-class CudaRecording;  // src/record/cuda/exec/cuda_recording.h
 struct GraphImage;    // src/record/cuda/image/graph_image.h
 }  // namespace cuda
 
@@ -113,54 +108,6 @@ class CaptureSnapshot {
   std::shared_ptr<const cuda::GraphImage> image_;
 };
 
-// Memory that both captures named, at the address that each of them had, in the order in which it
-// was allocated. An address may come again, once what had it has been freed; no two blocks of a
-// capture may touch otherwise: an address behind the end of one would be the begin of the other.
-struct CaptureBlock {
-  std::uint64_t first_address = 0;
-  std::uint64_t second_address = 0;
-  std::uint64_t bytes = 0;
-  bool given = false;  // an argument of each launch; else it lies in the arena
-  // Given memory in which nothing stands when a launch begins, such as what a launch allocates for
-  // a result: until the first node that names it, blocks that are not given may lie in it. All that
-  // its slot says, bytes and alignment, must then be free for the launch. Nothing lies in it where
-  // its slot asks for less alignment than 512, or where its address is that of other given memory,
-  // too. Of no account where it is not given.
-  bool fresh = false;
-};
-
-// A given block that the graph names.
-struct CaptureSlot {
-  std::uint32_t block = 0;  // where an address stands in several, the last of those it means
-  std::uint64_t bytes = 0;
-  std::uint64_t alignment = 0;  // that a launch's address must have
-};
-
-struct CaptureCounts {
-  std::uint32_t nodes = 0;
-  std::uint32_t sites = 0;  // places that hold an address
-  // Words that differ between the captures and are no address: what compilers leave between the
-  // members of a struct, or numbers that are others in every run.
-  std::uint32_t unsure = 0;
-  std::uint32_t known = 0;        // nodes whose use of memory the notes or they themselves tell
-  std::uint32_t host_copies = 0;  // nodes that copy between a block and the host's memory
-  // That nodes are on, one for copies either way between device and host among them; 1: in captured
-  // order.
-  std::uint32_t lanes = 0;
-  std::uint64_t arena_bytes = 0;  // all parts together
-  // What lies in the arena takes this at least; it says nothing of what lies in fresh blocks.
-  std::uint64_t arena_lower_bound_bytes = 0;
-  // Held between launches: tables on the device and in pinned memory, and what the device's free
-  // memory fell by beside them while the driver made its executables.
-  std::uint64_t held_device_bytes = 0;
-  std::uint64_t held_host_bytes = 0;
-  std::uint64_t held_driver_bytes = 0;
-  // Launches, by how the nodes were given their addresses.
-  std::uint64_t launched_unchanged = 0;
-  std::uint64_t launched_from_host = 0;
-  std::uint64_t launched_from_device = 0;
-};
-
 // Says while a step is captured which nodes came when.
 class CaptureMarks {
  public:
@@ -211,56 +158,6 @@ struct CaptureNotes {
   std::uint32_t blocks_before = 0;  // how many of the blocks were there before the capture
   std::span<const CaptureWork> works;
   std::span<const CaptureUse> uses;
-};
-
-// Enough for two layers of most models, and little beside what these take on a device.
-inline constexpr std::uint64_t kAheadBytes = std::uint64_t{256} << 20;
-
-struct CaptureOptions {
-  // Where there are unsure words a recording is refused, unless they are accepted: launches then
-  // have the first capture's. A caller that makes a second recording with the captures exchanged,
-  // and gets the same results from both as from the step itself, knows that nothing reads them.
-  bool accept_unsure = false;
-  const CaptureNotes* notes = nullptr;
-  // With notes: nodes that need not wait for one another run side by side, scheduled for so many
-  // lanes. Now and then more of them can run than there are lanes, where one that was captured late
-  // is worth beginning early. With one lane the order stays as it was captured.
-  std::uint32_t lanes = 1;
-  // On more than one lane copies from the host's memory need not wait for the kernels before them.
-  // What they have brought, and kernels that were captured before the next of them may still read,
-  // takes so many bytes at most, or three times as many as the largest of them.
-  std::uint64_t ahead_bytes = kAheadBytes;
-  // Which kind of memory launches will give: memory that is mapped (cuMemMap), as torch's allocator
-  // has it with expandable_segments, or else memory of cuMemAlloc. Copies between a block and the
-  // host's memory take only the kind that they were made for: a launch that gives them the other
-  // one is refused. At mapped memory each of them costs a launch about a microsecond more.
-  bool mapped_memory = false;
-};
-
-class CapturedRecording {
- public:
-  // Of two captures of one step.
-  ANABRANCH_API static Result<CapturedRecording> make(const CaptureDevice& device,
-                                                      const CaptureSnapshot& first,
-                                                      const CaptureSnapshot& second,
-                                                      std::span<const CaptureBlock> blocks,
-                                                      const CaptureOptions& options = {});
-
-  ANABRANCH_API std::vector<CaptureSlot> slots() const;
-  // The bytes of each part of the arena, where blocks lie that are not given and that found no room
-  // in fresh ones: 32 MiB or more each, and 64 at most, so that an allocator has room for them in
-  // the holes that it has.
-  ANABRANCH_API std::vector<std::uint64_t> parts() const;
-  ANABRANCH_API CaptureCounts counts() const;
-  const std::shared_ptr<cuda::CudaDevice>& cuda_device() const { return device_; }
-  const std::shared_ptr<cuda::CudaRecording>& cuda_recording() const { return recording_; }
-
- private:
-  CapturedRecording(std::shared_ptr<cuda::CudaDevice> device,
-                    std::shared_ptr<cuda::CudaRecording> recording)
-      : device_(std::move(device)), recording_(std::move(recording)) {}
-  std::shared_ptr<cuda::CudaDevice> device_;
-  std::shared_ptr<cuda::CudaRecording> recording_;
 };
 
 }  // namespace anabranch

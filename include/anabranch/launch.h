@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "anabranch/capture.h"
+#include "anabranch/captured_recording.h"
 #include "anabranch/export.h"
 #include "anabranch/record.h"
 #include "anabranch/status.h"

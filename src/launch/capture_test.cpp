@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Captured steps through the public headers, on the simulated driver.
-#include "anabranch/capture.h"
+#include "anabranch/captured_recording.h"
 
 #include <thread>
 

@@ -54,6 +54,7 @@ PUBLIC: dict[str, str] = {
     "tape.h": "device",
     "record.h": "record",
     "capture.h": "record",
+    "captured_recording.h": "record",
     "launch.h": "launch",
     "trace.h": "trace",
     "anabranch.h": "trace",

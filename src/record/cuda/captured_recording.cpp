@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "anabranch/capture.h"
+#include "anabranch/captured_recording.h"
 
 #include <optional>
 

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "anabranch/capture.h"
+#include "anabranch/captured_recording.h"
 #include "anabranch/plan.h"
 #include "anabranch/status.h"
 #include "device/cuda/device_code.h"
