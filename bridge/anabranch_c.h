@@ -35,6 +35,7 @@ typedef struct AnabranchCaptureDevice AnabranchCaptureDevice;
 typedef struct AnabranchCaptureMemory AnabranchCaptureMemory;
 typedef struct AnabranchCaptureMarks AnabranchCaptureMarks;
 typedef struct AnabranchCaptureSnapshot AnabranchCaptureSnapshot;
+typedef struct AnabranchCapturedStep AnabranchCapturedStep;
 typedef struct AnabranchCapturedRecording AnabranchCapturedRecording;
 
 /* status */
@@ -270,7 +271,7 @@ ANABRANCH_C void* anabranch_tape_region_function(void);
 ANABRANCH_C int32_t anabranch_tape_run(AnabranchTape*, void* const* buffers, uint32_t count,
                                        char* error, uint32_t error_bytes);
 
-/* capture: graphs that somebody else captured; see capture.h */
+/* capture: graphs that the caller captured; see capture.h and captured_recording.h */
 ANABRANCH_C AnabranchCaptureDevice* anabranch_capture_device_open(int32_t ordinal);
 ANABRANCH_C void anabranch_capture_device_free(AnabranchCaptureDevice*);
 /* Empty where the device can set addresses itself. Lives as long as the device. */
@@ -321,8 +322,8 @@ typedef struct AnabranchCaptureCounts {
   uint64_t launched_from_host;
   uint64_t launched_from_device;
 } AnabranchCaptureCounts;
-/* Of a CUgraph, as soon as its capture has ended. The graph must be there until a recording has
- * been made of it. */
+/* Of a CUgraph, as soon as its capture has ended. The graph must be there until the step has been
+ * discovered, that of the first capture until the last recording has been made of it. */
 ANABRANCH_C AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureDevice*,
                                                                      void* graph);
 ANABRANCH_C void anabranch_capture_snapshot_free(AnabranchCaptureSnapshot*);
@@ -360,23 +361,31 @@ typedef struct AnabranchCaptureUse {
   uint64_t address;
   uint64_t writes;
 } AnabranchCaptureUse;
-typedef struct AnabranchCaptureOptions {
-  uint32_t accept_unsure;
-  uint32_t lanes;
-  const AnabranchCaptureMarks* marks; /* NULL: there are no notes */
+typedef struct AnabranchCaptureNotes {
+  const AnabranchCaptureMarks* marks;
   uint32_t of_second;
   uint32_t blocks_before;
   const AnabranchCaptureWork* works;
   size_t work_count;
   const AnabranchCaptureUse* uses;
   size_t use_count;
+} AnabranchCaptureNotes;
+typedef struct AnabranchCaptureOptions {
+  uint32_t accept_unsure;
+  uint32_t lanes;
   uint64_t ahead_bytes;
   uint64_t mapped_memory; /* launches give memory of cuMemMap, not of cuMemAlloc */
 } AnabranchCaptureOptions;
-ANABRANCH_C AnabranchCapturedRecording* anabranch_captured_make(
+/* What two captures have in common, to be recorded once or several times; `notes` may be NULL. */
+ANABRANCH_C AnabranchCapturedStep* anabranch_captured_step_discover(
     const AnabranchCaptureDevice*, const AnabranchCaptureSnapshot* first,
     const AnabranchCaptureSnapshot* second, const AnabranchCaptureBlock* blocks, size_t count,
-    const AnabranchCaptureOptions* options);
+    const AnabranchCaptureNotes* notes);
+ANABRANCH_C void anabranch_captured_step_free(AnabranchCapturedStep*);
+/* Words that differ between the captures and are no address. */
+ANABRANCH_C uint32_t anabranch_captured_step_unsure(const AnabranchCapturedStep*);
+ANABRANCH_C AnabranchCapturedRecording* anabranch_captured_step_record(
+    const AnabranchCapturedStep*, const AnabranchCaptureOptions* options);
 ANABRANCH_C void anabranch_captured_free(AnabranchCapturedRecording*);
 /* Answers how many there are; `out` may be NULL. */
 ANABRANCH_C size_t anabranch_captured_slots(const AnabranchCapturedRecording*,

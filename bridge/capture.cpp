@@ -26,6 +26,26 @@ std::vector<ab::CaptureBlock> blocks_of(const AnabranchCaptureBlock* blocks, siz
   return all;
 }
 
+std::vector<ab::CaptureWork> works_of(const AnabranchCaptureNotes& notes) {
+  std::vector<ab::CaptureWork> all;
+  all.reserve(notes.work_count);
+  for (size_t i = 0; i < notes.work_count; ++i) {
+    const AnabranchCaptureWork& work = notes.works[i];
+    all.push_back(
+        {work.mark, work.uses, work.has_scratch != 0, work.independent != 0, work.in_turn != 0});
+  }
+  return all;
+}
+
+std::vector<ab::CaptureUse> uses_of(const AnabranchCaptureNotes& notes) {
+  std::vector<ab::CaptureUse> all;
+  all.reserve(notes.use_count);
+  for (size_t i = 0; i < notes.use_count; ++i) {
+    all.push_back({notes.uses[i].address, notes.uses[i].writes != 0});
+  }
+  return all;
+}
+
 std::vector<ab::CaptureRange> ranges_of(const AnabranchCaptureRange* ranges, size_t count) {
   std::vector<ab::CaptureRange> all;
   all.reserve(count);
@@ -154,39 +174,41 @@ int32_t anabranch_capture_mark(AnabranchCaptureMarks* marks, void* stream, uint6
   });
 }
 
-AnabranchCapturedRecording* anabranch_captured_make(const AnabranchCaptureDevice* device,
-                                                    const AnabranchCaptureSnapshot* first,
-                                                    const AnabranchCaptureSnapshot* second,
-                                                    const AnabranchCaptureBlock* blocks,
-                                                    size_t count,
-                                                    const AnabranchCaptureOptions* options) {
+AnabranchCapturedStep* anabranch_captured_step_discover(const AnabranchCaptureDevice* device,
+                                                        const AnabranchCaptureSnapshot* first,
+                                                        const AnabranchCaptureSnapshot* second,
+                                                        const AnabranchCaptureBlock* blocks,
+                                                        size_t count,
+                                                        const AnabranchCaptureNotes* notes) {
   return ab::bridge::guard([&] {
-    std::vector<ab::CaptureWork> works;
-    for (size_t i = 0; i < options->work_count; ++i) {
-      const AnabranchCaptureWork& work = options->works[i];
-      works.push_back(
-          {work.mark, work.uses, work.has_scratch != 0, work.independent != 0, work.in_turn != 0});
-    }
-    std::vector<ab::CaptureUse> uses;
-    for (size_t i = 0; i < options->use_count; ++i) {
-      uses.push_back({options->uses[i].address, options->uses[i].writes != 0});
-    }
-    ab::CaptureNotes notes;
-    notes.of_second = options->of_second != 0;
-    notes.blocks_before = options->blocks_before;
-    notes.works = works;
-    notes.uses = uses;
+    const auto discover = [&](const ab::CaptureNotes* with) {
+      return ab::bridge::handle_of<AnabranchCapturedStep>(ab::CapturedStep::discover(
+          device->device, first->snapshot, second->snapshot, blocks_of(blocks, count), with));
+    };
+    if (!notes) return discover(nullptr);
+    const auto works = works_of(*notes);
+    const auto uses = uses_of(*notes);
+    const ab::CaptureNotes with{&notes->marks->marks, notes->of_second != 0, notes->blocks_before,
+                                works, uses};
+    return discover(&with);
+  });
+}
+
+void anabranch_captured_step_free(AnabranchCapturedStep* step) { delete step; }
+
+uint32_t anabranch_captured_step_unsure(const AnabranchCapturedStep* step) {
+  return step->step.unsure();
+}
+
+AnabranchCapturedRecording* anabranch_captured_step_record(const AnabranchCapturedStep* step,
+                                                           const AnabranchCaptureOptions* options) {
+  return ab::bridge::guard([&] {
     ab::CaptureOptions chosen;
     chosen.accept_unsure = options->accept_unsure != 0;
     chosen.lanes = options->lanes;
     chosen.ahead_bytes = options->ahead_bytes;
     chosen.mapped_memory = options->mapped_memory != 0;
-    if (options->marks) {
-      notes.marks = &options->marks->marks;
-      chosen.notes = &notes;
-    }
-    return ab::bridge::handle_of<AnabranchCapturedRecording>(ab::CapturedRecording::make(
-        device->device, first->snapshot, second->snapshot, blocks_of(blocks, count), chosen));
+    return ab::bridge::handle_of<AnabranchCapturedRecording>(step->step.record(chosen));
   });
 }
 

@@ -62,6 +62,9 @@ struct AnabranchCaptureMarks {
 struct AnabranchCaptureSnapshot {
   anabranch::CaptureSnapshot snapshot;
 };
+struct AnabranchCapturedStep {
+  anabranch::CapturedStep step;
+};
 struct AnabranchCapturedRecording {
   anabranch::CapturedRecording recording;
 };

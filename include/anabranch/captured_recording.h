@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recording CUDA graphs that the caller captured: a step captured twice, at different addresses,
-// becomes a recording whose addresses are arguments.
-// Ownership: shared handles. The graphs stay the caller's and may go once a recording has been
-//            made; the modules of their kernels must stay loaded.
-// Threads:   any.
+// becomes a recording whose addresses are arguments. What the two captures have in common is
+// discovered once; a step may be recorded several times from that, say in captured order and on
+// lanes, to keep what is faster.
+// Ownership: shared handles. The graphs stay the caller's: that of the first capture may go once
+//            the last recording has been made, the other one once the step has been discovered. The
+//            modules of their kernels must stay loaded.
+// Threads:   any; several may record one step at once.
 // Failure:   a Status with the reason: captures that differ, work that cannot be re-pointed,
 //            streams of the step's own that race.
 // Edges:     what both captures agree on is frozen: sizes, numbers, memory that is in no block.
@@ -24,7 +27,8 @@ namespace anabranch {
 
 namespace cuda {
 class CudaRecording;  // src/record/cuda/exec/cuda_recording.h
-}
+struct Discovery;     // src/record/cuda/discover.h
+}  // namespace cuda
 
 // Memory that both captures named, at the address that each of them had, in the order in which it
 // was allocated. An address may come again, once what had it has been freed; no two blocks of a
@@ -82,10 +86,9 @@ struct CaptureOptions {
   // have the first capture's. A caller that makes a second recording with the captures exchanged,
   // and gets the same results from both as from the step itself, knows that nothing reads them.
   bool accept_unsure = false;
-  const CaptureNotes* notes = nullptr;
-  // With notes: nodes that need not wait for one another run side by side, scheduled for so many
-  // lanes. Now and then more of them can run than there are lanes, where one that was captured late
-  // is worth beginning early. With one lane the order stays as it was captured.
+  // Of a step with notes: nodes that need not wait for one another run side by side, scheduled for
+  // so many lanes. Now and then more of them can run than there are lanes, where one that was
+  // captured late is worth beginning early. With one lane the order stays as it was captured.
   std::uint32_t lanes = 1;
   // On more than one lane copies from the host's memory need not wait for the kernels before them.
   // What they have brought, and kernels that were captured before the next of them may still read,
@@ -100,13 +103,6 @@ struct CaptureOptions {
 
 class CapturedRecording {
  public:
-  // Of two captures of one step.
-  ANABRANCH_API static Result<CapturedRecording> make(const CaptureDevice& device,
-                                                      const CaptureSnapshot& first,
-                                                      const CaptureSnapshot& second,
-                                                      std::span<const CaptureBlock> blocks,
-                                                      const CaptureOptions& options = {});
-
   ANABRANCH_API std::vector<CaptureSlot> slots() const;
   // The bytes of each part of the arena, where blocks lie that are not given and that found no room
   // in fresh ones: 32 MiB or more each, and 64 at most, so that an allocator has room for them in
@@ -117,11 +113,33 @@ class CapturedRecording {
   const std::shared_ptr<cuda::CudaRecording>& cuda_recording() const { return recording_; }
 
  private:
+  friend class CapturedStep;
   CapturedRecording(std::shared_ptr<cuda::CudaDevice> device,
                     std::shared_ptr<cuda::CudaRecording> recording)
       : device_(std::move(device)), recording_(std::move(recording)) {}
   std::shared_ptr<cuda::CudaDevice> device_;
   std::shared_ptr<cuda::CudaRecording> recording_;
+};
+
+// What two captures of one step have in common, and which of it moves.
+class CapturedStep {
+ public:
+  // Notes are of one of the two captures.
+  ANABRANCH_API static Result<CapturedStep> discover(const CaptureDevice& device,
+                                                     const CaptureSnapshot& first,
+                                                     const CaptureSnapshot& second,
+                                                     std::span<const CaptureBlock> blocks,
+                                                     const CaptureNotes* notes = nullptr);
+  // Words that differ between the captures and are no address: see CaptureOptions::accept_unsure.
+  ANABRANCH_API std::uint32_t unsure() const;
+  ANABRANCH_API Result<CapturedRecording> record(const CaptureOptions& options = {}) const;
+
+ private:
+  CapturedStep(std::shared_ptr<cuda::CudaDevice> device,
+               std::shared_ptr<const cuda::Discovery> discovery)
+      : device_(std::move(device)), discovery_(std::move(discovery)) {}
+  std::shared_ptr<cuda::CudaDevice> device_;
+  std::shared_ptr<const cuda::Discovery> discovery_;
 };
 
 }  // namespace anabranch

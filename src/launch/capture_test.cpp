@@ -50,13 +50,18 @@ class CaptureTest : public testing::CudaStepTest {
   std::uint64_t allocate_part(std::uint64_t bytes) {
     return allocate(bytes + 512) / 512 * 512 + 512;
   }
-  Result<CapturedRecording> make(const CaptureDevice& device, const std::vector<CaptureBlock>& with,
-                                 const CaptureOptions& options = {}) {
+  Result<CapturedStep> discover(const CaptureDevice& device,
+                                const std::vector<CaptureBlock>& with) {
     const auto first = CaptureSnapshot::make(device, captures[0].graph);
     const auto second = CaptureSnapshot::make(device, captures[1].graph);
     if (!first.ok()) return first.error();
     if (!second.ok()) return second.error();
-    return CapturedRecording::make(device, *first, *second, with, options);
+    return CapturedStep::discover(device, *first, *second, with);
+  }
+  Result<CapturedRecording> make(const CaptureDevice& device, const std::vector<CaptureBlock>& with,
+                                 const CaptureOptions& options = {}) {
+    const auto step = discover(device, with);
+    return step.ok() ? step->record(options) : step.error();
   }
 
  private:
@@ -90,6 +95,32 @@ TEST_F(CaptureTest, ACapturedStepLaunchesAtItsArguments) {
   EXPECT_GE(counts.held_device_bytes, 2u * (8 + 3 * 8 + sizeof(std::uint64_t) * kNodes));
   EXPECT_EQ(counts.launched_unchanged + counts.launched_from_host + counts.launched_from_device,
             3u);
+}
+
+TEST_F(CaptureTest, AStepThatWasDiscoveredOnceIsRecordedForEachKindOfLaunch) {
+  const CaptureDevice device = open();
+  auto step = discover(device, blocks());
+  ASSERT_TRUE(step.ok()) << step.error().message();
+  EXPECT_EQ(step->unsure(), 0u);
+  EXPECT_CU(d->cuGraphDestroy(captures[1].graph));
+  captures[1].graph = nullptr;
+  std::vector<CapturedRecording> made;
+  for (const std::uint32_t lanes : {1, 4}) {
+    auto recording = step->record({.lanes = lanes});
+    ASSERT_TRUE(recording.ok()) << recording.error().message();
+    made.push_back(*std::move(recording));
+  }
+  destroy_captures();
+  step = Status(Code::kNotRecordable, "gone");  // recordings keep what they need
+  for (std::uint32_t round = 0; round < 6; ++round) {
+    const std::uint64_t in = allocate(kBytes), out = allocate(kBytes);
+    put_words(in, round);
+    const Status queued =
+        anabranch::launch(made[round % 2], std::vector{in, out, allocate_part(1024)}, work_stream);
+    ASSERT_TRUE(queued.ok()) << queued.message();
+    EXPECT_CU(d->cuStreamSynchronize(work_stream));
+    expect_result(out, round);
+  }
 }
 
 TEST_F(CaptureTest, ChecksumsOfMemoryTellWhetherItIsTheSame) {
@@ -218,10 +249,13 @@ TEST_F(CaptureTest, HandlesMayDieOnAnyThreadAndLeaveNothing) {
   auto memory = anabranch::CaptureMemory::make(*device);
   ASSERT_TRUE(memory.ok());
   ASSERT_TRUE(memory->allocate(3 << 20).ok());
-  auto recording = make(*device, blocks());
+  auto step = discover(*device, blocks());
+  ASSERT_TRUE(step.ok());
+  auto recording = step->record();
   ASSERT_TRUE(recording.ok());
   device.reset();
   std::thread([&, mine = *std::move(recording), pages = *std::move(memory)]() mutable {
+    step = Status(Code::kNotRecordable, "gone");
     recording = Status(Code::kNotRecordable, "gone");
     memory = Status(Code::kNotRecordable, "gone");
   }).join();

@@ -132,13 +132,18 @@ class CaptureUse(ctypes.Structure):
     _fields_ = [("address", c_uint64), ("writes", c_uint64)]
 
 
-class CaptureOptions(ctypes.Structure):
-    """How a recording is made; see CaptureOptions and CaptureNotes in capture.h."""
+class CaptureNotes(ctypes.Structure):
+    """What was noted during a capture; see CaptureNotes in capture.h."""
 
-    _fields_ = [("accept_unsure", c_uint32), ("lanes", c_uint32), ("marks", c_void_p),
-                ("of_second", c_uint32), ("blocks_before", c_uint32),
+    _fields_ = [("marks", c_void_p), ("of_second", c_uint32), ("blocks_before", c_uint32),
                 ("works", POINTER(CaptureWork)), ("work_count", c_size_t),
-                ("uses", POINTER(CaptureUse)), ("use_count", c_size_t), ("ahead_bytes", c_uint64),
+                ("uses", POINTER(CaptureUse)), ("use_count", c_size_t)]
+
+
+class CaptureOptions(ctypes.Structure):
+    """How a recording is made; see CaptureOptions in captured_recording.h."""
+
+    _fields_ = [("accept_unsure", c_uint32), ("lanes", c_uint32), ("ahead_bytes", c_uint64),
                 ("mapped_memory", c_uint64)]
 
 
@@ -275,8 +280,11 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "capture_marks_new": (c_void_p, c_void_p),
     "capture_marks_free": (None, c_void_p),
     "capture_mark": (c_int32, c_void_p, c_void_p, c_uint64, POINTER(c_uint32)),
-    "captured_make": (c_void_p, c_void_p, c_void_p, c_void_p, POINTER(CaptureBlock), c_size_t,
-                      POINTER(CaptureOptions)),
+    "captured_step_discover": (c_void_p, c_void_p, c_void_p, c_void_p, POINTER(CaptureBlock),
+                               c_size_t, POINTER(CaptureNotes)),
+    "captured_step_free": (None, c_void_p),
+    "captured_step_unsure": (c_uint32, c_void_p),
+    "captured_step_record": (c_void_p, c_void_p, POINTER(CaptureOptions)),
     "captured_free": (None, c_void_p),
     "captured_slots": (c_size_t, c_void_p, POINTER(CaptureSlot)),
     "captured_parts": (c_size_t, c_void_p, POINTER(c_uint64)),

@@ -13,6 +13,7 @@ from anabranch._core.abi import (
     CaptureBlock,
     CaptureChecksum,
     CaptureCounts,
+    CaptureNotes,
     CaptureOptions,
     CaptureRange,
     CaptureSlot,
@@ -172,8 +173,31 @@ class Noted(NamedTuple):
     works: Sequence[Work]
 
 
+class CapturedStep(Handle):
+    """What two captures of a step have in common: discovered once, recorded as often as need be.
+
+    The second graph may go then, the first one once the last recording has been made.
+    """
+
+    _free = "captured_step_free"
+
+    def __init__(self, device: CaptureDevice, first: CaptureSnapshot, second: CaptureSnapshot,
+                 blocks: Sequence[Block], noted: Noted | None = None) -> None:
+        array = (CaptureBlock * len(blocks))(*[CaptureBlock(*block) for block in blocks])
+        notes = None if noted is None else _notes_of(noted)
+        super().__init__(core.captured_step_discover(
+            device.handle, first.handle, second.handle, array, len(blocks),
+            None if notes is None else ctypes.byref(notes)), device)
+        self.device = device
+
+    @property
+    def unsure(self) -> int:
+        """Words that differ between the captures and are no address."""
+        return core.captured_step_unsure(self.handle)
+
+
 class CapturedRecording(Handle):
-    """A step captured twice, made into a recording. Both graphs are there until it is made.
+    """A recording of a step that was captured twice. The first graph is there until it is made.
 
     With what was noted, nodes that need not wait for one another run on up to ``lanes`` lanes, and
     copies from the host's memory are up to ``ahead_bytes`` ahead of who reads what they bring.
@@ -183,16 +207,11 @@ class CapturedRecording(Handle):
 
     _free = "captured_free"
 
-    def __init__(self, device: CaptureDevice, first: CaptureSnapshot, second: CaptureSnapshot,
-                 blocks: Sequence[Block], accept_unsure: bool = False, noted: Noted | None = None,
-                 lanes: int = 1, ahead_bytes: int = 0, mapped_memory: bool = False) -> None:
-        array = (CaptureBlock * len(blocks))(*[CaptureBlock(*block) for block in blocks])
+    def __init__(self, step: CapturedStep, accept_unsure: bool = False, lanes: int = 1,
+                 ahead_bytes: int = 0, mapped_memory: bool = False) -> None:
         options = CaptureOptions(accept_unsure=accept_unsure, lanes=lanes, ahead_bytes=ahead_bytes,
                                  mapped_memory=mapped_memory)
-        if noted is not None:
-            _add_notes(options, noted)
-        super().__init__(core.captured_make(device.handle, first.handle, second.handle, array,
-                                            len(blocks), ctypes.byref(options)), device)
+        super().__init__(core.captured_step_record(step.handle, ctypes.byref(options)), step.device)
 
     @property
     def slots(self) -> list[Slot]:
@@ -225,12 +244,10 @@ def _ranges(ranges: Sequence[tuple[int, int]]) -> ctypes.Array[CaptureRange]:
     return (CaptureRange * len(ranges))(*[CaptureRange(*each) for each in ranges])
 
 
-def _add_notes(options: CaptureOptions, noted: Noted) -> None:
+def _notes_of(noted: Noted) -> CaptureNotes:
     works = [CaptureWork(work.mark, len(work.accesses), work.has_scratch, work.independent,
                          work.in_turn) for work in noted.works]
     uses = [CaptureUse(*use) for work in noted.works for use in work.accesses]
-    options.marks = noted.marks.handle
-    options.of_second = noted.of_second
-    options.blocks_before = noted.blocks_before
-    options.works, options.work_count = (CaptureWork * len(works))(*works), len(works)
-    options.uses, options.use_count = (CaptureUse * len(uses))(*uses), len(uses)
+    return CaptureNotes(noted.marks.handle, noted.of_second, noted.blocks_before,
+                        (CaptureWork * len(works))(*works), len(works),
+                        (CaptureUse * len(uses))(*uses), len(uses))

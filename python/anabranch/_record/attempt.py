@@ -31,6 +31,7 @@ from anabranch._record.capture.captured import Capture
 from anabranch._record.capture.preallocate import noted_sizes
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors, check_all_tracked
+from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.rng_graph import make_rng_graph
 from anabranch._record.memory.gpu import Meter, empty_cache, free_bytes, give_back, no_limit, taken
@@ -190,35 +191,23 @@ class Attempt:
             return answer, made[0]
         try:
             return self._first_launch(made, meter)
-        except Untrusted:
-            if not self._step.is_noted:
-                raise
+        except Untrusted as error:
+            self._step = _captured_differently(self._step, error, set())
         made.clear()
         self._trial.rewind()
-        self._step = dataclasses.replace(self._step, is_noted=False)
         self._trial.use(self._step)
         return self._first_launch(self._agree.make(lambda: self._make(self._step, meter)), meter)
 
     def _make(self, step: Step, meter: Meter) -> list[StepRecording]:
-        try:
-            return self._make_of(step, meter)
-        except Aliased:
-            return self._make_of(step.joined(), meter)
-        except OtherGraph:
-            if step.is_retried:
-                raise
-            # Torch gives streams out in turn: one that the call made may have been ours, or one of
-            # its own.
-            return self._make(dataclasses.replace(step, is_retried=True), meter)
-        except BrokeWhileNoted:
-            return self._make(dataclasses.replace(step, is_noted=False), meter)
-        except CopiedFromTheCpu:
-            if step.is_compiled:
-                raise
-            return self._make(dataclasses.replace(step, has_constants=True), meter)
-        except BrokeUntold as error:
-            self._spec.why_told = str(error)
-            return self._make(dataclasses.replace(step, is_told=True), meter)
+        """Recordings of ``step``, or of what it becomes where it breaks so; see _RETRIES."""
+        tried: set[type[Exception]] = set()
+        while True:
+            try:
+                return self._make_of(step, meter)
+            except NotRecordable as error:
+                step = _captured_differently(step, error, tried)
+                if isinstance(error, BrokeUntold):
+                    self._spec.why_told = str(error)
 
     def _make_of(self, step: Step, meter: Meter) -> list[StepRecording]:
         """A recording in captured order, and one with more lanes if any kernels can use them.
@@ -254,28 +243,32 @@ class Attempt:
         return [made[0], *(other for other in made[1:] if other.counts.lanes > 1)]
 
     def _made_of(self, step: Step, capture: Capture) -> list[StepRecording]:
-        report, chosen, device = self._spec.report, self._chosen, capture_device(step.device)
-
-        def with_lanes(lanes: int) -> StepRecording:
-            return StepRecording(step, capture, device, chosen.verify, self._saved_from, lanes,
-                                 chosen.ahead_bytes)
-
+        device = capture_device(step.device)
         try:
-            made = [with_lanes(1)]
+            discovered = DiscoveredStep(step, capture, device, self._saved_from)
+            with contextlib.closing(discovered):
+                made = self._made_with_lanes(step, discovered, capture.noted is not None)
         except NativeError as error:
             if error.code == _CAPTURES_DIFFER:
                 raise OtherGraph(str(error)) from error
             raise
-        report.why_in_order = self._why_in_order(step, capture.noted is not None)
-        if capture.noted is not None:
-            try:
-                made.append(with_lanes(chosen.overlap))
-            except NativeError as error:
-                report.why_in_order = str(error)
-                log.warning("anabranch: %s keeps its captured order: %s", self._name, error)
         random = make_rng_graph(capture.first.graph, device, step.stream)
         for recorded in made:
             recorded.random = random
+        return made
+
+    def _made_with_lanes(self, step: Step, discovered: DiscoveredStep,
+                         is_noted: bool) -> list[StepRecording]:
+        report, chosen = self._spec.report, self._chosen
+        made = [StepRecording(step, discovered, chosen.verify, 1, chosen.ahead_bytes)]
+        report.why_in_order = self._why_in_order(step, is_noted)
+        if is_noted:
+            try:
+                made.append(StepRecording(step, discovered, chosen.verify, chosen.overlap,
+                                          chosen.ahead_bytes))
+            except NativeError as error:
+                report.why_in_order = str(error)
+                log.warning("anabranch: %s keeps its captured order: %s", self._name, error)
         return made
 
     def _check_all_was_found(self, step: Step, capture: Capture) -> None:
@@ -378,6 +371,30 @@ class Attempt:
     def close(self) -> None:
         if self._trial is not None:
             self._trial.close()
+
+
+# In what other way a step is captured after it broke so, each at most once; None where in none.
+# Torch gives streams out in turn: one that the call made may have been ours, or one of its own, so
+# that two captures that differ are worth another try as they are.
+_RETRIES: dict[type[Exception], Callable[[Step], Step | None]] = {
+    Aliased: Step.joined,
+    OtherGraph: lambda step: step,
+    BrokeWhileNoted: lambda step: dataclasses.replace(step, is_noted=False),
+    Untrusted: lambda step: dataclasses.replace(step, is_noted=False) if step.is_noted else None,
+    CopiedFromTheCpu: lambda step: (None if step.is_compiled
+                                    else dataclasses.replace(step, has_constants=True)),
+    BrokeUntold: lambda step: dataclasses.replace(step, is_told=True),
+}
+
+
+def _captured_differently(step: Step, why: Exception, tried: set[type[Exception]]) -> Step:
+    """Raises what broke it, where nothing is left to try; ``tried`` is what broke it so far."""
+    retry = None if type(why) in tried else _RETRIES.get(type(why))
+    changed = retry(step) if retry is not None else None
+    if changed is None:
+        raise why
+    tried.add(type(why))
+    return changed
 
 
 def _raising(why: NotRecordable) -> Callable[[], NoReturn]:

@@ -120,11 +120,11 @@ std::vector<CaptureMention> CaptureSnapshot::mentions(std::span<const CaptureRan
   return cuda::find_mentions(*image_, ranges);
 }
 
-Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device,
-                                                  const CaptureSnapshot& first,
-                                                  const CaptureSnapshot& second,
-                                                  std::span<const CaptureBlock> blocks,
-                                                  const CaptureOptions& chosen) {
+Result<CapturedStep> CapturedStep::discover(const CaptureDevice& device,
+                                            const CaptureSnapshot& first,
+                                            const CaptureSnapshot& second,
+                                            std::span<const CaptureBlock> blocks,
+                                            const CaptureNotes* with) {
   const auto& on = device.cuda_device();
   const cuda::ContextScope current(*on);
   if (!current.status().ok()) return current.status();
@@ -135,26 +135,34 @@ Result<CapturedRecording> CapturedRecording::make(const CaptureDevice& device,
     in_second.push_back({block.second_address, block.bytes});
     kinds.push_back(kind_of(block));
   }
-  const cuda::DiscoverOptions discover{on->device_code(), on->why_tensor_maps_are_opaque()};
-  cuda::CudaRecordOptions options;
-  options.device_code = on->device_code();
-  options.accept_unsure = chosen.accept_unsure;
-  options.lanes = chosen.lanes;
-  options.ahead_bytes = chosen.ahead_bytes;
-  options.mapped_memory = chosen.mapped_memory;
-  const auto notes = notes_of(chosen.notes);
+  const auto notes = notes_of(with);
   const auto capture_of = [&](const CaptureSnapshot& of,
                               std::span<const cuda::CaptureAllocation> allocations, bool is_noted) {
     return cuda::Capture{static_cast<cuda::CuGraph>(of.graph()), allocations, &of.image(),
                          is_noted ? &*notes : nullptr};
   };
-  const auto discovery = cuda::discover(
-      on->driver(), capture_of(first, in_first, notes && !chosen.notes->of_second),
-      capture_of(second, in_second, notes && chosen.notes->of_second), kinds, discover);
-  if (!discovery.ok()) return discovery.error();
-  auto recording = cuda::make_recording(on->driver(), *discovery, options);
+  auto found = cuda::discover(on->driver(), capture_of(first, in_first, with && !with->of_second),
+                              capture_of(second, in_second, with && with->of_second), kinds,
+                              {on->device_code(), on->why_tensor_maps_are_opaque()});
+  if (!found.ok()) return found.error();
+  auto kept = std::make_shared<const cuda::Discovery>(*std::move(found));
+  return CapturedStep(on, kept_with(on, std::move(kept)));
+}
+
+std::uint32_t CapturedStep::unsure() const { return discovery_->unsure; }
+
+Result<CapturedRecording> CapturedStep::record(const CaptureOptions& chosen) const {
+  const cuda::ContextScope current(*device_);
+  if (!current.status().ok()) return current.status();
+  cuda::CudaRecordOptions options;
+  options.device_code = device_->device_code();
+  options.accept_unsure = chosen.accept_unsure;
+  options.lanes = chosen.lanes;
+  options.ahead_bytes = chosen.ahead_bytes;
+  options.mapped_memory = chosen.mapped_memory;
+  auto recording = cuda::make_recording(device_->driver(), *discovery_, options);
   if (!recording.ok()) return recording.error();
-  return CapturedRecording(on, kept_with(on, *std::move(recording)));
+  return CapturedRecording(device_, kept_with(device_, *std::move(recording)));
 }
 
 std::vector<CaptureSlot> CapturedRecording::slots() const {

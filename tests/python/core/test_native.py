@@ -17,8 +17,7 @@ import pytest
 from anabranch import errors
 from anabranch._core import abi
 from anabranch._core import record as core_record
-from anabranch._core.abi import CaptureOptions
-from anabranch._core.capture import Noted, Work, _add_notes
+from anabranch._core.capture import Noted, Work, _notes_of
 from anabranch._core.device import Device
 from anabranch._core.library import NativeError, last_error, native_error
 from anabranch._core.program import (
@@ -388,7 +387,7 @@ def test_a_missing_library_tells_where_it_was_looked_for(run_python, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["CaptureBlock", "CaptureSlot", "CaptureCounts", "CaptureWork",
-                                  "CaptureUse", "CaptureOptions"])
+                                  "CaptureUse", "CaptureNotes", "CaptureOptions"])
 def test_what_is_told_of_captures_is_laid_out_as_in_the_header(name):
     header = Path(__file__).parents[3].joinpath("bridge", "anabranch_c.h").read_text()
     body = re.search(rf"typedef struct Anabranch{name} {{(.*?)}} Anabranch{name};", header, re.S)[1]
@@ -403,12 +402,11 @@ def test_notes_of_a_capture_are_handed_over_as_they_were_taken():
     works = [Work(3, ((64, True), (128, False)), True),
              Work(5, ((192, True),), False, independent=True),
              Work(6, (), False, in_turn=True)]
-    options = CaptureOptions()
     marks = SimpleNamespace(handle=ctypes.c_void_p(7))
-    _add_notes(options, Noted(marks, True, 2, works))
-    assert (options.marks, options.of_second, options.blocks_before) == (7, 1, 2)
-    given = [options.works[i] for i in range(options.work_count)]
+    notes = _notes_of(Noted(marks, True, 2, works))
+    assert (notes.marks, notes.of_second, notes.blocks_before) == (7, 1, 2)
+    given = [notes.works[i] for i in range(notes.work_count)]
     assert [(work.mark, work.uses, work.has_scratch, work.independent, work.in_turn)
             for work in given] == [(3, 2, 1, 0, 0), (5, 1, 0, 1, 0), (6, 0, 0, 0, 1)]
-    uses = [options.uses[i] for i in range(options.use_count)]
+    uses = [notes.uses[i] for i in range(notes.use_count)]
     assert [(use.address, use.writes) for use in uses] == [(64, 1), (128, 0), (192, 1)]

@@ -7,14 +7,13 @@ import sys
 
 import pytest
 import torch
-from test_recorded_launch import COUNT, aligned, step_of  # noqa: F401
+from test_recorded_launch import COUNT, aligned, recording_of, step_of  # noqa: F401
 from torch import Tensor, nn
 
 import anabranch
 from anabranch._record import recorded_callable
 from anabranch._record import recorder as recorder_module
 from anabranch._record.capture.pytree import flatten
-from anabranch._record.launch import recording
 
 PACKAGE = anabranch.__path__[0]
 MOST_FRAMES = 25
@@ -27,7 +26,7 @@ def training(monkeypatch, step_of):  # noqa: F811
     captured_step, capture = step_of
     capture.first.result = capture.first.result[:1]
     [_], capture.first.shape = flatten([0])
-    made = recording.StepRecording(captured_step, capture, None, True)
+    made = recording_of(captured_step, capture)
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
     monkeypatch.setattr(recorded_callable, "_has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

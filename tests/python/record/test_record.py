@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_unflatten
 
 import anabranch
 from anabranch import _compat, config
+from anabranch._compat import modes as _modes
 from anabranch._compile import backend
 from anabranch._compile import report as report_module
 from anabranch._compile.cuts import Cuts
@@ -22,7 +23,6 @@ from anabranch._record.capture.step import Fresh
 from anabranch._record.launch.output_buffers import OutputBuffers
 from anabranch._record.launch.saved_blocks import SavedBlocks
 from anabranch._record.recorded_callable import RecordedCallable, record
-from anabranch._compat import modes as _modes
 from anabranch._record.specialization import Specialization
 from anabranch._record.state import state as state_module
 from anabranch._record.state.state import State

@@ -24,7 +24,10 @@ from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.stand_ins import StandIns, one_at_a_time, wait_for_captures
 from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Step
-from anabranch._record.launch import recording
+from anabranch._record.launch import discovered
+from anabranch._record.launch import recording as recording_module
+from anabranch._record.launch.discovered import DiscoveredStep
+from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import InBlocks, InputPlaces, opened
 from anabranch._record.specialization import BoundState, Specialization
 from anabranch._record.state import state as state_module
@@ -68,13 +71,18 @@ def aligned(values, off=0):
     return made.copy_(values)
 
 
+def recording_of(step, capture, saved_from=None):
+    return StepRecording(step, DiscoveredStep(step, capture, None, saved_from), True)
+
+
 @pytest.fixture
 def step_of(monkeypatch):
     """The step and what its captures found."""
     monkeypatch.setattr(_compat, "empty_strided_cuda", _compat.empty_strided_cpu)
     monkeypatch.setattr(_compat, "current_device", lambda: 0)
     monkeypatch.setattr(_compat, "current_stream", lambda device: 7)
-    monkeypatch.setattr(recording, "CapturedRecording", OnTheCpu)
+    monkeypatch.setattr(discovered, "CapturedStep", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(discovered, "CapturedRecording", OnTheCpu)
     x, w = aligned(torch.ones(COUNT)), aligned(torch.ones(COUNT))
     step = Step(lambda leaves: None, [x], [0], [x, w], units_of([x, w]), 0, [w], 0, None)
     if step.units[0].members[0][0] == 1:  # units come by address: the first shall be x
@@ -97,7 +105,7 @@ def step_of(monkeypatch):
 @pytest.fixture
 def recorded(step_of):
     step, capture = step_of
-    return recording.StepRecording(step, capture, None, True)
+    return recording_of(step, capture)
 
 
 def test_a_launch_answers_fresh_tensors_views_and_what_it_was_given(recorded):
@@ -123,7 +131,7 @@ def test_a_launch_answers_objects_like_those_it_captured_and_those_that_there_ar
     y, rows = (Fresh(0, 0, *layout, torch.float32) for layout in (((COUNT,), (1,)), ((4, 4), (4, 1))))
     capture.first.result = [y, Held(3), rows, Constant("text"), Held(8)]
     capture.first.shape = shape
-    recorded = recording.StepRecording(step, capture, None, True)
+    recorded = recording_of(step, capture)
     assert recorded.objects == [3, 8]
     answers = []
     for seed in range(3):
@@ -154,7 +162,7 @@ class Saving(OnTheCpu):
 def saving(step_of, monkeypatch):
     """A forward's recording, and a backward's that multiplies two of its three inputs and adds
     1."""
-    monkeypatch.setattr(recording, "CapturedRecording", Saving)
+    monkeypatch.setattr(discovered, "CapturedRecording", Saving)
     step, capture = step_of
     row = ((COUNT,), (1,), torch.float32)
     capture.first.result = [Fresh(0, 0, *row), Alias(0, None), Fresh(1, 0, *row), Fresh(2, 0, *row),
@@ -163,12 +171,12 @@ def saving(step_of, monkeypatch):
     capture.first.gradients, capture.first.mutated = {}, []
     capture.blocks += [Block(0, 0, 4 * COUNT, False)] * 2
     capture.allocations *= 3
-    forward = recording.StepRecording(step, capture, None, True, saved_from=2)
-    monkeypatch.setattr(recording, "CapturedRecording", OnTheCpu)
+    forward = recording_of(step, capture, saved_from=2)
+    monkeypatch.setattr(discovered, "CapturedRecording", OnTheCpu)
     capture.blocks, capture.allocations = capture.blocks[:3], capture.allocations[:1]
     capture.first.result = [Fresh(0, 0, *row)]
     [_], capture.first.shape = flatten([[0]])
-    return forward, recording.StepRecording(step, capture, None, True), (step, capture)
+    return forward, recording_of(step, capture), (step, capture)
 
 
 def test_what_a_launch_saves_is_answered_in_the_block_that_it_lies_in(saving):
@@ -198,11 +206,11 @@ def test_a_launch_is_given_blocks_where_it_takes_nothing_but_addresses(saving):
     [answer] = backward.launch([product, total], [], offsets=offsets)
     assert torch.equal(answer, x * w * (x + w) + 1)
     capture.first.mutated = [1]
-    assert recording.StepRecording(step, capture, None, True).offsets(places, [0, 2]) is None
+    assert recording_of(step, capture).offsets(places, [0, 2]) is None
     capture.first.mutated = []
     capture.first.result.append(Alias(0, None))
     [_], capture.first.shape = flatten([[0, 1]])
-    assert recording.StepRecording(step, capture, None, True).offsets(places, [0, 2]) is None
+    assert recording_of(step, capture).offsets(places, [0, 2]) is None
 
 
 def test_a_call_that_is_given_blocks_opens_them_where_it_cannot_be_launched_at_them(saving):
@@ -233,9 +241,9 @@ def test_a_graph_that_names_memory_twice_is_told_from_one_that_names_it_once(ste
         aliased = dataclasses.replace(step, units=[step.units[0], shared])
         if is_named_twice:
             with pytest.raises(refusals.Aliased):
-                recording.StepRecording(aliased, capture, None, True)
+                recording_of(aliased, capture)
         else:
-            recording.StepRecording(aliased, capture, None, True)
+            recording_of(aliased, capture)
     assert len(step.joined().units) == 2  # which do not overlap
 
 
@@ -269,7 +277,7 @@ def test_addresses_are_read_again_when_a_capture_had_stand_ins_in_their_place(
     thread.start()
     assert swapped.wait(60) and w.data_ptr() == stand_in.data_ptr()
     wait = wait_for_captures
-    monkeypatch.setattr(recording, "wait_for_captures", lambda: (held.set(), wait()))
+    monkeypatch.setattr(recording_module, "wait_for_captures", lambda: (held.set(), wait()))
     answer = recorded.launch([x, w], [w])
     thread.join()
     assert w.data_ptr() == real.data_ptr()

@@ -51,7 +51,7 @@ def racing(monkeypatch):
     monkeypatch.setattr(attempt, "capture_device", lambda ordinal: None)
     monkeypatch.setattr(attempt, "capture_twice",
                         lambda step, device: SimpleNamespace(noted=None, close=close))
-    monkeypatch.setattr(attempt, "StepRecording", refuse)
+    monkeypatch.setattr(attempt, "DiscoveredStep", refuse)
     return recorder
 
 

@@ -86,6 +86,11 @@ class Launched:
         return True
 
 
+def no_discovery(*_):
+    """In the place of DiscoveredStep, under recordings that are stood in for themselves."""
+    return SimpleNamespace(close=lambda: None)
+
+
 class StandIn:
     """Counts what recordings allocate by what each is for, and lets the n-th fail (``fail_at``)."""
 
@@ -117,6 +122,7 @@ class StandIn:
         monkeypatch.setattr(attempt, "make_rng_graph", lambda graph, device, stream: None)
         monkeypatch.setattr(attempt, "check_all_tracked", lambda step, capture, device: None)
         monkeypatch.setattr(attempt, "capture_twice", self._capture)
+        monkeypatch.setattr(attempt, "DiscoveredStep", no_discovery)
         monkeypatch.setattr(attempt, "StepRecording", self._made)
 
     def _count(self, monkeypatch, module, name):
@@ -140,6 +146,6 @@ class StandIn:
             self.take(f"the {number} capture")
         return SimpleNamespace(noted=None, close=lambda: None, first=SimpleNamespace(graph=None))
 
-    def _made(self, step, capture, device, verify, saved_from, lanes, ahead_bytes):
+    def _made(self, step, discovered, verify, lanes, ahead_bytes):
         self.take("an executable")
         return Launched(self, step, lanes)

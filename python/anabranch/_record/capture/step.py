@@ -87,7 +87,6 @@ class Step:
     objects: Sequence[Any] = ()  # that it finds: it may answer one
     on_cpu: Sequence[Tensor] = ()  # at whose changes its signature looks
     has_constants: bool = False  # that it makes on the CPU and copies
-    is_retried: bool = False  # its captures have differed once
     ahead: Sequence[int] = ()  # bytes of blocks that captures shall find
 
     def joined(self) -> Step:

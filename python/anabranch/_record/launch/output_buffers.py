@@ -38,10 +38,10 @@ View = tuple[Sequence[int], Sequence[int], int]  # sizes, strides, elements to b
 
 
 class OutputBuffers:
-    """``rooms[of[allocation]]`` is what a launch has in place of an allocation of the capture.
+    """``buffers[of[allocation]]`` is what a launch has in place of an allocation of the capture.
 
     ``answers`` are views of the allocations, whose sizes in bytes are ``sizes``; those in
-    ``together`` are used for nothing but tensors that are freed together. The rooms that are in
+    ``together`` are used for nothing but tensors that are freed together. The buffers that are in
     ``alone`` come first: each is a base, and so is each block behind them.
     """
 
@@ -50,13 +50,13 @@ class OutputBuffers:
         views: dict[int, list[Fresh]] = {}
         for answer in answers:
             views.setdefault(answer.allocation, []).append(answer)
-        made = {allocation: _room(some, sizes[allocation]) for allocation, some in views.items()}
+        made = {allocation: _buffer(some, sizes[allocation]) for allocation, some in views.items()}
         small = [allocation for allocation in made
                  if allocation in together and 0 < sizes[allocation] <= _SMALL_BYTES]
         small.sort(key=lambda allocation: str(made[allocation].dtype))
         alone = [allocation for allocation in made if allocation not in set(small)]
         self.of = {allocation: i for i, allocation in enumerate([*alone, *small])}
-        self.rooms = [made[allocation] for allocation in self.of]
+        self.buffers = [made[allocation] for allocation in self.of]
         self.alone = len(alone)
         self._bases = [made[allocation] for allocation in alone]
         self._views: list[tuple[int, View]] = []  # base, and where in it, of those behind these
@@ -66,11 +66,12 @@ class OutputBuffers:
     def _share(self, dtype: torch.dtype, parts: Sequence[tuple[OutputBuffer, int]]) -> None:
         """Blocks of one type, filled one after the other."""
         end = 0
-        for i, (room, size) in enumerate(parts):
+        for i, (buffer, size) in enumerate(parts):
             if i and end + size > _BLOCK_BYTES:
                 self._bases.append(OutputBuffer((end // dtype.itemsize,), (1,), dtype))
                 end = 0
-            self._views.append((len(self._bases), (room.shape, room.stride, end // dtype.itemsize)))
+            at = (buffer.shape, buffer.stride, end // dtype.itemsize)
+            self._views.append((len(self._bases), at))
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         self._bases.append(OutputBuffer((end // dtype.itemsize,), (1,), dtype))
 
@@ -82,24 +83,24 @@ class OutputBuffers:
     def size_bytes(self) -> int:
         return sum(reach(base.shape, base.stride) * base.dtype.itemsize for base in self._bases)
 
-    def place(self, room: int) -> tuple[int, int]:
+    def place(self, buffer: int) -> tuple[int, int]:
         """Its base, and at which byte of that it begins."""
-        if room < self.alone:
-            return room, 0
-        base, (_, _, offset) = self._views[room - self.alone]
+        if buffer < self.alone:
+            return buffer, 0
+        base, (_, _, offset) = self._views[buffer - self.alone]
         return base, offset * self._bases[base].dtype.itemsize
 
     def in_block(self, allocation: int) -> tuple[int, int] | None:
         """The same of an allocation of the capture, if it lies in a block."""
-        room = self.of[allocation]
-        return self.place(room) if room >= self.alone else None
+        buffer = self.of[allocation]
+        return self.place(buffer) if buffer >= self.alone else None
 
     def allocate(self) -> list[Tensor]:
         """The bases, on the current device."""
         return list(itertools.starmap(_compat.empty_strided_cuda, self._bases))
 
     def tensors(self, bases: Sequence[Tensor]) -> list[Tensor]:
-        """One a room."""
+        """One a buffer."""
         if not self._views:
             return list(bases)
         return [*bases[:self.alone], *(_compat.reinterpret_tensor(bases[base], *view)
@@ -122,7 +123,7 @@ def part_of(base: Tensor, offset_bytes: int, shape: Sequence[int], stride: Seque
     return view_at(base, offset_bytes, shape, stride, dtype)
 
 
-def _room(views: Sequence[Fresh], size: int) -> OutputBuffer:
+def _buffer(views: Sequence[Fresh], size: int) -> OutputBuffer:
     """Itself, where one view fills it; else flat, of the views' type where they have one."""
     view = views[0]
     fills = view.offset_bytes == 0 and all(other == view for other in views) \

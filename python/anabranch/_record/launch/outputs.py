@@ -61,9 +61,9 @@ class LeafBuilder:
     """From what a leaf is to a function that makes it in each launch. Behind the tensors that a
     launch is given stand those of the step's objects that it answers."""
 
-    def __init__(self, rooms: OutputBuffers, objects: Sequence[int] = ()) -> None:
-        self._rooms = rooms
-        self._fresh = len(rooms.rooms)
+    def __init__(self, buffers: OutputBuffers, objects: Sequence[int] = ()) -> None:
+        self._buffers = buffers
+        self._fresh = len(buffers.buffers)
         self._objects = {index: i - len(objects) for i, index in enumerate(objects)}
 
     def whole(self, leaf: Any) -> int | None:
@@ -71,12 +71,12 @@ class LeafBuilder:
         if isinstance(leaf, Alias) and leaf.view is None:
             return self._fresh + leaf.tensor
         if isinstance(leaf, Fresh) and leaf.allocation >= 0 and self._fills(leaf):
-            return self._rooms.of[leaf.allocation]
+            return self._buffers.of[leaf.allocation]
         return None
 
     def _fills(self, leaf: Fresh) -> bool:
-        room = self._rooms.rooms[self._rooms.of[leaf.allocation]]
-        return room == OutputBuffer(leaf.shape, leaf.stride, leaf.dtype)
+        buffer = self._buffers.buffers[self._buffers.of[leaf.allocation]]
+        return buffer == OutputBuffer(leaf.shape, leaf.stride, leaf.dtype)
 
     def part(self, leaf: Any) -> Build:
         if isinstance(leaf, Constant):
@@ -91,11 +91,11 @@ class LeafBuilder:
         if leaf.allocation < 0:
             return lambda given, fresh: _compat.empty_strided_cuda(leaf.shape, leaf.stride,
                                                                    leaf.dtype)
-        room = self._rooms.of[leaf.allocation]
+        buffer = self._buffers.of[leaf.allocation]
         if self._fills(leaf):
-            return lambda given, fresh: fresh[room]
+            return lambda given, fresh: fresh[buffer]
         at = leaf.offset_bytes, leaf.shape, leaf.stride, leaf.dtype
-        return lambda given, fresh: part_of(fresh[room], *at)
+        return lambda given, fresh: part_of(fresh[buffer], *at)
 
     @staticmethod
     def _alias(leaf: Alias) -> Build:
@@ -117,13 +117,13 @@ class LeafBuilder:
 
 
 class BlockLeafBuilder(LeafBuilder):
-    """Where a launch has bases in the rooms' place. What lies in a block is that."""
+    """Where a launch has bases in the buffers' place. What lies in a block is that."""
 
-    def __init__(self, rooms: OutputBuffers, objects: Sequence[int]) -> None:
-        super().__init__(rooms, objects)
-        self._fresh = rooms.bases
+    def __init__(self, buffers: OutputBuffers, objects: Sequence[int]) -> None:
+        super().__init__(buffers, objects)
+        self._fresh = buffers.bases
 
     def whole(self, leaf: Any) -> int | None:
-        at = self._rooms.in_block(leaf.allocation) \
+        at = self._buffers.in_block(leaf.allocation) \
             if isinstance(leaf, Fresh) and leaf.allocation >= 0 else None
         return super().whole(leaf) if at is None else at[0]

@@ -20,11 +20,10 @@ from torch import Tensor
 
 from anabranch import _compat
 from anabranch._core.abi import CaptureCounts
-from anabranch._core.capture import Block, CaptureDevice, CapturedRecording
-from anabranch._record.capture.captured import Capture, Captured
+from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Alias, Fresh, Held, Step, Wrapped
-from anabranch._record.launch.output_buffers import OutputBuffers
+from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, OutputBuilder, picker
 from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces
 from anabranch._record.refusals import Aliased
@@ -37,45 +36,45 @@ class StepRecording:
     """The recording of a step on one device.
 
     ``step`` is not kept: what a launch needs of it is where the given tensors are found, which the
-    caller knows. Results from ``saved_from`` on are freed together, whoever gets them. Where the
-    capture was noted, kernels that may run side by side have up to ``lanes`` lanes for it, and
-    copies from the host's memory may be ``ahead_bytes`` ahead. Raises Aliased where the kernels
-    name two units that share memory.
+    caller knows. Where the capture was noted, kernels that may run side by side have up to
+    ``lanes`` lanes for it, and copies from the host's memory may be ``ahead_bytes`` ahead. Raises
+    Aliased where the kernels name two units that share memory.
     """
 
-    def __init__(self, step: Step, capture: Capture, device: CaptureDevice, accept_unsure: bool,
-                 saved_from: int | None = None, lanes: int = 1, ahead_bytes: int = 0) -> None:
+    def __init__(self, step: Step, discovered: DiscoveredStep, accept_unsure: bool, lanes: int = 1,
+                 ahead_bytes: int = 0) -> None:
         self.ahead_bytes = ahead_bytes
         self._device = step.device
-        self._rooms = _rooms_of(capture, saved_from)
-        self._recording, self._other = _record(
-            capture, _blocks_of(step, capture, self._rooms), device, accept_unsure, lanes,
-            ahead_bytes)
+        self._buffers = discovered.buffers
+        self._recording = discovered.record(accept_unsure, lanes, ahead_bytes)
+        # Side by side nothing else is read than in captured order, which has been verified then.
+        is_unsure = self._recording.counts.unsure and lanes == 1
+        self._other = discovered.record_exchanged() if is_unsure else None
         self._alignments: list[tuple[int, int]] = []  # of given tensors
         self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
-        named_rooms = self._name_slots(step)
+        named_buffers = self._name_slots(step)
         self.has_overlaps = bool(self._together)
         self._given_slots = picker([index for index, _ in self._alignments])
-        places = [self._rooms.place(room) for room in named_rooms]
-        self._room_slots = picker([base for base, _ in places])
-        self._room_offsets = [offset for _, offset in places]
-        self.slot_count = len(self._alignments) + len(named_rooms)
+        places = [self._buffers.place(buffer) for buffer in named_buffers]
+        self._buffer_slots = picker([base for base, _ in places])
+        self._buffer_offsets = [offset for _, offset in places]
+        self.slot_count = len(self._alignments) + len(named_buffers)
         self._parts = [((size,), (1,), torch.uint8) for size in self._recording.parts]
         self._pack = struct.Struct(f"{self.slot_count + len(self._parts)}Q").pack
-        first = capture.first
+        first = discovered.first
         # Of the step's objects, those that it answers.
         self.objects = sorted({part.index for part in first.result if isinstance(part, Held)})
-        build = LeafBuilder(self._rooms, self.objects)
+        build = LeafBuilder(self._buffers, self.objects)
         assert first.shape is not None
         self._result = OutputBuilder(first.result, first.shape, build)
         # Of what is saved in blocks, if anything is; see saved_blocks.py.
         self.layout = self._layout_in_blocks(first.result) if self._result.is_flat else None
         self._result_in_blocks = self._result if self.layout is None else OutputBuilder(
-            first.result, first.shape, BlockLeafBuilder(self._rooms, self.objects))
+            first.result, first.shape, BlockLeafBuilder(self._buffers, self.objects))
         self._slot_offsets: dict[InputPlaces, tuple[int, ...] | None] = {}
         self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()]
         self._mutated, self._pick_mutated = first.mutated, picker(first.mutated)
-        self.undefined = self._unwritten(first, named_rooms)
+        self.undefined = self._unwritten(first, named_buffers)
         aliases = [part.tensor for part in (*first.result, *first.gradients.values())
                    if isinstance(part, Alias)]
         self.needs_gradients = any(index >= step.own for index in (
@@ -90,12 +89,12 @@ class StepRecording:
         self.random: torch.cuda.CUDAGraph | None = None
 
     def _name_slots(self, step: Step) -> list[int]:
-        """Which given tensors the slots are, that come first, and which rooms."""
+        """Which given tensors the slots are, that come first, and which buffers."""
         given = len(step.units)
-        named_units, named_rooms = [], []
+        named_units, named_buffers = [], []
         for slot in self._recording.slots:
             if slot.block >= given:
-                named_rooms.append(self._rooms.of[slot.block - given])
+                named_buffers.append(self._buffers.of[slot.block - given])
                 continue
             unit = step.units[slot.block]
             named_units.append(unit)
@@ -104,7 +103,7 @@ class StepRecording:
                                for other, offset in unit.members[1:]]
         if units_overlap(named_units):
             raise Aliased("it uses a tensor both as an argument and as its own")
-        return named_rooms
+        return named_buffers
 
     def _layout_in_blocks(self, results: Sequence[Any]) -> BlockLayout | None:
         places = {}
@@ -112,7 +111,7 @@ class StepRecording:
             if isinstance(part, Wrapped):
                 return None
             if isinstance(part, Fresh) and part.allocation >= 0:
-                at = self._rooms.in_block(part.allocation)
+                at = self._buffers.in_block(part.allocation)
                 if at is not None:
                     places[i] = BlockPlace(at[0], at[1] + part.offset_bytes, part.shape,
                                            part.stride, part.dtype)
@@ -130,13 +129,13 @@ class StepRecording:
                 [at[index] for index, _ in self._alignments])
         return self._slot_offsets[places]
 
-    def _unwritten(self, first: Captured, named_rooms: Sequence[int]) -> set[str]:
+    def _unwritten(self, first: Captured, named_buffers: Sequence[int]) -> set[str]:
         """What is answered of memory that no kernel names."""
         parts = [*((f"result {i}", part) for i, part in enumerate(first.result)),
                  *((f"gradient {i}", part) for i, part in first.gradients.items())]
         return {name for name, part in parts
                 if isinstance(part, Fresh) and part.allocation >= 0
-                and self._rooms.of[part.allocation] not in named_rooms}
+                and self._buffers.of[part.allocation] not in named_buffers}
 
     @property
     def counts(self) -> CaptureCounts:
@@ -167,13 +166,13 @@ class StepRecording:
     @property
     def launch_bytes(self) -> int:
         """What a launch allocates: its arena, and what it answers."""
-        return self.counts.arena_bytes + self._rooms.size_bytes
+        return self.counts.arena_bytes + self._buffers.size_bytes
 
     def reserve(self) -> None:
         """Allocates what a launch does, and lets go of it: torch's errors where that cannot be
         had."""
         with torch.cuda.device(self._device):
-            _ = self._rooms.allocate(), list(
+            _ = self._buffers.allocate(), list(
                 itertools.starmap(_compat.empty_strided_cuda, self._parts))
 
     def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
@@ -190,7 +189,7 @@ class StepRecording:
                 return self.launch(given, parameters, objects, poison, at, offsets, in_blocks)
         for index in self._cleared:
             parameters[index].grad = None
-        fresh = self._rooms.allocate()
+        fresh = self._buffers.allocate()
         parts = list(itertools.starmap(_compat.empty_strided_cuda, self._parts))
         if poison is not None:
             for tensor in (*fresh, *parts):
@@ -203,7 +202,7 @@ class StepRecording:
             assert self.layout is not None
             self.layout.sign(fresh)
         else:
-            fresh = self._rooms.tensors(fresh)
+            fresh = self._buffers.tensors(fresh)
         for index, build in self._gradients:
             parameters[index].grad = build(given, fresh)
         if self._mutated:
@@ -220,8 +219,8 @@ class StepRecording:
                 parts: Sequence[Tensor]) -> bytes:
         """One address a slot, and one a part of the arena. While another thread captures, tensors
         may have stand-ins' memory."""
-        rooms: Any = self._room_slots(list(map(_address, bases)))
-        fresh = [*map(operator.add, rooms, self._room_offsets), *map(_address, parts)]
+        buffers: Any = self._buffer_slots(list(map(_address, bases)))
+        fresh = [*map(operator.add, buffers, self._buffer_offsets), *map(_address, parts)]
         while True:
             before = Swaps.count
             at = map(_address, self._given_slots(given))
@@ -229,47 +228,3 @@ class StepRecording:
             if before == Swaps.count and before % 2 == 0:
                 return addresses
             wait_for_captures()
-
-
-def _rooms_of(capture: Capture, saved_from: int | None) -> OutputBuffers:
-    first = capture.first
-    answers = _fresh_in([*first.result, *first.gradients.values()])
-    others = _fresh_in([*first.result[:saved_from], *first.gradients.values()])
-    return OutputBuffers(answers, capture.allocations, {part.allocation for part in answers}
-                         - {part.allocation for part in others})
-
-
-def _blocks_of(step: Step, capture: Capture, rooms: OutputBuffers) -> list[Block]:
-    """Those of the capture; what is answered is given, as the tensors of the step are, and fresh:
-    each launch allocates it, so that temporaries may lie there until it is used."""
-    first_room = len(step.units)
-    return [block._replace(given=True, fresh=True) if i - first_room in rooms.of else block
-            for i, block in enumerate(capture.blocks)]
-
-
-def _record(capture: Capture, blocks: Sequence[Block], device: CaptureDevice, accept_unsure: bool,
-            lanes: int, ahead_bytes: int) -> tuple[CapturedRecording, CapturedRecording | None]:
-    """Of the first capture, and of the other one if there are words of which one cannot know what
-    they are: nothing reads such a word where launches of both give the same. Side by side nothing
-    else is read than in captured order, which has been verified then."""
-    one, two, noted = capture.first.snapshot, capture.second.snapshot, capture.noted
-    assert one is not None and two is not None
-    made = CapturedRecording(device, one, two, blocks, accept_unsure, noted, lanes, ahead_bytes,
-                             capture.is_mapped)
-    if not made.counts.unsure or lanes != 1:
-        return made, None
-    exchanged = [block._replace(first_address=block.second_address,
-                                second_address=block.first_address) for block in blocks]
-    return made, CapturedRecording(device, two, one, exchanged, True,
-                                   noted and noted._replace(of_second=True),
-                                   mapped_memory=capture.is_mapped)
-
-
-def _fresh_in(parts: Sequence[Any]) -> list[Fresh]:
-    found = []
-    for part in parts:
-        if isinstance(part, Fresh) and part.allocation >= 0:
-            found.append(part)
-        elif isinstance(part, Wrapped):
-            found += _fresh_in(part.parts)
-    return found

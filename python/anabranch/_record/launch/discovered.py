@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both captures of a step have in common: discovered once, recorded as often as need be.
+
+Threads: one at a time. Failure: NativeError, with E0309 where the captures differ in more than
+addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from anabranch._core.capture import Block, CaptureDevice, CapturedRecording, CapturedStep
+from anabranch._record.capture.captured import Capture
+from anabranch._record.capture.step import Fresh, Step, Wrapped
+from anabranch._record.launch.output_buffers import OutputBuffers
+
+
+class DiscoveredStep:
+    """``first`` is the capture that recordings launch, ``buffers`` what a launch of one allocates
+    for what it answers. Results from ``saved_from`` on are freed together, whoever gets them. The
+    captures stay open until the last recording has been made; close() before them."""
+
+    def __init__(self, step: Step, capture: Capture, device: CaptureDevice,
+                 saved_from: int | None = None) -> None:
+        self.first = capture.first
+        self.buffers = _buffers_of(capture, saved_from)
+        self._capture, self._device = capture, device
+        self._blocks = _blocks_of(step, capture, self.buffers)
+        self._step = self._discover()
+
+    def record(self, accept_unsure: bool, lanes: int = 1, ahead_bytes: int = 0,
+               ) -> CapturedRecording:
+        return CapturedRecording(self._step, accept_unsure, lanes, ahead_bytes,
+                                 self._capture.is_mapped)
+
+    def record_exchanged(self) -> CapturedRecording:
+        """Of the other capture, in captured order. A word of which one cannot know what it is
+        differs between the two: nothing reads it where launches of both give the same."""
+        step = self._discover(is_exchanged=True)
+        made = CapturedRecording(step, True, mapped_memory=self._capture.is_mapped)
+        step.close()
+        return made
+
+    def _discover(self, is_exchanged: bool = False) -> CapturedStep:
+        capture, blocks, noted = self._capture, self._blocks, self._capture.noted
+        one, two = capture.first.snapshot, capture.second.snapshot
+        if is_exchanged:
+            one, two = two, one
+            blocks = [block._replace(first_address=block.second_address,
+                                     second_address=block.first_address) for block in blocks]
+            noted = noted and noted._replace(of_second=True)
+        assert one is not None and two is not None
+        return CapturedStep(self._device, one, two, blocks, noted)
+
+    def close(self) -> None:
+        self._step.close()
+
+
+def _buffers_of(capture: Capture, saved_from: int | None) -> OutputBuffers:
+    first = capture.first
+    answers = _fresh_in([*first.result, *first.gradients.values()])
+    others = _fresh_in([*first.result[:saved_from], *first.gradients.values()])
+    return OutputBuffers(answers, capture.allocations, {part.allocation for part in answers}
+                         - {part.allocation for part in others})
+
+
+def _blocks_of(step: Step, capture: Capture, buffers: OutputBuffers) -> list[Block]:
+    """Those of the capture; what is answered is given, as the tensors of the step are, and fresh:
+    each launch allocates it, so that temporaries may lie there until it is used."""
+    given = len(step.units)
+    return [block._replace(given=True, fresh=True) if i - given in buffers.of else block
+            for i, block in enumerate(capture.blocks)]
+
+
+def _fresh_in(parts: Sequence[Any]) -> list[Fresh]:
+    found = []
+    for part in parts:
+        if isinstance(part, Fresh) and part.allocation >= 0:
+            found.append(part)
+        elif isinstance(part, Wrapped):
+            found += _fresh_in(part.parts)
+    return found
