@@ -9,14 +9,10 @@
 // Edges:     on the host device the launch has ended when the call returns.
 #pragma once
 
-#include <array>
-#include <cassert>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include "anabranch/captured_recording.h"
 #include "anabranch/export.h"
@@ -32,34 +28,6 @@ struct Binding {
 
 namespace cuda {
 class LaunchMark;  // src/record/cuda/plan/launch_mark.h
-
-// Places in a list of addresses: up to kMost by name, and beyond that only that there are more.
-class MovedPlaces {
- public:
-  static constexpr std::uint32_t kMost = 8;
-  void add(std::size_t place) {
-    if (count_ < kMost) places_[count_] = static_cast<std::uint32_t>(place);
-    if (count_ <= kMost) ++count_;
-  }
-  std::uint32_t count() const { return count_; }  // kMost + 1: more than that
-  bool are_many() const { return count_ > kMost; }
-  std::span<const std::uint32_t> list() const {  // unless they are many
-    assert(!are_many());
-    return {places_.data(), count_};
-  }
-
- private:
-  std::array<std::uint32_t, kMost> places_{};
-  std::uint32_t count_ = 0;
-};
-
-// Incremental launch state: the slots changed since the caller's last launch, and a token
-// (executable, launch number) that tells whether that launch was the last one there.
-struct SinceLaunch {
-  MovedPlaces moved;
-  const void* memory = nullptr;
-  std::uint64_t number = 0;
-};
 }  // namespace cuda
 
 class Ticket {
@@ -97,31 +65,5 @@ ANABRANCH_API Result<Ticket> launch(const Recording& recording, std::span<const 
 // each with parts of its own.
 ANABRANCH_API Status launch(const CapturedRecording& recording,
                             std::span<const std::uint64_t> addresses, void* stream);
-
-// The addresses at which one caller launches a captured step, kept between its launches, each of
-// which looks at no more than what was set since the one before: for callers whose weights stay and
-// whose inputs move. Where others launch the recording in between, or streams change, a launch may
-// look at all.
-//
-// Keeps the recording. One thread at a time; several of these may serve one recording at once.
-class LaunchAddresses {
- public:
-  ANABRANCH_API explicit LaunchAddresses(const CapturedRecording& recording);
-
-  // In the order of slots() and then parts(); null until they are set.
-  std::span<const std::uint64_t> list() const { return addresses_; }
-  void set(std::size_t place, std::uint64_t address) {
-    assert(place < addresses_.size());
-    if (std::exchange(addresses_[place], address) != address) since_.moved.add(place);
-  }
-  // As launch() of these addresses.
-  ANABRANCH_API Status launch(void* stream);
-
- private:
-  std::shared_ptr<cuda::CudaDevice> device_;
-  std::shared_ptr<cuda::CudaRecording> recording_;
-  std::vector<std::uint64_t> addresses_;
-  cuda::SinceLaunch since_;
-};
 
 }  // namespace anabranch

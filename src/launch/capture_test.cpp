@@ -139,37 +139,6 @@ TEST_F(CaptureTest, ChecksumsOfMemoryTellWhetherItIsTheSame) {
   EXPECT_THAT(refused.error().message(), HasSubstr(without.why_no_device_code()));
 }
 
-TEST_F(CaptureTest, ACallerMayKeepItsAddressesAndSetWhatMoves) {
-  const CaptureDevice device = open();
-  auto recording = make(device, blocks());
-  ASSERT_TRUE(recording.ok()) << recording.error().message();
-  destroy_captures();
-  LaunchAddresses one(*recording), other(*recording);
-  std::uint64_t out[2] = {allocate(kBytes), allocate(kBytes)};
-  for (LaunchAddresses* const kept : {&one, &other}) {
-    kept->set(1, out[kept == &other]);
-    EXPECT_THAT(kept->launch(work_stream).message(), HasSubstr("slot 0 is at 0x0"));
-    kept->set(2, allocate_part(1024));
-  }
-  recording = Status(Code::kBusy, "gone");  // they keep it
-  for (std::uint32_t round = 0; round < 40; ++round) {
-    // Now and then the other one, or an output that moves too.
-    LaunchAddresses& kept = round % 7 == 3 ? other : one;
-    std::uint64_t& at = out[&kept == &other];
-    const std::uint64_t in = allocate(kBytes);
-    put_words(in, round);
-    kept.set(0, in);
-    if (round % 5 == 4) kept.set(1, at = allocate(kBytes));
-    const Status queued = kept.launch(work_stream);
-    ASSERT_TRUE(queued.ok()) << queued.message();
-    EXPECT_CU(d->cuStreamSynchronize(work_stream));
-    expect_result(at, round);
-  }
-  EXPECT_THAT(one.list(), ElementsAre(one.list()[0], out[0], one.list()[2]));
-  one.set(0, out[0]);
-  EXPECT_THAT(one.launch(work_stream).message(), HasSubstr("slot 0 and slot 1 share bytes"));
-}
-
 TEST_F(CaptureTest, ALargeArenaComesInPartsThatMayLieAnywhere) {
   constexpr std::uint64_t kTemporary = std::uint64_t{33} << 20;
   const CaptureDevice device = open();

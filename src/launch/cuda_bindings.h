@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <span>
 
-#include "anabranch/launch.h"
 #include "anabranch/status.h"
+#include "launch/moved_places.h"
 #include "record/cuda/exec/cuda_recording.h"
 
 namespace anabranch::cuda {

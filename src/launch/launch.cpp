@@ -54,33 +54,13 @@ Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindi
   return Ticket();
 }
 
-namespace {
-
-Status launch_captured(const cuda::CudaDevice& device, cuda::CudaRecording& recording,
-                       std::span<const std::uint64_t> addresses, void* stream,
-                       cuda::SinceLaunch* since) {
-  const cuda::ContextScope current(device, cuda::Act::kLaunch);
-  if (!current.status().ok()) return current.status();
-  const auto queued =
-      cuda::launch(recording, addresses, static_cast<cuda::CuStream>(stream), since);
-  return queued.ok() ? Status() : queued.error();
-}
-
-}  // namespace
-
 Status launch(const CapturedRecording& recording, std::span<const std::uint64_t> addresses,
               void* stream) {
-  return launch_captured(*recording.cuda_device(), *recording.cuda_recording(), addresses, stream,
-                         nullptr);
-}
-
-LaunchAddresses::LaunchAddresses(const CapturedRecording& recording)
-    : device_(recording.cuda_device()),
-      recording_(recording.cuda_recording()),
-      addresses_(recording_->source_rules().size()) {}
-
-Status LaunchAddresses::launch(void* stream) {
-  return launch_captured(*device_, *recording_, addresses_, stream, &since_);
+  const cuda::ContextScope current(*recording.cuda_device(), cuda::Act::kLaunch);
+  if (!current.status().ok()) return current.status();
+  const auto queued =
+      cuda::launch(*recording.cuda_recording(), addresses, static_cast<cuda::CuStream>(stream));
+  return queued.ok() ? Status() : queued.error();
 }
 
 }  // namespace anabranch
