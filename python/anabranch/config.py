@@ -37,6 +37,7 @@ _WORDS = {"1": True, "true": True, "on": True, "yes": True,
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,100}")
 _TYPES = {"bool": bool, "int": int, "str": str, "None": type(None)}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Picked = TypeVar("_Picked")
 
 
 class UnknownOption(ConfigError, AttributeError):
@@ -263,13 +264,40 @@ def patch(**changes: Any) -> _Patch:
 def resolve(options: Mapping[str, Any] | None = None, **more: Any) -> Options:
     """The value of every option; `options` is what torch.compile(options=...) was given, and `more`
     what stands beside it as keywords, which beat it."""
+    return _resolved(_given(options, more), _Config._assigned)
+
+
+def _given(options: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> dict[str, Any]:
     if options is not None and not isinstance(options, Mapping):
         raise ConfigError(_WRONG_TYPE, f"config: options is {shown(options)}, and it must be a "
                           "dict of names and values.", 'For example: options={"strict": True}.')
-    given = {name: _checked(name, value, _origin(name))
-             for name, value in {**(options or {}), **more}.items()}
-    assigned = _Config._assigned
+    return {name: _checked(name, value, _origin(name))
+            for name, value in {**(options or {}), **more}.items()}
+
+
+def _resolved(given: Mapping[str, Any], assigned: Mapping[str, Any]) -> Options:
     return Options(**{name: _value(name, given, assigned) for name in _FIELDS})
+
+
+def follow(options: Mapping[str, Any] | None, pick: Callable[[Options], _Picked],
+           ) -> Callable[[], _Picked]:
+    """Answers, whenever it is called, what `pick` makes of resolve(options). It is for who asks at
+    every call: an assignment is seen by the next one, a variable of the environment only with it.
+    """
+    given = _given(options)
+    assigned = _Config._assigned
+    seen = assigned, pick(_resolved(given, assigned))
+
+    def followed() -> _Picked:
+        nonlocal seen
+        assigned, picked = seen
+        if assigned is not _Config._assigned:
+            assigned = _Config._assigned
+            picked = pick(_resolved(given, assigned))
+            seen = assigned, picked
+        return picked
+
+    return followed
 
 
 def _origin(name: Any) -> str:

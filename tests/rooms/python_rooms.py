@@ -35,7 +35,7 @@ ROOMS: dict[str, set[str]] = {
 
 _RECORD_BELOW = {"refusals", "tensors"}
 _RECORD_STAGES = _RECORD_BELOW | {"memory", "state", "capture", "launch", "trial"}
-_COMPILE_GRAPHS = {"groups", "graph", "layouts", "threads", "regions", "views"}
+_COMPILE_GRAPHS = {"groups", "asked", "graph", "layouts", "program", "threads", "regions", "views"}
 # The same inside of a room.
 INSIDE: dict[str, dict[str, set[str]]] = {
     "_record": {
@@ -58,8 +58,10 @@ INSIDE: dict[str, dict[str, set[str]]] = {
     },
     "_compile": {
         "groups": set(),
-        "graph": {"groups"},
+        "asked": set(),
+        "graph": {"groups", "asked"},
         "layouts": {"graph"},
+        "program": {"graph", "layouts"},
         "views": {"graph"},
         "threads": set(),
         "regions": {"graph", "threads"},

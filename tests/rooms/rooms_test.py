@@ -44,7 +44,7 @@ GOOD = {
     "python/anabranch/_record/__init__.py": "",
     "python/anabranch/_record/tensors.py": "import torch\n",
     "python/anabranch/_record/recorder.py": "from anabranch._record.capture.step import Step\n",
-    "python/anabranch/_record/state/walk.py": "from anabranch._record.tensors import extent\n",
+    "python/anabranch/_record/state/walk.py": "from anabranch._record.tensors import units_of\n",
     "python/anabranch/_record/capture/step.py": "from anabranch._fx.schema import is_view\n",
     "python/anabranch/_compile/graph.py": "from anabranch import errors\n",
     "python/anabranch/_compile/backend.py": "from anabranch._record.recorder import Recorder\n",
@@ -173,7 +173,7 @@ BAD = {
         {"python/anabranch/_record/util.py": ""},
         "python/anabranch/_record/util.py: is in no room of _record; those are refusals,"),
     "an import from downstream": (
-        {"python/anabranch/_fx/a.py": "\nfrom anabranch._record.tensors import extent\n"},
+        {"python/anabranch/_fx/a.py": "\nfrom anabranch._record.tensors import units_of\n"},
         "python/anabranch/_fx/a.py:2: room _fx imports _record.tensors, which is not upstream"),
     "an import from downstream when a function runs": (
         {"python/anabranch/_core/a.py": "def f():\n    from anabranch import streams\n"},

@@ -22,15 +22,16 @@ from torch.fx import GraphModule
 from anabranch import _compat, config, errors, streams
 from anabranch._arguments import wrong
 from anabranch._compile import report
+from anabranch._compile.asked import Asked
 from anabranch._compile.broken_libraries import without_broken_libraries
 from anabranch._compile.cuda_streams.instance import CudaInstance, CudaQueues
 from anabranch._compile.cuts import Cuts, find_cuts, record_parts
-from anabranch._compile.graph import StreamGraph, Unsupported, has_collectives, priorities_of
+from anabranch._compile.graph import StreamGraph, Unsupported, has_collectives
 from anabranch._compile.host.instance import HostInstance
 from anabranch._compile.lost_streams import lose
 from anabranch._compile.regions import CompiledRegion, compile_regions
-from anabranch._compile.streamed_graph import RecordedStreams, StreamedGraph
-from anabranch._compile.threads import host_device, lanes_of
+from anabranch._compile.streamed_graph import Instance, RecordedStreams, StreamedGraph
+from anabranch._compile.threads import HostOptions, lanes_of
 from anabranch._compile.user_streams import extract
 from anabranch._compile.user_streams.ties import Ties
 from anabranch._compile.views import refresh_view_strides
@@ -40,7 +41,7 @@ from anabranch._fx.bucket_gathers import bucket_gathers
 from anabranch._fx.partitioner import SavingPartitioner
 from anabranch._record.launch.saved_blocks import SavedBlocks
 from anabranch._record.recorded_graph import RecordedGraph
-from anabranch.streams import ANNOTATION, OVERLAP
+from anabranch.streams import OVERLAP
 
 log = logging.getLogger("anabranch.compile")
 
@@ -67,20 +68,22 @@ def backend(
                     "Let torch.compile call it: torch.compile(model, backend=anabranch.backend).")
     chosen = config.resolve(options)
     _overlap_as_around(gm)
+    asked = Asked(gm)
     if chosen.streams:
-        priorities_of(gm)  # one each, also where a recording has no use for them
+        _ = asked.priorities  # one each, also where a recording has no use for them
     ties = _take_streams_out(chosen, gm)
     is_on_gpu = any(isinstance(given, torch.Tensor) and given.is_cuda for given in example_inputs)
-    streamed = chosen.streams and not is_on_gpu and _has_streams(gm)
+    streamed = chosen.streams and not is_on_gpu and bool(asked.streams)
     patches: dict[str, Any] = {"custom_partitioner_fn": SavingPartitioner(streamed),
                                "triton.cudagraphs": False}
-    if is_on_gpu and chosen.record and _lanes(chosen, gm) > 1:
+    if is_on_gpu and chosen.record and _lanes(chosen, asked) > 1:
         patches |= _compat.OWN_BUFFERS
     with _compat.own_compile_context():
         compiled: Any = _compat.compile_fx(
             gm,
             example_inputs,
-            inner_compile=functools.partial(_compile_graph, chosen, SavedBlocks()),
+            inner_compile=functools.partial(_compile_graph, chosen,
+                                            config.follow(options, HostOptions.of), SavedBlocks()),
             config_patches=patches,
         )
     return ties.around(compiled) if ties else compiled
@@ -105,21 +108,23 @@ def _take_streams_out(chosen: config.Options, gm: GraphModule) -> Ties | None:
 
 
 def _compile_graph(
-    chosen: config.Options, saved: SavedBlocks, gm: GraphModule, example_inputs: Sequence[Any],
-    **keywords: Any
+    chosen: config.Options, at_launch: Callable[[], HostOptions], saved: SavedBlocks,
+    gm: GraphModule, example_inputs: Sequence[Any], **keywords: Any
 ) -> Any:
-    """Compiles one graph of AOTAutograd: forward, backward or inference."""
+    """Compiles one graph of AOTAutograd: forward, backward or inference. ``at_launch`` answers the
+    options of a launch on the host."""
     start = time.perf_counter()
     if _kind(keywords) == "forward":
         _compat.keep_saved_tensors()
     if _kind(keywords) != "backward":
         clone_outputs.clone_aliased_outputs(gm)
     is_on_gpu = _is_on_gpu(gm)
-    is_whole = is_on_gpu and _is_recorded_whole(chosen, gm)
+    asked = Asked(gm)
+    is_whole = is_on_gpu and _is_recorded_whole(chosen, asked)
     if is_whole:
         bucket_gathers(gm, chosen.gather_bytes)
         attention_seeds.drop_unused_seeds(gm)
-    streamed, reason = _split(chosen, gm, keywords, is_whole)
+    streamed, reason = _split(chosen, at_launch, gm, asked, keywords, is_whole)
     # Under strict what cannot be recorded as one is to raise, with its reason.
     cuts = find_cuts(gm) if is_whole and not chosen.strict else Cuts()
     compiled = streamed or _compile_unsplit(gm, example_inputs, keywords, cuts)
@@ -127,28 +132,30 @@ def _compile_graph(
     if is_on_gpu:
         if streamed and chosen.record:
             compiled = RecordedStreams(streamed)
-        unrecorded = _record(chosen, gm, compiled, _kind(keywords), cuts, saved)
+        recorded_as = dataclasses.replace(chosen, overlap=_lanes(chosen, asked))
+        unrecorded = _record(recorded_as, gm, compiled, _kind(keywords), cuts, saved)
     report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start)
     return _boxed(compiled) if streamed else compiled
 
 
-def _is_recorded_whole(chosen: config.Options, gm: GraphModule) -> bool:
+def _is_recorded_whole(chosen: config.Options, asked: Asked) -> bool:
     """What runs beside what is then found in the recording. Priorities are not: kernels have those
     of the streams on which they are captured."""
-    return chosen.record and not (chosen.streams and any(priorities_of(gm).values()))
+    return chosen.record and not (chosen.streams and any(asked.priorities.values()))
 
 
-def _split(chosen: config.Options, gm: GraphModule, keywords: dict[str, Any],
-           is_whole: bool) -> tuple[StreamedGraph | None, str | None]:
+def _split(chosen: config.Options, at_launch: Callable[[], HostOptions], gm: GraphModule,
+           asked: Asked, keywords: dict[str, Any], is_whole: bool,
+           ) -> tuple[StreamedGraph | None, str | None]:
     """The graph in regions; or nothing, and why, if it has streams that are not followed."""
-    if not _has_streams(gm) and not (_asked_lanes(gm) > 1 and has_collectives(gm)):
+    if not asked.streams and not (asked.lanes > 1 and has_collectives(gm)):
         return None, None
     if not chosen.streams:
         return None, "streams=False"
     if is_whole:
         return None, None
     try:
-        return _compile_streams(chosen, gm, keywords), None
+        return _compile_streams(chosen, at_launch, gm, asked, keywords), None
     except Unsupported as error:
         _fall_back(chosen, str(error))
         return None, str(error)
@@ -167,11 +174,12 @@ def _compile_unsplit(gm: GraphModule, example_inputs: Sequence[Any], keywords: d
 
 
 def _compile_streams(
-    chosen: config.Options, gm: GraphModule, keywords: dict[str, Any]
+    chosen: config.Options, at_launch: Callable[[], HostOptions], gm: GraphModule, asked: Asked,
+    keywords: dict[str, Any]
 ) -> StreamedGraph | None:
     """None where all of the graph turns out to be on one stream."""
     refresh_view_strides(gm)
-    graph = StreamGraph(gm, _device_of(gm))
+    graph = StreamGraph(gm, asked, _device_of(gm))
     if len(graph.stream_names) == 1 or len(set(graph.streams.values())) == 1:
         return None
     regions = graph.regions()
@@ -189,14 +197,17 @@ def _compile_streams(
                           f"{str(error).splitlines()[0] if str(error) else ''})") from error
     log.info("%s: %d regions on %d streams", _kind(keywords), len(regions),
              len(graph.stream_names))
-    return StreamedGraph(graph, compiled, _instances(chosen, graph, compiled))
+    streamed = StreamedGraph(graph, compiled, _instances(graph, compiled), at_launch)
+    streamed.prepare()
+    return streamed
 
 
-def _instances(chosen: config.Options, graph: StreamGraph,
-               regions: Sequence[CompiledRegion]) -> Callable[[list[Any]], Any]:
-    if graph.device.type == "cuda":
-        return functools.partial(CudaInstance, graph, regions, CudaQueues(graph.device))
-    return functools.partial(HostInstance, graph, regions, host_device(chosen), chosen.native)
+def _instances(graph: StreamGraph, regions: Sequence[CompiledRegion],
+               ) -> Callable[[list[Any], HostOptions], Instance]:
+    if graph.device.type == "cpu":
+        return functools.partial(HostInstance, graph, regions)
+    queues = CudaQueues(graph.device)
+    return lambda args, options: CudaInstance(graph, regions, queues, args)
 
 
 def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str,
@@ -206,7 +217,6 @@ def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str,
         return "record=False"
     if not _compat.is_inductors_graph(compiled):
         return "it has no operators"
-    chosen = dataclasses.replace(chosen, overlap=_lanes(chosen, gm))
     name, dynamic, whole = f"a {kind} graph", _is_dynamic(gm), None
     if cuts.reason is None:
         whole = compiled.current_callable = RecordedGraph(
@@ -240,36 +250,13 @@ def _boxed(graph: StreamedGraph | RecordedStreams) -> Callable[[list[Any]], Any]
     return call
 
 
-def _has_streams(gm: GraphModule) -> bool:
-    return bool(_streams_of(gm))
-
-
-def _streams_of(gm: GraphModule) -> set[str]:
-    return _annotations(gm, ANNOTATION)
-
-
-def _asked_lanes(gm: GraphModule) -> int:
-    """What parts of it ask for; 1 where none asks."""
-    return max(_annotations(gm, OVERLAP), default=1)
-
-
-def _annotations(gm: GraphModule, key: str) -> set[Any]:
-    found = {
-        _compat.annotation(node, key)
-        for module in gm.modules()
-        if isinstance(module, GraphModule)
-        for node in module.graph.nodes
-    }
-    return found - {None}
-
-
-def _lanes(chosen: config.Options, gm: GraphModule) -> int:
+def _lanes(chosen: config.Options, asked: Asked) -> int:
     """How many kernels of its recording may run side by side. On a GPU, streams that are named mean
     that some should: which, and what waits for what, is found in the recording."""
     if not chosen.streams:
         return chosen.overlap
-    streams = len(_streams_of(gm))
-    return max(chosen.overlap, streams + 1 if streams else 1, _asked_lanes(gm))
+    streams = len(asked.streams)
+    return max(chosen.overlap, streams + 1 if streams else 1, asked.lanes)
 
 
 def _is_on_gpu(gm: GraphModule) -> bool:

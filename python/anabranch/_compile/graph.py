@@ -10,12 +10,14 @@ region to another.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from anabranch import _compat, errors
+from anabranch import _compat
+from anabranch._compile.asked import Asked
 from anabranch._compile.groups import merge_small_groups
 from anabranch._core.program import (
     READ,
@@ -36,8 +38,7 @@ from anabranch._fx.schema import (
     written_arguments,
 )
 from anabranch._fx.schema import is_view as names_bytes_again
-from anabranch._fx.source import source_of
-from anabranch.streams import ANNOTATION, PRIORITY
+from anabranch.streams import ANNOTATION
 
 AMBIENT = "ambient"
 # Of all collectives, whatever stream they are written on: all processes have to begin theirs in one
@@ -71,12 +72,19 @@ class RegionGraph:
     random: bool
     alone: bool = False
 
+    @functools.cached_property
+    def accesses(self) -> list[tuple[int, Node]]:
+        """To values, each with its mode: the tensors it is given, then those that it makes."""
+        given = [(READ_WRITE if value in self.written else READ, value)
+                 for value in self.inputs if not is_scalar(value)]
+        return [*given, *((WRITE, value) for value in self.outputs)]
+
 
 class StreamGraph:
     """A graph with its streams found: raises Unsupported where it cannot be split. All of it is on
     one ``device``."""
 
-    def __init__(self, gm: GraphModule, device: torch.device = _HOST) -> None:
+    def __init__(self, gm: GraphModule, asked: Asked, device: torch.device = _HOST) -> None:
         self.gm = gm
         self.device = device
         self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -86,7 +94,7 @@ class StreamGraph:
             _refuse_unsupported(node, device)
         self._begun = _begun_collectives(self.steps)
         self.streams = _assign_streams(self.steps)
-        self.priorities = priorities_of(gm)
+        self.priorities = asked.priorities
 
     @property
     def stream_names(self) -> list[str]:
@@ -298,28 +306,6 @@ def _are_alone(regions: list[RegionGraph]) -> list[bool]:
             readers.setdefault(value, []).append(i)
     return [mask == (1 << i) - 1 and all(later >> i & 1 for later in before[i + 1:])
             for i, mask in enumerate(before)]
-
-
-def priorities_of(gm: GraphModule) -> dict[str, int]:
-    """By named stream. CompileError [E0608] where one has two."""
-    found: dict[str, tuple[int, Node]] = {}
-    for node in gm.graph.nodes:
-        name = _compat.annotation(node, ANNOTATION)
-        if name is None:
-            continue
-        priority = _compat.annotation(node, PRIORITY) or 0
-        before, first = found.setdefault(name, (priority, node))
-        if before != priority:
-            raise errors.CompileError(
-                608, f"compile: the stream {name!r} has the priority {before} at "
-                     f"{_place_of(first)}, "
-                f"and {priority} at {_place_of(node)}.", "Give a name one priority.")
-    return {name: priority for name, (priority, _) in found.items()}
-
-
-def _place_of(node: Node) -> str:
-    """In the user's code; where nothing is known of that, what the node does."""
-    return source_of([node]) or str(getattr(node.target, "__name__", node.target))
 
 
 def _in_graph_order(nodes: Iterable[Node], order: dict[Node, int]) -> list[Node]:

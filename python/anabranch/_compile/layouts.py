@@ -12,6 +12,7 @@ import torch
 from torch.fx import Node
 
 from anabranch._compile.graph import Unsupported
+from anabranch._fx.extents import extent_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class TensorLayout:
 
     @property
     def size_bytes(self) -> int:
-        return extent_bytes(self.sizes, self.strides, self.dtype.itemsize)
+        return extent_bytes(self.sizes, self.strides, self.dtype)
 
     def has_strides(self, strides: Sequence[int]) -> bool:
         """Strides of dimensions of one element or none say nothing."""
@@ -37,6 +38,7 @@ class SymbolValues:
 
     def __init__(self, placeholders: Sequence[Node], args: Sequence[Any]) -> None:
         self._symbols: dict[Any, Any] = {}
+        self._layouts: dict[Node, TensorLayout] = {}
         for node, arg in zip(placeholders, args, strict=True):
             value = node.meta["val"]
             if not isinstance(value, torch.Tensor):
@@ -65,9 +67,12 @@ class SymbolValues:
         return self.number(node.meta["val"])
 
     def layout(self, node: Node) -> TensorLayout:
-        value = node.meta["val"]
-        return TensorLayout(value.dtype, tuple(self.number(n) for n in value.shape),
-                            tuple(self.number(n) for n in value.stride()))
+        if node not in self._layouts:
+            value = node.meta["val"]
+            self._layouts[node] = TensorLayout(
+                value.dtype, tuple(self.number(n) for n in value.shape),
+                tuple(self.number(n) for n in value.stride()))
+        return self._layouts[node]
 
     def view(self, node: Node, value: Node) -> tuple[TensorLayout, int]:
         """How a view lies in a value's memory, and how many elements behind its beginning."""
@@ -76,10 +81,3 @@ class SymbolValues:
             raise Unsupported(f"{node.name} is a view with another dtype")
         shift = node.meta["val"].storage_offset() - value.meta["val"].storage_offset()
         return layout, self.number(shift)
-
-
-def extent_bytes(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
-    """Bytes from the first element to the end of the last one."""
-    if any(size == 0 for size in sizes):
-        return 0
-    return (1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))) * itemsize

@@ -2,8 +2,9 @@
 """A compiled graph of several streams, run by the C++ core.
 
 For each set of sizes it is called with an instance is made: of ``host`` on the CPU, of
-``cuda_streams`` on a GPU. An instance takes one call at a time, so a graph keeps a pool of them,
-one for each thread that was ever inside at once.
+``cuda_streams`` on a GPU. Where sizes are fixed, that is when the graph is compiled. On the host
+there is another instance where the options of a launch are others. An instance takes one call at a
+time, so a graph keeps a pool of them, one for each thread that was ever inside at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.fx import Node
 
 from anabranch._compile.graph import StreamGraph
 from anabranch._compile.regions import CompiledRegion
+from anabranch._compile.threads import HostOptions
 from anabranch._core.program import Plan
 from anabranch._core.trace import Trace
 
@@ -38,7 +40,8 @@ class Planned(Protocol):
 
 
 class Instance(Protocol):
-    planned: Planned
+    @property
+    def planned(self) -> Planned: ...
 
     def run(self, args: list[Any]) -> tuple[Any, ...]: ...
 
@@ -48,15 +51,18 @@ class Instance(Protocol):
 class StreamedGraph:
     """Callable with a list of arguments, as AOTAutograd calls compiled graphs (it is emptied).
 
-    ``make_instance`` is called with such a list, of sizes that have none yet.
+    ``make_instance`` is called with such a list, of sizes that have none yet, and with what
+    ``options`` answers.
     """
 
     def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion],
-                 make_instance: Callable[[list[Any]], Instance]) -> None:
+                 make_instance: Callable[[list[Any], HostOptions], Instance],
+                 options: Callable[[], HostOptions]) -> None:
         self.graph = graph
         self.regions = regions
         self.last: Planned | None = None  # of the instance that was made last
         self._make = make_instance
+        self._options = options
         self._pools: OrderedDict[tuple[Any, ...], list[Instance]] = OrderedDict()
         self._lock = threading.Lock()
         self._note: Callable[[], None] | None = None
@@ -66,18 +72,26 @@ class StreamedGraph:
     def __call__(self, args: list[Any]) -> Any:
         if self._note is not None:
             self._note()
-        key = self._sizes_of(args)
+        options = self._options()
+        key = (options, self._sizes_of(args))
         pool = self._pools.get(key)
         if pool is None:
             pool = self._add_pool(key)
         try:
             instance = pool.pop()  # atomic; two threads never get the same one
         except IndexError:
-            instance = self._make_instance(args)
+            instance = self._make_instance(args, options)
         try:
             return instance.run(args)
         finally:
             pool.append(instance)
+
+    def prepare(self) -> None:
+        """Makes the first instance, where sizes are fixed: what it raises is raised then."""
+        examples = [node.meta["val"] for node in self.graph.placeholders]
+        if self._sizes_of is _no_sizes:
+            options = self._options()
+            self._add_pool((options, ())).append(self._make_instance(examples, options))
 
     def watch(self, note: Callable[[], None] | None, trace: Any) -> None:
         """Calls ``note`` at every call and writes launches to ``trace``; None ends it."""
@@ -93,12 +107,12 @@ class StreamedGraph:
             pool = self._pools.setdefault(key, [])
             while len(self._pools) > MAX_SIZES:
                 dropped, _ = self._pools.popitem(last=False)
-                log.info("dropped the recording for sizes %s: more than %d", dropped, MAX_SIZES)
+                log.info("dropped the recording for %s: more than %d", dropped, MAX_SIZES)
         return pool
 
-    def _make_instance(self, args: list[Any]) -> Instance:
+    def _make_instance(self, args: list[Any], options: HostOptions) -> Instance:
         with self._lock:  # wrappers and libraries are loaded here
-            instance = self._make(args)
+            instance = self._make(args, options)
             self.last = instance.planned
             if self._trace is not None:
                 instance.attach_trace(self._trace)
@@ -124,11 +138,15 @@ def _sizes_reader(placeholders: Sequence[Node]) -> Callable[[list[Any]], tuple[A
     dynamic = [i for i, n in enumerate(placeholders)
                if isinstance(n.meta["val"], torch.Tensor) and _is_dynamic(n.meta["val"])]
     if not numbers and not dynamic:
-        return lambda args: ()
+        return _no_sizes
     return lambda args: (
         *(args[i] for i in numbers),
         *((tuple(args[i].shape), args[i].stride()) for i in dynamic),
     )
+
+
+def _no_sizes(args: list[Any]) -> tuple[Any, ...]:
+    return ()
 
 
 def _is_dynamic(value: torch.Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import NamedTuple
 
 import torch
 
@@ -27,9 +28,21 @@ def region_threads(lanes: int, alone: bool) -> int:
     return max(1, threads // lanes)
 
 
-def host_device(chosen: config.Options) -> Device:
-    """The host device for these options; the same options share one, and so its workers."""
-    return _host_device(chosen.max_lanes or 0, chosen.spin_us * 1000, chosen.delays)
+class HostOptions(NamedTuple):
+    """The options that a launch on the host obeys."""
+
+    native: bool
+    max_lanes: int | None
+    spin_us: int
+    delays: int | None
+
+    @classmethod
+    def of(cls, chosen: config.Options) -> HostOptions:
+        return cls(chosen.native, chosen.max_lanes, chosen.spin_us, chosen.delays)
+
+    def device(self) -> Device:
+        """The same options share one, and so its workers."""
+        return _host_device(self.max_lanes or 0, self.spin_us * 1000, self.delays)
 
 
 @functools.cache

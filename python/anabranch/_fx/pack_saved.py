@@ -19,6 +19,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from anabranch import _compat
+from anabranch._fx.extents import extent, extent_bytes
 from anabranch._fx.schema import is_scalar, is_view, results_of, written_arguments
 from anabranch.streams import ANNOTATION
 
@@ -102,7 +103,7 @@ def _make_blocks(output: Node, results: int, inputs: dict[str, Node]) -> list[_B
         block.values.append(node)
         block.offsets.append(block.size)
         step = max(1, _ALIGNMENT // value.itemsize)
-        block.size += -(-_extent(value) // step) * step
+        block.size += -(-extent(value.shape, value.stride()) // step) * step
     return [b for of_dtype in blocks.values() for b in of_dtype if len(b.values) > 1]
 
 
@@ -116,7 +117,7 @@ def _is_packable(node: Any) -> bool:
         return False
     return bool(value.device.type == "cpu" and value.layout is torch.strided
                 and value.storage_offset() == 0 and value.numel() > 0
-                and _extent(value) * value.itemsize <= MAX_VALUE_BYTES
+                and extent_bytes(value.shape, value.stride(), value.dtype) <= MAX_VALUE_BYTES
                 # torch saves these another way
                 and not node.meta.get("saved_tensor_with_no_vc_check", False))
 
@@ -124,11 +125,6 @@ def _is_packable(node: Any) -> bool:
 def _is_returned(node: Node) -> bool:
     return any(user.op == "output" or (is_view(user) and _is_returned(user))
                for user in node.users)
-
-
-def _extent(value: torch.Tensor) -> int:
-    pairs = zip(value.shape, value.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in pairs)
 
 
 def _base_of(node: Node) -> Node:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about tensors: wrapping classes, versions, extents, and which tensors share memory.
+"""Facts about tensors: wrapping classes, versions, and which tensors share memory.
 
 Threads: any. Failure: none.
 """
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from anabranch._fx.extents import extent_bytes
 
 
 def inner_tensors(tensor: Tensor) -> list[Tensor]:
@@ -60,21 +62,9 @@ class Unit:
     members: list[tuple[int, int]]  # (tensor, bytes into the unit); the first lies at 0
 
 
-def extent(tensor: Tensor) -> int:
-    """Bytes from a tensor's first element to behind its last."""
-    return reach(tensor.shape, tensor.stride()) * tensor.element_size()
-
-
-def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """The same of a shape, in elements."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-
-
 def units_of(tensors: Sequence[Tensor]) -> list[Unit]:
     """Tensors that share bytes are one unit; those without bytes are in none."""
-    sizes = [extent(tensor) for tensor in tensors]
+    sizes = [extent_bytes(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
     addresses = [tensor.data_ptr() for tensor in tensors]
     units: list[Unit] = []
     # Of those that begin together the longest comes first.

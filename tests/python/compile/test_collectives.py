@@ -187,12 +187,14 @@ def test_overlap_without_collectives_leaves_a_graph_on_the_cpu_as_it_is():
 def test_what_parts_of_a_graph_ask_for_is_how_many_lanes_its_recording_has():
     from anabranch import config
     from anabranch._compile import backend
+    from anabranch._compile.asked import Asked
 
     lanes = []
 
     def note(gm, inputs):
-        lanes.extend(backend._lanes(config.resolve({"overlap": overlap, "streams": streams}), gm)
-                     for overlap in (1, 4) for streams in (True, False))
+        lanes.extend(
+            backend._lanes(config.resolve({"overlap": overlap, "streams": streams}), Asked(gm))
+            for overlap in (1, 4) for streams in (True, False))
         return gm
 
     def step(x):

@@ -38,7 +38,7 @@ class LateGpu(Gpu):
         self.instances = []
         self.weaken = lambda instance: None
 
-    def make(self, graph, regions, device, native, args):
+    def make(self, graph, regions, args, options):
         self.instances.append(CudaInstance(graph, regions, self, args))
         self.weaken(self.instances[-1])
         return self.instances[-1]

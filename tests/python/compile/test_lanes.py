@@ -26,16 +26,26 @@ def one_thread_an_operator():
     torch.set_num_threads(before)
 
 
+AT_LAUNCH = ("native", "max_lanes", "spin_us", "delays")
+
+
 def runs(name, *option_sets, calls=2):
-    """The same calls of equal models, compiled with each set of options."""
+    """The same calls of one model, each set of options from the same beginning. It is compiled once
+    for all sets that differ only in what a launch obeys."""
     case = ZOO[name]
     torch.manual_seed(1)
     model = case.make(True).train()
-    models = [copy.deepcopy(model) for _ in option_sets]
-    functions = [compiled(m, options=options) for m, options in zip(models, option_sets)]
-    for seed in range(calls):
-        yield [observe(function, m, case.inputs(seed), seed=seed)
-               for function, m in zip(functions, models)]
+    begin = copy.deepcopy(model.state_dict())
+    functions, found = {}, []
+    for options in option_sets:
+        fixed = {key: value for key, value in options.items() if key not in AT_LAUNCH}
+        function = functions.setdefault(str(fixed), compiled(model, options=fixed))
+        model.load_state_dict(begin)
+        launched = {key: value for key, value in options.items() if key in AT_LAUNCH}
+        with anabranch.config.patch(**launched):
+            found.append([observe(function, model, case.inputs(seed), seed=seed)
+                          for seed in range(calls)])
+    return zip(*found)
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name != "spectrum"])
@@ -105,6 +115,22 @@ def test_every_switch_leaves_results_as_they_are(name, options):
     tolerance = Tolerance(1e-5, 1e-5)
     for usual, switched in runs(name, {}, options):
         assert_same(switched, usual, tolerance)
+
+
+def test_options_of_a_launch_are_obeyed_by_what_is_compiled_already():
+    call = compiled(Towers(True, width=32).eval(), options={"spin_us": 0})
+    x = normal(3, 16, 32)
+    answers = []
+    with torch.no_grad():
+        answers.append(call(x))
+        with anabranch.config.patch(native=False, max_lanes=1, spin_us=300):
+            told = anabranch.explain(lambda: answers.append(call(x)))
+        answers.append(call(x))
+    streamed = told.graphs[0].streamed
+    assert {report.reason for report in streamed.last.reports} == {"native=False"}
+    assert [options[:3] for options, _ in streamed._pools] == [(True, None, 0), (False, 1, 0)]
+    assert torch.equal(answers[0], answers[2])
+    torch.testing.assert_close(answers[1], answers[0])
 
 
 def test_strict_compiles_what_needs_no_fallback():

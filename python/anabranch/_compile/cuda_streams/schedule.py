@@ -17,21 +17,10 @@ from torch.fx import Node
 from anabranch import _compat
 from anabranch._compile.graph import AMBIENT, StreamGraph, value_of
 from anabranch._compile.layouts import SymbolValues, TensorLayout
+from anabranch._compile.program import RegionProgram
 from anabranch._compile.regions import CompiledRegion
 from anabranch._compile.streamed_graph import RegionReport
-from anabranch._core.program import (
-    READ,
-    READ_WRITE,
-    ROLE_CONSTANT,
-    ROLE_INPUT,
-    ROLE_OUTPUT,
-    ROLE_TEMPORARY,
-    WRITE,
-    Program,
-    ProgramBuilder,
-)
 from anabranch._fx.schema import is_scalar
-from anabranch._fx.source import source_of
 
 
 @dataclasses.dataclass
@@ -76,13 +65,12 @@ class Schedule:
         self.sides = [(name, graph.priorities.get(name, 0))
                       for name in graph.stream_names if name != AMBIENT]
         self._stream = {AMBIENT: 0} | {name: i + 1 for i, (name, _) in enumerate(self.sides)}
-        returned = graph.output.args[0]
-        self._returned = {value_of(n) for n in returned if isinstance(n, Node)}
-        self.program = self._make_program(regions)
-        self.plan = self.program.make_plan()
+        made = RegionProgram(graph, [region.graph for region in regions], self._numbers)
+        self._returned = made.returned
+        self.program, self.plan = made.program, made.program.make_plan()
         self.exits = self.plan.exits
         self.steps = self._make_steps(regions)
-        self.results = [self._result(node) for node in returned]
+        self.results = [self._result(node) for node in graph.output.args[0]]
         self.from_sides = [self._slot[v] for r in regions if r.graph.stream != AMBIENT
                            for v in r.graph.outputs if v in self._returned]
         self.reports = [RegionReport(r.graph.name, r.graph.stream, len(r.graph.nodes))
@@ -93,29 +81,6 @@ class Schedule:
                           for name, priority in self.sides)
         return (f"{len(self.steps)} regions on the caller's stream and {sides}, "
                 f"{len(self.plan.waits)} waits; memory of torch's allocator")
-
-    def _make_program(self, regions: Sequence[CompiledRegion]) -> Program:
-        builder = ProgramBuilder()
-        streams = [0, *(builder.add_stream(name, priority=priority)
-                        for name, priority in self.sides)]
-        written = {value for region in regions for value in region.graph.written}
-        buffers = {value: self._add_buffer(builder, value, written)
-                   for value in self.values if not is_scalar(value)}
-        for graph in (region.graph for region in regions):
-            accesses = [(READ_WRITE if v in graph.written else READ, buffers[v])
-                        for v in graph.inputs if not is_scalar(v)]
-            accesses += [(WRITE, buffers[v]) for v in graph.outputs]
-            builder.compute(streams[self._stream[graph.stream]], graph.name, accesses,
-                            source=source_of(graph.nodes))
-        return builder.build()
-
-    def _add_buffer(self, builder: Any, value: Node, written: set[Node]) -> int:
-        if value.op == "placeholder":
-            role = ROLE_INPUT if value in written else ROLE_CONSTANT
-        else:
-            role = ROLE_OUTPUT if value in self._returned else ROLE_TEMPORARY
-        layout = self._numbers.layout(value)
-        return builder.add_buffer(value.name, role, layout.size_bytes, layout.dtype.itemsize)
 
     def _make_steps(self, regions: Sequence[CompiledRegion]) -> list[ScheduledRegion]:
         awaited = {on for _, on in self.plan.waits}.union(self.exits)

@@ -12,6 +12,7 @@ from anabranch import _compat, errors
 from anabranch._compile.graph import StreamGraph
 from anabranch._compile.host.assemble import Assembly
 from anabranch._compile.regions import CompiledRegion
+from anabranch._compile.threads import HostOptions
 from anabranch._core.library import last_error
 from anabranch._core.record import launch_function, new_address_table
 from anabranch._core.trace import Trace
@@ -20,9 +21,9 @@ from anabranch._core.trace import Trace
 class HostInstance:
     """One recording and the function that calls it."""
 
-    def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion], device: Any,
-                 native: bool, args: list[Any]) -> None:
-        self.planned = Assembly(graph, regions, args, device, native)
+    def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion], args: list[Any],
+                 options: HostOptions) -> None:
+        self.planned = Assembly(graph, regions, args, options.device(), options.native)
         self.run = _make_call(self.planned)
 
     def attach_trace(self, trace: Trace | None) -> None:
@@ -35,7 +36,7 @@ def _make_call(assembly: Assembly) -> Callable[[list[Any]], Any]:
     names = [f"a{i}" for i in range(count)]
     lines = ["def run(args):", f"    {', '.join(names)}{',' if count == 1 else ''} = args"
              if count else "    pass", "    args.clear()"]
-    addresses = [f"a{i}.data_ptr()" for i in assembly.tensor_arguments]
+    addresses = [f"a{i}.data_ptr()" for i in assembly.given]
     addresses += [f"c{i}" for i in range(len(assembly.constants))]
     for i, out in enumerate(assembly.outputs):
         lines.append(f"    o{i} = empty({out.sizes!r}, {out.strides!r}, d{i})")

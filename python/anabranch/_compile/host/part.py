@@ -10,23 +10,23 @@ import torch
 from anabranch._compile.graph import Unsupported
 from anabranch._compile.host.wrapper_trace import StandInTensor, Storage
 from anabranch._compile.layouts import TensorLayout
+from anabranch._compile.program import ALIGNMENT
 from anabranch._compile.regions import CompiledRegion
 from anabranch._core.program import READ, READ_WRITE, ROLE_TEMPORARY, WRITE, ProgramBuilder
 from anabranch._fx.schema import is_scalar
-
-ALIGNMENT = 64
 
 
 class RegionPart:
     """One region on its way to a step: its recorded calls and where their memory lies.
 
-    Accesses of the step are, in this order: tensor inputs, outputs, constants, scratch.
-    ``access_offsets`` says of the first two where they begin in their buffers, in bytes.
+    Accesses are those of the region's step, as RegionProgram has them. ``access_offsets`` says of
+    those to values where they begin in their buffers, in bytes; it is known once there is a
+    program.
     """
 
-    def __init__(self, region: CompiledRegion, access_offsets: list[int], recording: Any = None,
+    def __init__(self, region: CompiledRegion, recording: Any = None,
                  reason: str | None = None) -> None:
-        self.access_offsets = access_offsets
+        self.access_offsets: list[int] = []
         self.region = region
         self.recording = recording
         self.reason = reason

@@ -21,7 +21,7 @@ import torch
 
 from anabranch import _compat
 from anabranch._compile.graph import Unsupported
-from anabranch._compile.layouts import extent_bytes
+from anabranch._fx.extents import extent_bytes
 
 
 @dataclasses.dataclass(eq=False)
@@ -133,7 +133,7 @@ class _Tracer:
                 self.namespace[name] = _constant(value)
 
     def _empty_strided(self, sizes: Any, strides: Any, dtype: torch.dtype) -> StandInTensor:
-        size_bytes = extent_bytes(sizes, strides, dtype.itemsize)
+        size_bytes = extent_bytes(sizes, strides, dtype)
         return StandInTensor(Storage("scratch", size_bytes), dtype, tuple(sizes), tuple(strides))
 
     def _kernel(self, name: str, function: Any) -> Callable[..., None]:
@@ -288,7 +288,7 @@ def _constant(tensor: torch.Tensor) -> StandInTensor:
 
 
 def _result(fake: torch.Tensor) -> StandInTensor:
-    size_bytes = extent_bytes(fake.shape, fake.stride(), fake.dtype.itemsize)
+    size_bytes = extent_bytes(fake.shape, fake.stride(), fake.dtype)
     return StandInTensor(Storage("result", size_bytes), fake.dtype, tuple(fake.shape),
                          tuple(fake.stride()))
 

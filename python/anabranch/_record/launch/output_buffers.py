@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from anabranch import _compat
+from anabranch._fx.extents import extent_bytes
 from anabranch._record.capture.step import Fresh
-from anabranch._record.tensors import reach
 
 # Torch serves requests of up to 10 MiB from segments of 20 MiB: a block is not kept from its holes.
 _BLOCK_BYTES = 10 << 20
@@ -81,7 +81,7 @@ class OutputBuffers:
 
     @property
     def size_bytes(self) -> int:
-        return sum(reach(base.shape, base.stride) * base.dtype.itemsize for base in self._bases)
+        return sum(extent_bytes(*base) for base in self._bases)
 
     def place(self, buffer: int) -> tuple[int, int]:
         """Its base, and at which byte of that it begins."""
@@ -127,7 +127,7 @@ def _buffer(views: Sequence[Fresh], size: int) -> OutputBuffer:
     """Itself, where one view fills it; else flat, of the views' type where they have one."""
     view = views[0]
     fills = view.offset_bytes == 0 and all(other == view for other in views) \
-        and reach(view.shape, view.stride) * view.dtype.itemsize == size
+        and extent_bytes(view.shape, view.stride, view.dtype) == size
     if fills:
         return OutputBuffer(view.shape, view.stride, view.dtype)
     is_alike = all(other.dtype == view.dtype for other in views) and size % view.dtype.itemsize == 0
