@@ -20,7 +20,7 @@ struct AnabranchProgram {
   anabranch::Program program;
 };
 struct AnabranchReports {
-  std::vector<anabranch::Report> reports;
+  std::vector<anabranch::SyncReport> reports;
 };
 struct AnabranchPlan {
   anabranch::Plan plan;
@@ -98,10 +98,10 @@ auto guard(Body&& body) noexcept -> decltype(body()) {
   try {
     return body();
   } catch (const std::exception& error) {
-    fail(Status(Code::kRecordFailed, std::string("bridge: ") + error.what()));
+    fail(Status(StatusCode::kRecordFailed, std::string("bridge: ") + error.what()));
   }
   if constexpr (std::is_integral_v<decltype(body())>) {
-    return static_cast<decltype(body())>(Code::kRecordFailed);
+    return static_cast<decltype(body())>(StatusCode::kRecordFailed);
   } else {
     return decltype(body())();
   }
@@ -120,7 +120,7 @@ auto tell(Builder* builder, Body&& body) noexcept -> decltype(body()) {
 }
 
 inline Status broken_builder() {
-  return Status(Code::kRecordFailed,
+  return Status(StatusCode::kRecordFailed,
                 "build: memory ran out while the parts were given. Free some and begin anew.");
 }
 

@@ -39,7 +39,7 @@ size_t anabranch_reports_count(const AnabranchReports* reports) { return reports
 
 void anabranch_reports_report(const AnabranchReports* reports, uint32_t number,
                               AnabranchReport* out) {
-  const ab::Report& report = reports->reports[number];
+  const ab::SyncReport& report = reports->reports[number];
   *out = {static_cast<int32_t>(report.kind),
           static_cast<int32_t>(report.severity),
           ab::index_of(report.first),

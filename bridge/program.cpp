@@ -50,14 +50,14 @@ void anabranch_builder_add_access(AnabranchBuilder* builder, int32_t mode, uint3
                   .item_bytes = item_bytes,
                   .dims = {}};
     for (uint32_t i = 0; i < dims; ++i) view.dims.push_back({sizes[i], strides_bytes[i]});
-    builder->step.accesses.push_back({ab::Mode(mode), std::move(view)});
+    builder->step.accesses.push_back({ab::AccessMode(mode), std::move(view)});
   });
 }
 
 void anabranch_builder_add_whole(AnabranchBuilder* builder, int32_t mode, uint32_t buffer) {
   ab::bridge::tell(builder, [&] {
     builder->step.accesses.push_back(
-        {ab::Mode(mode), builder->builder.whole(ab::BufferId(buffer))});
+        {ab::AccessMode(mode), builder->builder.whole(ab::BufferId(buffer))});
   });
 }
 

@@ -16,7 +16,7 @@ Result<std::string> find_cmake_folder() {
   if (!error && std::filesystem::is_regular_file(folder / "anabranchConfig.cmake", error)) {
     return folder.string();
   }
-  return Status(Code::kFileUnreadable,
+  return Status(StatusCode::kFileUnreadable,
                 fmt::format("cmakedir: no anabranchConfig.cmake in '{}': this program is not part "
                             "of an installation. Install it with cmake --install.",
                             folder.string()));

@@ -26,7 +26,7 @@ struct CloseFile {
 using File = std::unique_ptr<std::FILE, CloseFile>;
 
 Status unreadable(const std::string& path, int error) {
-  return Status(Code::kFileUnreadable,
+  return Status(StatusCode::kFileUnreadable,
                 fmt::format("read '{}': {}", printable_text(path), std::strerror(error)));
 }
 
@@ -46,7 +46,7 @@ Result<std::string> read_input(const std::string& path) {
     bytes.append(chunk.data(), count);
     if (!begins_like_json(bytes) && !bytes.starts_with(kPlanBegin)) return bytes;
     if (bytes.size() <= kMostBytes) continue;
-    return Status(Code::kFileMalformed,
+    return Status(StatusCode::kFileMalformed,
                   fmt::format("read '{}': longer than {} bytes", printable_text(path), kMostBytes));
   }
   if (std::ferror(file.get()) != 0) return unreadable(path, errno);

@@ -50,9 +50,9 @@ Exit print_text(const std::string& text) {
   return Exit::kUnusable;
 }
 
-bool is_about_a_file(Code code) {
-  return code == Code::kFileUnreadable || code == Code::kFileMalformed ||
-         code == Code::kFileVersion;
+bool is_about_a_file(StatusCode code) {
+  return code == StatusCode::kFileUnreadable || code == StatusCode::kFileMalformed ||
+         code == StatusCode::kFileVersion;
 }
 
 Exit print(const Result<std::string>& answer, Exit refused = Exit::kRefused) {

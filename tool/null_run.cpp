@@ -36,7 +36,7 @@ Status check_regions(const std::string& path, const RegionTable& needed) {
     if (count++ < kNamed)
       names += fmt::format("{}'{}'", count > 1 ? ", " : "", printable_text(name));
   }
-  return Status(Code::kRegionMissing,
+  return Status(StatusCode::kRegionMissing,
                 fmt::format("run '{}': the plan calls {} regions that a file cannot hold: {}{}. "
                             "Use --null-regions to run it with regions that do nothing.",
                             printable_text(path), count, names, count > kNamed ? " and more" : ""));
@@ -57,7 +57,7 @@ Status check_memory(const std::string& path, const Plan& plan, std::uint64_t mos
   }
   if (enough) return {};
   return Status(
-      Code::kLimitExceeded,
+      StatusCode::kLimitExceeded,
       fmt::format("run '{}': arena ({} bytes) and {} buffers of the caller take more than "
                   "{} bytes. Allow more with --max-memory.",
                   printable_text(path), plan.arena().size_bytes, plan.slots().size(), most_bytes));
@@ -76,7 +76,7 @@ Status NullRun::allocate() {
     const std::uint64_t size_bytes = std::max<std::uint64_t>(buffer.size_bytes, 1);
     void* memory = ::operator new (size_bytes, std::align_val_t{alignment}, std::nothrow);
     if (memory == nullptr) {
-      return Status(Code::kLimitExceeded,
+      return Status(StatusCode::kLimitExceeded,
                     fmt::format("run: no memory for buffer '{}' of {} bytes, alignment {}",
                                 printable_text(buffer.name), buffer.size_bytes, buffer.alignment));
     }

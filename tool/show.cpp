@@ -26,16 +26,16 @@ Result<std::string> check(const std::string& path, bool strict) {
   const Program& program = plan->program();
   std::string reports;
   bool has_error = false;
-  const Result<std::vector<Report>> found = find_reports(program, {.strict = strict});
+  const Result<std::vector<SyncReport>> found = find_reports(program, {.strict = strict});
   if (!found) return found.error();
-  for (const Report& report : *found) {
+  for (const SyncReport& report : *found) {
     reports += fmt::format("{}: {}\n", kSeverities[static_cast<std::size_t>(report.severity)],
                            report.message);
     has_error |= report.severity == Severity::kError;
   }
   if (has_error) {
     reports.pop_back();  // the code stands behind the last line
-    return Status(Code::kUnsynchronised,
+    return Status(StatusCode::kUnsynchronised,
                   fmt::format("check '{}':\n{}", printable_text(path), reports));
   }
   return fmt::format("{}: ok, {} steps on {} streams, {} waits, arena of {} bytes, no race\n{}",

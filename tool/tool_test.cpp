@@ -213,7 +213,7 @@ TEST(Run, LaunchesWithNullRegions) {
 TEST(Run, RefusesAPlanThatAsksForMoreMemoryThanAllowed) {
   const File file("large.plan", make_example({.bytes = std::uint64_t{1} << 46}));
   const auto text = run(file.path(), {.null_regions = true});
-  EXPECT_EQ(text.error().code(), Code::kLimitExceeded);
+  EXPECT_EQ(text.error().code(), StatusCode::kLimitExceeded);
   EXPECT_THAT(message_of(text), HasSubstr("--max-memory"));
 }
 

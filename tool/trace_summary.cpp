@@ -155,7 +155,7 @@ Result<std::string> summarize_trace(const std::string& path, std::string_view js
   const Json& events = in_object ? parsed["traceEvents"] : parsed;
   if (!events.is_array()) {
     return Status(
-        Code::kFileMalformed,
+        StatusCode::kFileMalformed,
         fmt::format("show '{}': {}, where a trace holds a list 'traceEvents'. Give a plan "
                     "file, or what `anabranch trace` wrote.",
                     printable_text(path),

@@ -111,7 +111,7 @@ enum class ReportKind : std::uint8_t {
 //   strict       error      error          note     warning   error
 enum class Severity : std::uint8_t { kNote, kWarning, kError };
 
-struct Report {
+struct SyncReport {
   ReportKind kind = ReportKind::kRaceFlow;
   Severity severity = Severity::kNote;
   StepId first = kNoStep;                      // kNoStep: the caller, before the program
@@ -126,8 +126,8 @@ struct Report {
 // Pure, and near linear in steps; nothing, at once, where all streams are placed. Every race
 // follows from the missing waits of the reports and the syncs there are, and no report from the
 // others of its kind. In program order of `second`, then unjoined streams in that of `first`.
-ANABRANCH_API Result<std::vector<Report>> find_reports(const Program& program,
-                                                       const PlanOptions& options = {});
+ANABRANCH_API Result<std::vector<SyncReport>> find_reports(const Program& program,
+                                                           const PlanOptions& options = {});
 
 // Two steps of which the first must end before the second starts, and nothing makes sure of it.
 struct Race {

@@ -73,10 +73,10 @@ struct View {
   bool operator==(const View&) const = default;
 };
 
-enum class Mode : std::uint8_t { kRead = 1, kWrite = 2, kReadWrite = 3 };
+enum class AccessMode : std::uint8_t { kRead = 1, kWrite = 2, kReadWrite = 3 };
 
 struct Access {
-  Mode mode = Mode::kRead;
+  AccessMode mode = AccessMode::kRead;
   View view;
 };
 
@@ -166,9 +166,9 @@ class ANABRANCH_API ProgramBuilder {
 
   // The whole of a buffer as one contiguous item; an unknown id gives a view build() refuses.
   View whole(BufferId buffer) const;
-  Access read(BufferId buffer) const { return {Mode::kRead, whole(buffer)}; }
-  Access write(BufferId buffer) const { return {Mode::kWrite, whole(buffer)}; }
-  Access read_write(BufferId buffer) const { return {Mode::kReadWrite, whole(buffer)}; }
+  Access read(BufferId buffer) const { return {AccessMode::kRead, whole(buffer)}; }
+  Access write(BufferId buffer) const { return {AccessMode::kWrite, whole(buffer)}; }
+  Access read_write(BufferId buffer) const { return {AccessMode::kReadWrite, whole(buffer)}; }
 
   // Validates everything; the builder is left as it was. All errors are in one Status, a line each,
   // under the code of the first.

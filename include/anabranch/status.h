@@ -19,7 +19,7 @@ namespace anabranch {
 
 // Every code has a section in docs/errors.md; a test keeps the list and the page in step.
 // 01xx program, 02xx plan, 03xx record, 04xx launch, 05xx plan file, 06xx trace.
-enum class Code : std::uint16_t {
+enum class StatusCode : std::uint16_t {
   kOk = 0,
 #define ANABRANCH_CODE(name, number, meaning) name = number,
 #include "anabranch/codes.inc"
@@ -27,9 +27,9 @@ enum class Code : std::uint16_t {
 };
 
 // "E0103", as it stands at the end of each message.
-ANABRANCH_API std::string code_text(Code code);
+ANABRANCH_API std::string code_text(StatusCode code);
 // The one-line meaning from codes.inc; empty for an unknown number.
-ANABRANCH_API std::string_view code_meaning(Code code);
+ANABRANCH_API std::string_view code_meaning(StatusCode code);
 
 // Text from outside, a name in a plan say, as it may stand in one line on a terminal: what would
 // steer the terminal, end the line or turn its direction, and bytes that are no UTF-8, as "\x1b",
@@ -42,15 +42,15 @@ class [[nodiscard]] Status {
   Status() = default;
   // `message` names the act, the thing, both values and the way out; the code is appended to it.
   // May have several lines; each is kept as printable_text().
-  ANABRANCH_API Status(Code code, std::string message);
+  ANABRANCH_API Status(StatusCode code, std::string message);
 
-  bool ok() const { return code_ == Code::kOk; }
+  bool ok() const { return code_ == StatusCode::kOk; }
   explicit operator bool() const { return ok(); }
-  Code code() const { return code_; }
+  StatusCode code() const { return code_; }
   const std::string& message() const { return message_; }
 
  private:
-  Code code_ = Code::kOk;
+  StatusCode code_ = StatusCode::kOk;
   std::string message_;
 };
 

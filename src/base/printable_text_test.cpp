@@ -36,7 +36,7 @@ TEST(PrintableText, ShowsBytesThatAreNoText) {
 }
 
 TEST(Status, HoldsNoControlsButTheEndsOfItsLines) {
-  const Status status(Code::kFileUnreadable, "read '\x1b[2Jx':\nno \x07 file");
+  const Status status(StatusCode::kFileUnreadable, "read '\x1b[2Jx':\nno \x07 file");
   EXPECT_EQ(status.message(), "read '\\x1b[2Jx':\nno \\x07 file [E0501]");
 }
 

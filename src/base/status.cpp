@@ -7,14 +7,16 @@
 
 namespace anabranch {
 
-std::string code_text(Code code) { return fmt::format("E{:04}", static_cast<unsigned>(code)); }
+std::string code_text(StatusCode code) {
+  return fmt::format("E{:04}", static_cast<unsigned>(code));
+}
 
-std::string_view code_meaning(Code code) {
+std::string_view code_meaning(StatusCode code) {
   switch (code) {
-    case Code::kOk:
+    case StatusCode::kOk:
       return "";
 #define ANABRANCH_CODE(name, number, meaning) \
-  case Code::name:                            \
+  case StatusCode::name:                      \
     return meaning;
 #include "anabranch/codes.inc"
 #undef ANABRANCH_CODE
@@ -22,8 +24,8 @@ std::string_view code_meaning(Code code) {
   return "";
 }
 
-Status::Status(Code code, std::string message) : code_(code) {
-  if (code == Code::kOk) return;
+Status::Status(StatusCode code, std::string message) : code_(code) {
+  if (code == StatusCode::kOk) return;
   const std::string_view text = message;
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());

@@ -7,29 +7,29 @@ namespace anabranch {
 namespace {
 
 TEST(Status, EndsItsMessageWithTheCode) {
-  const Status status(Code::kBusy, "launch: the recording is running");
+  const Status status(StatusCode::kBusy, "launch: the recording is running");
   EXPECT_FALSE(status.ok());
   EXPECT_EQ(status.message(), "launch: the recording is running [E0401]");
 }
 
 TEST(Status, IsOkByDefault) {
   EXPECT_TRUE(Status().ok());
-  EXPECT_TRUE(Status(Code::kOk, "unused").message().empty());
+  EXPECT_TRUE(Status(StatusCode::kOk, "unused").message().empty());
 }
 
 TEST(Status, EveryCodeHasAMeaning) {
-#define ANABRANCH_CODE(name, number, meaning) EXPECT_EQ(code_meaning(Code::name), meaning);
+#define ANABRANCH_CODE(name, number, meaning) EXPECT_EQ(code_meaning(StatusCode::name), meaning);
 #include "anabranch/codes.inc"
 #undef ANABRANCH_CODE
 }
 
 TEST(Result, HoldsAValueOrAnError) {
   Result<int> value = 3;
-  Result<int> error = Status(Code::kBusy, "no");
+  Result<int> error = Status(StatusCode::kBusy, "no");
   ASSERT_TRUE(value.ok());
   EXPECT_EQ(*value, 3);
   ASSERT_FALSE(error.ok());
-  EXPECT_EQ(error.error().code(), Code::kBusy);
+  EXPECT_EQ(error.error().code(), StatusCode::kBusy);
 }
 
 }  // namespace

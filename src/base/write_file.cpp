@@ -135,7 +135,7 @@ int write(const std::string& path, Bytes bytes) {
 Status write_file(std::string_view act, const std::string& path, Bytes bytes) {
   const int error = write(path, bytes);
   if (error == 0) return {};
-  return Status(Code::kFileUnreadable,
+  return Status(StatusCode::kFileUnreadable,
                 fmt::format("{} '{}': {}", act, printable_text(path), std::strerror(error)));
 }
 

@@ -88,7 +88,7 @@ TEST_F(WriteFile, FollowsALinkAndLeavesItOne) {
 
 TEST_F(WriteFile, MakesNothingThroughALinkToNothing) {
   fs::create_symlink(folder_ / "nothing", folder_ / "link");
-  EXPECT_EQ(write_text(folder_ / "link", "abc").code(), Code::kFileUnreadable);
+  EXPECT_EQ(write_text(folder_ / "link", "abc").code(), StatusCode::kFileUnreadable);
   EXPECT_TRUE(fs::is_symlink(folder_ / "link"));
   EXPECT_FALSE(fs::exists(folder_ / "nothing"));
 }
@@ -130,10 +130,10 @@ TEST_F(WriteFile, WritesThroughAFifo) {
 }
 
 TEST_F(WriteFile, LeavesNothingBehindWhereItCannotWrite) {
-  EXPECT_EQ(write_text(folder_ / "no/such", "abc").code(), Code::kFileUnreadable);
-  EXPECT_EQ(write_text("", "abc").code(), Code::kFileUnreadable);
+  EXPECT_EQ(write_text(folder_ / "no/such", "abc").code(), StatusCode::kFileUnreadable);
+  EXPECT_EQ(write_text("", "abc").code(), StatusCode::kFileUnreadable);
   fs::create_directory(folder_ / "sub");
-  EXPECT_EQ(write_text(folder_ / "sub", "abc").code(), Code::kFileUnreadable);
+  EXPECT_EQ(write_text(folder_ / "sub", "abc").code(), StatusCode::kFileUnreadable);
   EXPECT_EQ(count(), 1);
 }
 
@@ -141,7 +141,7 @@ TEST_F(WriteFile, RefusesAFileThatItsOwnerMayNotWrite) {
   if (::geteuid() == 0) GTEST_SKIP() << "root may write everything";
   std::ofstream(folder_ / "fixed") << "precious";
   ASSERT_EQ(::chmod((folder_ / "fixed").c_str(), 0400), 0);
-  EXPECT_EQ(write_text(folder_ / "fixed", "abc").code(), Code::kFileUnreadable);
+  EXPECT_EQ(write_text(folder_ / "fixed", "abc").code(), StatusCode::kFileUnreadable);
   EXPECT_EQ(text_of(folder_ / "fixed"), "precious");
 }
 

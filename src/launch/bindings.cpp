@@ -15,7 +15,7 @@ std::uintptr_t number_of(const void* address) { return reinterpret_cast<std::uin
 
 bool is_before(const SlotExtent& a, const SlotExtent& b) { return a.begin < b.begin; }
 
-Status refuse(std::string message) { return Status(Code::kBadBinding, std::move(message)); }
+Status refuse(std::string message) { return Status(StatusCode::kBadBinding, std::move(message)); }
 
 Status refuse_count(std::size_t given, std::size_t needed) {
   return refuse(

@@ -38,7 +38,7 @@ class Bindings : public ::testing::Test {
   }
   void expect_refusal(std::vector<Binding> bindings, const std::string& text) {
     const Status status = bind(std::move(bindings));
-    EXPECT_EQ(status.code(), Code::kBadBinding);
+    EXPECT_EQ(status.code(), StatusCode::kBadBinding);
     EXPECT_THAT(status.message(), HasSubstr(text));
   }
 
@@ -117,7 +117,8 @@ TEST(BindingOverlap, IsFoundExactlyWhereAWrittenBufferSharesAByte) {
         for (std::uint32_t j = 0; j < i; ++j) {
           const auto* a = static_cast<std::byte*>(bindings[i].data);
           const auto* b = static_cast<std::byte*>(bindings[j].data);
-          const bool written = accesses[i].mode != Mode::kRead || accesses[j].mode != Mode::kRead;
+          const bool written =
+              accesses[i].mode != AccessMode::kRead || accesses[j].mode != AccessMode::kRead;
           overlap |= written && sizes[i] && sizes[j] && a < b + sizes[j] && b < a + sizes[i];
         }
       }

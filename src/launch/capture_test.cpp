@@ -111,7 +111,7 @@ TEST_F(CaptureTest, AStepThatWasDiscoveredOnceIsRecordedForEachKindOfLaunch) {
     made.push_back(*std::move(recording));
   }
   destroy_captures();
-  step = Status(Code::kNotRecordable, "gone");  // recordings keep what they need
+  step = Status(StatusCode::kNotRecordable, "gone");  // recordings keep what they need
   for (std::uint32_t round = 0; round < 6; ++round) {
     const std::uint64_t in = allocate(kBytes), out = allocate(kBytes);
     put_words(in, round);
@@ -224,9 +224,9 @@ TEST_F(CaptureTest, HandlesMayDieOnAnyThreadAndLeaveNothing) {
   ASSERT_TRUE(recording.ok());
   device.reset();
   std::thread([&, mine = *std::move(recording), pages = *std::move(memory)]() mutable {
-    step = Status(Code::kNotRecordable, "gone");
-    recording = Status(Code::kNotRecordable, "gone");
-    memory = Status(Code::kNotRecordable, "gone");
+    step = Status(StatusCode::kNotRecordable, "gone");
+    recording = Status(StatusCode::kNotRecordable, "gone");
+    memory = Status(StatusCode::kNotRecordable, "gone");
   }).join();
   EXPECT_EQ(sim->live_objects(), before);
 }
@@ -265,7 +265,7 @@ TEST_F(PinnedCaptureTest, LaunchesAreAtTheKindOfMemoryThatWasSaid) {
       x_[0] = round;
       const Status refused =
           anabranch::launch(*recording, mapped_memory ? at_allocated : at_mapped, work_stream);
-      EXPECT_EQ(refused.code(), Code::kLaunchDriverFailed);
+      EXPECT_EQ(refused.code(), StatusCode::kLaunchDriverFailed);
       const Status queued =
           anabranch::launch(*recording, mapped_memory ? at_mapped : at_allocated, work_stream);
       ASSERT_TRUE(queued.ok()) << queued.message();

@@ -13,7 +13,7 @@ namespace anabranch::cuda {
 namespace {
 
 Status bad(const std::string& what) {
-  return Status(Code::kBadBinding, fmt::format("launch: {}.", what));
+  return Status(StatusCode::kBadBinding, fmt::format("launch: {}.", what));
 }
 
 // The memory as it takes the place of what the launch before was given. Its order of sources by

@@ -405,7 +405,7 @@ TEST_P(CudaLaunchTest, WrongBindingsAreRefusedAndQueueNothing) {
   const auto refused = [&](const Memory& memory, const char* why) {
     const auto set = cuda::launch(*recording, memory, work_stream);
     ASSERT_FALSE(set.ok()) << why;
-    EXPECT_EQ(set.error().code(), Code::kBadBinding);
+    EXPECT_EQ(set.error().code(), StatusCode::kBadBinding);
     EXPECT_THAT(set.error().message(), HasSubstr(why));
   };
   const auto with = [&](std::size_t source, std::uint64_t address) {
@@ -448,7 +448,7 @@ TEST_P(CudaLaunchTest, AfterAnyFailingCallTheNextLaunchIsRight) {
     } else {
       have_failed.insert(failed);
       ASSERT_FALSE(set.ok()) << failed;
-      EXPECT_EQ(set.error().code(), Code::kLaunchDriverFailed);
+      EXPECT_EQ(set.error().code(), StatusCode::kLaunchDriverFailed);
       EXPECT_THAT(set.error().message(), HasSubstr(failed));
       must_launch(*recording, memory);
     }

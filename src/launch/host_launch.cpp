@@ -260,7 +260,7 @@ Status Run::status() {
   const Step& step = recording_.plan().program().step(id);
   const std::string source =
       step.source.empty() ? "" : fmt::format(" ({})", printable_text(step.source));
-  Status failed(Code::kStepFailed,
+  Status failed(StatusCode::kStepFailed,
                 fmt::format("launch: step {} '{}'{} {}. Steps after it did not all run; the "
                             "recording can be launched again.",
                             index_of(id), printable_text(step.name), source, describe(*first)));

@@ -179,7 +179,7 @@ TEST(HostLaunch, RefusesAStreamAndStartsNothing) {
   });
   const Recording recording = must(record(parallel_steps(1), device_of(1), regions.table()));
   int stream = 0;
-  EXPECT_EQ(launch(recording, {}, &stream).error().code(), Code::kStreamRefused);
+  EXPECT_EQ(launch(recording, {}, &stream).error().code(), StatusCode::kStreamRefused);
   EXPECT_EQ(calls, 0);
   must(launch(recording, {}, nullptr));
   EXPECT_EQ(calls, 1);
@@ -258,10 +258,10 @@ TEST(HostLaunch, StepsThatNothingRunsBesideAreOutsideTheTeam) {
   const StreamId side = builder.add_stream("side");
   const BufferId a = builder.add_buffer({.name = "a", .role = Role::kInput, .size_bytes = 8});
   const BufferId b = builder.add_buffer({.name = "b", .role = Role::kOutput, .size_bytes = 8});
-  builder.compute(kAmbient, "step 0", {{Mode::kReadWrite, builder.whole(a)}});
+  builder.compute(kAmbient, "step 0", {{AccessMode::kReadWrite, builder.whole(a)}});
   builder.compute(side, "step 1",
-                  {{Mode::kRead, builder.whole(a)}, {Mode::kWrite, builder.whole(b)}});
-  builder.compute(kAmbient, "step 2", {{Mode::kRead, builder.whole(a)}});
+                  {{AccessMode::kRead, builder.whole(a)}, {AccessMode::kWrite, builder.whole(b)}});
+  builder.compute(kAmbient, "step 2", {{AccessMode::kRead, builder.whole(a)}});
   Members members;
   const Regions regions = members.regions();
   const Plan plan = plan_of(builder);

@@ -26,7 +26,7 @@ namespace {
 
 Status refuse_stream(const void* stream) {
   return Status(
-      Code::kStreamRefused,
+      StatusCode::kStreamRefused,
       fmt::format("launch: stream {} was given, and the host device has none: a launch runs "
                   "on the calling thread. Pass no stream, and wait for its work before.",
                   stream));
@@ -43,7 +43,7 @@ Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindi
   host::HostRecording& host = *recording.host_recording();
   const host::HostHold hold(host);
   if (!hold) {
-    return Status(Code::kBusy,
+    return Status(StatusCode::kBusy,
                   "launch: the recording is already running, and takes one launch at a time. Wait "
                   "for that launch, or record the plan once more.");
   }

@@ -247,7 +247,7 @@ TEST_F(PlanLaunchTest, WhenAnyCallFailsItIsNamedAndTheNextLaunchIsRight) {
     }
     if (failed != "cuEventQuery") {  // asked only to choose what to lease
       ASSERT_FALSE(failing.ok()) << failed;
-      EXPECT_EQ(failing.error().code(), Code::kLaunchDriverFailed);
+      EXPECT_EQ(failing.error().code(), StatusCode::kLaunchDriverFailed);
       EXPECT_THAT(failing.error().message(), HasSubstr(failed));
     }
     EXPECT_TRUE(must(launch(recording, third.memory.bindings(), other)).wait().ok()) << failed;
@@ -284,12 +284,12 @@ TEST_F(PlanLaunchTest, ALostContextIsSaidByLaunchAndTicket) {
   const Ticket ticket = must(launch(recording, job.memory.bindings(), stream()));
   bench.sim().fail_call(1, CuResult::kIllegalAddress, "cuEventSynchronize");
   const Status ended = ticket.wait();
-  EXPECT_EQ(ended.code(), Code::kLaunchDriverFailed);
+  EXPECT_EQ(ended.code(), StatusCode::kLaunchDriverFailed);
   EXPECT_THAT(ended.message(), HasSubstr("the context is lost"));
   EXPECT_TRUE(ticket.done());
   const auto again = launch(recording, job.memory.bindings(), nullptr);
   ASSERT_FALSE(again.ok());
-  EXPECT_EQ(again.error().code(), Code::kLaunchDriverFailed);
+  EXPECT_EQ(again.error().code(), StatusCode::kLaunchDriverFailed);
 }
 
 }  // namespace

@@ -169,7 +169,7 @@ Status check_plan(const Program& program, const PlanParts& parts) {
                         describe_remedy(program, races[i], position));
   }
   if (races.size() > kShown) text += "\ncheck: more races follow these.";
-  return Status(Code::kRace, std::move(text));
+  return Status(StatusCode::kRace, std::move(text));
 }
 
 }  // namespace anabranch

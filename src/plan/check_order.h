@@ -63,7 +63,7 @@ class AccessesByBuffer {
   std::vector<Entry> entries_;
 };
 
-inline bool writes(const Access& access) { return access.mode != Mode::kRead; }
+inline bool writes(const Access& access) { return access.mode != AccessMode::kRead; }
 
 // Conflicting accesses, ordered as in program order. Ends early where the work is exhausted.
 void demand_access_order(Demands& demands, const AccessesByBuffer& accesses, CompareWork& work);

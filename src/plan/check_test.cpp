@@ -59,14 +59,15 @@ TEST(PlanCheck, AcceptsAnEmptyPlan) {
 }
 
 TEST(PlanCheck, ReportsEveryConflictThatNothingOrdersAndNoPairOfReads) {
-  for (const Mode first : {Mode::kRead, Mode::kWrite, Mode::kReadWrite}) {
-    for (const Mode second : {Mode::kRead, Mode::kWrite, Mode::kReadWrite}) {
+  for (const AccessMode first : {AccessMode::kRead, AccessMode::kWrite, AccessMode::kReadWrite}) {
+    for (const AccessMode second :
+         {AccessMode::kRead, AccessMode::kWrite, AccessMode::kReadWrite}) {
       Case test;
       const View x = test.builder.whole(test.add("x"));
       const StepId a = test.step(test.streams[0], {{first, x}});
       const StepId b = test.step(test.streams[1], {{second, x}});
       const Program program = test.build();
-      if (first == Mode::kRead && second == Mode::kRead) {
+      if (first == AccessMode::kRead && second == AccessMode::kRead) {
         EXPECT_TRUE(find_races(program, test.parts)->empty());
         continue;
       }
@@ -97,9 +98,9 @@ TEST(PlanCheck, SeesWhichPartsOfABufferAreShared) {
   const View left{x, 0, 4, {{8, 32}}};    // bytes 0..4 of each row of 32
   const View right{x, 16, 4, {{8, 32}}};  // bytes 16..20
   const View middle{x, 2, 16, {{8, 32}}};
-  test.step(test.streams[0], {{Mode::kWrite, left}});
-  const StepId a = test.step(test.streams[0], {{Mode::kWrite, middle}});
-  const StepId b = test.step(test.streams[1], {{Mode::kWrite, right}});
+  test.step(test.streams[0], {{AccessMode::kWrite, left}});
+  const StepId a = test.step(test.streams[0], {{AccessMode::kWrite, middle}});
+  const StepId b = test.step(test.streams[1], {{AccessMode::kWrite, right}});
   const std::vector<Race> races = *find_races(test.build(), test.parts);
   expect_race(races, a, b);
   EXPECT_TRUE(races[0].exact);
@@ -111,8 +112,8 @@ TEST(PlanCheck, AWriteOfOnePartDoesNotHideEarlierAccessesOfAnother) {
   Case test(2);
   const BufferId x = test.add("x");
   const StepId whole = test.step(test.streams[0], {test.builder.write(x)});
-  const StepId part = test.step(test.streams[1], {{Mode::kWrite, {x, 0, 128, {}}}});
-  const StepId other = test.step(test.streams[2], {{Mode::kRead, {x, 128, 128, {}}}});
+  const StepId part = test.step(test.streams[1], {{AccessMode::kWrite, {x, 0, 128, {}}}});
+  const StepId other = test.step(test.streams[2], {{AccessMode::kRead, {x, 128, 128, {}}}});
   const Program program = test.build();
   test.parts.waits = {{part, whole}};
   expect_race(*find_races(program, test.parts), whole, other);
@@ -281,7 +282,7 @@ TEST(PlanCheck, NamesStepsSourcesStreamsBytesAndRemedy) {
                          .accesses = {test.builder.read(h)}});
   const Program program = test.build();
   const Status status = check_plan(program, test.parts);
-  EXPECT_EQ(status.code(), Code::kRace);
+  EXPECT_EQ(status.code(), StatusCode::kRace);
   EXPECT_EQ(status.message(),
             "check: step 1 'add' (model.py:41, stream 'side0') reads 'h' bytes 0..4096 while step "
             "0 'mm' (model.py:38, stream '" +
@@ -303,8 +304,8 @@ TEST(PlanCheck, ReportsAnOverlapThatCannotBeDecidedAndMarksIt) {
   const BufferId x = test.add("x", Role::kInput, kMaxBufferBytes);
   const View a = hard_view(x, 0, {1, 5'000'011, 700'000'001});
   const View b = hard_view(x, (20LL << 39) + 7'654'321'012, {97'003, 123'456'789, 999'999'937});
-  const StepId first = test.step(test.streams[0], {{Mode::kWrite, a}});
-  const StepId second = test.step(test.streams[1], {{Mode::kWrite, b}});
+  const StepId first = test.step(test.streams[0], {{AccessMode::kWrite, a}});
+  const StepId second = test.step(test.streams[1], {{AccessMode::kWrite, b}});
   const Program program = test.build();
   const std::vector<Race> races = *find_races(program, test.parts);
   expect_race(races, first, second);

@@ -15,7 +15,7 @@ CompareWork::CompareWork(const Program& program) : program_(&program), limit_(kM
 Status CompareWork::refusal(std::string_view act) const {
   const Buffer& buffer = program_->buffer(buffer_);
   return Status(
-      Code::kTooManyComparisons,
+      StatusCode::kTooManyComparisons,
       fmt::format("{}: the views of buffer {} '{}' lie across each other so often that {} "
                   "comparisons do not tell which of them share bytes. Use fewer strided "
                   "views of one buffer, or buffers of their own.",

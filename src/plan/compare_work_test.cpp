@@ -27,7 +27,7 @@ Program scattered_program(std::uint32_t steps, StreamOrigin origin = StreamOrigi
   const StreamId side = builder.add_stream("side", origin);
   const BufferId x = builder.add_buffer({"x", Role::kOutput, std::uint64_t{1} << 30});
   for (std::uint32_t i = 0; i < steps; ++i) {
-    builder.compute(side, "scatter", {{Mode::kWrite, scattered_view(random, x)}});
+    builder.compute(side, "scatter", {{AccessMode::kWrite, scattered_view(random, x)}});
   }
   return *builder.build();
 }
@@ -43,18 +43,18 @@ PlanParts parts_in_program_order(const Program& program) {
 TEST(CompareWork, EndsTheCheckOfViewsThatLieAcrossEachOther) {
   const Program program = scattered_program(500);
   const Status status = check_plan(program, parts_in_program_order(program));
-  EXPECT_EQ(status.code(), Code::kTooManyComparisons);
+  EXPECT_EQ(status.code(), StatusCode::kTooManyComparisons);
   EXPECT_THAT(status.message(), testing::HasSubstr("check: the views of buffer 0 'x' lie across"));
   const auto plan = make_plan_from_parts(program, parts_in_program_order(program));
-  EXPECT_EQ(plan.error().code(), Code::kTooManyComparisons);
+  EXPECT_EQ(plan.error().code(), StatusCode::kTooManyComparisons);
 }
 
 TEST(CompareWork, EndsWhateverElseComparesViews) {
   const Program program = scattered_program(500);
-  EXPECT_EQ(make_plan(program).error().code(), Code::kTooManyComparisons);
-  EXPECT_EQ(find_regions(program).error().code(), Code::kTooManyComparisons);
+  EXPECT_EQ(make_plan(program).error().code(), StatusCode::kTooManyComparisons);
+  EXPECT_EQ(find_regions(program).error().code(), StatusCode::kTooManyComparisons);
   const Program users = scattered_program(500, StreamOrigin::kUserSynchronised);
-  EXPECT_EQ(find_reports(users).error().code(), Code::kTooManyComparisons);
+  EXPECT_EQ(find_reports(users).error().code(), StatusCode::kTooManyComparisons);
 }
 
 TEST(CompareWork, LeavesProgramsWithSomeOfThemAlone) {
@@ -74,7 +74,7 @@ TEST(CompareWork, LeavesThousandsOfRowsAndColumnsAlone) {
     const View column{columns, i, 1, {{kSide, static_cast<std::int64_t>(kSide)}}};
     const View row{rows, i * kSide, kSide};
     builder.compute(i % 2 == 0 ? kAmbient : side, "f",
-                    {{Mode::kWrite, column}, {Mode::kWrite, row}});
+                    {{AccessMode::kWrite, column}, {AccessMode::kWrite, row}});
   }
   const Result<Plan> plan = make_plan(*builder.build());
   ASSERT_TRUE(plan.ok()) << plan.error().message();

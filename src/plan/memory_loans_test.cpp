@@ -59,7 +59,7 @@ Planned plan_of(std::vector<std::vector<std::uint32_t>> buffers_of_step,
   for (const auto& buffers : buffers_of_step) {
     std::vector<Access> accesses;
     for (const std::uint32_t buffer : buffers) {
-      accesses.push_back({Mode::kWrite, builder.whole(BufferId(buffer))});
+      accesses.push_back({AccessMode::kWrite, builder.whole(BufferId(buffer))});
     }
     builder.compute(StreamId(0), "step", std::move(accesses));
   }

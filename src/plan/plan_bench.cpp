@@ -96,7 +96,7 @@ void waits_over_tiles(benchmark::State& state) {
   const BufferId buffer = builder.add_buffer({"tiles", Role::kInput, tiles * 64, 64});
   for (std::uint64_t i = 0; i < tiles; ++i) {
     const View tile{buffer, (i * 7919 % tiles) * 64, 64, {}};
-    builder.compute(streams[i % 8], "tile", {{Mode::kWrite, tile}});
+    builder.compute(streams[i % 8], "tile", {{AccessMode::kWrite, tile}});
     if (i % (tiles / 4) == 0) builder.compute(kAmbient, "all", {builder.read(buffer)});
   }
   const Program program = *builder.build();

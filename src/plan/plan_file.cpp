@@ -35,7 +35,7 @@ void put_number(std::vector<std::uint8_t>& bytes, T value) {
 }
 
 Status malformed(const std::string& why) {
-  return Status(Code::kFileMalformed, std::string(kAct) + why);
+  return Status(StatusCode::kFileMalformed, std::string(kAct) + why);
 }
 
 Status check_magic_and_version(std::span<const std::uint8_t> file) {
@@ -50,7 +50,7 @@ Status check_magic_and_version(std::span<const std::uint8_t> file) {
   }
   const auto version = number_at<std::uint32_t>(file, kVersionAt);
   if (version == kPlanFileVersion) return {};
-  return Status(Code::kFileVersion,
+  return Status(StatusCode::kFileVersion,
                 fmt::format("{}the file has format version {}, this library reads version "
                             "{}. Read it with the library that wrote it, or write the plan again.",
                             kAct, version, kPlanFileVersion));
@@ -86,7 +86,7 @@ Status about_file(const char* act, const std::string& path, const Status& status
 }
 
 Status unreadable(const char* act, const std::string& path, int error) {
-  return Status(Code::kFileUnreadable,
+  return Status(StatusCode::kFileUnreadable,
                 fmt::format("{} '{}': {}", act, printable_text(path), std::strerror(error)));
 }
 
@@ -107,7 +107,7 @@ Result<std::vector<std::uint8_t>> read_bytes(const std::string& path) {
     const Status begin = check_magic_and_version(bytes);
     if (!begin) return about_file(act, path, begin);
     if (bytes.size() > kMaxPlanPayloadBytes + kPlanHeaderBytes) {
-      return Status(Code::kFileMalformed,
+      return Status(StatusCode::kFileMalformed,
                     fmt::format("{} '{}': longer than {} bytes", act, printable_text(path),
                                 kMaxPlanPayloadBytes + kPlanHeaderBytes));
     }
@@ -163,7 +163,7 @@ Status write_plan_file(const Plan& plan, const std::string& path) {
   const std::vector<std::uint8_t> bytes = write_plan(plan);
   if (bytes.empty()) {
     return Status(
-        Code::kLimitExceeded,
+        StatusCode::kLimitExceeded,
         fmt::format("write plan file '{}': the plan of {} steps needs more than {} bytes, "
                     "or has a text of more than {}. Split the program or shorten the name.",
                     printable_text(path), plan.order().size(), kMaxPlanPayloadBytes,

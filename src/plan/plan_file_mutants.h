@@ -201,7 +201,7 @@ inline void try_mutant(FileTally& tally, const std::vector<std::uint8_t>& payloa
   ++tally.mutants;
   const Result<Plan> plan = read_plan(seal_plan_payload(payload));
   if (!plan) {
-    tally.races += plan.error().code() == Code::kRace ? 1 : 0;
+    tally.races += plan.error().code() == StatusCode::kRace ? 1 : 0;
     return;
   }
   ++tally.taken;

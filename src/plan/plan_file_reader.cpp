@@ -18,7 +18,7 @@ namespace anabranch {
 namespace {
 
 Status malformed(std::string why) {
-  return Status(Code::kFileMalformed, "read plan: " + std::move(why));
+  return Status(StatusCode::kFileMalformed, "read plan: " + std::move(why));
 }
 
 template <typename T>
@@ -140,13 +140,13 @@ void Reader::read_buffers() {
 }
 
 Access Reader::read_access(const file::Access& access, std::uint32_t step) {
-  check_range(access.mode(), static_cast<std::uint8_t>(Mode::kRead),
-              static_cast<std::uint8_t>(Mode::kReadWrite),
+  check_range(access.mode(), static_cast<std::uint8_t>(AccessMode::kRead),
+              static_cast<std::uint8_t>(AccessMode::kReadWrite),
               [&] { return fmt::format("the mode of an access of step {}", step); });
   check_range(count_of(access.dims()), 0, kMaxViewDims,
               [&] { return fmt::format("the number of dims in a view of step {}", step); });
   spend(count_of(access.dims()) * sizeof(file::Dim));
-  Access read{.mode = static_cast<Mode>(access.mode()),
+  Access read{.mode = static_cast<AccessMode>(access.mode()),
               .view = {.buffer = BufferId{access.buffer()},
                        .offset_bytes = access.offset_bytes(),
                        .item_bytes = access.item_bytes(),

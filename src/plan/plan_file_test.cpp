@@ -45,7 +45,7 @@ Program full_program() {
   builder.add_step({.kind = StepKind::kHost,
                     .stream = kAmbient,
                     .name = "mix",
-                    .accesses = {{Mode::kRead, odd}, builder.read_write(t)}});
+                    .accesses = {{AccessMode::kRead, odd}, builder.read_write(t)}});
   builder.copy(kAmbient, builder.whole(y), builder.whole(u));
   builder.synchronize(builder.add_stream("users", StreamOrigin::kUserSynchronised, -3));
   builder.synchronize(side);
@@ -153,7 +153,7 @@ TEST(PlanFile, RefusesAFileCutAnywhere) {
   const Bytes file = write_plan(full_plan());
   for (std::size_t size = 0; size < file.size(); ++size) {
     const Status status = status_of(Bytes(file.begin(), file.begin() + size));
-    EXPECT_EQ(status.code(), Code::kFileMalformed) << size;
+    EXPECT_EQ(status.code(), StatusCode::kFileMalformed) << size;
     EXPECT_THAT(status.message(), HasSubstr("cut short")) << size;
   }
 }
@@ -164,7 +164,8 @@ TEST(PlanFile, RefusesEveryFlippedBit) {
     const auto mask = static_cast<std::uint8_t>(1u << (bit % 8));
     file[bit / 8] ^= mask;
     const bool in_version = bit / 8 >= 8 && bit / 8 < 12;
-    ASSERT_EQ(status_of(file).code(), in_version ? Code::kFileVersion : Code::kFileMalformed)
+    ASSERT_EQ(status_of(file).code(),
+              in_version ? StatusCode::kFileVersion : StatusCode::kFileMalformed)
         << "bit " << bit % 8 << " of byte " << bit / 8;
     file[bit / 8] ^= mask;
   }
@@ -211,12 +212,12 @@ TEST(PlanFile, GoesThroughAFile) {
 TEST(PlanFile, NamesTheFileThatCannotBeRead) {
   const Status missing = read_plan_file("/no/such.plan").error();
   EXPECT_EQ(missing.message(), "read plan file '/no/such.plan': No such file or directory [E0501]");
-  EXPECT_EQ(read_plan_file(testing::TempDir()).error().code(), Code::kFileUnreadable);
+  EXPECT_EQ(read_plan_file(testing::TempDir()).error().code(), StatusCode::kFileUnreadable);
 
   const std::string path = scratch_path("cut.plan");
   std::ofstream(path) << "ANBRPLAN";
   const Status cut = read_plan_file(path).error();
-  EXPECT_EQ(cut.code(), Code::kFileMalformed);
+  EXPECT_EQ(cut.code(), StatusCode::kFileMalformed);
   EXPECT_EQ(cut.message(),
             "read plan file '" + path +
                 "': the file has 8 bytes, its header alone has 32: it was cut short [E0502]");
@@ -229,15 +230,16 @@ TEST(PlanFile, RefusesToWriteWhatItCouldNotRead) {
   const Plan plan = plan_of(*builder.build());
   EXPECT_TRUE(write_plan(plan).empty());
   const Status status = write_plan_file(plan, scratch_path("long.plan"));
-  EXPECT_EQ(status.code(), Code::kLimitExceeded);
+  EXPECT_EQ(status.code(), StatusCode::kLimitExceeded);
   EXPECT_THAT(status.message(), HasSubstr("65536"));
 }
 
 TEST(PlanFile, LeavesNothingBehindWhereItCannotWrite) {
-  EXPECT_EQ(write_plan_file(full_plan(), "/no/such/folder/x.plan").code(), Code::kFileUnreadable);
+  EXPECT_EQ(write_plan_file(full_plan(), "/no/such/folder/x.plan").code(),
+            StatusCode::kFileUnreadable);
   const std::string folder = scratch_path("folder");
   std::filesystem::create_directory(folder);
-  EXPECT_EQ(write_plan_file(full_plan(), folder).code(), Code::kFileUnreadable);
+  EXPECT_EQ(write_plan_file(full_plan(), folder).code(), StatusCode::kFileUnreadable);
   std::filesystem::remove(folder);
 }
 
@@ -311,16 +313,17 @@ TEST(PlanFile, StreamsOfAFileWithoutPrioritiesHaveNone) {
 }
 
 TEST(PlanFile, RefusesAPlanWithARace) {
-  EXPECT_EQ(status_of(Crafted{.waits = {}}.make()).code(), Code::kRace);
+  EXPECT_EQ(status_of(Crafted{.waits = {}}.make()).code(), StatusCode::kRace);
 }
 
 TEST(PlanFile, RefusesAPlanThatDoesNotFitItsProgram) {
-  EXPECT_EQ(status_of(Crafted{.order = {0}}.make()).code(), Code::kPlanInvalid);
-  EXPECT_EQ(status_of(Crafted{.order = {0, 0}}.make()).code(), Code::kPlanInvalid);
-  EXPECT_EQ(status_of(Crafted{.order = {0, 4'000'000'000}}.make()).code(), Code::kPlanInvalid);
-  EXPECT_EQ(status_of(Crafted{.waits = {{1, 9}}}.make()).code(), Code::kPlanInvalid);
-  EXPECT_EQ(status_of(Crafted{.arena_offset = ~0ull - 64}.make()).code(), Code::kPlanInvalid);
-  EXPECT_EQ(status_of(Crafted{.arena_size_bytes = 63}.make()).code(), Code::kPlanInvalid);
+  EXPECT_EQ(status_of(Crafted{.order = {0}}.make()).code(), StatusCode::kPlanInvalid);
+  EXPECT_EQ(status_of(Crafted{.order = {0, 0}}.make()).code(), StatusCode::kPlanInvalid);
+  EXPECT_EQ(status_of(Crafted{.order = {0, 4'000'000'000}}.make()).code(),
+            StatusCode::kPlanInvalid);
+  EXPECT_EQ(status_of(Crafted{.waits = {{1, 9}}}.make()).code(), StatusCode::kPlanInvalid);
+  EXPECT_EQ(status_of(Crafted{.arena_offset = ~0ull - 64}.make()).code(), StatusCode::kPlanInvalid);
+  EXPECT_EQ(status_of(Crafted{.arena_size_bytes = 63}.make()).code(), StatusCode::kPlanInvalid);
 }
 
 TEST(PlanFile, RefusesNumbersBeyondTheirLimitWithBothValues) {
@@ -338,14 +341,14 @@ TEST(PlanFile, RefusesNumbersBeyondTheirLimitWithBothValues) {
       {{.order = {0, 1, 1}}, "the number of steps in the order is 3, outside 0 to 2"}};
   for (const auto& [crafted, message] : cases) {
     const Status status = status_of(crafted.make());
-    EXPECT_EQ(status.code(), Code::kFileMalformed) << message;
+    EXPECT_EQ(status.code(), StatusCode::kFileMalformed) << message;
     EXPECT_THAT(status.message(), HasSubstr(message));
   }
 }
 
 TEST(PlanFile, RefusesASmallFileThatAsksForMuchMemory) {
   const Status status = status_of(Crafted{.events = 500, .name = std::string(60000, 'a')}.make());
-  EXPECT_EQ(status.code(), Code::kFileMalformed);
+  EXPECT_EQ(status.code(), StatusCode::kFileMalformed);
   EXPECT_THAT(status.message(), HasSubstr("the same bytes serve several texts"));
 }
 

@@ -10,7 +10,8 @@ namespace {
 
 template <typename... Values>
 Status invalid(fmt::format_string<Values...> text, Values&&... values) {
-  return Status(Code::kPlanInvalid, "plan: " + fmt::format(text, std::forward<Values>(values)...));
+  return Status(StatusCode::kPlanInvalid,
+                "plan: " + fmt::format(text, std::forward<Values>(values)...));
 }
 
 using Positions = std::vector<std::uint32_t>;

@@ -113,7 +113,7 @@ TEST(PlanFromParts, RefusesAPlanWithARace) {
     parts.waits.erase(parts.waits.begin() + static_cast<std::ptrdiff_t>(i));
     const Result<Plan> raced = make_plan_from_parts(plan.program(), std::move(parts));
     ASSERT_FALSE(raced.ok()) << "without wait " << i;
-    EXPECT_EQ(raced.error().code(), Code::kRace);
+    EXPECT_EQ(raced.error().code(), StatusCode::kRace);
   }
 }
 
@@ -133,7 +133,7 @@ TEST_P(PlanFromPartsRefuses, AndNamesBothValues) {
   GetParam().spoil(parts);
   const Result<Plan> refused = make_plan_from_parts(plan.program(), std::move(parts));
   ASSERT_FALSE(refused.ok());
-  EXPECT_EQ(refused.error().code(), Code::kPlanInvalid);
+  EXPECT_EQ(refused.error().code(), StatusCode::kPlanInvalid);
   EXPECT_THAT(refused.error().message(), HasSubstr(GetParam().message));
 }
 
@@ -267,9 +267,9 @@ TEST(NamesOfAPlan, ReachNoReportRaw) {
   ProgramBuilder builder = hostile_builder(StreamOrigin::kUserSynchronised);
   builder.add_step({.name = "late\n", .source = "m\n", .accesses = {builder.write(BufferId{1})}});
   builder.wait_event(kAmbient, builder.add_event("never\n"));
-  const std::vector<Report> reports = *find_reports(*builder.build());
+  const std::vector<SyncReport> reports = *find_reports(*builder.build());
   EXPECT_GE(reports.size(), 2u);
-  for (const Report& report : reports) {
+  for (const SyncReport& report : reports) {
     expect_printable(report.message);
     EXPECT_THAT(report.message, testing::Not(HasSubstr("\n")));
   }

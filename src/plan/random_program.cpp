@@ -173,7 +173,7 @@ Access Writer::read_something() {
     const BufferId buffer = add_buffer(Role::kConstant);
     readable_.push_back(buffer);
   }
-  return {Mode::kRead, view((*from)[random_.below(from->size())], true)};
+  return {AccessMode::kRead, view((*from)[random_.below(from->size())], true)};
 }
 
 Access Writer::write_something() {
@@ -183,7 +183,7 @@ Access Writer::write_something() {
     if (to->empty() || random_.chance(options_.from_caller)) to = &writable_;
     if (!to->empty()) {
       const BufferId buffer = (*to)[random_.below(to->size())];
-      const Mode mode = random_.chance(50) ? Mode::kReadWrite : Mode::kWrite;
+      const AccessMode mode = random_.chance(50) ? AccessMode::kReadWrite : AccessMode::kWrite;
       return {mode, view(buffer, true)};
     }
   }
@@ -197,7 +197,7 @@ Access Writer::write_something() {
     buffer = add_buffer(Role::kTemporary);
     note_written(buffer);
   }
-  return {Mode::kWrite, view(buffer, false)};
+  return {AccessMode::kWrite, view(buffer, false)};
 }
 
 View Writer::view(BufferId buffer, bool may_be_part) {

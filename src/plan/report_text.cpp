@@ -14,7 +14,7 @@ namespace {
 
 class Text {
  public:
-  Text(const Program& program, const Report& report) : program_(program), report_(report) {}
+  Text(const Program& program, const SyncReport& report) : program_(program), report_(report) {}
 
   std::string flow() const;
   std::string mutation() const;
@@ -34,7 +34,7 @@ class Text {
   std::string bytes() const;
 
   const Program& program_;
-  const Report& report_;
+  const SyncReport& report_;
 };
 
 // Work of placed streams is the ambient stream's to the user, who can wait for no other.
@@ -78,7 +78,7 @@ std::string Text::sync(StepId first, StepId second) const {
 std::string_view Text::verb(StepId id, bool may) const {
   static constexpr std::string_view kDoes[] = {"uses", "reads", "writes", "changes"};
   static constexpr std::string_view kMayDo[] = {"use", "read", "write", "change"};
-  unsigned modes = id == kNoStep ? static_cast<unsigned>(Mode::kWrite) : 0;
+  unsigned modes = id == kNoStep ? static_cast<unsigned>(AccessMode::kWrite) : 0;
   if (id != kNoStep) {
     for (const Access& access : step(id).accesses) {
       if (access.view.buffer == report_.buffer) modes |= static_cast<unsigned>(access.mode);
@@ -144,7 +144,7 @@ std::string Text::unrecorded() const {
 
 }  // namespace
 
-std::string describe_report(const Program& program, const Report& report) {
+std::string describe_report(const Program& program, const SyncReport& report) {
   const Text text(program, report);
   switch (report.kind) {
     case ReportKind::kRaceFlow:

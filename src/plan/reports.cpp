@@ -38,7 +38,7 @@ Severity severity_of(ReportKind kind, bool strict) {
   }
 }
 
-bool writes(const Access& access) { return access.mode != Mode::kRead; }
+bool writes(const Access& access) { return access.mode != AccessMode::kRead; }
 
 // A race with one step that is under way.
 struct Found {
@@ -66,7 +66,7 @@ class Finder {
     changes_.resize(first_access_.back(), false);
   }
 
-  Result<std::vector<Report>> run() {
+  Result<std::vector<SyncReport>> run() {
     add_to_clocks(order_.entry());
     for (std::uint32_t i = 0; i < program_.steps().size(); ++i) {
       add(StepId{i});
@@ -105,7 +105,7 @@ class Finder {
   std::vector<bool> changes_;                     // the access writes what had a value before
   std::vector<StepId> earlier_;                   // that conflict with the step under way
   std::vector<Found> races_;                      // of the step under way
-  std::vector<Report> reports_;
+  std::vector<SyncReport> reports_;
 };
 
 void Finder::add_to_clocks(StepId step) {
@@ -149,7 +149,8 @@ void Finder::add_access(StepId step, std::size_t number) {
   history_.add(step, access, earlier_);
   if (!writes(access)) return;
   changes_[first_access_[index_of(step)] + number] =
-      access.mode == Mode::kReadWrite || program_.buffer(access.view.buffer).role == Role::kInput ||
+      access.mode == AccessMode::kReadWrite ||
+      program_.buffer(access.view.buffer).role == Role::kInput ||
       std::any_of(earlier_.begin() + begin, earlier_.end(),
                   [&](StepId other) { return other != step && overlaps_a_write(other, access); });
 }
@@ -254,23 +255,23 @@ void Finder::find_unjoined() {
 
 void Finder::report(ReportKind kind, StepId second, const Found& race) {
   const StepId first = race.first == order_.entry() ? kNoStep : race.first;
-  Report made{.kind = kind,
-              .severity = severity_of(kind, strict_),
-              .first = first,
-              .second = second,
-              .buffer = race.buffer,
-              .begin_byte = race.begin_byte,
-              .end_byte = race.end_byte,
-              .exact = kind != ReportKind::kInexact,
-              .missing = {second, first}};
+  SyncReport made{.kind = kind,
+                  .severity = severity_of(kind, strict_),
+                  .first = first,
+                  .second = second,
+                  .buffer = race.buffer,
+                  .begin_byte = race.begin_byte,
+                  .end_byte = race.end_byte,
+                  .exact = kind != ReportKind::kInexact,
+                  .missing = {second, first}};
   made.message = describe_report(program_, made);
   reports_.push_back(std::move(made));
 }
 
 }  // namespace
 
-Result<std::vector<Report>> find_reports(const Program& program, const PlanOptions& options) {
-  if (!has_user_streams(program.origins())) return std::vector<Report>();
+Result<std::vector<SyncReport>> find_reports(const Program& program, const PlanOptions& options) {
+  if (!has_user_streams(program.origins())) return std::vector<SyncReport>();
   return Finder(program, options.strict).run();
 }
 
@@ -278,15 +279,15 @@ Status check_reports(const Program& program, const PlanOptions& options) {
   constexpr std::size_t kShown = 4;
   std::size_t count = 0;
   std::string text;
-  const Result<std::vector<Report>> reports = find_reports(program, options);
+  const Result<std::vector<SyncReport>> reports = find_reports(program, options);
   if (!reports) return reports.error();
-  for (const Report& report : *reports) {
+  for (const SyncReport& report : *reports) {
     if (report.severity != Severity::kError || ++count > kShown) continue;
     text += (text.empty() ? "plan: " : "\nplan: ") + report.message;
   }
   if (count == 0) return {};
   if (count > kShown) text += "\nplan: more follow these.";
-  return Status(Code::kUnsynchronised, std::move(text));
+  return Status(StatusCode::kUnsynchronised, std::move(text));
 }
 
 }  // namespace anabranch

@@ -9,7 +9,7 @@
 namespace anabranch {
 
 // One line: both operations with source and stream, the bytes, what was done, the remedy.
-std::string describe_report(const Program& program, const Report& report);
+std::string describe_report(const Program& program, const SyncReport& report);
 
 // kUnsynchronised, with the first of the reports that are errors; or kTooManyComparisons.
 Status check_reports(const Program& program, const PlanOptions& options);

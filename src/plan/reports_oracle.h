@@ -122,13 +122,13 @@ class ReportsOracle {
   bool meet(const Access& x, const Access& y) const {
     return x.view.buffer == y.view.buffer && (bytes_.at(&x) & bytes_.at(&y)).any();
   }
-  static bool writes(const Access& access) { return access.mode != Mode::kRead; }
+  static bool writes(const Access& access) { return access.mode != AccessMode::kRead; }
   bool is_input(const Access& access) const {
     return program_.buffer(access.view.buffer).role == Role::kInput;
   }
   // What the access writes had a value before.
   bool changes(std::size_t step, const Access& access) const {
-    if (access.mode == Mode::kReadWrite || is_input(access)) return true;
+    if (access.mode == AccessMode::kReadWrite || is_input(access)) return true;
     for (std::size_t a = 1; a < step; ++a) {
       for (const Access& earlier : at(a).accesses) {
         if (writes(earlier) && meet(earlier, access)) return true;

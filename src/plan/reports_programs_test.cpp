@@ -536,8 +536,8 @@ TEST(UserStreams, DisjointColumnsOnTwoStreamsGiveNoReport) {
   UserProgram p;
   const BufferId x = p.input("x");
   p.join(p.a, p.d);
-  p.step(p.a, "left", {{Mode::kReadWrite, {x, 0, 4, {{16, 256}, {32, 4}}}}});
-  p.step(p.d, "right", {{Mode::kReadWrite, {x, 128, 4, {{16, 256}, {32, 4}}}}});
+  p.step(p.a, "left", {{AccessMode::kReadWrite, {x, 0, 4, {{16, 256}, {32, 4}}}}});
+  p.step(p.d, "right", {{AccessMode::kReadWrite, {x, 128, 4, {{16, 256}, {32, 4}}}}});
   p.join(p.d, p.a);
   EXPECT_THAT(p.reports(), IsEmpty());
 }

@@ -84,11 +84,11 @@ Access Writer::any_access() {
       buffer < kInputs || std::count(written_.begin(), written_.end(), buffer) > 0;
   if (!readable) {
     written_.push_back(buffer);
-    return {Mode::kWrite, {BufferId{buffer}, 0, kBytes, {}}};
+    return {AccessMode::kWrite, {BufferId{buffer}, 0, kBytes, {}}};
   }
-  const Mode mode = random_.chance(60)   ? Mode::kRead
-                    : random_.chance(50) ? Mode::kWrite
-                                         : Mode::kReadWrite;
+  const AccessMode mode = random_.chance(60)   ? AccessMode::kRead
+                          : random_.chance(50) ? AccessMode::kWrite
+                                               : AccessMode::kReadWrite;
   if (random_.chance(50)) return {mode, {BufferId{buffer}, 0, kBytes, {}}};
   return {mode, random_view(random_, BufferId{buffer}, kBytes)};
 }
@@ -159,7 +159,7 @@ class Comparison {
       : program_(program), oracle_(program), reports_(*find_reports(program)) {}
 
   bool run() {
-    for (const Report& report : reports_) {
+    for (const SyncReport& report : reports_) {
       if (is_race(report)) expect_open(report);
       edges_by_level_[level(report)].push_back(edge(report));
     }
@@ -168,23 +168,23 @@ class Comparison {
     expect_unrecorded();
     const Result<Plan> plan = make_plan(program_);
     const bool has_error = !edges_by_level_[0].empty();
-    EXPECT_EQ(plan ? Code::kOk : plan.error().code(),
-              has_error ? Code::kUnsynchronised : Code::kOk);
+    EXPECT_EQ(plan ? StatusCode::kOk : plan.error().code(),
+              has_error ? StatusCode::kUnsynchronised : StatusCode::kOk);
     return !reports_.empty();
   }
 
  private:
-  static bool is_race(const Report& report) { return report.buffer != kNoBuffer; }
-  static std::size_t level(const Report& report) {
+  static bool is_race(const SyncReport& report) { return report.buffer != kNoBuffer; }
+  static std::size_t level(const SyncReport& report) {
     return is_race(report) ? report.kind == ReportKind::kRaceMutation ? 0 : 1 : 2;
   }
   static std::size_t number(StepId step) { return step == kNoStep ? 0 : index_of(step) + 1; }
-  static std::pair<std::size_t, std::size_t> edge(const Report& report) {
+  static std::pair<std::size_t, std::size_t> edge(const SyncReport& report) {
     return {number(report.first), number(report.second)};
   }
 
   // The two do conflict, and neither the user nor an earlier report of its kind orders them.
-  void expect_open(const Report& report) const {
+  void expect_open(const SyncReport& report) const {
     const auto [first, second] = edge(report);
     const Race race = oracle_.conflict(first, second);
     EXPECT_EQ(report.kind,
@@ -192,7 +192,7 @@ class Comparison {
     EXPECT_NE(race, Race::kNone);
     EXPECT_EQ(report.missing, (Wait{report.second, report.first}));
     ReportsOracle::Edges others;
-    for (const Report& other : reports_) {
+    for (const SyncReport& other : reports_) {
       if (is_race(other) && &other != &report && level(other) <= level(report)) {
         others.push_back(edge(other));
       }
@@ -228,7 +228,7 @@ class Comparison {
       if (std::none_of(ends.begin(), ends.end(), after)) expected.push_back(end);
     }
     std::sort(expected.begin(), expected.end());
-    EXPECT_THAT(steps_of(ReportKind::kUnjoined, &Report::first),
+    EXPECT_THAT(steps_of(ReportKind::kUnjoined, &SyncReport::first),
                 testing::ElementsAreArray(expected));
   }
 
@@ -237,12 +237,12 @@ class Comparison {
     for (std::size_t step = 1; step < oracle_.exit(); ++step) {
       if (oracle_.is_unrecorded(step)) expected.push_back(step);
     }
-    EXPECT_THAT(steps_of(ReportKind::kUnrecorded, &Report::second),
+    EXPECT_THAT(steps_of(ReportKind::kUnrecorded, &SyncReport::second),
                 testing::ElementsAreArray(expected));
   }
-  std::vector<std::size_t> steps_of(ReportKind kind, StepId Report::*which) const {
+  std::vector<std::size_t> steps_of(ReportKind kind, StepId SyncReport::*which) const {
     std::vector<std::size_t> steps;
-    for (const Report& report : reports_) {
+    for (const SyncReport& report : reports_) {
       if (report.kind == kind) steps.push_back(number(report.*which));
     }
     return steps;
@@ -250,7 +250,7 @@ class Comparison {
 
   const Program& program_;
   ReportsOracle oracle_;
-  std::vector<Report> reports_;
+  std::vector<SyncReport> reports_;
   ReportsOracle::Edges edges_by_level_[3];
 };
 

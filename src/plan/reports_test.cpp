@@ -23,7 +23,7 @@ TEST(Reports, AReadThatNothingOrdersAfterItsWriteIsARaceFlow) {
   p.give(p.a, "add", {h});
   p.join(p.d, p.a);
   EXPECT_THAT(p.reports(), ElementsAre("race-flow: mm, add"));
-  const Report report = p.full_reports()[0];
+  const SyncReport report = p.full_reports()[0];
   EXPECT_EQ(report.kind, ReportKind::kRaceFlow);
   EXPECT_EQ(report.severity, Severity::kWarning);
   EXPECT_EQ(report.buffer, h);
@@ -54,7 +54,7 @@ TEST(Reports, AWriteThatNothingOrdersWithAnEarlierReadIsARaceMutationWithBothOrd
   p.change(p.d, "relu_", h);
   p.join(p.d, p.a);
   EXPECT_THAT(p.reports(), ElementsAre("race-mutation: add, relu_"));
-  const Report report = p.full_reports()[0];
+  const SyncReport report = p.full_reports()[0];
   EXPECT_EQ(report.severity, Severity::kError);
   EXPECT_EQ(report.message,
             "race-mutation: `relu_` (model.py:3, stream ambient) changes `mm` bytes 0..4096 while "
@@ -86,9 +86,9 @@ TEST(Reports, AReadAfterAChangeInPlaceIsARaceMutationSinceItMayHaveMeantTheOldVa
 TEST(Reports, AReadAfterTheFirstWriteOfOtherBytesIsARaceFlow) {
   UserProgram p;
   const BufferId h = p.temporary("h");
-  p.step(p.d, "left", {{Mode::kWrite, {h, 0, 2048}}});
+  p.step(p.d, "left", {{AccessMode::kWrite, {h, 0, 2048}}});
   p.join(p.a, p.d);
-  p.step(p.d, "right", {{Mode::kWrite, {h, 2048, 2048}}});
+  p.step(p.d, "right", {{AccessMode::kWrite, {h, 2048, 2048}}});
   p.step(p.a, "add", {p.builder.read(h)});
   p.join(p.d, p.a);
   EXPECT_THAT(p.reports(), ElementsAre("race-flow: right, add"));
@@ -101,7 +101,7 @@ TEST(Reports, AStreamThatIsNeverJoinedIsToldByItsLastStep) {
   p.give(p.a, "add");
   p.record(p.event("done"), p.a);
   EXPECT_THAT(p.reports(), ElementsAre("unjoined: add, caller"));
-  const Report report = p.full_reports()[0];
+  const SyncReport report = p.full_reports()[0];
   EXPECT_EQ(report.severity, Severity::kNote);
   EXPECT_EQ(report.message,
             "unjoined: `add` (model.py:2, stream A) ends the work of a stream that is never joined "
@@ -130,7 +130,7 @@ TEST(Reports, AWaitForAnEventThatWasNeverRecordedIsToldAndKept) {
   p.wait(e, p.d);
   p.record(e, p.d);
   EXPECT_THAT(p.reports(), ElementsAre("unrecorded: caller, wait_event"));
-  const Report report = p.full_reports()[0];
+  const SyncReport report = p.full_reports()[0];
   EXPECT_EQ(report.severity, Severity::kWarning);
   EXPECT_EQ(report.message,
             "unrecorded: `wait_event` (step 0, stream ambient) waits for event `ready`, which "
@@ -152,8 +152,8 @@ TEST(Reports, AnOverlapThatIsNotDecidableIsANoteAndAnEdge) {
   const View other = hard_view(x, (20LL << 39) + 7'654'321'012, {97'003, 123'456'789, 999'999'937});
   ASSERT_EQ(find_overlap(make_bytes(one), make_bytes(other)), Overlap::kUnknown);
   p.join(p.a, p.d);
-  p.step(p.d, "one", {{Mode::kWrite, one}});
-  p.step(p.a, "other", {{Mode::kWrite, other}});
+  p.step(p.d, "one", {{AccessMode::kWrite, one}});
+  p.step(p.a, "other", {{AccessMode::kWrite, other}});
   p.join(p.d, p.a);
   for (const bool strict : {false, true}) {
     EXPECT_THAT(p.reports(strict), ElementsAre("inexact: one, other"));
@@ -285,7 +285,7 @@ TEST(Reports, StrictTurnsWarningsIntoErrorsAndTheUnjoinedIntoAWarning) {
   p.give(p.a, "add", {h});
   EXPECT_THAT(p.reports(true), ElementsAre("unrecorded: caller, wait_event", "race-flow: mm, add",
                                            "unjoined: add, caller"));
-  const std::vector<Report> reports = p.full_reports(true);
+  const std::vector<SyncReport> reports = p.full_reports(true);
   EXPECT_EQ(reports[0].severity, Severity::kError);
   EXPECT_EQ(reports[1].severity, Severity::kError);
   EXPECT_EQ(reports[2].severity, Severity::kWarning);

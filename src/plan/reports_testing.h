@@ -76,7 +76,7 @@ class UserProgram {
     if (!built) ADD_FAILURE() << built.error().message();
     return *built;
   }
-  std::vector<Report> full_reports(bool strict = false) const {
+  std::vector<SyncReport> full_reports(bool strict = false) const {
     return *find_reports(program(), {.strict = strict});
   }
   // "race-flow: first, second", "caller" for what is outside. The planner refuses errors, and plans
@@ -85,8 +85,8 @@ class UserProgram {
     const Program built = program();
     bool is_refused = false;
     std::vector<std::string> found;
-    const std::vector<Report> reports = *find_reports(built, {.strict = strict});
-    for (const Report& report : reports) {
+    const std::vector<SyncReport> reports = *find_reports(built, {.strict = strict});
+    for (const SyncReport& report : reports) {
       const auto name = [&](StepId id) {
         return id == kNoStep ? std::string("caller") : built.step(id).name;
       };
@@ -95,8 +95,8 @@ class UserProgram {
       is_refused |= report.severity == Severity::kError;
     }
     const Result<Plan> plan = make_plan(built, {.strict = strict});
-    EXPECT_EQ(plan ? Code::kOk : plan.error().code(),
-              is_refused ? Code::kUnsynchronised : Code::kOk);
+    EXPECT_EQ(plan ? StatusCode::kOk : plan.error().code(),
+              is_refused ? StatusCode::kUnsynchronised : StatusCode::kOk);
     return found;
   }
 

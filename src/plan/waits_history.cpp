@@ -15,7 +15,7 @@ void AccessHistory::add(StepId step, const Access& access, std::vector<StepId>& 
   Bytes bytes = make_bytes(access.view);
   if (bytes.begin == bytes.end) return;
   work_.enter(access.view.buffer);
-  const bool writes = access.mode != Mode::kRead;
+  const bool writes = access.mode != AccessMode::kRead;
   History& history = buffers_[index_of(access.view.buffer)];
   Part* same = nullptr;
   for (std::uint64_t left = history.extents; left != 0; left &= left - 1) {

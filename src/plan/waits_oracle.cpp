@@ -49,7 +49,7 @@ bool conflict(const Step& a, const std::vector<Bits>& bytes_a, const Step& b,
       const Access& x = a.accesses[i];
       const Access& y = b.accesses[k];
       if (x.view.buffer != y.view.buffer) continue;
-      if (x.mode == Mode::kRead && y.mode == Mode::kRead) continue;
+      if (x.mode == AccessMode::kRead && y.mode == AccessMode::kRead) continue;
       if (share_a_byte(bytes_a[i], bytes_b[k])) return true;
     }
   }

@@ -263,10 +263,10 @@ TEST(Waits, DisjointColumnsOnTwoStreamsDoNotWait) {
   const BufferId x = draft.builder.add_buffer({"x", Role::kInput, 4096, 64});
   const View left{x, 0, 4, {{16, 256}, {32, 4}}};
   const View right{x, 128, 4, {{16, 256}, {32, 4}}};
-  const StepId on_a = draft.builder.compute(draft.a, "left", {{Mode::kWrite, left}});
-  draft.builder.compute(draft.b, "right", {{Mode::kWrite, right}});
+  const StepId on_a = draft.builder.compute(draft.a, "left", {{AccessMode::kWrite, left}});
+  draft.builder.compute(draft.b, "right", {{AccessMode::kWrite, right}});
   const View middle{x, 124, 4, {{16, 256}, {1, 4}}};
-  const StepId on_b = draft.builder.compute(draft.b, "middle", {{Mode::kWrite, middle}});
+  const StepId on_b = draft.builder.compute(draft.b, "middle", {{AccessMode::kWrite, middle}});
   EXPECT_THAT(draft.waits(), ElementsAre(Wait{on_b, on_a}));
 }
 
@@ -276,8 +276,8 @@ TEST(Waits, WhatCannotBeDecidedIsOrdered) {
   const View one{x, 0, 1, {{99, 1'000'003}, {97, 1'000'033}, {95, 1'000'037}}};
   const View other{x, 777, 1, {{89, 1'000'039}, {87, 1'000'081}, {85, 1'000'099}}};
   ASSERT_EQ(find_overlap(make_bytes(one), make_bytes(other)), Overlap::kUnknown);
-  const StepId first = draft.builder.compute(draft.a, "one", {{Mode::kWrite, one}});
-  const StepId second = draft.builder.compute(draft.b, "other", {{Mode::kRead, other}});
+  const StepId first = draft.builder.compute(draft.a, "one", {{AccessMode::kWrite, one}});
+  const StepId second = draft.builder.compute(draft.b, "other", {{AccessMode::kRead, other}});
   EXPECT_THAT(draft.waits(), ElementsAre(Wait{second, first}));
 }
 

@@ -25,8 +25,8 @@ constexpr std::string_view kKinds[] = {"compute",      "copy",       "fill",    
 constexpr std::size_t kRoleCount = 4;
 constexpr std::size_t kOriginCount = 2;
 
-bool reads(Mode mode) { return mode != Mode::kWrite; }
-bool writes(Mode mode) { return mode != Mode::kRead; }
+bool reads(AccessMode mode) { return mode != AccessMode::kWrite; }
+bool writes(AccessMode mode) { return mode != AccessMode::kRead; }
 
 // Disjoint intervals of bytes.
 class Intervals {
@@ -60,9 +60,9 @@ class Checker {
 
  private:
   template <typename... Values>
-  void report(Code code, fmt::format_string<Values...> text, Values&&... values);
+  void report(StatusCode code, fmt::format_string<Values...> text, Values&&... values);
   template <typename... Values>
-  void report_step(Code code, fmt::format_string<Values...> text, Values&&... values);
+  void report_step(StatusCode code, fmt::format_string<Values...> text, Values&&... values);
 
   void check_limits();
   void check_streams();
@@ -78,19 +78,19 @@ class Checker {
   std::uint32_t step_ = 0;  // the one under test
   std::vector<Intervals> written_;
   std::vector<bool> recorded_;
-  Code first_ = Code::kOk;
+  StatusCode first_ = StatusCode::kOk;
   std::string text_;
 };
 
 template <typename... Values>
-void Checker::report(Code code, fmt::format_string<Values...> text, Values&&... values) {
-  if (first_ == Code::kOk) first_ = code;
+void Checker::report(StatusCode code, fmt::format_string<Values...> text, Values&&... values) {
+  if (first_ == StatusCode::kOk) first_ = code;
   text_ += text_.empty() ? "program: " : "\nprogram: ";
   fmt::format_to(std::back_inserter(text_), text, std::forward<Values>(values)...);
 }
 
 template <typename... Values>
-void Checker::report_step(Code code, fmt::format_string<Values...> text, Values&&... values) {
+void Checker::report_step(StatusCode code, fmt::format_string<Values...> text, Values&&... values) {
   const Step& step = program_.steps()[step_];
   const std::string source =
       step.source.empty() ? "" : fmt::format(" ({})", printable_text(step.source));
@@ -100,7 +100,7 @@ void Checker::report_step(Code code, fmt::format_string<Values...> text, Values&
 
 Status Checker::run() {
   check_limits();
-  if (first_ != Code::kOk) return Status(first_, std::move(text_));
+  if (first_ != StatusCode::kOk) return Status(first_, std::move(text_));
   check_streams();
   for (std::uint32_t i = 0; i < program_.buffers().size(); ++i) check_buffer(i);
   for (step_ = 0; step_ < program_.steps().size(); ++step_) check_step(step_);
@@ -109,11 +109,11 @@ Status Checker::run() {
 
 void Checker::check_limits() {
   if (program_.steps().size() > kMaxSteps) {
-    report(Code::kLimitExceeded, "has {} steps, the limit is {}; split it", program_.steps().size(),
-           kMaxSteps);
+    report(StatusCode::kLimitExceeded, "has {} steps, the limit is {}; split it",
+           program_.steps().size(), kMaxSteps);
   }
   if (program_.streams().size() > kMaxStreams) {
-    report(Code::kLimitExceeded, "has {} streams, the limit is {}; share streams",
+    report(StatusCode::kLimitExceeded, "has {} streams, the limit is {}; share streams",
            program_.streams().size(), kMaxStreams);
   }
   std::uint64_t total = 0;
@@ -121,8 +121,8 @@ void Checker::check_limits() {
     if (buffer.size_bytes > kMaxTotalBytes || buffer.alignment > kMaxTotalBytes) continue;
     total += buffer.size_bytes + buffer.alignment;
     if (total <= kMaxTotalBytes) continue;
-    return report(Code::kLimitExceeded, "has buffers of more than {} bytes together; split it",
-                  kMaxTotalBytes);
+    return report(StatusCode::kLimitExceeded,
+                  "has buffers of more than {} bytes together; split it", kMaxTotalBytes);
   }
 }
 
@@ -131,43 +131,46 @@ void Checker::check_streams() {
   for (std::size_t i = 0; i < program_.streams().size(); ++i) {
     const std::string& name = program_.streams()[i];
     if (name.empty()) {
-      report(Code::kProgramInvalid, "stream {} has no name; give it one", i);
+      report(StatusCode::kProgramInvalid, "stream {} has no name; give it one", i);
     } else if (const auto [at, fresh] = names.emplace(name, i); !fresh) {
-      report(Code::kProgramInvalid, "streams {} and {} are both named '{}'; rename one", at->second,
-             i, printable_text(name));
+      report(StatusCode::kProgramInvalid, "streams {} and {} are both named '{}'; rename one",
+             at->second, i, printable_text(name));
     }
     const auto origin = static_cast<std::size_t>(program_.origins()[i]);
     if (origin < kOriginCount) continue;
-    report(Code::kProgramInvalid, "stream {} '{}' has origin {}, there are {}; pick one of them", i,
-           printable_text(name), origin, kOriginCount);
+    report(StatusCode::kProgramInvalid,
+           "stream {} '{}' has origin {}, there are {}; pick one of them", i, printable_text(name),
+           origin, kOriginCount);
   }
 }
 
 void Checker::check_buffer(std::uint32_t number) {
   const Buffer& buffer = program_.buffers()[number];
   if (buffer.size_bytes > kMaxBufferBytes) {
-    report(Code::kLimitExceeded, "buffer {} '{}' has {} bytes, the limit is {}; split it", number,
-           printable_text(buffer.name), buffer.size_bytes, kMaxBufferBytes);
+    report(StatusCode::kLimitExceeded, "buffer {} '{}' has {} bytes, the limit is {}; split it",
+           number, printable_text(buffer.name), buffer.size_bytes, kMaxBufferBytes);
   }
   if (!std::has_single_bit(buffer.alignment) || buffer.alignment > kMaxBufferBytes) {
-    report(Code::kProgramInvalid,
+    report(StatusCode::kProgramInvalid,
            "buffer {} '{}' has alignment {}; it must be a power of two, at most {}", number,
            printable_text(buffer.name), buffer.alignment, kMaxBufferBytes);
   }
   if (static_cast<std::size_t>(buffer.role) >= kRoleCount) {
-    report(Code::kProgramInvalid, "buffer {} '{}' has role {}, there are {}; pick one of them",
-           number, printable_text(buffer.name), static_cast<unsigned>(buffer.role), kRoleCount);
+    report(StatusCode::kProgramInvalid,
+           "buffer {} '{}' has role {}, there are {}; pick one of them", number,
+           printable_text(buffer.name), static_cast<unsigned>(buffer.role), kRoleCount);
   }
 }
 
 void Checker::check_step(std::uint32_t number) {
   const Step& step = program_.steps()[number];
   if (static_cast<std::size_t>(step.kind) >= std::size(kKinds)) {
-    return report_step(Code::kProgramInvalid, "has kind {}, there are {}; pick one of them",
+    return report_step(StatusCode::kProgramInvalid, "has kind {}, there are {}; pick one of them",
                        static_cast<unsigned>(step.kind), std::size(kKinds));
   }
   if (index_of(step.stream) >= program_.streams().size()) {
-    report_step(Code::kUnknownId, "runs on stream {}, the program has {}; add the stream first",
+    report_step(StatusCode::kUnknownId,
+                "runs on stream {}, the program has {}; add the stream first",
                 index_of(step.stream), program_.streams().size());
   }
   check_shape(step);
@@ -192,38 +195,39 @@ void Checker::check_shape(const Step& step) {
     case StepKind::kCompute:
     case StepKind::kHost:
       if (!step.name.empty()) return;
-      return report_step(Code::kProgramInvalid, "is a {} without a name; name its region", kind);
+      return report_step(StatusCode::kProgramInvalid, "is a {} without a name; name its region",
+                         kind);
     case StepKind::kCopy:
       return check_copy(step);
     case StepKind::kFill:
-      if (count == 1 && step.accesses[0].mode == Mode::kWrite) return;
-      return report_step(Code::kProgramInvalid, "is a fill with {} accesses; it takes one, a write",
-                         count);
+      if (count == 1 && step.accesses[0].mode == AccessMode::kWrite) return;
+      return report_step(StatusCode::kProgramInvalid,
+                         "is a fill with {} accesses; it takes one, a write", count);
     default:
       if (count == 0) return;
-      return report_step(Code::kProgramInvalid, "is a {} with {} accesses; it takes none", kind,
-                         count);
+      return report_step(StatusCode::kProgramInvalid, "is a {} with {} accesses; it takes none",
+                         kind, count);
   }
 }
 
 void Checker::check_copy(const Step& step) {
-  if (step.accesses.size() != 2 || step.accesses[0].mode != Mode::kWrite ||
-      step.accesses[1].mode != Mode::kRead) {
-    return report_step(Code::kProgramInvalid,
+  if (step.accesses.size() != 2 || step.accesses[0].mode != AccessMode::kWrite ||
+      step.accesses[1].mode != AccessMode::kRead) {
+    return report_step(StatusCode::kProgramInvalid,
                        "is a copy with {} accesses; it takes two, a write and then a read",
                        step.accesses.size());
   }
   const View& to = step.accesses[0].view;
   const View& from = step.accesses[1].view;
   if (to.item_bytes != from.item_bytes || to.dims.size() != from.dims.size()) {
-    return report_step(Code::kProgramInvalid,
+    return report_step(StatusCode::kProgramInvalid,
                        "copies items of {} bytes in {} dims to items of {} bytes in {} dims; "
                        "both must be equal",
                        from.item_bytes, from.dims.size(), to.item_bytes, to.dims.size());
   }
   for (std::size_t i = 0; i < to.dims.size(); ++i) {
     if (to.dims[i].size == from.dims[i].size) continue;
-    return report_step(Code::kProgramInvalid,
+    return report_step(StatusCode::kProgramInvalid,
                        "copies {} items to {} items in dim {}; both must be equal",
                        from.dims[i].size, to.dims[i].size, i);
   }
@@ -233,13 +237,14 @@ void Checker::check_sync(const Step& step) {
   if (step.kind != StepKind::kRecordEvent && step.kind != StepKind::kWaitEvent) return;
   const std::uint32_t event = index_of(step.event);
   if (event >= recorded_.size()) {
-    return report_step(Code::kUnknownId, "names event {}, the program has {}; add the event first",
-                       event, recorded_.size());
+    return report_step(StatusCode::kUnknownId,
+                       "names event {}, the program has {}; add the event first", event,
+                       recorded_.size());
   }
   if (step.kind == StepKind::kRecordEvent) {
     recorded_[event] = true;
   } else if (!recorded_[event] && !has_user_streams(program_.origins())) {
-    report_step(Code::kEventNeverRecorded,
+    report_step(StatusCode::kEventNeverRecorded,
                 "waits for event {} '{}', which no step before it records; record it first", event,
                 printable_text(program_.events()[event]));
   }
@@ -249,26 +254,26 @@ void Checker::check_sync(const Step& step) {
 bool Checker::check_access(std::size_t number, const Access& access) {
   const auto mode = static_cast<unsigned>(access.mode);
   if (mode < 1 || mode > 3) {
-    report_step(Code::kProgramInvalid, "has mode {} at access {}; modes are 1, 2 and 3", mode,
+    report_step(StatusCode::kProgramInvalid, "has mode {} at access {}; modes are 1, 2 and 3", mode,
                 number);
     return false;
   }
   const View& view = access.view;
   if (index_of(view.buffer) >= program_.buffers().size()) {
-    report_step(Code::kUnknownId,
+    report_step(StatusCode::kUnknownId,
                 "names buffer {} at access {}, the program has {}; add the buffer first",
                 index_of(view.buffer), number, program_.buffers().size());
     return false;
   }
   if (view.dims.size() > kMaxViewDims) {
-    report_step(Code::kLimitExceeded, "has {} dims at access {}, the limit is {}; merge dims",
+    report_step(StatusCode::kLimitExceeded, "has {} dims at access {}, the limit is {}; merge dims",
                 view.dims.size(), number, kMaxViewDims);
     return false;
   }
   const Buffer& buffer = program_.buffer(view.buffer);
   const std::optional<ViewBounds> bounds = find_bounds(view, buffer.size_bytes);
   if (!bounds) {
-    report_step(Code::kViewOutsideBuffer,
+    report_step(StatusCode::kViewOutsideBuffer,
                 "reaches at access {} outside buffer {} '{}' of {} bytes: a view at offset {} of "
                 "{} dims and items of {} bytes; shrink the view or grow the buffer",
                 number, index_of(view.buffer), printable_text(buffer.name), buffer.size_bytes,
@@ -283,14 +288,14 @@ void Checker::check_role(const Access& access, ViewBounds bounds) {
   const std::uint32_t number = index_of(access.view.buffer);
   const Buffer& buffer = program_.buffers()[number];
   if (writes(access.mode) && buffer.role == Role::kConstant) {
-    report_step(Code::kRoleForbidsAccess,
+    report_step(StatusCode::kRoleForbidsAccess,
                 "writes buffer {} '{}', a constant; make it an input, or write another buffer",
                 number, printable_text(buffer.name));
   }
   const bool given = buffer.role == Role::kInput || buffer.role == Role::kConstant;
   if (given || !reads(access.mode) || bounds.begin == bounds.end) return;
   if (written_[number].meets(bounds)) return;
-  report_step(Code::kReadBeforeWrite,
+  report_step(StatusCode::kReadBeforeWrite,
               "reads bytes {}..{} of buffer {} '{}', where no step before it writes; write there "
               "first, or make it an input",
               bounds.begin, bounds.end, number, printable_text(buffer.name));

@@ -28,7 +28,7 @@ struct Draft {
   BufferId temporary = builder.add_buffer({"temp", Role::kTemporary, 64, 64});
   EventId event = builder.add_event("ready");
 
-  void use(View view, Mode mode = Mode::kRead) {
+  void use(View view, AccessMode mode = AccessMode::kRead) {
     builder.compute(kAmbient, "use", {{mode, std::move(view)}});
   }
   View part(std::uint64_t offset, std::uint64_t item, std::vector<Dim> dims = {}) const {
@@ -39,7 +39,7 @@ struct Draft {
 struct Case {
   const char* name;
   std::function<void(Draft&)> write;
-  Code code = Code::kOk;
+  StatusCode code = StatusCode::kOk;
   const char* message = "";
 };
 std::ostream& operator<<(std::ostream& out, const Case& it) { return out << it.name; }
@@ -59,129 +59,130 @@ TEST_P(BuildRefuses, NamingTheStepAndBothValues) {
 
 const Case kRefused[] = {
     {"AnUnknownStream", [](Draft& d) { d.builder.compute(StreamId{3}, "use", {}); },
-     Code::kUnknownId, "step 0 'use' runs on stream 3, the program has 1"},
+     StatusCode::kUnknownId, "step 0 'use' runs on stream 3, the program has 1"},
     {"AnUnknownBuffer",
      [](Draft& d) { d.builder.compute(kAmbient, "use", {d.builder.read(BufferId{9})}); },
-     Code::kUnknownId, "step 0 'use' names buffer 9 at access 0, the program has 4"},
+     StatusCode::kUnknownId, "step 0 'use' names buffer 9 at access 0, the program has 4"},
     {"AnUnknownEvent", [](Draft& d) { d.builder.record_event(kAmbient, EventId{5}); },
-     Code::kUnknownId, "step 0 'record_event' names event 5, the program has 1"},
+     StatusCode::kUnknownId, "step 0 'record_event' names event 5, the program has 1"},
     {"AWaitForAnEventNeverRecorded", [](Draft& d) { d.builder.wait_event(kAmbient, d.event); },
-     Code::kEventNeverRecorded, "waits for event 0 'ready', which no step before it records"},
+     StatusCode::kEventNeverRecorded, "waits for event 0 'ready', which no step before it records"},
     {"ARecordAfterTheWait",
      [](Draft& d) {
        d.builder.wait_event(kAmbient, d.event);
        d.builder.record_event(kAmbient, d.event);
      },
-     Code::kEventNeverRecorded, "step 0 'wait_event'"},
+     StatusCode::kEventNeverRecorded, "step 0 'wait_event'"},
     {"AViewPastTheEnd",
      [](Draft& d) {
        d.use(d.part(32, 4, {{9, 4}}));
      },
-     Code::kViewOutsideBuffer,
+     StatusCode::kViewOutsideBuffer,
      "step 0 'use' reaches at access 0 outside buffer 0 'in' of 64 bytes"},
     {"AViewBelowTheStart",
      [](Draft& d) {
        d.use(d.part(32, 4, {{10, -4}}));
      },
-     Code::kViewOutsideBuffer, "outside buffer 0 'in' of 64 bytes"},
-    {"AnItemThatWrapsAround", [](Draft& d) { d.use(d.part(1, kHuge)); }, Code::kViewOutsideBuffer,
-     "at offset 1"},
-    {"AnOffsetPastTheEnd", [](Draft& d) { d.use(d.part(kHuge, 1)); }, Code::kViewOutsideBuffer,
-     "at offset 18446744073709551615"},
+     StatusCode::kViewOutsideBuffer, "outside buffer 0 'in' of 64 bytes"},
+    {"AnItemThatWrapsAround", [](Draft& d) { d.use(d.part(1, kHuge)); },
+     StatusCode::kViewOutsideBuffer, "at offset 1"},
+    {"AnOffsetPastTheEnd", [](Draft& d) { d.use(d.part(kHuge, 1)); },
+     StatusCode::kViewOutsideBuffer, "at offset 18446744073709551615"},
     {"AStrideThatWrapsAround",
      [](Draft& d) {
        d.use(d.part(0, 1, {{3, kFar}}));
      },
-     Code::kViewOutsideBuffer, "outside buffer 0"},
+     StatusCode::kViewOutsideBuffer, "outside buffer 0"},
     {"ASizeThatWrapsAround",
      [](Draft& d) {
        d.use(d.part(0, 1, {{kHuge, 1 << 20}}));
      },
-     Code::kViewOutsideBuffer, "outside buffer 0"},
+     StatusCode::kViewOutsideBuffer, "outside buffer 0"},
     {"AnEmptyViewBeyondTheEnd",
      [](Draft& d) {
        d.use(d.part(65, 4, {{0, 4}}));
      },
-     Code::kViewOutsideBuffer, "at offset 65"},
+     StatusCode::kViewOutsideBuffer, "at offset 65"},
     {"TooManyDims",
      [](Draft& d) {
        d.use(d.part(0, 1, std::vector<Dim>(kMaxViewDims + 1, Dim{1, 1})));
      },
-     Code::kLimitExceeded, "has 33 dims at access 0, the limit is 32"},
-    {"AWriteOfAConstant", [](Draft& d) { d.use(d.builder.whole(d.constant), Mode::kWrite); },
-     Code::kRoleForbidsAccess, "step 0 'use' writes buffer 2 'weight', a constant"},
+     StatusCode::kLimitExceeded, "has 33 dims at access 0, the limit is 32"},
+    {"AWriteOfAConstant", [](Draft& d) { d.use(d.builder.whole(d.constant), AccessMode::kWrite); },
+     StatusCode::kRoleForbidsAccess, "step 0 'use' writes buffer 2 'weight', a constant"},
     {"AReadOfATemporaryNeverWritten", [](Draft& d) { d.use(d.builder.whole(d.temporary)); },
-     Code::kReadBeforeWrite,
+     StatusCode::kReadBeforeWrite,
      "reads bytes 0..64 of buffer 3 'temp', where no step before it writes"},
     {"AReadOfAnOutputNeverWritten", [](Draft& d) { d.use(d.builder.whole(d.output)); },
-     Code::kReadBeforeWrite, "buffer 1 'out', where no step before it writes"},
+     StatusCode::kReadBeforeWrite, "buffer 1 'out', where no step before it writes"},
     {"AChangeOfATemporaryNeverWritten",
-     [](Draft& d) { d.use(d.builder.whole(d.temporary), Mode::kReadWrite); },
-     Code::kReadBeforeWrite, "buffer 3 'temp'"},
+     [](Draft& d) { d.use(d.builder.whole(d.temporary), AccessMode::kReadWrite); },
+     StatusCode::kReadBeforeWrite, "buffer 3 'temp'"},
     {"AReadOfTheHalfNeverWritten",
      [](Draft& d) {
-       d.use({d.temporary, 0, 32}, Mode::kWrite);
+       d.use({d.temporary, 0, 32}, AccessMode::kWrite);
        d.use({d.temporary, 32, 32});
      },
-     Code::kReadBeforeWrite, "step 1 'use' reads bytes 32..64 of buffer 3"},
+     StatusCode::kReadBeforeWrite, "step 1 'use' reads bytes 32..64 of buffer 3"},
     {"AReadOfWhatOnlyTheSameStepWrites",
      [](Draft& d) {
        const View view = d.builder.whole(d.temporary);
-       d.builder.compute(kAmbient, "use", {{Mode::kWrite, view}, {Mode::kRead, view}});
+       d.builder.compute(kAmbient, "use", {{AccessMode::kWrite, view}, {AccessMode::kRead, view}});
      },
-     Code::kReadBeforeWrite, "step 0 'use'"},
+     StatusCode::kReadBeforeWrite, "step 0 'use'"},
     {"ACopyOfOtherItems",
      [](Draft& d) {
        d.builder.copy(kAmbient, {d.output, 0, 8}, d.part(0, 4));
      },
-     Code::kProgramInvalid, "copies items of 4 bytes in 0 dims to items of 8 bytes in 0 dims"},
+     StatusCode::kProgramInvalid,
+     "copies items of 4 bytes in 0 dims to items of 8 bytes in 0 dims"},
     {"ACopyOfAnotherShape",
      [](Draft& d) {
        d.builder.copy(kAmbient, {d.output, 0, 4, {{4, 4}}}, d.part(0, 4, {{5, 4}}));
      },
-     Code::kProgramInvalid, "copies 5 items to 4 items in dim 0"},
+     StatusCode::kProgramInvalid, "copies 5 items to 4 items in dim 0"},
     {"ACopyWithOneAccess",
      [](Draft& d) {
        d.builder.add_step({.kind = StepKind::kCopy, .accesses = {d.builder.write(d.output)}});
      },
-     Code::kProgramInvalid, "is a copy with 1 accesses"},
+     StatusCode::kProgramInvalid, "is a copy with 1 accesses"},
     {"AFillThatReads",
      [](Draft& d) {
        d.builder.add_step({.kind = StepKind::kFill, .accesses = {d.builder.read(d.input)}});
      },
-     Code::kProgramInvalid, "is a fill with 1 accesses; it takes one, a write"},
+     StatusCode::kProgramInvalid, "is a fill with 1 accesses; it takes one, a write"},
     {"ASyncWithAccesses",
      [](Draft& d) {
        d.builder.add_step({.kind = StepKind::kSynchronize, .accesses = {d.builder.read(d.input)}});
      },
-     Code::kProgramInvalid, "is a synchronize with 1 accesses; it takes none"},
+     StatusCode::kProgramInvalid, "is a synchronize with 1 accesses; it takes none"},
     {"AComputeWithoutAName", [](Draft& d) { d.builder.compute(kAmbient, "", {}); },
-     Code::kProgramInvalid, "step 0 '' is a compute without a name"},
+     StatusCode::kProgramInvalid, "step 0 '' is a compute without a name"},
     {"AnUnknownKind",
      [](Draft& d) { d.builder.add_step({.kind = static_cast<StepKind>(7), .name = "odd"}); },
-     Code::kProgramInvalid, "step 0 'odd' has kind 7, there are 7"},
-    {"AnUnknownMode", [](Draft& d) { d.use(d.builder.whole(d.input), static_cast<Mode>(0)); },
-     Code::kProgramInvalid, "has mode 0 at access 0"},
+     StatusCode::kProgramInvalid, "step 0 'odd' has kind 7, there are 7"},
+    {"AnUnknownMode", [](Draft& d) { d.use(d.builder.whole(d.input), static_cast<AccessMode>(0)); },
+     StatusCode::kProgramInvalid, "has mode 0 at access 0"},
     {"AnUnknownRole",
      [](Draft& d) {
        d.builder.add_buffer({"odd", static_cast<Role>(4), 8, 8});
      },
-     Code::kProgramInvalid, "buffer 4 'odd' has role 4, there are 4"},
+     StatusCode::kProgramInvalid, "buffer 4 'odd' has role 4, there are 4"},
     {"AnAlignmentThatIsNoPowerOfTwo",
      [](Draft& d) {
        d.builder.add_buffer({"odd", Role::kInput, 8, 48});
      },
-     Code::kProgramInvalid, "buffer 4 'odd' has alignment 48"},
+     StatusCode::kProgramInvalid, "buffer 4 'odd' has alignment 48"},
     {"AnAlignmentOfZero",
      [](Draft& d) {
        d.builder.add_buffer({"odd", Role::kInput, 8, 0});
      },
-     Code::kProgramInvalid, "has alignment 0"},
+     StatusCode::kProgramInvalid, "has alignment 0"},
     {"ABufferTooLarge",
      [](Draft& d) {
        d.builder.add_buffer({"big", Role::kInput, kMaxBufferBytes + 1, 8});
      },
-     Code::kLimitExceeded,
+     StatusCode::kLimitExceeded,
      "buffer 4 'big' has 281474976710657 bytes, the limit is 281474976710656"},
     {"BuffersTooLargeTogether",
      [](Draft& d) {
@@ -189,20 +190,20 @@ const Case kRefused[] = {
          d.builder.add_buffer({"big", Role::kTemporary, kMaxBufferBytes, 8});
        }
      },
-     Code::kLimitExceeded, "has buffers of more than 1152921504606846976 bytes together"},
+     StatusCode::kLimitExceeded, "has buffers of more than 1152921504606846976 bytes together"},
     {"TooManyStreams",
      [](Draft& d) {
        for (std::uint32_t i = 0; i < kMaxStreams; ++i)
          d.builder.add_stream(std::string(i + 1, 's'));
      },
-     Code::kLimitExceeded, "has 1025 streams, the limit is 1024"},
-    {"AStreamWithoutAName", [](Draft& d) { d.builder.add_stream(""); }, Code::kProgramInvalid,
+     StatusCode::kLimitExceeded, "has 1025 streams, the limit is 1024"},
+    {"AStreamWithoutAName", [](Draft& d) { d.builder.add_stream(""); }, StatusCode::kProgramInvalid,
      "stream 1 has no name"},
     {"AnUnknownOrigin",
      [](Draft& d) { d.builder.add_stream("side", static_cast<StreamOrigin>(2)); },
-     Code::kProgramInvalid, "stream 1 'side' has origin 2, there are 2"},
+     StatusCode::kProgramInvalid, "stream 1 'side' has origin 2, there are 2"},
     {"TwoStreamsOfOneName", [](Draft& d) { d.builder.add_stream("ambient"); },
-     Code::kProgramInvalid, "streams 0 and 1 are both named 'ambient'"},
+     StatusCode::kProgramInvalid, "streams 0 and 1 are both named 'ambient'"},
 };
 INSTANTIATE_TEST_SUITE_P(, BuildRefuses, testing::ValuesIn(kRefused), name_of);
 
@@ -239,18 +240,18 @@ const Case kTaken[] = {
     {"ABufferWithoutBytes",
      [](Draft& d) {
        const BufferId none = d.builder.add_buffer({"none", Role::kTemporary, 0, 64});
-       d.use(d.builder.whole(none), Mode::kReadWrite);
+       d.use(d.builder.whole(none), AccessMode::kReadWrite);
      }},
-    {"AWriteOfAnInput", [](Draft& d) { d.use(d.builder.whole(d.input), Mode::kReadWrite); }},
+    {"AWriteOfAnInput", [](Draft& d) { d.use(d.builder.whole(d.input), AccessMode::kReadWrite); }},
     {"AReadOfWhatWasWrittenInPart",
      [](Draft& d) {
-       d.use({d.temporary, 60, 4}, Mode::kWrite);
+       d.use({d.temporary, 60, 4}, AccessMode::kWrite);
        d.use(d.builder.whole(d.temporary));
      }},
     {"AReadBetweenWhatTwoWritesJoin",
      [](Draft& d) {
-       d.use({d.temporary, 0, 32}, Mode::kWrite);
-       d.use({d.temporary, 32, 32}, Mode::kWrite);
+       d.use({d.temporary, 0, 32}, AccessMode::kWrite);
+       d.use({d.temporary, 32, 32}, AccessMode::kWrite);
        d.use({d.temporary, 16, 32});
      }},
     {"AnEventRecordedTwice",
@@ -281,7 +282,7 @@ TEST(CheckProgram, ReportsAllErrorsALineEachUnderTheCodeOfTheFirst) {
        .accesses = {draft.builder.write(draft.constant), draft.builder.read(draft.temporary)}});
   draft.builder.wait_event(StreamId{4}, draft.event);
   const Status status = draft.builder.build().error();
-  EXPECT_EQ(status.code(), Code::kRoleForbidsAccess);
+  EXPECT_EQ(status.code(), StatusCode::kRoleForbidsAccess);
   EXPECT_EQ(
       status.message(),
       "program: step 0 'add' (model.py:88) writes buffer 2 'weight', a constant; make it an "

@@ -43,17 +43,18 @@ StepId ProgramBuilder::compute(StreamId stream, std::string region, std::vector<
 }
 
 StepId ProgramBuilder::copy(StreamId stream, View to, View from) {
-  return add_step({.kind = StepKind::kCopy,
-                   .stream = stream,
-                   .name = "copy",
-                   .accesses = {{Mode::kWrite, std::move(to)}, {Mode::kRead, std::move(from)}}});
+  return add_step(
+      {.kind = StepKind::kCopy,
+       .stream = stream,
+       .name = "copy",
+       .accesses = {{AccessMode::kWrite, std::move(to)}, {AccessMode::kRead, std::move(from)}}});
 }
 
 StepId ProgramBuilder::fill(StreamId stream, View to, std::uint8_t byte) {
   return add_step({.kind = StepKind::kFill,
                    .stream = stream,
                    .name = "fill",
-                   .accesses = {{Mode::kWrite, std::move(to)}},
+                   .accesses = {{AccessMode::kWrite, std::move(to)}},
                    .fill_byte = byte});
 }
 

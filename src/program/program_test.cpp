@@ -40,7 +40,7 @@ TEST(Program, KeepsWhatTheBuilderWasGiven) {
   EXPECT_EQ(program->step(wait).kind, StepKind::kWaitEvent);
   EXPECT_EQ(program->step(copy).accesses[0].view, builder.whole(y));
   EXPECT_EQ(program->step(compute).name, "double");
-  EXPECT_EQ(program->step(compute).accesses[0].mode, Mode::kReadWrite);
+  EXPECT_EQ(program->step(compute).accesses[0].mode, AccessMode::kReadWrite);
   EXPECT_EQ(program->step(synchronize).stream, side);
 }
 

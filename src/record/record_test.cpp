@@ -38,7 +38,7 @@ TEST(Record, NamesAStepWhoseRegionIsMissing) {
   regions.add("here", do_nothing);
   const Result<Recording> result = record(plan_of(builder), device_of(1), regions.table());
   ASSERT_FALSE(result.ok());
-  EXPECT_EQ(result.error().code(), Code::kRegionMissing);
+  EXPECT_EQ(result.error().code(), StatusCode::kRegionMissing);
   EXPECT_THAT(result.error().message(),
               AllOf(HasSubstr("step 1 'gelu' (model.py:88)"), HasSubstr("has 1 region.")));
 }
@@ -48,7 +48,7 @@ TEST(Record, TreatsARegionWithoutFunctionAsMissing) {
   builder.compute(kAmbient, "f", {});
   const Result<Recording> result = record(plan_of(builder), device_of(1), {{"f", {}}});
   ASSERT_FALSE(result.ok());
-  EXPECT_EQ(result.error().code(), Code::kRegionMissing);
+  EXPECT_EQ(result.error().code(), StatusCode::kRegionMissing);
 }
 
 TEST(Record, CountsTheCallersThreadAndTheWorkers) {
@@ -84,7 +84,7 @@ TEST(Record, RefusesAnArenaThatCannotBeAllocated) {
   regions.add("f", do_nothing);
   const Result<Recording> result = record(plan_of(builder), device_of(1), regions.table());
   ASSERT_FALSE(result.ok());
-  EXPECT_EQ(result.error().code(), Code::kRecordFailed);
+  EXPECT_EQ(result.error().code(), StatusCode::kRecordFailed);
   EXPECT_THAT(result.error().message(), HasSubstr("281474976710656 bytes"));
 }
 

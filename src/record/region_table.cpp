@@ -18,7 +18,7 @@ Status check_regions(const Plan& plan, const RegionTable& regions) {
     if (!runs_region(step)) continue;
     const auto found = regions.find(step.name);
     if (found != regions.end() && found->second.function) continue;
-    return Status(Code::kRegionMissing,
+    return Status(StatusCode::kRegionMissing,
                   fmt::format("record: {} runs a region that was not supplied; the table has {} "
                               "{}. Add one under this name.",
                               describe_step(plan.program(), id), regions.size(),

@@ -178,7 +178,7 @@ TEST_P(Conformance, BindingsAreRefusedInTheSameWordsEverywhere) {
     const Result<Ticket> result =
         launch(recording, std::array<Binding, 2>{{x, memory.bindings()[1]}});
     ASSERT_FALSE(result.ok()) << why;
-    EXPECT_EQ(result.error().code(), Code::kBadBinding);
+    EXPECT_EQ(result.error().code(), StatusCode::kBadBinding);
     EXPECT_THAT(result.error().message(), HasSubstr(why));
   };
   const Binding x = memory.bindings()[0];
@@ -203,7 +203,7 @@ TEST_P(Conformance, AStepThatFailsAnywhereIsNamedAndTheRecordingRunsAgain) {
     });
     const Recording recording = must(record(plan, device, regions.table()));
     const Status status = fail(recording);
-    EXPECT_EQ(status.code(), Code::kStepFailed);
+    EXPECT_EQ(status.code(), StatusCode::kStepFailed);
     EXPECT_THAT(status.message(), HasSubstr("step " + std::to_string(bad) + " 'step " +
                                             std::to_string(bad) + "' (fan.py:1)"));
     EXPECT_THAT(status.message(), HasSubstr("42: out of ideas"));
@@ -221,7 +221,7 @@ TEST_P(Conformance, AStepThatThrowsFailsWithTheExceptionsText) {
   for (std::uint32_t bad = 0; bad < fan.steps; ++bad) {
     const Regions regions = fan.regions(bad, throws_text);
     const Status status = fail(must(record(plan_of(fan.builder), make_device(), regions.table())));
-    EXPECT_EQ(status.code(), Code::kStepFailed);
+    EXPECT_EQ(status.code(), StatusCode::kStepFailed);
     EXPECT_THAT(status.message(), HasSubstr("threw: no such tensor"));
   }
   const Regions regions = fan.regions(0, throws_number);
@@ -259,7 +259,7 @@ TEST_P(Conformance, StepsAfterAFailedOneInThePlanOfTheSameStreamDoNotRun) {
     });
   }
   const Recording recording = must(record(plan_of(fan.builder), make_device(), regions.table()));
-  EXPECT_EQ(fail(recording).code(), Code::kStepFailed);
+  EXPECT_EQ(fail(recording).code(), StatusCode::kStepFailed);
   EXPECT_EQ(ran, 0);
 }
 
@@ -291,7 +291,7 @@ TEST_P(Conformance, ABusyRecordingAnswersBusyAndLeavesTheRunningLaunchAlone) {
   asked = true;
   asked.notify_all();
   launcher.join();
-  EXPECT_EQ(second.code(), Code::kBusy);
+  EXPECT_EQ(second.code(), StatusCode::kBusy);
   EXPECT_EQ(y, 2 * (5 + 2) + 1u);
   EXPECT_EQ(run(recording, 6), 2 * (6 + 2) + 1u);
 }
@@ -346,7 +346,7 @@ TEST_P(Conformance, ARefusedLaunchRunsNothingAndTheNextOneIsRight) {
   put_word(memory, 0, 3);
   const Result<Ticket> refused = launch(recording, std::array<Binding, 2>{{x, x}});
   ASSERT_FALSE(refused.ok());
-  EXPECT_EQ(refused.error().code(), Code::kBadBinding);
+  EXPECT_EQ(refused.error().code(), StatusCode::kBadBinding);
   EXPECT_EQ(ran, 1);
   EXPECT_EQ(get_word(memory, 0), 3u);
   EXPECT_EQ(run(recording, 2), 2 * (2 + 1) + 1u);

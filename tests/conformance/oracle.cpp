@@ -30,13 +30,13 @@ void run_compute(const Step& step, std::uint64_t seed, void* const* buffers) {
   std::uint64_t hash = seed;
   const auto base = [&](std::size_t i) { return static_cast<Byte*>(buffers[i]); };
   for (std::size_t i = 0; i < step.accesses.size(); ++i) {
-    if (step.accesses[i].mode == Mode::kWrite) continue;
+    if (step.accesses[i].mode == AccessMode::kWrite) continue;
     for_each_byte(step.accesses[i].view, base(i),
                   [&](Byte& byte) { hash = (hash ^ byte) * 0x100000001b3; });
   }
   RandomNumbers random(hash);
   for (std::size_t i = 0; i < step.accesses.size(); ++i) {
-    if (step.accesses[i].mode == Mode::kRead) continue;
+    if (step.accesses[i].mode == AccessMode::kRead) continue;
     for_each_byte(step.accesses[i].view, base(i),
                   [&](Byte& byte) { byte = static_cast<Byte>(random.next()); });
   }

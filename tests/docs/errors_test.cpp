@@ -87,7 +87,8 @@ Status provoke_invalid_program() {
 Status provoke_view_outside() {
   Sample sample;
   const View row{.buffer = sample.x, .offset_bytes = 4000, .item_bytes = 4, .dims = {{32, 4}}};
-  sample.add(kAmbient, "sum", "model.py:12", {sample.builder.write(sample.y), {Mode::kRead, row}});
+  sample.add(kAmbient, "sum", "model.py:12",
+             {sample.builder.write(sample.y), {AccessMode::kRead, row}});
   return sample.builder.build().error();
 }
 Status provoke_read_before_write() {
@@ -129,7 +130,7 @@ Status provoke_too_many_comparisons() {
       const std::uint64_t stride = 2 + next(1000) * (1 + 7 * dim * dim);
       view.dims.push_back({2 + next(2), static_cast<std::int64_t>(stride)});
     }
-    sample.add(kAmbient, "scatter", "model.py:9", {{Mode::kWrite, view}});
+    sample.add(kAmbient, "scatter", "model.py:9", {{AccessMode::kWrite, view}});
   }
   return make_plan(*sample.builder.build()).error();
 }
@@ -203,28 +204,28 @@ Status provoke_version() {
 }
 
 // Without those that no user can provoke at will: see docs/errors.md.
-const std::map<Code, std::function<Status()>>& provocations() {
-  static const std::map<Code, std::function<Status()>> all{
-      {Code::kProgramInvalid, provoke_invalid_program},
-      {Code::kViewOutsideBuffer, provoke_view_outside},
-      {Code::kReadBeforeWrite, provoke_read_before_write},
-      {Code::kEventNeverRecorded, provoke_event_never_recorded},
-      {Code::kUnknownId, provoke_unknown_id},
-      {Code::kRoleForbidsAccess, provoke_role},
-      {Code::kLimitExceeded, provoke_limit},
-      {Code::kRace, provoke_race},
-      {Code::kPlanInvalid, provoke_invalid_plan},
-      {Code::kUnsynchronised, provoke_unsynchronised},
-      {Code::kTooManyComparisons, provoke_too_many_comparisons},
-      {Code::kRegionMissing, provoke_missing_region},
-      {Code::kTapeInvalid, provoke_invalid_tape},
-      {Code::kBusy, provoke_busy},
-      {Code::kBadBinding, provoke_bad_binding},
-      {Code::kStepFailed, provoke_failed_step},
-      {Code::kStreamRefused, provoke_refused_stream},
-      {Code::kFileUnreadable, provoke_unreadable_file},
-      {Code::kFileMalformed, provoke_malformed_file},
-      {Code::kFileVersion, provoke_version},
+const std::map<StatusCode, std::function<Status()>>& provocations() {
+  static const std::map<StatusCode, std::function<Status()>> all{
+      {StatusCode::kProgramInvalid, provoke_invalid_program},
+      {StatusCode::kViewOutsideBuffer, provoke_view_outside},
+      {StatusCode::kReadBeforeWrite, provoke_read_before_write},
+      {StatusCode::kEventNeverRecorded, provoke_event_never_recorded},
+      {StatusCode::kUnknownId, provoke_unknown_id},
+      {StatusCode::kRoleForbidsAccess, provoke_role},
+      {StatusCode::kLimitExceeded, provoke_limit},
+      {StatusCode::kRace, provoke_race},
+      {StatusCode::kPlanInvalid, provoke_invalid_plan},
+      {StatusCode::kUnsynchronised, provoke_unsynchronised},
+      {StatusCode::kTooManyComparisons, provoke_too_many_comparisons},
+      {StatusCode::kRegionMissing, provoke_missing_region},
+      {StatusCode::kTapeInvalid, provoke_invalid_tape},
+      {StatusCode::kBusy, provoke_busy},
+      {StatusCode::kBadBinding, provoke_bad_binding},
+      {StatusCode::kStepFailed, provoke_failed_step},
+      {StatusCode::kStreamRefused, provoke_refused_stream},
+      {StatusCode::kFileUnreadable, provoke_unreadable_file},
+      {StatusCode::kFileMalformed, provoke_malformed_file},
+      {StatusCode::kFileVersion, provoke_version},
   };
   return all;
 }

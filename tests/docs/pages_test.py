@@ -71,7 +71,7 @@ class Errors(unittest.TestCase):
             with self.subTest(code):
                 # The last alternative is a line of a table: the error's class and its code.
                 number = int(code[1:])
-                pattern = rf"Code::{name}\b|\b{code}\b|code\W+{number}\b|Error, {number}\b"
+                pattern = rf"StatusCode::{name}\b|\b{code}\b|code\W+{number}\b|Error, {number}\b"
                 self.assertTrue(re.search(pattern, text), f"no test names {name} or {code}")
 
 

@@ -6,7 +6,7 @@
 using namespace anabranch;
 
 #if ANABRANCH_MUST_FAIL
-Status refuse() { return Code::kBusy; }
+Status refuse() { return StatusCode::kBusy; }
 #else
-Status refuse() { return Status(Code::kBusy, "launch: the recording is running"); }
+Status refuse() { return Status(StatusCode::kBusy, "launch: the recording is running"); }
 #endif

@@ -77,7 +77,7 @@ Status queue(const CudaDevice& device, CuStream stream, const Table& table, CuDe
 Result<std::vector<Checksum>> checksums(const CudaDevice& device, CuStream stream,
                                         std::span<const ByteRange> ranges) {
   if (!device.device_code()) {
-    return Status(Code::kNotRecordable,
+    return Status(StatusCode::kNotRecordable,
                   fmt::format("record: checksums are made by device code, and there is none: {}",
                               device.why_no_device_code()));
   }
@@ -85,7 +85,7 @@ Result<std::vector<Checksum>> checksums(const CudaDevice& device, CuStream strea
   const Table table = table_of(ranges);
   if (table.chunks == 0) return sums;
   if (table.chunks > kMostBlocks) {
-    return Status(Code::kNotRecordable,
+    return Status(StatusCode::kNotRecordable,
                   fmt::format("record: checksums are made of {} bytes at most at a time",
                               kMostBlocks * kChecksumChunk));
   }

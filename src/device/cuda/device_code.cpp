@@ -19,7 +19,7 @@ const void* embedded_image() {
 }
 
 Status no_device_code(const std::string& why) {
-  return Status(Code::kNotRecordable,
+  return Status(StatusCode::kNotRecordable,
                 fmt::format("record: addresses are set from the host, since {}", why));
 }
 

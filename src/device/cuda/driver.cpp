@@ -29,7 +29,7 @@ std::string version_text(int version) {
 }
 
 Status missing(std::string_view library, std::string_view why) {
-  return Status(Code::kDriverMissing,
+  return Status(StatusCode::kDriverMissing,
                 fmt::format("record: no CUDA driver: {}: {}. Install NVIDIA's driver, or use the "
                             "host device.",
                             library, why));
@@ -37,7 +37,7 @@ Status missing(std::string_view library, std::string_view why) {
 
 Status too_old(int version) {
   const int oldest = kFeatures[static_cast<std::size_t>(Feature::kCore)].oldest_version;
-  return Status(Code::kDriverTooOld,
+  return Status(StatusCode::kDriverTooOld,
                 fmt::format("record: the CUDA driver is for CUDA {}, at least {} is needed. Update "
                             "the driver.",
                             version_text(version), version_text(oldest)));
@@ -173,7 +173,7 @@ Status driver_status(Act act, std::string_view call, CuResult result) {
   if (result == CuResult::kSuccess) return {};
   const bool launch = act == Act::kLaunch;
   return Status(
-      launch ? Code::kLaunchDriverFailed : Code::kDriverFailed,
+      launch ? StatusCode::kLaunchDriverFailed : StatusCode::kDriverFailed,
       fmt::format("{}: {} answered {}{}", launch ? "launch" : "record", call, result_text(result),
                   may_be_earlier(result)
                       ? "; it may stem from work queued earlier, and the context is lost"

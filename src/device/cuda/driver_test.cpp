@@ -12,7 +12,7 @@ using ::testing::IsEmpty;
 TEST(CudaDriver, IsAReasonAndNoFailureWhereThereIsNoLibrary) {
   const Result<Driver> driver = open_driver("libcuda_that_is_nowhere.so.1");
   ASSERT_FALSE(driver);
-  EXPECT_EQ(driver.error().code(), Code::kDriverMissing);
+  EXPECT_EQ(driver.error().code(), StatusCode::kDriverMissing);
   EXPECT_THAT(driver.error().message(), HasSubstr("libcuda_that_is_nowhere.so.1"));
 }
 
@@ -60,18 +60,18 @@ TEST(CudaDriver, AnswersTheSameEveryTime) {
   if (first) {
     EXPECT_EQ(*first, *second);
   } else {
-    EXPECT_EQ(first.error().code(), Code::kDriverMissing);
+    EXPECT_EQ(first.error().code(), StatusCode::kDriverMissing);
   }
 }
 
 TEST(CudaDriver, TellsAFailureByActCallNameAndNumber) {
   const Status record =
       driver_status(Act::kRecord, "cuGraphInstantiateWithParams", CuResult::kOutOfMemory);
-  EXPECT_EQ(record.code(), Code::kDriverFailed);
+  EXPECT_EQ(record.code(), StatusCode::kDriverFailed);
   EXPECT_EQ(record.message(),
             "record: cuGraphInstantiateWithParams answered CUDA_ERROR_OUT_OF_MEMORY (2) [E0307]");
   const Status launch = driver_status(Act::kLaunch, "cuGraphLaunch", CuResult{12345});
-  EXPECT_EQ(launch.code(), Code::kLaunchDriverFailed);
+  EXPECT_EQ(launch.code(), StatusCode::kLaunchDriverFailed);
   EXPECT_THAT(launch.message(), HasSubstr("cuGraphLaunch answered an unknown code (12345)"));
   EXPECT_TRUE(driver_status(Act::kLaunch, "cuGraphLaunch", CuResult::kSuccess).ok());
 }

@@ -56,7 +56,7 @@ Status Crew::grow(std::uint32_t workers) {
     worker.crew = this;
     worker.index = i;
     if (const int error = start_thread(worker)) {
-      return Status(Code::kRecordFailed,
+      return Status(StatusCode::kRecordFailed,
                     fmt::format("record: worker thread {} of {} could not be started ({}). Free "
                                 "some threads, or allow fewer lanes (HostOptions::max_lanes).",
                                 i + 1, workers, std::strerror(error)));

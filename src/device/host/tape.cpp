@@ -342,7 +342,7 @@ void TapeBuilder::release(Register reg) {
 Result<std::unique_ptr<Tape>> TapeBuilder::finish() {
   const auto done = std::exchange(data_, std::make_unique<Data>(data_->library));
   if (!done->errors.empty()) {
-    return Status(Code::kTapeInvalid, fmt::format("{}", fmt::join(done->errors, "\n")));
+    return Status(StatusCode::kTapeInvalid, fmt::format("{}", fmt::join(done->errors, "\n")));
   }
   return std::unique_ptr<Tape>(new Tape(std::move(done->tape)));
 }

@@ -267,7 +267,7 @@ class TapeTest : public ::testing::Test {
     const auto made = builder_.finish();
     EXPECT_FALSE(made.ok());
     if (made.ok()) return "";
-    EXPECT_EQ(made.error().code(), Code::kTapeInvalid);
+    EXPECT_EQ(made.error().code(), StatusCode::kTapeInvalid);
     return made.error().message();
   }
   std::int32_t run(Tape& tape, std::vector<void*> buffers) {

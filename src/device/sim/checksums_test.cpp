@@ -178,7 +178,7 @@ TEST_F(ChecksumsTest, WithoutDeviceCodeSayWhy) {
   ASSERT_TRUE(other.ok());
   const auto sums = checksums(**other, on, std::vector<ByteRange>{{0, 0}});
   ASSERT_FALSE(sums.ok());
-  EXPECT_EQ(sums.error().code(), Code::kNotRecordable);
+  EXPECT_EQ(sums.error().code(), StatusCode::kNotRecordable);
   EXPECT_THAT(sums.error().message(), HasSubstr((*other)->why_no_device_code()));
 }
 

@@ -48,7 +48,7 @@ TEST(CudaFacts, OfThisMachineAreThereOrHaveAReason) {
   if (facts.ok()) {
     EXPECT_NE(facts->gpus.empty(), facts->why_no_gpus.empty());
   } else {
-    EXPECT_EQ(facts.error().code(), Code::kDriverMissing) << facts.error().message();
+    EXPECT_EQ(facts.error().code(), StatusCode::kDriverMissing) << facts.error().message();
   }
 }
 

@@ -163,7 +163,7 @@ class SimTest : public ::testing::Test {
       if (is_of_no_effect(failed)) continue;
       EXPECT_FALSE(made.ok()) << failed;
       if (made.ok()) return have_failed;
-      EXPECT_EQ(made.error().code(), Code::kDriverFailed);
+      EXPECT_EQ(made.error().code(), StatusCode::kDriverFailed);
       EXPECT_NE(made.error().message().find(failed), std::string::npos) << made.error().message();
       EXPECT_EQ(sim->live_objects(), before) << failed;
     }

@@ -343,7 +343,7 @@ TEST_F(TwoStreamsTest, AWaitThatTheStepForgotIsRefusedWithBothKernelsNamed) {
       const auto recording = try_branched(lanes);
       ASSERT_EQ(recording.ok(), waits) << recording.error().message();
       if (waits) continue;
-      EXPECT_EQ(recording.error().code(), Code::kRace);
+      EXPECT_EQ(recording.error().code(), StatusCode::kRace);
       EXPECT_THAT(recording.error().message(),
                   AllOf(HasSubstr("kernel 0 'add_one' writes what kernel 1 'add_one' reads"),
                         HasSubstr("wait_stream")));
@@ -360,7 +360,7 @@ TEST_F(TwoStreamsTest, CopiesThatMeetNeedNoNotesToBeRefused) {
     const auto recording = try_record();
     ASSERT_EQ(recording.ok(), begin == kHalf);
     if (recording.ok()) continue;
-    EXPECT_EQ(recording.error().code(), Code::kRace);
+    EXPECT_EQ(recording.error().code(), StatusCode::kRace);
     EXPECT_THAT(recording.error().message(), HasSubstr("copy 0 writes what copy 1 writes"));
   }
 }
@@ -399,7 +399,7 @@ TEST_F(CudaRecordingTest, CapturesOfTwoDifferentStepsAreRefused) {
   captures[1].graph = end_capture(work_stream);
   const auto made = try_record();
   ASSERT_FALSE(made.ok());
-  EXPECT_EQ(made.error().code(), Code::kCapturesDiffer);
+  EXPECT_EQ(made.error().code(), StatusCode::kCapturesDiffer);
 }
 
 TEST_F(CudaRecordingTest, AChildGraphThatNamesMemoryOfTheStepIsTakenIn) {
@@ -424,7 +424,7 @@ TEST_F(CudaRecordingTest, ChildGraphsThatDifferAreRefused) {
   add_child(captures[1], fixed, other);
   const auto made = try_record();
   ASSERT_FALSE(made.ok());
-  EXPECT_EQ(made.error().code(), Code::kCapturesDiffer);
+  EXPECT_EQ(made.error().code(), StatusCode::kCapturesDiffer);
   EXPECT_THAT(made.error().message(), HasSubstr("kernel 6 'add_one' differs"));
 }
 

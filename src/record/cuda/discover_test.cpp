@@ -80,7 +80,7 @@ TEST_F(UnsureStepTest, WordsThatDifferAreCountedAndRefusedWhereTheyAreNotAccepte
   EXPECT_EQ(found->unsure, 1u);
   const auto refused = make_recording(*d, *found);
   ASSERT_FALSE(refused.ok());
-  EXPECT_EQ(refused.error().code(), Code::kCapturesDiffer);
+  EXPECT_EQ(refused.error().code(), StatusCode::kCapturesDiffer);
   EXPECT_THAT(refused.error().message(), HasSubstr("kernel 0 'add_one'"));
   const auto accepted = make_recording(*d, *found, {.accept_unsure = true});
   ASSERT_TRUE(accepted.ok()) << accepted.error().message();

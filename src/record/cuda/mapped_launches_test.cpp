@@ -132,7 +132,7 @@ TEST_P(MappedLaunchesTest, AreRefusedByARecordingForAllocatedMemory) {
   for (CudaExec* const exec : all_of(**recording)) {
     const auto set = exec->set_addresses(blocks_of(pages));
     ASSERT_FALSE(set.ok());
-    EXPECT_EQ(set.error().code(), Code::kLaunchDriverFailed);
+    EXPECT_EQ(set.error().code(), StatusCode::kLaunchDriverFailed);
     EXPECT_THAT(set.error().message(), HasSubstr("cuGraphExecMemcpyNodeSetParams"));
   }
 }

@@ -99,7 +99,7 @@ class TablesTest : public sim::SimTest {
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     return made.ok() ? *std::move(made) : nullptr;
   }
-  std::string refusal(Code code) {
+  std::string refusal(StatusCode code) {
     const auto made = try_record();
     EXPECT_FALSE(made.ok());
     if (made.ok()) return {};
@@ -267,7 +267,7 @@ TEST_F(ForeachTest, WordsThatAreEqualAreKept) {
 TEST_F(ForeachTest, WithoutDeviceCodeATableIsRefused) {
   capture_foreach();
   options.device_code = nullptr;
-  EXPECT_THAT(refusal(Code::kNotRecordable),
+  EXPECT_THAT(refusal(StatusCode::kNotRecordable),
               AllOf(HasSubstr("copy 0"), HasSubstr("takes device code"), HasSubstr("nvcc")));
 }
 
@@ -306,7 +306,7 @@ TEST_F(TablesTest, BytesThatDifferAndAreNoAddressAreRefusedByName) {
   capture([&](CuStream on, const Given& given) {
     copy_table(on, given.at[1], given.pinned[0], {given.at[0], 7, 0x3f800000 + turn++});
   });
-  EXPECT_THAT(refusal(Code::kCapturesDiffer),
+  EXPECT_THAT(refusal(StatusCode::kCapturesDiffer),
               AllOf(HasSubstr("copy 0"), HasSubstr("byte 16 of what it copies from the host"),
                     HasSubstr("(0x3f800000, 0x3f800001), which is no address")));
 }
@@ -319,7 +319,7 @@ TEST_F(TablesTest, BytesBehindTheLastWordThatDifferAreRefused) {
     given.pinned[0][1] = turn++;
     EXPECT_CU(d->cuMemcpyHtoDAsync(given.at[0], given.pinned[0], 12, on));
   });
-  EXPECT_THAT(refusal(Code::kCapturesDiffer),
+  EXPECT_THAT(refusal(StatusCode::kCapturesDiffer),
               AllOf(HasSubstr("byte 8"), HasSubstr("bytes too few for an address")));
 }
 
@@ -346,7 +346,7 @@ TEST_F(TablesTest, PinnedMemoryThatTwoTablesReadIsRefused) {
     copy_table(on, given.at[1], given.pinned[0], {given.at[0], 1});
     copy_table(on, given.at[2], given.pinned[0] + 1, {given.at[0]});
   });
-  EXPECT_THAT(refusal(Code::kNotRecordable),
+  EXPECT_THAT(refusal(StatusCode::kNotRecordable),
               AllOf(HasSubstr("copy 0 and copy 1"), HasSubstr("read the same pinned memory")));
 }
 
@@ -359,7 +359,7 @@ TEST_F(TablesTest, OneSecondUseInTheSecondCaptureIsEnoughToRefuse) {
         copy_table(on, given.at[2], given.pinned[turn++ == 0 ? 1 : 0], {given.at[0]});
       },
       2);
-  EXPECT_THAT(refusal(Code::kNotRecordable), HasSubstr("read the same pinned memory"));
+  EXPECT_THAT(refusal(StatusCode::kNotRecordable), HasSubstr("read the same pinned memory"));
 }
 
 TEST_F(TablesTest, ATableForTheHostIsRefused) {
@@ -370,7 +370,7 @@ TEST_F(TablesTest, ATableForTheHostIsRefused) {
     EXPECT_CU(d->cuMemcpyAsync(reinterpret_cast<CuDevicePtr>(there),
                                reinterpret_cast<CuDevicePtr>(given.pinned[0]), 8, on));
   });
-  EXPECT_THAT(refusal(Code::kNotRecordable), HasSubstr("not this device's"));
+  EXPECT_THAT(refusal(StatusCode::kNotRecordable), HasSubstr("not this device's"));
 }
 
 TEST_F(TablesTest, ATableMayBeCopiedToMemoryThatNeverMoves) {

@@ -269,7 +269,7 @@ TEST_F(CapturedTransfersTest, WithoutDeviceCodeTheDriverKeepsTheKindOfMemory) {
   const auto set = recording->executables()[0]->set_addresses(
       std::vector<std::uint64_t>{allocate(kBytes), allocate(kBytes)});
   ASSERT_FALSE(set.ok());
-  EXPECT_EQ(set.error().code(), Code::kLaunchDriverFailed);
+  EXPECT_EQ(set.error().code(), StatusCode::kLaunchDriverFailed);
   EXPECT_THAT(set.error().message(), HasSubstr("cuGraphExecMemcpyNodeSetParams"));
 }
 

@@ -426,7 +426,7 @@ TEST_F(RelaxedRandomTest, AWaitThatIsLeftOutIsOftenFoundAndNeverPutDownToAnother
     const auto made = try_record(random, 1, false, &branches);
     if (made.ok()) continue;
     ++found;
-    ASSERT_EQ(made.error().code(), Code::kRace) << made.error().message();
+    ASSERT_EQ(made.error().code(), StatusCode::kRace) << made.error().message();
   }
   EXPECT_GT(found, 30u);
 }

@@ -20,7 +20,7 @@ std::vector<bool> written_buffers(const Program& program) {
   std::vector<bool> written(program.buffers().size());
   for (const Step& step : program.steps()) {
     for (const Access& access : step.accesses) {
-      if (access.mode != Mode::kRead) written[index_of(access.view.buffer)] = true;
+      if (access.mode != AccessMode::kRead) written[index_of(access.view.buffer)] = true;
     }
   }
   return written;

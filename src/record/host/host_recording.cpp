@@ -21,7 +21,7 @@ Result<ArenaPointer> make_arena(const Plan& plan) {
   if (size == 0) return ArenaPointer(nullptr, deleter);
   void* arena = ::operator new(size, deleter.alignment, std::nothrow);
   if (!arena) {
-    return Status(Code::kRecordFailed,
+    return Status(StatusCode::kRecordFailed,
                   fmt::format("record: the arena of {} bytes, aligned to {}, could not be "
                               "allocated. Free memory, or record a smaller program.",
                               size, alignment));

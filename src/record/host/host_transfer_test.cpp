@@ -56,14 +56,14 @@ void run(const Step& step, void* to, void* from) {
 Step copy_step(const View& to, const View& from) {
   Step step;
   step.kind = StepKind::kCopy;
-  step.accesses = {{Mode::kWrite, to}, {Mode::kRead, from}};
+  step.accesses = {{AccessMode::kWrite, to}, {AccessMode::kRead, from}};
   return step;
 }
 
 Step fill_step(const View& to, std::uint8_t byte) {
   Step step;
   step.kind = StepKind::kFill;
-  step.accesses = {{Mode::kWrite, to}};
+  step.accesses = {{AccessMode::kWrite, to}};
   step.fill_byte = byte;
   return step;
 }

@@ -23,7 +23,7 @@ struct UnitPlace {
 };
 
 Status misplaced(std::uint32_t unit, const std::string& why) {
-  return Status(Code::kPlanInvalid,
+  return Status(StatusCode::kPlanInvalid,
                 fmt::format("record: unit {} of the step {}. {}", unit, why, kOurMistake));
 }
 
@@ -177,7 +177,7 @@ Status PlaceCheck::check_source(std::span<const std::uint32_t> tenants) {
 Status PlaceCheck::follow(std::uint32_t before, std::uint32_t unit) {
   if (is_owner(before)) {
     return Status(
-        Code::kRace,
+        StatusCode::kRace,
         fmt::format(
             "record: {} uses a temporary at {}, which {} has used for a result before it. {}",
             describe_node(image_, nodes_[unit][0]), shared_bytes(before, unit),
@@ -220,7 +220,7 @@ Status PlaceCheck::check_block(std::span<const Demand> demands) {
   for (const Demand& demand : demands) {
     if (ended_at_begin_[demand.second] >> demand.first % 64 & 1) continue;
     return Status(
-        Code::kRace,
+        StatusCode::kRace,
         fmt::format("record: {} and {} use two temporaries, or a temporary and a result, "
                     "at {}, and nothing orders them. {}",
                     describe_node(image_, demand.first), describe_node(image_, demand.second),

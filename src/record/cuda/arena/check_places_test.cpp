@@ -303,7 +303,7 @@ TEST(CheckPlaces, BothNodesAndTheBytesAreNamed) {
   ASSERT_TRUE(step.check().ok()) << step.check().message();
   EXPECT_EQ(step.loans.size(), 1u);
   step.image.edges.clear();
-  EXPECT_EQ(step.check().code(), Code::kRace);
+  EXPECT_EQ(step.check().code(), StatusCode::kRace);
   EXPECT_THAT(step.check().message(),
               AllOf(HasSubstr("fill 0 and fill 1"), HasSubstr("bytes 0..512 of slot 0")));
 }
@@ -318,7 +318,7 @@ TEST(CheckPlaces, NothingMayLieInAResultAfterItsFirstUse) {
   ASSERT_TRUE(step.check().ok()) << step.check().message();
   EXPECT_TRUE(step.loans.empty());
   step.move(later, 0, 0);
-  EXPECT_EQ(step.check().code(), Code::kRace);
+  EXPECT_EQ(step.check().code(), StatusCode::kRace);
   EXPECT_THAT(step.check().message(),
               HasSubstr("fill 1 uses a temporary at bytes 0..512 of slot 0, which fill 0 has "
                         "used for a result before it"));
@@ -327,7 +327,7 @@ TEST(CheckPlaces, NothingMayLieInAResultAfterItsFirstUse) {
 TEST(CheckPlaces, ANodeThatMayBeginEarlyHasNothingOver) {
   Placed step = two_nodes(kFresh);
   step.image.edges[0].data.type = kEdgeProgrammatic;
-  EXPECT_EQ(step.check().code(), Code::kRace);
+  EXPECT_EQ(step.check().code(), StatusCode::kRace);
   // Behind its end the other has ended, too.
   const std::uint32_t late = step.add_node({}, {1});
   step.by_unit[1].node = step.by_source[1].node = late;
@@ -340,7 +340,7 @@ TEST(CheckPlaces, APlaceThatIsNoneIsRefused) {
     Placed changed = step;
     change(changed);
     const Status status = changed.check();
-    EXPECT_EQ(status.code(), Code::kPlanInvalid);
+    EXPECT_EQ(status.code(), StatusCode::kPlanInvalid);
     return status.message();
   };
   EXPECT_THAT(refused([](Placed& p) { p.kinds[1] = kGiven; }), HasSubstr("what a launch is given"));
@@ -379,7 +379,7 @@ TEST(CheckPlaces, WhatATableNamesIsUsedWhereItIsRead) {
   };
   EXPECT_TRUE(check().ok()) << check().message();
   step.image.edges = {{0, 1, {}}, {0, 2, {}}};
-  EXPECT_EQ(check().code(), Code::kRace);
+  EXPECT_EQ(check().code(), StatusCode::kRace);
 }
 
 TEST(CheckPlaces, AStepWithoutUnitsIsRight) {

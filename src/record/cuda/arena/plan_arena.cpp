@@ -84,7 +84,7 @@ Result<Program> make_program(const GraphImage& image, std::span<const Site> site
   for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {
     std::vector<Access> accesses;
     for (const std::uint32_t unit : used[node]) {
-      accesses.push_back({Mode::kWrite, builder.whole(BufferId(unit))});
+      accesses.push_back({AccessMode::kWrite, builder.whole(BufferId(unit))});
     }
     builder.compute(StreamId(chain[node]), describe_node(image, node), std::move(accesses));
   }

@@ -16,7 +16,7 @@ Result<std::uint32_t> CaptureMarks::mark(CuStream stream, std::uint64_t allocati
   }
   if (!graph_) graph_ = graph;
   if (status != CuCaptureStatus::kActive || graph != graph_) {
-    return Status(Code::kNotRecordable,
+    return Status(StatusCode::kNotRecordable,
                   "record: a mark was asked for on a stream that is not captured, or not into the "
                   "graph of the marks before. Marks are for the time of one capture.");
   }

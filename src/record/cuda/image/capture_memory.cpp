@@ -24,7 +24,7 @@ std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1
 
 Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver) {
   if (!driver.has(Feature::kVirtualMemory)) {
-    return Status(Code::kNotRecordable,
+    return Status(StatusCode::kNotRecordable,
                   fmt::format("record: nothing can be captured without virtual memory: {}",
                               driver.why_off(Feature::kVirtualMemory)));
   }

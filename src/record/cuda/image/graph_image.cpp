@@ -21,7 +21,7 @@ constexpr std::array kAttributes{CuLaunchAttributeId::kCooperative,
 
 Status refuse(const std::string& what, const std::string& why) {
   return Status(
-      Code::kNotRecordable,
+      StatusCode::kNotRecordable,
       fmt::format("record: {} {}. The step runs unrecorded; strict=True raises.", what, why));
 }
 

@@ -160,7 +160,7 @@ TEST_F(GraphImageTest, NodesWhoseAddressesCannotChangeAreRefusedByName) {
     sim->add_opaque_node(graph, type);
     const auto image = read_graph(*d, graph);
     ASSERT_FALSE(image.ok());
-    EXPECT_EQ(image.error().code(), Code::kNotRecordable);
+    EXPECT_EQ(image.error().code(), StatusCode::kNotRecordable);
     EXPECT_THAT(image.error().message(), HasSubstr("addresses that cannot be changed"));
   }
 }

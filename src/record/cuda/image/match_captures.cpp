@@ -11,7 +11,7 @@ namespace {
 
 Status differs(const std::string& what, const std::string& how) {
   return Status(
-      Code::kCapturesDiffer,
+      StatusCode::kCapturesDiffer,
       fmt::format("record: {} differs between two captures: {}. The step does not repeat, "
                   "so it runs unrecorded; strict=True raises.",
                   what, how));

@@ -17,7 +17,7 @@ using testing::kernel;
 
 std::string difference(const GraphImage& a, const GraphImage& b) {
   const Status status = match_captures(a, b);
-  EXPECT_EQ(status.code(), Code::kCapturesDiffer);
+  EXPECT_EQ(status.code(), StatusCode::kCapturesDiffer);
   return status.message();
 }
 

@@ -199,7 +199,7 @@ class CaptureCheck {
   Status refuse(const CapturedUse& a, const CapturedUse& b) const {
     const CapturedUse &first = a.node < b.node ? a : b, &second = a.node < b.node ? b : a;
     return Status(
-        Code::kRace,
+        StatusCode::kRace,
         fmt::format(
             "record: {0} {1} what {2} {3}, and the captured graph has no path from {0} to {2}: "
             "which comes first is left to chance. Between the two, let the stream of the second "

@@ -43,14 +43,14 @@ struct Case {
 constexpr std::uint32_t kGiven = 0, kFresh = 1;  // units
 
 bool is_refused(std::vector<CapturedUse> uses, std::initializer_list<Arrow> arrows = {}) {
-  return Case(std::move(uses), arrows).check().code() == Code::kRace;
+  return Case(std::move(uses), arrows).check().code() == StatusCode::kRace;
 }
 
 TEST(CheckCaptured, TwoCopiesOfOneByteAreRefusedWithBothNamedAndTheRemedy) {
   const Case step({{0, kGiven, kWrites, kBytes, bytes_between(0, 8)},
                    {1, kGiven, kReads, kBytes, bytes_between(7, 9)}},
                   {});
-  EXPECT_EQ(step.check().code(), Code::kRace);
+  EXPECT_EQ(step.check().code(), StatusCode::kRace);
   EXPECT_THAT(step.check().message(),
               AllOf(HasSubstr("kernel 0 'k' writes what kernel 1 'k' reads"),
                     HasSubstr("no path from kernel 0 'k' to kernel 1 'k'"),
@@ -171,7 +171,8 @@ TEST(CheckCaptured, TwoCopiesOfOneByteOfTheHostAreRefused) {
   const std::vector<FoundSite> sites{{0, Operand::kDestination, 0, 0, 0},
                                      {1, Operand::kSource, 0, 1, 0}};
   const auto is_refused_at = [&](const GraphImage& step, std::vector<std::uint32_t> tables = {}) {
-    return check_captured(step, uses_of(step, sites, std::move(tables))).code() == Code::kRace;
+    return check_captured(step, uses_of(step, sites, std::move(tables))).code() ==
+           StatusCode::kRace;
   };
   EXPECT_TRUE(is_refused_at(image(kHost + 15)));
   EXPECT_FALSE(is_refused_at(image(kHost + 16)));
@@ -180,7 +181,7 @@ TEST(CheckCaptured, TwoCopiesOfOneByteOfTheHostAreRefused) {
   const auto readers = image_of({testing::from_host(4096, kHost), testing::from_host(8192, kHost)});
   EXPECT_FALSE(check_captured(readers, uses_of(readers, {{0, Operand::kDestination, 0, 0, 0},
                                                          {1, Operand::kDestination, 0, 1, 0}}))
-                   .code() == Code::kRace);
+                   .code() == StatusCode::kRace);
 }
 
 TEST(CheckCaptured, MemoryOfTheHostThatIsAUnitCountsAsThat) {
@@ -191,7 +192,7 @@ TEST(CheckCaptured, MemoryOfTheHostThatIsAUnitCountsAsThat) {
                                      {1, Operand::kSource, 0, 1, 64},
                                      {1, Operand::kDestination, 0, 0, 64}});
   EXPECT_EQ(found.uses.size(), 4u);
-  EXPECT_FALSE(check_captured(image, found).code() == Code::kRace);
+  EXPECT_FALSE(check_captured(image, found).code() == StatusCode::kRace);
 }
 
 TEST(CheckCaptured, OfAKernelWithoutANoteAndOfATableNothingIsCertain) {
@@ -291,7 +292,7 @@ TEST(CheckCaptured, WhetherAnEdgeIsMissingAgreesWithBruteForce) {
   for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
     const Case step = random_case(seed);
     const bool is_expected = Oracle(step).has_race();
-    ASSERT_EQ(step.check().code() == Code::kRace, is_expected)
+    ASSERT_EQ(step.check().code() == StatusCode::kRace, is_expected)
         << "seed " << seed << ": " << step.check().message();
     refused += is_expected;
   }

@@ -121,7 +121,7 @@ class OrderCheck {
   }
   Status refuse(std::uint32_t first, std::uint32_t second, std::string_view why) const {
     return Status(
-        Code::kRace,
+        StatusCode::kRace,
         fmt::format("record: side by side nothing would order {} and {}, which the step "
                     "ran one behind the other, and {}.",
                     describe_node(step_.image, first), describe_node(step_.image, second), why));

@@ -49,7 +49,7 @@ struct Case {
 
 TEST(CheckRelaxed, AnOrderThatIsLostBetweenAWriterAndItsReaderIsRefusedWithBothNamed) {
   const Case lost({{7, true}, {7, false}}, {{0, 1}}, {});
-  EXPECT_EQ(lost.check().code(), Code::kRace);
+  EXPECT_EQ(lost.check().code(), StatusCode::kRace);
   EXPECT_THAT(lost.check().message(), AllOf(HasSubstr("kernel 0 'k'"), HasSubstr("kernel 1 'k'"),
                                             HasSubstr("one of them writes")));
   EXPECT_FALSE(Case({{7, false}, {7, true}}, {{0, 1}}, {}).check().ok());

@@ -211,7 +211,7 @@ Status PlanCapture::run_region(StepId id, CuStream stream) {
 }
 
 Status PlanCapture::region_failed(StepId id, const std::string& how) const {
-  return Status(Code::kRegionFailed,
+  return Status(StatusCode::kRegionFailed,
                 fmt::format("record: {} {}, while it was captured. Nothing has been recorded.",
                             describe_step(program(), id), how));
 }

@@ -66,7 +66,8 @@ class PlanRecordingTest : public ::testing::Test {
 TEST(CudaDevices, OneThatIsNotThereHasAReason) {
   const auto device = Device::cuda({.ordinal = 4711});
   ASSERT_FALSE(device.ok());
-  const std::set<Code> reasons{Code::kDriverMissing, Code::kDriverTooOld, Code::kDriverFailed};
+  const std::set<StatusCode> reasons{StatusCode::kDriverMissing, StatusCode::kDriverTooOld,
+                                     StatusCode::kDriverFailed};
   EXPECT_TRUE(reasons.contains(device.error().code())) << device.error().message();
 }
 
@@ -83,7 +84,7 @@ TEST_F(PlanRecordingTest, ARegionThatFailsIsNamed) {
       std::snprintf(call.error, call.error_bytes, "no kernel for this shape");
       return 1;
     });
-    EXPECT_EQ(failed.code(), Code::kRegionFailed);
+    EXPECT_EQ(failed.code(), StatusCode::kRegionFailed);
     EXPECT_THAT(failed.message(), HasSubstr(name));
     EXPECT_EQ(bench.sim().live_objects(), live);
   }
@@ -116,7 +117,7 @@ TEST_F(PlanRecordingTest, ARegionThatAllocatesBreaksTheCaptureAndIsNamed) {
     EXPECT_EQ(d.cuMemAlloc(&address, 64), CuResult::kStreamCaptureUnsupported);
     return 0;  // nobody looks
   });
-  EXPECT_EQ(failed.code(), Code::kRegionFailed);
+  EXPECT_EQ(failed.code(), StatusCode::kRegionFailed);
   EXPECT_THAT(failed.message(), HasSubstr("step 1 'gelu'"));
   EXPECT_THAT(failed.message(), HasSubstr("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED (901)"));
   EXPECT_EQ(bench.sim().live_objects(), live);
@@ -134,7 +135,7 @@ TEST_F(PlanRecordingTest, ARegionThatLeavesWorkOnAStreamOfItsOwnIsRefused) {
     d.cuMemsetD8Async(reinterpret_cast<CuDevicePtr>(call.buffers[1]), 0, 8, own);
     return 0;
   });
-  EXPECT_EQ(failed.code(), Code::kDriverFailed);
+  EXPECT_EQ(failed.code(), StatusCode::kDriverFailed);
   EXPECT_THAT(failed.message(), HasSubstr("cuStreamEndCapture"));
   d.cuStreamDestroy(own);
   d.cuEventDestroy(fork);
@@ -152,7 +153,7 @@ TEST_F(PlanRecordingTest, ARegionThatDoesNotRepeatIsRefused) {
     ++calls;
     return 0;
   });
-  EXPECT_EQ(failed.code(), Code::kCapturesDiffer);
+  EXPECT_EQ(failed.code(), StatusCode::kCapturesDiffer);
   EXPECT_EQ(bench.sim().live_objects(), live);
 }
 
@@ -175,7 +176,7 @@ TEST_F(PlanRecordingTest, WhatAGraphCannotHoldIsRefusedWithAReason) {
   const auto refused_with = [&](const ProgramBuilder& other, const char* why) {
     const auto made = record(plan_of(other), device, {{"f", {succeed}}});
     ASSERT_FALSE(made.ok()) << why;
-    EXPECT_EQ(made.error().code(), Code::kNotRecordable);
+    EXPECT_EQ(made.error().code(), StatusCode::kNotRecordable);
     EXPECT_THAT(made.error().message(), HasSubstr(why));
     EXPECT_EQ(bench.sim().live_objects(), live);
   };
@@ -213,10 +214,10 @@ TEST_F(PlanRecordingTest, WhenAnyCallFailsNothingIsLeftAndTheCallIsNamed) {
     if (std::regex_search(failed, std::regex("GetName|Destroy|Free|Unmap|Release"))) continue;
     ASSERT_FALSE(made.ok()) << failed;
     if (failed == "cuLaunchKernel") {
-      EXPECT_EQ(made.code(), Code::kRegionFailed);
+      EXPECT_EQ(made.code(), StatusCode::kRegionFailed);
       EXPECT_THAT(made.message(), HasSubstr("answered 2"));
     } else {
-      EXPECT_EQ(made.code(), Code::kDriverFailed);
+      EXPECT_EQ(made.code(), StatusCode::kDriverFailed);
       EXPECT_THAT(made.message(), HasSubstr(failed));
     }
   }

@@ -10,7 +10,9 @@
 namespace anabranch::cuda {
 namespace {
 
-Status refuse(const std::string& what) { return Status(Code::kNotRecordable, "record: " + what); }
+Status refuse(const std::string& what) {
+  return Status(StatusCode::kNotRecordable, "record: " + what);
+}
 
 class Finder {
  public:

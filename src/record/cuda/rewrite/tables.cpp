@@ -17,7 +17,7 @@ constexpr std::size_t kWord = sizeof(std::uint64_t);
 
 Status refuse(const std::string& what, const std::string& why) {
   return Status(
-      Code::kNotRecordable,
+      StatusCode::kNotRecordable,
       fmt::format("record: {} {}. The step runs unrecorded; strict=True raises.", what, why));
 }
 

@@ -348,7 +348,7 @@ TEST_F(NodeAccessesTest, GivenMemoryIsNobodysScratch) {
 TEST_F(NodeAccessesTest, MarksAreOfOneCapture) {
   const auto outside = CaptureMarks(*d).mark(stream(), 0);
   ASSERT_FALSE(outside.ok());
-  EXPECT_EQ(outside.error().code(), Code::kNotRecordable);
+  EXPECT_EQ(outside.error().code(), StatusCode::kNotRecordable);
   CaptureMarks marks(*d);
   for (const bool is_first : {true, false}) {
     const CuStream one = stream();

@@ -76,7 +76,7 @@ class SiteFinder {
 
   Status refuse_map() const {
     return Status(
-        Code::kNotRecordable,
+        StatusCode::kNotRecordable,
         fmt::format("record: {} may take a tensor map that names memory of the step, whose "
                     "address cannot be changed there, since {}. The step runs unrecorded; "
                     "strict=True raises.",
@@ -140,7 +140,7 @@ class SiteFinder {
   Status refuse(Operand operand, std::uint32_t offset, const std::string& what) const {
     const char* const where =
         operand == Operand::kTable ? "what it copies from the host" : "its operands";
-    return Status(Code::kCapturesDiffer,
+    return Status(StatusCode::kCapturesDiffer,
                   fmt::format("record: {} differs between two captures at byte {} of {}: {}. The "
                               "step does not repeat, so it runs unrecorded; strict=True raises.",
                               describe_node(first_, node_), offset, where, what));

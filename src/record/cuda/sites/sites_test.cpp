@@ -118,7 +118,7 @@ TEST(Sites, HostMemoryOfWhichNothingIsKnownMustStayWhereItIs) {
   EXPECT_TRUE(find_sites(copy_of(0x7000, {}), copy_of(0x7000, {}), two_units()).ok());
   const auto found = find_sites(copy_of(0x7000, {}), copy_of(0x8000, {}), two_units());
   ASSERT_FALSE(found.ok());
-  EXPECT_EQ(found.error().code(), Code::kCapturesDiffer);
+  EXPECT_EQ(found.error().code(), StatusCode::kCapturesDiffer);
   EXPECT_THAT(found.error().message(),
               AllOf(HasSubstr("copy 0"), HasSubstr("0x7000 and 0x8000"),
                     HasSubstr("only if it is pinned, in one piece and at most 16 MiB")));
@@ -148,7 +148,7 @@ TEST(Sites, WhereATensorMapMayLieAnAddressIsRefusedIfMapsAreOpaque) {
   EXPECT_THAT(found(15, "they differ")->sites, ElementsAre(site));
   const auto refused = found(16, "they differ");
   ASSERT_FALSE(refused.ok());
-  EXPECT_EQ(refused.error().code(), Code::kNotRecordable);
+  EXPECT_EQ(refused.error().code(), StatusCode::kNotRecordable);
   EXPECT_THAT(refused.error().message(), AllOf(HasSubstr("'k'"), HasSubstr("since they differ")));
 }
 

@@ -11,7 +11,7 @@ namespace anabranch::cuda {
 namespace {
 
 Status differs(const std::string& how) {
-  return Status(Code::kCapturesDiffer,
+  return Status(StatusCode::kCapturesDiffer,
                 fmt::format("record: two captures allocate differently: {}. The step does not "
                             "repeat, so it runs unrecorded; strict=True raises.",
                             how));
