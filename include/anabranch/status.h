@@ -8,6 +8,7 @@
 
 #include <cassert>
 #include <cstdint>
+#include <iosfwd>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -54,6 +55,9 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
+// The message; "ok" where there is none.
+ANABRANCH_API std::ostream& operator<<(std::ostream& out, const Status& status);
+
 template <typename T>
 class [[nodiscard]] Result {
  public:
@@ -70,6 +74,15 @@ class [[nodiscard]] Result {
   T* operator->() { return &std::get<0>(state_); }
   const T* operator->() const { return &std::get<0>(state_); }
   const Status& error() const { return std::get<1>(state_); }
+  // The value, or this one if there is an error.
+  template <typename U>
+  T value_or(U&& other) const& {
+    return ok() ? **this : static_cast<T>(std::forward<U>(other));
+  }
+  template <typename U>
+  T value_or(U&& other) && {
+    return ok() ? *std::move(*this) : static_cast<T>(std::forward<U>(other));
+  }
 
  private:
   std::variant<T, Status> state_;

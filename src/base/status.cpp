@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ostream>
 
 namespace anabranch {
 
@@ -34,6 +35,10 @@ Status::Status(StatusCode code, std::string message) : code_(code) {
     begin = end + 1;
   }
   message_ += fmt::format(" [{}]", code_text(code));
+}
+
+std::ostream& operator<<(std::ostream& out, const Status& status) {
+  return out << (status.ok() ? "ok" : status.message());
 }
 
 }  // namespace anabranch

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <sstream>
+
 namespace anabranch {
 namespace {
 
@@ -15,6 +18,12 @@ TEST(Status, EndsItsMessageWithTheCode) {
 TEST(Status, IsOkByDefault) {
   EXPECT_TRUE(Status().ok());
   EXPECT_TRUE(Status(StatusCode::kOk, "unused").message().empty());
+}
+
+TEST(Status, IsWrittenAsItsMessage) {
+  std::ostringstream out;
+  out << Status() << ", " << Status(StatusCode::kBusy, "launch: no");
+  EXPECT_EQ(out.str(), "ok, launch: no [E0401]");
 }
 
 TEST(Status, EveryCodeHasAMeaning) {
@@ -30,6 +39,19 @@ TEST(Result, HoldsAValueOrAnError) {
   EXPECT_EQ(*value, 3);
   ASSERT_FALSE(error.ok());
   EXPECT_EQ(error.error().code(), StatusCode::kBusy);
+}
+
+TEST(Result, AnswersItsValueOrAnother) {
+  const Result<int> value = 3;
+  const Result<int> error = Status(StatusCode::kBusy, "no");
+  EXPECT_EQ(value.value_or(7), 3);
+  EXPECT_EQ(error.value_or(7), 7);
+  const Result<std::string> name = Status(StatusCode::kBusy, "no");
+  EXPECT_EQ(name.value_or("none"), "none");
+  Result<std::unique_ptr<int>> owner = std::make_unique<int>(5);
+  const std::unique_ptr<int> moved = std::move(owner).value_or(nullptr);
+  ASSERT_TRUE(moved);
+  EXPECT_EQ(*moved, 5);
 }
 
 }  // namespace
