@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "anabranch/status.h"
 
-#include "handles.h"
+#include "anabranch/version.h"
 
-#ifndef ANABRANCH_VERSION
-#error "the build names the version"
-#endif
+#include "handles.h"
 
 namespace anabranch::bridge {
 namespace {
@@ -35,4 +33,4 @@ const char* keep(std::string text) noexcept {
 
 int32_t anabranch_last_error_code(void) { return anabranch::bridge::last_code; }
 const char* anabranch_last_error_text(void) { return anabranch::bridge::last_text.c_str(); }
-const char* anabranch_version(void) { return ANABRANCH_VERSION; }
+const char* anabranch_version(void) { return anabranch::kVersion.data(); }

@@ -84,7 +84,7 @@ Finding find_device_code() {
 }
 
 std::vector<Finding> find_all() {
-  return {{"library", true, fmt::format("anabranch {}, built by {}", ANABRANCH_VERSION, kBuiltBy)},
+  return {{"library", true, fmt::format("anabranch {}, built by {}", kVersion, kBuiltBy)},
           find_compiler(),
           find_host_device(),
           find_cuda_device(),

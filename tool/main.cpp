@@ -156,7 +156,7 @@ Exit print_parse_result(const CLI::App& app, const CLI::ParseError& error) {
 
 Exit run_command_line(int argc, char** argv) {
   CLI::App app("A window onto Anabranch: plans, recordings and traces.", "anabranch");
-  app.set_version_flag("--version", "anabranch " ANABRANCH_VERSION);
+  app.set_version_flag("--version", fmt::format("anabranch {}", kVersion));
   app.footer(kFooter);
   Arguments arguments;
   Exit exit = Exit::kDone;

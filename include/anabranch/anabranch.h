@@ -3,6 +3,7 @@
 #pragma once
 
 // clang-format off
+#include "anabranch/version.h"
 #include "anabranch/status.h"
 #include "anabranch/program.h"
 #include "anabranch/plan.h"

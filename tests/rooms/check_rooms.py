@@ -47,6 +47,7 @@ PUBLIC: dict[str, str] = {
     "export.h": "base",
     "trace_event.h": "base",
     "status.h": "base",
+    "version.h": "base",
     "codes.inc": "base",
     "program.h": "program",
     "plan.h": "plan",
