@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "anabranch/anabranch.h"
+#include "anabranch/experimental/tape.h"
 #include "anabranch_c.h"
 
 struct AnabranchBuilder {
@@ -43,11 +44,11 @@ struct AnabranchTrace {
   anabranch::Trace trace;
 };
 struct AnabranchTapeBuilder {
-  explicit AnabranchTapeBuilder(const anabranch::TensorLibrary& library) : builder(library) {}
-  anabranch::TapeBuilder builder;
-  std::vector<anabranch::Argument> arguments;
+  explicit AnabranchTapeBuilder(const anabranch::tape::TensorLibrary& library) : builder(library) {}
+  anabranch::tape::TapeBuilder builder;
+  std::vector<anabranch::tape::Argument> arguments;
   // Values of the next dispatch; above the first, what open_* began.
-  std::vector<anabranch::Value> open = std::vector<anabranch::Value>(1);
+  std::vector<anabranch::tape::Value> open = std::vector<anabranch::tape::Value>(1);
   bool broken = false;
 };
 struct AnabranchCaptureDevice {
@@ -69,7 +70,7 @@ struct AnabranchCapturedRecording {
   anabranch::CapturedRecording recording;
 };
 struct AnabranchTape {
-  std::unique_ptr<anabranch::Tape> tape;
+  std::unique_ptr<anabranch::tape::Tape> tape;
 };
 
 namespace anabranch::bridge {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "anabranch/tape.h"
+#include "anabranch/experimental/tape.h"
 
 #include <algorithm>
 #include <utility>
@@ -15,8 +15,8 @@ void resolve(Function& to, void* from) {
   to = reinterpret_cast<Function>(from);
 }
 
-ab::TensorLibrary library_of(const AnabranchTensorLibrary& given) {
-  ab::TensorLibrary library;
+ab::tape::TensorLibrary library_of(const AnabranchTensorLibrary& given) {
+  ab::tape::TensorLibrary library;
   resolve(library.create_view, given.create_view);
   resolve(library.delete_tensor, given.delete_tensor);
   resolve(library.new_handle, given.new_handle);
@@ -34,19 +34,19 @@ ab::TensorLibrary library_of(const AnabranchTensorLibrary& given) {
   return library;
 }
 
-void add_argument(AnabranchTapeBuilder* tape, ab::Argument argument) {
+void add_argument(AnabranchTapeBuilder* tape, ab::tape::Argument argument) {
   ab::bridge::tell(tape, [&] { tape->arguments.push_back(std::move(argument)); });
 }
 
-void add_value(AnabranchTapeBuilder* tape, ab::Value value) {
+void add_value(AnabranchTapeBuilder* tape, ab::tape::Value value) {
   ab::bridge::tell(tape, [&] { tape->open.back().items.push_back(std::move(value)); });
 }
 
-void open_value(AnabranchTapeBuilder* tape, ab::Value::Kind kind) {
+void open_value(AnabranchTapeBuilder* tape, ab::tape::Value::Kind kind) {
   ab::bridge::tell(tape, [&] { tape->open.emplace_back().kind = kind; });
 }
 
-uint32_t number_of(ab::Register reg) { return static_cast<uint32_t>(reg); }
+uint32_t number_of(ab::tape::Register reg) { return static_cast<uint32_t>(reg); }
 
 int32_t run_region(void* context, const ab::RegionCall* call) {
   return static_cast<AnabranchTape*>(context)->tape->run(*call);
@@ -56,7 +56,7 @@ int32_t run_region(void* context, const ab::RegionCall* call) {
 
 AnabranchTapeBuilder* anabranch_tape_builder_new(const AnabranchTensorLibrary* library) {
   return ab::bridge::guard([&] {
-    return new AnabranchTapeBuilder(library ? library_of(*library) : ab::TensorLibrary{});
+    return new AnabranchTapeBuilder(library ? library_of(*library) : ab::tape::TensorLibrary{});
   });
 }
 
@@ -75,8 +75,8 @@ uint32_t anabranch_tape_view_of(AnabranchTapeBuilder* tape, uint32_t base, uint6
                                 int32_t dtype, size_t dims, const int64_t* sizes,
                                 const int64_t* strides) {
   return ab::bridge::tell(tape, [&] {
-    return number_of(tape->builder.view_of(ab::Register(base), offset_bytes, dtype, {sizes, dims},
-                                           {strides, dims}));
+    return number_of(tape->builder.view_of(ab::tape::Register(base), offset_bytes, dtype,
+                                           {sizes, dims}, {strides, dims}));
   });
 }
 
@@ -88,17 +88,17 @@ void anabranch_tape_add_double(AnabranchTapeBuilder* tape, double value) {
 }
 void anabranch_tape_add_address(AnabranchTapeBuilder* tape, uint32_t access,
                                 uint64_t offset_bytes) {
-  add_argument(tape, ab::Address{access, offset_bytes});
+  add_argument(tape, ab::tape::Address{access, offset_bytes});
 }
 void anabranch_tape_add_data(AnabranchTapeBuilder* tape, uint32_t from) {
-  add_argument(tape, ab::DataOf{ab::Register(from)});
+  add_argument(tape, ab::tape::DataOf{ab::tape::Register(from)});
 }
 void anabranch_tape_add_handle(AnabranchTapeBuilder* tape, uint32_t from) {
-  add_argument(tape, ab::HandleOf{ab::Register(from)});
+  add_argument(tape, ab::tape::HandleOf{ab::tape::Register(from)});
 }
 void anabranch_tape_add_ints(AnabranchTapeBuilder* tape, const int64_t* values, size_t count) {
   ab::bridge::tell(tape, [&] {
-    tape->arguments.push_back(ab::Integers{{values, values + count}});
+    tape->arguments.push_back(ab::tape::Integers{{values, values + count}});
   });
 }
 
@@ -111,33 +111,33 @@ void anabranch_tape_call(AnabranchTapeBuilder* tape, const char* name, void* fun
 
 void anabranch_tape_value_none(AnabranchTapeBuilder* tape) { add_value(tape, {}); }
 void anabranch_tape_value_int(AnabranchTapeBuilder* tape, int64_t value) {
-  ab::Value made;
-  made.kind = ab::Value::Kind::kInt;
+  ab::tape::Value made;
+  made.kind = ab::tape::Value::Kind::kInt;
   made.integer = value;
   add_value(tape, std::move(made));
 }
 void anabranch_tape_value_double(AnabranchTapeBuilder* tape, double value) {
-  ab::Value made;
-  made.kind = ab::Value::Kind::kDouble;
+  ab::tape::Value made;
+  made.kind = ab::tape::Value::Kind::kDouble;
   made.real = value;
   add_value(tape, std::move(made));
 }
 void anabranch_tape_value_tensor(AnabranchTapeBuilder* tape, uint32_t reg) {
-  ab::Value made;
-  made.kind = ab::Value::Kind::kTensor;
-  made.tensor = ab::Register(reg);
+  ab::tape::Value made;
+  made.kind = ab::tape::Value::Kind::kTensor;
+  made.tensor = ab::tape::Register(reg);
   add_value(tape, std::move(made));
 }
 
 void anabranch_tape_open_list(AnabranchTapeBuilder* tape) {
-  open_value(tape, ab::Value::Kind::kList);
+  open_value(tape, ab::tape::Value::Kind::kList);
 }
 void anabranch_tape_open_some(AnabranchTapeBuilder* tape) {
-  open_value(tape, ab::Value::Kind::kSome);
+  open_value(tape, ab::tape::Value::Kind::kSome);
 }
 void anabranch_tape_close(AnabranchTapeBuilder* tape) {
   if (tape->open.size() < 2) return;
-  ab::Value value = std::move(tape->open.back());
+  ab::tape::Value value = std::move(tape->open.back());
   tape->open.pop_back();
   add_value(tape, std::move(value));
 }
@@ -155,16 +155,17 @@ void anabranch_tape_dispatch(AnabranchTapeBuilder* tape, const char* op, const c
 void anabranch_tape_expect(AnabranchTapeBuilder* tape, uint32_t reg, size_t dims,
                            const int64_t* sizes, const int64_t* strides) {
   ab::bridge::tell(tape, [&] {
-    tape->builder.expect(ab::Register(reg), {sizes, dims}, {strides, dims});
+    tape->builder.expect(ab::tape::Register(reg), {sizes, dims}, {strides, dims});
   });
 }
 
 void anabranch_tape_copy(AnabranchTapeBuilder* tape, uint32_t to, uint32_t from) {
-  ab::bridge::tell(tape, [&] { tape->builder.copy(ab::Register(to), ab::Register(from)); });
+  ab::bridge::tell(tape,
+                   [&] { tape->builder.copy(ab::tape::Register(to), ab::tape::Register(from)); });
 }
 
 void anabranch_tape_release(AnabranchTapeBuilder* tape, uint32_t reg) {
-  ab::bridge::tell(tape, [&] { tape->builder.release(ab::Register(reg)); });
+  ab::bridge::tell(tape, [&] { tape->builder.release(ab::tape::Register(reg)); });
 }
 
 AnabranchTape* anabranch_tape_finish(AnabranchTapeBuilder* tape) {

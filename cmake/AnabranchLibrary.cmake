@@ -4,7 +4,8 @@
 # package itself, so that an installation may be moved.
 include(CMakePackageConfigHelpers)
 
-file(GLOB ANABRANCH_PUBLIC_HEADERS CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/anabranch/*.h")
+file(GLOB_RECURSE ANABRANCH_PUBLIC_HEADERS CONFIGURE_DEPENDS
+     "${PROJECT_SOURCE_DIR}/include/anabranch/*.h")
 # The fragments are installed too, but they are lists for macros and no headers of their own.
 target_sources(
   anabranch

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything public, in the order in which data flows.
+// Everything public, in the order in which data flows, but for what is experimental.
 #pragma once
 
 // clang-format off
@@ -11,7 +11,6 @@
 #include "anabranch/record.h"
 #include "anabranch/capture.h"
 #include "anabranch/captured_recording.h"
-#include "anabranch/tape.h"
 #include "anabranch/launch.h"
 #include "anabranch/trace.h"
 // clang-format on

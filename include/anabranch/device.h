@@ -46,29 +46,6 @@ struct Region {
   void* context = nullptr;
 };
 
-// Threads that the process keeps anyway for the libraries inside regions: an OpenMP runtime's
-// GOMP_parallel, omp_get_thread_num and omp_get_num_threads, or functions that behave as they do.
-struct Team {
-  // Calls body(data) once on each thread of a team, the caller's among them as number 0, and
-  // returns when all have. The team may be smaller than asked for. `flags` is 0.
-  void (*run)(void (*body)(void*), void* data, unsigned threads, unsigned flags) = nullptr;
-  int (*index)() = nullptr;  // of the calling thread in its team
-  int (*size)() = nullptr;   // of that team
-};
-
-// How the libraries that run inside regions are told how many threads they may use on the calling
-// thread. Where each lane of a launch has several, workers of the device run the lanes, and the
-// launch shares the caller's number out and restores it afterwards. Where each has one, the team
-// runs them, if there is one: two sets of threads on the same cores would take turns. Steps beside
-// which no other can run are then outside the team, and all threads are theirs.
-struct ThreadControl {
-  std::int32_t (*prepare)(std::uint32_t* threads) = nullptr;  // once on each new worker
-  int (*get_openmp)() = nullptr;
-  void (*set_openmp)(int) = nullptr;
-  int (*set_mkl_local)(int) = nullptr;  // answers the number before; 0 is "as the process"
-  Team team;
-};
-
 struct HostOptions {
   // Threads a launch may use, the caller's included. 0: as many as the machine has cores.
   std::uint32_t max_lanes = 0;
@@ -77,7 +54,6 @@ struct HostOptions {
   // Sleeps a random time below 200 us before every step, the same for the same seed: no result
   // may depend on it. A tool for finding races, not for speed.
   std::optional<std::uint64_t> delays_seed;
-  ThreadControl threads;
 };
 
 struct CudaOptions {
@@ -85,12 +61,18 @@ struct CudaOptions {
 };
 
 namespace host {
-class HostDevice;  // src/device/host/host_device.h
-}
+class HostDevice;      // src/device/host/host_device.h
+struct DeviceOptions;  // experimental/thread_control.h
+}  // namespace host
 namespace cuda {
 class CudaDevice;  // src/device/cuda/cuda_device.h
 class StreamTies;  // src/device/cuda/stream_ties.h
 }  // namespace cuda
+
+class Device;
+namespace host {
+ANABRANCH_API Device make_device(const DeviceOptions& options);
+}
 
 class Device {
  public:
@@ -107,6 +89,7 @@ class Device {
   const std::shared_ptr<cuda::CudaDevice>& cuda_device() const { return cuda_; }
 
  private:
+  friend ANABRANCH_API Device host::make_device(const host::DeviceOptions&);
   Device(std::string name, std::shared_ptr<host::HostDevice> host)
       : name_(std::move(name)), host_(std::move(host)) {}
   std::string name_;

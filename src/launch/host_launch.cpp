@@ -101,7 +101,7 @@ class Run {
   void stop_after(std::uint32_t position) noexcept;
 
   HostRecording& recording_;
-  const HostOptions& options_;
+  const DeviceOptions& options_;
   void* const* const addresses_;
   const LaneWait* const waits_;
   EventRing* const ring_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Running a recording on the host: the caller's thread is lane 0, the process's team of threads or
-// a leased crew the others (ThreadControl in device.h says when which).
+// a leased crew the others (experimental/thread_control.h says when which).
 // Ownership: borrows the recording for the call.
 // Threads:   for whoever holds the recording. Where no threads are free, all lanes run on the
 //            caller's thread, in the plan's order.

@@ -27,9 +27,9 @@ using testing::ThreadTeam;
 
 constexpr std::int32_t kOk = 0;
 
-Device device_of(std::uint32_t lanes, HostOptions options = {}) {
+Device device_of(std::uint32_t lanes, host::DeviceOptions options = {}) {
   options.max_lanes = lanes;
-  return Device::host(options);
+  return host::make_device(options);
 }
 
 // One step on each of `streams` streams, the ambient one included; nothing orders them.
@@ -116,9 +116,9 @@ thread_local int openmp_threads = 6;
 thread_local int mkl_threads = 0;
 std::atomic<int> settings{0};
 
-HostOptions with_thread_control() {
+host::DeviceOptions with_thread_control() {
   settings = 0;
-  HostOptions options;
+  host::DeviceOptions options;
   options.threads.get_openmp = [] { return openmp_threads; };
   options.threads.set_openmp = [](int threads) {
     ++settings;
@@ -203,8 +203,8 @@ TEST(HostLaunch, GoesOnThroughACopyWhereTheOtherHandlesAreDeleted) {
   launching.join();
 }
 
-Device device_with_team(std::uint32_t lanes, ThreadControl control) {
-  HostOptions options;
+Device device_with_team(std::uint32_t lanes, host::ThreadControl control) {
+  host::DeviceOptions options;
   options.threads = control;
   return device_of(lanes, options);
 }
@@ -275,7 +275,7 @@ TEST(HostLaunch, StepsThatNothingRunsBesideAreOutsideTheTeam) {
 }
 
 TEST(HostLaunch, InATeamLibrariesUseOneThreadAndAreSetBack) {
-  ThreadControl control = with_thread_control().threads;
+  host::ThreadControl control = with_thread_control().threads;
   control.team = ThreadTeam::control(2).team;
   control.get_openmp = [] { return 2; };
   std::array<int, 2> openmp{}, mkl{};
@@ -312,7 +312,7 @@ TEST(HostLaunch, ADelaysSeedSleepsBeforeSteps) {
   for (std::uint32_t s = 0; s < kSteps; ++s) {
     builder.compute(kAmbient, "step " + std::to_string(s), {});
   }
-  HostOptions options;
+  host::DeviceOptions options;
   options.delays_seed = 1;
   const Regions regions = same_region(kSteps, [](const RegionCall&) { return kOk; });
   const Recording recording =

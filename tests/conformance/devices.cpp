@@ -6,21 +6,21 @@
 namespace anabranch::testing {
 namespace {
 
-HostOptions host_options(std::uint32_t lanes, std::uint64_t spin_ns) {
-  HostOptions options;
+host::DeviceOptions host_options(std::uint32_t lanes, std::uint64_t spin_ns) {
+  host::DeviceOptions options;
   options.max_lanes = lanes;
   options.spin_ns = spin_ns;
   return options;
 }
 
-HostOptions host_with_delays(std::uint64_t seed) {
-  HostOptions options = host_options(4, 50'000);
+host::DeviceOptions host_with_delays(std::uint64_t seed) {
+  host::DeviceOptions options = host_options(4, 50'000);
   options.delays_seed = seed;
   return options;
 }
 
-HostOptions host_with_team(std::uint32_t lanes, unsigned members) {
-  HostOptions options = host_options(lanes, 50'000);
+host::DeviceOptions host_with_team(std::uint32_t lanes, unsigned members) {
+  host::DeviceOptions options = host_options(lanes, 50'000);
   options.threads = ThreadTeam::control(1, members);
   return options;
 }
@@ -68,7 +68,7 @@ void Conformance::SetUp() {
 }
 
 Device Conformance::make_device() const {
-  return sim_ ? sim_->make_device() : Device::host(GetParam().host);
+  return sim_ ? sim_->make_device() : host::make_device(GetParam().host);
 }
 
 Result<Recording> Conformance::record(const Plan& plan, const Device& device,

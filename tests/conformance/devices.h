@@ -12,13 +12,14 @@
 #include <vector>
 
 #include "anabranch/device.h"
+#include "anabranch/experimental/thread_control.h"
 #include "launch/sim_memory_testing.h"
 
 namespace anabranch::testing {
 
 struct DeviceCase {
   std::string name;
-  HostOptions host{};
+  host::DeviceOptions host{};
   std::optional<sim::SimOptions> sim{};  // the CUDA device of a simulated driver instead
   bool with_device_code = false;
   std::map<std::string, std::string> excluded{};  // names of tests, and why

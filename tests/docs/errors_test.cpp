@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "anabranch/anabranch.h"
+#include "anabranch/experimental/tape.h"
 
 namespace anabranch {
 namespace {
@@ -163,7 +164,7 @@ Status provoke_missing_region() {
       .error();
 }
 Status provoke_invalid_tape() {
-  TapeBuilder builder;
+  tape::TapeBuilder builder;
   builder.call("cpp_fused_gelu_0", nullptr, {}, false);
   return builder.finish().error();
 }

@@ -14,6 +14,7 @@ GOOD = {
     "include/anabranch/status.h": "#include <string>\n",
     "include/anabranch/program.h": '#include "anabranch/status.h"\n',
     "include/anabranch/trace.h": '#include "anabranch/record.h"\n',
+    "include/anabranch/experimental/tape.h": '#include "anabranch/status.h"\n',
     "src/base/status.cpp": '#include <fmt/format.h>\n#include "anabranch/status.h"\n',
     "src/plan/order.h": '#include "program/view.h"\n#include "anabranch/plan.h"\n',
     "src/plan/order_test.cpp": '#include <nlohmann/json.hpp>\n#include "plan/order.h"\n',
@@ -160,6 +161,13 @@ BAD = {
     "what both devices share knows one of them": (
         {"src/record/region_table.cpp": '#include "record/host/a.h"\n'},
         "src/record/region_table.cpp:1: room record includes record/host/a.h of room record/host"),
+    "an experimental header of no room": (
+        {"include/anabranch/experimental/util.h": ""},
+        "include/anabranch/experimental/util.h: is the front of no room"),
+    "an experimental header includes downstream": (
+        {"include/anabranch/experimental/tape.h": '#include "anabranch/trace.h"\n'},
+        "include/anabranch/experimental/tape.h:1: room device includes anabranch/trace.h of room "
+        "trace"),
     "a folder within record that is no room": (
         {"src/record/cuda/util/a.cpp": ""},
         "src/record/cuda/util: is no room within record; these are record/host, record/cuda/image"),

@@ -38,7 +38,7 @@ std::uint32_t process_generation() noexcept {
   return generation.load(std::memory_order_relaxed);
 }
 
-Crew::Crew(std::uint32_t max_workers, const HostOptions& options)
+Crew::Crew(std::uint32_t max_workers, const DeviceOptions& options)
     : options_(options), workers_(std::make_unique<Worker[]>(max_workers)) {}
 
 Crew::~Crew() {

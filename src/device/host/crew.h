@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "anabranch/device.h"
+#include "anabranch/experimental/thread_control.h"
 #include "anabranch/status.h"
 #include "device/host/futex.h"
 
@@ -29,7 +29,7 @@ struct Job {
 
 class Crew {
  public:
-  Crew(std::uint32_t max_workers, const HostOptions& options);
+  Crew(std::uint32_t max_workers, const DeviceOptions& options);
   ~Crew();
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
@@ -63,7 +63,7 @@ class Crew {
   void work(Worker& worker);
   void set_threads(int threads, int& current) const noexcept;
 
-  const HostOptions options_;
+  const DeviceOptions options_;
   const std::uint32_t generation_ = process_generation();
   const std::unique_ptr<Worker[]> workers_;
   std::atomic<std::uint32_t> size_{0};

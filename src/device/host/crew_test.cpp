@@ -21,8 +21,8 @@ struct Seen {
   }
 };
 
-HostOptions with_spin(std::uint64_t spin_ns) {
-  HostOptions options;
+DeviceOptions with_spin(std::uint64_t spin_ns) {
+  DeviceOptions options;
   options.spin_ns = spin_ns;
   return options;
 }
@@ -83,7 +83,7 @@ ThreadControl counting_control() {
 }
 
 TEST(Crew, TellsAWorkerItsShareOfThreadsOnlyWhenItChanged) {
-  HostOptions options;
+  DeviceOptions options;
   options.threads = counting_control();
   Crew crew(kWorkers, options);
   ASSERT_TRUE(crew.grow(1).ok());

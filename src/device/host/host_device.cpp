@@ -8,11 +8,7 @@
 
 namespace anabranch {
 
-Device Device::host(HostOptions options) {
-  auto host = std::make_shared<host::HostDevice>(options);
-  const std::uint32_t lanes = host->max_lanes();
-  return Device(fmt::format("host, {} lane{}", lanes, lanes == 1 ? "" : "s"), std::move(host));
-}
+Device Device::host(HostOptions options) { return host::make_device({options, {}}); }
 
 namespace host {
 namespace {
@@ -24,7 +20,13 @@ std::uint32_t lanes_from(const HostOptions& options) {
 
 }  // namespace
 
-HostDevice::HostDevice(const HostOptions& options)
+Device make_device(const DeviceOptions& options) {
+  auto device = std::make_shared<HostDevice>(options);
+  const std::uint32_t lanes = device->max_lanes();
+  return Device(fmt::format("host, {} lane{}", lanes, lanes == 1 ? "" : "s"), std::move(device));
+}
+
+HostDevice::HostDevice(const DeviceOptions& options)
     : options_(options), max_lanes_(lanes_from(options)) {}
 
 Status HostDevice::prepare_workers(std::uint32_t workers) {

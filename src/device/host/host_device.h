@@ -14,6 +14,7 @@
 #include <mutex>
 
 #include "anabranch/device.h"
+#include "anabranch/experimental/thread_control.h"
 #include "anabranch/program.h"
 #include "anabranch/status.h"
 #include "device/host/crew.h"
@@ -42,9 +43,9 @@ class CrewLease {
 
 class HostDevice {
  public:
-  explicit HostDevice(const HostOptions& options);
+  explicit HostDevice(const DeviceOptions& options);
 
-  const HostOptions& options() const noexcept { return options_; }
+  const DeviceOptions& options() const noexcept { return options_; }
   std::uint32_t max_lanes() const noexcept { return max_lanes_; }
 
   // Sees to it that there are crews, of `workers` threads at least; one more crew than before if a
@@ -59,7 +60,7 @@ class HostDevice {
  private:
   Crew* find_free_crew(std::uint32_t workers) noexcept;
 
-  const HostOptions options_;
+  const DeviceOptions options_;
   const std::uint32_t max_lanes_;
   const std::uint32_t generation_ = process_generation();
   std::mutex growing_;

@@ -11,8 +11,8 @@
 namespace anabranch::host {
 namespace {
 
-HostOptions with_lanes(std::uint32_t lanes) {
-  HostOptions options;
+DeviceOptions with_lanes(std::uint32_t lanes) {
+  DeviceOptions options;
   options.max_lanes = lanes;
   return options;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "anabranch/tape.h"
+#include "anabranch/experimental/tape.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,10 +10,8 @@
 
 #include "device/host/tape_data.h"
 
-namespace anabranch {
+namespace anabranch::tape {
 namespace {
-
-using host::Word;
 
 std::uint32_t number_of(Register reg) { return static_cast<std::uint32_t>(reg); }
 
@@ -56,13 +54,13 @@ std::string text_of(const Value& value) {
   return {};
 }
 
-std::string text_of(const host::Shape& shape) {
+std::string text_of(const Shape& shape) {
   return fmt::format("dtype {}, sizes [{}], strides [{}]", shape.dtype,
                      fmt::join(shape.sizes, ", "), fmt::join(shape.strides, ", "));
 }
 
-host::Shape shape_of(std::int32_t dtype, std::span<const std::int64_t> sizes,
-                     std::span<const std::int64_t> strides) {
+Shape shape_of(std::int32_t dtype, std::span<const std::int64_t> sizes,
+               std::span<const std::int64_t> strides) {
   return {dtype, {sizes.begin(), sizes.end()}, {strides.begin(), strides.end()}};
 }
 
@@ -70,7 +68,7 @@ host::Shape shape_of(std::int32_t dtype, std::span<const std::int64_t> sizes,
 
 // ---- the tape
 
-struct Tape::Data : host::TapeData {
+struct Tape::Data : TapeData {
   using TapeData::TapeData;
 };
 
@@ -85,9 +83,9 @@ std::int32_t Tape::run_region(void* tape, const RegionCall* call) {
 
 std::size_t Tape::call_count() const {
   return static_cast<std::size_t>(
-      std::ranges::count_if(data_->operations, [](const host::Operation& operation) {
-        return std::holds_alternative<host::PlainCall>(operation.what) ||
-               std::holds_alternative<std::unique_ptr<host::Dispatch>>(operation.what);
+      std::ranges::count_if(data_->operations, [](const Operation& operation) {
+        return std::holds_alternative<PlainCall>(operation.what) ||
+               std::holds_alternative<std::unique_ptr<Dispatch>>(operation.what);
       }));
 }
 
@@ -165,7 +163,7 @@ struct TapeBuilder::Data {
     return false;
   }
 
-  void check_shape(const host::Shape& shape) {
+  void check_shape(const Shape& shape) {
     const auto negative = [](std::int64_t size) { return size < 0; };
     if (shape.sizes.size() != shape.strides.size() || std::ranges::any_of(shape.sizes, negative)) {
       refuse("has {} sizes and {} strides: there must be as many, and no size below 0.",
@@ -189,7 +187,7 @@ struct TapeBuilder::Data {
     for (const Value& item : value.items) check_value(item);
   }
 
-  host::BufferSites* find_buffer(std::uint32_t access) {
+  BufferSites* find_buffer(std::uint32_t access) {
     if (access >= kMaxTapeAccesses) {
       refuse("names access {}: a tape serves accesses below {}.", access, kMaxTapeAccesses);
       return nullptr;
@@ -220,11 +218,11 @@ struct TapeBuilder::Data {
     return 0;
   }
 
-  host::RegisterSites& sites_of(Register reg) { return tape->register_sites[number_of(reg)]; }
+  RegisterSites& sites_of(Register reg) { return tape->register_sites[number_of(reg)]; }
 
   void add_call(void* function, std::vector<Argument> arguments, bool fallible) {
-    host::PlainCall call{nullptr, function, static_cast<std::uint32_t>(tape->words.size()),
-                         static_cast<std::uint32_t>(tape->doubles.size()), fallible};
+    PlainCall call{nullptr, function, static_cast<std::uint32_t>(tape->words.size()),
+                   static_cast<std::uint32_t>(tape->doubles.size()), fallible};
     std::size_t words = 0;
     for (Argument& argument : arguments) {
       if (const auto* real = std::get_if<double>(&argument)) {
@@ -236,7 +234,7 @@ struct TapeBuilder::Data {
       ++words;
     }
     const std::size_t doubles = arguments.size() - words;
-    if (const host::CallForm* form = host::find_call_form(words, doubles)) {
+    if (const CallForm* form = find_call_form(words, doubles)) {
       call.form = form->call;
       tape->words.resize(call.first_word + form->words);
       tape->doubles.resize(call.first_double + form->doubles);
@@ -244,7 +242,7 @@ struct TapeBuilder::Data {
       refuse(
           "passes {} words and {} doubles: at most {} words, or {} words with {} doubles, can be "
           "passed whatever the signature.",
-          words, doubles, kMaxWordArguments, host::kRegisterWords, kMaxDoubleArguments);
+          words, doubles, kMaxWordArguments, kRegisterWords, kMaxDoubleArguments);
     }
     if (function == nullptr) refuse("calls a null function.");
     add_operation(call);
@@ -257,8 +255,7 @@ TapeBuilder::TapeBuilder(TapeBuilder&&) noexcept = default;
 
 Register TapeBuilder::view(Address at, std::int32_t dtype, std::span<const std::int64_t> sizes,
                            std::span<const std::int64_t> strides) {
-  host::BufferView view{0, data_->next_register(), at.offset_bytes,
-                        shape_of(dtype, sizes, strides)};
+  BufferView view{0, data_->next_register(), at.offset_bytes, shape_of(dtype, sizes, strides)};
   view.line = data_->add_line(
       fmt::format("{} = view of {}, {}", text_of(view.to), text_of(at), text_of(view.shape)));
   data_->need(reinterpret_cast<void*>(data_->library.create_view), "create_view");
@@ -271,8 +268,8 @@ Register TapeBuilder::view(Address at, std::int32_t dtype, std::span<const std::
 Register TapeBuilder::view_of(Register base, std::uint64_t offset_bytes, std::int32_t dtype,
                               std::span<const std::int64_t> sizes,
                               std::span<const std::int64_t> strides) {
-  auto view = std::make_unique<host::ViewOf>(
-      host::ViewOf{data_->next_register(), base, offset_bytes, shape_of(dtype, sizes, strides)});
+  auto view = std::make_unique<ViewOf>(
+      ViewOf{data_->next_register(), base, offset_bytes, shape_of(dtype, sizes, strides)});
   data_->add_line(fmt::format("{} = view of data({})+{}, {}", text_of(view->to), text_of(base),
                               offset_bytes, text_of(view->shape)));
   data_->need(reinterpret_cast<void*>(data_->library.create_view), "create_view");
@@ -293,7 +290,7 @@ void TapeBuilder::call(std::string name, void* function, std::vector<Argument> a
 
 std::vector<Register> TapeBuilder::dispatch(std::string op, std::string overload,
                                             std::vector<Value> arguments, std::uint32_t results) {
-  auto dispatch = std::make_unique<host::Dispatch>();
+  auto dispatch = std::make_unique<Dispatch>();
   for (std::uint32_t i = 0; i < results; ++i) {
     dispatch->results.push_back(Register{number_of(data_->next_register()) + i});
   }
@@ -317,7 +314,7 @@ std::vector<Register> TapeBuilder::dispatch(std::string op, std::string overload
 
 void TapeBuilder::expect(Register reg, std::span<const std::int64_t> sizes,
                          std::span<const std::int64_t> strides) {
-  auto expect = std::make_unique<host::Expect>(host::Expect{reg, shape_of(0, sizes, strides)});
+  auto expect = std::make_unique<Expect>(Expect{reg, shape_of(0, sizes, strides)});
   data_->add_line(fmt::format("expect {}: sizes [{}], strides [{}]", text_of(reg),
                               fmt::join(sizes, ", "), fmt::join(strides, ", ")));
   data_->need(reinterpret_cast<void*>(data_->library.strides), "strides");
@@ -336,7 +333,7 @@ void TapeBuilder::release(Register reg) {
   data_->add_line(fmt::format("release {}", text_of(reg)));
   if (!data_->check_register(reg)) return;
   data_->known[number_of(reg)].released = true;
-  if (std::ranges::count(data_->tape->passing, reg) != 0) data_->add_operation(host::Release{reg});
+  if (std::ranges::count(data_->tape->passing, reg) != 0) data_->add_operation(Release{reg});
 }
 
 Result<std::unique_ptr<Tape>> TapeBuilder::finish() {
@@ -347,4 +344,4 @@ Result<std::unique_ptr<Tape>> TapeBuilder::finish() {
   return std::unique_ptr<Tape>(new Tape(std::move(done->tape)));
 }
 
-}  // namespace anabranch
+}  // namespace anabranch::tape

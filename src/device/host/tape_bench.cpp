@@ -9,9 +9,9 @@
 #include <memory>
 #include <vector>
 
-#include "anabranch/tape.h"
+#include "anabranch/experimental/tape.h"
 
-namespace anabranch {
+namespace anabranch::tape {
 namespace {
 
 __attribute__((noinline)) void nothing(void* to, const void* from, std::int64_t count) {
@@ -60,4 +60,4 @@ BENCHMARK_CAPTURE(run_tape, same_addresses, false)->Arg(1)->Arg(100)->Arg(1000);
 BENCHMARK_CAPTURE(run_tape, new_addresses, true)->Arg(1)->Arg(100)->Arg(1000);
 
 }  // namespace
-}  // namespace anabranch
+}  // namespace anabranch::tape

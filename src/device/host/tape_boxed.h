@@ -11,9 +11,9 @@
 #include <span>
 #include <vector>
 
-#include "anabranch/tape.h"
+#include "anabranch/experimental/tape.h"
 
-namespace anabranch::host {
+namespace anabranch::tape {
 
 class BoxedArguments {
  public:
@@ -128,4 +128,4 @@ class BoxedArguments {
   std::vector<Made> made_;
 };
 
-}  // namespace anabranch::host
+}  // namespace anabranch::tape

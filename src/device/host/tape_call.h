@@ -14,9 +14,9 @@
 #include <cstdint>
 #include <utility>
 
-#include "anabranch/tape.h"
+#include "anabranch/experimental/tape.h"
 
-namespace anabranch::host {
+namespace anabranch::tape {
 
 // Clang's sanitizer for function types objects to the very thing done here.
 #if defined(__clang__)
@@ -82,4 +82,4 @@ inline const CallForm* find_call_form(std::size_t words, std::size_t doubles) {
   return nullptr;
 }
 
-}  // namespace anabranch::host
+}  // namespace anabranch::tape

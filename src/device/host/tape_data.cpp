@@ -7,7 +7,7 @@
 #include <exception>
 #include <utility>
 
-namespace anabranch::host {
+namespace anabranch::tape {
 namespace {
 
 constexpr std::int32_t kFailed = 1;
@@ -174,4 +174,4 @@ void TapeData::tell(const RegionCall& call, std::int32_t code) const {
   *end.out = '\0';
 }
 
-}  // namespace anabranch::host
+}  // namespace anabranch::tape

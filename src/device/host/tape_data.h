@@ -15,11 +15,11 @@
 #include <variant>
 #include <vector>
 
-#include "anabranch/tape.h"
+#include "anabranch/experimental/tape.h"
 #include "device/host/tape_boxed.h"
 #include "device/host/tape_call.h"
 
-namespace anabranch::host {
+namespace anabranch::tape {
 
 struct Shape {
   std::int32_t dtype = 0;
@@ -128,4 +128,4 @@ class TapeData {
   char text_[128] = {};     // what why_ may point to
 };
 
-}  // namespace anabranch::host
+}  // namespace anabranch::tape

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "anabranch/tape.h"
+#include "anabranch/experimental/tape.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 
 #include "device/host/tape_call.h"
 
-namespace anabranch {
+namespace anabranch::tape {
 namespace {
 
 using ::testing::ElementsAre;
@@ -597,4 +597,4 @@ TEST_F(TapeTest, TheDumpHasALineForEachThingAsked) {
 }
 
 }  // namespace
-}  // namespace anabranch
+}  // namespace anabranch::tape

@@ -6,17 +6,17 @@
 #include <thread>
 #include <vector>
 
-#include "anabranch/device.h"
+#include "anabranch/experimental/thread_control.h"
 
 namespace anabranch::testing {
 
 class ThreadTeam {
  public:
   // The team, for callers that may use `threads` threads; teams get `most` members at most.
-  static ThreadControl control(int threads, unsigned most = 64) {
+  static host::ThreadControl control(int threads, unsigned most = 64) {
     allowed_ = threads;
     most_ = most;
-    ThreadControl control;
+    host::ThreadControl control;
     control.get_openmp = [] { return allowed_; };
     control.team = {run, [] { return index_; }, [] { return size_; }};
     return control;

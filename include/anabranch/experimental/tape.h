@@ -6,7 +6,8 @@
 // Threads:   one run at a time; different tapes are independent.
 // Failure:   finish() answers all that is wrong at once; a failing call stops the run, which says
 //            why in RegionCall::error and can be run again.
-// Edges:     an empty tape runs and does nothing.
+// Edges:     an empty tape runs and does nothing. Made for the Python package, and may change with
+//            any version.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@
 #include "anabranch/export.h"
 #include "anabranch/status.h"
 
-namespace anabranch {
+namespace anabranch::tape {
 
 // The C functions of a tensor library (by default none: a tape of plain kernels needs no tensors).
 // Handles are opaque; every function answers 0 for success. The shapes are those of the stable C
@@ -139,4 +140,4 @@ class ANABRANCH_API Tape {
   std::unique_ptr<Data> data_;
 };
 
-}  // namespace anabranch
+}  // namespace anabranch::tape
