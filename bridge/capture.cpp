@@ -74,7 +74,7 @@ const char* anabranch_capture_device_why_tensor_maps_are_opaque(
 
 int32_t anabranch_capture_clear(const AnabranchCaptureDevice* device, void* graph) {
   return ab::bridge::guard([&] {
-    const ab::Status cleared = device->device.clear(graph);
+    const ab::Status cleared = device->device.clear(ab::CudaGraph(graph));
     return cleared.ok() ? 0 : ab::bridge::fail(cleared);
   });
 }
@@ -83,7 +83,7 @@ int32_t anabranch_capture_checksums(const AnabranchCaptureDevice* device,
                                     const AnabranchCaptureRange* ranges, size_t count, void* stream,
                                     AnabranchCaptureChecksum* out) {
   return ab::bridge::guard([&] {
-    const auto sums = device->device.checksums(ranges_of(ranges, count), stream);
+    const auto sums = device->device.checksums(ranges_of(ranges, count), ab::CudaStream(stream));
     if (!sums.ok()) return ab::bridge::fail(sums.error());
     for (size_t i = 0; i < sums->size(); ++i) out[i] = {(*sums)[i].first, (*sums)[i].second};
     return 0;
@@ -139,7 +139,7 @@ AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureD
                                                          void* graph) {
   return ab::bridge::guard([&] {
     return ab::bridge::handle_of<AnabranchCaptureSnapshot>(
-        ab::CaptureSnapshot::make(device->device, graph));
+        ab::CaptureSnapshot::make(device->device, ab::CudaGraph(graph)));
   });
 }
 
@@ -167,7 +167,7 @@ void anabranch_capture_marks_free(AnabranchCaptureMarks* marks) { delete marks; 
 int32_t anabranch_capture_mark(AnabranchCaptureMarks* marks, void* stream, uint64_t allocations,
                                uint32_t* number) {
   return ab::bridge::guard([&] {
-    const auto marked = marks->marks.mark(stream, allocations);
+    const auto marked = marks->marks.mark(ab::CudaStream(stream), allocations);
     if (!marked.ok()) return ab::bridge::fail(marked.error());
     *number = *marked;
     return 0;
@@ -255,7 +255,8 @@ void anabranch_captured_counts(const AnabranchCapturedRecording* recording,
 int32_t anabranch_captured_launch(const AnabranchCapturedRecording* recording,
                                   const uint64_t* addresses, uint32_t count, void* stream) {
   return ab::bridge::guard([&] {
-    const ab::Status queued = ab::launch(recording->recording, {addresses, count}, stream);
+    const ab::Status queued =
+        ab::launch(recording->recording, {addresses, count}, ab::CudaStream(stream));
     return queued.ok() ? 0 : ab::bridge::fail(queued);
   });
 }

@@ -7,6 +7,17 @@
 
 namespace ab = anabranch;
 
+namespace {
+
+std::vector<ab::CudaStream> streams_of(void* const* streams, uint32_t count) {
+  std::vector<ab::CudaStream> all;
+  all.reserve(count);
+  for (uint32_t i = 0; i < count; ++i) all.push_back(ab::CudaStream(streams[i]));
+  return all;
+}
+
+}  // namespace
+
 AnabranchDevice* anabranch_device_host(const AnabranchHostOptions* given) {
   ab::host::DeviceOptions options;
   options.max_lanes = given->max_lanes;
@@ -70,7 +81,7 @@ void anabranch_stream_ties_free(AnabranchStreamTies* ties) { delete ties; }
 int32_t anabranch_stream_ties_join(const AnabranchStreamTies* ties, void* stream,
                                    void* const* others, uint32_t count) {
   return ab::bridge::guard([&] {
-    const ab::Status joined = ties->ties.join(stream, {others, count});
+    const ab::Status joined = ties->ties.join(ab::CudaStream(stream), streams_of(others, count));
     return joined.ok() ? 0 : ab::bridge::fail(joined);
   });
 }
@@ -78,7 +89,7 @@ int32_t anabranch_stream_ties_join(const AnabranchStreamTies* ties, void* stream
 int32_t anabranch_stream_ties_fork(const AnabranchStreamTies* ties, void* stream,
                                    void* const* others, uint32_t count) {
   return ab::bridge::guard([&] {
-    const ab::Status forked = ties->ties.fork(stream, {others, count});
+    const ab::Status forked = ties->ties.fork(ab::CudaStream(stream), streams_of(others, count));
     return forked.ok() ? 0 : ab::bridge::fail(forked);
   });
 }

@@ -33,7 +33,9 @@ __global__ void check(const unsigned* x, const unsigned* y, unsigned* wrong) {
 unsigned* buffer(const RegionCall* call, int access) {
   return static_cast<unsigned*>(call->buffers[access]);
 }
-cudaStream_t stream_of(const RegionCall* call) { return static_cast<cudaStream_t>(call->stream); }
+cudaStream_t stream_of(const RegionCall* call) {
+  return static_cast<cudaStream_t>(call->stream.get());
+}
 
 struct Affine {
   unsigned factor, addend;
@@ -95,7 +97,7 @@ int launch_many(const Recording& recording, unsigned launches) {
     unsigned* const y = memory.y[i % kOutputs];
     fill<<<kGrid, kBlock, 0, stream>>>(x, i);
     const Binding bindings[] = {{x, kItems * sizeof *x}, {y, kItems * sizeof *y}};
-    const Result<Ticket> ticket = launch(recording, bindings, stream);
+    const Result<Ticket> ticket = launch(recording, bindings, CudaStream(stream));
     if (!ticket) return fail(ticket.error());
     check<<<kGrid, kBlock, 0, stream>>>(x, y, memory.wrong);
     last = *ticket;

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "anabranch/cuda_handles.h"
 #include "anabranch/export.h"
 #include "anabranch/status.h"
 
@@ -51,14 +52,14 @@ class CaptureDevice {
   ANABRANCH_API const std::string& why_no_device_code() const;
   // Why a kernel that takes tensor maps (TMA descriptors) by value is not recorded; else empty.
   ANABRANCH_API const std::string& why_tensor_maps_are_opaque() const;
-  // Takes all nodes out of a graph (a CUgraph).
-  ANABRANCH_API Status clear(void* graph) const;
-  // One a range of this GPU's memory, by one launch on `stream` (a CUstream), for which it waits.
+  // Takes all nodes out of a graph.
+  ANABRANCH_API Status clear(CudaGraph graph) const;
+  // One a range of this GPU's memory, by one launch on `stream`, for which it waits.
   // Ranges begin at any byte, in any order, and may overlap. Neither the stream nor the calling
   // thread is in a capture; other threads may be in any that is not global. Without device code
   // that is refused.
   ANABRANCH_API Result<std::vector<CaptureChecksum>> checksums(std::span<const CaptureRange> ranges,
-                                                               void* stream) const;
+                                                               CudaStream stream) const;
   const std::shared_ptr<cuda::CudaDevice>& cuda_device() const { return device_; }
 
  private:
@@ -92,9 +93,9 @@ struct CaptureMention {
 // be made at once: the host's allocator may give that memory out again, to the next capture first.
 class CaptureSnapshot {
  public:
-  // Of a CUgraph that has not been instantiated.
-  ANABRANCH_API static Result<CaptureSnapshot> make(const CaptureDevice& device, void* graph);
-  void* graph() const { return graph_; }
+  // Of a graph that has not been instantiated.
+  ANABRANCH_API static Result<CaptureSnapshot> make(const CaptureDevice& device, CudaGraph graph);
+  CudaGraph graph() const { return graph_; }
   // Which of some ranges its nodes name, by addresses in whole words. Both captures freeze what
   // they agree on, so living memory that is in none of their blocks stays named where it was.
   // Ranges are sorted and do not overlap.
@@ -102,9 +103,9 @@ class CaptureSnapshot {
   const cuda::GraphImage& image() const { return *image_; }
 
  private:
-  CaptureSnapshot(void* graph, std::shared_ptr<const cuda::GraphImage> image)
+  CaptureSnapshot(CudaGraph graph, std::shared_ptr<const cuda::GraphImage> image)
       : graph_(graph), image_(std::move(image)) {}
-  void* graph_;
+  CudaGraph graph_;
   std::shared_ptr<const cuda::GraphImage> image_;
 };
 
@@ -115,7 +116,7 @@ class CaptureMarks {
   // Gives the nodes that came since the mark before the next number, from 0 on, and answers it.
   // `allocations` is how many blocks have been allocated since the capture began, on whatever
   // stream.
-  ANABRANCH_API Result<std::uint32_t> mark(void* stream, std::uint64_t allocations);
+  ANABRANCH_API Result<std::uint32_t> mark(CudaStream stream, std::uint64_t allocations);
   const cuda::CaptureMarks& marks() const { return *marks_; }
 
  private:

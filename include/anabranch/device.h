@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "anabranch/cuda_handles.h"
 #include "anabranch/export.h"
 #include "anabranch/status.h"
 
@@ -26,7 +27,7 @@ struct RegionCall {
   std::uint32_t buffer_count = 0;
   char* error = nullptr;  // where a failing region may write a text, NUL-terminated
   std::uint32_t error_bytes = 0;
-  void* stream = nullptr;  // CUDA: a CUstream, which is a cudaStream_t; null on the host
+  CudaStream stream{};  // null on the host
 };
 
 // On the host a region runs in every launch and finds its buffers' bytes at their addresses.
@@ -98,7 +99,7 @@ class Device {
 };
 
 // Ties a stream of a CUDA device to others of the same device: work on the one then stands for work
-// on all. Streams are CUstreams (cudaStream_ts; null is the default one) of the primary context.
+// on all. Streams are of the primary context.
 // The stream itself among the others is passed over. So is, if the stream is captured, any that is
 // in no capture: it has queued nothing that the capture could wait for, and would not be joined to
 // it again. A capture that is being made elsewhere is left alone.
@@ -109,9 +110,9 @@ class StreamTies {
 
   // What is queued on `stream` from now on begins behind all that `others` have queued so far. One
   // that is idle is not waited for.
-  ANABRANCH_API Status join(void* stream, std::span<void* const> others) const;
+  ANABRANCH_API Status join(CudaStream stream, std::span<const CudaStream> others) const;
   // What is queued on `others` from now on begins behind all that `stream` has queued so far.
-  ANABRANCH_API Status fork(void* stream, std::span<void* const> others) const;
+  ANABRANCH_API Status fork(CudaStream stream, std::span<const CudaStream> others) const;
 
  private:
   std::shared_ptr<cuda::StreamTies> ties_;

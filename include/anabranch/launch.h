@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "anabranch/captured_recording.h"
+#include "anabranch/cuda_handles.h"
 #include "anabranch/export.h"
 #include "anabranch/record.h"
 #include "anabranch/status.h"
@@ -50,20 +51,19 @@ class Ticket {
 // recording uses do.
 //
 // On the host there is no stream but the calling thread: another `stream` than null is refused
-// (kStreamRefused), since the launch could not come after the work queued on it. On CUDA it is a
-// CUstream, which is a cudaStream_t; null is the legacy default stream:
-// the launch starts after all work queued on it so far, and later work on it waits for the launch.
+// (kStreamRefused), since the launch could not come after the work queued on it. On CUDA the launch
+// starts after all work queued on `stream` so far, and later work on it waits for the launch.
 // Launches on different streams may overlap, as long as they write nothing in common: each has an
 // arena of its own, up to two of them, and further ones wait, on the device, for one before.
 ANABRANCH_API Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings,
-                                    void* stream = nullptr);
+                                    CudaStream stream = {});
 
 // One launch of a captured step: an address for each of slots(), then one for each of parts(),
 // which are aligned to 512 and may lie in one block or anywhere. No two share bytes; what has none
-// may be anywhere. The work is queued on `stream` (a CUstream) when the call returns; the memory
-// must live until it has ended there. Launches of one recording may overlap on several streams,
-// each with parts of its own.
+// may be anywhere. The work is queued on `stream` when the call returns; the memory must live until
+// it has ended there. Launches of one recording may overlap on several streams, each with parts of
+// its own.
 ANABRANCH_API Status launch(const CapturedRecording& recording,
-                            std::span<const std::uint64_t> addresses, void* stream);
+                            std::span<const std::uint64_t> addresses, CudaStream stream);
 
 }  // namespace anabranch

@@ -52,8 +52,8 @@ class CaptureTest : public testing::CudaStepTest {
   }
   Result<CapturedStep> discover(const CaptureDevice& device,
                                 const std::vector<CaptureBlock>& with) {
-    const auto first = CaptureSnapshot::make(device, captures[0].graph);
-    const auto second = CaptureSnapshot::make(device, captures[1].graph);
+    const auto first = CaptureSnapshot::make(device, CudaGraph(captures[0].graph));
+    const auto second = CaptureSnapshot::make(device, CudaGraph(captures[1].graph));
     if (!first.ok()) return first.error();
     if (!second.ok()) return second.error();
     return CapturedStep::discover(device, *first, *second, with);
@@ -83,8 +83,8 @@ TEST_F(CaptureTest, ACapturedStepLaunchesAtItsArguments) {
   for (std::uint32_t round = 0; round < 3; ++round) {
     const std::uint64_t in = allocate(kBytes), out = allocate(kBytes);
     put_words(in, round);
-    const Status queued =
-        anabranch::launch(*recording, std::vector{in, out, allocate_part(1024)}, work_stream);
+    const Status queued = anabranch::launch(*recording, std::vector{in, out, allocate_part(1024)},
+                                            CudaStream(work_stream));
     ASSERT_TRUE(queued.ok()) << queued.message();
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
     expect_result(out, round);
@@ -115,8 +115,8 @@ TEST_F(CaptureTest, AStepThatWasDiscoveredOnceIsRecordedForEachKindOfLaunch) {
   for (std::uint32_t round = 0; round < 6; ++round) {
     const std::uint64_t in = allocate(kBytes), out = allocate(kBytes);
     put_words(in, round);
-    const Status queued =
-        anabranch::launch(made[round % 2], std::vector{in, out, allocate_part(1024)}, work_stream);
+    const Status queued = anabranch::launch(
+        made[round % 2], std::vector{in, out, allocate_part(1024)}, CudaStream(work_stream));
     ASSERT_TRUE(queued.ok()) << queued.message();
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
     expect_result(out, round);
@@ -128,13 +128,13 @@ TEST_F(CaptureTest, ChecksumsOfMemoryTellWhetherItIsTheSame) {
   const std::uint64_t at = allocate(4096);
   ASSERT_CU(d->cuMemsetD8(at, 7, 4096));
   const std::vector<CaptureRange> ranges = {{at, 2048}, {at + 2048, 2048}, {at + 1, 2047}};
-  const auto sums = device.checksums(ranges, work_stream);
+  const auto sums = device.checksums(ranges, CudaStream(work_stream));
   ASSERT_TRUE(sums.ok()) << sums.error().message();
   EXPECT_EQ((*sums)[0].first, (*sums)[1].first);
   EXPECT_EQ((*sums)[0].second, (*sums)[1].second);
   EXPECT_NE((*sums)[0].first, (*sums)[2].first);
   const CaptureDevice without(*CudaDevice::make(*d, 0, sim::SimDriver::make_image({}).c_str()));
-  const auto refused = without.checksums(ranges, work_stream);
+  const auto refused = without.checksums(ranges, CudaStream(work_stream));
   ASSERT_FALSE(refused.ok());
   EXPECT_THAT(refused.error().message(), HasSubstr(without.why_no_device_code()));
 }
@@ -152,13 +152,13 @@ TEST_F(CaptureTest, ALargeArenaComesInPartsThatMayLieAnywhere) {
     addresses[2] = round == 0 ? place : other;
     addresses[3] = round == 0 ? other : place;
     put_words(addresses[0], round);
-    const Status queued = anabranch::launch(*recording, addresses, work_stream);
+    const Status queued = anabranch::launch(*recording, addresses, CudaStream(work_stream));
     ASSERT_TRUE(queued.ok()) << queued.message();
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
     expect_result(addresses[1], round);
   }
   addresses[2] = addresses[3] + kTemporary - 512;
-  EXPECT_THAT(anabranch::launch(*recording, addresses, work_stream).message(),
+  EXPECT_THAT(anabranch::launch(*recording, addresses, CudaStream(work_stream)).message(),
               HasSubstr("arena part 1 and arena part 0 share bytes"));
 }
 
@@ -176,7 +176,7 @@ TEST_F(CaptureTest, BlocksLieInAFreshOneUntilANodeNamesIt) {
     const std::vector<std::uint64_t> at{allocate_part(kBytes), allocate_part(kBytes),
                                         allocate_part(kBytes)};
     put_words(at[0], round);
-    const Status queued = anabranch::launch(*recording, at, work_stream);
+    const Status queued = anabranch::launch(*recording, at, CudaStream(work_stream));
     ASSERT_TRUE(queued.ok()) << queued.message();
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
     expect_result(at[1], round);
@@ -263,11 +263,11 @@ TEST_F(PinnedCaptureTest, LaunchesAreAtTheKindOfMemoryThatWasSaid) {
       const std::vector<std::uint64_t> at_mapped{mapped.address(), mapped.address() + kBytes};
       const std::vector<std::uint64_t> at_allocated{allocate_part(kBytes), allocate_part(kBytes)};
       x_[0] = round;
-      const Status refused =
-          anabranch::launch(*recording, mapped_memory ? at_allocated : at_mapped, work_stream);
+      const Status refused = anabranch::launch(*recording, mapped_memory ? at_allocated : at_mapped,
+                                               CudaStream(work_stream));
       EXPECT_EQ(refused.code(), StatusCode::kLaunchDriverFailed);
-      const Status queued =
-          anabranch::launch(*recording, mapped_memory ? at_mapped : at_allocated, work_stream);
+      const Status queued = anabranch::launch(*recording, mapped_memory ? at_mapped : at_allocated,
+                                              CudaStream(work_stream));
       ASSERT_TRUE(queued.ok()) << queued.message();
       ASSERT_CU(d->cuStreamSynchronize(work_stream));
       EXPECT_EQ(y_[0], round + 1);
@@ -275,9 +275,17 @@ TEST_F(PinnedCaptureTest, LaunchesAreAtTheKindOfMemoryThatWasSaid) {
   }
 }
 
+TEST_F(CaptureTest, AGraphThatIsNoneIsRefused) {
+  const CaptureDevice device = open();
+  EXPECT_EQ(device.clear({}).code(), StatusCode::kNotRecordable);
+  const auto snapshot = CaptureSnapshot::make(device, nullptr);
+  ASSERT_FALSE(snapshot.ok());
+  EXPECT_THAT(snapshot.error().message(), HasSubstr("no graph was given"));
+}
+
 TEST_F(CaptureTest, AClearedGraphHasNoNodes) {
   const CaptureDevice device = open();
-  ASSERT_TRUE(device.clear(captures[0].graph).ok());
+  ASSERT_TRUE(device.clear(CudaGraph(captures[0].graph)).ok());
   EXPECT_TRUE(nodes_of(captures[0].graph).empty());
 }
 

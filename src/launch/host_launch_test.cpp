@@ -179,7 +179,7 @@ TEST(HostLaunch, RefusesAStreamAndStartsNothing) {
   });
   const Recording recording = must(record(parallel_steps(1), device_of(1), regions.table()));
   int stream = 0;
-  EXPECT_EQ(launch(recording, {}, &stream).error().code(), StatusCode::kStreamRefused);
+  EXPECT_EQ(launch(recording, {}, CudaStream(&stream)).error().code(), StatusCode::kStreamRefused);
   EXPECT_EQ(calls, 0);
   must(launch(recording, {}, nullptr));
   EXPECT_EQ(calls, 1);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "device/cuda/context_scope.h"
+#include "device/cuda/handles.h"
 #include "launch/bindings.h"
 #include "launch/cuda_launch.h"
 #include "launch/host_launch.h"
@@ -24,22 +25,22 @@ Status Ticket::wait() const {
 
 namespace {
 
-Status refuse_stream(const void* stream) {
+Status refuse_stream(CudaStream stream) {
   return Status(
       StatusCode::kStreamRefused,
       fmt::format("launch: stream {} was given, and the host device has none: a launch runs "
                   "on the calling thread. Pass no stream, and wait for its work before.",
-                  stream));
+                  stream.get()));
 }
 
 }  // namespace
 
-Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings, void* stream) {
+Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings,
+                      CudaStream stream) {
   if (recording.cuda_recording()) {
-    return cuda::launch_plan(*recording.cuda_recording(), bindings,
-                             static_cast<cuda::CuStream>(stream));
+    return cuda::launch_plan(*recording.cuda_recording(), bindings, cuda::stream_of(stream));
   }
-  if (stream != nullptr) return refuse_stream(stream);
+  if (stream) return refuse_stream(stream);
   host::HostRecording& host = *recording.host_recording();
   const host::HostHold hold(host);
   if (!hold) {
@@ -55,11 +56,10 @@ Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindi
 }
 
 Status launch(const CapturedRecording& recording, std::span<const std::uint64_t> addresses,
-              void* stream) {
+              CudaStream stream) {
   const cuda::ContextScope current(*recording.cuda_device(), cuda::Act::kLaunch);
   if (!current.status().ok()) return current.status();
-  const auto queued =
-      cuda::launch(*recording.cuda_recording(), addresses, static_cast<cuda::CuStream>(stream));
+  const auto queued = cuda::launch(*recording.cuda_recording(), addresses, cuda::stream_of(stream));
   return queued.ok() ? Status() : queued.error();
 }
 

@@ -88,8 +88,8 @@ TEST_F(PlanLaunchTest, ATicketIsDoneWhenItsLaunchHasEndedAndNotBefore) {
   const Recording recording = record();
   Job first(recording, source, 10), second(recording, source, 20);
   const CuStream on = stream();
-  const Ticket early = must(launch(recording, first.memory.bindings(), on));
-  const Ticket late = must(launch(recording, second.memory.bindings(), on));
+  const Ticket early = must(launch(recording, first.memory.bindings(), CudaStream(on)));
+  const Ticket late = must(launch(recording, second.memory.bindings(), CudaStream(on)));
   EXPECT_FALSE(early.done());
   EXPECT_TRUE(early.wait().ok());
   EXPECT_TRUE(early.done());
@@ -103,8 +103,8 @@ TEST_F(PlanLaunchTest, ATicketIsDoneWhenItsLaunchHasEndedAndNotBefore) {
 TEST_F(PlanLaunchTest, ATicketMayBeDroppedOrOutliveTheRecording) {
   std::optional<Recording> recording = record();
   Job job(*recording, source, 1), other(*recording, source, 2);
-  must(launch(*recording, job.memory.bindings(), stream()));
-  const Ticket ticket = must(launch(*recording, other.memory.bindings(), stream()));
+  must(launch(*recording, job.memory.bindings(), CudaStream(stream())));
+  const Ticket ticket = must(launch(*recording, other.memory.bindings(), CudaStream(stream())));
   recording.reset();  // waits for both
   EXPECT_TRUE(job.is_right());
   EXPECT_TRUE(other.is_right());
@@ -128,7 +128,7 @@ TEST_F(PlanLaunchTest, LaunchesInFlightOnSeveralStreamsShareNoArena) {
   std::deque<Job> jobs;
   for (std::uint64_t i = 0; i < streams.size(); ++i) jobs.emplace_back(recording, source, 100 * i);
   const auto go = [&](std::size_t i) {
-    must(launch(recording, jobs[i].memory.bindings(), streams[i]));
+    must(launch(recording, jobs[i].memory.bindings(), CudaStream(streams[i])));
   };
   go(0);
   const std::size_t before = count_of("cuMemAlloc");
@@ -146,9 +146,10 @@ TEST_F(PlanLaunchTest, OneStreamNeedsOneArenaAndWarmLaunchesMakeNothing) {
   std::deque<Job> jobs;
   for (std::uint64_t i = 0; i < 20; ++i) jobs.emplace_back(recording, source, 100 * i);
   const CuStream on = stream();
-  for (int warm = 0; warm < 2; ++warm) must(launch(recording, jobs[0].memory.bindings(), on));
+  for (int warm = 0; warm < 2; ++warm)
+    must(launch(recording, jobs[0].memory.bindings(), CudaStream(on)));
   const std::size_t memory = count_of("cuMemAlloc"), events = count_of("cuEventCreate");
-  for (Job& job : jobs) must(launch(recording, job.memory.bindings(), on));
+  for (Job& job : jobs) must(launch(recording, job.memory.bindings(), CudaStream(on)));
   EXPECT_EQ(count_of("cuMemAlloc"), memory);
   EXPECT_EQ(count_of("cuEventCreate"), events);
   bench.sim().run_until_idle();
@@ -165,7 +166,7 @@ struct TableRegion {
 
   static std::int32_t run(void* self, const RegionCall* call) {
     const auto& [d, kernel, pinned] = *static_cast<const TableRegion*>(self);
-    const auto on = static_cast<CuStream>(call->stream);
+    const auto on = stream_of(call->stream);
     auto table = reinterpret_cast<CuDevicePtr>(call->buffers[2]);
     std::copy_n(call->buffers, 2, static_cast<void**>(pinned));
     EXPECT_EQ(d.cuMemcpyHtoDAsync(table, pinned, 16, on), CuResult::kSuccess);
@@ -202,7 +203,7 @@ TEST_F(PlanLaunchTest, ARegionMayBringATableThroughPinnedMemoryOfItsOwn) {
     std::deque<Job> jobs;
     for (std::uint64_t i = 0; i < 5; ++i) {
       Job& job = jobs.emplace_back(recording, source, 10 * i);
-      EXPECT_TRUE(must(launch(recording, job.memory.bindings(), stream())).wait().ok());
+      EXPECT_TRUE(must(launch(recording, job.memory.bindings(), CudaStream(stream()))).wait().ok());
       EXPECT_TRUE(job.is_right());
     }
   }
@@ -222,7 +223,8 @@ TEST_F(PlanLaunchTest, ThreadsMayLaunchOneRecording) {
   for (std::size_t t = 0; t < jobs.size(); ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 30; ++i) {
-        EXPECT_TRUE(must(launch(recording, jobs[t].memory.bindings(), streams[t])).wait().ok());
+        EXPECT_TRUE(
+            must(launch(recording, jobs[t].memory.bindings(), CudaStream(streams[t]))).wait().ok());
       }
     });
   }
@@ -235,9 +237,9 @@ TEST_F(PlanLaunchTest, WhenAnyCallFailsItIsNamedAndTheNextLaunchIsRight) {
     const Recording recording = record();
     Job first(recording, source, 10), second(recording, source, 20), third(recording, source, 30);
     const CuStream busy = stream(), other = stream();
-    must(launch(recording, first.memory.bindings(), busy));
+    must(launch(recording, first.memory.bindings(), CudaStream(busy)));
     bench.sim().fail_call(n, CuResult::kOutOfMemory);
-    const auto failing = launch(recording, second.memory.bindings(), other);
+    const auto failing = launch(recording, second.memory.bindings(), CudaStream(other));
     const std::string failed = bench.sim().failed_call();
     bench.sim().fail_call(0, CuResult::kSuccess);
     if (failed.empty()) {
@@ -250,7 +252,8 @@ TEST_F(PlanLaunchTest, WhenAnyCallFailsItIsNamedAndTheNextLaunchIsRight) {
       EXPECT_EQ(failing.error().code(), StatusCode::kLaunchDriverFailed);
       EXPECT_THAT(failing.error().message(), HasSubstr(failed));
     }
-    EXPECT_TRUE(must(launch(recording, third.memory.bindings(), other)).wait().ok()) << failed;
+    EXPECT_TRUE(must(launch(recording, third.memory.bindings(), CudaStream(other))).wait().ok())
+        << failed;
     EXPECT_TRUE(third.is_right()) << failed;
     d.cuStreamSynchronize(busy);
     EXPECT_TRUE(first.is_right()) << failed;
@@ -269,7 +272,7 @@ TEST_F(TwoDevicesTest, TheCallersContextStaysCurrent) {
   CuContext other = nullptr, current = nullptr;
   d.cuDevicePrimaryCtxRetain(&other, 1);
   d.cuCtxSetCurrent(other);
-  const Ticket ticket = must(launch(recording, job.memory.bindings(), on));
+  const Ticket ticket = must(launch(recording, job.memory.bindings(), CudaStream(on)));
   EXPECT_TRUE(ticket.wait().ok());
   record();
   d.cuCtxGetCurrent(&current);
@@ -281,7 +284,7 @@ TEST_F(TwoDevicesTest, TheCallersContextStaysCurrent) {
 TEST_F(PlanLaunchTest, ALostContextIsSaidByLaunchAndTicket) {
   const Recording recording = record();
   Job job(recording, source, 5);
-  const Ticket ticket = must(launch(recording, job.memory.bindings(), stream()));
+  const Ticket ticket = must(launch(recording, job.memory.bindings(), CudaStream(stream())));
   bench.sim().fail_call(1, CuResult::kIllegalAddress, "cuEventSynchronize");
   const Status ended = ticket.wait();
   EXPECT_EQ(ended.code(), StatusCode::kLaunchDriverFailed);

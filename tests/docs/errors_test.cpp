@@ -186,7 +186,7 @@ Status provoke_bad_binding() {
 Status provoke_refused_stream() {
   const Result<Recording> recording = record_sample({succeed, nullptr});
   Memory memory;
-  return launch(*recording, memory.bindings(), reinterpret_cast<void*>(0x7f00)).error();
+  return launch(*recording, memory.bindings(), CudaStream(reinterpret_cast<void*>(0x7f00))).error();
 }
 Status provoke_failed_step() {
   Memory memory;

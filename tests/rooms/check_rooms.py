@@ -48,6 +48,7 @@ PUBLIC: dict[str, str] = {
     "trace_event.h": "base",
     "status.h": "base",
     "version.h": "base",
+    "cuda_handles.h": "base",
     "codes.inc": "base",
     "program.h": "program",
     "plan.h": "plan",

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <vector>
 
+#include "device/cuda/handles.h"
 #include "device/cuda/stream_ties.h"
 
 namespace anabranch {
@@ -18,6 +20,13 @@ std::string name_of(const cuda::CudaDevice& device) {
       driver.cuDeviceGet(&number, device.ordinal()) == cuda::CuResult::kSuccess &&
       driver.cuDeviceGetName(text.data(), text.size() - 1, number) == cuda::CuResult::kSuccess;
   return fmt::format("cuda {}, {}", device.ordinal(), known ? text.data() : "of unknown name");
+}
+
+std::vector<cuda::CuStream> streams_of(std::span<const CudaStream> streams) {
+  std::vector<cuda::CuStream> all;
+  all.reserve(streams.size());
+  for (const CudaStream stream : streams) all.push_back(cuda::stream_of(stream));
+  return all;
 }
 
 }  // namespace
@@ -36,12 +45,12 @@ Device::Device(std::shared_ptr<cuda::CudaDevice> cuda)
 StreamTies::StreamTies(std::shared_ptr<cuda::CudaDevice> device)
     : ties_(std::make_shared<cuda::StreamTies>(std::move(device))) {}
 
-Status StreamTies::join(void* stream, std::span<void* const> others) const {
-  return ties_->join(static_cast<cuda::CuStream>(stream), others);
+Status StreamTies::join(CudaStream stream, std::span<const CudaStream> others) const {
+  return ties_->join(cuda::stream_of(stream), streams_of(others));
 }
 
-Status StreamTies::fork(void* stream, std::span<void* const> others) const {
-  return ties_->fork(static_cast<cuda::CuStream>(stream), others);
+Status StreamTies::fork(CudaStream stream, std::span<const CudaStream> others) const {
+  return ties_->fork(cuda::stream_of(stream), streams_of(others));
 }
 
 }  // namespace anabranch

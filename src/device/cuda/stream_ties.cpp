@@ -89,11 +89,10 @@ Status StreamTies::with_mark(CuStream stream, Tie tie) {
   return tie(mark, *captured);
 }
 
-Status StreamTies::join(CuStream stream, std::span<void* const> others) {
+Status StreamTies::join(CuStream stream, std::span<const CuStream> others) {
   return with_mark(stream, [&](Mark& mark, bool captured) -> Status {
     const Driver& driver = device_->driver();
-    for (void* const each : others) {
-      const auto other = static_cast<CuStream>(each);
+    for (const CuStream other : others) {
       if (other == stream) continue;
       const auto in_capture = is_captured(driver, other);
       if (!in_capture.ok()) return in_capture.error();
@@ -105,11 +104,10 @@ Status StreamTies::join(CuStream stream, std::span<void* const> others) {
   });
 }
 
-Status StreamTies::fork(CuStream stream, std::span<void* const> others) {
+Status StreamTies::fork(CuStream stream, std::span<const CuStream> others) {
   return with_mark(stream, [&](Mark& mark, bool captured) -> Status {
     bool is_marked = false;
-    for (void* const each : others) {
-      const auto other = static_cast<CuStream>(each);
+    for (const CuStream other : others) {
       if (other == stream) continue;
       if (captured) {
         const auto in_capture = is_captured(device_->driver(), other);

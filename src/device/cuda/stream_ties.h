@@ -23,8 +23,8 @@ class StreamTies {
   StreamTies(const StreamTies&) = delete;
   StreamTies& operator=(const StreamTies&) = delete;
 
-  Status join(CuStream stream, std::span<void* const> others);
-  Status fork(CuStream stream, std::span<void* const> others);
+  Status join(CuStream stream, std::span<const CuStream> others);
+  Status fork(CuStream stream, std::span<const CuStream> others);
 
  private:
   class Mark;

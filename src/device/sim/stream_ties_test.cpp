@@ -50,11 +50,11 @@ class StreamTiesTest : public SimTest {
     ASSERT_TRUE(device.ok()) << device.error().message();
     ties = std::make_unique<cuda::StreamTies>(*device);
   }
-  void join(CuStream stream, std::vector<void*> others) {
+  void join(CuStream stream, std::vector<CuStream> others) {
     const Status joined = ties->join(stream, others);
     ASSERT_TRUE(joined.ok()) << joined.message();
   }
-  void fork(CuStream stream, std::vector<void*> others) {
+  void fork(CuStream stream, std::vector<CuStream> others) {
     const Status forked = ties->fork(stream, others);
     ASSERT_TRUE(forked.ok()) << forked.message();
   }
@@ -211,7 +211,7 @@ TEST_F(StreamTiesTest, WhatTheDriverRefusesIsToldAndNoEventIsLost) {
                            "cuStreamWaitEvent", "cuCtxGetCurrent"}) {
     for (int i = 0; i < 3; ++i) ASSERT_CU(launch(noting("busy"), busy));
     sim->fail_call(1, CuResult::kOutOfMemory, call);
-    const std::vector<void*> others = {busy};
+    const std::vector<CuStream> others = {busy};
     const Status joined = ties->join(on, others);
     ASSERT_FALSE(joined.ok()) << call;
     EXPECT_THAT(joined.message(), HasSubstr(call));

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "anabranch/captured_recording.h"
 
+#include <fmt/format.h>
+
 #include <optional>
 
 #include "device/cuda/checksums.h"
 #include "device/cuda/context_scope.h"
+#include "device/cuda/handles.h"
 #include "record/cuda/discover.h"
 #include "record/cuda/exec/cuda_recording.h"
 #include "record/cuda/image/address_mentions.h"
@@ -34,6 +37,13 @@ cuda::UnitKind kind_of(const CaptureBlock& block) {
   return block.fresh ? cuda::UnitKind::kFresh : cuda::UnitKind::kGiven;
 }
 
+Status no_graph(const char* act) {
+  return Status(StatusCode::kNotRecordable,
+                fmt::format("{}: no graph was given, its handle is null. Pass the one that "
+                            "cuStreamEndCapture answers.",
+                            act));
+}
+
 std::optional<cuda::Notes> notes_of(const CaptureNotes* notes) {
   if (!notes) return std::nullopt;
   return cuda::Notes{&notes->marks->marks(), notes->blocks_before, notes->works, notes->uses};
@@ -55,11 +65,12 @@ const std::string& CaptureDevice::why_tensor_maps_are_opaque() const {
   return device_->why_tensor_maps_are_opaque();
 }
 
-Status CaptureDevice::clear(void* graph) const {
+Status CaptureDevice::clear(CudaGraph graph) const {
+  if (!graph) return no_graph("clear");
   const cuda::ContextScope current(*device_);
   if (!current.status().ok()) return current.status();
   const cuda::Driver& driver = device_->driver();
-  const auto nodes = cuda::list_nodes(driver, static_cast<cuda::CuGraph>(graph));
+  const auto nodes = cuda::list_nodes(driver, cuda::graph_of(graph));
   if (!nodes.ok()) return nodes.error();
   for (const cuda::CuGraphNode node : *nodes) {
     if (Status gone = recorded("cuGraphDestroyNode", driver.cuGraphDestroyNode(node)); !gone.ok()) {
@@ -70,11 +81,11 @@ Status CaptureDevice::clear(void* graph) const {
 }
 
 Result<std::vector<CaptureChecksum>> CaptureDevice::checksums(std::span<const CaptureRange> ranges,
-                                                              void* stream) const {
+                                                              CudaStream stream) const {
   std::vector<cuda::ByteRange> all;
   all.reserve(ranges.size());
   for (const CaptureRange& range : ranges) all.push_back({range.begin, range.bytes});
-  const auto sums = cuda::checksums(*device_, static_cast<cuda::CuStream>(stream), all);
+  const auto sums = cuda::checksums(*device_, cuda::stream_of(stream), all);
   if (!sums.ok()) return sums.error();
   std::vector<CaptureChecksum> found;
   found.reserve(sums->size());
@@ -102,16 +113,17 @@ CaptureMarks CaptureMarks::make(const CaptureDevice& device) {
   return CaptureMarks(on, std::make_shared<cuda::CaptureMarks>(on->driver()));
 }
 
-Result<std::uint32_t> CaptureMarks::mark(void* stream, std::uint64_t allocations) {
+Result<std::uint32_t> CaptureMarks::mark(CudaStream stream, std::uint64_t allocations) {
   const cuda::ContextScope current(*device_);
   if (!current.status().ok()) return current.status();
-  return marks_->mark(static_cast<cuda::CuStream>(stream), allocations);
+  return marks_->mark(cuda::stream_of(stream), allocations);
 }
 
-Result<CaptureSnapshot> CaptureSnapshot::make(const CaptureDevice& device, void* graph) {
+Result<CaptureSnapshot> CaptureSnapshot::make(const CaptureDevice& device, CudaGraph graph) {
+  if (!graph) return no_graph("record");
   const cuda::ContextScope current(*device.cuda_device());
   if (!current.status().ok()) return current.status();
-  auto image = cuda::read_graph(device.cuda_device()->driver(), static_cast<cuda::CuGraph>(graph));
+  auto image = cuda::read_graph(device.cuda_device()->driver(), cuda::graph_of(graph));
   if (!image.ok()) return image.error();
   return CaptureSnapshot(graph, std::make_shared<const cuda::GraphImage>(*std::move(image)));
 }
@@ -138,7 +150,7 @@ Result<CapturedStep> CapturedStep::discover(const CaptureDevice& device,
   const auto notes = notes_of(with);
   const auto capture_of = [&](const CaptureSnapshot& of,
                               std::span<const cuda::CaptureAllocation> allocations, bool is_noted) {
-    return cuda::Capture{static_cast<cuda::CuGraph>(of.graph()), allocations, &of.image(),
+    return cuda::Capture{cuda::graph_of(of.graph()), allocations, &of.image(),
                          is_noted ? &*notes : nullptr};
   };
   auto found = cuda::discover(on->driver(), capture_of(first, in_first, with && !with->of_second),

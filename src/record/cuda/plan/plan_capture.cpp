@@ -195,7 +195,7 @@ Status PlanCapture::run_region(StepId id, CuStream stream) {
   }
   std::array<char, kErrorBytes> text{};
   const RegionCall call{buffers.data(), static_cast<std::uint32_t>(buffers.size()), text.data(),
-                        static_cast<std::uint32_t>(text.size()), stream};
+                        static_cast<std::uint32_t>(text.size()), CudaStream(stream)};
   std::string how;
   try {
     const std::int32_t code = region.function(region.context, &call);

@@ -130,7 +130,7 @@ TEST_F(PlanRecordingTest, ARegionThatLeavesWorkOnAStreamOfItsOwnIsRefused) {
   d.cuStreamCreateWithPriority(&own, kStreamNonBlocking, 0);
   d.cuEventCreate(&fork, kEventDisableTiming);
   const Status failed = refusal("linear", [&](const RegionCall& call) {
-    d.cuEventRecord(fork, static_cast<CuStream>(call.stream));
+    d.cuEventRecord(fork, stream_of(call.stream));
     d.cuStreamWaitEvent(own, fork, 0);
     d.cuMemsetD8Async(reinterpret_cast<CuDevicePtr>(call.buffers[1]), 0, 8, own);
     return 0;
@@ -148,7 +148,7 @@ TEST_F(PlanRecordingTest, ARegionThatDoesNotRepeatIsRefused) {
   const Status failed = refusal("gelu", [&](const RegionCall& call) {
     const auto to = reinterpret_cast<CuDevicePtr>(call.buffers[1]);
     for (int i = 0; i <= calls; ++i) {
-      d.cuMemsetD8Async(to, 0, 8, static_cast<CuStream>(call.stream));
+      d.cuMemsetD8Async(to, 0, 8, stream_of(call.stream));
     }
     ++calls;
     return 0;

@@ -17,6 +17,7 @@
 
 #include "anabranch/record.h"
 #include "device/cuda/cuda_device.h"
+#include "device/cuda/handles.h"
 #include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_driver.h"
 #include "record/record_testing.h"
@@ -61,9 +62,9 @@ class SimKernels {
     words.insert(words.end(), call->buffers, call->buffers + call->buffer_count);
     std::vector<void*> params;
     for (void*& word : words) params.push_back(&word);
-    const cuda::CuResult result = self.driver_.cuLaunchKernel(
-        self.functions_.at(call->buffer_count), 1, 1, 1, 1, 1, 1, 0,
-        static_cast<cuda::CuStream>(call->stream), params.data(), nullptr);
+    const cuda::CuResult result =
+        self.driver_.cuLaunchKernel(self.functions_.at(call->buffer_count), 1, 1, 1, 1, 1, 1, 0,
+                                    cuda::stream_of(call->stream), params.data(), nullptr);
     return static_cast<std::int32_t>(result);
   }
   // How many bodies answered anything but 0.
