@@ -286,7 +286,8 @@ ANABRANCH_C void anabranch_capture_memory_free(AnabranchCaptureMemory*);
 /* What is allocated from now on is of another capture. */
 ANABRANCH_C void anabranch_capture_memory_begin_capture(AnabranchCaptureMemory*);
 /* 0 is a failure. */
-ANABRANCH_C uint64_t anabranch_capture_memory_allocate(AnabranchCaptureMemory*, uint64_t bytes);
+ANABRANCH_C uint64_t anabranch_capture_memory_allocate(AnabranchCaptureMemory*,
+                                                       uint64_t size_bytes);
 /* What anabranch_capture_allocate() serves from now on; NULL: nothing. */
 ANABRANCH_C void anabranch_capture_memory_open(AnabranchCaptureMemory*);
 /* An allocator as torch.cuda.memory.CUDAPluggableAllocator wants one. Addresses are given back with
@@ -297,13 +298,13 @@ ANABRANCH_C void anabranch_capture_release(void* address, ptrdiff_t bytes, int d
 typedef struct AnabranchCaptureBlock {
   uint64_t first_address;
   uint64_t second_address;
-  uint64_t bytes;
+  uint64_t size_bytes;
   uint64_t given;
   uint64_t fresh;
 } AnabranchCaptureBlock;
 typedef struct AnabranchCaptureSlot {
   uint64_t block;
-  uint64_t bytes;
+  uint64_t size_bytes;
   uint64_t alignment;
 } AnabranchCaptureSlot;
 typedef struct AnabranchCaptureCounts {
@@ -329,7 +330,7 @@ ANABRANCH_C AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const Anabr
 ANABRANCH_C void anabranch_capture_snapshot_free(AnabranchCaptureSnapshot*);
 typedef struct AnabranchCaptureRange {
   uint64_t begin;
-  uint64_t bytes;
+  uint64_t size_bytes;
 } AnabranchCaptureRange;
 typedef struct AnabranchCaptureChecksum {
   uint64_t first;

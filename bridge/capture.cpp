@@ -20,7 +20,7 @@ std::vector<ab::CaptureBlock> blocks_of(const AnabranchCaptureBlock* blocks, siz
   std::vector<ab::CaptureBlock> all;
   all.reserve(count);
   for (size_t i = 0; i < count; ++i) {
-    all.push_back({blocks[i].first_address, blocks[i].second_address, blocks[i].bytes,
+    all.push_back({blocks[i].first_address, blocks[i].second_address, blocks[i].size_bytes,
                    blocks[i].given != 0, blocks[i].fresh != 0});
   }
   return all;
@@ -49,7 +49,7 @@ std::vector<ab::CaptureUse> uses_of(const AnabranchCaptureNotes& notes) {
 std::vector<ab::CaptureRange> ranges_of(const AnabranchCaptureRange* ranges, size_t count) {
   std::vector<ab::CaptureRange> all;
   all.reserve(count);
-  for (size_t i = 0; i < count; ++i) all.push_back({ranges[i].begin, ranges[i].bytes});
+  for (size_t i = 0; i < count; ++i) all.push_back({ranges[i].begin, ranges[i].size_bytes});
   return all;
 }
 
@@ -219,7 +219,7 @@ size_t anabranch_captured_slots(const AnabranchCapturedRecording* recording,
   return ab::bridge::guard([&]() -> size_t {
     const auto slots = recording->recording.slots();
     for (size_t i = 0; out && i < slots.size(); ++i) {
-      out[i] = {slots[i].block, slots[i].bytes, slots[i].alignment};
+      out[i] = {slots[i].block, slots[i].size_bytes, slots[i].alignment};
     }
     return slots.size();
   });

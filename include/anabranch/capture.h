@@ -30,7 +30,7 @@ struct GraphImage;    // src/record/cuda/image/graph_image.h
 // A range of memory: the caller asks whether a graph names it, or what its checksum is.
 struct CaptureRange {
   std::uint64_t begin = 0;
-  std::uint64_t bytes = 0;
+  std::uint64_t size_bytes = 0;
 };
 
 // Two sums of a range's words. Memory that differs in one word always has others; memory that
@@ -76,7 +76,7 @@ class CaptureMemory {
   // in both halves, so that half an old address beside a number is taken for none.
   ANABRANCH_API void begin_capture();
   // Aligned to the page. Also while a stream is captured.
-  ANABRANCH_API Result<std::uint64_t> allocate(std::uint64_t bytes);
+  ANABRANCH_API Result<std::uint64_t> allocate(std::uint64_t size_bytes);
 
  private:
   explicit CaptureMemory(std::shared_ptr<cuda::CaptureMemory> memory)

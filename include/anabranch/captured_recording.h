@@ -36,11 +36,11 @@ struct Discovery;     // src/record/cuda/discover.h
 struct CaptureBlock {
   std::uint64_t first_address = 0;
   std::uint64_t second_address = 0;
-  std::uint64_t bytes = 0;
+  std::uint64_t size_bytes = 0;
   bool given = false;  // an argument of each launch; else it lies in the arena
   // Given memory in which nothing stands when a launch begins, such as what a launch allocates for
   // a result: until the first node that names it, blocks that are not given may lie in it. All that
-  // its slot says, bytes and alignment, must then be free for the launch. Nothing lies in it where
+  // its slot says, size and alignment, must then be free for the launch. Nothing lies in it where
   // its slot asks for less alignment than 512, or where its address is that of other given memory,
   // too. Of no account where it is not given.
   bool fresh = false;
@@ -49,7 +49,7 @@ struct CaptureBlock {
 // A given block that the graph names.
 struct CaptureSlot {
   std::uint32_t block = 0;  // where an address stands in several, the last of those it means
-  std::uint64_t bytes = 0;
+  std::uint64_t size_bytes = 0;
   std::uint64_t alignment = 0;  // that a launch's address must have
 };
 

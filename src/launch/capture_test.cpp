@@ -37,8 +37,8 @@ class CaptureTest : public testing::CudaStepTest {
       memory_[c] = *cuda::CaptureMemory::make(*d);
       for (std::size_t i = 0; i < kinds.size(); ++i) {
         all[i].given = kinds[i] == UnitKind::kGiven;
-        all[i].bytes = all[i].given ? kBytes : temporary_bytes;
-        const std::uint64_t address = *memory_[c]->allocate(all[i].bytes);
+        all[i].size_bytes = all[i].given ? kBytes : temporary_bytes;
+        const std::uint64_t address = *memory_[c]->allocate(all[i].size_bytes);
         (c == 0 ? all[i].first_address : all[i].second_address) = address;
       }
       EXPECT_CU(d->cuStreamBeginCapture(work_stream, CuCaptureMode::kThreadLocal));
@@ -76,7 +76,7 @@ TEST_F(CaptureTest, ACapturedStepLaunchesAtItsArguments) {
   destroy_captures();
   ASSERT_EQ(recording->slots().size(), 2u);
   EXPECT_EQ(recording->slots()[1].block, 1u);
-  EXPECT_EQ(recording->slots()[1].bytes, kBytes);
+  EXPECT_EQ(recording->slots()[1].size_bytes, kBytes);
   EXPECT_EQ(recording->counts().nodes, kNodes);
   EXPECT_THAT(recording->parts(), ElementsAre(1024));
   EXPECT_EQ(recording->counts().arena_bytes, 1024u);

@@ -84,7 +84,7 @@ Result<std::vector<CaptureChecksum>> CaptureDevice::checksums(std::span<const Ca
                                                               CudaStream stream) const {
   std::vector<cuda::ByteRange> all;
   all.reserve(ranges.size());
-  for (const CaptureRange& range : ranges) all.push_back({range.begin, range.bytes});
+  for (const CaptureRange& range : ranges) all.push_back({range.begin, range.size_bytes});
   const auto sums = cuda::checksums(*device_, cuda::stream_of(stream), all);
   if (!sums.ok()) return sums.error();
   std::vector<CaptureChecksum> found;
@@ -104,8 +104,8 @@ Result<CaptureMemory> CaptureMemory::make(const CaptureDevice& device) {
 
 void CaptureMemory::begin_capture() { memory_->begin_capture(); }
 
-Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
-  return memory_->allocate(bytes);
+Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t size_bytes) {
+  return memory_->allocate(size_bytes);
 }
 
 CaptureMarks CaptureMarks::make(const CaptureDevice& device) {
@@ -143,8 +143,8 @@ Result<CapturedStep> CapturedStep::discover(const CaptureDevice& device,
   std::vector<cuda::CaptureAllocation> in_first, in_second;
   std::vector<cuda::UnitKind> kinds;
   for (const CaptureBlock& block : blocks) {
-    in_first.push_back({block.first_address, block.bytes});
-    in_second.push_back({block.second_address, block.bytes});
+    in_first.push_back({block.first_address, block.size_bytes});
+    in_second.push_back({block.second_address, block.size_bytes});
     kinds.push_back(kind_of(block));
   }
   const auto notes = notes_of(with);

@@ -64,7 +64,7 @@ class MentionFinder {
         [](std::uint64_t at, const CaptureRange& range) { return at < range.begin; });
     if (behind == ranges_.begin()) return;
     const auto range = static_cast<std::size_t>(behind - ranges_.begin()) - 1;
-    if (word - ranges_[range].begin >= ranges_[range].bytes || is_named_[range]) return;
+    if (word - ranges_[range].begin >= ranges_[range].size_bytes || is_named_[range]) return;
     is_named_[range] = true;
     found_.push_back({static_cast<std::uint32_t>(range), describe_node(*image_, node_)});
   }
