@@ -172,6 +172,6 @@ endef
 # $(call run_pytest,<report>,<python>,<arguments>)
 define run_pytest
 	mkdir -p $(REPORTS) .cache/tmp
-	$(SCRATCH) ANABRANCH_LIBRARY=$(DEV_LIBRARY) $(2) -m pytest $(3) \
+	$(SCRATCH) ANABRANCH_LIBRARY_PATH=$(DEV_LIBRARY) $(2) -m pytest $(3) \
 	  --junitxml=$(REPORTS)/$(1).xml $(PYTEST_ARGS)
 endef

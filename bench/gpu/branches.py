@@ -53,7 +53,7 @@ def measure(width: int, rows: int, least: float, rounds: int) -> dict[str, Any]:
         for way, overlap in ((ORDERED, 1), (SIDE_BY_SIDE, 4)):
             torch._dynamo.reset()  # each is compiled by its first call
             compiled = torch.compile(model)
-            recorded[way] = anabranch.record(compiled, overlap=overlap)
+            recorded[way] = anabranch.record(compiled, max_parallel_kernels=overlap)
             found = [recorded[way](x) for _ in range(8)]
             same = same and all(torch.equal(one, compiled(x)) for one in found)
         found = race({way: (lambda call=call: call(x)) for way, call in recorded.items()}, rounds)
@@ -62,7 +62,7 @@ def measure(width: int, rows: int, least: float, rounds: int) -> dict[str, Any]:
             "rows_us": {way: each.row() for way, each in found.items()},
             "times": round(times, 3), "iqr": round(spread, 3), "reach": least,
             "reached": round(times, 2) >= least,
-            "recording": {way: [str(report) for report in call.report]
+            "recording": {way: [str(report) for report in call.reports]
                           for way, call in recorded.items()},
             "rounds": {way: each.raw() for way, each in found.items()}}
 

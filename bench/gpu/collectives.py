@@ -117,8 +117,8 @@ def compare(weights: Weights, rows: int, rounds: int) -> dict[str, Any]:
     torch._dynamo.reset()
     generator = torch.Generator("cuda").manual_seed(rows)
     x = torch.randn(rows, WIDTH, device="cuda", generator=generator).bfloat16()
-    recorded = {name: anabranch.record(step, static=[weights.whole, weights.shards,
-                                                     weights.gathered], overlap=lanes)
+    recorded = {name: anabranch.record(step, state=[weights.whole, weights.shards,
+                                                     weights.gathered], max_parallel_kernels=lanes)
                 for name, (step, lanes) in steps_over(weights).items()}
     steps: dict[str, Step] = {name: lambda step=step: step(x) for name, step in recorded.items()}
     with torch.no_grad():
@@ -132,10 +132,10 @@ def compare(weights: Weights, rows: int, rounds: int) -> dict[str, Any]:
     return {"rows_of_x": rows, "equal": equal, "longer": longer,
             "over_longer": {"median": over, "iqr": spread, "reach": REACH,
                             "reached": over <= REACH},
-            "rows": {name: times.row() | {"arena_bytes": recorded[name].report[0].arena_bytes,
-                                          "lanes": recorded[name].report[0].lanes}
+            "rows": {name: times.row() | {"arena_bytes": recorded[name].reports[0].arena_bytes,
+                                          "lanes": recorded[name].reports[0].lanes}
                      for name, times in found.items()},
-            "report": {name: [str(report) for report in step.report]
+            "report": {name: [str(report) for report in step.reports]
                        for name, step in recorded.items()},
             "rounds": {name: times.raw() for name, times in found.items()}}
 

@@ -110,9 +110,9 @@ def record_all(x: Tensor, resident: nn.Module, pinned: nn.Module,
     torch._dynamo.reset()
     streamed = torch.compile(pinned, dynamic=False)
     recorded = {  # the first is called first: what it compiles the second records as well
-        OURS: anabranch.record(streamed), ORDERED: anabranch.record(streamed, overlap=1),
-        COMPUTE: anabranch.record(torch.compile(resident, dynamic=False), overlap=1),
-        COPIES: anabranch.record(copy_all(weights), overlap=1), BY_HAND: ByHand(weights)}
+        OURS: anabranch.record(streamed), ORDERED: anabranch.record(streamed, max_parallel_kernels=1),
+        COMPUTE: anabranch.record(torch.compile(resident, dynamic=False), max_parallel_kernels=1),
+        COPIES: anabranch.record(copy_all(weights), max_parallel_kernels=1), BY_HAND: ByHand(weights)}
     ways: dict[str, Any] = {way: (lambda call=call: call(x)) if way != COPIES else call
                             for way, call in recorded.items()}
     found = {way: [call() for _ in range(WARM_UP)] for way, call in ways.items()}
@@ -121,7 +121,7 @@ def record_all(x: Tensor, resident: nn.Module, pinned: nn.Module,
     apart = (found[BY_HAND][0].float() - wanted.float()).norm() / wanted.float().norm()
     assert apart < 0.05, f"{BY_HAND} is {apart:.3f} away"
     for way in (OURS, ORDERED, COMPUTE, COPIES):
-        print(way, *recorded[way].report, sep="\n  ", flush=True)
+        print(way, *recorded[way].reports, sep="\n  ", flush=True)
     return ways, same
 
 

@@ -64,7 +64,7 @@ def losses(recorded: bool) -> list[str]:
     step = anabranch.record(case.step) if recorded else case.step
     found = [step(case.tokens) for _ in range(STEPS)]
     if recorded and dist.get_rank() == 0:
-        print(*step.report, sep="\n", flush=True)
+        print(*step.reports, sep="\n", flush=True)
     return [loss.item().hex() for loss in found]
 
 
@@ -79,7 +79,7 @@ def compare(rounds: int) -> dict[str, Any]:
     steps["frozen graph"] = frozen(steps["torch.compile"], capture_error_mode="thread_local")
     found = race(steps, rounds, begin_together=dist.barrier)
     over, spread = faster(found, "frozen graph", "anabranch.record")
-    return {"report": [str(report) for report in recorded.report],
+    return {"report": [str(report) for report in recorded.reports],
             "rows": {name: times.row() for name, times in found.items()},
             "over_frozen": {"median": over, "iqr": spread, "reach": 1.03, "reached": over <= 1.03},
             "rounds": {name: times.raw() for name, times in found.items()}}

@@ -172,7 +172,7 @@ def steady_work(case: str, way: str) -> Workload:
     step = getattr(made, what)()
     if way == BACKEND:
         return Workload(step, of_graphs)
-    return Workload(step, lambda: made.recorded.report if way == RECORD else [])
+    return Workload(step, lambda: made.recorded.reports if way == RECORD else [])
 
 
 def steady_peaks(case: str, way: str) -> dict[str, Any]:

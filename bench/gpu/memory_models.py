@@ -47,7 +47,7 @@ def workload(way: str, step: Callable[..., Tensor], inputs: Sequence[Tensor],
     if way != RECORD:
         return Workload(lambda: step(*inputs), of_graphs if way == BACKEND else list, written)
     recorded = anabranch.record(step)
-    return Workload(lambda: recorded(*inputs), lambda: recorded.report, written)
+    return Workload(lambda: recorded(*inputs), lambda: recorded.reports, written)
 
 
 def of_graphs() -> list[RecordingReport]:

@@ -27,11 +27,11 @@ import anabranch
 
 SHAPE = Shape()
 WARM_UP = 8
-IN_ORDER = ", overlap=1"  # behind a way's name
+IN_ORDER = ", max_parallel_kernels=1"  # behind a way's name
 
 
 def options_of(way: str) -> dict[str, Any]:
-    return {"overlap": 1} if way.endswith(IN_ORDER) else {}
+    return {"max_parallel_kernels": 1} if way.endswith(IN_ORDER) else {}
 
 
 class Case:
@@ -149,7 +149,7 @@ def measure(kind: str, rounds: int) -> dict[str, Any]:
                    for ours, rival, least in REACH[kind] for side in ("", IN_ORDER)
                    if ours + side in cases],
         "rounds": {way: times.raw() for way, times in found.items()}}
-    answer["recording"] = {way: [str(report) for report in case.recorded.report]
+    answer["recording"] = {way: [str(report) for report in case.recorded.reports]
                            for way, case in cases.items() if case.way == RECORD}
     print(*(line for lines in answer["recording"].values() for line in lines), sep="\n", flush=True)
     return answer
@@ -185,7 +185,7 @@ def blocks(rounds: int, count: int = 48) -> dict[str, Any]:
 
     compiled = torch.compile(call)
     recorded = anabranch.record(compiled)
-    in_order = anabranch.record(compiled, overlap=1)
+    in_order = anabranch.record(compiled, max_parallel_kernels=1)
 
     def through(block: Callable[..., torch.Tensor]) -> Step:
         def run() -> torch.Tensor:
@@ -203,8 +203,8 @@ def blocks(rounds: int, count: int = 48) -> dict[str, Any]:
     same = all(torch.equal(plain, step()) for step in steps.values())
     found = race(warm(steps), rounds)
     return {"kind": f"one block, {count} weights", "same_result": same,
-            "recordings": sum(report.nodes > 0 for report in recorded.report),
-            "recording": {RECORD: [str(report) for report in recorded.report]},
+            "recordings": sum(report.nodes > 0 for report in recorded.reports),
+            "recording": {RECORD: [str(report) for report in recorded.reports]},
             "rows": {way: times.row() for way, times in found.items()},
             "judged": [judge(found, ours, "torch.compile", 2.0)
                        for ours in (RECORD, RECORD + IN_ORDER)],

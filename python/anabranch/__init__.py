@@ -14,25 +14,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from anabranch import config, errors
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, RecordWarning
 
 if TYPE_CHECKING:
     from anabranch import doctor
     from anabranch._compile.backend import backend
+    from anabranch._compile.report import GraphReport
     from anabranch._explain import Explanation, explain
-    from anabranch._record.recorded_callable import record
+    from anabranch._record.capture.now import is_recording
+    from anabranch._record.record import record
+    from anabranch._record.recorded_callable import RecordedCallable
+    from anabranch._record.report import RecordingReport
     from anabranch.streams import overlap, stream
 
 __version__ = "0.1.0"
-__all__ = ["AnabranchError", "Explanation", "backend", "config", "doctor", "errors", "explain",
-           "overlap", "record", "stream"]
+__all__ = ["AnabranchError", "Explanation", "GraphReport", "RecordWarning", "RecordedCallable",
+           "RecordingReport", "__version__", "backend", "config", "doctor", "errors", "explain",
+           "is_recording", "overlap", "record", "stream"]
 
 _LAZY = {
+    "Explanation": "_explain",
+    "GraphReport": "_compile.report",
+    "RecordedCallable": "_record.recorded_callable",
+    "RecordingReport": "_record.report",
     "backend": "_compile.backend",
     "explain": "_explain",
-    "Explanation": "_explain",
+    "is_recording": "_record.capture.now",
     "overlap": "streams",
-    "record": "_record.recorded_callable",
+    "record": "_record.record",
     "stream": "streams",
 }
 

@@ -41,13 +41,13 @@ class Explanation:
         return self._graphs
 
     @property
-    def callables(self) -> list[RecordedCallable]:
-        """The callables of ``anabranch.record`` that ran on a GPU; each has a ``report``."""
+    def callables(self) -> list[RecordedCallable[..., Any]]:
+        """The callables of ``anabranch.record`` that ran on a GPU; each has ``reports``."""
         return self._callables
 
     def __str__(self) -> str:
         parts = [_describe(i, graph) for i, graph in enumerate(self._graphs)]
-        parts += [_with_recordings(f"recorded callable: {step.name}", step.report)
+        parts += [_with_recordings(f"recorded callable: {step.name}", step.reports)
                   for step in self._callables]
         if not parts:
             parts = ["anabranch: no graph compiled by this backend ran, and nothing recorded."]

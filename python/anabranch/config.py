@@ -62,37 +62,45 @@ class Options:
         "named streams on streams of the GPU.")
     verify: bool = _option(
         True, "Compare a recording's first launch with a plain run before it is used.")
-    overlap: int = _option(
+    max_parallel_kernels: int = _option(
         4, "About how many kernels of one recording may run side by side on a GPU, where that is "
         "measured faster. 1: they run in the order in which the step queued them.", 1, MOST_LANES)
-    ahead_bytes: int = _option(
+    prefetch_bytes: int = _option(
         256 << 20, "Bytes that copies from pinned memory to the GPU may bring in a recording "
         "before the kernels that were queued earlier have read what came before.", 0, _MOST_BYTES)
-    overlap_bytes: int = _option(
+    parallel_bytes: int = _option(
         0, "Bytes that a recording may take more than the plain step does, for kernels that run "
         "side by side.", 0, _MOST_BYTES)
-    gather_bytes: int = _option(
+    bucket_bytes: int = _option(
         64 << 20, "Bytes up to which gathers inside anabranch.overlap are put into one call on a "
         "GPU. 0: each is a call of its own.", 0, _MOST_BYTES)
     max_recordings: int = _option(
-        16, "Signatures of one callable that are recorded; further ones run plainly, and `report` "
+        16, "Signatures of one callable that are recorded; further ones run plainly, and `reports` "
         "says in what they differ.", 1, _MOST_COUNT)
-    native: bool = _option(
+    guards: bool = _option(
+        True, "Compare Python values that a recorded callable's code names with those of its "
+        "recording, before each launch. Off: only what `guard=` answers.")
+    native_regions: bool = _option(
         True, "Run regions through the C++ runtime. Off: through Inductor's Python callables.")
-    delays: int | None = _option(
+    delay_seed: int | None = _option(
         None, "Seed of a random delay before every step, to bring out races. None: no delays.", 0,
         _MOST_SEED)
-    max_lanes: int | None = _option(
+    max_threads: int | None = _option(
         None, "Threads that one launch may use, the caller's included. None: one a core.", 1,
         MOST_LANES)
     spin_us: int = _option(
         400, "Microseconds that a waiting worker spins before it sleeps.", 0, _HOUR_US)
     progress: bool | None = _option(
         None, "Show a line while compiling. None: on a terminal, after two seconds.")
-    library: str | None = _option(
+    library_path: str | None = _option(
         None, "Path of the native library. None: the one installed with the package.")
 
 
+# What options were called before, for who knows them by that.
+RENAMED = {"ahead_bytes": "prefetch_bytes", "gather_bytes": "bucket_bytes", "delays": "delay_seed",
+           "max_lanes": "max_threads", "overlap": "max_parallel_kernels",
+           "overlap_bytes": "parallel_bytes", "native": "native_regions",
+           "library": "library_path"}
 _FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 
 
@@ -127,6 +135,9 @@ def _known(name: Any, origin: str) -> str:
     if isinstance(name, str) and name in _FIELDS:
         return name
     is_text = isinstance(name, str)
+    if is_text and name in RENAMED:
+        raise UnknownOption(_UNKNOWN, f"config: {origin} names no option any more: {name!r}.",
+                            f"It is called {RENAMED[name]} now.")
     near = difflib.get_close_matches(name, _FIELDS, n=3, cutoff=0.5) if is_text else []
     remedy = f"Nearest: {', '.join(near)}." if near else f"Options: {', '.join(_FIELDS)}."
     told = repr(name) if is_text else shown(name)
@@ -311,7 +322,8 @@ def describe() -> Iterator[tuple[str, str, Any, str]]:
 
 
 def unknown_variables() -> list[str]:
-    """Variables of ours in the environment that mirror no option: most often misspelt."""
+    """Variables of ours in the environment that mirror no option: misspelt, or of an option that
+    has another name now."""
     known = {prefix + name.upper() for name in _FIELDS
              for prefix in ("ANABRANCH_", "ANABRANCH_FORCE_")}
     return sorted(variable for variable in os.environ
@@ -328,17 +340,18 @@ if TYPE_CHECKING:  # the module's attributes, which _Config answers; a test hold
     streams: bool
     record: bool
     verify: bool
-    overlap: int
-    ahead_bytes: int
-    overlap_bytes: int
-    gather_bytes: int
+    max_parallel_kernels: int
+    prefetch_bytes: int
+    parallel_bytes: int
+    bucket_bytes: int
     max_recordings: int
-    native: bool
-    delays: int | None
-    max_lanes: int | None
+    guards: bool
+    native_regions: bool
+    delay_seed: int | None
+    max_threads: int | None
     spin_us: int
     progress: bool | None
-    library: str | None
+    library_path: str | None
 
 _module: Any = sys.modules[__name__]
 _module.__class__ = _Config

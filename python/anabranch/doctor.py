@@ -173,7 +173,7 @@ def _find_options() -> list[Finding]:
     changed = [f"{name}={getattr(values, name)!r}" for name, _, default, _ in config.describe()
                if getattr(values, name) != default]
     findings = [Finding("options", ", ".join(changed) or "all at their defaults")]
-    switched = [name for name in ("streams", "native") if not getattr(values, name)]
+    switched = [name for name in ("streams", "native_regions") if not getattr(values, name)]
     findings += [Finding(name, "off", "switched off by an option") for name in switched]
     findings += [Finding(name, "unknown variable", "it has no effect: misspelt?")
                  for name in config.unknown_variables()]

@@ -83,6 +83,12 @@ class RecordError(AnabranchError):
     """E03xx: a plan could not be made real on a device."""
 
 
+class RecordWarning(UserWarning):
+    """Something runs as torch runs it, and is not recorded; the text says why, and ends with
+    [E0308]. Python's filters for warnings apply, but for those that make it an error: strict=True
+    raises instead."""
+
+
 class LaunchError(AnabranchError):
     """E04xx: a launch was refused or failed."""
 

@@ -29,7 +29,7 @@ entered_in_eager: Callable[[FrameType, tuple[Pair, ...]], None] | None = None
 _LEAST, _MOST = -(1 << 31), (1 << 31) - 1  # of a priority
 
 
-def stream(name: str, *, priority: int = 0) -> Any:
+def stream(name: str, *, priority: int = 0) -> contextlib._GeneratorContextManager[None]:
     """What runs inside belongs to the stream ``name``::
 
         with anabranch.stream("side"):
@@ -38,8 +38,9 @@ def stream(name: str, *, priority: int = 0) -> Any:
     Steps of one stream run in order, those of different streams may run at the same time. The
     meaning of a program is that of the program without streams: every wait that this needs is
     derived, in the forward and in the backward. Streams nest, the inner name wins. In eager mode
-    and under other compilers this does nothing. Raises CompileError [E0601] unless ``name`` is a
-    string that is not empty, of UTF-8 and without NUL; "ambient" is the stream of the caller.
+    and under other compilers this does nothing. Also a decorator of functions. Raises CompileError
+    [E0601] unless ``name`` is a string that is not empty, of UTF-8 and without NUL; "ambient" is
+    the stream of the caller.
 
     The lower ``priority`` is, the more urgent the stream, as CUDA counts: on a CPU, where streams
     must share threads, the more urgent ones are given theirs first. On a GPU streams are CUDA's
@@ -56,7 +57,7 @@ def stream(name: str, *, priority: int = 0) -> Any:
     return annotated((ANNOTATION, name), (PRIORITY, priority))
 
 
-def overlap(lanes: int = 4) -> Any:
+def overlap(lanes: int = 4) -> contextlib._GeneratorContextManager[None]:
     """What runs inside may run beside what it does not need, without a stream being named::
 
         with anabranch.overlap():
@@ -64,9 +65,9 @@ def overlap(lanes: int = 4) -> Any:
             x = x @ weight
 
     On a GPU the recording of a graph with this in it runs about ``lanes`` kernels side by side,
-    even where the option ``overlap`` says fewer, and collectives beside them. On the CPU
-    collectives of such a graph get a stream of their own. As with a stream nothing changes what the
-    program means, and in eager mode and under other compilers this does nothing. Raises
+    even where the option ``max_parallel_kernels`` says fewer, and collectives beside them. On the
+    CPU collectives of such a graph get a stream of their own. As with a stream nothing changes what
+    the program means, and in eager mode and under other compilers this does nothing. Raises
     CompileError [E0601] unless ``lanes`` is an int from 2 to 1024.
     """
     if type(lanes) is not int or not 2 <= lanes <= MOST_LANES:

@@ -20,11 +20,11 @@ def step(x):
 PROVOKED = {
     "E0601": lambda: anabranch.stream(3),
     "E0608": lambda: anabranch.stream("side", priority="high"),
-    "E0611": lambda: anabranch.record(step, static=torch.nn.Linear(2, 2)),
+    "E0611": lambda: anabranch.record(step, state=torch.nn.Linear(2, 2)),
     "E0612": lambda: anabranch.record(step),
     "E0701": lambda: config.resolve({"strem": True}),
-    "E0702": lambda: config.resolve({"max_lanes": "two"}),
-    "E0703": lambda: config.resolve({"max_lanes": 0}),
+    "E0702": lambda: config.resolve({"max_threads": "two"}),
+    "E0703": lambda: config.resolve({"max_threads": 0}),
     "E0704": lambda: anabranch.backend(None, [], mode="max-autotune"),
 }
 

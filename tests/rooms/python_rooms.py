@@ -41,6 +41,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
     "_record": {
         "refusals": set(),
         "tensors": set(),
+        "warn": set(),
         "memory": {"refusals"},
         "state": _RECORD_BELOW,
         "capture": _RECORD_BELOW | {"memory"},
@@ -52,9 +53,10 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "specialization": _RECORD_STAGES | {"report"},
         "ready_calls": _RECORD_STAGES | {"specialization"},
         "attempt": _RECORD_STAGES | {"report", "rendezvous", "specialization"},
-        "recorder": _RECORD_STAGES | {"report", "specialization", "ready_calls", "attempt"},
+        "recorder": _RECORD_STAGES | {"report", "specialization", "ready_calls", "attempt", "warn"},
         "recorded_graph": _RECORD_STAGES | {"report", "signature", "recorder"},
-        "recorded_callable": _RECORD_STAGES | {"report", "signature", "ready_calls", "recorder"},
+        "recorded_callable": _RECORD_STAGES | {"report", "signature", "ready_calls", "recorder", "warn"},
+        "record": {"recorded_callable"},
     },
     "_compile": {
         "groups": set(),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch._dynamo.config as dynamo_config
@@ -21,6 +21,8 @@ from torch._inductor.codecache import CppCodeCache
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._ops import OpOverload
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def must_save() -> Any:
@@ -234,6 +236,13 @@ def wrapper_function(compiled: Any) -> Any:
     if "empty_strided_cpu" not in function.__globals__:
         raise TypeError(f"{function.__qualname__} is no generated wrapper")
     return call
+
+
+def constant_when_compiled(function: _Function) -> _Function:
+    """Dynamo calls it once, when it compiles, and takes the answer for ever, as torch.compiler's
+    assume_constant_result has it, which imports all of Dynamo."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def annotation(node: torch.fx.Node, key: str) -> Any:

@@ -122,7 +122,7 @@ def _compile_graph(
     asked = Asked(gm)
     is_whole = is_on_gpu and _is_recorded_whole(chosen, asked)
     if is_whole:
-        bucket_gathers(gm, chosen.gather_bytes)
+        bucket_gathers(gm, chosen.bucket_bytes)
         attention_seeds.drop_unused_seeds(gm)
     streamed, reason = _split(chosen, at_launch, gm, asked, keywords, is_whole)
     # Under strict what cannot be recorded as one is to raise, with its reason.
@@ -132,7 +132,7 @@ def _compile_graph(
     if is_on_gpu:
         if streamed and chosen.record:
             compiled = RecordedStreams(streamed)
-        recorded_as = dataclasses.replace(chosen, overlap=_lanes(chosen, asked))
+        recorded_as = dataclasses.replace(chosen, max_parallel_kernels=_lanes(chosen, asked))
         unrecorded = _record(recorded_as, gm, compiled, _kind(keywords), cuts, saved)
     report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start)
     return _boxed(compiled) if streamed else compiled
@@ -254,9 +254,9 @@ def _lanes(chosen: config.Options, asked: Asked) -> int:
     """How many kernels of its recording may run side by side. On a GPU, streams that are named mean
     that some should: which, and what waits for what, is found in the recording."""
     if not chosen.streams:
-        return chosen.overlap
+        return chosen.max_parallel_kernels
     streams = len(asked.streams)
-    return max(chosen.overlap, streams + 1 if streams else 1, asked.lanes)
+    return max(chosen.max_parallel_kernels, streams + 1 if streams else 1, asked.lanes)
 
 
 def _is_on_gpu(gm: GraphModule) -> bool:

@@ -24,7 +24,7 @@ _known: list[GraphReport] = []
 _collector: Collector | None = None
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class GraphReport:
     """One compiled graph. ``reason`` says why annotations were not followed, if they were not, and
     ``unrecorded`` why a graph on a GPU is not recorded at all, or only in parts."""
@@ -46,7 +46,8 @@ class GraphReport:
     def recordings(self) -> list[RecordingReport]:
         """What became of it on CUDA, an entry a signature, and of its parts where it is recorded in
         parts; empty where it is not recorded."""
-        return [report for recorded in recordings_of(self.compiled()) for report in recorded.report]
+        return [report for recorded in recordings_of(self.compiled())
+                for report in recorded.reports]
 
 
 class Collector:
@@ -55,7 +56,7 @@ class Collector:
 
     def __init__(self) -> None:
         self.ran: list[GraphReport] = []
-        self.callables: list[RecordedCallable] = []
+        self.callables: list[RecordedCallable[..., Any]] = []
         self.lost: dict[str, None] = {}
         self.traces: dict[StreamedGraph, Trace] = {}
         self.restore = contextlib.ExitStack()
@@ -113,9 +114,9 @@ def collect() -> Iterator[Collector]:
                                if _calls(step) != before.get(step, [])]
 
 
-def _calls(step: RecordedCallable) -> list[tuple[str, int]]:
+def _calls(step: RecordedCallable[..., Any]) -> list[tuple[str, int]]:
     """Changes with every call. Counted anyway, so that nobody has to watch the calls themselves."""
-    return [(report.inputs, report.calls) for report in step.report]
+    return [(report.inputs, report.calls) for report in step.reports]
 
 
 def _watch(collector: Collector, report: GraphReport) -> None:

@@ -16,7 +16,7 @@ from anabranch._core.device import Device
 def lanes_of(chosen: config.Options, streams: int) -> int:
     """Threads that a launch over so many streams uses."""
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(streams, chosen.max_lanes or cores))
+    return max(1, min(streams, chosen.max_threads or cores))
 
 
 def region_threads(lanes: int, alone: bool) -> int:
@@ -31,18 +31,18 @@ def region_threads(lanes: int, alone: bool) -> int:
 class HostOptions(NamedTuple):
     """The options that a launch on the host obeys."""
 
-    native: bool
-    max_lanes: int | None
+    native_regions: bool
+    max_threads: int | None
     spin_us: int
-    delays: int | None
+    delay_seed: int | None
 
     @classmethod
     def of(cls, chosen: config.Options) -> HostOptions:
-        return cls(chosen.native, chosen.max_lanes, chosen.spin_us, chosen.delays)
+        return cls(chosen.native_regions, chosen.max_threads, chosen.spin_us, chosen.delay_seed)
 
     def device(self) -> Device:
         """The same options share one, and so its workers."""
-        return _host_device(self.max_lanes or 0, self.spin_us * 1000, self.delays)
+        return _host_device(self.max_threads or 0, self.spin_us * 1000, self.delay_seed)
 
 
 @functools.cache

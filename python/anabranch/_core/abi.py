@@ -112,11 +112,11 @@ class CaptureCounts(ctypes.Structure):
     launched_from_host: int
     launched_from_device: int
 
-    _fields_ = [(name, c_uint64) for name in
-                ("nodes", "sites", "unsure", "known", "host_copies", "lanes",
-                 "arena_bytes", "arena_lower_bound_bytes", "held_device_bytes", "held_host_bytes",
-                 "held_driver_bytes", "launched_unchanged", "launched_from_host",
-                 "launched_from_device")]
+    names = ("nodes", "sites", "unsure", "known", "host_copies", "lanes", "arena_bytes",
+             "arena_lower_bound_bytes", "held_device_bytes", "held_host_bytes",
+             "held_driver_bytes", "launched_unchanged", "launched_from_host",
+             "launched_from_device")
+    _fields_ = [(name, c_uint64) for name in names]
 
 
 class CaptureWork(ctypes.Structure):

@@ -34,8 +34,8 @@ class LibraryMissing(errors.CompileError, ImportError):
 
 def _find_library() -> Path:
     looked = []
-    if config.library is not None:
-        looked.append(Path(config.library))
+    if config.library_path is not None:
+        looked.append(Path(config.library_path))
     else:
         looked.append(Path(str(importlib.resources.files("anabranch"))) / "lib" / _NAME)
         looked.append(Path(__file__).resolve().parents[3] / "build/release/bridge" / _NAME)
@@ -44,7 +44,7 @@ def _find_library() -> Path:
             return path
     raise LibraryMissing(
         606, f"import: {_NAME} is not there: {', '.join(map(str, looked))}.",
-        "Install the package again, or build it (make) and set ANABRANCH_LIBRARY to its path.")
+        "Install the package again, or build it (make) and set ANABRANCH_LIBRARY_PATH to its path.")
 
 
 library_path: Path = _find_library()

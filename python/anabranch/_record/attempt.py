@@ -111,9 +111,9 @@ class Attempt:
 
     def _note_memory(self, meter: Meter) -> None:
         trial = self._trial
-        self._spec.report.recording = RecordingCost(
+        self._spec.note(recording=RecordingCost(
             meter.highest.reserved, meter.phase, self._plain_bytes,
-            trial.copied_bytes if trial else 0, trial.copied_to if trial else "")
+            trial.copied_bytes if trial else 0, trial.copied_to if trial else ""))
 
     # The plain run.
 
@@ -187,7 +187,7 @@ class Attempt:
         if self._trial is None:
             with phase(OF_LAUNCH, self._step.device):
                 answer = made[0].launch_as_captured(self._step)
-            self._report(made[0])
+            self._spec.note(slots=made[0].slot_count)
             return answer, made[0]
         try:
             return self._first_launch(made, meter)
@@ -213,7 +213,7 @@ class Attempt:
         """A recording in captured order, and one with more lanes if any kernels can use them.
         Captures own no memory: they are not in the peaks, and no limit keeps them from being
         made."""
-        report, state = self._spec.report, self._spec.state
+        state = self._spec.state
         before = [state.hyperparameters(opt) for opt in state.optimizers]
         start = time.perf_counter()
         device = capture_device(step.device)
@@ -236,8 +236,8 @@ class Attempt:
                     capture.close()
             finally:
                 meter.skip()
-        report.capture_seconds = captured - start
-        report.make_seconds = time.perf_counter() - captured
+        self._spec.note(capture_seconds=captured - start,
+                        make_seconds=time.perf_counter() - captured)
         if made[0].counts.nodes == 0:
             raise Empty("it queues nothing on the GPU")
         return [made[0], *(other for other in made[1:] if other.counts.lanes > 1)]
@@ -259,15 +259,18 @@ class Attempt:
 
     def _made_with_lanes(self, step: Step, discovered: DiscoveredStep,
                          is_noted: bool) -> list[StepRecording]:
-        report, chosen = self._spec.report, self._chosen
-        made = [StepRecording(step, discovered, chosen.verify, 1, chosen.ahead_bytes)]
-        report.why_in_order = self._why_in_order(step, is_noted)
+        chosen = self._chosen
+
+        def with_lanes(lanes: int) -> StepRecording:
+            return StepRecording(step, discovered, chosen.verify, lanes, chosen.prefetch_bytes)
+
+        made = [with_lanes(1)]
+        self._spec.note(why_in_order=self._why_in_order(step, is_noted))
         if is_noted:
             try:
-                made.append(StepRecording(step, discovered, chosen.verify, chosen.overlap,
-                                          chosen.ahead_bytes))
+                made.append(with_lanes(chosen.max_parallel_kernels))
             except NativeError as error:
-                report.why_in_order = str(error)
+                self._spec.note(why_in_order=str(error))
                 log.warning("anabranch: %s keeps its captured order: %s", self._name, error)
         return made
 
@@ -293,7 +296,7 @@ class Attempt:
 
     def _first_launch(self, made: list[StepRecording], meter: Meter) -> tuple[Any, StepRecording]:
         """The answer of a launch that is trusted, or of another right run whose state stands."""
-        trial, plain, agree, report = self._trial, self._plain, self._agree, self._spec.report
+        trial, plain, agree = self._trial, self._plain, self._agree
         assert trial and plain
         recorded = made[0]
         if agree.on(recorded.needs_gradients and trial.has_let_gradients_go):
@@ -310,19 +313,15 @@ class Attempt:
         if agree.on(len(made) > 1):
             chosen = self._chosen
             spare = (self._plain_bytes - recorded.launch_bytes + trial.let_go_bytes
-                     + chosen.overlap_bytes)
+                     + chosen.parallel_bytes)
             answer = None
-            recorded, report.overlap_gain, report.why_in_order, answer = choose_overlap(
+            recorded, gain, why, answer = choose_overlap(
                 trial, plain, verdict.standing, recorded, made[-1], agree.on, spare)
+            self._spec.note(parallel_gain=gain, why_in_order=why)
             meter.note("the launches side by side")
-        report.verify_seconds = time.perf_counter() - start
-        report.verified = "bitwise" if verdict.is_bitwise else "within bounds"
-        self._report(recorded)
+        self._spec.note(verify_seconds=time.perf_counter() - start, slots=recorded.slot_count,
+                        verified="bitwise" if verdict.is_bitwise else "within bounds")
         return answer, recorded
-
-    def _report(self, recorded: StepRecording) -> None:
-        self._spec.report.counts = recorded.counts
-        self._spec.report.slots = recorded.slot_count
 
     # Where there is none.
 

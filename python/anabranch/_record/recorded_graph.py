@@ -71,5 +71,5 @@ class RecordedGraph:
         return self._recorder.is_refused
 
     @property
-    def report(self) -> list[RecordingReport]:
+    def reports(self) -> list[RecordingReport]:
         return self._recorder.reports()

@@ -45,6 +45,7 @@ from anabranch._record.tensors import (
 )
 from anabranch._record.trial.trial import on_stream
 from anabranch._record.trial.verify import Untrusted
+from anabranch._record.warn import warn
 
 log = logging.getLogger("anabranch.record")
 # Plain runs before a recording share the stream of captures, so callables have one at a time.
@@ -85,7 +86,7 @@ class Recorder:
         self._alone: contextlib.AbstractContextManager[Any] = (
             _plain_steps if takes_gradients else contextlib.nullcontext())
         # Whether they are right side by side is a thing to verify.
-        self._has_lanes = chosen.overlap > 1 and chosen.verify
+        self._has_lanes = chosen.max_parallel_kernels > 1 and chosen.verify
         # As the first call begins, for good: gradients that one call leaves on a stream the next
         # one frees.
         self._has_plenty: bool | None = None
@@ -101,15 +102,15 @@ class Recorder:
         spec = spec or self.specializations.get(key)
         if spec is None:
             spec = self._new_specialization(key, leaves, state, describe)
-        spec.report.calls += 1
+        spec.calls += 1
         if spec.recording is not None:
             if spec.shortage and not self._has_memory_again(spec):
-                spec.report.plain_calls += 1
+                spec.plain_calls += 1
                 return self._call_last(leaves)
             return self._launch(key, spec, leaves, state)
         if spec.report.reason is not None:
             if spec.shortage and self._has_memory_again(spec):
-                spec.report.reason = None  # the next call records: it looks for everything anew
+                spec.note(reason=None)  # the next call records: it looks for everything anew
             elif self._chosen.strict and not spec.is_empty:
                 raise self._strict_error(spec.report.reason)
             return self._call_last(leaves)
@@ -168,8 +169,8 @@ class Recorder:
         """Counts a call of what is never recorded, which the caller runs."""
         with self._lock:
             spec = self.specializations.setdefault(reason, Specialization(inputs, NO_STATE))
-            spec.report.calls += 1
-            spec.report.reason = reason
+            spec.calls += 1
+            spec.note(reason=reason)
 
     def _new_specialization(self, key: Any, leaves: Sequence[Any], state: State,
                    describe: Callable[[], str]) -> Specialization:
@@ -214,11 +215,15 @@ class Recorder:
                 spec.is_retired = True
                 self._retired.append(spec.current_report())
 
+    def known(self) -> list[Specialization]:
+        """One a signature, and one of all that are too many."""
+        with self._lock:
+            return [*self.specializations.values(), *([self._beyond] if self._beyond else [])]
+
     def reports(self) -> list[RecordingReport]:
         """Of recordings that served another state, and of those of now."""
         with self._lock:
-            known = [*self.specializations.values(), *([self._beyond] if self._beyond else [])]
-            return [*self._retired, *(spec.current_report() for spec in known)]
+            return [*self._retired, *(spec.current_report() for spec in self.known())]
 
     def _compiled_for_lanes(self) -> contextlib.AbstractContextManager[None]:
         """Around a plain call of what may be compiled in it."""
@@ -226,7 +231,7 @@ class Recorder:
             else contextlib.nullcontext()
 
     def _refuse(self, spec: Specialization, reason: str) -> None:
-        spec.report.reason = reason
+        spec.note(reason=reason)
         spec.state = NO_STATE  # the one before may hold much memory
         if spec.is_empty:
             return
@@ -234,7 +239,7 @@ class Recorder:
             raise self._strict_error(reason)
         if reason not in self._told:
             self._told.add(reason)
-            log.warning("anabranch: %s runs unrecorded: %s [E0308]", self.name, reason)
+            warn(f"{self.name} runs unrecorded: {reason} [E0308]")
 
     def _strict_error(self, reason: str) -> errors.RecordError:
         return errors.RecordError(
@@ -265,9 +270,10 @@ class Recorder:
             return attempt.fall_back(self._call_last, leaves, may_repeat=not isinstance(why, Apart))
         mutations, known = attempt.mutations, attempt.state_tensors
         attempt.close()
-        spec.shortage, spec.shortage_tries, spec.report.shortage = None, 0, ""
+        spec.shortage, spec.shortage_tries = None, 0
+        spec.note(shortage="")
         spec.set_recording(recording, known, mutations)
-        log.info("%s: %s", self.name, spec.report)
+        log.info("%s: %s", self.name, spec.current_report())
         bound = spec.bind(spec.state)
         return _applied(bound, answer) if bound else answer
 
@@ -285,7 +291,7 @@ class Recorder:
             spec.shortage_tries += 1
             free = max(attempt.free_before, free_bytes(attempt.device))
             spec.shortage = Shortage(why, attempt.device, free, spec.shortage_tries)
-            spec.report.shortage = str(spec.shortage)
+            spec.note(shortage=str(spec.shortage))
         else:
             self.is_refused |= not spec.is_empty
         if self._chosen.strict and not spec.is_empty:
@@ -333,7 +339,7 @@ class Recorder:
             known = ready.tensors() if not spec.is_retired and not spec.shortage else None
             given = spec.given(leaves, ready.bound, known) if known is not None else None
             if given is not None:
-                spec.report.calls += 1
+                spec.calls += 1
                 return self._launch_at(spec, leaves, ready.bound, given)
         return MISSED
 
@@ -368,7 +374,7 @@ class Recorder:
                 return self._launch_opened(spec, leaves, bound)
             offsets = found
         if recording.has_overlaps and not recording.fits(given):
-            spec.report.plain_calls += 1
+            spec.plain_calls += 1
             return self._call(leaves)
         saved, layout = self._saved, recording.layout
         in_blocks = saved is not None and layout is not None and saved.may_pass(layout)
@@ -404,12 +410,11 @@ class Recorder:
         empty_cache()
         spec.shortage_tries += 1
         spec.shortage = Shortage(short, device, free_bytes(device), spec.shortage_tries)
-        spec.report.shortage = str(spec.shortage)
-        spec.report.plain_calls += 1
+        spec.note(shortage=str(spec.shortage))
+        spec.plain_calls += 1
         if "launch" not in self._told:
             self._told.add("launch")
-            log.warning("anabranch: %s runs unrecorded for now: %s [E0308]", self.name,
-                        spec.shortage)
+            warn(f"{self.name} runs unrecorded for now: {spec.shortage} [E0308]")
         return self._call_last(leaves)
 
     def _launch_elsewhere(self, spec: Specialization, recording: StepRecording, leaves: list[Any],
@@ -428,7 +433,7 @@ class Recorder:
                 for i, copy in copies.items():
                     given[i].data.copy_(copy)
                 return answer
-        spec.report.plain_calls += 1
+        spec.plain_calls += 1
         return self._call(leaves)
 
 

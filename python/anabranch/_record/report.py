@@ -7,8 +7,6 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from anabranch._core.abi import CaptureCounts
-
 
 class RecordingMemory(NamedTuple):
     """Of a recording, in bytes. Its arena is taken from torch's allocator for each launch and given
@@ -40,77 +38,51 @@ class RecordingCost(NamedTuple):
                 f"plain step takes {self.plain}{copied}")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class RecordingReport:
-    """One signature of a recorded callable: what became of it. Times in seconds, memory in
-    bytes."""
+    """One signature of a recorded callable, as it is when it is asked for: what became of it. Times
+    in seconds, memory in bytes."""
 
     inputs: str
     calls: int = 0
     reason: str | None = None  # why it runs plainly
-    counts: CaptureCounts = dataclasses.field(default_factory=CaptureCounts)
-    slots: int = 0
+    plain_calls: int = 0  # of a recorded one, that a launch would not have served
+    shortage: str = ""  # of which memory something ran out last, and what comes of it
+    recording: RecordingCost = dataclasses.field(default_factory=RecordingCost)
     capture_seconds: float = 0.0
     make_seconds: float = 0.0
     verify_seconds: float = 0.0
     verified: str = "no"  # "bitwise", "within bounds"
-    overlap_gain: float = 0.0  # times as fast with kernels side by side; 0 if that was not timed
+    parallel_gain: float = 0.0  # times as fast with kernels side by side; 0 if that was not timed
     why_in_order: str = ""  # why it was not, where it was wanted
-    plain_calls: int = 0  # that a launch would not have served
-    shortage: str = ""  # of which memory something ran out last, and what comes of it
-    recording: RecordingCost = dataclasses.field(default_factory=RecordingCost)
 
-    @property
-    def nodes(self) -> int:
-        return self.counts.nodes
+    # Of the recording.
+    nodes: int = 0  # 0: there is none yet
+    slots: int = 0  # values that a launch may change
+    sites: int = 0  # where the nodes have them
+    unsure: int = 0  # words that differ between captures; found to be read by nothing
+    known: int = 0  # nodes of which is known what they read and write
+    host_copies: int = 0  # copies from memory of the host
+    lanes: int = 0  # on which kernels may run side by side; 1: in their captured order
+    arena_bytes: int = 0
+    arena_lower_bound_bytes: int = 0
+    held_device_bytes: int = 0
+    held_host_bytes: int = 0
+    held_driver_bytes: int = 0
 
-    @property
-    def sites(self) -> int:
-        return self.counts.sites
-
-    @property
-    def unsure(self) -> int:
-        """Words that differ between captures; found to be read by nothing."""
-        return self.counts.unsure
-
-    @property
-    def arena_bytes(self) -> int:
-        return self.counts.arena_bytes
-
-    @property
-    def arena_lower_bound_bytes(self) -> int:
-        return self.counts.arena_lower_bound_bytes
+    # How launches gave the kernels their addresses.
+    launched_unchanged: int = 0
+    launched_from_host: int = 0
+    launched_from_device: int = 0
 
     @property
     def memory(self) -> RecordingMemory:
-        return RecordingMemory(self.counts.arena_bytes, self.counts.held_device_bytes,
-                               self.counts.held_host_bytes, self.counts.held_driver_bytes)
-
-    @property
-    def lanes(self) -> int:
-        """On which kernels may run side by side; 1: they run in their captured order."""
-        return self.counts.lanes
-
-    @property
-    def known(self) -> int:
-        """Nodes of which is known what they read and write."""
-        return self.counts.known
-
-    @property
-    def launched_unchanged(self) -> int:
-        return self.counts.launched_unchanged
-
-    @property
-    def launched_from_host(self) -> int:
-        return self.counts.launched_from_host
-
-    @property
-    def launched_from_device(self) -> int:
-        return self.counts.launched_from_device
+        return RecordingMemory(self.arena_bytes, self.held_device_bytes, self.held_host_bytes,
+                               self.held_driver_bytes)
 
     @property
     def launched(self) -> int:
-        """Calls that a launch served, by whatever way it gave the kernels their addresses."""
+        """Calls that a launch served."""
         return self.launched_unchanged + self.launched_from_host + self.launched_from_device
 
     def __str__(self) -> str:
@@ -134,7 +106,7 @@ class RecordingReport:
         return f"  ran plainly for want of memory: {self.shortage}\n" if self.shortage else ""
 
     def _lanes_text(self) -> str:
-        if not self.overlap_gain:
+        if not self.parallel_gain:
             return f"  in captured order: {self.why_in_order}\n" if self.why_in_order else ""
         return (f"  on {self.lanes} lanes, {self.known} nodes known; side by side "
-                f"{self.overlap_gain:.2f} times as fast\n")
+                f"{self.parallel_gain:.2f} times as fast\n")

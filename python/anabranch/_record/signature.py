@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The signature of a call: everything that tells one specialization of a callable from another.
 
-A signature is a tuple that can be hashed: torch's modes, a guard for each leaf of the arguments,
-the number of the state, and the state's guards. Threads: any. Failure: none.
+A signature is a tuple that can be hashed: torch's modes, what the user's guard answers, a guard for
+each leaf of the arguments, the number of the state, and the state's guards. Threads: any. Failure:
+none.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ def kind_of(leaves: Sequence[Any]) -> Any:
     return _compat.modes(), leaves[0], *map(_guard_of, leaves[1:])
 
 
-def signature_of(leaves: Sequence[Any], state: State) -> Any:
+def signature_of(leaves: Sequence[Any], state: State, guarded: Any) -> Any:
     """What tells signatures apart. Of objects that lead to tensors it is the state that does."""
     leading = state.leading
     told = tuple(map(_guard_of, leaves)) if not leading else tuple(
         [type(leaf) if id(leaf) in leading else _guard_of(leaf) for leaf in leaves])
-    return _compat.modes(), told, state.number, state.guards()
+    return _compat.modes(), guarded, told, state.number, state.guards()
 
 
 _GUARDS = ("which modules train", "which gradients there are", "an optimizer's numbers",
@@ -64,11 +65,12 @@ _GUARDS = ("which modules train", "which gradients there are", "an optimizer's n
 def explain_difference(key: Any, keys: Sequence[Any]) -> str:
     """In what a signature differs from the one that is nearest to it."""
     def parts(key: Any) -> dict[str, Any]:
-        modes, told, number, guards = key
+        modes, guarded, told, number, guards = key
         *guards, numbers = guards.values
         arguments = {f"argument {i}": leaf for i, leaf in enumerate(told)}
-        return {"torch's modes": modes, **arguments, "the objects that it uses": number,
-                **dict(zip(_GUARDS, guards, strict=True)), **(numbers.told() if numbers else {})}
+        return {"torch's modes": modes, "what guard= answers": guarded, **arguments,
+                "the objects that it uses": number, **dict(zip(_GUARDS, guards, strict=True)),
+                **(numbers.told() if numbers else {})}
 
     mine = parts(key)
     apart = [[name for name in {**mine, **other} if mine.get(name) != other.get(name)]

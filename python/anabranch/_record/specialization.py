@@ -8,6 +8,7 @@ Threads: a recorder's lock around everything but launches. Failure: None where a
 from __future__ import annotations
 
 import copy
+import dataclasses
 import operator
 import weakref
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anabranch._core.abi import CaptureCounts
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.memory.shortage import Shortage
 from anabranch._record.report import RecordingReport
@@ -119,7 +121,9 @@ class Specialization:
     """One signature: its recording, or how far it has got."""
 
     def __init__(self, inputs: str, state: State) -> None:
+        # All but what every call changes; see current_report().
         self.report = RecordingReport(inputs)
+        self.calls = self.plain_calls = 0
         self.recording: StepRecording | None = None
         self.plain = 0  # calls so far
         self.constants: list[Any] = []  # leaves that are no tensors, and whose ids the key may have
@@ -248,10 +252,14 @@ class Specialization:
             return parameters
         return [*(leaves[i] for i in self.leaf_owners), *parameters]
 
+    def note(self, **found: Any) -> None:
+        """Fields of the report."""
+        self.report = dataclasses.replace(self.report, **found)
+
     def current_report(self) -> RecordingReport:
-        if self.recording is not None:
-            self.report.counts = self.recording.counts
-        return self.report
+        counts = self.recording.counts if self.recording is not None else CaptureCounts()
+        return dataclasses.replace(self.report, calls=self.calls, plain_calls=self.plain_calls,
+                                   **{name: getattr(counts, name) for name in CaptureCounts.names})
 
 
 _NO_TENSOR = torch.empty(0)

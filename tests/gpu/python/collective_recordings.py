@@ -51,7 +51,7 @@ class Sharded(nn.Module):
 def assert_follows(make_step):
     """Two equal steps, one recorded: what they answer, and the gradients, are equal."""
     (step, model), (reference, other) = make_step(), make_step()
-    recorded = anabranch.record(step, overlap=LANES)
+    recorded = anabranch.record(step, max_parallel_kernels=LANES)
     for i in range(CALLS):
         x = normal(100 * dist.get_rank() + i, 64, WIDTH)
         found, wanted = recorded(x), reference(x)
@@ -59,7 +59,7 @@ def assert_follows(make_step):
         for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
             assert mine.grad is theirs.grad or torch.equal(mine.grad, theirs.grad), f"call {i}"
     assert_launched(recorded)
-    report = recorded.report[-1]
+    report = recorded.reports[-1]
     assert report.lanes >= 2 and report.known, told(recorded)
     return report
 
@@ -149,7 +149,7 @@ def asked_by_overlap():
         with anabranch.overlap(lanes=LANES):
             return model(x)
 
-    call = torch.compile(layers, backend=anabranch.backend, options={"overlap": 1}, dynamic=False)
+    call = torch.compile(layers, backend=anabranch.backend, options={"max_parallel_kernels": 1}, dynamic=False)
     plain = torch.compile(model, dynamic=False)
     with torch.no_grad():
         for i in range(CALLS):
@@ -226,7 +226,7 @@ STEPS = {step.__name__: step for step in (
 def main(name):
     # Whether side by side is faster is for the benchmarks: here it is kept in any case.
     overlap._LEAST_GAIN = 0.0
-    anabranch.config.overlap_bytes = 1 << 40
+    anabranch.config.parallel_bytes = 1 << 40
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))

@@ -29,24 +29,24 @@ def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32,
 
 
 def launches(step: Any) -> int:
-    return sum(report.launched for report in step.report)
+    return sum(report.launched for report in step.reports)
 
 
 def told(step: Any) -> str:
-    return "\n".join(map(str, step.report))
+    return "\n".join(map(str, step.reports))
 
 
 def assert_launched(step: Any, least: int = CALLS - 2) -> None:
     """Everything was recorded, and launched as often as that: the results were no plain runs'."""
-    assert not [report.reason for report in step.report if report.reason is not None], told(step)
-    assert any(report.nodes for report in step.report), told(step)
+    assert not [report.reason for report in step.reports if report.reason is not None], told(step)
+    assert any(report.nodes for report in step.reports), told(step)
     assert launches(step) >= least, told(step)
 
 
 def assert_plain(step: Any, reason: str) -> None:
     """Nothing was launched, and the report says why."""
-    assert launches(step) == 0 and step.report, told(step)
-    assert any(reason in (report.reason or "") for report in step.report), told(step)
+    assert launches(step) == 0 and step.reports, told(step)
+    assert any(reason in (report.reason or "") for report in step.reports), told(step)
 
 
 def tensors_by_name(**things: Any) -> dict[str, Tensor]:

@@ -281,5 +281,5 @@ def test_a_captured_step_that_forgets_a_wait_is_refused_or_right(forgotten):
         torch.cuda.synchronize()
         step(*given)
         torch.cuda.synchronize()
-    assert all(report.reason for report in step.report if report.calls > 1) or \
+    assert all(report.reason for report in step.reports if report.calls > 1) or \
         torch.equal(step(*given), (given[0] * 2) @ given[1] - 1), told(step)

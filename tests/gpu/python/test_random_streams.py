@@ -64,7 +64,7 @@ def test_a_recorded_program_gives_the_bits_of_one_stream(seeds, place):
                 assert_alike(step, at(function, nowhere()),
                              functools.partial(inputs_of, writer, CALLS * seed + call))
             assert_launched(step, 1)
-            assert step.report[0].plain_calls == 0, told(step)
+            assert step.reports[0].plain_calls == 0, told(step)
 
 
 # ---- compiled
@@ -129,7 +129,7 @@ def recorded_less_syncs(seed, place):
     for call in range(CALLS):
         step(*inputs_of(writer, CALLS * seed + call))
     torch.cuda.synchronize()
-    [report] = step.report
+    [report] = step.reports
     return report, text
 
 

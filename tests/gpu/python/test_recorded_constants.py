@@ -100,7 +100,7 @@ def test_a_number_in_python_that_changes_is_recorded_anew():
     for i in range(15):
         holder.scale = float(i // 5)
         assert torch.equal(step(*inputs(i)), function(*inputs(i))), told(step)
-    assert sum(report.nodes > 0 for report in step.report) == 3, told(step)
+    assert sum(report.nodes > 0 for report in step.reports) == 3, told(step)
 
 
 def test_a_loss_whose_weight_is_annealed_in_python_trains_as_eager_does():
@@ -131,7 +131,7 @@ def test_a_loss_whose_weight_is_annealed_in_python_trains_as_eager_does():
 
     step = train_both(make, calls=24, between=anneal)
     assert_launched(step, 12)
-    assert sum(report.nodes > 0 for report in step.report) == 4, told(step)
+    assert sum(report.nodes > 0 for report in step.reports) == 4, told(step)
 
 
 def test_a_tensor_of_the_cpu_in_the_state_is_copied_as_it_is_then():
@@ -141,7 +141,7 @@ def test_a_tensor_of_the_cpu_in_the_state_is_copied_as_it_is_then():
         if i in (5, 10):
             table.add_(1)
         assert torch.equal(step(*inputs(i)), inputs(i)[0] + table.cuda()), told(step)
-    assert sum(report.nodes > 0 for report in step.report) == 3, told(step)
+    assert sum(report.nodes > 0 for report in step.reports) == 3, told(step)
 
 
 ARRAY = numpy.arange(16, dtype=numpy.float32)

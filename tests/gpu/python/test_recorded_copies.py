@@ -18,7 +18,7 @@ LAYERS, WIDTH = 8, 256
 @pytest.fixture
 def kept_in_any_case(monkeypatch):
     monkeypatch.setattr(overlap, "_LEAST_GAIN", 0.0)
-    with anabranch.config.patch(overlap_bytes=1 << 40):
+    with anabranch.config.patch(parallel_bytes=1 << 40):
         yield
 
 
@@ -50,14 +50,14 @@ def change(weights, call):
 def test_weights_are_streamed_beside_compiled_kernels(kept_in_any_case):
     model = Streamed()
     call = torch.compile(model, dynamic=False)
-    step = anabranch.record(call, overlap=4)
+    step = anabranch.record(call, max_parallel_kernels=4)
     with torch.no_grad():
         for i in range(3 * CALLS):
             x = normal(i, 64, WIDTH)
             assert torch.equal(step(x), call(x)), i
             change(model.weights, i)
     assert_launched(step, 3 * CALLS - 2)
-    assert all(report.lanes >= 2 for report in step.report if report.nodes), told(step)
+    assert all(report.lanes >= 2 for report in step.reports if report.nodes), told(step)
 
 
 def test_copies_that_may_not_run_ahead_take_less_memory(kept_in_any_case):
@@ -66,10 +66,10 @@ def test_copies_that_may_not_run_ahead_take_less_memory(kept_in_any_case):
     call = torch.compile(model, dynamic=False)
     with torch.no_grad():
         for ahead in (0, 1 << 30):
-            step = anabranch.record(call, overlap=4, ahead_bytes=ahead)
+            step = anabranch.record(call, max_parallel_kernels=4, prefetch_bytes=ahead)
             assert all(torch.equal(step(x), call(x)) for _ in range(CALLS))
             assert_launched(step)
-            arenas.append(step.report[-1].arena_bytes)
+            arenas.append(step.reports[-1].arena_bytes)
     # Three weights at most against all of them; the rest of the arena is about the same.
     assert arenas[1] - arenas[0] >= (LAYERS - 4) * model.weights[0].nbytes
 
@@ -148,7 +148,7 @@ def test_copies_of_compiled_graphs_and_of_eager_code_keep_the_order_of_the_host(
         host.copy_(x, non_blocking=True)
         return layer(second, host)
 
-    step = anabranch.record(function, overlap=4)
+    step = anabranch.record(function, max_parallel_kernels=4)
     with torch.no_grad():
         for i in range(2 * CALLS):
             x = normal(i, WIDTH, WIDTH) / WIDTH
@@ -176,7 +176,7 @@ def test_another_pinned_tensor_is_recorded_anew():
         x = normal(i, 64, WIDTH)
         assert torch.equal(step(x), function(x)), i
     assert_launched(step, 3 * (CALLS - 3))
-    assert len(step.report) == 5, told(step)
+    assert len(step.reports) == 5, told(step)
 
 
 def test_two_streams_that_race_for_pinned_memory_are_refused():

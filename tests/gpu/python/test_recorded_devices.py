@@ -46,7 +46,7 @@ def test_each_device_has_a_recording_of_its_own():
             x = normal(seed, 64, 64, device=device)
             pairs.append((step(x), affine(x)))
     assert all(torch.equal(found, wanted) for found, wanted in pairs)
-    assert len(step.report) == 2 and all(report.nodes for report in step.report), told(step)
+    assert len(step.reports) == 2 and all(report.nodes for report in step.reports), told(step)
     assert_launched(step, 2 * (CALLS - 2))
 
 
@@ -69,7 +69,7 @@ def test_arguments_on_two_devices_run_plainly_with_the_reason():
     for seed in range(4):
         x, y = normal(seed, 8), normal(seed, 8, device="cuda:1")
         assert torch.equal(step(x, y), x + y.to(x.device))
-    assert "cuda:1" in (step.report[0].reason or ""), told(step)
+    assert "cuda:1" in (step.reports[0].reason or ""), told(step)
 
 
 @two_gpus

@@ -210,7 +210,7 @@ def test_a_tensor_to_which_nothing_leads_is_told():
         x, _ = batch(seed)
         assert torch.equal(recorded(x), step(x))
     assert_plain(recorded, "float32[4]) that nothing which was found from it leads to")
-    named = anabranch.record(step, static=[holder.thing.scale])
+    named = anabranch.record(step, state=[holder.thing.scale])
     for seed in range(5):
         x, _ = batch(seed)
         assert torch.equal(named(x), step(x))
@@ -222,7 +222,7 @@ def test_under_strict_it_raises():
     seen = weakref.ref(holder.thing)
     recorded = anabranch.record(lambda x: x[:, :4] * seen().scale, strict=True)
     recorded(batch(0)[0])
-    with pytest.raises(anabranch.errors.RecordError, match="name it in static="):
+    with pytest.raises(anabranch.errors.RecordError, match="name it in state="):
         recorded(batch(0)[0])
 
 
@@ -239,7 +239,7 @@ def test_what_calls_have_answered_is_no_state():
     assert all(torch.equal(mine, theirs) for pair in kept
                for mine, theirs in zip(*pair, strict=True))
     assert_launched(recorded)
-    assert len(recorded.report) == 1, told(recorded)
+    assert len(recorded.reports) == 1, told(recorded)
 
 
 def test_constants_of_compiled_code_stay_where_they_are():

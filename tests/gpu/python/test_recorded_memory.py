@@ -104,7 +104,7 @@ def test_answers_are_all_that_a_launch_holds():
     assert allocated() == before + held
     del answers
     assert allocated() == before
-    assert step.report[0].arena_bytes > 0
+    assert step.reports[0].arena_bytes > 0
 
 
 def test_an_answer_takes_its_own_size_wherever_something_larger_has_been():
@@ -172,9 +172,9 @@ def test_a_call_that_records_leaves_next_to_nothing_cached():
     optimizer = torch.optim.AdamW(layers.parameters(), fused=True, capturable=True)
     step = anabranch.record(training(layers, optimizer))
     x = normal(0, 8192, 1024)
-    while not any(report.nodes for report in step.report):
+    while not any(report.nodes for report in step.reports):
         step(x, x)
-        assert not [report.reason for report in step.report if report.reason], told(step)
+        assert not [report.reason for report in step.reports if report.reason], told(step)
     reserved = torch.cuda.memory_reserved()
     torch.cuda.empty_cache()
     needed = torch.cuda.memory_reserved()

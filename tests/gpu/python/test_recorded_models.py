@@ -167,7 +167,7 @@ def test_generating_with_a_static_cache(transformers, how):
         torch.compile(forward, backend=anabranch.backend)
     assert torch.equal(generate(), wanted)
     if how == "record":
-        assert sum(report.launched for report in model.forward.report) >= 5, told(model.forward)
+        assert sum(report.launched for report in model.forward.reports) >= 5, told(model.forward)
 
 
 def adamw(model):

@@ -74,7 +74,7 @@ def test_autocast_may_be_switched_between_calls():
                 with torch.autocast("cuda", dtype or torch.bfloat16, enabled=dtype is not None):
                     wanted = model(x)
                 assert found.dtype == wanted.dtype and torch.equal(found, wanted), told(step)
-    assert len(step.report) == 3
+    assert len(step.reports) == 3
     assert_launched(step, 30)
 
 
@@ -135,7 +135,7 @@ def test_a_step_whose_sums_come_in_any_order_is_trusted_within_bounds_or_runs_pl
     for seed in range(CALLS):
         x = normal(seed, 100_000)
         torch.testing.assert_close(step(x, index), scatter(x, index), rtol=1e-4, atol=1e-2)
-    report = step.report[0]
+    report = step.reports[0]
     assert report.reason or report.verified in ("bitwise", "within bounds"), told(step)
 
 

@@ -41,7 +41,7 @@ def assert_follows_changes(step, changes, recordings=1, calls=5):
                 found, wanted = recorded(x), step(x)
             assert torch.equal(found, wanted), told(recorded)
         change()
-    assert sum(report.nodes > 0 for report in recorded.report) == recordings, told(recorded)
+    assert sum(report.nodes > 0 for report in recorded.reports) == recordings, told(recorded)
     plain = 2 * recordings  # those that warm up, and that record
     assert launches(recorded) >= calls * (len(changes) + 1) - plain, told(recorded)
 
@@ -160,7 +160,7 @@ def test_an_optimizers_state_may_be_other_objects(how):
 
     step = train_both(make, between=between, calls=17)
     # Steps that make the optimizer's state are of another signature.
-    assert sum(report.nodes > 0 for report in step.report) == 1 + (how == "cleared"), told(step)
+    assert sum(report.nodes > 0 for report in step.reports) == 1 + (how == "cleared"), told(step)
     assert_launched(step, 6)
 
 
@@ -463,7 +463,7 @@ def test_a_model_its_optimizer_and_a_batch_may_be_arguments():
     for i, (one, other) in enumerate(zip(wanted, found, strict=True)):
         assert all(map(torch.equal, one, other)), f"call {i}\n{told(step)}"
     # One for steps that make the optimizer's state, and one for those that have it.
-    assert sum(report.nodes > 0 for report in step.report) == 2, told(step)
+    assert sum(report.nodes > 0 for report in step.reports) == 2, told(step)
     assert_launched(step, 9)
 
 
@@ -482,5 +482,5 @@ def test_layers_that_are_arguments_share_one_recording():
             for layer in layers:
                 found, wanted = recorded(layer, found), block(layer, wanted)
             assert torch.equal(found, wanted)
-    assert len(recorded.report) == 1, told(recorded)
+    assert len(recorded.reports) == 1, told(recorded)
     assert_launched(recorded, 4 * 24 - 2)

@@ -19,7 +19,7 @@ LANES = 4
 @pytest.fixture(autouse=True)
 def kept_in_any_case(monkeypatch):
     monkeypatch.setattr(overlap_module, "_LEAST_GAIN", 0.0)
-    with anabranch.config.patch(overlap_bytes=1 << 40):
+    with anabranch.config.patch(parallel_bytes=1 << 40):
         yield
 
 
@@ -46,12 +46,12 @@ class Branches(nn.Module):
 def test_branches_have_lanes_of_their_own():
     model = Branches().cuda()
     call = torch.compile(model, dynamic=False)
-    step = anabranch.record(call, overlap=LANES)
+    step = anabranch.record(call, max_parallel_kernels=LANES)
     with torch.no_grad():
         pairs = [(step(normal(i, 16, 64)), call(normal(i, 16, 64))) for i in range(20)]
     assert all(torch.equal(found, wanted) for found, wanted in pairs)
     assert_launched(step)
-    assert_side_by_side(step.report, LANES)
+    assert_side_by_side(step.reports, LANES)
 
 
 def test_what_a_step_counts_is_no_further_on_than_plain_runs_make_it():
@@ -66,14 +66,14 @@ def test_what_a_step_counts_is_no_further_on_than_plain_runs_make_it():
         return y
 
     call = torch.compile(decode, dynamic=False)
-    step, calls, states = anabranch.record(call, overlap=LANES), 8, []
+    step, calls, states = anabranch.record(call, max_parallel_kernels=LANES), 8, []
     for function in (step, call):
         cache, at = normal(0, calls, 4), torch.zeros(1, dtype=torch.int64, device="cuda")
         with torch.no_grad():
             states.append([*(function(normal(i, 1, 64), cache, at) for i in range(calls)), cache, at])
     assert all(torch.equal(found, wanted) for found, wanted in zip(*states, strict=True))
     assert_launched(step)
-    assert_side_by_side(step.report)
+    assert_side_by_side(step.reports)
 
 
 def test_a_long_producer_is_waited_for():
@@ -87,7 +87,7 @@ def test_a_long_producer_is_waited_for():
         return long[:64, :64] + small @ small.T, small @ small, long.sum()
 
     call = torch.compile(function, dynamic=False)
-    step = anabranch.record(call, overlap=LANES)
+    step = anabranch.record(call, max_parallel_kernels=LANES)
     for i in range(20):
         x, small = normal(i, 4096, 4096), normal(100 + i, 64, 64)
         found = step(x, small)
@@ -96,7 +96,7 @@ def test_a_long_producer_is_waited_for():
         x.fill_(float("nan"))  # behind the launch, which has read it
         assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), i
     assert_launched(step)
-    assert_side_by_side(step.report)
+    assert_side_by_side(step.reports)
 
 
 @pytest.mark.parametrize("make_model", [mlp, lambda: mlp(nn.BatchNorm1d(32)),
@@ -117,7 +117,7 @@ def test_whole_training_steps_do_what_they_do_in_captured_order(make_model):
 
         return model, optimizer, step
 
-    assert_side_by_side(train_both(make, options={"overlap": LANES}).report)
+    assert_side_by_side(train_both(make, options={"max_parallel_kernels": LANES}).reports)
 
 
 @pytest.mark.parametrize("kind", [
@@ -142,7 +142,7 @@ def test_an_optimizer_runs_beside_the_backward(kind):
         return model, optimizer, step
 
     for options in ({}, {"verify": False}):
-        report = train_both(make, inputs=lambda i: (normal(i, 16, 64),), options=options).report
+        report = train_both(make, inputs=lambda i: (normal(i, 16, 64),), options=options).reports
         if not options:
             assert_side_by_side(report)
             # All but the gradient of the loss, which autograd fills.
@@ -169,7 +169,7 @@ def test_a_launch_over_a_list_has_the_addresses_of_its_own_tensors_alone(kind):
         return nn.ParameterList(parameters), optimizer, step
 
     recorded = train_both(make, inputs=lambda i: (normal(i, 1),))
-    [report] = [report for report in recorded.report if report.nodes]
+    [report] = [report for report in recorded.reports if report.nodes]
     gradients, steps, updates = 3 * 11, 11, 5 * 11
     assert report.sites <= gradients + steps + updates, told(recorded)
 
@@ -180,7 +180,7 @@ def test_graphs_of_the_backend_run_side_by_side_forward_and_backward():
         torch.compiler.reset()
         torch.manual_seed(0)
         model = Branches().cuda()
-        call = compiled(model, options={"record": overlap > 1, "overlap": overlap}, dynamic=False)
+        call = compiled(model, options={"record": overlap > 1, "max_parallel_kernels": overlap}, dynamic=False)
         step = training(call, torch.optim.SGD(model.parameters(), lr=0.1))
         histories.append([everything(step(normal(i, 16, 64), normal(i + 50, 16, 4)), model, None)
                           for i in range(8)])
@@ -217,7 +217,7 @@ def test_memory_that_a_graph_overwrites_is_read_before_and_after_as_written():
         return before, cache @ x, cache.sum(0)
 
     call = torch.compile(function, dynamic=False)
-    step = anabranch.record(call, overlap=LANES)
+    step = anabranch.record(call, max_parallel_kernels=LANES)
     mine, theirs = normal(0, 64, 64), normal(0, 64, 64)
     for i in range(20):
         with torch.no_grad():
@@ -230,7 +230,7 @@ def test_memory_that_a_graph_overwrites_is_read_before_and_after_as_written():
 def test_launches_beside_other_work_on_the_gpu():
     model = Branches().cuda()
     call = torch.compile(model, dynamic=False)
-    step = anabranch.record(call, overlap=LANES)
+    step = anabranch.record(call, max_parallel_kernels=LANES)
     other, busy = torch.cuda.Stream(), normal(1, 2048, 2048)
     with torch.no_grad():
         for i in range(60):
@@ -239,7 +239,7 @@ def test_launches_beside_other_work_on_the_gpu():
                     busy = (busy @ busy).tanh()
             x = normal(i, 16, 64)
             assert torch.equal(step(x), call(x)), i
-    assert_side_by_side(step.report, LANES)
+    assert_side_by_side(step.reports, LANES)
 
 
 def test_attention_and_its_gradients():
@@ -252,18 +252,18 @@ def test_attention_and_its_gradients():
         loss.backward()
         return loss.detach()
 
-    step = anabranch.record(gradients, overlap=LANES)
+    step = anabranch.record(gradients, max_parallel_kernels=LANES)
     for i in range(8):
         found = everything(step(normal(i, 4, 32, 64)), layer, None)
         wanted = everything(gradients(normal(i, 4, 32, 64)), layer, None)
         assert_same(found, wanted)
-    assert_side_by_side(step.report)
+    assert_side_by_side(step.reports)
 
 
 def test_a_step_without_compiled_graphs_stays_in_order():
     model = mlp()
-    step = anabranch.record(model, overlap=LANES)
+    step = anabranch.record(model, max_parallel_kernels=LANES)
     with torch.no_grad():
         for i in range(5):
             assert torch.equal(step(batch(i)[0]), model(batch(i)[0]))
-    assert all(report.lanes <= 1 for report in step.report), told(step)
+    assert all(report.lanes <= 1 for report in step.reports), told(step)

@@ -168,7 +168,7 @@ def test_a_recorded_step_that_is_refused_for_such_an_operator_launches_the_parts
         for i in range(CALLS):
             x = batch(i)[0]
             assert torch.allclose(step(x), model(x), atol=1e-5)
-        assert step.report[0].reason, told(step.report)
+        assert step.reports[0].reason, told(step.reports)
         assert len(launched(recordings(call, x))) == 2
 
 

@@ -118,7 +118,7 @@ def test_a_step_that_is_refused_has_drawn_once():
         return y, noise
 
     step = follow(6, function=function)
-    assert launches(step) == 0 and step.report[0].reason, told(step)
+    assert launches(step) == 0 and step.reports[0].reason, told(step)
 
 
 @pytest.mark.parametrize("draw", [
@@ -151,7 +151,7 @@ def test_a_generator_of_the_users_own_makes_the_step_plain():
         generator.manual_seed(11)
         found.append([call(normal(i, 20))[0] for i in range(6)])
     assert all(map(torch.equal, *found)), told(step)
-    assert launches(step) == 0 and step.report[0].reason, told(step)
+    assert launches(step) == 0 and step.reports[0].reason, told(step)
 
 
 def checkpointed(preserve):
@@ -179,7 +179,7 @@ def test_checkpointing_without_random_numbers_is_recorded():
 def test_checkpointing_that_keeps_the_generators_state_is_right():
     """torch reads the state on the host, which a capture forbids."""
     step = train_both(checkpointed(True))
-    if any(report.reason for report in step.report):
+    if any(report.reason for report in step.reports):
         assert_plain(step, "while it was captured")
 
 

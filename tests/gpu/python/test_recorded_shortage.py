@@ -135,7 +135,7 @@ def test_peaks_of_torch_are_those_of_memory_and_not_of_addresses(plain):
     torch.cuda.reset_peak_memory_stats()
     _, step = train("record")
     assert torch.cuda.max_memory_reserved() - before <= 1.05 * peak + 128 * MIB, told(step)
-    [report] = [one for one in step.report if one.nodes]
+    [report] = [one for one in step.reports if one.nodes]
     assert report.recording.peak <= torch.cuda.max_memory_reserved() + 32 * MIB
     assert report.recording.copied_to == "host" and report.recording.copied > 0
 
@@ -211,7 +211,7 @@ def test_a_step_whose_runs_differ_is_verified_within_bounds_under_a_limit(allowe
     recorded = anabranch.record(step)
     for _ in range(4):
         recorded(x)
-    [report] = recorded.report
+    [report] = recorded.reports
     assert report.nodes and report.verified in ("within bounds", "bitwise"), told(recorded)
     wanted = torch.zeros(50, 64, device=DEVICE)
     for _ in range(4):
@@ -233,12 +233,12 @@ def test_no_recording_with_a_wrong_address_is_trusted(monkeypatch):
             state.mul_(0.5).add_(y.t() @ y)
             return y.sum(0), (y * 2).exp()
 
-        return anabranch.record(step, overlap=1)
+        return anabranch.record(step, max_parallel_kernels=1)
 
     recorded, x = made(), normal(2, 103, 101)
     for _ in range(3):
         recorded(x)
-    [report] = recorded.report
+    [report] = recorded.reports
     assert report.nodes, told(recorded)
     for wrong in range(report.slots):
         def shifted(self, *args, wrong=wrong):
@@ -251,7 +251,7 @@ def test_no_recording_with_a_wrong_address_is_trusted(monkeypatch):
         mutant = made()
         for _ in range(3):
             mutant(x)
-        [report] = mutant.report
+        [report] = mutant.reports
         assert (report.reason and not report.nodes) or "differs from" in report.reason, (wrong, report)
         monkeypatch.setattr(recording.StepRecording, "_gather", gather)
 

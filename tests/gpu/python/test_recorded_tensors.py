@@ -46,7 +46,7 @@ def test_inputs_may_lie_anywhere():
 
     step = assert_follows(affine, inputs)
     assert_launched(step)
-    assert step.report[0].launched > step.report[0].launched_unchanged, told(step)
+    assert step.reports[0].launched > step.reports[0].launched_unchanged, told(step)
 
 
 def test_inputs_that_stay_cost_no_new_addresses():
@@ -56,7 +56,7 @@ def test_inputs_that_stay_cost_no_new_addresses():
     for _ in range(20):
         step(x, w, y)
     assert torch.equal(y, x @ w)
-    assert step.report[0].launched_unchanged > 0, told(step)
+    assert step.reports[0].launched_unchanged > 0, told(step)
 
 
 def test_an_input_may_be_written_and_autograd_sees_it():
@@ -158,7 +158,7 @@ def test_tensors_that_only_static_names_may_move():
 
     hidden = Hidden()
     hidden.scale = normal(0, 8)
-    recorded = anabranch.record(lambda x: x * hidden.scale, static=[hidden.scale])
+    recorded = anabranch.record(lambda x: x * hidden.scale, state=[hidden.scale])
     for seed in range(CALLS):
         hidden.scale.data = normal(seed, 8)
         x = normal(seed + 500, 8)
@@ -184,7 +184,7 @@ def test_one_layers_code_is_launched_with_the_weights_of_all():
             for parameters, layer in zip(weights, layers, strict=True):
                 assert torch.equal(recorded(parameters, x), layer(x))
     assert_launched(recorded, 2 * CALLS - 2)
-    assert [(report.nodes > 0, report.plain_calls) for report in recorded.report] == [(True, 0)]
+    assert [(report.nodes > 0, report.plain_calls) for report in recorded.reports] == [(True, 0)]
 
 
 def test_a_tensor_used_both_as_an_argument_and_as_the_steps_own_is_one():
@@ -199,7 +199,7 @@ def test_a_tensor_used_both_as_an_argument_and_as_the_steps_own_is_one():
         x = own if seed < CALLS or seed % 2 else normal(seed, 8)
         wanted = (own + (x is own)) * 2
         assert torch.equal(recorded(x), wanted), seed
-    assert recorded.report[0].nodes and recorded.report[0].launched >= CALLS, told(recorded)
+    assert recorded.reports[0].nodes and recorded.reports[0].launched >= CALLS, told(recorded)
 
 
 def test_arguments_that_are_one_tensor_are_still_one():
@@ -303,7 +303,7 @@ def test_each_signature_has_a_recording_of_its_own():
             inputs = pair(seed, rows)
             pairs.append((recorded(*inputs), affine(*inputs)))
     assert all(torch.equal(found, wanted) for found, wanted in pairs)
-    assert len(recorded.report) == 3 and all(report.nodes for report in recorded.report)
+    assert len(recorded.reports) == 3 and all(report.nodes for report in recorded.reports)
     assert_launched(recorded, 9)
 
 
@@ -313,7 +313,7 @@ def test_signatures_beyond_the_limit_run_plainly_and_say_so():
         for rows in (8, 24, 64):
             inputs = pair(seed, rows)
             assert torch.equal(recorded(*inputs), affine(*inputs))
-    reasons = [report.reason for report in recorded.report]
+    reasons = [report.reason for report in recorded.reports]
     assert reasons[:2] == [None, None] and "max_recordings" in reasons[2], told(recorded)
     assert launches(recorded) >= 6
 
@@ -330,7 +330,7 @@ def test_types_and_strides_are_part_of_a_signature():
             found, wanted = recorded(x), step(x)
             assert torch.equal(found, wanted) and found.dtype == wanted.dtype
             assert found.stride() == wanted.stride()
-    assert len(recorded.report) == len(inputs)
+    assert len(recorded.reports) == len(inputs)
     assert_launched(recorded, 2 * len(inputs))
 
 
@@ -371,7 +371,7 @@ def test_containers_keywords_and_numbers_come_and_go():
             found, wanted = recorded(parts, scale=scale, extra=7), step(parts, scale=scale, extra=7)
             assert_same(tensors_by_name(answer=found), tensors_by_name(answer=wanted))
             assert found["extra"] == 7 and found["both"][1][1:] == ["text", None]
-    assert len(recorded.report) == 2
+    assert len(recorded.reports) == 2
     assert_launched(recorded, 2 * (CALLS - 2))
 
 

@@ -271,7 +271,7 @@ def test_a_scheduler_inside_the_step_keeps_it_plain():
         step(*batch(i))
         rates.append(optimizer.param_groups[0]["lr"])
     assert sorted(set(rates), reverse=True) == rates, rates
-    assert launches(step) == 0 and any(report.reason for report in step.report), told(step)
+    assert launches(step) == 0 and any(report.reason for report in step.reports), told(step)
 
 
 def test_an_optimizer_that_reads_its_steps_on_the_host_runs_plainly():
@@ -294,7 +294,7 @@ def test_parameters_may_move():
 
     step = train_both(made(), between=between, calls=12)
     assert_launched(step, 8)
-    assert len(step.report) == 2, told(step)  # without and with the optimizer's state
+    assert len(step.reports) == 2, told(step)  # without and with the optimizer's state
 
 
 def test_a_state_may_be_loaded_into_the_model_between_calls():

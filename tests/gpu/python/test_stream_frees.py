@@ -75,7 +75,7 @@ def test_random_programs_that_let_tensors_go(first, place):
         step = anabranch.record(at(function, place, LATE), strict=True)
         with shown(text):
             for call in range(CALLS):
-                poison(place, step.report)
+                poison(place, step.reports)
                 assert_alike(step, at(function, nowhere()),
                              functools.partial(inputs_of, writer, CALLS * seed + call))
             assert_launched(step, CALLS - 2)
@@ -96,7 +96,7 @@ def follow(function, plain, place):
     """Calls both; answers the recorded one."""
     step = anabranch.record(function, strict=True)
     for seed in range(CALLS):
-        poison(place, step.report)
+        poison(place, step.reports)
         assert_alike(step, plain, lambda seed=seed: matrix(seed))
     assert_launched(step, CALLS - 2)
     return step
@@ -152,4 +152,4 @@ def test_a_chain_over_two_streams_takes_the_memory_of_a_few_of_its_links(place):
         return (x * 2,)
 
     step = follow(function, plain, place)
-    assert BYTES <= step.report[0].arena_bytes < 4 * BYTES, told(step)
+    assert BYTES <= step.reports[0].arena_bytes < 4 * BYTES, told(step)

@@ -44,7 +44,7 @@ ROUNDS = 10
 
 def same_as_eager(function, *, rounds=ROUNDS, gradients=False):
     """With named streams, which eager ignores: results, inputs afterwards and gradients."""
-    call = compiled(function, options={"delays": 11, "native": False})
+    call = compiled(function, options={"delay_seed": 11, "native_regions": False})
     for seed in range(rounds):
         program = Program(function, frozenset(), gradients)
         mine, theirs = program.inputs(seed), program.inputs(seed)
@@ -151,7 +151,7 @@ def test_numbers_of_streams_are_those_of_eager(graphs):  # noqa: F811
             inside = A.stream_id
         return x + 1, inside, B.stream_id
 
-    call = compiled(function, options={"native": False})
+    call = compiled(function, options={"native_regions": False})
     for _ in range(2):
         _, inside, other = call(torch.ones(3))
         assert (inside, other) == (A.stream_id, B.stream_id)
@@ -167,7 +167,7 @@ def test_a_hook_that_enters_a_stream_changes_nothing(graphs):  # noqa: F811
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
             return (x @ w).relu() * x
 
-    compare_with_one_stream(Program(function, frozenset(), True), host(), {"native": False})
+    compare_with_one_stream(Program(function, frozenset(), True), host(), {"native_regions": False})
 
 
 def test_no_stream_is_no_stream_or_refused_by_torch():
@@ -210,7 +210,7 @@ def test_each_operator_keeps_the_stream_that_it_was_written_under(graphs):  # no
     ties, _ = traced(function, torch.ones(8, 8), torch.ones(8, 8))
     first, second = (f"stream {number}" for number in ties.streams)
     x, w = Program(function, frozenset(), True).inputs(0)
-    compiled(function, options={"native": False})(x, w).sum().backward()
+    compiled(function, options={"native_regions": False})(x, w).sum().backward()
     forward, backward = ({(node.target.name().split("::")[1].split(".")[0], stream)
                           for node, stream in graph.graph.streams.items()} for graph in graphs)
     assert {("mm", first), ("relu", second), ("add", AMBIENT)} <= forward
@@ -263,7 +263,7 @@ def test_what_is_allocated_aside_lies_in_the_arena_and_all_streams_end_joined(gr
             b = other @ w
         return a * b
 
-    call = compiled(function, options={"native": False, "delays": 1})
+    call = compiled(function, options={"native_regions": False, "delay_seed": 1})
     x, w = Program(function, frozenset(), False).inputs(3)
     found = call(x, w)
     assert torch.equal(found, ((x + 1) @ w) * ((3 - x) @ w))
@@ -286,8 +286,8 @@ def test_an_input_is_right_on_a_stream_that_does_not_wait_for_it(graphs):  # noq
         with A:
             return (x @ w) - 1
 
-    compare_with_one_stream(Program(function, frozenset(), True), host(), {"native": False,
-                                                                           "delays": 2})
+    compare_with_one_stream(Program(function, frozenset(), True), host(), {"native_regions": False,
+                                                                           "delay_seed": 2})
 
 
 def test_memory_of_the_forward_goes_on_behind_all_its_readers(graphs):  # noqa: F811
@@ -338,7 +338,7 @@ def test_gradients_come_in_and_go_out_on_any_stream(graphs, seed):  # noqa: F811
         with B:
             return (h * h).sum()
 
-    options = {"native": False, "delays": seed}
+    options = {"native_regions": False, "delay_seed": seed}
     inner, outer = compiled(function, options=options), compiled(head, options=options)
     program = Program(function, frozenset(), True)
     for number in range(ROUNDS):

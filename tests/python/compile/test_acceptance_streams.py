@@ -222,7 +222,7 @@ WITHOUT = [t1_write_to_an_input, t2_write_through_a_flat_view, t2_cache_in_place
 
 
 def compare(function, takes_gradients):
-    call = compiled(function, options={"delays": 3})
+    call = compiled(function, options={"delay_seed": 3})
     plain = without_streams(function)
     for seed in range(ROUNDS):
         torch.manual_seed(seed)

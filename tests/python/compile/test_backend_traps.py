@@ -130,7 +130,7 @@ def test_a_write_back_never_overtakes_a_reader_on_another_stream():
     for _ in range(6):
         expected.append(eager(x).clone())
     for seed in (None, 1, 2, 3):
-        compiled = torch.compile(Swap(), backend="anabranch", options={"delays": seed})
+        compiled = torch.compile(Swap(), backend="anabranch", options={"delay_seed": seed})
         for want in expected:
             torch.testing.assert_close(compiled(x), want)
 

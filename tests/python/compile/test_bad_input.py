@@ -28,16 +28,16 @@ def test_an_unknown_option_names_the_nearest():
 
 
 def test_an_option_of_the_wrong_type_names_both_types():
-    assert_refused({"max_lanes": "two"}, "'two'", "str", "int | None", "E0702")
+    assert_refused({"max_threads": "two"}, "'two'", "str", "int | None", "E0702")
 
 
 def test_an_option_out_of_range_names_value_and_bound():
-    assert_refused({"max_lanes": 0}, "max_lanes", "0", "1", "E0703")
+    assert_refused({"max_threads": 0}, "max_threads", "0", "1", "E0703")
 
 
 def test_a_variable_of_the_wrong_type_names_the_variable(monkeypatch):
-    monkeypatch.setenv("ANABRANCH_MAX_LANES", "many")
-    with pytest.raises(Exception, match="(?s)ANABRANCH_MAX_LANES.*'many'.*E0702"):
+    monkeypatch.setenv("ANABRANCH_MAX_THREADS", "many")
+    with pytest.raises(Exception, match="(?s)ANABRANCH_MAX_THREADS.*'many'.*E0702"):
         compiled(Towers(True))(normal(1, 3, 8))
 
 

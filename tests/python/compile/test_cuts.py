@@ -115,7 +115,7 @@ def graph(monkeypatch):
 
 
 def reports(graph):
-    return [report for recorded in cuts_module.recordings_of(graph) for report in recorded.report]
+    return [report for recorded in cuts_module.recordings_of(graph) for report in recorded.reports]
 
 
 @pytest.mark.parametrize("depends", [True, False])

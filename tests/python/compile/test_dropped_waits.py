@@ -116,7 +116,7 @@ def test_a_wait_of_a_correct_program_is_missed_exactly_if_it_is_needed(
     if reason := place.why_not(program):
         pytest.skip(reason)
     note_reports(monkeypatch, place)
-    compare_with_one_stream(program, place, {"native": False})
+    compare_with_one_stream(program, place, {"native_regions": False})
     for plan in plans():
         check_plan(plan)
 
@@ -125,7 +125,7 @@ def test_a_wait_of_a_correct_program_is_missed_exactly_if_it_is_needed(
                          ids=lambda function: function.__name__)
 def test_a_wait_of_the_acceptance_list_is_missed_exactly_if_it_is_needed(function, plans):
     takes_gradients = function in WITH_GRADIENTS
-    answer = compiled(function, options={"native": False})(
+    answer = compiled(function, options={"native_regions": False})(
         *Program(lambda x: x, frozenset(), takes_gradients).inputs(0))
     if takes_gradients:
         sum(part.sum() for part in torch.utils._pytree.tree_leaves(answer)).backward()

@@ -26,7 +26,7 @@ def one_thread_an_operator():
     torch.set_num_threads(before)
 
 
-AT_LAUNCH = ("native", "max_lanes", "spin_us", "delays")
+AT_LAUNCH = ("native_regions", "max_threads", "spin_us", "delay_seed")
 
 
 def runs(name, *option_sets, calls=2):
@@ -83,18 +83,18 @@ def test_priorities_reach_the_plans_of_forward_and_backward(tmp_path):
 @pytest.mark.parametrize("name", DETERMINISTIC)
 @pytest.mark.oldest
 def test_two_lanes_give_the_bits_of_one(name):
-    for one, two in runs(name, {"max_lanes": 1}, {"max_lanes": 2}):
+    for one, two in runs(name, {"max_threads": 1}, {"max_threads": 2}):
         assert_same(two, one)
 
 
 def test_dropout_draws_the_same_numbers_on_one_lane_and_on_two():
-    for one, two in runs("dropout", {"max_lanes": 1}, {"max_lanes": 2}):
+    for one, two in runs("dropout", {"max_threads": 1}, {"max_threads": 2}):
         assert_same(two, one)
 
 
 @pytest.mark.parametrize("name", ["cnn", "encoder", "decoder", "experts", "towers", "writer"])
 def test_random_delays_change_no_bit(name):
-    settings = [{"max_lanes": 1}, *({"delays": seed} for seed in DELAY_SEEDS)]
+    settings = [{"max_threads": 1}, *({"delay_seed": seed} for seed in DELAY_SEEDS)]
     for undelayed, *delayed in runs(name, *settings):
         for found in delayed:
             assert_same(found, undelayed)
@@ -103,13 +103,13 @@ def test_random_delays_change_no_bit(name):
 @pytest.mark.oldest
 def test_delays_asked_for_in_the_environment_change_no_bit(monkeypatch):
     (plain,), = runs("towers", {}, calls=1)
-    monkeypatch.setenv("ANABRANCH_DELAYS", "7")
+    monkeypatch.setenv("ANABRANCH_DELAY_SEED", "7")
     (delayed,), = runs("towers", {}, calls=1)
     assert_same(delayed, plain)
 
 
-@pytest.mark.parametrize("options", [{"streams": False}, {"native": False}, {"spin_us": 0},
-                                     {"streams": False, "native": False}], ids=str)
+@pytest.mark.parametrize("options", [{"streams": False}, {"native_regions": False}, {"spin_us": 0},
+                                     {"streams": False, "native_regions": False}], ids=str)
 @pytest.mark.parametrize("name", ["cnn", "towers", "writer"])
 def test_every_switch_leaves_results_as_they_are(name, options):
     tolerance = Tolerance(1e-5, 1e-5)
@@ -123,11 +123,11 @@ def test_options_of_a_launch_are_obeyed_by_what_is_compiled_already():
     answers = []
     with torch.no_grad():
         answers.append(call(x))
-        with anabranch.config.patch(native=False, max_lanes=1, spin_us=300):
+        with anabranch.config.patch(native_regions=False, max_threads=1, spin_us=300):
             told = anabranch.explain(lambda: answers.append(call(x)))
         answers.append(call(x))
     streamed = told.graphs[0].streamed
-    assert {report.reason for report in streamed.last.reports} == {"native=False"}
+    assert {report.reason for report in streamed.last.reports} == {"native_regions=False"}
     assert [options[:3] for options, _ in streamed._pools] == [(True, None, 0), (False, 1, 0)]
     assert torch.equal(answers[0], answers[2])
     torch.testing.assert_close(answers[1], answers[0])
@@ -141,7 +141,7 @@ def test_strict_compiles_what_needs_no_fallback():
 def test_many_launches_in_a_row_agree_bit_for_bit():
     """A race that timing hides once shows in some of three hundred launches."""
     model = Towers(True, width=32).eval()
-    call = compiled(model, options={"max_lanes": 2})
+    call = compiled(model, options={"max_threads": 2})
     x = normal(3, 16, 32)
     with torch.no_grad():
         first = call(x)

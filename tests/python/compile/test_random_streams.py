@@ -73,7 +73,7 @@ def compare(function, plain, seed, options, text, **given):
         wanted, wanted_shared = left_by(plain, inputs(seed, wants_gradients=wants, **given))
     except RuntimeError:
         return False
-    call = compiled(function, options={"native": False, "delays": seed, **options})
+    call = compiled(function, options={"native_regions": False, "delay_seed": seed, **options})
     try:
         found, shared = left_by(call, inputs(seed, wants_gradients=wants, **given))
         assert_same(found, wanted)

@@ -375,13 +375,13 @@ def test_handles_are_given_back_once():
 def test_a_library_of_another_version_is_refused(run_python):
     import _ctypes  # some shared library that is not ours
 
-    result = run_python("import anabranch._core.library", ANABRANCH_LIBRARY=_ctypes.__file__)
+    result = run_python("import anabranch._core.library", ANABRANCH_LIBRARY_PATH=_ctypes.__file__)
     assert "LibraryMissing" in result.stderr and "[E0610]" in result.stderr
 
 
 def test_a_missing_library_tells_where_it_was_looked_for(run_python, tmp_path):
     path = tmp_path / "lib.so"
-    result = run_python("import anabranch._core.library", ANABRANCH_LIBRARY=str(path))
+    result = run_python("import anabranch._core.library", ANABRANCH_LIBRARY_PATH=str(path))
     assert "LibraryMissing" in result.stderr and "[E0606]" in result.stderr
     assert str(path) in result.stderr
 

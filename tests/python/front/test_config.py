@@ -53,8 +53,8 @@ def test_a_forced_variable_beats_all(monkeypatch):
 
 
 @pytest.mark.parametrize("name, text, value", [
-    ("strict", "1", True), ("strict", "on", True), ("strict", "No", False), ("delays", "7", 7),
-    ("delays", "none", None), ("library", "/tmp/x", "/tmp/x"), ("progress", "false", False),
+    ("strict", "1", True), ("strict", "on", True), ("strict", "No", False), ("delay_seed", "7", 7),
+    ("delay_seed", "none", None), ("library_path", "/tmp/x", "/tmp/x"), ("progress", "false", False),
     ("progress", "None", None), ("strict", "", False)])
 def test_variables_are_read_as_their_options_type(monkeypatch, name, text, value):
     monkeypatch.setenv(f"ANABRANCH_{name.upper()}", text)
@@ -62,9 +62,9 @@ def test_variables_are_read_as_their_options_type(monkeypatch, name, text, value
 
 
 @pytest.mark.parametrize("name, text", [("strict", "maybe"), ("strict", "7"), ("spin_us", "fast"),
-                                        ("progress", "2.5"), ("max_lanes", "+-+3"),
-                                        ("max_lanes", "--5"), ("spin_us", "1_000"), ("delays", "٣"),
-                                        ("overlap", "nan"), ("overlap", "+"), ("spin_us", "1e3")])
+                                        ("progress", "2.5"), ("max_threads", "+-+3"),
+                                        ("max_threads", "--5"), ("spin_us", "1_000"), ("delay_seed", "٣"),
+                                        ("max_parallel_kernels", "nan"), ("max_parallel_kernels", "+"), ("spin_us", "1e3")])
 def test_a_variable_of_the_wrong_type_is_refused_by_its_name(monkeypatch, name, text):
     monkeypatch.setenv(f"ANABRANCH_{name.upper()}", text)
     with pytest.raises(ConfigError, match=f"ANABRANCH_{name.upper()}.*{re.escape(repr(text))}") as caught:
@@ -73,9 +73,9 @@ def test_a_variable_of_the_wrong_type_is_refused_by_its_name(monkeypatch, name, 
 
 
 @pytest.mark.parametrize("name, value", [("strict", 1), ("strict", None), ("spin_us", True),
-                                         ("spin_us", 2.0), ("max_lanes", "2"), ("library", 5),
-                                         ("overlap", float("nan")), ("overlap", float("inf")),
-                                         ("max_recordings", False), ("delays", 1 + 0j)])
+                                         ("spin_us", 2.0), ("max_threads", "2"), ("library_path", 5),
+                                         ("max_parallel_kernels", float("nan")), ("max_parallel_kernels", float("inf")),
+                                         ("max_recordings", False), ("delay_seed", 1 + 0j)])
 def test_a_value_of_the_wrong_type_is_refused_with_both_types(name, value):
     with pytest.raises(ConfigError) as caught:
         setattr(config, name, value)
@@ -84,7 +84,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_both_types(name, value):
     assert all(word in str(caught.value) for word in (repr(value), type(value).__name__, kind))
 
 
-@pytest.mark.parametrize("name, value", [("spin_us", -1), ("max_lanes", 0), ("delays", -3)])
+@pytest.mark.parametrize("name, value", [("spin_us", -1), ("max_threads", 0), ("delay_seed", -3)])
 def test_a_value_out_of_range_is_refused(name, value):
     with pytest.raises(ConfigError, match=rf"{value}, the least possible is") as caught:
         config.resolve({name: value})
@@ -139,10 +139,10 @@ def test_what_only_has_the_name_of_a_type_is_not_of_it():
 
 def test_what_is_printed_has_a_line_for_each_option_whatever_a_variable_has(monkeypatch):
     monkeypatch.setenv("ANABRANCH_SPIN_US", "fast")
-    with config.patch(max_lanes=3):
+    with config.patch(max_threads=3):
         lines = str(config).splitlines()
     assert len(lines) == len(list(config.describe()))
-    assert any(line.startswith("max_lanes = 3  # int | None, 1 to 1024: Threads") for line in lines)
+    assert any(line.startswith("max_threads = 3  # int | None, 1 to 1024: Threads") for line in lines)
     assert any("ANABRANCH_SPIN_US is 'fast'" in line and "[E0702]" in line for line in lines)
 
 
@@ -175,16 +175,16 @@ def test_bounds_are_what_the_core_takes_uncut():
     from anabranch._core.abi import CaptureOptions, HostOptions
 
     most = {name: bounds(name)[1] for name in NUMBERS}
-    host = HostOptions(max_lanes=most["max_lanes"], spin_ns=most["spin_us"] * 1000,
-                       delays_seed=most["delays"])
+    host = HostOptions(max_lanes=most["max_threads"], spin_ns=most["spin_us"] * 1000,
+                       delays_seed=most["delay_seed"])
     assert (host.max_lanes, host.spin_ns // 1000, host.delays_seed) == (
-        most["max_lanes"], most["spin_us"], most["delays"])
-    capture = CaptureOptions(lanes=most["overlap"], ahead_bytes=most["ahead_bytes"])
-    assert (capture.lanes, capture.ahead_bytes) == (most["overlap"], most["ahead_bytes"])
+        most["max_threads"], most["spin_us"], most["delay_seed"])
+    capture = CaptureOptions(lanes=most["max_parallel_kernels"], ahead_bytes=most["prefetch_bytes"])
+    assert (capture.lanes, capture.ahead_bytes) == (most["max_parallel_kernels"], most["prefetch_bytes"])
 
 
 def test_a_path_object_is_taken_as_its_text(tmp_path):
-    assert config.resolve({"library": tmp_path}).library == str(tmp_path)
+    assert config.resolve({"library_path": tmp_path}).library_path == str(tmp_path)
 
 
 def test_patch_restores_what_was_there_also_after_an_error():

@@ -110,7 +110,7 @@ def test_a_library_that_cannot_be_loaded_is_told_with_its_path(run_python, tmp_p
     if content is not None:
         library.write_bytes(content)
     told = run_python("from anabranch import doctor; print(doctor.report())",
-                      ANABRANCH_LIBRARY=str(library))
+                      ANABRANCH_LIBRARY_PATH=str(library))
     assert told.returncode == 0 and "E0606" in told.stdout and str(library) in told.stdout, told
 
 

@@ -54,25 +54,25 @@ USES = [
     ("record(Caller().__call__)", WrongArgument, 612, r"__call__ is an async function"),
     ("record(Streaming())", WrongArgument, 612, r"Streaming is a generator function"),
     # anabranch.record: static and options
-    ("record(step, static=model)", WrongArgument, 611,
-     r"static is of the type torch\.nn.*Linear, and it must be a list or "
-     r"tuple.*\n.*static=\(model,\)"),
-    ("record(step, static=nn.Sequential(model))", WrongArgument, 611, r"static is .*Sequential, "
+    ("record(step, state=model)", WrongArgument, 611,
+     r"state is of the type torch\.nn.*Linear, and it must be a list or "
+     r"tuple.*\n.*state=\(model,\)"),
+    ("record(step, state=nn.Sequential(model))", WrongArgument, 611, r"state is .*Sequential, "
                                                                       r"and"),
-    ("record(step, static=x)", WrongArgument, 611, r"static is of the type torch\.Tensor, and it "
+    ("record(step, state=x)", WrongArgument, 611, r"state is of the type torch\.Tensor, and it "
                                                    r"must"),
-    ("record(step, static=optimizer)", WrongArgument, 611, r"static is of the type "
+    ("record(step, state=optimizer)", WrongArgument, 611, r"state is of the type "
                                                            r"torch\.optim.*SGD"),
-    ("record(step, static='model')", WrongArgument, 611, r"static is 'model' \(str\), and it must "
+    ("record(step, state='model')", WrongArgument, 611, r"state is 'model' \(str\), and it must "
                                                          r"be"),
-    ("record(step, static={'m': model})", WrongArgument, 611, r"static is .*\(dict\), and it must "
+    ("record(step, state={'m': model})", WrongArgument, 611, r"state is .*\(dict\), and it must "
                                                               r"be"),
-    ("record(step, static=None)", WrongArgument, 611, r"static is None \(NoneType\), and it must "
+    ("record(step, state=None)", WrongArgument, 611, r"state is None \(NoneType\), and it must "
                                                       r"be"),
-    ("record(step, static=3)", WrongArgument, 611, r"static is 3 \(int\), and it must be a list"),
-    ("record(step, static=[model, 'w'])", WrongArgument, 611, r"static\[1\] is 'w' \(str\), and "
+    ("record(step, state=3)", WrongArgument, 611, r"state is 3 \(int\), and it must be a list"),
+    ("record(step, state=[model, 'w'])", WrongArgument, 611, r"state\[1\] is 'w' \(str\), and "
                                                               r"it"),
-    ("record(static=model)", WrongArgument, 611, r"static is of the type torch\.nn.*Linear"),
+    ("record(state=model)", WrongArgument, 611, r"state is of the type torch\.nn.*Linear"),
     ("record(step, options='strict')", ConfigError, 702, r"options is 'strict' \(str\), and it "
                                                          r"must be"),
     ("record(step, options=[('strict', True)])", ConfigError, 702, r"options is .*\(list\), and "
@@ -85,7 +85,7 @@ USES = [
     ("record(step, max_recordings=0)", ConfigError, 703, r"is 0, the least possible is 1"),
     ("record(step, max_recordings=2.5)", ConfigError, 702, r"2\.5 \(float\), the option wants "
                                                            r"int, 1"),
-    ("record(step, overlap=2**32)", ConfigError, 703, r"4294967296, the most possible is 1024"),
+    ("record(step, max_parallel_kernels=2**32)", ConfigError, 703, r"4294967296, the most possible is 1024"),
     ("record(max_recordings=0)", ConfigError, 703, r"is 0, the least possible is 1"),
     # anabranch.stream and anabranch.overlap
     ("stream(3)", CompileError, 601, r"the name 3 is int, and it must be a string"),
@@ -144,7 +144,7 @@ USES = [
     ("compiled(step, options=3)", ConfigError, 702, r"options is 3 \(int\), and it must be a dict"),
     ("compiled(step, options={'strem': 1})", ConfigError, 701, r"'strem'.*\nNearest: streams"),
     ("compiled(step, options={3: 1})", ConfigError, 701, r"options names no option: 3"),
-    ("compiled(step, options={'max_lanes': 2**32})", ConfigError, 703, r"the most possible is "
+    ("compiled(step, options={'max_threads': 2**32})", ConfigError, 703, r"the most possible is "
                                                                        r"1024"),
     ("compiled(step, mode='max-autotune')", ConfigError, 704, r"'max-autotune' is Inductor's"),
     ("compiled(two_priorities)", CompileError, 608,
@@ -161,11 +161,11 @@ USES = [
     ("config.spin_us = -1", ConfigError, 703, r"is -1, the least possible is 0"),
     ("config.spin_us = 10**30", ConfigError, 703, r"the most possible is 3600000000"),
     ("config.spin_us = 10**9999", ConfigError, 703, r"a number of \d+ bits, the most possible"),
-    ("config.delays = 2**64", ConfigError, 703, r"the most possible is 2\^64 - 1"),
-    ("config.max_lanes = x", ConfigError, 702, r"is of the type torch\.Tensor, the option wants "
+    ("config.delay_seed = 2**64", ConfigError, 703, r"the most possible is 2\^64 - 1"),
+    ("config.max_threads = x", ConfigError, 702, r"is of the type torch\.Tensor, the option wants "
                                                r"int"),
-    ("config.library = 'a\\0b'", ConfigError, 703, r"'a\\x00b', and no path has a NUL"),
-    ("config.library = b'a'", ConfigError, 702, r"b'a' \(bytes\), the option wants str"),
+    ("config.library_path = 'a\\0b'", ConfigError, 703, r"'a\\x00b', and no path has a NUL"),
+    ("config.library_path = b'a'", ConfigError, 702, r"b'a' \(bytes\), the option wants str"),
     ("config.patch(strict='on')", ConfigError, 702, r"patch\(strict=\.\.\.\) is 'on' \(str\)"),
     ("config.patch(strcit=True)", ConfigError, 701, r"'strcit'"),
     ("config.patch(strict=True)(3)", WrongArgument, 611, r"config\.patch: the function is 3 "
@@ -174,12 +174,12 @@ USES = [
                                                                 r"function"),
     ("config.patch(strict=True)(waiting)", WrongArgument, 612, r"waiting is an async function"),
     ("config.resolve(3)", ConfigError, 702, r"options is 3 \(int\), and it must be a dict"),
-    ("variable('MAX_LANES', '+-+3')", ConfigError, 702, r"ANABRANCH_MAX_LANES is '\+-\+3' \(str\)"),
-    ("variable('MAX_LANES', str(2**32))", ConfigError, 703, r"MAX_LANES is 4294967296, the most"),
-    ("variable('FORCE_OVERLAP', '0')", ConfigError, 703, r"ANABRANCH_FORCE_OVERLAP is 0, the "
+    ("variable('MAX_THREADS', '+-+3')", ConfigError, 702, r"ANABRANCH_MAX_THREADS is '\+-\+3' \(str\)"),
+    ("variable('MAX_THREADS', str(2**32))", ConfigError, 703, r"MAX_THREADS is 4294967296, the most"),
+    ("variable('FORCE_MAX_PARALLEL_KERNELS', '0')", ConfigError, 703, r"ANABRANCH_FORCE_MAX_PARALLEL_KERNELS is 0, the "
                                                          r"least"),
     ("variable('SPIN_US', 'nan')", ConfigError, 702, r"ANABRANCH_SPIN_US is 'nan'"),
-    ("variable('DELAYS', '-1')", ConfigError, 703, r"ANABRANCH_DELAYS is -1, the least possible "
+    ("variable('DELAY_SEED', '-1')", ConfigError, 703, r"ANABRANCH_DELAY_SEED is -1, the least possible "
                                                    r"is 0"),
     ("variable('STRICT', '2')", ConfigError, 702, r"ANABRANCH_STRICT is '2' \(str\), .* wants "
                                                   r"bool"),
@@ -265,7 +265,7 @@ def scene(tmp_path, monkeypatch):
         _requirements.require_torch()
 
     def with_library(path):
-        with config.patch(library=path):
+        with config.patch(library_path=path):
             _find_library()
 
     model = nn.Linear(2, 2)
@@ -302,14 +302,14 @@ def test_every_code_of_python_that_can_be_raised_here_is_in_the_table():
 RIGHT_USES = [
     "record(step)", "record(model)", "record(model.forward)", "record(functools.partial(step))",
     "record()(step)", "record(strict=False)(step)", "record(staticmethod(step))", "record(record(step))",
-    "record(step, static=[model, optimizer, x, None])", "record(step, static=model.parameters())",
-    "record(step, static=(layer for layer in [model]))", "record(step, static={model})",
-    "record(step, static=nn.ModuleList([model]))", "record(step, options={}, max_recordings=2**31 "
+    "record(step, state=[model, optimizer, x, None])", "record(step, state=model.parameters())",
+    "record(step, state=(layer for layer in [model]))", "record(step, state={model})",
+    "record(step, state=nn.ModuleList([model]))", "record(step, options={}, max_recordings=2**31 "
                                                    "- 1)",
     "record(torch.compile(model))", "record(Collected())", "record(Mock())",
     "record(nn.DataParallel(model))",
     "record(lambda x: x)", "record(torch.relu)", "record(print)",
-    "record(step, static=[[model], {'a': x}])", "stream('ü🙂\\n')", "stream('s', priority=-2**31)",
+    "record(step, state=[[model], {'a': x}])", "stream('ü🙂\\n')", "stream('s', priority=-2**31)",
     "overlap(1024)", "explain(print)", "explain(step, x)", "explain(dict, a=x)",
     "config.patch(strict=True)(step)", "config.patch(strict=True)(print)",
 ]

@@ -73,7 +73,7 @@ def test_a_launched_call_goes_through_few_functions(training):
         net.weight.grad = None
         answer = step(x)
         assert torch.equal(answer, x * net.weight + 1), i
-    assert step.report[0].calls == 100
+    assert step.reports[0].calls == 100
     net.weight.grad = None
     called = functions_called(lambda: step(x))
     assert len(called) <= MOST_FRAMES, "\n".join(called)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import io
-import logging
 import pickle
 
 import pytest
@@ -33,7 +32,7 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(3, 3)
-        self.step = anabranch.record(self.run, static=[self.layer], max_recordings=5)
+        self.step = anabranch.record(self.run, state=[self.layer], max_recordings=5)
 
     def run(self, x):
         return self.layer(x)
@@ -77,7 +76,7 @@ def test_a_recorded_function_is_copied_without_its_recordings(made):
     step = anabranch.record(plain, max_recordings=7)
     step(torch.ones(2))
     other = made(step)
-    assert other is not step and other._function is plain and not other.report
+    assert other is not step and other._function is plain and not other.reports
     assert other._chosen.max_recordings == 7 and other.__name__ == "plain"
     assert torch.equal(other(torch.ones(2), by=5), torch.full((2,), 5.0))
 
@@ -100,16 +99,18 @@ def test_what_cannot_be_pickled_says_so_as_the_function_does():
     assert copy.deepcopy(anabranch.record(lambda x: x + 1))(1) == 2
 
 
-def test_without_a_gpu_one_line_and_every_report_say_that_nothing_is_recorded(monkeypatch, caplog):
+def test_without_a_gpu_a_warning_and_every_report_say_that_nothing_is_recorded(monkeypatch):
     monkeypatch.setattr(recorded_callable, "_has_gpu", lambda: False)
     recorded_callable._told_of_no_gpu.clear()
     first, second = anabranch.record(plain), anabranch.record(plain)
     silent = anabranch.record(plain, record=False)
-    with caplog.at_level(logging.WARNING, "anabranch.record"):
+    with pytest.warns(anabranch.RecordWarning) as warned:
         for step in (first, second, first, silent):
             step(torch.ones(2))
-    [said] = [record.message for record in caplog.records]
+    [said] = warned
+    assert said.filename == __file__
+    said = str(said.message)
     assert "plain runs as it is: torch finds no GPU" in said and "anabranch.doctor" in said
-    assert [report.calls for step in (first, second, silent) for report in step.report] == [2, 1]
-    assert "torch finds no GPU" in str(first.report[0])
+    assert [report.calls for step in (first, second, silent) for report in step.reports] == [2, 1]
+    assert "torch finds no GPU" in str(first.reports[0])
     assert "torch finds no GPU" in str(anabranch.explain(first, torch.ones(2)))

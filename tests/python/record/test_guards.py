@@ -471,7 +471,7 @@ def test_too_many_numbers_are_named_in_the_reason():
     for i in range(40):
         net.scale = float(i + 2)
         made(X)
-    beyond = made.report[-1]
+    beyond = made.reports[-1]
     assert "there are 16 signatures already (max_recordings)" in beyond.reason
     assert "net.scale" in beyond.reason.partition("differs from the nearest in ")[2]
 

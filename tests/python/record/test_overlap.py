@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -210,10 +211,8 @@ def test_captures_that_use_memory_again_in_different_ways_are_refused():
 
 
 def test_a_report_says_how_much_faster_side_by_side_is_or_why_not():
-    report = RecordingReport("(int64[4])")
-    report.counts.nodes = 3
+    report = RecordingReport("(int64[4])", nodes=3)
     assert "lanes" not in str(report) and "order" not in str(report)  # it was not asked for
-    report.why_in_order = "no two of its kernels may run at once"
-    assert "in captured order: no two of its kernels may run at once" in str(report)
-    report.overlap_gain, report.why_in_order = 1.25, ""
-    assert "side by side 1.25 times as fast" in str(report)
+    ordered = dataclasses.replace(report, why_in_order="no two of its kernels may run at once")
+    assert "in captured order: no two of its kernels may run at once" in str(ordered)
+    assert "side by side 1.25 times as fast" in str(dataclasses.replace(report, parallel_gain=1.25))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ from anabranch._record import recorded_callable
 from anabranch._record.capture.step import Fresh
 from anabranch._record.launch.output_buffers import OutputBuffers
 from anabranch._record.launch.saved_blocks import SavedBlocks
-from anabranch._record.recorded_callable import RecordedCallable, record
+from anabranch._record.record import record
+from anabranch._record.recorded_callable import RecordedCallable
 from anabranch._record.specialization import Specialization
 from anabranch._record.state import state as state_module
 from anabranch._record.state.state import State
@@ -39,7 +41,7 @@ def test_without_a_gpu_a_recorded_callable_runs_as_it_is_and_says_so(monkeypatch
     step = record(lambda x, scale=2: x * scale)
     x = torch.randn(4)
     assert torch.equal(step(x, scale=3), x * 3)
-    assert [report.reason for report in step.report] == [recorded_callable._NO_GPU]
+    assert [report.reason for report in step.reports] == [recorded_callable._NO_GPU]
 
 
 def test_record_is_also_a_decorator_and_keeps_the_name():
@@ -64,7 +66,7 @@ def test_a_method_may_be_recorded_and_has_its_object():
 
     assert torch.equal(Scale(3).scaled(torch.ones(2), plus=1), torch.full((2,), 4.0))
     assert Scale.scaled is Scale.__dict__["scaled"]
-    assert str(Scale(2).scaled.report) == str(Scale.scaled.report)
+    assert str(Scale(2).scaled.reports) == str(Scale.scaled.reports)
 
 
 def test_modules_and_optimizers_of_a_closure_are_found_with_all_their_tensors():
@@ -280,20 +282,20 @@ def test_explain_shows_recorded_callables_that_ran_and_what_became_of_them():
     launched, plain, idle = entries = [Specialization("(float32[4])", State()) for _ in steps]
     for recorded, entry in zip(steps, entries, strict=True):
         recorded._recorder.specializations[entry.report.inputs] = entry
-    launched.report.counts = CaptureCounts(nodes=3, launched_from_host=7, arena_bytes=512,
-                                           held_device_bytes=640, held_host_bytes=96)
-    plain.report.reason = "it looks at a value"
+    launched.recording = SimpleNamespace(counts=CaptureCounts(
+        nodes=3, launched_from_host=7, arena_bytes=512, held_device_bytes=640, held_host_bytes=96))
+    plain.note(reason="it looks at a value")
 
     def call():  # as a call on a GPU would
-        launched.report.calls += 1
-        plain.report.calls += 1
+        launched.calls += 1
+        plain.calls += 1
 
     explanation = anabranch.explain(call)
-    assert set(explanation.callables) == set(steps[:2]) and idle.report.calls == 0
+    assert set(explanation.callables) == set(steps[:2]) and idle.calls == 0
     text = str(explanation)
     assert f"callable: {step.__qualname__}\n  (float32[4]): 1 calls: 0 unchanged, 7 set" in text
     assert "holds 640 bytes on the device, 96 pinned, and 0 of the driver's" in text
-    assert launched.report.memory == (512, 640, 96, 0)
+    assert launched.current_report().memory == (512, 640, 96, 0)
     assert "unrecorded: it looks at a value" in text and "tanh" not in text
 
 

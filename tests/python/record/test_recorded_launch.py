@@ -16,6 +16,7 @@ from stand_in_recording import stand_in_memory
 from torch.testing._internal.two_tensor import TwoTensor
 
 from anabranch import _compat, config
+from anabranch._core.abi import CaptureCounts
 from anabranch._core.capture import Block, Slot
 from anabranch._record import attempt as attempt_module
 from anabranch._record import recorder as recorder_module
@@ -47,7 +48,7 @@ def floats(address):
 class OnTheCpu:
     """In the place of CapturedRecording."""
 
-    counts = SimpleNamespace(unsure=0, nodes=2)
+    counts = CaptureCounts(nodes=2)
     slots = [Slot(0, 4 * COUNT, 4), Slot(1, 4 * COUNT, ALIGNMENT), Slot(2, 4 * COUNT, 512)]
     parts = [4 * COUNT, 512]
 
@@ -229,7 +230,8 @@ def test_a_call_that_is_given_blocks_opens_them_where_it_cannot_be_launched_at_t
     backward._slot_offsets.clear()
     assert torch.equal(recorder._launch("key", entry, leaves, state_module.NO_STATE)[0], wanted)
     assert len(backward._recording.launched) == 2
-    entry.recording, entry.report.reason = None, "refused"
+    entry.recording = None
+    entry.note(reason="refused")
     plain = recorder.run("key", leaves, state_module.NO_STATE, lambda: "()")
     assert torch.equal(plain[0], x * w) and torch.equal(plain[1], x + w) and plain[2] == 5
 
@@ -258,7 +260,7 @@ def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itsel
     assert torch.equal(answer["y"], x * w + 1) and answer["view"].data_ptr() == w.data_ptr()
     assert recorded._recording.launched[0][0][1] != w.data_ptr()
     assert recorder._launch_elsewhere(entry, recorded, [w, w], view, [w, w], [w]) == "plain"
-    assert entry.report.plain_calls == 1
+    assert entry.plain_calls == 1
 
 
 def test_addresses_are_read_again_when_a_capture_had_stand_ins_in_their_place(

@@ -57,7 +57,7 @@ def eager(calls=CALLS):
 
 
 def recorder_of(training, **options):
-    return recorder_module.Recorder(training.step, config.resolve({"overlap": 1, **options}), "step",
+    return recorder_module.Recorder(training.step, config.resolve({"max_parallel_kernels": 1, **options}), "step",
                                     takes_gradients=True)
 
 
@@ -110,6 +110,7 @@ def test_whichever_allocation_fails_the_step_is_eagers_and_is_recorded_later(sta
         stand_in.fail_at, stand_in.free = None, 100 * GIB  # more than was missing
         found += run(recorder, training, 4)
         assert_like_eager(found)
+        [report] = recorder.reports()
         assert report.launched >= 1 and report.reason is None, (n, failed)
     assert phases >= {"Copies", "checksums", "the step", "the first capture", "the second capture",
                       "an executable", "the memory of a launch", "a launch", "a later launch"}
@@ -130,6 +131,7 @@ def test_what_failed_is_not_tried_in_every_call_but_when_more_is_free(stand_in):
     assert len(stand_in.taken) == tried
     stand_in.free += 1
     run(recorder, training, 3)
+    [report] = recorder.reports()
     assert len(stand_in.taken) > tried and report.reason is None and report.launched
 
 
@@ -177,11 +179,12 @@ def test_a_launch_without_memory_runs_plainly_until_there_is_more(stand_in):
     stand_in.fail_at = len(stand_in.taken) + 1
     stand_in.free = 0
     found += run(recorder, training, 3)
+    [report] = recorder.reports()
     assert report.launched == launched and report.plain_calls == 3
     assert "the results of a launch wanted 1048576 bytes" in str(report)
     stand_in.free = GIB
     found += run(recorder, training, 2)
-    assert report.launched == launched + 2
+    assert recorder.reports()[0].launched == launched + 2
     assert_like_eager(found)
 
 
@@ -222,7 +225,7 @@ def test_a_step_that_writes_what_it_was_not_known_to_write_is_recorded_a_call_la
         leaves[0].data.mul_(0.5)
         return answer
 
-    recorder = recorder_module.Recorder(step, config.resolve({"overlap": 1}), "step", takes_gradients=True)
+    recorder = recorder_module.Recorder(step, config.resolve({"max_parallel_kernels": 1}), "step", takes_gradients=True)
     found = run(recorder, training, 6)
     twin = Training()
     wanted = []

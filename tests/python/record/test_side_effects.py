@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import anabranch
+from anabranch._core.abi import CaptureCounts
 from anabranch._record import attempt as attempt_module
 from anabranch._record import recorded_callable, recorder
 from anabranch._record.refusals import NotRecordable
@@ -350,8 +351,7 @@ def launching(monkeypatch):
             answer = attempt._step.call(attempt._step.leaves)
             return answer, SimpleNamespace(
                 uses=list(range(uses)), objects=[], launch=launch, needs_gradients=False,
-                layout=None, has_overlaps=False, counts=SimpleNamespace(
-                    nodes=1, launched_unchanged=0, launched_from_host=0, launched_from_device=0))
+                layout=None, has_overlaps=False, counts=CaptureCounts(nodes=1))
 
         monkeypatch.setattr(attempt_module.Attempt, "record", record)
         return made, launched

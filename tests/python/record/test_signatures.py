@@ -44,7 +44,7 @@ def test_signatures_that_are_too_many_raise_under_strict():
 
 
 def key_of(model, *leaves):
-    return signature_of([ARGUMENTS_ALONE, *leaves], State([lambda: model]))
+    return signature_of([ARGUMENTS_ALONE, *leaves], State([lambda: model]), None)
 
 
 def test_what_tells_a_signature_from_the_nearest_is_named():

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import anabranch
+from anabranch._core.abi import CaptureCounts
 from anabranch._record import recorded_callable
 from anabranch._record import recorder as recorder_module
 from anabranch._record.state.state import NO_STATE, State
@@ -48,8 +49,7 @@ def as_on_a_gpu(monkeypatch):
         entry.set_recording(SimpleNamespace(
             uses=[arguments + i for i in used], needs_gradients=False, has_overlaps=False,
             objects=[i for i, thing in enumerate(objects.values()) if id(thing) in ids(answer)],
-            counts=SimpleNamespace(nodes=1, launched_unchanged=0, launched_from_host=0,
-                                   launched_from_device=0),
+            counts=CaptureCounts(nodes=1),
             layout=None, launch=lambda given, owners, held, **how: Launched(
                 [*(given[arguments + i] for i in order), *held])),
             known, None)
@@ -465,10 +465,10 @@ def test_a_method_is_recorded_once_for_all_objects_of_one_make():
         assert ids(trainer.step(X)) == ids(trainer.plain(X))
     for trainer in trainers:
         assert_launches(trainer.step, trainer.plain)
-        assert len(trainer.step.report) == 1
+        assert len(trainer.step.reports) == 1
     other = Trainer(eps=0.5)
     assert_recorded_anew(other.step, other.plain)
-    assert Trainer.step.name.endswith("Trainer.step") and len(Trainer.step.report) == 2
+    assert Trainer.step.name.endswith("Trainer.step") and len(Trainer.step.reports) == 2
 
 
 def test_objects_that_lead_nowhere_are_told_by_what_they_are():

@@ -57,7 +57,7 @@ class Assembly:
 
     def _part_of(self, region: CompiledRegion, is_native: bool) -> RegionPart:
         if not is_native:
-            return RegionPart(region, reason="native=False")
+            return RegionPart(region, reason="native_regions=False")
         try:
             return self._tape_part(region)
         except Unsupported as error:

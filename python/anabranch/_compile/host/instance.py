@@ -23,7 +23,7 @@ class HostInstance:
 
     def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion], args: list[Any],
                  options: HostOptions) -> None:
-        self.planned = Assembly(graph, regions, args, options.device(), options.native)
+        self.planned = Assembly(graph, regions, args, options.device(), options.native_regions)
         self.run = _make_call(self.planned)
 
     def attach_trace(self, trace: Trace | None) -> None:

@@ -24,6 +24,7 @@ from anabranch._core.library import NativeError
 from anabranch._record.capture.captured import Capture, Captured, Noting
 from anabranch._record.capture.compare import compare, describe, match_allocations, open_answers
 from anabranch._record.capture.host_constants import ROOM_BYTES, HostConstants
+from anabranch._record.capture.now import captured_now
 from anabranch._record.capture.preallocate import allocate_ahead
 from anabranch._record.capture.stand_ins import StandIns, one_at_a_time
 from anabranch._record.capture.step import Step
@@ -172,7 +173,8 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
         try:
             graph.capture_begin(pool=_handle_of(pool), capture_error_mode="thread_local")
             try:
-                with _untold(step), _noting(step, captured, device), _constants(captured):
+                with captured_now(), _untold(step), _noting(step, captured, device), \
+                        _constants(captured):
                     allocate_ahead(step.ahead)
                     answer = step.call(leaves)
                 graph.capture_end()  # raises where a stream was not joined

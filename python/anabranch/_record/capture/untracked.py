@@ -70,7 +70,7 @@ class UntrackedTensors(NotRecordable):
         super().__init__(
             f"it uses a tensor ({kind}{list(one.shape)}) that nothing which was found from it "
             "leads to, so that a launch would not see where it is; give it to the step, or name it "
-            "in static=")
+            "in state=")
         self.tensors = tensors
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anabranch._record.state.paths import Path
+from anabranch._record.state.paths import AllPaths, Ignored, Path
 from anabranch._record.state.state import State
 
 _UNUSED_CALLS = 256  # after which models that are given no more are let go
@@ -26,9 +26,10 @@ _Ids = tuple[int, ...]
 
 class StateCache:
     """``roots`` are walked for every state, with the objects that are given. ``most_fingerprints``
-    kinds of states are told from new ones."""
+    kinds of states are told from new ones. ``has_guards``: on Python's numbers."""
 
-    def __init__(self, roots: Sequence[Any], most_fingerprints: int) -> None:
+    def __init__(self, roots: Sequence[Any], most_fingerprints: int,
+                 has_guards: bool = True) -> None:
         self._roots = roots
         self._states: dict[_Ids, State] = {}  # which hold what the ids belong to
         self._used: dict[_Ids, int] = {}  # in which call
@@ -39,7 +40,8 @@ class StateCache:
         self._numbers = itertools.count()
         self._before: State | None = None
         self._farther: frozenset[Path] = frozenset()
-        self._ignored: frozenset[Path] = frozenset()  # numbers that the step changes itself
+        # Numbers that the step changes itself, or all.
+        self._ignored: Ignored = frozenset[Path]() if has_guards else AllPaths()
         self._lock = threading.Lock()
 
     def current(self, objects: Sequence[Any]) -> State | None:

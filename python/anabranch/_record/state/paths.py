@@ -4,6 +4,7 @@ and key."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -43,3 +44,16 @@ class Everywhere:
     def __contains__(self, path: object) -> bool:
         self._left -= 1
         return self._left >= 0
+
+
+class AllPaths:
+    """A set that has all paths."""
+
+    def __contains__(self, path: object) -> bool:
+        return True
+
+    def union(self, paths: Iterable[Path]) -> AllPaths:
+        return self
+
+
+Ignored = frozenset[Path] | AllPaths

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from anabranch._record.state.guard_collector import GuardCollector
 from anabranch._record.state.guards import Guards, GuardSet, GuardValues
 from anabranch._record.state.hooks import Hooks
-from anabranch._record.state.paths import ARGUMENT, Everywhere, Found, Path, Place
+from anabranch._record.state.paths import ARGUMENT, Everywhere, Found, Ignored, Path, Place
 from anabranch._record.state.walk import Walk
 from anabranch._record.state.watch_list import Lookup, WatchList
 from anabranch._record.tensors import inner_tensors, is_wrapper, may_be_parameter, version_of
@@ -41,7 +41,7 @@ class State:
 
     def __init__(self, roots: Iterable[Any] = (), arguments: Sequence[Any] = (),
                  before: State | None = None, farther: frozenset[Path] = frozenset(),
-                 base: State | None = None, ignored: frozenset[Path] = frozenset()) -> None:
+                 base: State | None = None, ignored: Ignored = frozenset()) -> None:
         self._names: set[str]
         self._numbers: GuardSet
         self.number = 0  # equal for those that recordings need not tell apart
@@ -56,7 +56,9 @@ class State:
         places = collector.places(leading).without(ignored)
         self._numbers = GuardSet([*base._numbers.held, *places.held]) if base else places
         self._names = collector.names
-        watched = [stand for stand in collector.watched if id(stand.thing) not in leading]
+        # What is on the way to guarded values, where there are any.
+        watched = [stand for stand in collector.watched if id(stand.thing) not in leading] \
+            if self._numbers.held else []
         self._watched += [((holder, key), thing) for holder, key, thing in watched]
         self._guards: Guards | None = None
         for found in walk.tensors:

@@ -49,7 +49,7 @@ def choose_overlap(trial: Trial, plain: Run, standing: Run, ordered: StepRecordi
     why = ""
     if grown > ahead + max(spare_bytes, 0):
         why = (f"side by side they would take {grown} bytes more, {max(spare_bytes, 0)} of them "
-               "beside what the plain step takes (overlap_bytes grants more)")
+               "beside what the plain step takes (parallel_bytes grants more)")
     elif trial.copied_to == "host" and trial.copied_bytes > _MOST_COPIED_BYTES:
         why = f"side by side was not tried: each try puts {trial.copied_bytes} bytes back"
     if agree(bool(why)):
