@@ -56,25 +56,29 @@ std::vector<ab::CaptureRange> ranges_of(const AnabranchCaptureRange* ranges, siz
 }  // namespace
 
 AnabranchCaptureDevice* anabranch_capture_device_open(int32_t ordinal) {
-  return ab::bridge::guard([&] {
-    return ab::bridge::handle_of<AnabranchCaptureDevice>(ab::CaptureDevice::open(ordinal));
+  return ab::bridge::guard([&]() -> AnabranchCaptureDevice* {
+    auto device = ab::Device::cuda({ordinal});
+    if (!device.ok()) return ab::bridge::refuse<AnabranchCaptureDevice>(device.error());
+    auto support = ab::describe_capture(*device);
+    if (!support.ok()) return ab::bridge::refuse<AnabranchCaptureDevice>(support.error());
+    return new AnabranchCaptureDevice{*std::move(device), *std::move(support)};
   });
 }
 
 void anabranch_capture_device_free(AnabranchCaptureDevice* device) { delete device; }
 
 const char* anabranch_capture_device_why_no_device_code(const AnabranchCaptureDevice* device) {
-  return device->device.why_no_device_code().c_str();
+  return device->support.why_no_device_code.c_str();
 }
 
 const char* anabranch_capture_device_why_tensor_maps_are_opaque(
     const AnabranchCaptureDevice* device) {
-  return device->device.why_tensor_maps_are_opaque().c_str();
+  return device->support.why_tensor_maps_are_opaque.c_str();
 }
 
 int32_t anabranch_capture_clear(const AnabranchCaptureDevice* device, void* graph) {
   return ab::bridge::guard([&] {
-    const ab::Status cleared = device->device.clear(ab::CudaGraph(graph));
+    const ab::Status cleared = ab::clear_graph(device->device, ab::CudaGraph(graph));
     return cleared.ok() ? 0 : ab::bridge::fail(cleared);
   });
 }
@@ -83,7 +87,8 @@ int32_t anabranch_capture_checksums(const AnabranchCaptureDevice* device,
                                     const AnabranchCaptureRange* ranges, size_t count, void* stream,
                                     AnabranchCaptureChecksum* out) {
   return ab::bridge::guard([&] {
-    const auto sums = device->device.checksums(ranges_of(ranges, count), ab::CudaStream(stream));
+    const auto sums =
+        ab::make_checksums(device->device, ranges_of(ranges, count), ab::CudaStream(stream));
     if (!sums.ok()) return ab::bridge::fail(sums.error());
     for (size_t i = 0; i < sums->size(); ++i) out[i] = {(*sums)[i].first, (*sums)[i].second};
     return 0;
@@ -158,8 +163,9 @@ const char* anabranch_capture_snapshot_mentions(const AnabranchCaptureSnapshot* 
 }
 
 AnabranchCaptureMarks* anabranch_capture_marks_new(const AnabranchCaptureDevice* device) {
-  return ab::bridge::guard(
-      [&] { return new AnabranchCaptureMarks{ab::CaptureMarks::make(device->device)}; });
+  return ab::bridge::guard([&] {
+    return ab::bridge::handle_of<AnabranchCaptureMarks>(ab::CaptureMarks::make(device->device));
+  });
 }
 
 void anabranch_capture_marks_free(AnabranchCaptureMarks* marks) { delete marks; }

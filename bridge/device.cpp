@@ -72,8 +72,9 @@ const char* anabranch_cuda_facts_why_no_gpus(const AnabranchCudaFacts* facts) {
 }
 
 AnabranchStreamTies* anabranch_stream_ties_new(const AnabranchCaptureDevice* device) {
-  return ab::bridge::guard(
-      [&] { return new AnabranchStreamTies{ab::StreamTies(device->device.cuda_device())}; });
+  return ab::bridge::guard([&] {
+    return ab::bridge::handle_of<AnabranchStreamTies>(ab::StreamTies::make(device->device));
+  });
 }
 
 void anabranch_stream_ties_free(AnabranchStreamTies* ties) { delete ties; }

@@ -52,7 +52,8 @@ struct AnabranchTapeBuilder {
   bool broken = false;
 };
 struct AnabranchCaptureDevice {
-  anabranch::CaptureDevice device;
+  anabranch::Device device;
+  anabranch::CaptureSupport support;
 };
 struct AnabranchCaptureMemory {
   anabranch::CaptureMemory memory;

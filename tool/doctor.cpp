@@ -77,9 +77,11 @@ Finding find_cuda_device() {
 
 // Of the first GPU.
 Finding find_device_code() {
-  const Result<CaptureDevice> device = CaptureDevice::open(0);
+  const Result<Device> device = Device::cuda();
   if (!device) return {"device code", false, "no CUDA device"};
-  const std::string& why = device->why_no_device_code();
+  const Result<CaptureSupport> support = describe_capture(*device);
+  if (!support) return {"device code", false, support.error().message()};
+  const std::string& why = support->why_no_device_code;
   return {"device code", why.empty(), why.empty() ? "loaded" : why};
 }
 

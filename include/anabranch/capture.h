@@ -15,13 +15,13 @@
 #include <vector>
 
 #include "anabranch/cuda_handles.h"
+#include "anabranch/device.h"
 #include "anabranch/export.h"
 #include "anabranch/status.h"
 
 namespace anabranch {
 
 namespace cuda {
-class CudaDevice;     // src/device/cuda/cuda_device.h
 class CaptureMemory;  // src/record/cuda/image/capture_memory.h
 class CaptureMarks;   // src/record/cuda/image/capture_marks.h
 struct GraphImage;    // src/record/cuda/image/graph_image.h
@@ -41,37 +41,32 @@ struct CaptureChecksum {
   std::uint64_t second = 0;
 };
 
-// A GPU on which captured graphs are recorded, by its primary context, which torch and the CUDA
-// runtime use.
-class CaptureDevice {
- public:
-  ANABRANCH_API static Result<CaptureDevice> open(int ordinal);
-  explicit CaptureDevice(std::shared_ptr<cuda::CudaDevice> device) : device_(std::move(device)) {}
-
-  // Why addresses are only set from the host, and copies stay as they are; else empty.
-  ANABRANCH_API const std::string& why_no_device_code() const;
-  // Why a kernel that takes tensor maps (TMA descriptors) by value is not recorded; else empty.
-  ANABRANCH_API const std::string& why_tensor_maps_are_opaque() const;
-  // Takes all nodes out of a graph.
-  ANABRANCH_API Status clear(CudaGraph graph) const;
-  // One a range of this GPU's memory, by one launch on `stream`, for which it waits.
-  // Ranges begin at any byte, in any order, and may overlap. Neither the stream nor the calling
-  // thread is in a capture; other threads may be in any that is not global. Without device code
-  // that is refused.
-  ANABRANCH_API Result<std::vector<CaptureChecksum>> checksums(std::span<const CaptureRange> ranges,
-                                                               CudaStream stream) const;
-  const std::shared_ptr<cuda::CudaDevice>& cuda_device() const { return device_; }
-
- private:
-  std::shared_ptr<cuda::CudaDevice> device_;
+// What a GPU cannot do with captured graphs; empty where it can.
+struct CaptureSupport {
+  // Then addresses are only set from the host, and copies stay as they are.
+  std::string why_no_device_code;
+  // Then a kernel that takes tensor maps (TMA descriptors) by value is not recorded.
+  std::string why_tensor_maps_are_opaque;
 };
+
+// Captures are made on GPUs: all of this header refuses the host device (kRecordFailed).
+ANABRANCH_API Result<CaptureSupport> describe_capture(const Device& device);
+
+// Takes all nodes out of a graph.
+ANABRANCH_API Status clear_graph(const Device& device, CudaGraph graph);
+
+// One a range of this GPU's memory, by one launch on `stream`, for which it waits. Ranges begin at
+// any byte, in any order, and may overlap. Neither the stream nor the calling thread is in a
+// capture; other threads may be in any that is not global. Without device code that is refused.
+ANABRANCH_API Result<std::vector<CaptureChecksum>> make_checksums(
+    const Device& device, std::span<const CaptureRange> ranges, CudaStream stream);
 
 // Addresses for captures: fresh ones for every allocation, all of them over one page of 2 MiB,
 // since nothing runs while a graph is captured. Work that runs on them reads and writes that one
 // page.
 class CaptureMemory {
  public:
-  ANABRANCH_API static Result<CaptureMemory> make(const CaptureDevice& device);
+  ANABRANCH_API static Result<CaptureMemory> make(const Device& device);
   // To be called before each capture: the addresses of two captures that allocate alike then differ
   // in both halves, so that half an old address beside a number is taken for none.
   ANABRANCH_API void begin_capture();
@@ -94,15 +89,15 @@ struct CaptureMention {
 class CaptureSnapshot {
  public:
   // Of a graph that has not been instantiated.
-  ANABRANCH_API static Result<CaptureSnapshot> make(const CaptureDevice& device, CudaGraph graph);
+  ANABRANCH_API static Result<CaptureSnapshot> make(const Device& device, CudaGraph graph);
   CudaGraph graph() const { return graph_; }
   // Which of some ranges its nodes name, by addresses in whole words. Both captures freeze what
   // they agree on, so living memory that is in none of their blocks stays named where it was.
   // Ranges are sorted and do not overlap.
   ANABRANCH_API std::vector<CaptureMention> mentions(std::span<const CaptureRange> ranges) const;
-  const cuda::GraphImage& image() const { return *image_; }
 
  private:
+  friend struct detail::Inside;
   CaptureSnapshot(CudaGraph graph, std::shared_ptr<const cuda::GraphImage> image)
       : graph_(graph), image_(std::move(image)) {}
   CudaGraph graph_;
@@ -112,14 +107,14 @@ class CaptureSnapshot {
 // Says while a step is captured which nodes came when.
 class CaptureMarks {
  public:
-  ANABRANCH_API static CaptureMarks make(const CaptureDevice& device);
+  ANABRANCH_API static Result<CaptureMarks> make(const Device& device);
   // Gives the nodes that came since the mark before the next number, from 0 on, and answers it.
   // `allocations` is how many blocks have been allocated since the capture began, on whatever
   // stream.
   ANABRANCH_API Result<std::uint32_t> mark(CudaStream stream, std::uint64_t allocations);
-  const cuda::CaptureMarks& marks() const { return *marks_; }
 
  private:
+  friend struct detail::Inside;
   CaptureMarks(std::shared_ptr<cuda::CudaDevice> device, std::shared_ptr<cuda::CaptureMarks> marks)
       : device_(std::move(device)), marks_(std::move(marks)) {}
   std::shared_ptr<cuda::CudaDevice> device_;

@@ -109,10 +109,9 @@ class CapturedRecording {
   // the holes that it has.
   ANABRANCH_API std::vector<std::uint64_t> parts() const;
   ANABRANCH_API CaptureCounts counts() const;
-  const std::shared_ptr<cuda::CudaDevice>& cuda_device() const { return device_; }
-  const std::shared_ptr<cuda::CudaRecording>& cuda_recording() const { return recording_; }
 
  private:
+  friend struct detail::Inside;
   friend class CapturedStep;
   CapturedRecording(std::shared_ptr<cuda::CudaDevice> device,
                     std::shared_ptr<cuda::CudaRecording> recording)
@@ -125,7 +124,7 @@ class CapturedRecording {
 class CapturedStep {
  public:
   // Notes are of one of the two captures.
-  ANABRANCH_API static Result<CapturedStep> discover(const CaptureDevice& device,
+  ANABRANCH_API static Result<CapturedStep> discover(const Device& device,
                                                      const CaptureSnapshot& first,
                                                      const CaptureSnapshot& second,
                                                      std::span<const CaptureBlock> blocks,

@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "anabranch/cuda_handles.h"
@@ -62,17 +63,14 @@ struct CudaOptions {
 };
 
 namespace host {
-class HostDevice;      // src/device/host/host_device.h
-struct DeviceOptions;  // experimental/thread_control.h
-}  // namespace host
+class HostDevice;  // src/device/host/host_device.h
+}
 namespace cuda {
 class CudaDevice;  // src/device/cuda/cuda_device.h
 class StreamTies;  // src/device/cuda/stream_ties.h
 }  // namespace cuda
-
-class Device;
-namespace host {
-ANABRANCH_API Device make_device(const DeviceOptions& options);
+namespace detail {
+struct Inside;  // src/base/inside.h
 }
 
 class Device {
@@ -81,20 +79,16 @@ class Device {
   // By the device's primary context, the one that the CUDA runtime uses. kDriverMissing,
   // kDriverTooOld or kDriverFailed where there is no driver or no such device.
   ANABRANCH_API static Result<Device> cuda(CudaOptions options = {});
-  // For tests: of a driver that the test brings.
-  ANABRANCH_API explicit Device(std::shared_ptr<cuda::CudaDevice> cuda);
 
   std::string name() const { return name_; }
-  // One of the two is null.
-  const std::shared_ptr<host::HostDevice>& host_device() const { return host_; }
-  const std::shared_ptr<cuda::CudaDevice>& cuda_device() const { return cuda_; }
 
  private:
-  friend ANABRANCH_API Device host::make_device(const host::DeviceOptions&);
+  friend struct detail::Inside;
   Device(std::string name, std::shared_ptr<host::HostDevice> host)
       : name_(std::move(name)), host_(std::move(host)) {}
+  explicit Device(std::shared_ptr<cuda::CudaDevice> cuda);
   std::string name_;
-  std::shared_ptr<host::HostDevice> host_;
+  std::shared_ptr<host::HostDevice> host_;  // one of the two is null
   std::shared_ptr<cuda::CudaDevice> cuda_;
 };
 
@@ -105,8 +99,8 @@ class Device {
 // it again. A capture that is being made elsewhere is left alone.
 class StreamTies {
  public:
-  // Of Device::cuda_device() or CaptureDevice::cuda_device(), which it keeps.
-  ANABRANCH_API explicit StreamTies(std::shared_ptr<cuda::CudaDevice> device);
+  // Keeps the device. kStreamRefused for the host device, which has no streams.
+  ANABRANCH_API static Result<StreamTies> make(const Device& device);
 
   // What is queued on `stream` from now on begins behind all that `others` have queued so far. One
   // that is idle is not waited for.
@@ -115,6 +109,7 @@ class StreamTies {
   ANABRANCH_API Status fork(CudaStream stream, std::span<const CudaStream> others) const;
 
  private:
+  explicit StreamTies(std::shared_ptr<cuda::StreamTies> ties) : ties_(std::move(ties)) {}
   std::shared_ptr<cuda::StreamTies> ties_;
 };
 

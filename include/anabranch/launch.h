@@ -34,7 +34,6 @@ class LaunchMark;  // src/record/cuda/plan/launch_mark.h
 class Ticket {
  public:
   Ticket() = default;  // of a launch that has ended
-  explicit Ticket(std::shared_ptr<const cuda::LaunchMark> mark) : mark_(std::move(mark)) {}
 
   // Whether the launch has ended, well or not.
   bool done() const { return !mark_ || is_over(); }
@@ -42,6 +41,8 @@ class Ticket {
   ANABRANCH_API Status wait() const;
 
  private:
+  friend struct detail::Inside;
+  explicit Ticket(std::shared_ptr<const cuda::LaunchMark> mark) : mark_(std::move(mark)) {}
   ANABRANCH_API bool is_over() const;
   std::shared_ptr<const cuda::LaunchMark> mark_;
 };

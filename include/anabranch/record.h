@@ -37,18 +37,15 @@ class Recording {
   const Plan& plan() const { return plan_; }
   // The caller's thread and the workers a launch uses. 1 on CUDA.
   ANABRANCH_API std::uint32_t lane_count() const;
-  // One of the two is null.
-  const std::shared_ptr<host::HostRecording>& host_recording() const { return host_; }
-  const std::shared_ptr<cuda::PlanRecording>& cuda_recording() const { return cuda_; }
 
  private:
-  friend ANABRANCH_API Result<Recording> record(const Plan&, const Device&, const RegionTable&);
+  friend struct detail::Inside;
   Recording(Plan plan, std::shared_ptr<host::HostRecording> host)
       : plan_(std::move(plan)), host_(std::move(host)) {}
   Recording(Plan plan, std::shared_ptr<cuda::PlanRecording> cuda)
       : plan_(std::move(plan)), cuda_(std::move(cuda)) {}
   Plan plan_;
-  std::shared_ptr<host::HostRecording> host_;
+  std::shared_ptr<host::HostRecording> host_;  // one of the two is null
   std::shared_ptr<cuda::PlanRecording> cuda_;
 };
 

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "anabranch/launch.h"
+#include "base/inside.h"
 #include "device/cuda/cuda_device.h"
 #include "record/cuda/cuda_recording_testing.h"
 #include "record/cuda/image/capture_memory.h"
@@ -19,7 +20,7 @@ using testing::kBytes;
 class CaptureTest : public testing::CudaStepTest {
  protected:
   CaptureTest() { image_ = sim::add_device_code(*sim); }
-  CaptureDevice open() { return CaptureDevice(*CudaDevice::make(*d, 0, image_.c_str())); }
+  Device open() { return detail::Inside::make<Device>(*CudaDevice::make(*d, 0, image_.c_str())); }
 
   std::vector<CaptureBlock> blocks() const {
     std::vector<CaptureBlock> all;
@@ -50,15 +51,18 @@ class CaptureTest : public testing::CudaStepTest {
   std::uint64_t allocate_part(std::uint64_t bytes) {
     return allocate(bytes + 512) / 512 * 512 + 512;
   }
-  Result<CapturedStep> discover(const CaptureDevice& device,
-                                const std::vector<CaptureBlock>& with) {
+  Result<CapturedStep> discover(const Device& device, const std::vector<CaptureBlock>& with) {
+    return discover(device, device, with);
+  }
+  Result<CapturedStep> discover(const Device& device, const Device& on,
+                                const std::vector<CaptureBlock>& with = {}) {
     const auto first = CaptureSnapshot::make(device, CudaGraph(captures[0].graph));
     const auto second = CaptureSnapshot::make(device, CudaGraph(captures[1].graph));
     if (!first.ok()) return first.error();
     if (!second.ok()) return second.error();
-    return CapturedStep::discover(device, *first, *second, with);
+    return CapturedStep::discover(on, *first, *second, with);
   }
-  Result<CapturedRecording> make(const CaptureDevice& device, const std::vector<CaptureBlock>& with,
+  Result<CapturedRecording> make(const Device& device, const std::vector<CaptureBlock>& with,
                                  const CaptureOptions& options = {}) {
     const auto step = discover(device, with);
     return step.ok() ? step->record(options) : step.error();
@@ -70,7 +74,7 @@ class CaptureTest : public testing::CudaStepTest {
 };
 
 TEST_F(CaptureTest, ACapturedStepLaunchesAtItsArguments) {
-  const CaptureDevice device = open();
+  const Device device = open();
   const auto recording = make(device, blocks());
   ASSERT_TRUE(recording.ok()) << recording.error().message();
   destroy_captures();
@@ -98,7 +102,7 @@ TEST_F(CaptureTest, ACapturedStepLaunchesAtItsArguments) {
 }
 
 TEST_F(CaptureTest, AStepThatWasDiscoveredOnceIsRecordedForEachKindOfLaunch) {
-  const CaptureDevice device = open();
+  const Device device = open();
   auto step = discover(device, blocks());
   ASSERT_TRUE(step.ok()) << step.error().message();
   EXPECT_EQ(step->unsure(), 0u);
@@ -124,24 +128,25 @@ TEST_F(CaptureTest, AStepThatWasDiscoveredOnceIsRecordedForEachKindOfLaunch) {
 }
 
 TEST_F(CaptureTest, ChecksumsOfMemoryTellWhetherItIsTheSame) {
-  const CaptureDevice device = open();
+  const Device device = open();
   const std::uint64_t at = allocate(4096);
   ASSERT_CU(d->cuMemsetD8(at, 7, 4096));
   const std::vector<CaptureRange> ranges = {{at, 2048}, {at + 2048, 2048}, {at + 1, 2047}};
-  const auto sums = device.checksums(ranges, CudaStream(work_stream));
+  const auto sums = make_checksums(device, ranges, CudaStream(work_stream));
   ASSERT_TRUE(sums.ok()) << sums.error().message();
   EXPECT_EQ((*sums)[0].first, (*sums)[1].first);
   EXPECT_EQ((*sums)[0].second, (*sums)[1].second);
   EXPECT_NE((*sums)[0].first, (*sums)[2].first);
-  const CaptureDevice without(*CudaDevice::make(*d, 0, sim::SimDriver::make_image({}).c_str()));
-  const auto refused = without.checksums(ranges, CudaStream(work_stream));
+  const Device without = detail::Inside::make<Device>(
+      *CudaDevice::make(*d, 0, sim::SimDriver::make_image({}).c_str()));
+  const auto refused = make_checksums(without, ranges, CudaStream(work_stream));
   ASSERT_FALSE(refused.ok());
-  EXPECT_THAT(refused.error().message(), HasSubstr(without.why_no_device_code()));
+  EXPECT_THAT(refused.error().message(), HasSubstr(describe_capture(without)->why_no_device_code));
 }
 
 TEST_F(CaptureTest, ALargeArenaComesInPartsThatMayLieAnywhere) {
   constexpr std::uint64_t kTemporary = std::uint64_t{33} << 20;
-  const CaptureDevice device = open();
+  const Device device = open();
   const auto recording = make(device, capture_again(kTemporary));
   ASSERT_TRUE(recording.ok()) << recording.error().message();
   ASSERT_THAT(recording->parts(), ElementsAre(kTemporary, kTemporary));
@@ -163,7 +168,7 @@ TEST_F(CaptureTest, ALargeArenaComesInPartsThatMayLieAnywhere) {
 }
 
 TEST_F(CaptureTest, BlocksLieInAFreshOneUntilANodeNamesIt) {
-  const CaptureDevice device = open();
+  const Device device = open();
   auto with = capture_again(kBytes);
   with[1].fresh = true;
   const auto recording = make(device, with);
@@ -184,7 +189,7 @@ TEST_F(CaptureTest, BlocksLieInAFreshOneUntilANodeNamesIt) {
 }
 
 TEST_F(CaptureTest, AFreshBlockThatIsNotGivenIsLikeAnyOther) {
-  const CaptureDevice device = open();
+  const Device device = open();
   auto with = capture_again(kBytes);
   for (CaptureBlock& block : with) block.fresh = !block.given;
   const auto recording = make(device, with);
@@ -193,7 +198,7 @@ TEST_F(CaptureTest, AFreshBlockThatIsNotGivenIsLikeAnyOther) {
 }
 
 TEST_F(CaptureTest, GivenMemoryThatNoNodeNamesIsNoSlot) {
-  const CaptureDevice device = open();
+  const Device device = open();
   auto with = blocks();
   const CaptureBlock idle{allocate(kBytes), allocate(kBytes), kBytes, true};
   with.insert(with.begin(), idle);
@@ -204,7 +209,7 @@ TEST_F(CaptureTest, GivenMemoryThatNoNodeNamesIsNoSlot) {
 }
 
 TEST_F(CaptureTest, MemoryInNoBlockThatDiffersIsRefused) {
-  const CaptureDevice device = open();
+  const Device device = open();
   auto with = blocks();
   with.pop_back();
   const auto recording = make(device, with);
@@ -214,7 +219,7 @@ TEST_F(CaptureTest, MemoryInNoBlockThatDiffersIsRefused) {
 
 TEST_F(CaptureTest, HandlesMayDieOnAnyThreadAndLeaveNothing) {
   const std::size_t before = sim->live_objects();
-  auto device = std::make_unique<CaptureDevice>(open());
+  auto device = std::make_unique<Device>(open());
   auto memory = anabranch::CaptureMemory::make(*device);
   ASSERT_TRUE(memory.ok());
   ASSERT_TRUE(memory->allocate(3 << 20).ok());
@@ -252,7 +257,7 @@ class PinnedCaptureTest : public CaptureTest {
 };
 
 TEST_F(PinnedCaptureTest, LaunchesAreAtTheKindOfMemoryThatWasSaid) {
-  const CaptureDevice device = open();
+  const Device device = open();
   const auto blocks = capture_again(kBytes);
   for (const bool mapped_memory : {false, true}) {
     const auto recording = make(device, blocks, {.mapped_memory = mapped_memory});
@@ -276,16 +281,29 @@ TEST_F(PinnedCaptureTest, LaunchesAreAtTheKindOfMemoryThatWasSaid) {
 }
 
 TEST_F(CaptureTest, AGraphThatIsNoneIsRefused) {
-  const CaptureDevice device = open();
-  EXPECT_EQ(device.clear({}).code(), StatusCode::kNotRecordable);
+  const Device device = open();
+  EXPECT_EQ(clear_graph(device, {}).code(), StatusCode::kNotRecordable);
   const auto snapshot = CaptureSnapshot::make(device, nullptr);
   ASSERT_FALSE(snapshot.ok());
   EXPECT_THAT(snapshot.error().message(), HasSubstr("no graph was given"));
 }
 
+TEST_F(CaptureTest, TheHostDeviceIsRefused) {
+  const Device host = Device::host();
+  for (const Status& refused :
+       {describe_capture(host).error(), clear_graph(host, CudaGraph(captures[0].graph)),
+        make_checksums(host, {}, {}).error(), anabranch::CaptureMemory::make(host).error(),
+        anabranch::CaptureMarks::make(host).error(), anabranch::StreamTies::make(host).error(),
+        CaptureSnapshot::make(host, CudaGraph(captures[0].graph)).error(),
+        discover(open(), host).error()}) {
+    EXPECT_FALSE(refused.ok());
+    EXPECT_THAT(refused.message(), HasSubstr("Open a GPU: Device::cuda()"));
+  }
+}
+
 TEST_F(CaptureTest, AClearedGraphHasNoNodes) {
-  const CaptureDevice device = open();
-  ASSERT_TRUE(device.clear(CudaGraph(captures[0].graph)).ok());
+  const Device device = open();
+  ASSERT_TRUE(clear_graph(device, CudaGraph(captures[0].graph)).ok());
   EXPECT_TRUE(nodes_of(captures[0].graph).empty());
 }
 

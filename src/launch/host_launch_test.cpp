@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/inside.h"
 #include "device/host/team_testing.h"
 #include "launch/launch_testing.h"
 #include "plan/random_program.h"
@@ -345,7 +346,7 @@ TEST(HostLaunch, WritesEachStepOnceAndItsWaitsBeforeItBegins) {
   ASSERT_GT(recording.lane_count(), 1u);
   testing::SlotMemory memory(plan);
   EventRing ring(10'000);
-  recording.host_recording()->set_event_ring(&ring);
+  detail::Inside::host(recording)->set_event_ring(&ring);
   must(launch(recording, memory.bindings()));
   std::map<std::uint32_t, TraceEvent> steps;
   int launches = 0, waits = 0;
@@ -373,10 +374,10 @@ TEST(HostLaunch, WritesNothingOnceTheRingIsTakenAway) {
   const Recording recording = must(record(plan, device_of(4), regions.table()));
   testing::SlotMemory memory(plan);
   EventRing ring(10'000);
-  recording.host_recording()->set_event_ring(&ring);
+  detail::Inside::host(recording)->set_event_ring(&ring);
   must(launch(recording, memory.bindings()));
   ring.clear();
-  recording.host_recording()->set_event_ring(nullptr);
+  detail::Inside::host(recording)->set_event_ring(nullptr);
   must(launch(recording, memory.bindings()));
   EXPECT_TRUE(ring.events().empty());
 }

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "base/inside.h"
 #include "device/cuda/context_scope.h"
 #include "device/cuda/handles.h"
 #include "launch/bindings.h"
@@ -37,11 +38,11 @@ Status refuse_stream(CudaStream stream) {
 
 Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings,
                       CudaStream stream) {
-  if (recording.cuda_recording()) {
-    return cuda::launch_plan(*recording.cuda_recording(), bindings, cuda::stream_of(stream));
+  if (const auto& on_gpu = detail::Inside::cuda(recording)) {
+    return cuda::launch_plan(*on_gpu, bindings, cuda::stream_of(stream));
   }
   if (stream) return refuse_stream(stream);
-  host::HostRecording& host = *recording.host_recording();
+  host::HostRecording& host = *detail::Inside::host(recording);
   const host::HostHold hold(host);
   if (!hold) {
     return Status(StatusCode::kBusy,
@@ -57,9 +58,10 @@ Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindi
 
 Status launch(const CapturedRecording& recording, std::span<const std::uint64_t> addresses,
               CudaStream stream) {
-  const cuda::ContextScope current(*recording.cuda_device(), cuda::Act::kLaunch);
+  const cuda::ContextScope current(*detail::Inside::device(recording), cuda::Act::kLaunch);
   if (!current.status().ok()) return current.status();
-  const auto queued = cuda::launch(*recording.cuda_recording(), addresses, cuda::stream_of(stream));
+  const auto queued =
+      cuda::launch(*detail::Inside::recording(recording), addresses, cuda::stream_of(stream));
   return queued.ok() ? Status() : queued.error();
 }
 

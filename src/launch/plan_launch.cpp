@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "base/inside.h"
 #include "device/cuda/context_scope.h"
 #include "launch/bindings.h"
 #include "launch/cuda_launch.h"
@@ -83,7 +84,7 @@ Result<Ticket> launch_plan(PlanRecording& recording, std::span<const Binding> bi
   own->last = placed.ok() ? *mark : nullptr;
   own->last_stream = stream;
   if (!placed.ok()) return placed;
-  return Ticket(*mark);
+  return detail::Inside::make<Ticket>(*mark);
 }
 
 }  // namespace anabranch::cuda

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include "base/inside.h"
 #include "record/host/host_recording.h"
 #include "record/record_testing.h"
 
@@ -69,7 +70,7 @@ TEST(Record, AlignsTheArenaToItsMostAlignedBuffer) {
   Regions regions;
   regions.add("f", do_nothing);
   const Recording recording = must(record(plan_of(builder), device_of(1), regions.table()));
-  const void* address = recording.host_recording()->addresses().data()[0];
+  const void* address = detail::Inside::host(recording)->addresses().data()[0];
   ASSERT_NE(address, nullptr);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(address) % 4096, 0u);
 }

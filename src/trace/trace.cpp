@@ -2,6 +2,7 @@
 #include "anabranch/trace.h"
 
 #include "base/event_ring.h"
+#include "base/inside.h"
 #include "record/host/host_recording.h"
 
 namespace anabranch {
@@ -21,8 +22,9 @@ std::uint64_t Trace::dropped() const { return ring_->dropped(); }
 void Trace::clear() { ring_->clear(); }
 
 void attach_trace(const Recording& recording, Trace* trace) {
-  if (!recording.host_recording()) return;
-  recording.host_recording()->set_event_ring(trace == nullptr ? nullptr : trace->ring_.get());
+  const auto& on_host = detail::Inside::host(recording);
+  if (!on_host) return;
+  on_host->set_event_ring(trace == nullptr ? nullptr : trace->ring_.get());
 }
 
 }  // namespace anabranch

@@ -6,6 +6,7 @@
 #include <array>
 #include <vector>
 
+#include "base/inside.h"
 #include "device/cuda/handles.h"
 #include "device/cuda/stream_ties.h"
 
@@ -42,8 +43,14 @@ Result<Device> Device::cuda(CudaOptions options) {
 Device::Device(std::shared_ptr<cuda::CudaDevice> cuda)
     : name_(name_of(*cuda)), cuda_(std::move(cuda)) {}
 
-StreamTies::StreamTies(std::shared_ptr<cuda::CudaDevice> device)
-    : ties_(std::make_shared<cuda::StreamTies>(std::move(device))) {}
+Result<StreamTies> StreamTies::make(const Device& device) {
+  const auto& on = detail::Inside::cuda(device);
+  if (!on) {
+    return Status(StatusCode::kStreamRefused,
+                  "tie: the host device has no streams. Open a GPU: Device::cuda().");
+  }
+  return StreamTies(std::make_shared<cuda::StreamTies>(on));
+}
 
 Status StreamTies::join(CudaStream stream, std::span<const CudaStream> others) const {
   return ties_->join(cuda::stream_of(stream), streams_of(others));

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/inside.h"
+
 namespace anabranch {
 
 Device Device::host(HostOptions options) { return host::make_device({options, {}}); }
@@ -23,7 +25,8 @@ std::uint32_t lanes_from(const HostOptions& options) {
 Device make_device(const DeviceOptions& options) {
   auto device = std::make_shared<HostDevice>(options);
   const std::uint32_t lanes = device->max_lanes();
-  return Device(fmt::format("host, {} lane{}", lanes, lanes == 1 ? "" : "s"), std::move(device));
+  return detail::Inside::make<Device>(fmt::format("host, {} lane{}", lanes, lanes == 1 ? "" : "s"),
+                                      std::move(device));
 }
 
 HostDevice::HostDevice(const DeviceOptions& options)

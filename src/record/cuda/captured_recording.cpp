@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "base/inside.h"
 #include "device/cuda/checksums.h"
 #include "device/cuda/context_scope.h"
 #include "device/cuda/handles.h"
@@ -20,6 +21,7 @@ namespace anabranch {
 namespace {
 
 using cuda::recorded;
+using detail::Inside;
 
 // What is given back to the driver needs the context to be current, on whatever thread that is.
 template <typename Thing>
@@ -37,6 +39,12 @@ cuda::UnitKind kind_of(const CaptureBlock& block) {
   return block.fresh ? cuda::UnitKind::kFresh : cuda::UnitKind::kGiven;
 }
 
+Result<std::shared_ptr<cuda::CudaDevice>> gpu_of(const Device& device) {
+  if (const auto& gpu = Inside::cuda(device)) return gpu;
+  return Status(StatusCode::kRecordFailed,
+                "capture: the host device captures no graphs. Open a GPU: Device::cuda().");
+}
+
 Status no_graph(const char* act) {
   return Status(StatusCode::kNotRecordable,
                 fmt::format("{}: no graph was given, its handle is null. Pass the one that "
@@ -46,30 +54,25 @@ Status no_graph(const char* act) {
 
 std::optional<cuda::Notes> notes_of(const CaptureNotes* notes) {
   if (!notes) return std::nullopt;
-  return cuda::Notes{&notes->marks->marks(), notes->blocks_before, notes->works, notes->uses};
+  return cuda::Notes{&Inside::marks(*notes->marks), notes->blocks_before, notes->works,
+                     notes->uses};
 }
 
 }  // namespace
 
-Result<CaptureDevice> CaptureDevice::open(int ordinal) {
-  auto device = cuda::CudaDevice::open(ordinal);
-  if (!device.ok()) return device.error();
-  return CaptureDevice(*std::move(device));
+Result<CaptureSupport> describe_capture(const Device& device) {
+  const auto gpu = gpu_of(device);
+  if (!gpu.ok()) return gpu.error();
+  return CaptureSupport{(*gpu)->why_no_device_code(), (*gpu)->why_tensor_maps_are_opaque()};
 }
 
-const std::string& CaptureDevice::why_no_device_code() const {
-  return device_->why_no_device_code();
-}
-
-const std::string& CaptureDevice::why_tensor_maps_are_opaque() const {
-  return device_->why_tensor_maps_are_opaque();
-}
-
-Status CaptureDevice::clear(CudaGraph graph) const {
+Status clear_graph(const Device& device, CudaGraph graph) {
+  const auto gpu = gpu_of(device);
+  if (!gpu.ok()) return gpu.error();
   if (!graph) return no_graph("clear");
-  const cuda::ContextScope current(*device_);
+  const cuda::ContextScope current(**gpu);
   if (!current.status().ok()) return current.status();
-  const cuda::Driver& driver = device_->driver();
+  const cuda::Driver& driver = (*gpu)->driver();
   const auto nodes = cuda::list_nodes(driver, cuda::graph_of(graph));
   if (!nodes.ok()) return nodes.error();
   for (const cuda::CuGraphNode node : *nodes) {
@@ -80,12 +83,15 @@ Status CaptureDevice::clear(CudaGraph graph) const {
   return {};
 }
 
-Result<std::vector<CaptureChecksum>> CaptureDevice::checksums(std::span<const CaptureRange> ranges,
-                                                              CudaStream stream) const {
+Result<std::vector<CaptureChecksum>> make_checksums(const Device& device,
+                                                    std::span<const CaptureRange> ranges,
+                                                    CudaStream stream) {
+  const auto gpu = gpu_of(device);
+  if (!gpu.ok()) return gpu.error();
   std::vector<cuda::ByteRange> all;
   all.reserve(ranges.size());
   for (const CaptureRange& range : ranges) all.push_back({range.begin, range.size_bytes});
-  const auto sums = cuda::checksums(*device_, cuda::stream_of(stream), all);
+  const auto sums = cuda::checksums(**gpu, cuda::stream_of(stream), all);
   if (!sums.ok()) return sums.error();
   std::vector<CaptureChecksum> found;
   found.reserve(sums->size());
@@ -93,13 +99,14 @@ Result<std::vector<CaptureChecksum>> CaptureDevice::checksums(std::span<const Ca
   return found;
 }
 
-Result<CaptureMemory> CaptureMemory::make(const CaptureDevice& device) {
-  const cuda::ContextScope current(*device.cuda_device());
+Result<CaptureMemory> CaptureMemory::make(const Device& device) {
+  const auto gpu = gpu_of(device);
+  if (!gpu.ok()) return gpu.error();
+  const cuda::ContextScope current(**gpu);
   if (!current.status().ok()) return current.status();
-  auto memory = cuda::CaptureMemory::make(device.cuda_device()->driver());
+  auto memory = cuda::CaptureMemory::make((*gpu)->driver());
   if (!memory.ok()) return memory.error();
-  return CaptureMemory(
-      kept_with(device.cuda_device(), std::shared_ptr<cuda::CaptureMemory>(*std::move(memory))));
+  return CaptureMemory(kept_with(*gpu, std::shared_ptr<cuda::CaptureMemory>(*std::move(memory))));
 }
 
 void CaptureMemory::begin_capture() { memory_->begin_capture(); }
@@ -108,9 +115,10 @@ Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t size_bytes) {
   return memory_->allocate(size_bytes);
 }
 
-CaptureMarks CaptureMarks::make(const CaptureDevice& device) {
-  const auto& on = device.cuda_device();
-  return CaptureMarks(on, std::make_shared<cuda::CaptureMarks>(on->driver()));
+Result<CaptureMarks> CaptureMarks::make(const Device& device) {
+  const auto gpu = gpu_of(device);
+  if (!gpu.ok()) return gpu.error();
+  return CaptureMarks(*gpu, std::make_shared<cuda::CaptureMarks>((*gpu)->driver()));
 }
 
 Result<std::uint32_t> CaptureMarks::mark(CudaStream stream, std::uint64_t allocations) {
@@ -119,11 +127,13 @@ Result<std::uint32_t> CaptureMarks::mark(CudaStream stream, std::uint64_t alloca
   return marks_->mark(cuda::stream_of(stream), allocations);
 }
 
-Result<CaptureSnapshot> CaptureSnapshot::make(const CaptureDevice& device, CudaGraph graph) {
+Result<CaptureSnapshot> CaptureSnapshot::make(const Device& device, CudaGraph graph) {
+  const auto gpu = gpu_of(device);
+  if (!gpu.ok()) return gpu.error();
   if (!graph) return no_graph("record");
-  const cuda::ContextScope current(*device.cuda_device());
+  const cuda::ContextScope current(**gpu);
   if (!current.status().ok()) return current.status();
-  auto image = cuda::read_graph(device.cuda_device()->driver(), cuda::graph_of(graph));
+  auto image = cuda::read_graph((*gpu)->driver(), cuda::graph_of(graph));
   if (!image.ok()) return image.error();
   return CaptureSnapshot(graph, std::make_shared<const cuda::GraphImage>(*std::move(image)));
 }
@@ -132,12 +142,13 @@ std::vector<CaptureMention> CaptureSnapshot::mentions(std::span<const CaptureRan
   return cuda::find_mentions(*image_, ranges);
 }
 
-Result<CapturedStep> CapturedStep::discover(const CaptureDevice& device,
-                                            const CaptureSnapshot& first,
+Result<CapturedStep> CapturedStep::discover(const Device& device, const CaptureSnapshot& first,
                                             const CaptureSnapshot& second,
                                             std::span<const CaptureBlock> blocks,
                                             const CaptureNotes* with) {
-  const auto& on = device.cuda_device();
+  const auto gpu = gpu_of(device);
+  if (!gpu.ok()) return gpu.error();
+  const auto& on = *gpu;
   const cuda::ContextScope current(*on);
   if (!current.status().ok()) return current.status();
   std::vector<cuda::CaptureAllocation> in_first, in_second;
@@ -150,7 +161,7 @@ Result<CapturedStep> CapturedStep::discover(const CaptureDevice& device,
   const auto notes = notes_of(with);
   const auto capture_of = [&](const CaptureSnapshot& of,
                               std::span<const cuda::CaptureAllocation> allocations, bool is_noted) {
-    return cuda::Capture{cuda::graph_of(of.graph()), allocations, &of.image(),
+    return cuda::Capture{cuda::graph_of(of.graph()), allocations, &Inside::image(of),
                          is_noted ? &*notes : nullptr};
   };
   auto found = cuda::discover(on->driver(), capture_of(first, in_first, with && !with->of_second),

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "anabranch/record.h"
+#include "base/inside.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/handles.h"
 #include "device/sim/device_code_kernels.h"
@@ -146,7 +147,7 @@ class SimBench {
   const cuda::Driver& driver() const { return driver_; }
   void make_current() const { driver_.cuCtxSetCurrent(context_); }
   Device make_device() const {
-    return Device(must(cuda::CudaDevice::make(driver_, 0, image_.c_str())));
+    return detail::Inside::make<Device>(must(cuda::CudaDevice::make(driver_, 0, image_.c_str())));
   }
   // As kernels; kept as long as this is.
   const RegionTable& kernels_of(const Plan& plan, const RegionTable& regions) {
