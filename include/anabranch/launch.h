@@ -28,7 +28,7 @@ struct Binding {
 };
 
 namespace cuda {
-class LaunchMark;  // src/record/cuda/plan/launch_mark.h
+class LaunchMark;  // src/record/cuda/exec/launch_mark.h
 }  // namespace cuda
 
 class Ticket {

@@ -17,7 +17,7 @@
 #include "anabranch/record.h"
 #include "device/cuda/cuda_device.h"
 #include "record/cuda/exec/cuda_recording.h"
-#include "record/cuda/plan/launch_mark.h"
+#include "record/cuda/exec/launch_mark.h"
 
 namespace anabranch::cuda {
 

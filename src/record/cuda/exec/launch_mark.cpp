@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "record/cuda/plan/launch_mark.h"
+#include "record/cuda/exec/launch_mark.h"
 
 #include "device/cuda/context_scope.h"
 
