@@ -262,7 +262,7 @@ int32_t anabranch_captured_launch(const AnabranchCapturedRecording* recording,
                                   const uint64_t* addresses, uint32_t count, void* stream) {
   return ab::bridge::guard([&] {
     const ab::Status queued =
-        ab::launch(recording->recording, {addresses, count}, ab::CudaStream(stream));
+        ab::queue_launch(recording->recording, {addresses, count}, ab::CudaStream(stream));
     return queued.ok() ? 0 : ab::bridge::fail(queued);
   });
 }

@@ -17,9 +17,7 @@ AnabranchRecording* anabranch_recording_make(const AnabranchPlan* plan,
     auto recording = ab::record(plan->plan, device->device, table);
     if (!recording.ok()) return ab::bridge::refuse<AnabranchRecording>(recording.error());
     std::vector<uint64_t> sizes;
-    for (const ab::Slot& slot : plan->plan.slots()) {
-      sizes.push_back(plan->plan.program().buffer(slot.buffer).size_bytes);
-    }
+    for (const ab::RecordingSlot& slot : recording->slots()) sizes.push_back(slot.size_bytes);
     return new AnabranchRecording{std::move(*recording), std::move(sizes)};
   });
 }

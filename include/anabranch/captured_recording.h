@@ -17,16 +17,18 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "anabranch/capture.h"
 #include "anabranch/export.h"
+#include "anabranch/record.h"
 #include "anabranch/status.h"
 
 namespace anabranch {
 
 namespace cuda {
-class CudaRecording;  // src/record/cuda/exec/cuda_recording.h
+class StepRecording;  // src/record/cuda/step_recording.h
 struct Discovery;     // src/record/cuda/discover.h
 }  // namespace cuda
 
@@ -101,8 +103,12 @@ struct CaptureOptions {
   bool mapped_memory = false;
 };
 
+// The recording of a captured step. As a Recording it has a slot for each of slots(), and then one
+// for each of parts().
 class CapturedRecording {
  public:
+  ANABRANCH_API operator Recording() const;
+
   ANABRANCH_API std::vector<CaptureSlot> slots() const;
   // The bytes of each part of the arena, where blocks lie that are not given and that found no room
   // in fresh ones: 32 MiB or more each, and 64 at most, so that an allocator has room for them in
@@ -113,11 +119,8 @@ class CapturedRecording {
  private:
   friend struct detail::Inside;
   friend class CapturedStep;
-  CapturedRecording(std::shared_ptr<cuda::CudaDevice> device,
-                    std::shared_ptr<cuda::CudaRecording> recording)
-      : device_(std::move(device)), recording_(std::move(recording)) {}
-  std::shared_ptr<cuda::CudaDevice> device_;
-  std::shared_ptr<cuda::CudaRecording> recording_;
+  explicit CapturedRecording(std::shared_ptr<cuda::StepRecording> step) : step_(std::move(step)) {}
+  std::shared_ptr<cuda::StepRecording> step_;
 };
 
 // What two captures of one step have in common, and which of it moves.

@@ -47,24 +47,23 @@ class Ticket {
   std::shared_ptr<const cuda::LaunchMark> mark_;
 };
 
-// `bindings[i]` serves plan.slots()[i]. Checked before anything runs: count, address, alignment,
-// size, and that no written buffer shares bytes with another; on CUDA, that no two that the
-// recording uses do.
+// `bindings[i]` serves recording.slots()[i]. Checked before anything runs: count, address,
+// alignment, size, and that no written buffer shares bytes with another; on CUDA, that no two that
+// the recording uses do.
 //
 // On the host there is no stream but the calling thread: another `stream` than null is refused
 // (kStreamRefused), since the launch could not come after the work queued on it. On CUDA the launch
 // starts after all work queued on `stream` so far, and later work on it waits for the launch.
-// Launches on different streams may overlap, as long as they write nothing in common: each has an
-// arena of its own, up to two of them, and further ones wait, on the device, for one before.
+// Launches on different streams may overlap, as long as they write nothing in common. Those of a
+// plan have an arena each, up to two of them, and further ones wait, on the device, for one before;
+// those of a captured step are given theirs.
 ANABRANCH_API Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings,
                                     CudaStream stream = {});
 
-// One launch of a captured step: an address for each of slots(), then one for each of parts(),
-// which are aligned to 512 and may lie in one block or anywhere. No two share bytes; what has none
-// may be anywhere. The work is queued on `stream` when the call returns; the memory must live until
-// it has ended there. Launches of one recording may overlap on several streams, each with parts of
-// its own.
-ANABRANCH_API Status launch(const CapturedRecording& recording,
-                            std::span<const std::uint64_t> addresses, CudaStream stream);
+// The same of a captured step without a ticket, by addresses alone: for callers with these at
+// hand, whose stream tells when the launch has ended. One for each of slots(), then one for each of
+// parts(), which are aligned to 512 and may lie in one block or anywhere.
+ANABRANCH_API Status queue_launch(const CapturedRecording& recording,
+                                  std::span<const std::uint64_t> addresses, CudaStream stream);
 
 }  // namespace anabranch

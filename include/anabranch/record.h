@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recording: a plan made real on a device, once. Its structure never changes; addresses do.
+// Recording: a plan, or a captured step (captured_recording.h), made real on a device, once. Its
+// structure never changes; addresses do.
 // Ownership: a Recording is a shared handle; it keeps plan, device and arena alive. On the host the
 //            contexts of its regions, on CUDA the modules of their kernels, must outlive it.
 // Threads:   different recordings are independent. On the host a recording takes one launch at a
@@ -11,10 +12,14 @@
 //            that still run.
 #pragma once
 
+#include <cassert>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "anabranch/device.h"
 #include "anabranch/export.h"
@@ -30,11 +35,26 @@ class HostRecording;  // src/record/host/host_recording.h
 }
 namespace cuda {
 class PlanRecording;  // src/record/cuda/plan/plan_recording.h
-}
+class StepRecording;  // src/record/cuda/step_recording.h
+}  // namespace cuda
+
+// What one binding of a launch serves.
+struct RecordingSlot {
+  std::string name;  // of a plan's buffer; "block 3" or "arena part 0" of a captured step
+  std::uint64_t size_bytes = 0;
+  std::uint64_t alignment = 1;  // that an address must have
+};
 
 class Recording {
  public:
-  const Plan& plan() const { return plan_; }
+  // Whether it is of a plan; a captured step has none.
+  bool has_plan() const { return plan_.has_value(); }
+  const Plan& plan() const {
+    assert(has_plan());
+    return *plan_;
+  }
+  // In the order of a launch's bindings.
+  ANABRANCH_API std::vector<RecordingSlot> slots() const;
   // The caller's thread and the workers a launch uses. 1 on CUDA.
   ANABRANCH_API std::uint32_t lane_count() const;
 
@@ -44,9 +64,11 @@ class Recording {
       : plan_(std::move(plan)), host_(std::move(host)) {}
   Recording(Plan plan, std::shared_ptr<cuda::PlanRecording> cuda)
       : plan_(std::move(plan)), cuda_(std::move(cuda)) {}
-  Plan plan_;
-  std::shared_ptr<host::HostRecording> host_;  // one of the two is null
+  explicit Recording(std::shared_ptr<cuda::StepRecording> step) : step_(std::move(step)) {}
+  std::optional<Plan> plan_;
+  std::shared_ptr<host::HostRecording> host_;  // one of the three is there
   std::shared_ptr<cuda::PlanRecording> cuda_;
+  std::shared_ptr<cuda::StepRecording> step_;
 };
 
 // On CUDA the plan's streams are captured as streams and its waits as events, so that the graph has

@@ -14,11 +14,10 @@ namespace anabranch::detail {
 struct Inside {
   // Of a Device or a Recording, on the host.
   static const auto& host(const auto& handle) { return handle.host_; }
-  // On CUDA; of a Recording that of a plan.
+  // On CUDA; of a Recording, that of a plan.
   static const auto& cuda(const auto& handle) { return handle.cuda_; }
-  // Of what serves captures.
-  static const auto& device(const auto& handle) { return handle.device_; }
-  static const auto& recording(const auto& handle) { return handle.recording_; }
+  // Of a Recording or a CapturedRecording, of a captured step.
+  static const auto& step(const auto& handle) { return handle.step_; }
   static const auto& image(const auto& snapshot) { return *snapshot.image_; }
   static const auto& marks(const auto& marks) { return *marks.marks_; }
 

@@ -2,7 +2,9 @@
 // Captured steps through the public headers, on the simulated driver.
 #include "anabranch/captured_recording.h"
 
+#include <array>
 #include <thread>
+#include <vector>
 
 #include "anabranch/launch.h"
 #include "base/inside.h"
@@ -51,6 +53,12 @@ class CaptureTest : public testing::CudaStepTest {
   std::uint64_t allocate_part(std::uint64_t bytes) {
     return allocate(bytes + 512) / 512 * 512 + 512;
   }
+  // Of x, y and the arena.
+  static std::vector<Binding> bind(std::array<std::uint64_t, 3> at) {
+    return {{reinterpret_cast<void*>(at[0]), kBytes},
+            {reinterpret_cast<void*>(at[1]), kBytes},
+            {reinterpret_cast<void*>(at[2]), 1024}};
+  }
   Result<CapturedStep> discover(const Device& device, const std::vector<CaptureBlock>& with) {
     return discover(device, device, with);
   }
@@ -87,8 +95,8 @@ TEST_F(CaptureTest, ACapturedStepLaunchesAtItsArguments) {
   for (std::uint32_t round = 0; round < 3; ++round) {
     const std::uint64_t in = allocate(kBytes), out = allocate(kBytes);
     put_words(in, round);
-    const Status queued = anabranch::launch(*recording, std::vector{in, out, allocate_part(1024)},
-                                            CudaStream(work_stream));
+    const Status queued = queue_launch(*recording, std::vector{in, out, allocate_part(1024)},
+                                       CudaStream(work_stream));
     ASSERT_TRUE(queued.ok()) << queued.message();
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
     expect_result(out, round);
@@ -99,6 +107,94 @@ TEST_F(CaptureTest, ACapturedStepLaunchesAtItsArguments) {
   EXPECT_GE(counts.held_device_bytes, 2u * (8 + 3 * 8 + sizeof(std::uint64_t) * kNodes));
   EXPECT_EQ(counts.launched_unchanged + counts.launched_from_host + counts.launched_from_device,
             3u);
+}
+
+TEST_F(CaptureTest, ACapturedRecordingIsARecordingWhoseLaunchesAnswerTickets) {
+  const Device device = open();
+  const auto made = make(device, blocks());
+  ASSERT_TRUE(made.ok()) << made.error().message();
+  const Recording recording = *made;
+  EXPECT_FALSE(recording.has_plan());
+  EXPECT_EQ(recording.lane_count(), 1u);
+  const std::vector<RecordingSlot> slots = recording.slots();
+  ASSERT_EQ(slots.size(), 3u);
+  EXPECT_EQ(slots[1].name, "block 1");
+  EXPECT_EQ(slots[1].size_bytes, kBytes);
+  EXPECT_EQ(slots[2].name, "arena part 0");
+  EXPECT_EQ(slots[2].alignment, 512u);
+  std::vector<Ticket> tickets;
+  for (std::uint32_t round = 0; round < 5; ++round) {
+    const std::uint64_t in = allocate(kBytes), out = allocate(kBytes);
+    put_words(in, round);
+    const auto ticket =
+        anabranch::launch(recording, bind({in, out, allocate_part(1024)}), CudaStream(work_stream));
+    ASSERT_TRUE(ticket.ok()) << ticket.error().message();
+    ASSERT_TRUE(ticket->wait().ok());
+    EXPECT_TRUE(ticket->done());
+    expect_result(out, round);
+    if (round % 2 == 0) tickets.push_back(*ticket);  // the others' marks are used again
+  }
+  EXPECT_THAT(dump_recording(recording), HasSubstr("launched"));
+}
+
+TEST_F(CaptureTest, ATicketOfACapturedStepIsNotDoneBeforeItsLaunch) {
+  const Device device = open();
+  const auto made = make(device, blocks());
+  ASSERT_TRUE(made.ok());
+  const Recording recording = *made;
+  const std::uint64_t in = allocate(kBytes), out = allocate(kBytes), arena = allocate_part(1024);
+  const auto launch = [&] {
+    return *anabranch::launch(recording, bind({in, out, arena}), CudaStream(work_stream));
+  };
+  const Ticket first = launch(), second = launch();
+  EXPECT_FALSE(first.done());
+  EXPECT_TRUE(second.wait().ok());
+  EXPECT_TRUE(first.done() && second.done());
+}
+
+TEST_F(CaptureTest, BindingsThatDoNotFitACapturedStepAreRefused) {
+  const Device device = open();
+  const auto made = make(device, blocks());
+  ASSERT_TRUE(made.ok());
+  auto bindings = bind({allocate(kBytes), allocate(kBytes), allocate_part(1024)});
+  const auto refusal = [&] {
+    const auto ticket = anabranch::launch(*made, bindings, CudaStream(work_stream));
+    return ticket.ok() ? Status() : ticket.error();
+  };
+  bindings[1].size_bytes = kBytes - 1;
+  EXPECT_THAT(refusal().message(), HasSubstr("the binding of slot 1 has 511 bytes"));
+  bindings[1].size_bytes = kBytes;
+  bindings[2].data = nullptr;
+  EXPECT_THAT(refusal().message(), HasSubstr("arena part 0 is at 0x0"));
+  bindings.pop_back();
+  EXPECT_THAT(refusal().message(), HasSubstr("2 bindings were given"));
+  EXPECT_EQ(refusal().code(), StatusCode::kBadBinding);
+}
+
+TEST_F(CaptureTest, ALaunchOfACapturedStepThatFailsLeavesTheNextOneRight) {
+  const Device device = open();
+  const auto made = make(device, blocks());
+  ASSERT_TRUE(made.ok());
+  const Recording recording = *made;
+  for (std::uint64_t n = 1;; ++n) {
+    const std::uint64_t in = allocate(kBytes), out = allocate(kBytes);
+    const auto bindings = bind({in, out, allocate_part(1024)});
+    put_words(in, 7);
+    sim->fail_call(n, CuResult::kOutOfMemory);
+    const auto failing = anabranch::launch(recording, bindings, CudaStream(work_stream));
+    const std::string failed = sim->failed_call();
+    sim->fail_call(0, CuResult::kSuccess);
+    if (failed.empty()) {
+      EXPECT_TRUE(failing.ok());
+      EXPECT_GT(n, 3u);
+      return;
+    }
+    EXPECT_FALSE(failing.ok()) << failed;
+    const auto again = anabranch::launch(recording, bindings, CudaStream(work_stream));
+    ASSERT_TRUE(again.ok()) << failed << ": " << again.error().message();
+    EXPECT_TRUE(again->wait().ok());
+    expect_result(out, 7);
+  }
 }
 
 TEST_F(CaptureTest, AStepThatWasDiscoveredOnceIsRecordedForEachKindOfLaunch) {
@@ -119,8 +215,8 @@ TEST_F(CaptureTest, AStepThatWasDiscoveredOnceIsRecordedForEachKindOfLaunch) {
   for (std::uint32_t round = 0; round < 6; ++round) {
     const std::uint64_t in = allocate(kBytes), out = allocate(kBytes);
     put_words(in, round);
-    const Status queued = anabranch::launch(
-        made[round % 2], std::vector{in, out, allocate_part(1024)}, CudaStream(work_stream));
+    const Status queued = queue_launch(made[round % 2], std::vector{in, out, allocate_part(1024)},
+                                       CudaStream(work_stream));
     ASSERT_TRUE(queued.ok()) << queued.message();
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
     expect_result(out, round);
@@ -157,13 +253,13 @@ TEST_F(CaptureTest, ALargeArenaComesInPartsThatMayLieAnywhere) {
     addresses[2] = round == 0 ? place : other;
     addresses[3] = round == 0 ? other : place;
     put_words(addresses[0], round);
-    const Status queued = anabranch::launch(*recording, addresses, CudaStream(work_stream));
+    const Status queued = queue_launch(*recording, addresses, CudaStream(work_stream));
     ASSERT_TRUE(queued.ok()) << queued.message();
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
     expect_result(addresses[1], round);
   }
   addresses[2] = addresses[3] + kTemporary - 512;
-  EXPECT_THAT(anabranch::launch(*recording, addresses, CudaStream(work_stream)).message(),
+  EXPECT_THAT(queue_launch(*recording, addresses, CudaStream(work_stream)).message(),
               HasSubstr("arena part 1 and arena part 0 share bytes"));
 }
 
@@ -181,7 +277,7 @@ TEST_F(CaptureTest, BlocksLieInAFreshOneUntilANodeNamesIt) {
     const std::vector<std::uint64_t> at{allocate_part(kBytes), allocate_part(kBytes),
                                         allocate_part(kBytes)};
     put_words(at[0], round);
-    const Status queued = anabranch::launch(*recording, at, CudaStream(work_stream));
+    const Status queued = queue_launch(*recording, at, CudaStream(work_stream));
     ASSERT_TRUE(queued.ok()) << queued.message();
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
     expect_result(at[1], round);
@@ -268,11 +364,11 @@ TEST_F(PinnedCaptureTest, LaunchesAreAtTheKindOfMemoryThatWasSaid) {
       const std::vector<std::uint64_t> at_mapped{mapped.address(), mapped.address() + kBytes};
       const std::vector<std::uint64_t> at_allocated{allocate_part(kBytes), allocate_part(kBytes)};
       x_[0] = round;
-      const Status refused = anabranch::launch(*recording, mapped_memory ? at_allocated : at_mapped,
-                                               CudaStream(work_stream));
+      const Status refused = queue_launch(*recording, mapped_memory ? at_allocated : at_mapped,
+                                          CudaStream(work_stream));
       EXPECT_EQ(refused.code(), StatusCode::kLaunchDriverFailed);
-      const Status queued = anabranch::launch(*recording, mapped_memory ? at_mapped : at_allocated,
-                                              CudaStream(work_stream));
+      const Status queued = queue_launch(*recording, mapped_memory ? at_mapped : at_allocated,
+                                         CudaStream(work_stream));
       ASSERT_TRUE(queued.ok()) << queued.message();
       ASSERT_CU(d->cuStreamSynchronize(work_stream));
       EXPECT_EQ(y_[0], round + 1);

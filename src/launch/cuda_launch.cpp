@@ -93,4 +93,10 @@ Result<Repoint> launch(CudaRecording& recording, std::span<const std::uint64_t> 
   return how;
 }
 
+Status mark_end(LaunchMark& mark, CuStream stream, const Driver& driver) {
+  const Status placed = mark.place(stream);
+  if (!placed.ok()) driver.cuStreamSynchronize(stream);
+  return placed;
+}
+
 }  // namespace anabranch::cuda

@@ -14,6 +14,7 @@
 #include "anabranch/status.h"
 #include "launch/cuda_bindings.h"
 #include "record/cuda/exec/cuda_recording.h"
+#include "record/cuda/exec/launch_mark.h"
 
 namespace anabranch::cuda {
 
@@ -28,5 +29,9 @@ enum class Repoint : std::uint8_t {
 // Neither allocates nor locks unless something is wrong.
 Result<Repoint> launch(CudaRecording& recording, std::span<const std::uint64_t> addresses,
                        CuStream stream, SinceLaunch* since = nullptr);
+
+// Behind a launch that has been queued. Where that fails, it waits for the launch: its memory would
+// be in use without a sign of it.
+Status mark_end(LaunchMark& mark, CuStream stream, const Driver& driver);
 
 }  // namespace anabranch::cuda

@@ -10,6 +10,7 @@
 #include "launch/cuda_launch.h"
 #include "launch/host_launch.h"
 #include "launch/plan_launch.h"
+#include "launch/step_launch.h"
 
 namespace anabranch {
 
@@ -41,6 +42,9 @@ Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindi
   if (const auto& on_gpu = detail::Inside::cuda(recording)) {
     return cuda::launch_plan(*on_gpu, bindings, cuda::stream_of(stream));
   }
+  if (const auto& step = detail::Inside::step(recording)) {
+    return cuda::launch_step(*step, bindings, cuda::stream_of(stream));
+  }
   if (stream) return refuse_stream(stream);
   host::HostRecording& host = *detail::Inside::host(recording);
   const host::HostHold hold(host);
@@ -56,12 +60,12 @@ Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindi
   return Ticket();
 }
 
-Status launch(const CapturedRecording& recording, std::span<const std::uint64_t> addresses,
-              CudaStream stream) {
-  const cuda::ContextScope current(*detail::Inside::device(recording), cuda::Act::kLaunch);
+Status queue_launch(const CapturedRecording& recording, std::span<const std::uint64_t> addresses,
+                    CudaStream stream) {
+  cuda::StepRecording& step = *detail::Inside::step(recording);
+  const cuda::ContextScope current(*step.device(), cuda::Act::kLaunch);
   if (!current.status().ok()) return current.status();
-  const auto queued =
-      cuda::launch(*detail::Inside::recording(recording), addresses, cuda::stream_of(stream));
+  const auto queued = cuda::launch(step.graph(), addresses, cuda::stream_of(stream));
   return queued.ok() ? Status() : queued.error();
 }
 

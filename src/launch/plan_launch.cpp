@@ -49,14 +49,6 @@ class InFlightLease {
   InFlight& taken_;
 };
 
-// Work of the graph that lies behind a call that failed would use the arena with nobody to know of
-// it.
-Status place(LaunchMark& mark, CuStream stream, const Driver& driver) {
-  const Status placed = mark.place(stream);
-  if (!placed.ok()) driver.cuStreamSynchronize(stream);
-  return placed;
-}
-
 }  // namespace
 
 Result<Ticket> launch_plan(PlanRecording& recording, std::span<const Binding> bindings,
@@ -80,7 +72,7 @@ Result<Ticket> launch_plan(PlanRecording& recording, std::span<const Binding> bi
   }
   const auto queued = launch(graph, addresses, stream);
   if (!queued.ok()) return queued.error();
-  const Status placed = place(**mark, stream, recording.device()->driver());
+  const Status placed = mark_end(**mark, stream, recording.device()->driver());
   own->last = placed.ok() ? *mark : nullptr;
   own->last_stream = stream;
   if (!placed.ok()) return placed;

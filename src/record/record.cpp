@@ -5,11 +5,32 @@
 
 #include "base/inside.h"
 #include "record/cuda/plan/plan_recording.h"
+#include "record/cuda/step_recording.h"
 #include "record/host/host_recording.h"
 
 namespace anabranch {
 
 std::uint32_t Recording::lane_count() const { return host_ ? host_->lane_count() : 1; }
+
+std::vector<RecordingSlot> Recording::slots() const {
+  std::vector<RecordingSlot> slots;
+  if (!has_plan()) {
+    const cuda::CudaRecording& graph = step_->graph();
+    const std::span<const cuda::CudaSlot> given = graph.slots();
+    const std::span<const cuda::SourceRule> rules = graph.source_rules();
+    for (std::size_t i = 0; i < rules.size(); ++i) {
+      slots.push_back({i < given.size() ? fmt::format("block {}", given[i].allocation)
+                                        : fmt::format("arena part {}", i - given.size()),
+                       rules[i].bytes(), rules[i].mask() + 1});
+    }
+    return slots;
+  }
+  for (const Slot& slot : plan().slots()) {
+    const Buffer& buffer = plan().program().buffer(slot.buffer);
+    slots.push_back({buffer.name, buffer.size_bytes, buffer.alignment});
+  }
+  return slots;
+}
 
 Result<Recording> record(const Plan& plan, const Device& device, const RegionTable& regions) {
   if (const auto& gpu = detail::Inside::cuda(device)) {
@@ -24,6 +45,9 @@ Result<Recording> record(const Plan& plan, const Device& device, const RegionTab
 
 std::string dump_recording(const Recording& recording) {
   if (const auto& on_gpu = detail::Inside::cuda(recording)) return on_gpu->dump();
+  if (const auto& step = detail::Inside::step(recording)) {
+    return cuda::describe_graph(*step->device(), step->graph());
+  }
   const std::uint32_t lanes = recording.lane_count();
   return fmt::format("host: {} steps on {} lane{}, an arena of {} bytes",
                      recording.plan().order().size(), lanes, lanes == 1 ? "" : "s",

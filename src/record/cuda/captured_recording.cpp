@@ -16,6 +16,7 @@
 #include "record/cuda/image/capture_memory.h"
 #include "record/cuda/image/driver_graph.h"
 #include "record/cuda/image/graph_image.h"
+#include "record/cuda/step_recording.h"
 
 namespace anabranch {
 namespace {
@@ -185,39 +186,42 @@ Result<CapturedRecording> CapturedStep::record(const CaptureOptions& chosen) con
   options.mapped_memory = chosen.mapped_memory;
   auto recording = cuda::make_recording(device_->driver(), *discovery_, options);
   if (!recording.ok()) return recording.error();
-  return CapturedRecording(device_, kept_with(device_, *std::move(recording)));
+  return CapturedRecording(std::make_shared<cuda::StepRecording>(device_, *std::move(recording)));
 }
+
+CapturedRecording::operator Recording() const { return Inside::make<Recording>(step_); }
 
 std::vector<CaptureSlot> CapturedRecording::slots() const {
   std::vector<CaptureSlot> slots;
-  for (const cuda::CudaSlot& slot : recording_->slots()) {
+  for (const cuda::CudaSlot& slot : step_->graph().slots()) {
     slots.push_back({slot.allocation, slot.bytes, slot.alignment});
   }
   return slots;
 }
 
-std::vector<std::uint64_t> CapturedRecording::parts() const { return recording_->part_bytes(); }
+std::vector<std::uint64_t> CapturedRecording::parts() const { return step_->graph().part_bytes(); }
 
 CaptureCounts CapturedRecording::counts() const {
   const auto read = [](const std::atomic<std::uint64_t>& count) {
     return count.load(std::memory_order_relaxed);
   };
+  cuda::CudaRecording& graph = step_->graph();
   CaptureCounts counts;
-  counts.nodes = recording_->node_count();
-  counts.sites = static_cast<std::uint32_t>(recording_->sites().size());
-  const cuda::StepCounts& of_step = recording_->step_counts();
+  counts.nodes = graph.node_count();
+  counts.sites = static_cast<std::uint32_t>(graph.sites().size());
+  const cuda::StepCounts& of_step = graph.step_counts();
   counts.unsure = of_step.unsure;
   counts.known = of_step.known;
   counts.host_copies = of_step.host_copies;
   counts.lanes = of_step.lanes;
-  for (const std::uint64_t bytes : recording_->part_bytes()) counts.arena_bytes += bytes;
-  counts.arena_lower_bound_bytes = recording_->arena().lower_bound_bytes;
-  counts.held_device_bytes = recording_->held().device;
-  counts.held_host_bytes = recording_->held().host;
-  counts.held_driver_bytes = recording_->held().driver;
-  counts.launched_unchanged = read(recording_->counts().unchanged);
-  counts.launched_from_host = read(recording_->counts().from_host);
-  counts.launched_from_device = read(recording_->counts().from_device);
+  for (const std::uint64_t bytes : graph.part_bytes()) counts.arena_bytes += bytes;
+  counts.arena_lower_bound_bytes = graph.arena().lower_bound_bytes;
+  counts.held_device_bytes = graph.held().device;
+  counts.held_host_bytes = graph.held().host;
+  counts.held_driver_bytes = graph.held().driver;
+  counts.launched_unchanged = read(graph.counts().unchanged);
+  counts.launched_from_host = read(graph.counts().from_host);
+  counts.launched_from_device = read(graph.counts().from_device);
   return counts;
 }
 

@@ -35,4 +35,12 @@ Status LaunchMark::wait() const {
   return launched("cuEventSynchronize", driver().cuEventSynchronize(event_));
 }
 
+std::shared_ptr<LaunchMark> LaunchMarks::find_unused() noexcept {
+  for (std::size_t i = 0; i < marks_.size(); ++i) {
+    next_ = (next_ + 1) % marks_.size();
+    if (marks_[next_].use_count() == 1) return marks_[next_];
+  }
+  return nullptr;
+}
+
 }  // namespace anabranch::cuda

@@ -8,7 +8,10 @@
 // Edges:     a mark that was never placed is over.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "anabranch/status.h"
 #include "device/cuda/cuda_device.h"
@@ -37,6 +40,20 @@ class LaunchMark {
 
   const std::shared_ptr<const CudaDevice> device_;
   CuEvent event_ = nullptr;
+};
+
+// Marks that are used again. One thread at a time.
+class LaunchMarks {
+ public:
+  // One that no ticket has; null if there is none. Only this hands marks out, so one that has no
+  // other owner stays that way. Tickets mostly go in the order in which they came: the next mark is
+  // the likeliest to be free.
+  std::shared_ptr<LaunchMark> find_unused() noexcept;
+  void add(std::shared_ptr<LaunchMark> mark) { marks_.push_back(std::move(mark)); }
+
+ private:
+  std::vector<std::shared_ptr<LaunchMark>> marks_;
+  std::size_t next_ = 0;
 };
 
 }  // namespace anabranch::cuda

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "record/cuda/plan/plan_recording.h"
 
-#include <fmt/format.h>
-
 #include "device/cuda/context_scope.h"
 #include "record/cuda/discover.h"
 #include "record/cuda/plan/plan_capture.h"
 #include "record/cuda/plan/plan_units.h"
+#include "record/cuda/step_recording.h"
 #include "record/region_table.h"
 
 namespace anabranch::cuda {
@@ -30,15 +29,10 @@ void InFlight::free() {
   if (block_) device_->driver().cuMemFree(block_);
 }
 
-// Only the lessee hands marks out, so one that has no other owner stays that way. Tickets
-// mostly go in the order in which they came: the next mark is the likeliest to be free.
 Result<std::shared_ptr<LaunchMark>> InFlight::take_mark() {
-  for (std::size_t i = 0; i < marks_.size(); ++i) {
-    next_mark_ = (next_mark_ + 1) % marks_.size();
-    if (marks_[next_mark_].use_count() == 1) return marks_[next_mark_];
-  }
+  if (auto mark = marks_.find_unused()) return mark;
   auto made = LaunchMark::make(device_);
-  if (made.ok()) marks_.push_back(*made);
+  if (made.ok()) marks_.add(*made);
   return made;
 }
 
@@ -92,19 +86,6 @@ PlanRecording::~PlanRecording() {
   graph_.reset();
 }
 
-std::string PlanRecording::dump() const {
-  std::size_t nodes = 0;
-  const PlacedSite* before = nullptr;
-  for (const PlacedSite& site : graph_->sites()) {
-    nodes += !before || before->node != site.node;
-    before = &site;
-  }
-  const CudaLaunchCounts& counts = graph_->counts();
-  return fmt::format(
-      "cuda {}: {} addresses in {} nodes, an arena of {} bytes; launched {} times with nothing "
-      "moved, {} times re-pointed by the host, {} times by the device",
-      device_->ordinal(), graph_->sites().size(), nodes, graph_->arena().size_bytes,
-      counts.unchanged.load(), counts.from_host.load(), counts.from_device.load());
-}
+std::string PlanRecording::dump() const { return describe_graph(*device_, *graph_); }
 
 }  // namespace anabranch::cuda

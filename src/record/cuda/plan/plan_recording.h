@@ -51,8 +51,7 @@ class InFlight {
   std::shared_ptr<CudaDevice> device_;
   CuDevicePtr block_ = 0;
   std::vector<std::uint64_t> addresses_;
-  std::vector<std::shared_ptr<LaunchMark>> marks_;
-  std::size_t next_mark_ = 0;
+  LaunchMarks marks_;
 };
 
 class PlanRecording {
