@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a user writes: y = x + 1 and z = 2 * x on two streams, checked, and every room touched.
 #include <anabranch/anabranch.h>
+#include <anabranch/experimental/tape.h>
 
 #include <array>
 #include <cstdio>
+#include <iostream>
+
+#if ANABRANCH_VERSION_MAJOR != 0
+#error "this program was written for version 0"
+#endif
 
 using namespace anabranch;
 
@@ -31,7 +37,7 @@ Result<Program> make_program() {
 }
 
 int fail(const Status& status) {
-  std::fprintf(stderr, "%s\n", status.message().c_str());
+  std::cerr << status << '\n';
   return 1;
 }
 
@@ -47,6 +53,11 @@ int main() {
   const Result<Recording> recording = record(
       *read_back, Device::host(), {{"add_one", {add_one, nullptr}}, {"twice", {twice, nullptr}}});
   if (!recording) return fail(recording.error());
+  for (const RecordingSlot& slot : recording->slots()) {
+    std::printf("%s: %llu bytes\n", slot.name.c_str(),
+                static_cast<unsigned long long>(slot.size_bytes));
+  }
+  if (!tape::TapeBuilder().finish()) return 1;  // experimental headers are installed too
 
   Trace trace;
   attach_trace(*recording, &trace);

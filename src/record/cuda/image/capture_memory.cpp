@@ -16,7 +16,7 @@ constexpr std::uint64_t kDifferentBegins = 509;
 std::atomic<std::uint64_t> ranges_so_far{0};
 // A mapping costs some 30 us however large it is, so pages are large and mapped ahead of their use.
 constexpr std::size_t kPageGranules = 8;  // 16 MiB of memory while there are captures
-constexpr std::size_t kAheadBytes = std::size_t{256} << 20;
+constexpr std::size_t kMappedAheadBytes = std::size_t{256} << 20;
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -70,8 +70,8 @@ Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
   Range& range = ranges_.back();
   if (range.mapped < range.used + needed) {
     const std::size_t missing = range.used + needed - range.mapped;
-    const std::size_t more =
-        std::min(round_up(std::max(missing, kAheadBytes), page_bytes_), range.bytes - range.mapped);
+    const std::size_t more = std::min(round_up(std::max(missing, kMappedAheadBytes), page_bytes_),
+                                      range.bytes - range.mapped);
     if (Status mapped = map(range.address + range.mapped, more); !mapped.ok()) return mapped;
     range.mapped += more;
   }
