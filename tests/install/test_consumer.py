@@ -21,7 +21,7 @@ from runpaths import find_stray_runpaths
 CONSUMER = Path(__file__).with_name("consumer")
 # Bytes of these libraries stay inside: another copy in the same process must not meet ours.
 PRIVATE_SYMBOLS = re.compile(r"\b(fmt|flatbuffers|nlohmann|CLI)::")
-LAUNCHED = "y=4 z=6 traced=yes"
+LAUNCHED = "x: 4 bytes\ny: 4 bytes\nz: 4 bytes\ny=4 z=6 traced=yes"
 
 
 def run(*command: object, must_fail: bool = False) -> str:
@@ -47,8 +47,9 @@ def build_consumer(folder: Path, compiler: str, *arguments: str) -> None:
 
 def check_prefix(prefix: Path, build: Path, source: Path) -> None:
     """All public headers and nothing else, and no path of this machine in the package files."""
-    public = {path.name for path in (source / "include/anabranch").iterdir()}
-    installed = {path.name for path in (prefix / "include/anabranch").iterdir()}
+    public, installed = (
+        {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        for folder in (source / "include/anabranch", prefix / "include/anabranch"))
     check(public == installed, f"headers installed are {installed}, public are {public}")
     for path in prefix.rglob("*.cmake"):
         for stray in (str(build), str(source)):
