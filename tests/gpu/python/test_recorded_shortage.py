@@ -220,7 +220,8 @@ def test_a_step_whose_runs_differ_is_verified_within_bounds_under_a_limit(allowe
 
 
 def test_no_recording_with_a_wrong_address_is_trusted(monkeypatch):
-    """Each address of a launch is moved by 16 bytes in turn; the checksums find every one."""
+    """Each address of a launch is moved by 512 bytes in turn, which alignment cannot tell; the
+    checksums find every one."""
     monkeypatch.setattr("anabranch._record.trial.trial._SMALL_BYTES", 0)
     monkeypatch.setattr("anabranch._record.trial.trial.room_on_device", lambda device: 0)
     gather = recording.StepRecording._gather
@@ -243,7 +244,7 @@ def test_no_recording_with_a_wrong_address_is_trusted(monkeypatch):
     for wrong in range(report.slots):
         def shifted(self, *args, wrong=wrong):
             addresses = bytearray(gather(self, *args))
-            moved = int.from_bytes(addresses[8 * wrong:8 * wrong + 8], "little") + 16
+            moved = int.from_bytes(addresses[8 * wrong:8 * wrong + 8], "little") + 512
             addresses[8 * wrong:8 * wrong + 8] = moved.to_bytes(8, "little")
             return bytes(addresses)
 

@@ -187,7 +187,7 @@ def test_notes_are_dropped_where_a_mark_has_failed_and_the_step_goes_on(noting):
 
 def match(first, second):
     """Of two captures that allocate these (address, size)."""
-    made = [SimpleNamespace(pool=SimpleNamespace(id=i), given_at=[at])
+    made = [SimpleNamespace(pool_id=i, given_at=[at])
             for i, at in enumerate((1, 2))]
     history = SimpleNamespace(
         segments={0: {a for a, _ in first}, 1: {a for a, _ in second}},

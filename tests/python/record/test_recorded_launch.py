@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import struct
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -308,6 +309,18 @@ def test_stand_ins_have_the_layout_of_the_given_and_memory_of_the_capture():
     assert inside.data_ptr() - first.data_ptr() == 16 and len(rooms) == 2
     inside.fill_(0x3F800000)  # the bits of 1.0
     assert first.T.flatten().tolist() == [0.0] * 4 + [1.0] * 2 + [0.0] * 10
+
+
+def test_a_closed_capture_has_no_pool_whoever_holds_it():
+    """The frames of what failed may; a pool that outlives its memory frees others' addresses."""
+    class Pool:
+        id = (0, 1)
+
+    captured = Captured(SimpleNamespace(reset=lambda: None), Pool(), [])
+    gone = weakref.ref(captured.pool)
+    assert captured.pool_id == (0, 1)
+    captured.close()
+    assert gone() is None
 
 
 def test_a_capture_that_an_old_history_breaks_says_what_to_do():

@@ -5,7 +5,9 @@ runs as it would have without us, and is recorded when there is more."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
+import sys
 
 import pytest
 import torch
@@ -78,6 +80,14 @@ def stand_in(monkeypatch):
     return StandIn(monkeypatch, arguments=3)
 
 
+@pytest.fixture
+def no_collection():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def test_without_a_failure_the_step_is_recorded_and_like_eager(stand_in):
     training = Training()
     recorder = recorder_of(training)
@@ -85,6 +95,20 @@ def test_without_a_failure_the_step_is_recorded_and_like_eager(stand_in):
     [report] = recorder.reports()
     assert report.reason is None and report.launched == CALLS - 2 and report.verified == "bitwise"
     assert report.recording.copied_to == "host" and report.recording.copied >= 2 * 5000 * 4
+
+
+def test_what_a_recorded_call_answers_is_the_callers_alone(stand_in, no_collection):
+    """Autograd adds up gradients in place if nobody else has them, and copies them otherwise."""
+    leaves = [torch.ones(5000), torch.ones(5000), torch.ones(5000)]
+    recorder = recorder_module.Recorder(
+        lambda given: (given[0] * given[1], given[1] + given[2]),
+        config.resolve({"max_parallel_kernels": 1}), "step", takes_gradients=False)
+    for _ in range(3):
+        answer = recorder.run("key", leaves, State(()), lambda: "step")
+        held = [sys.getrefcount(answer[0]), sys.getrefcount(answer[1])]
+        assert held == [2, 2]  # by the answer, and by whoever counts
+    [report] = recorder.reports()
+    assert report.launched
 
 
 @pytest.mark.parametrize("room", [0, GIB], ids=["copies on the host", "copies on the GPU"])

@@ -51,7 +51,7 @@ def close_abandoned(device: int) -> None:
     counts their addresses."""
     with one_at_a_time:
         for begun in list(_abandoned):
-            if not _compat.allocated_in_pools(device, [captured.pool.id for captured in begun]):
+            if not _compat.allocated_in_pools(device, [captured.pool_id for captured in begun]):
                 for captured in begun:
                     captured.close()
                 _abandoned.remove(begun)
@@ -98,7 +98,7 @@ def _capture_twice(step: Step, device: CaptureDevice) -> Capture:
             if isinstance(error, Exception) and not isinstance(error, NotRecordable):
                 raise NotRecordable(reason_of(error)) from error
             raise
-    pools = {captured.pool.id for captured in made}
+    pools = {captured.pool_id for captured in made}
     alive = [(address, size) for address, size, pool in told.alive if pool not in pools]
     first, second = made
     return Capture(memory, first, second, blocks, sizes, noted, alive, told.is_mapped)
@@ -161,7 +161,7 @@ def _like(stand_in: Tensor, original: Tensor) -> Tensor:
 
 def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemory,
          device: CaptureDevice) -> Any:
-    graph, pool = captured.graph, captured.pool
+    graph, pool = captured.graph, captured.pool_id
     torch.cuda.synchronize()
     if step.has_constants:
         room = torch.empty(ROOM_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -171,7 +171,7 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
         torch.clear_autocast_cache()  # a cast kept from before would be frozen
         memory.open()
         try:
-            graph.capture_begin(pool=_handle_of(pool), capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 with captured_now(), _untold(step), _noting(step, captured, device), \
                         _constants(captured):
@@ -181,7 +181,7 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
-                _compat.end_pool(step.device, pool.id)
+                _compat.end_pool(step.device, pool)
                 _end_of_capture()
                 raise
             # At once: pinned memory that it copies from and has freed may be given out again.
@@ -251,11 +251,6 @@ def _constants(captured: Captured) -> Iterator[None]:
         raise
 
 
-def _handle_of(pool: torch.cuda.MemPool) -> Any:
-    """As torch takes it: of a type of its own since 2.15."""
-    return pool.id
-
-
 def _end_of_capture() -> None:
     """A capture that broke leaves torch's generator believing that it goes on. One that ends well
     tells it otherwise."""
@@ -279,7 +274,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _check_nothing_is_kept(device: int, made: Sequence[Captured]) -> None:
-    pools = [captured.pool.id for captured in made]
+    pools = [captured.pool_id for captured in made]
     held = _compat.allocated_in_pools(device, pools)
     if held:
         gc.collect()

@@ -61,10 +61,10 @@ class Noting:
 
 @dataclasses.dataclass
 class Captured:
-    """One capture. ``graph`` and ``pool`` keep its memory; the rest is plain data."""
+    """One capture. ``graph`` and ``pool`` keep its memory until close(); the rest is plain data."""
 
     graph: torch.cuda.CUDAGraph
-    pool: torch.cuda.MemPool
+    pool: torch.cuda.MemPool | None
     given_at: list[int]
     snapshot: CaptureSnapshot | None = None
     answer: Any = None
@@ -76,11 +76,20 @@ class Captured:
     noting: Noting | None = None
     constants: HostConstants | None = None
 
+    @property
+    def pool_id(self) -> Any:
+        """As torch takes it: of a type of its own since 2.15."""
+        assert self.pool is not None
+        return self.pool.id
+
     def close(self) -> None:
+        """Lets go of the pool, whoever holds the capture: the frames of an error may, and addresses
+        that torch still counted would be given out again."""
         if self.snapshot is not None:
             self.snapshot.close()
             self.snapshot = None
         self.graph.reset()
+        self.pool = None
 
 
 @dataclasses.dataclass

@@ -35,7 +35,7 @@ def match_allocations(step: Step, made: Sequence[Captured],
     """The blocks of both captures, where they allocated alike."""
     traces = []
     for captured in made:
-        segments = history.segments.get(captured.pool.id, ())
+        segments = history.segments.get(captured.pool_id, ())
         traces.append([(event.address, event.bytes) for event in history.events
                        if event.address in segments and not event.is_freed])
     first, second = traces
