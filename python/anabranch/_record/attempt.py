@@ -53,6 +53,7 @@ from anabranch._record.specialization import Specialization
 from anabranch._record.state.paths import Path
 from anabranch._record.state.side_effects import SideEffects
 from anabranch._record.state.state import NO_STATE
+from anabranch._record.tensors import size_of
 from anabranch._record.trial.overlap import choose_overlap
 from anabranch._record.trial.run import Run
 from anabranch._record.trial.trial import Trial
@@ -64,14 +65,18 @@ _CAPTURES_DIFFER = 309
 
 class Attempt:
     """``name`` is the callable's; ``has_lanes`` whether kernels may run side by side;
-    ``saved_from`` and ``look_farther`` as in Recorder."""
+    ``saved_from``, ``frees_inputs`` and ``look_farther`` as in Recorder."""
 
     def __init__(self, name: str, spec: Specialization, step: Step, chosen: config.Options, *,
                  takes_gradients: bool, has_lanes: bool, saved_from: int | None,
+                 frees_inputs: bool = False,
                  look_farther: Callable[[Collection[Path]], None]) -> None:
         self._name, self._spec, self._step, self._chosen = name, spec, step, chosen
         self._takes_gradients, self._has_lanes = takes_gradients, has_lanes
         self._saved_from, self._look_farther = saved_from, look_farther
+        # What plain calls let go of as they go; a trial's run and a launch hold it to their ends.
+        self._freed_bytes = 0 if not frees_inputs else size_of(
+            [tensor for tensor in step.tensors[:step.arguments] if not tensor.requires_grad])
         self._call = step.call
         self._effects = SideEffects(self._call, spec.state, is_first_plain=chosen.verify)
         if spec.state is not NO_STATE:
@@ -311,17 +316,21 @@ class Attempt:
         meter.note("the launches that are compared")
         answer = verdict.standing.answer
         if agree.on(len(made) > 1):
-            chosen = self._chosen
-            spare = (self._plain_bytes - recorded.launch_bytes + trial.let_go_bytes
-                     + chosen.parallel_bytes)
             answer = None
             recorded, gain, why, answer = choose_overlap(
-                trial, plain, verdict.standing, recorded, made[-1], agree.on, spare)
+                trial, plain, verdict.standing, recorded, made[-1], agree.on,
+                self.spare_bytes(recorded.launch_bytes, trial.let_go_bytes))
             self._spec.note(parallel_gain=gain, why_in_order=why)
             meter.note("the launches side by side")
         self._spec.note(verify_seconds=time.perf_counter() - start, slots=recorded.slot_count,
                         verified="bitwise" if verdict.is_bitwise else "within bounds")
         return answer, recorded
+
+    def spare_bytes(self, launch_bytes: int, let_go_bytes: int) -> int:
+        """What kernels side by side may take beside a launch in captured order of so many bytes:
+        what makes it no larger than the plain step, and what the user grants."""
+        return (self._plain_bytes - launch_bytes + let_go_bytes - self._freed_bytes
+                + self._chosen.parallel_bytes)
 
     # Where there is none.
 

@@ -22,18 +22,19 @@ class RecordedGraph:
 
     Tensors come in the sizes that the graph was compiled for, so that only its numbers are looked
     at; and with ``dynamic`` their sizes. Results from ``saved_from`` on are for the backward, with
-    which a forward shares ``saved``; ``label`` stands before the inputs in reports. Unless it
-    ``may_take_numbers``, calls with numbers run plainly: where they depend on data there would be a
-    recording for each.
+    which a forward shares ``saved``; ``is_backward``: it frees what was saved as it goes. ``label``
+    stands before the inputs in reports. Unless it ``may_take_numbers``, calls with numbers run
+    plainly: where they depend on data there would be a recording for each.
     """
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str,
-                 dynamic: bool, saved_from: int | None = None, *, label: str = "",
-                 may_take_numbers: bool = True, saved: SavedBlocks | None = None) -> None:
+                 dynamic: bool, saved_from: int | None = None, *, is_backward: bool = False,
+                 label: str = "", may_take_numbers: bool = True,
+                 saved: SavedBlocks | None = None) -> None:
         self._recorder = Recorder(lambda leaves: call(list(opened(leaves))), chosen, name,
                                   takes_gradients=False,
                                   call_last=lambda leaves: call(handed_over(leaves)),
-                                  saved_from=saved_from,
+                                  saved_from=saved_from, frees_inputs=is_backward,
                                   saved=saved if saved_from is not None else None)
         self._given = saved if saved_from is None else None
         self._call = call

@@ -61,7 +61,8 @@ MISSED = object()  # in place of an answer
 class Recorder:
     """``call(leaves)`` runs the callable, and ``call_last(leaves)`` does so where nobody needs the
     leaves behind it, so that it may let go of them one by one; ``takes_gradients`` says whether it
-    may set ``.grad``; results from ``saved_from`` on are freed together, and answered in blocks
+    may set ``.grad``, and ``frees_inputs`` whether plain calls let go of leaves that want no
+    gradient; results from ``saved_from`` on are freed together, and answered in blocks
     where ``saved`` says so; leaves may be InBlocks, with which ``call`` copes. ``differences(key,
     keys)`` says in what a signature differs from others. ``look_farther(ways)`` makes the states
     that are found from now on have what these lead to."""
@@ -69,6 +70,7 @@ class Recorder:
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str, *,
                  takes_gradients: bool, call_last: Callable[[list[Any]], Any] | None = None,
                  saved_from: int | None = None, saved: SavedBlocks | None = None,
+                 frees_inputs: bool = False,
                  differences: Callable[[Any, Sequence[Any]], str] = lambda key, keys: "",
                  look_farther: Callable[[Collection[Path]], None] = lambda ways: None) -> None:
         self.name = name
@@ -80,6 +82,7 @@ class Recorder:
         self._takes_gradients = takes_gradients
         self._saved_from = saved_from
         self._saved = saved
+        self._frees_inputs = frees_inputs
         self._differences = differences
         self._look_farther = look_farther
         self._beyond: Specialization | None = None  # of all signatures that are too many
@@ -257,7 +260,8 @@ class Recorder:
             return self._call_last(leaves)
         attempt = Attempt(self.name, spec, step, self._chosen,
                           takes_gradients=self._takes_gradients, has_lanes=self._has_lanes,
-                          saved_from=self._saved_from, look_farther=self._look_farther)
+                          saved_from=self._saved_from, frees_inputs=self._frees_inputs,
+                          look_farther=self._look_farther)
         del step
         why: Exception | None = None
         try:

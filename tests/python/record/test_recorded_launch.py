@@ -509,3 +509,19 @@ def test_what_is_named_twice_is_captured_again_as_one(making):
     assert run() == ("answer", "recording") and len(seen.made) == 2
     apart, joined = seen.made
     assert joined.units == units_of(apart.tensors) and joined.is_noted
+
+
+def test_a_backward_grants_no_lanes_the_memory_that_its_plain_calls_free(monkeypatch, step_of):
+    """A launch holds all that was saved to its end, and the trial's plain run does as well."""
+    monkeypatch.setattr(attempt_module, "free_bytes", lambda device: 0)
+    saved, weight = torch.zeros(100), torch.zeros(10, requires_grad=True)
+    step = dataclasses.replace(step_of[0], tensors=[saved, weight], places=[0, 1])
+
+    def spare(frees_inputs):
+        return attempt_module.Attempt(
+            "step", Specialization("()", State()), step, config.resolve({"parallel_bytes": 5}),
+            takes_gradients=False, has_lanes=True, saved_from=None, frees_inputs=frees_inputs,
+            look_farther=lambda ways: None).spare_bytes(30, 20)
+
+    assert spare(False) == -30 + 20 + 5
+    assert spare(True) == -30 + 20 + 5 - 400

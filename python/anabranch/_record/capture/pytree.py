@@ -86,7 +86,8 @@ def flatten(answers: Sequence[Any], closed: Container[int] = ()) -> tuple[list[l
     ``closed``, and those that are the same in all of several answers, are leaves."""
     flattener = _Flattener(len(answers), closed)
     part = flattener.part_of(answers, 0)
-    # Torch's walk is a function that names itself: it holds whom it asks until garbage is collected.
+    # Torch's walk is a function that names itself: it holds whom it asks, until garbage is
+    # collected.
     leaves, flattener.leaves = flattener.leaves, []
     return leaves, Shape(part)
 
