@@ -253,7 +253,7 @@ def test_no_recording_with_a_wrong_address_is_trusted(monkeypatch):
         for _ in range(5):
             mutant(x)
         [report] = mutant.reports
-        assert report.reason and not report.nodes, (wrong, report)
+        assert report.reason and not report.nodes, f"slot {wrong}: {report}, {report.unsure} unsure"
         monkeypatch.setattr(recording.StepRecording, "_gather", gather)
 
 

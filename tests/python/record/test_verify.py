@@ -108,6 +108,12 @@ def test_what_differs_as_launches_do_is_within_bounds():
         judge([1.0], Recorded(9.0, 9.25, 9.0))
 
 
+def test_a_nan_that_no_plain_run_has_is_never_within_bounds():
+    """One launch has it and the next one not, so that they are infinitely far from one another."""
+    with pytest.raises(Untrusted, match="result 0 by inf or more"):
+        judge([1.0], Recorded(float("inf"), 1.0))
+
+
 def test_a_plain_run_that_was_the_odd_one_is_told_by_others():
     """By atomics that hardly ever add in another order."""
     assert judge([1.25, 1.0], Recorded(1.0)) is False

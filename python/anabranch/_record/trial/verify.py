@@ -112,9 +112,10 @@ class _Rounds:
         return standing
 
     def beyond(self) -> dict[str, float]:
-        """What is farther from all right runs than these may be from one another."""
+        """What is farther from all right runs than these may be from one another. A NaN that none
+        of them has is never within bounds: what launches fill fresh memory with is one."""
         return {name: distance for name, distance in self.apart.items()
-                if not distance <= _MARGIN * self.spread.get(name, 0.0)}
+                if not distance <= _MARGIN * self.spread.get(name, 0.0) or distance == _UNKNOWN}
 
 
 def _in_all(agree: Callable[[bool], bool], make: Callable[[], _Made]) -> _Made:
