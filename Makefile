@@ -53,10 +53,11 @@ demo: $(VENV)/ready release ## train a small transformer under eager, torch.comp
 test: test-cpp test-python ## everything that must hold before a change lands
 	@python3 scripts/count_tests.py $(REPORTS)/dev.xml $(REPORTS)/python.xml
 
-check: build lint ## format, types, rooms and unit tests: under a minute once built
+check: build lint ## format, types, rooms and quick tests: about a minute once built
 	scripts/need_packages.sh format
 	clang-format --dry-run -Werror $(SOURCES)
 	$(call run_ctest,check,dev,-L 'unit|source')
+	$(call run_pytest,quick,$(VENV)/bin/python,$(SPREAD) -m quick)
 
 lint: $(VENV)/lint ## ruff and mypy over the Python code
 	$(VENV)/bin/ruff check --quiet
@@ -75,8 +76,9 @@ test-python: $(VENV)/ready build ## the Python tests on the newest torch
 test-oldest: $(VENV_OLDEST)/ready build ## the smaller set of Python tests on the oldest torch
 	$(call run_pytest,oldest,$(VENV_OLDEST)/bin/python,$(SPREAD) -m oldest)
 
-test-long: build ## the long C++ tests: 10,000 random programs and the like
+test-long: $(VENV)/ready build ## hours: 10,000 random programs in C++, 1,000 of each kind in Python
 	ctest --preset long
+	$(call run_pytest,long,$(VENV)/bin/python,$(SPREAD) -k random_streams,ANABRANCH_SEEDS=1000)
 
 test-wheel: $(VENV)/ready packages-build ## build the wheel, install it elsewhere, use it from both sides
 	$(SCRATCH) $(VENV)/bin/python tests/install/test_wheel.py
@@ -111,16 +113,16 @@ asan: packages-build packages-test ## the C++ tests under Address-, Leak- and Un
 	$(call build_preset,asan)
 	$(call run_ctest,asan,asan,)
 
-tsan: packages-build packages-test ## the same under ThreadSanitizer
+tsan: packages-build packages-test ## those of rooms in which threads meet, under ThreadSanitizer
 	$(call build_preset,tsan)
 	$(call run_ctest,tsan,tsan,,$(STILL))
 
-fuzz: packages-build ## feed the reader of plan files for half a minute
+fuzz: packages-build packages-test ## feed the reader of plan files for half a minute
 	scripts/need_packages.sh clang
-	$(call build_preset,fuzz)
-	mkdir -p build/fuzz/corpus
-	build/fuzz/src/plan/plan_file_fuzz -max_len=4096 -max_total_time=30 -verbosity=0 \
-	  build/fuzz/corpus src/plan/plan_file_corpus
+	$(call build_preset,asan,--target plan_file_fuzz)
+	mkdir -p build/asan/corpus
+	build/asan/src/plan/plan_file_fuzz -max_len=4096 -max_total_time=30 -verbosity=0 \
+	  build/asan/corpus src/plan/plan_file_corpus
 
 format: ## clang-format over all C++
 	scripts/need_packages.sh format
@@ -156,11 +158,11 @@ $(VENV)/lint: requirements/check.txt | $(VENV)/ready
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
-# $(call build_preset,<preset>)
+# $(call build_preset,<preset>,<arguments>)
 define build_preset
 	mkdir -p .cache
 	cmake --preset $(1) > .cache/configure.log || { cat .cache/configure.log; exit 1; }
-	cmake --build --preset $(1)
+	cmake --build --preset $(1) $(2)
 endef
 
 # $(call run_ctest,<report>,<preset>,<arguments>,<prefix>)
@@ -169,9 +171,9 @@ define run_ctest
 	$(SCRATCH) $(4) ctest --preset $(2) $(3) --output-junit $(REPORTS)/$(1).xml
 endef
 
-# $(call run_pytest,<report>,<python>,<arguments>)
+# $(call run_pytest,<report>,<python>,<arguments>,<variables>)
 define run_pytest
 	mkdir -p $(REPORTS) .cache/tmp
-	$(SCRATCH) ANABRANCH_LIBRARY_PATH=$(DEV_LIBRARY) $(2) -m pytest $(3) \
+	$(4) $(SCRATCH) ANABRANCH_LIBRARY_PATH=$(DEV_LIBRARY) $(2) -m pytest $(3) \
 	  --junitxml=$(REPORTS)/$(1).xml $(PYTEST_ARGS)
 endef

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# anabranch_room(<name> [TEST_ONLY] [AFTER <room>...] SOURCES <file>... [TESTS <file>...]
+# anabranch_room(<name> [TEST_ONLY] [THREADED] [AFTER <room>...] SOURCES <file>... [TESTS <file>...]
 #                [BENCHES <file>...] [LIBRARIES <target>...] [TEST_LIBRARIES <target>...])
 #
 # A room is an object library that sees the public headers, its own files and those of the rooms it
 # comes AFTER. Its tests and benchmarks link these rooms and nothing downstream, so that a room can
 # be built and tested while a later one is broken. TEST_LIBRARIES are for tests and benchmarks alone.
 # A TEST_ONLY room is linked by the tests and benchmarks of the rooms that come after it, and is part
-# of nothing that ships.
+# of nothing that ships. The tests of a THREADED room, in which threads meet, are those that
+# ThreadSanitizer has something to say of: label `threads`, target `threaded_tests`.
 #   x_test.cpp  -> test program   <room>_x_test, run by ctest
 #   x_bench.cpp -> benchmark      <room>_x_bench
 
@@ -21,8 +22,17 @@ target_include_directories(
                               "${PROJECT_BINARY_DIR}/generated")
 set_property(GLOBAL PROPERTY ANABRANCH_ROOMS "")
 
+if(ANABRANCH_BUILD_TESTS)
+  add_custom_target(threaded_tests)
+  # What nearly every test includes, compiled once for all.
+  file(WRITE "${PROJECT_BINARY_DIR}/generated/test_headers.cpp" "")
+  add_library(anabranch_test_headers OBJECT "${PROJECT_BINARY_DIR}/generated/test_headers.cpp")
+  target_link_libraries(anabranch_test_headers PRIVATE anabranch_options GTest::gmock)
+  target_precompile_headers(anabranch_test_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
+endif()
+
 function(anabranch_room name)
-  cmake_parse_arguments(ARG "TEST_ONLY" "" "AFTER;SOURCES;TESTS;BENCHES;LIBRARIES;TEST_LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "TEST_ONLY;THREADED" "" "AFTER;SOURCES;TESTS;BENCHES;LIBRARIES;TEST_LIBRARIES" ${ARGN})
   set(room anabranch_${name})
   add_library(${room} OBJECT ${ARG_SOURCES})
   set_target_properties(${room} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
@@ -40,8 +50,12 @@ function(anabranch_room name)
   if(ANABRANCH_BUILD_TESTS)
     foreach(file IN LISTS ARG_TESTS)
       anabranch_room_program(${name} ${file} "${upstream}" GTest::gmock_main ${ARG_TEST_LIBRARIES})
+      target_precompile_headers(${program} REUSE_FROM anabranch_test_headers)
       add_test(NAME ${program} COMMAND ${program})
       set_tests_properties(${program} PROPERTIES TIMEOUT 300 LABELS unit)
+      if(ARG_THREADED)
+        anabranch_threaded_test(${program} ${program})
+      endif()
     endforeach()
   endif()
   if(ANABRANCH_BUILD_BENCH)
@@ -50,6 +64,12 @@ function(anabranch_room name)
                              ${ARG_TEST_LIBRARIES})
     endforeach()
   endif()
+endfunction()
+
+# anabranch_threaded_test(<test> <target>)
+function(anabranch_threaded_test test target)
+  set_property(TEST ${test} APPEND PROPERTY LABELS threads)
+  add_dependencies(threaded_tests ${target})
 endfunction()
 
 # anabranch_room_program(<prefix> <file> <rooms> <library>...)

@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-# With ANABRANCH_FUZZ (clang only) the reader of plan files becomes a libFuzzer program:
-#   cmake -B build/fuzz -DCMAKE_CXX_COMPILER=clang++ -DANABRANCH_FUZZ=ON -DANABRANCH_BUILD_TESTS=OFF
-#   build/fuzz/src/plan/plan_file_fuzz -max_len=4096 <scratch folder> src/plan/plan_file_corpus
-option(ANABRANCH_FUZZ "Build fuzzers with libFuzzer and AddressSanitizer (clang)" OFF)
+# With ANABRANCH_FUZZ (clang, in a build under AddressSanitizer) the reader of plan files becomes a
+# libFuzzer program, of the objects that the tests have:
+#   build/asan/src/plan/plan_file_fuzz -max_len=4096 <scratch folder> src/plan/plan_file_corpus
+option(ANABRANCH_FUZZ "Build fuzzers with libFuzzer (clang)" OFF)
 if(ANABRANCH_FUZZ)
   add_executable(plan_file_fuzz plan_file_fuzz.cpp)
   target_link_libraries(plan_file_fuzz PRIVATE anabranch_options Threads::Threads)
   foreach(room IN ITEMS base program plan)
-    get_target_property(sources anabranch_${room} SOURCES)
-    get_target_property(folder anabranch_${room} SOURCE_DIR)
-    list(TRANSFORM sources PREPEND "${folder}/")
-    target_sources(plan_file_fuzz PRIVATE ${sources})
+    # So that the fuzzer sees their branches.
+    target_compile_options(anabranch_${room} PRIVATE -fsanitize=fuzzer-no-link)
+    target_sources(plan_file_fuzz PRIVATE $<TARGET_OBJECTS:anabranch_${room}>)
     get_property(libraries GLOBAL PROPERTY ANABRANCH_LIBRARIES_${room})
     target_link_libraries(plan_file_fuzz PRIVATE ${libraries})
   endforeach()
-  # The rooms are compiled once more, so that the fuzzer sees their branches.
-  target_compile_options(plan_file_fuzz PRIVATE -g -O1 -fsanitize=fuzzer,address,undefined
-                                                -fno-sanitize-recover=all)
-  target_link_options(plan_file_fuzz PRIVATE -fsanitize=fuzzer,address,undefined)
+  target_link_options(plan_file_fuzz PRIVATE -fsanitize=fuzzer)
 endif()
 
 # plan_generated.h is what the schema gives; skipped where flatc is missing or another version.

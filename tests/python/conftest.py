@@ -27,6 +27,7 @@ else:
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "quick: takes no time worth mentioning: `make check` runs it")
     config.addinivalue_line("markers", "oldest: also run on the oldest supported torch")
     config.addinivalue_line("markers", "slow: takes more than some ten seconds")
     config.addinivalue_line("markers", "own: about Anabranch's own backend, whatever is tested")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from compare import assert_same, compiled
 from random_streams import (
+    SEEDS,
     SyncWriter,
     Writer,
     at,
@@ -31,7 +32,7 @@ from anabranch._compile.streamed_graph import StreamedGraph
 
 pytestmark = pytest.mark.own
 
-SEEDS, SEEDS_AT_A_TIME = 300, 30
+SEEDS_AT_A_TIME = 30
 LACKING, LACKING_AT_A_TIME = 60, 20
 
 
