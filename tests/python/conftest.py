@@ -27,14 +27,21 @@ else:
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "quick: takes no time worth mentioning: `make check` runs it")
+    config.addinivalue_line("markers", "quick: of a room whose tests compile next to nothing")
     config.addinivalue_line("markers", "oldest: also run on the oldest supported torch")
     config.addinivalue_line("markers", "slow: takes more than some ten seconds")
     config.addinivalue_line("markers", "own: about Anabranch's own backend, whatever is tested")
     config.addinivalue_line("markers", "wrong_upstream: other backends are known to fail this")
 
 
+# What `make check` runs.
+QUICK_ROOMS = ("core", "fx", "record")
+
+
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent.name in QUICK_ROOMS and not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.quick)
     if BACKEND == "anabranch":
         return
     for item in items:

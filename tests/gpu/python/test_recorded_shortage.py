@@ -220,8 +220,8 @@ def test_a_step_whose_runs_differ_is_verified_within_bounds_under_a_limit(allowe
 
 
 def test_no_recording_with_a_wrong_address_is_trusted(monkeypatch):
-    """Each address of a launch is moved by 512 bytes in turn, which alignment cannot tell; the
-    checksums find every one."""
+    """Each address of a launch is that of other memory in turn, as large and as well aligned, that
+    nobody else uses; the checksums find every one."""
     monkeypatch.setattr("anabranch._record.trial.trial._SMALL_BYTES", 0)
     monkeypatch.setattr("anabranch._record.trial.trial.room_on_device", lambda device: 0)
     gather = recording.StepRecording._gather
@@ -236,19 +236,18 @@ def test_no_recording_with_a_wrong_address_is_trusted(monkeypatch):
 
         return anabranch.record(step, max_parallel_kernels=1)
 
-    recorded, x = made(), normal(2, 103, 101)
+    recorded, x, other = made(), normal(2, 103, 101), normal(3, 1 << 16)
     for _ in range(3):
         recorded(x)
     [report] = recorded.reports
     assert report.nodes, told(recorded)
     for wrong in range(report.slots):
-        def shifted(self, *args, wrong=wrong):
+        def elsewhere(self, *args, wrong=wrong):
             addresses = bytearray(gather(self, *args))
-            moved = int.from_bytes(addresses[8 * wrong:8 * wrong + 8], "little") + 512
-            addresses[8 * wrong:8 * wrong + 8] = moved.to_bytes(8, "little")
+            addresses[8 * wrong:8 * wrong + 8] = other.data_ptr().to_bytes(8, "little")
             return bytes(addresses)
 
-        monkeypatch.setattr(recording.StepRecording, "_gather", shifted)
+        monkeypatch.setattr(recording.StepRecording, "_gather", elsewhere)
         mutant = made()
         for _ in range(5):
             mutant(x)
