@@ -75,8 +75,12 @@ class Options:
         64 << 20, "Bytes up to which gathers inside anabranch.overlap are put into one call on a "
         "GPU. 0: each is a call of its own.", 0, _MOST_BYTES)
     max_recordings: int = _option(
-        16, "Signatures of one callable that are recorded; further ones run plainly, and `reports` "
-        "says in what they differ.", 1, _MOST_COUNT)
+        16, "Signatures of one callable that are recorded. Further ones run plainly, until one "
+        "that comes again and again takes the place of one that does not; `reports` says in what "
+        "they differ.", 1, _MOST_COUNT)
+    max_recording_bytes: int = _option(
+        4 << 30, "Bytes that the recordings of one callable may hold between launches, on the GPU, "
+        "pinned and by the driver. Those that were used least lately go.", 0, _MOST_BYTES)
     guards: bool = _option(
         True, "Compare Python values that a recorded callable's code names with those of its "
         "recording, before each launch. Off: only what `guard=` answers.")
@@ -345,6 +349,7 @@ if TYPE_CHECKING:  # the module's attributes, which _Config answers; a test hold
     parallel_bytes: int
     bucket_bytes: int
     max_recordings: int
+    max_recording_bytes: int
     guards: bool
     native_regions: bool
     delay_seed: int | None

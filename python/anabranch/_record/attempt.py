@@ -329,8 +329,9 @@ class Attempt:
     def spare_bytes(self, launch_bytes: int, let_go_bytes: int) -> int:
         """What kernels side by side may take beside a launch in captured order of so many bytes:
         what makes it no larger than the plain step, and what the user grants."""
+        chosen = self._chosen
         return (self._plain_bytes - launch_bytes + let_go_bytes - self._freed_bytes
-                + self._chosen.parallel_bytes)
+                + chosen.parallel_bytes)
 
     # Where there is none.
 

@@ -55,9 +55,11 @@ class ReadyCalls:
         self.by_kind: dict[Any, list[ReadyCall]] = {}
 
     def keep(self, states: Sequence[State]) -> None:
-        """Lets go of what belongs to none of these: it would keep its state's tensors."""
+        """Lets go of what belongs to none of these: it would keep its state's tensors. And of what
+        has been retired, which would keep its recording."""
         alive = set(map(id, states))
-        if not all(id(one.state) in alive for some in self.by_kind.values() for one in some):
+        if not all(id(one.state) in alive and not one.spec.is_retired
+                   for some in self.by_kind.values() for one in some):
             self.by_kind = {kind: kept for kind, some in self.by_kind.items() if (kept := [
                 one for one in some if id(one.state) in alive and not one.spec.is_retired])}
 

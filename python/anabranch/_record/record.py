@@ -27,6 +27,7 @@ def record(function: Callable[_P, _R], *, state: Iterable[Any] = (),
            guard: Callable[[], Any] | None = None, options: Mapping[str, Any] | None = None,
            record: bool | None = None, strict: bool | None = None, verify: bool | None = None,
            guards: bool | None = None, max_recordings: int | None = None,
+           max_recording_bytes: int | None = None,
            max_parallel_kernels: int | None = None, parallel_bytes: int | None = None,
            prefetch_bytes: int | None = None) -> RecordedCallable[_P, _R]: ...
 
@@ -36,6 +37,7 @@ def record(function: None = None, *, state: Iterable[Any] = (),
            guard: Callable[[], Any] | None = None, options: Mapping[str, Any] | None = None,
            record: bool | None = None, strict: bool | None = None, verify: bool | None = None,
            guards: bool | None = None, max_recordings: int | None = None,
+           max_recording_bytes: int | None = None,
            max_parallel_kernels: int | None = None, parallel_bytes: int | None = None,
            prefetch_bytes: int | None = None,
            ) -> Callable[[Callable[_P, _R]], RecordedCallable[_P, _R]]: ...
@@ -79,7 +81,8 @@ def record(function: Callable[..., Any] | None = None, *, state: Iterable[Any] =
 
 # Options that have keywords of their own, where None is not given.
 _KEYWORDS = frozenset(("record", "strict", "verify", "guards", "max_recordings",
-                       "max_parallel_kernels", "parallel_bytes", "prefetch_bytes"))
+                       "max_recording_bytes", "max_parallel_kernels", "parallel_bytes",
+                       "prefetch_bytes"))
 
 
 def _refuse_static(keywords: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ from anabranch._record.signature import (
     ARGUMENTS_ALONE,
     LEAF_TYPES,
     describe,
-    explain_difference,
+    differences,
     kind_of,
     signature_of,
     unpack,
@@ -76,7 +76,7 @@ class RecordedCallable(Generic[_P, _R]):
         self._trees: dict[Any, Any] = {}  # by what leaves[0] says
         self._ready = ReadyCalls()
         self._recorder = Recorder(self._call_flat, chosen, _name_of(self._function),
-                                  takes_gradients=True, differences=explain_difference,
+                                  takes_gradients=True, differences=differences,
                                   look_farther=self._states.look_farther)
 
     def precompile(self, *args: _P.args, **kwargs: _P.kwargs) -> RecordingReport:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from anabranch import _compat, config, errors
 from anabranch._core.library import NativeError
+from anabranch._record.admission import Admission
 from anabranch._record.attempt import Attempt
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
@@ -31,6 +32,7 @@ from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
 from anabranch._record.ready_calls import ReadyCall
 from anabranch._record.refusals import ON_CPU, Again, Apart, Empty, NotRecordable
 from anabranch._record.report import RecordingReport
+from anabranch._record.signature import ChangingValues
 from anabranch._record.specialization import BoundState, Specialization
 from anabranch._record.state.guards import Guards
 from anabranch._record.state.paths import Path
@@ -54,6 +56,7 @@ _plain_steps = threading.RLock()
 _WARM_UP = 1  # plain calls of a signature before it is recorded
 _BAD_BINDING = 402
 _MOST_TRIES_AGAIN = 3
+_MOST_TOLD = 4  # of what signatures differ in
 
 MISSED = object()  # in place of an answer
 
@@ -64,14 +67,14 @@ class Recorder:
     may set ``.grad``, and ``frees_inputs`` whether plain calls let go of leaves that want no
     gradient; results from ``saved_from`` on are freed together, and answered in blocks
     where ``saved`` says so; leaves may be InBlocks, with which ``call`` copes. ``differences(key,
-    keys)`` says in what a signature differs from others. ``look_farther(ways)`` makes the states
-    that are found from now on have what these lead to."""
+    keys)`` names in what a signature differs from the nearest of others. ``look_farther(ways)``
+    makes the states that are found from now on have what these lead to."""
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str, *,
                  takes_gradients: bool, call_last: Callable[[list[Any]], Any] | None = None,
                  saved_from: int | None = None, saved: SavedBlocks | None = None,
                  frees_inputs: bool = False,
-                 differences: Callable[[Any, Sequence[Any]], str] = lambda key, keys: "",
+                 differences: Callable[[Any, Sequence[Any]], list[str]] = lambda key, keys: [],
                  look_farther: Callable[[Collection[Path]], None] = lambda ways: None) -> None:
         self.name = name
         self.specializations: dict[Any, Specialization] = {}
@@ -86,6 +89,8 @@ class Recorder:
         self._differences = differences
         self._look_farther = look_farther
         self._beyond: Specialization | None = None  # of all signatures that are too many
+        self._admission = Admission(chosen.max_recording_bytes)
+        self._changing = ChangingValues()
         self._alone: contextlib.AbstractContextManager[Any] = (
             _plain_steps if takes_gradients else contextlib.nullcontext())
         # Whether they are right side by side is a thing to verify.
@@ -178,19 +183,30 @@ class Recorder:
     def _new_specialization(self, key: Any, leaves: Sequence[Any], state: State,
                    describe: Callable[[], str]) -> Specialization:
         with self._lock:
-            if self.is_full and key not in self.specializations:
-                return self._beyond or self._make_beyond(key, describe)
-            spec = self.specializations.setdefault(key, Specialization(describe(), state))
+            if key in self.specializations:
+                return self.specializations[key]
+            differs = self._differences(key, list(self.specializations))
+            if self.is_full:
+                free = self._admission.place_for(key, self.specializations)
+                if free is None:
+                    return self._beyond or self._make_beyond(differs, describe)
+                self._retire(free)
+            elif told := self._changing.note(differs):
+                warn(f"{self.name}: {told} [E0308]")
+            spec = self.specializations[key] = Specialization(describe(), state)
+            spec.note(differs=", ".join(differs[:_MOST_TOLD]))
             # The key may have told them by their ids.
             spec.constants = [leaf for leaf in leaves if not isinstance(leaf, Tensor)
                                and id(leaf) not in state.leading]
             return spec
 
-    def _make_beyond(self, key: Any, describe: Callable[[], str]) -> Specialization:
+    def _make_beyond(self, differs: Sequence[str], describe: Callable[[], str]) -> Specialization:
         """One for all: there may be another signature in each call."""
         spec = self._beyond = Specialization(f"{describe()} and what else there is", NO_STATE)
+        how = f"; this one differs from the nearest in {', '.join(differs[:_MOST_TOLD])}" \
+            if differs else ""
         self._refuse(spec, f"there are {self._chosen.max_recordings} signatures already "
-                            f"(max_recordings){self._differences(key, list(self.specializations))}")
+                           f"(max_recordings){how}")
         return spec
 
     @property
@@ -277,6 +293,9 @@ class Recorder:
         spec.shortage, spec.shortage_tries = None, 0
         spec.note(shortage="")
         spec.set_recording(recording, known, mutations)
+        with self._lock:
+            for large in self._admission.too_large(key, self.specializations):
+                self._retire(large)
         log.info("%s: %s", self.name, spec.current_report())
         bound = spec.bind(spec.state)
         return _applied(bound, answer) if bound else answer

@@ -18,6 +18,11 @@ class RecordingMemory(NamedTuple):
     held_pinned: int
     driver: int
 
+    @property
+    def held(self) -> int:
+        """Between launches."""
+        return self.held_on_device + self.held_pinned + self.driver
+
     def __str__(self) -> str:
         return (f"holds {self.held_on_device} bytes on the device, {self.held_pinned} pinned, and "
                 f"{self.driver} of the driver's")
@@ -45,6 +50,7 @@ class RecordingReport:
 
     inputs: str
     calls: int = 0
+    differs: str = ""  # in what its signature differs from the nearest one that there was
     reason: str | None = None  # why it runs plainly
     plain_calls: int = 0  # of a recorded one, that a launch would not have served
     shortage: str = ""  # of which memory something ran out last, and what comes of it
@@ -86,13 +92,15 @@ class RecordingReport:
         return self.launched_unchanged + self.launched_from_host + self.launched_from_device
 
     def __str__(self) -> str:
+        differs = f"\n  differs from the nearest other signature in {self.differs}" \
+            if self.differs else ""
         if self.reason is not None:
-            return f"{self.inputs}: {self.calls} calls, unrecorded: {self.reason}"
+            return f"{self.inputs}: {self.calls} calls, unrecorded: {self.reason}{differs}"
         if not self.nodes:
-            return f"{self.inputs}: {self.calls} calls, not recorded yet"
+            return f"{self.inputs}: {self.calls} calls, not recorded yet{differs}"
         launches = (f"{self.launched_unchanged} unchanged, {self.launched_from_host} set from the "
                     f"host, {self.launched_from_device} from the device, {self.plain_calls} plain")
-        return (f"{self.inputs}: {self.calls} calls: {launches}\n"
+        return (f"{self.inputs}: {self.calls} calls: {launches}{differs}\n"
                 f"  {self.nodes} nodes, {self.sites} addresses of {self.slots} slots; arena "
                 f"{self.arena_bytes} bytes (lower bound {self.arena_lower_bound_bytes})\n"
                 f"  {self.memory}\n"

@@ -8,7 +8,8 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -58,11 +59,23 @@ def signature_of(leaves: Sequence[Any], state: State, guarded: Any) -> Any:
     return _compat.modes(), guarded, told, state.number, state.guards()
 
 
+_CHANGES = 2  # after which one is told
+_INSTEAD = {
+    "an optimizer's numbers": "Keep what changes in a tensor on the GPU (lr=torch.tensor(3e-4, "
+                              "device=\"cuda\"), with capturable=True where the optimizer has it)",
+    "tensors on the CPU": "Keep them on the GPU, or pass them as arguments that the step copies "
+                          "there",
+}
+# A few of each are what people want: train() and eval(), gradients that are cleared or not.
+_STATES = frozenset((
+    "torch's modes", "what guard= answers", "which modules train", "which gradients there are",
+    "hooks", "pinned tensors", "the objects that it uses"))
+
 _GUARDS = ("which modules train", "which gradients there are", "an optimizer's numbers",
            "tensors on the CPU", "pinned tensors", "hooks")  # and then Python's numbers
 
 
-def explain_difference(key: Any, keys: Sequence[Any]) -> str:
+def differences(key: Any, keys: Sequence[Any]) -> list[str]:
     """In what a signature differs from the one that is nearest to it."""
     def parts(key: Any) -> dict[str, Any]:
         modes, guarded, told, number, guards = key
@@ -75,8 +88,37 @@ def explain_difference(key: Any, keys: Sequence[Any]) -> str:
     mine = parts(key)
     apart = [[name for name in {**mine, **other} if mine.get(name) != other.get(name)]
              for other in map(parts, keys)]
-    nearest = min(apart, key=len, default=[])
-    return f"; this one differs from the nearest in {', '.join(nearest[:4])}" if nearest else ""
+    return min(apart, key=len, default=[])
+
+
+class ChangingValues:
+    """Values that tell signatures of one callable apart again and again: each of them is recorded
+    by itself, which is seldom what somebody wants. To be used under the recorder's lock."""
+
+    def __init__(self) -> None:
+        self._changes: collections.Counter[str] = collections.Counter()
+
+    def note(self, differs: Collection[str]) -> str:
+        """``differs``: in what a new signature differs from the nearest one. What to tell of it,
+        once for each value, after its second change."""
+        if len(differs) != 1:
+            return ""
+        [name] = differs
+        if name in _STATES:
+            return ""
+        self._changes[name] += 1
+        return _told(name) if self._changes[name] == _CHANGES else ""
+
+
+def _told(name: str) -> str:
+    instead = _INSTEAD.get(name)
+    if instead is None and name.startswith("argument "):
+        instead = "A number may be a tensor on the GPU; a size may be padded to one of a few"
+    elif instead is None:
+        instead = ("Keep it in a tensor on the GPU; guards=False leaves out what the step does not "
+                   "read")
+    return (f"{name} changes from call to call, and what it is each time is recorded by itself. "
+            f"{instead}")
 
 
 def _guard_of(leaf: Any) -> Any:

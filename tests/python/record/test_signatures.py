@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import warnings
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from anabranch import config
 from anabranch._record import recorder as recorder_module
-from anabranch._record.signature import ARGUMENTS_ALONE, explain_difference, signature_of
+from anabranch._record.admission import Admission
+from anabranch._record.signature import ARGUMENTS_ALONE, differences, signature_of
 from anabranch._record.state.state import NO_STATE, State
 from anabranch.errors import RecordError
 
@@ -51,10 +55,99 @@ def test_what_tells_a_signature_from_the_nearest_is_named():
     model = nn.Linear(2, 2)
     x, other = torch.ones(2), torch.ones(3)
     keys = [key_of(model, x, 0), key_of(model, other, 0)]
-    assert explain_difference(key_of(model, x, 0), keys) == ""
-    assert explain_difference(key_of(model, x, 1), keys).endswith("nearest in argument 2")
-    assert explain_difference(key_of(model, x), keys).endswith("nearest in argument 2")
+    assert differences(key_of(model, x, 0), keys) == []
+    assert differences(key_of(model, x, 1), keys) == ["argument 2"]
+    assert differences(key_of(model, x), keys) == ["argument 2"]
     model.eval()
-    assert explain_difference(key_of(model, x, 0), keys).endswith("which modules train")
+    assert differences(key_of(model, x, 0), keys) == ["which modules train"]
     with torch.no_grad():
-        assert "torch's modes, which modules" in explain_difference(key_of(model, x, 0), keys)
+        assert differences(key_of(model, x, 0), keys)[:2] == ["torch's modes",
+                                                              "which modules train"]
+
+
+# ---- who gets a place
+
+
+def called(made, *keys):
+    for key in keys:
+        run(made, key)
+    return set(made.specializations)
+
+
+def test_a_signature_that_comes_back_takes_the_place_of_one_that_is_not_called_meanwhile():
+    made = recorder()
+    assert called(made, 0, 1, 2, 1, 2, 1) == {0, 1}
+    assert called(made, 2) == {1, 2}  # for the third time, and 0 not once since the first
+    assert called(made, 1, 2, 1) == {1, 2}
+    assert [report.inputs for report in made.reports()][:3] == ["(0)", "(1)", "(2)"]
+    assert called(made, 0, 0, 0) in ({0, 1}, {0, 2})
+
+
+def test_signatures_in_turn_do_not_take_places_from_one_another():
+    """More than there are places: each call would record."""
+    made = recorder()
+    for _ in range(20):
+        assert called(made, 0, 1, 2, 3) == {0, 1}
+
+
+def test_a_place_is_given_when_those_that_had_it_have_gone_out_of_use():
+    made = recorder()
+    for _ in range(5):
+        called(made, 0, 1, 2, 3)
+    for _ in range(4):
+        called(made, 2, 3)
+    assert set(made.specializations) == {2, 3}
+
+
+def test_values_that_never_come_back_take_no_place():
+    made = recorder()
+    called(made, 0, 1)
+    assert called(made, *range(2, 500)) == {0, 1}
+
+
+def test_of_recordings_that_hold_too_much_those_go_that_were_called_least():
+    def spec(calls, held):
+        report = SimpleNamespace(memory=SimpleNamespace(held=held))
+        return SimpleNamespace(calls=calls, recording=held or None, current_report=lambda: report)
+
+    admission = Admission(100)
+    known = {"a": spec(50, 40)}
+    assert admission.too_large("a", known) == []
+    known["a"].calls += 1  # since then
+    known |= {"b": spec(9, 50), "c": spec(2, 0)}
+    assert admission.too_large("b", known) == []
+    known["b"].calls += 5
+    known["d"] = spec(1, 20)
+    assert admission.too_large("d", known) == ["a"]
+    known["e"] = spec(1, 300)  # by itself it is too large, and what is asked for
+    assert set(admission.too_large("e", known)) == {"a", "b", "d"}
+
+
+# ---- values that change
+
+
+def told_of(keys, name):
+    made = recorder(max_recordings=8)
+    made._differences = lambda key, known: [name] if known else []
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for key in keys:
+            run(made, key)
+    told = [str(one.message) for one in seen]
+    return [line for line in told if "unrecorded" not in line], made.reports()
+
+
+def test_a_value_that_changes_is_named_after_its_second_change_with_what_to_write_instead():
+    told, reports = told_of([0, 1, 0, 1], "an optimizer's numbers")
+    assert told == [] and [report.differs for report in reports] == ["", "an optimizer's numbers"]
+    told, reports = told_of(range(6), "an optimizer's numbers")
+    [line] = told
+    assert line.startswith("step: an optimizer's numbers changes") and "lr=torch.tensor" in line
+    assert "differs from the nearest other signature in an optimizer's" in str(reports[3])
+
+
+@pytest.mark.parametrize("name", ["which modules train", "torch's modes", "hooks",
+                                  "which gradients there are"])
+def test_states_that_a_step_may_be_in_are_no_changing_values(name):
+    told, _ = told_of(range(6), name)
+    assert told == []
