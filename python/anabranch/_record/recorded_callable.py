@@ -204,11 +204,11 @@ class RecordedCallable(Generic[_P, _R]):
         they count is left to Python. Nor do those in whose places it leaves tensors, which launches
         see."""
         *rest, guards = key
-        numbers = guards.numbers
+        values = guards.python_values
         answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]))
         after = state if state.is_current() else self._states.find(objects)
-        paths = changed(numbers, after.numbers()) | self._recorder.left_paths(key)
-        if numbers is not None and paths.intersection(path for path, _ in numbers.each()):
+        paths = changed(values, after.python_values()) | self._recorder.left_paths(key)
+        if values is not None and paths.intersection(path for path, _ in values.each()):
             self._states.ignore(paths)
             self._recorder.rename(key, (*rest, guards.without(paths)))
         return answer

@@ -66,11 +66,11 @@ def explain_difference(key: Any, keys: Sequence[Any]) -> str:
     """In what a signature differs from the one that is nearest to it."""
     def parts(key: Any) -> dict[str, Any]:
         modes, guarded, told, number, guards = key
-        *guards, numbers = guards.values
+        *guards, values = guards.values
         arguments = {f"argument {i}": leaf for i, leaf in enumerate(told)}
         return {"torch's modes": modes, "what guard= answers": guarded, **arguments,
                 "the objects that it uses": number, **dict(zip(_GUARDS, guards, strict=True)),
-                **(numbers.told() if numbers else {})}
+                **(values.told() if values else {})}
 
     mine = parts(key)
     apart = [[name for name in {**mine, **other} if mine.get(name) != other.get(name)]

@@ -352,12 +352,12 @@ def test_of_what_is_around_a_function_only_the_function_is_looked_at():
             logger.debug("called")
         return [weight] if scale else []
 
-    plain = set(State([step]).numbers().told())
+    plain = set(State([step]).python_values().told())
     assert plain == {"scale"}
     compiled = torch.compile(step, backend="eager")
     compiled(X)
     for around in (compiled, torch.no_grad()(step), torch.no_grad()(compiled)):
-        told = State([around]).numbers().told()
+        told = State([around]).python_values().told()
         assert {name.rpartition(".")[2] for name in told} == plain, told
 
 
