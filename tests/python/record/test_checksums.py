@@ -77,13 +77,13 @@ def test_pieces_are_the_bytes_in_the_order_of_the_elements():
             assert torch.equal(torch.cat([wanted[:0], *found]), wanted)
 
 
-@pytest.mark.parametrize("room", [0, 1 << 30], ids=["host", "GPU"])
-def test_copies_come_back_and_are_compared_piece_by_piece(monkeypatch, room):
+@pytest.mark.parametrize("granted", [0, 1 << 30], ids=["host", "GPU"])
+def test_copies_come_back_and_are_compared_piece_by_piece(monkeypatch, granted):
     StandIn(monkeypatch)
     given = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (10_000, 0, 1, 4096, 63)]
     wanted = [tensor.clone() for tensor in given]
-    copies = Copies(given, room)
-    assert copies.where == ("GPU" if room else "host")
+    copies = Copies(given, granted)
+    assert copies.where == ("GPU" if granted else "host")
     for tensor in given:
         tensor.zero_()
     found = [torch.empty(0, dtype=torch.uint8)] * len(given)

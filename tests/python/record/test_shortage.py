@@ -111,12 +111,12 @@ def test_what_a_recorded_call_answers_is_the_callers_alone(stand_in, no_collecti
     assert report.launched
 
 
-@pytest.mark.parametrize("room", [0, GIB], ids=["copies on the host", "copies on the GPU"])
-def test_whichever_allocation_fails_the_step_is_eagers_and_is_recorded_later(stand_in, room):
+@pytest.mark.parametrize("granted", [0, GIB], ids=["copies on the host", "copies on the GPU"])
+def test_whichever_allocation_fails_the_step_is_eagers_and_is_recorded_later(stand_in, granted):
     """For every n until recording gets through; of the step's own allocations too."""
     phases = set()
     for n in itertools.count(1):
-        stand_in.taken, stand_in.fail_at, stand_in.room, stand_in.free = [], None, room, GIB
+        stand_in.taken, stand_in.fail_at, stand_in.granted, stand_in.free = [], None, granted, GIB
         training = Training()
         recorder = recorder_of(training)
         found = run(recorder, training, 1)  # of which failures are the step's own
@@ -191,7 +191,7 @@ def test_plain_calls_of_one_callable_are_all_on_one_stream(stand_in, monkeypatch
     for key in ("no moments yet", "moments"):
         state = State((training.generator,))
         recorder.run(key, list(training.leaves), state, lambda: "(x, w, moment)")
-    assert len(aside) == 2 and not any(entry.is_short_of_memory for entry in recorder.specializations.values())
+    assert len(aside) == 2 and not any(spec.is_short_of_memory for spec in recorder.specializations.values())
 
 
 def test_a_launch_without_memory_runs_plainly_until_there_is_more(stand_in):

@@ -118,7 +118,7 @@ def test_a_gradient_that_somebody_else_has_is_held(trial_of):
 
 def test_memory_of_all_that_is_small_is_copied_on_the_gpu(monkeypatch, trial_of):
     for module in (trial_module, values):
-        monkeypatch.setattr(module, "room_on_device", lambda device: 1 << 20)
+        monkeypatch.setattr(module, "grantable_bytes", lambda device: 1 << 20)
     w = parameter(torch.ones(100))
     trial, _ = trial_of(lambda leaves: w.detach().sum(), [w])
     assert trial.copied_to == "GPU" and trial.copied_bytes == 896
