@@ -43,7 +43,7 @@ def racing(monkeypatch):
         made = recorder_module.Recorder(call, config.resolve({"verify": False, **options}), "step",
                                         takes_gradients=False)
         step = SimpleNamespace(device=0, call=call, tensors=[], leaves=[1], is_noted=False)
-        monkeypatch.setattr(made, "_step", lambda entry, leaves: step)
+        monkeypatch.setattr(made, "_step", lambda spec, leaves: step)
         return made, seen
 
     stand_in_memory(monkeypatch)
@@ -116,7 +116,7 @@ def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing
     log = []
     step = SimpleNamespace(device=0, call=recorder._call, log=log, has_history=has_history,
                            is_noted=False, tensors=[], leaves=[1])
-    monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
+    monkeypatch.setattr(recorder, "_step", lambda spec, leaves: step)
     monkeypatch.setattr(attempt, "Trial", Trial)
     monkeypatch.setattr(attempt, "check_run", lambda plain, leaving: leaving.check())
     assert [run(recorder) for _ in range(3)] == [2] * 3
@@ -127,7 +127,7 @@ def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing
 def test_what_has_drawn_random_numbers_on_the_cpu_is_refused_and_has_drawn_once(racing, monkeypatch):
     recorder, seen = racing(verify=True)
     step = SimpleNamespace(device=0, call=recorder._call, log=[], has_history=False, is_noted=False, tensors=[], leaves=[1])
-    monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
+    monkeypatch.setattr(recorder, "_step", lambda spec, leaves: step)
     monkeypatch.setattr(attempt, "Trial", Trial)
     assert [run(recorder) for _ in range(3)] == [2] * 3
     assert seen.calls == 3 and step.log[-1] == "settled"
@@ -145,7 +145,7 @@ def test_a_step_that_others_do_not_record_now_runs_once_whatever_is_wanted(racin
         assert name == recorder.name
         raise Apart("they do not come")
 
-    monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
+    monkeypatch.setattr(recorder, "_step", lambda spec, leaves: step)
     monkeypatch.setattr(attempt, "Trial", Trial)
     monkeypatch.setattr(Rendezvous, "meet", meet)
     assert [run(recorder) for _ in range(3)] == [2] * 3

@@ -63,7 +63,7 @@ class Graphs:
             if not self.passes.may_pass(self.layout):
                 self.passes.watch(self.layout, results)
                 return results
-            # Of floats, as the rooms of a launch are, and seen as other types.
+            # Of floats, as the output buffers of a launch are, and seen as other types.
             bases = [torch.full((size // 4,), torch.nan) for size in self.sizes]
             for i, place in self.layout.places.items():
                 opened_at(bases, place).copy_(results[i])
