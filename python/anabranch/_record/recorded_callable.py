@@ -200,9 +200,9 @@ class RecordedCallable(Generic[_P, _R]):
 
     def _run_and_compare(self, key: Any, leaves: list[Any], state: State,
                          objects: Sequence[Any]) -> Any:
-        """A call whose Python runs. Numbers that it changes itself tell no signatures apart: what
-        they count is left to Python. Nor do those in whose places it leaves tensors, which launches
-        see."""
+        """A call whose Python runs. It shows which values the step itself changes; these are no
+        guards from then on. Neither are the places of its side effects, which launches look at
+        anyway."""
         *rest, guards = key
         values = guards.python_values
         answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]))

@@ -45,13 +45,13 @@ def unpack(thing: Any, leaves: list[Any]) -> Any:
 
 
 def kind_of(leaves: Sequence[Any]) -> Any:
-    """What is seen of a call's arguments alone, and of torch's modes. The first of the leaves says
-    how the others lie in the arguments."""
+    """The part of a signature that comes from the arguments and torch's modes alone. The first leaf
+    stands for the containers that the others lie in."""
     return _compat.modes(), leaves[0], *map(_guard_of, leaves[1:])
 
 
 def signature_of(leaves: Sequence[Any], state: State, guarded: Any) -> Any:
-    """What tells signatures apart. Of objects that lead to tensors it is the state that does."""
+    """The signature of a call, as a key. Objects that lead to tensors are compared by the state."""
     leading = state.leading
     told = tuple(map(_guard_of, leaves)) if not leading else tuple(
         [type(leaf) if id(leaf) in leading else _guard_of(leaf) for leaf in leaves])
@@ -59,7 +59,7 @@ def signature_of(leaves: Sequence[Any], state: State, guarded: Any) -> Any:
 
 
 _GUARDS = ("which modules train", "which gradients there are", "an optimizer's numbers",
-           "tensors on the CPU", "pinned tensors", "hooks")  # and then Python's numbers
+           "tensors on the CPU", "pinned tensors", "hooks")  # and then Python values
 
 
 def explain_difference(key: Any, keys: Sequence[Any]) -> str:
