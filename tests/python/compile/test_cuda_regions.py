@@ -177,7 +177,8 @@ def without_holding(instance):
     kept = {planned._index[value] for value in planned._returned}
     last = {index: step for step in planned.steps for index in (*step.reads, *step.makes)}
     for step in planned.steps:
-        step.gone = [index for index, reader in last.items() if reader is step and index not in kept]
+        step.gone = [index for index, reader in last.items()
+                     if reader is step and index not in kept]
 
 
 @pytest.mark.parametrize("weaken", [

@@ -33,7 +33,8 @@ def sums_of(request, monkeypatch):
 
 def tensors():
     torch.manual_seed(0)
-    return [torch.randn(300), torch.randn(40, 30).t(), torch.randn(7, 5, 3)[:, 1], torch.tensor(True),
+    return [torch.randn(300), torch.randn(40, 30).t(), torch.randn(7, 5, 3)[:, 1],
+            torch.tensor(True),
             torch.randn(0, 3), torch.randn(9, dtype=torch.cfloat).conj(), torch.randn(1001).half(),
             torch.randint(0, 9, (513,), dtype=torch.uint8)]
 

@@ -19,7 +19,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_walk import Launched, X, as_on_a_gpu, assert_launches, assert_recorded_anew, recorded  # noqa: F401
+from test_walk import (  # noqa: F401
+    Launched,
+    X,
+    as_on_a_gpu,
+    assert_launches,
+    assert_recorded_anew,
+    recorded,
+)
 from torch import nn
 
 from anabranch._record.state.state import State
@@ -421,7 +428,8 @@ def test_a_tensor_or_a_list_in_the_place_of_a_number_is_none(value):
     holder = SimpleNamespace(weight=torch.ones(2), scale=1.0)
 
     def step(x):
-        return [tensor for tensor in (holder.weight, holder.scale) if isinstance(tensor, torch.Tensor)]
+        return [tensor for tensor in (holder.weight, holder.scale)
+                if isinstance(tensor, torch.Tensor)]
 
     made = recorded(step)
     holder.scale = value

@@ -37,7 +37,8 @@ class Constants:
         """What of it has come there, as numbers, one list a copy."""
         sizes = []
         take = self.constants._pinned
-        self.constants._pinned = lambda size: sizes.append((self.constants._used, size)) or take(size)
+        self.constants._pinned = \
+            lambda size: sizes.append((self.constants._used, size)) or take(size)
         with self.constants.captured():
             self.answer = step()
         return [self.bytes[begin:begin + size] for begin, size in sizes]

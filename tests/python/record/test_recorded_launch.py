@@ -130,7 +130,8 @@ def test_a_launch_answers_objects_like_those_it_captured_and_those_that_there_ar
     made = SimpleNamespace(y=0, config=1, rows=[2, 3])
     [flat], shape = flatten([{"made": made, "held": 4}])
     assert flat == list(range(5))
-    y, rows = (Fresh(0, 0, *layout, torch.float32) for layout in (((COUNT,), (1,)), ((4, 4), (4, 1))))
+    y, rows = (Fresh(0, 0, *layout, torch.float32)
+               for layout in (((COUNT,), (1,)), ((4, 4), (4, 1))))
     capture.first.result = [y, Held(3), rows, Constant("text"), Held(8)]
     capture.first.shape = shape
     recorded = recording_of(step, capture)
@@ -253,7 +254,8 @@ def test_a_graph_that_names_memory_twice_is_told_from_one_that_names_it_once(ste
 def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itself(recorded):
     spec, view = Specialization("", State()), BoundState(State(), [], [], [], 0, None, None)
     spec.arguments = [0, 1]
-    recorder = recorder_module.Recorder(lambda leaves: "plain", config.resolve({"max_recordings": 1}), "step",
+    recorder = recorder_module.Recorder(lambda leaves: "plain",
+                                        config.resolve({"max_recordings": 1}), "step",
                                         takes_gradients=False)
     x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT), off=4)
     assert recorded.misaligned([x, w]) == [1]
@@ -346,7 +348,8 @@ def test_a_refused_step_finds_the_state_on_the_cpu_as_it_was(monkeypatch):
     state = State([step])
     drawn = generator.get_state()
     stand_in_memory(monkeypatch)
-    trial = trial_module.Trial(Step(step, [], [], [], [], 0, [parameter], 0, None), state, trial_module.Foreseen())
+    trial = trial_module.Trial(Step(step, [], [], [], [], 0, [parameter], 0, None), state,
+                               trial_module.Foreseen())
     step()
     trial.rewind()
     assert optimizer.state[parameter]["step"] == 1 and table[0] == 1
@@ -420,7 +423,8 @@ def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkey
     own."""
     monkeypatch.setattr(recorder_module, "_WARM_UP", 10)
     chosen = config.resolve({"max_recordings": 8})
-    graph = recorder_module.Recorder(lambda leaves: leaves[0] + 1, chosen, "graph", takes_gradients=False)
+    graph = recorder_module.Recorder(lambda leaves: leaves[0] + 1, chosen, "graph",
+                                     takes_gradients=False)
 
     def backward(leaves):
         found = []

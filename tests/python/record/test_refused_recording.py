@@ -89,7 +89,8 @@ class Trial:
         return self.step.call([1]), True
 
     def look(self, answer, has_drawn):
-        return SimpleNamespace(answer=answer, has_gradients=False, has_history=self.step.has_history,
+        return SimpleNamespace(answer=answer, has_gradients=False,
+                               has_history=self.step.has_history,
                                has_drawn=True, let_go=lambda: None)
 
     def written_unforeseen(self, run):
@@ -124,9 +125,11 @@ def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing
     assert log[-1] == ("rewound" if has_history else "settled")
 
 
-def test_what_has_drawn_random_numbers_on_the_cpu_is_refused_and_has_drawn_once(racing, monkeypatch):
+def test_what_has_drawn_random_numbers_on_the_cpu_is_refused_and_has_drawn_once(
+        racing, monkeypatch):
     recorder, seen = racing(verify=True)
-    step = SimpleNamespace(device=0, call=recorder._call, log=[], has_history=False, is_noted=False, tensors=[], leaves=[1])
+    step = SimpleNamespace(device=0, call=recorder._call, log=[], has_history=False, is_noted=False,
+                           tensors=[], leaves=[1])
     monkeypatch.setattr(recorder, "_step", lambda spec, leaves: step)
     monkeypatch.setattr(attempt, "Trial", Trial)
     assert [run(recorder) for _ in range(3)] == [2] * 3
@@ -167,7 +170,8 @@ def test_answers_on_the_cpu_are_refused_by_the_first_call(monkeypatch):
         assert run(recorder)[0] == 1
     [report] = recorder.reports()
     assert "a tensor on the CPU" in report.reason and report.calls == len(calls) == 3
-    monkeypatch.setattr(recorder_module, "_device_of", lambda leaves, state: None)  # nothing on a GPU
+    # Nothing on a GPU.
+    monkeypatch.setattr(recorder_module, "_device_of", lambda leaves, state: None)
     recorder = recorder_module.Recorder(call, config.resolve({}), "step", takes_gradients=False)
     run(recorder)
     assert recorder.reports()[0].reason is None

@@ -37,7 +37,8 @@ def layout_of(results, first):
         if i < first or i % 5 == 4 or tensor._is_view():
             continue
         base = int(tensor.dtype != torch.float32)
-        places[i] = BlockPlace(base, ends[base], tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+        places[i] = BlockPlace(base, ends[base], tuple(tensor.shape), tuple(tensor.stride()),
+                               tensor.dtype)
         ends[base] += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
     return BlockLayout(places), [ends[0], ends[1]]
 

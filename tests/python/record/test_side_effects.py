@@ -57,7 +57,7 @@ def bound(effects, state):
 
 
 def made_holders():
-    """By name: a holder that a step reaches, how a run changes it, and the names of its mutations."""
+    """By name: a holder that a step reaches, how a run changes it, and its mutations' names."""
     def attribute(holder):
         holder.hidden = new()
 
@@ -138,7 +138,8 @@ def test_what_a_run_leaves_is_answered_and_put_back(name):
         assert [str(mutation).removeprefix("holder.") for mutation in effects.mutations] == names
     effects.check()
     assert bound(effects, State([lambda: holder])).apply((7, left)) == 7
-    assert all(mutation.get() is value for mutation, value in zip(effects.mutations, left, strict=True))
+    assert all(mutation.get() is value
+               for mutation, value in zip(effects.mutations, left, strict=True))
 
 
 def test_python_counts_on_while_tensors_are_put_back():

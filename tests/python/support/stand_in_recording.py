@@ -33,9 +33,11 @@ def stand_in_memory(monkeypatch, free=lambda: GIB):
     for module in (attempt, recorder, trial, gpu):
         for name, answer in (("free_bytes", lambda device: free()),
                              ("is_plentiful", lambda device, used: False),
-                             ("give_back", lambda device: None), ("taken", lambda device: Peaks(0, 0)), ("Meter", Meter),
+                             ("give_back", lambda device: None),
+                             ("taken", lambda device: Peaks(0, 0)), ("Meter", Meter),
                              ("no_limit", lambda device: contextlib.nullcontext()),
-                             ("empty_cache", lambda: None), ("close_abandoned", lambda device: None)):
+                             ("empty_cache", lambda: None),
+                             ("close_abandoned", lambda device: None)):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, answer)
     monkeypatch.setattr(attempt._compat, "clear_workspaces", lambda: None)
@@ -107,7 +109,8 @@ class StandIn:
             record=lambda: None, synchronize=lambda: None))
         monkeypatch.setattr(recorder, "_device_of", lambda leaves, tensors: 0)
         monkeypatch.setattr(recorder, "_check_argument", lambda index, leaf, device: None)
-        monkeypatch.setattr(recorder.Recorder, "_check_answer", lambda self, spec, answer, device: None)
+        monkeypatch.setattr(recorder.Recorder, "_check_answer",
+                            lambda self, spec, answer, device: None)
         monkeypatch.setattr(recorder, "_capture_stream", lambda device: None)
         monkeypatch.setattr(recorder, "_give_back_memory", lambda: None)
         monkeypatch.setattr(trial, "_SMALL_BYTES", 0)
