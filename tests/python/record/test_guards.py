@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python's numbers that a recorded step may read: where one is another, the step is recorded anew.
+"""Guards on Python values that a recorded step may read: another value is another specialization.
 
 A recording is stood in for: it says with which tensors it was launched.
 """
@@ -43,7 +43,7 @@ class Mode(enum.Enum):
 
 
 class Scaled(nn.Module):
-    """With numbers of every kind: attributes, in containers, of its class, in a configuration."""
+    """With guarded values of every kind: attributes, items, its class's, a configuration's."""
 
     power = 1
 
@@ -78,7 +78,7 @@ class Config:
 
 
 class Configured(nn.Module):
-    """Whose numbers stand in other things."""
+    """With guarded values in other objects."""
 
     def __init__(self):
         super().__init__()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves in Python's objects is found, put back between the runs of a recording, and
-left by launches."""
+"""Side effects of a run are found, put back between the runs of a recording, and repeated by
+launches."""
 
 from __future__ import annotations
 
