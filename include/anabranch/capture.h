@@ -61,16 +61,16 @@ ANABRANCH_API Status clear_graph(const Device& device, CudaGraph graph);
 ANABRANCH_API Result<std::vector<CaptureChecksum>> make_checksums(
     const Device& device, std::span<const CaptureRange> ranges, CudaStream stream);
 
-// Addresses for captures: fresh ones for every allocation, all of them over one page of 2 MiB,
-// since nothing runs while a graph is captured. Work that runs on them reads and writes that one
-// page.
+// Addresses for captures: fresh ones for every allocation. All of them are mapped to one page of
+// memory, eight granules of the driver (16 MiB), since nothing runs while a graph is captured. Work
+// that runs on them reads and writes that one page.
 class CaptureMemory {
  public:
   ANABRANCH_API static Result<CaptureMemory> make(const Device& device);
   // To be called before each capture: the addresses of two captures that allocate alike then differ
   // in both halves, so that half an old address beside a number is taken for none.
   ANABRANCH_API void begin_capture();
-  // Aligned to the page. Also while a stream is captured.
+  // Aligned to a granule of the driver (2 MiB). Also while a stream is captured.
   ANABRANCH_API Result<std::uint64_t> allocate(std::uint64_t size_bytes);
 
  private:

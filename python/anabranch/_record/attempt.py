@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One try to record a signature of a callable, from the plain run to a launch that is trusted.
 
-The order is what keeps memory down. First what the step writes is copied; then the step runs
-plainly, and checksums of what it leaves are made. The captures come next, which run nothing on the
-GPU, so that the plain run's results still stand if there are none to be had. Only then the GPU's
-memory is put back, and the recording launched and compared.
+The order keeps memory down. First, copies are made of what the step writes. Then the step runs
+plainly, and checksums of its results and state are made. Then it is captured, which runs nothing on
+the GPU: if a capture fails, the plain run's results still stand. Only then the GPU's memory is put
+back, and the recording is launched and compared.
 
-Threads: one at a time, the recorder's. Failure: NotRecordable, Untrusted or NativeError;
-fall_back() then ends the call as if it had been a plain one. Errors of the step itself are its
-user's.
+Threads: one at a time, under the recorder's lock. Failure: NotRecordable, Untrusted or NativeError;
+fall_back() then ends the call as if it had been a plain one. Errors of the step itself pass through
+to its caller.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Attempt:
         self._name, self._spec, self._step, self._chosen = name, spec, step, chosen
         self._takes_gradients, self._has_lanes = takes_gradients, has_lanes
         self._saved_from, self._look_farther = saved_from, look_farther
-        # What plain calls let go of as they go; a trial's run and a launch hold it to their ends.
+        # What plain calls free as they go; the plain run of a trial and a launch hold it to the
+        # end.
         self._freed_bytes = 0 if not frees_inputs else size_of(
             [tensor for tensor in step.tensors[:step.arguments] if not tensor.requires_grad])
         self._call = step.call
@@ -86,14 +87,14 @@ class Attempt:
         self._agree = Rendezvous(torch.device("cuda", step.device), [])
         self._groups: dict[Any, int] = {}  # how many collectives each has had
         self._is_rewound = False
-        self._answered: tuple[Any, ...] = ()  # by a run that was the call itself
-        self._plain_bytes = 0  # what the plain run takes at its peak beside what was there
+        self._answered: tuple[Any, ...] = ()  # the answer of a run that served as the call
+        self._plain_bytes = 0  # the plain run's peak, less what was allocated before
         self.device = step.device
         self.free_before = free_bytes(step.device)
 
     @property
     def mutations(self) -> Any:
-        """Where launches leave tensors."""
+        """Where launches have side effects."""
         return self._effects.mutations if self._step.call is self._effects else None
 
     @property
@@ -101,8 +102,8 @@ class Attempt:
         return self._step.tensors[self._step.arguments:self._step.own]
 
     def record(self) -> tuple[Any, StepRecording]:
-        """The call's answer, as the step's callable gives it (with ``mutations``, if any), and what
-        is to be launched from now on."""
+        """The call's answer, as the step's callable gives it (with its side effects, if any), and
+        the recording to be launched from now on."""
         self._groups = _compat.collectives_so_far()
         meter = Meter(self._step.device)
         try:
@@ -123,7 +124,8 @@ class Attempt:
     # The plain run.
 
     def _run_plainly(self, meter: Meter) -> None:
-        """Runs the step, from a state that can be put back, and finds out who takes part in it."""
+        """Runs the step, from a state that can be put back, and finds out which other processes
+        take part in it."""
         step = self._step
         try:
             with _faults_told(step.device), phase("copies of what the step writes", step.device):
@@ -141,7 +143,7 @@ class Attempt:
                 answer, has_drawn = self._trial.run()
                 step.ahead = sizes()
         except Exception as error:
-            # Others may be waiting in its collectives: those it has had cannot be had again.
+            # After a collective it cannot be run again: other processes would not take part.
             if not is_out_of_memory(error) or _compat.collectives_so_far() != self._groups:
                 raise
             short = short_of("the plain run", error, step.device)
@@ -159,7 +161,7 @@ class Attempt:
         self._check_plainly()
 
     def _run_unrecorded(self, why: NotRecordable) -> NoReturn:
-        """The call runs all the same, and those who take part in it are told."""
+        """Runs the call all the same, and tells the other processes."""
         self._answered = (self._call(list(self._step.leaves)),)
         self._meet()
         self._agree.make(_raising(why))
@@ -171,14 +173,15 @@ class Attempt:
         self._agree.meet(self._name)
 
     def _check_plainly(self) -> None:
-        """Raises where there is nothing that may be recorded, in all processes of the step."""
+        """Raises, in all processes of the step, where one of them has nothing that can be
+        recorded."""
         trial, plain = self._trial, self._plain
         assert trial and plain
         self._meet()
         agree = self._agree
         trial.rewind_python()
         agree.make(lambda: check_run(plain, self._effects))
-        # Simpler answers, of most steps.
+        # Most steps have no side effects; their answers then stay as they are.
         if self._step.call is self._effects and not self._effects.mutations:
             self._step.call, plain.answer = self._call, plain.answer[0]
         if agree.on(bool(trial.written_unforeseen(plain))):
@@ -187,7 +190,8 @@ class Attempt:
     # The recording.
 
     def _make_and_launch(self, meter: Meter) -> tuple[Any, StepRecording]:
-        """Once more without notes, where with them it does something else."""
+        """Makes a recording and launches it. Where it differs from the plain run, it is made once
+        more without notes."""
         made = self._agree.make(lambda: self._make(self._step, meter))
         if self._trial is None:
             with phase(OF_LAUNCH, self._step.device):
@@ -204,7 +208,7 @@ class Attempt:
         return self._first_launch(self._agree.make(lambda: self._make(self._step, meter)), meter)
 
     def _make(self, step: Step, meter: Meter) -> list[StepRecording]:
-        """Recordings of ``step``, or of what it becomes where it breaks so; see _RETRIES."""
+        """Recordings of ``step``. Where it breaks, it is captured differently, see _RETRIES."""
         tried: set[type[Exception]] = set()
         while True:
             try:
@@ -216,8 +220,7 @@ class Attempt:
 
     def _make_of(self, step: Step, meter: Meter) -> list[StepRecording]:
         """A recording in captured order, and one with more lanes if any kernels can use them.
-        Captures own no memory: they are not in the peaks, and no limit keeps them from being
-        made."""
+        Captures own no memory, so they are left out of the peak, and no limit applies to them."""
         state = self._spec.state
         before = [state.hyperparameters(opt) for opt in state.optimizers]
         start = time.perf_counter()
@@ -232,7 +235,7 @@ class Attempt:
                         raise NotRecordable(
                             "it changes an optimizer's numbers in Python; keep them in "
                             "tensors (lr=torch.tensor(...)), or change them outside")
-                    # What compiled graphs use are their arguments and constants.
+                    # Compiled graphs use nothing but their arguments and constants.
                     if self._takes_gradients:
                         self._check_all_was_found(step, capture)
                     with phase("an executable", step.device):
@@ -280,7 +283,8 @@ class Attempt:
         return made
 
     def _check_all_was_found(self, step: Step, capture: Capture) -> None:
-        """Raises Elsewhere where it was not, and will be next time."""
+        """Raises UntrackedTensors if the walk has missed a tensor that the capture names, and makes
+        later walks find it."""
         try:
             check_all_tracked(step, capture, capture_device(step.device))
         except UntrackedTensors as error:
@@ -300,7 +304,8 @@ class Attempt:
             "what its kernels use could not be noted"
 
     def _first_launch(self, made: list[StepRecording], meter: Meter) -> tuple[Any, StepRecording]:
-        """The answer of a launch that is trusted, or of another right run whose state stands."""
+        """The answer of the run whose results and state stand in the end: a launch that is trusted,
+        or another right run."""
         trial, plain, agree = self._trial, self._plain, self._agree
         assert trial and plain
         recorded = made[0]
@@ -327,21 +332,21 @@ class Attempt:
         return answer, recorded
 
     def spare_bytes(self, launch_bytes: int, let_go_bytes: int) -> int:
-        """What kernels side by side may take beside a launch in captured order of so many bytes:
-        what makes it no larger than the plain step, and what the user grants."""
+        """How much more memory than a launch in captured order one side by side may take: up to
+        what the plain step takes, and what the user grants."""
         chosen = self._chosen
         return (self._plain_bytes - launch_bytes + let_go_bytes - self._freed_bytes
                 + chosen.parallel_bytes)
 
-    # Where there is none.
+    # Where there is no recording.
 
     def give_back(self) -> None:
-        """All that was taken. Afterwards the state is that of before the call, unless the plain
-        run's still stands."""
+        """Frees everything that the attempt took. Afterwards the state is that of before the call,
+        unless the plain run's still stands."""
         trial = self._trial
         if trial is not None and (self._is_rewound or self._plain is None) and not self._answered:
             trial.give_up()
-        gc.collect()  # of what broke
+        gc.collect()  # frames of what broke
         close_abandoned(self._step.device)
         if trial is not None and self._plain is not None and not self._is_rewound:
             return  # its copies may be wanted yet
@@ -351,10 +356,12 @@ class Attempt:
 
     def fall_back(self, call: Callable[[list[Any]], Any], leaves: list[Any],
                   may_repeat: bool) -> Any:
-        """What the plain run answered, as if there had been that one alone: to run once more would
-        count twice in memory that nobody has put back. Where its history is wanted ``call(leaves)``
-        does, unless nobody would take part in its collectives; and where its memory has been put
-        back. Nothing of what the step was given is held then but by ``leaves``."""
+        """The plain run's answer, as if nothing else had run. Another run would count twice, since
+        the state has not been put back.
+
+        ``call(leaves)`` runs instead where the state has been put back, and where the answer needs
+        its autograd history; not without ``may_repeat``, since then no other process would take
+        part in its collectives. Nothing but ``leaves`` holds what the step was given then."""
         trial, plain, effects = self._trial, self._plain, self._effects
         if self._answered:
             return self._answered[0]
@@ -370,7 +377,7 @@ class Attempt:
         return call(leaves)
 
     def rewind(self) -> None:
-        """Back to before the call, where it is to raise."""
+        """Puts the state back, before the call raises an error."""
         if self._trial is not None and not self._answered:
             self._trial.give_up()
 
@@ -382,9 +389,9 @@ class Attempt:
             self._trial.close()
 
 
-# In what other way a step is captured after it broke so, each at most once; None where in none.
-# Torch gives streams out in turn: one that the call made may have been ours, or one of its own, so
-# that two captures that differ are worth another try as they are.
+# How a step is captured differently after each error, each at most once; None where it is not. Two
+# captures that differ are worth another try as they are: torch gives out its streams in turn, so a
+# stream that the call made may happen to be the one of the captures.
 _RETRIES: dict[type[Exception], Callable[[Step], Step | None]] = {
     Aliased: Step.joined,
     OtherGraph: lambda step: step,
@@ -397,7 +404,8 @@ _RETRIES: dict[type[Exception], Callable[[Step], Step | None]] = {
 
 
 def _captured_differently(step: Step, why: Exception, tried: set[type[Exception]]) -> Step:
-    """Raises what broke it, where nothing is left to try; ``tried`` is what broke it so far."""
+    """The step as it is captured next. Raises the error where nothing is left to try. ``tried`` has
+    the errors so far."""
     retry = None if type(why) in tried else _RETRIES.get(type(why))
     changed = retry(step) if retry is not None else None
     if changed is None:
@@ -415,7 +423,7 @@ def _raising(why: NotRecordable) -> Callable[[], NoReturn]:
 
 @contextlib.contextmanager
 def _faults_told(device: int) -> Iterator[None]:
-    """What raises here is ours, whatever it is: the step's own code has run by then."""
+    """An error in here becomes a reason not to record: the step itself has run without one."""
     try:
         with phase("recording it", device):
             yield
@@ -426,8 +434,8 @@ def _faults_told(device: int) -> Iterator[None]:
 
 
 def check_run(plain: Run, effects: SideEffects) -> None:
-    """Results that want gradients belong to a backward; where the step ran none, somebody else
-    will, and a recording could not serve it."""
+    """Refuses what a recording cannot repeat. A result that requires gradients is one: a backward
+    outside the step would need its history, which a launch does not make."""
     effects.check()
     if plain.has_drawn:
         raise NotRecordable(

@@ -57,9 +57,9 @@ def record(function: Callable[..., Any] | None = None, *, state: Iterable[Any] =
     for coroutines and generators, and ConfigError for options.
 
     A recording repeats what the callable does on the GPU and not what it does in Python: branches
-    and side effects are those of the recording. Numbers that it may read and does not change are
-    looked at before each launch; with others it is recorded anew. What it answers are fresh tensors
-    without history. New tensors that outlive the call it returns, leaves in ``.grad``, or binds in
+    and side effects are those of the recording. Python values that it may read and does not change
+    are guards: they are compared before each launch, and another value is recorded by itself. What
+    it answers are fresh tensors without history. It may leave new tensors in ``.grad``, and in
     objects, containers and variables that are found from it: launches then leave theirs there.
     """
     _refuse_static(keywords)

@@ -200,15 +200,15 @@ class RecordedCallable(Generic[_P, _R]):
 
     def _run_and_compare(self, key: Any, leaves: list[Any], state: State,
                          objects: Sequence[Any]) -> Any:
-        """A call whose Python runs. Numbers that it changes itself tell no signatures apart: what
-        they count is left to Python. Nor do those in whose places it leaves tensors, which launches
-        see."""
+        """A call whose Python runs. It shows which values the step itself changes; these are no
+        guards from then on. Neither are the places of its side effects, which launches look at
+        anyway."""
         *rest, guards = key
-        numbers = guards.numbers
+        values = guards.python_values
         answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]))
         after = state if state.is_current() else self._states.find(objects)
-        paths = changed(numbers, after.numbers()) | self._recorder.left_paths(key)
-        if numbers is not None and paths.intersection(path for path, _ in numbers.each()):
+        paths = changed(values, after.python_values()) | self._recorder.left_paths(key)
+        if values is not None and paths.intersection(path for path, _ in values.each()):
             self._states.ignore(paths)
             self._recorder.rename(key, (*rest, guards.without(paths)))
         return answer

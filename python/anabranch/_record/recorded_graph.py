@@ -20,11 +20,17 @@ from anabranch._record.state.state import NO_STATE
 class RecordedGraph:
     """A compiled graph, called as Inductor's callables are: one list of inputs, which is emptied.
 
-    Tensors come in the sizes that the graph was compiled for, so that only its numbers are looked
-    at; and with ``dynamic`` their sizes. Results from ``saved_from`` on are for the backward, with
-    which a forward shares ``saved``; ``is_backward``: it frees what was saved as it goes. ``label``
-    stands before the inputs in reports. Unless it ``may_take_numbers``, calls with numbers run
-    plainly: where they depend on data there would be a recording for each.
+    Tensors come in the sizes that the graph was compiled for, so its numbers alone are the
+    signature.
+
+    Args:
+        dynamic: sizes and strides of the tensors differ between calls, and are in the signature.
+        saved_from: of a forward, the index of the first result that is for its backward.
+        is_backward: the graph frees what was saved as it goes.
+        label: stands before the inputs in reports.
+        may_take_numbers: if not, calls with numbers run plainly. Numbers that depend on data would
+            need a recording each.
+        saved: shared by a forward and its backward.
     """
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str,

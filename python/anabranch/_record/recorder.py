@@ -62,13 +62,23 @@ MISSED = object()  # in place of an answer
 
 
 class Recorder:
-    """``call(leaves)`` runs the callable, and ``call_last(leaves)`` does so where nobody needs the
-    leaves behind it, so that it may let go of them one by one; ``takes_gradients`` says whether it
-    may set ``.grad``, and ``frees_inputs`` whether plain calls let go of leaves that want no
-    gradient; results from ``saved_from`` on are freed together, and answered in blocks
-    where ``saved`` says so; leaves may be InBlocks, with which ``call`` copes. ``differences(key,
-    keys)`` names in what a signature differs from the nearest of others. ``look_farther(ways)``
-    makes the states that are found from now on have what these lead to."""
+    """The specializations of one callable.
+
+    A call's arguments come flattened, as *leaves*: a list of the tensors and plain values in them.
+
+    Args:
+        call: ``call(leaves)`` runs the callable. The leaves may be InBlocks.
+        call_last: the same, where the leaves are not needed afterwards, so that it may free them
+            one by one.
+        takes_gradients: whether the callable may set ``.grad``.
+        saved_from: index of the first result that is saved for backward; all of those are freed
+            together.
+        saved: decides whether saved results are answered in blocks.
+        frees_inputs: whether plain calls free leaves that require no gradient as they go.
+        differences: ``differences(key, keys)`` names in what a signature differs from the nearest
+            of others.
+        look_farther: called with paths that walks for a state follow from now on.
+    """
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str, *,
                  takes_gradients: bool, call_last: Callable[[list[Any]], Any] | None = None,
@@ -78,7 +88,7 @@ class Recorder:
                  look_farther: Callable[[Collection[Path]], None] = lambda ways: None) -> None:
         self.name = name
         self.specializations: dict[Any, Specialization] = {}
-        self.is_refused = False  # something was, and not for the number of signatures
+        self.is_refused = False  # a recording was, and not because there are too many signatures
         self._call = call
         self._call_last = call_last or call
         self._chosen = chosen
@@ -88,15 +98,15 @@ class Recorder:
         self._frees_inputs = frees_inputs
         self._differences = differences
         self._look_farther = look_farther
-        self._beyond: Specialization | None = None  # of all signatures that are too many
+        self._beyond: Specialization | None = None  # shared by all signatures beyond max_recordings
         self._admission = Admission(chosen.max_recording_bytes)
         self._changing = ChangingValues()
         self._alone: contextlib.AbstractContextManager[Any] = (
             _plain_steps if takes_gradients else contextlib.nullcontext())
-        # Whether they are right side by side is a thing to verify.
+        # Kernels run side by side only where that is verified.
         self._has_lanes = chosen.max_parallel_kernels > 1 and chosen.verify
-        # As the first call begins, for good: gradients that one call leaves on a stream the next
-        # one frees.
+        # Decided once, when the first call begins: calls must stay on one stream, since gradients
+        # that one call allocates are freed by the next.
         self._has_plenty: bool | None = None
         self._lock = threading.RLock()
         self._told: set[str] = set()
@@ -105,8 +115,9 @@ class Recorder:
 
     def run(self, key: Any, leaves: list[Any], state: State, describe: Callable[[], str],
             spec: Specialization | None = None) -> Any:
-        """The answer of one call, by whatever way its signature has got to. ``state`` is what a
-        new recording uses besides its leaves; ``spec`` that of the key, where it is known."""
+        """The answer of one call: plain, recorded or launched, as far as its signature has got.
+        ``state`` is what a new recording uses besides its leaves. ``spec`` is the specialization of
+        the key, if the caller has it."""
         spec = spec or self.specializations.get(key)
         if spec is None:
             spec = self._new_specialization(key, leaves, state, describe)
@@ -134,13 +145,13 @@ class Recorder:
         return self.run(key, leaves, state, describe)  # another thread was first
 
     def _warm_up(self, spec: Specialization, leaves: list[Any], state: State) -> Any:
-        """A plain call, in which it shows what the step writes. Compiled graphs run where their
-        caller is; a callable's autograd on the stream of captures, unless memory is short: what one
-        stream has cached in part another cannot use."""
+        """A plain call, which shows what the step writes. Compiled graphs run on the caller's
+        stream. Callables that set gradients run on the stream of captures, unless memory is short:
+        a block that one stream has cached is of no use to another."""
         tensors = [*(leaf for leaf in opened(leaves) if isinstance(leaf, Tensor)), *state.tensors(),
                    *state.inner_tensors()] if state is not NO_STATE else []
         device = _device_of(opened(leaves), tensors)
-        # Of a state that has lost some.
+        # Some of the state may be gone.
         tensors = [tensor for tensor in tensors if tensor is not None]
         spec.foreseen.versions = {id(tensor): version_of(tensor) for tensor in tensors}
         if self._has_plenty is None:
@@ -158,15 +169,15 @@ class Recorder:
 
     @staticmethod
     def _has_memory_again(spec: Specialization) -> bool:
-        """Whether what was not done for want of memory may be tried again."""
+        """Whether something that failed for lack of memory may be tried again."""
         shortage = spec.shortage
         if shortage is not None and shortage.has_passed():
             spec.shortage = None
         return spec.shortage is None
 
     def _check_answer(self, spec: Specialization, answer: Any, device: int | None) -> None:
-        """Refuses what answers tensors on the CPU. Some do so out of captures alone: attention's
-        seeds, which a backward then reads there."""
+        """Refuses a step that answers tensors on the CPU. Some steps do so only when they are not
+        captured: attention's seeds, which a backward then reads there."""
         flat, _ = _compat.tree_flatten(answer)
         if device is not None \
                 and any(isinstance(leaf, Tensor) and not leaf.is_cuda for leaf in flat):
@@ -174,7 +185,7 @@ class Recorder:
             self._refuse(spec, ON_CPU)
 
     def note_plain(self, inputs: str, reason: str) -> None:
-        """Counts a call of what is never recorded, which the caller runs."""
+        """Counts a call that is never recorded; the caller runs it."""
         with self._lock:
             spec = self.specializations.setdefault(reason, Specialization(inputs, NO_STATE))
             spec.calls += 1
@@ -185,25 +196,29 @@ class Recorder:
         with self._lock:
             if key in self.specializations:
                 return self.specializations[key]
-            differs = self._differences(key, list(self.specializations))
+            free = None
             if self.is_full:
                 free = self._admission.place_for(key, self.specializations)
-                if free is None:
-                    return self._beyond or self._make_beyond(differs, describe)
+                if free is None and self._beyond is not None:
+                    return self._beyond
+            differs = self._differences(key, list(self.specializations))[:_MOST_TOLD]
+            if free is not None:
                 self._retire(free)
+            elif self.is_full:
+                return self._make_beyond(differs, describe)
             elif told := self._changing.note(differs):
                 warn(f"{self.name}: {told} [E0308]")
             spec = self.specializations[key] = Specialization(describe(), state)
-            spec.note(differs=", ".join(differs[:_MOST_TOLD]))
-            # The key may have told them by their ids.
+            spec.note(differs=", ".join(differs))
+            # The key may hold ids of these, so they are kept alive.
             spec.constants = [leaf for leaf in leaves if not isinstance(leaf, Tensor)
                                and id(leaf) not in state.leading]
             return spec
 
     def _make_beyond(self, differs: Sequence[str], describe: Callable[[], str]) -> Specialization:
-        """One for all: there may be another signature in each call."""
+        """One specialization for all of them: each call may have another signature."""
         spec = self._beyond = Specialization(f"{describe()} and what else there is", NO_STATE)
-        how = f"; this one differs from the nearest in {', '.join(differs[:_MOST_TOLD])}" \
+        how = f"; this one differs from the nearest in {', '.join(differs)}" \
             if differs else ""
         self._refuse(spec, f"there are {self._chosen.max_recordings} signatures already "
                            f"(max_recordings){how}")
@@ -215,19 +230,19 @@ class Recorder:
         return len(self.specializations) >= self._chosen.max_recordings
 
     def rename(self, key: Any, to: Any) -> None:
-        """A signature goes by another key from now on."""
+        """From now on a specialization has another key."""
         with self._lock:
             if key in self.specializations and to not in self.specializations:
                 self.specializations[to] = self.specializations.pop(key)
 
     def left_paths(self, key: Any) -> set[Path]:
-        """Where launches of a signature leave tensors."""
+        """Where launches of a signature have side effects."""
         spec = self.specializations.get(key)
         return {(*one.path, one.key) for one in spec.mutations
                 if not isinstance(one.key, slice)} if spec is not None else set()
 
     def _retire(self, key: Any) -> None:
-        """Forgets a recording, all but its report."""
+        """Drops a recording and keeps its report."""
         with self._lock:
             spec = self.specializations.pop(key, None)
             if spec is not None:
@@ -235,17 +250,17 @@ class Recorder:
                 self._retired.append(spec.current_report())
 
     def known(self) -> list[Specialization]:
-        """One a signature, and one of all that are too many."""
+        """One specialization a signature, and the one of all signatures beyond the limit."""
         with self._lock:
             return [*self.specializations.values(), *([self._beyond] if self._beyond else [])]
 
     def reports(self) -> list[RecordingReport]:
-        """Of recordings that served another state, and of those of now."""
+        """The reports of recordings that were replaced, and then of the present ones."""
         with self._lock:
             return [*self._retired, *(spec.current_report() for spec in self.known())]
 
     def _compiled_for_lanes(self) -> contextlib.AbstractContextManager[None]:
-        """Around a plain call of what may be compiled in it."""
+        """Around a plain call in which torch may compile something."""
         return _compat.own_buffers() if self._has_lanes and self._takes_gradients \
             else contextlib.nullcontext()
 
@@ -301,9 +316,9 @@ class Recorder:
         return _applied(bound, answer) if bound else answer
 
     def _judge(self, key: Any, spec: Specialization, attempt: Attempt, why: Exception) -> None:
-        """What becomes of a signature that was not recorded."""
+        """Decides what happens to a signature that was not recorded."""
         if isinstance(why, UntrackedTensors):
-            # There will be another one, of a state that has more.
+            # The next call makes another one, with a state that has these tensors, too.
             self.specializations.pop(key, None)
             return
         if isinstance(why, Again) and spec.tries_again < _MOST_TRIES_AGAIN:
@@ -322,7 +337,7 @@ class Recorder:
         self._refuse(spec, f"{spec.shortage or why}{_way_of_captures(spec, why)}")
 
     def _step(self, spec: Specialization, leaves: list[Any]) -> Step:
-        """What there is to capture."""
+        """What is to be captured."""
         state = spec.state
         known = state.tensors()
         device = _device_of(leaves, known)
@@ -355,8 +370,8 @@ class Recorder:
     # Launching.
 
     def launch_ready(self, alike: Sequence[ReadyCall], leaves: list[Any]) -> Any:
-        """The answer of a call that finds everything as one of these did; else MISSED, and nothing
-        has happened."""
+        """Launches the first ready call that fits what is found now, and answers. MISSED if none
+        fits; nothing has happened then."""
         for ready in alike:
             spec = ready.spec
             known = ready.tensors() if not spec.is_retired and not spec.shortage else None
@@ -367,7 +382,7 @@ class Recorder:
         return MISSED
 
     def ready(self, key: Any, state: State, guards: Guards) -> ReadyCall | None:
-        """For calls that look like one which has just been launched, with these guards."""
+        """What later calls like the one that has just been launched may be launched with."""
         spec = self.specializations.get(key)
         if spec is None or spec.recording is None or spec.shortage:
             return None
@@ -375,7 +390,7 @@ class Recorder:
         return ReadyCall(spec, state, bound, guards) if bound is not None else None
 
     def _launch(self, key: Any, spec: Specialization, leaves: list[Any], state: State) -> Any:
-        """Where the state is another one than those that were recorded, it is recorded anew."""
+        """Launches the recording, or records anew where it does not fit the state."""
         bound = spec.bind(state)
         known = bound.tensors(state) if bound else None
         is_fixed = not spec.fixed or spec.is_fixed()
@@ -421,7 +436,7 @@ class Recorder:
         return answer if bound.mutations is None else bound.apply(answer)
 
     def _launch_opened(self, spec: Specialization, leaves: InBlocks, bound: BoundState) -> Any:
-        """Where the launch needs the tensors that lie in blocks, and not only their addresses."""
+        """Launches with the tensors that lie in blocks, where their addresses are not enough."""
         tensors = opened(leaves)
         given = spec.given(tensors, bound, [])
         assert given is not None  # compiled graphs, whose leaves these are, read no gradients
@@ -429,7 +444,8 @@ class Recorder:
 
     def _launch_later(self, spec: Specialization, short: Short, device: int,
                       leaves: list[Any]) -> Any:
-        """A launch has not the memory that it wants; the plain step takes it piece by piece."""
+        """Runs plainly, since there is no memory for a launch. The plain step takes less at
+        once."""
         empty_cache()
         spec.shortage_tries += 1
         spec.shortage = Shortage(short, device, free_bytes(device), spec.shortage_tries)
@@ -442,8 +458,9 @@ class Recorder:
 
     def _launch_elsewhere(self, spec: Specialization, recording: StepRecording, leaves: list[Any],
                           bound: BoundState, given: list[Tensor], owners: list[Tensor]) -> Any:
-        """Arguments at addresses that the kernels do not take are copied, there and back; what
-        overlaps now and did not when recorded runs plainly."""
+        """Launches with copies of arguments whose addresses the kernels do not take, and copies
+        them back. Runs plainly where tensors overlap now that did not when the step was
+        recorded."""
         misaligned = recording.misaligned(given)
         if misaligned and all(i < len(spec.arguments) for i in misaligned) \
                 and not _overlap(given, set(misaligned)):
@@ -465,7 +482,7 @@ def _applied(bound: BoundState, answer: Any) -> Any:
 
 
 def _way_of_captures(spec: Specialization, error: Exception) -> str:
-    """Why it may be that it does something else there."""
+    """For the reason: why the captured step may differ from the plain one."""
     if not spec.why_told or not isinstance(error, Untrusted):
         return ""
     return (". Code outside torch asks whether it is captured and may go another way then; told "
@@ -473,13 +490,13 @@ def _way_of_captures(spec: Specialization, error: Exception) -> str:
 
 
 def _overlap(given: Sequence[Tensor], some: Collection[int]) -> bool:
-    """Whether one of some shares bytes with any other."""
+    """Whether one of ``some`` shares bytes with any other tensor."""
     return any(len(unit.members) > 1 and any(i in some for i, _ in unit.members)
                for unit in units_of(given))
 
 
 def _without_frames(error: Exception) -> Exception:
-    """Nothing of what the frames hold in which it was raised."""
+    """The error without its traceback, whose frames would keep tensors alive."""
     link: BaseException | None = error
     while link is not None:
         link.__traceback__, following = None, link.__cause__ or link.__context__
@@ -490,8 +507,8 @@ def _without_frames(error: Exception) -> Exception:
 
 @contextlib.contextmanager
 def _on_capture_stream(device: int) -> Iterator[None]:
-    """What the caller's stream has cached is given back before, and what this one has
-    afterwards."""
+    """Runs on the stream of captures. Cached memory of the caller's stream is given back before,
+    and that of this one afterwards."""
     give_back(device)
     with on_stream(_capture_stream(device), device):
         yield
@@ -504,8 +521,8 @@ def _capture_stream(device: int) -> torch.cuda.Stream:
 
 
 def _give_back_memory() -> None:
-    """What plain runs and captures needed and launches do not, once all that held it has gone: the
-    arena of the next launch would fit into little of it."""
+    """Gives back memory that plain runs and captures needed, once nothing holds it any more. It is
+    cached in pieces into most of which the arena of a launch would not fit."""
     if torch.cuda.is_initialized():
         _compat.clear_workspaces()
         empty_cache()

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of a step with collectives find out together before they record it.
+"""What the processes of a step with collectives agree on before they record it.
 
 Recording runs a step several times. A process that does so alone waits for the others for ever, or
-its collectives meet others of theirs. So they meet first, without collectives: in the stores of the
-groups that the step uses. By then each has run the call plainly and waited for its GPU, so that the
-others have queued their share of it: who does not come within half a minute has not come to record.
+its collectives pair up with unrelated ones. So the processes meet first, without collectives: in
+the stores of the groups that the step uses. By then each process has run the call plainly and
+waited for its GPU, so the others have queued their share of that call. A process that does not come
+within half a minute is not going to record.
 
-Threads: one step at a time. Failure: Apart where some do not come; NotRecordable where another
-process could not record.
+Threads: one step at a time. Failure: Apart where some processes do not come; NotRecordable where
+another process could not record.
 """
 
 from __future__ import annotations
@@ -34,25 +35,26 @@ _meetings: collections.Counter[tuple[str, str]] = collections.Counter()  # by gr
 
 
 class Rendezvous:
-    """Of the processes of these groups: all that took part in collectives of one plain run."""
+    """Of all processes of these groups, which took part in the collectives of one plain run."""
 
     def __init__(self, device: torch.device, groups: Sequence[Any]) -> None:
         self._device = device
         groups = _largest(groups)
-        # What one has found has to reach those before it, too: so each comes twice, unless it is of
-        # all processes. One order in all of them, so that none waits for another that waits for it.
+        # What a group finds has to reach the groups before it, too. So each is asked twice, there
+        # and back, unless one group holds all processes: it is then the only one. The order is the
+        # same in all processes, so no two wait for each other.
         is_of_all = any(dist.get_world_size(group) == dist.get_world_size() for group in groups)
         self._turns = groups if is_of_all else [*groups, *reversed(groups)]
 
     @classmethod
     def since(cls, before: Mapping[Any, int], device: torch.device) -> Rendezvous:
-        """Of those that had collectives since so many were counted."""
+        """Of the groups that have had more collectives than were counted ``before``."""
         now = _compat.collectives_so_far()
         return cls(device, [group for group, count in now.items() if count != before.get(group, 0)])
 
     def meet(self, name: str) -> None:
-        """Apart unless all of them are about to record something of this name, in the same call.
-        Once some have not come nobody waits for them again."""
+        """Raises Apart unless all processes are about to record something of this name in the same
+        call. Once some have not come, later calls do not wait."""
         if not self._turns:
             return
         if self._device.type == "cuda":
@@ -66,7 +68,7 @@ class Rendezvous:
                         "they see other shapes or numbers, or see them at other times")
 
     def on(self, found: bool) -> bool:
-        """Whether any of them found it."""
+        """Whether any process found it."""
         if not self._turns:
             return found
         flag = torch.tensor(float(found), device=self._device)
@@ -75,7 +77,8 @@ class Rendezvous:
         return bool(flag.item())
 
     def make(self, make: Callable[[], _Made]) -> _Made:
-        """``make()`` where all of them succeed; Elsewhere where it is that for all."""
+        """``make()``, if it succeeds in all processes. Raises UntrackedTensors if it raises that in
+        all, and else NotRecordable or the process's own error."""
         try:
             made = make()
         except (NotRecordable, NativeError) as error:
@@ -91,8 +94,8 @@ class Rendezvous:
 
 
 class _Meeting:
-    """Of one group: whoever comes last says that it takes place, and whoever has waited too long
-    that it does not, whichever is first."""
+    """One meeting of one group. The last process to come decides that it takes place; a process
+    that has waited too long decides that it does not. The first decision counts."""
 
     def __init__(self, group: Any, name: str) -> None:
         with _lock:
@@ -110,12 +113,12 @@ class _Meeting:
             self._decide(_YES)
         try:
             self._store.wait([self._decided], _PATIENCE)
-        except RuntimeError:  # nobody has
+        except RuntimeError:  # no process has decided in time
             self._decide(_NO)
         return self._store.get(self._decided).decode() == _YES or self.leave()
 
     def leave(self) -> bool:
-        """Tells those that wait, and those that come later."""
+        """Decides against, for processes that wait now and for those that come later."""
         self._decide(_NO)
         self._store.set(self._are_apart, _NO)
         return False
@@ -125,8 +128,8 @@ class _Meeting:
 
 
 def _largest(groups: Sequence[Any]) -> list[Any]:
-    """In the order in which they were made, which is that of all processes. Those whose processes
-    are all in another one have nothing to add."""
+    """The groups without those whose processes are all in another one. They stay in the order in
+    which they were made, which is the same in all processes."""
     ranks = [frozenset(dist.get_process_group_ranks(group)) for group in groups]
     return [group for i, group in enumerate(groups)
             if not any(ranks[i] < other or (ranks[i] == other and j < i)

@@ -46,13 +46,13 @@ def unpack(thing: Any, leaves: list[Any]) -> Any:
 
 
 def kind_of(leaves: Sequence[Any]) -> Any:
-    """What is seen of a call's arguments alone, and of torch's modes. The first of the leaves says
-    how the others lie in the arguments."""
+    """The part of a signature that comes from the arguments and torch's modes alone. The first leaf
+    stands for the containers that the others lie in."""
     return _compat.modes(), leaves[0], *map(_guard_of, leaves[1:])
 
 
 def signature_of(leaves: Sequence[Any], state: State, guarded: Any) -> Any:
-    """What tells signatures apart. Of objects that lead to tensors it is the state that does."""
+    """The signature of a call, as a key. Objects that lead to tensors are compared by the state."""
     leading = state.leading
     told = tuple(map(_guard_of, leaves)) if not leading else tuple(
         [type(leaf) if id(leaf) in leading else _guard_of(leaf) for leaf in leaves])
@@ -72,18 +72,18 @@ _STATES = frozenset((
     "hooks", "pinned tensors", "the objects that it uses"))
 
 _GUARDS = ("which modules train", "which gradients there are", "an optimizer's numbers",
-           "tensors on the CPU", "pinned tensors", "hooks")  # and then Python's numbers
+           "tensors on the CPU", "pinned tensors", "hooks")  # and then Python values
 
 
 def differences(key: Any, keys: Sequence[Any]) -> list[str]:
     """In what a signature differs from the one that is nearest to it."""
     def parts(key: Any) -> dict[str, Any]:
         modes, guarded, told, number, guards = key
-        *guards, numbers = guards.values
+        *guards, values = guards.values
         arguments = {f"argument {i}": leaf for i, leaf in enumerate(told)}
         return {"torch's modes": modes, "what guard= answers": guarded, **arguments,
                 "the objects that it uses": number, **dict(zip(_GUARDS, guards, strict=True)),
-                **(numbers.told() if numbers else {})}
+                **(values.told() if values else {})}
 
     mine = parts(key)
     apart = [[name for name in {**mine, **other} if mine.get(name) != other.get(name)]

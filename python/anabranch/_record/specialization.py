@@ -30,7 +30,7 @@ from anabranch._record.trial.trial import Foreseen
 
 
 class BoundState:
-    """A state as a recording sees it: where its tensors stand, and where launches leave some.
+    """A recording in one state: where its tensors stand there, and where its side effects go.
 
     Threads may look at once: each gets the tensors that it has found.
     """
@@ -40,18 +40,18 @@ class BoundState:
                  bound: BoundMutations | None, objects: Sequence[Place] = ()) -> None:
         self.parameters = state.parameters()  # that may get a gradient
         self.objects = objects  # that launches answer
-        # What launches leave, and where that is here.
+        # The side effects of the recording, and where they go in this state.
         self.mutations, self._bound_mutations = mutations, bound
         self._lookups = [(place.holder, place.key) for place in places]
         self._indices = indices  # of what stands there among ``count`` tensors of the state
         self._layouts = layouts
-        # What was found last, and the state's tensors by that: those that nothing names are left
-        # out.
+        # What stood there last, and the list of the state's tensors made of it. Tensors that the
+        # recording does not use are left out of that list.
         self._last: tuple[list[Any], list[Tensor]] = ([None] * len(places), [_NO_TENSOR] * count)
 
     def moved(self, places: Iterable[tuple[int, Place]], objects: Iterable[tuple[int, Place]],
               parameters: list[Tensor]) -> BoundState:
-        """The same, but that some of the tensors and objects stand elsewhere."""
+        """The same, with some of the tensors and objects in other places."""
         made = copy.copy(self)
         made.parameters = parameters
         made.objects = list(self.objects)
@@ -63,7 +63,8 @@ class BoundState:
         return made
 
     def watch(self, state: State, fixed: Iterable[tuple[Lookup, Any]]) -> WatchList:
-        """Everything of the state and of what launches leave in it, and then these."""
+        """A watch list of the state, of the objects on the way to side effects, and of
+        ``fixed``."""
         ways = self._bound_mutations.ways if self._bound_mutations else ()
         return state.watch.joined([*ways, *fixed], self._lookups)
 
@@ -88,7 +89,7 @@ class BoundState:
         return self._moved_tensors(found, state)
 
     def _moved_tensors(self, found: list[Any], state: State) -> list[Tensor] | None:
-        """Where some are others than last."""
+        """The tensors, where some are not those of last time."""
         before, known = self._last
         others = [i for i, tensor in enumerate(found) if tensor is not before[i]]
         if any(_layout(found[i]) != self._layouts[i] for i in others):
@@ -97,7 +98,7 @@ class BoundState:
         for i, tensor in zip(self._indices, found, strict=True):
             tensors[i] = tensor
         if any(tensors[i] is not tensor for i, tensor in zip(self._indices, found, strict=True)):
-            return None  # what was one tensor are two
+            return None  # one tensor stood in two places, and now two do
         if any(tensor is not None and may_be_parameter(tensor) for i in others
                for tensor in (found[i], before[i])):
             self.parameters = state.parameters()
@@ -105,12 +106,12 @@ class BoundState:
         return tensors
 
     def objects_now(self) -> Sequence[Any]:
-        """Those that launches answer."""
+        """The objects that launches answer, as they are now."""
         return [place.get() for place in self.objects]
 
     def apply(self, answer: Any) -> Any:
-        """Puts what a launch answered where the step would have left it, if there are mutations;
-        the rest is the answer."""
+        """Applies the side effects in what a launch has answered, and returns the step's own
+        answer."""
         answer, left = answer
         if self._bound_mutations:
             self._bound_mutations.put(left)
@@ -118,23 +119,23 @@ class BoundState:
 
 
 class Specialization:
-    """One signature: its recording, or how far it has got."""
+    """What is recorded for one signature, or how far it has got."""
 
     def __init__(self, inputs: str, state: State) -> None:
-        # All but what every call changes; see current_report().
+        # Without what every call changes; see current_report().
         self.report = RecordingReport(inputs)
         self.calls = self.plain_calls = 0
         self.recording: StepRecording | None = None
         self.plain = 0  # calls so far
-        self.constants: list[Any] = []  # leaves that are no tensors, and whose ids the key may have
+        self.constants: list[Any] = []  # leaves that are no tensors; the key may have their ids
         self.foreseen = Foreseen()
         self.is_short_of_memory = False  # so that plain runs stay on the caller's stream
         self.shortage: Shortage | None = None  # why it is not recorded or launched now
         self.shortage_tries = 0
         self.tries_again = 0  # how often a try has found out what the next one has to know
-        self.is_retired = False  # another one has taken its signature
+        self.is_retired = False  # another specialization has taken its signature
         self.is_empty = False  # it queued nothing, which is no reason to raise
-        self.why_told = ""  # that it is captured: how it breaks where it believes that it is not
+        self.why_told = ""  # how it breaks where the capture is hidden from code outside torch
         self.state = state  # what is recorded, and then what was seen last
         self.arguments: list[int] = []  # leaves that are tensors
         self.leaf_owners: list[int] = []  # leaves that may get a gradient
@@ -147,8 +148,8 @@ class Specialization:
 
     def set_recording(self, recording: StepRecording, known: Sequence[Tensor],
                       mutations: list[Mutation] | None) -> None:
-        """``known`` are the tensors of the state, in ``mutations`` launches leave what they answer
-        besides."""
+        """``known`` are the tensors of the state; ``mutations`` are the side effects of launches,
+        None where they answer none."""
         state, first = self.state, len(self.arguments)
         used = [i - first for i in recording.uses if first <= i < first + len(known)]
         stands = [(i, place) for i in used for place in (state.places[i], *state.more_places[i])]
@@ -169,12 +170,12 @@ class Specialization:
 
     @property
     def mutations(self) -> Sequence[Mutation]:
-        """Where launches leave tensors."""
+        """Where launches have side effects."""
         return (self.recording is not None and self._mutations) or ()
 
     def bind(self, state: State) -> BoundState | None:
-        """None where other objects lead to the tensors, unless a step cannot tell these from those
-        of before."""
+        """The recording in this state. None where it does not fit: other objects lead to the
+        tensors, and their fingerprints differ."""
         bound = self._bound.get(state)
         if bound is None:
             bound = self._bind_anew(state)
@@ -200,21 +201,21 @@ class Specialization:
                           self._layouts, self._count, self._mutations, mutations, objects)
 
     def _bind_beside(self, last: BoundState, state: State) -> BoundState | None:
-        """Where nothing but what is beside the base is elsewhere than last."""
+        """The same, where only what a batch leads to stands elsewhere than last time."""
         places = [(i, state.beside.get(self._paths[i])) for i in self._beside]
         found = [(i, place) for i, place in places if place is not None]
         if len(found) != len(places):
             return None
         objects = [(i, state.entered_beside[path]) for i, path in enumerate(self.object_paths)
                    if path in state.entered_beside]
-        # Where one of the base has been replaced since, the lookup sees it.
+        # If an object of the base has been replaced since, the lookup shows it.
         return last.moved(found, objects, state.parameters() if self._has_parameters_beside
                           else last.parameters)
 
     def given(self, leaves: Sequence[Any], bound: BoundState,
               known: list[Tensor]) -> list[Tensor] | None:
-        """The tensors that a launch is given, ``known`` those of the state; None where the
-        recording reads gradients and others are there than when it was made."""
+        """The tensors that a launch is given; ``known`` are those of the state. None where the
+        recording reads gradients, and other ones are missing than when it was made."""
         given = [*map(leaves.__getitem__, self.arguments), *known]
         if self.recording is not None and self.recording.needs_gradients:
             gradients = [owner.grad for owner in self.owners(leaves, bound.parameters)]
@@ -224,14 +225,14 @@ class Specialization:
         return given
 
     def fix(self, inner: Sequence[Tensor]) -> None:
-        """These tensors inside of others may not move."""
+        """Notes tensors inside of wrapping ones, which may not move."""
         self.fixed = tuple([tensor.data_ptr() for tensor in inner])
         self.wrappers = [((place.holder, place.key), tensor) for place in self.state.wrapped
                          if (tensor := place.get()) is not None]
         self.insides = [part for _, tensor in self.wrappers for part in inner_places(tensor)]
 
     def is_fixed(self) -> bool:
-        """Whether they are where they were."""
+        """Whether these are where they were."""
         try:
             is_same = all(holder[key] is tensor for (holder, key), tensor in self.wrappers)
         except (KeyError, IndexError, AttributeError):
@@ -253,7 +254,7 @@ class Specialization:
         return [*(leaves[i] for i in self.leaf_owners), *parameters]
 
     def note(self, **found: Any) -> None:
-        """Fields of the report."""
+        """Sets fields of the report."""
         self.report = dataclasses.replace(self.report, **found)
 
     def current_report(self) -> RecordingReport:

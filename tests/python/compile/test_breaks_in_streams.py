@@ -130,14 +130,16 @@ def in_a_try(x):
 
 
 @pytest.mark.parametrize("function", [in_a_loop, in_a_try], ids=lambda one: one.__name__)
-def test_a_block_that_cannot_be_kept_is_told_with_its_line_and_raises_under_strict(function, caplog):
+def test_a_block_that_cannot_be_kept_is_told_with_its_line_and_raises_under_strict(
+        function, caplog):
     call, x = compiled(function), matrix()
     with caplog.at_level(logging.WARNING, "anabranch.compile"):
         told = anabranch.explain(call, x)
         torch.testing.assert_close(call(x), function(x))
     [said] = [record.message for record in caplog.records if "E0613" in record.message]
     assert "test_breaks_in_streams.py:" in said and "ing')" in said
-    assert "streams without effect:" in str(told) and "test_breaks_in_streams.py:" in str(told), told
+    assert "streams without effect:" in str(told), told
+    assert "test_breaks_in_streams.py:" in str(told), told
     with pytest.raises(errors.CompileError, match=r"has no effect.*strict=True") as raised:
         compiled(function, options={"strict": True})(x)
     assert raised.value.code == 613

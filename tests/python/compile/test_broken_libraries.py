@@ -67,7 +67,8 @@ def failing(error):
 
 
 @pytest.mark.oldest
-def test_only_broken_libraries_of_the_cache_are_removed_and_each_once(tmp_path, monkeypatch, caplog):
+def test_only_broken_libraries_of_the_cache_are_removed_and_each_once(tmp_path, monkeypatch,
+                                                                      caplog):
     monkeypatch.setattr(_compat, "inductors_cache", lambda: str(tmp_path / "cache"))
     inside, outside = tmp_path / "cache" / "ab" / "x.main.so", tmp_path / "y.so"
     inside.parent.mkdir(parents=True)

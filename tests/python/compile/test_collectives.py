@@ -193,7 +193,8 @@ def test_what_parts_of_a_graph_ask_for_is_how_many_lanes_its_recording_has():
 
     def note(gm, inputs):
         lanes.extend(
-            backend._lanes(config.resolve({"max_parallel_kernels": overlap, "streams": streams}), Asked(gm))
+            backend._lanes(config.resolve({"max_parallel_kernels": overlap, "streams": streams}),
+                           Asked(gm))
             for overlap in (1, 4) for streams in (True, False))
         return gm
 

@@ -174,10 +174,11 @@ def without_telling_the_allocator(instance):
 def without_holding(instance):
     """Each value goes behind its last reader, wherever that runs."""
     planned = instance.planned
-    kept = {planned._slot[value] for value in planned._returned}
-    last = {slot: step for step in planned.steps for slot in (*step.reads, *step.makes)}
+    kept = {planned._index[value] for value in planned._returned}
+    last = {index: step for step in planned.steps for index in (*step.reads, *step.makes)}
     for step in planned.steps:
-        step.gone = [slot for slot, reader in last.items() if reader is step and slot not in kept]
+        step.gone = [index for index, reader in last.items()
+                     if reader is step and index not in kept]
 
 
 @pytest.mark.parametrize("weaken", [

@@ -23,7 +23,8 @@ def test_a_correct_program_gives_the_bits_of_one_stream_and_nothing_is_told(
     if reason := place.why_not(program):
         pytest.skip(reason)
     told = note_reports(monkeypatch, place)
-    compare_with_one_stream(program, place, {"native_regions": False, "delay_seed": 5, "strict": True})
+    compare_with_one_stream(program, place,
+                            {"native_regions": False, "delay_seed": 5, "strict": True})
     assert told == []
 
 

@@ -54,7 +54,8 @@ def test_a_forced_variable_beats_all(monkeypatch):
 
 @pytest.mark.parametrize("name, text, value", [
     ("strict", "1", True), ("strict", "on", True), ("strict", "No", False), ("delay_seed", "7", 7),
-    ("delay_seed", "none", None), ("library_path", "/tmp/x", "/tmp/x"), ("progress", "false", False),
+    ("delay_seed", "none", None), ("library_path", "/tmp/x", "/tmp/x"),
+    ("progress", "false", False),
     ("progress", "None", None), ("strict", "", False)])
 def test_variables_are_read_as_their_options_type(monkeypatch, name, text, value):
     monkeypatch.setenv(f"ANABRANCH_{name.upper()}", text)
@@ -63,18 +64,23 @@ def test_variables_are_read_as_their_options_type(monkeypatch, name, text, value
 
 @pytest.mark.parametrize("name, text", [("strict", "maybe"), ("strict", "7"), ("spin_us", "fast"),
                                         ("progress", "2.5"), ("max_threads", "+-+3"),
-                                        ("max_threads", "--5"), ("spin_us", "1_000"), ("delay_seed", "٣"),
-                                        ("max_parallel_kernels", "nan"), ("max_parallel_kernels", "+"), ("spin_us", "1e3")])
+                                        ("max_threads", "--5"), ("spin_us", "1_000"),
+                                        ("delay_seed", "٣"),
+                                        ("max_parallel_kernels", "nan"),
+                                        ("max_parallel_kernels", "+"), ("spin_us", "1e3")])
 def test_a_variable_of_the_wrong_type_is_refused_by_its_name(monkeypatch, name, text):
     monkeypatch.setenv(f"ANABRANCH_{name.upper()}", text)
-    with pytest.raises(ConfigError, match=f"ANABRANCH_{name.upper()}.*{re.escape(repr(text))}") as caught:
+    with pytest.raises(ConfigError,
+                       match=f"ANABRANCH_{name.upper()}.*{re.escape(repr(text))}") as caught:
         config.resolve()
     assert caught.value.code == 702
 
 
 @pytest.mark.parametrize("name, value", [("strict", 1), ("strict", None), ("spin_us", True),
-                                         ("spin_us", 2.0), ("max_threads", "2"), ("library_path", 5),
-                                         ("max_parallel_kernels", float("nan")), ("max_parallel_kernels", float("inf")),
+                                         ("spin_us", 2.0), ("max_threads", "2"),
+                                         ("library_path", 5),
+                                         ("max_parallel_kernels", float("nan")),
+                                         ("max_parallel_kernels", float("inf")),
                                          ("max_recordings", False), ("delay_seed", 1 + 0j)])
 def test_a_value_of_the_wrong_type_is_refused_with_both_types(name, value):
     with pytest.raises(ConfigError) as caught:
@@ -117,7 +123,8 @@ def test_a_number_has_bounds_that_hold_wherever_it_comes_from(monkeypatch, name)
             monkeypatch.delenv(forced)
     for value in (least, most):
         monkeypatch.setenv(variable, str(value))
-        assert getattr(config.resolve(), name) == getattr(config.resolve({name: value}), name) == value
+        assert getattr(config.resolve(), name) == value
+        assert getattr(config.resolve({name: value}), name) == value
 
 
 def test_a_number_of_thousands_of_digits_is_refused_in_a_short_message(monkeypatch):
@@ -142,7 +149,8 @@ def test_what_is_printed_has_a_line_for_each_option_whatever_a_variable_has(monk
     with config.patch(max_threads=3):
         lines = str(config).splitlines()
     assert len(lines) == len(list(config.describe()))
-    assert any(line.startswith("max_threads = 3  # int | None, 1 to 1024: Threads") for line in lines)
+    assert any(line.startswith("max_threads = 3  # int | None, 1 to 1024: Threads")
+               for line in lines)
     assert any("ANABRANCH_SPIN_US is 'fast'" in line and "[E0702]" in line for line in lines)
 
 
@@ -180,7 +188,8 @@ def test_bounds_are_what_the_core_takes_uncut():
     assert (host.max_lanes, host.spin_ns // 1000, host.delays_seed) == (
         most["max_threads"], most["spin_us"], most["delay_seed"])
     capture = CaptureOptions(lanes=most["max_parallel_kernels"], ahead_bytes=most["prefetch_bytes"])
-    assert (capture.lanes, capture.ahead_bytes) == (most["max_parallel_kernels"], most["prefetch_bytes"])
+    assert (capture.lanes, capture.ahead_bytes) == (most["max_parallel_kernels"],
+                                                    most["prefetch_bytes"])
 
 
 def test_a_path_object_is_taken_as_its_text(tmp_path):

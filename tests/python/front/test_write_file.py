@@ -77,7 +77,8 @@ def test_devices_are_written_through():
     with pytest.raises(PlanFileError) as caught:
         write_file("write trace", "/dev/full", b"abc")
     assert str(caught.value) == "write trace '/dev/full': No space left on device [E0501]"
-    assert stat.S_ISCHR(os.lstat("/dev/full").st_mode) and stat.S_ISCHR(os.lstat("/dev/null").st_mode)
+    assert stat.S_ISCHR(os.lstat("/dev/full").st_mode)
+    assert stat.S_ISCHR(os.lstat("/dev/null").st_mode)
 
 
 def test_a_fifo_is_written_through(tmp_path):
@@ -136,7 +137,8 @@ def test_names_in_messages_do_not_steer_a_terminal(tmp_path):
 @pytest.mark.parametrize("act, words", [
     ("save_plan", "has no plan for '.*it' and wrote nothing: no graph of several streams ran"),
     ("save_timeline", "has no event for '.*it': no graph of several streams ran on the CPU")])
-def test_an_explanation_without_plans_says_that_there_is_nothing_to_write(tmp_path, caplog, act, words):
+def test_an_explanation_without_plans_says_that_there_is_nothing_to_write(tmp_path, caplog, act,
+                                                                          words):
     report = anabranch.explain(torch.relu, torch.ones(2))
     with caplog.at_level(logging.WARNING):
         answer = getattr(report, act)(tmp_path / "it")
@@ -153,4 +155,5 @@ def test_a_timeline_is_written_by_the_same_rule(tmp_path):
     link.symlink_to("target")
     report.save_timeline(target)
     report.save_timeline(link)
-    assert link.is_symlink() and target.read_text() == '{"traceEvents": []}' and mode_of(target) == 0o600
+    assert link.is_symlink() and target.read_text() == '{"traceEvents": []}'
+    assert mode_of(target) == 0o600

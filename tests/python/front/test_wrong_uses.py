@@ -85,7 +85,8 @@ USES = [
     ("record(step, max_recordings=0)", ConfigError, 703, r"is 0, the least possible is 1"),
     ("record(step, max_recordings=2.5)", ConfigError, 702, r"2\.5 \(float\), the option wants "
                                                            r"int, 1"),
-    ("record(step, max_parallel_kernels=2**32)", ConfigError, 703, r"4294967296, the most possible is 1024"),
+    ("record(step, max_parallel_kernels=2**32)", ConfigError, 703,
+     r"4294967296, the most possible is 1024"),
     ("record(max_recordings=0)", ConfigError, 703, r"is 0, the least possible is 1"),
     # anabranch.stream and anabranch.overlap
     ("stream(3)", CompileError, 601, r"the name 3 is int, and it must be a string"),
@@ -174,12 +175,16 @@ USES = [
                                                                 r"function"),
     ("config.patch(strict=True)(waiting)", WrongArgument, 612, r"waiting is an async function"),
     ("config.resolve(3)", ConfigError, 702, r"options is 3 \(int\), and it must be a dict"),
-    ("variable('MAX_THREADS', '+-+3')", ConfigError, 702, r"ANABRANCH_MAX_THREADS is '\+-\+3' \(str\)"),
-    ("variable('MAX_THREADS', str(2**32))", ConfigError, 703, r"MAX_THREADS is 4294967296, the most"),
-    ("variable('FORCE_MAX_PARALLEL_KERNELS', '0')", ConfigError, 703, r"ANABRANCH_FORCE_MAX_PARALLEL_KERNELS is 0, the "
+    ("variable('MAX_THREADS', '+-+3')", ConfigError, 702,
+     r"ANABRANCH_MAX_THREADS is '\+-\+3' \(str\)"),
+    ("variable('MAX_THREADS', str(2**32))", ConfigError, 703,
+     r"MAX_THREADS is 4294967296, the most"),
+    ("variable('FORCE_MAX_PARALLEL_KERNELS', '0')", ConfigError, 703,
+     r"ANABRANCH_FORCE_MAX_PARALLEL_KERNELS is 0, the "
                                                          r"least"),
     ("variable('SPIN_US', 'nan')", ConfigError, 702, r"ANABRANCH_SPIN_US is 'nan'"),
-    ("variable('DELAY_SEED', '-1')", ConfigError, 703, r"ANABRANCH_DELAY_SEED is -1, the least possible "
+    ("variable('DELAY_SEED', '-1')", ConfigError, 703,
+     r"ANABRANCH_DELAY_SEED is -1, the least possible "
                                                    r"is 0"),
     ("variable('STRICT', '2')", ConfigError, 702, r"ANABRANCH_STRICT is '2' \(str\), .* wants "
                                                   r"bool"),
@@ -271,7 +276,8 @@ def scene(tmp_path, monkeypatch):
     model = nn.Linear(2, 2)
     return {
         **{name: getattr(anabranch, name) for name in anabranch.__all__}, "nn": nn, "torch": torch,
-        "functools": functools, "Mock": Mock, "nan": float("nan"), "inf": float("inf"), "folder": tmp_path,
+        "functools": functools, "Mock": Mock, "nan": float("nan"), "inf": float("inf"),
+        "folder": tmp_path,
         "model": model, "optimizer": torch.optim.SGD(model.parameters()), "x": torch.ones(2),
         "report": report_of_a_plan(), "variable": variable, "with_torch": with_torch,
         "with_library": with_library, "compiled": compiled, "step": step, "waiting": waiting,
@@ -301,7 +307,8 @@ def test_every_code_of_python_that_can_be_raised_here_is_in_the_table():
 
 RIGHT_USES = [
     "record(step)", "record(model)", "record(model.forward)", "record(functools.partial(step))",
-    "record()(step)", "record(strict=False)(step)", "record(staticmethod(step))", "record(record(step))",
+    "record()(step)", "record(strict=False)(step)", "record(staticmethod(step))",
+    "record(record(step))",
     "record(step, state=[model, optimizer, x, None])", "record(step, state=model.parameters())",
     "record(step, state=(layer for layer in [model]))", "record(step, state={model})",
     "record(step, state=nn.ModuleList([model]))", "record(step, options={}, max_recordings=2**31 "

@@ -22,8 +22,8 @@ def scaled(q, bias, dropout):
 
 
 def direct(q, bias, dropout):
-    return aten._efficient_attention_forward(q, q, q, bias, None, None, None, None, dropout or 0.0, 0,
-                                             True)[:4]
+    return aten._efficient_attention_forward(q, q, q, bias, None, None, None, None, dropout or 0.0,
+                                             0, True)[:4]
 
 
 def traced(attention, dropout, layers=2):

@@ -434,7 +434,8 @@ def test_an_exception_goes_through_and_leaves_no_patch_and_no_note():
 @pytest.mark.oldest
 def test_patches_go_with_the_last_thread_that_is_inside():
     before = CachingAutotuner.run
-    notes, first_is_out, second_is_in = AccessNotes(Marks(), "cpu"), threading.Event(), threading.Event()
+    notes = AccessNotes(Marks(), "cpu")
+    first_is_out, second_is_in = threading.Event(), threading.Event()
     seen = []
 
     def second():

@@ -97,4 +97,5 @@ def test_an_error_of_a_launch_goes_through():
 def test_the_seams_of_inductor_are_as_noting_takes_them():
     run = inspect.signature(CachingAutotuner.run)
     assert run.parameters["stream"].kind is inspect.Parameter.KEYWORD_ONLY
-    assert {kind.name for kind in HeuristicType} - {"USER_AUTOTUNE"} == set(_compat.noting._GENERATED)
+    kinds = {kind.name for kind in HeuristicType} - {"USER_AUTOTUNE"}
+    assert kinds == set(_compat.noting._GENERATED)

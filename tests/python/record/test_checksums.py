@@ -33,7 +33,8 @@ def sums_of(request, monkeypatch):
 
 def tensors():
     torch.manual_seed(0)
-    return [torch.randn(300), torch.randn(40, 30).t(), torch.randn(7, 5, 3)[:, 1], torch.tensor(True),
+    return [torch.randn(300), torch.randn(40, 30).t(), torch.randn(7, 5, 3)[:, 1],
+            torch.tensor(True),
             torch.randn(0, 3), torch.randn(9, dtype=torch.cfloat).conj(), torch.randn(1001).half(),
             torch.randint(0, 9, (513,), dtype=torch.uint8)]
 
@@ -77,13 +78,13 @@ def test_pieces_are_the_bytes_in_the_order_of_the_elements():
             assert torch.equal(torch.cat([wanted[:0], *found]), wanted)
 
 
-@pytest.mark.parametrize("room", [0, 1 << 30], ids=["host", "GPU"])
-def test_copies_come_back_and_are_compared_piece_by_piece(monkeypatch, room):
+@pytest.mark.parametrize("granted", [0, 1 << 30], ids=["host", "GPU"])
+def test_copies_come_back_and_are_compared_piece_by_piece(monkeypatch, granted):
     StandIn(monkeypatch)
     given = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (10_000, 0, 1, 4096, 63)]
     wanted = [tensor.clone() for tensor in given]
-    copies = Copies(given, room)
-    assert copies.where == ("GPU" if room else "host")
+    copies = Copies(given, granted)
+    assert copies.where == ("GPU" if granted else "host")
     for tensor in given:
         tensor.zero_()
     found = [torch.empty(0, dtype=torch.uint8)] * len(given)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python's numbers that a recorded step may read: where one is another, the step is recorded anew.
+"""Guards on Python values that a recorded step may read: another value is another specialization.
 
 A recording is stood in for: it says with which tensors it was launched.
 """
@@ -19,7 +19,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_walk import Launched, X, as_on_a_gpu, assert_launches, assert_recorded_anew, recorded  # noqa: F401
+from test_walk import (  # noqa: F401
+    Launched,
+    X,
+    as_on_a_gpu,
+    assert_launches,
+    assert_recorded_anew,
+    recorded,
+)
 from torch import nn
 
 from anabranch._record.state.state import State
@@ -36,7 +43,7 @@ class Mode(enum.Enum):
 
 
 class Scaled(nn.Module):
-    """With numbers of every kind: attributes, in containers, of its class, in a configuration."""
+    """With guarded values of every kind: attributes, items, its class's, a configuration's."""
 
     power = 1
 
@@ -71,7 +78,7 @@ class Config:
 
 
 class Configured(nn.Module):
-    """Whose numbers stand in other things."""
+    """With guarded values in other objects."""
 
     def __init__(self):
         super().__init__()
@@ -352,12 +359,12 @@ def test_of_what_is_around_a_function_only_the_function_is_looked_at():
             logger.debug("called")
         return [weight] if scale else []
 
-    plain = set(State([step]).numbers().told())
+    plain = set(State([step]).python_values().told())
     assert plain == {"scale"}
     compiled = torch.compile(step, backend="eager")
     compiled(X)
     for around in (compiled, torch.no_grad()(step), torch.no_grad()(compiled)):
-        told = State([around]).numbers().told()
+        told = State([around]).python_values().told()
         assert {name.rpartition(".")[2] for name in told} == plain, told
 
 
@@ -421,7 +428,8 @@ def test_a_tensor_or_a_list_in_the_place_of_a_number_is_none(value):
     holder = SimpleNamespace(weight=torch.ones(2), scale=1.0)
 
     def step(x):
-        return [tensor for tensor in (holder.weight, holder.scale) if isinstance(tensor, torch.Tensor)]
+        return [tensor for tensor in (holder.weight, holder.scale)
+                if isinstance(tensor, torch.Tensor)]
 
     made = recorded(step)
     holder.scale = value

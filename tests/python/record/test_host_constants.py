@@ -18,7 +18,7 @@ from anabranch._record.refusals import NotRecordable
 pytestmark = pytest.mark.oldest
 
 GPU = "meta"
-ROOM_BYTES = 4096
+PINNED_BYTES = 4096
 
 
 @pytest.fixture(autouse=True)
@@ -28,16 +28,17 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: False)
 
 
-class Room:
-    def __init__(self, *looked_at):
-        self.bytes = torch.zeros(ROOM_BYTES, dtype=torch.uint8)
-        self.constants = HostConstants(self.bytes, looked_at)
+class Constants:
+    def __init__(self, *guarded):
+        self.bytes = torch.zeros(PINNED_BYTES, dtype=torch.uint8)
+        self.constants = HostConstants(self.bytes, guarded)
 
     def copied(self, step):
         """What of it has come there, as numbers, one list a copy."""
         sizes = []
         take = self.constants._pinned
-        self.constants._pinned = lambda size: sizes.append((self.constants._used, size)) or take(size)
+        self.constants._pinned = \
+            lambda size: sizes.append((self.constants._used, size)) or take(size)
         with self.constants.captured():
             self.answer = step()
         return [self.bytes[begin:begin + size] for begin, size in sizes]
@@ -63,10 +64,10 @@ def floats(pieces):
     lambda: torch.zeros(4, 2, device=GPU).copy_(torch.tensor([1, 2])),
     lambda: written().to(GPU),
 ], ids=range(14))
-def test_numbers_of_pythons_come_through_the_room(make):
-    room = Room()
-    assert floats(room.copied(make)) == [[1.0, 2.0]]
-    assert room.answer.device.type == GPU and room.answer.dtype == torch.float32
+def test_numbers_of_pythons_come_through_pinned_memory(make):
+    made = Constants()
+    assert floats(made.copied(make)) == [[1.0, 2.0]]
+    assert made.answer.device.type == GPU and made.answer.dtype == torch.float32
 
 
 def written():
@@ -78,23 +79,23 @@ def written():
 
 
 def test_one_number_and_gradients_that_are_wanted():
-    room = Room()
-    assert floats(room.copied(lambda: torch.tensor(3.0, device=GPU, requires_grad=True))) == [[3.0]]
-    assert room.answer.shape == () and room.answer.requires_grad and room.answer.is_leaf
+    made = Constants()
+    assert floats(made.copied(lambda: torch.tensor(3.0, device=GPU, requires_grad=True))) == [[3.0]]
+    assert made.answer.shape == () and made.answer.requires_grad and made.answer.is_leaf
 
 
 def test_each_copy_has_bytes_of_its_own():
-    room = Room()
-    pieces = room.copied(lambda: [torch.tensor([float(i)], device=GPU) for i in range(5)])
+    made = Constants()
+    pieces = made.copied(lambda: [torch.tensor([float(i)], device=GPU) for i in range(5)])
     assert floats(pieces) == [[float(i)] for i in range(5)]
     begins = [piece.data_ptr() for piece in pieces]
     assert all(b - a >= 256 for a, b in zip(begins, begins[1:], strict=False))
 
 
 def test_the_order_of_memory_is_kept():
-    room = Room()
-    room.copied(lambda: torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last).to(GPU))
-    assert room.answer.is_contiguous(memory_format=torch.channels_last)
+    made = Constants()
+    made.copied(lambda: torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last).to(GPU))
+    assert made.answer.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_indices_on_the_cpu_come_as_well():
@@ -105,9 +106,9 @@ def test_indices_on_the_cpu_come_as_well():
         rows[torch.tensor([True, False, False, True])] = torch.ones(2, device=GPU)
         return picked
 
-    room = Room()
-    picked, masked = room.copied(step)
-    assert picked.view(torch.int64).tolist() == [2, 0] and room.answer.shape == (2, 2)
+    made = Constants()
+    picked, masked = made.copied(step)
+    assert picked.view(torch.int64).tolist() == [2, 0] and made.answer.shape == (2, 2)
     assert masked.view(torch.int64).tolist() == [0, 3]
 
 
@@ -115,7 +116,7 @@ def test_indices_on_the_cpu_come_as_well():
 def test_a_number_that_is_put_at_indices_comes_as_well(value):
     """Of one of Python's torch makes such a tensor where the memory is a GPU's."""
     rows = torch.zeros(4, device=GPU)
-    index, number = Room().copied(lambda: rows.index_put_((torch.tensor([2]),), value()))
+    index, number = Constants().copied(lambda: rows.index_put_((torch.tensor([2]),), value()))
     assert index.view(torch.int64).tolist() == [2] and floats([number]) == [[7.0]]
 
 
@@ -127,15 +128,15 @@ def test_lists_of_indices_come_as_well():
         rows[[True, False, False, True]] = torch.ones(6, device=GPU)
         return picked[[1, 1, 2]]
 
-    room = Room()
-    pieces = [piece.view(torch.int64).tolist() for piece in room.copied(step)]
-    assert pieces == [[0, 5], [0, 3], [1, 1, 2]] and room.answer.shape == (3, 2)
+    made = Constants()
+    pieces = [piece.view(torch.int64).tolist() for piece in made.copied(step)]
+    assert pieces == [[0, 5], [0, 3], [1, 1, 2]] and made.answer.shape == (3, 2)
 
 
 def test_a_tensor_at_whose_changes_signatures_look_may_be_copied():
     table = torch.tensor([4.0, 5.0])
-    assert floats(Room(table).copied(lambda: table.to(GPU))) == [[4.0, 5.0]]
-    assert floats(Room(table).copied(lambda: table[1:].to(GPU))) == [[5.0]]
+    assert floats(Constants(table).copied(lambda: table.to(GPU))) == [[4.0, 5.0]]
+    assert floats(Constants(table).copied(lambda: table[1:].to(GPU))) == [[5.0]]
 
 
 OUTSIDE, ARRAY = torch.ones(2), numpy.ones(2, numpy.float32)
@@ -163,7 +164,7 @@ def overwritten():
 ], ids=range(12))
 def test_what_may_be_something_else_in_another_call_is_refused(make):
     with pytest.raises(NotRecordable, match="not known that each call brings the same"):
-        Room().copied(make)
+        Constants().copied(make)
 
 
 def test_tensors_without_memory_of_their_own_pass():
@@ -173,13 +174,13 @@ def test_tensors_without_memory_of_their_own_pass():
         return (sparse.to_dense() + empty).to(GPU)
 
     with pytest.raises(NotRecordable, match="not known"):  # nobody knows what was in it
-        Room().copied(step)
-    assert Room().copied(lambda: torch.eye(3).to_sparse().sum()) == []
+        Constants().copied(step)
+    assert Constants().copied(lambda: torch.eye(3).to_sparse().sum()) == []
 
 
 def test_more_than_the_room_takes_is_refused():
     with pytest.raises(NotRecordable, match="copies more than 4096 bytes"):
-        Room().copied(lambda: torch.zeros(2000).to(GPU))
+        Constants().copied(lambda: torch.zeros(2000).to(GPU))
 
 
 def test_what_torch_makes_tensors_with_is_itself_afterwards_and_for_other_threads():
@@ -193,10 +194,10 @@ def test_what_torch_makes_tensors_with_is_itself_afterwards_and_for_other_thread
         thread.join()
         return torch.tensor([1.0])
 
-    room = Room()
-    assert room.copied(step) == []
-    assert found[0].tolist() == [1.0, 2.0] and room.answer.tolist() == [1.0]
-    with pytest.raises(ValueError, match="of the step's"), room.constants.captured():
+    made = Constants()
+    assert made.copied(step) == []
+    assert found[0].tolist() == [1.0, 2.0] and made.answer.tolist() == [1.0]
+    with pytest.raises(ValueError, match="of the step's"), made.constants.captured():
         raise ValueError("of the step's")
     assert [getattr(*name) for name in names] == before
     assert "new_tensor" not in vars(torch.Tensor)

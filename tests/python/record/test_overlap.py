@@ -83,7 +83,8 @@ def choose(monkeypatch):
         trial = choose.trial = Trial()
         trial.copied_bytes = copied
         standing = SimpleNamespace(answer="standing", let_go=lambda: None)
-        recorded, gain, why, answer = overlap.choose_overlap(trial, None, standing, ordered, overlapped,
+        recorded, gain, why, answer = overlap.choose_overlap(trial, None, standing, ordered,
+                                                             overlapped,
                                                              agree, spare)
         assert trial.now == 1  # of the run that has answered
         assert answer == (f"answer {trial.launches}" if trial.launches else "standing")
@@ -191,7 +192,8 @@ def match(first, second):
             for i, at in enumerate((1, 2))]
     history = SimpleNamespace(
         segments={0: {a for a, _ in first}, 1: {a for a, _ in second}},
-        events=[_compat.Event(*each, is_freed) for each in (*first, *second) for is_freed in (False, True)])
+        events=[_compat.Event(*each, is_freed) for each in (*first, *second)
+                for is_freed in (False, True)])
     step = SimpleNamespace(units=[SimpleNamespace(size_bytes=8)])
     return match_allocations(step, made, history)
 

@@ -8,7 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_walk import Launched, X, as_on_a_gpu, assert_launches, assert_recorded_anew, recorded  # noqa: F401
+from test_walk import (  # noqa: F401
+    Launched,
+    X,
+    as_on_a_gpu,
+    assert_launches,
+    assert_recorded_anew,
+    recorded,
+)
 from torch import nn
 
 import anabranch

@@ -59,7 +59,8 @@ def events_of(seed, steps=400):
         else:
             last += 1
             address = free.pop() if free else last
-            size = generator.choice([300, MIB, 3 * MIB, 9 * MIB, 10 * MIB, 12 * MIB, 41 * MIB, 90 * MIB])
+            size = generator.choice([300, MIB, 3 * MIB, 9 * MIB, 10 * MIB, 12 * MIB, 41 * MIB,
+                                     90 * MIB])
             alive.append((address, size))
             events.append(Event(address, size, False))
     return events
@@ -92,7 +93,8 @@ def test_all_that_is_at_one_address_is_of_one_size(seed):
 
 def test_there_are_as_many_of_a_size_as_are_in_use_at_once():
     a, b, c = 41 * MIB, 16 * MIB + 5, 3 * MIB
-    events = [Event(1, a, False), Event(1, a, True), Event(2, a, False), Event(3, b, False), Event(4, b, False),
+    events = [Event(1, a, False), Event(1, a, True), Event(2, a, False), Event(3, b, False),
+              Event(4, b, False),
               Event(5, c, False), Event(6, 100, False), Event(99, a, True)]
     assert sizes_in_use(events) == [10 * MIB, 18 * MIB, 18 * MIB, 42 * MIB]
 

@@ -103,7 +103,8 @@ def test_an_object_that_is_there_twice_and_one_that_leads_to_itself_stay_so():
 
 
 def test_what_says_itself_how_it_is_copied_is_not_opened():
-    things = [Copied(1), Counted(1), nn.Linear(1, 1), threading.Lock(), test_answers, Output, ValueError("x"),
+    things = [Copied(1), Counted(1), nn.Linear(1, 1), threading.Lock(), test_answers, Output,
+              ValueError("x"),
               torch.float32, {1, 2}, (i for i in range(2)), torch.nn.Parameter(torch.ones(1))]
     [flat], shape = flatten([things])
     assert all(a is b for a, b in zip(flat, things, strict=True))

@@ -224,7 +224,8 @@ def test_an_argument_and_the_state_may_share_bytes_in_units_of_their_own():
     assert [(unit.members, unit.size_bytes) for unit in units] == [
         ([(0, 0)], 16), ([(1, 0)], 16), ([(2, 0), (5, 4), (4, 8)], 24)]
     assert units_overlap(units) and units_overlap([units[2], units[0]])
-    assert not units_overlap(units[:2]) and not units_overlap(units_of(tensors)) and not units_overlap([])
+    assert not units_overlap(units[:2]) and not units_overlap(units_of(tensors))
+    assert not units_overlap([])
 
 
 def test_containers_of_arguments_are_told_apart_and_come_back_as_they_were():
@@ -252,15 +253,15 @@ def test_tensors_that_are_freed_together_share_blocks_and_no_byte(monkeypatch):
     answers.append(Fresh(1, 5, (5, 2), (1, 5), torch.int8))
     sizes = [size[0] * size[1] * answer.dtype.itemsize
              for size, answer in zip(shapes * 20, answers, strict=False)]
-    rooms = OutputBuffers(answers, sizes, set(range(5, 95)))
-    bases = rooms.allocate()
-    fresh = rooms.tensors(bases)
-    for room, tensor in enumerate(fresh):
-        base, offset = rooms.place(room)
+    buffers = OutputBuffers(answers, sizes, set(range(5, 95)))
+    bases = buffers.allocate()
+    fresh = buffers.tensors(bases)
+    for i, tensor in enumerate(fresh):
+        base, offset = buffers.place(i)
         assert tensor.data_ptr() in (0, bases[base].data_ptr() + offset)
-        assert room >= rooms.alone or tensor is bases[base]
+        assert i >= buffers.alone or tensor is bases[base]
     for allocation, answer in enumerate(answers[:-2]):
-        tensor = fresh[rooms.of[allocation]]
+        tensor = fresh[buffers.of[allocation]]
         is_flat = allocation in (0, 1)  # seen in two ways: of one type, and of two
         assert (tensor.dtype, tuple(tensor.shape)) == (
             ((torch.bfloat16, (1_400_007,)), (torch.uint8, (15,)))[allocation] if is_flat
@@ -279,9 +280,9 @@ def test_explain_shows_recorded_callables_that_ran_and_what_became_of_them():
         return x + 1
 
     steps = [record(step), record(torch.relu), record(torch.tanh)]
-    launched, plain, idle = entries = [Specialization("(float32[4])", State()) for _ in steps]
-    for recorded, entry in zip(steps, entries, strict=True):
-        recorded._recorder.specializations[entry.report.inputs] = entry
+    launched, plain, idle = specs = [Specialization("(float32[4])", State()) for _ in steps]
+    for recorded, spec in zip(steps, specs, strict=True):
+        recorded._recorder.specializations[spec.report.inputs] = spec
     launched.recording = SimpleNamespace(counts=CaptureCounts(
         nodes=3, launched_from_host=7, arena_bytes=512, held_device_bytes=640, held_host_bytes=96))
     plain.note(reason="it looks at a value")

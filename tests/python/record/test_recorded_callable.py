@@ -139,7 +139,8 @@ def refused(monkeypatch):
 
 
 def test_what_is_not_recorded_is_warned_of_at_the_call(refused):
-    with pytest.warns(anabranch.RecordWarning, match=r"runs unrecorded: it looks at a value \[E0308\]") as warned:
+    with pytest.warns(anabranch.RecordWarning,
+                      match=r"runs unrecorded: it looks at a value \[E0308\]") as warned:
         for _ in range(4):
             assert torch.equal(refused(X), X + 1)
     assert len(warned) == 1 and warned[0].filename == __file__

@@ -67,9 +67,9 @@ class OnTheCpu:
 
 
 def aligned(values, off=0):
-    room = torch.empty(4 * COUNT + 2 * ALIGNMENT, dtype=torch.uint8)
-    begin = -room.data_ptr() % ALIGNMENT + off
-    made = room[begin:begin + 4 * COUNT].view(torch.float32)
+    block = torch.empty(4 * COUNT + 2 * ALIGNMENT, dtype=torch.uint8)
+    begin = -block.data_ptr() % ALIGNMENT + off
+    made = block[begin:begin + 4 * COUNT].view(torch.float32)
     return made.copy_(values)
 
 
@@ -130,7 +130,8 @@ def test_a_launch_answers_objects_like_those_it_captured_and_those_that_there_ar
     made = SimpleNamespace(y=0, config=1, rows=[2, 3])
     [flat], shape = flatten([{"made": made, "held": 4}])
     assert flat == list(range(5))
-    y, rows = (Fresh(0, 0, *layout, torch.float32) for layout in (((COUNT,), (1,)), ((4, 4), (4, 1))))
+    y, rows = (Fresh(0, 0, *layout, torch.float32)
+               for layout in (((COUNT,), (1,)), ((4, 4), (4, 1))))
     capture.first.result = [y, Held(3), rows, Constant("text"), Held(8)]
     capture.first.shape = shape
     recorded = recording_of(step, capture)
@@ -222,17 +223,17 @@ def test_a_call_that_is_given_blocks_opens_them_where_it_cannot_be_launched_at_t
     leaves = InBlocks([product, total, 5, part], InputPlaces(forward.layout, {2: 0, 3: 1, 4: 3}))
     recorder = recorder_module.Recorder(lambda leaves: opened(leaves), config.resolve({}), "step",
                                         takes_gradients=False)
-    entry = recorder._new_specialization("key", leaves, state_module.NO_STATE, lambda: "()")
-    entry.arguments, entry.recording = [0, 1, 3], backward
-    entry._bound[state_module.NO_STATE] = BoundState(State(), [], [], [], 0, None, None)
+    spec = recorder._new_specialization("key", leaves, state_module.NO_STATE, lambda: "()")
+    spec.arguments, spec.recording = [0, 1, 3], backward
+    spec._bound[state_module.NO_STATE] = BoundState(State(), [], [], [], 0, None, None)
     wanted = x * w * (x + w) + 1
-    assert torch.equal(recorder._launch("key", entry, leaves, state_module.NO_STATE)[0], wanted)
+    assert torch.equal(recorder._launch("key", spec, leaves, state_module.NO_STATE)[0], wanted)
     backward._takes = {0}
     backward._slot_offsets.clear()
-    assert torch.equal(recorder._launch("key", entry, leaves, state_module.NO_STATE)[0], wanted)
+    assert torch.equal(recorder._launch("key", spec, leaves, state_module.NO_STATE)[0], wanted)
     assert len(backward._recording.launched) == 2
-    entry.recording = None
-    entry.note(reason="refused")
+    spec.recording = None
+    spec.note(reason="refused")
     plain = recorder.run("key", leaves, state_module.NO_STATE, lambda: "()")
     assert torch.equal(plain[0], x * w) and torch.equal(plain[1], x + w) and plain[2] == 5
 
@@ -251,17 +252,18 @@ def test_a_graph_that_names_memory_twice_is_told_from_one_that_names_it_once(ste
 
 
 def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itself(recorded):
-    entry, view = Specialization("", State()), BoundState(State(), [], [], [], 0, None, None)
-    entry.arguments = [0, 1]
-    recorder = recorder_module.Recorder(lambda leaves: "plain", config.resolve({"max_recordings": 1}), "step",
+    spec, view = Specialization("", State()), BoundState(State(), [], [], [], 0, None, None)
+    spec.arguments = [0, 1]
+    recorder = recorder_module.Recorder(lambda leaves: "plain",
+                                        config.resolve({"max_recordings": 1}), "step",
                                         takes_gradients=False)
     x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT), off=4)
     assert recorded.misaligned([x, w]) == [1]
-    answer = recorder._launch_elsewhere(entry, recorded, [x, w], view, [x, w], [w])
+    answer = recorder._launch_elsewhere(spec, recorded, [x, w], view, [x, w], [w])
     assert torch.equal(answer["y"], x * w + 1) and answer["view"].data_ptr() == w.data_ptr()
     assert recorded._recording.launched[0][0][1] != w.data_ptr()
-    assert recorder._launch_elsewhere(entry, recorded, [w, w], view, [w, w], [w]) == "plain"
-    assert entry.plain_calls == 1
+    assert recorder._launch_elsewhere(spec, recorded, [w, w], view, [w, w], [w]) == "plain"
+    assert spec.plain_calls == 1
 
 
 def test_addresses_are_read_again_when_a_capture_had_stand_ins_in_their_place(
@@ -291,22 +293,22 @@ def test_addresses_are_read_again_when_a_capture_had_stand_ins_in_their_place(
 def test_stand_ins_have_the_layout_of_the_given_and_memory_of_the_capture():
     base = torch.arange(24.0)
     given = [base[4:20].view(4, 4).T, base[8:10].view(torch.int32), torch.ones(3)]
-    rooms = []
+    blocks = []
 
     class Memory:
         def allocate(self, size_bytes):
-            room = torch.zeros(size_bytes + ALIGNMENT, dtype=torch.uint8)
-            rooms.append(room[-room.data_ptr() % ALIGNMENT:])
-            return rooms[-1].data_ptr()
+            block = torch.zeros(size_bytes + ALIGNMENT, dtype=torch.uint8)
+            blocks.append(block[-block.data_ptr() % ALIGNMENT:])
+            return blocks[-1].data_ptr()
 
     stand_ins = StandIns(given, units_of(given), Memory())
     for tensor, stand_in in zip(given, stand_ins.tensors, strict=True):
         assert (stand_in.shape, stand_in.stride(), stand_in.dtype) == \
             (tensor.shape, tensor.stride(), tensor.dtype)
         assert stand_in.data_ptr() % ALIGNMENT == tensor.data_ptr() % ALIGNMENT
-        assert any(0 <= stand_in.data_ptr() - room.data_ptr() < len(room) for room in rooms)
+        assert any(0 <= stand_in.data_ptr() - block.data_ptr() < len(block) for block in blocks)
     first, inside, _ = stand_ins.tensors
-    assert inside.data_ptr() - first.data_ptr() == 16 and len(rooms) == 2
+    assert inside.data_ptr() - first.data_ptr() == 16 and len(blocks) == 2
     inside.fill_(0x3F800000)  # the bits of 1.0
     assert first.T.flatten().tolist() == [0.0] * 4 + [1.0] * 2 + [0.0] * 10
 
@@ -346,7 +348,8 @@ def test_a_refused_step_finds_the_state_on_the_cpu_as_it_was(monkeypatch):
     state = State([step])
     drawn = generator.get_state()
     stand_in_memory(monkeypatch)
-    trial = trial_module.Trial(Step(step, [], [], [], [], 0, [parameter], 0, None), state, trial_module.Foreseen())
+    trial = trial_module.Trial(Step(step, [], [], [], [], 0, [parameter], 0, None), state,
+                               trial_module.Foreseen())
     step()
     trial.rewind()
     assert optimizer.state[parameter]["step"] == 1 and table[0] == 1
@@ -381,19 +384,19 @@ def test_the_insides_of_a_wrapper_are_looked_up_and_a_wrapper_in_its_place_too()
     holder = {"w": TwoTensor(a, b)}
     state = State([lambda: holder])
     assert len(state.wrapped) == 1
-    entry = Specialization("", state)
-    entry.fix(state.inner_tensors())
-    assert entry.fixed == (a.data_ptr(), b.data_ptr()) and entry.is_fixed()
+    spec = Specialization("", state)
+    spec.fix(state.inner_tensors())
+    assert spec.fixed == (a.data_ptr(), b.data_ptr()) and spec.is_fixed()
     inner = holder["w"]
     holder["w"] = TwoTensor(a, b)
-    assert entry.is_fixed()
+    assert spec.is_fixed()
     holder["w"] = TwoTensor(a, b.clone())
-    assert not entry.is_fixed()
+    assert not spec.is_fixed()
     holder["w"] = inner
     inner.b = b.clone()
-    assert not entry.is_fixed()
+    assert not spec.is_fixed()
     del holder["w"]
-    assert not entry.is_fixed()
+    assert not spec.is_fixed()
 
 
 class Meshed(TwoTensor):
@@ -420,7 +423,8 @@ def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkey
     own."""
     monkeypatch.setattr(recorder_module, "_WARM_UP", 10)
     chosen = config.resolve({"max_recordings": 8})
-    graph = recorder_module.Recorder(lambda leaves: leaves[0] + 1, chosen, "graph", takes_gradients=False)
+    graph = recorder_module.Recorder(lambda leaves: leaves[0] + 1, chosen, "graph",
+                                     takes_gradients=False)
 
     def backward(leaves):
         found = []

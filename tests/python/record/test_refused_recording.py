@@ -43,7 +43,7 @@ def racing(monkeypatch):
         made = recorder_module.Recorder(call, config.resolve({"verify": False, **options}), "step",
                                         takes_gradients=False)
         step = SimpleNamespace(device=0, call=call, tensors=[], leaves=[1], is_noted=False)
-        monkeypatch.setattr(made, "_step", lambda entry, leaves: step)
+        monkeypatch.setattr(made, "_step", lambda spec, leaves: step)
         return made, seen
 
     stand_in_memory(monkeypatch)
@@ -89,7 +89,8 @@ class Trial:
         return self.step.call([1]), True
 
     def look(self, answer, has_drawn):
-        return SimpleNamespace(answer=answer, has_gradients=False, has_history=self.step.has_history,
+        return SimpleNamespace(answer=answer, has_gradients=False,
+                               has_history=self.step.has_history,
                                has_drawn=True, let_go=lambda: None)
 
     def written_unforeseen(self, run):
@@ -116,7 +117,7 @@ def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing
     log = []
     step = SimpleNamespace(device=0, call=recorder._call, log=log, has_history=has_history,
                            is_noted=False, tensors=[], leaves=[1])
-    monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
+    monkeypatch.setattr(recorder, "_step", lambda spec, leaves: step)
     monkeypatch.setattr(attempt, "Trial", Trial)
     monkeypatch.setattr(attempt, "check_run", lambda plain, leaving: leaving.check())
     assert [run(recorder) for _ in range(3)] == [2] * 3
@@ -124,10 +125,12 @@ def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing
     assert log[-1] == ("rewound" if has_history else "settled")
 
 
-def test_what_has_drawn_random_numbers_on_the_cpu_is_refused_and_has_drawn_once(racing, monkeypatch):
+def test_what_has_drawn_random_numbers_on_the_cpu_is_refused_and_has_drawn_once(
+        racing, monkeypatch):
     recorder, seen = racing(verify=True)
-    step = SimpleNamespace(device=0, call=recorder._call, log=[], has_history=False, is_noted=False, tensors=[], leaves=[1])
-    monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
+    step = SimpleNamespace(device=0, call=recorder._call, log=[], has_history=False, is_noted=False,
+                           tensors=[], leaves=[1])
+    monkeypatch.setattr(recorder, "_step", lambda spec, leaves: step)
     monkeypatch.setattr(attempt, "Trial", Trial)
     assert [run(recorder) for _ in range(3)] == [2] * 3
     assert seen.calls == 3 and step.log[-1] == "settled"
@@ -145,7 +148,7 @@ def test_a_step_that_others_do_not_record_now_runs_once_whatever_is_wanted(racin
         assert name == recorder.name
         raise Apart("they do not come")
 
-    monkeypatch.setattr(recorder, "_step", lambda entry, leaves: step)
+    monkeypatch.setattr(recorder, "_step", lambda spec, leaves: step)
     monkeypatch.setattr(attempt, "Trial", Trial)
     monkeypatch.setattr(Rendezvous, "meet", meet)
     assert [run(recorder) for _ in range(3)] == [2] * 3
@@ -167,7 +170,8 @@ def test_answers_on_the_cpu_are_refused_by_the_first_call(monkeypatch):
         assert run(recorder)[0] == 1
     [report] = recorder.reports()
     assert "a tensor on the CPU" in report.reason and report.calls == len(calls) == 3
-    monkeypatch.setattr(recorder_module, "_device_of", lambda leaves, state: None)  # nothing on a GPU
+    # Nothing on a GPU.
+    monkeypatch.setattr(recorder_module, "_device_of", lambda leaves, state: None)
     recorder = recorder_module.Recorder(call, config.resolve({}), "step", takes_gradients=False)
     run(recorder)
     assert recorder.reports()[0].reason is None

@@ -37,7 +37,8 @@ def layout_of(results, first):
         if i < first or i % 5 == 4 or tensor._is_view():
             continue
         base = int(tensor.dtype != torch.float32)
-        places[i] = BlockPlace(base, ends[base], tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+        places[i] = BlockPlace(base, ends[base], tuple(tensor.shape), tuple(tensor.stride()),
+                               tensor.dtype)
         ends[base] += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
     return BlockLayout(places), [ends[0], ends[1]]
 
@@ -63,7 +64,7 @@ class Graphs:
             if not self.passes.may_pass(self.layout):
                 self.passes.watch(self.layout, results)
                 return results
-            # Of floats, as the rooms of a launch are, and seen as other types.
+            # Of floats, as the output buffers of a launch are, and seen as other types.
             bases = [torch.full((size // 4,), torch.nan) for size in self.sizes]
             for i, place in self.layout.places.items():
                 opened_at(bases, place).copy_(results[i])

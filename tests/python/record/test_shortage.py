@@ -59,7 +59,8 @@ def eager(calls=CALLS):
 
 
 def recorder_of(training, **options):
-    return recorder_module.Recorder(training.step, config.resolve({"max_parallel_kernels": 1, **options}), "step",
+    return recorder_module.Recorder(training.step,
+                                    config.resolve({"max_parallel_kernels": 1, **options}), "step",
                                     takes_gradients=True)
 
 
@@ -111,12 +112,12 @@ def test_what_a_recorded_call_answers_is_the_callers_alone(stand_in, no_collecti
     assert report.launched
 
 
-@pytest.mark.parametrize("room", [0, GIB], ids=["copies on the host", "copies on the GPU"])
-def test_whichever_allocation_fails_the_step_is_eagers_and_is_recorded_later(stand_in, room):
+@pytest.mark.parametrize("granted", [0, GIB], ids=["copies on the host", "copies on the GPU"])
+def test_whichever_allocation_fails_the_step_is_eagers_and_is_recorded_later(stand_in, granted):
     """For every n until recording gets through; of the step's own allocations too."""
     phases = set()
     for n in itertools.count(1):
-        stand_in.taken, stand_in.fail_at, stand_in.room, stand_in.free = [], None, room, GIB
+        stand_in.taken, stand_in.fail_at, stand_in.granted, stand_in.free = [], None, granted, GIB
         training = Training()
         recorder = recorder_of(training)
         found = run(recorder, training, 1)  # of which failures are the step's own
@@ -191,7 +192,8 @@ def test_plain_calls_of_one_callable_are_all_on_one_stream(stand_in, monkeypatch
     for key in ("no moments yet", "moments"):
         state = State((training.generator,))
         recorder.run(key, list(training.leaves), state, lambda: "(x, w, moment)")
-    assert len(aside) == 2 and not any(entry.is_short_of_memory for entry in recorder.specializations.values())
+    assert len(aside) == 2 and not any(spec.is_short_of_memory
+                                       for spec in recorder.specializations.values())
 
 
 def test_a_launch_without_memory_runs_plainly_until_there_is_more(stand_in):
@@ -249,7 +251,8 @@ def test_a_step_that_writes_what_it_was_not_known_to_write_is_recorded_a_call_la
         leaves[0].data.mul_(0.5)
         return answer
 
-    recorder = recorder_module.Recorder(step, config.resolve({"max_parallel_kernels": 1}), "step", takes_gradients=True)
+    recorder = recorder_module.Recorder(step, config.resolve({"max_parallel_kernels": 1}), "step",
+                                        takes_gradients=True)
     found = run(recorder, training, 6)
     twin = Training()
     wanted = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves in Python's objects is found, put back between the runs of a recording, and
-left by launches."""
+"""Side effects of a run are found, put back between the runs of a recording, and repeated by
+launches."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class Net(nn.Module):
         return self.layer(x)
 
 
-def leaving_of(step, roots, is_first_plain=True):
+def effects_of(step, roots, is_first_plain=True):
     return SideEffects(step, State(roots), is_first_plain=is_first_plain)
 
 
-def bound(leaving, state):
-    return BoundState(state, [], [], [], 0, leaving.mutations,
-                      bind_mutations(state, leaving.mutations))
+def bound(effects, state):
+    return BoundState(state, [], [], [], 0, effects.mutations,
+                      bind_mutations(state, effects.mutations))
 
 
 def made_holders():
-    """By name: a holder that a step reaches, how a run changes it, and the slots' names."""
+    """By name: a holder that a step reaches, how a run changes it, and its mutations' names."""
     def attribute(holder):
         holder.hidden = new()
 
@@ -93,7 +93,7 @@ def made_holders():
 
     space = SimpleNamespace
     return {
-        "slot": (Slotted(), attribute, ["hidden"]),
+        "slotted": (Slotted(), attribute, ["hidden"]),
         "attribute": (space(hidden=new()), attribute, ["hidden"]),
         "attribute, new": (space(hidden=None, w=new()), attribute, ["hidden"]),
         "attribute, missing": (space(w=new()), attribute, ["hidden"]),
@@ -131,21 +131,22 @@ def test_what_a_run_leaves_is_answered_and_put_back(name):
         return leaves[0]
 
     before = shallow(holder)
-    leaving = leaving_of(step, [lambda: holder])
+    effects = effects_of(step, [lambda: holder])
     for _ in range(3):
-        answer, left = leaving([5])
+        answer, left = effects([5])
         assert answer == 5 and shallow(holder) == before
-        assert [str(slot).removeprefix("holder.") for slot in leaving.mutations] == names
-    leaving.check()
-    assert bound(leaving, State([lambda: holder])).apply((7, left)) == 7
-    assert all(slot.get() is value for slot, value in zip(leaving.mutations, left, strict=True))
+        assert [str(mutation).removeprefix("holder.") for mutation in effects.mutations] == names
+    effects.check()
+    assert bound(effects, State([lambda: holder])).apply((7, left)) == 7
+    assert all(mutation.get() is value
+               for mutation, value in zip(effects.mutations, left, strict=True))
 
 
 def test_python_counts_on_while_tensors_are_put_back():
     net = Net()
-    leaving = leaving_of(lambda leaves: net(leaves[0]), [lambda: net])
+    effects = effects_of(lambda leaves: net(leaves[0]), [lambda: net])
     for _ in range(3):
-        leaving([new()])
+        effects([new()])
     assert net.calls == 3 and net.aux is None
 
 
@@ -159,14 +160,14 @@ def test_closures_and_globals_are_holders_too():
         return leaves
 
     before = hidden
-    leaving = leaving_of(step, [step])
-    _, left = leaving([])
+    effects = effects_of(step, [step])
+    _, left = effects([])
     assert hidden is before and "LEFT" not in globals()
-    assert sorted(map(str, leaving.mutations)) == ["LEFT", "hidden"]
-    for slot, value in zip(leaving.mutations, left, strict=True):
-        slot.put(value)
+    assert sorted(map(str, effects.mutations)) == ["LEFT", "hidden"]
+    for mutation, value in zip(effects.mutations, left, strict=True):
+        mutation.put(value)
     assert hidden is left[0] and LEFT is left[1]
-    leaving._holders.put_back()
+    effects._holders.put_back()
     assert "LEFT" not in globals()
 
 
@@ -179,11 +180,11 @@ def test_an_optimizers_first_step_leaves_its_state():
         optimizer.step()
         return []
 
-    leaving = leaving_of(step, [step])
-    _, left = leaving([new()])
-    assert not any(optimizer.state.values()) and len(leaving.mutations) == 2
-    for slot, value in zip(leaving.mutations, left, strict=True):
-        slot.put(value)
+    effects = effects_of(step, [step])
+    _, left = effects([new()])
+    assert not any(optimizer.state.values()) and len(effects.mutations) == 2
+    for mutation, value in zip(effects.mutations, left, strict=True):
+        mutation.put(value)
     assert all("momentum_buffer" in optimizer.state[p] for p in model.parameters())
 
 
@@ -196,7 +197,7 @@ def test_what_raises_is_put_back():
 
     before = holder.hidden
     with pytest.raises(KeyError):
-        leaving_of(step, [lambda: holder])([])
+        effects_of(step, [lambda: holder])([])
     assert holder.hidden is before
 
 
@@ -229,13 +230,13 @@ def test_what_a_launch_cannot_leave_is_refused_with_its_place(change, reason):
     def step(leaves):
         change(holder)
 
-    leaving = leaving_of(step, [step, holder])
-    leaving([])
-    assert shallow(holder) == before and leaving.mutations == []
+    effects = effects_of(step, [step, holder])
+    effects([])
+    assert shallow(holder) == before and effects.mutations == []
     with pytest.raises(NotRecordable, match=reason):
-        leaving.check()
+        effects.check()
     with pytest.raises(NotRecordable, match=reason):
-        leaving_of(step, [step, holder], is_first_plain=False)([])
+        effects_of(step, [step, holder], is_first_plain=False)([])
     assert shallow(holder) == before
 
 
@@ -250,21 +251,21 @@ def test_what_is_appended_is_appended_by_launches():
         return leaves
 
     before = list(history)
-    leaving = leaving_of(step, [step])
+    effects = effects_of(step, [step])
     for _ in range(2):
         x = new()
-        _, left = leaving([x])
+        _, left = effects([x])
         assert len(history) == 1 and history[0] is before[0] and last["pairs"] == []
-        assert sorted(map(str, leaving.mutations)) == ["history", "history.0", "last.pairs"]
+        assert sorted(map(str, effects.mutations)) == ["history", "history.0", "last.pairs"]
     history.append(7)  # the user's
-    bound(leaving, State([step])).apply(([], left))
+    bound(effects, State([step])).apply(([], left))
     assert len(history) == 5 and history[1] == 7 and history[4] == 5
     assert history[0] is not before[0] and isinstance(history[2], Tensor)
     [(given, inner)] = last["pairs"]
     assert given is x and isinstance(inner["x"], Tensor)
 
 
-def test_numbers_texts_and_equal_objects_are_no_slots():
+def test_numbers_texts_and_equal_objects_are_no_mutations():
     holder = SimpleNamespace(count=0, text="", w=new(), losses=[], when=object())
 
     def step(leaves):
@@ -274,10 +275,10 @@ def test_numbers_texts_and_equal_objects_are_no_slots():
         holder.when = object()
         holder.w = holder.w  # the same
 
-    leaving = leaving_of(step, [step])
-    leaving([])
-    leaving.check()
-    assert leaving.mutations == [] and holder.count == 1 and holder.losses == [0.5]
+    effects = effects_of(step, [step])
+    effects([])
+    effects.check()
+    assert effects.mutations == [] and holder.count == 1 and holder.losses == [0.5]
 
 
 def test_where_python_would_go_another_way_the_recording_does_not_serve():
@@ -286,10 +287,10 @@ def test_where_python_would_go_another_way_the_recording_does_not_serve():
     def step(leaves):
         holder.hidden = new()
 
-    leaving = leaving_of(step, [step])
-    leaving([])
+    effects = effects_of(step, [step])
+    effects([])
     state = State([step])
-    view = bound(leaving, state)
+    view = bound(effects, state)
     assert view.tensors(state) == []
     for other in (None, (new(),)):
         holder.hidden = other
@@ -298,20 +299,20 @@ def test_where_python_would_go_another_way_the_recording_does_not_serve():
     assert view.tensors(state) is None
 
 
-def test_slots_are_found_in_the_objects_that_stand_there_later():
+def test_mutations_are_found_in_the_objects_that_stand_there_later():
     holder = SimpleNamespace(inner=SimpleNamespace(hidden=new()))
 
     def step(leaves):
         holder.inner.hidden = new()
 
-    leaving = leaving_of(step, [step])
-    leaving([])
+    effects = effects_of(step, [step])
+    effects([])
     holder.inner = SimpleNamespace(hidden=new())
     value = new()
-    bind_mutations(State([step]), leaving.mutations).put([value])
+    bind_mutations(State([step]), effects.mutations).put([value])
     assert holder.inner.hidden is value
     holder.inner = None
-    assert bind_mutations(State([step]), leaving.mutations) is None
+    assert bind_mutations(State([step]), effects.mutations) is None
 
 
 def test_tensors_of_wrapping_classes_are_left_to_their_libraries():

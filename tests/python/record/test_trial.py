@@ -80,7 +80,8 @@ def test_gradients_that_a_step_clears_are_not_held_while_it_runs(trial_of):
     assert torch.equal(w.grad, torch.zeros(100))
 
 
-def test_gradients_that_a_step_leaves_alone_are_there_afterwards_and_those_it_adds_to_are_seen(trial_of):
+def test_gradients_that_a_step_leaves_alone_are_there_afterwards_and_those_it_adds_to_are_seen(
+        trial_of):
     w, v = parameter(torch.full((100,), 3.0)), parameter(torch.full((100,), 5.0))
     old = w.grad, id(v.grad)
     del old
@@ -90,7 +91,8 @@ def test_gradients_that_a_step_leaves_alone_are_there_afterwards_and_those_it_ad
     trial.rewind()
     assert not trial.differing(run, trial.plain())  # a run more, of a step whose runs may differ
     trial.rewind()
-    assert torch.equal(w.grad, torch.full((100,), 3.0)) and torch.equal(v.grad, torch.full((100,), 5.0))
+    assert torch.equal(w.grad, torch.full((100,), 3.0))
+    assert torch.equal(v.grad, torch.full((100,), 5.0))
 
     foreseen = Foreseen()
     trial, step = trial_of(lambda leaves: w.grad.add_(1).sum(), [w, v], foreseen)
@@ -118,7 +120,7 @@ def test_a_gradient_that_somebody_else_has_is_held(trial_of):
 
 def test_memory_of_all_that_is_small_is_copied_on_the_gpu(monkeypatch, trial_of):
     for module in (trial_module, values):
-        monkeypatch.setattr(module, "room_on_device", lambda device: 1 << 20)
+        monkeypatch.setattr(module, "grantable_bytes", lambda device: 1 << 20)
     w = parameter(torch.ones(100))
     trial, _ = trial_of(lambda leaves: w.detach().sum(), [w])
     assert trial.copied_to == "GPU" and trial.copied_bytes == 896

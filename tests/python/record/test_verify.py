@@ -20,7 +20,8 @@ pytestmark = pytest.mark.oldest
 
 @pytest.mark.parametrize("draw", [
     lambda: torch.rand(()), lambda: torch.randperm(4), lambda: random.random(),
-    lambda: random.shuffle([1, 2]), lambda: numpy.random.rand(), lambda: numpy.random.shuffle([1, 2]),
+    lambda: random.shuffle([1, 2]), lambda: numpy.random.rand(),
+    lambda: numpy.random.shuffle([1, 2]),
 ], ids=["rand", "randperm", "random", "shuffle", "numpy", "numpy shuffle"])
 def test_draws_on_the_cpu_are_seen(draw):
     before = generators_of_the_cpu()
@@ -82,7 +83,8 @@ class Trial:
     @staticmethod
     def values(run, names):
         def distances(other):
-            return {name: abs(run.value - other.value) for name in names if run.value != other.value}
+            return {name: abs(run.value - other.value) for name in names
+                    if run.value != other.value}
 
         return SimpleNamespace(distances=distances)
 

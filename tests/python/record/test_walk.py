@@ -36,17 +36,17 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(recorder_module, "_device_of", lambda leaves, tensors: None)
     monkeypatch.setattr(recorder_module, "_give_back_memory", lambda: None)
 
-    def record(recorder, key, entry, leaves):
-        known = entry.state.tensors()
-        entry.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    def record(recorder, key, spec, leaves):
+        known = spec.state.tensors()
+        spec.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         answer = recorder._call(leaves)
         used = [i for i, tensor in enumerate(known) if id(tensor) in ids(answer)]
         # In the order in which the step answered them.
         order = [next(i for i in used if known[i] is thing) for thing in answer
                  if isinstance(thing, Tensor)]
-        arguments, objects = len(entry.arguments), entry.state.objects()
-        entry.object_paths = list(objects)
-        entry.set_recording(SimpleNamespace(
+        arguments, objects = len(spec.arguments), spec.state.objects()
+        spec.object_paths = list(objects)
+        spec.set_recording(SimpleNamespace(
             uses=[arguments + i for i in used], needs_gradients=False, has_overlaps=False,
             objects=[i for i, thing in enumerate(objects.values()) if id(thing) in ids(answer)],
             counts=CaptureCounts(nodes=1),
@@ -213,8 +213,8 @@ def test_an_objects_numbers_tell_it_from_another():
         batch = SimpleNamespace(x=torch.ones(3), scale=scale)
         made(X)
     assert len(made._states._fingerprints) <= made._chosen.max_recordings
-    assert sum(entry.state is not NO_STATE
-               for entry in made._recorder.specializations.values()) <= made._chosen.max_recordings
+    assert sum(spec.state is not NO_STATE
+               for spec in made._recorder.specializations.values()) <= made._chosen.max_recordings
 
 
 def test_a_function_with_another_number_in_its_closure_is_another_one():
@@ -342,7 +342,8 @@ def test_objects_that_name_each_other_are_walked_once():
     b.items.append(b.items)
     state = State([lambda: a])
     assert len(state.places) == 2 and state.is_current()
-    assert State([lambda: a]).leads_as(state) and State([lambda: a]).fingerprint == state.fingerprint
+    assert State([lambda: a]).leads_as(state)
+    assert State([lambda: a]).fingerprint == state.fingerprint
     b.items = list(b.items)
     assert not state.is_current()
 

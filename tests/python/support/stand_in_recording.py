@@ -33,9 +33,11 @@ def stand_in_memory(monkeypatch, free=lambda: GIB):
     for module in (attempt, recorder, trial, gpu):
         for name, answer in (("free_bytes", lambda device: free()),
                              ("is_plentiful", lambda device, used: False),
-                             ("give_back", lambda device: None), ("taken", lambda device: Peaks(0, 0)), ("Meter", Meter),
+                             ("give_back", lambda device: None),
+                             ("taken", lambda device: Peaks(0, 0)), ("Meter", Meter),
                              ("no_limit", lambda device: contextlib.nullcontext()),
-                             ("empty_cache", lambda: None), ("close_abandoned", lambda device: None)):
+                             ("empty_cache", lambda: None),
+                             ("close_abandoned", lambda device: None)):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, answer)
     monkeypatch.setattr(attempt._compat, "clear_workspaces", lambda: None)
@@ -43,7 +45,7 @@ def stand_in_memory(monkeypatch, free=lambda: GIB):
         lambda: SimpleNamespace(events=[])))
     monkeypatch.setattr("anabranch._record.memory.shortage.free_bytes", lambda device: free())
     for module in (trial, values):
-        monkeypatch.setattr(module, "room_on_device", lambda device: free() // 4)
+        monkeypatch.setattr(module, "grantable_bytes", lambda device: free() // 4)
 
 
 class Launched:
@@ -107,14 +109,15 @@ class StandIn:
             record=lambda: None, synchronize=lambda: None))
         monkeypatch.setattr(recorder, "_device_of", lambda leaves, tensors: 0)
         monkeypatch.setattr(recorder, "_check_argument", lambda index, leaf, device: None)
-        monkeypatch.setattr(recorder.Recorder, "_check_answer", lambda self, entry, answer, device: None)
+        monkeypatch.setattr(recorder.Recorder, "_check_answer",
+                            lambda self, spec, answer, device: None)
         monkeypatch.setattr(recorder, "_capture_stream", lambda device: None)
         monkeypatch.setattr(recorder, "_give_back_memory", lambda: None)
         monkeypatch.setattr(trial, "_SMALL_BYTES", 0)
         for module in (trial, values):
-            monkeypatch.setattr(module, "room_on_device", lambda device: self.room)
+            monkeypatch.setattr(module, "grantable_bytes", lambda device: self.granted)
         monkeypatch.setattr(copies, "_STAGE_BYTES", 1 << 12)
-        self.room = 0  # copies are in the host's memory
+        self.granted = 0  # copies are in the host's memory
         for module, name in ((trial, "checksums"), (old_gradients, "checksums"),
                              (trial, "Copies"), (values, "Copies")):
             self._count(monkeypatch, module, name)

@@ -12,7 +12,7 @@ Memory comes from torch's allocator, which gives a freed block to whatever its s
   inputs that the ambient stream alone reads. All else is held until the call ends. By then the
   ambient stream comes behind the side streams and these behind it, so that whichever stream a block
   goes back to comes behind all uses of it, whoever uses that stream next.
-* A result is the caller's for as long as he likes, to use on the ambient stream. If a side stream
+* A result is the caller's for as long as they like, to use on the ambient stream. If a side stream
   made it, only the allocator sees it go, and is told of the ambient stream (``record_stream``).
 * In a capture the ambient stream joins the side streams, inputs are held as well, and the
   allocator is told nothing: whoever gives out memory of a capture is in it, and the side streams
@@ -87,7 +87,7 @@ class CudaInstance:
         self.planned = Schedule(graph, regions, args)
         self._queues = queues
         self._events = self._new_events()
-        self._room = [None] * (len(self.planned.values) - len(args))
+        self._unmade = [None] * (len(self.planned.values) - len(args))
 
     def attach_trace(self, trace: Trace | None) -> None:
         """Nobody takes the times of what a GPU does."""
@@ -96,7 +96,7 @@ class CudaInstance:
         with self._queues.on_device():
             is_captured = self._queues.is_captured()
             held = args[:] if is_captured else []
-            values = [*args, *self._room]
+            values = [*args, *self._unmade]
             args.clear()
             answer = self._run(values, is_captured)
             held.clear()
@@ -124,8 +124,8 @@ class CudaInstance:
             ambient.record_event(events.end)
             for side in sides:
                 side.wait_event(events.end)
-            for slot in schedule.from_sides:
-                queues.record_stream(values[slot], ambient)
+            for index in schedule.from_sides:
+                queues.record_stream(values[index], ambient)
         return tuple([result(values) for result in schedule.results])
 
     def _queue_steps(self, values: list[Any], streams: list[Any], events: _Events) -> None:
@@ -141,8 +141,8 @@ class CudaInstance:
                 step.run(values)
                 if behind is not None:
                     stream.record_event(behind)
-                for slot in step.gone:
-                    values[slot] = None
+                for index in step.gone:
+                    values[index] = None
         finally:
             queues.enter(streams[0])
 

@@ -39,7 +39,7 @@ class ScheduledRegion:
 
     def run(self, values: list[Any]) -> None:
         """Queues the region on the current stream."""
-        inputs = [values[slot] for slot in self.reads]
+        inputs = [values[index] for index in self.reads]
         if self.copied is None:
             results = list(self.call(inputs[:]))
             self.copied = _to_be_copied(inputs, results, self.layouts)
@@ -49,8 +49,8 @@ class ScheduledRegion:
             layout = self.layouts[i]
             copy = results[i].new_empty_strided(layout.sizes, layout.strides)
             results[i] = copy.copy_(results[i])
-        for slot, result in zip(self.makes, results, strict=True):
-            values[slot] = result
+        for index, result in zip(self.makes, results, strict=True):
+            values[index] = result
 
 
 class Schedule:
@@ -61,7 +61,7 @@ class Schedule:
         self._graph = graph
         self._numbers = SymbolValues(graph.placeholders, args)
         self.values = [*graph.placeholders, *(v for r in regions for v in r.graph.outputs)]
-        self._slot = {value: i for i, value in enumerate(self.values)}
+        self._index = {value: i for i, value in enumerate(self.values)}
         self.sides = [(name, graph.priorities.get(name, 0))
                       for name in graph.stream_names if name != AMBIENT]
         self._stream = {AMBIENT: 0} | {name: i + 1 for i, (name, _) in enumerate(self.sides)}
@@ -71,7 +71,7 @@ class Schedule:
         self.exits = self.plan.exits
         self.steps = self._make_steps(regions)
         self.results = [self._result(node) for node in graph.output.args[0]]
-        self.from_sides = [self._slot[v] for r in regions if r.graph.stream != AMBIENT
+        self.from_sides = [self._index[v] for r in regions if r.graph.stream != AMBIENT
                            for v in r.graph.outputs if v in self._returned]
         self.reports = [RegionReport(r.graph.name, r.graph.stream, len(r.graph.nodes))
                         for r in regions]
@@ -87,8 +87,8 @@ class Schedule:
         gone = self._let_go(regions)
         return [ScheduledRegion(stream=self._stream[region.graph.stream],
                                 call=region.compiled,
-                                reads=[self._slot[v] for v in region.graph.inputs],
-                                makes=[self._slot[v] for v in region.graph.outputs],
+                                reads=[self._index[v] for v in region.graph.inputs],
+                                makes=[self._index[v] for v in region.graph.outputs],
                                 layouts=[self._numbers.layout(v) for v in region.graph.outputs],
                                 waits=[on for step, on in self.plan.waits if step == i],
                                 is_awaited=i in awaited,
@@ -107,7 +107,7 @@ class Schedule:
         for value, i in last.items():
             users = streams[value] | ({AMBIENT} if value.op == "placeholder" else set())
             if len(users) == 1 and value not in self._returned:
-                gone[i].append(self._slot[value])
+                gone[i].append(self._index[value])
         return gone
 
     def _result(self, node: Any) -> Callable[[list[Any]], Any]:
@@ -116,11 +116,11 @@ class Schedule:
             constant = self._numbers.scalar(node) if isinstance(node, Node) else node
             return lambda values: constant
         value = value_of(node)
-        slot = self._slot[value]
+        index = self._index[value]
         if node is value:
-            return lambda values: values[slot]
+            return lambda values: values[index]
         layout, shift = self._numbers.view(node, value)
-        return lambda values: _compat.reinterpret_tensor(values[slot], layout.sizes,
+        return lambda values: _compat.reinterpret_tensor(values[index], layout.sizes,
                                                          layout.strides, shift)
 
 

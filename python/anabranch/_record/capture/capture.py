@@ -23,7 +23,7 @@ from anabranch._core.capture import CaptureDevice, CaptureMemory, CaptureSnapsho
 from anabranch._core.library import NativeError
 from anabranch._record.capture.captured import Capture, Captured, Noting
 from anabranch._record.capture.compare import compare, describe, match_allocations, open_answers
-from anabranch._record.capture.host_constants import ROOM_BYTES, HostConstants
+from anabranch._record.capture.host_constants import CONSTANTS_BYTES, HostConstants
 from anabranch._record.capture.now import captured_now
 from anabranch._record.capture.preallocate import allocate_ahead
 from anabranch._record.capture.stand_ins import StandIns, one_at_a_time
@@ -164,8 +164,8 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
     graph, pool = captured.graph, captured.pool_id
     torch.cuda.synchronize()
     if step.has_constants:
-        room = torch.empty(ROOM_BYTES, dtype=torch.uint8, pin_memory=True)
-        captured.constants = HostConstants(room, step.on_cpu)
+        pinned = torch.empty(CONSTANTS_BYTES, dtype=torch.uint8, pin_memory=True)
+        captured.constants = HostConstants(pinned, step.on_cpu)
     with _no_collection(), torch.cuda.stream(step.stream), _compat.keep_generated_tensors():
         _compat.clear_workspaces()
         torch.clear_autocast_cache()  # a cast kept from before would be frozen
@@ -195,9 +195,9 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
 
 @contextlib.contextmanager
 def _untold(step: Step) -> Iterator[None]:
-    """Code outside torch that asks whether it is captured is told that it is not, so that it goes
-    the way of plain runs, which is the one to repeat. Where it breaks, it may have asked for a
-    reason: BrokeUntold."""
+    """Hides the capture from code outside torch: ``is_current_stream_capturing()`` answers False
+    there, so that such code takes the branch that it takes in plain runs. If the step raises after
+    it has asked, BrokeUntold says so, and it is captured once more with the true answer."""
     if step.is_told or step.is_compiled:
         yield
         return

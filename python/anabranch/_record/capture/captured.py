@@ -44,7 +44,7 @@ class Noting:
         try:
             now = _compat.allocations_so_far(self._ordinal) - self._begin
             self.marks.mark(_compat.current_stream(self._ordinal), now)
-        except NativeError:  # of somebody's capture of his own
+        except NativeError:  # during a capture that the step's user makes
             self._is_whole = False
         self._count += 1
         return self._count - 1

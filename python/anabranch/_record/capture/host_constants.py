@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step makes on the CPU and copies to the GPU, while it is captured.
+"""Constants that a step makes on the CPU and copies to the GPU while it is captured.
 
 ``torch.tensor(3.0, device="cuda")`` and ``.to("cuda")`` copy from pageable memory, which torch
-refuses in a capture. Here the bytes are put into pinned memory first, in each capture elsewhere:
-the core then takes them for a table, compares both and keeps them. Only of what a step makes of
-Python's numbers, or of tensors at which signatures look, is known that each call brings the same.
-Anything else is refused.
+refuses in a capture. Here the bytes are put into pinned memory first, elsewhere in each capture.
+The core then takes them for a table, compares both captures' and keeps them. Every launch copies
+the same bytes, so only such constants are accepted that each call of the signature makes alike:
+those made of Python's numbers, or of tensors that are guarded. Anything else is refused.
 
 Threads: one capture at a time; other threads' calls go their own way. Failure: NotRecordable.
 """
@@ -25,7 +25,7 @@ from anabranch import _compat
 from anabranch._fx.schema import tensors_in
 from anabranch._record.refusals import NotRecordable
 
-ROOM_BYTES = 4 << 20  # for all of a capture
+CONSTANTS_BYTES = 4 << 20  # for all of a capture
 _ALIGNMENT = 256
 _GPU = "cuda"
 _aten = torch.ops.aten
@@ -34,16 +34,20 @@ _INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.defaul
 
 
 class HostConstants(_compat.TorchDispatchMode):
-    """Those of one capture. ``room`` is pinned memory for them, which has to stay until the graph
-    has been read; ``looked_at`` are tensors on the CPU whose changes signatures tell."""
+    """The constants of one capture.
 
-    def __init__(self, room: Tensor, looked_at: Iterable[Tensor]) -> None:
+    Args:
+        pinned: memory for them, which has to stay until the graph has been read.
+        guarded: tensors on the CPU whose changes are another signature.
+    """
+
+    def __init__(self, pinned: Tensor, guarded: Iterable[Tensor]) -> None:
         super().__init__()
-        self._room = room
+        self._memory = pinned
         self._used = 0
         # By the addresses of their memory, which they keep.
         self._known: dict[int | None, Tensor] = {}
-        for tensor in looked_at:
+        for tensor in guarded:
             self.know(tensor)
 
     def know(self, tensor: Tensor) -> None:
@@ -68,7 +72,7 @@ class HostConstants(_compat.TorchDispatchMode):
         return answer
 
     def _note(self, function: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
-        """What is made of what is known is known as well, but for random numbers."""
+        """Notes that what is made of known tensors is known as well, but for random numbers."""
         is_known = _is_a_number(given) if function is _aten.lift_fresh.default else \
             all(map(self._is_known, given)) \
             and torch.Tag.nondeterministic_seeded not in function.tags
@@ -124,10 +128,10 @@ class HostConstants(_compat.TorchDispatchMode):
     def _pinned(self, size_bytes: int) -> Tensor:
         begin = self._used
         self._used += -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
-        if self._used > self._room.numel():
-            raise NotRecordable(f"it copies more than {self._room.numel()} bytes from the CPU; "
+        if self._used > self._memory.numel():
+            raise NotRecordable(f"it copies more than {self._memory.numel()} bytes from the CPU; "
                                 "keep them on the GPU")
-        return self._room[begin:begin + size_bytes]
+        return self._memory[begin:begin + size_bytes]
 
     @contextlib.contextmanager
     def captured(self) -> Iterator[None]:

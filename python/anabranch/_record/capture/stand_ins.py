@@ -29,8 +29,8 @@ def wait_for_captures() -> None:
 
 _ALIGNMENT = 512  # of torch's allocator; a stand-in lies as its tensor does within this
 class Swaps:
-    """A sequence lock: ``count`` is odd while a capture has given somebody's tensors other memory.
-    Who reads addresses reads them again where it was odd, or is another afterwards."""
+    """A sequence lock: ``count`` is odd while a capture has swapped the memory of tensors. A thread
+    that reads addresses reads them again if the count was odd, or has changed afterwards."""
 
     count = 0
 
@@ -50,9 +50,9 @@ class StandIns:
             base = memory.allocate(shift + unit.size_bytes)
             self.at.append(base + shift)
             device = tensors[unit.members[0][0]].device
-            room = _compat.storage_at(base, shift + unit.size_bytes, device)
+            storage = _compat.storage_at(base, shift + unit.size_bytes, device)
             for index, offset in unit.members:
-                self.tensors[index] = _view_of(room, shift + offset, tensors[index])
+                self.tensors[index] = _view_of(storage, shift + offset, tensors[index])
 
     @contextlib.contextmanager
     def in_place_of(self, originals: Sequence[Tensor], first: int) -> Iterator[None]:
@@ -70,6 +70,6 @@ class StandIns:
             Swaps.count += 1
 
 
-def _view_of(room: torch.UntypedStorage, offset: int, like: Tensor) -> Tensor:
+def _view_of(storage: torch.UntypedStorage, offset: int, like: Tensor) -> Tensor:
     made = torch.empty(0, dtype=like.dtype, device=like.device)
-    return made.set_(room, offset // like.element_size(), like.shape, like.stride())
+    return made.set_(storage, offset // like.element_size(), like.shape, like.stride())

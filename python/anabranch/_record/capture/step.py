@@ -78,16 +78,16 @@ class Step:
     parameters: list[Tensor]  # that may get a gradient, those among the leaves first
     device: int
     stream: torch.cuda.Stream
-    is_noted: bool = False  # who reads and writes what
+    is_noted: bool = False  # captures note what each kernel reads and writes
     is_compiled: bool = False  # `call` is what Inductor has made
     optimizers: Sequence[torch.optim.Optimizer] = ()  # that it may step
-    is_told: bool = False  # that it is captured, if it asks
+    is_told: bool = False  # code outside torch may see that it is captured
     # What it uses besides, and may not move: insides of wrapping classes.
     fixed: Sequence[Tensor] = ()
-    objects: Sequence[Any] = ()  # that it finds: it may answer one
-    on_cpu: Sequence[Tensor] = ()  # at whose changes its signature looks
-    has_constants: bool = False  # that it makes on the CPU and copies
-    ahead: Sequence[int] = ()  # bytes of blocks that captures shall find
+    objects: Sequence[Any] = ()  # that were there before it ran: it may answer one
+    on_cpu: Sequence[Tensor] = ()  # guarded tensors on the CPU
+    has_constants: bool = False  # constants are made on the CPU and copied to the GPU
+    ahead: Sequence[int] = ()  # sizes of free blocks that captures are to find
 
     def joined(self) -> Step:
         """With tensors that share memory in one unit, whoever has them."""

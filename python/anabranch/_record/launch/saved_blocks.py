@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recorded forward saves for its backward goes there in the blocks that it lies in.
+"""A recorded forward passes its saved tensors to its backward as the blocks that they lie in.
 
-A view of a block costs about two microseconds to make, save and let go, a forward of 16 layers
-saves some three hundred, and all the backward's recording asks of one is its address. So a launch
-of the forward answers, in the place of each such tensor, the block itself, which AOTAutograd saves
-as it would the tensor; and a launch of the backward adds where in it the tensor begins. A backward
+A view of a block costs about two microseconds to make, save and free. A forward of 16 layers saves
+some three hundred, and the backward's recording needs only their addresses. So a launch of the
+forward answers, in the place of each such tensor, the block itself. AOTAutograd saves the block as
+it would the tensor. A launch of the backward adds the offset at which the tensor begins. A backward
 that runs plainly makes the views.
 
-Which input of the backward is which result of the forward is not known beforehand: it is seen in a
-call in which the forward answered tensors, by these themselves. Where somebody else would see what
-is saved, hooks on saved tensors or compiled autograd, the forward goes on to answer tensors.
+Which input of the backward is which result of the forward is not known beforehand. It is seen in a
+call in which the forward answers tensors, by the identity of these. Where other code would see what
+is saved (hooks on saved tensors, compiled autograd), the forward goes on answering tensors.
 
 Threads: any. Failure: none.
 """
@@ -28,7 +28,7 @@ from anabranch._record.launch.output_buffers import part_of
 
 
 class BlockPlace(NamedTuple):
-    """A tensor's: its block is that base of a launch."""
+    """Where a tensor lies: its block is base number ``base`` of a launch."""
 
     base: int
     offset_bytes: int
@@ -38,8 +38,8 @@ class BlockPlace(NamedTuple):
 
 
 class BlockLayout:
-    """Of a forward's recording: where its results lie that do so in blocks. In each call one of
-    these blocks says so, that of result ``lead``."""
+    """Where a forward's saved results lie inside shared blocks. The block of result ``lead``
+    carries the layout as a Python attribute, by which the backward recognises it."""
 
     def __init__(self, places: dict[int, BlockPlace]) -> None:
         self.places = places
@@ -53,7 +53,7 @@ class BlockLayout:
 
 
 class InputPlaces:
-    """The same, of the backward's inputs."""
+    """The same layout, by the inputs of the backward."""
 
     def __init__(self, layout: BlockLayout, inputs: dict[int, int]) -> None:
         self.of = {inputs[result]: place for result, place in layout.places.items()}
@@ -61,7 +61,7 @@ class InputPlaces:
 
 
 class InBlocks(list[Any]):
-    """Inputs of which some are the blocks that the tensors lie in."""
+    """Inputs of a backward; in place of some tensors there are the blocks that they lie in."""
 
     def __init__(self, inputs: Sequence[Any], places: InputPlaces) -> None:
         super().__init__(inputs)
@@ -69,7 +69,7 @@ class InBlocks(list[Any]):
 
 
 def opened(inputs: list[Any]) -> list[Any]:
-    """With the tensors themselves."""
+    """The inputs with the tensors themselves in place of blocks."""
     if not isinstance(inputs, InBlocks):
         return inputs
     tensors = list(inputs)
@@ -79,7 +79,7 @@ def opened(inputs: list[Any]) -> list[Any]:
 
 
 def handed_over(inputs: list[Any]) -> list[Any]:
-    """The same, in a list that alone has them, so that they can be let go of one by one."""
+    """The same in a list that is their only owner, so that they can be freed one by one."""
     tensors = opened(inputs)
     if tensors is not inputs:
         inputs.clear()
@@ -90,7 +90,7 @@ class SavedBlocks:
     """What a forward graph and its backward share."""
 
     def __init__(self) -> None:
-        # Of those that have been seen; replaced, not changed.
+        # By the layouts that have been seen; replaced, not changed.
         self._places: dict[BlockLayout, InputPlaces] = {}
         self._watched: tuple[BlockLayout, list[tuple[int, weakref.ref[Tensor]]]] | None = None
 
@@ -99,12 +99,13 @@ class SavedBlocks:
         return layout in self._places and _compat.saves_unseen()
 
     def watch(self, layout: BlockLayout, results: Sequence[Any]) -> None:
-        """The forward has answered tensors."""
+        """Notes the tensors that the forward has answered, to find them among a backward's
+        inputs."""
         if layout not in self._places and _compat.saves_unseen():
             self._watched = layout, [(i, weakref.ref(results[i])) for i in layout.places]
 
     def of_backward(self, inputs: list[Any]) -> list[Any]:
-        """Its inputs as they are, or InBlocks."""
+        """The backward's inputs as they are, or as InBlocks."""
         watched = self._watched  # once: another thread's backward may have found what it looked for
         if watched is not None:
             self._look_for(*watched, inputs)
@@ -115,10 +116,10 @@ class SavedBlocks:
 
     def _look_for(self, layout: BlockLayout, results: Sequence[tuple[int, weakref.ref[Tensor]]],
                   inputs: Sequence[Any]) -> None:
-        """Unless these are another call's."""
-        numbers = {id(given): i for i, given in enumerate(inputs) if isinstance(given, Tensor)}
-        places = {result: numbers[id(reference())] for result, reference in results
-                  if id(reference()) in numbers}
+        """Learns the places of the results among the inputs, unless these are another call's."""
+        indices = {id(given): i for i, given in enumerate(inputs) if isinstance(given, Tensor)}
+        places = {result: indices[id(reference())] for result, reference in results
+                  if id(reference()) in indices}
         if len(places) == len(results):
             self._places = {**self._places, layout: InputPlaces(layout, places)}
             self._watched = None

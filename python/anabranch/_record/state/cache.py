@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of one callable: of each set of models and optimizers among its arguments the one
-found last.
+"""The states of one callable: the last one found for each set of models and optimizers among its
+arguments.
 
-A model, an optimizer or a batch may be an argument as well as in a closure. States are numbered so
-that those between which a recording need not tell have one number. Threads: any. Failure: none.
+A model, an optimizer or a batch may be an argument instead of standing in a closure. Each state has
+a number; states that one recording may serve have the same. Threads: any. Failure: none.
 """
 
 from __future__ import annotations
@@ -20,32 +20,36 @@ from torch import nn
 from anabranch._record.state.paths import AllPaths, Ignored, Path
 from anabranch._record.state.state import State
 
-_UNUSED_CALLS = 256  # after which models that are given no more are let go
+_UNUSED_CALLS = 256  # after which models that are no longer given are let go of
 _Ids = tuple[int, ...]
 
 
 class StateCache:
-    """``roots`` are walked for every state, with the objects that are given. ``most_fingerprints``
-    kinds of states are told from new ones. ``has_guards``: on Python's numbers."""
+    """Args:
+        roots: walked for every state, and with them the objects that the call is given.
+        most_fingerprints: how many kinds of states are remembered and recognised.
+        has_guards: whether Python values are guarded.
+    """
 
     def __init__(self, roots: Sequence[Any], most_fingerprints: int,
                  has_guards: bool = True) -> None:
         self._roots = roots
-        self._states: dict[_Ids, State] = {}  # which hold what the ids belong to
-        self._used: dict[_Ids, int] = {}  # in which call
+        self._states: dict[_Ids, State] = {}  # states hold the objects of these ids
+        self._used: dict[_Ids, int] = {}  # in which call, last
         self._calls = 0
-        self.are_several = False  # and so note_use() has to be told of calls
+        self.are_several = False  # if so, note_use() has to be called in every call
         self._fingerprints: collections.deque[tuple[Any, int]] = collections.deque(
             maxlen=most_fingerprints)
         self._numbers = itertools.count()
         self._before: State | None = None
         self._farther: frozenset[Path] = frozenset()
-        # Numbers that the step changes itself, or all.
+        # Paths of values that are not guarded: those that the step itself changes, or all.
         self._ignored: Ignored = frozenset[Path]() if has_guards else AllPaths()
         self._lock = threading.Lock()
 
     def current(self, objects: Sequence[Any]) -> State | None:
-        """What was found with these, unless something has taken another's place since."""
+        """The state that was found with these objects, unless something in it has been replaced
+        since."""
         if self.are_several:
             self.note_use(objects)
         ids = _lasting(objects)
@@ -55,7 +59,7 @@ class StateCache:
         if state.is_of(objects):
             return state if state.is_current() else None
         with self._lock:
-            # Of now: another thread may have been told to look farther.
+            # Once more: another thread may have widened the search meanwhile.
             state = self._states.get(ids)
             if state is None or state.ignored is not self._ignored \
                     or not state.base.is_of(_base_of(objects)) or not state.base.is_current():
@@ -64,8 +68,8 @@ class StateCache:
                                     self._ignored), ids)
 
     def note_use(self, objects: Sequence[Any]) -> bool:
-        """To be called with what each call is given, where there are several states. Answers
-        whether it is a time at which those that are used no more are let go of."""
+        """To be called in every call, with what it is given, where there are several states. At
+        times it lets go of states that are no longer used, and answers True."""
         with self._lock:
             self._calls += 1
             self._used[_lasting(objects)] = self._calls
@@ -78,8 +82,8 @@ class StateCache:
             return True
 
     def find(self, objects: Sequence[Any]) -> State:
-        """All that there is now, with a number of its own unless recordings of what was found
-        before may serve it."""
+        """A state of everything that is found now. It has a number of its own, unless recordings of
+        an earlier state may serve it."""
         with self._lock:
             ids = _lasting(objects)
             before = self._states.get(ids) or self._before
@@ -97,19 +101,19 @@ class StateCache:
         return state
 
     def kept(self) -> list[State]:
-        """The last of each set of models and optimizers that was given."""
+        """The last state of each set of models and optimizers that was given."""
         return list(self._states.values())
 
     def look_farther(self, ways: Collection[Path]) -> None:
-        """From now on it looks there too."""
+        """From now on walks follow these paths, too."""
         with self._lock:
             self._farther = self._farther.union(ways)
             self._states.clear()
 
-    def ignore(self, numbers: Collection[Path]) -> None:
-        """From now on it does not look at those."""
+    def ignore(self, paths: Collection[Path]) -> None:
+        """From now on the values at these paths are not guarded."""
         with self._lock:
-            self._ignored = self._ignored.union(numbers)
+            self._ignored = self._ignored.union(paths)
 
     def _number_of(self, state: State, before: State | None) -> int:
         known = next((one for one in self._fingerprints if one[0] == state.fingerprint), None)
@@ -124,12 +128,12 @@ _LASTING = (nn.Module, torch.optim.Optimizer)
 
 
 def is_lasting(thing: Any) -> bool:
-    """Whether it is an argument that one gives again."""
+    """Whether it is an argument that later calls give again: a model or an optimizer."""
     return isinstance(thing, _LASTING)
 
 
 def _lasting(objects: Sequence[Any]) -> _Ids:
-    """The ids of those. Of others, batches, no more than the last are held."""
+    """The ids of those. Of other objects, batches, only the last ones are held."""
     return tuple([id(thing) for thing in objects if is_lasting(thing)])
 
 

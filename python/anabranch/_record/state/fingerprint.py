@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fingerprint of an object on the way to a step's tensors: everything in it that the step may
-have read, beside what it leads to.
+have read, except what it leads to.
 
-Where fingerprints are equal, another object may stand in the first one's place, and a recording
-serves both. Numbers, texts and functions count, and containers of them that are small and shallow;
-anything else counts as itself. Threads: as the objects. Failure: none.
+Two objects with equal fingerprints share a recording: one may stand in the other's place. Numbers,
+texts and functions are compared by value, and so are containers of them that are small and shallow.
+Anything else is compared by identity. Threads: as the objects. Failure: none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from anabranch._record.state.guards import PLAIN
 from anabranch._record.state.namespaces import attributes_of, may_enter, parts_of_function
 from anabranch._record.state.paths import Place
 
-_DEEPEST, _MOST = 3, 100  # containers and objects within one another; items; the rest is itself
+_DEEPEST, _MOST = 3, 100  # levels of containers and objects; items; beyond, by identity
 _NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training")  # of a module
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 PLAIN_TYPES = frozenset(PLAIN)
@@ -29,17 +29,20 @@ _NO_OBJECTS = (Tensor, *PLAIN)
 
 
 class Fingerprinter:
-    """``leads`` says by their ids which objects lead to tensors: these have a place or a way of
-    their own. ``may_be_read`` tells the names of attributes that the step's code mentions."""
+    """Args:
+        leads: by the id of an object, whether it leads to tensors. Those that do are compared at
+            places of their own.
+        may_be_read: whether the step's code mentions an attribute of this name.
+    """
 
     def __init__(self, leads: Mapping[int, bool], may_be_read: Callable[[str], bool]) -> None:
         self._leads, self._may_be_read = leads, may_be_read
 
     def of(self, thing: Any, is_given: bool) -> Any:
-        """``is_given``: in an argument."""
+        """The fingerprint. ``is_given``: the object is an argument or in one."""
         kind: Any = type(thing)
         if isinstance(thing, torch.optim.Optimizer):
-            return kind  # its numbers are those of its groups
+            return kind  # its hyperparameters have guards of their own
         if isinstance(thing, types.FunctionType):
             kind = thing.__code__
             items: Any = [(name, Place(holder, key, ()).get())
@@ -57,8 +60,8 @@ class Fingerprinter:
         return kind, [(name, self._constant(value, is_given)) for name, value in items]
 
     def _attributes(self, thing: Any, is_given: bool) -> Iterator[tuple[str, Any]]:
-        """Of an object that is given, those that lead anywhere, and those that code of the step may
-        read, by their names: a batch may have the numbers of its samples, others each time."""
+        """Of an argument only those attributes that lead to tensors or that the step's code names:
+        a batch may store how many samples it has, another number in each call."""
         return ((name, value) for name, value in attributes_of(thing).items()
                 if not is_given or self._may_be_read(name) or self._leads.get(id(value), False))
 
@@ -67,7 +70,7 @@ class Fingerprinter:
         if kind in PLAIN_TYPES:
             return kind, value
         if self._leads.get(id(value), False):
-            return kind  # it has a place or a way of its own
+            return kind  # it is compared at a place of its own
         if isinstance(value, _CONTAINERS):
             parts: Any = value
         elif is_object(value) and may_enter(value):
@@ -85,12 +88,12 @@ class Fingerprinter:
 
 
 def is_object(thing: Any) -> bool:
-    """Whether it is something that may lead to tensors, and none itself."""
+    """Whether it may lead to tensors, and is no tensor or plain value itself."""
     return not isinstance(thing, _NO_OBJECTS)
 
 
 class Same:
-    """Equal to what holds the very same object."""
+    """Stands for one object, and equals whatever stands for the same one."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing

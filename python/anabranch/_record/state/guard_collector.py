@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the Python values that a step may read, by the names that its code mentions.
 
-The code is that of the functions that the walk has met, and of those methods of a class whose names
-are mentioned in it. Objects and containers on the way to a value are guarded by identity, since
-another one may take their place. Threads: as the objects found. Failure: none.
+That code is all functions that the walk has met, and the methods of classes that are named in such
+code. Objects and containers on the way to a value are guarded by identity, since another one may
+take their place. Threads: as the objects found. Failure: none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from anabranch._record.state.guards import (
     MOST_ITEMS,
     GuardSet,
     is_guarded,
-    is_number,
+    is_plain,
 )
 from anabranch._record.state.namespaces import (
     LIBRARY_BASES,
@@ -39,7 +39,8 @@ from anabranch._record.state.namespaces import (
 )
 from anabranch._record.state.paths import Path
 
-# Without being named. Not __eq__, __hash__ and __repr__, which data classes have for all fields.
+# Methods that Python calls without naming them. Not __eq__, __hash__ and __repr__, which data
+# classes have for all fields.
 _ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__getattribute__",
                   "__iter__", "__next__", "__contains__", "__len__", "__bool__", "__enter__",
                   "__exit__", "__float__", "__int__", "__index__", "__add__", "__radd__",
@@ -50,13 +51,13 @@ _BY_NO_NAME = frozenset(("getattr", "attrgetter", "vars", "dir", "getmembers", "
                          "astuple", "__dict__", "__slots__", "copy", "deepcopy", "replace",
                          "_replace", "dumps", "tree_map", "tree_flatten"))
 _ANY_NAME = "*"  # among names, where there is such code
-# That lead to tensors, if anything.
+# The walk looks into these itself, for tensors.
 _OTHERS_MATTERS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
 OF_MODULES = frozenset(vars(nn.Module()))  # registries, and what has a guard of its own
 
 
 class Stand(NamedTuple):
-    """Where an object stands in whose place there may be another one."""
+    """Where an object or a container stands; another one may take its place."""
 
     holder: Any
     key: Any
@@ -64,8 +65,11 @@ class Stand(NamedTuple):
 
 
 class GuardCollector:
-    """What a walk has met, and then the numbers in it. ``names`` are named by code that was met
-    before."""
+    """Takes what a walk meets, and then answers the guards on the values in it.
+
+    Args:
+        names: names that code mentions which an earlier walk has met.
+    """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self.names = {*names, *_ALWAYS_CALLED}
@@ -74,11 +78,11 @@ class GuardCollector:
         self._attributes: dict[int, tuple[type, Mapping[str, Any], Path]] = {}
         self._containers: dict[int, tuple[dict[Any, Any] | list[Any], Path]] = {}
         self._stands: dict[Path, Stand] = {}
-        self._methods: dict[types.FunctionType, Path] = {}  # whose names are named
-        self.watched: list[Stand] = []  # those on the way to numbers
+        self._methods: dict[types.FunctionType, Path] = {}  # that code names
+        self.watched: list[Stand] = []  # those on the way to guarded values
 
     def add_function(self, function: types.FunctionType, path: Path) -> None:
-        if not is_librarys(module_of(function)):  # as that around a user's is
+        if not is_librarys(module_of(function)):  # such as a wrapper around a user's function
             self._functions.setdefault(function, path)
             self._add_names(function)
 
@@ -89,7 +93,7 @@ class GuardCollector:
             self.names.add(_ANY_NAME)
 
     def add_stand(self, holder: Any, key: Any, path: Path, thing: Any) -> None:
-        """Where an object or a container stands, which may lead to what is added."""
+        """Notes where an object or a container stands that may lead to guarded values."""
         self._stands[path] = Stand(holder, key, thing)
 
     def add_object(self, thing: Any, attributes: Mapping[str, Any], path: Path) -> None:
@@ -100,8 +104,8 @@ class GuardCollector:
         self._containers.setdefault(id(container), (container, path))
 
     def places(self, leading: Container[int]) -> GuardSet:
-        """Of callables those that are not ``leading`` to tensors, by their ids: others of one make
-        may take these's places."""
+        """The guards on all that was met. ``leading`` has the ids of objects that lead to tensors:
+        callables among them are not guarded, since others of their type may take their places."""
         found, unread = _Found(leading), self._unread()
         for container, path in self._containers.values():
             if _leads_through(path, unread):
@@ -115,7 +119,7 @@ class GuardCollector:
                 continue
             found.add(attributes, self._named(attributes), path)
             if any(name not in attributes for name in in_class[kind]):
-                found.add_count(attributes, (*path, ATTRIBUTES))  # one more may hide its class's
+                found.add_count(attributes, (*path, ATTRIBUTES))  # a new one may hide the class's
         self._watch({path for _, paths in (*found.held.values(), *found.counts.values())
                      for path in paths.values()})
         for kind in {base: None for met in self._kinds for base in met.__mro__}:
@@ -140,23 +144,23 @@ class GuardCollector:
 
     def _named_in_class(self, kind: type) -> list[str]:
         return [name for base in kind.__mro__ if base not in LIBRARY_BASES
-                for name, value in self._named(vars(base)) if is_number(value)]
+                for name, value in self._named(vars(base)) if is_plain(value)]
 
     def _named(self, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         return ((name, attributes[name]) for name in attributes
                 if self._is_named(name) and name not in OF_MODULES)
 
     def may_be_read(self, name: str) -> bool:
-        """Of an attribute, when names have been followed."""
+        """Whether code may read an attribute of this name; asked after follow_names()."""
         return _ANY_NAME in self.names or self._is_named(name)
 
     def _is_named(self, name: str) -> bool:
-        """Or by f"name{number}"."""
+        """Whether code mentions the name, also as f"name{number}"."""
         return name in self.names \
             or (name[-1:] in string.digits and name.rstrip(string.digits) in self.names)
 
     def _unread(self) -> set[Path]:
-        """Where things stand that are nothing but attributes which no code names."""
+        """Paths of objects that stand only in attributes which no code names."""
         dictionaries = {id(attributes) for _, attributes, _ in self._attributes.values()}
 
         def may_be_read(stand: Stand) -> bool:
@@ -167,9 +171,9 @@ class GuardCollector:
         return {path for path, stand in self._stands.items() if id(stand.thing) not in read}
 
     def follow_names(self) -> None:
-        """To the methods whose names are named, which name more; and so with configurations, of
-        which one looks at no more than that. When all has been met, and before what depends on
-        names."""
+        """Follows names to methods, whose code names more, until nothing new is found. In
+        configurations and variables of methods only what is named is looked at. To be called
+        after the walk, and before anything that depends on names."""
         reached = self._methods
         looked_at: set[tuple[int, str]] = set()
         known = -1
@@ -201,7 +205,7 @@ class GuardCollector:
 
 
 class _Found:
-    """What there is so far, by the ids of the holders."""
+    """The guarded values found so far, by the ids of their holders."""
 
     def __init__(self, leading: Container[int]) -> None:
         self.held: dict[int, tuple[Any, dict[Any, Path]]] = {}

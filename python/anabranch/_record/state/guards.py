@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guards on Python values that a recording has frozen: if one changes, the call has another
-signature.
+"""Guards on Python values. A recording freezes every Python value that its step reads; if one of
+them changes, the call has another signature.
 
-Guarded are numbers, texts, switches, small arrays and callables: variables of functions, attributes
-of objects, modules and classes, items and lengths of containers. ``guard_collector`` finds them, by
-the names that the step's code mentions; here they are looked up and compared.
+Guarded are numbers, texts, switches, small arrays and callables. They are variables of functions,
+attributes of objects, modules and classes, and items and lengths of containers. ``guard_collector``
+finds them by the names that the step's code mentions. This module looks them up and compares them.
 
 Threads: as the objects found. Failure: none; where a value is gone, the values are None.
 """
@@ -28,21 +28,23 @@ from anabranch._record.state.paths import Path
 
 
 class Guards:
-    """Values to be compared with others, as keys of dictionaries: mostly they are those of last
-    time, and then the same object."""
+    """All guarded values of a state at one time, hashable, so that they may be part of a key. A
+    state whose values have not changed answers the same object again, which compares quickly."""
 
     def __init__(self, values: tuple[Any, ...]) -> None:
         self.values = values
         self._hash: int | None = None
 
     @property
-    def numbers(self) -> GuardValues | None:
+    def python_values(self) -> GuardValues | None:
+        """Those that code names; the others are of modules, optimizers, tensors and hooks."""
         last: GuardValues | None = self.values[-1]
         return last
 
     def without(self, ignored: Container[Path]) -> Guards:
-        """But for some numbers."""
-        return Guards((*self.values[:-1], self.numbers and self.numbers.without(ignored)))
+        """The same, but for the values at some paths."""
+        last = self.python_values
+        return Guards((*self.values[:-1], last and last.without(ignored)))
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Guards) and self.values == other.values)
@@ -60,7 +62,7 @@ _PLAIN_TYPES = frozenset(PLAIN)
 _ALIKE = (enum.Enum, Number, str, bytes, range, torch.memory_format, torch.layout,
           type(Ellipsis))
 MOST_ITEMS = 100  # of a container that is looked at
-# Told by what is in them, where that is little, and otherwise by which they are.
+# Compared by their contents, where these are few, and otherwise by identity.
 _FILLED = (set, collections.deque)
 _THEMSELVES = (*_FILLED, frozenset, slice, torch.finfo, torch.iinfo)
 _MOST_BYTES = 1024  # of an array that is looked at
@@ -72,7 +74,8 @@ _flat = itertools.chain.from_iterable
 
 
 class GuardValues(tuple):  # type: ignore[type-arg]
-    """As they are at some time, to be compared. What is no number any more equals nothing."""
+    """Guarded values as they are at one time. Where something stands that cannot be guarded any
+    more, the value is a new object, which equals nothing."""
 
     of: GuardLayout
 
@@ -80,19 +83,19 @@ class GuardValues(tuple):  # type: ignore[type-arg]
         return zip(self.of.paths, self, strict=True)
 
     def told(self) -> dict[str, Any]:
-        """By the names of their places."""
+        """The values by the names of their places, for messages."""
         return {".".join(str(name) for name in path[1:] if name != ""): value
                 for path, value in self.each()}
 
     def without(self, ignored: Container[Path]) -> GuardValues:
-        """Those that would have been found without some places."""
+        """What would have been found without some paths."""
         values, layout = dict(self.each()), self.of.without(ignored)
-        return layout.numbers(values[path] for path in layout.paths)
+        return layout.with_values(values[path] for path in layout.paths)
 
 
 class GuardLayout:
-    """The keys of each holder, and the path of what stands there. It keeps no holder alive:
-    signatures have it."""
+    """The keys of each holder, and the path of what stands at each. Signatures keep layouts, so a
+    layout keeps no holder alive."""
 
     def __init__(self, holders: Iterable[Mapping[Any, Path]]) -> None:
         self._holders = list(holders)
@@ -105,10 +108,10 @@ class GuardLayout:
     def without(self, ignored: Container[Path]) -> GuardLayout:
         return GuardLayout(filter(None, (_without(paths, ignored) for paths in self._holders)))
 
-    def numbers(self, values: Iterable[Any]) -> GuardValues:
-        numbers = GuardValues(values)
-        numbers.of = self
-        return numbers
+    def with_values(self, values: Iterable[Any]) -> GuardValues:
+        made = GuardValues(values)
+        made.of = self
+        return made
 
 
 def _without(paths: Mapping[Any, Path], ignored: Container[Path]) -> dict[Any, Path]:
@@ -118,7 +121,7 @@ def _without(paths: Mapping[Any, Path], ignored: Container[Path]) -> dict[Any, P
 
 
 class GuardSet:
-    """Where they stand: holders, with a path by key."""
+    """The places of guarded values: holders, and for each a path by key."""
 
     def __init__(self, held: Iterable[tuple[Any, Mapping[Any, Path]]]) -> None:
         self.held = list(held)
@@ -127,8 +130,8 @@ class GuardSet:
                        (len if keys == (COUNT,) else operator.itemgetter(*keys),
                         [self.held[i][0] for i in some], len(keys) == 1)
                        for keys, some in self._layout.alike.items()]
-        # What stood there, what of it can be filled, with what it was told as, and all that:
-        # together, since threads may look at once.
+        # The objects that stood there last; those of them whose contents may change, with what
+        # these were; and the guarded values. Replaced together, since threads may look at once.
         self._last: tuple[list[Any], list[tuple[Any, Any]], GuardValues | None] = ([], [], None)
 
     def without(self, ignored: Container[Path]) -> GuardSet:
@@ -136,30 +139,32 @@ class GuardSet:
         return GuardSet((holder, paths) for holder, paths in held if paths)
 
     def now(self) -> GuardValues | None:
-        """Mostly the very objects of last time: then so is the answer."""
-        before, filled, numbers = self._last
+        """The values now; None where one is gone. Mostly the very objects of last time stand
+        there, and the answer is that of last time."""
+        before, filled, last = self._last
         try:
             values: list[Any] = []
             for get, holders, is_one in self._alike:
                 values += map(get, holders) if is_one else _flat(map(get, holders))
-            if numbers is not None and all(map(operator.is_, values, before)) and (
+            if last is not None and all(map(operator.is_, values, before)) and (
                     not filled or all(_told(value) == told for value, told in filled)):
-                return numbers
+                return last
         except (KeyError, IndexError, ValueError, AttributeError):
             return None
         are_told = list(map(is_guarded, values))
-        numbers = self._layout.numbers(
+        now = self._layout.with_values(
             _told(value) if is_told else object()
             for value, is_told in zip(values, are_told, strict=True))
-        if all(are_told):  # else it would hold somebody's tensor
-            filled = [(value, told) for value, told in zip(values, numbers, strict=True)
+        if all(are_told):  # else it would keep a tensor alive
+            filled = [(value, told) for value, told in zip(values, now, strict=True)
                       if _can_be_filled(value)]
-            self._last = values, filled, numbers
-        return numbers
+            self._last = values, filled, now
+        return now
 
 
 class SameObject:
-    """Equal to what stands for the very same object, which it does not keep, where that can be."""
+    """Stands for one object, and equals whatever stands for the same one. It keeps the object alive
+    only where there can be no weak reference to it."""
 
     def __init__(self, thing: Any) -> None:
         self._id = id(thing)
@@ -177,7 +182,7 @@ class SameObject:
 
 
 def changed(before: GuardValues | None, now: GuardValues | None) -> set[Path]:
-    """Where they are other numbers."""
+    """The paths whose values differ."""
     if before is None or now is None or before == now:
         return set()
     then = dict(before.each())
@@ -188,7 +193,7 @@ def changed(before: GuardValues | None, now: GuardValues | None) -> set[Path]:
 def is_guarded(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(is_guarded, value))
-    return is_number(value) or isinstance(value, _THEMSELVES) or _is_array(value) \
+    return is_plain(value) or isinstance(value, _THEMSELVES) or _is_array(value) \
         or (callable(value) and not isinstance(value, nn.Module))
 
 
@@ -197,7 +202,7 @@ def _told(value: Any) -> Any:
         return tuple(map(_told, value))
     if isinstance(value, Number):  # equal ones of several types make other types of tensors
         return type(value), value
-    if is_number(value):
+    if is_plain(value):
         return value
     contents = _contents(value)
     return SameObject(value) if contents is None else contents
@@ -210,8 +215,9 @@ def _can_be_filled(value: Any) -> bool:
 
 
 def _contents(value: Any) -> Any:
-    """Of what can be filled, and is little, as it is now. Else None."""
-    if isinstance(value, _FILLED) and len(value) <= MOST_ITEMS and all(map(is_number, value)):
+    """The contents of a set, a deque or an array, as they are now, unless these are many. None for
+    anything else."""
+    if isinstance(value, _FILLED) and len(value) <= MOST_ITEMS and all(map(is_plain, value)):
         return type(value), frozenset(value) if isinstance(value, set) else tuple(value)
     if _is_array(value) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
         return value.dtype.str, value.shape, value.tobytes()
@@ -222,10 +228,11 @@ def _is_array(value: Any) -> bool:
     return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
 
 
-def is_number(value: Any) -> bool:
-    """Or another plain value, of which it does not matter which object it is."""
+def is_plain(value: Any) -> bool:
+    """Whether it is a number, a text or another value of which it does not matter which object it
+    is."""
     kind = type(value)
     if isinstance(value, (tuple, frozenset)):
-        return kind is torch.Size or all(map(is_number, value))
+        return kind is torch.Size or all(map(is_plain, value))
     return (kind in _PLAIN_TYPES and kind is not type) or isinstance(value, _ALIKE) \
         or kind is getattr(sys.modules.get("numpy"), "bool_", None)

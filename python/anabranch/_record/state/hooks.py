@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of modules, optimizers and parameters: a recording has what those did that there were when
-it was made, so that another one is another signature.
+"""Guards on the hooks of modules, optimizers and parameters. A recording repeats what the hooks did
+that there were when it was made, so another hook is another signature.
 
-Most have none. They are looked for again only when some hook has been registered in the process
-since. Threads: as the modules. Failure: none.
+Most objects have no hooks. They are searched again only when a hook has been registered anywhere in
+the process since. Threads: as the modules. Failure: none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class Hooks:
-    """Parameters are given each time: some may have come since."""
+    """The hooks of one state. Parameters are given at each look, since there may be new ones."""
 
     def __init__(self, modules: Iterable[nn.Module],
                  optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -30,7 +30,7 @@ class Hooks:
         self._some: list[tuple[Any, Mapping[int, Any]]] = []
 
     def now(self, parameters: Iterable[Tensor]) -> tuple[Any, ...]:
-        """By places the numbers that torch has given them, which none gets again."""
+        """The hooks at each place, by torch's numbers for them. No number is used twice."""
         registered = RemovableHandle.next_id
         if registered != self._registered:
             self._some = [(place, hooks) for place, hooks in self._all(parameters) if hooks]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds tensors and is no dictionary, as one: the variables of a function, and the attributes
-of objects with slots and of classes.
+"""Mappings over what holds tensors and is no dictionary: the variables of a function, and the
+attributes of classes and of objects with ``__slots__``.
 
 Threads: as what is held. Failure: KeyError where there is nothing.
 """
@@ -16,7 +16,8 @@ from torch import nn
 
 
 class Variables(MutableMapping[str, Any]):
-    """Those of a function that are not its own: its closure's, and the globals that it names."""
+    """Variables that a function uses and that are not local to it: those of its closure, and the
+    globals that it names."""
 
     def __init__(self, function: types.FunctionType) -> None:
         self.globals = function.__globals__
@@ -103,7 +104,7 @@ class OfClass(MutableMapping[str, Any]):
 
 @functools.lru_cache(4096)
 def named_in(code: types.CodeType) -> tuple[str, ...]:
-    """What it names, in its own code and in that of functions inside it."""
+    """The names in a function's code and in that of functions inside it."""
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return (*code.co_names, *(name for constant in inner for name in named_in(constant)))
 
@@ -139,7 +140,7 @@ def is_librarys(module: str) -> bool:
 
 
 def module_of(function: types.FunctionType) -> str:
-    """Where its code stands, also if it has the name of what it is around."""
+    """The module in which its code stands; a wrapper may have taken another name."""
     return str(function.__globals__.get("__name__", ""))
 
 
@@ -147,11 +148,11 @@ def attributes_of(thing: Any) -> Any:
     return Slotted(thing) if _slots_in(thing) else vars(thing)
 
 
-LIBRARY_BASES = (object, nn.Module)  # whose methods are torch's and Python's own matter
+LIBRARY_BASES = (object, nn.Module)  # their methods read nothing of the user's
 
 
 class Cells:
-    """Variables of closures, by their numbers."""
+    """Variables of closures, by index."""
 
     def __init__(self, cells: Sequence[types.CellType]) -> None:
         self._cells = cells

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How things that a step uses are named: a path is the keys that lead to one, a place its holder
-and key."""
+"""Names for what a step uses. A *path* is the keys that lead to a thing from the step. A *place* is
+the holder and the key where it stands now."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-ARGUMENT = "argument"  # begins their paths
+ARGUMENT = "argument"  # begins the paths of what arguments lead to
 Path = tuple[Any, ...]
 
 
@@ -28,7 +28,8 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A tensor where it was met first. ``counts``: an optimizer changes it with every step."""
+    """A tensor, and the place where the walk met it first. ``counts``: it is a counter of an
+    optimizer, which every step changes."""
 
     place: Place
     tensor: Tensor
@@ -36,7 +37,7 @@ class Found(NamedTuple):
 
 
 class Everywhere:
-    """All paths, until so many have been asked for."""
+    """Has every path, until ``most`` of them have been asked for."""
 
     def __init__(self, most: int = 100_000) -> None:
         self._left = most
@@ -47,7 +48,7 @@ class Everywhere:
 
 
 class AllPaths:
-    """A set that has all paths."""
+    """Has every path."""
 
     def __contains__(self, path: object) -> bool:
         return True

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run of a step leaves in Python's objects: a hidden state, a loss that somebody looks at.
+"""Side effects: tensors that a run of a step leaves in Python's objects, a hidden state or the last
+loss.
 
-A recorded step's Python does not run again, so its launches have to leave there what it would have.
-Where a run binds other tensors than before is found by comparing, shallowly, the containers and
-objects that lead to the step's state; these tensors become results of the recording. What Python
-does beside, counters and texts, is left to it.
+A launch does not run the step's Python, so it has to leave the same tensors there itself. To find
+them, the containers and objects that lead to the step's state are compared, shallowly, before and
+after a run. Tensors that the run has bound there become results of the recording. Side effects
+without tensors, such as counters and texts, are left to Python.
 
 Threads: the recorder's, one at a time. Failure: NotRecordable, with the place.
 """
@@ -25,15 +26,15 @@ from anabranch._record.tensors import is_wrapper
 
 
 class _Nothing:
-    """Stands nowhere."""
+    """Where a holder has nothing at a key."""
 
 
 _NOTHING = _Nothing()
 
 
 class Mutation(NamedTuple):
-    """Where a run binds a tensor, or a container of tensors; ``path`` leads to the holder. With a
-    slice for a key, what it appends to a list."""
+    """One side effect: where a run binds a tensor or a container of tensors. ``path`` leads to the
+    holder. A key that is a slice stands for what the run appends to a list."""
 
     holder: Any
     key: Any
@@ -56,7 +57,8 @@ class Mutation(NamedTuple):
             del self.holder[self.key]
 
     def finds_as_before(self) -> bool:
-        """Whether Python would go the same way from what stands there."""
+        """Whether something of the same type stands there as before the recorded run. Python may
+        have branched on it."""
         return isinstance(self.key, slice) or type(self.get()) is self.before
 
     def __str__(self) -> str:
@@ -65,7 +67,7 @@ class Mutation(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """A holder that has changed where tensors are concerned: at which keys, and what it held."""
+    """A holder in which tensors have changed: at which keys, and what it held before."""
 
     holder: Any
     path: Path
@@ -74,7 +76,7 @@ class _Change(NamedTuple):
 
 
 class HolderSnapshot:
-    """What the objects that lead to a state hold, to be compared and put back."""
+    """What the objects that lead to a state's tensors hold, to be compared and put back later."""
 
     def __init__(self, state: State) -> None:
         self._saved = [(holder, path, _items_of(holder))
@@ -91,7 +93,7 @@ class HolderSnapshot:
                 yield _Change(holder, path, keys, before)
 
     def mutations(self) -> list[Mutation]:
-        """Where other tensors are bound by now."""
+        """The places at which other tensors have been bound since."""
         found = []
         for holder, path, changed, before in self._changes():
             keys = changed
@@ -129,10 +131,12 @@ def _check_can_be_left(mutation: Mutation) -> None:
 
 
 class SideEffects:
-    """A step's callable that also answers what it leaves in mutations, and puts back what was
-    there: ``(answer, [what is left in each])``. Its first run finds the mutations, or why there can
-    be none: that is raised at once, or where it is a plain one, that has done its work, by
-    check()."""
+    """A step's callable, made to answer its side effects as well: ``(answer, [what the run has left
+    at each mutation])``. After each run it puts back what stood there before.
+
+    The first run finds the mutations. If it finds one that a launch cannot repeat, the refusal is
+    raised at once; after a first run that is plain, and has done its work, it is raised by check().
+    """
 
     def __init__(self, call: Callable[[list[Any]], Any], state: State, *,
                  is_first_plain: bool) -> None:
@@ -166,19 +170,20 @@ class SideEffects:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it answers all that its callable leaves."""
+        """Whether it answers all side effects of its callable."""
         return self._refusal is None
 
     def apply(self, answer: Any) -> Any:
-        """Puts what it has answered where its callable had left it; the rest is the callable's."""
+        """Leaves the side effects of an answer where the callable had left them, and returns the
+        callable's own answer."""
         answer, left = answer
         _put(self.mutations or (), left)
         return answer
 
 
 class BoundMutations:
-    """Those of a recording in one state, and the objects on the way to them. Some lead to nothing
-    but a mutation, so that the state does not look whether they still stand where they stood."""
+    """The mutations of a recording in one state, and the objects on the way to them. Some of these
+    objects lead to no tensor of the state, so the state does not compare them; this does."""
 
     def __init__(self, mutations: Sequence[Mutation], walk: Walk) -> None:
         holders = {path: holder for holder, path in walk.holders}
@@ -188,7 +193,7 @@ class BoundMutations:
         self.ways = [((place.holder, place.key), thing) for place, thing in entered]
 
     def find_as_before(self) -> bool:
-        """Whether Python would go the same way from what stands in them."""
+        """Whether all places hold something of the same type as before the recorded run."""
         return all(mutation.finds_as_before() for mutation in self._mutations)
 
     def are_current(self) -> bool:
@@ -219,6 +224,6 @@ def _items_of(holder: Any) -> dict[Any, Any]:
 
 
 def _concerns_tensors(value: Any) -> bool:
-    """Whether it is a tensor or leads to some. Those of wrapping classes are their libraries'
-    matter."""
+    """Whether it is a tensor or leads to some. Tensors of wrapping classes do not count: their
+    libraries look after them."""
     return any(not is_wrapper(found.tensor) for found in Walk((value,)).tensors)

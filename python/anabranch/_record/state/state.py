@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step uses beside its arguments: modules, optimizers and tensors that it can reach.
+"""The state of a step: the modules, optimizers and tensors that it uses besides its arguments.
 
-A recording holds their addresses and whatever Python said when it was made. So a step's state is
-found once, as *places* (a holder and a key), and looked up again before each launch: a tensor
-that moved, or another one in its place, is seen, and so is another object on the way to it. Where a
-capture names a tensor that was not found, it is looked for farther away (``capture/untracked.py``).
+A recording holds the addresses of these tensors, and the Python values that it was made with. So
+the state is found once, as *places* (a holder and a key), and looked up again before each launch.
+That shows a tensor that has moved or been replaced, and an object on the way to it that has been
+replaced. A tensor that a capture names and that was not found is searched for along wider paths
+(``capture/untracked.py``).
 
 Threads: as the objects found. Failure: none; what cannot be walked is left out.
 """
@@ -32,61 +33,66 @@ _TRAINING = operator.itemgetter("training")
 
 
 class State:
-    """Everything found from a callable, from what the user named, and from objects that it is
-    given. ``before`` is what was found when it was looked for last, so that what has been written
-    since is known; ``farther`` where one has to look besides, see Walk. ``base`` is the state, as
-    it is now, of the roots and some of the arguments, and None in the others' places: those that
-    are given again, where the others, batches, are new ones in each call and few things lead from
-    them. Numbers are ``ignored`` where the step itself has changed them."""
+    """The tensors, modules and optimizers that can be reached from a step, and the guards on them.
+
+    Args:
+        roots: the callable, and what the user named with ``state=``.
+        arguments: objects among the arguments of the call.
+        before: the previous state, to see which pinned tensors have been written since.
+        farther: paths that the walk follows besides its own, see Walk.
+        base: a state of the same roots whose arguments have None in the places of batches. It is
+            reused, and only the batches are walked: they are new in each call and lead to little.
+        ignored: paths of values that are not guarded, since the step itself changes them.
+    """
 
     def __init__(self, roots: Iterable[Any] = (), arguments: Sequence[Any] = (),
                  before: State | None = None, farther: frozenset[Path] = frozenset(),
                  base: State | None = None, ignored: Ignored = frozenset()) -> None:
         self._names: set[str]
-        self._numbers: GuardSet
-        self.number = 0  # equal for those that recordings need not tell apart
+        self._guard_set: GuardSet
+        self.number = 0  # equal for states that one recording may serve
         self._roots, self._arguments, self._farther = tuple(roots), list(arguments), farther
         self.ignored = ignored
         self._begin(base)
-        numbers = base._numbers_now() if base else {}
+        indices = base._indices_now() if base else {}
         collector = GuardCollector(base._names if base else ())
-        walk = Walk((), _others(arguments, base), farther, base._known(numbers), collector) \
+        walk = Walk((), _others(arguments, base), farther, base._known(indices), collector) \
             if base else self.walk_again(collector)
         leading = {id(value) for _, value in walk.ways}
         places = collector.places(leading).without(ignored)
-        self._numbers = GuardSet([*base._numbers.held, *places.held]) if base else places
+        self._guard_set = GuardSet([*base._guard_set.held, *places.held]) if base else places
         self._names = collector.names
-        # What is on the way to guarded values, where there are any.
+        # Objects on the way to guarded values, where there are any.
         watched = [stand for stand in collector.watched if id(stand.thing) not in leading] \
-            if self._numbers.held else []
+            if self._guard_set.held else []
         self._watched += [((holder, key), thing) for holder, key, thing in watched]
         self._guards: Guards | None = None
         for found in walk.tensors:
             self._sort(found, walk.more_places[id(found.tensor)])
-        for tensor_id, number in numbers.items():
-            self._add_places(number, walk.more_places.get(tensor_id, []))
+        for tensor_id, index in indices.items():
+            self._add_places(index, walk.more_places.get(tensor_id, []))
         self._keep(walk)
         self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
-        # Guards tell these by their ids, which nothing else may get.
+        # Guards compare these by their ids. While they are held, nothing else gets these ids.
         pinned = standing(self.pinned)
         self.held = [*standing(self.on_cpu), *pinned]
         self._versions = {id(tensor): version_of(tensor) for tensor in pinned}
         known = before._versions if before else {}
-        # Of the pinned ones: the step has written them, for all that is known.
+        # Pinned tensors that have another version than before: the step may have written them.
         self.written = [tensor for tensor in pinned
                         if known.get(id(tensor), version_of(tensor)) != version_of(tensor)]
         self._parameters: list[Tensor] = []  # and what may become one
         self.parameter_paths: list[Path] = []
         self.parameters()
-        # Of a base that has all modules and optimizers already. No reference to itself: a state is
-        # let go of as soon as nothing uses it.
+        # The base, where it has all modules and optimizers already. Never this state
+        # itself: without a cycle a state is freed as soon as nothing uses it.
         self._hooked = base if base and len(self.modules) == len(base.modules) \
             and len(self.optimizers) == len(base.optimizers) else None
         self._hooks: Hooks = self._hooked._hooks if self._hooked \
             else Hooks(self.modules, self.optimizers)
 
     def _begin(self, base: State | None) -> None:
-        """With what the base has, or nothing."""
+        """Begins with what the base has, if there is one."""
         def begun(name: str) -> Any:
             return list(getattr(base, name)) if base else []
 
@@ -103,13 +109,13 @@ class State:
         self.generators: list[torch.Generator] = begun("generators")
         self.modules: list[nn.Module] = begun("modules")
         self.optimizers: list[torch.optim.Optimizer] = begun("optimizers")
-        # Other objects may lead to the tensors that a step cannot tell from these: of the same
-        # types, with the same numbers and functions in them. Then their forms are equal.
+        # By path, the fingerprints of the objects that lead to the tensors. A recording also serves
+        # other objects whose fingerprints are equal.
         self.fingerprint: list[tuple[Path, Any]] = begun("fingerprint")
-        # Where that stands which leads there, and the same of what leads to guarded values alone.
+        # Where the objects stand that lead to tensors, and those that lead to guarded values only.
         self._ways: list[tuple[Lookup, Any]] = begun("_ways")
         self._watched: list[tuple[Lookup, Any]] = begun("_watched")
-        # Of the arguments that lead to anything, their ids.
+        # The ids of arguments that lead to tensors.
         self.leading: set[int] = set(begun("leading"))
 
     def _sort(self, found: Found, more: list[Place]) -> None:
@@ -131,26 +137,26 @@ class State:
     def base(self) -> State:
         return self._base or self
 
-    def _add_places(self, number: int, more: list[Place]) -> None:
+    def _add_places(self, index: int, more: list[Place]) -> None:
         if more:
-            self.more_places[number] = [*self.more_places[number], *more]
+            self.more_places[index] = [*self.more_places[index], *more]
         if self._base is not None:
             self.beside.update((place.path, place) for place in more)
 
-    def _numbers_now(self) -> dict[int, int]:
-        """Of the tensors that stand there now, by their ids."""
+    def _indices_now(self) -> dict[int, int]:
+        """Where in ``places`` each tensor stands now, by its id."""
         return {id(tensor): i for i, place in enumerate(self.places)
                 if (tensor := place.get()) is not None}
 
-    def _known(self, numbers: dict[int, int]) -> Iterator[int]:
-        """The ids of all that leads anywhere and is alive."""
+    def _known(self, indices: dict[int, int]) -> Iterator[int]:
+        """The ids of everything alive that is a tensor of this state or leads to one."""
         others = [place.get() for place in (*self.wrapped, *self.on_cpu, *self.pinned)]
         stood = [thing for _, thing in self._ways]
         things = (stood, self.modules, self.generators, self.counters, others)
-        return itertools.chain(numbers, map(id, itertools.chain(*things)))
+        return itertools.chain(indices, map(id, itertools.chain(*things)))
 
     def _keep(self, walk: Walk) -> None:
-        """What is_current() and leads_as() compare, and what a state is like."""
+        """Stores what is_current() and leads_as() compare, and the fingerprint."""
         self.generators += walk.generators
         self.modules += walk.modules
         self.optimizers += walk.optimizers
@@ -164,25 +170,24 @@ class State:
             if self._base else {}
 
     def walk_again(self, collector: GuardCollector | None = None) -> Walk:
-        """What there is to be found by now."""
-        return Walk(self._roots, self._arguments, self._farther, numbers=collector)
+        """Everything that can be found by now."""
+        return Walk(self._roots, self._arguments, self._farther, collector=collector)
 
     def objects(self) -> dict[Path, Any]:
-        """All that were looked into, as they are now. Of what cannot change it does not matter
-        which one it is."""
+        """All objects that the walk enters, by their paths, but for those that cannot change."""
         return {path: value for path, (_, value) in self.walk_again().entered.items()
                 if not isinstance(value, (tuple, frozenset))}
 
     def places_of(self, paths: Collection[Path]) -> list[Place] | None:
-        """Where such objects stand; None where one is not there."""
+        """Where the objects of these paths stand; None where one is not there."""
         places = self.entered_beside
         if not all(path in places for path in paths):
             places = {path: place for path, (place, _) in self.walk_again().entered.items()}
         return [places[path] for path in paths] if all(path in places for path in paths) else None
 
     def ways_to(self, tensors: Iterable[Tensor]) -> set[Path] | None:
-        """Where to look besides, to find these too. None where one would not be found, or it has
-        looked there in vain."""
+        """The paths to follow besides, so that these tensors are found, too. None where nothing
+        leads to one of them, or all these paths have been followed in vain."""
         all_wanted, ways = set(map(id, tensors)), set[Path]()
         wanted, walk = set(all_wanted), Walk(self._roots, self._arguments, Everywhere())
         for place, tensor, _ in walk.tensors:
@@ -194,8 +199,8 @@ class State:
             return None
         if not self._farther.issuperset(ways):
             return ways
-        # Something may have come there since: what a cache keeps is named by its id.
-        known = {*self._numbers_now(), *map(id, self.inner_tensors())}
+        # Unless the tensor came there after the walk: what a cache keeps has its id for a name.
+        known = {*self._indices_now(), *map(id, self.inner_tensors())}
         found = {id(inner) for there in self.walk_again().tensors
                  for inner in inner_tensors(there.tensor)}
         return ways if found.issuperset(all_wanted) and not known.issuperset(all_wanted) else None
@@ -205,8 +210,8 @@ class State:
         return _are_same(self._arguments, arguments)
 
     def is_current(self) -> bool:
-        """Whether everything on the way to the tensors and to guarded values stands where it
-        stood."""
+        """Whether all objects on the way to tensors and guarded values still stand in their
+        places."""
         return self.watch.look() is not None
 
     def leads_as(self, other: State) -> bool:
@@ -217,27 +222,27 @@ class State:
             and self.watch.has_members_of(other.watch)
 
     def by_path(self) -> dict[Path, Place]:
-        """Where tensors that may move stand, each as often as it does."""
+        """All places of tensors that may move, by their paths."""
         return {place.path: place for places in ([one, *more] for one, more in
                                                  zip(self.places, self.more_places, strict=True))
                 for place in places}
 
     def tensors(self) -> list[Tensor]:
-        """Those that may move, as they are now. KeyError and its like where one is gone."""
+        """The tensors that may move, as they are now. KeyError or the like where one is gone."""
         return [place.holder[place.key] for place in self.places]
 
     def inner_tensors(self) -> list[Tensor]:
-        """Those that may not move: the insides of wrapping classes."""
+        """The tensors that may not move: those inside tensors of wrapping classes."""
         return [inner for tensor in standing(self.wrapped) for inner in inner_tensors(tensor)]
 
     def on_host(self) -> list[Tensor]:
-        """What a step may write on the CPU: counters and the like, no data sets."""
+        """Tensors on the CPU that a step may write: counters and the like, no data sets."""
         return [*self.counters, *(tensor for tensor in standing(self.on_cpu)
                                   if tensor.numel() * tensor.element_size() <= _COUNTER_BYTES)]
 
     def parameters(self) -> list[Tensor]:
-        """Tensors that backward may give a ``.grad``, or that have one, as they are now: a step of
-        their optimizer uses it, though nobody wants it any more."""
+        """The tensors, as they are now, to which backward may give a ``.grad``, and those that have
+        one: an optimizer's step uses it, even where they no longer require gradients."""
         found = [(place.path, tensor) for place in (*self.places, *self.wrapped)
                  if (tensor := place.get()) is not None and may_be_parameter(tensor)]
         self._parameters = [tensor for _, tensor in found]
@@ -245,8 +250,8 @@ class State:
         return [tensor for tensor in self._parameters if _concerns_gradients(tensor)]
 
     def guards(self) -> Guards:
-        """What Python says about the state and a recording has frozen. Where nobody asks for
-        gradients, whether there are any is left to launches that read some."""
+        """The guarded values as they are now. Without an optimizer, and with gradients off, missing
+        gradients are not guarded: launches that read some look for themselves."""
         now = (
             tuple(map(_TRAINING, self._modes)),
             tuple([parameter.requires_grad + 2 * (parameter.grad is None)
@@ -261,19 +266,19 @@ class State:
             tuple([(id(tensor), tensor.data_ptr()) for tensor in standing(self.pinned)])
             if self.pinned else (),
             self._hooks.now((self._hooked or self)._parameters),
-            self._numbers.now(),
+            self._guard_set.now(),
         )
         if self._guards is None or self._guards.values != now:
             self._guards = Guards(now)
         return self._guards
 
-    def numbers(self) -> GuardValues | None:
-        """Those of Python's that the step may read, as they are now; None where one is gone."""
-        return self._numbers.now()
+    def python_values(self) -> GuardValues | None:
+        """The Python values that the step may read, as they are now; None where one is gone."""
+        return self._guard_set.now()
 
     @staticmethod
     def hyperparameters(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
-        """Values that are no tensors; a tensor's value is read by the kernels."""
+        """Those that are no tensors; kernels read the value of a tensor themselves."""
         return tuple([
             tuple([value if not isinstance(value, Tensor) else None
                    for key, value in group.items() if key != "params"])
@@ -282,7 +287,7 @@ class State:
 
 
 def standing(places: Iterable[Place]) -> list[Tensor]:
-    """What stands there now, where something does."""
+    """The tensors that stand at these places now."""
     return [tensor for place in places if (tensor := place.get()) is not None]
 
 
@@ -291,7 +296,7 @@ def _concerns_gradients(parameter: Tensor) -> bool:
 
 
 def _others(arguments: Sequence[Any], base: State) -> list[Any]:
-    """Those that the base has not, each in its place."""
+    """The arguments, with None in place of those that the base has."""
     return [None if known is argument else argument
             for argument, known in zip(arguments, base._arguments, strict=True)]
 
@@ -304,4 +309,4 @@ def _is_pinned(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.is_pinned()
 
 
-NO_STATE = State()  # of what uses nothing beside its arguments
+NO_STATE = State()  # of a step that uses nothing besides its arguments

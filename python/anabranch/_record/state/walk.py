@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be reached from a callable: tensors, modules, optimizers, and the objects on the way.
 
-Everything is named by the keys that lead to it, its *path*, so that what stands in a thing's place
-later is known for what it is. Closures, globals that the code names, methods, partials, containers
+Each thing is named by its *path*, the keys that lead to it. A later walk finds by the same path
+what stands in its place then. Closures, globals that the code names, methods, partials, containers
 and objects are walked. Objects among a module's attributes, classes, modules of Python and objects
-of big libraries may lead to all that a program has; there it goes only where it is told to,
-*farther*.
+of big libraries may lead to everything that a program has. Into these the walk goes only along
+paths that it is given, *farther*.
 
 Threads: as the objects found. Failure: none; what cannot be walked is left out.
 """
@@ -39,43 +39,47 @@ _CACHE = type(functools.cache(int))
 
 
 class Walk:
-    """Everything that the roots lead to, each thing once, in the order of the walk; and then what
-    ``arguments`` lead to, in whose places others may stand later. ``farther`` has paths that the
-    walk goes though it would not by itself, each with those that lead there. Of things whose ids
-    are ``known`` to lead somewhere there are only further places. ``numbers`` is shown what it
-    meets."""
+    """Everything that some objects lead to, each thing once, in the order of the walk.
+
+    Args:
+        roots: walked first.
+        arguments: walked then; later calls may give others in their places.
+        farther: paths that the walk follows though it would not by itself; all beginnings of such
+            a path are in it, too.
+        known: ids of things that an earlier walk has found. Only further places of these are noted.
+        collector: is shown all objects that the walk meets, and finds the guards on their values.
+    """
 
     def __init__(self, roots: Iterable[Any], arguments: Sequence[Any] = (),
                  farther: Container[Path] = (), known: Iterable[int] = (),
-                 numbers: GuardCollector | None = None) -> None:
+                 collector: GuardCollector | None = None) -> None:
         self.tensors: list[Found] = []
         self.more_places: dict[int, list[Place]] = {}  # of a tensor, by its id
         self.generators: list[torch.Generator] = []
         self.modules: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        # Objects that lead to any of these, and where they stood; none of them in a tuple, and no
-        # modules in modules.
+        # Objects that lead to any of these, and where they stand. What stands in a tuple is left
+        # out, since it cannot be replaced, and so are modules in modules.
         self.ways: list[tuple[Place, Any]] = []
-        # What a step may have read in all of them beside what they lead to. Where it is equal for
-        # another walk, each object may be given for that which stood in its place. Of a walk that
-        # shows numbers what it meets: by the names in code it is told what may be read.
+        # The fingerprints of these objects, by path. If those of another walk are equal, a
+        # recording serves the objects of both. Made only with a collector, which knows names.
         self.fingerprint: list[tuple[Path, Any]] = []
-        # Objects that were looked into, whether they lead anywhere or not, by their paths.
+        # All objects that were looked into, by their paths, also those that lead to nothing.
         self.entered: dict[Path, tuple[Place, Any]] = {}
         # Their containers and attributes, and the way to each.
         self.holders: list[tuple[Any, Path]] = []
-        self._farther, self._numbers = farther, numbers
-        # And the fingerprint, if it is not the usual one.
+        self._farther, self._collector = farther, collector
+        # Path and object, and a fingerprint if it is not the usual one.
         self._fingerprinted: list[tuple[Path, Any, Any]] = []
         self._finds = 0  # how often the walk has met something, known or not
-        self._leads = dict.fromkeys(known, True)  # by the ids of what was walked
+        self._leads = dict.fromkeys(known, True)  # by id, whether it leads to anything
         self._keep: list[Any] = []  # what these ids belong to
         self._look_into(tuple(roots), (), 0)
         if arguments:
             self._look_into(list(arguments), (ARGUMENT,), 0)
-        if numbers is not None:
-            numbers.follow_names()
-            fingerprinter = Fingerprinter(self._leads, numbers.may_be_read)
+        if collector is not None:
+            collector.follow_names()
+            fingerprinter = Fingerprinter(self._leads, collector.may_be_read)
             self.fingerprint = [(path, known or fingerprinter.of(thing, path[0] == ARGUMENT))
                                 for path, thing, known in self._fingerprinted]
         del self._finds, self._leads, self._keep, self._fingerprinted
@@ -105,8 +109,8 @@ class Walk:
             return
         if not isinstance(place.holder, tuple):
             self.entered[place.path] = place, value
-            if self._numbers is not None:
-                self._numbers.add_stand(*place, value)
+            if self._collector is not None:
+                self._collector.add_stand(*place, value)
         if id(value) not in self._leads:
             before = self._finds
             self._mark(value)
@@ -117,7 +121,7 @@ class Walk:
             self._add_way(place, value)
 
     def _mark(self, thing: Any) -> None:
-        """As walked; until that has ended it is taken to lead somewhere."""
+        """Notes that it is being walked. Until that has ended it counts as leading somewhere."""
         self._leads[id(thing)] = True
         self._keep.append(thing)
 
@@ -135,30 +139,30 @@ class Walk:
             self._finds += 1
             self.generators.append(thing)
         elif isinstance(thing, (dict, list, tuple)):
-            if self._numbers is not None and not isinstance(thing, tuple):
-                self._numbers.add_container(thing, path)
+            if self._collector is not None and not isinstance(thing, tuple):
+                self._collector.add_container(thing, path)
             self._look_into(thing, path, depth)
         else:
             if isinstance(thing, types.FunctionType):
                 self.holders.append((Variables(thing), path))
             elif may_enter(thing):
                 self.holders.append((attributes_of(thing), path))
-            if self._numbers is not None:
-                self._add_numbers(thing, path)
+            if self._collector is not None:
+                self._collect(thing, path)
             for name, holder, key in _parts(thing):
                 self._look(Place(holder, key, (*path, name)), depth)
             self._look_farther(thing, path, depth)
 
-    def _add_numbers(self, thing: Any, path: Path) -> None:
-        assert self._numbers is not None
+    def _collect(self, thing: Any, path: Path) -> None:
+        assert self._collector is not None
         if isinstance(thing, types.FunctionType):
-            self._numbers.add_function(thing, path)
+            self._collector.add_function(thing, path)
         elif may_enter(thing):
-            self._numbers.add_object(thing, attributes_of(thing), path)
+            self._collector.add_object(thing, attributes_of(thing), path)
 
     def _look_farther(self, thing: Any, path: Path, depth: int) -> None:
-        """Into a module of Python, a class, the classes of an object, what functools.cache keeps,
-        or an object of a library, such as torch's GradScaler."""
+        """Follows ``farther`` into a module of Python, a class, the classes of an object, what
+        functools.cache keeps, or an object of a library, such as torch's GradScaler."""
         if not self._farther:
             return
         if isinstance(thing, types.ModuleType):
@@ -166,11 +170,11 @@ class Walk:
             return
         if isinstance(thing, _CACHE):
             for value in _kept_by(thing):
-                name = f"cached {id(value)}"  # nothing else tells them that lasts
+                name = f"cached {id(value)}"  # values of a cache have no other name that lasts
                 if (*path, name) in self._farther:
                     self._look(Place((value,), 0, (*path, name)), depth)
         if _is_of_library(thing):
-            self._look_at_some(vars(thing), path, depth)  # what it binds is its library's matter
+            self._look_at_some(vars(thing), path, depth)  # no holder: only its library binds there
         kinds = thing.__mro__ if isinstance(thing, type) else type(thing).__mro__
         for kind in kinds:
             self._look_at_variables(OfClass(kind), kind.__module__,
@@ -182,7 +186,7 @@ class Walk:
             self.holders.append((holder, path))
 
     def _look_at_some(self, holder: MutableMapping[str, Any], path: Path, depth: int) -> bool:
-        """Whether there is any on the way."""
+        """Whether ``farther`` leads through this holder."""
         names = [name for name in list(holder) if (*path, name) in self._farther] \
             if path in self._farther else []
         for name in names:
@@ -218,11 +222,11 @@ class Walk:
                 self._fingerprinted.append(((*path, name, key), child, None))
 
     def _look_into_attributes(self, module: nn.Module, path: Path, depth: int) -> None:
-        """Into containers alone, a cache of keys and values: of objects a module may name anything,
-        its trainer and all data."""
+        """Looks into containers only, such as a cache of keys and values. A module's attributes may
+        name any objects, its trainer and all data."""
         attributes, depth = vars(module), max(depth, _DEEPEST - 3)
-        if self._numbers is not None:
-            self._numbers.add_object(module, attributes, path)
+        if self._collector is not None:
+            self._collector.add_object(module, attributes, path)
         for key, value in list(attributes.items()):
             is_filled = isinstance(value, (dict, list, tuple)) and value
             if key not in OF_MODULES and (is_filled or (
@@ -259,7 +263,7 @@ class Walk:
 
 
 def _parts(thing: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """What one looks at inside a callable or an object: a name for it, holder and key."""
+    """The parts of a callable or an object that the walk looks at: name, holder and key."""
     if isinstance(thing, functools.partial):
         yield from numbered((thing.func, *thing.args, *thing.keywords.values()))
     elif isinstance(thing, types.MethodType):
@@ -284,6 +288,7 @@ def _kept_by(cache: Any) -> Iterator[Any]:
 
 
 def _is_of_library(thing: Any) -> bool:
-    """Whether it is an object that one does not look into by itself, and could."""
+    """Whether it is an object of a library: it has attributes, and the walk enters it only along
+    ``farther``."""
     return not isinstance(thing, (type, types.FunctionType, nn.Module)) \
         and isinstance(getattr(thing, "__dict__", None), dict) and not may_enter(thing)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of a recorded step looks at before it is launched: does what stood there still stand
-there?
+"""What a call of a recorded step looks at before it is launched: does the same object still stand
+at each place?
 
-A watch list has holders and keys. *Fixed* are the things whose replacement means another state:
-objects on the way to the step's tensors, and those on the way to guarded values. *Movable* are the
+A watch list has holders and keys. *Fixed* things are objects on the way to the step's tensors or to
+guarded values; if one of them is replaced, the state is another one. *Movable* things are the
 tensors themselves, whose addresses are arguments of a launch. All are looked up in one pass.
 
 Threads: any, once it is made; lists are not changed while they are used. Failure: None where
-something is gone or another thing stands there.
+something is gone or another object stands there.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Lookup = tuple[Any, Any]  # holder and key
 
 
 class WatchList:
-    """Children of modules, and the values of mappings in their order, are compared whole: they are
-    many, and a lookup of each would take twice as long."""
+    """Children of modules, and the values of mappings in their order, are compared as whole lists:
+    they are many, and looking up each one would take twice as long."""
 
     def __init__(self, fixed: Iterable[tuple[Lookup, Any]] = (),
                  modules: Iterable[nn.Module] = (), mappings: Iterable[Mapping[Any, Any]] = (),
@@ -39,7 +39,8 @@ class WatchList:
         self._sort()
 
     def _sort(self) -> None:
-        """Into items of dictionaries and the like, and cells of closures, the fixed ones first."""
+        """Separates items of dictionaries and the like from cells of closures, the fixed ones first
+        in both."""
         found = [(*_where(lookup), thing) for lookup, thing in self._fixed]
         items = [(holder, key, thing) for holder, key, thing in found if key is not _CELL]
         cells = [(holder, thing) for holder, key, thing in found if key is _CELL]
@@ -55,7 +56,7 @@ class WatchList:
 
     def joined(self, fixed: Iterable[tuple[Lookup, Any]] = (),
                movable: Iterable[Lookup] = ()) -> WatchList:
-        """The same, and more."""
+        """This list and more."""
         made = WatchList()
         made._fixed = [*self._fixed, *fixed]
         made._movable = [*self._movable, *movable]
@@ -65,8 +66,8 @@ class WatchList:
         return made
 
     def look(self) -> list[Any] | None:
-        """What stands at the movable places now; None unless all that is fixed stands where it
-        stood."""
+        """What stands at the movable places now; None unless everything fixed still stands in its
+        place."""
         things, cell_things = self._things, self._cell_things
         try:
             items = [holder[key] for holder, key in self._items]
@@ -107,7 +108,8 @@ _CELL = object()  # in the place of a key
 
 
 def _where(lookup: Lookup) -> tuple[Any, Any]:
-    """Of variables of functions the cells and globals behind them, which need no call of Python."""
+    """For variables of a function, the cell or the globals that hold them: looking these up calls
+    no Python code."""
     holder, key = lookup
     if not isinstance(holder, Variables):
         return lookup

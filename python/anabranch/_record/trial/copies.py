@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of a GPU's memory, so that a step can be run again from where it was: on the GPU where
-they fit into the room that is granted, else in the host's memory, through a few pinned buffers.
+"""Copies of a GPU's memory, so that a step can run again from the same state. They are made on the
+GPU where they fit into the bytes granted there, and else in the host's memory, through a few pinned
+buffers.
 
-The host's memory is pageable, since to pin as much as a large model's state takes many seconds.
-Threads: one at a time. Failure: Short where neither has the room; nothing is held then.
+The host's memory is pageable, since pinning as much as a large model's state takes many seconds.
+Threads: one at a time. Failure: Short where neither has enough memory; nothing is held then.
 """
 
 from __future__ import annotations
@@ -188,9 +189,9 @@ def _move_behind(event: torch.cuda.Event, to: Tensor, source: Tensor) -> None:
     move_bytes(to, source)
 
 
-def room_on_device(device: int) -> int:
-    """How much of the GPU copies may take: what is small beside what torch has there already, or
-    beside any GPU, and a quarter of what is free at most."""
+def grantable_bytes(device: int) -> int:
+    """How much of the GPU's memory copies may take: a 64th of what torch has reserved there, at
+    least 32 MiB, and at most a quarter of what is free."""
     reserved = torch.cuda.memory_reserved(device)
     return min(max(_SMALL_BYTES, reserved // _SMALL_SHARE), free_bytes(device) // 4)
 

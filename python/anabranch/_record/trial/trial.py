@@ -40,7 +40,7 @@ from anabranch._record.tensors import (
     whole_bytes,
 )
 from anabranch._record.trial.checksums import checksums, forget_places
-from anabranch._record.trial.copies import Copies, room_on_device
+from anabranch._record.trial.copies import Copies, grantable_bytes
 from anabranch._record.trial.old_gradients import OldGradients
 from anabranch._record.trial.run import Moment, Run
 from anabranch._record.trial.values import Values, form_of
@@ -110,12 +110,12 @@ class Trial:
                  on_callers_stream: bool = False) -> None:
         self._step, self._state, self._foreseen = step, state, foreseen
         self._on_callers_stream = on_callers_stream
-        room = room_on_device(step.device)
+        granted = grantable_bytes(step.device)
         given = size_of(bytes_of(step.tensors, step.units))
-        may_let_go = given > room and not foreseen.needs_gradients
+        may_let_go = given > granted and not foreseen.needs_gradients
         self._old = OldGradients(step if may_let_go else None)
         self._given = _given_memory(step, state, self._old.numbers)
-        is_little = size_of([one.memory for one in self._given]) <= room
+        is_little = size_of([one.memory for one in self._given]) <= granted
         of_optimizers = _of_optimizers(step)
         for one in self._given:
             one.is_saved = is_little or one.memory.numel() <= _SMALL_BYTES \
@@ -124,7 +124,7 @@ class Trial:
                        for tensor in one.members)
             one.members = []
         _wait_for_copies(self._memory)
-        self._copies = Copies(self._saved, room)
+        self._copies = Copies(self._saved, granted)
         read = [one for one in self._given if not one.is_saved]
         self._read_sums = dict(zip([one.number for one in read],
                                    checksums([one.memory for one in read]), strict=True))

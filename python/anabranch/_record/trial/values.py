@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anabranch._record.trial.copies import Copies, room_on_device
+from anabranch._record.trial.copies import Copies, grantable_bytes
 from anabranch._record.trial.run import Run
 
 
@@ -25,7 +25,7 @@ class Values:
         tensors = [run.tensors[name] for name in self._names]
         self._forms = [run.sums[name][0] for name in self._names]
         self._kinds = [kind_of(name, run.tensors[name]) for name in self._names]
-        self._copies = Copies(tensors, room_on_device(device))
+        self._copies = Copies(tensors, grantable_bytes(device))
 
     def distances(self, run: Run) -> dict[str, float]:
         """How far another run is from this by these names, but for what is the same bit for bit:
