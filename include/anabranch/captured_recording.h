@@ -9,7 +9,8 @@
 // Threads:   any; several may record one step at once.
 // Failure:   a Status with the reason: captures that differ, work that cannot be re-pointed,
 //            streams of the step's own that race.
-// Edges:     what both captures agree on is frozen: sizes, numbers, memory that is in no block.
+// Edges:     what the captures agree on is frozen: sizes, numbers, memory that is in no block.
+//            Numbers that a third capture was made with other ones of are arguments too.
 //            Arrays of addresses that a step brings to the device through pinned memory are part of
 //            the recording; other pinned memory is read at each launch.
 #pragma once
@@ -55,9 +56,26 @@ struct CaptureSlot {
   std::uint64_t alignment = 0;  // that a launch's address must have
 };
 
+// A third capture of the step, made with other numbers than the first two: what in the parameters
+// of its kernels differs from theirs follows these numbers. It must be the same work otherwise,
+// with as many blocks, at addresses that the first capture has not had.
+struct CaptureNumbers {
+  const CaptureSnapshot* capture = nullptr;
+  std::span<const std::uint64_t> addresses;  // of the blocks there, in their order
+};
+
+// Bytes of a kernel's parameters that follow numbers; one for all places where they were the same
+// in both captures. Which numbers, and how, is for the caller to know: a float in four bytes, a
+// double in eight, two floats beside one another. A launch gives its lowest `size_bytes`.
+struct CaptureNumber {
+  std::uint32_t size_bytes = 0;  // 1 to 8
+  std::uint64_t first = 0;       // in the first capture
+  std::uint64_t other = 0;       // in that with other numbers
+};
+
 struct CaptureCounts {
   std::uint32_t nodes = 0;
-  std::uint32_t sites = 0;  // places that hold an address
+  std::uint32_t sites = 0;  // places that hold an address, or a number that is followed
   // Words that differ between the captures and are no address: what compilers leave between the
   // members of a struct, or numbers that are others in every run.
   std::uint32_t unsure = 0;
@@ -103,8 +121,9 @@ struct CaptureOptions {
   bool mapped_memory = false;
 };
 
-// The recording of a captured step. As a Recording it has a slot for each of slots(), and then one
-// for each of parts().
+// The recording of a captured step. As a Recording it has a slot for each of slots(), then one for
+// each of parts(), and then one for each of numbers(), which Binding::number() makes the binding
+// of.
 class CapturedRecording {
  public:
   ANABRANCH_API operator Recording() const;
@@ -114,6 +133,7 @@ class CapturedRecording {
   // in fresh ones: 32 MiB or more each, and 64 at most, so that an allocator has room for them in
   // the holes that it has.
   ANABRANCH_API std::vector<std::uint64_t> parts() const;
+  ANABRANCH_API std::vector<CaptureNumber> numbers() const;
   ANABRANCH_API CaptureCounts counts() const;
 
  private:
@@ -131,7 +151,8 @@ class CapturedStep {
                                                      const CaptureSnapshot& first,
                                                      const CaptureSnapshot& second,
                                                      std::span<const CaptureBlock> blocks,
-                                                     const CaptureNotes* notes = nullptr);
+                                                     const CaptureNotes* notes = nullptr,
+                                                     const CaptureNumbers* numbers = nullptr);
   // Words that differ between the captures and are no address: see CaptureOptions::accept_unsure.
   ANABRANCH_API std::uint32_t unsure() const;
   ANABRANCH_API Result<CapturedRecording> record(const CaptureOptions& options = {}) const;

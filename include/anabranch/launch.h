@@ -10,8 +10,10 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 #include "anabranch/captured_recording.h"
@@ -25,6 +27,16 @@ namespace anabranch {
 struct Binding {
   void* data = nullptr;  // on CUDA an address on the device
   std::uint64_t size_bytes = 0;
+
+  // For a number of a captured step: its bytes in `data`, not their address. bfloat16 and half are
+  // their bits, an std::uint16_t.
+  template <typename Number>
+  static Binding number(Number value) {
+    static_assert(std::is_arithmetic_v<Number> && sizeof(Number) <= sizeof(std::uint64_t));
+    std::uint64_t word = 0;
+    std::memcpy(&word, &value, sizeof value);
+    return {reinterpret_cast<void*>(word), sizeof value};
+  }
 };
 
 namespace cuda {

@@ -72,12 +72,12 @@ ANABRANCH_INLINED Wrong take_each(std::size_t count, const std::uint64_t* given,
     __builtin_prefetch(next + i, 1);
     std::memcpy(to + i, &here, sizeof here);
     place |= here & (rule & SourceRule::kMask);
-    any |= here;
+    any |= here & Lanes(rule != 0);
   }
   for (; i < count; ++i) {
     to[i] = given[i];
     wrong.place |= given[i] & rules[i].mask();
-    wrong.order |= given[i];
+    if (rules[i].bytes() != 0) wrong.order |= given[i];
   }
   wrong.place |= any_of(place);
   wrong.order |= any_of(any);

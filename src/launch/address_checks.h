@@ -5,7 +5,8 @@
 // Threads:   pure.
 // Failure:   none.
 // Edges:     addresses and the ends of what is there lie in the lower half of the numbers, so that
-//            the top bit of a difference says which of two is the greater; others are wrong.
+//            the top bit of a difference says which of two is the greater; others are wrong. Where
+//            there are no bytes, any word is right in take_in_order().
 #pragma once
 
 #include <cstdint>

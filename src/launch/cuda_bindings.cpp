@@ -184,8 +184,9 @@ Result<Moved> take_bindings(const CudaRecording& recording,
                             std::span<const std::uint64_t> addresses, LaunchMemory& memory,
                             SinceLaunch* since) {
   if (addresses.size() != recording.source_rules().size()) {
-    return bad(fmt::format("{} addresses for {} slots and {} arena parts", addresses.size(),
-                           recording.slots().size(), recording.part_bytes().size()));
+    return bad(fmt::format("{} addresses for {} slots, {} arena parts and {} numbers",
+                           addresses.size(), recording.slots().size(),
+                           recording.part_bytes().size(), recording.numbers().size()));
   }
   const bool is_told = since && since->memory == &memory && since->number == memory.launches;
   ++memory.launches;

@@ -23,7 +23,7 @@ struct Moved {
 };
 
 // `addresses`: one for each slot, then one for each part of the arena, of its bytes and aligned to
-// kPartAlignment.
+// kPartAlignment, then the word of each number.
 //
 // Checks what moved and takes it into the memory: places aligned as they were captured, and no two
 // that share bytes, since those would be written in an order that the capture has not seen.

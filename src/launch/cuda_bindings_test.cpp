@@ -152,7 +152,8 @@ TEST_P(CudaBindingsTest, EverySourceNeedsAnAddress) {
     const auto taken = take(Addresses(count, 512));
     ASSERT_FALSE(taken.ok());
     EXPECT_EQ(taken.error().message(),
-              fmt::format("launch: {} addresses for 24 slots and 3 arena parts. [E0402]", count));
+              fmt::format("launch: {} addresses for 24 slots, 3 arena parts and 0 numbers. [E0402]",
+                          count));
   }
 }
 

@@ -414,7 +414,7 @@ TEST_P(CudaLaunchTest, WrongBindingsAreRefusedAndQueueNothing) {
     return memory;
   };
   const std::size_t launches = count_of("cuGraphLaunch");
-  refused({good[0]}, "1 addresses for 2 slots and 2 arena parts");
+  refused({good[0]}, "1 addresses for 2 slots, 2 arena parts and 0 numbers");
   refused(with(1, good[1] + 8), "slot 1");
   refused(with(3, 0), "arena part 1 is at 0x0");
   refused(with(2, good[2] + 256), "aligned to 512");

@@ -20,13 +20,22 @@ constexpr std::size_t kOnStack = 256;
 Status check_sizes(const CudaRecording& graph, std::span<const Binding> bindings) {
   const auto rules = graph.source_rules();
   const std::size_t slots = graph.slots().size();
+  const std::size_t memory = rules.size() - graph.numbers().size();
   if (bindings.size() != rules.size()) {
     return Status(StatusCode::kBadBinding,
-                  fmt::format("launch: {} bindings were given, the recording has {} slots and {} "
-                              "arena parts. Pass one for each of slots(), in that order.",
-                              bindings.size(), slots, rules.size() - slots));
+                  fmt::format("launch: {} bindings were given, the recording has {} slots, {} "
+                              "arena parts and {} numbers. Pass one for each, in that order.",
+                              bindings.size(), slots, memory - slots, graph.numbers().size()));
   }
-  for (std::size_t i = 0; i < rules.size(); ++i) {
+  for (std::size_t i = memory; i < rules.size(); ++i) {
+    const std::uint32_t bytes = graph.numbers()[i - memory].bytes;
+    if (bindings[i].size_bytes == bytes) continue;
+    return Status(StatusCode::kBadBinding,
+                  fmt::format("launch: number {} takes {} bytes, and {} were given. Pass a number "
+                              "of the type that the kernel takes (Binding::number).",
+                              i - memory, bytes, bindings[i].size_bytes));
+  }
+  for (std::size_t i = 0; i < memory; ++i) {
     if (bindings[i].size_bytes >= rules[i].bytes()) continue;
     const std::string what =
         i < slots ? fmt::format("slot {}", i) : fmt::format("arena part {}", i - slots);

@@ -18,10 +18,14 @@ std::vector<RecordingSlot> Recording::slots() const {
     const cuda::CudaRecording& graph = step_->graph();
     const std::span<const cuda::CudaSlot> given = graph.slots();
     const std::span<const cuda::SourceRule> rules = graph.source_rules();
-    for (std::size_t i = 0; i < rules.size(); ++i) {
+    const std::size_t memory = rules.size() - graph.numbers().size();
+    for (std::size_t i = 0; i < memory; ++i) {
       slots.push_back({i < given.size() ? fmt::format("block {}", given[i].allocation)
                                         : fmt::format("arena part {}", i - given.size()),
                        rules[i].bytes(), rules[i].mask() + 1});
+    }
+    for (std::size_t i = 0; i < graph.numbers().size(); ++i) {
+      slots.push_back({fmt::format("number {}", i), graph.numbers()[i].bytes, 1});
     }
     return slots;
   }

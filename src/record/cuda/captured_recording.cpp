@@ -146,7 +146,8 @@ std::vector<CaptureMention> CaptureSnapshot::mentions(std::span<const CaptureRan
 Result<CapturedStep> CapturedStep::discover(const Device& device, const CaptureSnapshot& first,
                                             const CaptureSnapshot& second,
                                             std::span<const CaptureBlock> blocks,
-                                            const CaptureNotes* with) {
+                                            const CaptureNotes* with,
+                                            const CaptureNumbers* numbers) {
   const auto gpu = gpu_of(device);
   if (!gpu.ok()) return gpu.error();
   const auto& on = *gpu;
@@ -159,15 +160,28 @@ Result<CapturedStep> CapturedStep::discover(const Device& device, const CaptureS
     in_second.push_back({block.second_address, block.size_bytes});
     kinds.push_back(kind_of(block));
   }
+  if (numbers && numbers->addresses.size() != blocks.size()) {
+    return Status(StatusCode::kCapturesDiffer,
+                  fmt::format("record: {} addresses of blocks in the capture with other numbers, "
+                              "and {} blocks. Pass one for each.",
+                              numbers->addresses.size(), blocks.size()));
+  }
+  std::vector<cuda::CaptureAllocation> in_third;
+  for (std::size_t i = 0; numbers && i < blocks.size(); ++i) {
+    in_third.push_back({numbers->addresses[i], blocks[i].size_bytes});
+  }
   const auto notes = notes_of(with);
   const auto capture_of = [&](const CaptureSnapshot& of,
                               std::span<const cuda::CaptureAllocation> allocations, bool is_noted) {
     return cuda::Capture{cuda::graph_of(of.graph()), allocations, &Inside::image(of),
                          is_noted ? &*notes : nullptr};
   };
+  const auto third =
+      numbers ? std::optional(capture_of(*numbers->capture, in_third, false)) : std::nullopt;
   auto found = cuda::discover(on->driver(), capture_of(first, in_first, with && !with->of_second),
                               capture_of(second, in_second, with && with->of_second), kinds,
-                              {on->device_code(), on->why_tensor_maps_are_opaque()});
+                              {on->device_code(), on->why_tensor_maps_are_opaque()},
+                              third ? &*third : nullptr);
   if (!found.ok()) return found.error();
   auto kept = std::make_shared<const cuda::Discovery>(*std::move(found));
   return CapturedStep(on, kept_with(on, std::move(kept)));
@@ -200,6 +214,14 @@ std::vector<CaptureSlot> CapturedRecording::slots() const {
 }
 
 std::vector<std::uint64_t> CapturedRecording::parts() const { return step_->graph().part_bytes(); }
+
+std::vector<CaptureNumber> CapturedRecording::numbers() const {
+  std::vector<CaptureNumber> numbers;
+  for (const cuda::CudaNumber& number : step_->graph().numbers()) {
+    numbers.push_back({number.bytes, number.first, number.other});
+  }
+  return numbers;
+}
 
 CaptureCounts CapturedRecording::counts() const {
   const auto read = [](const std::atomic<std::uint64_t>& count) {

@@ -14,6 +14,7 @@
 #include "record/cuda/rewrite/transfer_kernels.h"
 #include "record/cuda/sites/host_copies.h"
 #include "record/cuda/sites/node_accesses.h"
+#include "record/cuda/sites/number_words.h"
 #include "record/cuda/sites/sites.h"
 
 namespace anabranch::cuda {
@@ -47,6 +48,25 @@ Result<FoundSites> find_addresses(const Images& images, const UnitTable& units,
     if (Status apart = check_tables(*image, found->tables); !apart.ok()) return apart;
   }
   return found;
+}
+
+// Words that follow numbers, of which the third capture has others.
+Result<std::vector<ParamWord>> find_numbers_of(const Driver& driver, const Capture& first,
+                                               const Capture& of_others, const FoundSites& found,
+                                               std::size_t nodes,
+                                               const std::string& why_opaque_maps) {
+  auto images = read_images(driver, first, of_others);
+  if (!images.ok()) return images.error();
+  const auto units = UnitTable::make(first.allocations, of_others.allocations);
+  if (!units.ok()) return units.error();
+  auto other = find_addresses(*images, *units, why_opaque_maps);
+  if (!other.ok()) return other.error();
+  if (images->first.nodes.size() != nodes) {
+    return Status(StatusCode::kCapturesDiffer,
+                  "record: numbers change in a child graph in which no address does. They are not "
+                  "followed: each is recorded by itself.");
+  }
+  return find_numbers(found, *other);
 }
 
 // What nodes do in the capture that has notes, or else in the first. It is refused if it races.
@@ -88,17 +108,26 @@ StepCounts count_step(const Discovery& discovery, std::uint32_t lanes) {
 }  // namespace
 
 Result<Discovery> discover(const Driver& driver, const Capture& first, const Capture& second,
-                           std::span<const UnitKind> kinds, const DiscoverOptions& options) {
+                           std::span<const UnitKind> kinds, const DiscoverOptions& options,
+                           const Capture* of_others) {
   auto images = read_images(driver, first, second);
   if (!images.ok()) return images.error();
   const auto units = UnitTable::make(first.allocations, second.allocations);
   if (!units.ok()) return units.error();
   auto found = find_addresses(*images, *units, options.why_opaque_maps);
   if (!found.ok()) return found.error();
+  std::vector<ParamWord> numbers;
+  if (of_others) {
+    auto words = find_numbers_of(driver, first, *of_others, *found, images->first.nodes.size(),
+                                 options.why_opaque_maps);
+    if (!words.ok()) return words.error();
+    numbers = *std::move(words);
+  }
   auto accesses = find_and_check_accesses(*images, first, second, *units, *found);
   if (!accesses.ok()) return accesses.error();
   Discovery made;
-  made.step = {std::move(images->first), std::move(accesses->facts), std::move(accesses->sites)};
+  made.step = {std::move(images->first), std::move(accesses->facts), std::move(accesses->sites),
+               std::move(numbers)};
   if (Status told = find_host_copies(driver, found->tables, made.step); !told.ok()) return told;
   auto tables = replace_nodes(driver, options.device_code, found->tables, made.step);
   if (!tables.ok()) return tables.error();
@@ -108,7 +137,7 @@ Result<Discovery> discover(const Driver& driver, const Capture& first, const Cap
   made.kinds = kinds_of_units(*accesses, kinds);
   made.slots = find_slots(*accesses, made.kinds, made.step.sites);
   made.units = std::move(accesses->units);
-  made.unsure = found->unsure;
+  made.unsure = static_cast<std::uint32_t>(found->unsure.size());
   made.first_unsure = std::move(found->first_unsure);
   return made;
 }
@@ -131,6 +160,7 @@ Result<std::shared_ptr<CudaRecording>> make_recording(const Driver& driver,
                           discovery.kinds, discovery.slots,  placement->rules};
   if (Status apart = check_places(ordered, placed, discovery.tables); !apart.ok()) return apart;
   RecordingParts parts;
+  parts.numbers = place_numbers(step.numbers, *placement);
   parts.original = discovery.original;
   parts.repointing = make_repointing(std::move(ordered), step.facts, order, *placement);
   parts.slots = discovery.slots;

@@ -64,9 +64,11 @@ struct Discovery {
 };
 
 // `kinds` says of each allocation what it is; an address that was given is a slot even where the
-// capture's allocator gave it out again.
+// capture's allocator gave it out again. `of_others`: a third capture, made with other numbers than
+// these two, at addresses of its own; words that follow numbers may then change between launches.
 Result<Discovery> discover(const Driver& driver, const Capture& first, const Capture& second,
-                           std::span<const UnitKind> kinds, const DiscoverOptions& options = {});
+                           std::span<const UnitKind> kinds, const DiscoverOptions& options = {},
+                           const Capture* of_others = nullptr);
 
 // Refused where words are unsure and these are not accepted, and where two units would share bytes
 // and nothing orders them (check_places.h).

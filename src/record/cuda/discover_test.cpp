@@ -10,6 +10,7 @@ namespace anabranch::cuda {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::kBytes;
 
 class DiscoverTest : public testing::CudaStepTest {
  protected:
@@ -85,6 +86,28 @@ TEST_F(UnsureStepTest, WordsThatDifferAreCountedAndRefusedWhereTheyAreNotAccepte
   const auto accepted = make_recording(*d, *found, {.accept_unsure = true});
   ASSERT_TRUE(accepted.ok()) << accepted.error().message();
   EXPECT_EQ((*accepted)->step_counts().unsure, 1u);
+}
+
+// A child graph at addresses that never move stays one node, unless numbers in it change.
+TEST_F(DiscoverTest, NumbersInAChildGraphInWhichNoAddressMovesAreRefused) {
+  const CuDevicePtr fixed = allocate(kBytes);
+  Captured third = capture();
+  std::uint32_t count = 1;
+  for (Captured* captured : {&captures[0], &captures[1], &third}) {
+    if (captured == &third) count = 2;
+    EXPECT_CU(d->cuStreamBeginCapture(work_stream, CuCaptureMode::kThreadLocal));
+    EXPECT_CU(add_one(work_stream, fixed, fixed, count));
+    const CuGraph inside = end_capture(work_stream);
+    CuGraphNode node = nullptr;
+    EXPECT_CU(d->cuGraphAddChildGraphNode(&node, captured->graph, nullptr, 0, inside));
+    EXPECT_CU(d->cuGraphDestroy(inside));
+  }
+  const Capture of_others{third.graph, third.memory};
+  const auto refused = discover(*d, {captures[0].graph, captures[0].memory},
+                                {captures[1].graph, captures[1].memory}, kinds, {}, &of_others);
+  EXPECT_CU(d->cuGraphDestroy(third.graph));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.error().message(), HasSubstr("child graph"));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 #include "record/cuda/arena/placement.h"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "record/cuda/arena/arena_parts.h"
 
@@ -98,6 +100,24 @@ Result<Placement> place_units(const GraphImage& image, std::span<const Site> sit
     placement.sites.push_back({site.node, site.operand, site.offset, source, site.shift + offset});
   }
   return placement;
+}
+
+std::vector<CudaNumber> place_numbers(std::span<const ParamWord> words, Placement& placement) {
+  const auto first_source = static_cast<std::uint32_t>(placement.rules.size());
+  std::vector<CudaNumber> numbers;
+  std::map<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>, std::uint32_t> known;
+  for (const ParamWord& word : words) {
+    const auto next = static_cast<std::uint32_t>(numbers.size());
+    const auto [at, is_new] = known.try_emplace({word.bytes, word.first, word.second}, next);
+    if (is_new) {
+      numbers.push_back({word.bytes, word.first, word.second});
+      placement.rules.emplace_back(0, 0);
+    }
+    placement.sites.push_back(
+        {word.node, Operand::kParam, word.offset, first_source + at->second, 0, word.bytes});
+  }
+  std::ranges::stable_sort(placement.sites, {}, &PlacedSite::node);
+  return numbers;
 }
 
 }  // namespace anabranch::cuda

@@ -36,7 +36,7 @@ struct Placement {
   ArenaLayout arena;                      // as it was planned, before it was cut
   std::vector<SourceRule> rules;          // by source
   std::vector<std::uint32_t> with_bytes;  // sources that have any
-  std::vector<PlacedSite> sites;          // in the order of the step's
+  std::vector<PlacedSite> sites;          // in the order of the step's; sorted by node
 };
 
 // `image` has the edges of the order in which launches run. Each part of the arena spans so many
@@ -45,5 +45,9 @@ Result<Placement> place_units(const GraphImage& image, std::span<const Site> sit
                               std::span<const Unit> units, std::span<const UnitKind> kinds,
                               std::span<const CudaSlot> slots, std::span<const TableWrite> tables,
                               std::uint64_t least_part_bytes);
+
+// Adds sources for numbers, one for all words that were the same in both captures that tell them,
+// and their sites. Answers them in the order of their sources.
+std::vector<CudaNumber> place_numbers(std::span<const ParamWord> words, Placement& placement);
 
 }  // namespace anabranch::cuda

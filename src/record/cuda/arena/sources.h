@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sources: what a launch gives an address each. The slots come first, and after them the parts of
-// the arena.
-// Ownership: values.
-// Threads:   values.
-// Failure:   none.
-// Edges:     a source without bytes may have any address.
+// Sources: what a launch gives a word each. The slots come first, after them the parts of the
+// arena, which are given addresses, and after these the numbers. Ownership: values. Threads:
+// values. Failure:   none. Edges:     a source without bytes may have any address; a number is one,
+// whose word is any.
 #pragma once
 
 #include <cassert>
@@ -21,6 +19,14 @@ struct CudaSlot {
   std::uint32_t allocation = 0;  // the last of those that are the unit
   std::uint64_t bytes = 0;
   std::uint64_t alignment = 0;  // what both captures had, 512 at most
+};
+
+// A word that a launch gives: `bytes` of a kernel's parameters, the lowest of the word. What it was
+// in the first capture, and in the one with other numbers.
+struct CudaNumber {
+  std::uint32_t bytes = 0;
+  std::uint64_t first = 0, other = 0;
+  bool operator==(const CudaNumber&) const = default;
 };
 
 // What a launch may give a source: memory of so many bytes, at an address without certain bits. One
@@ -43,13 +49,16 @@ class SourceRule {
 static_assert(sizeof(SourceRule) == sizeof(std::uint64_t));
 
 // Where a node holds an address that a launch gives: that of a source, and so many bytes more. They
-// contain where a temporary lies in its part of the arena, or in the slot that lends it bytes.
+// contain where a temporary lies in its part of the arena, or in the slot that lends it bytes. Or
+// the lowest bytes of a number.
 struct PlacedSite {
   std::uint32_t node = 0;
   Operand operand = Operand::kParam;
   std::uint32_t offset = 0;
   std::uint32_t source = 0;
   std::uint64_t shift = 0;
+  std::uint32_t bytes = kAddressBytes;  // that it has
+  static constexpr std::uint32_t kAddressBytes = sizeof(std::uint64_t);
   bool operator==(const PlacedSite&) const = default;
 };
 

@@ -170,16 +170,21 @@ Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> add
     const Status written = write_table(addresses);
     return written.ok() ? set : Result<std::uint32_t>(written);
   }
-  for_each_difference(addresses, addresses_, [&](std::size_t source) {
+  const auto note = [&](std::size_t source) {
     note_moved(static_cast<std::uint32_t>(source), addresses[source]);
     return true;
-  });
+  };
+  if (are_known_) {
+    for_each_difference(addresses, addresses_, note);
+  } else {
+    for (std::size_t source = 0; source < addresses.size(); ++source) note(source);
+  }
   return set_moved();
 }
 
 Result<std::uint32_t> CudaExec::set_addresses(std::span<const std::uint64_t> addresses,
                                               std::span<const std::uint32_t> sources) {
-  assert(!tables_);
+  assert(!tables_ && are_known_);
   if (Status noted = note_reallocated(addresses); !noted.ok()) return noted;
   note_moved(addresses, sources);
   return set_moved();
@@ -219,11 +224,8 @@ Result<std::uint32_t> CudaExec::set_moved() {
   }
   const auto count = static_cast<std::uint32_t>(moved_.size());
   moved_.clear();
-  if (!failed.ok()) {
-    std::fill(addresses_.begin(), addresses_.end(), kUnset);
-    return failed;
-  }
-  return count;
+  are_known_ = failed.ok();
+  return failed.ok() ? count : Result<std::uint32_t>(failed);
 }
 
 std::span<const std::uint32_t> CudaExec::nodes_of(std::uint32_t source) const noexcept {
@@ -272,7 +274,8 @@ Result<bool> CudaExec::may_be_reallocated(Resident& resident, std::uint64_t addr
 void CudaExec::note_moved(std::span<const std::uint64_t> addresses,
                           std::span<const std::uint32_t> sources) {
   for (const std::uint32_t source : sources) {
-    if (addresses[source] != addresses_[source]) note_moved(source, addresses[source]);
+    const bool moved = !are_known_ || addresses[source] != addresses_[source];
+    if (moved) note_moved(source, addresses[source]);
   }
 }
 
@@ -289,6 +292,7 @@ void CudaExec::mark_moved(std::uint32_t node) {
 
 std::uint32_t CudaExec::count_moved(std::span<const std::uint64_t> addresses,
                                     std::uint32_t limit) const noexcept {
+  if (!are_known_) return static_cast<std::uint32_t>(repointing_.nodes.size());
   std::uint32_t moved = 0;
   for_each_difference(addresses, addresses_, [&](std::size_t source) {
     moved += repointing_.first_node[source + 1] - repointing_.first_node[source];
@@ -304,7 +308,7 @@ void CudaExec::write_sites(std::uint32_t number) {
     const PlacedSite& site = repointing_.sites[i];
     const std::uint64_t address = addresses_[site.source] + site.shift;
     if (site.operand == Operand::kParam) {
-      std::memcpy(node.kernel.params.data() + site.offset, &address, sizeof address);
+      std::memcpy(node.kernel.params.data() + site.offset, &address, site.bytes);
     } else if (node.type == CuNodeType::kMemset) {
       node.fill.dst = address;
     } else if (site.operand == Operand::kSource) {

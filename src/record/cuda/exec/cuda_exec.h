@@ -2,8 +2,8 @@
 // One executable graph of a recording, and what its nodes hold.
 // Ownership: owns its graph, executable and tables; borrows what it was made from (Repointing).
 // Threads:   leased one launch at a time; all but try_lease() belongs to the lessee.
-// Failure:   a Status of a driver call. After a failed set_addresses() all addresses count as
-//            unknown, and the next launch sets every node.
+// Failure:   a Status of a driver call. After a failed set_addresses() no word counts as known, and
+//            the next launch sets every node.
 // Edges:     the first launch sets all nodes, whatever addresses the captures had.
 #pragma once
 
@@ -119,6 +119,7 @@ class CudaExec {
   Status set_kernel(std::uint32_t node);
   // `updated`: what all else comes behind; null where device code sets no node.
   Status prepare_updates(const DeviceCode::Updater& updater, bool in_two, CuGraphNode* updated);
+  bool has_narrow_site(std::uint32_t node) const;
   Status make_updatable(std::uint32_t node, std::vector<SiteUpdate>& updates);
   Status allocate_tables(const std::vector<SiteUpdate>& updates);
   Status add_repoint(const DeviceCode::Updater& updater, CuDevicePtr host_tables,
@@ -136,6 +137,7 @@ class CudaExec {
   CuGraphExec exec_ = nullptr;
   std::vector<NodeImage> nodes_;          // handles in our graph, operands as the nodes hold them
   std::vector<std::uint64_t> addresses_;  // by source; in an updating one of those watched alone
+  bool are_known_ = false;                // whether nodes hold these; else a launch sets all
   std::vector<std::uint32_t> moved_;      // nodes to set
   std::vector<bool> is_moved_;
   LaunchRoom room_;  // scratch

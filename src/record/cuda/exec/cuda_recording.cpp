@@ -104,7 +104,8 @@ Status CudaRecording::make_executables() {
 
 std::vector<std::uint64_t> CudaRecording::part_bytes() const {
   std::vector<std::uint64_t> bytes;
-  for (const SourceRule& part : source_rules().subspan(slots().size())) {
+  const std::size_t parts = source_rules().size() - slots().size() - numbers().size();
+  for (const SourceRule& part : source_rules().subspan(slots().size(), parts)) {
     bytes.push_back(part.bytes());
   }
   return bytes;

@@ -5,7 +5,7 @@
 // Threads:   make() for the current context. Executables are leased one launch at a time; the rest
 //            is immutable.
 // Failure:   make() is a Status and leaves nothing behind.
-// Edges:     what two captures agree on is frozen: sizes, numbers, memory that belongs to no unit.
+// Edges:     what the captures agree on is frozen: sizes, numbers, memory that belongs to no unit.
 #pragma once
 
 #include <atomic>
@@ -77,6 +77,7 @@ struct RecordingParts {
   CuGraph original = nullptr;  // the captured graph; its nodes are those of the image
   Repointing repointing;
   std::vector<CudaSlot> slots;
+  std::vector<CudaNumber> numbers;
   // As it was planned, before it was cut; a launch gives memory for the parts. What fresh units
   // lend is not in it.
   ArenaLayout arena;
@@ -93,6 +94,8 @@ class CudaRecording {
   std::span<const CudaSlot> slots() const { return parts_.slots; }
   const ArenaLayout& arena() const { return parts_.arena; }
   std::vector<std::uint64_t> part_bytes() const;
+  // By source, from the last of the parts on.
+  std::span<const CudaNumber> numbers() const { return parts_.numbers; }
   std::span<const SourceRule> source_rules() const { return parts_.rules; }
   // Nodes that name a source.
   std::uint32_t node_count(std::size_t source) const {

@@ -74,6 +74,7 @@ class TableReplacer {
     step_.image.nodes = std::move(nodes_);
     step_.facts = std::move(facts_);
     step_.sites = std::move(sites_);
+    for (ParamWord& number : step_.numbers) number.node = first_[number.node];
     number_edges();
     return std::move(writes_);
   }

@@ -13,9 +13,10 @@ namespace {
 
 constexpr std::uint32_t kWord = sizeof(std::uint64_t);
 
-std::uint64_t word_at(const std::vector<std::byte>& bytes, std::uint32_t offset) {
+std::uint64_t word_at(const std::vector<std::byte>& bytes, std::uint32_t offset,
+                      std::uint32_t size = kWord) {
   std::uint64_t word = 0;
-  std::memcpy(&word, bytes.data() + offset, kWord);
+  std::memcpy(&word, bytes.data() + offset, size);
   return word;
 }
 
@@ -55,16 +56,15 @@ class SiteFinder {
       const std::size_t before = found_.sites.size();
       std::uint32_t at = 0;
       for (; at + kWord <= field.bytes; at += kWord) {
-        const std::uint32_t offset = field.offset + at;
-        if (Status word = search_word(Operand::kParam, offset, word_at(a.params, offset),
-                                      word_at(b.params, offset));
-            !word.ok()) {
-          doubt(std::move(word));
+        const ParamWord word = param_word(a, b, field.offset + at, kWord);
+        if (Status hit = search_word(Operand::kParam, word.offset, word.first, word.second);
+            !hit.ok()) {
+          doubt(word, std::move(hit));
         }
       }
-      const std::uint32_t rest = field.offset + at;
-      if (std::memcmp(a.params.data() + rest, b.params.data() + rest, field.bytes - at) != 0) {
-        doubt(refuse(Operand::kParam, rest, "bytes too few for an address"));
+      const ParamWord rest = param_word(a, b, field.offset + at, field.bytes - at);
+      if (rest.first != rest.second) {
+        doubt(rest, refuse(Operand::kParam, rest.offset, "bytes too few for an address"));
       }
       if (found_.sites.size() != before && field.bytes >= sizeof(CuTensorMap) &&
           !why_opaque_maps_.empty()) {
@@ -83,8 +83,15 @@ class SiteFinder {
                     describe_node(first_, node_), why_opaque_maps_));
   }
 
-  void doubt(Status what) {
-    if (found_.unsure++ == 0) found_.first_unsure = std::move(what);
+  ParamWord param_word(const KernelImage& a, const KernelImage& b, std::uint32_t offset,
+                       std::uint32_t bytes) const {
+    return {node_, offset, bytes, word_at(a.params, offset, bytes),
+            word_at(b.params, offset, bytes)};
+  }
+
+  void doubt(const ParamWord& word, Status what) {
+    if (found_.unsure.empty()) found_.first_unsure = std::move(what);
+    found_.unsure.push_back(word);
   }
 
   // Memory that is the same and holds the same is read at each launch, as a graph would.

@@ -35,13 +35,23 @@ struct FoundSite {
   bool operator==(const FoundSite&) const = default;
 };
 
-// What find_sites() found. `unsure`: bytes of a kernel's parameters that differ and are no address.
-// They are either what compilers leave between the members of a struct, and behind the used part of
-// an array in it, or numbers that are others in every run. Looking does not tell which.
+// Bytes of a kernel's parameters, a word of eight or what is left of a parameter, that differ
+// between two captures and are no address. The values are the lowest of their bytes.
+struct ParamWord {
+  std::uint32_t node = 0;
+  std::uint32_t offset = 0;
+  std::uint32_t bytes = 0;
+  std::uint64_t first = 0, second = 0;
+  bool operator==(const ParamWord&) const = default;
+};
+
+// What find_sites() found. `unsure`: words that differ and are no address. They are either what
+// compilers leave between the members of a struct, and behind the used part of an array in it, or
+// numbers that are others in every run. Looking does not tell which.
 struct FoundSites {
-  std::vector<FoundSite> sites;  // sorted by node, then by offset
-  std::uint32_t unsure = 0;
-  Status first_unsure;  // kCapturesDiffer, by name
+  std::vector<FoundSite> sites;   // sorted by node, then by offset
+  std::vector<ParamWord> unsure;  // likewise
+  Status first_unsure;            // kCapturesDiffer, by name
   // Copies that belong to the step with the bytes they copy, such as an array of addresses: each
   // capture had its own, in pinned memory of its own or in the same one after the other.
   std::vector<std::uint32_t> tables;

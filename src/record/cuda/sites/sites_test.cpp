@@ -28,14 +28,14 @@ std::vector<FoundSite> sites_of(const GraphImage& first, const GraphImage& secon
   auto found = find_sites(first, second, two_units());
   EXPECT_TRUE(found.ok()) << (found.ok() ? "" : found.error().message());
   if (!found.ok()) return {};
-  EXPECT_EQ(found->unsure, 0u) << found->first_unsure.message();
+  EXPECT_EQ(found->unsure.size(), 0u) << found->first_unsure.message();
   return found->sites;
 }
 
 std::string doubt(const GraphImage& first, const GraphImage& second) {
   const auto found = find_sites(first, second, two_units());
   EXPECT_TRUE(found.ok());
-  EXPECT_EQ(found->unsure, 1u);
+  EXPECT_EQ(found->unsure.size(), 1u);
   return found->first_unsure.message();
 }
 
@@ -62,7 +62,7 @@ TEST(Sites, ANumberBesideHalfAnAddressIsNoSite) {
       const auto found = find_sites(image_of({kernel("k", {a, first})}),
                                     image_of({kernel("k", {b, second})}), *units);
       ASSERT_TRUE(found.ok());
-      EXPECT_EQ(found->unsure, 1u);
+      EXPECT_EQ(found->unsure.size(), 1u);
       EXPECT_THAT(found->sites, ElementsAre(FoundSite{0, Operand::kParam, 8, 0, 0}));
     }
   }
