@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "record/cuda/discover.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "record/cuda/arena/check_places.h"
@@ -50,10 +51,17 @@ Result<FoundSites> find_addresses(const Images& images, const UnitTable& units,
   return found;
 }
 
-// Words that follow numbers, of which the third capture has others.
+// Whether the same children were opened in two images of one capture.
+bool have_same_nodes(const GraphImage& a, const GraphImage& b) {
+  return std::ranges::equal(a.nodes, b.nodes, [](const NodeImage& one, const NodeImage& other) {
+    return one.handle == other.handle && one.child_of == other.child_of;
+  });
+}
+
+// Words that follow numbers, of which the third capture has others. `image` is the first's.
 Result<std::vector<ParamWord>> find_numbers_of(const Driver& driver, const Capture& first,
                                                const Capture& of_others, const FoundSites& found,
-                                               std::size_t nodes,
+                                               const GraphImage& image,
                                                const std::string& why_opaque_maps) {
   auto images = read_images(driver, first, of_others);
   if (!images.ok()) return images.error();
@@ -61,7 +69,7 @@ Result<std::vector<ParamWord>> find_numbers_of(const Driver& driver, const Captu
   if (!units.ok()) return units.error();
   auto other = find_addresses(*images, *units, why_opaque_maps);
   if (!other.ok()) return other.error();
-  if (images->first.nodes.size() != nodes) {
+  if (!have_same_nodes(images->first, image)) {
     return Status(StatusCode::kCapturesDiffer,
                   "record: numbers change in a child graph in which no address does. They are not "
                   "followed: each is recorded by itself.");
@@ -118,8 +126,8 @@ Result<Discovery> discover(const Driver& driver, const Capture& first, const Cap
   if (!found.ok()) return found.error();
   std::vector<ParamWord> numbers;
   if (of_others) {
-    auto words = find_numbers_of(driver, first, *of_others, *found, images->first.nodes.size(),
-                                 options.why_opaque_maps);
+    auto words =
+        find_numbers_of(driver, first, *of_others, *found, images->first, options.why_opaque_maps);
     if (!words.ok()) return words.error();
     numbers = *std::move(words);
   }

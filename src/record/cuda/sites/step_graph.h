@@ -57,9 +57,9 @@ inline bool may_share(const Site& a, const Site& b) {
 
 struct StepGraph {
   GraphImage image;
-  std::vector<NodeFacts> facts;    // by node
-  std::vector<Site> sites;         // sorted by node
-  std::vector<ParamWord> numbers;  // that may change between launches; sorted by node
+  std::vector<NodeFacts> facts;      // by node
+  std::vector<Site> sites;           // sorted by node
+  std::vector<ParamWord> numbers{};  // that may change between launches; sorted by node
 };
 
 }  // namespace anabranch::cuda
