@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
 }
 
 _RECORD_BELOW = {"refusals", "tensors"}
-_RECORD_STAGES = _RECORD_BELOW | {"memory", "state", "capture", "launch", "trial"}
+_RECORD_STAGES = _RECORD_BELOW | {"memory", "state", "numbers", "capture", "launch", "trial"}
 _COMPILE_GRAPHS = {"groups", "asked", "graph", "layouts", "program", "threads", "regions", "views"}
 # The same inside of a room.
 INSIDE: dict[str, dict[str, set[str]]] = {
@@ -44,8 +44,9 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "warn": set(),
         "memory": {"refusals"},
         "state": _RECORD_BELOW,
-        "capture": _RECORD_BELOW | {"memory"},
-        "launch": _RECORD_BELOW | {"memory", "capture"},
+        "numbers": {"refusals"},
+        "capture": _RECORD_BELOW | {"memory", "numbers"},
+        "launch": _RECORD_BELOW | {"memory", "numbers", "capture"},
         "trial": _RECORD_STAGES,
         "report": _RECORD_STAGES,
         "rendezvous": _RECORD_STAGES,
@@ -54,10 +55,11 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "ready_calls": _RECORD_STAGES | {"specialization"},
         "admission": {"report", "specialization"},
         "attempt": _RECORD_STAGES | {"report", "rendezvous", "specialization"},
-        "recorder": _RECORD_STAGES | {"report", "signature", "specialization", "admission", "ready_calls",
+        "following": _RECORD_STAGES,
+        "recorder": _RECORD_STAGES | {"following", "report", "signature", "specialization", "admission", "ready_calls",
                                       "attempt", "warn"},
         "recorded_graph": _RECORD_STAGES | {"report", "signature", "recorder"},
-        "recorded_callable": _RECORD_STAGES | {"report", "signature", "ready_calls", "recorder", "warn"},
+        "recorded_callable": _RECORD_STAGES | {"following", "report", "signature", "ready_calls", "recorder", "warn"},
         "record": {"recorded_callable"},
     },
     "_compile": {

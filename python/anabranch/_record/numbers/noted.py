@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floats that note what is computed from them, so that a launch can compute it for other values.
+
+A number that a step uses reaches its kernels through arithmetic in Python: ``1 - lr * decay``,
+``-lr / (1 - beta ** t)``. While a step is captured, its numbers are Noted floats: each operator
+answers the value that a float would, and adds to a trace how it was made. Evaluating the trace with
+another value does the same operations, in Python's own arithmetic, and so gives the same bits.
+
+What cannot be followed shows in two ways. Functions of C (``math.sqrt``) answer plain floats, so
+that what is made of these is in no trace. And a look at a value that may lead another way, a
+comparison or a truth value, is noted: ``Trace.looked_at``.
+
+Threads: a trace belongs to one capture. Failure: those of float's own operators.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+Operand = int | float  # an int is the number of an entry of the trace
+_Operator = Callable[..., Any]
+
+
+class Entry(NamedTuple):
+    """How a value was made: by an operator of ``operands``; a number of the step by none."""
+
+    operator: _Operator | None
+    operands: tuple[Any, ...]
+    value: float
+
+    def is_made_as(self, other: Entry) -> bool:
+        return self.operator is other.operator and self.operands == other.operands
+
+
+class Constant(NamedTuple):
+    """An operand that is no entry of the trace."""
+
+    value: float | int
+
+
+class Trace:
+    """``entries`` begin with the numbers of the step, in their order. Once it is closed, numbers
+    that somebody has kept are floats like any other."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.looked_at: set[int] = set()  # entries on whose value something may depend
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def number(self, value: float) -> Noted:
+        """The next number of the step. To be called before the step runs."""
+        return self._add(Entry(None, (), value))
+
+    def _add(self, entry: Entry) -> Noted:
+        self.entries.append(entry)
+        return Noted(entry.value, self, len(self.entries) - 1)
+
+    def add(self, made_by: _Operator, operands: Sequence[Any], value: float) -> Noted:
+        found = tuple(operand.index if isinstance(operand, Noted) and operand.trace is self
+                      else Constant(operand) for operand in operands)
+        return self._add(Entry(made_by, found, value))
+
+
+class Noted(float):
+    """Entry ``index`` of a trace. Copies and pickles are plain floats."""
+
+    __slots__ = ("index", "trace")
+
+    def __new__(cls, value: float, trace: Trace, index: int) -> Noted:
+        made = super().__new__(cls, value)
+        made.trace, made.index = trace, index
+        return made
+
+    trace: Trace
+    index: int
+
+    def __reduce__(self) -> Any:
+        return float, (float.__float__(self),)
+
+    def __copy__(self) -> float:
+        return float.__float__(self)
+
+    def __deepcopy__(self, memo: Any) -> float:
+        return float.__float__(self)
+
+    __hash__ = float.__hash__  # __eq__ is looked at when a set or a dictionary finds one alike
+
+
+def _lifted(name: str) -> Callable[..., Any]:
+    """float's operator of this name, which notes what it has made."""
+    plain = getattr(float, name)
+    is_swapped = name.startswith("__r") and name not in ("__round__",)
+    made_by = getattr(operator, name.replace("__r", "__") if is_swapped else name)
+
+    def method(self: Noted, *others: Any) -> Any:
+        value = plain(self, *others)
+        if type(value) is not float or self.trace.is_closed:
+            return value  # also NotImplemented, or complex
+        return self.trace.add(made_by, (*others, self) if is_swapped else (self, *others), value)
+
+    return method
+
+
+def _looking(name: str) -> Callable[..., Any]:
+    """float's method of this name, which notes that somebody has looked."""
+    plain = getattr(float, name)
+
+    def method(self: Noted, *others: Any) -> Any:
+        if not self.trace.is_closed:
+            self.trace.looked_at.add(self.index)
+        return plain(self, *others)
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow"):
+    setattr(Noted, f"__{_name}__", _lifted(f"__{_name}__"))
+    setattr(Noted, f"__r{_name}__", _lifted(f"__r{_name}__"))
+for _name in ("__neg__", "__pos__", "__abs__"):
+    setattr(Noted, _name, _lifted(_name))
+for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__", "__int__",
+              "__trunc__", "__round__", "__floor__", "__ceil__", "__floordiv__", "__rfloordiv__",
+              "__mod__", "__rmod__", "__divmod__", "__rdivmod__", "is_integer", "hex",
+              "as_integer_ratio", "__str__", "__repr__", "__format__"):
+    setattr(Noted, _name, _looking(_name))
+
+
+def evaluate(entries: Sequence[Entry], values: Sequence[float]) -> list[float]:
+    """What all entries are where the step's numbers have these values; ArithmeticError where an
+    operator raises, as it would in the step."""
+    found: list[float] = []
+    for entry in entries:
+        if entry.operator is None:
+            found.append(values[len(found)])
+        else:
+            found.append(entry.operator(*(
+                operand.value if isinstance(operand, Constant) else found[operand]
+                for operand in entry.operands)))
+    return found

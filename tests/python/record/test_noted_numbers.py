@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that note what is computed from them, and how words of kernels follow them."""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+import pickle
+import random
+import struct
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anabranch._record.numbers.formulas import Formulas, Unexplained, Word
+from anabranch._record.numbers.noted import Trace, evaluate
+from anabranch._record.numbers.step_numbers import StepNumbers
+
+pytestmark = pytest.mark.oldest
+
+
+def double(value):
+    return struct.unpack("<Q", struct.pack("<d", value))[0]
+
+
+def single(value):
+    return struct.unpack("<I", struct.pack("<f", value))[0]
+
+
+def both(compute, first, other):
+    """The traces of two captures, and what each computes."""
+    traces = Trace(), Trace()
+    found = [compute(*map(trace.number, values))
+             for trace, values in zip(traces, (first, other), strict=True)]
+    return traces, found
+
+
+def formulas(compute, first, other, encode=double, size=8):
+    """Of words that hold what ``compute`` answers."""
+    traces, (mine, theirs) = both(compute, first, other)
+    words = [Word(size, encode(a), encode(b)) for a, b in zip(mine, theirs, strict=True)]
+    return Formulas(*traces, words)
+
+
+# ---- noting
+
+
+def test_arithmetic_is_that_of_floats_and_can_be_done_again_with_other_values():
+    def compute(a, b):
+        return [1 - a * b, -a / (1 - b ** 3), 2.0 ** a, abs(a - b), +a, a - 1, 3 / b, b + a + 1]
+
+    numbers = random.Random(3)
+    for _ in range(50):
+        first, other = ([numbers.uniform(0.1, 2), numbers.uniform(0.1, 0.9)] for _ in range(2))
+        trace = Trace()
+        found = compute(*map(trace.number, first))
+        assert found == compute(*first)
+        again = evaluate(trace.entries, other)
+        assert [again[value.index] for value in found] == compute(*other)
+
+
+def test_what_a_value_decides_is_noted():
+    for look in (lambda x: x > 0, lambda x: x == 1, bool, int, round, lambda x: x // 2,
+                 lambda x: f"{x}", math.floor, lambda x: {0.5: 1}.get(x)):
+        trace = Trace()
+        look(trace.number(0.5))
+        assert trace.looked_at == {0}, look
+    trace = Trace()
+    _ = -trace.number(0.5) * 2
+    assert not trace.looked_at
+
+
+def test_a_number_that_is_kept_is_a_float_like_any_other():
+    trace = Trace()
+    number = trace.number(0.25)
+    assert isinstance(number, float) and hash(number) == hash(0.25)
+    for other in (copy.copy(number), copy.deepcopy([number])[0], pickle.loads(pickle.dumps(number))):
+        assert type(other) is float and other == 0.25
+    trace.close()
+    assert type(number + 1) is float and number < 1 and f"{number:.1f}" == "0.2"
+    assert len(trace.entries) == 1 and not trace.looked_at
+
+
+# ---- words
+
+
+def test_words_that_are_computed_are_explained_and_follow_bit_for_bit():
+    def compute(a, b):
+        return [a, -a, 1 - a * b, a / (1 - b ** 7), 1 - b]
+
+    made = formulas(compute, (0.1, 0.83), (0.23, 0.7))
+    narrow = formulas(compute, (0.1, 0.83), (0.23, 0.7), single, 4)
+    for a, b in ((0.3, 0.7), (1e-9, 0.999), (5.0, 0.5)):
+        assert made.words((a, b)) == list(map(double, compute(a, b)))
+        assert narrow.words((a, b)) == list(map(single, compute(a, b)))
+
+
+def test_a_word_may_hold_two_floats_or_one_beside_something_else():
+    trace, other = Trace(), Trace()
+    trace.number(0.5), other.number(0.25)
+    fixed = single(7.0) << 32
+    made = Formulas(trace, other, [
+        Word(8, fixed | single(0.5), fixed | single(0.25)),
+        Word(8, single(-0.5) << 32 | single(0.5), single(-0.25) << 32 | single(0.25))])
+    assert made.words((3.0,)) == [fixed | single(3.0), single(-3.0) << 32 | single(3.0)]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_halves_are_rounded_as_torch_rounds_them(kind):
+    def bits(value):
+        return torch.tensor(value, dtype=torch.float32).to(kind).view(torch.int16).item() & 0xFFFF
+
+    made = formulas(lambda a: [a], (0.1,), (0.7,), bits, 2)
+    for value in (0.3, 1.00390625, 1.01171875, -2.5, 70000.0, -1e30, 1e-8, float("nan")):
+        assert made.words((value,)) == [bits(value)], value
+
+
+def test_what_torch_inverts_or_makes_negative_is_explained():
+    inverse = torch.tensor(1.0) / torch.tensor(0.1), torch.tensor(1.0) / torch.tensor(0.7)
+    trace, other = Trace(), Trace()
+    trace.number(0.1), other.number(0.7)
+    made = Formulas(trace, other, [Word(4, single(inverse[0].item()), single(inverse[1].item()))])
+    assert made.words((0.3,)) == [single((torch.tensor(1.0) / torch.tensor(0.3)).item())]
+
+
+@pytest.mark.parametrize(("compute", "why"), [
+    (lambda a: [math.sqrt(a)], "another way"),
+    (lambda a: [float(a) * 3], "another way"),
+    (lambda a: [a * 2 if a > 0.05 else a], "compares it"),
+    (lambda a: [a * 2] if a < 0.15 else [a * 2 + 1], "something else"),
+])
+def test_what_cannot_be_followed_is_refused(compute, why):
+    with pytest.raises(Unexplained, match=why):
+        formulas(compute, (0.1,), (0.2,))
+
+
+def test_two_explanations_that_may_part_are_none():
+    """Both are the word in both captures, and nothing says which of them it is."""
+    with pytest.raises(Unexplained, match="several"):
+        formulas(lambda a, b: [a], (0.1, 0.1), (0.2, 0.2))
+    with pytest.raises(Unexplained, match="several"):  # alike as floats alone
+        formulas(lambda a: [a + 0.0, a + 1.5e-9][:1], (0.1,), (0.2,), single, 4)
+
+
+def test_a_word_that_an_operator_cannot_compute_is_the_steps_own_error():
+    made = formulas(lambda a: [1 / (a - 1)], (0.1,), (0.2,))
+    with pytest.raises(ZeroDivisionError):
+        made.words((1.0,))
+
+
+def test_numbers_that_are_equal_are_told_apart_in_the_third_capture():
+    numbers = StepNumbers.make([], [({}, i) for i in range(3)], (0.1, 0.1, 0.5), (0.2, 0.2, 0.5))
+    assert len(set(zip(numbers.now, numbers.other, strict=True))) == 3
+    assert all(a != b for a, b in zip(numbers.now, numbers.other, strict=True))
+    with pytest.raises(Unexplained, match="cannot be told apart"):
+        StepNumbers.make([], [({}, i) for i in range(2)], (0.1, 0.1), (0.0, 0.0))
+
+
+def test_numbers_are_in_their_places_during_a_capture_and_back_afterwards():
+    holder, leaves, trace = {"rate": 0.1}, [None, 2.0], Trace()
+    numbers = StepNumbers.make([1], [(holder, "rate")], (2.0, 0.1), (3.0, 0.2))
+    with numbers.noted(leaves, trace, are_other=True):
+        assert leaves[1] == 3.0 and holder["rate"] * leaves[1] == 0.2 * 3.0
+        kept = holder["rate"]
+    assert type(holder["rate"]) is float and holder["rate"] == 0.1
+    assert type(kept + 1) is float and len(trace.entries) == 3
+
+
+# ---- torch's optimizers
+
+
+class Words(TorchDispatchMode):
+    """All Python floats that operators are given, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self._walk([*args, *(kwargs or {}).values()])
+        return func(*args, **(kwargs or {}))
+
+    def _walk(self, thing):
+        if isinstance(thing, (list, tuple)):
+            for part in thing:
+                self._walk(part)
+        elif isinstance(thing, float):
+            self.words.append(float.__float__(thing))
+
+
+OPTIMIZERS = {
+    "SGD": lambda p, **how: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01, **how),
+    "AdamW": lambda p, **how: torch.optim.AdamW(p, 0.1, **how),
+    "Adagrad": lambda p, **how: torch.optim.Adagrad(p, 0.1, lr_decay=0.1, **how),
+    "NAdam": lambda p, **how: torch.optim.NAdam(p, 0.1, **how),
+    "RAdam": lambda p, **how: torch.optim.RAdam(p, 0.1, **how),
+    "RMSprop": lambda p, **how: torch.optim.RMSprop(p, 0.1, **how),
+}
+
+
+def step_words(make, how, values):
+    """What a step's operators are given where the rate and the decay have these values."""
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(4)) for _ in range(2)]
+    optimizer = make(parameters, **how)
+    [group] = optimizer.param_groups
+    for key, value in values.items():
+        group[key] = value
+    for parameter in parameters:
+        parameter.grad = torch.randn(4)
+    with Words() as seen:
+        optimizer.step()
+    return seen.words
+
+
+@pytest.mark.parametrize("how", [{"foreach": False}, {"foreach": True}], ids=["single", "foreach"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_an_optimizer_computes_from_its_rate_is_followed_bit_for_bit(name, how):
+    make, traces = OPTIMIZERS[name], (Trace(), Trace())
+    found = [step_words(make, how, {"lr": trace.number(lr)})
+             for trace, lr in zip(traces, (0.1, 0.0372), strict=True)]
+    plain = step_words(make, how, {"lr": 0.1})
+    assert found[0] == plain
+    moved = [i for i, (a, b) in enumerate(zip(*found, strict=True)) if a != b]
+    assert moved
+    made = Formulas(*traces, [Word(8, double(found[0][i]), double(found[1][i])) for i in moved])
+    for lr in (0.5, 1e-4, 0.123456789):
+        wanted = step_words(make, how, {"lr": lr})
+        assert made.words((lr,)) == [double(wanted[i]) for i in moved]
+    assert operator.eq(*map(len, found))
