@@ -377,11 +377,17 @@ typedef struct AnabranchCaptureOptions {
   uint64_t ahead_bytes;
   uint64_t mapped_memory; /* launches give memory of cuMemMap, not of cuMemAlloc */
 } AnabranchCaptureOptions;
-/* What two captures have in common, to be recorded once or several times; `notes` may be NULL. */
+/* A third capture, made with other numbers; `addresses` of the blocks there, one each. */
+typedef struct AnabranchCaptureNumbers {
+  const AnabranchCaptureSnapshot* capture;
+  const uint64_t* addresses;
+} AnabranchCaptureNumbers;
+/* What two captures have in common, to be recorded once or several times; `notes` and `numbers` may
+ * be NULL. */
 ANABRANCH_C AnabranchCapturedStep* anabranch_captured_step_discover(
     const AnabranchCaptureDevice*, const AnabranchCaptureSnapshot* first,
     const AnabranchCaptureSnapshot* second, const AnabranchCaptureBlock* blocks, size_t count,
-    const AnabranchCaptureNotes* notes);
+    const AnabranchCaptureNotes* notes, const AnabranchCaptureNumbers* numbers);
 ANABRANCH_C void anabranch_captured_step_free(AnabranchCapturedStep*);
 /* Words that differ between the captures and are no address. */
 ANABRANCH_C uint32_t anabranch_captured_step_unsure(const AnabranchCapturedStep*);
@@ -395,7 +401,17 @@ ANABRANCH_C void anabranch_captured_counts(const AnabranchCapturedRecording*,
                                            AnabranchCaptureCounts* out);
 /* Answers how many there are; `out`, their bytes, may be NULL. */
 ANABRANCH_C size_t anabranch_captured_parts(const AnabranchCapturedRecording*, uint64_t* out);
-/* Addresses of the slots, then of the parts; `stream` is a CUstream. */
+/* See CaptureNumber in captured_recording.h. */
+typedef struct AnabranchCaptureNumber {
+  uint64_t size_bytes;
+  uint64_t first;
+  uint64_t other;
+} AnabranchCaptureNumber;
+/* Answers how many there are; `out` may be NULL. */
+ANABRANCH_C size_t anabranch_captured_numbers(const AnabranchCapturedRecording*,
+                                              AnabranchCaptureNumber* out);
+/* Addresses of the slots, then of the parts, then the words of the numbers; `stream` is a CUstream.
+ */
 ANABRANCH_C int32_t anabranch_captured_launch(const AnabranchCapturedRecording*,
                                               const uint64_t* addresses, uint32_t count,
                                               void* stream);

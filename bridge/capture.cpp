@@ -180,16 +180,17 @@ int32_t anabranch_capture_mark(AnabranchCaptureMarks* marks, void* stream, uint6
   });
 }
 
-AnabranchCapturedStep* anabranch_captured_step_discover(const AnabranchCaptureDevice* device,
-                                                        const AnabranchCaptureSnapshot* first,
-                                                        const AnabranchCaptureSnapshot* second,
-                                                        const AnabranchCaptureBlock* blocks,
-                                                        size_t count,
-                                                        const AnabranchCaptureNotes* notes) {
+AnabranchCapturedStep* anabranch_captured_step_discover(
+    const AnabranchCaptureDevice* device, const AnabranchCaptureSnapshot* first,
+    const AnabranchCaptureSnapshot* second, const AnabranchCaptureBlock* blocks, size_t count,
+    const AnabranchCaptureNotes* notes, const AnabranchCaptureNumbers* numbers) {
   return ab::bridge::guard([&] {
+    ab::CaptureNumbers others;
+    if (numbers) others = {&numbers->capture->snapshot, {numbers->addresses, count}};
     const auto discover = [&](const ab::CaptureNotes* with) {
-      return ab::bridge::handle_of<AnabranchCapturedStep>(ab::CapturedStep::discover(
-          device->device, first->snapshot, second->snapshot, blocks_of(blocks, count), with));
+      return ab::bridge::handle_of<AnabranchCapturedStep>(
+          ab::CapturedStep::discover(device->device, first->snapshot, second->snapshot,
+                                     blocks_of(blocks, count), with, numbers ? &others : nullptr));
     };
     if (!notes) return discover(nullptr);
     const auto works = works_of(*notes);
@@ -236,6 +237,17 @@ size_t anabranch_captured_parts(const AnabranchCapturedRecording* recording, uin
     const auto parts = recording->recording.parts();
     if (out) std::copy(parts.begin(), parts.end(), out);
     return parts.size();
+  });
+}
+
+size_t anabranch_captured_numbers(const AnabranchCapturedRecording* recording,
+                                  AnabranchCaptureNumber* out) {
+  return ab::bridge::guard([&]() -> size_t {
+    const auto numbers = recording->recording.numbers();
+    for (size_t i = 0; out && i < numbers.size(); ++i) {
+      out[i] = {numbers[i].size_bytes, numbers[i].first, numbers[i].other};
+    }
+    return numbers.size();
   });
 }
 

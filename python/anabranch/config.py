@@ -81,6 +81,9 @@ class Options:
     max_recording_bytes: int = _option(
         4 << 30, "Bytes that the recordings of one callable may hold between launches, on the GPU, "
         "pinned and by the driver. Those that were used least lately go.", 0, _MOST_BYTES)
+    follow_numbers: bool = _option(
+        False, "Launch recordings with other values of a float that changes between calls, where "
+        "its way into the kernels is known. Off: each value is recorded by itself.")
     guards: bool = _option(
         True, "Compare Python values that a recorded callable's code names with those of its "
         "recording, before each launch. Off: only what `guard=` answers.")
@@ -350,6 +353,7 @@ if TYPE_CHECKING:  # the module's attributes, which _Config answers; a test hold
     bucket_bytes: int
     max_recordings: int
     max_recording_bytes: int
+    follow_numbers: bool
     guards: bool
     native_regions: bool
     delay_seed: int | None

@@ -94,6 +94,18 @@ class CaptureSlot(ctypes.Structure):
     _fields_ = [("block", c_uint64), ("size_bytes", c_uint64), ("alignment", c_uint64)]
 
 
+class CaptureNumbers(ctypes.Structure):
+    """A third capture, made with other numbers, and where the blocks are there."""
+
+    _fields_ = [("capture", c_void_p), ("addresses", POINTER(c_uint64))]
+
+
+class CaptureNumber(ctypes.Structure):
+    """Bytes of kernels' parameters that follow numbers."""
+
+    _fields_ = [("size_bytes", c_uint64), ("first", c_uint64), ("other", c_uint64)]
+
+
 class CaptureCounts(ctypes.Structure):
     """What a recording of captured graphs has, and how it was launched; see capture.h."""
 
@@ -281,13 +293,14 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "capture_marks_free": (None, c_void_p),
     "capture_mark": (c_int32, c_void_p, c_void_p, c_uint64, POINTER(c_uint32)),
     "captured_step_discover": (c_void_p, c_void_p, c_void_p, c_void_p, POINTER(CaptureBlock),
-                               c_size_t, POINTER(CaptureNotes)),
+                               c_size_t, POINTER(CaptureNotes), POINTER(CaptureNumbers)),
     "captured_step_free": (None, c_void_p),
     "captured_step_unsure": (c_uint32, c_void_p),
     "captured_step_record": (c_void_p, c_void_p, POINTER(CaptureOptions)),
     "captured_free": (None, c_void_p),
     "captured_slots": (c_size_t, c_void_p, POINTER(CaptureSlot)),
     "captured_parts": (c_size_t, c_void_p, POINTER(c_uint64)),
+    "captured_numbers": (c_size_t, c_void_p, POINTER(CaptureNumber)),
     "captured_counts": (None, c_void_p, POINTER(CaptureCounts)),
     "captured_launch": (c_int32, c_void_p, POINTER(c_uint64), c_uint32, c_void_p),
 }

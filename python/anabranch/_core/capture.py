@@ -14,6 +14,8 @@ from anabranch._core.abi import (
     CaptureChecksum,
     CaptureCounts,
     CaptureNotes,
+    CaptureNumber,
+    CaptureNumbers,
     CaptureOptions,
     CaptureRange,
     CaptureSlot,
@@ -44,6 +46,15 @@ class Slot(NamedTuple):
     block: int
     size_bytes: int
     alignment: int
+
+
+class Number(NamedTuple):
+    """Bytes of kernels' parameters that follow numbers; see CaptureNumber in
+    captured_recording.h."""
+
+    size_bytes: int
+    first: int
+    other: int
 
 
 class CaptureDevice(Handle):
@@ -176,18 +187,23 @@ class Noted(NamedTuple):
 class CapturedStep(Handle):
     """What two captures of a step have in common: discovered once, recorded as often as need be.
 
-    The second graph may go then, the first one once the last recording has been made.
+    The second graph may go then, the first one once the last recording has been made. ``others``:
+    a third capture, made with other numbers, and the address of each block there.
     """
 
     _free = "captured_step_free"
 
     def __init__(self, device: CaptureDevice, first: CaptureSnapshot, second: CaptureSnapshot,
-                 blocks: Sequence[Block], noted: Noted | None = None) -> None:
+                 blocks: Sequence[Block], noted: Noted | None = None,
+                 others: tuple[CaptureSnapshot, Sequence[int]] | None = None) -> None:
         array = (CaptureBlock * len(blocks))(*[CaptureBlock(*block) for block in blocks])
         notes = None if noted is None else _notes_of(noted)
+        numbers = None if others is None else CaptureNumbers(
+            others[0].handle, (c_uint64 * len(blocks))(*others[1]))
         super().__init__(core.captured_step_discover(
             device.handle, first.handle, second.handle, array, len(blocks),
-            None if notes is None else ctypes.byref(notes)), device)
+            None if notes is None else ctypes.byref(notes),
+            None if numbers is None else ctypes.byref(numbers)), device)
         self.device = device
 
     @property
@@ -229,13 +245,21 @@ class CapturedRecording(Handle):
         return list(array)
 
     @property
+    def numbers(self) -> list[Number]:
+        count = core.captured_numbers(self.handle, None)
+        array = (CaptureNumber * count)()
+        core.captured_numbers(self.handle, array)
+        return [Number(word.size_bytes, word.first, word.other) for word in array]
+
+    @property
     def counts(self) -> CaptureCounts:
         counts = CaptureCounts()
         core.captured_counts(self.handle, ctypes.byref(counts))
         return counts
 
     def launch(self, addresses: bytes, stream: int) -> None:
-        """Queues one launch on ``stream``; addresses of the slots, then of the parts, as words."""
+        """Queues one launch on ``stream``; addresses of the slots, then of the parts, and then the
+        words of the numbers."""
         if launch_captured(self.handle, addresses, len(addresses) // 8, c_void_p(stream)):
             raise last_error()
 

@@ -65,11 +65,12 @@ _CAPTURES_DIFFER = 309
 
 class Attempt:
     """``name`` is the callable's; ``has_lanes`` whether kernels may run side by side;
-    ``saved_from``, ``frees_inputs`` and ``look_farther`` as in Recorder."""
+    ``saved_from``, ``frees_inputs`` and ``look_farther`` as in Recorder. ``recorded``: a recording
+    that there is already, which is compared with the step once more."""
 
     def __init__(self, name: str, spec: Specialization, step: Step, chosen: config.Options, *,
                  takes_gradients: bool, has_lanes: bool, saved_from: int | None,
-                 frees_inputs: bool = False,
+                 frees_inputs: bool = False, recorded: StepRecording | None = None,
                  look_farther: Callable[[Collection[Path]], None]) -> None:
         self._name, self._spec, self._step, self._chosen = name, spec, step, chosen
         self._takes_gradients, self._has_lanes = takes_gradients, has_lanes
@@ -78,6 +79,7 @@ class Attempt:
         # end.
         self._freed_bytes = 0 if not frees_inputs else size_of(
             [tensor for tensor in step.tensors[:step.arguments] if not tensor.requires_grad])
+        self._recorded = recorded
         self._call = step.call
         self._effects = SideEffects(self._call, spec.state, is_first_plain=chosen.verify)
         if spec.state is not NO_STATE:
@@ -96,6 +98,11 @@ class Attempt:
     def mutations(self) -> Any:
         """Where launches have side effects."""
         return self._effects.mutations if self._step.call is self._effects else None
+
+    @property
+    def follows(self) -> bool:
+        """Whether numbers are to change between launches."""
+        return self._step.numbers is not None
 
     @property
     def state_tensors(self) -> Sequence[torch.Tensor]:
@@ -201,6 +208,8 @@ class Attempt:
         try:
             return self._first_launch(made, meter)
         except Untrusted as error:
+            if self._recorded is not None:
+                raise
             self._step = _captured_differently(self._step, error, set())
         made.clear()
         self._trial.rewind()
@@ -209,6 +218,8 @@ class Attempt:
 
     def _make(self, step: Step, meter: Meter) -> list[StepRecording]:
         """Recordings of ``step``. Where it breaks, it is captured differently, see _RETRIES."""
+        if self._recorded is not None:
+            return [self._recorded]
         tried: set[type[Exception]] = set()
         while True:
             try:

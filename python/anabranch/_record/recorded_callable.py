@@ -24,6 +24,7 @@ import torch
 
 from anabranch import _compat, config
 from anabranch._arguments import wrong
+from anabranch._record.following import Following
 from anabranch._record.ready_calls import ReadyCalls
 from anabranch._record.recorder import MISSED, Recorder
 from anabranch._record.report import RecordingReport
@@ -77,6 +78,8 @@ class RecordedCallable(Generic[_P, _R]):
         self._ready = ReadyCalls()
         self._recorder = Recorder(self._call_flat, chosen, _name_of(self._function),
                                   takes_gradients=True, differences=differences,
+                                  following=Following(self._states) if chosen.follow_numbers
+                                  else None,
                                   look_farther=self._states.look_farther)
 
     def precompile(self, *args: _P.args, **kwargs: _P.kwargs) -> RecordingReport:
@@ -144,7 +147,7 @@ class RecordedCallable(Generic[_P, _R]):
         else:
             leaves = [ARGUMENTS_ALONE, *args]
         guarded = self._guarded() if self._guard is not None else None
-        kind = (guarded, *kind_of(leaves)) \
+        kind = (guarded, *kind_of(leaves, self._states.followed)) \
             if not objects or all(map(is_lasting, objects)) else None
         answer: Any = self._recorder.launch_ready(self._ready.by_kind.get(kind, ()), leaves)
         if answer is MISSED:
@@ -176,9 +179,12 @@ class RecordedCallable(Generic[_P, _R]):
                                        and spec.report.reason is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
             state = self._states.find(objects)
+            key = signature_of(leaves, state, guarded)
+            if is_new and self._recorder.follow(key, state):
+                state = self._states.find(objects)
+                key = signature_of(leaves, state, guarded)
             self._ready.keep(self._states.kept())
-            return self._run_and_compare(signature_of(leaves, state, guarded), leaves, state,
-                                         objects)
+            return self._run_and_compare(key, leaves, state, objects)
         answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]), spec)
         if kind is not None and key is not None \
                 and (ready := self._recorder.ready(key, state, key[-1])):

@@ -25,10 +25,12 @@ from anabranch._record.attempt import Attempt
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
+from anabranch._record.following import Following
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks, handed_over, opened
 from anabranch._record.memory.gpu import empty_cache, free_bytes, give_back, is_plentiful
 from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
+from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.ready_calls import ReadyCall
 from anabranch._record.refusals import ON_CPU, Again, Apart, Empty, NotRecordable
 from anabranch._record.report import RecordingReport
@@ -77,13 +79,14 @@ class Recorder:
         frees_inputs: whether plain calls free leaves that require no gradient as they go.
         differences: ``differences(key, keys)`` names in what a signature differs from the nearest
             of others.
+        following: which numbers recordings follow; None: none.
         look_farther: called with paths that walks for a state follow from now on.
     """
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str, *,
                  takes_gradients: bool, call_last: Callable[[list[Any]], Any] | None = None,
                  saved_from: int | None = None, saved: SavedBlocks | None = None,
-                 frees_inputs: bool = False,
+                 frees_inputs: bool = False, following: Following | None = None,
                  differences: Callable[[Any, Sequence[Any]], list[str]] = lambda key, keys: [],
                  look_farther: Callable[[Collection[Path]], None] = lambda ways: None) -> None:
         self.name = name
@@ -96,6 +99,8 @@ class Recorder:
         self._saved_from = saved_from
         self._saved = saved
         self._frees_inputs = frees_inputs
+        self._following = following
+        self._why_not_followed = ""
         self._differences = differences
         self._look_farther = look_farther
         self._beyond: Specialization | None = None  # shared by all signatures beyond max_recordings
@@ -207,7 +212,7 @@ class Recorder:
             elif self.is_full:
                 return self._make_beyond(differs, describe)
             elif told := self._changing.note(differs):
-                warn(f"{self.name}: {told} [E0308]")
+                warn(f"{self.name}: {told}{self._why_not_followed} [E0308]")
             spec = self.specializations[key] = Specialization(describe(), state)
             spec.note(differs=", ".join(differs))
             # The key may hold ids of these, so they are kept alive.
@@ -228,6 +233,19 @@ class Recorder:
     def is_full(self) -> bool:
         """Whether signatures that are not known yet run plainly."""
         return len(self.specializations) >= self._chosen.max_recordings
+
+    def follow(self, key: Any, state: State) -> bool:
+        """Whether numbers are followed from now on that tell this signature from a known one.
+        Nothing that there is has noted what is computed from them, and so it goes."""
+        if self._following is None:
+            return False
+        with self._lock:
+            if key in self.specializations \
+                    or not self._following.begin(key, list(self.specializations), state):
+                return False
+            for known in list(self.specializations):
+                self._retire(known)
+            return True
 
     def rename(self, key: Any, to: Any) -> None:
         """From now on a specialization has another key."""
@@ -285,14 +303,15 @@ class Recorder:
     def _record(self, key: Any, spec: Specialization, leaves: list[Any]) -> Any:
         try:
             step = self._step(spec, leaves)
+        except Unexplained as error:
+            self._follow_no_more(spec, str(error))
+            return self._call_last(leaves)
         except NotRecordable as error:
             self.is_refused = True
             self._refuse(spec, str(error))
             return self._call_last(leaves)
-        attempt = Attempt(self.name, spec, step, self._chosen,
-                          takes_gradients=self._takes_gradients, has_lanes=self._has_lanes,
-                          saved_from=self._saved_from, frees_inputs=self._frees_inputs,
-                          look_farther=self._look_farther)
+        numbers = step.numbers
+        attempt = self._attempt(spec, step)
         del step
         why: Exception | None = None
         try:
@@ -308,12 +327,58 @@ class Recorder:
         spec.shortage, spec.shortage_tries = None, 0
         spec.note(shortage="")
         spec.set_recording(recording, known, mutations)
+        spec.set_numbers(recording.words(numbers.now) if numbers is not None else (),
+                         is_proven=not self._chosen.verify)
         with self._lock:
             for large in self._admission.too_large(key, self.specializations):
                 self._retire(large)
         log.info("%s: %s", self.name, spec.current_report())
         bound = spec.bind(spec.state)
         return _applied(bound, answer) if bound else answer
+
+    def _attempt(self, spec: Specialization, step: Step,
+                 recorded: StepRecording | None = None) -> Attempt:
+        return Attempt(self.name, spec, step, self._chosen, recorded=recorded,
+                       takes_gradients=self._takes_gradients, has_lanes=self._has_lanes,
+                       saved_from=self._saved_from, frees_inputs=self._frees_inputs,
+                       look_farther=self._look_farther)
+
+    def _prove(self, spec: Specialization, leaves: list[Any], state: State) -> Any:
+        """A call with numbers that were not captured: a launch is compared with a plain run before
+        any is trusted with such ones."""
+        with self._alone, self._lock:
+            assert self._following is not None
+            values = self._following.values(leaves, state, spec.follows)
+            if spec.is_retired or spec.recording is None or values is None \
+                    or not _has_words(spec.recording, values):
+                spec.plain_calls += 1
+                return self._call_last(leaves)
+            spec.state = state
+            try:
+                step = self._step(spec, leaves)
+            except NotRecordable as error:
+                self._follow_no_more(spec, str(error))
+                return self._call_last(leaves)
+            numbers = step.numbers
+            assert numbers is not None
+            attempt = self._attempt(spec, step, spec.recording)
+            del step
+            why: Exception | None = None
+            try:
+                answer, _ = attempt.record()
+            except (NotRecordable, Untrusted, NativeError) as error:
+                why = _without_frames(error)
+            if why is not None:
+                attempt.give_back()
+                spec.plain_calls += 1
+                if not isinstance(why, (Short, Apart, Again)):
+                    self._follow_no_more(spec, str(why))
+                return attempt.fall_back(self._call_last, leaves,
+                                         may_repeat=not isinstance(why, Apart))
+            attempt.close()
+            spec.note_proven(spec.recording.words(numbers.now))
+            bound = spec.bind(spec.state)
+            return _applied(bound, answer) if bound else answer
 
     def _judge(self, key: Any, spec: Specialization, attempt: Attempt, why: Exception) -> None:
         """Decides what happens to a signature that was not recorded."""
@@ -332,9 +397,23 @@ class Recorder:
             spec.note(shortage=str(spec.shortage))
         else:
             self.is_refused |= not spec.is_empty
+        if attempt.follows and not isinstance(why, (Short, Apart)):
+            self._follow_no_more(spec, str(why))
+            return
         if self._chosen.strict and not spec.is_empty:
             attempt.rewind()
         self._refuse(spec, f"{spec.shortage or why}{_way_of_captures(spec, why)}")
+
+    def _follow_no_more(self, spec: Specialization, why: str) -> None:
+        """Each value of what this recording was to follow is recorded by itself."""
+        assert self._following is not None
+        places = spec.follows
+        self._following.refuse(places)
+        with self._lock:
+            for known in list(self.specializations):
+                self._retire(known)
+        self._why_not_followed = f". {places} is not followed: {why}"
+        log.info("%s%s", self.name, self._why_not_followed)
 
     def _step(self, spec: Specialization, leaves: list[Any]) -> Step:
         """What is to be captured."""
@@ -362,8 +441,12 @@ class Recorder:
         units = units_apart(tensors, len(spec.arguments))
         objects = state.objects() if state is not NO_STATE else {}
         spec.object_paths = list(objects)
+        numbers = None
+        if self._following is not None and state.followed:
+            spec.follows = self._following.places_in(leaves, state)
+            numbers = self._following.of_step(leaves, state, spec.follows)
         return Step(self._call, leaves, spec.arguments, tensors, units, len(tensors) - own, owners,
-                    device, _capture_stream(device), is_noted=self._has_lanes,
+                    device, _capture_stream(device), is_noted=self._has_lanes, numbers=numbers,
                     is_compiled=not self._takes_gradients, optimizers=state.optimizers,
                     fixed=fixed, objects=list(objects.values()), on_cpu=standing(state.on_cpu))
 
@@ -376,10 +459,29 @@ class Recorder:
             spec = ready.spec
             known = ready.tensors() if not spec.is_retired and not spec.shortage else None
             given = spec.given(leaves, ready.bound, known) if known is not None else None
-            if given is not None:
+            if given is None:
+                continue
+            numbers = self._numbers(spec, leaves, ready.state) if spec.has_numbers else ()
+            if numbers is not None:
                 spec.calls += 1
-                return self._launch_at(spec, leaves, ready.bound, given)
+                return self._launch_at(spec, leaves, ready.bound, given, numbers)
         return MISSED
+
+    def _numbers(self, spec: Specialization, leaves: Sequence[Any],
+                 state: State) -> tuple[float, ...] | None:
+        """What the numbers are that the recording follows; None where it may not be launched with
+        them, or not yet."""
+        if not spec.has_numbers:
+            return ()
+        assert self._following is not None and spec.recording is not None
+        values = self._following.values(leaves, state, spec.follows)
+        if values is None:
+            return None
+        try:
+            words = spec.recording.words(values)
+        except ArithmeticError:
+            return None  # the step raises this, or something else
+        return values if spec.may_be_launched_with(words) else None
 
     def ready(self, key: Any, state: State, guards: Guards) -> ReadyCall | None:
         """What later calls like the one that has just been launched may be launched with."""
@@ -399,10 +501,13 @@ class Recorder:
         if bound is None or given is None:
             self._retire(key)
             return self.run(key, leaves, state, lambda: spec.report.inputs)
-        return self._launch_at(spec, leaves, bound, given)
+        numbers = self._numbers(spec, leaves, state)
+        if numbers is None:
+            return self._prove(spec, leaves, state)
+        return self._launch_at(spec, leaves, bound, given, numbers)
 
     def _launch_at(self, spec: Specialization, leaves: list[Any], bound: BoundState,
-                   given: list[Tensor]) -> Any:
+                   given: list[Tensor], numbers: tuple[float, ...] = ()) -> Any:
         recording = spec.recording
         assert recording is not None
         offsets: Sequence[int] = ()
@@ -420,7 +525,8 @@ class Recorder:
         objects = bound.objects_now() if bound.objects else ()
         short: Short | None = None
         try:
-            answer = recording.launch(given, owners, objects, offsets=offsets, in_blocks=in_blocks)
+            answer = recording.launch(given, owners, objects, offsets=offsets, in_blocks=in_blocks,
+                                      numbers=numbers)
         except torch.OutOfMemoryError:
             short = Short(OF_LAUNCH, recording.launch_bytes, free_bytes(recording.device))
         except NativeError as error:
@@ -428,7 +534,7 @@ class Recorder:
                 raise errors.from_native(error.code, str(error.message)) from None
             if isinstance(leaves, InBlocks):
                 return self._launch_opened(spec, leaves, bound)
-            return self._launch_elsewhere(spec, recording, leaves, bound, given, owners)
+            return self._launch_elsewhere(spec, recording, leaves, bound, given, owners, numbers)
         if short is not None:
             return self._launch_later(spec, short, recording.device, leaves)
         if saved is not None and layout is not None and not in_blocks:
@@ -457,7 +563,8 @@ class Recorder:
         return self._call_last(leaves)
 
     def _launch_elsewhere(self, spec: Specialization, recording: StepRecording, leaves: list[Any],
-                          bound: BoundState, given: list[Tensor], owners: list[Tensor]) -> Any:
+                          bound: BoundState, given: list[Tensor], owners: list[Tensor],
+                          numbers: tuple[float, ...] = ()) -> Any:
         """Launches with copies of arguments whose addresses the kernels do not take, and copies
         them back. Runs plainly where tensors overlap now that did not when the step was
         recorded."""
@@ -469,12 +576,21 @@ class Recorder:
             moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
             with contextlib.suppress(NativeError):
                 answer = _applied(bound, recording.launch(
-                    given, owners, bound.objects_now(), at=moved))
+                    given, owners, bound.objects_now(), at=moved, numbers=numbers))
                 for i, copy in copies.items():
                     given[i].data.copy_(copy)
                 return answer
         spec.plain_calls += 1
         return self._call(leaves)
+
+
+def _has_words(recording: StepRecording, numbers: tuple[float, ...]) -> bool:
+    """Whether the arithmetic that leads to the kernels' words raises nothing."""
+    try:
+        recording.words(numbers)
+    except ArithmeticError:
+        return False
+    return True
 
 
 def _applied(bound: BoundState, answer: Any) -> Any:

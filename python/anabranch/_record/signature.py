@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from anabranch import _compat
 from anabranch._record.state.guards import PLAIN
+from anabranch._record.state.number_places import FOLLOWED, NumberPlaces
 from anabranch._record.state.state import State
 
 # Calls with these alone need no tree of containers to be walked.
@@ -45,10 +46,16 @@ def unpack(thing: Any, leaves: list[Any]) -> Any:
     return None if None in inner else (kind, keys, inner)
 
 
-def kind_of(leaves: Sequence[Any]) -> Any:
+def kind_of(leaves: Sequence[Any], followed: NumberPlaces) -> Any:
     """The part of a signature that comes from the arguments and torch's modes alone. The first leaf
     stands for the containers that the others lie in."""
-    return _compat.modes(), leaves[0], *map(_guard_of, leaves[1:])
+    if not followed.arguments:
+        return _compat.modes(), leaves[0], *map(_guard_of, leaves[1:])
+    told = [_compat.modes(), leaves[0], *map(_guard_of, leaves[1:])]
+    for i in followed.arguments:
+        if i < len(leaves) and type(leaves[i]) is float:
+            told[i + 1] = FOLLOWED
+    return tuple(told)
 
 
 def signature_of(leaves: Sequence[Any], state: State, guarded: Any) -> Any:
@@ -56,6 +63,9 @@ def signature_of(leaves: Sequence[Any], state: State, guarded: Any) -> Any:
     leading = state.leading
     told = tuple(map(_guard_of, leaves)) if not leading else tuple(
         [type(leaf) if id(leaf) in leading else _guard_of(leaf) for leaf in leaves])
+    if state.followed.arguments:
+        told = tuple([(float, FOLLOWED) if i in state.followed.arguments and type(leaf) is float
+                      else one for i, (one, leaf) in enumerate(zip(told, leaves, strict=True))])
     return _compat.modes(), guarded, told, state.number, state.guards()
 
 

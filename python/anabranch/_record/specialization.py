@@ -21,6 +21,7 @@ from anabranch._core.abi import CaptureCounts
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.memory.shortage import Shortage
 from anabranch._record.report import RecordingReport
+from anabranch._record.state.number_places import NO_NUMBERS
 from anabranch._record.state.paths import Path, Place
 from anabranch._record.state.side_effects import BoundMutations, Mutation, bind_mutations
 from anabranch._record.state.state import State
@@ -145,6 +146,27 @@ class Specialization:
         self.wrappers: list[tuple[Lookup, Tensor]] = []  # where those stand
         self.object_paths: list[Path] = []  # of what the step finds, and then of what it answers
         self._bound: weakref.WeakKeyDictionary[State, BoundState] = weakref.WeakKeyDictionary()
+        self.follows = NO_NUMBERS  # that may change between launches
+        self.has_numbers = False  # whether there are any
+        # Words of kernels that follow these: as captured, and which of them have been others in a
+        # launch that was compared.
+        self._captured_words: list[int] = []
+        self._proven: list[bool] = []
+
+    def set_numbers(self, captured: Sequence[int], is_proven: bool) -> None:
+        """The words that follow numbers, as they were captured."""
+        self.has_numbers = bool(self.follows)
+        self._captured_words = list(captured)
+        self._proven = [is_proven] * len(captured)
+
+    def may_be_launched_with(self, words: Sequence[int]) -> bool:
+        """Whether each of them is as captured, or has been another one when it was compared."""
+        return all(map(operator.or_, self._proven, map(operator.eq, words, self._captured_words)))
+
+    def note_proven(self, words: Sequence[int]) -> None:
+        """A launch with these was what a plain run is."""
+        self._proven = list(map(operator.or_, self._proven,
+                                map(operator.ne, words, self._captured_words)))
 
     def set_recording(self, recording: StepRecording, known: Sequence[Tensor],
                       mutations: list[Mutation] | None) -> None:

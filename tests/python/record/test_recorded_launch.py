@@ -100,7 +100,7 @@ def step_of(monkeypatch):
                         gradients={0: Fresh(0, 0, (COUNT,), (1,), torch.float32)}, mutated=[1])
     blocks = [Block(0, 0, 4 * COUNT, True)] * 2 + [Block(0, 0, 4 * COUNT, False)]
     capture = SimpleNamespace(first=captured, second=captured, blocks=blocks,
-                              allocations=[4 * COUNT], noted=None, is_mapped=False)
+                              allocations=[4 * COUNT], noted=None, is_mapped=False, third=None)
     return step, capture
 
 

@@ -42,7 +42,8 @@ def racing(monkeypatch):
     def recorder(**options):
         made = recorder_module.Recorder(call, config.resolve({"verify": False, **options}), "step",
                                         takes_gradients=False)
-        step = SimpleNamespace(device=0, call=call, tensors=[], leaves=[1], is_noted=False)
+        step = SimpleNamespace(device=0, call=call, tensors=[], leaves=[1], is_noted=False,
+                               numbers=None)
         monkeypatch.setattr(made, "_step", lambda spec, leaves: step)
         return made, seen
 
@@ -116,7 +117,7 @@ def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing
     recorder, seen = racing(verify=True)
     log = []
     step = SimpleNamespace(device=0, call=recorder._call, log=log, has_history=has_history,
-                           is_noted=False, tensors=[], leaves=[1])
+                           numbers=None, is_noted=False, tensors=[], leaves=[1])
     monkeypatch.setattr(recorder, "_step", lambda spec, leaves: step)
     monkeypatch.setattr(attempt, "Trial", Trial)
     monkeypatch.setattr(attempt, "check_run", lambda plain, leaving: leaving.check())
@@ -129,7 +130,7 @@ def test_what_has_drawn_random_numbers_on_the_cpu_is_refused_and_has_drawn_once(
         racing, monkeypatch):
     recorder, seen = racing(verify=True)
     step = SimpleNamespace(device=0, call=recorder._call, log=[], has_history=False, is_noted=False,
-                           tensors=[], leaves=[1])
+                           numbers=None, tensors=[], leaves=[1])
     monkeypatch.setattr(recorder, "_step", lambda spec, leaves: step)
     monkeypatch.setattr(attempt, "Trial", Trial)
     assert [run(recorder) for _ in range(3)] == [2] * 3
@@ -142,7 +143,7 @@ def test_a_step_that_others_do_not_record_now_runs_once_whatever_is_wanted(racin
     recorder, seen = racing(verify=True)
     log = []
     step = SimpleNamespace(device=0, call=recorder._call, log=log, has_history=True, is_noted=False,
-                           tensors=[], leaves=[1])
+                           numbers=None, tensors=[], leaves=[1])
 
     def meet(agreement, name):
         assert name == recorder.name

@@ -30,6 +30,7 @@ from anabranch._record.capture.stand_ins import StandIns, one_at_a_time
 from anabranch._record.capture.step import Step
 from anabranch._record.memory.gpu import capture_allocator
 from anabranch._record.memory.shortage import Short, is_out_of_memory, phase, short_of
+from anabranch._record.numbers.noted import Trace
 from anabranch._record.refusals import (
     FROM_THE_CPU,
     BrokeUntold,
@@ -78,16 +79,18 @@ def _capture_twice(step: Step, device: CaptureDevice) -> Capture:
         made: list[Captured] = []
         try:
             with _compat.memory_history(step.device) as history:
-                for _ in range(2):
-                    _capture(step, memory, device, made)
+                for is_third in (False, False, True)[:2 if step.numbers is None else 3]:
+                    _capture(step, memory, device, made, is_third)
                 told = history()
-                blocks, sizes = match_allocations(step, made, told)
+                blocks, sizes = match_allocations(step, made[:2], told)
+                others = match_allocations(step, [made[0], made[2]], told)[0] if made[2:] else []
                 noting = made[0].noting
                 noted = noting.noted(len(step.units), len(sizes)) if noting else None
             open_answers(step, made)
-            for captured in made:
-                describe(step, captured, blocks, second=captured is made[1])
-            compare(*made)
+            for i, captured in enumerate(made):
+                describe(step, captured, others if i == 2 else blocks, second=i > 0)
+            for captured in made[1:]:
+                compare(made[0], captured)
             _check_nothing_is_kept(step.device, made)
         except BaseException as error:
             _abandon(memory, made)
@@ -100,8 +103,9 @@ def _capture_twice(step: Step, device: CaptureDevice) -> Capture:
             raise
     pools = {captured.pool_id for captured in made}
     alive = [(address, size) for address, size, pool in told.alive if pool not in pools]
-    first, second = made
-    return Capture(memory, first, second, blocks, sizes, noted, alive, told.is_mapped)
+    third = made[2] if made[2:] else None
+    return Capture(memory, made[0], made[1], blocks, sizes, noted, alive, told.is_mapped, third,
+                   [block.second_address for block in others])
 
 
 def _abandon(memory: CaptureMemory, begun: list[Captured]) -> None:
@@ -113,7 +117,7 @@ def _abandon(memory: CaptureMemory, begun: list[Captured]) -> None:
 
 
 def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
-             begun: list[Captured]) -> None:
+             begun: list[Captured], is_third: bool = False) -> None:
     """Adds a capture, as soon as there is one."""
     state = step.tensors[step.arguments:]
     memory.begin_capture()
@@ -133,7 +137,8 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
     before = [parameter.grad for parameter in parameters]
     with stand_ins.in_place_of(state, step.arguments):
         try:
-            captured.answer = _run(step, leaves, captured, memory, device)
+            with _numbers_noted(step, leaves, captured, is_third):
+                captured.answer = _run(step, leaves, captured, memory, device)
             captured.owners = {id(tensor): i for i, tensor in enumerate(owners)}
             captured.gradients = {
                 i: parameter.grad for i, (parameter, grad) in
@@ -191,6 +196,17 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
             memory.shut()
             torch.clear_autocast_cache()
             _compat.clear_workspaces()
+
+
+@contextlib.contextmanager
+def _numbers_noted(step: Step, leaves: list[Any], captured: Captured,
+                   is_third: bool) -> Iterator[None]:
+    if step.numbers is None:
+        yield
+        return
+    captured.trace = Trace()
+    with step.numbers.noted(leaves, captured.trace, are_other=is_third):
+        yield
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from anabranch._record.capture.access_notes import AccessNotes
 from anabranch._record.capture.host_constants import HostConstants
 from anabranch._record.capture.pytree import Shape
 from anabranch._record.capture.step import Step
+from anabranch._record.numbers.noted import Trace
 
 
 class Noting:
@@ -74,6 +76,7 @@ class Captured:
     gradients: dict[int, Any] = dataclasses.field(default_factory=dict)  # by parameter
     mutated: list[int] = dataclasses.field(default_factory=list)  # of the tensors
     noting: Noting | None = None
+    trace: Trace | None = None  # of what is computed from the step's numbers
     constants: HostConstants | None = None
 
     @property
@@ -95,7 +98,8 @@ class Captured:
 @dataclasses.dataclass
 class Capture:
     """Both captures and what they name; close() frees all but the graphs' nodes. ``alive`` is what
-    was allocated beside them, (address, bytes)."""
+    was allocated beside them, (address, bytes). ``third`` is one with other numbers, where the
+    blocks are at ``third_addresses``."""
 
     memory: CaptureMemory
     first: Captured
@@ -105,10 +109,15 @@ class Capture:
     noted: Noted | None  # during the first
     alive: list[tuple[int, int]]
     is_mapped: bool  # launches will be given mapped memory
+    third: Captured | None = None
+    third_addresses: Sequence[int] = ()
 
     def close(self) -> None:
         self.first.close()
         self.second.close()
+        if self.third is not None:
+            self.third.close()
+            self.third = None
         if self.noted is not None:
             self.noted.marks.close()
         del self.first, self.second

@@ -15,6 +15,7 @@ from anabranch._core.capture import Block
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import Unlike, flatten
 from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Step, Wrapped
+from anabranch._record.numbers.noted import Noted as NotedFloat
 from anabranch._record.refusals import ANOTHER_ANSWER, ON_CPU, NotRecordable, OtherGraph
 from anabranch._record.tensors import is_wrapper
 
@@ -74,6 +75,9 @@ class _Describer:
         self._allocated = {block[1 if second else 0]: i for i, block in enumerate(blocks[given:])}
 
     def describe(self, leaf: Any) -> Any:
+        if isinstance(leaf, NotedFloat):
+            raise NotRecordable("it answers a number that follows one which changes; answer a "
+                                "tensor, or compute it outside")
         if not isinstance(leaf, Tensor):
             held = self._step.object_numbers.get(id(leaf))
             return Constant(leaf) if held is None else Held(held)

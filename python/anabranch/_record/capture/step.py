@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.tensors import Unit, units_of
 
 
@@ -87,6 +88,7 @@ class Step:
     objects: Sequence[Any] = ()  # that were there before it ran: it may answer one
     on_cpu: Sequence[Tensor] = ()  # guarded tensors on the CPU
     has_constants: bool = False  # constants are made on the CPU and copied to the GPU
+    numbers: StepNumbers | None = None  # that launches follow
     ahead: Sequence[int] = ()  # sizes of free blocks that captures are to find
 
     def joined(self) -> Step:

@@ -14,6 +14,7 @@ from anabranch._core.capture import Block, CaptureDevice, CapturedRecording, Cap
 from anabranch._record.capture.captured import Capture
 from anabranch._record.capture.step import Fresh, Step, Wrapped
 from anabranch._record.launch.output_buffers import OutputBuffers
+from anabranch._record.numbers.formulas import Formulas, Word
 
 
 class DiscoveredStep:
@@ -42,6 +43,16 @@ class DiscoveredStep:
         step.close()
         return made
 
+    def formulas(self, recording: CapturedRecording, is_exchanged: bool = False) -> Formulas | None:
+        """How the words of a recording follow the step's numbers; None where there are none.
+        Raises Unexplained."""
+        capture = self._capture
+        first = capture.second if is_exchanged else capture.first
+        if capture.third is None or capture.third.trace is None or first.trace is None:
+            return None
+        return Formulas(first.trace, capture.third.trace,
+                        [Word(*number) for number in recording.numbers])
+
     def _discover(self, is_exchanged: bool = False) -> CapturedStep:
         capture, blocks, noted = self._capture, self._blocks, self._capture.noted
         one, two = capture.first.snapshot, capture.second.snapshot
@@ -51,7 +62,9 @@ class DiscoveredStep:
                                      second_address=block.first_address) for block in blocks]
             noted = noted and noted._replace(of_second=True)
         assert one is not None and two is not None
-        return CapturedStep(self._device, one, two, blocks, noted)
+        third = capture.third.snapshot if capture.third is not None else None
+        return CapturedStep(self._device, one, two, blocks, noted,
+                            (third, capture.third_addresses) if third is not None else None)
 
     def close(self) -> None:
         self._step.close()

@@ -50,6 +50,11 @@ class StepRecording:
         # Side by side nothing else is read than in captured order, which has been verified then.
         is_unsure = self._recording.counts.unsure and lanes == 1
         self._other = discovered.record_exchanged() if is_unsure else None
+        self._formulas = discovered.formulas(self._recording)
+        self._other_formulas = discovered.formulas(self._other, is_exchanged=True) \
+            if self._other is not None else None
+        # The words of the numbers that a launch had last; replaced, not changed.
+        self._last_words: tuple[bytes, list[int]] = (b"", [])
         self._alignments: list[tuple[int, int]] = []  # of given tensors
         self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
         named_buffers = self._name_slots(step)
@@ -60,7 +65,8 @@ class StepRecording:
         self._buffer_offsets = [offset for _, offset in places]
         self.slot_count = len(self._alignments) + len(named_buffers)
         self._parts = [((size,), (1,), torch.uint8) for size in self._recording.parts]
-        self._pack = struct.Struct(f"{self.slot_count + len(self._parts)}Q").pack
+        words = len(self._recording.numbers) if self._formulas is not None else 0
+        self._pack = struct.Struct(f"{self.slot_count + len(self._parts) + words}Q").pack
         first = discovered.first
         # Of the step's objects, those that it answers.
         self.objects = sorted({part.index for part in first.result if isinstance(part, Held)})
@@ -157,6 +163,8 @@ class StepRecording:
         if self._other is None:
             return False
         self._recording, self._other = self._other, None
+        self._formulas, self._other_formulas = self._other_formulas, None
+        self._last_words = (b"", [])
         return True
 
     @property
@@ -178,7 +186,7 @@ class StepRecording:
     def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
                objects: Sequence[Any] = (), poison: int | None = None,
                at: Sequence[Tensor] | None = None, offsets: Sequence[int] = (),
-               in_blocks: bool = False) -> Any:
+               in_blocks: bool = False, numbers: tuple[float, ...] = ()) -> Any:
         """One launch on the current stream of the recording's device. ``objects`` are those that it
         answers, as they are now; ``poison`` is a byte to fill fresh memory with, which the step
         must not see; ``at`` are tensors in the given ones' place, of which only addresses are
@@ -186,7 +194,8 @@ class StepRecording:
         so."""
         if _compat.current_device() != self._device:
             with torch.cuda.device(self._device):
-                return self.launch(given, parameters, objects, poison, at, offsets, in_blocks)
+                return self.launch(given, parameters, objects, poison, at, offsets, in_blocks,
+                                   numbers)
         for index in self._cleared:
             parameters[index].grad = None
         fresh = self._buffers.allocate()
@@ -194,7 +203,8 @@ class StepRecording:
         if poison is not None:
             for tensor in (*fresh, *parts):
                 whole_bytes(tensor).fill_(poison)
-        addresses = self._gather(at or given, offsets, fresh, parts)
+        words = self.words(numbers) if numbers else ()
+        addresses = self._gather(at or given, offsets, fresh, parts, words)
         if self.random is not None:
             self.random.replay()
         self._recording.launch(addresses, _compat.current_stream(self._device))
@@ -213,14 +223,27 @@ class StepRecording:
     def launch_as_captured(self, step: Step, poison: int | None = None) -> Any:
         """With what the step was captured with."""
         objects = [step.objects[i] for i in self.objects]
-        return self.launch(step.tensors, step.parameters, objects, poison)
+        numbers = step.numbers.now if step.numbers is not None else ()
+        return self.launch(step.tensors, step.parameters, objects, poison, numbers=numbers)
+
+    def words(self, numbers: tuple[float, ...]) -> list[int]:
+        """What kernels are given where the step's numbers are these. ArithmeticError where their
+        arithmetic raises."""
+        if self._formulas is None:
+            return []
+        last, words = self._last_words
+        now = struct.pack(f"{len(numbers)}d", *numbers)  # by their bits: -0.0 is not 0.0
+        if last != now:
+            words = self._formulas.words(numbers)
+            self._last_words = now, words
+        return words
 
     def _gather(self, given: Sequence[Tensor], offsets: Sequence[int], bases: Sequence[Tensor],
-                parts: Sequence[Tensor]) -> bytes:
+                parts: Sequence[Tensor], words: Sequence[int] = ()) -> bytes:
         """One address a slot, and one a part of the arena. While another thread captures, tensors
         may have stand-ins' memory."""
         buffers: Any = self._buffer_slots(list(map(_address, bases)))
-        fresh = [*map(operator.add, buffers, self._buffer_offsets), *map(_address, parts)]
+        fresh = [*map(operator.add, buffers, self._buffer_offsets), *map(_address, parts), *words]
         while True:
             before = Swaps.count
             at = map(_address, self._given_slots(given))

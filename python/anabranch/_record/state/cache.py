@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from anabranch._record.state.number_places import NO_NUMBERS, NumberPlaces
 from anabranch._record.state.paths import AllPaths, Ignored, Path
 from anabranch._record.state.state import State
 
@@ -45,6 +46,7 @@ class StateCache:
         self._farther: frozenset[Path] = frozenset()
         # Paths of values that are not guarded: those that the step itself changes, or all.
         self._ignored: Ignored = frozenset[Path]() if has_guards else AllPaths()
+        self.followed = NO_NUMBERS
         self._lock = threading.Lock()
 
     def current(self, objects: Sequence[Any]) -> State | None:
@@ -54,18 +56,18 @@ class StateCache:
             self.note_use(objects)
         ids = _lasting(objects)
         state = self._states.get(ids)
-        if state is None or state.ignored is not self._ignored:
+        if state is None or not self._is_as_told(state):
             return None
         if state.is_of(objects):
             return state if state.is_current() else None
         with self._lock:
             # Once more: another thread may have widened the search meanwhile.
             state = self._states.get(ids)
-            if state is None or state.ignored is not self._ignored \
+            if state is None or not self._is_as_told(state) \
                     or not state.base.is_of(_base_of(objects)) or not state.base.is_current():
                 return None
             return self._keep(State(self._roots, objects, state, self._farther, state.base,
-                                    self._ignored), ids)
+                                    self._ignored, self.followed), ids)
 
     def note_use(self, objects: Sequence[Any]) -> bool:
         """To be called in every call, with what it is given, where there are several states. At
@@ -88,9 +90,11 @@ class StateCache:
             ids = _lasting(objects)
             before = self._states.get(ids) or self._before
             of_base = _base_of(objects)
-            state = State(self._roots, of_base, before, self._farther, ignored=self._ignored)
+            state = State(self._roots, of_base, before, self._farther, ignored=self._ignored,
+                          followed=self.followed)
             if None in of_base:
-                state = State(self._roots, objects, before, self._farther, state, self._ignored)
+                state = State(self._roots, objects, before, self._farther, state, self._ignored,
+                              self.followed)
             return self._keep(state, ids)
 
     def _keep(self, state: State, ids: _Ids) -> State:
@@ -109,6 +113,14 @@ class StateCache:
         with self._lock:
             self._farther = self._farther.union(ways)
             self._states.clear()
+
+    def _is_as_told(self, state: State) -> bool:
+        return state.ignored is self._ignored and state.followed is self.followed
+
+    def follow(self, numbers: NumberPlaces) -> None:
+        """From now on recordings follow these numbers, and no others."""
+        with self._lock:
+            self.followed = numbers
 
     def ignore(self, paths: Collection[Path]) -> None:
         """From now on the values at these paths are not guarded."""

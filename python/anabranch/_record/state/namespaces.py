@@ -160,6 +160,9 @@ class Cells:
     def __getitem__(self, number: int) -> Any:
         return self._cells[number].cell_contents
 
+    def __setitem__(self, number: int, value: Any) -> None:
+        self._cells[number].cell_contents = value
+
 
 @functools.lru_cache(4096)
 def names_in(code: types.CodeType) -> frozenset[str]:

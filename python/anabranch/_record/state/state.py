@@ -21,8 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from anabranch._record.state.guard_collector import GuardCollector
-from anabranch._record.state.guards import Guards, GuardSet, GuardValues
+from anabranch._record.state.guards import Guards, GuardSet, GuardValues, is_plain
 from anabranch._record.state.hooks import Hooks
+from anabranch._record.state.number_places import (
+    FOLLOWED,
+    NO_NUMBERS,
+    Hyperparameter,
+    NumberPlaces,
+)
 from anabranch._record.state.paths import ARGUMENT, Everywhere, Found, Ignored, Path, Place
 from anabranch._record.state.walk import Walk
 from anabranch._record.state.watch_list import Lookup, WatchList
@@ -43,23 +49,32 @@ class State:
         base: a state of the same roots whose arguments have None in the places of batches. It is
             reused, and only the batches are walked: they are new in each call and lead to little.
         ignored: paths of values that are not guarded, since the step itself changes them.
+        followed: numbers that recordings follow, which are not guarded either.
     """
 
     def __init__(self, roots: Iterable[Any] = (), arguments: Sequence[Any] = (),
                  before: State | None = None, farther: frozenset[Path] = frozenset(),
-                 base: State | None = None, ignored: Ignored = frozenset()) -> None:
+                 base: State | None = None, ignored: Ignored = frozenset(),
+                 followed: NumberPlaces = NO_NUMBERS) -> None:
         self._names: set[str]
         self._guard_set: GuardSet
         self.number = 0  # equal for states that one recording may serve
         self._roots, self._arguments, self._farther = tuple(roots), list(arguments), farther
-        self.ignored = ignored
+        self.ignored, self.followed = ignored, followed
+        self._has_followed = bool(followed)
         self._begin(base)
         indices = base._indices_now() if base else {}
         collector = GuardCollector(base._names if base else ())
         walk = Walk((), _others(arguments, base), farther, base._known(indices), collector) \
             if base else self.walk_again(collector)
         leading = {id(value) for _, value in walk.ways}
-        places = collector.places(leading).without(ignored)
+        places = collector.places(leading)
+        self._followed_at: dict[Path, Lookup] = dict(base._followed_at) if base else {}
+        if followed.paths:
+            self._followed_at |= {path: (holder, key) for holder, paths in places.held
+                                  for key, path in paths.items() if path in followed.paths}
+            ignored = ignored.union(followed.paths)
+        places = places.without(ignored)
         self._guard_set = GuardSet([*base._guard_set.held, *places.held]) if base else places
         self._names = collector.names
         # Objects on the way to guarded values, where there are any.
@@ -249,6 +264,41 @@ class State:
         self.parameter_paths = [path for path, tensor in found if _concerns_gradients(tensor)]
         return [tensor for tensor in self._parameters if _concerns_gradients(tensor)]
 
+    def hyperparameter_names(self) -> list[Hyperparameter]:
+        """In the order of their guards."""
+        return [(i, j, key) for i, optimizer in enumerate(self.optimizers)
+                for j, group in enumerate(optimizer.param_groups)
+                for key in group if key != "params"]
+
+    def number_holders(self, places: NumberPlaces) -> list[Lookup] | None:
+        """Where those of the followed numbers stand that are no arguments; None where one does
+        not."""
+        try:
+            return [*((self.optimizers[i].param_groups[j], key)
+                      for i, j, key in places.hyperparameters),
+                    *(self._followed_at[path] for path in places.paths)]
+        except (IndexError, KeyError):
+            return None
+
+    def _hyperparameters_now(self) -> tuple[Any, ...]:
+        """Those that are no tensors, and then what stands in the place of each followed number."""
+        values = [None if isinstance(value, Tensor) else value for optimizer in self.optimizers
+                  for group in optimizer.param_groups
+                  for key, value in group.items() if key != "params"]
+        if self.followed.hyperparameters:
+            followed = set(self.followed.hyperparameters)
+            values = [FOLLOWED if type(value) is float and name in followed else value
+                      for name, value in zip(self.hyperparameter_names(), values, strict=True)]
+        for path in self.followed.paths:
+            holder, key = self._followed_at.get(path, ((None,), 0))
+            try:
+                value = holder[key]
+            except (KeyError, IndexError, ValueError):
+                value = None
+            values.append(FOLLOWED if type(value) is float else
+                          (type(value), value if is_plain(value) else id(value)))
+        return tuple(values)
+
     def guards(self) -> Guards:
         """The guarded values as they are now. Without an optimizer, and with gradients off, missing
         gradients are not guarded: launches that read some look for themselves."""
@@ -257,6 +307,7 @@ class State:
             tuple([parameter.requires_grad + 2 * (parameter.grad is None)
                    for parameter in self._parameters])
             if self.optimizers or torch.is_grad_enabled() else None,
+            self._hyperparameters_now() if self._has_followed else
             tuple([None if isinstance(value, Tensor) else value for optimizer in self.optimizers
                    for group in optimizer.param_groups
                    for key, value in group.items() if key != "params"])

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which numbers of a callable's step its recordings follow.
+
+A float that tells a new signature from a known one, and nothing else does, is followed from then
+on: it is no part of signatures any more, and the recording that serves all its values is made with
+floats that note what is computed from them (``numbers``). Where that fails, the number tells
+signatures apart again, for good.
+
+Threads: under the recorder's lock, but for reading. Failure: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from anabranch._record.numbers.step_numbers import StepNumbers
+from anabranch._record.state.cache import StateCache
+from anabranch._record.state.number_places import NO_NUMBERS, NumberPlaces, floats_apart
+from anabranch._record.state.state import State
+
+
+class Following:
+    """Of one callable."""
+
+    def __init__(self, states: StateCache) -> None:
+        self._states = states
+        self._refused = NO_NUMBERS
+        self._before: dict[NumberPlaces, float] = {}  # in an earlier call, by place
+
+    def begin(self, key: Any, known: Iterable[Any], state: State) -> bool:
+        """Whether numbers are followed from now on that tell this signature from a known one."""
+        names = state.hyperparameter_names()
+        for other in known:
+            apart = floats_apart(key, other, names)
+            if not apart or any(place.meets(self._refused) for place in apart):
+                continue
+            self._before |= apart
+            followed = self._states.followed
+            for place in apart:
+                followed = followed.joined(place)
+            self._states.follow(followed)
+            return True
+        return False
+
+    def refuse(self, places: NumberPlaces) -> None:
+        """They tell signatures apart again, and all others that are followed."""
+        self._refused = self._refused.joined(places)
+        self._states.follow(NO_NUMBERS)
+
+    @staticmethod
+    def values(leaves: Sequence[Any], state: State,
+               places: NumberPlaces) -> tuple[float, ...] | None:
+        """These numbers as they are now; None where one is no float, or has gone."""
+        holders = state.number_holders(places)
+        if holders is None:
+            return None
+        try:
+            found = (*(leaves[i] for i in places.arguments),
+                     *(holder[key] for holder, key in holders))
+        except (KeyError, IndexError, ValueError):
+            return None
+        return found if all(type(value) is float for value in found) else None
+
+    def places_in(self, leaves: Sequence[Any], state: State) -> NumberPlaces:
+        """Of the followed numbers those that are floats now; others tell signatures apart."""
+        found = NO_NUMBERS
+        for place in state.followed.each():
+            if self.values(leaves, state, place) is not None:
+                found = found.joined(place)
+        return found
+
+    def of_step(self, leaves: Sequence[Any], state: State,
+                places: NumberPlaces) -> StepNumbers | None:
+        """What a capture has to note. Raises Unexplained."""
+        values, holders = self.values(leaves, state, places), state.number_holders(places)
+        if not places or values is None or holders is None:
+            return None
+        before = [self._before[place] for place in places.each()]
+        return StepNumbers.make(places.arguments, holders, values, before)

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floats that change between calls are followed by one recording, or recorded by themselves.
+
+In the place of a GPU: a capture lists the floats that operators are given, on tensors that are put
+back, and a launch runs the captured Python with the numbers of the capture, while its operators are
+given what the formulas say. So a float that is not followed is stale, as in a graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from types import SimpleNamespace
+
+import pytest
+import torch
+from stand_in_recording import StandIn
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import anabranch
+from anabranch._core.abi import CaptureCounts
+from anabranch._record import attempt
+from anabranch._record.numbers.formulas import Formulas, Word
+from anabranch._record.numbers.noted import Trace
+
+pytestmark = pytest.mark.oldest
+
+X = torch.linspace(-1, 1, 8)
+
+
+class Floats(TorchDispatchMode):
+    """Lists the floats that operators are given, or gives them others."""
+
+    def __init__(self, others=None):
+        super().__init__()
+        self.seen, self._others = [], iter(others) if others is not None else None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*map(self._walk, args), **{k: self._walk(v) for k, v in (kwargs or {}).items()})
+
+    def _walk(self, thing):
+        if isinstance(thing, (list, tuple)):
+            return type(thing)(map(self._walk, thing))
+        if not isinstance(thing, float):
+            return thing
+        self.seen.append(float.__float__(thing))
+        return self.seen[-1] if self._others is None else next(self._others)
+
+
+FORMS = {8: ("<Q", "<d"), 4: ("<I", "<f")}
+
+
+class Followed:
+    """In the place of a StepRecording."""
+
+    size = 8  # bytes of a word
+    needs_gradients, launch_bytes, device, slot_count, has_overlaps = False, 1 << 20, 0, 1, False
+    undefined, objects, layout, ahead_bytes, random = frozenset(), (), None, 0, None
+
+    def __init__(self, stand_in, step):
+        self._step, self._now = step, step.numbers.now if step.numbers else ()
+        self.uses = list(range(len(step.tensors)))
+        self.counts = CaptureCounts(nodes=2, lanes=1, arena_bytes=100)
+        self._formulas, self._floats = None, None
+        if step.numbers is not None:
+            found = [self._capture(step, is_third) for is_third in (False, True)]
+            (first, floats), (third, others) = found
+            assert len(floats) == len(others)
+            self._floats = floats
+            self._moved = [i for i, (a, b) in enumerate(zip(floats, others, strict=True))
+                           if self._bits(a) != self._bits(b)]
+            self._formulas = Formulas(first, third, [
+                Word(self.size, self._bits(floats[i]), self._bits(others[i]))
+                for i in self._moved])
+
+    def _bits(self, value):
+        word, number = FORMS[self.size]
+        return struct.unpack(word, struct.pack(number, value))[0]
+
+    @staticmethod
+    def _capture(step, is_third):
+        leaves, trace = list(step.leaves), Trace()
+        with unchanged(step.tensors[:step.own]), step.numbers.noted(leaves, trace, are_other=is_third), \
+                Floats() as floats:
+            step.call(leaves)
+        return trace, floats.seen
+
+    def exchange(self):
+        return False
+
+    def reserve(self):
+        pass
+
+    def fits(self, given):
+        return True
+
+    def words(self, numbers):
+        return self._formulas.words(numbers) if self._formulas else []
+
+    def launch_as_captured(self, step, poison=None):
+        return self._run(step.leaves, step.numbers.now if step.numbers else ())
+
+    def launch(self, given, owners, objects, *, numbers=(), **how):
+        self.counts.launched_unchanged += 1
+        leaves = list(self._step.leaves)
+        for place, tensor in zip(self._step.places, given, strict=False):
+            leaves[place] = tensor
+        return self._run(leaves, numbers)
+
+    def _run(self, leaves, numbers):
+        if self._formulas is None:
+            return self._step.call(list(leaves))
+        others = list(self._floats)
+        for i, word in zip(self._moved, self.words(numbers), strict=True):
+            form, number = FORMS[self.size]
+            [others[i]] = struct.unpack(number, struct.pack(form, word))
+        captured, leaves = self._step.numbers, list(leaves)
+        with captured.noted(leaves, Trace(), are_other=False), Floats(others):
+            return self._step.call(leaves)
+
+
+@contextlib.contextmanager
+def unchanged(tensors):
+    before = [tensor.detach().clone() for tensor in tensors]
+    yield
+    with torch.no_grad():
+        for tensor, value in zip(tensors, before, strict=True):
+            tensor.copy_(value)
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
+    stand_in = StandIn(monkeypatch)
+    monkeypatch.setattr(attempt, "capture_twice", lambda step, device: SimpleNamespace(
+        noted=None, close=lambda: None, first=SimpleNamespace(graph=None)))
+    monkeypatch.setattr(attempt, "StepRecording",
+                        lambda step, *others: Followed(stand_in, step))
+    return stand_in
+
+
+def recorded(step, **options):
+    return anabranch.record(step, max_parallel_kernels=1,
+                            options={"follow_numbers": True, **options})
+
+
+def kept(step):
+    """Reports of what is recorded now."""
+    return [spec.current_report() for spec in step._recorder.specializations.values()]
+
+
+def follow(make, values, apply, calls_each=1):
+    """Runs a recorded step and a plain one with these values; answers the recorded one."""
+    mine, theirs = make(), make()
+    step = recorded(mine.step)
+    for value in values:
+        for _ in range(calls_each):
+            apply(mine, value), apply(theirs, value)
+            assert_bits(step(X), theirs.step(X))
+            for a, b in zip(mine.tensors(), theirs.tensors(), strict=True):
+                assert_bits(a, b)
+    return step
+
+
+def assert_bits(a, b):
+    assert torch.equal(a.detach().view(torch.int32), b.detach().view(torch.int32)), (a, b)
+
+
+class Scaled:
+    """Reads an attribute."""
+
+    def __init__(self):
+        self.scale, self.weight = 1.5, torch.ones(8)
+
+    def step(self, x):
+        self.weight.mul_(1 - self.scale * 0.1)
+        return (x * self.weight).add(self.weight, alpha=-self.scale)
+
+    def tensors(self):
+        return [self.weight]
+
+
+class Training:
+    def __init__(self, optimizer=torch.optim.AdamW, **how):
+        torch.manual_seed(0)
+        self.model = nn.Linear(8, 4)
+        self.optimizer = optimizer(self.model.parameters(), lr=0.1, **how)
+
+    def step(self, x):
+        self.optimizer.zero_grad()
+        loss = self.model(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def tensors(self):
+        return list(self.model.parameters())
+
+
+SCHEDULE = [0.1 * 0.93 ** i for i in range(12)]
+
+
+def set_scale(made, value):
+    made.scale = value
+
+
+def test_an_attribute_that_changes_is_followed_by_one_recording():
+    step = follow(Scaled, SCHEDULE, set_scale)
+    [report] = kept(step)
+    assert report.reason is None and report.launched >= len(SCHEDULE) - 5, report
+
+
+def test_a_number_that_goes_back_and_stays_is_followed_too():
+    step = follow(Scaled, [0.1, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1, -0.0, 0.0, float("inf"), 0.1],
+                  set_scale)
+    [report] = kept(step)
+    assert report.launched >= 6, report
+
+
+@pytest.mark.parametrize("how", [{"foreach": False}, {"foreach": True}], ids=["single", "foreach"])
+def test_an_optimizers_rate_under_a_schedule_is_followed(how):
+    def set_rate(made, value):
+        made.optimizer.param_groups[0]["lr"] = value
+
+    step = follow(lambda: Training(torch.optim.SGD, momentum=0.9, weight_decay=0.01, **how),
+                  [*SCHEDULE[:1] * 2, *SCHEDULE], set_rate)
+    assert [report.reason for report in kept(step)] == [None]
+    assert kept(step)[0].launched >= 6, kept(step)
+
+
+def test_an_argument_that_changes_is_followed():
+    weight = torch.ones(8)
+
+    def step(x, temperature):
+        return (x * weight) * (1.0 / temperature)
+
+    made = recorded(step)
+    for i in range(12):
+        temperature = 0.5 + i / 7
+        assert torch.equal(made(X, temperature), step(X, temperature))
+    [report] = kept(made)
+    assert report.launched >= 6, report
+
+
+@pytest.mark.parametrize("compute", [
+    lambda scale: math.sqrt(scale), lambda scale: 2.0 if scale > 0.05 else scale],
+    ids=["a function of C", "a branch"])
+def test_what_cannot_be_followed_is_recorded_by_itself_and_right(compute):
+    class Other(Scaled):
+        def step(self, x):
+            return x * self.weight * compute(self.scale)
+
+    step = follow(Other, [*SCHEDULE[:4], *SCHEDULE[:4] * 3], set_scale)
+    reports = kept(step)
+    assert len(reports) == 4 and all(report.launched for report in reports), reports
+
+
+def test_a_number_of_another_type_is_another_signature():
+    step = follow(Scaled, [0.1, 0.2, 0.3, 0.3, 0.4, 1, 1, 1, 2, 0.5, 0.6], set_scale)
+    assert len(kept(step)) == 3  # floats, 1 and 2
+
+
+def test_two_numbers_of_one_value_are_told_apart():
+    class Two(Scaled):
+        other = 0.0
+
+        def __init__(self):
+            super().__init__()
+            self.other = 1.5
+
+        def step(self, x):
+            return x * self.scale + self.weight * self.other
+
+    def set_both(made, value):
+        made.scale, made.other = value
+
+    pairs = [(0.1, 0.1), (0.2, 0.2), (0.3, 0.3), (0.4, 0.4), (0.5, 0.25), (0.125, 0.7)]
+    step = follow(Two, pairs, set_both)
+    [report] = kept(step)
+    assert report.launched >= 2, report
+
+
+def test_a_number_that_begins_to_change_by_less_than_its_words_show_is_followed(monkeypatch):
+    """A schedule's first steps may be one float after another that kernels round to the same."""
+    monkeypatch.setattr(Followed, "size", 4)
+    slow = [0.1 * (1 + i * 1e-12) for i in range(6)]
+    step = follow(Scaled, [*slow, 0.11, 0.2, 0.3, 0.1, 0.5, 0.7], set_scale)
+    [report] = kept(step)
+    assert report.launched >= 6, report
+
+
+def test_followed_numbers_can_be_switched_off():
+    made = Scaled()
+    step = recorded(made.step, follow_numbers=False)
+    for value in SCHEDULE[:5]:
+        made.scale = value
+        step(X)
+    assert len(kept(step)) == 5
+
+
+def test_a_formula_that_is_wrong_is_found_by_the_comparison_and_not_launched(monkeypatch):
+    """Whichever word is wrong for values that were not captured."""
+    words = Formulas.words
+
+    def wrong(self, values):
+        found = words(self, values)
+        return found if values == self.captured else [word ^ 1 << 40 for word in found]
+
+    init = Formulas.__init__
+
+    def begin(self, first, other, given):
+        init(self, first, other, given)
+        self.captured = tuple(entry.value for entry in first.entries if entry.operator is None)
+
+    monkeypatch.setattr(Formulas, "__init__", begin)
+    monkeypatch.setattr(Formulas, "words", wrong)
+    step = follow(Scaled, [*SCHEDULE[:6], *SCHEDULE[:3] * 4], set_scale)
+    assert all(report.inputs for report in kept(step)) and len(kept(step)) > 2
