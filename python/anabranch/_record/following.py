@@ -15,8 +15,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from anabranch._record.numbers.step_numbers import StepNumbers
+from anabranch._record.signature import floats_apart
+from anabranch._record.specialization import Specialization
 from anabranch._record.state.cache import StateCache
-from anabranch._record.state.number_places import NO_NUMBERS, NumberPlaces, floats_apart
+from anabranch._record.state.number_places import NO_NUMBERS, NumberPlaces
 from anabranch._record.state.state import State
 
 
@@ -27,6 +29,7 @@ class Following:
         self._states = states
         self._refused = NO_NUMBERS
         self._before: dict[NumberPlaces, float] = {}  # in an earlier call, by place
+        self.why_not = ""  # of what was refused last, as the end of a message
 
     def begin(self, key: Any, known: Iterable[Any], state: State) -> bool:
         """Whether numbers are followed from now on that tell this signature from a known one."""
@@ -43,13 +46,26 @@ class Following:
             return True
         return False
 
-    def refuse(self, places: NumberPlaces) -> None:
+    def refuse(self, places: NumberPlaces, why: str) -> None:
         """They tell signatures apart again, and all others that are followed."""
         self._refused = self._refused.joined(places)
         self._states.follow(NO_NUMBERS)
+        self.why_not = f". {places} is not followed: {why}"
+
+    def words(self, spec: Specialization, leaves: Sequence[Any],
+              state: State) -> list[int] | None:
+        """What kernels of a recording are given for the numbers of now; None where one of these is
+        no float, or where their arithmetic raises what the step will raise."""
+        values = self._values(leaves, state, spec.follows)
+        if values is None or spec.recording is None:
+            return None
+        try:
+            return spec.recording.words(values)
+        except ArithmeticError:
+            return None
 
     @staticmethod
-    def values(leaves: Sequence[Any], state: State,
+    def _values(leaves: Sequence[Any], state: State,
                places: NumberPlaces) -> tuple[float, ...] | None:
         """These numbers as they are now; None where one is no float, or has gone."""
         holders = state.number_holders(places)
@@ -66,14 +82,14 @@ class Following:
         """Of the followed numbers those that are floats now; others tell signatures apart."""
         found = NO_NUMBERS
         for place in state.followed.each():
-            if self.values(leaves, state, place) is not None:
+            if self._values(leaves, state, place) is not None:
                 found = found.joined(place)
         return found
 
     def of_step(self, leaves: Sequence[Any], state: State,
                 places: NumberPlaces) -> StepNumbers | None:
         """What a capture has to note. Raises Unexplained."""
-        values, holders = self.values(leaves, state, places), state.number_holders(places)
+        values, holders = self._values(leaves, state, places), state.number_holders(places)
         if not places or values is None or holders is None:
             return None
         before = [self._before[place] for place in places.each()]

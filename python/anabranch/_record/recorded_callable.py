@@ -87,9 +87,9 @@ class RecordedCallable(Generic[_P, _R]):
         answers what became of them. Each call is one: a step that trains has trained. So it is for
         before a checkpoint is loaded, or for steps that change nothing."""
         while True:
-            before = {id(spec): spec.calls for spec in self._recorder.known()}
+            before = {id(spec): spec.calls for spec in self._recorder.specializations.known()}
             self(*args, **kwargs)
-            spec = next(spec for spec in self._recorder.known()
+            spec = next(spec for spec in self._recorder.specializations.known()
                         if spec.calls != before.get(id(spec), 0))
             if spec.recording is not None or spec.report.reason is not None:
                 return spec.current_report()
@@ -174,7 +174,7 @@ class RecordedCallable(Generic[_P, _R]):
         state = self._states.current(objects)
         key = signature_of(leaves, state, guarded) if state is not None else None
         spec = self._recorder.specializations.get(key)
-        is_new = spec is None and not self._recorder.is_full
+        is_new = spec is None and not self._recorder.specializations.is_full
         if state is None or is_new or (spec and spec.recording is None
                                        and spec.report.reason is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
@@ -213,10 +213,11 @@ class RecordedCallable(Generic[_P, _R]):
         values = guards.python_values
         answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]))
         after = state if state.is_current() else self._states.find(objects)
-        paths = changed(values, after.python_values()) | self._recorder.left_paths(key)
+        known = self._recorder.specializations
+        paths = changed(values, after.python_values()) | known.left_paths(key)
         if values is not None and paths.intersection(path for path, _ in values.each()):
             self._states.ignore(paths)
-            self._recorder.rename(key, (*rest, guards.without(paths)))
+            known.rename(key, (*rest, guards.without(paths)))
         return answer
 
     def _call_flat(self, leaves: list[Any]) -> Any:
@@ -242,7 +243,7 @@ class RecordedCallable(Generic[_P, _R]):
     @property
     def reports(self) -> list[RecordingReport]:
         """One a signature, in the order of their first calls."""
-        return self._recorder.reports()
+        return self._recorder.specializations.reports()
 
 
 def recorded_callables() -> list[RecordedCallable[..., Any]]:

@@ -79,4 +79,4 @@ class RecordedGraph:
 
     @property
     def reports(self) -> list[RecordingReport]:
-        return self._recorder.reports()
+        return self._recorder.specializations.reports()

@@ -7,7 +7,6 @@ be recorded runs plainly for ever, with its reason. Threads: any; one thread rec
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import logging
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from anabranch import _compat, config, errors
 from anabranch._core.library import NativeError
-from anabranch._record.admission import Admission
 from anabranch._record.attempt import Attempt
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
@@ -33,9 +31,9 @@ from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.ready_calls import ReadyCall
 from anabranch._record.refusals import ON_CPU, Again, Apart, Empty, NotRecordable
-from anabranch._record.report import RecordingReport
 from anabranch._record.signature import ChangingValues
 from anabranch._record.specialization import BoundState, Specialization
+from anabranch._record.specializations import Differences, Specializations
 from anabranch._record.state.guards import Guards
 from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE, State, standing
@@ -58,7 +56,6 @@ _plain_steps = threading.RLock()
 _WARM_UP = 1  # plain calls of a signature before it is recorded
 _BAD_BINDING = 402
 _MOST_TRIES_AGAIN = 3
-_MOST_TOLD = 4  # of what signatures differ in
 
 MISSED = object()  # in place of an answer
 
@@ -87,10 +84,11 @@ class Recorder:
                  takes_gradients: bool, call_last: Callable[[list[Any]], Any] | None = None,
                  saved_from: int | None = None, saved: SavedBlocks | None = None,
                  frees_inputs: bool = False, following: Following | None = None,
-                 differences: Callable[[Any, Sequence[Any]], list[str]] = lambda key, keys: [],
+                 differences: Differences = lambda key, keys: [],
                  look_farther: Callable[[Collection[Path]], None] = lambda ways: None) -> None:
         self.name = name
-        self.specializations: dict[Any, Specialization] = {}
+        self.specializations = Specializations(chosen.max_recordings, chosen.max_recording_bytes,
+                                               differences)
         self.is_refused = False  # a recording was, and not because there are too many signatures
         self._call = call
         self._call_last = call_last or call
@@ -100,11 +98,7 @@ class Recorder:
         self._saved = saved
         self._frees_inputs = frees_inputs
         self._following = following
-        self._why_not_followed = ""
-        self._differences = differences
         self._look_farther = look_farther
-        self._beyond: Specialization | None = None  # shared by all signatures beyond max_recordings
-        self._admission = Admission(chosen.max_recording_bytes)
         self._changing = ChangingValues()
         self._alone: contextlib.AbstractContextManager[Any] = (
             _plain_steps if takes_gradients else contextlib.nullcontext())
@@ -113,10 +107,8 @@ class Recorder:
         # Decided once, when the first call begins: calls must stay on one stream, since gradients
         # that one call allocates are freed by the next.
         self._has_plenty: bool | None = None
-        self._lock = threading.RLock()
+        self._lock = self.specializations.lock
         self._told: set[str] = set()
-        self._retired: collections.deque[RecordingReport] = collections.deque(
-            maxlen=chosen.max_recordings)
 
     def run(self, key: Any, leaves: list[Any], state: State, describe: Callable[[], str],
             spec: Specialization | None = None) -> Any:
@@ -197,85 +189,37 @@ class Recorder:
             spec.note(reason=reason)
 
     def _new_specialization(self, key: Any, leaves: Sequence[Any], state: State,
-                   describe: Callable[[], str]) -> Specialization:
+                            describe: Callable[[], str]) -> Specialization:
+        known = self.specializations
         with self._lock:
-            if key in self.specializations:
-                return self.specializations[key]
-            free = None
-            if self.is_full:
-                free = self._admission.place_for(key, self.specializations)
-                if free is None and self._beyond is not None:
-                    return self._beyond
-            differs = self._differences(key, list(self.specializations))[:_MOST_TOLD]
-            if free is not None:
-                self._retire(free)
-            elif self.is_full:
-                return self._make_beyond(differs, describe)
-            elif told := self._changing.note(differs):
-                warn(f"{self.name}: {told}{self._why_not_followed} [E0308]")
-            spec = self.specializations[key] = Specialization(describe(), state)
-            spec.note(differs=", ".join(differs))
+            if key in known:
+                return known[key]
+            spec, differs = known.admit(key, describe, state)
+            if spec is known.beyond:
+                if spec.report.reason is None:
+                    how = f"; this one differs from the nearest in {', '.join(differs)}"
+                    self._refuse(spec, f"there are {self._chosen.max_recordings} signatures "
+                                       f"already (max_recordings){how if differs else ''}")
+                return spec
+            if told := self._changing.note(differs):
+                why = self._following.why_not if self._following is not None else ""
+                warn(f"{self.name}: {told}{why} [E0308]")
             # The key may hold ids of these, so they are kept alive.
             spec.constants = [leaf for leaf in leaves if not isinstance(leaf, Tensor)
-                               and id(leaf) not in state.leading]
+                              and id(leaf) not in state.leading]
             return spec
-
-    def _make_beyond(self, differs: Sequence[str], describe: Callable[[], str]) -> Specialization:
-        """One specialization for all of them: each call may have another signature."""
-        spec = self._beyond = Specialization(f"{describe()} and what else there is", NO_STATE)
-        how = f"; this one differs from the nearest in {', '.join(differs)}" \
-            if differs else ""
-        self._refuse(spec, f"there are {self._chosen.max_recordings} signatures already "
-                           f"(max_recordings){how}")
-        return spec
-
-    @property
-    def is_full(self) -> bool:
-        """Whether signatures that are not known yet run plainly."""
-        return len(self.specializations) >= self._chosen.max_recordings
 
     def follow(self, key: Any, state: State) -> bool:
         """Whether numbers are followed from now on that tell this signature from a known one.
-        Nothing that there is has noted what is computed from them, and so it goes."""
+        No recording that there is has noted what is computed from them, so all are dropped."""
         if self._following is None:
             return False
         with self._lock:
             if key in self.specializations \
                     or not self._following.begin(key, list(self.specializations), state):
                 return False
-            for known in list(self.specializations):
-                self._retire(known)
+            self.specializations.retire_all()
             return True
-
-    def rename(self, key: Any, to: Any) -> None:
-        """From now on a specialization has another key."""
-        with self._lock:
-            if key in self.specializations and to not in self.specializations:
-                self.specializations[to] = self.specializations.pop(key)
-
-    def left_paths(self, key: Any) -> set[Path]:
-        """Where launches of a signature have side effects."""
-        spec = self.specializations.get(key)
-        return {(*one.path, one.key) for one in spec.mutations
-                if not isinstance(one.key, slice)} if spec is not None else set()
-
-    def _retire(self, key: Any) -> None:
-        """Drops a recording and keeps its report."""
-        with self._lock:
-            spec = self.specializations.pop(key, None)
-            if spec is not None:
-                spec.is_retired = True
-                self._retired.append(spec.current_report())
-
-    def known(self) -> list[Specialization]:
-        """One specialization a signature, and the one of all signatures beyond the limit."""
-        with self._lock:
-            return [*self.specializations.values(), *([self._beyond] if self._beyond else [])]
-
-    def reports(self) -> list[RecordingReport]:
-        """The reports of recordings that were replaced, and then of the present ones."""
-        with self._lock:
-            return [*self._retired, *(spec.current_report() for spec in self.known())]
 
     def _compiled_for_lanes(self) -> contextlib.AbstractContextManager[None]:
         """Around a plain call in which torch may compile something."""
@@ -304,34 +248,29 @@ class Recorder:
         try:
             step = self._step(spec, leaves)
         except Unexplained as error:
-            self._follow_no_more(spec, str(error))
+            self._follow_no_more(spec, error)
             return self._call_last(leaves)
         except NotRecordable as error:
             self.is_refused = True
             self._refuse(spec, str(error))
             return self._call_last(leaves)
-        numbers = step.numbers
         attempt = self._attempt(spec, step)
+        numbers = step.numbers
         del step
-        why: Exception | None = None
-        try:
-            answer, recording = attempt.record()
-        except (NotRecordable, Untrusted, NativeError) as error:
-            why = _without_frames(error)
-        if why is not None:
+        made = _made_by(attempt)
+        if isinstance(made, Exception):
             attempt.give_back()
-            self._judge(key, spec, attempt, why)
-            return attempt.fall_back(self._call_last, leaves, may_repeat=not isinstance(why, Apart))
+            self._judge(key, spec, attempt, made)
+            return _plain_answer(attempt, made, self._call_last, leaves)
+        answer, recording = made
         mutations, known = attempt.mutations, attempt.state_tensors
         attempt.close()
         spec.shortage, spec.shortage_tries = None, 0
         spec.note(shortage="")
         spec.set_recording(recording, known, mutations)
-        spec.set_numbers(recording.words(numbers.now) if numbers is not None else (),
-                         is_proven=not self._chosen.verify)
-        with self._lock:
-            for large in self._admission.too_large(key, self.specializations):
-                self._retire(large)
+        if numbers is not None:
+            spec.set_words(recording.words(numbers.now), are_proven=not self._chosen.verify)
+        self.specializations.retire_beyond_bytes(key)
         log.info("%s: %s", self.name, spec.current_report())
         bound = spec.bind(spec.state)
         return _applied(bound, answer) if bound else answer
@@ -344,41 +283,30 @@ class Recorder:
                        look_farther=self._look_farther)
 
     def _prove(self, spec: Specialization, leaves: list[Any], state: State) -> Any:
-        """A call with numbers that were not captured: a launch is compared with a plain run before
-        any is trusted with such ones."""
+        """A call with words of kernels that have not been compared yet: compares a launch with a
+        plain run. Runs plainly where there are no such words for the numbers of now."""
         with self._alone, self._lock:
-            assert self._following is not None
-            values = self._following.values(leaves, state, spec.follows)
-            if spec.is_retired or spec.recording is None or values is None \
-                    or not _has_words(spec.recording, values):
+            words = self._following.words(spec, leaves, state) if self._following else None
+            if spec.is_retired or words is None:
                 spec.plain_calls += 1
                 return self._call_last(leaves)
-            spec.state = state
+            tried = spec.as_tried(state)  # of which the attempt may note what it finds
             try:
-                step = self._step(spec, leaves)
+                attempt = self._attempt(tried, self._step(tried, leaves), spec.recording)
             except NotRecordable as error:
-                self._follow_no_more(spec, str(error))
+                self._follow_no_more(spec, error)
                 return self._call_last(leaves)
-            numbers = step.numbers
-            assert numbers is not None
-            attempt = self._attempt(spec, step, spec.recording)
-            del step
-            why: Exception | None = None
-            try:
-                answer, _ = attempt.record()
-            except (NotRecordable, Untrusted, NativeError) as error:
-                why = _without_frames(error)
-            if why is not None:
+            made = _made_by(attempt)
+            if isinstance(made, Exception):
                 attempt.give_back()
                 spec.plain_calls += 1
-                if not isinstance(why, (Short, Apart, Again)):
-                    self._follow_no_more(spec, str(why))
-                return attempt.fall_back(self._call_last, leaves,
-                                         may_repeat=not isinstance(why, Apart))
+                if not isinstance(made, (Short, Apart, Again)):
+                    self._follow_no_more(spec, made)
+                return _plain_answer(attempt, made, self._call_last, leaves)
             attempt.close()
-            spec.note_proven(spec.recording.words(numbers.now))
-            bound = spec.bind(spec.state)
-            return _applied(bound, answer) if bound else answer
+            spec.note_proven(words)
+            bound = spec.bind(state)
+            return _applied(bound, made[0]) if bound else made[0]
 
     def _judge(self, key: Any, spec: Specialization, attempt: Attempt, why: Exception) -> None:
         """Decides what happens to a signature that was not recorded."""
@@ -398,22 +326,18 @@ class Recorder:
         else:
             self.is_refused |= not spec.is_empty
         if attempt.follows and not isinstance(why, (Short, Apart)):
-            self._follow_no_more(spec, str(why))
+            self._follow_no_more(spec, why)
             return
         if self._chosen.strict and not spec.is_empty:
             attempt.rewind()
         self._refuse(spec, f"{spec.shortage or why}{_way_of_captures(spec, why)}")
 
-    def _follow_no_more(self, spec: Specialization, why: str) -> None:
+    def _follow_no_more(self, spec: Specialization, why: Exception) -> None:
         """Each value of what this recording was to follow is recorded by itself."""
         assert self._following is not None
-        places = spec.follows
-        self._following.refuse(places)
-        with self._lock:
-            for known in list(self.specializations):
-                self._retire(known)
-        self._why_not_followed = f". {places} is not followed: {why}"
-        log.info("%s%s", self.name, self._why_not_followed)
+        self._following.refuse(spec.follows, str(why))
+        self.specializations.retire_all()
+        log.info("%s%s", self.name, self._following.why_not)
 
     def _step(self, spec: Specialization, leaves: list[Any]) -> Step:
         """What is to be captured."""
@@ -461,27 +385,21 @@ class Recorder:
             given = spec.given(leaves, ready.bound, known) if known is not None else None
             if given is None:
                 continue
-            numbers = self._numbers(spec, leaves, ready.state) if spec.has_numbers else ()
-            if numbers is not None:
+            words = self._words(spec, leaves, ready.state) if spec.captured_words else ()
+            if words is not None:
                 spec.calls += 1
-                return self._launch_at(spec, leaves, ready.bound, given, numbers)
+                return self._launch_at(spec, leaves, ready.bound, given, words)
         return MISSED
 
-    def _numbers(self, spec: Specialization, leaves: Sequence[Any],
-                 state: State) -> tuple[float, ...] | None:
-        """What the numbers are that the recording follows; None where it may not be launched with
-        them, or not yet."""
-        if not spec.has_numbers:
+    def _words(self, spec: Specialization, leaves: Sequence[Any],
+               state: State) -> Sequence[int] | None:
+        """What kernels are given for the numbers of now; None where the recording may not be
+        launched with that, or not yet."""
+        if not spec.captured_words:
             return ()
-        assert self._following is not None and spec.recording is not None
-        values = self._following.values(leaves, state, spec.follows)
-        if values is None:
-            return None
-        try:
-            words = spec.recording.words(values)
-        except ArithmeticError:
-            return None  # the step raises this, or something else
-        return values if spec.may_be_launched_with(words) else None
+        assert self._following is not None
+        words = self._following.words(spec, leaves, state)
+        return words if words is not None and spec.may_be_launched_with(words) else None
 
     def ready(self, key: Any, state: State, guards: Guards) -> ReadyCall | None:
         """What later calls like the one that has just been launched may be launched with."""
@@ -499,15 +417,15 @@ class Recorder:
         given = spec.given(leaves, bound, known) if bound and known is not None and is_fixed \
             else None
         if bound is None or given is None:
-            self._retire(key)
+            self.specializations.retire(key)
             return self.run(key, leaves, state, lambda: spec.report.inputs)
-        numbers = self._numbers(spec, leaves, state)
-        if numbers is None:
+        words = self._words(spec, leaves, state)
+        if words is None:
             return self._prove(spec, leaves, state)
-        return self._launch_at(spec, leaves, bound, given, numbers)
+        return self._launch_at(spec, leaves, bound, given, words)
 
     def _launch_at(self, spec: Specialization, leaves: list[Any], bound: BoundState,
-                   given: list[Tensor], numbers: tuple[float, ...] = ()) -> Any:
+                   given: list[Tensor], words: Sequence[int] = ()) -> Any:
         recording = spec.recording
         assert recording is not None
         offsets: Sequence[int] = ()
@@ -526,7 +444,7 @@ class Recorder:
         short: Short | None = None
         try:
             answer = recording.launch(given, owners, objects, offsets=offsets, in_blocks=in_blocks,
-                                      numbers=numbers)
+                                      words=words)
         except torch.OutOfMemoryError:
             short = Short(OF_LAUNCH, recording.launch_bytes, free_bytes(recording.device))
         except NativeError as error:
@@ -534,7 +452,7 @@ class Recorder:
                 raise errors.from_native(error.code, str(error.message)) from None
             if isinstance(leaves, InBlocks):
                 return self._launch_opened(spec, leaves, bound)
-            return self._launch_elsewhere(spec, recording, leaves, bound, given, owners, numbers)
+            return self._launch_elsewhere(spec, recording, leaves, bound, given, owners, words)
         if short is not None:
             return self._launch_later(spec, short, recording.device, leaves)
         if saved is not None and layout is not None and not in_blocks:
@@ -564,7 +482,7 @@ class Recorder:
 
     def _launch_elsewhere(self, spec: Specialization, recording: StepRecording, leaves: list[Any],
                           bound: BoundState, given: list[Tensor], owners: list[Tensor],
-                          numbers: tuple[float, ...] = ()) -> Any:
+                          words: Sequence[int] = ()) -> Any:
         """Launches with copies of arguments whose addresses the kernels do not take, and copies
         them back. Runs plainly where tensors overlap now that did not when the step was
         recorded."""
@@ -576,7 +494,7 @@ class Recorder:
             moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
             with contextlib.suppress(NativeError):
                 answer = _applied(bound, recording.launch(
-                    given, owners, bound.objects_now(), at=moved, numbers=numbers))
+                    given, owners, bound.objects_now(), at=moved, words=words))
                 for i, copy in copies.items():
                     given[i].data.copy_(copy)
                 return answer
@@ -584,13 +502,17 @@ class Recorder:
         return self._call(leaves)
 
 
-def _has_words(recording: StepRecording, numbers: tuple[float, ...]) -> bool:
-    """Whether the arithmetic that leads to the kernels' words raises nothing."""
+def _made_by(attempt: Attempt) -> tuple[Any, StepRecording] | Exception:
+    """The answer and the recording, or why there is none."""
     try:
-        recording.words(numbers)
-    except ArithmeticError:
-        return False
-    return True
+        return attempt.record()
+    except (NotRecordable, Untrusted, NativeError) as error:
+        return _without_frames(error)
+
+
+def _plain_answer(attempt: Attempt, why: Exception, call: Callable[[list[Any]], Any],
+                  leaves: list[Any]) -> Any:
+    return attempt.fall_back(call, leaves, may_repeat=not isinstance(why, Apart))
 
 
 def _applied(bound: BoundState, answer: Any) -> Any:

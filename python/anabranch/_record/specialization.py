@@ -147,26 +147,33 @@ class Specialization:
         self.object_paths: list[Path] = []  # of what the step finds, and then of what it answers
         self._bound: weakref.WeakKeyDictionary[State, BoundState] = weakref.WeakKeyDictionary()
         self.follows = NO_NUMBERS  # that may change between launches
-        self.has_numbers = False  # whether there are any
-        # Words of kernels that follow these: as captured, and which of them have been others in a
-        # launch that was compared.
-        self._captured_words: list[int] = []
-        self._proven: list[bool] = []
+        # Words of kernels that follow these, as they were captured, and which of them have been
+        # others in a launch that was compared.
+        self.captured_words: list[int] = []
+        self._are_proven: list[bool] = []
 
-    def set_numbers(self, captured: Sequence[int], is_proven: bool) -> None:
-        """The words that follow numbers, as they were captured."""
-        self.has_numbers = bool(self.follows)
-        self._captured_words = list(captured)
-        self._proven = [is_proven] * len(captured)
+    def as_tried(self, state: State) -> Specialization:
+        """One in the same state of knowledge, for an attempt that only compares: what that notes
+        of the step is not this recording's."""
+        made = Specialization(self.report.inputs, state)
+        made.foreseen, made.is_short_of_memory = self.foreseen, self.is_short_of_memory
+        made.why_told = self.why_told
+        return made
+
+    def set_words(self, captured: Sequence[int], are_proven: bool) -> None:
+        """Words that follow numbers, as they were captured."""
+        self.captured_words = list(captured)
+        self._are_proven = [are_proven] * len(captured)
 
     def may_be_launched_with(self, words: Sequence[int]) -> bool:
         """Whether each of them is as captured, or has been another one when it was compared."""
-        return all(map(operator.or_, self._proven, map(operator.eq, words, self._captured_words)))
+        return all(map(operator.or_, self._are_proven,
+                       map(operator.eq, words, self.captured_words)))
 
     def note_proven(self, words: Sequence[int]) -> None:
         """A launch with these was what a plain run is."""
-        self._proven = list(map(operator.or_, self._proven,
-                                map(operator.ne, words, self._captured_words)))
+        self._are_proven = list(map(operator.or_, self._are_proven,
+                                    map(operator.ne, words, self.captured_words)))
 
     def set_recording(self, recording: StepRecording, known: Sequence[Tensor],
                       mutations: list[Mutation] | None) -> None:

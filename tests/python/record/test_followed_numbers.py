@@ -21,8 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import anabranch
 from anabranch._core.abi import CaptureCounts
+from anabranch._core.capture import Number as Word
 from anabranch._record import attempt
-from anabranch._record.numbers.formulas import Formulas, Word
+from anabranch._record.numbers.formulas import Formulas
 from anabranch._record.numbers.noted import Trace
 
 pytestmark = pytest.mark.oldest
@@ -60,7 +61,7 @@ class Followed:
     undefined, objects, layout, ahead_bytes, random = frozenset(), (), None, 0, None
 
     def __init__(self, stand_in, step):
-        self._step, self._now = step, step.numbers.now if step.numbers else ()
+        self._step = step
         self.uses = list(range(len(step.tensors)))
         self.counts = CaptureCounts(nodes=2, lanes=1, arena_bytes=100)
         self._formulas, self._floats = None, None
@@ -100,20 +101,20 @@ class Followed:
         return self._formulas.words(numbers) if self._formulas else []
 
     def launch_as_captured(self, step, poison=None):
-        return self._run(step.leaves, step.numbers.now if step.numbers else ())
+        return self._run(step.leaves, self.words(step.numbers.now) if step.numbers else ())
 
-    def launch(self, given, owners, objects, *, numbers=(), **how):
+    def launch(self, given, owners, objects, *, words=(), **how):
         self.counts.launched_unchanged += 1
         leaves = list(self._step.leaves)
         for place, tensor in zip(self._step.places, given, strict=False):
             leaves[place] = tensor
-        return self._run(leaves, numbers)
+        return self._run(leaves, words)
 
-    def _run(self, leaves, numbers):
+    def _run(self, leaves, words):
         if self._formulas is None:
             return self._step.call(list(leaves))
         others = list(self._floats)
-        for i, word in zip(self._moved, self.words(numbers), strict=True):
+        for i, word in zip(self._moved, words, strict=True):
             form, number = FORMS[self.size]
             [others[i]] = struct.unpack(number, struct.pack(form, word))
         captured, leaves = self._step.numbers, list(leaves)
@@ -228,6 +229,19 @@ def test_an_optimizers_rate_under_a_schedule_is_followed(how):
                   [*SCHEDULE[:1] * 2, *SCHEDULE], set_rate)
     assert [report.reason for report in kept(step)] == [None]
     assert kept(step)[0].launched >= 6, kept(step)
+
+
+def test_a_comparison_with_other_numbers_changes_nothing_of_the_recording_but_what_is_proven():
+    made = Scaled()
+    step = recorded(made.step)
+    for made.scale in (0.1, 0.2, 0.2):
+        step(X)
+    [spec] = step._recorder.specializations.values()
+    before = spec.object_paths, spec.arguments, spec.fixed, spec.follows, spec.report
+    made.scale = 0.4
+    step(X)
+    assert spec.may_be_launched_with([word + 1 for word in spec.captured_words])
+    assert before == (spec.object_paths, spec.arguments, spec.fixed, spec.follows, spec.report)
 
 
 def test_an_argument_that_changes_is_followed():

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anabranch._record.numbers.formulas import Formulas, Unexplained, Word
+from anabranch._core.capture import Number as Word
+from anabranch._record.numbers.formulas import Formulas, Unexplained
 from anabranch._record.numbers.noted import Trace, evaluate
 from anabranch._record.numbers.step_numbers import StepNumbers
 

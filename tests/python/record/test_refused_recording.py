@@ -65,7 +65,7 @@ def test_a_step_whose_streams_race_runs_plainly_and_the_report_names_both_kernel
     with pytest.warns(errors.RecordWarning, match="E0201"):
         assert [run(recorder) for _ in range(4)] == [2] * 4
     assert seen.calls == 4 and seen.closed == 1
-    [report] = recorder.reports()
+    [report] = recorder.specializations.reports()
     assert "kernel 0 'a' writes what kernel 1 'b' reads" in report.reason
 
 
@@ -135,7 +135,7 @@ def test_what_has_drawn_random_numbers_on_the_cpu_is_refused_and_has_drawn_once(
     monkeypatch.setattr(attempt, "Trial", Trial)
     assert [run(recorder) for _ in range(3)] == [2] * 3
     assert seen.calls == 3 and step.log[-1] == "settled"
-    assert "random numbers on the CPU" in recorder.reports()[0].reason
+    assert "random numbers on the CPU" in recorder.specializations.reports()[0].reason
 
 
 def test_a_step_that_others_do_not_record_now_runs_once_whatever_is_wanted(racing, monkeypatch):
@@ -154,7 +154,7 @@ def test_a_step_that_others_do_not_record_now_runs_once_whatever_is_wanted(racin
     monkeypatch.setattr(Rendezvous, "meet", meet)
     assert [run(recorder) for _ in range(3)] == [2] * 3
     assert seen.calls == 3 and log[-1] == "settled"
-    assert "they do not come" in recorder.reports()[0].reason
+    assert "they do not come" in recorder.specializations.reports()[0].reason
 
 
 def test_answers_on_the_cpu_are_refused_by_the_first_call(monkeypatch):
@@ -169,13 +169,13 @@ def test_answers_on_the_cpu_are_refused_by_the_first_call(monkeypatch):
     recorder = recorder_module.Recorder(call, config.resolve({}), "step", takes_gradients=False)
     for _ in range(3):
         assert run(recorder)[0] == 1
-    [report] = recorder.reports()
+    [report] = recorder.specializations.reports()
     assert "a tensor on the CPU" in report.reason and report.calls == len(calls) == 3
     # Nothing on a GPU.
     monkeypatch.setattr(recorder_module, "_device_of", lambda leaves, state: None)
     recorder = recorder_module.Recorder(call, config.resolve({}), "step", takes_gradients=False)
     run(recorder)
-    assert recorder.reports()[0].reason is None
+    assert recorder.specializations.reports()[0].reason is None
 
 
 @pytest.mark.parametrize(("said", "hint"), [

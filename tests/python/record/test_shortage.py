@@ -93,7 +93,7 @@ def test_without_a_failure_the_step_is_recorded_and_like_eager(stand_in):
     training = Training()
     recorder = recorder_of(training)
     assert_like_eager(run(recorder, training))
-    [report] = recorder.reports()
+    [report] = recorder.specializations.reports()
     assert report.reason is None and report.launched == CALLS - 2 and report.verified == "bitwise"
     assert report.recording.copied_to == "host" and report.recording.copied >= 2 * 5000 * 4
 
@@ -108,7 +108,7 @@ def test_what_a_recorded_call_answers_is_the_callers_alone(stand_in, no_collecti
         answer = recorder.run("key", leaves, State(()), lambda: "step")
         held = [sys.getrefcount(answer[0]), sys.getrefcount(answer[1])]
         assert held == [2, 2]  # by the answer, and by whoever counts
-    [report] = recorder.reports()
+    [report] = recorder.specializations.reports()
     assert report.launched
 
 
@@ -124,7 +124,7 @@ def test_whichever_allocation_fails_the_step_is_eagers_and_is_recorded_later(sta
         stand_in.taken, stand_in.fail_at = [], n
         training.allocate = lambda: stand_in.take("the step")
         found += run(recorder, training, 3)
-        [report] = recorder.reports()
+        [report] = recorder.specializations.reports()
         if len(stand_in.taken) < n:
             break
         failed = stand_in.taken[n - 1]
@@ -135,7 +135,7 @@ def test_whichever_allocation_fails_the_step_is_eagers_and_is_recorded_later(sta
         stand_in.fail_at, stand_in.free = None, 100 * GIB  # more than was missing
         found += run(recorder, training, 4)
         assert_like_eager(found)
-        [report] = recorder.reports()
+        [report] = recorder.specializations.reports()
         assert report.launched >= 1 and report.reason is None, (n, failed)
     assert phases >= {"Copies", "checksums", "the step", "the first capture", "the second capture",
                       "an executable", "the memory of a launch", "a launch", "a later launch"}
@@ -148,7 +148,7 @@ def test_what_failed_is_not_tried_in_every_call_but_when_more_is_free(stand_in):
     stand_in.fail_at = len(stand_in.taken) + 3
     run(recorder, training, 1)
     tried = len(stand_in.taken)
-    [report] = recorder.reports()
+    [report] = recorder.specializations.reports()
     assert report.reason and "it is tried again when" in report.reason
     run(recorder, training, 5)
     stand_in.free += (2 << 30) - GIB - 1  # one byte less than was missing
@@ -156,7 +156,7 @@ def test_what_failed_is_not_tried_in_every_call_but_when_more_is_free(stand_in):
     assert len(stand_in.taken) == tried
     stand_in.free += 1
     run(recorder, training, 3)
-    [report] = recorder.reports()
+    [report] = recorder.specializations.reports()
     assert len(stand_in.taken) > tried and report.reason is None and report.launched
 
 
@@ -200,17 +200,17 @@ def test_a_launch_without_memory_runs_plainly_until_there_is_more(stand_in):
     training = Training()
     recorder = recorder_of(training)
     found = run(recorder, training, 3)
-    [report] = recorder.reports()
+    [report] = recorder.specializations.reports()
     launched = report.launched
     stand_in.fail_at = len(stand_in.taken) + 1
     stand_in.free = 0
     found += run(recorder, training, 3)
-    [report] = recorder.reports()
+    [report] = recorder.specializations.reports()
     assert report.launched == launched and report.plain_calls == 3
     assert "the results of a launch wanted 1048576 bytes" in str(report)
     stand_in.free = GIB
     found += run(recorder, training, 2)
-    assert recorder.reports()[0].launched == launched + 2
+    assert recorder.specializations.reports()[0].launched == launched + 2
     assert_like_eager(found)
 
 
@@ -262,7 +262,7 @@ def test_a_step_that_writes_what_it_was_not_known_to_write_is_recorded_a_call_la
         wanted.append([answer, *twin.after()])
     assert all(torch.equal(a, b) for mine, theirs in zip(found, wanted, strict=True)
                for a, b in zip(mine, theirs, strict=True))
-    [report] = recorder.reports()
+    [report] = recorder.specializations.reports()
     assert report.reason is None and report.launched == 3
 
 
@@ -272,7 +272,7 @@ def test_a_host_without_room_for_copies_is_said(stand_in, monkeypatch, free, whe
     training = Training()
     recorder = recorder_of(training)
     assert_like_eager(run(recorder, training, 4))
-    [report] = recorder.reports()
+    [report] = recorder.specializations.reports()
     assert f"of the {where}'s memory, of which {free} bytes were free" in report.reason
 
 

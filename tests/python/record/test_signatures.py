@@ -12,8 +12,8 @@ from torch import nn
 
 from anabranch import config
 from anabranch._record import recorder as recorder_module
-from anabranch._record.admission import Admission
 from anabranch._record.signature import ARGUMENTS_ALONE, differences, signature_of
+from anabranch._record.specializations import Admission
 from anabranch._record.state.state import NO_STATE, State
 from anabranch.errors import RecordError
 
@@ -32,8 +32,8 @@ def run(made, key):
 def test_signatures_that_are_too_many_share_one_entry():
     made = recorder()
     assert [run(made, i) for i in range(1000)] == list(range(1, 1001))
-    assert len(made.specializations) == 2 and made.is_full
-    *known, beyond = made.reports()
+    assert len(made.specializations) == 2 and made.specializations.is_full
+    *known, beyond = made.specializations.reports()
     assert [report.calls for report in known] == [1, 1] and beyond.calls == 998
     assert "there are 2 signatures already" in beyond.reason and "(2) and" in beyond.inputs
     assert not made.is_refused  # nothing was wrong with it
@@ -79,7 +79,7 @@ def test_a_signature_that_comes_back_takes_the_place_of_one_that_is_not_called_m
     assert called(made, 0, 1, 2, 1, 2, 1) == {0, 1}
     assert called(made, 2) == {1, 2}  # for the third time, and 0 not once since the first
     assert called(made, 1, 2, 1) == {1, 2}
-    assert [report.inputs for report in made.reports()][:3] == ["(0)", "(1)", "(2)"]
+    assert [report.inputs for report in made.specializations.reports()][:3] == ["(0)", "(1)", "(2)"]
     assert called(made, 0, 0, 0) in ({0, 1}, {0, 2})
 
 
@@ -128,13 +128,13 @@ def test_of_recordings_that_hold_too_much_those_go_that_were_called_least():
 
 def told_of(keys, name):
     made = recorder(max_recordings=8)
-    made._differences = lambda key, known: [name] if known else []
+    made.specializations._differences = lambda key, known: [name] if known else []
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for key in keys:
             run(made, key)
     told = [str(one.message) for one in seen]
-    return [line for line in told if "unrecorded" not in line], made.reports()
+    return [line for line in told if "unrecorded" not in line], made.specializations.reports()
 
 
 def test_a_value_that_changes_is_named_after_its_second_change_with_what_to_write_instead():

@@ -14,7 +14,7 @@ from anabranch._core.capture import Block, CaptureDevice, CapturedRecording, Cap
 from anabranch._record.capture.captured import Capture
 from anabranch._record.capture.step import Fresh, Step, Wrapped
 from anabranch._record.launch.output_buffers import OutputBuffers
-from anabranch._record.numbers.formulas import Formulas, Word
+from anabranch._record.numbers.formulas import Formulas
 
 
 class DiscoveredStep:
@@ -29,6 +29,7 @@ class DiscoveredStep:
         self._capture, self._device = capture, device
         self._blocks = _blocks_of(step, capture, self.buffers)
         self._step = self._discover()
+        self._formulas: Formulas | None = None
 
     def record(self, accept_unsure: bool, lanes: int = 1, ahead_bytes: int = 0,
                ) -> CapturedRecording:
@@ -43,15 +44,14 @@ class DiscoveredStep:
         step.close()
         return made
 
-    def formulas(self, recording: CapturedRecording, is_exchanged: bool = False) -> Formulas | None:
-        """How the words of a recording follow the step's numbers; None where there are none.
-        Raises Unexplained."""
-        capture = self._capture
-        first = capture.second if is_exchanged else capture.first
-        if capture.third is None or capture.third.trace is None or first.trace is None:
-            return None
-        return Formulas(first.trace, capture.third.trace,
-                        [Word(*number) for number in recording.numbers])
+    def formulas(self, recording: CapturedRecording) -> Formulas | None:
+        """How the words of a recording of this step follow its numbers, the same for all of them;
+        None where it has none. Raises Unexplained."""
+        third = self._capture.third
+        if self._formulas is None and third is not None:
+            assert self.first.trace is not None and third.trace is not None
+            self._formulas = Formulas(self.first.trace, third.trace, recording.numbers)
+        return self._formulas
 
     def _discover(self, is_exchanged: bool = False) -> CapturedStep:
         capture, blocks, noted = self._capture, self._blocks, self._capture.noted

@@ -26,6 +26,7 @@ from anabranch._record.capture.step import Alias, Fresh, Held, Step, Wrapped
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, OutputBuilder, picker
 from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces
+from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.refusals import Aliased
 from anabranch._record.tensors import units_overlap, whole_bytes
 
@@ -51,8 +52,9 @@ class StepRecording:
         is_unsure = self._recording.counts.unsure and lanes == 1
         self._other = discovered.record_exchanged() if is_unsure else None
         self._formulas = discovered.formulas(self._recording)
-        self._other_formulas = discovered.formulas(self._other, is_exchanged=True) \
-            if self._other is not None else None
+        if self._formulas is not None and self._other is not None \
+                and self._other.numbers != self._recording.numbers:
+            raise Unexplained("two captures differ in the words that follow it")
         # The words of the numbers that a launch had last; replaced, not changed.
         self._last_words: tuple[bytes, list[int]] = (b"", [])
         self._alignments: list[tuple[int, int]] = []  # of given tensors
@@ -65,7 +67,7 @@ class StepRecording:
         self._buffer_offsets = [offset for _, offset in places]
         self.slot_count = len(self._alignments) + len(named_buffers)
         self._parts = [((size,), (1,), torch.uint8) for size in self._recording.parts]
-        words = len(self._recording.numbers) if self._formulas is not None else 0
+        words = len(self._formulas) if self._formulas is not None else 0
         self._pack = struct.Struct(f"{self.slot_count + len(self._parts) + words}Q").pack
         first = discovered.first
         # Of the step's objects, those that it answers.
@@ -163,8 +165,6 @@ class StepRecording:
         if self._other is None:
             return False
         self._recording, self._other = self._other, None
-        self._formulas, self._other_formulas = self._other_formulas, None
-        self._last_words = (b"", [])
         return True
 
     @property
@@ -186,16 +186,16 @@ class StepRecording:
     def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
                objects: Sequence[Any] = (), poison: int | None = None,
                at: Sequence[Tensor] | None = None, offsets: Sequence[int] = (),
-               in_blocks: bool = False, numbers: tuple[float, ...] = ()) -> Any:
+               in_blocks: bool = False, words: Sequence[int] = ()) -> Any:
         """One launch on the current stream of the recording's device. ``objects`` are those that it
         answers, as they are now; ``poison`` is a byte to fill fresh memory with, which the step
         must not see; ``at`` are tensors in the given ones' place, of which only addresses are
         taken; ``offsets`` are what offsets() answers; ``in_blocks``: what is saved is answered
-        so."""
+        so; ``words`` are what words() answers."""
         if _compat.current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self.launch(given, parameters, objects, poison, at, offsets, in_blocks,
-                                   numbers)
+                                   words)
         for index in self._cleared:
             parameters[index].grad = None
         fresh = self._buffers.allocate()
@@ -203,7 +203,6 @@ class StepRecording:
         if poison is not None:
             for tensor in (*fresh, *parts):
                 whole_bytes(tensor).fill_(poison)
-        words = self.words(numbers) if numbers else ()
         addresses = self._gather(at or given, offsets, fresh, parts, words)
         if self.random is not None:
             self.random.replay()
@@ -223,8 +222,8 @@ class StepRecording:
     def launch_as_captured(self, step: Step, poison: int | None = None) -> Any:
         """With what the step was captured with."""
         objects = [step.objects[i] for i in self.objects]
-        numbers = step.numbers.now if step.numbers is not None else ()
-        return self.launch(step.tensors, step.parameters, objects, poison, numbers=numbers)
+        words = self.words(step.numbers.now) if step.numbers is not None else ()
+        return self.launch(step.tensors, step.parameters, objects, poison, words=words)
 
     def words(self, numbers: tuple[float, ...]) -> list[int]:
         """What kernels are given where the step's numbers are these. ArithmeticError where their

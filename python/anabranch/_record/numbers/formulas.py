@@ -20,20 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
+from anabranch._core.capture import Number
 from anabranch._record.numbers.noted import Constant, Entry, Trace, evaluate
 from anabranch._record.refusals import NotRecordable
 
 
 class Unexplained(NotRecordable):
     """Why numbers of a step cannot be followed, for people."""
-
-
-class Word(NamedTuple):
-    """``size_bytes`` of a kernel's parameters, as they are in both captures."""
-
-    size_bytes: int
-    first: int
-    other: int
 
 
 def _double(value: float) -> int:
@@ -100,11 +93,15 @@ class Formulas:
     """Of the words of a recording, by the traces of a capture and of one with other numbers.
     Raises Unexplained for the first word that follows in no known way."""
 
-    def __init__(self, first: Trace, other: Trace, words: Sequence[Word]) -> None:
+    def __init__(self, first: Trace, other: Trace, words: Sequence[Number]) -> None:
         _check_alike(first, other)
         kept, self._entries = _distinct(first.entries)
         self._pairs = [(first.entries[i].value, other.entries[i].value) for i in kept]
         self._formulas = [self._formula(number, word) for number, word in enumerate(words)]
+
+    def __len__(self) -> int:
+        """How many words there are."""
+        return len(self._formulas)
 
     def words(self, values: Sequence[float]) -> list[int]:
         """Where the step's numbers have these values. ArithmeticError where their arithmetic
@@ -119,7 +116,7 @@ class Formulas:
             bits |= encode(change(values[entry])) << shift
         return bits
 
-    def _formula(self, number: int, word: Word) -> _Formula:
+    def _formula(self, number: int, word: Number) -> _Formula:
         for size in (word.size_bytes, word.size_bytes // 2):
             parts = list(self._parts(word, size)) if size in _ENCODINGS else [None]
             known = tuple(part for part in parts if part is not None)
@@ -130,7 +127,7 @@ class Formulas:
             f"a kernel is given something that follows it in another way than by Python's "
             f"arithmetic (word {number}: {word.first:#x} and {word.other:#x})")
 
-    def _parts(self, word: Word, size: int) -> Iterator[_Explained | None]:
+    def _parts(self, word: Number, size: int) -> Iterator[_Explained | None]:
         """Of each piece of this size that differs; None where nothing explains it."""
         mask = (1 << 8 * size) - 1
         for shift in range(0, 8 * word.size_bytes, 8 * size):

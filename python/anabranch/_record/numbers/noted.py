@@ -19,12 +19,12 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-Operand = int | float  # an int is the number of an entry of the trace
 _Operator = Callable[..., Any]
 
 
 class Entry(NamedTuple):
-    """How a value was made: by an operator of ``operands``; a number of the step by none."""
+    """How a value was made: by an operator of ``operands``, which are numbers of entries and
+    Constants; a number of the step by none."""
 
     operator: _Operator | None
     operands: tuple[Any, ...]

@@ -61,7 +61,6 @@ class State:
         self.number = 0  # equal for states that one recording may serve
         self._roots, self._arguments, self._farther = tuple(roots), list(arguments), farther
         self.ignored, self.followed = ignored, followed
-        self._has_followed = bool(followed)
         self._begin(base)
         indices = base._indices_now() if base else {}
         collector = GuardCollector(base._names if base else ())
@@ -280,38 +279,36 @@ class State:
         except (IndexError, KeyError):
             return None
 
-    def _hyperparameters_now(self) -> tuple[Any, ...]:
-        """Those that are no tensors, and then what stands in the place of each followed number."""
-        values = [None if isinstance(value, Tensor) else value for optimizer in self.optimizers
-                  for group in optimizer.param_groups
-                  for key, value in group.items() if key != "params"]
-        if self.followed.hyperparameters:
-            followed = set(self.followed.hyperparameters)
-            values = [FOLLOWED if type(value) is float and name in followed else value
-                      for name, value in zip(self.hyperparameter_names(), values, strict=True)]
+    def _with_followed(self, hyperparameters: list[Any]) -> list[Any]:
+        """Without the values of followed numbers; what stands in the places of those that are no
+        hyperparameters comes behind."""
+        followed = set(self.followed.hyperparameters)
+        told = [FOLLOWED if type(value) is float and name in followed else value for name, value in
+                zip(self.hyperparameter_names(), hyperparameters, strict=True)]
         for path in self.followed.paths:
             holder, key = self._followed_at.get(path, ((None,), 0))
             try:
                 value = holder[key]
             except (KeyError, IndexError, ValueError):
                 value = None
-            values.append(FOLLOWED if type(value) is float else
-                          (type(value), value if is_plain(value) else id(value)))
-        return tuple(values)
+            told.append(FOLLOWED if type(value) is float else
+                        (type(value), value if is_plain(value) else id(value)))
+        return told
 
     def guards(self) -> Guards:
         """The guarded values as they are now. Without an optimizer, and with gradients off, missing
         gradients are not guarded: launches that read some look for themselves."""
+        hyperparameters = [None if isinstance(value, Tensor) else value
+                           for optimizer in self.optimizers for group in optimizer.param_groups
+                           for key, value in group.items() if key != "params"]
+        if self.followed is not NO_NUMBERS:
+            hyperparameters = self._with_followed(hyperparameters)
         now = (
             tuple(map(_TRAINING, self._modes)),
             tuple([parameter.requires_grad + 2 * (parameter.grad is None)
                    for parameter in self._parameters])
             if self.optimizers or torch.is_grad_enabled() else None,
-            self._hyperparameters_now() if self._has_followed else
-            tuple([None if isinstance(value, Tensor) else value for optimizer in self.optimizers
-                   for group in optimizer.param_groups
-                   for key, value in group.items() if key != "params"])
-            if self.optimizers else (),
+            tuple(hyperparameters),
             tuple([(id(tensor), version_of(tensor)) for tensor in standing(self.on_cpu)])
             if self.on_cpu else (),
             tuple([(id(tensor), tensor.data_ptr()) for tensor in standing(self.pinned)])

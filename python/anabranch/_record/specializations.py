@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All specializations of one callable, by signature, and which signatures have one where there are
+more than may have.
+
+To record costs as much as hundreds of launches save. So a signature that comes when all places are
+taken does not get the place of the one that was used least lately: with more signatures in turn
+than places each call would record. It runs plainly, and gets the place of one that is not called
+while it comes back some times itself. Numbers that never come back, a learning rate under a
+schedule, get none.
+
+Threads: under ``lock``, but for looking one up. Failure: none.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from anabranch._record.report import RecordingReport
+from anabranch._record.specialization import Specialization
+from anabranch._record.state.paths import Path
+from anabranch._record.state.state import NO_STATE, State
+
+_RETURNS = 3  # calls of a newcomer, while a recorded signature has none
+_MOST_NEWCOMERS = 64  # of whom it is known how often they have come
+_MOST_TOLD = 4  # of what signatures differ in
+Differences = Callable[[Any, Sequence[Any]], list[str]]
+
+
+class Specializations(dict[Any, Specialization]):
+    """At most ``most``, which hold ``most_bytes`` together between launches. ``differences(key,
+    keys)`` names in what a signature differs from the nearest of others."""
+
+    def __init__(self, most: int, most_bytes: int, differences: Differences) -> None:
+        super().__init__()
+        self.lock = threading.RLock()
+        self.beyond: Specialization | None = None  # shared by all signatures without a place
+        self._most = most
+        self._admission = Admission(most_bytes)
+        self._differences = differences
+        self._retired: collections.deque[RecordingReport] = collections.deque(maxlen=most)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a signature that is not known yet may have to run plainly."""
+        return len(self) >= self._most
+
+    def admit(self, key: Any, describe: Callable[[], str],
+              state: State) -> tuple[Specialization, list[str]]:
+        """The specialization of a new signature, and in what that differs from the nearest other.
+        It is ``beyond`` where the signature gets no place."""
+        free = self._admission.place_for(key, self) if self.is_full else None
+        if self.is_full and free is None and self.beyond is not None:
+            return self.beyond, []
+        differs = self._differences(key, list(self))[:_MOST_TOLD]
+        if self.is_full and free is None:
+            self.beyond = Specialization(f"{describe()} and what else there is", NO_STATE)
+            return self.beyond, differs
+        if free is not None:
+            self.retire(free)
+        spec = self[key] = Specialization(describe(), state)
+        spec.note(differs=", ".join(differs))
+        return spec, differs
+
+    def retire_beyond_bytes(self, key: Any) -> None:
+        """Retires what has to go now that ``key`` has been recorded."""
+        with self.lock:
+            for large in self._admission.too_large(key, self):
+                self.retire(large)
+
+    def retire(self, key: Any) -> None:
+        """Drops a recording and keeps its report."""
+        with self.lock:
+            spec = self.pop(key, None)
+            if spec is not None:
+                spec.is_retired = True
+                self._retired.append(spec.current_report())
+
+    def retire_all(self) -> None:
+        with self.lock:
+            for key in list(self):
+                self.retire(key)
+
+    def rename(self, key: Any, to: Any) -> None:
+        """From now on a specialization has another key."""
+        with self.lock:
+            if key in self and to not in self:
+                self[to] = self.pop(key)
+
+    def left_paths(self, key: Any) -> set[Path]:
+        """Where launches of a signature have side effects."""
+        spec = self.get(key)
+        return {(*one.path, one.key) for one in spec.mutations
+                if not isinstance(one.key, slice)} if spec is not None else set()
+
+    def known(self) -> list[Specialization]:
+        """One specialization a signature, and the one of all signatures without a place."""
+        with self.lock:
+            return [*self.values(), *([self.beyond] if self.beyond else [])]
+
+    def reports(self) -> list[RecordingReport]:
+        """The reports of recordings that were replaced, and then of the present ones."""
+        with self.lock:
+            return [*self._retired, *(spec.current_report() for spec in self.known())]
+
+
+class _Newcomer(NamedTuple):
+    came: int
+    calls_then: dict[Any, int]  # of the recorded ones, when it came first
+
+
+class Admission:
+    """``most_bytes``: what recordings may hold together between launches."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._newcomers: collections.OrderedDict[Any, _Newcomer] = collections.OrderedDict()
+        self._calls_then: dict[Any, int] = {}  # when something was recorded last
+
+    def place_for(self, key: Any, known: Mapping[Any, Specialization]) -> Any:
+        """The signature whose place this one gets; None where it runs plainly once more."""
+        seen = self._newcomers.pop(key, None) or _Newcomer(0, _calls_of(known))
+        seen = seen._replace(came=seen.came + 1)
+        if seen.came >= _RETURNS:
+            unused = [other for other, spec in known.items()
+                      if seen.calls_then.get(other) == spec.calls]
+            if unused:
+                return min(unused, key=lambda other: known[other].calls)
+            seen = _Newcomer(1, _calls_of(known))  # all are used: it is looked at anew
+        self._newcomers[key] = seen
+        if len(self._newcomers) > _MOST_NEWCOMERS:
+            self._newcomers.popitem(last=False)
+        return None
+
+    def too_large(self, new: Any, known: Mapping[Any, Specialization]) -> list[Any]:
+        """Those that have to go now that ``new`` has been recorded, those first that were called
+        least since something was recorded last."""
+        before, self._calls_then = self._calls_then, _calls_of(known)
+        held = {other: spec.current_report().memory.held for other, spec in known.items()
+                if spec.recording is not None}
+        excess, going = sum(held.values()) - self._most_bytes, []
+        others = [other for other in held if other != new]
+        for other in sorted(others, key=lambda other: known[other].calls - before.get(other, 0)):
+            if excess <= 0:
+                break
+            excess -= held[other]
+            going.append(other)
+        return going
+
+
+def _calls_of(known: Mapping[Any, Specialization]) -> dict[Any, int]:
+    return {key: spec.calls for key, spec in known.items()}
