@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recording a captured step: what two captures of it have in common is discovered once, and
-// recorded from that for one lane or for several. Ownership: a Discovery keeps the bytes of the
-// step's tables; the graph of the first capture is
+// recorded from that for one lane or for several.
+// Ownership: a Discovery keeps the bytes of the step's tables; the graph of the first capture is
 //            borrowed and must be there as long as recordings are made. Recordings keep what they
 //            need of a discovery. Device code must outlive both.
 // Threads:   for the current context. A Discovery is immutable: several threads may record from it.

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sources: what a launch gives a word each. The slots come first, after them the parts of the
-// arena, which are given addresses, and after these the numbers. Ownership: values. Threads:
-// values. Failure:   none. Edges:     a source without bytes may have any address; a number is one,
-// whose word is any.
+// Sources: what a launch gives a word each. The slots come first, then the parts of the arena; both
+// are given addresses. Then come the numbers.
+// Ownership: values.
+// Threads:   values.
+// Failure:   none.
+// Edges:     a source without bytes may have any address; a number is one, whose word is any.
 #pragma once
 
 #include <cassert>
