@@ -186,7 +186,7 @@ def test_notes_are_dropped_where_a_mark_has_failed_and_the_step_goes_on(noting):
     assert noting.made.noted(before=0, allocations=0) is None
 
 
-def match(first, second):
+def match(first, second, ahead=()):
     """Of two captures that allocate these (address, size)."""
     made = [SimpleNamespace(pool_id=i, given_at=[at])
             for i, at in enumerate((1, 2))]
@@ -194,7 +194,7 @@ def match(first, second):
         segments={0: {a for a, _ in first}, 1: {a for a, _ in second}},
         events=[_compat.Event(*each, is_freed) for each in (*first, *second)
                 for is_freed in (False, True)])
-    step = SimpleNamespace(units=[SimpleNamespace(size_bytes=8)])
+    step = SimpleNamespace(units=[SimpleNamespace(size_bytes=8)], ahead=ahead)
     return match_allocations(step, made, history)
 
 
@@ -203,6 +203,12 @@ def test_each_allocation_is_a_block_and_knows_the_largest_at_its_place():
     assert blocks == [Block(1, 2, 8, True), Block(100, 500, 16, False), Block(200, 600, 8, False),
                       Block(100, 500, 32, False)]
     assert largest == [32, 8, 32]
+
+
+def test_what_is_allocated_ahead_of_the_step_has_no_size():
+    blocks, largest = match([(100, 64), (200, 64), (100, 16)], [(500, 64), (600, 64), (500, 16)],
+                            ahead=(64, 64))
+    assert [block.size_bytes for block in blocks] == [8, 1, 1, 16] and largest[2] == 16
 
 
 def test_captures_that_use_memory_again_in_different_ways_are_refused():

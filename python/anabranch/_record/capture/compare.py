@@ -37,8 +37,11 @@ def match_allocations(step: Step, made: Sequence[Captured],
     traces = []
     for captured in made:
         segments = history.segments.get(captured.pool_id, ())
-        traces.append([(event.address, event.bytes) for event in history.events
-                       if event.address in segments and not event.is_freed])
+        found = [(event.address, event.bytes) for event in history.events
+                 if event.address in segments and not event.is_freed]
+        # Those ahead of the step have its addresses, and not its sizes.
+        ahead = len(step.ahead)
+        traces.append([*((address, 1) for address, _ in found[:ahead]), *found[ahead:]])
     first, second = traces
     if len(first) != len(second):
         raise OtherGraph(f"two captures of it allocate {len(first)} times and {len(second)}")

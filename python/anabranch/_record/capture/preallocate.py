@@ -5,7 +5,8 @@ at one address is all of one size.
 Kernels name addresses and not whose they are: all that has been at one address is one unit of a
 recording, as large as the largest, and a gradient that lies where logits were takes as much as
 these in each launch. Torch gives a request the smallest free block that is large enough. So there
-shall be as many of each size as are in use at once, which the plain run before tells.
+shall be as many of each size as are in use at once, which the plain run before tells, and some
+more: notes of a capture hold what an operator was given until the next one has its memory.
 
 Threads: any. Failure: none, but torch's own errors.
 """
@@ -26,6 +27,7 @@ log = logging.getLogger("anabranch.record")
 # Torch tells no sizes apart up to the first, and has a granule beyond the second; blocks of a pool
 # that are not split are of 20 MiB for what lies between these, and exact from there on.
 _SMALL, _EXACT, _GRANULE = 1 << 20, 10 << 20, 2 << 20
+_MORE = 2  # of each size
 
 
 def sizes_in_use(events: Iterable[_compat.Event]) -> list[int]:
@@ -42,7 +44,7 @@ def sizes_in_use(events: Iterable[_compat.Event]) -> list[int]:
             size_of[event.address] = size
             now[size] += 1
             most[size] = max(most[size], now[size])
-    return sorted(most.elements())
+    return sorted([size for size, count in most.items() for _ in range(count + _MORE)])
 
 
 @contextlib.contextmanager
