@@ -223,7 +223,7 @@ def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str,
             compiled.current_callable, chosen, name, dynamic,
             _compat.results_of_forward() if kind == "forward" else None,
             is_backward=kind == "backward",
-            saved=saved if kind != "inference" and not dynamic else None)
+            saved=saved if kind != "inference" else None)
     record_parts(compiled, chosen, name, dynamic, cuts, whole)
     return cuts.reason
 

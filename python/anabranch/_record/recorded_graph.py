@@ -40,9 +40,9 @@ class RecordedGraph:
         self._recorder = Recorder(lambda leaves: call(list(opened(leaves))), chosen, name,
                                   takes_gradients=False,
                                   call_last=lambda leaves: call(handed_over(leaves)),
-                                  saved_from=saved_from, frees_inputs=is_backward,
-                                  saved=saved if saved_from is not None else None)
-        self._given = saved if saved_from is None else None
+                                  saved_from=saved_from, frees_inputs=is_backward, pair=saved,
+                                  may_pass_blocks=saved_from is not None and not dynamic)
+        self._given = saved if is_backward and not dynamic else None
         self._call = call
         self._dynamic = dynamic
         self._label = label

@@ -72,8 +72,10 @@ class Recorder:
         takes_gradients: whether the callable may set ``.grad``.
         saved_from: index of the first result that is saved for backward; all of those are freed
             together.
-        saved: decides whether saved results are answered in blocks.
-        frees_inputs: whether plain calls free leaves that require no gradient as they go.
+        frees_inputs: whether plain calls free leaves that require no gradient as they go: it is a
+            backward graph.
+        pair: what a forward graph and its backward share.
+        may_pass_blocks: whether saved results may be answered in blocks.
         differences: ``differences(key, keys)`` names in what a signature differs from the nearest
             of others.
         following: which numbers recordings follow; None: none.
@@ -82,8 +84,9 @@ class Recorder:
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str, *,
                  takes_gradients: bool, call_last: Callable[[list[Any]], Any] | None = None,
-                 saved_from: int | None = None, saved: SavedBlocks | None = None,
-                 frees_inputs: bool = False, following: Following | None = None,
+                 saved_from: int | None = None, frees_inputs: bool = False,
+                 pair: SavedBlocks | None = None, may_pass_blocks: bool = False,
+                 following: Following | None = None,
                  differences: Differences = lambda key, keys: [],
                  look_farther: Callable[[Collection[Path]], None] = lambda ways: None) -> None:
         self.name = name
@@ -95,7 +98,8 @@ class Recorder:
         self._chosen = chosen
         self._takes_gradients = takes_gradients
         self._saved_from = saved_from
-        self._saved = saved
+        self._saved = pair if may_pass_blocks else None
+        self._pair = pair
         self._frees_inputs = frees_inputs
         self._following = following
         self._look_farther = look_farther
@@ -120,7 +124,7 @@ class Recorder:
             spec = self._new_specialization(key, leaves, state, describe)
         spec.calls += 1
         if spec.recording is not None:
-            if spec.shortage and not self._has_memory_again(spec):
+            if self._is_short(spec):
                 spec.plain_calls += 1
                 return self._call_last(leaves)
             return self._launch(key, spec, leaves, state)
@@ -164,13 +168,22 @@ class Recorder:
         self._check_answer(spec, answer, device)
         return answer
 
-    @staticmethod
-    def _has_memory_again(spec: Specialization) -> bool:
+    def _is_short(self, spec: Specialization) -> bool:
+        """Whether a call is to be plain for want of memory: its own, or its backward's."""
+        if spec.shortage and not self._has_memory_again(spec):
+            return True
+        return self._pair is not None and not self._frees_inputs and self._pair.backward_is_short
+
+    def _has_memory_again(self, spec: Specialization) -> bool:
         """Whether something that failed for lack of memory may be tried again."""
-        shortage = spec.shortage
-        if shortage is not None and shortage.has_passed():
-            spec.shortage = None
+        if spec.shortage is not None and spec.shortage.has_passed():
+            self._set_shortage(spec, None)
         return spec.shortage is None
+
+    def _set_shortage(self, spec: Specialization, shortage: Shortage | None) -> None:
+        spec.shortage = shortage
+        if self._pair is not None and self._frees_inputs:
+            self._pair.backward_is_short = shortage is not None
 
     def _check_answer(self, spec: Specialization, answer: Any, device: int | None) -> None:
         """Refuses a step that answers tensors on the CPU. Some steps do so only when they are not
@@ -265,7 +278,8 @@ class Recorder:
         answer, recording = made
         mutations, known = attempt.mutations, attempt.state_tensors
         attempt.close()
-        spec.shortage, spec.shortage_tries = None, 0
+        self._set_shortage(spec, None)
+        spec.shortage_tries = 0
         spec.note(shortage="")
         spec.set_recording(recording, known, mutations)
         if numbers is not None:
@@ -321,7 +335,7 @@ class Recorder:
         if isinstance(why, Short):
             spec.shortage_tries += 1
             free = max(attempt.free_before, free_bytes(attempt.device))
-            spec.shortage = Shortage(why, attempt.device, free, spec.shortage_tries)
+            self._set_shortage(spec, Shortage(why, attempt.device, free, spec.shortage_tries))
             spec.note(shortage=str(spec.shortage))
         else:
             self.is_refused |= not spec.is_empty
@@ -472,7 +486,7 @@ class Recorder:
         once."""
         empty_cache()
         spec.shortage_tries += 1
-        spec.shortage = Shortage(short, device, free_bytes(device), spec.shortage_tries)
+        self._set_shortage(spec, Shortage(short, device, free_bytes(device), spec.shortage_tries))
         spec.note(shortage=str(spec.shortage))
         spec.plain_calls += 1
         if "launch" not in self._told:

@@ -14,6 +14,7 @@ import torch._dynamo
 from torch._dynamo.backends.common import aot_autograd
 
 from anabranch import _compat
+from anabranch._record import recorder
 from anabranch._record.launch.output_buffers import part_of
 from anabranch._record.launch.saved_blocks import (
     BlockLayout,
@@ -22,6 +23,11 @@ from anabranch._record.launch.saved_blocks import (
     SavedBlocks,
     opened,
 )
+from anabranch._record.memory import shortage
+from anabranch._record.memory.shortage import Short
+from anabranch._record.specialization import Specialization
+from anabranch._record.state.state import NO_STATE
+from anabranch.config import Options
 
 pytestmark = pytest.mark.oldest
 
@@ -228,3 +234,30 @@ def test_tensors_that_went_another_way_are_not_taken_for_those_of_the_forward():
     assert number == 3 and second.tolist() == [16, 17] and first.tolist() == [0, 1]
     assert own.shape == (5,)
     assert not passes.may_pass(BlockLayout(layout.places))  # of another recording
+
+
+def test_while_a_backward_is_plain_for_want_of_memory_its_forward_is_too(monkeypatch):
+    """What a launched forward saves lies otherwise than a plain one's, and may not fit."""
+    free = 1 << 30
+    monkeypatch.setattr(recorder, "free_bytes", lambda device: free)
+    monkeypatch.setattr(shortage, "free_bytes", lambda device: free)
+    monkeypatch.setattr(recorder, "empty_cache", lambda: None)
+    monkeypatch.setattr(recorder, "warn", lambda text: None)
+    monkeypatch.setattr(recorder.Recorder, "_launch", lambda *args: "launched")
+    pair = SavedBlocks()
+
+    def made(is_backward):
+        one = recorder.Recorder(lambda leaves: "plain", Options(), "a graph", takes_gradients=False,
+                                frees_inputs=is_backward, pair=pair)
+        one.specializations["key"] = Specialization("", NO_STATE)
+        one.specializations["key"].recording = object()
+        return one, lambda: one.run("key", [], NO_STATE, str)
+
+    (_, forward), (backward, call_backward) = made(False), made(True)
+    assert forward() == call_backward() == "launched"
+    short = Short("a launch", 2 << 30, free)
+    assert backward._launch_later(backward.specializations["key"], short, 0, []) == "plain"
+    assert forward() == call_backward() == "plain"
+    free = 4 << 30
+    assert forward() == "plain"  # until the backward has found that it has memory
+    assert call_backward() == forward() == "launched"

@@ -87,9 +87,14 @@ def handed_over(inputs: list[Any]) -> list[Any]:
 
 
 class SavedBlocks:
-    """What a forward graph and its backward share."""
+    """What a forward graph and its backward share.
+
+    ``backward_is_short``: the backward runs plainly for want of memory. Then so does the forward:
+    what a plain run saves is freed one by one, and lies as it does without us.
+    """
 
     def __init__(self) -> None:
+        self.backward_is_short = False
         # By the layouts that have been seen; replaced, not changed.
         self._places: dict[BlockLayout, InputPlaces] = {}
         self._watched: tuple[BlockLayout, list[tuple[int, weakref.ref[Tensor]]]] | None = None
