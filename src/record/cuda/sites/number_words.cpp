@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "record/cuda/sites/number_words.h"
 
+#include <algorithm>
+#include <iterator>
+#include <span>
 #include <tuple>
 
 namespace anabranch::cuda {
@@ -29,10 +32,36 @@ void add_halves(const ParamWord& in_two, const ParamWord& in_third,
   }
 }
 
+bool is_before(const FoundSite& a, const FoundSite& b) {
+  return std::tie(a.node, a.offset, a.operand, a.address_unit, a.shift) <
+         std::tie(b.node, b.offset, b.operand, b.address_unit, b.shift);
+}
+
+// Whether the third capture names the same memory. What a kernel's parameters hold besides, behind
+// the used part of an array, may be left over from a launch before: an address in two captures, and
+// another in the third.
+bool have_same_memory(const FoundSites& found, const FoundSites& other) {
+  std::vector<FoundSite> apart;
+  std::ranges::set_symmetric_difference(found.sites, other.sites, std::back_inserter(apart),
+                                        is_before);
+  for (std::size_t i = 0; i < apart.size(); ++i) {
+    const bool are_two = i + 1 < apart.size() && apart[i].node == apart[i + 1].node &&
+                         apart[i].offset == apart[i + 1].offset;
+    if (apart[i].operand != Operand::kParam || are_two) return false;
+  }
+  return found.tables == other.tables;
+}
+
+bool is_site(std::span<const FoundSite> sites, const ParamWord& word) {
+  const FoundSite first{word.node, Operand::kParam, word.offset, 0, 0};
+  const auto at = std::ranges::lower_bound(sites, first, is_before);
+  return at != sites.end() && at->node == word.node && at->offset == word.offset;
+}
+
 }  // namespace
 
 Result<std::vector<ParamWord>> find_numbers(const FoundSites& found, const FoundSites& other) {
-  if (found.sites != other.sites || found.tables != other.tables) {
+  if (!have_same_memory(found, other)) {
     return Status(StatusCode::kCapturesDiffer,
                   "record: with other numbers the step names other memory, or brings other bytes "
                   "to the device. Its numbers are not followed: each is recorded by itself.");
@@ -40,6 +69,7 @@ Result<std::vector<ParamWord>> find_numbers(const FoundSites& found, const Found
   std::vector<ParamWord> numbers;
   auto in_two = found.unsure.begin();
   for (const ParamWord& word : other.unsure) {
+    if (is_site(found.sites, word)) continue;
     while (in_two != found.unsure.end() && comes_before(*in_two, word)) ++in_two;
     if (in_two == found.unsure.end() || comes_before(word, *in_two)) {
       numbers.push_back(word);

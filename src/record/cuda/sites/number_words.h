@@ -5,7 +5,8 @@
 // Threads:   pure.
 // Failure:   kCapturesDiffer where the third capture differs in more than words of parameters.
 // Edges:     of a word that differs between the first two as well, the half in which they agree may
-//            follow a number: what compilers leave beside a float is no part of it.
+//            follow a number: what compilers leave beside a float is no part of it. An address of
+//            the step's memory that stands in two captures alone is left over, and no number.
 #pragma once
 
 #include <vector>

@@ -55,6 +55,21 @@ TEST(NumberWords, AThirdCaptureThatNamesOtherMemoryIsRefused) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), StatusCode::kCapturesDiffer);
   EXPECT_THAT(refused.error().message(), HasSubstr("names other memory"));
+  found.sites = {{0, Operand::kDestination, 0, 0, 0}};
+  other.sites = {};
+  EXPECT_FALSE(find_numbers(found, other).ok());
+}
+
+// Behind the used part of an array.
+TEST(NumberWords, AnAddressThatIsLeftOverInTwoCapturesIsNoNumberAndNoReasonToRefuse) {
+  const ParamWord left{1, 16, 8, 0x1000, 0x77}, number{1, 24, 8, 10, 20};
+  FoundSites found = with({}), other = with({left, number});
+  found.sites = {{1, Operand::kParam, 8, 0, 0}, {1, Operand::kParam, 16, 2, 0}};
+  other.sites = {{1, Operand::kParam, 8, 0, 0}};
+  EXPECT_THAT(numbers(found, other), ElementsAre(number));
+  found = with({left}), other = with({number});
+  other.sites = {{1, Operand::kParam, 16, 2, 0}};
+  EXPECT_THAT(numbers(found, other), ElementsAre(number));
 }
 
 }  // namespace
