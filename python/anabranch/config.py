@@ -82,7 +82,7 @@ class Options:
         4 << 30, "Bytes that the recordings of one callable may hold between launches, on the GPU, "
         "pinned and by the driver. Those that were used least lately go.", 0, _MOST_BYTES)
     follow_numbers: bool = _option(
-        False, "Launch recordings with other values of a float that changes between calls, where "
+        True, "Launch recordings with other values of a float that changes between calls, where "
         "its way into the kernels is known. Off: each value is recorded by itself.")
     guards: bool = _option(
         True, "Compare Python values that a recorded callable's code names with those of its "

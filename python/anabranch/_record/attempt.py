@@ -36,6 +36,9 @@ from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.rng_graph import make_rng_graph
 from anabranch._record.memory.gpu import Meter, empty_cache, free_bytes, give_back, no_limit, taken
 from anabranch._record.memory.shortage import OF_LAUNCH, is_out_of_memory, phase, short_of
+from anabranch._record.numbers.formulas import Unexplained
+from anabranch._record.numbers.noted import OtherWay
+from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.refusals import (
     Again,
     Aliased,
@@ -90,6 +93,8 @@ class Attempt:
         self._groups: dict[Any, int] = {}  # how many collectives each has had
         self._is_rewound = False
         self._answered: tuple[Any, ...] = ()  # the answer of a run that served as the call
+        # A recording, and what its kernels were given when it was compared with other numbers.
+        self._proven: tuple[StepRecording | None, list[int]] = (None, [])
         self._plain_bytes = 0  # the plain run's peak, less what was allocated before
         self.device = step.device
         self.free_before = free_bytes(step.device)
@@ -103,6 +108,11 @@ class Attempt:
     def follows(self) -> bool:
         """Whether numbers are to change between launches."""
         return self._step.numbers is not None
+
+    def proven_words(self, recording: StepRecording) -> Sequence[int]:
+        """Words of its kernels with which a launch of it was compared, besides those captured."""
+        of, words = self._proven
+        return words if of is recording else ()
 
     @property
     def state_tensors(self) -> Sequence[torch.Tensor]:
@@ -328,6 +338,8 @@ class Attempt:
         self._is_rewound = True
         trial.rewind()
         agree.make(lambda: trial.reserve(recorded))
+        if self._recorded is None:
+            self._prove_numbers(trial, recorded)
         verdict = verify(trial, plain, recorded, agree.on)
         meter.note("the launches that are compared")
         answer = verdict.standing.answer
@@ -341,6 +353,32 @@ class Attempt:
         self._spec.note(verify_seconds=time.perf_counter() - start, slots=recorded.slot_count,
                         verified="bitwise" if verdict.is_bitwise else "within bounds")
         return answer, recorded
+
+    def _prove_numbers(self, trial: Trial, recorded: StepRecording) -> None:
+        """Compares a launch with a plain run once with numbers of the step that no capture has had.
+        Raises Unexplained."""
+        step, agree = self._step, self._agree
+        others_follow, others_do_not = agree.on(self.follows), agree.on(not self.follows)
+        if others_follow and others_do_not:
+            raise Unexplained("another process of the step does not follow its numbers")
+        if step.numbers is None:
+            return
+        tried = step.numbers.between()
+        leaves = list(step.leaves)
+        with tried.standing(leaves):
+            trial.use(dataclasses.replace(step, leaves=leaves, numbers=tried))
+            try:
+                agree.make(lambda: _words_of(recorded, tried))
+                plain = trial.plain()
+                plain.let_go()
+                trial.rewind()
+                verify(trial, plain, recorded, agree.on).standing.let_go()
+            except Untrusted as error:
+                raise Unexplained(f"with another value {error}") from error
+            finally:
+                trial.use(step)
+                trial.rewind()
+        self._proven = recorded, recorded.words(tried.now)
 
     def spare_bytes(self, launch_bytes: int, let_go_bytes: int) -> int:
         """How much more memory than a launch in captured order one side by side may take: up to
@@ -402,10 +440,12 @@ class Attempt:
 
 # How a step is captured differently after each error, each at most once; None where it is not. Two
 # captures that differ are worth another try as they are: torch gives out its streams in turn, so a
-# stream that the call made may happen to be the one of the captures.
+# stream that the call made may happen to be the one of the captures. So are words that may follow a
+# number in an unknown way: what compilers leave between words may look like that.
 _RETRIES: dict[type[Exception], Callable[[Step], Step | None]] = {
     Aliased: Step.joined,
     OtherGraph: lambda step: step,
+    Unexplained: lambda step: step,
     BrokeWhileNoted: lambda step: dataclasses.replace(step, is_noted=False),
     Untrusted: lambda step: dataclasses.replace(step, is_noted=False) if step.is_noted else None,
     CopiedFromTheCpu: lambda step: (None if step.is_compiled
@@ -423,6 +463,14 @@ def _captured_differently(step: Step, why: Exception, tried: set[type[Exception]
         raise why
     tried.add(type(why))
     return changed
+
+
+def _words_of(recorded: StepRecording, numbers: StepNumbers) -> list[int]:
+    """What kernels are given for these. Raises Unexplained where the step takes another way."""
+    try:
+        return recorded.words(numbers.now)
+    except (ArithmeticError, OtherWay):
+        raise Unexplained("with a value between two others the step goes another way") from None
 
 
 def _raising(why: NotRecordable) -> Callable[[], NoReturn]:

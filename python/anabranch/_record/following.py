@@ -14,12 +14,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from anabranch._record.numbers.formulas import OtherRounding
+from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.signature import floats_apart
 from anabranch._record.specialization import Specialization
 from anabranch._record.state.cache import StateCache
 from anabranch._record.state.number_places import NO_NUMBERS, NumberPlaces
 from anabranch._record.state.state import State
+
+_MOST_WAYS = 8  # of one callable's step
 
 
 class Following:
@@ -29,6 +33,7 @@ class Following:
         self._states = states
         self._refused = NO_NUMBERS
         self._before: dict[NumberPlaces, float] = {}  # in an earlier call, by place
+        self._ways = 0
         self.why_not = ""  # of what was refused last, as the end of a message
 
     def begin(self, key: Any, known: Iterable[Any], state: State) -> bool:
@@ -55,7 +60,7 @@ class Following:
     def words(self, spec: Specialization, leaves: Sequence[Any],
               state: State) -> list[int] | None:
         """What kernels of a recording are given for the numbers of now; None where one of these is
-        no float, or where their arithmetic raises what the step will raise."""
+        no float, or where their arithmetic raises what the step will raise. Raises OtherWay."""
         values = self._values(leaves, state, spec.follows)
         if values is None or spec.recording is None:
             return None
@@ -88,9 +93,22 @@ class Following:
 
     def of_step(self, leaves: Sequence[Any], state: State,
                 places: NumberPlaces) -> StepNumbers | None:
-        """What a capture has to note. Raises Unexplained."""
+        """What a capture has to note."""
         values, holders = self._values(leaves, state, places), state.number_holders(places)
         if not places or values is None or holders is None:
             return None
-        before = [self._before[place] for place in places.each()]
-        return StepNumbers.make(places.arguments, holders, values, before)
+        before = [self._before.get(place, value)
+                  for place, value in zip(places.each(), values, strict=True)]
+        return StepNumbers(places.arguments, tuple(holders), values, tuple(before))
+
+    def go_another_way(self, spec: Specialization, why: OtherWay) -> bool:
+        """Before a recording is made again that goes the way of the numbers of now; False where one
+        has gone other ways too often. Its third capture has numbers near these, or those of the
+        last recording where it is these that rounding tells apart."""
+        for place, value in zip(spec.follows.each(), spec.followed_values, strict=True):
+            if isinstance(why, OtherRounding):
+                self._before[place] = value
+            else:
+                self._before.pop(place, None)
+        self._ways += 1
+        return self._ways <= _MOST_WAYS

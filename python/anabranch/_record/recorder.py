@@ -29,12 +29,14 @@ from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks, handed_
 from anabranch._record.memory.gpu import empty_cache, free_bytes, give_back, is_plentiful
 from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
 from anabranch._record.numbers.formulas import Unexplained
+from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.ready_calls import ReadyCall
 from anabranch._record.refusals import ON_CPU, Again, Apart, Empty, NotRecordable
 from anabranch._record.signature import ChangingValues
 from anabranch._record.specialization import BoundState, Specialization
 from anabranch._record.specializations import Differences, Specializations
 from anabranch._record.state.guards import Guards
+from anabranch._record.state.number_places import NO_NUMBERS
 from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE, State, standing
 from anabranch._record.tensors import (
@@ -283,7 +285,9 @@ class Recorder:
         spec.note(shortage="")
         spec.set_recording(recording, known, mutations)
         if numbers is not None:
-            spec.set_words(recording.words(numbers.now), are_proven=not self._chosen.verify)
+            spec.set_words(numbers.now, recording.words(numbers.now),
+                           are_proven=not self._chosen.verify)
+            spec.note_proven(attempt.proven_words(recording))
         self.specializations.retire_beyond_bytes(key)
         log.info("%s: %s", self.name, spec.current_report())
         bound = spec.bind(spec.state)
@@ -300,7 +304,9 @@ class Recorder:
         """A call with words of kernels that have not been compared yet: compares a launch with a
         plain run. Runs plainly where there are no such words for the numbers of now."""
         with self._alone, self._lock:
-            words = self._following.words(spec, leaves, state) if self._following else None
+            words = None
+            with contextlib.suppress(OtherWay):  # a number that has changed just now
+                words = self._following.words(spec, leaves, state) if self._following else None
             if spec.is_retired or words is None:
                 spec.plain_calls += 1
                 return self._call_last(leaves)
@@ -399,7 +405,10 @@ class Recorder:
             given = spec.given(leaves, ready.bound, known) if known is not None else None
             if given is None:
                 continue
-            words = self._words(spec, leaves, ready.state) if spec.captured_words else ()
+            try:
+                words = self._words(spec, leaves, ready.state)
+            except OtherWay:
+                continue
             if words is not None:
                 spec.calls += 1
                 return self._launch_at(spec, leaves, ready.bound, given, words)
@@ -408,8 +417,8 @@ class Recorder:
     def _words(self, spec: Specialization, leaves: Sequence[Any],
                state: State) -> Sequence[int] | None:
         """What kernels are given for the numbers of now; None where the recording may not be
-        launched with that, or not yet."""
-        if not spec.captured_words:
+        launched with that, or not yet. Raises OtherWay."""
+        if spec.follows is NO_NUMBERS:
             return ()
         assert self._following is not None
         words = self._following.words(spec, leaves, state)
@@ -433,10 +442,25 @@ class Recorder:
         if bound is None or given is None:
             self.specializations.retire(key)
             return self.run(key, leaves, state, lambda: spec.report.inputs)
-        words = self._words(spec, leaves, state)
+        try:
+            words = self._words(spec, leaves, state)
+        except OtherWay as error:
+            return self._go_another_way(key, spec, leaves, state, error)
         if words is None:
             return self._prove(spec, leaves, state)
         return self._launch_at(spec, leaves, bound, given, words)
+
+    def _go_another_way(self, key: Any, spec: Specialization, leaves: list[Any], state: State,
+                        why: OtherWay) -> Any:
+        """Records anew what goes another way with the numbers of now. Where that has happened too
+        often, they tell signatures apart again."""
+        assert self._following is not None
+        with self._lock:
+            if not self._following.go_another_way(spec, why):
+                self._follow_no_more(spec, Unexplained("the step goes another way again and again"))
+                return self._call_last(leaves)
+            self.specializations.retire(key)
+        return self.run(key, leaves, state, lambda: spec.report.inputs)
 
     def _launch_at(self, spec: Specialization, leaves: list[Any], bound: BoundState,
                    given: list[Tensor], words: Sequence[int] = ()) -> Any:

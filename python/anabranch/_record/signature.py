@@ -16,7 +16,12 @@ from torch import Tensor, nn
 
 from anabranch import _compat
 from anabranch._record.state.guards import PLAIN
-from anabranch._record.state.number_places import FOLLOWED, Hyperparameter, NumberPlaces
+from anabranch._record.state.number_places import (
+    FOLLOWED,
+    Hyperparameter,
+    NumberPlaces,
+    hyperparameter_items,
+)
 from anabranch._record.state.paths import Path
 from anabranch._record.state.state import State
 
@@ -88,14 +93,11 @@ def floats_apart(key: Any, other: Any,
     if mine[:2] != theirs[:2] or mine[3:-1] != theirs[3:-1] \
             or len(mine[2]) != len(theirs[2]) or mine[2][len(names):] != theirs[2][len(names):]:
         return None
-    for name, a, b in zip(names, mine[2], theirs[2], strict=False):
-        if a != b:
-            if not type(a) is float is type(b):
-                return None
-            found[NumberPlaces(hyperparameters=(name,))] = b
+    groups = _hyperparameters_apart(names, mine[2], theirs[2])
     paths = _paths_apart(mine[-1], theirs[-1])
-    if paths is None:
+    if groups is None or paths is None:
         return None
+    found |= {NumberPlaces(hyperparameters=(name,)): value for name, value in groups}
     found |= {NumberPlaces(paths=(path,)): value for path, value in paths}
     return found or None
 
@@ -103,6 +105,22 @@ def floats_apart(key: Any, other: Any,
 def _are_floats(a: Any, b: Any) -> bool:
     return isinstance(a, tuple) and isinstance(b, tuple) \
         and len(a) == len(b) == 2 and a[0] is float is b[0]
+
+
+def _hyperparameters_apart(names: Sequence[Hyperparameter], mine: Sequence[Any],
+                           theirs: Sequence[Any]) -> list[tuple[Hyperparameter, float]] | None:
+    """With the other's value; None where something else than a float differs."""
+    found: list[tuple[Hyperparameter, float]] = []
+    for name, a, b in zip(names, mine, theirs, strict=False):
+        items, others = hyperparameter_items(name, a), hyperparameter_items(name, b)
+        if [one for one, _ in items] != [one for one, _ in others]:
+            return None
+        apart = [(one, value, other) for (one, value), (_, other)
+                 in zip(items, others, strict=True) if value != other]
+        if not all(type(value) is float is type(other) for _, value, other in apart):
+            return None
+        found += [(one, other) for one, _, other in apart]
+    return found
 
 
 def _paths_apart(mine: Any, theirs: Any) -> list[tuple[Path, float]] | None:

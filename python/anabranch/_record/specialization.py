@@ -150,6 +150,7 @@ class Specialization:
         # Words of kernels that follow these, as they were captured, and which of them have been
         # others in a launch that was compared.
         self.captured_words: list[int] = []
+        self.followed_values: tuple[float, ...] = ()
         self._are_proven: list[bool] = []
 
     def as_tried(self, state: State) -> Specialization:
@@ -160,8 +161,10 @@ class Specialization:
         made.why_told = self.why_told
         return made
 
-    def set_words(self, captured: Sequence[int], are_proven: bool) -> None:
-        """Words that follow numbers, as they were captured."""
+    def set_words(self, values: Sequence[float], captured: Sequence[int],
+                  are_proven: bool) -> None:
+        """Words that follow numbers, as they were captured, and these."""
+        self.followed_values = tuple(values)
         self.captured_words = list(captured)
         self._are_proven = [are_proven] * len(captured)
 
@@ -171,9 +174,10 @@ class Specialization:
                        map(operator.eq, words, self.captured_words)))
 
     def note_proven(self, words: Sequence[int]) -> None:
-        """A launch with these was what a plain run is."""
-        self._are_proven = list(map(operator.or_, self._are_proven,
-                                    map(operator.ne, words, self.captured_words)))
+        """A launch with these was what a plain run is. May be empty."""
+        if words:
+            self._are_proven = list(map(operator.or_, self._are_proven,
+                                        map(operator.ne, words, self.captured_words)))
 
     def set_recording(self, recording: StepRecording, known: Sequence[Tensor],
                       mutations: list[Mutation] | None) -> None:

@@ -131,7 +131,6 @@ def test_a_loss_whose_weight_is_annealed_in_python_trains_as_eager_does():
 
     step = train_both(make, calls=24, between=anneal)
     assert_launched(step, 12)
-    assert sum(report.nodes > 0 for report in step.reports) == 4, told(step)
 
 
 def test_a_tensor_of_the_cpu_in_the_state_is_copied_as_it_is_then():

@@ -317,7 +317,7 @@ def test_a_container_of_numbers_that_the_step_replaces_itself_tells_nothing_apar
 
 
 def test_variables_of_functions():
-    weight, alpha, options = torch.ones(2), 1.0, {"beta": 1.0, "rates": [1, 2]}
+    weight, alpha, options = torch.ones(2), 1, {"beta": 1.0, "rates": [1, 2]}
 
     def inner():
         return alpha
@@ -326,13 +326,13 @@ def test_variables_of_functions():
         return [weight] if inner() and SCALE and options else []
 
     made = recorded(step)
-    alpha = 2.0
+    alpha = 2
     assert_recorded_anew(made, step)
-    alpha = 1.0
+    alpha = 1
     assert_launches(made, step)  # as it was recorded first
     options["rates"][0] = 7
     assert_recorded_anew(made, step)
-    set_global(SCALE + 1)
+    set_global(int(SCALE) + 1)
     assert_recorded_anew(made, step)
     assert len(made._recorder.specializations) == 4
 
@@ -477,7 +477,7 @@ def test_too_many_numbers_are_named_in_the_reason():
 
     made = recorded(step)
     for i in range(40):
-        net.scale = float(i + 2)
+        net.scale = i + 2
         made(X)
     beyond = made.reports[-1]
     assert "there are 16 signatures already (max_recordings)" in beyond.reason

@@ -80,6 +80,8 @@ def _capture_twice(step: Step, device: CaptureDevice) -> Capture:
         try:
             with _compat.memory_history(step.device) as history:
                 for is_third in (False, False, True)[:2 if step.numbers is None else 3]:
+                    if is_third and step.numbers is not None and made[0].trace is not None:
+                        step.numbers = step.numbers.apart(made[0].trace)
                     _capture(step, memory, device, made, is_third)
                 told = history()
                 blocks, sizes = match_allocations(step, made[:2], told)

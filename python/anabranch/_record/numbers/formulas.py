@@ -4,24 +4,30 @@
 Two captures have run the same Python with other numbers, so that their traces have entry for entry
 in common how it was made, and differ in values. A word of a kernel's parameters is explained by an
 entry if it is that entry's value in both captures, as the kernel has it: a double, a float, a
-bfloat16 or a half, or two of these in one word; negative or inverted where torch does that in C++.
+bfloat16 or a half, or two of these in one word; negative, inverted or taken from 1 where torch does
+that in C++.
+
+Words also hold what compilers leave between the members of a struct, which may differ between any
+two captures. What is explained by nothing and can be no number that follows is taken for that, and
+stays as it was captured. And a value may be rounded alike in both captures, so that no word tells
+whether it is used: then all launches have to round it alike.
 
 An explanation by two values may be wrong, so nothing is launched by it before a launch with a third
-value has been compared with a plain run (the recorder). Threads: immutable. Failure: Unexplained.
+value has been compared with a plain run (the recorder). Where there are several, they have to give
+the same word in each launch. Threads: immutable. Failure: Unexplained.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
+import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from random import Random
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from anabranch._core.capture import Number
-from anabranch._record.numbers.noted import Constant, Entry, Trace, evaluate
+from anabranch._record.numbers.noted import Constant, Entry, OtherWay, Trace, evaluate
 from anabranch._record.refusals import NotRecordable
 
 
@@ -58,45 +64,97 @@ def _half(value: float) -> int:
 
 
 def _inverse(value: float) -> float:
+    """As a kernel that multiplies in place of dividing is given it."""
     return 1.0 / value
 
 
 def _inverse_float(value: float) -> float:
-    """Of a float, as a kernel that multiplies in place of dividing is given it."""
     return 1.0 / ctypes.c_float(value).value
+
+
+def _complement(value: float) -> float:
+    """As dropout is given it."""
+    return 1.0 - value
+
+
+def _complement_float(value: float) -> float:
+    return 1.0 - ctypes.c_float(value).value
 
 
 Encoding = Callable[[float], int]
 Change = Callable[[float], float]
-_ENCODINGS: dict[int, tuple[Encoding, ...]] = {8: (_double,), 4: (_float,), 2: (_bfloat16, _half)}
-_CHANGES: dict[int, tuple[Change, ...]] = {8: (float, float.__neg__, _inverse),
-                                           4: (float, float.__neg__, _inverse_float),
-                                           2: (float, float.__neg__)}
-_PROBES = 16  # values at which two explanations of one word have to agree
+ENCODINGS: dict[int, tuple[Encoding, ...]] = {8: (_double,), 4: (_float,), 2: (_bfloat16, _half)}
+_OF_DOUBLES: tuple[Change, ...] = (float, float.__neg__, _inverse, _complement)
+CHANGES: dict[int, tuple[Change, ...]] = {
+    8: _OF_DOUBLES, 4: (*_OF_DOUBLES, _inverse_float, _complement_float),
+    2: (float, float.__neg__)}
+# Numbers that follow others are of such a size, differ by such a part at least, and are no more
+# than so many times as far from one another as the numbers that they follow.
+_SIZES, _FARTHER = (2.0 ** -60, 2.0 ** 60), 4.0
+_LEAST_APART = {8: 2.0 ** -32, 4: 2.0 ** -20, 2: 0.0}
 
 
-class _Explained(NamedTuple):
-    """So many bits of a word from ``shift`` on."""
+def _decoded(word: int, size: int) -> list[float]:
+    """What a word of this size may mean as a number."""
+    if size == 2:
+        return [struct.unpack("<f", struct.pack("<I", word << 16))[0],
+                struct.unpack("<e", struct.pack("<H", word))[0]]
+    return [struct.unpack(*(("<d", struct.pack("<Q", word)) if size == 8 else
+                            ("<f", struct.pack("<I", word))))[0]]
 
-    shift: int
+
+class OtherRounding(OtherWay):
+    """A number is rounded otherwise now, and was rounded alike in both captures."""
+
+
+class Ambiguous(ArithmeticError):
+    """Two ways to make a word, which gave the same in both captures, do not do so now."""
+
+
+class _Way(NamedTuple):
     entry: int
     change: Change
     encode: Encoding
+
+    def bits(self, values: Sequence[float]) -> int:
+        return self.encode(self.change(values[self.entry]))
+
+
+class _Explained(NamedTuple):
+    """Bits of a word from ``shift`` on, and all ways to make them."""
+
+    shift: int
+    ways: tuple[_Way, ...]
+
+    def bits(self, values: Sequence[float]) -> int:
+        found = self.ways[0].bits(values)
+        if any(way.bits(values) != found for way in self.ways[1:]):
+            raise Ambiguous
+        return found << self.shift
 
 
 class _Formula(NamedTuple):
     constant: int  # the bits of the word that follow nothing
     parts: tuple[_Explained, ...]
 
+    def bits(self, values: Sequence[float]) -> int:
+        found = self.constant
+        for part in self.parts:
+            found |= part.bits(values)
+        return found
+
 
 class Formulas:
     """Of the words of a recording, by the traces of a capture and of one with other numbers.
-    Raises Unexplained for the first word that follows in no known way."""
+    Raises Unexplained for the first word that may follow in an unknown way."""
 
     def __init__(self, first: Trace, other: Trace, words: Sequence[Number]) -> None:
         _check_alike(first, other)
-        kept, self._entries = _distinct(first.entries)
+        kept, self._entries = distinct(first.entries)
         self._pairs = [(first.entries[i].value, other.entries[i].value) for i in kept]
+        self._rounded = [(i, encode, encode(a)) for i, (a, b) in enumerate(self._pairs) if a != b
+                         for size in (4, 2) for encode in ENCODINGS[size]
+                         if encode(a) == encode(b)]
         self._formulas = [self._formula(number, word) for number, word in enumerate(words)]
 
     def __len__(self) -> int:
@@ -105,62 +163,114 @@ class Formulas:
 
     def words(self, values: Sequence[float]) -> list[int]:
         """Where the step's numbers have these values. ArithmeticError where their arithmetic
-        raises: then the step is to be run."""
+        raises, or where it is not known which word is right: then the step is to be run. OtherWay
+        where it is to be captured again."""
         found = evaluate(self._entries, values)
-        return [formula.constant | self._bits(formula.parts, found) for formula in self._formulas]
-
-    @staticmethod
-    def _bits(parts: Sequence[_Explained], values: Sequence[float]) -> int:
-        bits = 0
-        for shift, entry, change, encode in parts:
-            bits |= encode(change(values[entry])) << shift
-        return bits
+        if any(encode(found[i]) != rounded for i, encode, rounded in self._rounded):
+            raise OtherRounding
+        return [formula.bits(found) for formula in self._formulas]
 
     def _formula(self, number: int, word: Number) -> _Formula:
-        for size in (word.size_bytes, word.size_bytes // 2):
-            parts = list(self._parts(word, size)) if size in _ENCODINGS else [None]
-            known = tuple(part for part in parts if part is not None)
-            if len(known) == len(parts):
-                mask = sum((1 << 8 * size) - 1 << part.shift for part in known)
-                return _Formula(word.first & ~mask, known)
-        raise Unexplained(
-            f"a kernel is given something that follows it in another way than by Python's "
-            f"arithmetic (word {number}: {word.first:#x} and {word.other:#x})")
+        half = word.size_bytes // 2
+        for size in (word.size_bytes, half):
+            parts = self._parts(word, size)
+            if parts and None not in parts.values():
+                return _formula_of(word, size, parts)
+        # A number beside what a compiler has left, or that alone.
+        parts = {at: part for at, part in self._parts(word, half).items() if part is not None}
+        if self._may_follow_beside(word, parts):
+            raise Unexplained(
+                f"a kernel is given something that follows it in another way than by Python's "
+                f"arithmetic (word {number}: {word.first:#x} and {word.other:#x})")
+        return _formula_of(word, half, parts)
 
-    def _parts(self, word: Number, size: int) -> Iterator[_Explained | None]:
-        """Of each piece of this size that differs; None where nothing explains it."""
-        mask = (1 << 8 * size) - 1
-        for shift in range(0, 8 * word.size_bytes, 8 * size):
-            first, other = word.first >> shift & mask, word.other >> shift & mask
-            if first != other:
-                yield self._explain(shift, size, first, other)
+    def _may_follow_beside(self, word: Number, known: Collection[int]) -> bool:
+        """Whether something of a word may be a number that follows, beside the halves that are
+        known."""
+        half = word.size_bytes // 2
+        if not known and half == 4 and _are_addresses(word.first, word.other):
+            return False
+        doubtful = [] if known else [(0, word.size_bytes)]
+        if known or half == 4:
+            doubtful += [(at, half) for at in (0, 8 * half) if at not in known]
+        return any(size in ENCODINGS and self._may_follow(word, at, size) for at, size in doubtful)
 
-    def _explain(self, shift: int, size: int, first: int, other: int) -> _Explained | None:
-        """Raises Unexplained where there are two explanations that do not always agree."""
-        found = [_Explained(shift, entry, change, encode)
-                 for change in _CHANGES[size] for encode in _ENCODINGS[size]
-                 for entry, (value, other_value) in enumerate(self._pairs)
-                 if value != other_value and _encoded(value, change, encode) == first
-                 and _encoded(other_value, change, encode) == other]
-        for values in self._probes if len(found) > 1 else ():
-            if len({_encoded(values[one.entry], one.change, one.encode) for one in found}) > 1:
-                raise Unexplained("a kernel is given something that follows it in one of several "
-                                  "ways")
-        return found[0] if found else None
+    def _parts(self, word: Number, size: int) -> dict[int, _Explained | None]:
+        """Of the pieces of this size that differ, by their first bits; None where nothing explains
+        it."""
+        pieces = {at: _piece(word, at, size)
+                  for at in (range(0, 8 * word.size_bytes, 8 * size) if size else ())}
+        return {at: self._explain(at, size, first, other)
+                for at, (first, other) in pieces.items() if first != other}
+
+    def _may_follow(self, word: Number, shift: int, size: int) -> bool:
+        """Whether a piece may be a number that follows those of the step: one of an ordinary size,
+        that is not much farther from the other capture's than they are."""
+        first, other = _piece(word, shift, size)
+        if first == other or (_is_of_an_address(first, size) and _is_of_an_address(other, size)):
+            return False
+        return any(self._are_alike(a, b, _LEAST_APART[size]) for a, b in
+                   zip(_decoded(first, size), _decoded(other, size), strict=True))
+
+    def _are_alike(self, a: float, b: float, least: float) -> bool:
+        if a == 0.0 or b == 0.0:
+            return self._most_apart == math.inf and _is_ordinary(a + b)
+        return _is_ordinary(a) and _is_ordinary(b) and (a > 0) == (b > 0) \
+            and abs(a - b) >= least * abs(a) \
+            and abs(math.log2(a / b)) <= 1.0 + _FARTHER * self._most_apart
 
     @functools.cached_property
-    def _probes(self) -> list[list[float]]:
-        """What all entries are for some values of the numbers near those that there were."""
-        random, found = Random(0), []
-        numbers = [entry.value for entry in self._entries if entry.operator is None]
-        for _ in range(_PROBES):
-            with contextlib.suppress(ArithmeticError):
-                found.append(evaluate(self._entries, [
-                    value * random.uniform(0.5, 1.0) for value in numbers]))
-        return found
+    def _most_apart(self) -> float:
+        """By how many powers of two the step's numbers differ; infinite where one is 0."""
+        numbers = [pair for entry, pair in zip(self._entries, self._pairs, strict=True)
+                   if entry.operator is None]
+        return max([abs(math.log2(abs(a / b))) if a and b and math.isfinite(a / b) else math.inf
+                    for a, b in numbers])
+
+    def _explain(self, shift: int, size: int, first: int, other: int) -> _Explained | None:
+        found = tuple([_Way(entry, change, encode)
+                       for change in CHANGES.get(size, ()) for encode in ENCODINGS.get(size, ())
+                       for entry, (value, other_value) in enumerate(self._pairs)
+                       if value != other_value and encoded(value, change, encode) == first
+                       and encoded(other_value, change, encode) == other])
+        return _Explained(shift, found) if found else None
 
 
-def _encoded(value: float, change: Change, encode: Encoding) -> int | None:
+def _formula_of(word: Number, size: int, parts: Mapping[int, _Explained | None]) -> _Formula:
+    mask = sum((1 << 8 * size) - 1 << at for at in parts)
+    return _Formula(word.first & ~mask, tuple(part for part in parts.values() if part is not None))
+
+
+def _piece(word: Number, shift: int, size: int) -> tuple[int, int]:
+    """Of what it is in both captures."""
+    mask = (1 << 8 * size) - 1
+    return word.first >> shift & mask, word.other >> shift & mask
+
+
+def _is_address(word: int) -> bool:
+    """Whether it may be one of this process: its programs, heaps and stacks lie there."""
+    return 0x55 << 40 <= word < 0x58 << 40 or 0x7E << 40 <= word < 0x80 << 40
+
+
+def _are_addresses(first: int, other: int) -> bool:
+    """Whether both may be, or the lower halves of both are an address's upper half, so that the
+    upper ones are the next address's lower half."""
+    half = first & 0xFFFFFFFF
+    return (_is_address(first) and _is_address(other)) \
+        or (half == other & 0xFFFFFFFF and _is_address(half << 32))
+
+
+def _is_of_an_address(word: int, size: int) -> bool:
+    """Whether a word or half may be the lower half of an address, with nothing below: the chance
+    that a float has such bits is one in sixteen, that a double has them less than one in 2^32."""
+    return size >= 4 and word & ((1 << 8 * size - 28) - 1) == 0
+
+
+def _is_ordinary(value: float) -> bool:
+    return _SIZES[0] <= abs(value) <= _SIZES[1]
+
+
+def encoded(value: float, change: Change, encode: Encoding) -> int | None:
     try:
         return encode(change(value))
     except ZeroDivisionError:
@@ -175,11 +285,10 @@ def _check_alike(first: Trace, other: Trace) -> None:
     looked_at = first.looked_at | other.looked_at
     changed = [i for i in looked_at if first.entries[i].value != other.entries[i].value]
     if changed:
-        raise Unexplained("the step compares it, or looks at its value otherwise, and may go "
-                          "another way with another one")
+        raise Unexplained("the step makes an integer or a text of it")
 
 
-def _distinct(entries: Sequence[Entry]) -> tuple[list[int], list[Entry]]:
+def distinct(entries: Sequence[Entry]) -> tuple[list[int], list[Entry]]:
     """Without what was made alike more than once: an optimizer does the same for each tensor.
     Answers which are kept, and they themselves, of each other's new numbers."""
     kept: list[int] = []

@@ -6,9 +6,10 @@ A number that a step uses reaches its kernels through arithmetic in Python: ``1 
 answers the value that a float would, and adds to a trace how it was made. Evaluating the trace with
 another value does the same operations, in Python's own arithmetic, and so gives the same bits.
 
-What cannot be followed shows in two ways. Functions of C (``math.sqrt``) answer plain floats, so
-that what is made of these is in no trace. And a look at a value that may lead another way, a
-comparison or a truth value, is noted: ``Trace.looked_at``.
+A comparison, which may lead another way, is noted with what it came to: evaluating the trace
+raises OtherWay where it comes to something else. What cannot be followed shows in two ways.
+Functions of C (``math.sqrt``) answer plain floats, so that what is made of these is in no trace.
+And any other look at a value, ``int()`` or a text, is noted: ``Trace.looked_at``.
 
 Threads: a trace belongs to one capture. Failure: those of float's own operators.
 """
@@ -22,16 +23,21 @@ from typing import Any, NamedTuple
 _Operator = Callable[..., Any]
 
 
+class OtherWay(Exception):
+    """With these numbers the step goes another way than when it was captured."""
+
+
 class Entry(NamedTuple):
     """How a value was made: by an operator of ``operands``, which are numbers of entries and
-    Constants; a number of the step by none."""
+    Constants; a number of the step by none. A comparison has a bool for its value."""
 
     operator: _Operator | None
     operands: tuple[Any, ...]
-    value: float
+    value: float | bool
 
     def is_made_as(self, other: Entry) -> bool:
-        return self.operator is other.operator and self.operands == other.operands
+        return self.operator is other.operator and self.operands == other.operands \
+            and (type(self.value) is not bool or self.value is other.value)
 
 
 class Constant(NamedTuple):
@@ -61,9 +67,15 @@ class Trace:
         return Noted(entry.value, self, len(self.entries) - 1)
 
     def add(self, made_by: _Operator, operands: Sequence[Any], value: float) -> Noted:
-        found = tuple(operand.index if isinstance(operand, Noted) and operand.trace is self
-                      else Constant(operand) for operand in operands)
-        return self._add(Entry(made_by, found, value))
+        return self._add(Entry(made_by, self._found(operands), value))
+
+    def decide(self, made_by: _Operator, operands: Sequence[Any], value: bool) -> None:
+        """Notes what a comparison came to."""
+        self.entries.append(Entry(made_by, self._found(operands), value))
+
+    def _found(self, operands: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(operand.index if isinstance(operand, Noted) and operand.trace is self
+                     else Constant(operand) for operand in operands)
 
 
 class Noted(float):
@@ -88,7 +100,7 @@ class Noted(float):
     def __deepcopy__(self, memo: Any) -> float:
         return float.__float__(self)
 
-    __hash__ = float.__hash__  # __eq__ is looked at when a set or a dictionary finds one alike
+    __hash__ = float.__hash__  # __eq__ is asked when a set or a dictionary finds one alike
 
 
 def _lifted(name: str) -> Callable[..., Any]:
@@ -102,6 +114,20 @@ def _lifted(name: str) -> Callable[..., Any]:
         if type(value) is not float or self.trace.is_closed:
             return value  # also NotImplemented, or complex
         return self.trace.add(made_by, (*others, self) if is_swapped else (self, *others), value)
+
+    return method
+
+
+def _deciding(name: str) -> Callable[..., Any]:
+    """float's comparison of this name, which notes what it came to."""
+    plain = getattr(float, name)
+    made_by = operator.truth if name == "__bool__" else getattr(operator, name)
+
+    def method(self: Noted, *others: Any) -> Any:
+        value = plain(self, *others)
+        if type(value) is bool and not self.trace.is_closed:
+            self.trace.decide(made_by, (self, *others), value)
+        return value
 
     return method
 
@@ -123,22 +149,26 @@ for _name in ("add", "sub", "mul", "truediv", "pow"):
     setattr(Noted, f"__r{_name}__", _lifted(f"__r{_name}__"))
 for _name in ("__neg__", "__pos__", "__abs__"):
     setattr(Noted, _name, _lifted(_name))
-for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__", "__int__",
-              "__trunc__", "__round__", "__floor__", "__ceil__", "__floordiv__", "__rfloordiv__",
-              "__mod__", "__rmod__", "__divmod__", "__rdivmod__", "is_integer", "hex",
-              "as_integer_ratio", "__str__", "__repr__", "__format__"):
+for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__"):
+    setattr(Noted, _name, _deciding(_name))
+for _name in ("__int__", "__trunc__", "__round__", "__floor__", "__ceil__", "__floordiv__",
+              "__rfloordiv__", "__mod__", "__rmod__", "__divmod__", "__rdivmod__", "is_integer",
+              "hex", "as_integer_ratio", "__str__", "__repr__", "__format__"):
     setattr(Noted, _name, _looking(_name))
 
 
 def evaluate(entries: Sequence[Entry], values: Sequence[float]) -> list[float]:
     """What all entries are where the step's numbers have these values; ArithmeticError where an
-    operator raises, as it would in the step."""
+    operator raises, as it would in the step; OtherWay."""
     found: list[float] = []
     for entry in entries:
         if entry.operator is None:
             found.append(values[len(found)])
-        else:
-            found.append(entry.operator(*(
-                operand.value if isinstance(operand, Constant) else found[operand]
-                for operand in entry.operands)))
+            continue
+        value = entry.operator(*[operand.value if isinstance(operand, Constant) else found[operand]
+                                 for operand in entry.operands])
+        is_decision = type(entry.value) is bool
+        if type(value) is not type(entry.value) or (is_decision and value is not entry.value):
+            raise OtherWay
+        found.append(value)
     return found

@@ -2,7 +2,7 @@
 """The numbers of one step that its captures note: what they are now, what they are in the capture
 that tells which words follow them, and where they stand.
 
-Threads: one capture at a time. Failure: Unexplained where two numbers cannot be told apart.
+Threads: one capture at a time. Failure: Unexplained where there is no such capture.
 """
 
 from __future__ import annotations
@@ -12,56 +12,70 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from anabranch._record.numbers.apart import numbers_apart
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import Trace
 
-# Part of a value by which numbers of one value are told apart in the third capture, and by which a
-# number has to differ there from what it is now: rounded words would be the same otherwise.
-_STEP, _LEAST = 2.0 ** -7, 2.0 ** -8
+_NEAR = 2.0 ** -6
 
 
 @dataclasses.dataclass(frozen=True)
 class StepNumbers:
-    """``leaves`` are those that are numbers; ``holders`` have the others, by their keys."""
+    """``leaves`` are those that are numbers; ``holders`` have the others, by their keys. What
+    they are and were comes in this order."""
 
     leaves: tuple[int, ...]
     holders: tuple[tuple[Any, Any], ...]
-    now: tuple[float, ...]  # of the leaves, then of what stands in the holders
-    other: tuple[float, ...]  # in the third capture
+    now: tuple[float, ...]
+    before: tuple[float, ...]  # in an earlier call
+    other: tuple[float, ...] = ()  # in the third capture
 
-    @staticmethod
-    def make(leaves: Sequence[int], holders: Sequence[tuple[Any, Any]], now: Sequence[float],
-             before: Sequence[float]) -> StepNumbers:
-        """``before``: what they were in an earlier call. A number that was nearly the same then, or
-        that is equal to another now and then, gets a value beside that in the third capture."""
-        other: list[float] = []
-        seen: set[tuple[float, float]] = set()
-        for value, earlier in zip(now, before, strict=True):
-            apart = earlier
-            for turn in range(len(now) + 3):
-                apart = earlier * (1.0 - turn * _STEP)
-                is_far = not abs(apart - value) < _LEAST * max(abs(apart), abs(value))
-                if is_far and (value, apart) not in seen and apart != value:
-                    break
-            else:
-                raise Unexplained("two of its numbers are equal, and cannot be told apart")
-            seen.add((value, apart))
-            other.append(apart)
-        return StepNumbers(tuple(leaves), tuple(holders), tuple(now), tuple(other))
+    def apart(self, trace: Trace) -> StepNumbers:
+        """With others for the third capture. ``trace`` is of a capture with those of now. Raises
+        Unexplained."""
+        return dataclasses.replace(
+            self, other=numbers_apart(trace.entries, self.now, self.before))
+
+    def between(self) -> StepNumbers:
+        """With numbers now that no capture has had: between those of now and from before, or below
+        those of now where these are much the same."""
+        return dataclasses.replace(self, now=tuple(
+            (value + before) / 2 if abs(value - before) > _NEAR * abs(value)
+            else value * (1 - _NEAR) for value, before in zip(self.now, self.before, strict=True)))
+
+    @contextlib.contextmanager
+    def standing(self, leaves: list[Any]) -> Iterator[None]:
+        """Around runs of the step with the numbers of now. ``leaves`` are the runs' own. Raises
+        Unexplained where a run has changed one."""
+        for i, value in zip(self.leaves, self.now, strict=False):
+            leaves[i] = value
+        with self._in_holders(self.now[len(self.leaves):]):
+            yield
+
+    @contextlib.contextmanager
+    def _in_holders(self, values: Sequence[float]) -> Iterator[None]:
+        before = [(holder, key, holder[key]) for holder, key in self.holders]
+        try:
+            for (holder, key), number in zip(self.holders, values, strict=True):
+                holder[key] = number
+            yield
+            if any(holder[key] is not number for (holder, key), number in
+                   zip(self.holders, values, strict=True)):
+                raise Unexplained("the step changes it itself; change it outside")
+        finally:
+            for holder, key, value in before:
+                holder[key] = value
 
     @contextlib.contextmanager
     def noted(self, leaves: list[Any], trace: Trace, *, are_other: bool) -> Iterator[None]:
         """Around a capture: floats that note what is computed from them stand in the numbers'
-        places, and in ``leaves``, which are the capture's own."""
+        places, and in ``leaves``, which are the capture's own. Raises Unexplained where the step
+        has changed one."""
         made = [trace.number(value) for value in (self.other if are_other else self.now)]
         for i, number in zip(self.leaves, made, strict=False):
             leaves[i] = number
-        before = [(holder, key, holder[key]) for holder, key in self.holders]
         try:
-            for (holder, key), number in zip(self.holders, made[len(self.leaves):], strict=True):
-                holder[key] = number
-            yield
+            with self._in_holders(made[len(self.leaves):]):
+                yield
         finally:
-            for holder, key, value in before:
-                holder[key] = value
             trace.close()

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from anabranch._record.state.paths import Path
 
-Hyperparameter = tuple[int, int, str]  # which optimizer, which of its groups, and the name
+# Which optimizer, which of its groups, the name, and the index where the value is a tuple.
+Hyperparameter = tuple[int, int, str, int | None]
 FOLLOWED = "a number that is followed"  # in its place in a signature
 
 
@@ -48,12 +49,38 @@ class NumberPlaces:
     def __str__(self) -> str:
         """For people."""
         return ", ".join([*(f"argument {i}" for i in self.arguments),
-                          *(f"an optimizer's {name}" for _, _, name in self.hyperparameters),
+                          *(f"an optimizer's {name}" if index is None else
+                            f"an optimizer's {name}[{index}]"
+                            for _, _, name, index in self.hyperparameters),
                           *(".".join(str(part) for part in path[1:] if part != "")
                             for path in self.paths)])
 
 
 NO_NUMBERS = NumberPlaces()
+
+
+class TupleItems:
+    """The items of a tuple that stands in a hyperparameter, as a holder whose items can be set."""
+
+    def __init__(self, group: dict[str, Any], name: str) -> None:
+        self._group, self._name = group, name
+
+    def __getitem__(self, index: int) -> Any:
+        found = self._group[self._name]
+        if type(found) is not tuple:
+            raise KeyError(self._name)
+        return found[index]
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        found = self._group[self._name]
+        self._group[self._name] = (*found[:index], value, *found[index + 1:])
+
+
+def hyperparameter_items(name: Hyperparameter, value: Any) -> list[tuple[Hyperparameter, Any]]:
+    """A value by its name; a tuple's items, each by its own."""
+    if type(value) is not tuple:
+        return [(name, value)]
+    return [((*name[:3], index), item) for index, item in enumerate(value)]
 _T = TypeVar("_T")
 
 

@@ -28,6 +28,8 @@ from anabranch._record.state.number_places import (
     NO_NUMBERS,
     Hyperparameter,
     NumberPlaces,
+    TupleItems,
+    hyperparameter_items,
 )
 from anabranch._record.state.paths import ARGUMENT, Everywhere, Found, Ignored, Path, Place
 from anabranch._record.state.walk import Walk
@@ -265,7 +267,7 @@ class State:
 
     def hyperparameter_names(self) -> list[Hyperparameter]:
         """In the order of their guards."""
-        return [(i, j, key) for i, optimizer in enumerate(self.optimizers)
+        return [(i, j, key, None) for i, optimizer in enumerate(self.optimizers)
                 for j, group in enumerate(optimizer.param_groups)
                 for key in group if key != "params"]
 
@@ -273,8 +275,10 @@ class State:
         """Where those of the followed numbers stand that are no arguments; None where one does
         not."""
         try:
-            return [*((self.optimizers[i].param_groups[j], key)
-                      for i, j, key in places.hyperparameters),
+            groups = [(self.optimizers[i].param_groups[j], key, index)
+                      for i, j, key, index in places.hyperparameters]
+            return [*((group, key) if index is None else (TupleItems(group, key), index)
+                      for group, key, index in groups),
                     *(self._followed_at[path] for path in places.paths)]
         except (IndexError, KeyError):
             return None
@@ -283,7 +287,7 @@ class State:
         """Without the values of followed numbers; what stands in the places of those that are no
         hyperparameters comes behind."""
         followed = set(self.followed.hyperparameters)
-        told = [FOLLOWED if type(value) is float and name in followed else value for name, value in
+        told = [_told(name, value, followed) for name, value in
                 zip(self.hyperparameter_names(), hyperparameters, strict=True)]
         for path in self.followed.paths:
             holder, key = self._followed_at.get(path, ((None,), 0))
@@ -341,6 +345,13 @@ def standing(places: Iterable[Place]) -> list[Tensor]:
 
 def _concerns_gradients(parameter: Tensor) -> bool:
     return parameter.requires_grad or parameter.grad is not None
+
+
+def _told(name: Hyperparameter, value: Any, followed: Collection[Hyperparameter]) -> Any:
+    """What a guard has for a hyperparameter, some of which are followed."""
+    told = tuple([FOLLOWED if type(item) is float and one in followed else item
+                  for one, item in hyperparameter_items(name, value)])
+    return told if type(value) is tuple else told[0]
 
 
 def _others(arguments: Sequence[Any], base: State) -> list[Any]:
