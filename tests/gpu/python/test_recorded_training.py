@@ -254,7 +254,8 @@ def test_a_learning_rate_in_python_may_change_between_calls():
 
 
 def test_a_scheduler_inside_the_step_keeps_it_plain():
-    """It computes numbers in Python, which every launch would repeat; so each is a signature."""
+    """It computes numbers in Python, which every launch would repeat: they are not followed, and
+    each is a signature."""
     model = mlp()
     optimizer = momentum(model.parameters())
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -267,7 +268,7 @@ def test_a_scheduler_inside_the_step_keeps_it_plain():
         return loss
 
     rates = []
-    for i in range(8):
+    for i in range(12):
         step(*batch(i))
         rates.append(optimizer.param_groups[0]["lr"])
     assert sorted(set(rates), reverse=True) == rates, rates
