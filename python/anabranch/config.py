@@ -75,7 +75,7 @@ class Options:
         64 << 20, "Bytes up to which gathers inside anabranch.overlap are put into one call on a "
         "GPU. 0: each is a call of its own.", 0, _MOST_BYTES)
     max_recordings: int = _option(
-        16, "Signatures of one callable that are recorded. Further ones run plainly, until one "
+        64, "Signatures of one callable that are recorded. Further ones run plainly, until one "
         "that comes again and again takes the place of one that does not; `reports` says in what "
         "they differ.", 1, _MOST_COUNT)
     max_recording_bytes: int = _option(

@@ -66,6 +66,19 @@ log = logging.getLogger("anabranch.record")
 _CAPTURES_DIFFER = 309
 
 
+class _Laps:
+    """How long each phase took; what one does again adds up."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = time.perf_counter()
+
+    def end(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._start
+        self._start = now
+
+
 class Attempt:
     """``name`` is the callable's; ``has_lanes`` whether kernels may run side by side;
     ``saved_from``, ``frees_inputs`` and ``look_farther`` as in Recorder. ``recorded``: a recording
@@ -83,6 +96,7 @@ class Attempt:
         self._freed_bytes = 0 if not frees_inputs else size_of(
             [tensor for tensor in step.tensors[:step.arguments] if not tensor.requires_grad])
         self._recorded = recorded
+        self._laps = _Laps()
         self._call = step.call
         self._effects = SideEffects(self._call, spec.state, is_first_plain=chosen.verify)
         if spec.state is not NO_STATE:
@@ -136,7 +150,8 @@ class Attempt:
         trial = self._trial
         self._spec.note(recording=RecordingCost(
             meter.highest.reserved, meter.phase, self._plain_bytes,
-            trial.copied_bytes if trial else 0, trial.copied_to if trial else ""))
+            trial.copied_bytes if trial else 0, trial.copied_to if trial else ""),
+            phase_seconds=self._laps.seconds)
 
     # The plain run.
 
@@ -152,6 +167,7 @@ class Attempt:
             self._run_unrecorded(error)
         assert self._trial
         meter.note("copies of what the step writes")
+        self._laps.end("copies")
         _compat.clear_workspaces()
         before = taken(step.device)
         short = None
@@ -167,6 +183,7 @@ class Attempt:
         if short is not None:
             raise short
         self._plain_bytes = meter.note("the plain run").allocated - before.allocated
+        self._laps.end("plain run")
         try:
             with _faults_told(step.device):
                 self._plain = self._trial.look(answer, has_drawn)
@@ -198,6 +215,7 @@ class Attempt:
         agree = self._agree
         trial.rewind_python()
         agree.make(lambda: check_run(plain, self._effects))
+        self._laps.end("checksums")
         # Most steps have no side effects; their answers then stay as they are.
         if self._step.call is self._effects and not self._effects.mutations:
             self._step.call, plain.answer = self._call, plain.answer[0]
@@ -251,6 +269,7 @@ class Attempt:
             try:
                 capture = capture_twice(step, device)
                 captured = time.perf_counter()
+                self._laps.end("captures")
                 try:
                     if before != [state.hyperparameters(opt) for opt in state.optimizers]:
                         raise NotRecordable(
@@ -263,6 +282,7 @@ class Attempt:
                         made = self._made_of(step, capture)
                 finally:
                     capture.close()
+                    self._laps.end("captures given back")
             finally:
                 meter.skip()
         self._spec.note(capture_seconds=captured - start,
@@ -275,6 +295,7 @@ class Attempt:
         device = capture_device(step.device)
         try:
             discovered = DiscoveredStep(step, capture, device, self._saved_from)
+            self._laps.end("discovery")
             with contextlib.closing(discovered):
                 made = self._made_with_lanes(step, discovered, capture.noted is not None)
         except NativeError as error:
@@ -284,6 +305,7 @@ class Attempt:
         random = make_rng_graph(capture.first.graph, device, step.stream)
         for recorded in made:
             recorded.random = random
+        self._laps.end("executables")
         return made
 
     def _made_with_lanes(self, step: Step, discovered: DiscoveredStep,
@@ -338,10 +360,12 @@ class Attempt:
         self._is_rewound = True
         trial.rewind()
         agree.make(lambda: trial.reserve(recorded))
+        self._laps.end("copies put back")
         if self._recorded is None:
             self._prove_numbers(trial, recorded)
         verdict = verify(trial, plain, recorded, agree.on)
         meter.note("the launches that are compared")
+        self._laps.end("comparison")
         answer = verdict.standing.answer
         if agree.on(len(made) > 1):
             answer = None
@@ -350,6 +374,7 @@ class Attempt:
                 self.spare_bytes(recorded.launch_bytes, trial.let_go_bytes))
             self._spec.note(parallel_gain=gain, why_in_order=why)
             meter.note("the launches side by side")
+            self._laps.end("side by side")
         self._spec.note(verify_seconds=time.perf_counter() - start, slots=recorded.slot_count,
                         verified="bitwise" if verdict.is_bitwise else "within bounds")
         return answer, recorded
@@ -379,6 +404,7 @@ class Attempt:
                 trial.use(step)
                 trial.rewind()
         self._proven = recorded, recorded.words(tried.now)
+        self._laps.end("other numbers")
 
     def spare_bytes(self, launch_bytes: int, let_go_bytes: int) -> int:
         """How much more memory than a launch in captured order one side by side may take: up to

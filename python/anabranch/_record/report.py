@@ -5,6 +5,7 @@ bytes."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -58,6 +59,9 @@ class RecordingReport:
     capture_seconds: float = 0.0
     make_seconds: float = 0.0
     verify_seconds: float = 0.0
+    # Of the last try, in the order in which they ended. The GPU's work counts where it is waited
+    # for.
+    phase_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     verified: str = "no"  # "bitwise", "within bounds"
     parallel_gain: float = 0.0  # times as fast with kernels side by side; 0 if that was not timed
     why_in_order: str = ""  # why it was not, where it was wanted

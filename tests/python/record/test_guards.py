@@ -476,11 +476,11 @@ def test_too_many_numbers_are_named_in_the_reason():
         return [net.weight] if net.scale else []
 
     made = recorded(step)
-    for i in range(40):
+    for i in range(80):
         net.scale = i + 2
         made(X)
     beyond = made.reports[-1]
-    assert "there are 16 signatures already (max_recordings)" in beyond.reason
+    assert "there are 64 signatures already (max_recordings)" in beyond.reason
     assert "net.scale" in beyond.reason.partition("differs from the nearest in ")[2]
 
 

@@ -96,6 +96,10 @@ def test_without_a_failure_the_step_is_recorded_and_like_eager(stand_in):
     [report] = recorder.specializations.reports()
     assert report.reason is None and report.launched == CALLS - 2 and report.verified == "bitwise"
     assert report.recording.copied_to == "host" and report.recording.copied >= 2 * 5000 * 4
+    assert [*report.phase_seconds] == [
+        "copies", "plain run", "checksums", "captures", "discovery", "executables",
+        "captures given back", "copies put back", "comparison"]
+    assert all(seconds >= 0 for seconds in report.phase_seconds.values())
 
 
 def test_what_a_recorded_call_answers_is_the_callers_alone(stand_in, no_collection):
@@ -291,3 +295,4 @@ def test_tries_that_fail_want_ever_more():
     short = Short("an executable", 0, 5)
     more = [shortage.Shortage(short, 0, 0, tries).more for tries in (1, 2, 3)]
     assert more == [32 << 20, 64 << 20, 128 << 20] and "wanted more of" in str(short)
+
