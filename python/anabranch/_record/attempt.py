@@ -56,6 +56,7 @@ from anabranch._record.specialization import Specialization
 from anabranch._record.state.paths import Path
 from anabranch._record.state.side_effects import SideEffects
 from anabranch._record.state.state import NO_STATE
+from anabranch._record.state.stepped_by_hand import SteppedByHand
 from anabranch._record.tensors import size_of
 from anabranch._record.trial.overlap import choose_overlap
 from anabranch._record.trial.run import Run
@@ -101,6 +102,7 @@ class Attempt:
         self._effects = SideEffects(self._call, spec.state, is_first_plain=chosen.verify)
         if spec.state is not NO_STATE:
             step.call = self._effects
+        self._stepped = SteppedByHand(spec.state)
         self._trial: Trial | None = None
         self._plain: Run | None = None  # until its memory is put back
         self._agree = Rendezvous(torch.device("cuda", step.device), [])
@@ -215,6 +217,7 @@ class Attempt:
         agree = self._agree
         trial.rewind_python()
         agree.make(lambda: check_run(plain, self._effects))
+        agree.make(self._stepped.check)
         self._laps.end("checksums")
         # Most steps have no side effects; their answers then stay as they are.
         if self._step.call is self._effects and not self._effects.mutations:
@@ -260,8 +263,6 @@ class Attempt:
     def _make_of(self, step: Step, meter: Meter) -> list[StepRecording]:
         """A recording in captured order, and one with more lanes if any kernels can use them.
         Captures own no memory, so they are left out of the peak, and no limit applies to them."""
-        state = self._spec.state
-        before = [state.hyperparameters(opt) for opt in state.optimizers]
         start = time.perf_counter()
         device = capture_device(step.device)
         give_back(step.device)
@@ -271,10 +272,7 @@ class Attempt:
                 captured = time.perf_counter()
                 self._laps.end("captures")
                 try:
-                    if before != [state.hyperparameters(opt) for opt in state.optimizers]:
-                        raise NotRecordable(
-                            "it changes an optimizer's numbers in Python; keep them in "
-                            "tensors (lr=torch.tensor(...)), or change them outside")
+                    self._stepped.check()
                     # Compiled graphs use nothing but their arguments and constants.
                     if self._takes_gradients:
                         self._check_all_was_found(step, capture)

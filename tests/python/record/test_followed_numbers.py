@@ -294,6 +294,43 @@ def test_a_number_that_is_used_in_a_branch_alone_is_not_stale():
     follow(Other, [0.1, 0.2, 0.3, 0.4, 0.01, 0.02, 0.03, 0.5, 0.6, 0.01, 0.6, 0.01], set_scale)
 
 
+@pytest.mark.parametrize("schedule", [
+    lambda one: torch.optim.lr_scheduler.CosineAnnealingLR(one, 20),
+    lambda one: torch.optim.lr_scheduler.ExponentialLR(one, 0.9),
+    lambda one: torch.optim.lr_scheduler.ReduceLROnPlateau(one, patience=1)])
+@pytest.mark.parametrize("is_tensor", [False, True], ids=["a float", "a tensor"])
+def test_a_scheduler_that_is_stepped_inside_is_stepped_once_a_call(schedule, is_tensor):
+    class Scheduled(Training):
+        def __init__(self):
+            super().__init__(torch.optim.SGD)
+            if is_tensor:
+                self.optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+            self.schedule = schedule(self.optimizer)
+
+        def step(self, x):
+            loss = super().step(x)
+            metric = (1.0,) if hasattr(self.schedule, "patience") else ()
+            self.schedule.step(*metric)
+            return loss
+
+        def tensors(self):
+            return [*super().tensors(), torch.tensor([float(self.schedule.last_epoch)]),
+                    torch.tensor([float(self.optimizer.param_groups[0]["lr"])])]
+
+    step = follow(Scheduled, range(12), lambda made, value: None)
+    assert sum(report.launched for report in step.reports) == 0, step.reports
+
+
+def test_a_number_that_a_step_changes_itself_changes_once_a_call():
+    class Falling(Training):
+        def step(self, x):
+            loss = super().step(x)
+            self.optimizer.param_groups[0]["lr"] *= 0.9
+            return loss
+
+    follow(lambda: Falling(torch.optim.SGD), range(12), lambda made, value: None)
+
+
 def test_a_hyperparameter_in_a_tuple_is_followed():
     class Momentum(torch.optim.Optimizer):
         def __init__(self, parameters):
