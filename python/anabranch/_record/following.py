@@ -31,7 +31,7 @@ class Following:
 
     def __init__(self, states: StateCache) -> None:
         self._states = states
-        self._refused = NO_NUMBERS
+        self._refused = self._trusted = NO_NUMBERS
         self._before: dict[NumberPlaces, float] = {}  # in an earlier call, by place
         self._ways = 0
         self.why_not = ""  # of what was refused last, as the end of a message
@@ -51,11 +51,18 @@ class Following:
             return True
         return False
 
+    def trust(self, places: NumberPlaces) -> None:
+        """A recording follows them."""
+        self._trusted = places
+
     def refuse(self, places: NumberPlaces, why: str) -> None:
-        """They tell signatures apart again, and all others that are followed."""
-        self._refused = self._refused.joined(places)
-        self._states.follow(NO_NUMBERS)
-        self.why_not = f". {places} is not followed: {why}"
+        """Those of them that no recording has followed yet tell signatures apart again; all of
+        them, where there are none such."""
+        refused = places.without(self._trusted) or places
+        self._refused = self._refused.joined(refused)
+        self._trusted = places.without(refused)
+        self._states.follow(self._trusted or NO_NUMBERS)
+        self.why_not = f". {refused} is not followed: {why}"
 
     def words(self, spec: Specialization, leaves: Sequence[Any],
               state: State) -> list[int] | None:

@@ -288,6 +288,8 @@ class Recorder:
             spec.set_words(numbers.now, recording.words(numbers.now),
                            are_proven=not self._chosen.verify)
             spec.note_proven(attempt.proven_words(recording))
+            assert self._following is not None
+            self._following.trust(spec.follows)
         self.specializations.retire_beyond_bytes(key)
         log.info("%s: %s", self.name, spec.current_report())
         bound = spec.bind(spec.state)

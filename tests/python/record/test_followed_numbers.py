@@ -331,6 +331,22 @@ def test_a_number_that_a_step_changes_itself_changes_once_a_call():
     follow(lambda: Falling(torch.optim.SGD), range(12), lambda made, value: None)
 
 
+def test_what_cannot_be_followed_leaves_what_is_followed():
+    class Two(Scaled):
+        other = 1.0
+
+        def step(self, x):
+            return super().step(x) * math.sqrt(self.other)
+
+    def set_both(made, values):
+        made.scale, made.other = values
+
+    falling = [0.1 * 0.99 ** i for i in range(60)]
+    values = [*((scale, 1.0) for scale in falling[:10]), *((scale, 2.0) for scale in falling[10:])]
+    step = follow(Two, values, set_both)
+    assert step.reports[-1].launched > 40, step.reports
+
+
 def test_a_hyperparameter_in_a_tuple_is_followed():
     class Momentum(torch.optim.Optimizer):
         def __init__(self, parameters):

@@ -40,6 +40,12 @@ class NumberPlaces:
                             _sorted((*self.hyperparameters, *other.hyperparameters)),
                             _sorted((*self.paths, *other.paths)))
 
+    def without(self, other: NumberPlaces) -> NumberPlaces:
+        return NumberPlaces(tuple(one for one in self.arguments if one not in other.arguments),
+                            tuple(one for one in self.hyperparameters
+                                  if one not in other.hyperparameters),
+                            tuple(one for one in self.paths if one not in other.paths))
+
     def meets(self, other: NumberPlaces) -> bool:
         """Whether some place is one of the other's."""
         return any(not set(mine).isdisjoint(theirs) for mine, theirs in (
