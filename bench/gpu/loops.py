@@ -1,24 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops whose numbers change from call to call, recorded, against torch.compile.
 
-    python bench/gpu/loops.py [results.json] [--only rates] [--rounds N]
+    python bench/gpu/loops.py [results.json] [--only rates lengths batches numbers] [--rounds N]
 
 `rates`: an optimizer's rate, a float that a scheduler changes in every step. The losses of whole
 loops are compared with plain ones bit for bit, under torch's deterministic algorithms; the time of
 a step is compared with that of the same step whose rate is a tensor on the GPU, or a float that
 stays where the optimizer takes no tensor. Rivals take turns (turns.py).
+
+`lengths`: 150 texts of 24 lengths, from cold, and once more. `batches`: inference with batches of 1
+to 64. `numbers`: a step whose thousand numbers all change in each call, against the same numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import os
+import statistics
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from llama import Llama, Shape, loss_of, rotation
+from loops_sizes import (
+    BATCHES,
+    CALLS,
+    FROZEN,
+    LENGTHS,
+    MIXED_CALLS,
+    PLAIN,
+    RECORD,
+    RUNS,
+    further_seconds,
+)
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from turns import faster, race, save
@@ -187,7 +207,83 @@ def rates(chosen: argparse.Namespace) -> dict[str, Any]:
             ("losses that differ from plain ones", int(not case["losses_equal"]), 0))]}
 
 
-PARTS = {"rates": rates}
+def in_process(part: str, way: str) -> dict[str, Any]:
+    """What a process of its own found, with an empty cache of compiled code."""
+    with tempfile.TemporaryDirectory() as cache:
+        done = subprocess.run([sys.executable, __file__, "--one", part, way],
+                              stdout=subprocess.PIPE, text=True, check=True,
+                              env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache})
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def judged(part: str, *rows: tuple[str, float | None, float, bool]) -> list[dict[str, Any]]:
+    """Rows of what, figure, bound, and whether the bound is the most."""
+    return [{"what": f"{part}: {what}", "figure": None if figure is None else round(figure, 3),
+             "at_most" if is_most else "at_least": bound,
+             "reached": figure is not None and (figure <= bound if is_most else figure >= bound)}
+            for what, figure, bound, is_most in rows]
+
+
+def lengths(chosen: argparse.Namespace) -> dict[str, Any]:
+    print(f"\nlengths: {CALLS} texts of {len(LENGTHS)} lengths, training", flush=True)
+    found = {way: in_process("lengths", way) for way in (PLAIN, RECORD)}
+    sums = {way: (sum(row["first_s"]), sum(row["again_s"])) for way, row in found.items()}
+    for way, (first, again) in sums.items():
+        print(f"  {way:<18} {first:.1f} s from cold, {again:.2f} s once more, "
+              f"{found[way]['recordings']} recordings; {'; '.join(found[way]['reasons'])}")
+    (plain, plain_again), (ours, ours_again) = sums[PLAIN], sums[RECORD]
+    return {"kind": "lengths", "rows": found, "judged": judged(
+        "lengths", ("from cold, over torch.compile's time", ours / plain, 1.1, True),
+        ("once more, times as fast", plain_again / ours_again, 2.5, False),
+        ("a further length, seconds", further_seconds(found[RECORD]["first_s"]), 0.15, True))}
+
+
+def batches(chosen: argparse.Namespace) -> dict[str, Any]:
+    print(f"\nbatches: {len(BATCHES)} sizes, inference", flush=True)
+    found = {way: in_process("batches", way) for way in (FROZEN, RECORD)}
+    for way, row in found.items():
+        print(f"  {way:<18} ready in {row['ready_s']:.1f} s, {row['taken'] >> 20} MiB, "
+              f"{statistics.median(row['mixed_s']) / MIXED_CALLS * 1e6:.0f} us a call; "
+              f"{'; '.join(row.get('reasons', []))}")
+    frozen, ours = found[FROZEN], found[RECORD]
+    return {"kind": "batches", "rows": found, "judged": judged(
+        "batches", ("a call over a frozen graph's", statistics.median(ours["mixed_s"])
+                    / statistics.median(frozen["mixed_s"]), 1.02, True),
+        ("memory over that of frozen graphs", ours["taken"] / frozen["taken"], 1 / 8, True),
+        ("seconds until all are ready", ours["ready_s"], 15, True))}
+
+
+def numbers(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Two recordings of one step, in turn: one follows a thousand numbers."""
+    count = 1000
+    print(f"\nnumbers: {count} floats that all change in each call", flush=True)
+    x, y = torch.randn(1 << 16, device="cuda"), torch.randn(1 << 16, device="cuda")
+
+    def step(x: Tensor, rates: list[float]) -> Tensor:
+        for rate in rates:
+            x = torch.add(x, y, alpha=rate)
+        return x
+
+    def made(changes: bool) -> Callable[[], Tensor]:
+        recorded, calls = anabranch.record(step), itertools.count(1)
+
+        def call() -> Tensor:
+            scale = 1 / next(calls) if changes else 1.0
+            return recorded(x.clone(), [scale * (0.001 + i * 1e-6) for i in range(count)])
+
+        for _ in range(12):
+            call()
+        return call
+
+    found = race({"changing": made(True), "the same": made(False)}, chosen.rounds)
+    more, spread = faster(found, "the same", "changing")
+    print(f"  {more:.3f} of the time without changes (IQR {spread:.3f})", flush=True)
+    return {"kind": "numbers", "rows": {way: times.row() for way, times in found.items()},
+            "judged": judged("numbers", ("time over that without changes", more, 1.02, True))}
+
+
+PARTS = {"rates": rates, "lengths": lengths, "batches": batches, "numbers": numbers}
 
 
 def main() -> None:
@@ -195,7 +291,12 @@ def main() -> None:
     parser.add_argument("results", nargs="?", type=Path)
     parser.add_argument("--only", nargs="*", choices=PARTS, default=[*PARTS])
     parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.one:
+        part, way = chosen.one
+        print(json.dumps(RUNS[part](way)), flush=True)
+        return
     answers: list[dict[str, Any]] = []
     for part in chosen.only:
         answers.append(PARTS[part](chosen))
