@@ -28,11 +28,22 @@ set(CLI11_BUILD_EXAMPLES OFF)
 find_package(Threads REQUIRED)
 
 anabranch_dependency(fmt https://github.com/fmtlib/fmt.git 9.1.0 9)
-# What ships holds its own fmt and needs none. A sanitizer's build never ships: without fmt's code in
-# each of its files it compiles in two thirds of the time.
+# We hold fmt's code and need no library of it. A static library that ships has it in each of its
+# files, where it gives way to that of a user who links fmt as well. All else has it once, which
+# compiles in two thirds of the time. Of other versions than 9 we do not know what that code is.
 add_library(anabranch_fmt INTERFACE)
-target_link_libraries(
-  anabranch_fmt INTERFACE $<IF:$<BOOL:${ANABRANCH_SANITIZER}>,fmt::fmt,fmt::fmt-header-only>)
+if((ANABRANCH_QUICK_BUILD OR BUILD_SHARED_LIBS) AND NOT fmt_VERSION VERSION_GREATER_EQUAL 10)
+  add_library(anabranch_fmt_code OBJECT cmake/fmt_code.cpp)
+  set_target_properties(anabranch_fmt_code PROPERTIES POSITION_INDEPENDENT_CODE ON
+                                                      CXX_VISIBILITY_PRESET hidden)
+  target_compile_features(anabranch_fmt_code PRIVATE cxx_std_20)
+  set(headers $<TARGET_PROPERTY:fmt::fmt-header-only,INTERFACE_INCLUDE_DIRECTORIES>)
+  target_include_directories(anabranch_fmt_code SYSTEM PRIVATE ${headers})
+  target_include_directories(anabranch_fmt SYSTEM INTERFACE ${headers})
+  target_sources(anabranch_fmt INTERFACE $<TARGET_OBJECTS:anabranch_fmt_code>)
+else()
+  target_link_libraries(anabranch_fmt INTERFACE fmt::fmt-header-only)
+endif()
 
 # Only FlatBuffers' headers are used: our generated code and its verifier need no library.
 anabranch_dependency(flatbuffers https://github.com/google/flatbuffers.git v23.5.26

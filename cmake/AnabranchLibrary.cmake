@@ -24,9 +24,7 @@ set_target_properties(
              LINKER_LANGUAGE CXX)
 target_compile_features(anabranch PUBLIC cxx_std_20)
 target_link_libraries(anabranch PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
-if(ANABRANCH_SANITIZER)
-  target_link_libraries(anabranch PRIVATE $<BUILD_INTERFACE:anabranch_fmt>)
-endif()
+target_link_libraries(anabranch PRIVATE $<BUILD_INTERFACE:anabranch_fmt>)
 
 if(ANABRANCH_INSTALL)
   set(config_dir "${CMAKE_INSTALL_LIBDIR}/cmake/anabranch")
