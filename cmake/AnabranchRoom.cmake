@@ -31,13 +31,35 @@ if(ANABRANCH_BUILD_TESTS)
   target_precompile_headers(anabranch_test_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
 endif()
 
+# What the objects of a room are compiled with.
+function(anabranch_room_properties target)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
+                                             VISIBILITY_INLINES_HIDDEN ON)
+  target_link_libraries(${target} PRIVATE anabranch_options)
+endfunction()
+
+# What most files of the rooms include, compiled once for all. What ships is built without, so that
+# a file that lacks an include does not compile there. Fuzzers want rooms with options of their own.
+if(ANABRANCH_QUICK_BUILD AND NOT ANABRANCH_FUZZ)
+  file(WRITE "${PROJECT_BINARY_DIR}/generated/room_headers.cpp" "")
+  add_library(anabranch_room_headers OBJECT "${PROJECT_BINARY_DIR}/generated/room_headers.cpp")
+  anabranch_room_properties(anabranch_room_headers)
+  target_link_libraries(anabranch_room_headers PRIVATE anabranch_fmt Threads::Threads)
+  target_precompile_headers(
+    anabranch_room_headers PRIVATE <algorithm> <array> <atomic> <cstddef> <cstdint> <cstring>
+    <functional> <iterator> <map> <memory> <numeric> <optional> <set> <span> <string> <string_view>
+    <utility> <vector> <fmt/format.h>)
+endif()
+
 function(anabranch_room name)
   cmake_parse_arguments(ARG "TEST_ONLY;THREADED" "" "AFTER;SOURCES;TESTS;BENCHES;LIBRARIES;TEST_LIBRARIES" ${ARGN})
   set(room anabranch_${name})
   add_library(${room} OBJECT ${ARG_SOURCES})
-  set_target_properties(${room} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
-                                           VISIBILITY_INLINES_HIDDEN ON)
-  target_link_libraries(${room} PRIVATE anabranch_options ${ARG_LIBRARIES} Threads::Threads)
+  anabranch_room_properties(${room})
+  target_link_libraries(${room} PRIVATE ${ARG_LIBRARIES} Threads::Threads)
+  if(TARGET anabranch_room_headers)
+    target_precompile_headers(${room} REUSE_FROM anabranch_room_headers)
+  endif()
   set_property(GLOBAL PROPERTY ANABRANCH_LIBRARIES_${name} "${ARG_LIBRARIES}")
   if(ARG_TEST_ONLY)
     set_target_properties(${room} PROPERTIES EXCLUDE_FROM_ALL ON)
