@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # anabranch_room(<name> [TEST_ONLY] [THREADED] [AFTER <room>...] SOURCES <file>... [TESTS <file>...]
-#                [BENCHES <file>...] [LIBRARIES <target>...] [TEST_LIBRARIES <target>...])
+#                [BUSY_TESTS <file>...] [BENCHES <file>...] [LIBRARIES <target>...]
+#                [TEST_LIBRARIES <target>...])
 #
 # A room is an object library that sees the public headers, its own files and those of the rooms it
 # comes AFTER. Its tests and benchmarks link these rooms and nothing downstream, so that a room can
 # be built and tested while a later one is broken. TEST_LIBRARIES are for tests and benchmarks alone.
 # A TEST_ONLY room is linked by the tests and benchmarks of the rooms that come after it, and is part
 # of nothing that ships. The tests of a THREADED room, in which threads meet, are those that
-# ThreadSanitizer has something to say of: label `threads`, target `threaded_tests`.
+# ThreadSanitizer has something to say of: label `threads`, target `threaded_tests`. They and the
+# BUSY_TESTS, which compute for seconds, are optimized as the rooms are; other tests spend more time
+# in the compiler than they run, and get ANABRANCH_TEST_OPTIONS.
 #   x_test.cpp  -> test program   <room>_x_test, run by ctest
 #   x_bench.cpp -> benchmark      <room>_x_bench
 
@@ -26,9 +29,12 @@ if(ANABRANCH_BUILD_TESTS)
   add_custom_target(threaded_tests)
   # What nearly every test includes, compiled once for all.
   file(WRITE "${PROJECT_BINARY_DIR}/generated/test_headers.cpp" "")
-  add_library(anabranch_test_headers OBJECT "${PROJECT_BINARY_DIR}/generated/test_headers.cpp")
-  target_link_libraries(anabranch_test_headers PRIVATE anabranch_options GTest::gmock)
-  target_precompile_headers(anabranch_test_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
+  foreach(kind IN ITEMS test optimized_test)
+    add_library(anabranch_${kind}_headers OBJECT "${PROJECT_BINARY_DIR}/generated/test_headers.cpp")
+    target_link_libraries(anabranch_${kind}_headers PRIVATE anabranch_options GTest::gmock)
+    target_precompile_headers(anabranch_${kind}_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
+  endforeach()
+  target_compile_options(anabranch_test_headers PRIVATE ${ANABRANCH_TEST_OPTIONS})
 endif()
 
 # What the objects of a room are compiled with.
@@ -52,7 +58,9 @@ if(ANABRANCH_QUICK_BUILD AND NOT ANABRANCH_FUZZ)
 endif()
 
 function(anabranch_room name)
-  cmake_parse_arguments(ARG "TEST_ONLY;THREADED" "" "AFTER;SOURCES;TESTS;BENCHES;LIBRARIES;TEST_LIBRARIES" ${ARGN})
+  cmake_parse_arguments(
+    ARG "TEST_ONLY;THREADED" ""
+    "AFTER;SOURCES;TESTS;BUSY_TESTS;BENCHES;LIBRARIES;TEST_LIBRARIES" ${ARGN})
   set(room anabranch_${name})
   add_library(${room} OBJECT ${ARG_SOURCES})
   anabranch_room_properties(${room})
@@ -70,11 +78,16 @@ function(anabranch_room name)
 
   set(upstream ${name} ${ARG_AFTER})
   if(ANABRANCH_BUILD_TESTS)
-    foreach(file IN LISTS ARG_TESTS)
+    foreach(file IN LISTS ARG_TESTS ARG_BUSY_TESTS)
       anabranch_room_program(${name} ${file} "${upstream}" GTest::gmock_main ${ARG_TEST_LIBRARIES})
-      target_precompile_headers(${program} REUSE_FROM anabranch_test_headers)
       add_test(NAME ${program} COMMAND ${program})
       set_tests_properties(${program} PROPERTIES TIMEOUT 300 LABELS unit)
+      if(ARG_THREADED OR file IN_LIST ARG_BUSY_TESTS)
+        target_precompile_headers(${program} REUSE_FROM anabranch_optimized_test_headers)
+      else()
+        target_precompile_headers(${program} REUSE_FROM anabranch_test_headers)
+        target_compile_options(${program} PRIVATE ${ANABRANCH_TEST_OPTIONS})
+      endif()
       if(ARG_THREADED)
         anabranch_threaded_test(${program} ${program})
       endif()
