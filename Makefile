@@ -50,7 +50,11 @@ demo: $(VENV)/ready release ## train a small transformer under eager, torch.comp
 	mkdir -p out
 	$(VENV)/bin/python examples/demo/train.py
 
-test: test-cpp test-python ## everything that must hold before a change lands
+# The environment is mostly a download: it comes while the C++ builds. Packages come one by one.
+test: packages-build packages-test packages-python ## everything that must hold before a change lands
+	@$(MAKE) -j2 build $(VENV)/ready
+	$(run_cpp_tests)
+	$(run_python_tests)
 	@python3 scripts/count_tests.py $(REPORTS)/dev.xml $(REPORTS)/python.xml
 
 check: build lint ## format, types, rooms and quick tests: about a minute once built
@@ -68,10 +72,10 @@ build: packages-build packages-test ## the C++ of the dev preset, with the heade
 	cmake --build build/dev --target all_verify_interface_header_sets
 
 test-cpp: build ## the C++ tests, the installed consumer, must-not-compile, rooms, pages
-	$(call run_ctest,dev,dev,)
+	$(run_cpp_tests)
 
 test-python: $(VENV)/ready build ## the Python tests on the newest torch
-	$(call run_pytest,python,$(VENV)/bin/python,$(SPREAD))
+	$(run_python_tests)
 
 test-oldest: $(VENV_OLDEST)/ready build ## the smaller set of Python tests on the oldest torch
 	$(call run_pytest,oldest,$(VENV_OLDEST)/bin/python,$(SPREAD) -m oldest)
@@ -178,3 +182,6 @@ define run_pytest
 	$(4) $(SCRATCH) ANABRANCH_LIBRARY_PATH=$(DEV_LIBRARY) $(2) -m pytest $(3) \
 	  --junitxml=$(REPORTS)/$(1).xml $(PYTEST_ARGS)
 endef
+
+run_cpp_tests = $(call run_ctest,dev,dev,)
+run_python_tests = $(call run_pytest,python,$(VENV)/bin/python,$(SPREAD))
