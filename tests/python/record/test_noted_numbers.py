@@ -172,6 +172,15 @@ def test_what_compilers_leave_between_words_is_left_as_it_was():
     assert made.words((3.0,)) == [*(first for first, _ in left), 0x7FDA << 32 | single(3.0), 7]
 
 
+def test_what_was_the_same_in_both_captures_has_to_be_the_same_in_launches():
+    made = formulas(lambda a: [a, 1 + a * 1e-20], (1e-3,), (2e-3,))
+    assert made.words((3e-3,)) == [double(3e-3), double(1.0)]
+    with pytest.raises(OtherRounding):
+        made.words((1e6,))
+    with pytest.raises(Unexplained, match="the same in both"):
+        formulas(lambda a, b: [a + b], (1e-3, 0.5), (2e-3, 0.5))
+
+
 def test_what_was_rounded_alike_in_both_captures_has_to_be_rounded_alike_in_launches():
     """1 - 1e-9 is 1 as a float, and no word tells whether a kernel is given it."""
     made = formulas(lambda a: [a, 1 - a * 1e-6], (1e-3, ), (2e-3, ), single, 4)

@@ -39,7 +39,11 @@ def numbers_apart(entries: Sequence[Entry], now: Sequence[float],
     rounded = [way for way in ways if _WAYS[way[1]][1] is float]
 
     def left(values: Sequence[float]) -> tuple[int, int] | None:
-        """How many ways are alike, and words as they are; None where another way is gone."""
+        """How many ways are alike, and words as they are; None where another way is gone, or where
+        a number is nearly what it is now."""
+        if any(abs(a - b) < _LEAST * max(abs(a), abs(b))
+               for a, b in zip(now, values, strict=True)):
+            return None
         try:
             found = evaluate(entries, values)
         except (ArithmeticError, OtherWay):
@@ -90,9 +94,6 @@ def _word(values: Sequence[float], way: _Way) -> tuple[int, int | None]:
 
 
 def _other(value: float, near: float, random: Random) -> float:
-    """Something near ``near`` that is not near the value."""
+    """A little less than ``near``, or than the value where that is no size to go by."""
     near = near if near and math.isfinite(near) else value
-    other = near * (1.0 - random.uniform(_LEAST, _MOST))
-    if abs(other - value) < _LEAST * max(abs(other), abs(value)):
-        other = near * (1.0 - _MOST)
-    return other
+    return near * (1.0 - random.uniform(_LEAST, _MOST))

@@ -9,8 +9,8 @@ that in C++.
 
 Words also hold what compilers leave between the members of a struct, which may differ between any
 two captures. What is explained by nothing and can be no number that follows is taken for that, and
-stays as it was captured. And a value may be rounded alike in both captures, so that no word tells
-whether it is used: then all launches have to round it alike.
+stays as it was captured. And a value may be the same in both captures, or be rounded alike, so that
+no word tells whether it is used: then it has to be the same in all launches.
 
 An explanation by two values may be wrong, so nothing is launched by it before a launch with a third
 value has been compared with a plain run (the recorder). Where there are several, they have to give
@@ -152,9 +152,12 @@ class Formulas:
         _check_alike(first, other)
         kept, self._entries = distinct(first.entries)
         self._pairs = [(first.entries[i].value, other.entries[i].value) for i in kept]
-        self._rounded = [(i, encode, encode(a)) for i, (a, b) in enumerate(self._pairs) if a != b
-                         for size in (4, 2) for encode in ENCODINGS[size]
-                         if encode(a) == encode(b)]
+        self._moved = {i for i, (a, b) in enumerate(self._pairs) if _double(a) != _double(b)}
+        # What no word tells of, since it was the same in both captures, and what it was.
+        self._rounded = [(i, encode, encode(a)) for i, (a, b) in enumerate(self._pairs)
+                         if type(a) is not bool
+                         for size in (ENCODINGS if i in self._moved else (8,))
+                         for encode in ENCODINGS[size] if encode(a) == encode(b)]
         self._formulas = [self._formula(number, word) for number, word in enumerate(words)]
 
     def __len__(self) -> int:
@@ -230,8 +233,9 @@ class Formulas:
     def _explain(self, shift: int, size: int, first: int, other: int) -> _Explained | None:
         found = tuple([_Way(entry, change, encode)
                        for change in CHANGES.get(size, ()) for encode in ENCODINGS.get(size, ())
-                       for entry, (value, other_value) in enumerate(self._pairs)
-                       if value != other_value and encoded(value, change, encode) == first
+                       for entry in sorted(self._moved)
+                       for value, other_value in [self._pairs[entry]]
+                       if encoded(value, change, encode) == first
                        and encoded(other_value, change, encode) == other])
         return _Explained(shift, found) if found else None
 
@@ -282,6 +286,9 @@ def _check_alike(first: Trace, other: Trace) -> None:
             mine.is_made_as(theirs) for mine, theirs in
             zip(first.entries, other.entries, strict=True)):
         raise Unexplained("with another value the step computes something else")
+    if any(mine.operator is None and mine.value == theirs.value
+           for mine, theirs in zip(first.entries, other.entries, strict=True)):
+        raise Unexplained("it was the same in both captures")
     looked_at = first.looked_at | other.looked_at
     changed = [i for i in looked_at if first.entries[i].value != other.entries[i].value]
     if changed:
