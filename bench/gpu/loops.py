@@ -34,11 +34,10 @@ from loops_sizes import (
     FROZEN,
     LENGTHS,
     MIXED_CALLS,
-    PLAIN,
-    RECORD,
     RUNS,
     further_seconds,
 )
+from steps import PLAIN, RECORD
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from turns import faster, race, save
@@ -161,27 +160,27 @@ def losses_of(call: Callable[[], Tensor]) -> list[str]:
 def rate_case(trainer: Trainer, name: str, schedule: str, rounds: int) -> dict[str, Any]:
     make, takes_tensors = OPTIMIZERS[name]
     losses, calls, steps = {}, {}, {}
-    for way in ("torch.compile", "float", "tensor" if takes_tensors else "constant"):
+    for way in (PLAIN, "float", "tensor" if takes_tensors else "constant"):
         trainer.begin()
         rate: Any = torch.tensor(RATE, device="cuda") if way == "tensor" else RATE
         optimizers = make(list(trainer.model.parameters()), rate)
         step: Any = trainer.step(optimizers)
-        if way != "torch.compile":
+        if way != PLAIN:
             step = steps[way] = anabranch.record(step)
         calls[way] = (lambda step=step: step(trainer.tokens)) if way == "constant" else \
             scheduled(step, [*map(SCHEDULES[schedule], optimizers)], trainer.tokens)
         losses[way] = losses_of(calls[way])
     other = "tensor" if takes_tensors else "constant"
-    found = race({way: calls[way] for way in ("float", other, "torch.compile")}, rounds)
+    found = race({way: calls[way] for way in ("float", other, PLAIN)}, rounds)
     more, spread = faster(found, other, "float")
     kept = [spec.current_report() for spec in steps["float"]._recorder.specializations.values()]
     served = [report for report in kept if report.nodes]
     answer = {"case": f"{name}, {schedule}", "other": other,
               "rows": {way: times.row() for way, times in found.items()},
               "recordings": len(served), "launched": sum(report.launched for report in served),
-              "losses_equal": losses["float"] == losses["torch.compile"],
+              "losses_equal": losses["float"] == losses[PLAIN],
               "over_other": round(more, 3), "iqr": round(spread, 3),
-              "over_compile": round(faster(found, "float", "torch.compile")[0], 2),
+              "over_compile": round(faster(found, "float", PLAIN)[0], 2),
               "reports": [str(report) for report in kept]}
     print(f"  {answer['case']:<28} {answer['over_other']:.3f} of the time with a {other} "
           f"(IQR {spread:.3f}), {answer['over_compile']:.2f} times as fast as torch.compile; "

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from llama import Llama, Shape, loss_of, rotation
+from steps import RECORD
 from torch import Tensor
+from turns import frozen, time_call
 
 import anabranch
 
-PLAIN, RECORD, FROZEN = "torch.compile", "anabranch.record", "frozen graphs"
+FROZEN = "frozen graphs"
 LENGTHS, CALLS = [64 + 16 * i for i in range(24)], 150
 BATCHES, LENGTH, MIXED_CALLS = [*range(1, 65)], 16, 400
 
@@ -28,10 +30,7 @@ def lengths_of_calls() -> list[int]:
 
 
 def timed(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return time_call(call)[0] / 1e6
 
 
 def train_lengths(way: str) -> dict[str, Any]:
@@ -114,20 +113,13 @@ def infer_batches(way: str) -> dict[str, Any]:
 
 def frozen_steps(step: Callable[[Tensor], Tensor],
                  tokens: dict[int, Tensor]) -> Callable[[Tensor], Tensor]:
-    """A graph of each size, as torch documents it: the input is copied in, the answer stays."""
-    graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
-    for size, given in tokens.items():
-        held = given.clone()
-        step(held)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            answer = step(held)
-        graphs[size] = graph, held, answer
+    """A graph of each size, into whose input a call's is copied."""
+    inputs = {size: given.clone() for size, given in tokens.items()}
+    replays = {size: frozen(lambda held=held: step(held)) for size, held in inputs.items()}
 
     def serve(given: Tensor) -> Tensor:
-        graph, held, answer = graphs[len(given)]
-        held.copy_(given)
-        graph.replay()
+        inputs[len(given)].copy_(given)
+        answer: Tensor = replays[len(given)]()
         return answer
 
     return serve

@@ -25,7 +25,6 @@ import anabranch
 from anabranch._compile import report as report_module
 from anabranch._record.report import RecordingReport
 
-PLAIN = "torch.compile"
 QUANTILES = (0.1, 0.5, 0.9)
 
 

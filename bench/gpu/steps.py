@@ -114,7 +114,7 @@ KINDS = {
     "training B4 S1024": (4, 1024, "training"),
     "inference B1 S16": (1, 16, "inference"),
 }
-BACKEND, RECORD = "anabranch backend", "anabranch.record"
+PLAIN, BACKEND, RECORD = "torch.compile", "anabranch backend", "anabranch.record"
 WAYS = {
     "gradients": ("torch.compile", "reduce-overhead", BACKEND, BACKEND + IN_ORDER),
     "training": ("torch.compile", "reduce-overhead", "frozen graph", RECORD,
