@@ -14,6 +14,8 @@ from recordings import CALLS, assert_follows, launches, mlp, normal, told, train
 from torch import nn
 from torch.optim import lr_scheduler
 
+import anabranch
+
 STEPS = 50
 SINGLE, FOREACH = {"foreach": False, "capturable": True}, {"foreach": True, "capturable": True}
 OPTIMIZERS = {
@@ -195,17 +197,8 @@ def test_a_compiled_step_follows_its_optimizers_rate():
     def make():
         torch._dynamo.reset()
         model = mlp()
-        compiled = torch.compile(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True, capturable=True)
-
-        def step(x, y):
-            optimizer.zero_grad()
-            loss = F.mse_loss(compiled(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return model, optimizer, step
+        return model, optimizer, training(torch.compile(model), optimizer)
 
     def between(i, model, optimizer):
         optimizer.param_groups[0]["lr"] = rates[i]
@@ -215,18 +208,13 @@ def test_a_compiled_step_follows_its_optimizers_rate():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_dropouts_probability_is_right_whether_it_is_followed_or_not(dtype):
-    torch.manual_seed(0)
-
     def step(x, p):
         return F.dropout(x, p)
 
-    reference = [None] * 12
-    for recorded in (False, True):
-        import anabranch
-        call = anabranch.record(step) if recorded else step
+    def answers(call):
         torch.manual_seed(7)
-        for i in range(12):
-            found = call(normal(i, 1000, dtype=dtype), 0.1 + i / 40)
-            if recorded:
-                assert torch.equal(found, reference[i]), (i, told(call))
-            reference[i] = found.clone()
+        return [call(normal(i, 1000, dtype=dtype), 0.1 + i / 40).clone() for i in range(12)]
+
+    recorded = anabranch.record(step)
+    for i, (mine, theirs) in enumerate(zip(answers(recorded), answers(step), strict=True)):
+        assert torch.equal(mine, theirs), (i, told(recorded))
