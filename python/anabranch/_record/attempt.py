@@ -102,7 +102,7 @@ class Attempt:
         self._effects = SideEffects(self._call, spec.state, is_first_plain=chosen.verify)
         if spec.state is not NO_STATE:
             step.call = self._effects
-        self._stepped = SteppedByHand(spec.state)
+        self._stepped = SteppedByHand(step.optimizers, step.objects)
         self._trial: Trial | None = None
         self._plain: Run | None = None  # until its memory is put back
         self._agree = Rendezvous(torch.device("cuda", step.device), [])
@@ -263,13 +263,11 @@ class Attempt:
     def _make_of(self, step: Step, meter: Meter) -> list[StepRecording]:
         """A recording in captured order, and one with more lanes if any kernels can use them.
         Captures own no memory, so they are left out of the peak, and no limit applies to them."""
-        start = time.perf_counter()
         device = capture_device(step.device)
         give_back(step.device)
         with no_limit(step.device):
             try:
                 capture = capture_twice(step, device)
-                captured = time.perf_counter()
                 self._laps.end("captures")
                 try:
                     self._stepped.check()
@@ -283,8 +281,6 @@ class Attempt:
                     self._laps.end("captures given back")
             finally:
                 meter.skip()
-        self._spec.note(capture_seconds=captured - start,
-                        make_seconds=time.perf_counter() - captured)
         if made[0].counts.nodes == 0:
             raise Empty("it queues nothing on the GPU")
         return [made[0], *(other for other in made[1:] if other.counts.lanes > 1)]
@@ -353,7 +349,6 @@ class Attempt:
         if agree.on(recorded.needs_gradients and trial.has_let_gradients_go):
             self._spec.foreseen.needs_gradients = True
             raise Again("it reads the gradients that it finds")
-        start = time.perf_counter()
         plain.let_go()
         self._is_rewound = True
         trial.rewind()
@@ -373,7 +368,7 @@ class Attempt:
             self._spec.note(parallel_gain=gain, why_in_order=why)
             meter.note("the launches side by side")
             self._laps.end("side by side")
-        self._spec.note(verify_seconds=time.perf_counter() - start, slots=recorded.slot_count,
+        self._spec.note(slots=recorded.slot_count,
                         verified="bitwise" if verdict.is_bitwise else "within bounds")
         return answer, recorded
 
@@ -391,7 +386,7 @@ class Attempt:
         with tried.standing(leaves):
             trial.use(dataclasses.replace(step, leaves=leaves, numbers=tried))
             try:
-                agree.make(lambda: _words_of(recorded, tried))
+                words = agree.make(lambda: _words_of(recorded, tried))
                 plain = trial.plain()
                 plain.let_go()
                 trial.rewind()
@@ -401,7 +396,7 @@ class Attempt:
             finally:
                 trial.use(step)
                 trial.rewind()
-        self._proven = recorded, recorded.words(tried.now)
+        self._proven = recorded, words
         self._laps.end("other numbers")
 
     def spare_bytes(self, launch_bytes: int, let_go_bytes: int) -> int:

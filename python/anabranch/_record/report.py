@@ -56,9 +56,6 @@ class RecordingReport:
     plain_calls: int = 0  # of a recorded one, that a launch would not have served
     shortage: str = ""  # of which memory something ran out last, and what comes of it
     recording: RecordingCost = dataclasses.field(default_factory=RecordingCost)
-    capture_seconds: float = 0.0
-    make_seconds: float = 0.0
-    verify_seconds: float = 0.0
     # Of the last try, in the order in which they ended. The GPU's work counts where it is waited
     # for.
     phase_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -84,6 +81,21 @@ class RecordingReport:
     launched_unchanged: int = 0
     launched_from_host: int = 0
     launched_from_device: int = 0
+
+    @property
+    def capture_seconds(self) -> float:
+        return self._seconds_of("captures")
+
+    @property
+    def make_seconds(self) -> float:
+        return self._seconds_of("discovery", "executables", "captures given back")
+
+    @property
+    def verify_seconds(self) -> float:
+        return self._seconds_of("copies put back", "other numbers", "comparison", "side by side")
+
+    def _seconds_of(self, *phases: str) -> float:
+        return sum(self.phase_seconds.get(phase, 0.0) for phase in phases)
 
     @property
     def memory(self) -> RecordingMemory:

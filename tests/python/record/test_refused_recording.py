@@ -42,7 +42,7 @@ def racing(monkeypatch):
     def recorder(**options):
         made = recorder_module.Recorder(call, config.resolve({"verify": False, **options}), "step",
                                         takes_gradients=False)
-        step = SimpleNamespace(device=0, call=call, tensors=[], leaves=[1], is_noted=False,
+        step = SimpleNamespace(device=0, optimizers=(), objects=(), call=call, tensors=[], leaves=[1], is_noted=False,
                                numbers=None)
         monkeypatch.setattr(made, "_step", lambda spec, leaves: step)
         return made, seen
@@ -116,7 +116,7 @@ def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing
     """What it counts where nobody looks would be one too many."""
     recorder, seen = racing(verify=True)
     log = []
-    step = SimpleNamespace(device=0, call=recorder._call, log=log, has_history=has_history,
+    step = SimpleNamespace(device=0, optimizers=(), objects=(), call=recorder._call, log=log, has_history=has_history,
                            numbers=None, is_noted=False, tensors=[], leaves=[1])
     monkeypatch.setattr(recorder, "_step", lambda spec, leaves: step)
     monkeypatch.setattr(attempt, "Trial", Trial)
@@ -129,7 +129,7 @@ def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing
 def test_what_has_drawn_random_numbers_on_the_cpu_is_refused_and_has_drawn_once(
         racing, monkeypatch):
     recorder, seen = racing(verify=True)
-    step = SimpleNamespace(device=0, call=recorder._call, log=[], has_history=False, is_noted=False,
+    step = SimpleNamespace(device=0, optimizers=(), objects=(), call=recorder._call, log=[], has_history=False, is_noted=False,
                            numbers=None, tensors=[], leaves=[1])
     monkeypatch.setattr(recorder, "_step", lambda spec, leaves: step)
     monkeypatch.setattr(attempt, "Trial", Trial)
@@ -142,7 +142,7 @@ def test_a_step_that_others_do_not_record_now_runs_once_whatever_is_wanted(racin
     """Nobody would take part in the collectives of a second run."""
     recorder, seen = racing(verify=True)
     log = []
-    step = SimpleNamespace(device=0, call=recorder._call, log=log, has_history=True, is_noted=False,
+    step = SimpleNamespace(device=0, optimizers=(), objects=(), call=recorder._call, log=log, has_history=True, is_noted=False,
                            numbers=None, tensors=[], leaves=[1])
 
     def meet(agreement, name):

@@ -16,6 +16,7 @@ from anabranch._record.state.paths import Path
 # Which optimizer, which of its groups, the name, and the index where the value is a tuple.
 Hyperparameter = tuple[int, int, str, int | None]
 FOLLOWED = "a number that is followed"  # in its place in a signature
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,6 @@ def hyperparameter_items(name: Hyperparameter, value: Any) -> list[tuple[Hyperpa
     if type(value) is not tuple:
         return [(name, value)]
     return [((*name[:3], index), item) for index, item in enumerate(value)]
-_T = TypeVar("_T")
 
 
 def _sorted(places: Iterable[_T]) -> tuple[_T, ...]:

@@ -8,26 +8,28 @@ step a scheduler once more. Threads: one try to record. Failure: NotRecordable.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from anabranch._record.refusals import NotRecordable
-from anabranch._record.state.state import NO_STATE, State
+from anabranch._record.state.state import State
 
 
 class SteppedByHand:
-    """Of the optimizers and schedulers of a state, from now on."""
+    """Of these optimizers, and of the schedulers among these objects, from now on."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer],
+                 objects: Iterable[Any]) -> None:
+        self._optimizers = optimizers
         self._numbers = self._numbers_now()
-        found = state.objects().values() if state is not NO_STATE else ()
-        self._schedulers = [(one, one.last_epoch) for one in found
+        self._schedulers = [(one, one.last_epoch) for one in objects
                             if isinstance(one, (LRScheduler, ReduceLROnPlateau))]
 
     def _numbers_now(self) -> list[tuple[Any, ...]]:
-        return [self._state.hyperparameters(one) for one in self._state.optimizers]
+        return [State.hyperparameters(one) for one in self._optimizers]
 
     def check(self) -> None:
         """Raises NotRecordable where one is another now."""
