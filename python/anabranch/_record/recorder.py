@@ -38,12 +38,9 @@ from anabranch._record.specializations import Differences, Specializations
 from anabranch._record.state.guards import Guards
 from anabranch._record.state.number_places import NO_NUMBERS
 from anabranch._record.state.paths import Path
-from anabranch._record.state.state import NO_STATE, State, standing
+from anabranch._record.state.state import NO_STATE, State
 from anabranch._record.tensors import (
-    inner_tensors,
-    is_wrapper,
     size_of,
-    units_apart,
     units_of,
     version_of,
 )
@@ -121,6 +118,14 @@ class Recorder:
         """The answer of one call: plain, recorded or launched, as far as its signature has got.
         ``state`` is what a new recording uses besides its leaves. ``spec`` is the specialization of
         the key, if the caller has it."""
+        answer = self._run(key, leaves, state, describe, spec)
+        if self._pair is not None and self._frees_inputs:
+            last = self.specializations.get(key)
+            self._pair.backward_is_short = last is not None and last.shortage is not None
+        return answer
+
+    def _run(self, key: Any, leaves: list[Any], state: State, describe: Callable[[], str],
+             spec: Specialization | None) -> Any:
         spec = spec or self.specializations.get(key)
         if spec is None:
             spec = self._new_specialization(key, leaves, state, describe)
@@ -176,16 +181,12 @@ class Recorder:
             return True
         return self._pair is not None and not self._frees_inputs and self._pair.backward_is_short
 
-    def _has_memory_again(self, spec: Specialization) -> bool:
+    @staticmethod
+    def _has_memory_again(spec: Specialization) -> bool:
         """Whether something that failed for lack of memory may be tried again."""
         if spec.shortage is not None and spec.shortage.has_passed():
-            self._set_shortage(spec, None)
+            spec.shortage = None
         return spec.shortage is None
-
-    def _set_shortage(self, spec: Specialization, shortage: Shortage | None) -> None:
-        spec.shortage = shortage
-        if self._pair is not None and self._frees_inputs:
-            self._pair.backward_is_short = shortage is not None
 
     def _check_answer(self, spec: Specialization, answer: Any, device: int | None) -> None:
         """Refuses a step that answers tensors on the CPU. Some steps do so only when they are not
@@ -280,8 +281,7 @@ class Recorder:
         answer, recording = made
         mutations, known = attempt.mutations, attempt.state_tensors
         attempt.close()
-        self._set_shortage(spec, None)
-        spec.shortage_tries = 0
+        spec.shortage, spec.shortage_tries = None, 0
         spec.note(shortage="")
         spec.set_recording(recording, known, mutations)
         if numbers is not None:
@@ -343,7 +343,7 @@ class Recorder:
         if isinstance(why, Short):
             spec.shortage_tries += 1
             free = max(attempt.free_before, free_bytes(attempt.device))
-            self._set_shortage(spec, Shortage(why, attempt.device, free, spec.shortage_tries))
+            spec.shortage = Shortage(why, attempt.device, free, spec.shortage_tries)
             spec.note(shortage=str(spec.shortage))
         else:
             self.is_refused |= not spec.is_empty
@@ -363,38 +363,15 @@ class Recorder:
 
     def _step(self, spec: Specialization, leaves: list[Any]) -> Step:
         """What is to be captured."""
-        state = spec.state
-        known = state.tensors()
-        device = _device_of(leaves, known)
+        state, numbers = spec.state, None
+        device = _device_of(leaves, state.tensors())
         if device is None:
             raise NotRecordable("it is given nothing on a GPU")
-        spec.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        for i in spec.arguments:
-            _check_argument(i, leaves[i], device)
-        if self._takes_gradients:
-            spec.leaf_owners = [i for i in spec.arguments
-                                 if leaves[i].is_leaf and leaves[i].requires_grad]
-        owners = spec.owners(leaves, state.parameters())
-        wrapped = state.inner_tensors()
-        spec.fix(wrapped)
-        spec.lacks_gradient = [owner.grad is None for owner in owners]
-        gradients = [owner.grad for owner in owners if owner.grad is not None]
-        fixed = wrapped + [inner for grad in gradients if is_wrapper(grad)
-                           for inner in inner_tensors(grad)]
-        tensors = [*(leaves[i] for i in spec.arguments), *known,
-                   *(grad for grad in gradients if not is_wrapper(grad))]
-        own = len(spec.arguments) + len(known)
-        units = units_apart(tensors, len(spec.arguments))
-        objects = state.objects() if state is not NO_STATE else {}
-        spec.object_paths = list(objects)
-        numbers = None
         if self._following is not None and state.followed:
             spec.follows = self._following.places_in(leaves, state)
             numbers = self._following.of_step(leaves, state, spec.follows)
-        return Step(self._call, leaves, spec.arguments, tensors, units, len(tensors) - own, owners,
-                    device, _capture_stream(device), is_noted=self._has_lanes, numbers=numbers,
-                    is_compiled=not self._takes_gradients, optimizers=state.optimizers,
-                    fixed=fixed, objects=list(objects.values()), on_cpu=standing(state.on_cpu))
+        return spec.step(self._call, leaves, device, _capture_stream(device), numbers=numbers,
+                         is_noted=self._has_lanes, is_compiled=not self._takes_gradients)
 
     # Launching.
 
@@ -512,7 +489,7 @@ class Recorder:
         once."""
         empty_cache()
         spec.shortage_tries += 1
-        self._set_shortage(spec, Shortage(short, device, free_bytes(device), spec.shortage_tries))
+        spec.shortage = Shortage(short, device, free_bytes(device), spec.shortage_tries)
         spec.note(shortage=str(spec.shortage))
         spec.plain_calls += 1
         if "launch" not in self._told:
@@ -611,17 +588,3 @@ def _device_of(leaves: Iterable[Any], state: Iterable[Any]) -> int | None:
         if isinstance(leaf, Tensor) and leaf.is_cuda:
             return leaf.device.index
     return None
-
-
-def _check_argument(index: int, leaf: Tensor, device: int) -> None:
-    if leaf.device.type != "cuda":
-        raise NotRecordable(f"argument {index} is a tensor on the {leaf.device.type}, whose values "
-                            "would be frozen; move it to the GPU first")
-    if leaf.device.index != device:
-        raise NotRecordable(f"argument {index} is on {leaf.device} and another on cuda:{device}")
-    if is_wrapper(leaf) or leaf.layout != torch.strided:
-        raise NotRecordable(f"argument {index} is a {type(leaf).__name__} ({leaf.layout})")
-    if torch.is_grad_enabled() and leaf.grad_fn is not None:
-        raise NotRecordable(f"argument {index} has a history of its own (grad_fn "
-                            f"{type(leaf.grad_fn).__name__}), into which a launch cannot send "
-                            "gradients; detach it")

@@ -11,22 +11,31 @@ import copy
 import dataclasses
 import operator
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anabranch._core.abi import CaptureCounts
+from anabranch._record.capture.step import Step
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.memory.shortage import Shortage
+from anabranch._record.numbers.step_numbers import StepNumbers
+from anabranch._record.refusals import NotRecordable
 from anabranch._record.report import RecordingReport
 from anabranch._record.state.number_places import NO_NUMBERS
 from anabranch._record.state.paths import Path, Place
 from anabranch._record.state.side_effects import BoundMutations, Mutation, bind_mutations
-from anabranch._record.state.state import State
+from anabranch._record.state.state import NO_STATE, State, standing
 from anabranch._record.state.watch_list import Lookup, WatchList
-from anabranch._record.tensors import inner_places, is_wrapper, may_be_parameter
+from anabranch._record.tensors import (
+    inner_places,
+    inner_tensors,
+    is_wrapper,
+    may_be_parameter,
+    units_apart,
+)
 from anabranch._record.trial.trial import Foreseen
 
 
@@ -152,6 +161,7 @@ class Specialization:
         self.captured_words: list[int] = []
         self.followed_values: tuple[float, ...] = ()
         self._are_proven: list[bool] = []
+        self._are_all_proven = False
 
     def as_tried(self, state: State) -> Specialization:
         """One in the same state of knowledge, for an attempt that only compares: what that notes
@@ -167,17 +177,47 @@ class Specialization:
         self.followed_values = tuple(values)
         self.captured_words = list(captured)
         self._are_proven = [are_proven] * len(captured)
+        self._are_all_proven = are_proven
 
     def may_be_launched_with(self, words: Sequence[int]) -> bool:
         """Whether each of them is as captured, or has been another one when it was compared."""
-        return all(map(operator.or_, self._are_proven,
-                       map(operator.eq, words, self.captured_words)))
+        return self._are_all_proven or all(map(operator.or_, self._are_proven,
+                                               map(operator.eq, words, self.captured_words)))
 
     def note_proven(self, words: Sequence[int]) -> None:
         """A launch with these was what a plain run is. May be empty."""
         if words:
             self._are_proven = list(map(operator.or_, self._are_proven,
                                         map(operator.ne, words, self.captured_words)))
+            self._are_all_proven = all(self._are_proven)
+
+    def step(self, call: Callable[[list[Any]], Any], leaves: list[Any], device: int,
+             stream: torch.cuda.Stream, *, numbers: StepNumbers | None, is_noted: bool,
+             is_compiled: bool) -> Step:
+        """What is to be captured of a call in this signature's state. Raises NotRecordable."""
+        state = self.state
+        self.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        for i in self.arguments:
+            _check_argument(i, leaves[i], device)
+        if not is_compiled:
+            self.leaf_owners = [i for i in self.arguments
+                                if leaves[i].is_leaf and leaves[i].requires_grad]
+        owners = self.owners(leaves, state.parameters())
+        wrapped = state.inner_tensors()
+        self.fix(wrapped)
+        self.lacks_gradient = [owner.grad is None for owner in owners]
+        gradients = [owner.grad for owner in owners if owner.grad is not None]
+        fixed = wrapped + [inner for grad in gradients if is_wrapper(grad)
+                           for inner in inner_tensors(grad)]
+        given = [*(leaves[i] for i in self.arguments), *state.tensors()]
+        tensors = [*given, *(grad for grad in gradients if not is_wrapper(grad))]
+        objects = state.objects() if state is not NO_STATE else {}
+        self.object_paths = list(objects)
+        return Step(call, leaves, self.arguments, tensors,
+                    units_apart(tensors, len(self.arguments)), len(tensors) - len(given), owners,
+                    device, stream, is_noted=is_noted, numbers=numbers, is_compiled=is_compiled,
+                    optimizers=state.optimizers, fixed=fixed, objects=list(objects.values()),
+                    on_cpu=standing(state.on_cpu))
 
     def set_recording(self, recording: StepRecording, known: Sequence[Tensor],
                       mutations: list[Mutation] | None) -> None:
@@ -302,3 +342,17 @@ _NO_TENSOR = torch.empty(0)
 def _layout(tensor: Any) -> Any:
     return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) \
         if isinstance(tensor, Tensor) else None
+
+
+def _check_argument(index: int, leaf: Tensor, device: int) -> None:
+    if leaf.device.type != "cuda":
+        raise NotRecordable(f"argument {index} is a tensor on the {leaf.device.type}, whose values "
+                            "would be frozen; move it to the GPU first")
+    if leaf.device.index != device:
+        raise NotRecordable(f"argument {index} is on {leaf.device} and another on cuda:{device}")
+    if is_wrapper(leaf) or leaf.layout != torch.strided:
+        raise NotRecordable(f"argument {index} is a {type(leaf).__name__} ({leaf.layout})")
+    if torch.is_grad_enabled() and leaf.grad_fn is not None:
+        raise NotRecordable(f"argument {index} has a history of its own (grad_fn "
+                            f"{type(leaf.grad_fn).__name__}), into which a launch cannot send "
+                            "gradients; detach it")

@@ -243,21 +243,33 @@ def test_while_a_backward_is_plain_for_want_of_memory_its_forward_is_too(monkeyp
     monkeypatch.setattr(shortage, "free_bytes", lambda device: free)
     monkeypatch.setattr(recorder, "empty_cache", lambda: None)
     monkeypatch.setattr(recorder, "warn", lambda text: None)
-    monkeypatch.setattr(recorder.Recorder, "_launch", lambda *args: "launched")
-    pair = SavedBlocks()
+    pair, is_full = SavedBlocks(), False
+
+    def launch(self, key, spec, leaves, state):
+        short = Short("a launch", 2 << 30, free)
+        return self._launch_later(spec, short, 0, leaves) if is_full else "launched"
+
+    monkeypatch.setattr(recorder.Recorder, "_launch", launch)
 
     def made(is_backward):
         one = recorder.Recorder(lambda leaves: "plain", Options(), "a graph", takes_gradients=False,
                                 frees_inputs=is_backward, pair=pair)
         one.specializations["key"] = Specialization("", NO_STATE)
         one.specializations["key"].recording = object()
-        return one, lambda: one.run("key", [], NO_STATE, str)
+        one.specializations["other"] = Specialization("", NO_STATE)
+        one.specializations["other"].recording = object()
+        return lambda key="key": one.run(key, [], NO_STATE, str)
 
-    (_, forward), (backward, call_backward) = made(False), made(True)
-    assert forward() == call_backward() == "launched"
-    short = Short("a launch", 2 << 30, free)
-    assert backward._launch_later(backward.specializations["key"], short, 0, []) == "plain"
-    assert forward() == call_backward() == "plain"
+    forward, backward = made(False), made(True)
+    assert forward() == backward() == "launched"
+    is_full = True
+    assert backward() == "plain"
+    is_full = False
+    assert forward() == backward() == "plain"
     free = 4 << 30
     assert forward() == "plain"  # until the backward has found that it has memory
-    assert call_backward() == forward() == "launched"
+    assert backward() == forward() == "launched"
+    is_full, free = True, 1 << 30
+    assert backward() == "plain"
+    is_full = False
+    assert backward("other") == forward() == "launched"  # of another signature, which has memory

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import anabranch
 from anabranch._core.abi import CaptureCounts
 from anabranch._record import attempt as attempt_module
-from anabranch._record import recorded_callable, recorder
+from anabranch._record import recorded_callable, recorder, specialization
 from anabranch._record.refusals import NotRecordable
 from anabranch._record.specialization import BoundState
 from anabranch._record.state.side_effects import HolderSnapshot, SideEffects, bind_mutations
@@ -336,7 +336,7 @@ def launching(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(recorder, "_device_of", lambda leaves, tensors: 0)
     monkeypatch.setattr(recorder, "_capture_stream", lambda device: None)
-    monkeypatch.setattr(recorder, "_check_argument", lambda index, leaf, device: None)
+    monkeypatch.setattr(specialization, "_check_argument", lambda index, leaf, device: None)
     monkeypatch.setattr(recorder, "_give_back_memory", lambda: None)
     monkeypatch.setattr(recorder, "is_plentiful", lambda device, used: False)
     monkeypatch.setattr(attempt_module, "free_bytes", lambda device: 0)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 
 from anabranch._core.abi import CaptureCounts
-from anabranch._record import attempt, recorded_callable, recorder
+from anabranch._record import attempt, recorded_callable, recorder, specialization
 from anabranch._record.memory import gpu
 from anabranch._record.memory.gpu import Peaks
 from anabranch._record.trial import copies, old_gradients, trial, values
@@ -108,7 +108,7 @@ class StandIn:
         monkeypatch.setattr(torch.cuda, "Event", lambda **how: SimpleNamespace(
             record=lambda: None, synchronize=lambda: None))
         monkeypatch.setattr(recorder, "_device_of", lambda leaves, tensors: 0)
-        monkeypatch.setattr(recorder, "_check_argument", lambda index, leaf, device: None)
+        monkeypatch.setattr(specialization, "_check_argument", lambda index, leaf, device: None)
         monkeypatch.setattr(recorder.Recorder, "_check_answer",
                             lambda self, spec, answer, device: None)
         monkeypatch.setattr(recorder, "_capture_stream", lambda device: None)

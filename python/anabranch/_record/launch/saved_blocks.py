@@ -89,8 +89,8 @@ def handed_over(inputs: list[Any]) -> list[Any]:
 class SavedBlocks:
     """What a forward graph and its backward share.
 
-    ``backward_is_short``: the backward runs plainly for want of memory. Then so does the forward:
-    what a plain run saves is freed one by one, and lies as it does without us.
+    ``backward_is_short``: the last backward ran plainly for want of memory. Then so does the next
+    forward: what a plain run saves is freed one by one, and lies as it does without us.
     """
 
     def __init__(self) -> None:
