@@ -232,6 +232,18 @@ def test_the_third_captures_numbers_tell_equal_ones_and_their_inverses_apart():
     assert left <= 9  # of 180
 
 
+def test_a_thousand_numbers_are_told_apart_by_their_third_capture():
+    now = tuple(1e-3 + 1e-6 * i for i in range(1000))
+    trace = Trace()
+    for value in now:
+        trace.number(value)
+    other = StepNumbers((), (), now, now).apart(trace).other
+    made = formulas(lambda *all: list(all), now, other, single, 4)
+    later = tuple(value * 0.37 for value in now)
+    assert made.words(later) == list(map(single, later))
+    assert made.words((1e300, *later[1:]))[0] == single(float("inf"))
+
+
 def test_numbers_whose_change_leads_another_way_are_not_followed():
     trace = Trace()
     assert trace.number(0.5) == 0.5

@@ -19,14 +19,24 @@ the same word in each launch. Threads: immutable. Failure: Unexplained.
 
 from __future__ import annotations
 
-import ctypes
 import functools
+import itertools
 import math
-import struct
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from anabranch._core.capture import Number
+from anabranch._record.numbers.encodings import (
+    CHANGES,
+    ENCODINGS,
+    ENCODINGS_OF_MANY,
+    Change,
+    Encoding,
+    decoded,
+    double,
+    encoded,
+)
 from anabranch._record.numbers.noted import Constant, Entry, OtherWay, Trace, evaluate
 from anabranch._record.refusals import NotRecordable
 
@@ -35,72 +45,12 @@ class Unexplained(NotRecordable):
     """Why numbers of a step cannot be followed, for people."""
 
 
-def _double(value: float) -> int:
-    found: int = struct.unpack("<Q", struct.pack("<d", value))[0]
-    return found
-
-
-def _float(value: float) -> int:
-    """Rounded as C does it: what is too large is infinite."""
-    found: int = struct.unpack("<I", bytes(ctypes.c_float(value)))[0]
-    return found
-
-
-def _bfloat16(value: float) -> int:
-    """By way of a float, to the nearest and of two such to the even one."""
-    word = _float(value)
-    if word & 0x7FFFFFFF > 0x7F800000:
-        return 0x7FC0  # a NaN
-    return (word + 0x7FFF + (word >> 16 & 1)) >> 16
-
-
-def _half(value: float) -> int:
-    """By way of a float."""
-    try:
-        found: int = struct.unpack("<H", struct.pack("<e", ctypes.c_float(value).value))[0]
-    except OverflowError:
-        return 0x7C00 if value > 0 else 0xFC00
-    return found
-
-
-def _inverse(value: float) -> float:
-    """As a kernel that multiplies in place of dividing is given it."""
-    return 1.0 / value
-
-
-def _inverse_float(value: float) -> float:
-    return 1.0 / ctypes.c_float(value).value
-
-
-def _complement(value: float) -> float:
-    """As dropout is given it."""
-    return 1.0 - value
-
-
-def _complement_float(value: float) -> float:
-    return 1.0 - ctypes.c_float(value).value
-
-
-Encoding = Callable[[float], int]
-Change = Callable[[float], float]
-ENCODINGS: dict[int, tuple[Encoding, ...]] = {8: (_double,), 4: (_float,), 2: (_bfloat16, _half)}
-_OF_DOUBLES: tuple[Change, ...] = (float, float.__neg__, _inverse, _complement)
-CHANGES: dict[int, tuple[Change, ...]] = {
-    8: _OF_DOUBLES, 4: (*_OF_DOUBLES, _inverse_float, _complement_float),
-    2: (float, float.__neg__)}
 # Numbers that follow others are of such a size, differ by such a part at least, and are no more
 # than so many times as far from one another as the numbers that they follow.
 _SIZES, _FARTHER = (2.0 ** -60, 2.0 ** 60), 4.0
 _LEAST_APART = {8: 2.0 ** -32, 4: 2.0 ** -20, 2: 0.0}
 
-
-def _decoded(word: int, size: int) -> list[float]:
-    """What a word of this size may mean as a number."""
-    if size == 2:
-        return [struct.unpack("<f", struct.pack("<I", word << 16))[0],
-                struct.unpack("<e", struct.pack("<H", word))[0]]
-    return [struct.unpack(*(("<d", struct.pack("<Q", word)) if size == 8 else
-                            ("<f", struct.pack("<I", word))))[0]]
+_Words = tuple[int, int]  # in both captures
 
 
 class OtherRounding(OtherWay):
@@ -118,6 +68,14 @@ class _Way(NamedTuple):
 
     def bits(self, values: Sequence[float]) -> int:
         return self.encode(self.change(values[self.entry]))
+
+
+class _Alike(NamedTuple):
+    """Words that are the values of entries themselves, encoded in one way."""
+
+    encode: Callable[[Sequence[float]], Sequence[int]]
+    words: list[int]
+    entries: list[int]
 
 
 class _Explained(NamedTuple):
@@ -143,6 +101,13 @@ class _Formula(NamedTuple):
             found |= part.bits(values)
         return found
 
+    def only_way(self) -> _Way | None:
+        """Where the word is the value of an entry itself."""
+        if self.constant or len(self.parts) != 1 or self.parts[0].shift \
+                or len(self.parts[0].ways) != 1 or self.parts[0].ways[0].change is not float:
+            return None
+        return self.parts[0].ways[0]
+
 
 class Formulas:
     """Of the words of a recording, by the traces of a capture and of one with other numbers.
@@ -152,13 +117,17 @@ class Formulas:
         _check_alike(first, other)
         kept, self._entries = distinct(first.entries)
         self._pairs = [(first.entries[i].value, other.entries[i].value) for i in kept]
-        self._moved = {i for i, (a, b) in enumerate(self._pairs) if _double(a) != _double(b)}
+        self._moved = {i for i, (a, b) in enumerate(self._pairs) if double(a) != double(b)}
         # What no word tells of, since it was the same in both captures, and what it was.
         self._rounded = [(i, encode, encode(a)) for i, (a, b) in enumerate(self._pairs)
                          if type(a) is not bool
                          for size in (ENCODINGS if i in self._moved else (8,))
                          for encode in ENCODINGS[size] if encode(a) == encode(b)]
+        self._ways_of: dict[int, defaultdict[_Words, list[_Way]]] = {}  # by size
         self._formulas = [self._formula(number, word) for number, word in enumerate(words)]
+        self._alike = _alike(self._formulas)
+        self._others = sorted(
+            {*range(len(words))}.difference(*(each.words for each in self._alike)))
 
     def __len__(self) -> int:
         """How many words there are."""
@@ -171,7 +140,13 @@ class Formulas:
         found = evaluate(self._entries, values)
         if any(encode(found[i]) != rounded for i, encode, rounded in self._rounded):
             raise OtherRounding
-        return [formula.bits(found) for formula in self._formulas]
+        words = [0] * len(self._formulas)
+        for encode, places, entries in self._alike:
+            for place, word in zip(places, encode([found[i] for i in entries]), strict=True):
+                words[place] = word
+        for place in self._others:
+            words[place] = self._formulas[place].bits(found)
+        return words
 
     def _formula(self, number: int, word: Number) -> _Formula:
         half = word.size_bytes // 2
@@ -213,7 +188,7 @@ class Formulas:
         if first == other or (_is_of_an_address(first, size) and _is_of_an_address(other, size)):
             return False
         return any(self._are_alike(a, b, _LEAST_APART[size]) for a, b in
-                   zip(_decoded(first, size), _decoded(other, size), strict=True))
+                   zip(decoded(first, size), decoded(other, size), strict=True))
 
     def _are_alike(self, a: float, b: float, least: float) -> bool:
         if a == 0.0 or b == 0.0:
@@ -231,13 +206,29 @@ class Formulas:
                     for a, b in numbers])
 
     def _explain(self, shift: int, size: int, first: int, other: int) -> _Explained | None:
-        found = tuple([_Way(entry, change, encode)
-                       for change in CHANGES.get(size, ()) for encode in ENCODINGS.get(size, ())
-                       for entry in sorted(self._moved)
-                       for value, other_value in [self._pairs[entry]]
-                       if encoded(value, change, encode) == first
-                       and encoded(other_value, change, encode) == other])
-        return _Explained(shift, found) if found else None
+        found = self._ways(size).get((first, other))
+        return _Explained(shift, tuple(found)) if found else None
+
+    def _ways(self, size: int) -> Mapping[_Words, list[_Way]]:
+        """All to make a piece of this size that differs, by what it is in both captures."""
+        if size not in self._ways_of:
+            made = self._ways_of[size] = defaultdict(list)
+            for change, encode, entry in itertools.product(
+                    CHANGES.get(size, ()), ENCODINGS.get(size, ()), sorted(self._moved)):
+                first, other = [encoded(value, change, encode) for value in self._pairs[entry]]
+                if first is not None and other is not None:
+                    made[first, other].append(_Way(entry, change, encode))
+        return self._ways_of[size]
+
+
+def _alike(formulas: Sequence[_Formula]) -> list[_Alike]:
+    made = {encode: _Alike(many, [], []) for encode, many in ENCODINGS_OF_MANY.items()}
+    for place, formula in enumerate(formulas):
+        way = formula.only_way()
+        if way is not None and way.encode in made:
+            made[way.encode].words.append(place)
+            made[way.encode].entries.append(way.entry)
+    return [each for each in made.values() if each.words]
 
 
 def _formula_of(word: Number, size: int, parts: Mapping[int, _Explained | None]) -> _Formula:
@@ -272,13 +263,6 @@ def _is_of_an_address(word: int, size: int) -> bool:
 
 def _is_ordinary(value: float) -> bool:
     return _SIZES[0] <= abs(value) <= _SIZES[1]
-
-
-def encoded(value: float, change: Change, encode: Encoding) -> int | None:
-    try:
-        return encode(change(value))
-    except ZeroDivisionError:
-        return None
 
 
 def _check_alike(first: Trace, other: Trace) -> None:
