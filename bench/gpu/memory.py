@@ -32,7 +32,8 @@ from typing import Any
 import torch
 from llama import Shape
 from memory_loop import LIMIT_S, MIB, OWN_CASES, TIMED, steady, training
-from memory_models import BACKEND, PLAIN, RECORD, filling
+from memory_models import filling
+from steps import BACKEND, PLAIN, RECORD
 from turns import save
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -34,7 +34,15 @@ from anabranch._record.capture.untracked import UntrackedTensors, check_all_trac
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.rng_graph import make_rng_graph
-from anabranch._record.memory.gpu import Meter, empty_cache, free_bytes, give_back, no_limit, taken
+from anabranch._record.memory.gpu import (
+    Meter,
+    empty_cache,
+    free_bytes,
+    give_back,
+    is_plentiful,
+    no_limit,
+    taken,
+)
 from anabranch._record.memory.shortage import OF_LAUNCH, is_out_of_memory, phase, short_of
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
@@ -58,6 +66,7 @@ from anabranch._record.state.side_effects import SideEffects
 from anabranch._record.state.state import NO_STATE
 from anabranch._record.state.stepped_by_hand import SteppedByHand
 from anabranch._record.tensors import size_of
+from anabranch._record.trial.earlier import Earlier
 from anabranch._record.trial.overlap import choose_overlap
 from anabranch._record.trial.run import Run
 from anabranch._record.trial.trial import Trial
@@ -83,11 +92,15 @@ class _Laps:
 class Attempt:
     """``name`` is the callable's; ``has_lanes`` whether kernels may run side by side;
     ``saved_from``, ``frees_inputs`` and ``look_farther`` as in Recorder. ``recorded``: a recording
-    that there is already, which is compared with the step once more."""
+    that there is already, which is compared with the step once more.
+
+    The first recording of a callable takes next to nothing beside the step. Later ones, of which
+    there may be many, take what they can use of a GPU that has plenty."""
 
     def __init__(self, name: str, spec: Specialization, step: Step, chosen: config.Options, *,
                  takes_gradients: bool, has_lanes: bool, saved_from: int | None,
-                 frees_inputs: bool = False, recorded: StepRecording | None = None,
+                 earlier: Earlier, frees_inputs: bool = False,
+                 recorded: StepRecording | None = None,
                  look_farther: Callable[[Collection[Path]], None]) -> None:
         self._name, self._spec, self._step, self._chosen = name, spec, step, chosen
         self._takes_gradients, self._has_lanes = takes_gradients, has_lanes
@@ -96,7 +109,8 @@ class Attempt:
         # end.
         self._freed_bytes = 0 if not frees_inputs else size_of(
             [tensor for tensor in step.tensors[:step.arguments] if not tensor.requires_grad])
-        self._recorded = recorded
+        self._recorded, self._earlier = recorded, earlier
+        self._is_plenty = earlier.has_any and is_plentiful(step.device, size_of(step.tensors))
         self._laps = _Laps()
         self._call = step.call
         self._effects = SideEffects(self._call, spec.state, is_first_plain=chosen.verify)
@@ -164,7 +178,7 @@ class Attempt:
         try:
             with _faults_told(step.device), phase("copies of what the step writes", step.device):
                 self._trial = Trial(step, self._spec.state, self._spec.foreseen,
-                                    self._spec.is_short_of_memory)
+                                    self._spec.is_short_of_memory, self._is_plenty)
         except NotRecordable as error:
             self._run_unrecorded(error)
         assert self._trial
@@ -264,7 +278,8 @@ class Attempt:
         """A recording in captured order, and one with more lanes if any kernels can use them.
         Captures own no memory, so they are left out of the peak, and no limit applies to them."""
         device = capture_device(step.device)
-        give_back(step.device)
+        if not self._is_plenty:
+            give_back(step.device)
         with no_limit(step.device):
             try:
                 capture = capture_twice(step, device)
@@ -310,8 +325,10 @@ class Attempt:
             return StepRecording(step, discovered, chosen.verify, lanes, chosen.prefetch_bytes)
 
         made = [with_lanes(1)]
-        self._spec.note(why_in_order=self._why_in_order(step, is_noted))
-        if is_noted:
+        stays = self._earlier.is_faster(made[0].counts) is False
+        self._spec.note(why_in_order="one of about its size was no faster side by side" if stays
+                        else self._why_in_order(step, is_noted))
+        if is_noted and not stays:
             try:
                 made.append(with_lanes(chosen.max_parallel_kernels))
             except NativeError as error:
@@ -364,7 +381,7 @@ class Attempt:
             answer = None
             recorded, gain, why, answer = choose_overlap(
                 trial, plain, verdict.standing, recorded, made[-1], agree.on,
-                self.spare_bytes(recorded.launch_bytes, trial.let_go_bytes))
+                self.spare_bytes(recorded.launch_bytes, trial.let_go_bytes), self._earlier)
             self._spec.note(parallel_gain=gain, why_in_order=why)
             meter.note("the launches side by side")
             self._laps.end("side by side")

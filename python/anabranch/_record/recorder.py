@@ -44,6 +44,7 @@ from anabranch._record.tensors import (
     units_of,
     version_of,
 )
+from anabranch._record.trial.earlier import Earlier
 from anabranch._record.trial.trial import on_stream
 from anabranch._record.trial.verify import Untrusted
 from anabranch._record.warn import warn
@@ -103,6 +104,7 @@ class Recorder:
         self._following = following
         self._look_farther = look_farther
         self._changing = ChangingValues()
+        self._earlier = Earlier()
         self._alone: contextlib.AbstractContextManager[Any] = (
             _plain_steps if takes_gradients else contextlib.nullcontext())
         # Kernels run side by side only where that is verified.
@@ -284,6 +286,7 @@ class Recorder:
         spec.shortage, spec.shortage_tries = None, 0
         spec.note(shortage="")
         spec.set_recording(recording, known, mutations)
+        self._earlier.has_any = True
         if numbers is not None:
             spec.set_words(numbers.now, recording.words(numbers.now),
                            are_proven=not self._chosen.verify)
@@ -299,7 +302,8 @@ class Recorder:
                  recorded: StepRecording | None = None) -> Attempt:
         return Attempt(self.name, spec, step, self._chosen, recorded=recorded,
                        takes_gradients=self._takes_gradients, has_lanes=self._has_lanes,
-                       saved_from=self._saved_from, frees_inputs=self._frees_inputs,
+                       earlier=self._earlier, saved_from=self._saved_from,
+                       frees_inputs=self._frees_inputs,
                        look_farther=self._look_farther)
 
     def _prove(self, spec: Specialization, leaves: list[Any], state: State) -> Any:

@@ -130,7 +130,10 @@ class RecordingReport:
         return f"  ran plainly for want of memory: {self.shortage}\n" if self.shortage else ""
 
     def _lanes_text(self) -> str:
-        if not self.parallel_gain:
-            return f"  in captured order: {self.why_in_order}\n" if self.why_in_order else ""
-        return (f"  on {self.lanes} lanes, {self.known} nodes known; side by side "
-                f"{self.parallel_gain:.2f} times as fast\n")
+        if self.why_in_order:
+            return f"  in captured order: {self.why_in_order}\n"
+        if self.lanes <= 1 and not self.parallel_gain:
+            return ""
+        gain = (f"side by side {self.parallel_gain:.2f} times as fast" if self.parallel_gain
+                else "as one of about its size, which was faster side by side")
+        return f"  on {self.lanes} lanes, {self.known} nodes known; {gain}\n"

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from anabranch import _compat
+from anabranch._core.abi import CaptureCounts
 from anabranch._core.capture import Block
 from anabranch._core.library import NativeError
 from anabranch._record.capture import captured
@@ -17,6 +18,7 @@ from anabranch._record.capture.compare import match_allocations
 from anabranch._record.refusals import NotRecordable
 from anabranch._record.report import RecordingReport
 from anabranch._record.trial import overlap
+from anabranch._record.trial.earlier import Earlier
 from anabranch._record.trial.verify import Untrusted
 
 pytestmark = pytest.mark.oldest
@@ -60,9 +62,10 @@ class Trial:
         return f"answer {self.launches}"
 
 
-def recording(seconds, arena_bytes=1000, ahead_bytes=0, host_copies=0):
-    return SimpleNamespace(seconds=seconds, ahead_bytes=ahead_bytes,
-                           counts=SimpleNamespace(arena_bytes=arena_bytes, host_copies=host_copies))
+def recording(seconds, arena_bytes=1000, ahead_bytes=0, host_copies=0, nodes=5):
+    return SimpleNamespace(
+        seconds=seconds, ahead_bytes=ahead_bytes,
+        counts=CaptureCounts(nodes=nodes, arena_bytes=arena_bytes, host_copies=host_copies))
 
 
 @pytest.fixture
@@ -71,21 +74,24 @@ def choose(monkeypatch):
     monkeypatch.setattr(overlap.time, "perf_counter", lambda: Clock.now)
     monkeypatch.setattr(overlap._compat, "keep_gpu_busy", lambda cycles: None)
 
-    def choose(ordered, overlapped, *, agree=lambda found: found, wrong=None, spare=0, copied=1000):
+    def choose(ordered, overlapped, *, agree=lambda found: found, wrong=None, spare=0, copied=1000,
+               earlier=None):
         def verify(trial, plain, recorded, agree, in_order):
             assert trial.now == 0 and recorded is overlapped and in_order is ordered
             trial.now += 1
+            choose.verified = True
             if wrong is not None:
                 raise wrong
             return SimpleNamespace(standing=standing)
 
+        choose.verified = False
         monkeypatch.setattr(overlap, "verify", verify)
         trial = choose.trial = Trial()
         trial.copied_bytes = copied
         standing = SimpleNamespace(answer="standing", let_go=lambda: None)
         recorded, gain, why, answer = overlap.choose_overlap(trial, None, standing, ordered,
                                                              overlapped,
-                                                             agree, spare)
+                                                             agree, spare, earlier or Earlier())
         assert trial.now == 1  # of the run that has answered
         assert answer == (f"answer {trial.launches}" if trial.launches else "standing")
         return recorded, gain, why
@@ -100,6 +106,21 @@ def test_the_faster_recording_is_kept_and_its_gain_told(choose):
         kept, gain, why = choose(ordered, overlapped)
         assert kept is (overlapped if is_kept else ordered) and not why
         assert gain == pytest.approx(1e-3 / seconds)
+
+
+def test_of_recordings_of_about_a_size_one_is_timed(choose):
+    earlier = Earlier()
+    choose(recording(1e-3), recording(0.5e-3), earlier=earlier)
+    assert choose.trial.launches > 2
+    ordered, overlapped = recording(1e-3, 1900), recording(2e-3, 1900)
+    kept, gain, why = choose(ordered, overlapped, earlier=earlier)
+    assert kept is overlapped and not gain and not why
+    assert choose.verified and not choose.trial.launches
+    for other in (recording(1e-3, 2100), recording(1e-3, nodes=6)):  # of another size, other work
+        kept, gain, _ = choose(other, recording(2e-3, 2100), spare=1100, earlier=earlier)
+        assert kept is other and gain == pytest.approx(0.5)
+    assert earlier.is_faster(recording(0, 2200).counts) is False  # as the nearest
+    assert earlier.is_faster(recording(0, 1100).counts) is True
 
 
 def test_more_memory_than_the_plain_step_takes_is_not_taken_unless_it_is_granted(choose):

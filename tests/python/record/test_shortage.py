@@ -64,10 +64,10 @@ def recorder_of(training, **options):
                                     takes_gradients=True)
 
 
-def run(recorder, training, calls=CALLS):
+def run(recorder, training, calls=CALLS, key="key"):
     """What each call answers and leaves."""
     state = State((training.generator,))
-    return [[recorder.run("key", training.leaves, state, lambda: "step"), *training.after()]
+    return [[recorder.run(key, training.leaves, state, lambda: "step"), *training.after()]
             for _ in range(calls)]
 
 
@@ -100,6 +100,17 @@ def test_without_a_failure_the_step_is_recorded_and_like_eager(stand_in):
         "copies", "plain run", "checksums", "captures", "discovery", "executables",
         "captures given back", "copies put back", "comparison"]
     assert all(seconds >= 0 for seconds in report.phase_seconds.values())
+
+
+def test_a_later_signature_is_copied_to_a_gpu_that_has_plenty(stand_in, monkeypatch):
+    monkeypatch.setattr(attempt, "is_plentiful", lambda device, used: True)
+    training = Training()
+    recorder = recorder_of(training)
+    found = [each for key in "ab" for each in run(recorder, training, key=key)]
+    assert_like_eager(found)
+    first, later = recorder.specializations.reports()
+    assert (first.recording.copied_to, later.recording.copied_to) == ("host", "GPU")
+    assert later.launched == CALLS - 2 and later.verified == "bitwise"
 
 
 def test_what_a_recorded_call_answers_is_the_callers_alone(stand_in, no_collection):

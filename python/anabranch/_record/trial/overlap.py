@@ -18,6 +18,7 @@ import torch
 
 from anabranch import _compat
 from anabranch._record.launch.recording import StepRecording
+from anabranch._record.trial.earlier import Earlier
 from anabranch._record.trial.run import Run
 from anabranch._record.trial.trial import Trial
 from anabranch._record.trial.verify import Untrusted, verify
@@ -40,10 +41,12 @@ class Choice(NamedTuple):
 
 def choose_overlap(trial: Trial, plain: Run, standing: Run, ordered: StepRecording,
                    overlapped: StepRecording, agree: Callable[[bool], bool],
-                   spare_bytes: int) -> Choice:
+                   spare_bytes: int, earlier: Earlier) -> Choice:
     """One of the two. ``standing`` is the run whose state is there, of a recording in captured
     order that has been verified; afterwards it is that of the answer's. ``spare_bytes``: what side
-    by side may take beside captured order."""
+    by side may take beside captured order. Where ``earlier`` tells which is faster, they are not
+    timed."""
+    is_known = not agree(earlier.is_faster(ordered.counts) is None)
     grown = overlapped.counts.arena_bytes - ordered.counts.arena_bytes
     ahead = overlapped.ahead_bytes if overlapped.counts.host_copies else 0
     why = ""
@@ -57,13 +60,17 @@ def choose_overlap(trial: Trial, plain: Run, standing: Run, ordered: StepRecordi
     standing.let_go()
     trial.rewind()
     try:
-        verify(trial, plain, overlapped, agree, ordered).standing.let_go()
+        verified = verify(trial, plain, overlapped, agree, ordered).standing
     except Untrusted as error:
         log.warning("anabranch: kernels stay in their captured order: %s [E0308]", error)
         trial.rewind()
         return Choice(ordered, 0.0, str(error), trial.launch(ordered))
+    if is_known:
+        return Choice(overlapped, 0.0, "", verified.answer)
+    verified.let_go()
     (one, other), answer = _seconds(trial, (ordered, overlapped), agree)
     is_kept = not agree(one / other < _LEAST_GAIN)
+    earlier.note(ordered.counts, is_kept)
     return Choice(overlapped if is_kept else ordered, one / other, "", answer)
 
 

@@ -104,13 +104,14 @@ def _of_optimizers(step: Step) -> set[int]:
 
 class Trial:
     """``state`` says what the step has on the CPU, pinned or not; plain runs are on the stream of
-    its captures, or where ``on_callers_stream`` on that of the caller."""
+    its captures, or where ``on_callers_stream`` on that of the caller. Where memory ``is_plenty``,
+    copies are made on the GPU, and what is cached stays there."""
 
     def __init__(self, step: Step, state: State, foreseen: Foreseen,
-                 on_callers_stream: bool = False) -> None:
+                 on_callers_stream: bool = False, is_plenty: bool = False) -> None:
         self._step, self._state, self._foreseen = step, state, foreseen
-        self._on_callers_stream = on_callers_stream
-        granted = grantable_bytes(step.device)
+        self._on_callers_stream, self._is_plenty = on_callers_stream, is_plenty
+        granted = free_bytes(step.device) // 4 if is_plenty else grantable_bytes(step.device)
         given = size_of(bytes_of(step.tensors, step.units))
         may_let_go = given > granted and not foreseen.needs_gradients
         self._old = OldGradients(step if may_let_go else None)
@@ -207,18 +208,22 @@ class Trial:
         if self._on_callers_stream:
             yield
             return
-        give_back(self._step.device)
+        self._give_back()
         with on_stream(self._step.stream, self._step.device):
             yield
 
     def reserve(self, recorded: StepRecording) -> None:
         """Short where there is not the memory for a launch."""
-        give_back(self._step.device)
+        self._give_back()
         free = free_bytes(self._step.device)
         try:
             recorded.reserve()
         except torch.OutOfMemoryError as error:
             raise Short(OF_LAUNCH, recorded.launch_bytes, free) from error
+
+    def _give_back(self) -> None:
+        if not self._is_plenty:
+            give_back(self._step.device)
 
     def launched(self, recorded: StepRecording) -> Run:
         """Launches it, into memory filled with 0xFF."""
