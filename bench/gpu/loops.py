@@ -9,7 +9,8 @@ a step is compared with that of the same step whose rate is a tensor on the GPU,
 stays where the optimizer takes no tensor. Rivals take turns (turns.py).
 
 `lengths`: 150 texts of 24 lengths, from cold, and once more. `batches`: inference with batches of 1
-to 64. `numbers`: a step whose thousand numbers all change in each call, against the same numbers.
+to 64. `numbers`: a step all of whose addresses change in each call, and its thousand numbers too,
+against the same with numbers that stay.
 """
 
 from __future__ import annotations
@@ -206,14 +207,18 @@ def rates(chosen: argparse.Namespace) -> dict[str, Any]:
             ("losses that differ from plain ones", int(not case["losses_equal"]), 0))]}
 
 
-def in_process(part: str, way: str) -> dict[str, Any]:
-    """What a process of its own found, with an empty cache of compiled code."""
-    with tempfile.TemporaryDirectory() as cache:
-        done = subprocess.run([sys.executable, __file__, "--one", part, way],
-                              stdout=subprocess.PIPE, text=True, check=True,
-                              env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache})
+def in_process(part: str, way: str, cache: str) -> dict[str, Any]:
+    """What a process of its own found, whose compiled code is kept in a folder."""
+    done = subprocess.run([sys.executable, __file__, "--one", part, way],
+                          stdout=subprocess.PIPE, text=True, check=True,
+                          env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache})
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def from_cold(part: str, way: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as cache:
+        return in_process(part, way, cache)
 
 
 def judged(part: str, *rows: tuple[str, float | None, float, bool]) -> list[dict[str, Any]]:
@@ -226,7 +231,7 @@ def judged(part: str, *rows: tuple[str, float | None, float, bool]) -> list[dict
 
 def lengths(chosen: argparse.Namespace) -> dict[str, Any]:
     print(f"\nlengths: {CALLS} texts of {len(LENGTHS)} lengths, training", flush=True)
-    found = {way: in_process("lengths", way) for way in (PLAIN, RECORD)}
+    found = {way: from_cold("lengths", way) for way in (PLAIN, RECORD)}
     sums = {way: (sum(row["first_s"]), sum(row["again_s"])) for way, row in found.items()}
     for way, (first, again) in sums.items():
         print(f"  {way:<18} {first:.1f} s from cold, {again:.2f} s once more, "
@@ -240,7 +245,8 @@ def lengths(chosen: argparse.Namespace) -> dict[str, Any]:
 
 def batches(chosen: argparse.Namespace) -> dict[str, Any]:
     print(f"\nbatches: {len(BATCHES)} sizes, inference", flush=True)
-    found = {way: in_process("batches", way) for way in (FROZEN, RECORD)}
+    with tempfile.TemporaryDirectory() as cache:
+        found = {way: in_process("batches", way, cache) for way in (FROZEN, RECORD)}
     for way, row in found.items():
         print(f"  {way:<18} ready in {row['ready_s']:.1f} s, {row['taken'] >> 20} MiB, "
               f"{statistics.median(row['mixed_s']) / MIXED_CALLS * 1e6:.0f} us a call; "
@@ -257,9 +263,9 @@ def numbers(chosen: argparse.Namespace) -> dict[str, Any]:
     """Two recordings of one step, in turn: one follows a thousand numbers."""
     count = 1000
     print(f"\nnumbers: {count} floats that all change in each call", flush=True)
-    x, y = torch.randn(1 << 16, device="cuda"), torch.randn(1 << 16, device="cuda")
+    xs, ys = ([torch.randn(1 << 16, device="cuda") for _ in range(2)] for _ in range(2))
 
-    def step(x: Tensor, rates: list[float]) -> Tensor:
+    def step(x: Tensor, y: Tensor, rates: list[float]) -> Tensor:
         for rate in rates:
             x = torch.add(x, y, alpha=rate)
         return x
@@ -268,8 +274,10 @@ def numbers(chosen: argparse.Namespace) -> dict[str, Any]:
         recorded, calls = anabranch.record(step), itertools.count(1)
 
         def call() -> Tensor:
-            scale = 1 / next(calls) if changes else 1.0
-            return recorded(x.clone(), [scale * (0.001 + i * 1e-6) for i in range(count)])
+            number = next(calls)
+            scale = 1 / number if changes else 1.0
+            return recorded(xs[number & 1], ys[number & 1],
+                            [scale * (0.001 + i * 1e-6) for i in range(count)])
 
         for _ in range(12):
             call()

@@ -2,7 +2,8 @@
 """What recording a training step takes beside the step, and what a recorded one takes afterwards.
 
     python bench/gpu/memory.py [results.json] [--only limits steady reference]
-        [--sizes small medium large] [--ways record backend] [--shares 1.0 1.05 ...] [--layers N]
+        [--sizes small medium large] [--ways record backend] [--shares 1.0 1.05 ...]
+        [--cases 'gradients B1 S256' ...] [--layers N]
 
 `limits`: peaks of whole loops, first step included, over P, the plain compiled loop's; and what
 becomes of a step that is allowed some share of P. `steady`: peaks of steps after the warm-up, and
@@ -216,7 +217,8 @@ def judged_limits(rows: Mapping[str, Row], ways: Sequence[str], shares: Sequence
 
 def steady_memory(plan: Plan) -> Iterator[Row]:
     print("\nsteady: MiB at the peak, allocated / reserved, and left behind", flush=True)
-    pairs = [(case, way) for case, ours in STEADY.items() for way in (PLAIN, ours)]
+    cases = plan.chosen.cases
+    pairs = [(case, way) for case in cases for way in (PLAIN, STEADY[case])]
     found = run_all([{"run": "steady", "case": case, "way": way} for case, way in pairs], 4)
     rows: dict[str, Row] = {}
     for (case, way), row in zip(pairs, found, strict=True):
@@ -227,14 +229,15 @@ def steady_memory(plan: Plan) -> Iterator[Row]:
         text = why or "{:,} / {:,}, left {:,}".format(
             *(round(row[part] / MIB) for part in ("allocated", "reserved", "left")))
         print(f"  {case:<26} {way:<18} {text}", flush=True)
-    yield {"kind": "steady", "rows": rows, "judged": judged_steady(rows)}
+    yield {"kind": "steady", "rows": rows, "judged": judged_steady(rows, cases)}
 
 
-def judged_steady(rows: Mapping[str, Row]) -> list[Row]:
+def judged_steady(rows: Mapping[str, Row], cases: Sequence[str]) -> list[Row]:
     """What was left behind is judged in MiB more than torch.compile leaves. What does not run
     recorded has no figures."""
     found = []
-    for case, way in STEADY.items():
+    for case in cases:
+        way = STEADY[case]
         ours, plain = rows[f"{case}, {way}"], rows[f"{case}, {PLAIN}"]
         if "skipped" in ours:
             continue
@@ -294,6 +297,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=[*SIZES])
     parser.add_argument("--ways", nargs="*", choices=WAYS)
     parser.add_argument("--shares", nargs="*", type=float, default=[*SHARES])
+    parser.add_argument("--cases", nargs="*", choices=STEADY, default=[*STEADY])
     parser.add_argument("--layers", type=int, help="of the reference, instead of what fills 100 GB")
     parser.add_argument("--deterministic", action="store_true",
                         help="torch's deterministic algorithms, so that losses can be equal")

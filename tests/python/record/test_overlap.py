@@ -58,7 +58,8 @@ class Trial:
         assert self.now == 0, "from another state than the step has met"
         self.now += 1
         self.launches += 1
-        Clock.now += recorded.seconds
+        Clock.now += recorded.seconds(self.launches) if callable(recorded.seconds) \
+            else recorded.seconds
         return f"answer {self.launches}"
 
 
@@ -159,11 +160,17 @@ def test_all_processes_keep_the_same(choose):
     assert kept is ordered
 
 
+def test_samples_are_taken_until_all_say_the_same(choose):
+    for seconds in (1e-3, 0.5e-3):
+        choose(recording(1e-3), recording(seconds))
+        assert choose.trial.launches == 2 * overlap._LEAST_SAMPLES
+    kept, *_ = choose(recording(1e-3), recording(lambda i: 2e-3 if i == 2 else 0.5e-3))
+    assert choose.trial.launches == 2 * overlap._SAMPLES and kept.seconds != 1e-3
+
+
 def test_long_steps_are_sampled_less(choose):
-    choose(recording(1e-3), recording(1e-3))
-    assert choose.trial.launches == 2 + 2 * overlap._SAMPLES
     choose(recording(5.0), recording(5.0))
-    assert choose.trial.launches == 4
+    assert choose.trial.launches == 2
 
 
 @pytest.fixture

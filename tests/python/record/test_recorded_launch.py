@@ -37,6 +37,7 @@ from anabranch._record.state.state import State
 from anabranch._record.tensors import inner_places, inner_tensors, units_of
 from anabranch._record.trial import trial as trial_module
 from anabranch._record.trial import verify
+from anabranch._record.trial.earlier import Earlier
 
 COUNT = 16
 ALIGNMENT = 64
@@ -468,7 +469,7 @@ def making(monkeypatch, step_of):
         attempt = attempt_module.Attempt(
             "step", Specialization("()", State()), dataclasses.replace(step_of[0], is_noted=True),
             config.resolve({}), takes_gradients=True, has_lanes=True, saved_from=None,
-            look_farther=lambda ways: None)
+            earlier=Earlier(), look_farther=lambda ways: None)
         attempt._trial = SimpleNamespace(rewind=rewind, use=lambda step: None)
         return attempt._make_and_launch(None)
 
@@ -525,7 +526,7 @@ def test_a_backward_grants_no_lanes_the_memory_that_its_plain_calls_free(monkeyp
         return attempt_module.Attempt(
             "step", Specialization("()", State()), step, config.resolve({"parallel_bytes": 5}),
             takes_gradients=False, has_lanes=True, saved_from=None, frees_inputs=frees_inputs,
-            look_farther=lambda ways: None).spare_bytes(30, 20)
+            earlier=Earlier(), look_farther=lambda ways: None).spare_bytes(30, 20)
 
     assert spare(False) == -30 + 20 + 5
     assert spare(True) == -30 + 20 + 5 - 400

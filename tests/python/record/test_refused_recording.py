@@ -82,7 +82,7 @@ class Trial:
 
     copied_bytes, copied_to = 0, "GPU"
 
-    def __init__(self, step, state, foreseen, on_callers_stream):
+    def __init__(self, step, state, foreseen, on_callers_stream, is_plenty):
         self.step = step
         self.log = self.step.log
 

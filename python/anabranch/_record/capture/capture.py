@@ -41,6 +41,7 @@ from anabranch._record.refusals import (
 )
 from anabranch._record.tensors import version_of
 
+_OF_LATE = 1  # generations of garbage
 # Captures that failed, in whose memory torch's tensors may still lie, and that memory: stand-ins
 # may lie there for ever, in whatever the step has put them.
 _abandoned: list[list[Captured]] = []
@@ -59,9 +60,11 @@ def close_abandoned(device: int) -> None:
 
 
 def capture_twice(step: Step, device: CaptureDevice) -> Capture:
-    """Both captures of a step, and its memory in them. To collect Python's garbage takes as long as
-    they do, and is done where they fail: gradient accumulators of graphs that are garbage live on,
-    on other streams, and what they break is captured once more."""
+    """Both captures of a step, and its memory in them. Gradient accumulators of graphs that are
+    garbage live on, on other streams, and what they break is captured once more. To collect all
+    garbage takes as long as the captures, and is done where these fail; that of late takes next to
+    nothing."""
+    gc.collect(_OF_LATE)
     try:
         return _capture_twice(step, device)
     except (Short, BrokeWhileNoted, BrokeUntold, CopiedFromTheCpu):

@@ -25,7 +25,7 @@ from anabranch._record.trial.verify import Untrusted, verify
 
 log = logging.getLogger("anabranch.record")
 _LEAST_GAIN = 1.02
-_SAMPLES = 9
+_LEAST_SAMPLES, _SAMPLES = 3, 9
 _AHEAD_CYCLES = 4_000_000  # of the GPU, some two milliseconds: longer than a launch takes the CPU
 _MOST_SECONDS = 1.0
 # To put more than that back from the host's memory some times takes longer than a gain is worth.
@@ -77,20 +77,26 @@ def choose_overlap(trial: Trial, plain: Run, standing: Run, ordered: StepRecordi
 def _seconds(trial: Trial, recordings: Sequence[StepRecording],
              agree: Callable[[bool], bool]) -> tuple[list[float], Any]:
     """Medians of samples taken in turn, and the last answer. Processes that run a step together
-    take as many."""
+    take as many. Each recording has been launched before."""
     samples: list[list[float]] = [[] for _ in recordings]
     answer = None
-    for recorded in recordings:
-        _sample(trial, recorded)
     start = time.perf_counter()
-    for _ in range(_SAMPLES):
+    for i in range(_SAMPLES):
         for recorded, of_it in zip(recordings, samples, strict=True):
             answer = None  # its memory is that of the next one's
             seconds, answer = _sample(trial, recorded)
             of_it.append(seconds)
         if agree(time.perf_counter() - start > _MOST_SECONDS):
             break
+        if i + 1 >= _LEAST_SAMPLES and not agree(not _are_clear(*samples)):
+            break
     return [statistics.median(of_it) for of_it in samples], answer
+
+
+def _are_clear(ordered: Sequence[float], overlapped: Sequence[float]) -> bool:
+    """Whether all samples say the same."""
+    return max(overlapped) * _LEAST_GAIN < min(ordered) \
+        or min(overlapped) * _LEAST_GAIN > max(ordered)
 
 
 def _sample(trial: Trial, recorded: StepRecording) -> tuple[float, Any]:
