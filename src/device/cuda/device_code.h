@@ -18,11 +18,12 @@
 
 namespace anabranch::cuda {
 
-// Writes table[unit] + shift at `offset` of the parameters of `node`.
+// Writes table[unit] + shift at `offset` of the parameters of `node`: its lowest 8, 4 or 2 bytes.
 struct SiteUpdate {
   std::uint64_t node = 0;  // a CuDeviceNode
   std::uint64_t shift = 0;
-  std::uint32_t offset = 0;
+  std::uint16_t offset = 0;  // parameters reach 32,764 bytes
+  std::uint16_t bytes = 0;
   std::uint32_t unit = 0;
 };
 struct UpdateParams {

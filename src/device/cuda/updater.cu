@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels at the root of a re-pointed graph: one fetches the addresses of the launch, one writes
-// them into the parameters of the nodes that run after it, one thread a site; in small graphs one
-// does both. Of the host's memory each word is read once: a read takes a microsecond and more, and
-// only some hundred are under way at a time. Built where nvcc is; see device_code.h.
+// The kernels at the root of a re-pointed graph: one fetches the addresses of the launch, one
+// writes them into the parameters of the nodes that run after it, one thread a site; in small
+// graphs one does both. Of the host's memory each word is read once: a read takes a microsecond and
+// more, and only some hundred are under way at a time. Built where nvcc is; see device_code.h.
 #include <cstdint>
 
 #include "device/cuda/device_code.h"
@@ -16,14 +16,26 @@ using anabranch::cuda::UpdateParams;
 
 namespace {
 
-__device__ void set_site(const SiteUpdate& update, std::uint64_t address) {
+template <typename Word>
+__device__ void set_word(const SiteUpdate& update, Word word) {
   cudaGraphKernelNodeSetParam(reinterpret_cast<cudaGraphDeviceNode_t>(update.node), update.offset,
-                              &address, sizeof address);
+                              word);
+}
+
+__device__ void set_site(const SiteUpdate& update, std::uint64_t word) {
+  switch (update.bytes) {
+    case sizeof(std::uint16_t):
+      return set_word(update, static_cast<std::uint16_t>(word));
+    case sizeof(std::uint32_t):
+      return set_word(update, static_cast<std::uint32_t>(word));
+    default:
+      return set_word(update, word);
+  }
 }
 
 // All threads of the one block. Copies the launch's table and counts the launch.
-__device__ void fetch_table(std::uint64_t host_tables, std::uint64_t* launches,
-                            std::uint64_t count, std::uint64_t* to) {
+__device__ void fetch_table(std::uint64_t host_tables, std::uint64_t* launches, std::uint64_t count,
+                            std::uint64_t* to) {
   const std::uint64_t launch = *launches;
   const auto* const from =
       reinterpret_cast<const std::uint64_t*>(host_tables) + launch % kHostTables * count;

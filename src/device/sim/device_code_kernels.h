@@ -40,7 +40,7 @@ void set_sites(const KernelCall& call, cuda::CuDevicePtr updates, std::uint64_t 
     if (!address) return;
     const std::uint64_t value = *address + site.shift;
     SimDriver::update_param(reinterpret_cast<cuda::CuDeviceNode>(site.node), site.offset, &value,
-                            sizeof value);
+                            site.bytes);
   }
 }
 

@@ -83,6 +83,23 @@ DONE:
   ret;
 }
 
+.visible .entry keep_numbers(.param .u64 p_out, .param .u64 p_wide, .param .u32 p_narrow,
+                     .param .u16 p_half)
+{
+  .reg .b16 %h<2>;
+  .reg .b32 %r<3>;
+  .reg .b64 %d<3>;
+  ld.param.u64 %d1, [p_out];
+  ld.param.u64 %d2, [p_wide];
+  ld.param.u32 %r1, [p_narrow];
+  ld.param.u16 %h1, [p_half];
+  cvt.u32.u16 %r2, %h1;
+  st.global.u64 [%d1], %d2;
+  st.global.u32 [%d1+8], %r1;
+  st.global.u32 [%d1+12], %r2;
+  ret;
+}
+
 .visible .entry nothing()
 {
   ret;
@@ -95,6 +112,7 @@ Differential::Differential() {
   EXPECT_CU(d.cuModuleLoadData(&module, kKernels));
   EXPECT_CU(d.cuModuleGetFunction(&add_one, module, "add_one"));
   EXPECT_CU(d.cuModuleGetFunction(&store, module, "store"));
+  EXPECT_CU(d.cuModuleGetFunction(&keep_numbers, module, "keep_numbers"));
   EXPECT_CU(d.cuModuleGetFunction(&nothing, module, "nothing"));
   EXPECT_CU(d.cuModuleGetFunction(&foreach_add_one, module, "foreach_add_one"));
 }

@@ -28,6 +28,7 @@ inline void PrintTo(CuResult result, std::ostream* out) { *out << result_text(re
 //   add_one(in, out, u32 count)        out[i] = in[i] + 1 on 32-bit words
 //   store(u32 count, {out, u32 value}) out[i] = value
 //   foreach_add_one(table, u32 count)  *table[count + i] = *table[i] + 1 on 32-bit words
+//   keep_numbers(out, u64, u32, u16)   stores them: 8 bytes, and two words of 32 bits
 //   nothing()
 extern const char* const kKernels;
 
@@ -73,6 +74,7 @@ class Differential : public ::testing::Test {
   CuContext context = nullptr;
   CuModule module = nullptr;
   CuFunction add_one = nullptr, store = nullptr, nothing = nullptr, foreach_add_one = nullptr;
+  CuFunction keep_numbers = nullptr;
 
  private:
   std::vector<CuStream> streams_;

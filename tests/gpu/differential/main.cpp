@@ -3,6 +3,7 @@
 // Runs the cases on the simulated driver or on the machine's. Without a driver or a device it says
 // so and answers 77, which ctest takes as skipped.
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -45,6 +46,16 @@ std::unique_ptr<sim::SimDriver> make_simulated(std::string* device_code) {
            auto* out = call.template memory<std::uint32_t>(table[count + i], 1);
            if (in && out) *out = *in + 1;
          }
+       }});
+  made->add_kernel(
+      {.name = "keep_numbers", .params = sim::layout_of({8, 8, 4, 2}), .run = [](const auto& call) {
+         auto* out =
+             call.template memory<std::uint32_t>(call.template param<cuda::CuDevicePtr>(0), 4);
+         if (!out) return;
+         const auto wide = call.template param<std::uint64_t>(8);
+         std::memcpy(out, &wide, sizeof wide);
+         out[2] = call.template param<std::uint32_t>(16);
+         out[3] = call.template param<std::uint16_t>(20);
        }});
   made->add_kernel({.name = "nothing", .params = {}, .run = nullptr});
   *device_code = sim::add_device_code(*made);

@@ -71,17 +71,7 @@ Status CudaExec::prepare_updates(const DeviceCode::Updater& updater, bool in_two
                              : add_fetch_and_update(updater, host_tables, updates.size(), updated);
 }
 
-// The updater writes whole words.
-bool CudaExec::has_narrow_site(std::uint32_t node) const {
-  const auto sites = std::span(repointing_.sites)
-                         .subspan(repointing_.first_site[node],
-                                  repointing_.first_site[node + 1] - repointing_.first_site[node]);
-  return std::ranges::any_of(
-      sites, [](const PlacedSite& site) { return site.bytes != PlacedSite::kAddressBytes; });
-}
-
 Status CudaExec::make_updatable(std::uint32_t node, std::vector<SiteUpdate>& updates) {
-  if (has_narrow_site(node)) return {};  // it is left to the host
   CuLaunchAttributeValue value{};
   value.device_updatable_kernel_node.device_updatable = 1;
   const CuResult set = driver_.cuGraphKernelNodeSetAttribute(
@@ -99,7 +89,8 @@ Status CudaExec::make_updatable(std::uint32_t node, std::vector<SiteUpdate>& upd
   const auto handle = reinterpret_cast<std::uint64_t>(value.device_updatable_kernel_node.dev_node);
   for (std::uint32_t i = repointing_.first_site[node]; i < repointing_.first_site[node + 1]; ++i) {
     const PlacedSite& site = repointing_.sites[i];
-    updates.push_back({handle, site.shift, site.offset, site.source});
+    updates.push_back({handle, site.shift, static_cast<std::uint16_t>(site.offset),
+                       static_cast<std::uint16_t>(site.bytes), site.source});
   }
   return {};
 }
