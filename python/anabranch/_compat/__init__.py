@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from anabranch._compat.compiling import (
     OWN_BUFFERS,
+    NothingCompiled,
     annotation,
     check_libraries,
     constant_when_compiled,
@@ -99,6 +100,7 @@ __all__ = [
     "Event",
     "FakeTensorMode",
     "HigherOrderOperator",
+    "NothingCompiled",
     "OpOverload",
     "PoolHistory",
     "TorchDispatchMode",

@@ -13,6 +13,7 @@ import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch._dynamo import compiled_autograd
+from torch._dynamo.callback import callback_handler
 from torch._guards import TracingContext, tracing
 from torch._inductor import fx_utils
 from torch._inductor import utils as inductor_utils
@@ -23,6 +24,28 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._ops import OpOverload
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class NothingCompiled:
+    """Used as a context: a frame that Dynamo would compile there, on this thread, raises, and
+    leaves Dynamo as it was. ``is_met``: whether there was one. Not noticed while another thread
+    compiles something."""
+
+    def __init__(self) -> None:
+        self.is_met = False
+
+    def __enter__(self) -> NothingCompiled:
+        self._thread = threading.get_ident()
+        callback_handler.register_start_callback(self._begin)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        callback_handler.remove_start_callback(self._begin)
+
+    def _begin(self, what: object) -> None:
+        if threading.get_ident() == self._thread:
+            self.is_met = True
+            raise RuntimeError("nothing is compiled here")
 
 
 def must_save() -> Any:

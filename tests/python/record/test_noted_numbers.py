@@ -9,9 +9,11 @@ import operator
 import pickle
 import random
 import struct
+import threading
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anabranch._core.capture import Number as Word
@@ -263,6 +265,25 @@ def test_numbers_are_in_their_places_during_a_capture_and_back_afterwards():
         assert leaves[1] == 2.5 and type(leaves[1]) is float
         assert holder["rate"] == (0.1 + 0.2) / 2
     assert holder["rate"] == 0.1
+
+
+def test_compiled_code_that_is_given_a_noted_number_is_not_compiled_anew():
+    """It takes a float's type for granted, and would be compiled for each capture."""
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(lambda x, t: x * t + 1, backend=counter)
+    x, others = torch.ones(3), []
+    for value in (0.5, 0.6):
+        compiled(x, value)
+    assert counter.frame_count == 2  # for a constant, and for any float
+    step, leaves = StepNumbers((0,), (), (0.7,), (0.6,)), [0.7]
+    with pytest.raises(Unexplained, match=r"compiled code .* tensor"), \
+            step.noted(leaves, Trace(), are_other=False):
+        elsewhere = threading.Thread(target=lambda: others.append(compiled(torch.ones(2, 2), 0.7)))
+        elsewhere.start()
+        elsewhere.join()
+        compiled(x, leaves[0])
+    assert len(others) == 1 and counter.frame_count == 3  # that of the other thread
+    assert torch.equal(compiled(x, 0.8), x * 0.8 + 1)
 
 
 def test_a_number_that_the_step_changes_itself_is_not_followed():

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from anabranch import _compat
 from anabranch._record.numbers.apart import numbers_apart
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import Trace
@@ -70,12 +71,28 @@ class StepNumbers:
     def noted(self, leaves: list[Any], trace: Trace, *, are_other: bool) -> Iterator[None]:
         """Around a capture: floats that note what is computed from them stand in the numbers'
         places, and in ``leaves``, which are the capture's own. Raises Unexplained where the step
-        has changed one."""
+        has changed one, or gives one to compiled code that would have to be compiled anew."""
         made = [trace.number(value) for value in (self.other if are_other else self.now)]
         for i, number in zip(self.leaves, made, strict=False):
             leaves[i] = number
         try:
-            with self._in_holders(made[len(self.leaves):]):
+            with self._in_holders(made[len(self.leaves):]), _not_compiled():
                 yield
         finally:
             trace.close()
+
+
+@contextlib.contextmanager
+def _not_compiled() -> Iterator[None]:
+    """Compiled code takes a float's type for granted, and would be compiled anew for each noted
+    one, until Dynamo gives it up."""
+    compiling = _compat.NothingCompiled()
+    try:
+        with compiling:
+            yield
+    except Exception:
+        if not compiling.is_met:
+            raise
+    if compiling.is_met:
+        raise Unexplained("compiled code is given it, which takes it for a constant; make it a "
+                          "tensor on the GPU")
