@@ -127,6 +127,36 @@ def test_what_a_recorded_call_answers_is_the_callers_alone(stand_in, no_collecti
     assert report.launched
 
 
+def test_a_forward_graph_that_saves_what_another_graph_has_made_is_recorded(stand_in):
+    """Of a model that Dynamo cuts in two: what it is given has a history, and so has what it saves
+    of that, which is the same tensor."""
+    stand_in.arguments = 2
+    recorder = recorder_module.Recorder(
+        lambda given: (given[0] * given[1], given[0]),
+        config.resolve({"max_parallel_kernels": 1}), "step", takes_gradients=False, saved_from=1)
+    weight = torch.ones(5000, requires_grad=True)
+    for i in range(4):
+        made = torch.full((5000,), i + 1.0, requires_grad=True) * 2
+        with torch.no_grad():
+            answer, saved = recorder.run("key", [made, weight], State(()), lambda: "step")
+        assert torch.equal(answer, made.detach()) and saved is made and saved.grad_fn is not None
+    [report] = recorder.specializations.reports()
+    assert report.reason is None and report.launched == 2
+
+
+def test_what_a_step_gives_a_history_to_is_refused(stand_in):
+    """It is given it, and writes it in place."""
+    stand_in.arguments = 1
+    weight = torch.ones(5000, requires_grad=True)
+    recorder = recorder_module.Recorder(
+        lambda given: given[0].mul_(weight), config.resolve({"max_parallel_kernels": 1}), "step",
+        takes_gradients=True)
+    for _ in range(3):
+        assert recorder.run("key", [torch.ones(5000)], State(()), lambda: "step").grad_fn is not None
+    [report] = recorder.specializations.reports()
+    assert "answers tensors that require gradients" in report.reason
+
+
 @pytest.mark.parametrize("granted", [0, GIB], ids=["copies on the host", "copies on the GPU"])
 def test_whichever_allocation_fails_the_step_is_eagers_and_is_recorded_later(stand_in, granted):
     """For every n until recording gets through; of the step's own allocations too."""

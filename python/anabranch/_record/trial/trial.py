@@ -111,6 +111,7 @@ class Trial:
                  on_callers_stream: bool = False, is_plenty: bool = False) -> None:
         self._step, self._state, self._foreseen = step, state, foreseen
         self._on_callers_stream, self._is_plenty = on_callers_stream, is_plenty
+        self._histories: dict[int, Any] = {}  # of what a run is given, by tensor
         granted = free_bytes(step.device) // 4 if is_plenty else grantable_bytes(step.device)
         given = size_of(bytes_of(step.tensors, step.units))
         may_let_go = given > granted and not foreseen.needs_gradients
@@ -180,6 +181,8 @@ class Trial:
         """The step's own answer, and whether it has drawn random numbers on the CPU. Errors are the
         step's."""
         before = generators_of_the_cpu()
+        self._histories = {id(tensor): tensor.grad_fn for tensor in self._step.tensors
+                           if tensor.grad_fn is not None}
         with self._stream():
             answer = self._step.call(list(self._step.leaves))
         return answer, generators_of_the_cpu() != before
@@ -189,12 +192,19 @@ class Trial:
         none: what they belonged to would live on into the capture."""
         self._take_back_gradients()
         [flat], shape = flatten([answer], self._step.object_numbers)
-        has_history = any(isinstance(leaf, Tensor) and leaf.requires_grad and not leaf.is_leaf
-                          for leaf in flat)
+        has_history = any(map(self._has_new_history, flat))
         if has_history:
             flat = list(map(_detached, flat))
             answer = shape.unflatten(flat)
+        self._histories.clear()
         return self._after(answer, flat, has_history, has_drawn)
+
+    def _has_new_history(self, leaf: Any) -> bool:
+        """Of the run's. What the run was given, and answers as it was, is answered so by launches:
+        graphs of forwards save such tensors, which other graphs have made."""
+        if not isinstance(leaf, Tensor) or not leaf.requires_grad or leaf.is_leaf:
+            return False
+        return self._histories.get(id(leaf)) is not leaf.grad_fn
 
     def _take_back_gradients(self) -> None:
         """Those that are still there behind the run: it has not let go of them."""
