@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops whose numbers change from call to call, recorded, against torch.compile.
 
-    python bench/gpu/loops.py [results.json] [--only rates lengths batches numbers] [--rounds N]
+    python bench/gpu/loops.py [results.json] [--only rates lengths batches numbers generation]
+        [--rounds N]
 
 `rates`: an optimizer's rate, a float that a scheduler changes in every step. The losses of whole
 loops are compared with plain ones bit for bit, under torch's deterministic algorithms; the time of
@@ -10,7 +11,8 @@ stays where the optimizer takes no tensor. Rivals take turns (turns.py).
 
 `lengths`: 150 texts of 24 lengths, from cold, and once more. `batches`: inference with batches of 1
 to 64. `numbers`: a step all of whose addresses change in each call, and its thousand numbers too,
-against the same with numbers that stay.
+against the same with numbers that stay. `generation`: a token at a time over a static cache, against
+Graph Trees (mode="reduce-overhead").
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from typing import Any
 
 import torch
 from llama import Llama, Shape, loss_of, rotation
+from loops_generation import LONGEST, TOKENS, Generator, Loop
+from loops_generation import SHAPE as GENERATOR
 from loops_sizes import (
     BATCHES,
     CALLS,
@@ -49,6 +53,7 @@ SHAPE, BATCH, LENGTH = Shape(layers=8), 1, 256
 STEPS = 200
 RATE = 3e-4
 MOST = 1.03  # times the step with a tensor
+TREES = "reduce-overhead"
 
 Schedule = Callable[[torch.optim.Optimizer], Any]
 SCHEDULES: dict[str, Schedule] = {
@@ -290,7 +295,35 @@ def numbers(chosen: argparse.Namespace) -> dict[str, Any]:
             "judged": judged("numbers", ("time over that without changes", more, 1.02, True))}
 
 
-PARTS = {"rates": rates, "lengths": lengths, "batches": batches, "numbers": numbers}
+def generation(chosen: argparse.Namespace) -> dict[str, Any]:
+    print(f"\ngeneration: {GENERATOR.layers} layers, {LONGEST} positions, {TOKENS} tokens a round",
+          flush=True)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model = Generator(GENERATOR).cuda().bfloat16().eval()
+        trees = Loop(torch.compile(model, mode="reduce-overhead"),
+                     torch.compiler.cudagraph_mark_step_begin)
+        recorded = anabranch.record(torch.compile(model))
+        loops = {TREES: trees, RECORD: Loop(recorded)}
+        answers = {}
+        for way, loop in loops.items():
+            loop.tokens(12)  # compiled and recorded
+            loop.restart()
+            answers[way] = torch.cat(loop.tokens(LONGEST)).flatten().tolist()
+        found = race({way: loop.tokens for way, loop in loops.items()}, chosen.rounds)
+    more, spread = faster(found, TREES, RECORD)
+    count = sum(report.nodes > 0 for report in recorded.reports)
+    apart = sum(a != b for a, b in zip(*answers.values(), strict=True))
+    print(f"  {more:.3f} of Graph Trees' time a token (IQR {spread:.3f}), {count} recording(s), "
+          f"{apart} of {LONGEST} tokens differ", flush=True)
+    return {"kind": "generation", "rows": {way: times.row() for way, times in found.items()},
+            "reports": [str(report) for report in recorded.reports], "judged": judged(
+                "generation", ("time a token over Graph Trees'", more, 0.85, True),
+                ("recordings", count, 1, True), ("tokens that differ", apart, 0, True))}
+
+
+PARTS = {"rates": rates, "lengths": lengths, "batches": batches, "numbers": numbers,
+         "generation": generation}
 
 
 def main() -> None:
