@@ -53,7 +53,7 @@ class Copies:
     def _keep_on_device(self, tensors: Sequence[Tensor]) -> None:
         on_gpu = next((tensor.device for tensor in tensors if tensor.is_cuda), self._kept.device)
         self._kept = torch.empty(self.size_bytes, dtype=torch.uint8, device=on_gpu)
-        for begin, piece in _pieces_of(tensors):
+        for begin, piece in _pieces_of(tensors, self.size_bytes):
             self._kept[begin:begin + piece.numel()].copy_(piece)
 
     def _keep_on_host(self, tensors: Sequence[Tensor]) -> None:
@@ -72,7 +72,7 @@ class Copies:
     def put_back(self, tensors: Sequence[Tensor]) -> None:
         """Into tensors of the same layout, on the current stream."""
         if self.where == "GPU":
-            for begin, piece in _pieces_of(tensors):
+            for begin, piece in _pieces_of(tensors, self.size_bytes):
                 piece.copy_(self._kept[begin:begin + piece.numel()])
             return
         with _Stages() as stages:
@@ -100,12 +100,14 @@ def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _pieces_of(tensors: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """Where in the copies each piece of each tensor lies."""
+def _pieces_of(tensors: Sequence[Tensor],
+               most_bytes: int | None = None) -> Iterator[tuple[int, Tensor]]:
+    """Where in the copies each piece of each tensor lies; of at most so many bytes, those of a
+    stage by default."""
     base = 0
     for tensor in tensors:
         begin = base
-        for piece in pieces(tensor, _STAGE_BYTES):
+        for piece in pieces(tensor, most_bytes or _STAGE_BYTES):
             yield begin, piece
             begin += piece.numel()
         base += _aligned(begin - base)
