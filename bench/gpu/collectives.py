@@ -170,7 +170,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if "RANK" in os.environ:
         return worker(chosen.rounds)
-    cases = over_gpus(GPUS, __file__, chosen.rounds)
+    cases = over_gpus(GPUS, __file__, "--rounds", str(chosen.rounds))
     if cases is None:
         return None
     for case in cases:

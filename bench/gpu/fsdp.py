@@ -109,7 +109,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if "RANK" in os.environ:
         return worker(chosen.rounds)
-    answer = over_gpus(GPUS, __file__, chosen.rounds)
+    answer = over_gpus(GPUS, __file__, "--rounds", str(chosen.rounds))
     if answer is None:
         return None
     print(*answer["report"], sep="\n")

@@ -88,14 +88,14 @@ def frozen(step: Step, **capture: Any) -> Step:
     return replay
 
 
-def over_gpus(count: int, program: str, rounds: int) -> Any:
+def over_gpus(count: int, program: str, *arguments: str) -> Any:
     """What the program says last, as JSON, run by a process for each of so many GPUs; None, and
     why, where there are fewer."""
     if torch.cuda.device_count() < count:
         print(f"skipped: {count} GPUs are needed, there are {torch.cuda.device_count()}")
         return None
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               f"--nproc-per-node={count}", program, "--rounds", str(rounds)]
+               f"--nproc-per-node={count}", program, *arguments]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return json.loads(said.splitlines()[-1])
 
