@@ -187,7 +187,7 @@ def noting(monkeypatch):
     monkeypatch.setattr(captured, "CaptureMarks", lambda device: SimpleNamespace(mark=mark))
     monkeypatch.setattr(_compat, "allocations_so_far", lambda device: state.blocks)
     monkeypatch.setattr(_compat, "current_stream", lambda device: 7)
-    state.made = Noting(None, 0)
+    state.made = Noting("device", 0)
     return state
 
 
@@ -199,6 +199,13 @@ def test_marks_are_told_how_much_has_been_allocated_since_the_capture_began(noti
     assert noting.marked == [(7, 0), (7, 3)]
     noted = noting.made.noted(before=2, allocations=3)
     assert noted.blocks_before == 2 and not noted.of_second and noted.works == []
+
+
+def test_a_capture_whose_notes_nobody_asks_for_has_no_marks(noting):
+    made = Noting(None, 0)
+    assert [made.notes._mark() for _ in range(2)] == [0, 1]
+    made.end()
+    assert noting.marked == [] and made.noted(before=0, allocations=0) is None
 
 
 def test_notes_are_dropped_where_another_thread_has_allocated_too(noting):

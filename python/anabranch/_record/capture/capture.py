@@ -143,7 +143,8 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
     with stand_ins.in_place_of(state, step.arguments):
         try:
             with _numbers_noted(step, leaves, captured, is_third):
-                captured.answer = _run(step, leaves, captured, memory, device)
+                captured.answer = _run(step, leaves, captured, memory, device,
+                                       has_marks=len(begun) == 1)
             captured.owners = {id(tensor): i for i, tensor in enumerate(owners)}
             captured.gradients = {
                 i: parameter.grad for i, (parameter, grad) in
@@ -170,7 +171,7 @@ def _like(stand_in: Tensor, original: Tensor) -> Tensor:
 
 
 def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemory,
-         device: CaptureDevice) -> Any:
+         device: CaptureDevice, has_marks: bool) -> Any:
     graph, pool = captured.graph, captured.pool_id
     torch.cuda.synchronize()
     if step.has_constants:
@@ -183,7 +184,8 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
         try:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                with captured_now(), _untold(step), _noting(step, captured, device), \
+                with captured_now(), _untold(step), \
+                        _noting(step, captured, device if has_marks else None), \
                         _constants(captured):
                     allocate_ahead(step.ahead)
                     answer = step.call(leaves)
@@ -244,8 +246,9 @@ def _untold(step: Step) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _noting(step: Step, captured: Captured, device: CaptureDevice) -> Iterator[None]:
-    """Both captures are noted, though one would do: lest they differ by it."""
+def _noting(step: Step, captured: Captured, device: CaptureDevice | None) -> Iterator[None]:
+    """All captures are noted, though one would do: lest they differ by it. Without a device, nodes
+    get no marks."""
     if not step.is_noted:
         yield
         return

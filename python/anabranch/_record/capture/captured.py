@@ -28,10 +28,11 @@ from anabranch._record.numbers.noted import Trace
 
 
 class Noting:
-    """Notes of one capture, with marks on its nodes and the time told by torch's allocator."""
+    """Notes of one capture, with marks on its nodes and the time told by torch's allocator; without
+    marks, which cost the most, where there is no device: nobody asks for these notes."""
 
-    def __init__(self, device: CaptureDevice, ordinal: int) -> None:
-        self.marks = CaptureMarks(device)
+    def __init__(self, device: CaptureDevice | None, ordinal: int) -> None:
+        self.marks = CaptureMarks(device) if device is not None else None
         self.notes = AccessNotes(self._mark)
         self._ordinal = ordinal
         self._begin = _compat.allocations_so_far(ordinal)
@@ -43,11 +44,12 @@ class Noting:
         return self.notes.noted() if step.is_compiled else self.notes.known_calls(step.optimizers)
 
     def _mark(self) -> int:
-        try:
-            now = _compat.allocations_so_far(self._ordinal) - self._begin
-            self.marks.mark(_compat.current_stream(self._ordinal), now)
-        except NativeError:  # during a capture that the step's user makes
-            self._is_whole = False
+        if self.marks is not None:
+            try:
+                now = _compat.allocations_so_far(self._ordinal) - self._begin
+                self.marks.mark(_compat.current_stream(self._ordinal), now)
+            except NativeError:  # during a capture that the step's user makes
+                self._is_whole = False
         self._count += 1
         return self._count - 1
 
@@ -56,7 +58,7 @@ class Noting:
 
     def noted(self, before: int, allocations: int) -> Noted | None:
         """None where other threads have allocated too, so that the time cannot be told."""
-        if not self._is_whole or self._end - self._begin != allocations:
+        if self.marks is None or not self._is_whole or self._end - self._begin != allocations:
             return None
         return Noted(self.marks, False, before, self.notes.works)
 
