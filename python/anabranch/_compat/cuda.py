@@ -25,6 +25,13 @@ def storage_at(address: int, size_bytes: int, device: torch.device) -> torch.Unt
     return storage
 
 
+def read_otherwise(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
+    """The same memory, whose elements torch reads conjugated or negated where it did not, and does
+    not where it did."""
+    tensor = torch._conj(tensor) if is_conj else tensor
+    return torch._neg_view(tensor) if is_neg else tensor
+
+
 def modes() -> tuple[Any, ...]:
     """Settings by which torch chooses what it records for autograd, types, and kernels on a GPU."""
     precision, asked = torch._C._get_fp32_precision_getter, torch._C

@@ -170,3 +170,18 @@ def test_containers_of_every_kind_within_objects():
         answer = recorded(x)
         assert answer.rows["a"][0] is x and answer.rows["b"] == (1, 2) and answer.none is None
     assert_launched(recorded, 3)
+
+
+def test_conjugated_and_negated_views_are_answered_as_such():
+    """Torch reads their elements otherwise than they lie in memory."""
+    def step(x):
+        z = torch.complex(x, x + 1) * 2
+        return z.conj(), z.mH, z.conj().imag, z
+
+    recorded = anabranch.record(step)
+    for seed in range(6):
+        mine, theirs = recorded(*inputs(seed)), step(*inputs(seed))
+        for a, b in zip(mine, theirs, strict=True):
+            assert (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg())
+            assert torch.equal(a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg())
+    assert_launched(recorded)

@@ -22,10 +22,11 @@ from anabranch._core.capture import Block, Slot
 from anabranch._record import attempt as attempt_module
 from anabranch._record import recorder as recorder_module
 from anabranch._record import refusals
+from anabranch._record.capture import compare
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.stand_ins import StandIns, one_at_a_time, wait_for_captures
-from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Step
+from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy, Step
 from anabranch._record.launch import discovered
 from anabranch._record.launch import recording as recording_module
 from anabranch._record.launch.discovered import DiscoveredStep
@@ -147,6 +148,36 @@ def test_a_launch_answers_objects_like_those_it_captured_and_those_that_there_ar
         assert torch.equal(answer["made"].rows[0].flatten(), answer["made"].y)
         assert answer["made"].rows[1] == "text"
     assert len({id(answer["made"]) for answer in answers}) == 3
+
+
+def test_a_launch_answers_views_that_torch_reads_conjugated_or_negated(step_of):
+    step, capture = step_of
+    pairs = ((COUNT // 2,), (1,), torch.complex64)
+    capture.first.result = [Lazy((Fresh(0, 0, *pairs),), True, False),
+                            Lazy((Alias(0, (*pairs[:2], 0, pairs[2])),), True, False),
+                            Lazy((Fresh(0, 4, (COUNT // 2,), (2,), torch.float32),), False, True)]
+    [_], capture.first.shape = flatten([[0, 1, 2]])
+    recorded = recording_of(step, capture)
+    x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT))
+    made, given, imaginary = recorded.launch([x, w], [w])
+    y = torch.view_as_complex((x * w + 1).view(-1, 2))
+    assert made.is_conj() and torch.equal(made, y.conj())
+    assert given.data_ptr() == x.data_ptr()
+    assert torch.equal(given, torch.view_as_complex(x.view(-1, 2)).conj())
+    assert imaginary.is_neg() and torch.equal(imaginary, y.conj().imag)
+    assert 0 in recorded._takes
+
+
+def test_views_that_torch_reads_conjugated_or_negated_are_known_for_what_they_are(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
+    z = torch.zeros(4, dtype=torch.complex64)
+    unit = SimpleNamespace(size_bytes=32, members=[(0, 0)])
+    describer = compare._Describer(SimpleNamespace(units=[unit], object_numbers={}),
+                                   [Block(z.data_ptr(), 0, 32, True)], {}, second=False)
+    whole = ((4,), (1,), 0, torch.complex64)
+    assert describer.describe(z.conj()) == Lazy((Alias(0, whole),), True, False)
+    assert describer.describe(z.conj().imag) == Lazy(
+        (Alias(0, ((4,), (2,), 4, torch.float32)),), False, True)
 
 
 class Saving(OnTheCpu):

@@ -14,7 +14,7 @@ from anabranch import _compat
 from anabranch._core.capture import Block
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import Unlike, flatten
-from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Step, Wrapped
+from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy, Step, Wrapped
 from anabranch._record.numbers.noted import Noted as NotedFloat
 from anabranch._record.refusals import ANOTHER_ANSWER, ON_CPU, NotRecordable, OtherGraph
 from anabranch._record.tensors import is_wrapper
@@ -93,6 +93,9 @@ class _Describer:
                            tuple(leaf.stride()))
         if not leaf.is_cuda:
             raise NotRecordable(ON_CPU)
+        if leaf.is_conj() or leaf.is_neg():
+            plain = _compat.read_otherwise(leaf, leaf.is_conj(), leaf.is_neg())
+            return Lazy((self.describe(plain),), leaf.is_conj(), leaf.is_neg())
         view = (tuple(leaf.shape), tuple(leaf.stride()))
         storage = leaf.untyped_storage().data_ptr()
         if storage in self._allocated:

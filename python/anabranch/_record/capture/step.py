@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,16 @@ class Wrapped:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lazy:
+    """A tensor whose elements torch reads conjugated, negated or both; the part is the same
+    without."""
+
+    parts: tuple[Any]
+    is_conj: bool
+    is_neg: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Held:
     """One of the step's objects."""
 
@@ -58,6 +68,15 @@ class Constant:
     """Anything else: the same value every time."""
 
     value: Any
+
+
+def plain_parts(parts: Iterable[Any]) -> Iterator[Any]:
+    """Those that wrap nothing: also of what does."""
+    for part in parts:
+        if isinstance(part, (Wrapped, Lazy)):
+            yield from plain_parts(part.parts)
+        else:
+            yield part
 
 
 @dataclasses.dataclass

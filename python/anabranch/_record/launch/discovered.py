@@ -12,7 +12,7 @@ from typing import Any
 
 from anabranch._core.capture import Block, CaptureDevice, CapturedRecording, CapturedStep
 from anabranch._record.capture.captured import Capture
-from anabranch._record.capture.step import Fresh, Step, Wrapped
+from anabranch._record.capture.step import Fresh, Step, plain_parts
 from anabranch._record.launch.output_buffers import OutputBuffers
 from anabranch._record.numbers.formulas import Formulas
 
@@ -87,10 +87,5 @@ def _blocks_of(step: Step, capture: Capture, buffers: OutputBuffers) -> list[Blo
 
 
 def _fresh_in(parts: Sequence[Any]) -> list[Fresh]:
-    found = []
-    for part in parts:
-        if isinstance(part, Fresh) and part.allocation >= 0:
-            found.append(part)
-        elif isinstance(part, Wrapped):
-            found += _fresh_in(part.parts)
-    return found
+    return [part for part in plain_parts(parts)
+            if isinstance(part, Fresh) and part.allocation >= 0]

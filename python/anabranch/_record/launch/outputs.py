@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anabranch import _compat
 from anabranch._record.capture.pytree import Shape
-from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Wrapped
+from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy, Wrapped
 from anabranch._record.launch.output_buffers import OutputBuffer, OutputBuffers, part_of, view_at
 
 # (given, fresh) -> a part of the answer
@@ -88,6 +88,10 @@ class LeafBuilder:
             return self._alias(leaf)
         if isinstance(leaf, Wrapped):
             return self._wrapped(leaf)
+        if isinstance(leaf, Lazy):
+            plain = self.part(leaf.parts[0])
+            return lambda given, fresh: _compat.read_otherwise(plain(given, fresh), leaf.is_conj,
+                                                               leaf.is_neg)
         if leaf.allocation < 0:
             return lambda given, fresh: _compat.empty_strided_cuda(leaf.shape, leaf.stride,
                                                                    leaf.dtype)

@@ -22,7 +22,7 @@ from anabranch import _compat
 from anabranch._core.abi import CaptureCounts
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
-from anabranch._record.capture.step import Alias, Fresh, Held, Step, Wrapped
+from anabranch._record.capture.step import Alias, Fresh, Held, Lazy, Step, Wrapped, plain_parts
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, OutputBuilder, picker
 from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces
@@ -83,7 +83,7 @@ class StepRecording:
         self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()]
         self._mutated, self._pick_mutated = first.mutated, picker(first.mutated)
         self.undefined = self._unwritten(first, named_buffers)
-        aliases = [part.tensor for part in (*first.result, *first.gradients.values())
+        aliases = [part.tensor for part in plain_parts((*first.result, *first.gradients.values()))
                    if isinstance(part, Alias)]
         self.needs_gradients = any(index >= step.own for index in (
             *(index for index, _ in self._alignments), *aliases))
@@ -116,7 +116,7 @@ class StepRecording:
     def _layout_in_blocks(self, results: Sequence[Any]) -> BlockLayout | None:
         places = {}
         for i, part in enumerate(results):
-            if isinstance(part, Wrapped):
+            if isinstance(part, (Wrapped, Lazy)):
                 return None
             if isinstance(part, Fresh) and part.allocation >= 0:
                 at = self._buffers.in_block(part.allocation)
@@ -141,6 +141,7 @@ class StepRecording:
         """What is answered of memory that no kernel names."""
         parts = [*((f"result {i}", part) for i, part in enumerate(first.result)),
                  *((f"gradient {i}", part) for i, part in first.gradients.items())]
+        parts = [(name, part.parts[0] if isinstance(part, Lazy) else part) for name, part in parts]
         return {name for name, part in parts
                 if isinstance(part, Fresh) and part.allocation >= 0
                 and self._buffers.of[part.allocation] not in named_buffers}
