@@ -67,7 +67,7 @@ from anabranch._record.state.state import NO_STATE
 from anabranch._record.state.stepped_by_hand import SteppedByHand
 from anabranch._record.tensors import size_of
 from anabranch._record.trial.earlier import Earlier
-from anabranch._record.trial.overlap import choose_overlap
+from anabranch._record.trial.overlap import NOT_FASTER, choose_overlap
 from anabranch._record.trial.run import Run
 from anabranch._record.trial.trial import Trial
 from anabranch._record.trial.verify import Untrusted, verify
@@ -326,7 +326,7 @@ class Attempt:
 
         made = [with_lanes(1)]
         stays = self._earlier.is_faster(made[0].counts) is False
-        self._spec.note(why_in_order="one of about its size was no faster side by side" if stays
+        self._spec.note(why_in_order=NOT_FASTER if stays
                         else self._why_in_order(step, is_noted))
         if is_noted and not stays:
             try:

@@ -117,6 +117,9 @@ def test_of_recordings_of_about_a_size_one_is_timed(choose):
     kept, gain, why = choose(ordered, overlapped, earlier=earlier)
     assert kept is overlapped and not gain and not why
     assert choose.verified and not choose.trial.launches
+    told = iter([False, True])  # all have timed one, and another process's was not faster
+    kept, gain, why = choose(ordered, overlapped, earlier=earlier, agree=lambda found: next(told))
+    assert (kept, why) == (ordered, overlap.NOT_FASTER) and not choose.verified
     for other in (recording(1e-3, 2100), recording(1e-3, nodes=6)):  # of another size, other work
         kept, gain, _ = choose(other, recording(2e-3, 2100), spare=1100, earlier=earlier)
         assert kept is other and gain == pytest.approx(0.5)

@@ -24,6 +24,7 @@ from anabranch._record.trial.trial import Trial
 from anabranch._record.trial.verify import Untrusted, verify
 
 log = logging.getLogger("anabranch.record")
+NOT_FASTER = "one of about its size was no faster side by side"
 _LEAST_GAIN = 1.02
 _LEAST_SAMPLES, _SAMPLES = 3, 9
 _AHEAD_CYCLES = 4_000_000  # of the GPU, some two milliseconds: longer than a launch takes the CPU
@@ -46,7 +47,10 @@ def choose_overlap(trial: Trial, plain: Run, standing: Run, ordered: StepRecordi
     order that has been verified; afterwards it is that of the answer's. ``spare_bytes``: what side
     by side may take beside captured order. Where ``earlier`` tells which is faster, they are not
     timed."""
-    is_known = not agree(earlier.is_faster(ordered.counts) is None)
+    is_faster = earlier.is_faster(ordered.counts)
+    is_known = not agree(is_faster is None)
+    if is_known and agree(not is_faster):
+        return Choice(ordered, 0.0, NOT_FASTER, standing.answer)
     grown = overlapped.counts.arena_bytes - ordered.counts.arena_bytes
     ahead = overlapped.ahead_bytes if overlapped.counts.host_copies else 0
     why = ""
