@@ -21,6 +21,7 @@ from anabranch._compile.graph import AMBIENT, RegionGraph, StreamGraph, value_of
 from anabranch._compile.layouts import SymbolValues
 from anabranch._core.program import (
     READ,
+    READ_WRITE,
     ROLE_CONSTANT,
     ROLE_INPUT,
     ROLE_OUTPUT,
@@ -61,7 +62,7 @@ class _Place:
 
 class RegionProgram:
     """A step of ``program`` is a region. Its accesses are, in this order: its tensor inputs, its
-    outputs, constants, scratch.
+    outputs, constants, scratch, and torch's generator.
 
     The program's inputs and constants are ``given``, by their numbers among the graph's
     placeholders, and then ``constants``; its outputs are ``outputs``. ``returned`` are the values
@@ -77,6 +78,7 @@ class RegionProgram:
         self._builder = ProgramBuilder()
         self._places: dict[Any, _Place] = {}
         needs = needs or [RegionNeeds()] * len(regions)
+        self._has_drawn, self._generator = False, self._add_generator(regions)
         self._add_given(regions)
         for tensor in (tensor for need in needs for tensor in need.constants):
             self._add_constant(tensor)
@@ -92,6 +94,13 @@ class RegionProgram:
     def offsets(self, region: RegionGraph) -> list[int]:
         """At which byte of their buffers the accesses to a region's values begin."""
         return [self._places[value].offset_bytes for _, value in region.accesses]
+
+    def _add_generator(self, regions: Sequence[RegionGraph]) -> int | None:
+        """What orders regions that draw random numbers on the CPU, where a region draws when it
+        runs. A GPU's numbers are drawn when kernels are queued, which is in the graph's order."""
+        if self._graph.device.type != "cpu" or sum(region.random for region in regions) < 2:
+            return None
+        return self._builder.add_buffer("generator", ROLE_TEMPORARY, 1, 1)
 
     def _add_given(self, regions: Sequence[RegionGraph]) -> None:
         written = {value for region in regions for value in region.written}
@@ -136,6 +145,9 @@ class RegionProgram:
             scratch = self._builder.add_buffer(f"{region.name}.scratch", ROLE_TEMPORARY,
                                                needs.scratch_bytes, ALIGNMENT)
             accesses.append((WRITE, scratch))
+        if region.random and self._generator is not None:
+            accesses.append((READ_WRITE if self._has_drawn else WRITE, self._generator))
+            self._has_drawn = True
         self._builder.compute(stream, region.name, accesses, source=source_of(region.nodes))
 
 

@@ -322,6 +322,26 @@ def test_random_numbers_on_streams_are_those_of_inductor():
     assert not torch.equal(results[1][0], results[1][1])
 
 
+def test_random_numbers_that_inductor_leaves_to_eager_are_drawn_in_the_graphs_order(monkeypatch):
+    """Regions draw them when they run."""
+    monkeypatch.setattr(torch._inductor.config, "fallback_random", True)
+
+    def model(x):
+        a = F.dropout(x, 0.5)
+        with anabranch.stream("side"):
+            b = F.dropout(x @ x, 0.5)
+        return a, b, F.dropout(a @ x, 0.5)
+
+    x = torch.randn(64, 64)
+    compiled = torch.compile(model, backend="anabranch")
+    for seed in range(5):
+        torch.manual_seed(seed)
+        wanted = model(x)
+        torch.manual_seed(seed)
+        for got, want in zip(compiled(x), wanted, strict=True):
+            assert torch.equal(got == 0, want == 0)
+
+
 @pytest.mark.oldest
 def test_a_view_lies_as_what_it_is_a_view_of_whatever_a_pass_left_with_it():
     """In the backward Inductor drops a copy of a transposed gradient, and says of the transposed
