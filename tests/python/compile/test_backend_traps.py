@@ -11,6 +11,7 @@ import threading
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from torch import nn
 
@@ -322,10 +323,9 @@ def test_random_numbers_on_streams_are_those_of_inductor():
     assert not torch.equal(results[1][0], results[1][1])
 
 
-def test_random_numbers_that_inductor_leaves_to_eager_are_drawn_in_the_graphs_order(monkeypatch):
+@inductor_config.patch(fallback_random=True)
+def test_random_numbers_that_inductor_leaves_to_eager_are_drawn_in_the_graphs_order():
     """Regions draw them when they run."""
-    monkeypatch.setattr(torch._inductor.config, "fallback_random", True)
-
     def model(x):
         a = F.dropout(x, 0.5)
         with anabranch.stream("side"):
