@@ -122,11 +122,12 @@ class NumbersTest : public sim::SimTest {
   static constexpr Numbers kFirst{0.1, 0.2f, {0.3f, 4.0f}, 7}, kOther{0.5, 0.6f, {0.7f, 4.0f}, 8};
   std::size_t kernels_ = 3;
 
+  std::vector<CuGraph> graphs_;
+
  private:
   std::string image_;
   CuStream on_ = nullptr;
   CuFunction keep_ = nullptr;
-  std::vector<CuGraph> graphs_;
 };
 
 // All bits set, the sign alone, and what no arithmetic makes: any word is right.
@@ -176,6 +177,61 @@ TEST_F(NumbersTest, ALaunchHasTheNumbersThatItIsGivenWhateverTheyAre) {
           }
         }
       }
+    }
+  }
+}
+
+// Three halves in a struct, and another parameter behind them.
+TEST_F(NumbersTest, ANumberOfAnOddWidthLeavesWhatLiesBehindItAlone) {
+  using Halves = std::array<std::uint16_t, 3>;
+  const CuFunction keep = load({.name = "keep_halves",
+                                .params = {{0, 8}, {8, sizeof(Halves)}, {14, 2}},
+                                .run = [](const sim::KernelCall& call) {
+                                  auto* out =
+                                      call.memory<std::uint16_t>(call.param<CuDevicePtr>(0), 4);
+                                  for (std::size_t i = 0; out && i < 4; ++i) {
+                                    out[i] = call.param<std::uint16_t>(8 + 2 * i);
+                                  }
+                                }});
+  const Device device = open();
+  const CuStream on = stream();
+  const std::uint16_t behind = 0xBEEF;
+  kernels_ = 40;
+  const auto capture_with = [&](const std::vector<std::uint64_t>& out, Halves with) {
+    EXPECT_CU(d->cuStreamBeginCapture(on, CuCaptureMode::kThreadLocal));
+    for (CuDevicePtr at : out) {
+      std::uint16_t last = behind;
+      void* params[] = {&at, &with, &last};
+      EXPECT_CU(d->cuLaunchKernel(keep, 1, 1, 1, 32, 1, 1, 0, on, params, nullptr));
+    }
+    graphs_.push_back(end_capture(on));
+    return *CaptureSnapshot::make(device, CudaGraph(graphs_.back()));
+  };
+  const auto first = outputs(), second = outputs(), third = outputs();
+  std::vector<CaptureBlock> blocks;
+  for (std::size_t i = 0; i < kernels_; ++i) blocks.push_back({first[i], second[i], 8, true});
+  const auto one = capture_with(first, {1, 2, 3}), two = capture_with(second, {1, 2, 3});
+  const auto others = capture_with(third, {4, 5, 6});
+  const CaptureNumbers numbers{&others, third};
+  const auto step = CapturedStep::discover(device, one, two, blocks, nullptr, &numbers);
+  ASSERT_TRUE(step.ok()) << step.error().message();
+  const auto recording = step->record();
+  ASSERT_TRUE(recording.ok()) << recording.error().message();
+  ASSERT_EQ(recording->numbers().size(), 1u);
+  EXPECT_EQ(recording->numbers()[0].size_bytes, sizeof(Halves));
+  for (std::uint64_t round = 7; round < 12; ++round) {
+    const auto out = outputs();
+    std::vector<Binding> bindings;
+    for (const std::uint64_t at : out) bindings.push_back({reinterpret_cast<void*>(at), 8});
+    bindings.push_back(
+        {reinterpret_cast<void*>(round | 8 << 16 | std::uint64_t{9} << 32), sizeof(Halves)});
+    const auto ticket = anabranch::launch(*recording, bindings, CudaStream(on));
+    ASSERT_TRUE(ticket.ok()) << ticket.error().message();
+    ASSERT_TRUE(ticket->wait().ok());
+    for (const std::uint64_t at : out) {
+      std::array<std::uint16_t, 4> found{};
+      EXPECT_CU(d->cuMemcpyDtoH(found.data(), at, sizeof found));
+      ASSERT_THAT(found, ElementsAre(round, 8, 9, behind));
     }
   }
 }

@@ -39,8 +39,11 @@ void set_sites(const KernelCall& call, cuda::CuDevicePtr updates, std::uint64_t 
     const std::uint64_t* address = address_of(site.unit);
     if (!address) return;
     const std::uint64_t value = *address + site.shift;
+    // As updater.cu does it: of any other width, more than there is.
+    const bool is_narrow =
+        site.bytes == sizeof(std::uint16_t) || site.bytes == sizeof(std::uint32_t);
     SimDriver::update_param(reinterpret_cast<cuda::CuDeviceNode>(site.node), site.offset, &value,
-                            site.bytes);
+                            is_narrow ? site.bytes : sizeof value);
   }
 }
 

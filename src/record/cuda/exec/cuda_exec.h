@@ -119,6 +119,7 @@ class CudaExec {
   Status set_kernel(std::uint32_t node);
   // `updated`: what all else comes behind; null where device code sets no node.
   Status prepare_updates(const DeviceCode::Updater& updater, bool in_two, CuGraphNode* updated);
+  bool has_odd_site(std::uint32_t node) const;
   Status make_updatable(std::uint32_t node, std::vector<SiteUpdate>& updates);
   Status allocate_tables(const std::vector<SiteUpdate>& updates);
   Status add_repoint(const DeviceCode::Updater& updater, CuDevicePtr host_tables,
