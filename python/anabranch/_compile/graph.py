@@ -41,6 +41,7 @@ from anabranch._fx.schema import is_view as names_bytes_again
 from anabranch.streams import ANNOTATION
 
 AMBIENT = "ambient"
+GENERATOR = "generator"  # torch's, of the device: among the values that a step reads and writes
 # Of all collectives, whatever stream they are written on: all processes have to begin theirs in one
 # order, and who runs on two streams begins in any.
 COMMUNICATION = "communication"
@@ -118,8 +119,8 @@ class StreamGraph:
         builder = ProgramBuilder()
         streams = {name: builder.add_stream(name) for name in self.stream_names[1:]}
         streams[AMBIENT] = 0
-        generator = builder.add_buffer("generator", ROLE_INPUT, 1)
-        buffers: dict[Node, int] = {}
+        buffers: dict[Node | str, int] = {
+            GENERATOR: builder.add_buffer(GENERATOR, ROLE_INPUT, 1)}
         for node in self.gm.graph.nodes:
             if _is_value(node):
                 given = node.op == "placeholder" or is_part(node)
@@ -133,8 +134,6 @@ class StreamGraph:
             accesses = [(READ, buffers[v]) for v in reads - writes]
             accesses += [(READ_WRITE if v in reads else WRITE, buffers[v])
                          for v in _in_graph_order(writes, buffers)]
-            if is_random(node):
-                accesses.append((READ_WRITE, generator))
             builder.compute(streams[self.streams[node]], node.name, accesses)
         groups = dict(zip(begun, builder.build().find_regions(), strict=True))
         return merge_small_groups(self.steps,
@@ -276,12 +275,16 @@ def _values_of(node: Node) -> list[Node]:
     return [user for user in node.users if is_getitem(user) and _is_value(user)]
 
 
-def _accesses(node: Node) -> tuple[set[Node], set[Node]]:
+def _accesses(node: Node) -> tuple[set[Node | str], set[Node | str]]:
+    """What it reads and writes: values, and torch's generator."""
+    reads: set[Node | str]
+    writes: set[Node | str]
     reads = {value_of(n) for n in node.all_input_nodes if not is_scalar(n) and n.op != "get_attr"}
     writes = {value_of(n) for n in written_arguments(node)}
     if overload_of(node) is torch.ops.aten.copy_.default:
         reads -= writes - {value_of(node.args[1])}  # type: ignore[arg-type]
-    return reads, writes | set(_values_of(node))
+    drawn = {GENERATOR} if is_random(node) else set()
+    return reads | drawn, writes | drawn | set(_values_of(node))
 
 
 def _are_alone(regions: list[RegionGraph]) -> list[bool]:
@@ -294,8 +297,8 @@ def _are_alone(regions: list[RegionGraph]) -> list[bool]:
         for value in region.written:
             makers += readers.pop(value, [])
         if region.random:
-            makers.append(latest.get("generator"))
-            latest["generator"] = i
+            makers.append(latest.get(GENERATOR))
+            latest[GENERATOR] = i
         before.append(0)
         for maker in makers:
             if maker is not None:
@@ -308,7 +311,8 @@ def _are_alone(regions: list[RegionGraph]) -> list[bool]:
             for i, mask in enumerate(before)]
 
 
-def _in_graph_order(nodes: Iterable[Node], order: dict[Node, int]) -> list[Node]:
+def _in_graph_order(nodes: Iterable[Node | str],
+                    order: dict[Node | str, int]) -> list[Node | str]:
     return sorted(nodes, key=order.__getitem__)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -37,7 +38,7 @@ def merge_small_groups(
     steps: Sequence[Node],
     groups: Sequence[int],
     streams: dict[Node, str],
-    accesses: Callable[[Node], tuple[set[Node], set[Node]]],
+    accesses: Callable[[Node], tuple[set[Any], set[Any]]],
 ) -> list[int]:
     """The group of each step after merging, numbered in an order in which groups can run."""
     members: dict[int, list[Node]] = defaultdict(list)
@@ -57,11 +58,11 @@ def merge_small_groups(
 
 
 def _edges(
-    steps: Sequence[Node], accesses: Callable[[Node], tuple[set[Node], set[Node]]]
+    steps: Sequence[Node], accesses: Callable[[Node], tuple[set[Any], set[Any]]]
 ) -> list[tuple[Node, Node]]:
     """Pairs of steps of which the second must come after the first."""
-    writer: dict[Node, Node] = {}
-    readers: dict[Node, list[Node]] = defaultdict(list)
+    writer: dict[Any, Node] = {}  # by what it has written last: a value, the generator
+    readers: dict[Any, list[Node]] = defaultdict(list)
     edges = []
     for node in steps:
         reads, writes = accesses(node)

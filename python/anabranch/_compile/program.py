@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from anabranch._compile.graph import AMBIENT, RegionGraph, StreamGraph, value_of
+from anabranch._compile.graph import AMBIENT, GENERATOR, RegionGraph, StreamGraph, value_of
 from anabranch._compile.layouts import SymbolValues
 from anabranch._core.program import (
     READ,
@@ -100,7 +100,7 @@ class RegionProgram:
         runs. A GPU's numbers are drawn when kernels are queued, which is in the graph's order."""
         if self._graph.device.type != "cpu" or sum(region.random for region in regions) < 2:
             return None
-        return self._builder.add_buffer("generator", ROLE_TEMPORARY, 1, 1)
+        return self._builder.add_buffer(GENERATOR, ROLE_TEMPORARY, 1, 1)
 
     def _add_given(self, regions: Sequence[RegionGraph]) -> None:
         written = {value for region in regions for value in region.written}
