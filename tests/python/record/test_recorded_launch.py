@@ -169,15 +169,22 @@ def test_a_launch_answers_views_that_torch_reads_conjugated_or_negated(step_of):
 
 
 def test_views_that_torch_reads_conjugated_or_negated_are_known_for_what_they_are(monkeypatch):
+    """Whatever id the tensor has that is made to find out: one of the step's had it before."""
+    class OfOneTensor(dict):
+        def __contains__(self, number):
+            return number != id(view)
+
+        __missing__ = lambda self, number: 1  # noqa: E731
+
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
     z = torch.zeros(4, dtype=torch.complex64)
     unit = SimpleNamespace(size_bytes=32, members=[(0, 0)])
     describer = compare._Describer(SimpleNamespace(units=[unit], object_numbers={}),
-                                   [Block(z.data_ptr(), 0, 32, True)], {}, second=False)
-    whole = ((4,), (1,), 0, torch.complex64)
-    assert describer.describe(z.conj()) == Lazy((Alias(0, whole),), True, False)
-    assert describer.describe(z.conj().imag) == Lazy(
-        (Alias(0, ((4,), (2,), 4, torch.float32)),), False, True)
+                                   [Block(z.data_ptr(), 0, 32, True)], OfOneTensor(), second=False)
+    view = z.conj()
+    assert describer.describe(view) == Lazy((Alias(0, ((4,), (1,), 0, torch.complex64)),), True, False)
+    view = z.conj().imag
+    assert describer.describe(view) == Lazy((Alias(0, ((4,), (2,), 4, torch.float32)),), False, True)
 
 
 class Saving(OnTheCpu):

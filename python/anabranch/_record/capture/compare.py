@@ -95,7 +95,12 @@ class _Describer:
             raise NotRecordable(ON_CPU)
         if leaf.is_conj() or leaf.is_neg():
             plain = _compat.read_otherwise(leaf, leaf.is_conj(), leaf.is_neg())
-            return Lazy((self.describe(plain),), leaf.is_conj(), leaf.is_neg())
+            return Lazy((self._memory_of(plain),), leaf.is_conj(), leaf.is_neg())
+        return self._memory_of(leaf)
+
+    def _memory_of(self, leaf: Tensor) -> Any:
+        """By its address alone: a tensor that was made just now may have the id that one of the
+        owners had, which are gone."""
         view = (tuple(leaf.shape), tuple(leaf.stride()))
         storage = leaf.untyped_storage().data_ptr()
         if storage in self._allocated:
