@@ -35,6 +35,7 @@ typedef struct AnabranchCaptureDevice AnabranchCaptureDevice;
 typedef struct AnabranchCaptureMemory AnabranchCaptureMemory;
 typedef struct AnabranchCaptureMarks AnabranchCaptureMarks;
 typedef struct AnabranchCaptureSnapshot AnabranchCaptureSnapshot;
+typedef struct AnabranchCaptureLayouts AnabranchCaptureLayouts;
 typedef struct AnabranchCapturedStep AnabranchCapturedStep;
 typedef struct AnabranchCapturedRecording AnabranchCapturedRecording;
 
@@ -388,7 +389,17 @@ ANABRANCH_C AnabranchCapturedStep* anabranch_captured_step_discover(
     const AnabranchCaptureDevice*, const AnabranchCaptureSnapshot* first,
     const AnabranchCaptureSnapshot* second, const AnabranchCaptureBlock* blocks, size_t count,
     const AnabranchCaptureNotes* notes, const AnabranchCaptureNumbers* numbers);
+/* Of one capture, whose kernels are known; `notes` may be NULL. */
+ANABRANCH_C AnabranchCapturedStep* anabranch_captured_step_discover_known(
+    const AnabranchCaptureDevice*, const AnabranchCaptureSnapshot* capture,
+    const AnabranchCaptureLayouts* known, const AnabranchCaptureBlock* blocks, size_t count,
+    const AnabranchCaptureNotes* notes);
 ANABRANCH_C void anabranch_captured_step_free(AnabranchCapturedStep*);
+/* Where parameters of kernels hold addresses; see CaptureLayouts in captured_recording.h. */
+ANABRANCH_C AnabranchCaptureLayouts* anabranch_capture_layouts_new(void);
+ANABRANCH_C int32_t anabranch_capture_layouts_add(AnabranchCaptureLayouts*,
+                                                  const AnabranchCapturedStep*);
+ANABRANCH_C void anabranch_capture_layouts_free(AnabranchCaptureLayouts*);
 /* Words that differ between the captures and are no address. */
 ANABRANCH_C uint32_t anabranch_captured_step_unsure(const AnabranchCapturedStep*);
 ANABRANCH_C AnabranchCapturedRecording* anabranch_captured_step_record(

@@ -46,6 +46,16 @@ std::vector<ab::CaptureUse> uses_of(const AnabranchCaptureNotes& notes) {
   return all;
 }
 
+// What `act` answers with the notes, or with nullptr.
+auto with_notes(const AnabranchCaptureNotes* notes, const auto& act) {
+  if (!notes) return act(nullptr);
+  const auto works = works_of(*notes);
+  const auto uses = uses_of(*notes);
+  const ab::CaptureNotes with{&notes->marks->marks, notes->of_second != 0, notes->blocks_before,
+                              works, uses};
+  return act(&with);
+}
+
 std::vector<ab::CaptureRange> ranges_of(const AnabranchCaptureRange* ranges, size_t count) {
   std::vector<ab::CaptureRange> all;
   all.reserve(count);
@@ -187,19 +197,39 @@ AnabranchCapturedStep* anabranch_captured_step_discover(
   return ab::bridge::guard([&] {
     ab::CaptureNumbers others;
     if (numbers) others = {&numbers->capture->snapshot, {numbers->addresses, count}};
-    const auto discover = [&](const ab::CaptureNotes* with) {
+    return with_notes(notes, [&](const ab::CaptureNotes* with) {
       return ab::bridge::handle_of<AnabranchCapturedStep>(
           ab::CapturedStep::discover(device->device, first->snapshot, second->snapshot,
                                      blocks_of(blocks, count), with, numbers ? &others : nullptr));
-    };
-    if (!notes) return discover(nullptr);
-    const auto works = works_of(*notes);
-    const auto uses = uses_of(*notes);
-    const ab::CaptureNotes with{&notes->marks->marks, notes->of_second != 0, notes->blocks_before,
-                                works, uses};
-    return discover(&with);
+    });
   });
 }
+
+AnabranchCapturedStep* anabranch_captured_step_discover_known(
+    const AnabranchCaptureDevice* device, const AnabranchCaptureSnapshot* capture,
+    const AnabranchCaptureLayouts* known, const AnabranchCaptureBlock* blocks, size_t count,
+    const AnabranchCaptureNotes* notes) {
+  return ab::bridge::guard([&] {
+    return with_notes(notes, [&](const ab::CaptureNotes* with) {
+      return ab::bridge::handle_of<AnabranchCapturedStep>(ab::CapturedStep::discover_known(
+          device->device, capture->snapshot, known->layouts, blocks_of(blocks, count), with));
+    });
+  });
+}
+
+AnabranchCaptureLayouts* anabranch_capture_layouts_new() {
+  return ab::bridge::guard([&] { return new AnabranchCaptureLayouts; });
+}
+
+int32_t anabranch_capture_layouts_add(AnabranchCaptureLayouts* layouts,
+                                      const AnabranchCapturedStep* step) {
+  return ab::bridge::guard([&] {
+    layouts->layouts.add(step->step);
+    return 0;
+  });
+}
+
+void anabranch_capture_layouts_free(AnabranchCaptureLayouts* layouts) { delete layouts; }
 
 void anabranch_captured_step_free(AnabranchCapturedStep* step) { delete step; }
 

@@ -64,6 +64,9 @@ struct AnabranchCaptureMarks {
 struct AnabranchCaptureSnapshot {
   anabranch::CaptureSnapshot snapshot;
 };
+struct AnabranchCaptureLayouts {
+  anabranch::CaptureLayouts layouts;
+};
 struct AnabranchCapturedStep {
   anabranch::CapturedStep step;
 };

@@ -31,6 +31,7 @@ namespace anabranch {
 namespace cuda {
 class StepRecording;  // src/record/cuda/step_recording.h
 struct Discovery;     // src/record/cuda/discover.h
+class KernelLayouts;  // src/record/cuda/sites/kernel_layouts.h
 }  // namespace cuda
 
 // Memory that both captures named, at the address that each of them had, in the order in which it
@@ -143,6 +144,21 @@ class CapturedRecording {
   std::shared_ptr<cuda::StepRecording> step_;
 };
 
+class CapturedStep;
+
+// Where the parameters of kernels hold addresses, by the kernels' names: known of those of steps
+// that have been captured twice. Of the same steps in other sizes one capture may be enough then.
+// Threads: one at a time where something is added.
+class CaptureLayouts {
+ public:
+  ANABRANCH_API CaptureLayouts();
+  ANABRANCH_API void add(const CapturedStep& step);
+
+ private:
+  friend class CapturedStep;
+  std::shared_ptr<cuda::KernelLayouts> layouts_;
+};
+
 // What two captures of one step have in common, and which of it moves.
 class CapturedStep {
  public:
@@ -153,11 +169,21 @@ class CapturedStep {
                                                      std::span<const CaptureBlock> blocks,
                                                      const CaptureNotes* notes = nullptr,
                                                      const CaptureNumbers* numbers = nullptr);
+  // Of one capture. A word that lies in a block is an address where its kernel is known to have
+  // one, and is refused anywhere else; so is one that names other memory which is not known to
+  // stay. All other words are this capture's. kCapturesDiffer says what is not known: the step
+  // needs a second capture then. Blocks have no second address, and notes are of this capture.
+  ANABRANCH_API static Result<CapturedStep> discover_known(const Device& device,
+                                                           const CaptureSnapshot& capture,
+                                                           const CaptureLayouts& known,
+                                                           std::span<const CaptureBlock> blocks,
+                                                           const CaptureNotes* notes = nullptr);
   // Words that differ between the captures and are no address: see CaptureOptions::accept_unsure.
   ANABRANCH_API std::uint32_t unsure() const;
   ANABRANCH_API Result<CapturedRecording> record(const CaptureOptions& options = {}) const;
 
  private:
+  friend class CaptureLayouts;
   CapturedStep(std::shared_ptr<cuda::CudaDevice> device,
                std::shared_ptr<const cuda::Discovery> discovery)
       : device_(std::move(device)), discovery_(std::move(discovery)) {}

@@ -187,29 +187,47 @@ class Noted(NamedTuple):
 class CapturedStep(Handle):
     """What two captures of a step have in common: discovered once, recorded as often as need be.
 
-    The second graph may go then, the first one once the last recording has been made. ``others``:
-    a third capture, made with other numbers, and the address of each block there.
+    The second graph may go then, the first one once the last recording has been made. In the place
+    of a second capture ``CaptureLayouts`` will do, where they know all kernels. ``others``: a third
+    capture, made with other numbers, and the address of each block there.
     """
 
     _free = "captured_step_free"
 
-    def __init__(self, device: CaptureDevice, first: CaptureSnapshot, second: CaptureSnapshot,
+    def __init__(self, device: CaptureDevice, first: CaptureSnapshot,
+                 second: CaptureSnapshot | CaptureLayouts,
                  blocks: Sequence[Block], noted: Noted | None = None,
                  others: tuple[CaptureSnapshot, Sequence[int]] | None = None) -> None:
         array = (CaptureBlock * len(blocks))(*[CaptureBlock(*block) for block in blocks])
-        notes = None if noted is None else _notes_of(noted)
-        numbers = None if others is None else CaptureNumbers(
-            others[0].handle, (c_uint64 * len(blocks))(*others[1]))
-        super().__init__(core.captured_step_discover(
-            device.handle, first.handle, second.handle, array, len(blocks),
-            None if notes is None else ctypes.byref(notes),
-            None if numbers is None else ctypes.byref(numbers)), device)
+        notes = None if noted is None else ctypes.byref(_notes_of(noted))
+        if isinstance(second, CaptureLayouts):
+            made = core.captured_step_discover_known(
+                device.handle, first.handle, second.handle, array, len(blocks), notes)
+        else:
+            numbers = None if others is None else ctypes.byref(CaptureNumbers(
+                others[0].handle, (c_uint64 * len(blocks))(*others[1])))
+            made = core.captured_step_discover(device.handle, first.handle, second.handle, array,
+                                               len(blocks), notes, numbers)
+        super().__init__(made, device)
         self.device = device
 
     @property
     def unsure(self) -> int:
         """Words that differ between the captures and are no address."""
         return core.captured_step_unsure(self.handle)
+
+
+class CaptureLayouts(Handle):
+    """Where the parameters of kernels hold addresses, known of steps that were captured twice."""
+
+    _free = "capture_layouts_free"
+
+    def __init__(self) -> None:
+        super().__init__(core.capture_layouts_new())
+
+    def add(self, step: CapturedStep) -> None:
+        if core.capture_layouts_add(self.handle, step.handle):
+            raise last_error()
 
 
 class CapturedRecording(Handle):

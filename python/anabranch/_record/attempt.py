@@ -26,12 +26,13 @@ import torch
 from anabranch import _compat, config
 from anabranch._core.capture import capture_device
 from anabranch._core.library import NativeError
-from anabranch._record.capture.capture import capture_twice, close_abandoned
+from anabranch._record.capture.capture import capture_twice, close_abandoned, no_collection
 from anabranch._record.capture.captured import Capture
 from anabranch._record.capture.preallocate import noted_sizes
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors, check_all_tracked
 from anabranch._record.launch.discovered import DiscoveredStep
+from anabranch._record.launch.known import CAPTURES_DIFFER
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.rng_graph import make_rng_graph
 from anabranch._record.memory.gpu import (
@@ -66,14 +67,13 @@ from anabranch._record.state.side_effects import SideEffects
 from anabranch._record.state.state import NO_STATE
 from anabranch._record.state.stepped_by_hand import SteppedByHand
 from anabranch._record.tensors import size_of
-from anabranch._record.trial.earlier import Earlier
+from anabranch._record.trial.earlier import Earlier, Order
 from anabranch._record.trial.overlap import NOT_FASTER, choose_overlap
 from anabranch._record.trial.run import Run
 from anabranch._record.trial.trial import Trial
 from anabranch._record.trial.verify import Untrusted, verify
 
 log = logging.getLogger("anabranch.record")
-_CAPTURES_DIFFER = 309
 
 
 class _Laps:
@@ -110,6 +110,9 @@ class Attempt:
         self._freed_bytes = 0 if not frees_inputs else size_of(
             [tensor for tensor in step.tensors[:step.arguments] if not tensor.requires_grad])
         self._recorded, self._earlier = recorded, earlier
+        self._discovered: DiscoveredStep | None = None  # of one capture, where that is enough
+        self._needs_two = False  # captures, whatever is known
+        self._is_in_best = False  # order of earlier ones, so that one recording is made
         self._is_plenty = earlier.has_any and is_plentiful(step.device, size_of(step.tensors))
         self._laps = _Laps()
         self._call = step.call
@@ -156,7 +159,9 @@ class Attempt:
         try:
             if self._chosen.verify:
                 self._run_plainly(meter)
-            with _faults_told(self._step.device):
+            # What a try makes by the thousand would be looked through for garbage several times.
+            waits = no_collection() if self._is_plenty else contextlib.nullcontext()
+            with _faults_told(self._step.device), waits:
                 return self._make_and_launch(meter)
         finally:
             meter.close()
@@ -255,7 +260,10 @@ class Attempt:
         except Untrusted as error:
             if self._recorded is not None:
                 raise
-            self._step = _captured_differently(self._step, error, set())
+            if self._is_of_one:
+                self._needs_two = True
+            else:
+                self._step = _captured_differently(self._step, error, set())
         made.clear()
         self._trial.rewind()
         self._trial.use(self._step)
@@ -282,12 +290,15 @@ class Attempt:
             give_back(step.device)
         with no_limit(step.device):
             try:
-                capture = capture_twice(step, device)
+                self._discovered = None
+                capture = capture_twice(step, device, self._is_enough(step))
+                self._spec.note(captures=1 if self._discovered else 2)
                 self._laps.end("captures")
                 try:
                     self._stepped.check()
-                    # Compiled graphs use nothing but their arguments and constants.
-                    if self._takes_gradients:
+                    # Compiled graphs use nothing but their arguments and constants. One capture
+                    # names no memory but the step's and what two named before.
+                    if self._takes_gradients and not self._is_of_one:
                         self._check_all_was_found(step, capture)
                     with phase("an executable", step.device):
                         made = self._made_of(step, capture)
@@ -303,12 +314,14 @@ class Attempt:
     def _made_of(self, step: Step, capture: Capture) -> list[StepRecording]:
         device = capture_device(step.device)
         try:
-            discovered = DiscoveredStep(step, capture, device, self._saved_from)
+            discovered = self._discovered or DiscoveredStep(step, capture, device, self._saved_from)
             self._laps.end("discovery")
             with contextlib.closing(discovered):
                 made = self._made_with_lanes(step, discovered, capture.noted is not None)
+                if not self._is_of_one:
+                    self._earlier.steps.add(discovered)
         except NativeError as error:
-            if error.code == _CAPTURES_DIFFER:
+            if error.code == CAPTURES_DIFFER:
                 raise OtherGraph(str(error)) from error
             raise
         random = make_rng_graph(capture.first.graph, device, step.stream)
@@ -317,6 +330,26 @@ class Attempt:
         self._laps.end("executables")
         return made
 
+    @property
+    def _is_of_one(self) -> bool:
+        """Whether the step has been captured once alone."""
+        return self._discovered is not None
+
+    def _is_enough(self, step: Step) -> Callable[[Capture], bool] | None:
+        """Whether a capture tells enough by itself; None where it cannot. Processes that run a step
+        together capture it as often as one another. What a second capture would show of the step's
+        Python, the comparison does."""
+        if (not self._earlier.steps.has_any or not self._chosen.verify or self._needs_two
+                or self._agree.has_others or step.numbers is not None or step.has_constants):
+            return None
+
+        def is_enough(capture: Capture) -> bool:
+            self._discovered = self._earlier.steps.discover(
+                step, capture, capture_device(step.device), self._saved_from)
+            return self._is_of_one
+
+        return is_enough
+
     def _made_with_lanes(self, step: Step, discovered: DiscoveredStep,
                          is_noted: bool) -> list[StepRecording]:
         chosen = self._chosen
@@ -324,6 +357,14 @@ class Attempt:
         def with_lanes(lanes: int) -> StepRecording:
             return StepRecording(step, discovered, chosen.verify, lanes, chosen.prefetch_bytes)
 
+        best = self._earlier.best if self._is_of_one and self._trial is not None else None
+        if best is not None:
+            made = [with_lanes(chosen.max_parallel_kernels if best.is_side_by_side else 1)]
+            self._is_in_best = self._does_as(best, made[0])
+            if self._is_in_best:
+                self._spec.note(why_in_order="" if best.is_side_by_side else NOT_FASTER)
+                return made
+        self._is_in_best = False
         made = [with_lanes(1)]
         stays = self._earlier.is_faster(made[0].counts) is False
         self._spec.note(why_in_order=NOT_FASTER if stays
@@ -335,6 +376,14 @@ class Attempt:
                 self._spec.note(why_in_order=str(error))
                 log.warning("anabranch: %s keeps its captured order: %s", self._name, error)
         return made
+
+    def _does_as(self, best: Order, made: StepRecording) -> bool:
+        """Whether a recording in the best order of earlier ones may do without another one in
+        captured order."""
+        assert self._trial is not None
+        spare = self.spare_bytes(made.launch_bytes, self._trial.let_go_bytes)
+        ahead = made.ahead_bytes if made.counts.host_copies else 0
+        return best.is_about(made.counts) and (not best.is_side_by_side or spare + ahead >= 0)
 
     def _check_all_was_found(self, step: Step, capture: Capture) -> None:
         """Raises UntrackedTensors if the walk has missed a tensor that the capture names, and makes
@@ -376,7 +425,10 @@ class Attempt:
         verdict = verify(trial, plain, recorded, agree.on)
         meter.note("the launches that are compared")
         self._laps.end("comparison")
-        answer = verdict.standing.answer
+        if agree.on(self._is_in_best and not verdict.is_bitwise):
+            raise Untrusted("its launches differ from one another, which those of other sizes did "
+                            "not")
+        answer, why = verdict.standing.answer, NOT_FASTER
         if agree.on(len(made) > 1):
             answer = None
             recorded, gain, why, answer = choose_overlap(
@@ -385,6 +437,9 @@ class Attempt:
             self._spec.note(parallel_gain=gain, why_in_order=why)
             meter.note("the launches side by side")
             self._laps.end("side by side")
+        if len(made) > 1 and verdict.is_bitwise and why in ("", NOT_FASTER):
+            self._earlier.best = Order(recorded is made[-1], recorded.counts.nodes,
+                                       recorded.counts.arena_bytes)
         self._spec.note(slots=recorded.slot_count,
                         verified="bitwise" if verdict.is_bitwise else "within bounds")
         return answer, recorded

@@ -52,6 +52,10 @@ class Rendezvous:
         now = _compat.collectives_so_far()
         return cls(device, [group for group, count in now.items() if count != before.get(group, 0)])
 
+    @property
+    def has_others(self) -> bool:
+        return bool(self._turns)
+
     def meet(self, name: str) -> None:
         """Raises Apart unless all processes are about to record something of this name in the same
         call. Once some have not come, later calls do not wait."""

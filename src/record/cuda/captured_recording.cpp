@@ -187,6 +187,37 @@ Result<CapturedStep> CapturedStep::discover(const Device& device, const CaptureS
   return CapturedStep(on, kept_with(on, std::move(kept)));
 }
 
+CaptureLayouts::CaptureLayouts() : layouts_(std::make_shared<cuda::KernelLayouts>()) {}
+
+void CaptureLayouts::add(const CapturedStep& step) { layouts_->add(step.discovery_->layouts); }
+
+Result<CapturedStep> CapturedStep::discover_known(const Device& device,
+                                                  const CaptureSnapshot& capture,
+                                                  const CaptureLayouts& known,
+                                                  std::span<const CaptureBlock> blocks,
+                                                  const CaptureNotes* with) {
+  const auto gpu = gpu_of(device);
+  if (!gpu.ok()) return gpu.error();
+  const auto& on = *gpu;
+  const cuda::ContextScope current(*on);
+  if (!current.status().ok()) return current.status();
+  std::vector<cuda::CaptureAllocation> allocations;
+  std::vector<cuda::UnitKind> kinds;
+  for (const CaptureBlock& block : blocks) {
+    allocations.push_back({block.first_address, block.size_bytes});
+    kinds.push_back(kind_of(block));
+  }
+  const auto notes = notes_of(with);
+  auto found = cuda::discover_known(on->driver(),
+                                    {cuda::graph_of(capture.graph()), allocations,
+                                     &Inside::image(capture), notes ? &*notes : nullptr},
+                                    *known.layouts_, kinds,
+                                    {on->device_code(), on->why_tensor_maps_are_opaque()});
+  if (!found.ok()) return found.error();
+  auto kept = std::make_shared<const cuda::Discovery>(*std::move(found));
+  return CapturedStep(on, kept_with(on, std::move(kept)));
+}
+
 std::uint32_t CapturedStep::unsure() const { return discovery_->unsure; }
 
 Result<CapturedRecording> CapturedStep::record(const CaptureOptions& chosen) const {

@@ -77,13 +77,10 @@ Result<std::vector<ParamWord>> find_numbers_of(const Driver& driver, const Captu
   return find_numbers(found, *other);
 }
 
-// What nodes do in the capture that has notes, or else in the first. It is refused if it races.
-Result<NodeAccesses> find_and_check_accesses(const Images& images, const Capture& first,
-                                             const Capture& second, const UnitTable& units,
+// What nodes do in a capture. It is refused if it races.
+Result<NodeAccesses> find_and_check_accesses(const GraphImage& image, const Capture& noted,
+                                             bool of_second, const UnitTable& units,
                                              FoundSites& found) {
-  const bool of_second = second.notes != nullptr;
-  const Capture& noted = of_second ? second : first;
-  const GraphImage& image = of_second ? images.second : images.first;
   NodeAccesses accesses = find_accesses(noted.allocations, units, of_second, noted.notes, image,
                                         std::move(found.sites));
   if (!has_branches(image)) return accesses;
@@ -102,6 +99,28 @@ Result<Tables> replace_nodes(const Driver& driver, const DeviceCode* code,
   if (!code) return tables;
   if (Status replaced = replace_transfers(driver, *code, step); !replaced.ok()) return replaced;
   return tables;
+}
+
+Result<Discovery> make_discovery(const Driver& driver, CuGraph original, GraphImage image,
+                                 FoundSites found, NodeAccesses accesses,
+                                 std::vector<ParamWord> numbers, KernelLayouts layouts,
+                                 std::span<const UnitKind> kinds, const DeviceCode* code) {
+  Discovery made;
+  made.step = {std::move(image), std::move(accesses.facts), std::move(accesses.sites),
+               std::move(numbers)};
+  if (Status told = find_host_copies(driver, found.tables, made.step); !told.ok()) return told;
+  auto tables = replace_nodes(driver, code, found.tables, made.step);
+  if (!tables.ok()) return tables.error();
+  made.original = original;
+  made.tables = std::move(tables->writes);
+  made.table_bytes = std::move(tables->bytes);
+  made.kinds = kinds_of_units(accesses, kinds);
+  made.slots = find_slots(accesses, made.kinds, made.step.sites);
+  made.units = std::move(accesses.units);
+  made.unsure = static_cast<std::uint32_t>(found.unsure.size());
+  made.first_unsure = std::move(found.first_unsure);
+  made.layouts = std::move(layouts);
+  return made;
 }
 
 StepCounts count_step(const Discovery& discovery, std::uint32_t lanes) {
@@ -131,23 +150,30 @@ Result<Discovery> discover(const Driver& driver, const Capture& first, const Cap
     if (!words.ok()) return words.error();
     numbers = *std::move(words);
   }
-  auto accesses = find_and_check_accesses(*images, first, second, *units, *found);
+  KernelLayouts layouts;
+  layouts.add(images->first, *found);
+  const bool of_second = second.notes != nullptr;
+  auto accesses = of_second ? find_and_check_accesses(images->second, second, true, *units, *found)
+                            : find_and_check_accesses(images->first, first, false, *units, *found);
   if (!accesses.ok()) return accesses.error();
-  Discovery made;
-  made.step = {std::move(images->first), std::move(accesses->facts), std::move(accesses->sites),
-               std::move(numbers)};
-  if (Status told = find_host_copies(driver, found->tables, made.step); !told.ok()) return told;
-  auto tables = replace_nodes(driver, options.device_code, found->tables, made.step);
-  if (!tables.ok()) return tables.error();
-  made.original = first.graph;
-  made.tables = std::move(tables->writes);
-  made.table_bytes = std::move(tables->bytes);
-  made.kinds = kinds_of_units(*accesses, kinds);
-  made.slots = find_slots(*accesses, made.kinds, made.step.sites);
-  made.units = std::move(accesses->units);
-  made.unsure = static_cast<std::uint32_t>(found->unsure.size());
-  made.first_unsure = std::move(found->first_unsure);
-  return made;
+  return make_discovery(driver, first.graph, std::move(images->first), *std::move(found),
+                        *std::move(accesses), std::move(numbers), std::move(layouts), kinds,
+                        options.device_code);
+}
+
+Result<Discovery> discover_known(const Driver& driver, const Capture& capture,
+                                 const KernelLayouts& known, std::span<const UnitKind> kinds,
+                                 const DiscoverOptions& options) {
+  auto image = image_of(driver, capture);
+  if (!image.ok()) return image.error();
+  const auto units = UnitTable::make(capture.allocations, capture.allocations);
+  if (!units.ok()) return units.error();
+  auto found = find_known_sites(driver, known, *image, *units);
+  if (!found.ok()) return found.error();
+  auto accesses = find_and_check_accesses(*image, capture, false, *units, *found);
+  if (!accesses.ok()) return accesses.error();
+  return make_discovery(driver, capture.graph, *std::move(image), *std::move(found),
+                        *std::move(accesses), {}, {}, kinds, options.device_code);
 }
 
 Result<std::shared_ptr<CudaRecording>> make_recording(const Driver& driver,

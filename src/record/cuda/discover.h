@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recording a captured step: what two captures of it have in common is discovered once, and
-// recorded from that for one lane or for several.
+// recorded from that for one lane or for several. Where all kernels are known one capture will do.
 // Ownership: a Discovery keeps the bytes of the step's tables; the graph of the first capture is
 //            borrowed and must be there as long as recordings are made. Recordings keep what they
 //            need of a discovery. Device code must outlive both.
@@ -25,6 +25,7 @@
 #include "record/cuda/image/capture_memory.h"
 #include "record/cuda/image/graph_image.h"
 #include "record/cuda/rewrite/tables.h"
+#include "record/cuda/sites/kernel_layouts.h"
 #include "record/cuda/sites/step_graph.h"
 #include "record/cuda/sites/units.h"
 
@@ -61,6 +62,7 @@ struct Discovery {
   // Bytes that differ between the captures and are no address, see FoundSites; words of them.
   std::uint32_t unsure = 0;
   Status first_unsure;
+  KernelLayouts layouts;  // of its kernels, for captures of other sizes; empty where it is of one
 };
 
 // `kinds` says of each allocation what it is; an address that was given is a slot even where the
@@ -69,6 +71,11 @@ struct Discovery {
 Result<Discovery> discover(const Driver& driver, const Capture& first, const Capture& second,
                            std::span<const UnitKind> kinds, const DiscoverOptions& options = {},
                            const Capture* of_others = nullptr);
+
+// Of one capture, as far as its kernels are known; none of its words is unsure then.
+Result<Discovery> discover_known(const Driver& driver, const Capture& capture,
+                                 const KernelLayouts& known, std::span<const UnitKind> kinds,
+                                 const DiscoverOptions& options = {});
 
 // Refused where words are unsure and these are not accepted, and where two units would share bytes
 // and nothing orders them (check_places.h).

@@ -136,7 +136,7 @@ def unchanged(tensors):
 def gpu(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
     stand_in = StandIn(monkeypatch)
-    monkeypatch.setattr(attempt, "capture_twice", lambda step, device: SimpleNamespace(
+    monkeypatch.setattr(attempt, "capture_twice", lambda step, device, is_enough: SimpleNamespace(
         noted=None, close=lambda: None, first=SimpleNamespace(graph=None)))
     monkeypatch.setattr(attempt, "StepRecording",
                         lambda step, *others: Followed(stand_in, step))

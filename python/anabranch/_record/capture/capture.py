@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures a step twice, at fresh addresses.
+"""Captures a step twice, at fresh addresses; once where that is enough.
 
 Nothing runs on the device meanwhile. The step's Python does, both times: what it does to Python's
 own objects happens then and never again. Threads: one capture at a time in a process. Failure:
@@ -9,10 +9,11 @@ NotRecordable with the reason; streams, allocator and gradients are then as befo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ from anabranch._record.refusals import (
 from anabranch._record.tensors import version_of
 
 _OF_LATE = 1  # generations of garbage
+# Of a capture and those behind it: whether the one tells enough.
+IsEnough = Callable[[Capture], bool]
 # Captures that failed, in whose memory torch's tensors may still lie, and that memory: stand-ins
 # may lie there for ever, in whatever the step has put them.
 _abandoned: list[list[Captured]] = []
@@ -59,24 +62,24 @@ def close_abandoned(device: int) -> None:
                 _abandoned.remove(begun)
 
 
-def capture_twice(step: Step, device: CaptureDevice) -> Capture:
-    """Both captures of a step, and its memory in them. Gradient accumulators of graphs that are
-    garbage live on, on other streams, and what they break is captured once more. To collect all
-    garbage takes as long as the captures, and is done where these fail; that of late takes next to
-    nothing."""
+def capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None = None) -> Capture:
+    """Both captures of a step, and its memory in them; the first alone where ``is_enough`` says so
+    of it. Gradient accumulators of graphs that are garbage live on, on other streams, and what they
+    break is captured once more. To collect all garbage takes as long as the captures, and is done
+    where these fail; that of late takes next to nothing."""
     gc.collect(_OF_LATE)
     try:
-        return _capture_twice(step, device)
+        return _capture_twice(step, device, is_enough)
     except (Short, BrokeWhileNoted, BrokeUntold, CopiedFromTheCpu):
         raise
     except NotRecordable:
         if not gc.collect():
             raise
-    return _capture_twice(step, device)
+    return _capture_twice(step, device, is_enough)
 
 
-def _capture_twice(step: Step, device: CaptureDevice) -> Capture:
-    with one_at_a_time, torch.cuda.device(step.device):
+def _capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None) -> Capture:
+    with one_at_a_time, torch.cuda.device(step.device), no_collection():
         with phase("the page behind captures", step.device):
             memory = CaptureMemory(device)
         made: list[Captured] = []
@@ -86,6 +89,12 @@ def _capture_twice(step: Step, device: CaptureDevice) -> Capture:
                     if is_third and step.numbers is not None and made[0].trace is not None:
                         step.numbers = step.numbers.apart(made[0].trace)
                     _capture(step, memory, device, made, is_third)
+                    if len(made) == 1 and is_enough is not None:
+                        one = _of_one(step, memory, made[0], history())
+                        if is_enough(one):
+                            made[0].answer, made[0].gradients = None, {}
+                            _check_nothing_is_kept(step.device, made)
+                            return one
                 told = history()
                 blocks, sizes = match_allocations(step, made[:2], told)
                 others = match_allocations(step, [made[0], made[2]], told)[0] if made[2:] else []
@@ -106,11 +115,27 @@ def _capture_twice(step: Step, device: CaptureDevice) -> Capture:
             if isinstance(error, Exception) and not isinstance(error, NotRecordable):
                 raise NotRecordable(reason_of(error)) from error
             raise
-    pools = {captured.pool_id for captured in made}
-    alive = [(address, size) for address, size, pool in told.alive if pool not in pools]
     third = made[2] if made[2:] else None
-    return Capture(memory, made[0], made[1], blocks, sizes, noted, alive, told.is_mapped, third,
-                   [block.second_address for block in others])
+    return Capture(memory, made[0], made[1], blocks, sizes, noted, _alive_beside(made, told),
+                   told.is_mapped, third, [block.second_address for block in others])
+
+
+def _of_one(step: Step, memory: CaptureMemory, only: Captured,
+            told: _compat.PoolHistory) -> Capture:
+    """What the first capture tells by itself. It stays as it is, so that a second may follow."""
+    blocks, sizes = match_allocations(step, [only, only], told)
+    noted = only.noting.noted(len(step.units), len(sizes)) if only.noting else None
+    described = dataclasses.replace(only)
+    open_answers(step, [described])
+    describe(step, described, blocks, second=False)
+    return Capture(memory, described, None, blocks, sizes, noted, _alive_beside([only], told),
+                   told.is_mapped)
+
+
+def _alive_beside(made: Sequence[Captured],
+                  told: _compat.PoolHistory) -> list[tuple[int, int]]:
+    pools = {captured.pool_id for captured in made}
+    return [(address, size) for address, size, pool in told.alive if pool not in pools]
 
 
 def _abandon(memory: CaptureMemory, begun: list[Captured]) -> None:
@@ -177,7 +202,7 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
     if step.has_constants:
         pinned = torch.empty(CONSTANTS_BYTES, dtype=torch.uint8, pin_memory=True)
         captured.constants = HostConstants(pinned, step.on_cpu)
-    with _no_collection(), torch.cuda.stream(step.stream), _compat.keep_generated_tensors():
+    with no_collection(), torch.cuda.stream(step.stream), _compat.keep_generated_tensors():
         _compat.clear_workspaces()
         torch.clear_autocast_cache()  # a cast kept from before would be frozen
         memory.open()
@@ -286,8 +311,8 @@ def _end_of_capture() -> None:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """A finalizer that frees a graph or an event would end the capture."""
+def no_collection() -> Iterator[None]:
+    """Garbage waits. A finalizer that frees a graph or an event would end a capture."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -99,13 +99,14 @@ class Captured:
 
 @dataclasses.dataclass
 class Capture:
-    """Both captures and what they name; close() frees all but the graphs' nodes. ``alive`` is what
-    was allocated beside them, (address, bytes). ``third`` is one with other numbers, where the
-    blocks are at ``third_addresses``."""
+    """Both captures and what they name; close() frees all but the graphs' nodes. ``second`` is None
+    where a known structure tells what it would. ``alive`` is what was allocated beside them,
+    (address, bytes). ``third`` is one with other numbers, where the blocks are at
+    ``third_addresses``."""
 
     memory: CaptureMemory
     first: Captured
-    second: Captured
+    second: Captured | None
     blocks: list[Block]  # the units that were given, then what was allocated, in order of time
     allocations: list[int]  # the largest size at the place of each
     noted: Noted | None  # during the first
@@ -115,12 +116,10 @@ class Capture:
     third_addresses: Sequence[int] = ()
 
     def close(self) -> None:
-        self.first.close()
-        self.second.close()
-        if self.third is not None:
-            self.third.close()
-            self.third = None
+        for captured in (self.first, self.second, self.third):
+            if captured is not None:
+                captured.close()
         if self.noted is not None:
             self.noted.marks.close()
-        del self.first, self.second
+        del self.first, self.second, self.third
         self.memory.close()

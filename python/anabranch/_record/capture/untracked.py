@@ -75,17 +75,23 @@ class UntrackedTensors(NotRecordable):
 
 
 def check_all_tracked(step: Step, capture: Capture, device: CaptureDevice) -> None:
-    """Raises Elsewhere where it was not. Memory that no tensor in Python has is left alone: torch's
-    generators have some, and libraries."""
-    snapshot = capture.first.snapshot
-    assert snapshot is not None
+    """Raises UntrackedTensors where it was not. Memory that no tensor in Python has is left alone:
+    torch's generators have some, and libraries. So is what one of both captures names alone, left
+    over from before."""
     alive = sorted(_without(capture.alive, step.fixed))
-    suspects = _tensors_in(sorted(alive[i] for i, _ in snapshot.mentions(alive)), but=step.tensors)
+    named_in = [_mentioned(captured, alive) for captured in (capture.first, capture.second)
+                if captured is not None]
+    suspects = _tensors_in(sorted(alive[i] for i in set.intersection(*named_in)), but=step.tensors)
     # Bytes of a struct that nothing has set may hold an address of long ago. Where they do, a
     # capture does not follow the tensor to another one.
     named = named_of(suspects, step, device) if suspects else []
     if named:
         raise UntrackedTensors(named)
+
+
+def _mentioned(captured: Captured, memory: Sequence[tuple[int, int]]) -> set[int]:
+    assert captured.snapshot is not None
+    return {i for i, _ in captured.snapshot.mentions(memory)}
 
 
 def _without(memory: Sequence[tuple[int, int]], fixed: Iterable[Tensor]) -> list[tuple[int, int]]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both captures of a step have in common: discovered once, recorded as often as need be.
+"""What both captures of a step have in common: discovered once, recorded as often as need be. Where
+all kernels are known, one capture tells it.
 
 Threads: one at a time. Failure: NativeError, with E0309 where the captures differ in more than
 addresses.
@@ -10,7 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from anabranch._core.capture import Block, CaptureDevice, CapturedRecording, CapturedStep
+from anabranch._core.capture import (
+    Block,
+    CaptureDevice,
+    CapturedRecording,
+    CapturedStep,
+    CaptureLayouts,
+)
 from anabranch._record.capture.captured import Capture
 from anabranch._record.capture.step import Fresh, Step, plain_parts
 from anabranch._record.launch.output_buffers import OutputBuffers
@@ -20,14 +27,16 @@ from anabranch._record.numbers.formulas import Formulas
 class DiscoveredStep:
     """``first`` is the capture that recordings launch, ``buffers`` what a launch of one allocates
     for what it answers. Results from ``saved_from`` on are freed together, whoever gets them. The
-    captures stay open until the last recording has been made; close() before them."""
+    captures stay open until the last recording has been made; close() before them. Where there is
+    one capture alone, ``layouts`` tell which words of its kernels are addresses."""
 
     def __init__(self, step: Step, capture: Capture, device: CaptureDevice,
-                 saved_from: int | None = None) -> None:
+                 saved_from: int | None = None, layouts: CaptureLayouts | None = None) -> None:
         self.first = capture.first
         self.buffers = _buffers_of(capture, saved_from)
         self._capture, self._device = capture, device
         self._blocks = _blocks_of(step, capture, self.buffers)
+        self._layouts = layouts
         self._step = self._discover()
         self._formulas: Formulas | None = None
 
@@ -44,6 +53,9 @@ class DiscoveredStep:
         step.close()
         return made
 
+    def teach(self, layouts: CaptureLayouts) -> None:
+        layouts.add(self._step)
+
     def formulas(self, recording: CapturedRecording) -> Formulas | None:
         """How the words of a recording of this step follow its numbers, the same for all of them;
         None where it has none. Raises Unexplained."""
@@ -55,13 +67,18 @@ class DiscoveredStep:
 
     def _discover(self, is_exchanged: bool = False) -> CapturedStep:
         capture, blocks, noted = self._capture, self._blocks, self._capture.noted
-        one, two = capture.first.snapshot, capture.second.snapshot
+        one = capture.first.snapshot
+        assert one is not None
+        if capture.second is None:
+            assert self._layouts is not None
+            return CapturedStep(self._device, one, self._layouts, blocks, noted)
+        two = capture.second.snapshot
+        assert two is not None
         if is_exchanged:
             one, two = two, one
             blocks = [block._replace(first_address=block.second_address,
                                      second_address=block.first_address) for block in blocks]
             noted = noted and noted._replace(of_second=True)
-        assert one is not None and two is not None
         third = capture.third.snapshot if capture.third is not None else None
         return CapturedStep(self._device, one, two, blocks, noted,
                             (third, capture.third_addresses) if third is not None else None)

@@ -9,35 +9,49 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from anabranch._core.abi import CaptureCounts
+from anabranch._record.launch.known import KnownSteps
 
-# Of arenas, up to which a recording of as many nodes does about the same work.
-_MOST_APART = 2.0
+# Of recordings that do about the same work: how far arenas may be apart, as a factor, and numbers
+# of nodes, as a share. Libraries choose among kernels by the size.
+_MOST_APART, _NODES_APART = 2.0, 0.05
 
 
-class _Timed(NamedTuple):
+class Order(NamedTuple):
+    """In which a recording was launched, its nodes and its arena."""
+
+    is_side_by_side: bool
     nodes: int
     arena_bytes: int
-    is_faster: bool  # side by side
+
+    def is_about(self, counts: CaptureCounts) -> bool:
+        """Whether a recording of these does about the same work."""
+        return self.apart(counts) <= _MOST_APART \
+            and abs(self.nodes - counts.nodes) <= _NODES_APART * max(self.nodes, counts.nodes)
+
+    def apart(self, counts: CaptureCounts) -> float:
+        sizes = sorted((max(self.arena_bytes, 1), max(counts.arena_bytes, 1)))
+        return sizes[1] / sizes[0]
 
 
 class Earlier:
-    """``has_any``: whether something of this callable has been recorded."""
+    """``has_any``: whether something of this callable has been recorded. ``steps``: what is known
+    of those that have been captured twice. ``best``: the order of the last recording whose launches
+    were right bit for bit, where one of two has been chosen; another one in that order can be
+    compared without one in captured order beside it."""
 
     def __init__(self) -> None:
         self.has_any = False
-        self._timed: list[_Timed] = []
+        self.steps = KnownSteps()
+        self.best: Order | None = None
+        # In captured order, and whether it was faster side by side.
+        self._timed: list[tuple[Order, bool]] = []
 
     def note(self, ordered: CaptureCounts, is_faster: bool) -> None:
         """A recording that has been timed in captured order and side by side."""
-        self._timed.append(_Timed(ordered.nodes, ordered.arena_bytes, is_faster))
+        self._timed.append((Order(False, ordered.nodes, ordered.arena_bytes), is_faster))
 
     def is_faster(self, ordered: CaptureCounts) -> bool | None:
         """Whether the recording nearest to this one in size is faster side by side; None where none
-        of as many nodes, and of about the same size, has been timed."""
-        def apart(timed: _Timed) -> float:
-            sizes = sorted((max(timed.arena_bytes, 1), max(ordered.arena_bytes, 1)))
-            return sizes[1] / sizes[0]
-
-        near = [timed for timed in self._timed
-                if timed.nodes == ordered.nodes and apart(timed) <= _MOST_APART]
-        return min(near, key=apart).is_faster if near else None
+        that does about the same work has been timed."""
+        near = [timed for timed in self._timed if timed[0].is_about(ordered)]
+        return min(near, key=lambda timed: timed[0].apart(ordered))[1] if near else None
