@@ -33,7 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "__init__": _BELOW | {"_requirements", "_record", "_compile", "_explain", "doctor"},
 }
 
-_RECORD_BELOW = {"refusals", "tensors"}
+_RECORD_BELOW = {"refusals", "tensors", "picker"}
 _RECORD_STAGES = _RECORD_BELOW | {"memory", "state", "numbers", "capture", "launch", "trial"}
 _COMPILE_GRAPHS = {"groups", "asked", "graph", "layouts", "program", "threads", "regions", "views"}
 # The same inside of a room.
@@ -41,10 +41,11 @@ INSIDE: dict[str, dict[str, set[str]]] = {
     "_record": {
         "refusals": set(),
         "tensors": set(),
+        "picker": set(),
         "warn": set(),
         "memory": {"refusals"},
         "state": _RECORD_BELOW,
-        "numbers": {"refusals"},
+        "numbers": {"refusals", "picker"},
         "capture": _RECORD_BELOW | {"memory", "numbers"},
         "launch": _RECORD_BELOW | {"memory", "numbers", "capture"},
         "trial": _RECORD_STAGES,

@@ -24,6 +24,7 @@ from anabranch._record.state.number_places import NO_NUMBERS, NumberPlaces
 from anabranch._record.state.state import State
 
 _MOST_WAYS = 8  # of one callable's step
+_FLOATS = {float}
 
 
 class Following:
@@ -84,11 +85,12 @@ class Following:
         if holders is None:
             return None
         try:
-            found = (*(leaves[i] for i in places.arguments),
-                     *(holder[key] for holder, key in holders))
+            found = tuple(map(leaves.__getitem__, places.arguments))
+            if holders:
+                found = (*found, *(holder[key] for holder, key in holders))
         except (KeyError, IndexError, ValueError):
             return None
-        return found if all(type(value) is float for value in found) else None
+        return found if set(map(type, found)) <= _FLOATS else None
 
     def places_in(self, leaves: Sequence[Any], state: State) -> NumberPlaces:
         """Of the followed numbers those that are floats now; others tell signatures apart."""

@@ -14,16 +14,10 @@ from anabranch import _compat
 from anabranch._record.capture.pytree import Shape
 from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy, Wrapped
 from anabranch._record.launch.output_buffers import OutputBuffer, OutputBuffers, part_of, view_at
+from anabranch._record.picker import picker
 
 # (given, fresh) -> a part of the answer
 Build = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
-
-
-def picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Those items of a sequence, at the speed of C."""
-    if len(indices) > 1:
-        return operator.itemgetter(*indices)
-    return operator.itemgetter(slice(indices[0], indices[0] + 1) if indices else slice(0))
 
 
 class OutputBuilder:

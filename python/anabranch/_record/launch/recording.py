@@ -24,9 +24,10 @@ from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Alias, Fresh, Held, Lazy, Step, Wrapped, plain_parts
 from anabranch._record.launch.discovered import DiscoveredStep
-from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, OutputBuilder, picker
+from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, OutputBuilder
 from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces
 from anabranch._record.numbers.formulas import Unexplained
+from anabranch._record.picker import picker
 from anabranch._record.refusals import Aliased
 from anabranch._record.tensors import units_overlap, whole_bytes
 

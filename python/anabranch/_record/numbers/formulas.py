@@ -38,6 +38,7 @@ from anabranch._record.numbers.encodings import (
     encoded,
 )
 from anabranch._record.numbers.noted import Constant, Entry, OtherWay, Trace, evaluate
+from anabranch._record.picker import picker
 from anabranch._record.refusals import NotRecordable
 
 
@@ -71,11 +72,12 @@ class _Way(NamedTuple):
 
 
 class _Alike(NamedTuple):
-    """Words that are the values of entries themselves, encoded in one way."""
+    """Words, one behind the other, that are the values of entries themselves, encoded in one
+    way."""
 
     encode: Callable[[Sequence[float]], Sequence[int]]
-    words: list[int]
-    entries: list[int]
+    words: slice
+    pick: Callable[[Sequence[float]], Sequence[float]]
 
 
 class _Explained(NamedTuple):
@@ -126,8 +128,8 @@ class Formulas:
         self._ways_of: dict[int, defaultdict[_Words, list[_Way]]] = {}  # by size
         self._formulas = [self._formula(number, word) for number, word in enumerate(words)]
         self._alike = _alike(self._formulas)
-        self._others = sorted(
-            {*range(len(words))}.difference(*(each.words for each in self._alike)))
+        self._others = sorted({*range(len(words))}.difference(
+            *(range(each.words.start, each.words.stop) for each in self._alike)))
 
     def __len__(self) -> int:
         """How many words there are."""
@@ -141,9 +143,8 @@ class Formulas:
         if any(encode(found[i]) != rounded for i, encode, rounded in self._rounded):
             raise OtherRounding
         words = [0] * len(self._formulas)
-        for encode, places, entries in self._alike:
-            for place, word in zip(places, encode([found[i] for i in entries]), strict=True):
-                words[place] = word
+        for encode, places, pick in self._alike:
+            words[places] = encode(pick(found))
         for place in self._others:
             words[place] = self._formulas[place].bits(found)
         return words
@@ -222,13 +223,14 @@ class Formulas:
 
 
 def _alike(formulas: Sequence[_Formula]) -> list[_Alike]:
-    made = {encode: _Alike(many, [], []) for encode, many in ENCODINGS_OF_MANY.items()}
-    for place, formula in enumerate(formulas):
-        way = formula.only_way()
-        if way is not None and way.encode in made:
-            made[way.encode].words.append(place)
-            made[way.encode].entries.append(way.entry)
-    return [each for each in made.values() if each.words]
+    made = []
+    ways = enumerate(formula.only_way() for formula in formulas)
+    for encode, run in itertools.groupby(ways, lambda numbered: numbered[1] and numbered[1].encode):
+        if encode in ENCODINGS_OF_MANY:
+            places, of_run = zip(*run, strict=True)
+            pick = picker([way.entry for way in of_run])
+            made.append(_Alike(ENCODINGS_OF_MANY[encode], slice(places[0], places[-1] + 1), pick))
+    return made
 
 
 def _formula_of(word: Number, size: int, parts: Mapping[int, _Explained | None]) -> _Formula:

@@ -160,11 +160,9 @@ for _name in ("__int__", "__trunc__", "__round__", "__floor__", "__ceil__", "__f
 def evaluate(entries: Sequence[Entry], values: Sequence[float]) -> list[float]:
     """What all entries are where the step's numbers have these values; ArithmeticError where an
     operator raises, as it would in the step; OtherWay."""
-    found: list[float] = []
-    for entry in entries:
-        if entry.operator is None:
-            found.append(values[len(found)])
-            continue
+    found = list(values)  # a trace begins with the numbers themselves
+    for entry in entries[len(found):]:
+        assert entry.operator is not None
         value = entry.operator(*[operand.value if isinstance(operand, Constant) else found[operand]
                                  for operand in entry.operands])
         is_decision = type(entry.value) is bool
