@@ -82,6 +82,7 @@ from anabranch._compat.library import (
 from anabranch._compat.noting import (
     arguments_of_generated_kernel,
     calls_of_compiled_graphs,
+    captures_of_fused_steps,
     runs_of_generated_kernels,
     steps_of_optimizers,
 )
@@ -112,6 +113,7 @@ __all__ = [
     "backend_of_group",
     "breaks_around",
     "calls_of_compiled_graphs",
+    "captures_of_fused_steps",
     "check_libraries",
     "clear_workspaces",
     "collectives_so_far",

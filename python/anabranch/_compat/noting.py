@@ -57,6 +57,34 @@ def steps_of_optimizers(optimizers: Sequence[torch.optim.Optimizer], begin: Call
             hook.remove()
 
 
+# By which torch refuses to capture a step; the name of 2.11, and of later ones.
+_CHECKS = ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check")
+
+
+@contextlib.contextmanager
+def captures_of_fused_steps(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """Around a capture. Torch captures no step of an optimizer that was not made with
+    ``capturable=True``, since it may count its steps on the CPU. Fused ones never do, and queue the
+    same kernels either way: steps of those of these that are torch's, and run eagerly, are captured
+    inside."""
+    fused = [optimizer for optimizer in optimizers
+             if all(group.get("fused") for group in optimizer.param_groups)
+             and not all(group.get("capturable", True) for group in optimizer.param_groups)]
+    unchecked = [vars(optimizer) for optimizer in filter(_runs_eagerly, fused)]
+    for attributes in unchecked:
+        attributes.update(dict.fromkeys(_CHECKS, _no_check))
+    try:
+        yield
+    finally:
+        for attributes in unchecked:
+            for name in _CHECKS:
+                attributes.pop(name, None)
+
+
+def _no_check() -> None:
+    pass
+
+
 def _runs_eagerly(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it is one of torch's, and nothing of its class has been compiled."""
     modules = [sys.modules[kind.__module__] for kind in type(optimizer).__mro__

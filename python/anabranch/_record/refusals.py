@@ -73,6 +73,9 @@ _HINTS = (
     ("operation not permitted when stream is capturing",
      "Perhaps it needs a value of the GPU's in Python: .item(), .tolist(), an if, a mask for an "
      "index, nonzero()"),
+    ("capturable is False",
+     "Make the optimizer with capturable=True, or with fused=True where it has that: otherwise it "
+     "counts its steps on the CPU"),
     (FROM_THE_CPU,
      "Make what is constant on the GPU, and before (a buffer, a tensor in the closure); what "
      "changes is an argument"),

@@ -29,6 +29,7 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "adamw, fused": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True, capturable=True),
+    "adamw, fused, as trainers make it": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
     "adamw, foreach": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True, capturable=True),
     "adamw, one by one": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False, capturable=True),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, capturable=True),

@@ -9,10 +9,14 @@ from noting import Marks, at, notes_of, reads, writes
 from torch._dynamo.utils import counters
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
+from anabranch import _compat
 from anabranch._record.capture import access_notes
 from anabranch._record.capture.access_notes import AccessNotes
 
 pytestmark = pytest.mark.own
+CHECK = next(name for name in ("_accelerator_graph_capture_health_check",
+                               "_cuda_graph_capture_health_check")
+             if hasattr(torch.optim.Optimizer, name))
 
 
 def step_of(make, parameters=None):
@@ -169,3 +173,36 @@ def test_lists_whose_tensors_may_go_different_ways_stay_whole(run):
     x = torch.ones(4, 4)
     notes, _ = notes_of(run, x)
     assert [work.independent for work in notes.works if writes(work)].count(True) == 1
+
+
+class OfOurs(torch.optim.AdamW):
+    pass
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize(("make", "is_captured"), [
+    (lambda p: torch.optim.AdamW(p, fused=True), True),
+    (lambda p: torch.optim.AdamW([{"params": p[:1]}, {"params": p[1:]}], fused=True), True),
+    (lambda p: torch.optim.AdamW(p), False),
+    (lambda p: torch.optim.AdamW([{"params": p[:1], "fused": True}, {"params": p[1:]}]), False),
+    (lambda p: torch.optim.AdamW(p, foreach=True), False),
+    (lambda p: OfOurs(p, fused=True), False)],
+    ids=["fused", "fused groups", "plain", "one group fused", "foreach", "a class of the user's"])
+def test_steps_of_fused_optimizers_are_captured_though_they_were_not_made_for_it(
+        monkeypatch, make, is_captured):
+    """Torch refuses by a check that its steps begin with."""
+    def refuse(optimizer):
+        raise RuntimeError("param_groups' capturable is False")
+
+    _, optimizer, step = step_of(make)
+    before = dict(vars(optimizer))
+    monkeypatch.setattr(torch.optim.Optimizer, CHECK, refuse)
+    with _compat.captures_of_fused_steps([optimizer]):
+        if is_captured:
+            step()
+        else:
+            with pytest.raises(RuntimeError, match="capturable"):
+                step()
+    assert vars(optimizer).keys() == before.keys()
+    with pytest.raises(RuntimeError, match="capturable"):
+        step()

@@ -210,6 +210,7 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 with captured_now(), _untold(step), \
+                        _compat.captures_of_fused_steps(step.optimizers), \
                         _noting(step, captured, device if has_marks else None), \
                         _constants(captured):
                     allocate_ahead(step.ahead)
