@@ -110,6 +110,14 @@ class Layout(unittest.TestCase):
                     self.assertRegex(text, rf"(?m)^\*\*{word}\.?\*\*")
 
 
+class Clients(unittest.TestCase):
+    def test_every_test_that_the_page_names_is_there(self):
+        named = re.findall(r"`(test_\w+)`", (ROOT / "docs/clients.md").read_text())
+        self.assertGreater(len(named), 10)
+        written = "".join(file.read_text() for file in (ROOT / "tests/gpu/python").glob("*.py"))
+        self.assertEqual({name for name in named if f"def {name}(" not in written}, set())
+
+
 class Blocks(unittest.TestCase):
     def test_a_part_of_a_file_stands_in_that_file(self):
         for block in find_blocks():
