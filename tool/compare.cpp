@@ -17,8 +17,8 @@ namespace {
 constexpr std::size_t kShownDifferences = 10;
 
 bool equal(const Buffer& a, const Buffer& b) {
-  return std::tie(a.name, a.role, a.size_bytes, a.alignment) ==
-         std::tie(b.name, b.role, b.size_bytes, b.alignment);
+  return std::tie(a.name, a.role, a.size_bytes, a.alignment, a.number, a.least, a.most) ==
+         std::tie(b.name, b.role, b.size_bytes, b.alignment, b.number, b.least, b.most);
 }
 
 bool equal(const Step& a, const Step& b) {

@@ -24,18 +24,30 @@
 
 namespace anabranch {
 
+// What a number of a plan may be given as. bfloat16 is its bits, an std::uint16_t.
+template <typename Number>
+constexpr NumberKind number_kind_of() {
+  if constexpr (std::is_same_v<Number, float>) return NumberKind::kF32;
+  if constexpr (std::is_same_v<Number, double>) return NumberKind::kF64;
+  if constexpr (std::is_same_v<Number, std::int32_t>) return NumberKind::kI32;
+  if constexpr (std::is_same_v<Number, std::int64_t>) return NumberKind::kI64;
+  if constexpr (std::is_same_v<Number, std::uint16_t>) return NumberKind::kBF16;
+  return NumberKind::kNone;
+}
+
 struct Binding {
   void* data = nullptr;  // on CUDA an address on the device
   std::uint64_t size_bytes = 0;
+  NumberKind kind = NumberKind::kNone;
 
-  // For a number of a captured step: its bytes in `data`, not their address. bfloat16 and half are
-  // their bits, an std::uint16_t.
+  // For a number: its bytes in `data`, not their address. Of a plan, of the number's own kind; of a
+  // captured step, of as many bytes as the kernels take, where bfloat16 and half are their bits.
   template <typename Number>
   static Binding number(Number value) {
     static_assert(std::is_arithmetic_v<Number> && sizeof(Number) <= sizeof(std::uint64_t));
     std::uint64_t word = 0;
     std::memcpy(&word, &value, sizeof value);
-    return {reinterpret_cast<void*>(word), sizeof value};
+    return {reinterpret_cast<void*>(word), sizeof value, number_kind_of<Number>()};
   }
 };
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -47,7 +48,27 @@ enum class Role : std::uint8_t {
   kOutput,     // given by the caller as memory to fill
   kConstant,   // given by the caller, never written, usually at the same address
   kTemporary,  // lives in the arena
+  // A number, given by the caller by value. Regions read it, at an address of the host's, on CUDA
+  // too: there a launch writes it wherever kernels were given it by value.
+  kNumber,
 };
+
+enum class NumberKind : std::uint8_t { kNone, kF32, kF64, kI32, kI64, kBF16 };
+
+constexpr std::uint64_t bytes_of(NumberKind kind) {
+  switch (kind) {
+    case NumberKind::kF32:
+    case NumberKind::kI32:
+      return 4;
+    case NumberKind::kF64:
+    case NumberKind::kI64:
+      return 8;
+    case NumberKind::kBF16:
+      return 2;
+    default:
+      return 0;
+  }
+}
 
 // Limits. Above them build() answers kLimitExceeded.
 inline constexpr std::uint32_t kMaxSteps = 1u << 24;
@@ -107,6 +128,11 @@ struct Buffer {
   Role role = Role::kTemporary;
   std::uint64_t size_bytes = 0;
   std::uint64_t alignment = 64;  // of the address, a power of two
+  // Of a number: its kind, whose bytes are the size, and between what it lies. A launch that gives
+  // another is refused; a NaN lies between no bounds but infinite ones.
+  NumberKind number = NumberKind::kNone;
+  double least = -std::numeric_limits<double>::infinity();
+  double most = std::numeric_limits<double>::infinity();
 };
 
 class Program {
@@ -148,6 +174,9 @@ class ANABRANCH_API ProgramBuilder {
                       std::int32_t priority = 0);
   EventId add_event(std::string name);
   BufferId add_buffer(Buffer buffer);
+  BufferId add_number(std::string name, NumberKind kind,
+                      double least = -std::numeric_limits<double>::infinity(),
+                      double most = std::numeric_limits<double>::infinity());
   StepId add_step(Step step);
 
   // Shorthands of add_step.

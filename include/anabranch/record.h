@@ -42,7 +42,8 @@ class StepRecording;  // src/record/cuda/step_recording.h
 struct RecordingSlot {
   std::string name;  // of a plan's buffer; "block 3" or "arena part 0" of a captured step
   std::uint64_t size_bytes = 0;
-  std::uint64_t alignment = 1;  // that an address must have
+  std::uint64_t alignment = 1;            // that an address must have
+  NumberKind number = NumberKind::kNone;  // of a plan's number, which has no address
 };
 
 class Recording {

@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
+#include <iterator>
+#include <limits>
 
 namespace anabranch::host {
 namespace {
@@ -53,6 +56,46 @@ Status refuse_misfit(const Buffer& buffer, std::size_t index, const Binding& bin
       fmt::format("{} is at {:#x}, the recording needs an address that is a multiple of "
                   "{}. Align the buffer, or declare a smaller alignment.",
                   what, number_of(binding.data), buffer.alignment));
+}
+
+double value_of(const Binding& binding) {
+  const std::uint64_t word = number_of(binding.data);
+  switch (binding.kind) {
+    case NumberKind::kF32:
+      return std::bit_cast<float>(static_cast<std::uint32_t>(word));
+    case NumberKind::kBF16:
+      return std::bit_cast<float>(static_cast<std::uint32_t>(word) << 16);
+    case NumberKind::kF64:
+      return std::bit_cast<double>(word);
+    case NumberKind::kI32:
+      return static_cast<std::int32_t>(static_cast<std::uint32_t>(word));
+    default:
+      return static_cast<double>(static_cast<std::int64_t>(word));
+  }
+}
+
+std::string_view text_of(NumberKind kind) {
+  constexpr std::string_view kTexts[] = {"no number", "a float",  "a double",
+                                         "an int32",  "an int64", "a bfloat16's bits"};
+  const auto at = static_cast<std::size_t>(kind);
+  return at < std::size(kTexts) ? kTexts[at] : kTexts[0];
+}
+
+Status check_number(const Buffer& buffer, std::size_t index, const Binding& binding) {
+  if (binding.kind != buffer.number) {
+    return refuse(fmt::format(
+        "launch: number '{}' (slot {}) is {}, and {} was given. Pass "
+        "Binding::number() of the type that was declared.",
+        printable_text(buffer.name), index, text_of(buffer.number), text_of(binding.kind)));
+  }
+  constexpr double kAny = std::numeric_limits<double>::infinity();
+  const double value = value_of(binding);
+  const bool is_any = buffer.least == -kAny && buffer.most == kAny;
+  if (is_any || (value >= buffer.least && value <= buffer.most)) return {};
+  return refuse(
+      fmt::format("launch: number '{}' (slot {}) is {}, and was declared to lie between "
+                  "{} and {}. Pass one that does, or declare other bounds.",
+                  printable_text(buffer.name), index, value, buffer.least, buffer.most));
 }
 
 Status refuse_overlap(const Program& program, const AddressTable& table, const SlotExtent& a,
@@ -105,17 +148,29 @@ Status check_overlaps(const Program& program, AddressTable& table,
 Status bind_slots(const Program& program, AddressTable& table, std::span<const Binding> bindings) {
   const std::span<const SlotState> slots = table.slots();
   if (bindings.size() != slots.size()) return refuse_count(bindings.size(), slots.size());
-  std::uint32_t moved = 0;
+  std::uint32_t moved = 0, numbers = 0;
   for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i].is_number) {
+      ++numbers;
+      const Buffer& number = program.buffer(slots[i].buffer);
+      if (Status right = check_number(number, i, bindings[i]); !right.ok()) return right;
+      continue;
+    }
     if (!fits(slots[i], bindings[i])) {
       return refuse_misfit(program.buffer(slots[i].buffer), i, bindings[i]);
     }
     moved += bindings[i].data != slots[i].address;
   }
-  if (moved == 0) return {};
-  if (Status apart = check_overlaps(program, table, bindings, moved); !apart.ok()) return apart;
+  if (moved == 0 && numbers == 0) return {};
+  if (moved != 0) {
+    if (Status apart = check_overlaps(program, table, bindings, moved); !apart.ok()) return apart;
+  }
   for (std::uint32_t i = 0; i < slots.size(); ++i) {
-    if (bindings[i].data != slots[i].address) table.set(i, bindings[i].data);
+    if (slots[i].is_number) {
+      table.set_number(i, number_of(bindings[i].data));
+    } else if (bindings[i].data != slots[i].address) {
+      table.set(i, bindings[i].data);
+    }
   }
   return {};
 }
@@ -129,6 +184,10 @@ Status check_bindings(const Plan& plan, std::span<const Binding> bindings) {
   if (bindings.size() != slots.size()) return host::refuse_count(bindings.size(), slots.size());
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const Buffer& buffer = plan.program().buffer(slots[i].buffer);
+    if (buffer.role == Role::kNumber) {
+      if (Status right = host::check_number(buffer, i, bindings[i]); !right.ok()) return right;
+      continue;
+    }
     if (!host::is_right(buffer, bindings[i])) return host::refuse_misfit(buffer, i, bindings[i]);
   }
   return {};

@@ -19,7 +19,8 @@ Status bind_slots(const Program& program, AddressTable& table, std::span<const B
 
 namespace anabranch {
 
-// What every device asks of bindings: one for each slot, large enough, at an address and aligned.
+// What every device asks of bindings: one for each slot, large enough, at an address and aligned; a
+// number of the slot's kind, between its bounds.
 Status check_bindings(const Plan& plan, std::span<const Binding> bindings);
 
 }  // namespace anabranch

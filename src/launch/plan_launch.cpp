@@ -49,6 +49,15 @@ class InFlightLease {
   InFlight& taken_;
 };
 
+void write_numbers(const PlanRecording& recording, std::span<const Binding> bindings,
+                   std::span<std::uint64_t> words) {
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    words[i] = recording.number_words()[i].made_of([&](std::uint32_t number) {
+      return reinterpret_cast<std::uint64_t>(bindings[recording.numbers()[number].slot].data);
+    });
+  }
+}
+
 }  // namespace
 
 Result<Ticket> launch_plan(PlanRecording& recording, std::span<const Binding> bindings,
@@ -70,6 +79,7 @@ Result<Ticket> launch_plan(PlanRecording& recording, std::span<const Binding> bi
   for (std::size_t i = 0; i < graph.slots().size(); ++i) {
     addresses[i] = reinterpret_cast<std::uint64_t>(bindings[graph.slots()[i].unit].data);
   }
+  write_numbers(recording, bindings, addresses.last(graph.numbers().size()));
   const auto queued = launch(graph, addresses, stream);
   if (!queued.ok()) return queued.error();
   const Status placed = mark_end(**mark, stream, recording.device()->driver());

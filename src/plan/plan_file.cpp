@@ -49,11 +49,12 @@ Status check_magic_and_version(std::span<const std::uint8_t> file) {
                                  file.size(), kPlanHeaderBytes));
   }
   const auto version = number_at<std::uint32_t>(file, kVersionAt);
-  if (version == kPlanFileVersion) return {};
+  if (version == kPlanFileVersion || version == kPlanFileWithNumbers) return {};
   return Status(StatusCode::kFileVersion,
-                fmt::format("{}the file has format version {}, this library reads version "
-                            "{}. Read it with the library that wrote it, or write the plan again.",
-                            kAct, version, kPlanFileVersion));
+                fmt::format("{}the file has format version {}, this library reads versions {} "
+                            "and {}. Read it with the library that wrote it, or write the plan "
+                            "again.",
+                            kAct, version, kPlanFileVersion, kPlanFileWithNumbers));
 }
 
 Status check_payload(std::span<const std::uint8_t> file) {
@@ -131,10 +132,11 @@ std::uint64_t checksum_of(std::span<const std::uint8_t> bytes) {
   return sum;
 }
 
-std::vector<std::uint8_t> seal_plan_payload(std::span<const std::uint8_t> payload) {
+std::vector<std::uint8_t> seal_plan_payload(std::span<const std::uint8_t> payload,
+                                            std::uint32_t version) {
   std::vector<std::uint8_t> file(kPlanFileMagic.begin(), kPlanFileMagic.end());
   file.reserve(kPlanHeaderBytes + payload.size());
-  put_number(file, kPlanFileVersion);
+  put_number(file, version);
   put_number(file, std::uint32_t{0});
   put_number(file, std::uint64_t{payload.size()});
   put_number(file, checksum_of(payload));
@@ -150,7 +152,11 @@ Result<std::span<const std::uint8_t>> open_plan_file(std::span<const std::uint8_
 
 std::vector<std::uint8_t> write_plan(const Plan& plan) {
   const std::vector<std::uint8_t> payload = write_plan_payload(plan);
-  return payload.empty() ? payload : seal_plan_payload(payload);
+  const bool has_numbers = std::ranges::any_of(
+      plan.program().buffers(), [](const Buffer& buffer) { return buffer.role == Role::kNumber; });
+  return payload.empty()
+             ? payload
+             : seal_plan_payload(payload, has_numbers ? kPlanFileWithNumbers : kPlanFileVersion);
 }
 
 Result<Plan> read_plan(std::span<const std::uint8_t> bytes) {

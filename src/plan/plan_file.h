@@ -23,7 +23,8 @@ namespace anabranch {
 //  16  u64      bytes of the payload
 //  24  u64      FNV-1a of the payload
 inline constexpr std::array<std::uint8_t, 8> kPlanFileMagic{'A', 'N', 'B', 'R', 'P', 'L', 'A', 'N'};
-inline constexpr std::uint32_t kPlanFileVersion = 1;
+// What has numbers is of version 2; all else is of version 1, which older libraries read too.
+inline constexpr std::uint32_t kPlanFileVersion = 1, kPlanFileWithNumbers = 2;
 inline constexpr std::size_t kPlanHeaderBytes = 32;
 
 // FlatBuffers ends at 2 GiB.
@@ -38,7 +39,8 @@ std::uint64_t checksum_of(std::span<const std::uint8_t> bytes);
 std::string printable(std::span<const std::uint8_t> bytes);
 
 // Puts a right header before any payload.
-std::vector<std::uint8_t> seal_plan_payload(std::span<const std::uint8_t> payload);
+std::vector<std::uint8_t> seal_plan_payload(std::span<const std::uint8_t> payload,
+                                            std::uint32_t version = kPlanFileVersion);
 // Checks the header and answers the payload within `file`.
 Result<std::span<const std::uint8_t>> open_plan_file(std::span<const std::uint8_t> file);
 

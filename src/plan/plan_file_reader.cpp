@@ -46,6 +46,7 @@ class Reader {
   void check_counts();
   void read_names();
   void read_buffers();
+  void read_bounds(const flatbuffers::Vector<double>* bounds, Buffer& buffer, std::uint32_t number);
   void read_steps();
   Step read_step(const file::Step& step, std::uint32_t number);
   Access read_access(const file::Access& access, std::uint32_t step);
@@ -130,13 +131,30 @@ void Reader::read_names() {
 
 void Reader::read_buffers() {
   each(plan_.buffers(), [this](const file::Buffer* buffer, std::uint32_t number) {
-    check_range(buffer->role(), 0, static_cast<std::uint8_t>(Role::kTemporary),
+    check_range(buffer->role(), 0, static_cast<std::uint8_t>(Role::kNumber),
                 [&] { return fmt::format("the role of buffer {}", number); });
-    builder_.add_buffer({.name = read_text(buffer->name()),
-                         .role = static_cast<Role>(buffer->role()),
-                         .size_bytes = buffer->size_bytes(),
-                         .alignment = buffer->alignment()});
+    check_range(buffer->number(), 0, static_cast<std::uint8_t>(NumberKind::kBF16),
+                [&] { return fmt::format("the kind of number of buffer {}", number); });
+    Buffer read{.name = read_text(buffer->name()),
+                .role = static_cast<Role>(buffer->role()),
+                .size_bytes = buffer->size_bytes(),
+                .alignment = buffer->alignment(),
+                .number = static_cast<NumberKind>(buffer->number())};
+    read_bounds(buffer->bounds(), read, number);
+    builder_.add_buffer(std::move(read));
   });
+}
+
+void Reader::read_bounds(const flatbuffers::Vector<double>* bounds, Buffer& buffer,
+                         std::uint32_t number) {
+  if (bounds == nullptr) return;
+  check_range(bounds->size(), 2, 2,
+              [&] { return fmt::format("the number of bounds of buffer {}", number); });
+  if (error_) return;
+  spend(2 * sizeof(double));
+  // The verifier looks at the alignment of the vector's length, not at that of what is behind it.
+  std::memcpy(&buffer.least, bounds->Data(), sizeof(double));
+  std::memcpy(&buffer.most, bounds->Data() + sizeof(double), sizeof(double));
 }
 
 Access Reader::read_access(const file::Access& access, std::uint32_t step) {

@@ -87,8 +87,10 @@ void expect_equal(const Program& a, const Program& b) {
   ASSERT_EQ(a.buffers().size(), b.buffers().size());
   for (std::size_t i = 0; i < a.buffers().size(); ++i) {
     const Buffer &one = a.buffers()[i], &other = b.buffers()[i];
-    EXPECT_EQ(std::tie(one.name, one.role, one.size_bytes, one.alignment),
-              std::tie(other.name, other.role, other.size_bytes, other.alignment));
+    EXPECT_EQ(std::tie(one.name, one.role, one.size_bytes, one.alignment, one.number, one.least,
+                       one.most),
+              std::tie(other.name, other.role, other.size_bytes, other.alignment, other.number,
+                       other.least, other.most));
   }
   ASSERT_EQ(a.steps().size(), b.steps().size());
   for (std::size_t i = 0; i < a.steps().size(); ++i) expect_equal(a.steps()[i], b.steps()[i]);
@@ -126,6 +128,24 @@ TEST(PlanFile, HoldsAnEmptyProgram) {
   const Result<Plan> again = read_plan(write_plan(empty));
   ASSERT_TRUE(again.ok()) << again.error().message();
   expect_equal(empty, *again);
+}
+
+// Of the version that has numbers; what has none stays of the one that older libraries read.
+TEST(PlanFile, HoldsNumbersAndTheirBounds) {
+  EXPECT_EQ(write_plan(full_plan())[8], 1);
+  ProgramBuilder builder;
+  builder.compute(kAmbient, "step",
+                  {builder.read(builder.add_number("rate", NumberKind::kF32, 0, 1)),
+                   builder.read(builder.add_number("wide", NumberKind::kF64)),
+                   builder.read(builder.add_number("count", NumberKind::kI32, -3)),
+                   builder.read(builder.add_number("half", NumberKind::kBF16))});
+  const Plan plan = plan_of(*builder.build());
+  const Bytes file = write_plan(plan);
+  EXPECT_EQ(file[8], 2);
+  const Result<Plan> again = read_plan(file);
+  ASSERT_TRUE(again.ok()) << again.error().message();
+  expect_equal(plan, *again);
+  EXPECT_EQ(write_plan(*again), file);
 }
 
 TEST(PlanFile, ReadsRandomPlansBackAsTheyWere) {
@@ -175,7 +195,7 @@ TEST(PlanFile, RefusesAFutureVersionWithBothNumbers) {
   Bytes file = write_plan(full_plan());
   file[8] = 7;
   EXPECT_THAT(status_of(file).message(),
-              HasSubstr("format version 7, this library reads version 1"));
+              HasSubstr("format version 7, this library reads versions 1 and 2"));
 }
 
 TEST(PlanFile, RefusesTrailingBytes) {
@@ -250,6 +270,8 @@ struct Crafted {
   std::size_t dims = 0, streams = 1, events = 0;
   std::vector<std::uint8_t> origins{};     // none: as files had it before there were any
   std::vector<std::int32_t> priorities{};  // likewise
+  std::uint8_t number = 0;
+  std::vector<double> bounds{};
   std::string name = "t";
   std::uint64_t arena_offset = 0, arena_size_bytes = 64;
   std::vector<std::uint32_t> order{0, 1};
@@ -265,7 +287,8 @@ Bytes Crafted::make() const {
     return out.CreateVector(std::vector<flatbuffers::Offset<flatbuffers::String>>(count, text));
   };
   const auto stream_names = strings(streams), event_names = strings(events);
-  const auto buffer = file::CreateBuffer(out, text, role, 64, 64, arena_offset);
+  const auto all_bounds = bounds.empty() ? 0 : out.CreateVector(bounds);
+  const auto buffer = file::CreateBuffer(out, text, role, 64, 64, arena_offset, number, all_bounds);
   const auto shape = out.CreateVectorOfStructs(std::vector<file::Dim>(dims, file::Dim(1, 8)));
   const auto access = file::CreateAccess(out, mode, 0, 0, 64, shape);
   const auto accesses = out.CreateVector(&access, 1);
@@ -328,7 +351,7 @@ TEST(PlanFile, RefusesAPlanThatDoesNotFitItsProgram) {
 
 TEST(PlanFile, RefusesNumbersBeyondTheirLimitWithBothValues) {
   const std::pair<Crafted, const char*> cases[] = {
-      {{.role = 4}, "the role of buffer 0 is 4, outside 0 to 3"},
+      {{.role = 5}, "the role of buffer 0 is 5, outside 0 to 4"},
       {{.kind = 7}, "the kind of step 0 is 7, outside 0 to 6"},
       {{.mode = 0}, "the mode of an access of step 0 is 0, outside 1 to 3"},
       {{.mode = 4}, "the mode of an access of step 0 is 4, outside 1 to 3"},
@@ -337,6 +360,8 @@ TEST(PlanFile, RefusesNumbersBeyondTheirLimitWithBothValues) {
       {{.origins = {2}}, "the origin of stream 1 is 2, outside 0 to 1"},
       {{.origins = {1, 1}}, "the number of origins is 2, outside 1 to 1"},
       {{.priorities = {1, 1}}, "the number of priorities is 2, outside 1 to 1"},
+      {{.number = 6}, "the kind of number of buffer 0 is 6, outside 0 to 5"},
+      {{.bounds = {1}}, "the number of bounds of buffer 0 is 1, outside 2 to 2"},
       {{.name = std::string(65537, 'a')}, "the length of a text is 65537, outside 0 to 65536"},
       {{.order = {0, 1, 1}}, "the number of steps in the order is 3, outside 0 to 2"}};
   for (const auto& [crafted, message] : cases) {

@@ -2,6 +2,8 @@
 // A plan into its FlatBuffer. Everything is written in the order of its numbers and nothing is
 // shared, so equal plans give equal bytes, and a reader can bound what it reads by the file's size.
 #include <algorithm>
+#include <array>
+#include <limits>
 #include <string_view>
 
 #include "plan/plan_file.h"
@@ -119,15 +121,25 @@ Offset<flatbuffers::Vector<Offset<file::Step>>> write_steps(FlatBufferBuilder& o
   return out.CreateVector(written);
 }
 
+// Nothing where any number will do.
+Offset<flatbuffers::Vector<double>> write_bounds(FlatBufferBuilder& out, const Buffer& buffer) {
+  constexpr double kAny = std::numeric_limits<double>::infinity();
+  if (buffer.least == -kAny && buffer.most == kAny) return 0;
+  const std::array bounds{buffer.least, buffer.most};
+  return out.CreateVector(bounds.data(), bounds.size());
+}
+
 Offset<flatbuffers::Vector<Offset<file::Buffer>>> write_buffers(FlatBufferBuilder& out,
                                                                 const Plan& plan) {
   Offsets<file::Buffer> written;
   const std::span<const Buffer> buffers = plan.program().buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     const Buffer& buffer = buffers[i];
-    written.push_back(file::CreateBuffer(out, write_text(out, buffer.name),
-                                         static_cast<std::uint8_t>(buffer.role), buffer.size_bytes,
-                                         buffer.alignment, plan.arena().offsets[i]));
+    const auto name = write_text(out, buffer.name);
+    written.push_back(
+        file::CreateBuffer(out, name, static_cast<std::uint8_t>(buffer.role), buffer.size_bytes,
+                           buffer.alignment, plan.arena().offsets[i],
+                           static_cast<std::uint8_t>(buffer.number), write_bounds(out, buffer)));
   }
   return out.CreateVector(written);
 }

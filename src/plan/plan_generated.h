@@ -83,7 +83,9 @@ struct Buffer FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
     VT_ROLE = 6,
     VT_SIZE_BYTES = 8,
     VT_ALIGNMENT = 10,
-    VT_ARENA_OFFSET = 12
+    VT_ARENA_OFFSET = 12,
+    VT_NUMBER = 14,
+    VT_BOUNDS = 16
   };
   const flatbuffers::String *name() const {
     return GetPointer<const flatbuffers::String *>(VT_NAME);
@@ -100,6 +102,12 @@ struct Buffer FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
   uint64_t arena_offset() const {
     return GetField<uint64_t>(VT_ARENA_OFFSET, 18446744073709551615ULL);
   }
+  uint8_t number() const {
+    return GetField<uint8_t>(VT_NUMBER, 0);
+  }
+  const flatbuffers::Vector<double> *bounds() const {
+    return GetPointer<const flatbuffers::Vector<double> *>(VT_BOUNDS);
+  }
   bool Verify(flatbuffers::Verifier &verifier) const {
     return VerifyTableStart(verifier) &&
            VerifyOffset(verifier, VT_NAME) &&
@@ -108,6 +116,9 @@ struct Buffer FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
            VerifyField<uint64_t>(verifier, VT_SIZE_BYTES, 8) &&
            VerifyField<uint64_t>(verifier, VT_ALIGNMENT, 8) &&
            VerifyField<uint64_t>(verifier, VT_ARENA_OFFSET, 8) &&
+           VerifyField<uint8_t>(verifier, VT_NUMBER, 1) &&
+           VerifyOffset(verifier, VT_BOUNDS) &&
+           verifier.VerifyVector(bounds()) &&
            verifier.EndTable();
   }
 };
@@ -131,6 +142,12 @@ struct BufferBuilder {
   void add_arena_offset(uint64_t arena_offset) {
     fbb_.AddElement<uint64_t>(Buffer::VT_ARENA_OFFSET, arena_offset, 18446744073709551615ULL);
   }
+  void add_number(uint8_t number) {
+    fbb_.AddElement<uint8_t>(Buffer::VT_NUMBER, number, 0);
+  }
+  void add_bounds(flatbuffers::Offset<flatbuffers::Vector<double>> bounds) {
+    fbb_.AddOffset(Buffer::VT_BOUNDS, bounds);
+  }
   explicit BufferBuilder(flatbuffers::FlatBufferBuilder &_fbb)
         : fbb_(_fbb) {
     start_ = fbb_.StartTable();
@@ -148,12 +165,16 @@ inline flatbuffers::Offset<Buffer> CreateBuffer(
     uint8_t role = 0,
     uint64_t size_bytes = 0,
     uint64_t alignment = 64ULL,
-    uint64_t arena_offset = 18446744073709551615ULL) {
+    uint64_t arena_offset = 18446744073709551615ULL,
+    uint8_t number = 0,
+    flatbuffers::Offset<flatbuffers::Vector<double>> bounds = 0) {
   BufferBuilder builder_(_fbb);
   builder_.add_arena_offset(arena_offset);
   builder_.add_alignment(alignment);
   builder_.add_size_bytes(size_bytes);
+  builder_.add_bounds(bounds);
   builder_.add_name(name);
+  builder_.add_number(number);
   builder_.add_role(role);
   return builder_.Finish();
 }
@@ -164,15 +185,20 @@ inline flatbuffers::Offset<Buffer> CreateBufferDirect(
     uint8_t role = 0,
     uint64_t size_bytes = 0,
     uint64_t alignment = 64ULL,
-    uint64_t arena_offset = 18446744073709551615ULL) {
+    uint64_t arena_offset = 18446744073709551615ULL,
+    uint8_t number = 0,
+    const std::vector<double> *bounds = nullptr) {
   auto name__ = name ? _fbb.CreateString(name) : 0;
+  auto bounds__ = bounds ? _fbb.CreateVector<double>(*bounds) : 0;
   return anabranch::file::CreateBuffer(
       _fbb,
       name__,
       role,
       size_bytes,
       alignment,
-      arena_offset);
+      arena_offset,
+      number,
+      bounds__);
 }
 
 struct Access FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {

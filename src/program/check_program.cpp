@@ -22,7 +22,8 @@ namespace {
 
 constexpr std::string_view kKinds[] = {"compute",      "copy",       "fill",       "host",
                                        "record_event", "wait_event", "synchronize"};
-constexpr std::size_t kRoleCount = 4;
+constexpr std::size_t kRoleCount = 5;
+constexpr std::size_t kNumberKindCount = 6;
 constexpr std::size_t kOriginCount = 2;
 
 bool reads(AccessMode mode) { return mode != AccessMode::kWrite; }
@@ -67,12 +68,14 @@ class Checker {
   void check_limits();
   void check_streams();
   void check_buffer(std::uint32_t number);
+  void check_number(std::uint32_t number);
   void check_step(std::uint32_t number);
   void check_shape(const Step& step);
   void check_sync(const Step& step);
   void check_copy(const Step& step);
   bool check_access(std::size_t number, const Access& access);
   void check_role(const Access& access, ViewBounds bounds);
+  void check_number_use(const Access& access);
 
   const Program& program_;
   std::uint32_t step_ = 0;  // the one under test
@@ -160,6 +163,30 @@ void Checker::check_buffer(std::uint32_t number) {
            "buffer {} '{}' has role {}, there are {}; pick one of them", number,
            printable_text(buffer.name), static_cast<unsigned>(buffer.role), kRoleCount);
   }
+  check_number(number);
+}
+
+void Checker::check_number(std::uint32_t number) {
+  const Buffer& buffer = program_.buffers()[number];
+  if (static_cast<std::size_t>(buffer.number) >= kNumberKindCount) {
+    return report(StatusCode::kProgramInvalid,
+                  "buffer {} '{}' is a number of kind {}, there are {}; pick one of them", number,
+                  printable_text(buffer.name), static_cast<unsigned>(buffer.number),
+                  kNumberKindCount);
+  }
+  const std::uint64_t bytes = bytes_of(buffer.number);
+  if ((buffer.role == Role::kNumber) != (bytes != 0) ||
+      (bytes != 0 && buffer.size_bytes != bytes)) {
+    return report(StatusCode::kProgramInvalid,
+                  "buffer {} '{}' has role {}, {} bytes and a kind of number of {}; add numbers by "
+                  "add_number(), and give no other buffer a kind",
+                  number, printable_text(buffer.name), static_cast<unsigned>(buffer.role),
+                  buffer.size_bytes, bytes);
+  }
+  if (buffer.least <= buffer.most) return;
+  report(StatusCode::kProgramInvalid,
+         "number {} '{}' lies between {} and {}, where nothing does; give the lower bound first",
+         number, printable_text(buffer.name), buffer.least, buffer.most);
 }
 
 void Checker::check_step(std::uint32_t number) {
@@ -292,13 +319,27 @@ void Checker::check_role(const Access& access, ViewBounds bounds) {
                 "writes buffer {} '{}', a constant; make it an input, or write another buffer",
                 number, printable_text(buffer.name));
   }
-  const bool given = buffer.role == Role::kInput || buffer.role == Role::kConstant;
+  if (buffer.role == Role::kNumber) check_number_use(access);
+  const bool given = buffer.role != Role::kOutput && buffer.role != Role::kTemporary;
   if (given || !reads(access.mode) || bounds.begin == bounds.end) return;
   if (written_[number].meets(bounds)) return;
   report_step(StatusCode::kReadBeforeWrite,
               "reads bytes {}..{} of buffer {} '{}', where no step before it writes; write there "
               "first, or make it an input",
               bounds.begin, bounds.end, number, printable_text(buffer.name));
+}
+
+// It has no bytes on a device: what moves bytes cannot reach it.
+void Checker::check_number_use(const Access& access) {
+  const StepKind kind = program_.steps()[step_].kind;
+  const bool is_region = kind == StepKind::kCompute || kind == StepKind::kHost;
+  if (is_region && !writes(access.mode)) return;
+  const std::uint32_t number = index_of(access.view.buffer);
+  report_step(StatusCode::kRoleForbidsAccess,
+              "{} number {} '{}', which regions alone may read; make it an input of {} bytes",
+              writes(access.mode) ? "writes" : "copies", number,
+              printable_text(program_.buffers()[number].name),
+              program_.buffers()[number].size_bytes);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <ostream>
@@ -165,9 +166,46 @@ const Case kRefused[] = {
      StatusCode::kProgramInvalid, "has mode 0 at access 0"},
     {"AnUnknownRole",
      [](Draft& d) {
-       d.builder.add_buffer({"odd", static_cast<Role>(4), 8, 8});
+       d.builder.add_buffer({"odd", static_cast<Role>(5), 8, 8});
      },
-     StatusCode::kProgramInvalid, "buffer 4 'odd' has role 4, there are 4"},
+     StatusCode::kProgramInvalid, "buffer 4 'odd' has role 5, there are 5"},
+    {"ANumberOfAnUnknownKind",
+     [](Draft& d) {
+       d.builder.add_buffer({"odd", Role::kNumber, 8, 8, static_cast<NumberKind>(6)});
+     },
+     StatusCode::kProgramInvalid, "buffer 4 'odd' is a number of kind 6, there are 6"},
+    {"ANumberWithoutAKind",
+     [](Draft& d) {
+       d.builder.add_buffer({"odd", Role::kNumber, 8, 8});
+     },
+     StatusCode::kProgramInvalid, "add numbers by add_number()"},
+    {"AnInputWithAKindOfNumber",
+     [](Draft& d) {
+       d.builder.add_buffer({"odd", Role::kInput, 8, 8, NumberKind::kF64});
+     },
+     StatusCode::kProgramInvalid, "give no other buffer a kind"},
+    {"ANumberOfAnotherSize",
+     [](Draft& d) {
+       d.builder.add_buffer({"odd", Role::kNumber, 4, 4, NumberKind::kF64});
+     },
+     StatusCode::kProgramInvalid, "buffer 4 'odd' has role 4, 4 bytes and a kind of number of 8"},
+    {"ANumberBetweenNothing", [](Draft& d) { d.builder.add_number("odd", NumberKind::kF64, 2, 1); },
+     StatusCode::kProgramInvalid, "number 4 'odd' lies between 2 and 1, where nothing does"},
+    {"ANumberBetweenNans",
+     [](Draft& d) { d.builder.add_number("odd", NumberKind::kF64, std::nan(""), 1); },
+     StatusCode::kProgramInvalid, "where nothing does"},
+    {"AWriteToANumber",
+     [](Draft& d) {
+       d.use(d.builder.whole(d.builder.add_number("n", NumberKind::kI64)), AccessMode::kReadWrite);
+     },
+     StatusCode::kRoleForbidsAccess, "writes number 4 'n', which regions alone may read"},
+    {"ACopyOfANumber",
+     [](Draft& d) {
+       const BufferId n = d.builder.add_number("n", NumberKind::kI64);
+       const BufferId out = d.builder.add_buffer({"out", Role::kOutput, 8, 8});
+       d.builder.copy(kAmbient, d.builder.whole(out), d.builder.whole(n));
+     },
+     StatusCode::kRoleForbidsAccess, "copies number 4 'n', which regions alone may read"},
     {"AnAlignmentThatIsNoPowerOfTwo",
      [](Draft& d) {
        d.builder.add_buffer({"odd", Role::kInput, 8, 48});

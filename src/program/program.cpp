@@ -33,6 +33,12 @@ BufferId ProgramBuilder::add_buffer(Buffer buffer) {
   return append<BufferId>(data_.buffers, std::move(buffer));
 }
 
+BufferId ProgramBuilder::add_number(std::string name, NumberKind kind, double least, double most) {
+  const std::uint64_t bytes = bytes_of(kind);
+  return add_buffer(
+      {std::move(name), Role::kNumber, bytes, bytes == 0 ? 1 : bytes, kind, least, most});
+}
+
 StepId ProgramBuilder::add_step(Step step) { return append<StepId>(data_.steps, std::move(step)); }
 
 StepId ProgramBuilder::compute(StreamId stream, std::string region, std::vector<Access> accesses) {

@@ -31,7 +31,7 @@ std::vector<RecordingSlot> Recording::slots() const {
   }
   for (const Slot& slot : plan().slots()) {
     const Buffer& buffer = plan().program().buffer(slot.buffer);
-    slots.push_back({buffer.name, buffer.size_bytes, buffer.alignment});
+    slots.push_back({buffer.name, buffer.size_bytes, buffer.alignment, buffer.number});
   }
   return slots;
 }

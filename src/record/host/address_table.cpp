@@ -31,6 +31,9 @@ std::vector<bool> written_buffers(const Program& program) {
 AddressTable::AddressTable(const Plan& plan, std::span<const StepId> steps, std::byte* arena) {
   list_slots(plan);
   place_accesses(plan, steps, arena);
+  for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot].is_number) set(slot, &numbers_[slot]);
+  }
 }
 
 void AddressTable::list_slots(const Plan& plan) {
@@ -38,11 +41,14 @@ void AddressTable::list_slots(const Plan& plan) {
   for (const Slot& slot : plan.slots()) {
     const Buffer& buffer = plan.program().buffer(slot.buffer);
     const bool is_written = written[index_of(slot.buffer)];
-    if (buffer.size_bytes != 0) {
+    const bool is_number = buffer.role == Role::kNumber;
+    if (buffer.size_bytes != 0 && !is_number) {
       extents_.push_back({0, 0, static_cast<std::uint32_t>(slots_.size()), is_written});
     }
-    slots_.push_back({nullptr, buffer.size_bytes, buffer.alignment, slot.buffer, is_written});
+    slots_.push_back(
+        {nullptr, buffer.size_bytes, buffer.alignment, slot.buffer, is_written, is_number});
   }
+  numbers_.resize(slots_.size());
 }
 
 void AddressTable::place_accesses(const Plan& plan, std::span<const StepId> steps,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The addresses that a recording's steps are given, and which of them each slot moves.
-// Ownership: the table owns its memory, not what it points to.
-// Threads:   belongs to the launch that holds the recording.
-// Failure:   none; launch checks an address before it sets it.
-// Edges:     arena addresses never change; a slot's are null until it is first set.
+// The addresses that a recording's steps are given, and which of them each slot moves. Numbers lie
+// in the table, at addresses that stay. Ownership: the table owns its memory, not what it points
+// to. Threads:   belongs to the launch that holds the recording. Failure:   none; launch checks an
+// address before it sets it. Edges:     arena addresses never change; a slot's are null until it is
+// first set.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +21,7 @@ struct SlotState {
   std::uint64_t alignment = 1;
   BufferId buffer{};
   bool written = false;
+  bool is_number = false;
 };
 
 // Where the buffer of a slot lies. Room for launch's overlap check, so that it allocates nothing.
@@ -39,8 +40,10 @@ class AddressTable {
   void* const* data() const noexcept { return addresses_.data(); }
   std::span<const SlotState> slots() const noexcept { return slots_; }
   void set(std::uint32_t slot, void* address) noexcept;
+  // The number's bytes are the word's lowest.
+  void set_number(std::uint32_t slot, std::uint64_t word) noexcept { numbers_[slot] = word; }
 
-  // One for each slot that has bytes, in any order.
+  // One for each slot that has bytes of the caller's, in any order.
   std::span<SlotExtent> extents() noexcept { return extents_; }
 
  private:
@@ -52,6 +55,7 @@ class AddressTable {
   std::vector<std::uint32_t> first_place_;  // by slot, into places_
   std::vector<std::uint32_t> places_;       // in addresses_
   std::vector<SlotExtent> extents_;
+  std::vector<std::uint64_t> numbers_;  // by slot
 };
 
 }  // namespace anabranch::host

@@ -41,11 +41,13 @@ CuResult for_each_piece(const TransferLoops& transfer, Piece piece) {
 class PlanCapture {
  public:
   PlanCapture(const Driver& driver, const Plan& plan, const PlanUnits& units,
-              std::span<const CaptureAllocation> allocations, const RegionTable& regions)
+              std::span<const CaptureAllocation> allocations, std::span<std::uint64_t> numbers,
+              const RegionTable& regions)
       : driver_(driver),
         plan_(plan),
         units_(units),
         allocations_(allocations),
+        numbers_(numbers),
         regions_(regions),
         streams_(plan.program().streams().size()),
         ended_(plan.program().steps().size()) {}
@@ -88,6 +90,7 @@ class PlanCapture {
   const Plan& plan_;
   const PlanUnits& units_;
   const std::span<const CaptureAllocation> allocations_;
+  const std::span<std::uint64_t> numbers_;
   const RegionTable& regions_;
   std::vector<CuStream> streams_;  // by stream of the plan; null until a step needs it
   std::vector<CuEvent> ended_;     // by step; null unless another stream waits for it
@@ -191,7 +194,10 @@ Status PlanCapture::run_region(StepId id, CuStream stream) {
   const Region& region = regions_.find(step.name)->second;
   std::vector<void*> buffers;
   for (const Access& access : step.accesses) {
-    buffers.push_back(reinterpret_cast<void*>(address_of(access.view)));
+    const std::uint32_t buffer = index_of(access.view.buffer);
+    const bool is_number = program().buffers()[buffer].role == Role::kNumber;
+    buffers.push_back(is_number ? static_cast<void*>(&numbers_[buffer])
+                                : reinterpret_cast<void*>(address_of(access.view)));
   }
   std::array<char, kErrorBytes> text{};
   const RegionCall call{buffers.data(), static_cast<std::uint32_t>(buffers.size()), text.data(),
@@ -282,8 +288,9 @@ Result<CuEvent> PlanCapture::mark(CuStream stream) {
 Result<std::unique_ptr<CapturedGraph>> capture_plan(const Driver& driver, const Plan& plan,
                                                     const PlanUnits& units,
                                                     std::span<const CaptureAllocation> allocations,
+                                                    std::span<std::uint64_t> numbers,
                                                     const RegionTable& regions) {
-  return PlanCapture(driver, plan, units, allocations, regions).run();
+  return PlanCapture(driver, plan, units, allocations, numbers, regions).run();
 }
 
 }  // namespace anabranch::cuda

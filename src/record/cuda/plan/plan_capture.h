@@ -29,10 +29,11 @@ class CapturedGraph {
   const CuGraph graph_;
 };
 
-// With unit i at allocations[i].
+// With unit i at allocations[i]. Regions read the numbers at `numbers`, by buffer of the program.
 Result<std::unique_ptr<CapturedGraph>> capture_plan(const Driver& driver, const Plan& plan,
                                                     const PlanUnits& units,
                                                     std::span<const CaptureAllocation> allocations,
+                                                    std::span<std::uint64_t> numbers,
                                                     const RegionTable& regions);
 
 }  // namespace anabranch::cuda

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "record/cuda/plan/plan_recording.h"
 
+#include <optional>
+#include <utility>
+
 #include "device/cuda/context_scope.h"
 #include "record/cuda/discover.h"
 #include "record/cuda/plan/plan_capture.h"
@@ -18,7 +21,8 @@ Status InFlight::prepare(const std::shared_ptr<CudaDevice>& device, const CudaRe
   if (const std::uint64_t bytes = recording.arena().size_bytes; bytes != 0) {
     const CuResult result = device_->driver().cuMemAlloc(&block_, bytes + kPartAlignment - 1);
     if (Status got = driver_status(act, "cuMemAlloc", result); !got.ok()) return got;
-    addresses_.back() = (block_ + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
+    addresses_[recording.slots().size()] =  // the one part
+        (block_ + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
   }
   ready_ = true;
   return {};
@@ -51,32 +55,70 @@ Result<std::shared_ptr<PlanRecording>> PlanRecording::make(
   return made;
 }
 
+namespace {
+
+// One of the captures of a plan, with memory of its own.
+struct PlanCaptured {
+  std::unique_ptr<PlanMemory> memory;
+  std::unique_ptr<CapturedGraph> graph;
+  GraphImage image;
+
+  Capture capture() const { return {graph->get(), memory->allocations(), &image}; }
+};
+
+Result<PlanCaptured> capture_once(const Driver& driver, const Plan& plan, const PlanUnits& units,
+                                  std::span<const PlanNumber> numbers, std::size_t value,
+                                  const RegionTable& regions) {
+  std::vector<std::uint64_t> words(plan.program().buffers().size());
+  for (const PlanNumber& number : numbers) words[index_of(number.buffer)] = number.words[value];
+  PlanCaptured made;
+  auto allocated = PlanMemory::make(driver, units);
+  if (!allocated.ok()) return allocated.error();
+  made.memory = *std::move(allocated);
+  auto captured = capture_plan(driver, plan, units, made.memory->allocations(), words, regions);
+  if (!captured.ok()) return captured.error();
+  made.graph = *std::move(captured);
+  auto image = read_graph(driver, made.graph->get());  // before the next one uses pinned memory
+  if (!image.ok()) return image.error();
+  made.image = *std::move(image);
+  return made;
+}
+
+}  // namespace
+
 Status PlanRecording::capture(const RegionTable& regions) {
   const Driver& driver = device_->driver();
   const auto units = find_plan_units(plan_, device_->device_code() == nullptr);
   if (!units.ok()) return units.error();
-  std::array<std::unique_ptr<PlanMemory>, 2> memory;
-  std::array<std::unique_ptr<CapturedGraph>, 2> graph;
-  std::array<GraphImage, 2> images;
-  for (std::size_t i = 0; i < graph.size(); ++i) {
-    auto allocated = PlanMemory::make(driver, *units);
-    if (!allocated.ok()) return allocated.error();
-    memory[i] = *std::move(allocated);
-    auto captured = capture_plan(driver, plan_, *units, memory[i]->allocations(), regions);
-    if (!captured.ok()) return captured.error();
-    graph[i] = *std::move(captured);
-    auto image = read_graph(driver, graph[i]->get());  // before the next one uses pinned memory
-    if (!image.ok()) return image.error();
-    images[i] = *std::move(image);
+  auto numbers = choose_numbers(plan_);
+  if (!numbers.ok()) return numbers.error();
+  numbers_ = *std::move(numbers);
+  std::vector<PlanCaptured> captured;
+  const std::size_t count = numbers_.empty() ? 2 : 1 + kNumberValues;
+  for (std::size_t i = 0; i < count; ++i) {
+    auto one = capture_once(driver, plan_, *units, numbers_, i == 0 ? 0 : i - 1, regions);
+    if (!one.ok()) return one.error();
+    captured.push_back(*std::move(one));
   }
   CudaRecordOptions options;
   options.device_code = device_->device_code();
   options.least_part_bytes = ~std::uint64_t{0};  // a launch has one block
-  auto recording = record_captures(driver, {graph[0]->get(), memory[0]->allocations(), &images[0]},
-                                   {graph[1]->get(), memory[1]->allocations(), &images[1]},
-                                   units->kinds, options);
+  const auto discovered = [&](std::size_t with) {
+    const auto others = with < count ? std::optional(captured[with].capture()) : std::nullopt;
+    return discover(driver, captured[0].capture(), captured[1].capture(), units->kinds,
+                    {.device_code = options.device_code}, others ? &*others : nullptr);
+  };
+  const auto discovery = discovered(2);
+  if (!discovery.ok()) return discovery.error();
+  auto recording = make_recording(driver, *discovery, options);
   if (!recording.ok()) return recording.error();
   graph_ = *std::move(recording);
+  if (numbers_.empty()) return {};
+  const auto check = discovered(3);
+  if (!check.ok()) return check.error();
+  auto words = explain_numbers(numbers_, graph_->numbers(), discovery->step, check->step);
+  if (!words.ok()) return words.error();
+  number_words_ = *std::move(words);
   return {};
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan made real on a CUDA device: captured twice, re-pointed at every launch.
+// A plan made real on a CUDA device: captured twice, and twice more where it has numbers;
+// re-pointed at every launch.
 // Ownership: keeps plan and device; owns the executables and the arenas.
 // Threads:   immutable but for in_flight(), whose entries belong each to the launch that leases it.
 // Failure:   make() is a Status and leaves nothing behind.
@@ -18,6 +19,7 @@
 #include "device/cuda/cuda_device.h"
 #include "record/cuda/exec/cuda_recording.h"
 #include "record/cuda/exec/launch_mark.h"
+#include "record/cuda/plan/plan_numbers.h"
 
 namespace anabranch::cuda {
 
@@ -67,6 +69,9 @@ class PlanRecording {
   const std::shared_ptr<CudaDevice>& device() const { return device_; }
   // Its slots name those of the plan as units.
   CudaRecording& graph() { return *graph_; }
+  // By the graph's numbers; those of which they are made are at numbers().
+  std::span<const NumberWord> number_words() const { return number_words_; }
+  std::span<const PlanNumber> numbers() const { return numbers_; }
   std::array<InFlight, kMostInFlight>& in_flight() { return in_flight_; }
   std::string dump() const;
 
@@ -78,6 +83,8 @@ class PlanRecording {
   const Plan plan_;
   const std::shared_ptr<CudaDevice> device_;
   std::shared_ptr<CudaRecording> graph_;
+  std::vector<PlanNumber> numbers_;
+  std::vector<NumberWord> number_words_;
   std::array<InFlight, kMostInFlight> in_flight_;
 };
 

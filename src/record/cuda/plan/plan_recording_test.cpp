@@ -292,7 +292,8 @@ TEST_F(PlanRecordingTest, TheGraphHasThePlansOrderAndNoOther) {
     }
     const PlanUnits units = must(find_plan_units(plan, seed % 2 == 0));
     const auto memory = must(PlanMemory::make(d, units));
-    const auto graph = must(capture_plan(d, plan, units, memory->allocations(), regions.table()));
+    const auto graph =
+        must(capture_plan(d, plan, units, memory->allocations(), {}, regions.table()));
     const GraphImage image = must(read_graph(d, graph->get()));
     ASSERT_EQ(image.nodes.size(), queued.size());  // and in the order in which they were queued
     Before expected = before_by_plan(plan);
