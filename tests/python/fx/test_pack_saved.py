@@ -32,7 +32,7 @@ def forward_of(model, *inputs):
 
 
 def test_they_lie_in_one_block_for_each_dtype():
-    model, x = Towers(), normal(3, 4, 8).requires_grad_()
+    model, x = Towers(), normal(3, 3, 8).requires_grad_()
     compare(model, (x,))
     assembly = forward_of(model, x).last
     blocks = [out for out in assembly.outputs if len(out.sizes) == 1]
@@ -56,7 +56,7 @@ class Sorting(torch.nn.Module):
 
 
 def test_each_dtype_has_a_block_of_its_own():
-    model, x = Sorting(), normal(3, 4, 8).requires_grad_()
+    model, x = Sorting(), normal(3, 3, 8).requires_grad_()
     compare(model, (x,))
     outputs = forward_of(model, x).last.outputs
     assert {out.dtype for out in outputs if len(out.sizes) == 1} == {torch.float32, torch.int64}
@@ -76,7 +76,7 @@ class ReturnsWhatItSaves(Sorting):
 
 
 def test_a_saved_tensor_that_the_caller_also_gets_stays_a_tensor_of_its_own():
-    model, x = ReturnsWhatItSaves(), normal(3, 4, 8).requires_grad_()
+    model, x = ReturnsWhatItSaves(), normal(3, 3, 8).requires_grad_()
     compare(model, (x,))
     outputs = forward_of(model, x).last.outputs
     assert [len(out.sizes) for out in outputs] == [2, 2, 2]
@@ -84,20 +84,20 @@ def test_a_saved_tensor_that_the_caller_also_gets_stays_a_tensor_of_its_own():
 
 def test_large_ones_are_left_alone(monkeypatch):
     monkeypatch.setattr(pack_saved, "MAX_VALUE_BYTES", 64)
-    model, x = Towers(), normal(5, 4, 8).requires_grad_()
+    model, x = Towers(), normal(5, 3, 8).requires_grad_()
     compare(model, (x,))
     assert len(forward_of(model, x).last.outputs) > 2
 
 
 def test_a_full_block_is_followed_by_another(monkeypatch):
     monkeypatch.setattr(pack_saved, "MAX_BLOCK_BYTES", 128)
-    model, x = Towers(), normal(5, 4, 8).requires_grad_()
+    model, x = Towers(), normal(5, 3, 8).requires_grad_()
     compare(model, (x,))
     assert len(forward_of(model, x).last.outputs) > 2
 
 
 def test_hooks_on_saved_tensors_see_the_blocks():
-    model, x = Towers(), normal(3, 4, 8).requires_grad_()
+    model, x = Towers(), normal(3, 3, 8).requires_grad_()
     call = compiled(model)
 
     def with_hooks(function):
@@ -114,7 +114,7 @@ def test_a_graph_that_falls_back_to_inductor_copies_into_the_blocks(monkeypatch,
         raise Unsupported("the test says so")
 
     monkeypatch.setattr(backend, "_compile_streams", refuse)
-    compare(Towers(), (normal(3, 4, 8).requires_grad_(),))
+    compare(Towers(), (normal(3, 3, 8).requires_grad_(),))
     assert "the test says so" in caplog.text
 
 
