@@ -52,14 +52,16 @@ def test_a_transposed_image_keeps_the_strides_that_eager_gives():
     assert found.stride() == wanted.stride()
 
 
-@pytest.mark.parametrize("make, shape", [(Mlp, (8,)), (Towers, (8,)), (Encoder, (5, 16))],
-                         ids=["mlp", "towers", "encoder"])
+# One row is compiled for itself, of whatever model.
+@pytest.mark.parametrize("make, shape, batches", [
+    (Mlp, (8,), (3, 5, 3, 7)), (Towers, (8,), (3, 5, 3, 7, 1, 12)),
+    (Encoder, (5, 16), (2, 5, 2, 7))], ids=["mlp", "towers", "encoder"])
 @pytest.mark.oldest
-def test_two_batch_sizes_and_then_any(make, shape):
+def test_two_batch_sizes_and_then_any(make, shape, batches):
     model = make(True)
     reference = copy.deepcopy(model)
     call = compiled(model, dynamic=None)  # fixed first, dynamic from the second size on
-    for batch in (3, 5, 3, 7, 1, 12):
+    for batch in batches:
         inputs = [(normal(batch, batch, *shape, grad=True),) for _ in range(2)]
         assert_same(observe(call, model, inputs[0]), observe(reference, reference, inputs[1]),
                     Tolerance(1e-5, 2e-5))
@@ -93,9 +95,10 @@ def test_a_wrong_shape_is_refused_and_the_model_stays_usable():
 def test_another_dtype_compiles_again_and_equals_eager():
     model = Towers(True)
     call = compiled(model)
-    torch.testing.assert_close(call(normal(1, 3, 8)), model(normal(1, 3, 8)))
-    model.double()
-    torch.testing.assert_close(call(normal(1, 3, 8).double()), model(normal(1, 3, 8).double()))
+    with torch.no_grad():
+        torch.testing.assert_close(call(normal(1, 3, 8)), model(normal(1, 3, 8)))
+        model.double()
+        torch.testing.assert_close(call(normal(1, 3, 8).double()), model(normal(1, 3, 8).double()))
 
 
 def test_the_same_tensor_may_be_passed_twice():
