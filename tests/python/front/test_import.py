@@ -58,10 +58,11 @@ def test_unknown_names_of_the_package_are_attribute_errors(run_python):
 
 
 @pytest.mark.own
-def test_torch_lists_the_backend_by_its_name(run_python):
+def test_torch_lists_the_backend_by_its_name():
+    import torch
+
     try:
         importlib.metadata.version("anabranch")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("the package is not installed, so it has no entry point")
-    told = run_python("import torch; print('anabranch' in torch.compiler.list_backends())")
-    assert told.stdout.strip() == "True", told
+    assert "anabranch" in torch.compiler.list_backends()
