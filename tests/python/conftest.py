@@ -7,6 +7,7 @@ itself gets wrong; tests of what is Anabranch's alone are then left out.
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes more than some ten seconds")
     config.addinivalue_line("markers", "own: about Anabranch's own backend, whatever is tested")
     config.addinivalue_line("markers", "wrong_upstream: other backends are known to fail this")
+
+
+def pytest_collection_finish():
+    """What is imported by now stays. Collections that tests ask for need not look through it."""
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    """So that Triton does not call it leaked."""
+    gc.unfreeze()
 
 
 # What `make check` runs.
