@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))  # compare, fixtures, zoo and more
 
-from fixtures import deadline, fresh_torch, run_python, torch  # noqa: F401
+from fixtures import deadline, fresh_torch, keep_compiled, run_python, torch  # noqa: F401
 
 if torch is not None:
     from compare import BACKEND

@@ -2,6 +2,7 @@
 """Ways to ask for gradients, or for none."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -11,11 +12,21 @@ from zoo import Encoder, Towers, normal
 
 import anabranch
 
+pytestmark = pytest.mark.usefixtures("keep_compiled")
 
-def pair(make=Towers, **keywords):
-    """A model and an equal one for eager, and the first one compiled."""
-    model = make(True, **keywords)
+
+@functools.cache
+def made(make):
+    model = make(True)
     return model, copy.deepcopy(model), compiled(model)
+
+
+def pair(make=Towers):
+    """A model and an equal one for eager, and the first one compiled: for all tests."""
+    model, reference, call = made(make)
+    model.zero_grad(set_to_none=True)
+    reference.zero_grad(set_to_none=True)
+    return model, reference, call
 
 
 def gradients(loss_of, model):
@@ -205,7 +216,7 @@ def test_autocast_around_a_compiled_model_keeps_the_dtypes_of_eager():
 def test_hooks_on_parameters_see_the_gradient_once():
     model, _, call = pair()
     seen = []
-    model.left[0].weight.register_hook(lambda gradient: seen.append(gradient.clone()))
-    weighted_sum(call(normal(1, 3, 8))).backward()
+    with model.left[0].weight.register_hook(lambda gradient: seen.append(gradient.clone())):
+        weighted_sum(call(normal(1, 3, 8))).backward()
     assert len(seen) == 1
     assert torch.equal(seen[0], model.left[0].weight.grad)

@@ -12,7 +12,7 @@ from zoo import ZOO, Towers, normal
 import anabranch
 from anabranch._core.program import Plan
 
-pytestmark = pytest.mark.own
+pytestmark = [pytest.mark.own, pytest.mark.usefixtures("keep_compiled")]
 DETERMINISTIC = [name for name in ZOO if name != "dropout"]  # that one has its own test below
 DELAY_SEEDS = range(1, 6)
 
@@ -25,22 +25,6 @@ def one_thread_an_operator():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def fresh_torch():
-    """Instead of every other test's: what one test has compiled here, the next one uses."""
-    torch.manual_seed(0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nothing_stays_compiled():
-    """And nothing is run in eager because it was compiled too often."""
-    with torch._dynamo.config.patch(recompile_limit=100, fail_on_recompile_limit_hit=True):
-        yield
-    module_of.cache_clear()
-    call_of.cache_clear()
-    torch.compiler.reset()
 
 
 @functools.cache

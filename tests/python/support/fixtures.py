@@ -44,7 +44,7 @@ def _time_no_guards() -> None:
     """Dynamo empties the processor's caches to say how long the guards of a frame take, which takes
     a tenth of the time that it needs for the frame."""
     if torch is not None:
-        import torch._dynamo.guards as guards
+        from torch._dynamo import guards
 
         if hasattr(guards, "profile_guard_manager"):
             guards.profile_guard_manager = lambda *args: 0.0
@@ -64,13 +64,23 @@ def deadline():
 
 
 @pytest.fixture(autouse=True)
-def fresh_torch():
+def fresh_torch(request):
     """Every test starts from the same seed and leaves no compiled code in the process."""
     if torch is None:
         yield
         return
     torch.manual_seed(0)
     yield
+    if "keep_compiled" not in request.fixturenames:
+        torch.compiler.reset()
+
+
+@pytest.fixture(scope="module")
+def keep_compiled():
+    """For modules whose tests use what others of them have compiled. What is compiled too often
+    would run in eager from then on: it raises."""
+    with torch._dynamo.config.patch(recompile_limit=100, fail_on_recompile_limit_hit=True):
+        yield
     torch.compiler.reset()
 
 
