@@ -28,7 +28,7 @@ except ImportError:
 
 
 def _link_quickly() -> None:
-    """Inductor links some six hundred libraries for these tests. gold, where it is, takes half as
+    """Inductor links some five hundred libraries for these tests. gold, where it is, takes half as
     long as the linker that it takes the place of."""
     gold = shutil.which("ld.gold")
     folder = ROOT / ".cache" / "linker"
