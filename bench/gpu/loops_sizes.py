@@ -59,6 +59,7 @@ def train_lengths(way: str) -> dict[str, Any]:
     return {"first_s": first, "again_s": again,
             "recordings": sum(report.nodes > 0 for report in reports),
             "phases": [dict(report.phase_seconds) for report in reports],
+            "captures": [report.captures for report in reports],
             "reasons": sorted({report.reason for report in reports if report.reason})}
 
 

@@ -83,6 +83,18 @@ class OneCaptureTest : public testing::CudaStepTest {
     image_ = *std::move(image);
   }
 
+  // What two captures of it tell is all that is known then.
+  template <typename Queue>
+  void learn(Queue& queue) {
+    capture_another(queue);
+    const Captured first = std::exchange(captures[0], {});
+    capture_another(queue);
+    known_ =
+        discover(*d, {first.graph, first.memory}, {captures[0].graph, captures[0].memory}, kinds);
+    EXPECT_CU(d->cuGraphDestroy(first.graph));
+    ASSERT_TRUE(known_.ok()) << known_.error().message();
+  }
+
   std::uint32_t words_ = 0;
   Result<Discovery> known_ = Status(StatusCode::kRecordFailed, "");
   GraphImage image_;  // of the capture of another size
@@ -171,13 +183,7 @@ TEST_F(OneCaptureTest, MemoryThatBothCapturesNamedIsKnownToStay) {
   const auto queue = [&](const std::vector<CaptureAllocation>& memory) {
     EXPECT_CU(add_many(work_stream, table, memory[1].address, 4));
   };
-  capture_another(queue);
-  const Captured first = std::exchange(captures[0], {});
-  capture_another(queue);
-  known_ =
-      discover(*d, {first.graph, first.memory}, {captures[0].graph, captures[0].memory}, kinds);
-  ASSERT_TRUE(known_.ok()) << known_.error().message();
-  EXPECT_CU(d->cuGraphDestroy(first.graph));
+  learn(queue);
   capture_another(queue);
   EXPECT_TRUE(try_known().ok());
   table = other;
@@ -206,13 +212,7 @@ TEST_F(OneCaptureTest, KernelsWhoseNamesDifferBehindANumberAreKnownTogether) {
     std::uint64_t count = kFewer;
     EXPECT_CU(launch(function, work_stream, {&in, &out, &count}));
   };
-  capture_another(queue);
-  const Captured first = std::exchange(captures[0], {});
-  capture_another(queue);
-  known_ =
-      discover(*d, {first.graph, first.memory}, {captures[0].graph, captures[0].memory}, kinds);
-  ASSERT_TRUE(known_.ok()) << known_.error().message();
-  EXPECT_CU(d->cuGraphDestroy(first.graph));
+  learn(queue);
   function = load("add_128x16_split");
   capture_another(queue);
   EXPECT_TRUE(try_known().ok());
@@ -231,30 +231,19 @@ TEST_F(OneCaptureTest, KernelsThatAreNotKnownAreRefusedUntilTheyAre) {
   };
   capture_another(queue);
   expect_refused("kernel 0 'other' has not been captured twice yet");
-  const Captured first = std::exchange(captures[0], {});
-  capture_another(queue);
-  const auto other =
-      discover(*d, {first.graph, first.memory}, {captures[0].graph, captures[0].memory}, kinds);
-  ASSERT_TRUE(other.ok()) << other.error().message();
-  EXPECT_CU(d->cuGraphDestroy(first.graph));
-  known_->layouts.add(other->layouts);
+  const KernelLayouts before = known_->layouts;
+  learn(queue);
+  known_->layouts.add(before);
   EXPECT_TRUE(try_known().ok());
 }
 
 TEST_F(OneCaptureTest, WordsThatNobodyReadsAreKnownToBeUnsure) {
-  std::uint64_t count = 1;
+  std::uint64_t count = 0;
   const auto queue = [&](const std::vector<CaptureAllocation>& memory) {
-    EXPECT_CU(add_many(work_stream, memory[0].address, memory[1].address, count));
+    EXPECT_CU(add_many(work_stream, memory[0].address, memory[1].address, ++count));
   };
-  capture_another(queue);
-  const Captured first = std::exchange(captures[0], {});
-  count = 2;
-  capture_another(queue);
-  known_ =
-      discover(*d, {first.graph, first.memory}, {captures[0].graph, captures[0].memory}, kinds);
-  ASSERT_TRUE(known_.ok()) << known_.error().message();
+  learn(queue);
   EXPECT_EQ(known_->unsure, 1u);
-  EXPECT_CU(d->cuGraphDestroy(first.graph));
   count = allocate(testing::kBytes);
   capture_another(queue);
   EXPECT_TRUE(try_known().ok());

@@ -2,11 +2,16 @@
 // Numbers of 8, 4 and 2 bytes beside an address, in kernels that a third capture gave others: set
 // by the host, by one kernel of the updater and by two.
 #include <array>
+#include <bit>
 #include <memory>
 #include <random>
 #include <string>
 
+#include "anabranch/launch.h"
+#include "base/inside.h"
+#include "device/cuda/cuda_device.h"
 #include "device/cuda/device_code.h"
+#include "device/cuda/handles.h"
 #include "differential.h"
 #include "launch/cuda_launch.h"
 #include "record/cuda/discover.h"
@@ -111,6 +116,53 @@ INSTANTIATE_TEST_SUITE_P(, NumberRecordings,
                                   : by.param == By::kOneKernel ? "ByOneKernel"
                                                                : "ByTwoKernels";
                          });
+
+// A double, a float and a bfloat16 of a plan, by one region.
+class PlanNumbers : public Differential {
+ protected:
+  struct Kernel {
+    const Driver& d;
+    CuFunction function;
+    static std::int32_t run(void* self, const RegionCall* call) {
+      const auto& [d, function] = *static_cast<Kernel*>(self);
+      auto out = reinterpret_cast<CuDevicePtr>(call->buffers[0]);
+      void* params[] = {&out, call->buffers[1], call->buffers[2], call->buffers[3]};
+      return static_cast<std::int32_t>(d.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0,
+                                                        stream_of(call->stream), params, nullptr));
+    }
+  };
+};
+
+TEST_F(PlanNumbers, KernelsHaveTheNumbersOfTheirLaunch) {
+  ProgramBuilder builder;
+  const BufferId y = builder.add_buffer({"y", Role::kOutput, 16, 8});
+  builder.compute(kAmbient, "keep",
+                  {builder.write(y), builder.read(builder.add_number("wide", NumberKind::kF64)),
+                   builder.read(builder.add_number("narrow", NumberKind::kF32)),
+                   builder.read(builder.add_number("half", NumberKind::kBF16))});
+  const auto plan = make_plan(*builder.build());
+  ASSERT_TRUE(plan.ok());
+  const auto gpu = CudaDevice::make(d, 0, device_code_image);
+  ASSERT_TRUE(gpu.ok()) << gpu.error().message();
+  Kernel kernel{d, keep_numbers};
+  const auto recording =
+      record(*plan, detail::Inside::make<Device>(*gpu), {{"keep", {Kernel::run, &kernel}}});
+  ASSERT_TRUE(recording.ok()) << recording.error().message();
+  std::mt19937_64 random(12);
+  const CuDevicePtr out = allocate(16);
+  for (int round = 0; round < 20; ++round) {
+    const Given with{random(), static_cast<std::uint32_t>(random()),
+                     static_cast<std::uint16_t>(random())};
+    const std::vector<Binding> bindings{{reinterpret_cast<void*>(out), 16},
+                                        Binding::number(std::bit_cast<double>(with.wide)),
+                                        Binding::number(std::bit_cast<float>(with.narrow)),
+                                        Binding::number(with.half)};
+    const auto launched = anabranch::launch(*recording, bindings);
+    ASSERT_TRUE(launched.ok()) << launched.error().message();
+    ASSERT_TRUE(launched->wait().ok());
+    ASSERT_EQ(get(out, 4), with.kept()) << "round " << round;
+  }
+}
 
 }  // namespace
 }  // namespace anabranch::cuda
