@@ -27,7 +27,7 @@ from torch_common import (
     save,
 )
 
-sys.path.insert(0, str(ROOT / "tests" / "python"))
+sys.path.insert(0, str(ROOT / "tests" / "python" / "support"))
 from compare import weighted_sum
 from zoo import ZOO, Case
 

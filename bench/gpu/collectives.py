@@ -25,8 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch_common import fresh_code  # turns says where that is
-from turns import Step, faster, over_gpus, race, save
+from turns import Step, faster, fresh_code, over_gpus, race, save
 
 import anabranch
 

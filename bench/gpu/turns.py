@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from torch_common import Sample, machine, ratio
+from torch_common import Sample, fresh_code, machine, ratio  # noqa: F401 (scripts take it here)
 
 Step = Callable[[], Any]
 
