@@ -290,7 +290,7 @@ class Attempt:
             give_back(step.device)
         with no_limit(step.device):
             try:
-                self._discovered = None
+                self._discovered, self._is_in_best = None, False
                 capture = capture_twice(step, device, self._is_enough(step))
                 self._spec.note(captures=1 if self._discovered else 2)
                 self._laps.end("captures")
@@ -332,7 +332,7 @@ class Attempt:
 
     @property
     def _is_of_one(self) -> bool:
-        """Whether the step has been captured once alone."""
+        """Capture, that is."""
         return self._discovered is not None
 
     def _is_enough(self, step: Step) -> Callable[[Capture], bool] | None:
@@ -344,8 +344,11 @@ class Attempt:
             return None
 
         def is_enough(capture: Capture) -> bool:
-            self._discovered = self._earlier.steps.discover(
-                step, capture, capture_device(step.device), self._saved_from)
+            # Of mapped memory drivers need not say that it is memory: a tensor that was not found
+            # might be taken for a number.
+            if not capture.is_mapped:
+                self._discovered = self._earlier.steps.discover(
+                    step, capture, capture_device(step.device), self._saved_from)
             return self._is_of_one
 
         return is_enough
@@ -364,7 +367,6 @@ class Attempt:
             if self._is_in_best:
                 self._spec.note(why_in_order="" if best.is_side_by_side else NOT_FASTER)
                 return made
-        self._is_in_best = False
         made = [with_lanes(1)]
         stays = self._earlier.is_faster(made[0].counts) is False
         self._spec.note(why_in_order=NOT_FASTER if stays
@@ -378,8 +380,7 @@ class Attempt:
         return made
 
     def _does_as(self, best: Order, made: StepRecording) -> bool:
-        """Whether a recording in the best order of earlier ones may do without another one in
-        captured order."""
+        """Whether a recording in the best order may do without another one in captured order."""
         assert self._trial is not None
         spare = self.spare_bytes(made.launch_bytes, self._trial.let_go_bytes)
         ahead = made.ahead_bytes if made.counts.host_copies else 0

@@ -270,6 +270,15 @@ TEST_F(OneCaptureTest, WhatComesFromTheHostNeedsTwoCaptures) {
   EXPECT_CU(d->cuMemFreeHost(pinned));
 }
 
+TEST_F(OneCaptureTest, WordsThatStayAreKeptUpToABound) {
+  KernelLayout layout, other;
+  for (std::uint64_t i = 0; i < KernelLayout::kMostFrozen + 10; ++i) {
+    (i % 2 == 0 ? layout : other).freeze(8, i);
+  }
+  layout.add(other);
+  EXPECT_EQ(layout.frozen.size(), KernelLayout::kMostFrozen);
+}
+
 TEST_F(OneCaptureTest, FailingCallsLeaveNothingBehind) {
   const DeviceCode* const code = load_device_code();
   const KernelImage& kernel = image_.nodes[1].kernel;

@@ -105,7 +105,7 @@ def test_objects_of_the_users_are_not_kept_to_compare_answers_with(steps):
 def tried(monkeypatch):
     """Attempts of one callable, of which something is known. ``verdicts`` of first launches: one
     that is an error is raised."""
-    seen = SimpleNamespace(asked=[], verdicts=[], made=[], earlier=Earlier())
+    seen = SimpleNamespace(asked=[], verdicts=[], made=[], earlier=Earlier(), is_mapped=False)
     seen.earlier.steps = SimpleNamespace(
         has_any=True, add=lambda found: None,
         discover=lambda *given: seen.asked.append(given) or "discovered")
@@ -116,7 +116,8 @@ def tried(monkeypatch):
     def make(attempt, step, meter):
         is_enough = attempt._is_enough(step)
         attempt._discovered = None
-        seen.made.append(1 if is_enough is not None and is_enough("a capture") else 2)
+        capture = SimpleNamespace(is_mapped=seen.is_mapped)
+        seen.made.append(1 if is_enough is not None and is_enough(capture) else 2)
         return ["recording"]
 
     def launch(attempt, made, meter):
@@ -156,7 +157,9 @@ def test_where_nothing_would_find_a_fault_two_captures_are_made(tried):
     for changes in ({"others": True}, {"verify": False}, {"has_constants": True},
                     {"numbers": object()}):
         attempt(**changes)._make_and_launch(None)
-    assert seen.made == [2] * 4 and not seen.asked
+    seen.is_mapped = True
+    attempt()._make_and_launch(None)
+    assert seen.made == [2] * 5 and not seen.asked
 
 
 class Made:

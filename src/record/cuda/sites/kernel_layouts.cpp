@@ -131,6 +131,12 @@ class KnownSiteFinder {
 
 }  // namespace
 
+void KernelLayout::add(const KernelLayout& other) {
+  addresses.insert(other.addresses.begin(), other.addresses.end());
+  unsure.insert(other.unsure.begin(), other.unsure.end());
+  for (const auto& [offset, word] : other.frozen) freeze(offset, word);
+}
+
 void KernelLayouts::add(const GraphImage& image, const FoundSites& found) {
   auto site = found.sites.begin();
   auto unsure = found.unsure.begin();
@@ -149,7 +155,7 @@ void KernelLayouts::add(const GraphImage& image, const FoundSites& found) {
     }
     if (!layout) continue;
     (void)for_each_word(node.kernel, [&](std::uint32_t offset, std::uint64_t word) {
-      if (may_be_address(word) && !moving.contains(offset)) layout->frozen.insert({offset, word});
+      if (may_be_address(word) && !moving.contains(offset)) layout->freeze(offset, word);
       return Status();
     });
   }
@@ -157,10 +163,7 @@ void KernelLayouts::add(const GraphImage& image, const FoundSites& found) {
 
 void KernelLayouts::add(const KernelLayouts& others) {
   for (const auto& [key, other] : others.by_family_) {
-    KernelLayout& layout = by_family_[key];
-    layout.addresses.insert(other.addresses.begin(), other.addresses.end());
-    layout.unsure.insert(other.unsure.begin(), other.unsure.end());
-    layout.frozen.insert(other.frozen.begin(), other.frozen.end());
+    by_family_[key].add(other);
   }
 }
 

@@ -13,6 +13,7 @@
 //            copies from the host's memory, calls the host or is a child graph is captured twice.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -31,8 +32,15 @@ namespace anabranch::cuda {
 struct KernelLayout {
   std::set<std::uint32_t> addresses;
   std::set<std::uint32_t> unsure;  // see FoundSites
-  // Words that were the same in both captures and may be addresses: of memory that stays.
+  // Words that were the same in both captures and may be addresses: of memory that stays. So many
+  // at most; what is not among them needs two captures.
   std::set<std::pair<std::uint32_t, std::uint64_t>> frozen;
+  static constexpr std::size_t kMostFrozen = 4096;
+
+  void add(const KernelLayout& other);
+  void freeze(std::uint32_t offset, std::uint64_t word) {
+    if (frozen.size() < kMostFrozen) frozen.insert({offset, word});
+  }
 };
 
 class KernelLayouts {
