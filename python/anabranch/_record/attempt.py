@@ -332,7 +332,7 @@ class Attempt:
 
     @property
     def _is_of_one(self) -> bool:
-        """Capture, that is."""
+        """Whether the step has been captured once alone."""
         return self._discovered is not None
 
     def _is_enough(self, step: Step) -> Callable[[Capture], bool] | None:
