@@ -64,11 +64,12 @@ _CHECKS = ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_healt
 @contextlib.contextmanager
 def captures_of_fused_steps(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
     """Around a capture. Torch captures no step of an optimizer that was not made with
-    ``capturable=True``, since it may count its steps on the CPU. Fused ones never do, and queue the
-    same kernels either way: steps of those of these that are torch's, and run eagerly, are captured
-    inside."""
+    ``capturable=True``, since it may count its steps on the CPU. Fused ones count them where their
+    parameters are, and queue the same kernels either way: steps of those of these that are torch's,
+    run eagerly, and have parameters of the GPU alone are captured inside."""
     fused = [optimizer for optimizer in optimizers
-             if all(group.get("fused") for group in optimizer.param_groups)
+             if all(group.get("fused") and all(parameter.is_cuda for parameter in group["params"])
+                    for group in optimizer.param_groups)
              and not all(group.get("capturable", True) for group in optimizer.param_groups)]
     unchecked = [vars(optimizer) for optimizer in filter(_runs_eagerly, fused)]
     for attributes in unchecked:

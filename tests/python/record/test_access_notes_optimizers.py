@@ -197,6 +197,11 @@ def test_steps_of_fused_optimizers_are_captured_though_they_were_not_made_for_it
     _, optimizer, step = step_of(make)
     before = dict(vars(optimizer))
     monkeypatch.setattr(torch.optim.Optimizer, CHECK, refuse)
+    with _compat.captures_of_fused_steps([optimizer]), pytest.raises(RuntimeError):
+        step()  # its parameters are on the CPU, and so are its counts
+    on_gpu = [p for group in optimizer.param_groups for p in group["params"]]
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(
+        lambda tensor: any(tensor is p for p in on_gpu)))
     with _compat.captures_of_fused_steps([optimizer]):
         if is_captured:
             step()
