@@ -29,9 +29,11 @@ template <typename Number>
 constexpr NumberKind number_kind_of() {
   if constexpr (std::is_same_v<Number, float>) return NumberKind::kF32;
   if constexpr (std::is_same_v<Number, double>) return NumberKind::kF64;
-  if constexpr (std::is_same_v<Number, std::int32_t>) return NumberKind::kI32;
-  if constexpr (std::is_same_v<Number, std::int64_t>) return NumberKind::kI64;
   if constexpr (std::is_same_v<Number, std::uint16_t>) return NumberKind::kBF16;
+  if constexpr (std::is_integral_v<Number> && std::is_signed_v<Number>) {
+    if constexpr (sizeof(Number) == 4) return NumberKind::kI32;
+    if constexpr (sizeof(Number) == 8) return NumberKind::kI64;  // long and long long
+  }
   return NumberKind::kNone;
 }
 

@@ -231,7 +231,7 @@ TEST_F(PlanNumbersTest, WhatARegionComputesFromANumberIsRefused) {
     given[0] = narrow.data();
     return given;
   };
-  expect_refused(narrowed, "not of the number's own kind");
+  expect_refused(narrowed, "is not of the number's own kind");
 }
 
 TEST_F(PlanNumbersTest, WhatARegionDecidesByANumberIsRefused) {

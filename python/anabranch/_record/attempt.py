@@ -292,7 +292,7 @@ class Attempt:
             try:
                 self._discovered, self._is_in_best = None, False
                 capture = capture_twice(step, device, self._is_enough(step))
-                self._spec.note(captures=1 if self._discovered else 2)
+                self._spec.note(captures=len(capture.captures))
                 self._laps.end("captures")
                 try:
                     self._stepped.check()

@@ -64,7 +64,9 @@ class RecordingReport:
     why_in_order: str = ""  # why it was not, where it was wanted
 
     # Of the recording.
-    captures: int = 0  # of the step: one where those of other sizes have told of all its kernels
+    # Of the step: one where those of other sizes have told of all its kernels, three where numbers
+    # are followed.
+    captures: int = 0
     nodes: int = 0  # 0: there is none yet
     slots: int = 0  # values that a launch may change
     sites: int = 0  # where the nodes have them

@@ -51,7 +51,8 @@ def racing(monkeypatch):
     monkeypatch.setattr(recorder_module, "_device_of", lambda leaves, tensors: None)
     monkeypatch.setattr(attempt, "capture_device", lambda ordinal: None)
     monkeypatch.setattr(attempt, "capture_twice",
-                        lambda step, device, is_enough: SimpleNamespace(noted=None, close=close))
+                        lambda step, device, is_enough: SimpleNamespace(
+                            noted=None, close=close, captures=[1, 2]))
     monkeypatch.setattr(attempt, "DiscoveredStep", refuse)
     return recorder
 

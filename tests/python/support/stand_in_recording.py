@@ -148,7 +148,8 @@ class StandIn:
     def _capture(self, step, device, is_enough=None):
         for number in ("first", "second"):
             self.take(f"the {number} capture")
-        return SimpleNamespace(noted=None, close=lambda: None, first=SimpleNamespace(graph=None))
+        return SimpleNamespace(noted=None, close=lambda: None, first=SimpleNamespace(graph=None),
+                               captures=[1, 2])
 
     def _made(self, step, discovered, verify, lanes, ahead_bytes):
         self.take("an executable")

@@ -115,10 +115,13 @@ class Capture:
     third: Captured | None = None
     third_addresses: Sequence[int] = ()
 
+    @property
+    def captures(self) -> list[Captured]:
+        return [each for each in (self.first, self.second, self.third) if each is not None]
+
     def close(self) -> None:
-        for captured in (self.first, self.second, self.third):
-            if captured is not None:
-                captured.close()
+        for captured in self.captures:
+            captured.close()
         if self.noted is not None:
             self.noted.marks.close()
         del self.first, self.second, self.third

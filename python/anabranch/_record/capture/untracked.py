@@ -79,8 +79,7 @@ def check_all_tracked(step: Step, capture: Capture, device: CaptureDevice) -> No
     torch's generators have some, and libraries. So is what one of both captures names alone, left
     over from before."""
     alive = sorted(_without(capture.alive, step.fixed))
-    named_in = [_mentioned(captured, alive) for captured in (capture.first, capture.second)
-                if captured is not None]
+    named_in = [_mentioned(captured, alive) for captured in capture.captures]
     suspects = _tensors_in(sorted(alive[i] for i in set.intersection(*named_in)), but=step.tensors)
     # Bytes of a struct that nothing has set may hold an address of long ago. Where they do, a
     # capture does not follow the tensor to another one.

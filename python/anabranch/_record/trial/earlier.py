@@ -17,7 +17,7 @@ _MOST_APART, _NODES_APART = 2.0, 0.05
 
 
 class Order(NamedTuple):
-    """In which a recording was launched, its nodes and its arena."""
+    """The better one for a recording with so many nodes and such an arena."""
 
     is_side_by_side: bool
     nodes: int
@@ -43,15 +43,14 @@ class Earlier:
         self.has_any = False
         self.steps = KnownSteps()
         self.best: Order | None = None
-        # In captured order, and whether it was faster side by side.
-        self._timed: list[tuple[Order, bool]] = []
+        self._timed: list[Order] = []  # by what they are in captured order
 
     def note(self, ordered: CaptureCounts, is_faster: bool) -> None:
         """A recording that has been timed in captured order and side by side."""
-        self._timed.append((Order(False, ordered.nodes, ordered.arena_bytes), is_faster))
+        self._timed.append(Order(is_faster, ordered.nodes, ordered.arena_bytes))
 
     def is_faster(self, ordered: CaptureCounts) -> bool | None:
         """Whether the recording nearest to this one in size is faster side by side; None where none
         that does about the same work has been timed."""
-        near = [timed for timed in self._timed if timed[0].is_about(ordered)]
-        return min(near, key=lambda timed: timed[0].apart(ordered))[1] if near else None
+        near = [order for order in self._timed if order.is_about(ordered)]
+        return min(near, key=lambda order: order.apart(ordered)).is_side_by_side if near else None

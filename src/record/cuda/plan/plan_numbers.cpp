@@ -103,10 +103,9 @@ class Explainer {
 
 Status unexplained(const GraphImage& image, const ParamWord& word) {
   return refuse(fmt::format(
-      "{} is given something at byte {} that a region computes from a number of the plan, or not "
-      "of "
-      "the number's own kind ({:#x} and {:#x}). Give kernels the numbers themselves, declared as "
-      "they take them; compute on the device, or outside.",
+      "{} is given something at byte {} that a region computes from a number of the plan, or that "
+      "is not of the number's own kind ({:#x} and {:#x}). Give kernels the numbers themselves, "
+      "declared as they take them; compute on the device, or outside.",
       describe_node(image, word.node), word.offset, word.first, word.second));
 }
 
