@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,14 @@ from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.ready_calls import ReadyCall
-from anabranch._record.refusals import ON_CPU, Again, Apart, Empty, NotRecordable
+from anabranch._record.refusals import (
+    ON_CPU,
+    Again,
+    Apart,
+    Empty,
+    NotRecordable,
+    without_frames,
+)
 from anabranch._record.signature import ChangingValues
 from anabranch._record.specialization import BoundState, Specialization
 from anabranch._record.specializations import Differences, Specializations
@@ -39,11 +46,7 @@ from anabranch._record.state.guards import Guards
 from anabranch._record.state.number_places import NO_NUMBERS
 from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE, State
-from anabranch._record.tensors import (
-    size_of,
-    units_of,
-    version_of,
-)
+from anabranch._record.tensors import any_overlap, device_of, size_of, version_of
 from anabranch._record.trial.earlier import Earlier
 from anabranch._record.trial.trial import on_stream
 from anabranch._record.trial.verify import Untrusted
@@ -160,7 +163,7 @@ class Recorder:
         a block that one stream has cached is of no use to another."""
         tensors = [*(leaf for leaf in opened(leaves) if isinstance(leaf, Tensor)), *state.tensors(),
                    *state.inner_tensors()] if state is not NO_STATE else []
-        device = _device_of(opened(leaves), tensors)
+        device = device_of(opened(leaves), tensors)
         # Some of the state may be gone.
         tensors = [tensor for tensor in tensors if tensor is not None]
         spec.foreseen.versions = {id(tensor): version_of(tensor) for tensor in tensors}
@@ -287,6 +290,8 @@ class Recorder:
         spec.note(shortage="")
         spec.set_recording(recording, known, mutations)
         self._earlier.has_any = True
+        if spec.on_host is not None and not self._chosen.verify:
+            spec.on_host.trust()
         if numbers is not None:
             spec.set_words(numbers.now, recording.words(numbers.now),
                            are_proven=not self._chosen.verify)
@@ -307,30 +312,34 @@ class Recorder:
                        look_farther=self._look_farther)
 
     def _prove(self, spec: Specialization, leaves: list[Any], state: State) -> Any:
-        """A call with words of kernels that have not been compared yet: compares a launch with a
-        plain run. Runs plainly where there are no such words for the numbers of now."""
+        """A call with words of kernels, or arguments on the CPU, that have not been compared yet:
+        compares a launch with a plain run. Runs plainly where there are no such words for the
+        numbers of now."""
         with self._alone, self._lock:
-            words = None
-            with contextlib.suppress(OtherWay):  # a number that has changed just now
-                words = self._following.words(spec, leaves, state) if self._following else None
-            if spec.is_retired or words is None:
+            words: Sequence[int] | None = () if spec.follows is NO_NUMBERS else None
+            if self._following is not None and words is None:
+                with contextlib.suppress(OtherWay):  # a number that has changed just now
+                    words = self._following.words(spec, leaves, state)
+            if spec.is_retired or spec.recording is None or words is None:
                 spec.plain_calls += 1
                 return self._call_last(leaves)
             tried = spec.as_tried(state)  # of which the attempt may note what it finds
             try:
                 attempt = self._attempt(tried, self._step(tried, leaves), spec.recording)
             except NotRecordable as error:
-                self._follow_no_more(spec, error)
+                self._distrust(spec, error)
                 return self._call_last(leaves)
             made = _made_by(attempt)
             if isinstance(made, Exception):
                 attempt.give_back()
                 spec.plain_calls += 1
                 if not isinstance(made, (Short, Apart, Again)):
-                    self._follow_no_more(spec, made)
+                    self._distrust(spec, made)
                 return _plain_answer(attempt, made, self._call_last, leaves)
             attempt.close()
             spec.note_proven(words)
+            if spec.on_host is not None:
+                spec.on_host.note_compared([leaves[i] for i in spec.arguments])
             bound = spec.bind(state)
             return _applied(bound, made[0]) if bound else made[0]
 
@@ -358,6 +367,15 @@ class Recorder:
             attempt.rewind()
         self._refuse(spec, f"{spec.shortage or why}{_way_of_captures(spec, why)}")
 
+    def _distrust(self, spec: Specialization, why: Exception) -> None:
+        """A launch with other numbers, or other bytes on the CPU, is not what a plain run is."""
+        if spec.follows is not NO_NUMBERS:
+            self._follow_no_more(spec, why)
+            return
+        spec.recording, spec.is_retired = None, True
+        self._refuse(spec, f"with another tensor on the CPU a launch differs: {why}; move it to "
+                           "the GPU before the call")
+
     def _follow_no_more(self, spec: Specialization, why: Exception) -> None:
         """Each value of what this recording was to follow is recorded by itself."""
         assert self._following is not None
@@ -368,7 +386,7 @@ class Recorder:
     def _step(self, spec: Specialization, leaves: list[Any]) -> Step:
         """What is to be captured."""
         state, numbers = spec.state, None
-        device = _device_of(leaves, state.tensors())
+        device = device_of(leaves, state.tensors())
         if device is None:
             raise NotRecordable("it is given nothing on a GPU")
         if self._following is not None and state.followed:
@@ -401,6 +419,9 @@ class Recorder:
                state: State) -> Sequence[int] | None:
         """What kernels are given for the numbers of now; None where the recording may not be
         launched with that, or not yet. Raises OtherWay."""
+        if spec.on_host is not None and not spec.on_host.are_as_compared(
+                [leaves[i] for i in spec.arguments]):
+            return None
         if spec.follows is NO_NUMBERS:
             return ()
         assert self._following is not None
@@ -464,6 +485,8 @@ class Recorder:
         objects = bound.objects_now() if bound.objects else ()
         short: Short | None = None
         try:
+            if spec.on_host is not None:
+                given = spec.on_host.sent(given)
             answer = recording.launch(given, owners, objects, offsets=offsets, in_blocks=in_blocks,
                                       words=words)
         except torch.OutOfMemoryError:
@@ -509,7 +532,7 @@ class Recorder:
         recorded."""
         misaligned = recording.misaligned(given)
         if misaligned and all(i < len(spec.arguments) for i in misaligned) \
-                and not _overlap(given, set(misaligned)):
+                and not any_overlap(given, set(misaligned)):
             with torch.no_grad():
                 copies = {i: given[i].detach().clone() for i in misaligned}
             moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
@@ -528,7 +551,7 @@ def _made_by(attempt: Attempt) -> tuple[Any, StepRecording] | Exception:
     try:
         return attempt.record()
     except (NotRecordable, Untrusted, NativeError) as error:
-        return _without_frames(error)
+        return without_frames(error)
 
 
 def _plain_answer(attempt: Attempt, why: Exception, call: Callable[[list[Any]], Any],
@@ -546,22 +569,6 @@ def _way_of_captures(spec: Specialization, error: Exception) -> str:
         return ""
     return (". Code outside torch asks whether it is captured and may go another way then; told "
             f"that it is not, it broke: {spec.why_told}")
-
-
-def _overlap(given: Sequence[Tensor], some: Collection[int]) -> bool:
-    """Whether one of ``some`` shares bytes with any other tensor."""
-    return any(len(unit.members) > 1 and any(i in some for i, _ in unit.members)
-               for unit in units_of(given))
-
-
-def _without_frames(error: Exception) -> Exception:
-    """The error without its traceback, whose frames would keep tensors alive."""
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__, following = None, link.__cause__ or link.__context__
-        link.__cause__ = link.__context__ = None
-        link = following
-    return error
 
 
 @contextlib.contextmanager
@@ -585,10 +592,3 @@ def _give_back_memory() -> None:
     if torch.cuda.is_initialized():
         _compat.clear_workspaces()
         empty_cache()
-
-
-def _device_of(leaves: Iterable[Any], state: Iterable[Any]) -> int | None:
-    for leaf in (*leaves, *state):
-        if isinstance(leaf, Tensor) and leaf.is_cuda:
-            return leaf.device.index
-    return None

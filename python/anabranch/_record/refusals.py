@@ -60,6 +60,16 @@ def reason_of_fault(error: Exception) -> str:
     return f"{type(error).__name__} while it was recorded or compared: {_first_line(error)}"
 
 
+def without_frames(error: Exception) -> Exception:
+    """The error without its traceback, whose frames would keep tensors alive."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__, following = None, link.__cause__ or link.__context__
+        link.__cause__ = link.__context__ = None
+        link = following
+    return error
+
+
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 

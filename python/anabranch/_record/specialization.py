@@ -19,6 +19,7 @@ from torch import Tensor
 
 from anabranch._core.abi import CaptureCounts
 from anabranch._record.capture.step import Step
+from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.memory.shortage import Shortage
 from anabranch._record.numbers.step_numbers import StepNumbers
@@ -156,6 +157,7 @@ class Specialization:
         self.object_paths: list[Path] = []  # of what the step finds, and then of what it answers
         self._bound: weakref.WeakKeyDictionary[State, BoundState] = weakref.WeakKeyDictionary()
         self.follows = NO_NUMBERS  # that may change between launches
+        self.on_host: HostArguments | None = None
         # Words of kernels that follow these, as they were captured, and which of them have been
         # others in a launch that was compared.
         self.captured_words: list[int] = []
@@ -197,8 +199,11 @@ class Specialization:
         """What is to be captured of a call in this signature's state. Raises NotRecordable."""
         state = self.state
         self.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        on_host = HostArguments(leaves, self.arguments, device)
+        self.on_host = on_host if on_host.numbers else None
         for i in self.arguments:
-            _check_argument(i, leaves[i], device)
+            if leaves[i].is_cuda:
+                _check_argument(i, leaves[i], device)
         if not is_compiled:
             self.leaf_owners = [i for i in self.arguments
                                 if leaves[i].is_leaf and leaves[i].requires_grad]
@@ -209,15 +214,17 @@ class Specialization:
         gradients = [owner.grad for owner in owners if owner.grad is not None]
         fixed = wrapped + [inner for grad in gradients if is_wrapper(grad)
                            for inner in inner_tensors(grad)]
-        given = [*(leaves[i] for i in self.arguments), *state.tensors()]
+        given = [*_on_gpu(on_host, [leaves[i] for i in self.arguments]), *state.tensors()]
         tensors = [*given, *(grad for grad in gradients if not is_wrapper(grad))]
         objects = state.objects() if state is not NO_STATE else {}
         self.object_paths = list(objects)
-        return Step(call, leaves, self.arguments, tensors,
+        made = Step(call, leaves, self.arguments, tensors,
                     units_apart(tensors, len(self.arguments)), len(tensors) - len(given), owners,
                     device, stream, is_noted=is_noted, numbers=numbers, is_compiled=is_compiled,
                     optimizers=state.optimizers, fixed=fixed, objects=list(objects.values()),
-                    on_cpu=standing(state.on_cpu))
+                    on_cpu=standing(state.on_cpu), on_host=on_host.numbers)
+        on_host.waited = made.waited  # from its captures on
+        return made
 
     def set_recording(self, recording: StepRecording, known: Sequence[Tensor],
                       mutations: list[Mutation] | None) -> None:
@@ -344,10 +351,15 @@ def _layout(tensor: Any) -> Any:
         if isinstance(tensor, Tensor) else None
 
 
+def _on_gpu(on_host: HostArguments, arguments: list[Tensor]) -> list[Tensor]:
+    try:
+        return on_host.sent(arguments) if on_host.numbers else arguments
+    except torch.OutOfMemoryError:
+        raise NotRecordable("the GPU has no memory for a second copy of its arguments on the CPU; "
+                            "move them there before the call") from None
+
+
 def _check_argument(index: int, leaf: Tensor, device: int) -> None:
-    if leaf.device.type != "cuda":
-        raise NotRecordable(f"argument {index} is a tensor on the {leaf.device.type}, whose values "
-                            "would be frozen; move it to the GPU first")
     if leaf.device.index != device:
         raise NotRecordable(f"argument {index} is on {leaf.device} and another on cuda:{device}")
     if is_wrapper(leaf) or leaf.layout != torch.strided:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -118,3 +118,17 @@ def bytes_of(tensors: Sequence[Tensor], units: Sequence[Unit]) -> list[Tensor]:
 
 def size_of(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def any_overlap(given: Sequence[Tensor], some: Collection[int]) -> bool:
+    """Whether one of ``some`` shares bytes with any other tensor."""
+    return any(len(unit.members) > 1 and any(i in some for i, _ in unit.members)
+               for unit in units_of(given))
+
+
+def device_of(leaves: Iterable[Any], state: Iterable[Any]) -> int | None:
+    """Of the first that is on a GPU."""
+    for leaf in (*leaves, *state):
+        if isinstance(leaf, Tensor) and leaf.is_cuda:
+            return leaf.device.index
+    return None

@@ -48,7 +48,7 @@ def racing(monkeypatch):
         return made, seen
 
     stand_in_memory(monkeypatch)
-    monkeypatch.setattr(recorder_module, "_device_of", lambda leaves, tensors: None)
+    monkeypatch.setattr(recorder_module, "device_of", lambda leaves, tensors: None)
     monkeypatch.setattr(attempt, "capture_device", lambda ordinal: None)
     monkeypatch.setattr(attempt, "capture_twice",
                         lambda step, device, is_enough: SimpleNamespace(
@@ -166,14 +166,14 @@ def test_answers_on_the_cpu_are_refused_by_the_first_call(monkeypatch):
         calls.append(leaves)
         return leaves[0], {"seed": torch.zeros(2)}
 
-    monkeypatch.setattr(recorder_module, "_device_of", lambda leaves, state: 0)
+    monkeypatch.setattr(recorder_module, "device_of", lambda leaves, state: 0)
     recorder = recorder_module.Recorder(call, config.resolve({}), "step", takes_gradients=False)
     for _ in range(3):
         assert run(recorder)[0] == 1
     [report] = recorder.specializations.reports()
     assert "a tensor on the CPU" in report.reason and report.calls == len(calls) == 3
     # Nothing on a GPU.
-    monkeypatch.setattr(recorder_module, "_device_of", lambda leaves, state: None)
+    monkeypatch.setattr(recorder_module, "device_of", lambda leaves, state: None)
     recorder = recorder_module.Recorder(call, config.resolve({}), "step", takes_gradients=False)
     run(recorder)
     assert recorder.specializations.reports()[0].reason is None

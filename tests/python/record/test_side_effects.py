@@ -334,7 +334,7 @@ def launching(monkeypatch):
     by their names, the test says."""
     monkeypatch.setattr(recorded_callable, "_has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(recorder, "_device_of", lambda leaves, tensors: 0)
+    monkeypatch.setattr(recorder, "device_of", lambda leaves, tensors: 0)
     monkeypatch.setattr(recorder, "_capture_stream", lambda device: None)
     monkeypatch.setattr(specialization, "_check_argument", lambda index, leaf, device: None)
     monkeypatch.setattr(recorder, "_give_back_memory", lambda: None)

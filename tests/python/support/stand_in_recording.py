@@ -88,6 +88,11 @@ class Launched:
         return True
 
 
+def arguments_on_the_gpu(leaves, arguments, device):
+    """In the place of HostArguments: all lie there."""
+    return SimpleNamespace(numbers=[])
+
+
 def no_discovery(*_):
     """In the place of DiscoveredStep, under recordings that are stood in for themselves."""
     return SimpleNamespace(close=lambda: None, teach=lambda layouts: None, first=SimpleNamespace(
@@ -108,8 +113,9 @@ class StandIn:
         monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
         monkeypatch.setattr(torch.cuda, "Event", lambda **how: SimpleNamespace(
             record=lambda: None, synchronize=lambda: None))
-        monkeypatch.setattr(recorder, "_device_of", lambda leaves, tensors: 0)
+        monkeypatch.setattr(recorder, "device_of", lambda leaves, tensors: 0)
         monkeypatch.setattr(specialization, "_check_argument", lambda index, leaf, device: None)
+        monkeypatch.setattr(specialization, "HostArguments", arguments_on_the_gpu)
         monkeypatch.setattr(recorder.Recorder, "_check_answer",
                             lambda self, spec, answer, device: None)
         monkeypatch.setattr(recorder, "_capture_stream", lambda device: None)

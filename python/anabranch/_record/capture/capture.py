@@ -25,6 +25,7 @@ from anabranch._core.library import NativeError
 from anabranch._record.capture.captured import Capture, Captured, Noting
 from anabranch._record.capture.compare import compare, describe, match_allocations, open_answers
 from anabranch._record.capture.host_constants import CONSTANTS_BYTES, HostConstants
+from anabranch._record.capture.host_tables import HostTables
 from anabranch._record.capture.now import captured_now
 from anabranch._record.capture.preallocate import allocate_ahead
 from anabranch._record.capture.stand_ins import StandIns, one_at_a_time
@@ -152,15 +153,20 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
     state = step.tensors[step.arguments:]
     memory.begin_capture()
     stand_ins = StandIns(step.tensors, step.units, memory)
-    leaves = list(step.leaves)
+    leaves, tables = list(step.leaves), []
     for i, place in enumerate(step.places):
         original = leaves[place]
-        leaves[place] = stand_ins.tensors[i] = _like(stand_ins.tensors[i], original)
+        if i in step.on_host:  # a copy, which the step may not write all the same
+            leaves[place] = _like(original.detach().clone(), original)
+            tables.append((leaves[place], stand_ins.tensors[i]))
+        else:
+            leaves[place] = stand_ins.tensors[i] = _like(stand_ins.tensors[i], original)
     parameters = [leaves[place] for place in step.places if leaves[place].requires_grad]
     parameters = [*parameters, *step.parameters[len(parameters):]] if step.parameters else []
     captured = Captured(torch.cuda.CUDAGraph(keep_graph=True),
                         torch.cuda.MemPool(capture_allocator().allocator(), no_split=True),
-                        stand_ins.at)
+                        stand_ins.at,
+                        tables=HostTables(tables, step.on_cpu) if tables else None)
     begun.append(captured)
     owners = [*stand_ins.tensors[:step.arguments], *state]
     versions = list(map(version_of, owners))
@@ -176,6 +182,8 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
                 enumerate(zip(parameters, before, strict=True)) if parameter.grad is not grad}
             captured.mutated = [i for i, tensor in enumerate(owners)
                                 if version_of(tensor) != versions[i]]
+            if captured.tables is not None:
+                step.waited.update(step.on_host[i] for i in captured.tables.waited)
         finally:
             for parameter, grad in zip(parameters, before, strict=True):
                 parameter.grad = grad
@@ -212,7 +220,9 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
                 with captured_now(), _untold(step), \
                         _compat.captures_of_fused_steps(step.optimizers), \
                         _noting(step, captured, device if has_marks else None), \
-                        _constants(captured):
+                        _constants(captured), \
+                        captured.tables.captured() if captured.tables else \
+                        contextlib.nullcontext():
                     allocate_ahead(step.ahead)
                     answer = step.call(leaves)
                 graph.capture_end()  # raises where a stream was not joined

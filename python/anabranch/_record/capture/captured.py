@@ -22,6 +22,7 @@ from anabranch._core.capture import (
 from anabranch._core.library import NativeError
 from anabranch._record.capture.access_notes import AccessNotes
 from anabranch._record.capture.host_constants import HostConstants
+from anabranch._record.capture.host_tables import HostTables
 from anabranch._record.capture.pytree import Shape
 from anabranch._record.capture.step import Step
 from anabranch._record.numbers.noted import Trace
@@ -80,6 +81,7 @@ class Captured:
     noting: Noting | None = None
     trace: Trace | None = None  # of what is computed from the step's numbers
     constants: HostConstants | None = None
+    tables: HostTables | None = None  # arguments on the CPU
 
     @property
     def pool_id(self) -> Any:

@@ -108,6 +108,10 @@ class Step:
     on_cpu: Sequence[Tensor] = ()  # guarded tensors on the CPU
     has_constants: bool = False  # constants are made on the CPU and copied to the GPU
     numbers: StepNumbers | None = None  # that launches follow
+    # Of the tensors, those that are copies of arguments on the CPU, and which of these the step
+    # copies and waits for, as its captures have told.
+    on_host: Sequence[int] = ()
+    waited: set[int] = dataclasses.field(default_factory=set)
     ahead: Sequence[int] = ()  # sizes of free blocks that captures are to find
 
     def joined(self) -> Step:
