@@ -85,7 +85,7 @@ class Following:
         if holders is None:
             return None
         try:
-            found = tuple(map(leaves.__getitem__, places.arguments))
+            found = tuple(places.pick_arguments(leaves))
             if holders:
                 found = (*found, *(holder[key] for holder, key in holders))
         except (KeyError, IndexError, ValueError):

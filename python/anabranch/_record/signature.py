@@ -29,6 +29,7 @@ from anabranch._record.state.state import State
 LEAF_TYPES = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None)))
 ARGUMENTS_ALONE = -1  # in place of the containers
 _LEAF = 0
+_FLOATS = frozenset((float,))
 
 
 def unpack(thing: Any, leaves: list[Any]) -> Any:
@@ -57,6 +58,11 @@ def kind_of(leaves: Sequence[Any], followed: NumberPlaces) -> Any:
     stands for the containers that the others lie in."""
     if not followed.arguments:
         return _compat.modes(), leaves[0], *map(_guard_of, leaves[1:])
+    count = len(leaves)
+    if followed.least_leaves <= count \
+            and _FLOATS.issuperset(map(type, followed.pick_arguments(leaves))):
+        others = followed.pick_others(count)(leaves)
+        return _compat.modes(), leaves[0], FOLLOWED, *map(_guard_of, others)
     told = [_compat.modes(), leaves[0], *map(_guard_of, leaves[1:])]
     for i in followed.arguments:
         if i < len(leaves) and type(leaves[i]) is float:

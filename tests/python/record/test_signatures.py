@@ -12,8 +12,9 @@ from torch import nn
 
 from anabranch import config
 from anabranch._record import recorder as recorder_module
-from anabranch._record.signature import ARGUMENTS_ALONE, differences, signature_of
+from anabranch._record.signature import ARGUMENTS_ALONE, differences, kind_of, signature_of
 from anabranch._record.specializations import Admission
+from anabranch._record.state.number_places import NumberPlaces
 from anabranch._record.state.state import NO_STATE, State
 from anabranch.errors import RecordError
 
@@ -151,3 +152,26 @@ def test_a_value_that_changes_is_named_after_its_second_change_with_what_to_writ
 def test_states_that_a_step_may_be_in_are_no_changing_values(name):
     told, _ = told_of(range(6), name)
     assert told == []
+
+
+FOLLOWED_ARGUMENTS = NumberPlaces(arguments=(10, 2))  # in the order of their places' names
+CALL = (("containers",), 1, 0.5, *"abcdefg", 1.5)
+
+
+def _kind(*changes):
+    leaves = list(CALL)
+    for place, value in changes:
+        leaves[place] = value
+    return kind_of(leaves, FOLLOWED_ARGUMENTS)
+
+
+def test_calls_whose_followed_floats_differ_look_alike_and_all_others_do_not():
+    assert _kind((2, 0.25), (10, float("nan"))) == _kind()
+    kinds = {_kind(*changes) for changes in (
+        (), ((1, 2),), ((1, 1.0),), ((2, 1),), ((2, 2),), ((10, "a"),), ((2, True),), ((3, 0.5),),
+        ((0, "others"),), ((2, 1), (10, 1)))}
+    assert len(kinds) == 10
+    # Where there are fewer, or more.
+    assert kind_of(CALL[:10], FOLLOWED_ARGUMENTS) != kind_of([*CALL, 1], FOLLOWED_ARGUMENTS)
+    assert kind_of(CALL[:10], FOLLOWED_ARGUMENTS) == kind_of(
+        [*CALL[:2], 0.25, *CALL[3:10]], FOLLOWED_ARGUMENTS)

@@ -8,15 +8,18 @@ Threads: immutable. Failure: none.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from anabranch._record.picker import picker
 from anabranch._record.state.paths import Path
 
 # Which optimizer, which of its groups, the name, and the index where the value is a tuple.
 Hyperparameter = tuple[int, int, str, int | None]
 FOLLOWED = "a number that is followed"  # in its place in a signature
 _T = TypeVar("_T")
+_Pick = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,26 @@ class NumberPlaces:
 
     def __bool__(self) -> bool:
         return bool(self.arguments or self.hyperparameters or self.paths)
+
+    @functools.cached_property
+    def pick_arguments(self) -> _Pick:
+        """These of a call's leaves; IndexError where there are fewer."""
+        return picker(self.arguments)
+
+    @functools.cached_property
+    def least_leaves(self) -> int:
+        """So many leaves has a call that has all of the arguments."""
+        return max(self.arguments, default=-1) + 1
+
+    def pick_others(self, count: int) -> _Pick:
+        """Of so many leaves all but these, and but the first, which stands for the containers."""
+        if count not in self._others:
+            self._others[count] = picker(sorted({*range(1, count)}.difference(self.arguments)))
+        return self._others[count]
+
+    @functools.cached_property
+    def _others(self) -> dict[int, _Pick]:
+        return {}
 
     def each(self) -> list[NumberPlaces]:
         """One place each, in the order of the numbers."""
