@@ -172,8 +172,10 @@ Result<Discovery> discover_known(const Driver& driver, const Capture& capture,
   if (!found.ok()) return found.error();
   auto accesses = find_and_check_accesses(*image, capture, false, *units, *found);
   if (!accesses.ok()) return accesses.error();
-  return make_discovery(driver, capture.graph, *std::move(image), *std::move(found),
-                        *std::move(accesses), {}, {}, kinds, options.device_code);
+  auto made = make_discovery(driver, capture.graph, *std::move(image), *std::move(found),
+                             *std::move(accesses), {}, {}, kinds, options.device_code);
+  if (made.ok()) made->is_of_one = true;
+  return made;
 }
 
 Result<std::shared_ptr<CudaRecording>> make_recording(const Driver& driver,
@@ -202,7 +204,9 @@ Result<std::shared_ptr<CudaRecording>> make_recording(const Driver& driver,
   parts.rules = std::move(placement->rules);
   parts.table_bytes = discovery.table_bytes;
   parts.counts = count_step(discovery, order.lanes);
-  return CudaRecording::make(driver, std::move(parts), options);
+  CudaRecordOptions chosen = options;
+  if (discovery.is_of_one) chosen.updating_executables = std::min(1u, options.updating_executables);
+  return CudaRecording::make(driver, std::move(parts), chosen);
 }
 
 Result<std::shared_ptr<CudaRecording>> record_captures(const Driver& driver, const Capture& first,

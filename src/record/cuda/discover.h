@@ -63,6 +63,7 @@ struct Discovery {
   std::uint32_t unsure = 0;
   Status first_unsure;
   KernelLayouts layouts;  // of its kernels, for captures of other sizes; empty where it is of one
+  bool is_of_one = false;  // capture, as one of many sizes: its recording has fewer executables
 };
 
 // `kinds` says of each allocation what it is; an address that was given is a slot even where the

@@ -112,6 +112,8 @@ TEST_F(OneCaptureTest, AStepOfAnotherSizeIsLaunchedFromOneCapture) {
     EXPECT_EQ(found->slots.size(), 2u);
     const auto recording = make_recording(*d, *found, {.device_code = code});
     ASSERT_TRUE(recording.ok()) << recording.error().message();
+    EXPECT_EQ((*recording)->executables().size(), 1u);
+    EXPECT_EQ((*recording)->updating().size(), code ? 1u : 0u);
     for (const std::uint32_t first : {5u, 1000u}) {
       const CuDevicePtr x = allocate(testing::kBytes), y = allocate(testing::kBytes);
       put_words(x, first);
