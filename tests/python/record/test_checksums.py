@@ -82,6 +82,7 @@ def test_pieces_are_the_bytes_in_the_order_of_the_elements():
 def test_copies_come_back_and_are_compared_piece_by_piece(monkeypatch, granted):
     StandIn(monkeypatch)
     given = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (10_000, 0, 1, 4096, 63)]
+    given.append(torch.randint(0, 256, (4097,), dtype=torch.uint8)[1:])  # no word begins there
     wanted = [tensor.clone() for tensor in given]
     copies = Copies(given, granted)
     assert copies.where == ("GPU" if granted else "host")

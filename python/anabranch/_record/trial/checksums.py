@@ -35,6 +35,10 @@ def pieces(tensor: Tensor, most_bytes: int = PIECE_BYTES) -> Iterator[Tensor]:
     where the elements do not lie in that order, one piece at a time."""
     if tensor.numel() == 0:
         return
+    if tensor.dtype is torch.uint8 and tensor.dim() == 1 and tensor.numel() <= most_bytes \
+            and not tensor.requires_grad and _lies_in_order(tensor):
+        yield tensor
+        return
     tensor = tensor.detach()
     if _lies_in_order(tensor):
         flat = tensor.reshape(-1).view(torch.uint8)

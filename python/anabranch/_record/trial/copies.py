@@ -34,6 +34,7 @@ _STAGES = 16
 # Of what the host has available, what copies leave alone, for its other work.
 _HOST_SHARE = 0.9
 _ALIGNMENT = 64
+_WORD = 8
 
 
 class Copies:
@@ -53,8 +54,7 @@ class Copies:
     def _keep_on_device(self, tensors: Sequence[Tensor]) -> None:
         on_gpu = next((tensor.device for tensor in tensors if tensor.is_cuda), self._kept.device)
         self._kept = torch.empty(self.size_bytes, dtype=torch.uint8, device=on_gpu)
-        for begin, piece in _pieces_of(tensors, self.size_bytes):
-            self._kept[begin:begin + piece.numel()].copy_(piece)
+        self._copy_on_device(tensors, is_back=False)
 
     def _keep_on_host(self, tensors: Sequence[Tensor]) -> None:
         available = host_free_bytes()
@@ -72,12 +72,25 @@ class Copies:
     def put_back(self, tensors: Sequence[Tensor]) -> None:
         """Into tensors of the same layout, on the current stream."""
         if self.where == "GPU":
-            for begin, piece in _pieces_of(tensors, self.size_bytes):
-                piece.copy_(self._kept[begin:begin + piece.numel()])
+            self._copy_on_device(tensors, is_back=True)
             return
         with _Stages() as stages:
             for begin, piece in _pieces_of(tensors):
                 stages.send(piece, self._kept[begin:begin + piece.numel()])
+
+    def _copy_on_device(self, tensors: Sequence[Tensor], is_back: bool) -> None:
+        """All at once, since they may be hundreds, and in words where that can be."""
+        kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for begin, piece in _pieces_of(tensors, self.size_bytes):
+            are_words = piece.numel() % _WORD == 0 == piece.storage_offset() % _WORD
+            kind = torch.int64 if are_words else torch.uint8
+            ours = self._kept[begin:begin + piece.numel()].view(kind)
+            theirs = piece.view(kind)
+            to, source = kinds.setdefault(kind, ([], []))
+            to.append(theirs if is_back else ours)
+            source.append(ours if is_back else theirs)
+        for to, source in kinds.values():
+            torch._foreach_copy_(to, source)
 
     def close(self) -> None:
         """Lets go of them."""
