@@ -18,6 +18,7 @@ Graph Trees (mode="reduce-overhead").
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -25,7 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -195,14 +196,23 @@ def rate_case(trainer: Trainer, name: str, schedule: str, rounds: int) -> dict[s
     return answer
 
 
-def rates(chosen: argparse.Namespace) -> dict[str, Any]:
-    print(f"\nrates: {SHAPE.layers} layers, {BATCH} x {LENGTH} tokens, {STEPS} steps", flush=True)
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """So that a step repeats itself bit for bit."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
-    trainer = Trainer()
-    cases = [rate_case(trainer, *case, chosen.rounds) for case in CASES]
-    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def rates(chosen: argparse.Namespace) -> dict[str, Any]:
+    print(f"\nrates: {SHAPE.layers} layers, {BATCH} x {LENGTH} tokens, {STEPS} steps", flush=True)
+    with deterministic():
+        trainer = Trainer()
+        cases = [rate_case(trainer, *case, chosen.rounds) for case in CASES]
     return {"kind": "rates", "cases": cases, "judged": [
         {"what": f"rates, {case['case']}: {what}", "figure": figure, "at_most": most,
          "reached": figure <= most}
@@ -299,7 +309,7 @@ def generation(chosen: argparse.Namespace) -> dict[str, Any]:
     print(f"\ngeneration: {GENERATOR.layers} layers, {LONGEST} positions, {TOKENS} tokens a round",
           flush=True)
     torch.manual_seed(0)
-    with torch.no_grad():
+    with torch.no_grad(), deterministic():
         model = Generator(GENERATOR).cuda().bfloat16().eval()
         trees = Loop(torch.compile(model, mode="reduce-overhead"),
                      torch.compiler.cudagraph_mark_step_begin)
