@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from anabranch._record.lists import FollowedLists
 from anabranch._record.numbers.formulas import OtherRounding
 from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
@@ -35,6 +36,7 @@ class Following:
         self._refused = self._trusted = NO_NUMBERS
         self._before: dict[NumberPlaces, float] = {}  # in an earlier call, by place
         self._ways = 0
+        self.lists = FollowedLists()
         self.why_not = ""  # of what was refused last, as the end of a message
 
     def begin(self, key: Any, known: Iterable[Any], state: State) -> bool:
@@ -51,6 +53,11 @@ class Following:
             self._states.follow(followed)
             return True
         return False
+
+    def refuse_lists(self, why: str) -> None:
+        """Each list of integers tells signatures apart again."""
+        self.lists.refuse()
+        self.why_not = f". Lists of integers are not followed: {why}"
 
     def trust(self, places: NumberPlaces) -> None:
         """A recording follows them."""

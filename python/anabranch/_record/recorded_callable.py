@@ -25,6 +25,7 @@ import torch
 from anabranch import _compat, config
 from anabranch._arguments import wrong
 from anabranch._record.following import Following
+from anabranch._record.lists import Listed, with_lists
 from anabranch._record.ready_calls import ReadyCalls
 from anabranch._record.recorder import MISSED, Recorder
 from anabranch._record.report import RecordingReport
@@ -76,10 +77,11 @@ class RecordedCallable(Generic[_P, _R]):
                                   chosen.guards)
         self._trees: dict[Any, Any] = {}  # by what leaves[0] says
         self._ready = ReadyCalls()
+        following = Following(self._states)
+        self._lists = following.lists
         self._recorder = Recorder(self._call_flat, chosen, _name_of(self._function),
                                   takes_gradients=True, differences=differences,
-                                  following=Following(self._states) if chosen.follow_numbers
-                                  else None,
+                                  following=following if chosen.follow_numbers else None,
                                   look_farther=self._states.look_farther)
 
     def precompile(self, *args: _P.args, **kwargs: _P.kwargs) -> RecordingReport:
@@ -181,6 +183,7 @@ class RecordedCallable(Generic[_P, _R]):
             state = self._states.find(objects)
             key = signature_of(leaves, state, guarded)
             if is_new and self._recorder.follow(key, state):
+                leaves = self._lists.taken_from(leaves)
                 state = self._states.find(objects)
                 key = signature_of(leaves, state, guarded)
             self._ready.keep(self._states.kept())
@@ -223,7 +226,8 @@ class RecordedCallable(Generic[_P, _R]):
     def _call_flat(self, leaves: list[Any]) -> Any:
         if leaves[0] == ARGUMENTS_ALONE:
             return self._call(*leaves[1:])
-        args, kwargs = _compat.tree_unflatten(leaves[1:], self._trees[leaves[0]])
+        args, kwargs = with_lists(leaves) if isinstance(leaves[0], Listed) else \
+            _compat.tree_unflatten(leaves[1:], self._trees[leaves[0]])
         return self._call(*args, **kwargs)
 
     def _flat(self, args: Any, kwargs: Any) -> list[Any]:
@@ -232,7 +236,7 @@ class RecordedCallable(Generic[_P, _R]):
         containers = unpack((args, kwargs), leaves)
         if containers in self._trees:
             leaves[0] = containers
-            return leaves
+            return self._lists.taken_from(leaves) if self._lists.has_any else leaves
         flat, tree = _compat.tree_flatten((args, kwargs))
         if containers is None:
             containers = next((i for i, known in self._trees.items() if known == tree),

@@ -236,8 +236,9 @@ class Recorder:
         if self._following is None:
             return False
         with self._lock:
-            if key in self.specializations \
-                    or not self._following.begin(key, list(self.specializations), state):
+            known = list(self.specializations)
+            if key in known or not (self._following.lists.begin(key, known)
+                                    or self._following.begin(key, known, state)):
                 return False
             self.specializations.retire_all()
             return True
@@ -360,16 +361,16 @@ class Recorder:
             spec.note(shortage=str(spec.shortage))
         else:
             self.is_refused |= not spec.is_empty
-        if attempt.follows and not isinstance(why, (Short, Apart)):
+        if (attempt.follows or self._has_lists(spec)) and not isinstance(why, (Short, Apart)):
             self._follow_no_more(spec, why)
             return
         if self._chosen.strict and not spec.is_empty:
             attempt.rewind()
-        self._refuse(spec, f"{spec.shortage or why}{_way_of_captures(spec, why)}")
+        self._refuse(spec, f"{spec.shortage or why}{spec.way_of_captures(why)}")
 
     def _distrust(self, spec: Specialization, why: Exception) -> None:
         """A launch with other numbers, or other bytes on the CPU, is not what a plain run is."""
-        if spec.follows is not NO_NUMBERS:
+        if spec.follows is not NO_NUMBERS or self._has_lists(spec):
             self._follow_no_more(spec, why)
             return
         spec.recording, spec.is_retired = None, True
@@ -379,9 +380,16 @@ class Recorder:
     def _follow_no_more(self, spec: Specialization, why: Exception) -> None:
         """Each value of what this recording was to follow is recorded by itself."""
         assert self._following is not None
-        self._following.refuse(spec.follows, str(why))
+        if spec.follows is NO_NUMBERS:
+            self._following.refuse_lists(str(why))
+        else:
+            self._following.refuse(spec.follows, str(why))
         self.specializations.retire_all()
         log.info("%s%s", self.name, self._following.why_not)
+
+    def _has_lists(self, spec: Specialization) -> bool:
+        return spec.on_host is not None and self._following is not None \
+            and self._following.lists.has_any
 
     def _step(self, spec: Specialization, leaves: list[Any]) -> Step:
         """What is to be captured."""
@@ -561,14 +569,6 @@ def _plain_answer(attempt: Attempt, why: Exception, call: Callable[[list[Any]], 
 
 def _applied(bound: BoundState, answer: Any) -> Any:
     return answer if bound.mutations is None else bound.apply(answer)
-
-
-def _way_of_captures(spec: Specialization, error: Exception) -> str:
-    """For the reason: why the captured step may differ from the plain one."""
-    if not spec.why_told or not isinstance(error, Untrusted):
-        return ""
-    return (". Code outside torch asks whether it is captured and may go another way then; told "
-            f"that it is not, it broke: {spec.why_told}")
 
 
 @contextlib.contextmanager

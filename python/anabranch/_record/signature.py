@@ -28,7 +28,7 @@ from anabranch._record.state.state import State
 # Calls with these alone need no tree of containers to be walked.
 LEAF_TYPES = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None)))
 ARGUMENTS_ALONE = -1  # in place of the containers
-_LEAF = 0
+LEAF = 0
 _FLOATS = frozenset((float,))
 
 
@@ -37,7 +37,7 @@ def unpack(thing: Any, leaves: list[Any]) -> Any:
     kind = type(thing)
     if kind in LEAF_TYPES:
         leaves.append(thing)
-        return _LEAF
+        return LEAF
     parts: Any = thing
     keys: Any = None
     if kind is dict:

@@ -38,6 +38,7 @@ from anabranch._record.tensors import (
     units_apart,
 )
 from anabranch._record.trial.trial import Foreseen
+from anabranch._record.trial.verify import Untrusted
 
 
 class BoundState:
@@ -332,6 +333,13 @@ class Specialization:
         if not self.leaf_owners:
             return parameters
         return [*(leaves[i] for i in self.leaf_owners), *parameters]
+
+    def way_of_captures(self, error: Exception) -> str:
+        """For a reason: why the captured step may differ from the plain one."""
+        if not self.why_told or not isinstance(error, Untrusted):
+            return ""
+        return (". Code outside torch asks whether it is captured and may go another way then; "
+                f"told that it is not, it broke: {self.why_told}")
 
     def note(self, **found: Any) -> None:
         """Sets fields of the report."""

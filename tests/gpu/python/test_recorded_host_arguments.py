@@ -187,3 +187,49 @@ def test_a_step_that_writes_its_argument_on_the_cpu_runs_plainly_and_writes_it()
         return x[t.to(DEVICE) % 16]
 
     assert_plain(assert_follows(step, inputs), "computes with it there")
+
+
+LISTS = {
+    "tensor": lambda x, p: x[torch.tensor(p, device=DEVICE)],
+    "of another type": lambda x, p: x * torch.tensor(p, dtype=torch.float32, device=DEVICE),
+    "new_tensor": lambda x, p: x + x.new_tensor(p),
+    "an index": lambda x, p: x[p] * 2,
+    "an index of columns": lambda x, p: x[:, p],
+    "put": lambda x, p: put(x.clone(), p),
+    "sums": lambda x, p: x * torch.tensor(p).cumsum(0).to(DEVICE),
+}
+
+
+def put(x, places):
+    x[places] = 1.0
+    return x
+
+
+@pytest.mark.parametrize("step", LISTS.values(), ids=LISTS.keys())
+def test_lists_of_integers_are_arguments_of_a_launch_once_they_have_changed(step):
+    def given(seed):
+        return normal(seed, 16, 16), numbers(seed, 16).tolist()
+
+    recorded = assert_follows(step, given, calls=14)
+    assert launches(recorded) >= 8, told(recorded)
+    assert sum(report.nodes > 0 for report in recorded.reports) == 1, told(recorded)
+
+
+def test_block_tables_in_lists_of_lists():
+    def step(cache, batch):
+        rows = torch.tensor(batch["blocks"], device=DEVICE)
+        return cache[rows].sum(1) + torch.tensor(batch["lengths"], device=DEVICE)[:, None]
+
+    def given(seed):
+        blocks = numbers(seed, 12).view(4, 3).tolist()
+        return normal(0, 16, 8), {"blocks": blocks, "lengths": numbers(seed + 1, 4).tolist()}
+
+    recorded = assert_follows(step, given, calls=14)
+    assert launches(recorded) >= 8, told(recorded)
+
+
+def test_a_list_that_the_step_looks_at_is_recorded_for_each_of_its_values():
+    recorded = assert_follows(lambda x, dims: x.sum(dims), lambda seed: (
+        normal(seed, 4, 4, 4), [0, 1] if seed % 2 else [1, 2]), calls=20)
+    assert launches(recorded) >= 8, told(recorded)
+    assert sum(report.nodes > 0 for report in recorded.reports) == 2, told(recorded)

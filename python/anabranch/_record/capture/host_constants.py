@@ -23,13 +23,13 @@ from torch import Tensor
 
 from anabranch import _compat
 from anabranch._fx.schema import tensors_in
+from anabranch._record.capture.replaced import replaced
 from anabranch._record.refusals import NotRecordable
 
 CONSTANTS_BYTES = 4 << 20  # for all of a capture
 _ALIGNMENT = 256
 _GPU = "cuda"
 _aten = torch.ops.aten
-_NOTHING = object()
 _INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
 
 
@@ -142,18 +142,8 @@ class HostConstants(_compat.TorchDispatchMode):
             (Tensor, "new_tensor", self._maker(Tensor.new_tensor, is_method=True)),
             *((Tensor, name, self._indexer(getattr(Tensor, name)))
               for name in ("__getitem__", "__setitem__"))]
-        before = [vars(owner).get(name, _NOTHING) for owner, name, _ in stand_ins]
-        try:
-            for stand_in in stand_ins:
-                setattr(*stand_in)
-            with self:
-                yield
-        finally:
-            for (owner, name, _), value in zip(stand_ins, before, strict=True):
-                if value is _NOTHING:
-                    delattr(owner, name)  # it inherits it
-                else:
-                    setattr(owner, name, value)
+        with replaced(stand_ins), self:
+            yield
 
     def _maker(self, original: Callable[..., Tensor],
                is_method: bool = False) -> Callable[..., Tensor]:

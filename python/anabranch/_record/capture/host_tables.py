@@ -21,6 +21,8 @@ from torch import Tensor
 
 from anabranch import _compat
 from anabranch._fx.schema import tensors_in
+from anabranch._record.capture.noted_lists import stand_ins
+from anabranch._record.capture.replaced import replaced
 from anabranch._record.refusals import NotRecordable
 
 _GPU = "cuda"
@@ -160,20 +162,12 @@ class HostTables(_compat.TorchDispatchMode):
     @contextlib.contextmanager
     def captured(self) -> Iterator[None]:
         """Around the step."""
-        before = {name: getattr(Tensor, name) for name in _READING}
-        are_own = {name for name in _READING if name in vars(Tensor)}
+        readers = [(Tensor, name, self._reader(name, getattr(Tensor, name))) for name in _READING]
         try:
-            for name, original in before.items():
-                setattr(Tensor, name, self._reader(name, original))
-            with self:
+            with replaced([*readers, *stand_ins()]), self:
                 yield
         finally:
             self._twins.clear()  # some lie in the memory of the capture
-            for name, original in before.items():
-                if name in are_own:
-                    setattr(Tensor, name, original)
-                else:
-                    delattr(Tensor, name)  # it inherits it
 
     def _reader(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         mine = threading.get_ident()
