@@ -83,7 +83,8 @@ class Options:
         "pinned and by the driver. Those that were used least lately go.", 0, _MOST_BYTES)
     follow_numbers: bool = _option(
         True, "Launch recordings with other values of a float that changes between calls, where "
-        "its way into the kernels is known. Off: each value is recorded by itself.")
+        "its way into the kernels is known, and with other numbers in lists of integers. Off: "
+        "each value is recorded by itself.")
     guards: bool = _option(
         True, "Compare Python values that a recorded callable's code names with those of its "
         "recording, before each launch. Off: only what `guard=` answers.")
