@@ -30,7 +30,11 @@ from anabranch._record.capture.capture import capture_twice, close_abandoned, no
 from anabranch._record.capture.captured import Capture
 from anabranch._record.capture.preallocate import noted_sizes
 from anabranch._record.capture.step import Step
-from anabranch._record.capture.untracked import UntrackedTensors, check_all_tracked
+from anabranch._record.capture.untracked import (
+    UntrackedTensors,
+    check_all_tracked,
+    may_name_others,
+)
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.known import CAPTURES_DIFFER
 from anabranch._record.launch.recording import StepRecording
@@ -337,16 +341,14 @@ class Attempt:
 
     def _is_enough(self, step: Step) -> Callable[[Capture], bool] | None:
         """Whether a capture tells enough by itself; None where it cannot. Processes that run a step
-        together capture it as often as one another. What a second capture would show of the step's
-        Python, the comparison does."""
+        together capture it as often as one another."""
         if (not self._earlier.steps.has_any or not self._chosen.verify or self._needs_two
                 or self._agree.has_others or step.numbers is not None or step.has_constants):
             return None
 
         def is_enough(capture: Capture) -> bool:
-            # Of mapped memory drivers need not say that it is memory: a tensor that was not found
-            # might be taken for a number.
-            if not capture.is_mapped:
+            # Of mapped memory drivers need not say that it is memory.
+            if not capture.is_mapped or not may_name_others(step, capture):
                 self._discovered = self._earlier.steps.discover(
                     step, capture, capture_device(step.device), self._saved_from)
             return self._is_of_one

@@ -4,8 +4,6 @@ call leaves what eager leaves, bit for bit."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,8 +11,6 @@ from recordings import assert_follows, mlp, normal, told, train_both, training
 
 SIZES = (64, 96, 128, 48, 200)
 CALLS_EACH = 4
-# How often a step of known kernels is captured. Of expandable segments, twice.
-ONCE = 2 if "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") else 1
 
 
 def size_of_call(i: int) -> int:
@@ -43,7 +39,7 @@ def test_a_further_size_of_known_kernels_is_captured_once():
         return {"y": y, "rows": y.flip(0)[1:], "parts": (x + 1).split(16)[0]}
 
     step = assert_follows(step, lambda seed: (normal(seed, size_of_call(seed), 16),), CALLS)
-    assert captures(step) == [2, ONCE, ONCE, ONCE, ONCE], told(step)
+    assert captures(step) == [2, 1, 1, 1, 1], told(step)
     assert all(report.nodes == step.reports[0].nodes for report in step.reports)
 
 
@@ -59,7 +55,7 @@ def test_training_over_many_sizes_leaves_what_it_leaves_unrecorded(optimizer):
     step = train_both(make, calls=CALLS, inputs=lambda i: (
         normal(i, size_of_call(i), 16), normal(1000 + i, size_of_call(i), 4)))
     assert_all_recorded(step)
-    assert 2 in captures(step) and ONCE in captures(step), told(step)
+    assert 2 in captures(step) and 1 in captures(step), told(step)
 
 
 def test_a_model_compiled_for_any_size_is_recorded_for_each():
@@ -82,7 +78,7 @@ def test_another_number_of_known_kernels_is_captured_once():
 
     step = assert_follows(step, lambda seed: (normal(seed, 64 * (1 + seed // CALLS_EACH % 3), 8),),
                           9 * CALLS_EACH)
-    assert captures(step) == [2, ONCE, ONCE], told(step)
+    assert captures(step) == [2, 1, 1], told(step)
 
 
 def test_sizes_that_reach_kernels_as_numbers_are_those_of_the_call():

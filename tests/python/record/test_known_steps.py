@@ -105,11 +105,13 @@ def test_objects_of_the_users_are_not_kept_to_compare_answers_with(steps):
 def tried(monkeypatch):
     """Attempts of one callable, of which something is known. ``verdicts`` of first launches: one
     that is an error is raised."""
-    seen = SimpleNamespace(asked=[], verdicts=[], made=[], earlier=Earlier(), is_mapped=False)
+    seen = SimpleNamespace(asked=[], verdicts=[], made=[], earlier=Earlier(), is_mapped=False,
+                           names_others=False)
     seen.earlier.steps = SimpleNamespace(
         has_any=True, add=lambda found: None,
         discover=lambda *given: seen.asked.append(given) or "discovered")
     monkeypatch.setattr(attempt_module, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(attempt_module, "may_name_others", lambda step, capture: seen.names_others)
     monkeypatch.setattr(attempt_module, "capture_device", lambda device: None)
     step = Step(lambda leaves: None, [], [], [], [], 0, [], 0, None)
 
@@ -157,9 +159,16 @@ def test_where_nothing_would_find_a_fault_two_captures_are_made(tried):
     for changes in ({"others": True}, {"verify": False}, {"has_constants": True},
                     {"numbers": object()}):
         attempt(**changes)._make_and_launch(None)
-    seen.is_mapped = True
+    seen.is_mapped = seen.names_others = True
     attempt()._make_and_launch(None)
     assert seen.made == [2] * 5 and not seen.asked
+
+
+def test_of_mapped_memory_one_capture_is_enough_where_it_names_no_others(tried):
+    seen, attempt = tried
+    seen.is_mapped = True
+    attempt()._make_and_launch(None)
+    assert seen.made == [1]
 
 
 class Made:

@@ -88,6 +88,14 @@ def check_all_tracked(step: Step, capture: Capture, device: CaptureDevice) -> No
         raise UntrackedTensors(named)
 
 
+def may_name_others(step: Step, capture: Capture) -> bool:
+    """Whether the first capture has a word that may be the address of a tensor which is alive and
+    not the step's."""
+    alive = sorted(_without(capture.alive, step.fixed))
+    named = _mentioned(capture.first, alive)
+    return bool(_tensors_in(sorted(alive[i] for i in named), but=step.tensors))
+
+
 def _mentioned(captured: Captured, memory: Sequence[tuple[int, int]]) -> set[int]:
     assert captured.snapshot is not None
     return {i for i, _ in captured.snapshot.mentions(memory)}
