@@ -28,6 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "_record": _BELOW,
     "_compile": _BELOW | {"_record"},
     "_explain": _BELOW | {"_record", "_compile"},
+    "integrations": _BELOW | {"_record"},
     "doctor": _FRONT | {"_requirements", "_core"},
     "__main__": {"errors", "doctor"},
     "__init__": _BELOW | {"_requirements", "_record", "_compile", "_explain", "doctor"},
