@@ -331,13 +331,14 @@ def _why_not(trainer: Any) -> str:
 
     args, accelerator = trainer.args, getattr(trainer, "accelerator", None)
     step = getattr(trainer.training_step, "__func__", trainer.training_step)
-    own_loop = "; write the loop by hand, with anabranch.record around its step"
     if accelerator is None:
         return "this version of transformers has a loop without accelerate; take a newer one"
     mode = getattr(args.parallel_mode, "value", args.parallel_mode)
     kind = getattr(accelerator.distributed_type, "value", accelerator.distributed_type)
     if mode != "not_parallel" or kind != "NO":
-        return f"it trains in parallel (mode {mode}, accelerate's type {kind}){own_loop}"
+        return (f"it trains in parallel (mode {mode}, accelerate's type {kind}); show it one GPU "
+                "(CUDA_VISIBLE_DEVICES), or write the loop by hand, with anabranch.record around "
+                "its step")
     if step is not vars(Trainer).get("training_step") or not is_of_package(step, _CLIENT):
         return (f"{type(trainer).__qualname__} has a training_step of its own; override "
                 "compute_loss, or give compute_loss_func=")

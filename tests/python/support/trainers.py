@@ -48,6 +48,8 @@ def make_trainer(folder: Any, *, kind: Any = None, model: Any = None, count: int
         "num_train_epochs": 2, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4,
         "report_to": [], "logging_steps": 1, "learning_rate": 1e-3, "save_strategy": "no",
         "disable_tqdm": True, "seed": 1, "use_cpu": not torch.cuda.is_available(), **arguments})
+    if given.n_gpu > 1:
+        given._n_gpu = 1  # it would copy the model to all of them
     return (kind or transformers.Trainer)(
         model=llama() if model is None else model, args=given, train_dataset=texts(count),
         eval_dataset=texts(6), **(keywords or {}))
