@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step changes in Python's numbers that a launch would not: an optimizer's, and how often a
-scheduler has been stepped.
+"""What a step changes in Python's numbers that a launch would not: an optimizer's, also those in
+the states of its parameters, and how often a scheduler has been stepped.
 
 It is looked at behind the plain run, before anything else runs the step's Python: a capture would
 step a scheduler once more. Threads: one try to record. Failure: NotRecordable.
@@ -8,7 +8,7 @@ step a scheduler once more. Threads: one try to record. Failure: NotRecordable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ class SteppedByHand:
                             if isinstance(one, (LRScheduler, ReduceLROnPlateau))]
 
     def _numbers_now(self) -> list[tuple[Any, ...]]:
-        return [State.hyperparameters(one) for one in self._optimizers]
+        return [(*State.hyperparameters(one), *_counts_in(one)) for one in self._optimizers]
 
     def check(self) -> None:
         """Raises NotRecordable where one is another now."""
@@ -39,3 +39,10 @@ class SteppedByHand:
         if self._numbers != self._numbers_now():
             raise NotRecordable("it changes an optimizer's numbers in Python; keep them in tensors "
                                 "(lr=torch.tensor(...)), or change them outside")
+
+
+def _counts_in(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
+    """Numbers of Python's in the states of its parameters, such as how often it has stepped."""
+    for state in list(optimizer.state.values()):
+        if isinstance(state, dict):
+            yield [value for value in state.values() if isinstance(value, (int, float))]
