@@ -342,8 +342,9 @@ def _why_not(trainer: Any) -> str:
     if step is not vars(Trainer).get("training_step") or not is_of_package(step, _CLIENT):
         return (f"{type(trainer).__qualname__} has a training_step of its own; override "
                 "compute_loss, or give compute_loss_func=")
-    if str(getattr(args, "optim", "")).rpartition(".")[2].lower() in ("lomo", "adalomo"):
-        return "its optimizer steps inside of the backward; choose another optim="
+    optim = str(getattr(args.optim, "value", args.optim))
+    if optim in ("lomo", "adalomo") or optim.endswith("layerwise"):
+        return f"its optimizer, {optim}, steps inside of the backward; choose another optim="
     if getattr(args, "torch_empty_cache_steps", None) is not None:
         return "torch_empty_cache_steps empties torch's cache inside of a step; leave it out"
     if getattr(trainer, "use_apex", False):

@@ -373,14 +373,16 @@ def in_parallel(trainer, monkeypatch):
     ({"kind": OwnStep}, "OwnStep has a training_step of its own; override compute_loss"),
     ({"torch_empty_cache_steps": 2}, "torch_empty_cache_steps empties"),
     ({"prepare": in_parallel}, "accelerate's type MULTI_GPU"),
-), ids=("training_step", "cache", "parallel"))
+    ({"optim": "galore_adamw_layerwise"}, "steps inside of the backward"),
+), ids=("training_step", "cache", "parallel", "layerwise"))
 def test_a_trainer_that_is_not_known_is_left_as_it_is_with_the_reason(
         tmp_path, monkeypatch, settings, reason):
     prepare = settings.pop("prepare", lambda trainer, monkeypatch: None)
     trainer = make_trainer(tmp_path, **settings)
     prepare(trainer, monkeypatch)
-    with pytest.warns(anabranch.RecordWarning, match=reason):
+    with pytest.warns(anabranch.RecordWarning, match=reason) as told:
         assert record(trainer) is trainer
+    assert [one.filename for one in told] == [__file__]
     assert "training_step" not in vars(trainer) and reports(trainer) == {}
     with pytest.raises(anabranch.errors.RecordError, match=reason):
         record(trainer, strict=True)
