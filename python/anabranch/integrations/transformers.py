@@ -333,10 +333,10 @@ def _why_not(trainer: Any) -> str:
     step = getattr(trainer.training_step, "__func__", trainer.training_step)
     if accelerator is None:
         return "this version of transformers has a loop without accelerate; take a newer one"
-    mode = getattr(args.parallel_mode, "value", args.parallel_mode)
+    parallel = getattr(args.parallel_mode, "value", args.parallel_mode)
     kind = getattr(accelerator.distributed_type, "value", accelerator.distributed_type)
-    if mode != "not_parallel" or kind != "NO":
-        return (f"it trains in parallel (mode {mode}, accelerate's type {kind}); show it one GPU "
+    if parallel != "not_parallel" or kind != "NO":
+        return (f"it trains in parallel ({parallel}, accelerate's type {kind}); show it one GPU "
                 "(CUDA_VISIBLE_DEVICES), or write the loop by hand, with anabranch.record around "
                 "its step")
     if step is not vars(Trainer).get("training_step") or not is_of_package(step, _CLIENT):
@@ -347,6 +347,9 @@ def _why_not(trainer: Any) -> str:
         return f"its optimizer, {optim}, steps inside of the backward; choose another optim="
     if getattr(args, "torch_empty_cache_steps", None) is not None:
         return "torch_empty_cache_steps empties torch's cache inside of a step; leave it out"
+    if (mode := args.torch_compile_mode) in ("reduce-overhead", "max-autotune"):
+        return (f"torch_compile_mode={mode!r} makes CUDA graphs of its own; leave it out, or take "
+                "max-autotune-no-cudagraphs")
     if getattr(trainer, "use_apex", False):
         return "it uses apex; train with bf16=True"
     return ""

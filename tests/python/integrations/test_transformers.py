@@ -4,6 +4,8 @@ here, but all that stands in the places of the Trainer's own is called."""
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -11,13 +13,15 @@ from torch import nn
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
+import trainers
 import transformers
-from trainers import left_by, make_trainer, train_both
+from trainers import left_by, train_both
 
 import anabranch
 from anabranch._record.state.walk import Walk
 from anabranch.integrations.transformers import record, reports
 
+make_trainer = functools.partial(trainers.make_trainer, use_cpu=True)
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch finds no GPU:anabranch.RecordWarning")
 
 
@@ -200,9 +204,10 @@ def test_what_is_recorded_is_given_tensors_and_numbers_and_is_called_as_often_as
                               "update": updates}
     for given in calls.given.values():
         assert {type(leaf) for leaf in leaves(given)} <= {torch.Tensor, float, int}
-    # Of six batches in an epoch four are accumulated, and then the two that are left.
-    accumulated = [guard[2] for guard in calls.guards["forward_and_backward"]]
-    assert accumulated[:6] == [4, 4, 4, 4, 2, 2][:updates + others]
+    # Of six batches in an epoch four are accumulated, and then the two that are left. Older
+    # versions have no such attribute, and scale all alike.
+    accumulated = [guard[2] for guard in calls.guards["forward_and_backward"]][:6]
+    assert accumulated in ([4, 4, 4, 4, 2, 2], [None] * 6)
 
 
 def test_neither_the_trainer_nor_its_data_are_found_from_what_is_recorded(tmp_path, monkeypatch):
@@ -374,7 +379,8 @@ def in_parallel(trainer, monkeypatch):
     ({"torch_empty_cache_steps": 2}, "torch_empty_cache_steps empties"),
     ({"prepare": in_parallel}, "accelerate's type MULTI_GPU"),
     ({"optim": "galore_adamw_layerwise"}, "steps inside of the backward"),
-), ids=("training_step", "cache", "parallel", "layerwise"))
+    ({"torch_compile": True, "torch_compile_mode": "reduce-overhead"}, "CUDA graphs of its own"),
+), ids=("training_step", "cache", "parallel", "layerwise", "graphs"))
 def test_a_trainer_that_is_not_known_is_left_as_it_is_with_the_reason(
         tmp_path, monkeypatch, settings, reason):
     prepare = settings.pop("prepare", lambda trainer, monkeypatch: None)
