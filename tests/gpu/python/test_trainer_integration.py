@@ -122,7 +122,11 @@ def test_evaluation_and_saving_between_and_a_resumed_training(tmp_path):
 
 @pytest.mark.slow
 def test_a_model_that_the_trainer_compiles(tmp_path):
-    trainer = both(tmp_path, torch_compile=True, lr_scheduler_type="cosine", num_train_epochs=6)
+    # For a recording Inductor gives intermediates memory of their own, and what it fuses with that
+    # may be rounded otherwise.
+    with torch._inductor.config.patch(allow_buffer_reuse=False):
+        trainer = both(tmp_path, torch_compile=True, lr_scheduler_type="cosine",
+                       num_train_epochs=6)
     assert_launched(trainer, STEP, CLIP, UPDATE)
     assert recordings(trainer, UPDATE) == 1, told(trainer)
 
@@ -143,9 +147,10 @@ def test_dropout(tmp_path):
 
 
 def test_an_optimizer_that_counts_on_the_cpu_runs_plainly_beside_recorded_parts(tmp_path):
-    trainer = both(tmp_path, optim="adamw_torch")
+    with pytest.warns(anabranch.errors.RecordWarning, match="not followed: .*fused=True"):
+        trainer = both(tmp_path, optim="adamw_torch")
     assert_launched(trainer, STEP, CLIP)
-    assert any("fused=True" in (one.reason or "") for one in reports(trainer)[UPDATE]), told(trainer)
+    assert not sum(one.launched for one in reports(trainer)[UPDATE]), told(trainer)
 
 
 def test_checkpointed_blocks_are_right_whether_they_are_recorded_or_not(tmp_path):
