@@ -23,7 +23,8 @@ namespace anabranch {
 
 // What a region is given: the address of the buffer of each of its accesses, in the order in which
 // the step declares them (the start of the buffer, not of the view). That of a number is one of the
-// host's, on every device, and good until the region returns.
+// host's, on every device, and good until the region returns. That of a table is one of the
+// device's, like that of an input.
 struct RegionCall {
   void* const* buffers = nullptr;
   std::uint32_t buffer_count = 0;

@@ -41,6 +41,7 @@ struct Binding {
   void* data = nullptr;  // on CUDA an address on the device
   std::uint64_t size_bytes = 0;
   NumberKind kind = NumberKind::kNone;
+  SlotKind slot = SlotKind::kAddress;
 
   // For a number: its bytes in `data`, not their address. Of a plan, of the number's own kind; of a
   // captured step, of as many bytes as the kernels take, where bfloat16 and half are their bits.
@@ -49,7 +50,13 @@ struct Binding {
     static_assert(std::is_arithmetic_v<Number> && sizeof(Number) <= sizeof(std::uint64_t));
     std::uint64_t word = 0;
     std::memcpy(&word, &value, sizeof value);
-    return {reinterpret_cast<void*>(word), sizeof value, number_kind_of<Number>()};
+    return {reinterpret_cast<void*>(word), sizeof value, number_kind_of<Number>(),
+            SlotKind::kNumber};
+  }
+  // For a table of a plan: bytes of the host's, at any address, on CUDA too. launch() takes them:
+  // they may be changed or freed as soon as it has returned, while the launch still runs.
+  static Binding table(const void* bytes, std::uint64_t size_bytes) {
+    return {const_cast<void*>(bytes), size_bytes, NumberKind::kNone, SlotKind::kTable};
   }
 };
 
@@ -73,16 +80,18 @@ class Ticket {
   std::shared_ptr<const cuda::LaunchMark> mark_;
 };
 
-// `bindings[i]` serves recording.slots()[i]. Checked before anything runs: count, address,
+// `bindings[i]` serves recording.slots()[i]. Checked before anything runs: count, kind, address,
 // alignment, size, and that no written buffer shares bytes with another; on CUDA, that no two that
-// the recording uses do.
+// the recording uses do. A table may have fewer bytes than were declared, the others are zero; it
+// may not have more.
 //
 // On the host there is no stream but the calling thread: another `stream` than null is refused
 // (kStreamRefused), since the launch could not come after the work queued on it. On CUDA the launch
 // starts after all work queued on `stream` so far, and later work on it waits for the launch.
 // Launches on different streams may overlap, as long as they write nothing in common. Those of a
 // plan have an arena each, up to two of them, and further ones wait, on the device, for one before;
-// those of a captured step are given theirs.
+// those of a captured step are given theirs. Each launch of a plan with tables copies its own to
+// the device. Where eight before it on its arena have not ended, the call waits for the first.
 ANABRANCH_API Result<Ticket> launch(const Recording& recording, std::span<const Binding> bindings,
                                     CudaStream stream = {});
 

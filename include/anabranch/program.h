@@ -51,6 +51,9 @@ enum class Role : std::uint8_t {
   // A number, given by the caller by value. Regions read it, at an address of the host's, on CUDA
   // too: there a launch writes it wherever kernels were given it by value.
   kNumber,
+  // A table: some bytes of the host's (lengths, numbers of pages) that each launch gives anew. The
+  // call takes them, and regions read a copy: on CUDA in the device's memory. Nothing writes it.
+  kTable,
 };
 
 enum class NumberKind : std::uint8_t { kNone, kF32, kF64, kI32, kI64, kBF16 };
@@ -76,6 +79,8 @@ inline constexpr std::uint32_t kMaxStreams = 1024;
 inline constexpr std::uint64_t kMaxBufferBytes = std::uint64_t{1} << 48;
 inline constexpr std::uint64_t kMaxTotalBytes = std::uint64_t{1} << 60;  // sizes and alignments
 inline constexpr std::uint32_t kMaxViewDims = 32;
+inline constexpr std::uint64_t kMaxTableBytes = std::uint64_t{1} << 20;
+inline constexpr std::uint64_t kMaxTableAlignment = 512;
 
 // One dimension of a strided view. Strides are in bytes and may be negative or zero.
 struct Dim {
@@ -177,6 +182,8 @@ class ANABRANCH_API ProgramBuilder {
   BufferId add_number(std::string name, NumberKind kind,
                       double least = -std::numeric_limits<double>::infinity(),
                       double most = std::numeric_limits<double>::infinity());
+  // Launches give so many bytes at most; what they leave out is zero.
+  BufferId add_table(std::string name, std::uint64_t size_bytes, std::uint64_t alignment = 64);
   StepId add_step(Step step);
 
   // Shorthands of add_step.

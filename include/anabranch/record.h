@@ -38,12 +38,27 @@ class PlanRecording;  // src/record/cuda/plan/plan_recording.h
 class StepRecording;  // src/record/cuda/step_recording.h
 }  // namespace cuda
 
+// What a binding of a launch gives.
+enum class SlotKind : std::uint8_t { kAddress, kNumber, kTable };
+
+constexpr SlotKind slot_kind_of(Role role) {
+  switch (role) {
+    case Role::kNumber:
+      return SlotKind::kNumber;
+    case Role::kTable:
+      return SlotKind::kTable;
+    default:
+      return SlotKind::kAddress;
+  }
+}
+
 // What one binding of a launch serves.
 struct RecordingSlot {
   std::string name;  // of a plan's buffer; "block 3" or "arena part 0" of a captured step
   std::uint64_t size_bytes = 0;
   std::uint64_t alignment = 1;            // that an address must have
   NumberKind number = NumberKind::kNone;  // of a plan's number, which has no address
+  SlotKind kind = SlotKind::kAddress;
 };
 
 class Recording {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <iterator>
 #include <limits>
 
@@ -29,6 +30,7 @@ Status refuse_count(std::size_t given, std::size_t needed) {
 
 template <typename Needs>  // a slot's state, or its buffer
 bool is_right(const Needs& needs, const Binding& binding) {
+  if (binding.slot != SlotKind::kAddress) return false;
   if (binding.size_bytes < needs.size_bytes) return false;
   if (needs.size_bytes == 0) return true;
   return binding.data && (number_of(binding.data) & (needs.alignment - 1)) == 0;
@@ -36,10 +38,21 @@ bool is_right(const Needs& needs, const Binding& binding) {
 
 bool fits(const SlotState& slot, const Binding& binding) {
   const bool stayed = binding.data == slot.address && binding.data;
-  return stayed ? binding.size_bytes >= slot.size_bytes : is_right(slot, binding);
+  if (!stayed || binding.slot != SlotKind::kAddress) return is_right(slot, binding);
+  return binding.size_bytes >= slot.size_bytes;
+}
+
+Status refuse_kind(const Buffer& buffer, std::size_t index, const Binding& binding) {
+  constexpr std::string_view kWays[] = {"an address and its bytes", "Binding::number()",
+                                        "Binding::table()"};
+  const SlotKind needed = slot_kind_of(buffer.role);
+  return refuse(fmt::format("launch: binding '{}' (slot {}) is for {}, and {} was given. Pass {}.",
+                            printable_text(buffer.name), index, text_of(needed),
+                            text_of(binding.slot), kWays[static_cast<std::size_t>(needed)]));
 }
 
 Status refuse_misfit(const Buffer& buffer, std::size_t index, const Binding& binding) {
+  if (binding.slot != SlotKind::kAddress) return refuse_kind(buffer, index, binding);
   const std::string what =
       fmt::format("launch: binding '{}' (slot {})", printable_text(buffer.name), index);
   if (binding.size_bytes < buffer.size_bytes) {
@@ -98,6 +111,27 @@ Status check_number(const Buffer& buffer, std::size_t index, const Binding& bind
                   printable_text(buffer.name), index, value, buffer.least, buffer.most));
 }
 
+Status check_table(const Buffer& buffer, std::size_t index, const Binding& binding) {
+  if (binding.slot != SlotKind::kTable) return refuse_kind(buffer, index, binding);
+  if (binding.size_bytes > buffer.size_bytes) {
+    return refuse(
+        fmt::format("launch: table '{}' (slot {}) was given {} bytes, and was declared "
+                    "with {}. Pass no more, or declare a larger one.",
+                    printable_text(buffer.name), index, binding.size_bytes, buffer.size_bytes));
+  }
+  if (binding.data || binding.size_bytes == 0) return {};
+  return refuse(
+      fmt::format("launch: table '{}' (slot {}) is null, and was given {} bytes. Pass "
+                  "their address.",
+                  printable_text(buffer.name), index, binding.size_bytes));
+}
+
+// Of a slot whose binding is no address.
+Status check_value(const Buffer& buffer, std::size_t index, const Binding& binding) {
+  return buffer.role == Role::kTable ? check_table(buffer, index, binding)
+                                     : check_number(buffer, index, binding);
+}
+
 Status refuse_overlap(const Program& program, const AddressTable& table, const SlotExtent& a,
                       const SlotExtent& b) {
   const auto name = [&](const SlotExtent& extent) {
@@ -148,12 +182,12 @@ Status check_overlaps(const Program& program, AddressTable& table,
 Status bind_slots(const Program& program, AddressTable& table, std::span<const Binding> bindings) {
   const std::span<const SlotState> slots = table.slots();
   if (bindings.size() != slots.size()) return refuse_count(bindings.size(), slots.size());
-  std::uint32_t moved = 0, numbers = 0;
+  std::uint32_t moved = 0, values = 0;
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (slots[i].is_number) {
-      ++numbers;
-      const Buffer& number = program.buffer(slots[i].buffer);
-      if (Status right = check_number(number, i, bindings[i]); !right.ok()) return right;
+    if (slots[i].kind != SlotKind::kAddress) {
+      ++values;
+      const Buffer& buffer = program.buffer(slots[i].buffer);
+      if (Status right = check_value(buffer, i, bindings[i]); !right.ok()) return right;
       continue;
     }
     if (!fits(slots[i], bindings[i])) {
@@ -161,13 +195,15 @@ Status bind_slots(const Program& program, AddressTable& table, std::span<const B
     }
     moved += bindings[i].data != slots[i].address;
   }
-  if (moved == 0 && numbers == 0) return {};
+  if (moved == 0 && values == 0) return {};
   if (moved != 0) {
     if (Status apart = check_overlaps(program, table, bindings, moved); !apart.ok()) return apart;
   }
   for (std::uint32_t i = 0; i < slots.size(); ++i) {
-    if (slots[i].is_number) {
+    if (slots[i].kind == SlotKind::kNumber) {
       table.set_number(i, number_of(bindings[i].data));
+    } else if (slots[i].kind == SlotKind::kTable) {
+      write_table(bindings[i], table.table(i));
     } else if (bindings[i].data != slots[i].address) {
       table.set(i, bindings[i].data);
     }
@@ -179,13 +215,24 @@ Status bind_slots(const Program& program, AddressTable& table, std::span<const B
 
 namespace anabranch {
 
+std::string_view text_of(SlotKind kind) {
+  constexpr std::string_view kTexts[] = {"an address", "a number", "a table"};
+  return kTexts[static_cast<std::size_t>(kind)];
+}
+
+void write_table(const Binding& table, std::span<std::byte> to) {
+  const auto given = static_cast<std::size_t>(table.size_bytes);
+  if (given != 0) std::memcpy(to.data(), table.data, given);
+  std::memset(to.data() + given, 0, to.size() - given);
+}
+
 Status check_bindings(const Plan& plan, std::span<const Binding> bindings) {
   const std::span<const Slot> slots = plan.slots();
   if (bindings.size() != slots.size()) return host::refuse_count(bindings.size(), slots.size());
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const Buffer& buffer = plan.program().buffer(slots[i].buffer);
-    if (buffer.role == Role::kNumber) {
-      if (Status right = host::check_number(buffer, i, bindings[i]); !right.ok()) return right;
+    if (slot_kind_of(buffer.role) != SlotKind::kAddress) {
+      if (Status right = host::check_value(buffer, i, bindings[i]); !right.ok()) return right;
       continue;
     }
     if (!host::is_right(buffer, bindings[i])) return host::refuse_misfit(buffer, i, bindings[i]);

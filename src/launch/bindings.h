@@ -6,7 +6,9 @@
 // Edges:     addresses that are as they were cost a comparison each and nothing more.
 #pragma once
 
+#include <cstddef>
 #include <span>
+#include <string_view>
 
 #include "anabranch/launch.h"
 #include "record/host/address_table.h"
@@ -19,8 +21,14 @@ Status bind_slots(const Program& program, AddressTable& table, std::span<const B
 
 namespace anabranch {
 
-// What every device asks of bindings: one for each slot, large enough, at an address and aligned; a
-// number of the slot's kind, between its bounds.
+// What every device asks of bindings: one for each slot, of its kind, large enough, at an address
+// and aligned; a number of the slot's kind, between its bounds; a table that is not too large.
 Status check_bindings(const Plan& plan, std::span<const Binding> bindings);
+
+// "a table"
+std::string_view text_of(SlotKind kind);
+
+// What regions read of a table that fits there: what it leaves out is zero.
+void write_table(const Binding& table, std::span<std::byte> to);
 
 }  // namespace anabranch

@@ -164,6 +164,9 @@ TEST_F(CaptureTest, BindingsThatDoNotFitACapturedStepAreRefused) {
   bindings[1].size_bytes = kBytes - 1;
   EXPECT_THAT(refusal().message(), HasSubstr("the binding of slot 1 has 511 bytes"));
   bindings[1].size_bytes = kBytes;
+  bindings[1].slot = SlotKind::kTable;
+  EXPECT_THAT(refusal().message(), HasSubstr("a table was given for slot 1"));
+  bindings[1].slot = SlotKind::kAddress;
   bindings[2].data = nullptr;
   EXPECT_THAT(refusal().message(), HasSubstr("arena part 0 is at 0x0"));
   bindings.pop_back();

@@ -19,6 +19,7 @@ class InFlightLease {
   InFlightLease(const InFlightLease&) = delete;
   InFlightLease& operator=(const InFlightLease&) = delete;
 
+  InFlight& operator*() const { return taken_; }
   InFlight* operator->() const { return &taken_; }
 
  private:
@@ -58,6 +59,43 @@ void write_numbers(const PlanRecording& recording, std::span<const Binding> bind
   }
 }
 
+void write_addresses(PlanRecording& recording, std::span<const Binding> bindings, InFlight& own) {
+  const CudaRecording& graph = recording.graph();
+  const auto addresses = own.addresses();
+  for (std::size_t i = 0; i < graph.slots().size(); ++i) {
+    addresses[i] = reinterpret_cast<std::uint64_t>(bindings[graph.slots()[i].unit].data);
+  }
+  for (const PlacedTable& table : recording.placed_tables()) {
+    addresses[table.source] = own.tables().address() + table.offset;
+  }
+  write_numbers(recording, bindings, addresses.last(graph.numbers().size()));
+}
+
+Status copy_tables(const TablePlaces& tables, std::span<const Binding> bindings,
+                   StagedTables& staged, CuStream stream) {
+  const auto block = staged.begin();
+  if (!block.ok()) return block.error();
+  for (const TablePlace& place : tables.places) {
+    write_table(bindings[place.slot], block->subspan(place.offset, place.bytes));
+  }
+  return staged.copy(stream);
+}
+
+// The tables, and the graph behind them. What fails has queued nothing, or it has ended.
+Status queue(PlanRecording& recording, std::span<const Binding> bindings, InFlight& own,
+             CuStream stream) {
+  const bool has_tables = !recording.tables().places.empty();
+  if (has_tables) {
+    Status copied = copy_tables(recording.tables(), bindings, own.tables(), stream);
+    if (!copied.ok()) return copied;
+  }
+  write_addresses(recording, bindings, own);
+  const auto queued = launch(recording.graph(), own.addresses(), stream);
+  if (queued.ok()) return {};
+  if (has_tables) recording.device()->driver().cuStreamSynchronize(stream);
+  return queued.error();
+}
+
 }  // namespace
 
 Result<Ticket> launch_plan(PlanRecording& recording, std::span<const Binding> bindings,
@@ -65,9 +103,10 @@ Result<Ticket> launch_plan(PlanRecording& recording, std::span<const Binding> bi
   if (Status right = check_bindings(recording.plan(), bindings); !right.ok()) return right;
   const ContextScope current(*recording.device(), Act::kLaunch);
   if (!current.status().ok()) return current.status();
-  CudaRecording& graph = recording.graph();
   const InFlightLease own(recording.in_flight(), stream);
-  if (Status ready = own->prepare(recording.device(), graph, Act::kLaunch); !ready.ok()) {
+  if (Status ready = own->prepare(recording.device(), recording.graph(),
+                                  recording.tables().size_bytes, Act::kLaunch);
+      !ready.ok()) {
     return ready;
   }
   const auto mark = own->take_mark();
@@ -75,16 +114,11 @@ Result<Ticket> launch_plan(PlanRecording& recording, std::span<const Binding> bi
   if (own->last) {
     if (Status held = own->last->hold(stream); !held.ok()) return held;
   }
-  const auto addresses = own->addresses();
-  for (std::size_t i = 0; i < graph.slots().size(); ++i) {
-    addresses[i] = reinterpret_cast<std::uint64_t>(bindings[graph.slots()[i].unit].data);
-  }
-  write_numbers(recording, bindings, addresses.last(graph.numbers().size()));
-  const auto queued = launch(graph, addresses, stream);
-  if (!queued.ok()) return queued.error();
+  if (Status queued = queue(recording, bindings, *own, stream); !queued.ok()) return queued;
   const Status placed = mark_end(**mark, stream, recording.device()->driver());
   own->last = placed.ok() ? *mark : nullptr;
   own->last_stream = stream;
+  own->tables().end(own->last);
   if (!placed.ok()) return placed;
   return detail::Inside::make<Ticket>(*mark);
 }

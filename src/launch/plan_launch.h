@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One launch of a plan that was recorded on CUDA.
-// Ownership: the recording keeps the arena until the launch has ended.
+// Ownership: the recording keeps arena and tables until the launch has ended.
 // Threads:   any, at once; each launch leases an InFlight for the length of the call.
 // Failure:   a Status, never an exception. A refused launch has queued nothing; one whose end could
 //            not be marked has been waited for.

@@ -9,6 +9,7 @@
 
 #include "base/inside.h"
 #include "device/cuda/context_scope.h"
+#include "launch/bindings.h"
 #include "launch/cuda_launch.h"
 
 namespace anabranch::cuda {
@@ -18,6 +19,14 @@ constexpr std::size_t kOnStack = 256;
 
 // What is asked of sizes; cuda::launch() asks what it does of addresses.
 Status check_sizes(const CudaRecording& graph, std::span<const Binding> bindings) {
+  for (std::size_t i = 0; i < bindings.size(); ++i) {
+    const SlotKind kind = bindings[i].slot;
+    if (kind == SlotKind::kAddress || kind == SlotKind::kNumber) continue;
+    return Status(StatusCode::kBadBinding,
+                  fmt::format("launch: {} was given for slot {}, and captured steps have addresses "
+                              "and numbers alone. Pass an address, or record a plan.",
+                              text_of(kind), i));
+  }
   const auto rules = graph.source_rules();
   const std::size_t slots = graph.slots().size();
   const std::size_t memory = rules.size() - graph.numbers().size();

@@ -49,12 +49,12 @@ Status check_magic_and_version(std::span<const std::uint8_t> file) {
                                  file.size(), kPlanHeaderBytes));
   }
   const auto version = number_at<std::uint32_t>(file, kVersionAt);
-  if (version == kPlanFileVersion || version == kPlanFileWithNumbers) return {};
+  if (version >= kPlanFileVersion && version <= kPlanFileWithTables) return {};
   return Status(StatusCode::kFileVersion,
                 fmt::format("{}the file has format version {}, this library reads versions {} "
-                            "and {}. Read it with the library that wrote it, or write the plan "
+                            "to {}. Read it with the library that wrote it, or write the plan "
                             "again.",
-                            kAct, version, kPlanFileVersion, kPlanFileWithNumbers));
+                            kAct, version, kPlanFileVersion, kPlanFileWithTables));
 }
 
 Status check_payload(std::span<const std::uint8_t> file) {
@@ -76,6 +76,16 @@ Status check_payload(std::span<const std::uint8_t> file) {
       fmt::format("the payload's checksum is {:016x}, the header says {:016x}: the "
                   "file was changed. Copy it or write the plan again.",
                   sum, said_sum));
+}
+
+// The oldest that can say what the program has.
+std::uint32_t version_of(const Program& program) {
+  std::uint32_t version = kPlanFileVersion;
+  for (const Buffer& buffer : program.buffers()) {
+    if (buffer.role == Role::kNumber) version = std::max(version, kPlanFileWithNumbers);
+    if (buffer.role == Role::kTable) version = std::max(version, kPlanFileWithTables);
+  }
+  return version;
 }
 
 // The same status under the path of the file it is about.
@@ -152,17 +162,22 @@ Result<std::span<const std::uint8_t>> open_plan_file(std::span<const std::uint8_
 
 std::vector<std::uint8_t> write_plan(const Plan& plan) {
   const std::vector<std::uint8_t> payload = write_plan_payload(plan);
-  const bool has_numbers = std::ranges::any_of(
-      plan.program().buffers(), [](const Buffer& buffer) { return buffer.role == Role::kNumber; });
-  return payload.empty()
-             ? payload
-             : seal_plan_payload(payload, has_numbers ? kPlanFileWithNumbers : kPlanFileVersion);
+  return payload.empty() ? payload : seal_plan_payload(payload, version_of(plan.program()));
 }
 
 Result<Plan> read_plan(std::span<const std::uint8_t> bytes) {
   Result<std::span<const std::uint8_t>> payload = open_plan_file(bytes);
   if (!payload) return payload.error();
-  return read_plan_payload(*payload);
+  Result<Plan> plan = read_plan_payload(*payload);
+  if (!plan) return plan;
+  const auto said = number_at<std::uint32_t>(bytes, kVersionAt);
+  if (const std::uint32_t version = version_of(plan->program()); said != version) {
+    return Status(StatusCode::kFileVersion,
+                  fmt::format("{}the header says format version {}, what follows is of version {}: "
+                              "the file was changed. Write the plan again.",
+                              kAct, said, version));
+  }
+  return plan;
 }
 
 Status write_plan_file(const Plan& plan, const std::string& path) {

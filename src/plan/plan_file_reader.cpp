@@ -131,7 +131,7 @@ void Reader::read_names() {
 
 void Reader::read_buffers() {
   each(plan_.buffers(), [this](const file::Buffer* buffer, std::uint32_t number) {
-    check_range(buffer->role(), 0, static_cast<std::uint8_t>(Role::kNumber),
+    check_range(buffer->role(), 0, static_cast<std::uint8_t>(Role::kTable),
                 [&] { return fmt::format("the role of buffer {}", number); });
     check_range(buffer->number(), 0, static_cast<std::uint8_t>(NumberKind::kBF16),
                 [&] { return fmt::format("the kind of number of buffer {}", number); });

@@ -148,6 +148,26 @@ TEST(PlanFile, HoldsNumbersAndTheirBounds) {
   EXPECT_EQ(write_plan(*again), file);
 }
 
+// Of the version that has tables, with or without numbers.
+TEST(PlanFile, HoldsTables) {
+  for (const bool has_numbers : {false, true}) {
+    ProgramBuilder builder;
+    std::vector<Access> accesses{builder.read(builder.add_table("lengths", 256)),
+                                 builder.read(builder.add_table("pages", kMaxTableBytes, 512))};
+    if (has_numbers) {
+      accesses.push_back(builder.read(builder.add_number("rate", NumberKind::kF32, 0, 1)));
+    }
+    builder.compute(kAmbient, "step", std::move(accesses));
+    const Plan plan = plan_of(*builder.build());
+    const Bytes file = write_plan(plan);
+    EXPECT_EQ(file[8], 3);
+    const Result<Plan> again = read_plan(file);
+    ASSERT_TRUE(again.ok()) << again.error().message();
+    expect_equal(plan, *again);
+    EXPECT_EQ(write_plan(*again), file);
+  }
+}
+
 TEST(PlanFile, ReadsRandomPlansBackAsTheyWere) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     const RandomProgramOptions options{.steps = 60, .streams = 5, .syncs = 5};
@@ -195,7 +215,14 @@ TEST(PlanFile, RefusesAFutureVersionWithBothNumbers) {
   Bytes file = write_plan(full_plan());
   file[8] = 7;
   EXPECT_THAT(status_of(file).message(),
-              HasSubstr("format version 7, this library reads versions 1 and 2"));
+              HasSubstr("format version 7, this library reads versions 1 to 3"));
+}
+
+TEST(PlanFile, RefusesAVersionThatIsNotThatOfItsContents) {
+  Bytes file = write_plan(full_plan());
+  file[8] = 2;
+  EXPECT_THAT(status_of(file).message(),
+              HasSubstr("the header says format version 2, what follows is of version 1"));
 }
 
 TEST(PlanFile, RefusesTrailingBytes) {
@@ -351,7 +378,7 @@ TEST(PlanFile, RefusesAPlanThatDoesNotFitItsProgram) {
 
 TEST(PlanFile, RefusesNumbersBeyondTheirLimitWithBothValues) {
   const std::pair<Crafted, const char*> cases[] = {
-      {{.role = 5}, "the role of buffer 0 is 5, outside 0 to 4"},
+      {{.role = 6}, "the role of buffer 0 is 6, outside 0 to 5"},
       {{.kind = 7}, "the kind of step 0 is 7, outside 0 to 6"},
       {{.mode = 0}, "the mode of an access of step 0 is 0, outside 1 to 3"},
       {{.mode = 4}, "the mode of an access of step 0 is 4, outside 1 to 3"},

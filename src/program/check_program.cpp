@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::string_view kKinds[] = {"compute",      "copy",       "fill",       "host",
                                        "record_event", "wait_event", "synchronize"};
-constexpr std::size_t kRoleCount = 5;
+constexpr std::size_t kRoleCount = 6;
 constexpr std::size_t kNumberKindCount = 6;
 constexpr std::size_t kOriginCount = 2;
 
@@ -69,6 +69,7 @@ class Checker {
   void check_streams();
   void check_buffer(std::uint32_t number);
   void check_number(std::uint32_t number);
+  void check_table(std::uint32_t number);
   void check_step(std::uint32_t number);
   void check_shape(const Step& step);
   void check_sync(const Step& step);
@@ -164,6 +165,7 @@ void Checker::check_buffer(std::uint32_t number) {
            printable_text(buffer.name), static_cast<unsigned>(buffer.role), kRoleCount);
   }
   check_number(number);
+  if (buffer.role == Role::kTable) check_table(number);
 }
 
 void Checker::check_number(std::uint32_t number) {
@@ -187,6 +189,20 @@ void Checker::check_number(std::uint32_t number) {
   report(StatusCode::kProgramInvalid,
          "number {} '{}' lies between {} and {}, where nothing does; give the lower bound first",
          number, printable_text(buffer.name), buffer.least, buffer.most);
+}
+
+void Checker::check_table(std::uint32_t number) {
+  const Buffer& table = program_.buffers()[number];
+  if (table.size_bytes == 0) {
+    report(StatusCode::kProgramInvalid,
+           "table {} '{}' has no bytes; declare as many as a launch may give", number,
+           printable_text(table.name));
+  }
+  if (table.size_bytes <= kMaxTableBytes && table.alignment <= kMaxTableAlignment) return;
+  report(StatusCode::kLimitExceeded,
+         "table {} '{}' has {} bytes and alignment {}, the limits are {} and {}; make it an input",
+         number, printable_text(table.name), table.size_bytes, table.alignment, kMaxTableBytes,
+         kMaxTableAlignment);
 }
 
 void Checker::check_step(std::uint32_t number) {
@@ -314,10 +330,10 @@ bool Checker::check_access(std::size_t number, const Access& access) {
 void Checker::check_role(const Access& access, ViewBounds bounds) {
   const std::uint32_t number = index_of(access.view.buffer);
   const Buffer& buffer = program_.buffers()[number];
-  if (writes(access.mode) && buffer.role == Role::kConstant) {
+  if (writes(access.mode) && (buffer.role == Role::kConstant || buffer.role == Role::kTable)) {
     report_step(StatusCode::kRoleForbidsAccess,
-                "writes buffer {} '{}', a constant; make it an input, or write another buffer",
-                number, printable_text(buffer.name));
+                "writes buffer {} '{}', a {}; make it an input, or write another buffer", number,
+                printable_text(buffer.name), buffer.role == Role::kTable ? "table" : "constant");
   }
   if (buffer.role == Role::kNumber) check_number_use(access);
   const bool given = buffer.role != Role::kOutput && buffer.role != Role::kTemporary;

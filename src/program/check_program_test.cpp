@@ -166,9 +166,9 @@ const Case kRefused[] = {
      StatusCode::kProgramInvalid, "has mode 0 at access 0"},
     {"AnUnknownRole",
      [](Draft& d) {
-       d.builder.add_buffer({"odd", static_cast<Role>(5), 8, 8});
+       d.builder.add_buffer({"odd", static_cast<Role>(6), 8, 8});
      },
-     StatusCode::kProgramInvalid, "buffer 4 'odd' has role 5, there are 5"},
+     StatusCode::kProgramInvalid, "buffer 4 'odd' has role 6, there are 6"},
     {"ANumberOfAnUnknownKind",
      [](Draft& d) {
        d.builder.add_buffer({"odd", Role::kNumber, 8, 8, static_cast<NumberKind>(6)});
@@ -206,6 +206,20 @@ const Case kRefused[] = {
        d.builder.copy(kAmbient, d.builder.whole(out), d.builder.whole(n));
      },
      StatusCode::kRoleForbidsAccess, "copies number 4 'n', which regions alone may read"},
+    {"ATableWithoutBytes", [](Draft& d) { d.builder.add_table("odd", 0); },
+     StatusCode::kProgramInvalid, "table 4 'odd' has no bytes"},
+    {"ATableBeyondTheLimit", [](Draft& d) { d.builder.add_table("odd", kMaxTableBytes + 1); },
+     StatusCode::kLimitExceeded, "table 4 'odd' has 1048577 bytes and alignment 64"},
+    {"ATableThatAsksForMuchAlignment", [](Draft& d) { d.builder.add_table("odd", 8, 1024); },
+     StatusCode::kLimitExceeded, "table 4 'odd' has 8 bytes and alignment 1024"},
+    {"ATableWithAKindOfNumber",
+     [](Draft& d) {
+       d.builder.add_buffer({"odd", Role::kTable, 8, 8, NumberKind::kF64});
+     },
+     StatusCode::kProgramInvalid, "give no other buffer a kind"},
+    {"AWriteToATable",
+     [](Draft& d) { d.use(d.builder.whole(d.builder.add_table("t", 8)), AccessMode::kReadWrite); },
+     StatusCode::kRoleForbidsAccess, "writes buffer 4 't', a table"},
     {"AnAlignmentThatIsNoPowerOfTwo",
      [](Draft& d) {
        d.builder.add_buffer({"odd", Role::kInput, 8, 48});

@@ -39,6 +39,11 @@ BufferId ProgramBuilder::add_number(std::string name, NumberKind kind, double le
       {std::move(name), Role::kNumber, bytes, bytes == 0 ? 1 : bytes, kind, least, most});
 }
 
+BufferId ProgramBuilder::add_table(std::string name, std::uint64_t size_bytes,
+                                   std::uint64_t alignment) {
+  return add_buffer({std::move(name), Role::kTable, size_bytes, alignment});
+}
+
 StepId ProgramBuilder::add_step(Step step) { return append<StepId>(data_.steps, std::move(step)); }
 
 StepId ProgramBuilder::compute(StreamId stream, std::string region, std::vector<Access> accesses) {

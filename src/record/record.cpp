@@ -25,13 +25,15 @@ std::vector<RecordingSlot> Recording::slots() const {
                        rules[i].bytes(), rules[i].mask() + 1});
     }
     for (std::size_t i = 0; i < graph.numbers().size(); ++i) {
-      slots.push_back({fmt::format("number {}", i), graph.numbers()[i].bytes, 1});
+      slots.push_back({fmt::format("number {}", i), graph.numbers()[i].bytes, 1, NumberKind::kNone,
+                       SlotKind::kNumber});
     }
     return slots;
   }
   for (const Slot& slot : plan().slots()) {
     const Buffer& buffer = plan().program().buffer(slot.buffer);
-    slots.push_back({buffer.name, buffer.size_bytes, buffer.alignment, buffer.number});
+    slots.push_back({buffer.name, buffer.size_bytes, buffer.alignment, buffer.number,
+                     slot_kind_of(buffer.role)});
   }
   return slots;
 }

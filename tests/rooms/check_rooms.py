@@ -40,7 +40,7 @@ CUDA_CHAIN = ("record/cuda/image", "record/cuda/sites", "record/cuda/rewrite", "
               "record/cuda/arena", "record/cuda/exec", "record/cuda", "record/cuda/plan")
 # Of record's own files all rooms within it may include these, which include none of them, and what
 # is for tests. Its other files are the front of them all.
-RECORD_SHARED = ("region_table", "transfer_loops")
+RECORD_SHARED = ("region_table", "table_places", "transfer_loops")
 
 # The room that each public header is the front of.
 PUBLIC: dict[str, str] = {

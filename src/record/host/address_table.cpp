@@ -3,6 +3,8 @@
 
 #include <numeric>
 
+#include "record/table_places.h"
+
 namespace anabranch::host {
 namespace {
 
@@ -28,12 +30,14 @@ std::vector<bool> written_buffers(const Program& program) {
 
 }  // namespace
 
-AddressTable::AddressTable(const Plan& plan, std::span<const StepId> steps, std::byte* arena) {
+AddressTable::AddressTable(const Plan& plan, std::span<const StepId> steps, std::byte* arena,
+                           std::byte* tables) {
   list_slots(plan);
   place_accesses(plan, steps, arena);
   for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
-    if (slots_[slot].is_number) set(slot, &numbers_[slot]);
+    if (slots_[slot].kind == SlotKind::kNumber) set(slot, &numbers_[slot]);
   }
+  for (const TablePlace& place : place_tables(plan).places) set(place.slot, tables + place.offset);
 }
 
 void AddressTable::list_slots(const Plan& plan) {
@@ -41,12 +45,11 @@ void AddressTable::list_slots(const Plan& plan) {
   for (const Slot& slot : plan.slots()) {
     const Buffer& buffer = plan.program().buffer(slot.buffer);
     const bool is_written = written[index_of(slot.buffer)];
-    const bool is_number = buffer.role == Role::kNumber;
-    if (buffer.size_bytes != 0 && !is_number) {
+    const SlotKind kind = slot_kind_of(buffer.role);
+    if (buffer.size_bytes != 0 && kind == SlotKind::kAddress) {
       extents_.push_back({0, 0, static_cast<std::uint32_t>(slots_.size()), is_written});
     }
-    slots_.push_back(
-        {nullptr, buffer.size_bytes, buffer.alignment, slot.buffer, is_written, is_number});
+    slots_.push_back({nullptr, buffer.size_bytes, buffer.alignment, slot.buffer, is_written, kind});
   }
   numbers_.resize(slots_.size());
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The addresses that a recording's steps are given, and which of them each slot moves. Numbers lie
-// in the table, at addresses that stay. Ownership: the table owns its memory, not what it points
-// to. Threads:   belongs to the launch that holds the recording. Failure:   none; launch checks an
-// address before it sets it. Edges:     arena addresses never change; a slot's are null until it is
-// first set.
+// The addresses that a recording's steps are given, and which of them each slot moves.
+// Ownership: numbers lie in it, at addresses that stay; it owns nothing else that it points to.
+// Threads:   belongs to the launch that holds the recording.
+// Failure:   none; launch checks an address before it sets it.
+// Edges:     addresses in the arena and of tables never change; a slot's are null until it is set.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "anabranch/plan.h"
+#include "anabranch/record.h"
 
 namespace anabranch::host {
 
@@ -21,7 +22,7 @@ struct SlotState {
   std::uint64_t alignment = 1;
   BufferId buffer{};
   bool written = false;
-  bool is_number = false;
+  SlotKind kind = SlotKind::kAddress;
 };
 
 // Where the buffer of a slot lies. Room for launch's overlap check, so that it allocates nothing.
@@ -35,13 +36,19 @@ struct SlotExtent {
 class AddressTable {
  public:
   // `steps` in the order in which their addresses lie in the table, an address an access.
-  AddressTable(const Plan& plan, std::span<const StepId> steps, std::byte* arena);
+  AddressTable(const Plan& plan, std::span<const StepId> steps, std::byte* arena,
+               std::byte* tables = nullptr);
 
   void* const* data() const noexcept { return addresses_.data(); }
   std::span<const SlotState> slots() const noexcept { return slots_; }
   void set(std::uint32_t slot, void* address) noexcept;
   // The number's bytes are the word's lowest.
   void set_number(std::uint32_t slot, std::uint64_t word) noexcept { numbers_[slot] = word; }
+
+  // What regions read of a slot that is a table.
+  std::span<std::byte> table(std::uint32_t slot) const noexcept {
+    return {static_cast<std::byte*>(slots_[slot].address), slots_[slot].size_bytes};
+  }
 
   // One for each slot that has bytes of the caller's, in any order.
   std::span<SlotExtent> extents() noexcept { return extents_; }

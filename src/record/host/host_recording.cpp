@@ -7,26 +7,30 @@
 
 #include "record/host/lane_assignment.h"
 #include "record/region_table.h"
+#include "record/table_places.h"
 
 namespace anabranch::host {
 namespace {
+
+Result<ArenaPointer> allocate(const char* what, std::uint64_t size, std::uint64_t alignment) {
+  const ArenaDeleter deleter{std::align_val_t{alignment}};
+  if (size == 0) return ArenaPointer(nullptr, deleter);
+  void* block = ::operator new(size, deleter.alignment, std::nothrow);
+  if (!block) {
+    return Status(StatusCode::kRecordFailed,
+                  fmt::format("record: {} of {} bytes, aligned to {}, could not be allocated. Free "
+                              "memory, or record a smaller program.",
+                              what, size, alignment));
+  }
+  return ArenaPointer(static_cast<std::byte*>(block), deleter);
+}
 
 Result<ArenaPointer> make_arena(const Plan& plan) {
   std::uint64_t alignment = 64;
   for (const Buffer& buffer : plan.program().buffers()) {
     if (buffer.role == Role::kTemporary) alignment = std::max(alignment, buffer.alignment);
   }
-  const std::uint64_t size = plan.arena().size_bytes;
-  const ArenaDeleter deleter{std::align_val_t{alignment}};
-  if (size == 0) return ArenaPointer(nullptr, deleter);
-  void* arena = ::operator new(size, deleter.alignment, std::nothrow);
-  if (!arena) {
-    return Status(StatusCode::kRecordFailed,
-                  fmt::format("record: the arena of {} bytes, aligned to {}, could not be "
-                              "allocated. Free memory, or record a smaller program.",
-                              size, alignment));
-  }
-  return ArenaPointer(static_cast<std::byte*>(arena), deleter);
+  return allocate("the arena", plan.arena().size_bytes, alignment);
 }
 
 }  // namespace
@@ -45,11 +49,13 @@ HostRecording::LaneOrder HostRecording::make_lane_order(const Plan& plan, std::u
 }
 
 HostRecording::HostRecording(const Plan& plan, std::shared_ptr<HostDevice> device,
-                             ArenaPointer arena, LaneOrder order, const RegionTable& regions)
+                             ArenaPointer arena, ArenaPointer tables, LaneOrder order,
+                             const RegionTable& regions)
     : plan_(plan),
       device_(std::move(device)),
       arena_(std::move(arena)),
-      addresses_(plan, order.steps, arena_.get()),
+      tables_(std::move(tables)),
+      addresses_(plan, order.steps, arena_.get(), tables_.get()),
       waits_(std::move(order.schedule.waits)),
       phases_(std::move(order.schedule.phases)),
       points_(order.schedule.most_points),
@@ -126,10 +132,13 @@ Result<std::shared_ptr<HostRecording>> make_host_recording(
   if (Status checked = check_regions(plan, regions); !checked.ok()) return checked;
   Result<ArenaPointer> arena = make_arena(plan);
   if (!arena.ok()) return arena.error();
+  Result<ArenaPointer> tables =
+      allocate("tables", place_tables(plan).size_bytes, kMaxTableAlignment);
+  if (!tables.ok()) return tables.error();
   HostRecording::LaneOrder order = HostRecording::make_lane_order(plan, device->max_lanes());
   if (Status ready = device->prepare_workers(order.lane_count - 1); !ready.ok()) return ready;
-  return std::shared_ptr<HostRecording>(
-      new HostRecording(plan, device, *std::move(arena), std::move(order), regions));
+  return std::shared_ptr<HostRecording>(new HostRecording(
+      plan, device, *std::move(arena), *std::move(tables), std::move(order), regions));
 }
 
 }  // namespace anabranch::host

@@ -102,7 +102,7 @@ class HostRecording {
   };
   static LaneOrder make_lane_order(const Plan& plan, std::uint32_t max_lanes);
   HostRecording(const Plan& plan, std::shared_ptr<HostDevice> device, ArenaPointer arena,
-                LaneOrder order, const RegionTable& regions);
+                ArenaPointer tables, LaneOrder order, const RegionTable& regions);
   void add_action(const LaneOrder& order, std::size_t index, const RegionTable& regions);
   Region region_of(const Step& step, const RegionTable& regions);
   void share_out_phases();
@@ -110,6 +110,7 @@ class HostRecording {
   const Plan plan_;
   const std::shared_ptr<HostDevice> device_;
   const ArenaPointer arena_;
+  const ArenaPointer tables_;
   AddressTable addresses_;
   const std::vector<LaneWait> waits_;
   const std::vector<Phase> phases_;

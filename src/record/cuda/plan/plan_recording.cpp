@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "record/cuda/plan/plan_recording.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -14,9 +15,10 @@
 namespace anabranch::cuda {
 
 Status InFlight::prepare(const std::shared_ptr<CudaDevice>& device, const CudaRecording& recording,
-                         Act act) {
+                         std::uint64_t table_bytes, Act act) {
   if (ready_) return {};
   device_ = device;
+  if (Status made = tables_.allocate(device, table_bytes, act); !made.ok()) return made;
   addresses_.resize(recording.source_rules().size());
   if (const std::uint64_t bytes = recording.arena().size_bytes; bytes != 0) {
     const CuResult result = device_->driver().cuMemAlloc(&block_, bytes + kPartAlignment - 1);
@@ -31,6 +33,7 @@ Status InFlight::prepare(const std::shared_ptr<CudaDevice>& device, const CudaRe
 void InFlight::free() {
   if (last) (void)last->wait();
   if (block_) device_->driver().cuMemFree(block_);
+  tables_.free();
 }
 
 Result<std::shared_ptr<LaunchMark>> InFlight::take_mark() {
@@ -48,7 +51,8 @@ Result<std::shared_ptr<PlanRecording>> PlanRecording::make(
   std::shared_ptr<PlanRecording> made(new PlanRecording(plan, device));
   if (Status captured = made->capture(regions); !captured.ok()) return captured;
   // The first launch should not be the one to find that there is no memory.
-  if (Status ready = made->in_flight_[0].prepare(device, *made->graph_, Act::kRecord);
+  if (Status ready = made->in_flight_[0].prepare(device, *made->graph_, made->tables_.size_bytes,
+                                                 Act::kRecord);
       !ready.ok()) {
     return ready;
   }
@@ -113,6 +117,7 @@ Status PlanRecording::capture(const RegionTable& regions) {
   auto recording = make_recording(driver, *discovery, options);
   if (!recording.ok()) return recording.error();
   graph_ = *std::move(recording);
+  place_sources_of_tables();
   if (numbers_.empty()) return {};
   const auto check = discovered(3);
   if (!check.ok()) return check.error();
@@ -120,6 +125,14 @@ Status PlanRecording::capture(const RegionTable& regions) {
   if (!words.ok()) return words.error();
   number_words_ = *std::move(words);
   return {};
+}
+
+void PlanRecording::place_sources_of_tables() {
+  for (std::uint32_t source = 0; source < graph_->slots().size(); ++source) {
+    const auto found =
+        std::ranges::find(tables_.places, graph_->slots()[source].unit, &TablePlace::slot);
+    if (found != tables_.places.end()) placed_tables_.push_back({source, found->offset});
+  }
 }
 
 PlanRecording::~PlanRecording() {
