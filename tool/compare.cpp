@@ -17,8 +17,9 @@ namespace {
 constexpr std::size_t kShownDifferences = 10;
 
 bool equal(const Buffer& a, const Buffer& b) {
-  return std::tie(a.name, a.role, a.size_bytes, a.alignment, a.number, a.least, a.most) ==
-         std::tie(b.name, b.role, b.size_bytes, b.alignment, b.number, b.least, b.most);
+  return std::tie(a.name, a.role, a.size_bytes, a.alignment, a.number, a.least, a.most,
+                  a.most_blocks) == std::tie(b.name, b.role, b.size_bytes, b.alignment, b.number,
+                                             b.least, b.most, b.most_blocks);
 }
 
 bool equal(const Step& a, const Step& b) {

@@ -22,9 +22,9 @@
 namespace anabranch {
 
 // What a region is given: the address of the buffer of each of its accesses, in the order in which
-// the step declares them (the start of the buffer, not of the view). That of a number is one of the
-// host's, on every device, and good until the region returns. That of a table is one of the
-// device's, like that of an input.
+// the step declares them (the start of the buffer, not of the view). That of a number or a grid is
+// one of the host's, on every device, and good until the region returns. That of a table is one of
+// the device's, like that of an input.
 struct RegionCall {
   void* const* buffers = nullptr;
   std::uint32_t buffer_count = 0;
@@ -39,10 +39,11 @@ struct RegionCall {
 // being captured: `buffers` are addresses on the device, good for kernels' arguments alone. What it
 // queues is what every launch does, at the addresses of that launch. So it must queue the same both
 // times, must not wait for the device, and keep no address. It may give kernels a number by value,
-// as it is and of its own kind; what it computes from one, or decides by it, is the same in all
-// launches or refused. Where there are numbers it runs four times. What it queues on another
-// stream, the default one say, is no part of the recording, unless that stream waits for `stream`
-// first and `stream` for it at last.
+// as it is and of its own kind, and launch them with the blocks of a grid, each dimension as it is;
+// what it computes from these, or decides by them, is the same in all launches or refused. Where
+// there are numbers or grids it runs four times. What it queues on another stream, the default one
+// say, is no part of the recording, unless that stream waits for `stream` first and `stream` for it
+// at last.
 //
 // Answers 0, or any other number as failure. It may throw; that is a failure too.
 using RegionFunction = std::int32_t (*)(void* context, const RegionCall* call);

@@ -58,6 +58,11 @@ struct Binding {
   static Binding table(const void* bytes, std::uint64_t size_bytes) {
     return {const_cast<void*>(bytes), size_bytes, NumberKind::kNone, SlotKind::kTable};
   }
+  // For a grid of a plan: blocks in x, y and z, by value. x and y lie in `data`, z in `size_bytes`.
+  static Binding grid(std::uint32_t x, std::uint32_t y = 1, std::uint32_t z = 1) {
+    const std::uint64_t word = std::uint64_t{y} << 32 | x;
+    return {reinterpret_cast<void*>(word), z, NumberKind::kNone, SlotKind::kGrid};
+  }
 };
 
 namespace cuda {
@@ -83,7 +88,7 @@ class Ticket {
 // `bindings[i]` serves recording.slots()[i]. Checked before anything runs: count, kind, address,
 // alignment, size, and that no written buffer shares bytes with another; on CUDA, that no two that
 // the recording uses do. A table may have fewer bytes than were declared, the others are zero; it
-// may not have more.
+// may not have more. A grid has one block at least, and no more than were declared.
 //
 // On the host there is no stream but the calling thread: another `stream` than null is refused
 // (kStreamRefused), since the launch could not come after the work queued on it. On CUDA the launch

@@ -6,6 +6,7 @@
 // Edges:     an empty program is valid; ids are only meaningful for the builder that gave them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -54,6 +55,9 @@ enum class Role : std::uint8_t {
   // A table: some bytes of the host's (lengths, numbers of pages) that each launch gives anew. The
   // call takes them, and regions read a copy: on CUDA in the device's memory. Nothing writes it.
   kTable,
+  // How many blocks kernels have, as three std::uint32_t (x, y, z) that the caller gives by value.
+  // Regions read it on the host, like a number, and launch kernels with it.
+  kGrid,
 };
 
 enum class NumberKind : std::uint8_t { kNone, kF32, kF64, kI32, kI64, kBF16 };
@@ -81,6 +85,9 @@ inline constexpr std::uint64_t kMaxTotalBytes = std::uint64_t{1} << 60;  // size
 inline constexpr std::uint32_t kMaxViewDims = 32;
 inline constexpr std::uint64_t kMaxTableBytes = std::uint64_t{1} << 20;
 inline constexpr std::uint64_t kMaxTableAlignment = 512;
+// Blocks in x, y and z, as CUDA has them.
+inline constexpr std::array<std::uint32_t, 3> kMaxGrid{0x7FFF'FFFF, 0xFFFF, 0xFFFF};
+inline constexpr std::uint64_t kGridBytes = sizeof kMaxGrid;
 
 // One dimension of a strided view. Strides are in bytes and may be negative or zero.
 struct Dim {
@@ -138,6 +145,8 @@ struct Buffer {
   NumberKind number = NumberKind::kNone;
   double least = -std::numeric_limits<double>::infinity();
   double most = std::numeric_limits<double>::infinity();
+  // Of a grid: how many blocks it has at most, in x, y and z. It has one at least.
+  std::array<std::uint32_t, 3> most_blocks{};
 };
 
 class Program {
@@ -184,6 +193,8 @@ class ANABRANCH_API ProgramBuilder {
                       double most = std::numeric_limits<double>::infinity());
   // Launches give so many bytes at most; what they leave out is zero.
   BufferId add_table(std::string name, std::uint64_t size_bytes, std::uint64_t alignment = 64);
+  BufferId add_grid(std::string name, std::uint32_t most_x, std::uint32_t most_y = 1,
+                    std::uint32_t most_z = 1);
   StepId add_step(Step step);
 
   // Shorthands of add_step.

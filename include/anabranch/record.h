@@ -39,7 +39,7 @@ class StepRecording;  // src/record/cuda/step_recording.h
 }  // namespace cuda
 
 // What a binding of a launch gives.
-enum class SlotKind : std::uint8_t { kAddress, kNumber, kTable };
+enum class SlotKind : std::uint8_t { kAddress, kNumber, kTable, kGrid };
 
 constexpr SlotKind slot_kind_of(Role role) {
   switch (role) {
@@ -47,6 +47,8 @@ constexpr SlotKind slot_kind_of(Role role) {
       return SlotKind::kNumber;
     case Role::kTable:
       return SlotKind::kTable;
+    case Role::kGrid:
+      return SlotKind::kGrid;
     default:
       return SlotKind::kAddress;
   }
@@ -90,7 +92,10 @@ class Recording {
 // On CUDA the plan's streams are captured as streams and its waits as events, so that the graph has
 // the plan's edges and no others: steps of events and synchronize order later steps as the plan
 // says, and nothing waits on the host. Not recorded there (kNotRecordable): host steps, a copy or
-// fill of more than 1024 contiguous pieces, temporaries that ask for more alignment than 512.
+// fill of more than 1024 contiguous pieces, temporaries that ask for more alignment than 512,
+// kernels whose grid follows a number, or what a region computes, and kernels in clusters whose
+// grid follows any. Kernels whose grid follows one are set by the host, 0.3 us each where it
+// changes.
 ANABRANCH_API Result<Recording> record(const Plan& plan, const Device& device,
                                        const RegionTable& regions);
 

@@ -44,7 +44,7 @@ bool fits(const SlotState& slot, const Binding& binding) {
 
 Status refuse_kind(const Buffer& buffer, std::size_t index, const Binding& binding) {
   constexpr std::string_view kWays[] = {"an address and its bytes", "Binding::number()",
-                                        "Binding::table()"};
+                                        "Binding::table()", "Binding::grid()"};
   const SlotKind needed = slot_kind_of(buffer.role);
   return refuse(fmt::format("launch: binding '{}' (slot {}) is for {}, and {} was given. Pass {}.",
                             printable_text(buffer.name), index, text_of(needed),
@@ -126,10 +126,32 @@ Status check_table(const Buffer& buffer, std::size_t index, const Binding& bindi
                   printable_text(buffer.name), index, binding.size_bytes));
 }
 
+Status check_grid(const Buffer& buffer, std::size_t index, const Binding& binding) {
+  if (binding.slot != SlotKind::kGrid) return refuse_kind(buffer, index, binding);
+  const std::uint64_t x = number_of(binding.data) & 0xFFFFFFFF, y = number_of(binding.data) >> 32;
+  const auto& most = buffer.most_blocks;
+  const auto is_right = [](std::uint64_t blocks, std::uint32_t at_most) {
+    return blocks >= 1 && blocks <= at_most;
+  };
+  if (is_right(x, most[0]) && is_right(y, most[1]) && is_right(binding.size_bytes, most[2])) {
+    return {};
+  }
+  return refuse(fmt::format(
+      "launch: grid '{}' (slot {}) is {}x{}x{}, and was declared to lie "
+      "between 1x1x1 and {}x{}x{}. Pass one that does, or launch nothing.",
+      printable_text(buffer.name), index, x, y, binding.size_bytes, most[0], most[1], most[2]));
+}
+
 // Of a slot whose binding is no address.
 Status check_value(const Buffer& buffer, std::size_t index, const Binding& binding) {
-  return buffer.role == Role::kTable ? check_table(buffer, index, binding)
-                                     : check_number(buffer, index, binding);
+  switch (buffer.role) {
+    case Role::kTable:
+      return check_table(buffer, index, binding);
+    case Role::kGrid:
+      return check_grid(buffer, index, binding);
+    default:
+      return check_number(buffer, index, binding);
+  }
 }
 
 Status refuse_overlap(const Program& program, const AddressTable& table, const SlotExtent& a,
@@ -200,9 +222,10 @@ Status bind_slots(const Program& program, AddressTable& table, std::span<const B
     if (Status apart = check_overlaps(program, table, bindings, moved); !apart.ok()) return apart;
   }
   for (std::uint32_t i = 0; i < slots.size(); ++i) {
-    if (slots[i].kind == SlotKind::kNumber) {
-      table.set_number(i, number_of(bindings[i].data));
-    } else if (slots[i].kind == SlotKind::kTable) {
+    const SlotKind kind = slots[i].kind;
+    if (kind == SlotKind::kNumber || kind == SlotKind::kGrid) {
+      table.set_value(i, value_of_slot(bindings[i]));
+    } else if (kind == SlotKind::kTable) {
       write_table(bindings[i], table.table(i));
     } else if (bindings[i].data != slots[i].address) {
       table.set(i, bindings[i].data);
@@ -216,8 +239,13 @@ Status bind_slots(const Program& program, AddressTable& table, std::span<const B
 namespace anabranch {
 
 std::string_view text_of(SlotKind kind) {
-  constexpr std::string_view kTexts[] = {"an address", "a number", "a table"};
+  constexpr std::string_view kTexts[] = {"an address", "a number", "a table", "a grid"};
   return kTexts[static_cast<std::size_t>(kind)];
+}
+
+std::array<std::uint64_t, 2> value_of_slot(const Binding& binding) {
+  const auto word = reinterpret_cast<std::uint64_t>(binding.data);
+  return {word, binding.slot == SlotKind::kGrid ? binding.size_bytes : 0};
 }
 
 void write_table(const Binding& table, std::span<std::byte> to) {

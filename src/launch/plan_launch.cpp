@@ -54,7 +54,8 @@ void write_numbers(const PlanRecording& recording, std::span<const Binding> bind
                    std::span<std::uint64_t> words) {
   for (std::size_t i = 0; i < words.size(); ++i) {
     words[i] = recording.number_words()[i].made_of([&](std::uint32_t number) {
-      return reinterpret_cast<std::uint64_t>(bindings[recording.numbers()[number].slot].data);
+      const PlanNumber& given = recording.numbers()[number];
+      return given.word_of(value_of_slot(bindings[given.slot]));
     });
   }
 }

@@ -18,8 +18,8 @@ namespace {
 constexpr std::size_t kMostColumns = 6;
 constexpr std::size_t kWidestColumn = 28;
 
-constexpr std::string_view kRoles[] = {"input",     "output", "constant",
-                                       "temporary", "number", "table"};
+constexpr std::string_view kRoles[] = {"input",  "output", "constant", "temporary",
+                                       "number", "table",  "grid"};
 
 // At most so many bytes from the start, and no part of a character.
 std::string cut(const std::string& text, std::size_t most) {

@@ -49,12 +49,12 @@ Status check_magic_and_version(std::span<const std::uint8_t> file) {
                                  file.size(), kPlanHeaderBytes));
   }
   const auto version = number_at<std::uint32_t>(file, kVersionAt);
-  if (version >= kPlanFileVersion && version <= kPlanFileWithTables) return {};
+  if (version >= kPlanFileVersion && version <= kPlanFileWithSlots) return {};
   return Status(StatusCode::kFileVersion,
                 fmt::format("{}the file has format version {}, this library reads versions {} "
                             "to {}. Read it with the library that wrote it, or write the plan "
                             "again.",
-                            kAct, version, kPlanFileVersion, kPlanFileWithTables));
+                            kAct, version, kPlanFileVersion, kPlanFileWithSlots));
 }
 
 Status check_payload(std::span<const std::uint8_t> file) {
@@ -83,7 +83,8 @@ std::uint32_t version_of(const Program& program) {
   std::uint32_t version = kPlanFileVersion;
   for (const Buffer& buffer : program.buffers()) {
     if (buffer.role == Role::kNumber) version = std::max(version, kPlanFileWithNumbers);
-    if (buffer.role == Role::kTable) version = std::max(version, kPlanFileWithTables);
+    if (buffer.role == Role::kTable || buffer.role == Role::kGrid)
+      version = std::max(version, kPlanFileWithSlots);
   }
   return version;
 }

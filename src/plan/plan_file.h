@@ -23,10 +23,10 @@ namespace anabranch {
 //  16  u64      bytes of the payload
 //  24  u64      FNV-1a of the payload
 inline constexpr std::array<std::uint8_t, 8> kPlanFileMagic{'A', 'N', 'B', 'R', 'P', 'L', 'A', 'N'};
-// What has tables is of version 3, what has numbers of version 2; all else is of version 1, which
-// older libraries read too.
+// What has tables or grids is of version 3, what has numbers of version 2; all else is of version
+// 1, which older libraries read too.
 inline constexpr std::uint32_t kPlanFileVersion = 1, kPlanFileWithNumbers = 2,
-                               kPlanFileWithTables = 3;
+                               kPlanFileWithSlots = 3;
 inline constexpr std::size_t kPlanHeaderBytes = 32;
 
 // FlatBuffers ends at 2 GiB.

@@ -47,6 +47,8 @@ class Reader {
   void read_names();
   void read_buffers();
   void read_bounds(const flatbuffers::Vector<double>* bounds, Buffer& buffer, std::uint32_t number);
+  void read_blocks(const flatbuffers::Vector<std::uint32_t>* blocks, Buffer& buffer,
+                   std::uint32_t number);
   void read_steps();
   Step read_step(const file::Step& step, std::uint32_t number);
   Access read_access(const file::Access& access, std::uint32_t step);
@@ -131,7 +133,7 @@ void Reader::read_names() {
 
 void Reader::read_buffers() {
   each(plan_.buffers(), [this](const file::Buffer* buffer, std::uint32_t number) {
-    check_range(buffer->role(), 0, static_cast<std::uint8_t>(Role::kTable),
+    check_range(buffer->role(), 0, static_cast<std::uint8_t>(Role::kGrid),
                 [&] { return fmt::format("the role of buffer {}", number); });
     check_range(buffer->number(), 0, static_cast<std::uint8_t>(NumberKind::kBF16),
                 [&] { return fmt::format("the kind of number of buffer {}", number); });
@@ -141,6 +143,7 @@ void Reader::read_buffers() {
                 .alignment = buffer->alignment(),
                 .number = static_cast<NumberKind>(buffer->number())};
     read_bounds(buffer->bounds(), read, number);
+    read_blocks(buffer->most_blocks(), read, number);
     builder_.add_buffer(std::move(read));
   });
 }
@@ -155,6 +158,16 @@ void Reader::read_bounds(const flatbuffers::Vector<double>* bounds, Buffer& buff
   // The verifier looks at the alignment of the vector's length, not at that of what is behind it.
   std::memcpy(&buffer.least, bounds->Data(), sizeof(double));
   std::memcpy(&buffer.most, bounds->Data() + sizeof(double), sizeof(double));
+}
+
+void Reader::read_blocks(const flatbuffers::Vector<std::uint32_t>* blocks, Buffer& buffer,
+                         std::uint32_t number) {
+  if (blocks == nullptr) return;
+  check_range(blocks->size(), 3, 3,
+              [&] { return fmt::format("the number of dimensions of buffer {}", number); });
+  if (error_) return;
+  spend(kGridBytes);
+  std::memcpy(buffer.most_blocks.data(), blocks->Data(), kGridBytes);
 }
 
 Access Reader::read_access(const file::Access& access, std::uint32_t step) {

@@ -88,9 +88,9 @@ void expect_equal(const Program& a, const Program& b) {
   for (std::size_t i = 0; i < a.buffers().size(); ++i) {
     const Buffer &one = a.buffers()[i], &other = b.buffers()[i];
     EXPECT_EQ(std::tie(one.name, one.role, one.size_bytes, one.alignment, one.number, one.least,
-                       one.most),
+                       one.most, one.most_blocks),
               std::tie(other.name, other.role, other.size_bytes, other.alignment, other.number,
-                       other.least, other.most));
+                       other.least, other.most, other.most_blocks));
   }
   ASSERT_EQ(a.steps().size(), b.steps().size());
   for (std::size_t i = 0; i < a.steps().size(); ++i) expect_equal(a.steps()[i], b.steps()[i]);
@@ -166,6 +166,20 @@ TEST(PlanFile, HoldsTables) {
     expect_equal(plan, *again);
     EXPECT_EQ(write_plan(*again), file);
   }
+}
+
+TEST(PlanFile, HoldsGrids) {
+  ProgramBuilder builder;
+  builder.compute(kAmbient, "step",
+                  {builder.read(builder.add_grid("widest", kMaxGrid[0], kMaxGrid[1], kMaxGrid[2])),
+                   builder.read(builder.add_grid("blocks", 132))});
+  const Plan plan = plan_of(*builder.build());
+  const Bytes file = write_plan(plan);
+  EXPECT_EQ(file[8], 3);
+  const Result<Plan> again = read_plan(file);
+  ASSERT_TRUE(again.ok()) << again.error().message();
+  expect_equal(plan, *again);
+  EXPECT_EQ(write_plan(*again), file);
 }
 
 TEST(PlanFile, ReadsRandomPlansBackAsTheyWere) {
@@ -299,6 +313,7 @@ struct Crafted {
   std::vector<std::int32_t> priorities{};  // likewise
   std::uint8_t number = 0;
   std::vector<double> bounds{};
+  std::vector<std::uint32_t> blocks{};
   std::string name = "t";
   std::uint64_t arena_offset = 0, arena_size_bytes = 64;
   std::vector<std::uint32_t> order{0, 1};
@@ -315,7 +330,9 @@ Bytes Crafted::make() const {
   };
   const auto stream_names = strings(streams), event_names = strings(events);
   const auto all_bounds = bounds.empty() ? 0 : out.CreateVector(bounds);
-  const auto buffer = file::CreateBuffer(out, text, role, 64, 64, arena_offset, number, all_bounds);
+  const auto all_blocks = blocks.empty() ? 0 : out.CreateVector(blocks);
+  const auto buffer =
+      file::CreateBuffer(out, text, role, 64, 64, arena_offset, number, all_bounds, all_blocks);
   const auto shape = out.CreateVectorOfStructs(std::vector<file::Dim>(dims, file::Dim(1, 8)));
   const auto access = file::CreateAccess(out, mode, 0, 0, 64, shape);
   const auto accesses = out.CreateVector(&access, 1);
@@ -378,7 +395,7 @@ TEST(PlanFile, RefusesAPlanThatDoesNotFitItsProgram) {
 
 TEST(PlanFile, RefusesNumbersBeyondTheirLimitWithBothValues) {
   const std::pair<Crafted, const char*> cases[] = {
-      {{.role = 6}, "the role of buffer 0 is 6, outside 0 to 5"},
+      {{.role = 7}, "the role of buffer 0 is 7, outside 0 to 6"},
       {{.kind = 7}, "the kind of step 0 is 7, outside 0 to 6"},
       {{.mode = 0}, "the mode of an access of step 0 is 0, outside 1 to 3"},
       {{.mode = 4}, "the mode of an access of step 0 is 4, outside 1 to 3"},
@@ -389,6 +406,7 @@ TEST(PlanFile, RefusesNumbersBeyondTheirLimitWithBothValues) {
       {{.priorities = {1, 1}}, "the number of priorities is 2, outside 1 to 1"},
       {{.number = 6}, "the kind of number of buffer 0 is 6, outside 0 to 5"},
       {{.bounds = {1}}, "the number of bounds of buffer 0 is 1, outside 2 to 2"},
+      {{.blocks = {1, 1}}, "the number of dimensions of buffer 0 is 2, outside 3 to 3"},
       {{.name = std::string(65537, 'a')}, "the length of a text is 65537, outside 0 to 65536"},
       {{.order = {0, 1, 1}}, "the number of steps in the order is 3, outside 0 to 2"}};
   for (const auto& [crafted, message] : cases) {

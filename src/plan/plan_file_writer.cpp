@@ -129,6 +129,12 @@ Offset<flatbuffers::Vector<double>> write_bounds(FlatBufferBuilder& out, const B
   return out.CreateVector(bounds.data(), bounds.size());
 }
 
+Offset<flatbuffers::Vector<std::uint32_t>> write_blocks(FlatBufferBuilder& out,
+                                                        const Buffer& buffer) {
+  if (buffer.role != Role::kGrid) return 0;
+  return out.CreateVector(buffer.most_blocks.data(), buffer.most_blocks.size());
+}
+
 Offset<flatbuffers::Vector<Offset<file::Buffer>>> write_buffers(FlatBufferBuilder& out,
                                                                 const Plan& plan) {
   Offsets<file::Buffer> written;
@@ -136,10 +142,11 @@ Offset<flatbuffers::Vector<Offset<file::Buffer>>> write_buffers(FlatBufferBuilde
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     const Buffer& buffer = buffers[i];
     const auto name = write_text(out, buffer.name);
-    written.push_back(
-        file::CreateBuffer(out, name, static_cast<std::uint8_t>(buffer.role), buffer.size_bytes,
-                           buffer.alignment, plan.arena().offsets[i],
-                           static_cast<std::uint8_t>(buffer.number), write_bounds(out, buffer)));
+    const auto bounds = write_bounds(out, buffer);
+    const auto blocks = write_blocks(out, buffer);
+    written.push_back(file::CreateBuffer(
+        out, name, static_cast<std::uint8_t>(buffer.role), buffer.size_bytes, buffer.alignment,
+        plan.arena().offsets[i], static_cast<std::uint8_t>(buffer.number), bounds, blocks));
   }
   return out.CreateVector(written);
 }

@@ -85,7 +85,8 @@ struct Buffer FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
     VT_ALIGNMENT = 10,
     VT_ARENA_OFFSET = 12,
     VT_NUMBER = 14,
-    VT_BOUNDS = 16
+    VT_BOUNDS = 16,
+    VT_MOST_BLOCKS = 18
   };
   const flatbuffers::String *name() const {
     return GetPointer<const flatbuffers::String *>(VT_NAME);
@@ -108,6 +109,9 @@ struct Buffer FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
   const flatbuffers::Vector<double> *bounds() const {
     return GetPointer<const flatbuffers::Vector<double> *>(VT_BOUNDS);
   }
+  const flatbuffers::Vector<uint32_t> *most_blocks() const {
+    return GetPointer<const flatbuffers::Vector<uint32_t> *>(VT_MOST_BLOCKS);
+  }
   bool Verify(flatbuffers::Verifier &verifier) const {
     return VerifyTableStart(verifier) &&
            VerifyOffset(verifier, VT_NAME) &&
@@ -119,6 +123,8 @@ struct Buffer FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {
            VerifyField<uint8_t>(verifier, VT_NUMBER, 1) &&
            VerifyOffset(verifier, VT_BOUNDS) &&
            verifier.VerifyVector(bounds()) &&
+           VerifyOffset(verifier, VT_MOST_BLOCKS) &&
+           verifier.VerifyVector(most_blocks()) &&
            verifier.EndTable();
   }
 };
@@ -148,6 +154,9 @@ struct BufferBuilder {
   void add_bounds(flatbuffers::Offset<flatbuffers::Vector<double>> bounds) {
     fbb_.AddOffset(Buffer::VT_BOUNDS, bounds);
   }
+  void add_most_blocks(flatbuffers::Offset<flatbuffers::Vector<uint32_t>> most_blocks) {
+    fbb_.AddOffset(Buffer::VT_MOST_BLOCKS, most_blocks);
+  }
   explicit BufferBuilder(flatbuffers::FlatBufferBuilder &_fbb)
         : fbb_(_fbb) {
     start_ = fbb_.StartTable();
@@ -167,11 +176,13 @@ inline flatbuffers::Offset<Buffer> CreateBuffer(
     uint64_t alignment = 64ULL,
     uint64_t arena_offset = 18446744073709551615ULL,
     uint8_t number = 0,
-    flatbuffers::Offset<flatbuffers::Vector<double>> bounds = 0) {
+    flatbuffers::Offset<flatbuffers::Vector<double>> bounds = 0,
+    flatbuffers::Offset<flatbuffers::Vector<uint32_t>> most_blocks = 0) {
   BufferBuilder builder_(_fbb);
   builder_.add_arena_offset(arena_offset);
   builder_.add_alignment(alignment);
   builder_.add_size_bytes(size_bytes);
+  builder_.add_most_blocks(most_blocks);
   builder_.add_bounds(bounds);
   builder_.add_name(name);
   builder_.add_number(number);
@@ -187,9 +198,11 @@ inline flatbuffers::Offset<Buffer> CreateBufferDirect(
     uint64_t alignment = 64ULL,
     uint64_t arena_offset = 18446744073709551615ULL,
     uint8_t number = 0,
-    const std::vector<double> *bounds = nullptr) {
+    const std::vector<double> *bounds = nullptr,
+    const std::vector<uint32_t> *most_blocks = nullptr) {
   auto name__ = name ? _fbb.CreateString(name) : 0;
   auto bounds__ = bounds ? _fbb.CreateVector<double>(*bounds) : 0;
+  auto most_blocks__ = most_blocks ? _fbb.CreateVector<uint32_t>(*most_blocks) : 0;
   return anabranch::file::CreateBuffer(
       _fbb,
       name__,
@@ -198,7 +211,8 @@ inline flatbuffers::Offset<Buffer> CreateBufferDirect(
       alignment,
       arena_offset,
       number,
-      bounds__);
+      bounds__,
+      most_blocks__);
 }
 
 struct Access FLATBUFFERS_FINAL_CLASS : private flatbuffers::Table {

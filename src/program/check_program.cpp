@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::string_view kKinds[] = {"compute",      "copy",       "fill",       "host",
                                        "record_event", "wait_event", "synchronize"};
-constexpr std::size_t kRoleCount = 6;
+constexpr std::size_t kRoleCount = 7;
 constexpr std::size_t kNumberKindCount = 6;
 constexpr std::size_t kOriginCount = 2;
 
@@ -70,13 +70,14 @@ class Checker {
   void check_buffer(std::uint32_t number);
   void check_number(std::uint32_t number);
   void check_table(std::uint32_t number);
+  void check_grid(std::uint32_t number);
   void check_step(std::uint32_t number);
   void check_shape(const Step& step);
   void check_sync(const Step& step);
   void check_copy(const Step& step);
   bool check_access(std::size_t number, const Access& access);
   void check_role(const Access& access, ViewBounds bounds);
-  void check_number_use(const Access& access);
+  void check_value_use(const Access& access);
 
   const Program& program_;
   std::uint32_t step_ = 0;  // the one under test
@@ -166,6 +167,7 @@ void Checker::check_buffer(std::uint32_t number) {
   }
   check_number(number);
   if (buffer.role == Role::kTable) check_table(number);
+  check_grid(number);
 }
 
 void Checker::check_number(std::uint32_t number) {
@@ -203,6 +205,26 @@ void Checker::check_table(std::uint32_t number) {
          "table {} '{}' has {} bytes and alignment {}, the limits are {} and {}; make it an input",
          number, printable_text(table.name), table.size_bytes, table.alignment, kMaxTableBytes,
          kMaxTableAlignment);
+}
+
+void Checker::check_grid(std::uint32_t number) {
+  const Buffer& grid = program_.buffers()[number];
+  const auto& most = grid.most_blocks;
+  const bool is_grid = grid.role == Role::kGrid;
+  const auto without = std::ranges::count(most, 0u);
+  if (!is_grid && without == 3) return;
+  if (!is_grid || without != 0 || grid.size_bytes != kGridBytes) {
+    return report(StatusCode::kProgramInvalid,
+                  "buffer {} '{}' has role {}, {} bytes and at most {}x{}x{} blocks; add grids by "
+                  "add_grid(), with a block in each dimension, and give no other buffer any",
+                  number, printable_text(grid.name), static_cast<unsigned>(grid.role),
+                  grid.size_bytes, most[0], most[1], most[2]);
+  }
+  if (most[0] <= kMaxGrid[0] && most[1] <= kMaxGrid[1] && most[2] <= kMaxGrid[2]) return;
+  report(StatusCode::kLimitExceeded,
+         "grid {} '{}' has at most {}x{}x{} blocks, the limits are {}x{}x{}; declare fewer", number,
+         printable_text(grid.name), most[0], most[1], most[2], kMaxGrid[0], kMaxGrid[1],
+         kMaxGrid[2]);
 }
 
 void Checker::check_step(std::uint32_t number) {
@@ -335,7 +357,7 @@ void Checker::check_role(const Access& access, ViewBounds bounds) {
                 "writes buffer {} '{}', a {}; make it an input, or write another buffer", number,
                 printable_text(buffer.name), buffer.role == Role::kTable ? "table" : "constant");
   }
-  if (buffer.role == Role::kNumber) check_number_use(access);
+  if (buffer.role == Role::kNumber || buffer.role == Role::kGrid) check_value_use(access);
   const bool given = buffer.role != Role::kOutput && buffer.role != Role::kTemporary;
   if (given || !reads(access.mode) || bounds.begin == bounds.end) return;
   if (written_[number].meets(bounds)) return;
@@ -346,16 +368,17 @@ void Checker::check_role(const Access& access, ViewBounds bounds) {
 }
 
 // It has no bytes on a device: what moves bytes cannot reach it.
-void Checker::check_number_use(const Access& access) {
+void Checker::check_value_use(const Access& access) {
   const StepKind kind = program_.steps()[step_].kind;
   const bool is_region = kind == StepKind::kCompute || kind == StepKind::kHost;
   if (is_region && !writes(access.mode)) return;
   const std::uint32_t number = index_of(access.view.buffer);
+  const Buffer& buffer = program_.buffers()[number];
   report_step(StatusCode::kRoleForbidsAccess,
-              "{} number {} '{}', which regions alone may read; make it an input of {} bytes",
-              writes(access.mode) ? "writes" : "copies", number,
-              printable_text(program_.buffers()[number].name),
-              program_.buffers()[number].size_bytes);
+              "{} {} {} '{}', which regions alone may read; make it an input of {} bytes",
+              writes(access.mode) ? "writes" : "copies",
+              buffer.role == Role::kGrid ? "grid" : "number", number, printable_text(buffer.name),
+              buffer.size_bytes);
 }
 
 }  // namespace

@@ -166,9 +166,9 @@ const Case kRefused[] = {
      StatusCode::kProgramInvalid, "has mode 0 at access 0"},
     {"AnUnknownRole",
      [](Draft& d) {
-       d.builder.add_buffer({"odd", static_cast<Role>(6), 8, 8});
+       d.builder.add_buffer({"odd", static_cast<Role>(7), 8, 8});
      },
-     StatusCode::kProgramInvalid, "buffer 4 'odd' has role 6, there are 6"},
+     StatusCode::kProgramInvalid, "buffer 4 'odd' has role 7, there are 7"},
     {"ANumberOfAnUnknownKind",
      [](Draft& d) {
        d.builder.add_buffer({"odd", Role::kNumber, 8, 8, static_cast<NumberKind>(6)});
@@ -220,6 +220,29 @@ const Case kRefused[] = {
     {"AWriteToATable",
      [](Draft& d) { d.use(d.builder.whole(d.builder.add_table("t", 8)), AccessMode::kReadWrite); },
      StatusCode::kRoleForbidsAccess, "writes buffer 4 't', a table"},
+    {"AGridWithoutBlocks", [](Draft& d) { d.builder.add_grid("odd", 4, 0); },
+     StatusCode::kProgramInvalid, "buffer 4 'odd' has role 6, 12 bytes and at most 4x0x1 blocks"},
+    {"AGridWithoutAnyBlocks", [](Draft& d) { d.builder.add_grid("odd", 0, 0, 0); },
+     StatusCode::kProgramInvalid, "add grids by add_grid(), with a block in each dimension"},
+    {"AGridOfMoreBlocksThanThereAre", [](Draft& d) { d.builder.add_grid("odd", 1, 65536, 1); },
+     StatusCode::kLimitExceeded, "grid 4 'odd' has at most 1x65536x1 blocks"},
+    {"AGridOfAnotherSize",
+     [](Draft& d) {
+       Buffer odd{"odd", Role::kGrid, 8, 8};
+       odd.most_blocks = {1, 1, 1};
+       d.builder.add_buffer(odd);
+     },
+     StatusCode::kProgramInvalid, "buffer 4 'odd' has role 6, 8 bytes"},
+    {"AnInputWithBlocks",
+     [](Draft& d) {
+       Buffer odd{"odd", Role::kInput, 12, 4};
+       odd.most_blocks = {1, 1, 1};
+       d.builder.add_buffer(odd);
+     },
+     StatusCode::kProgramInvalid, "give no other buffer any"},
+    {"AWriteToAGrid",
+     [](Draft& d) { d.use(d.builder.whole(d.builder.add_grid("g", 8)), AccessMode::kReadWrite); },
+     StatusCode::kRoleForbidsAccess, "writes grid 4 'g', which regions alone may read"},
     {"AnAlignmentThatIsNoPowerOfTwo",
      [](Draft& d) {
        d.builder.add_buffer({"odd", Role::kInput, 8, 48});

@@ -44,6 +44,13 @@ BufferId ProgramBuilder::add_table(std::string name, std::uint64_t size_bytes,
   return add_buffer({std::move(name), Role::kTable, size_bytes, alignment});
 }
 
+BufferId ProgramBuilder::add_grid(std::string name, std::uint32_t most_x, std::uint32_t most_y,
+                                  std::uint32_t most_z) {
+  Buffer grid{std::move(name), Role::kGrid, kGridBytes, sizeof(std::uint32_t)};
+  grid.most_blocks = {most_x, most_y, most_z};
+  return add_buffer(std::move(grid));
+}
+
 StepId ProgramBuilder::add_step(Step step) { return append<StepId>(data_.steps, std::move(step)); }
 
 StepId ProgramBuilder::compute(StreamId stream, std::string region, std::vector<Access> accesses) {

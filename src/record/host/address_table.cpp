@@ -35,7 +35,8 @@ AddressTable::AddressTable(const Plan& plan, std::span<const StepId> steps, std:
   list_slots(plan);
   place_accesses(plan, steps, arena);
   for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
-    if (slots_[slot].kind == SlotKind::kNumber) set(slot, &numbers_[slot]);
+    const SlotKind kind = slots_[slot].kind;
+    if (kind == SlotKind::kNumber || kind == SlotKind::kGrid) set(slot, &values_[slot]);
   }
   for (const TablePlace& place : place_tables(plan).places) set(place.slot, tables + place.offset);
 }
@@ -51,7 +52,7 @@ void AddressTable::list_slots(const Plan& plan) {
     }
     slots_.push_back({nullptr, buffer.size_bytes, buffer.alignment, slot.buffer, is_written, kind});
   }
-  numbers_.resize(slots_.size());
+  values_.resize(slots_.size());
 }
 
 void AddressTable::place_accesses(const Plan& plan, std::span<const StepId> steps,

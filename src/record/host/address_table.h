@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The addresses that a recording's steps are given, and which of them each slot moves.
-// Ownership: numbers lie in it, at addresses that stay; it owns nothing else that it points to.
-// Threads:   belongs to the launch that holds the recording.
-// Failure:   none; launch checks an address before it sets it.
-// Edges:     addresses in the arena and of tables never change; a slot's are null until it is set.
+// Ownership: numbers and grids lie in it, at addresses that stay; it owns nothing else that it
+// points to. Threads:   belongs to the launch that holds the recording. Failure:   none; launch
+// checks an address before it sets it. Edges:     addresses in the arena and of tables never
+// change; a slot's are null until it is set.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -15,6 +16,9 @@
 #include "anabranch/record.h"
 
 namespace anabranch::host {
+
+// The bytes of a number or of a grid, where regions read them.
+using SlotValue = std::array<std::uint64_t, 2>;
 
 struct SlotState {
   void* address = nullptr;
@@ -42,8 +46,8 @@ class AddressTable {
   void* const* data() const noexcept { return addresses_.data(); }
   std::span<const SlotState> slots() const noexcept { return slots_; }
   void set(std::uint32_t slot, void* address) noexcept;
-  // The number's bytes are the word's lowest.
-  void set_number(std::uint32_t slot, std::uint64_t word) noexcept { numbers_[slot] = word; }
+  // Of a number or grid: its bytes are the lowest.
+  void set_value(std::uint32_t slot, const SlotValue& value) noexcept { values_[slot] = value; }
 
   // What regions read of a slot that is a table.
   std::span<std::byte> table(std::uint32_t slot) const noexcept {
@@ -62,7 +66,7 @@ class AddressTable {
   std::vector<std::uint32_t> first_place_;  // by slot, into places_
   std::vector<std::uint32_t> places_;       // in addresses_
   std::vector<SlotExtent> extents_;
-  std::vector<std::uint64_t> numbers_;  // by slot
+  std::vector<SlotValue> values_;  // by slot
 };
 
 }  // namespace anabranch::host

@@ -2,6 +2,7 @@
 //   gpu_differential sim | real [gtest arguments]
 // Runs the cases on the simulated driver or on the machine's. Without a driver or a device it says
 // so and answers 77, which ctest takes as skipped.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -27,7 +28,9 @@ std::unique_ptr<sim::SimDriver> make_simulated(std::string* device_code) {
              call.template memory<std::uint32_t>(call.template param<cuda::CuDevicePtr>(0), count);
          auto* out =
              call.template memory<std::uint32_t>(call.template param<cuda::CuDevicePtr>(8), count);
-         for (std::uint32_t i = 0; in && out && i < count; ++i) out[i] = in[i] + 1;
+         const std::uint32_t threads = call.grid.x * call.block.x;
+         for (std::uint32_t i = 0; in && out && i < std::min(count, threads); ++i)
+           out[i] = in[i] + 1;
        }});
   made->add_kernel(
       {.name = "store", .params = sim::layout_of({4, 16}), .run = [](const auto& call) {

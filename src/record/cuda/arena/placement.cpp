@@ -114,7 +114,7 @@ std::vector<CudaNumber> place_numbers(std::span<const ParamWord> words, Placemen
       placement.rules.emplace_back(0, 0);
     }
     placement.sites.push_back(
-        {word.node, Operand::kParam, word.offset, first_source + at->second, 0, word.bytes});
+        {word.node, word.operand, word.offset, first_source + at->second, 0, word.bytes});
   }
   std::ranges::stable_sort(placement.sites, {}, &PlacedSite::node);
   return numbers;

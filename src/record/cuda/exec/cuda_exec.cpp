@@ -309,6 +309,8 @@ void CudaExec::write_sites(std::uint32_t number) {
     const std::uint64_t address = addresses_[site.source] + site.shift;
     if (site.operand == Operand::kParam) {
       std::memcpy(node.kernel.params.data() + site.offset, &address, site.bytes);
+    } else if (site.operand == Operand::kGrid) {
+      blocks_of(node.kernel.launch, site.offset) = static_cast<unsigned>(address);
     } else if (node.type == CuNodeType::kMemset) {
       node.fill.dst = address;
     } else if (site.operand == Operand::kSource) {

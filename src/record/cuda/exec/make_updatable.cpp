@@ -71,14 +71,16 @@ Status CudaExec::prepare_updates(const DeviceCode::Updater& updater, bool in_two
                              : add_fetch_and_update(updater, host_tables, updates.size(), updated);
 }
 
-// What is left of a parameter behind its last word of eight bytes may have any width.
+// What is left of a parameter behind its last word of eight bytes may have any width. The updater
+// writes parameters alone.
 bool CudaExec::has_odd_site(std::uint32_t node) const {
   const auto sites = std::span(repointing_.sites)
                          .subspan(repointing_.first_site[node],
                                   repointing_.first_site[node + 1] - repointing_.first_site[node]);
   return std::ranges::any_of(sites, [](const PlacedSite& site) {
-    return site.bytes != sizeof(std::uint64_t) && site.bytes != sizeof(std::uint32_t) &&
-           site.bytes != sizeof(std::uint16_t);
+    return site.operand == Operand::kGrid ||
+           (site.bytes != sizeof(std::uint64_t) && site.bytes != sizeof(std::uint32_t) &&
+            site.bytes != sizeof(std::uint16_t));
   });
 }
 

@@ -37,6 +37,14 @@ struct KernelImage {
   std::vector<CuLaunchAttribute> attributes;  // cluster, priority, cooperative: as set on the node
 };
 
+// In dimension 0 (x), 1 or 2.
+inline unsigned& blocks_of(CuKernelNodeParams& launch, std::uint32_t dimension) {
+  return dimension == 0 ? launch.grid_x : dimension == 1 ? launch.grid_y : launch.grid_z;
+}
+inline unsigned blocks_of(const CuKernelNodeParams& launch, std::uint32_t dimension) {
+  return dimension == 0 ? launch.grid_x : dimension == 1 ? launch.grid_y : launch.grid_z;
+}
+
 // Room for what the parameters of a kernel point to.
 struct LaunchRoom {
   std::vector<void*> fields;

@@ -41,13 +41,13 @@ CuResult for_each_piece(const TransferLoops& transfer, Piece piece) {
 class PlanCapture {
  public:
   PlanCapture(const Driver& driver, const Plan& plan, const PlanUnits& units,
-              std::span<const CaptureAllocation> allocations, std::span<std::uint64_t> numbers,
+              std::span<const CaptureAllocation> allocations, std::span<PlanValue> values,
               const RegionTable& regions)
       : driver_(driver),
         plan_(plan),
         units_(units),
         allocations_(allocations),
-        numbers_(numbers),
+        values_(values),
         regions_(regions),
         streams_(plan.program().streams().size()),
         ended_(plan.program().steps().size()) {}
@@ -90,7 +90,7 @@ class PlanCapture {
   const Plan& plan_;
   const PlanUnits& units_;
   const std::span<const CaptureAllocation> allocations_;
-  const std::span<std::uint64_t> numbers_;
+  const std::span<PlanValue> values_;
   const RegionTable& regions_;
   std::vector<CuStream> streams_;  // by stream of the plan; null until a step needs it
   std::vector<CuEvent> ended_;     // by step; null unless another stream waits for it
@@ -195,9 +195,9 @@ Status PlanCapture::run_region(StepId id, CuStream stream) {
   std::vector<void*> buffers;
   for (const Access& access : step.accesses) {
     const std::uint32_t buffer = index_of(access.view.buffer);
-    const bool is_number = program().buffers()[buffer].role == Role::kNumber;
-    buffers.push_back(is_number ? static_cast<void*>(&numbers_[buffer])
-                                : reinterpret_cast<void*>(address_of(access.view)));
+    buffers.push_back(is_value(program().buffers()[buffer].role)
+                          ? static_cast<void*>(&values_[buffer])
+                          : reinterpret_cast<void*>(address_of(access.view)));
   }
   std::array<char, kErrorBytes> text{};
   const RegionCall call{buffers.data(), static_cast<std::uint32_t>(buffers.size()), text.data(),
@@ -288,9 +288,9 @@ Result<CuEvent> PlanCapture::mark(CuStream stream) {
 Result<std::unique_ptr<CapturedGraph>> capture_plan(const Driver& driver, const Plan& plan,
                                                     const PlanUnits& units,
                                                     std::span<const CaptureAllocation> allocations,
-                                                    std::span<std::uint64_t> numbers,
+                                                    std::span<PlanValue> values,
                                                     const RegionTable& regions) {
-  return PlanCapture(driver, plan, units, allocations, numbers, regions).run();
+  return PlanCapture(driver, plan, units, allocations, values, regions).run();
 }
 
 }  // namespace anabranch::cuda

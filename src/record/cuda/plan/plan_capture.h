@@ -11,6 +11,7 @@
 
 #include "anabranch/record.h"
 #include "device/cuda/driver.h"
+#include "record/cuda/plan/plan_numbers.h"
 #include "record/cuda/plan/plan_units.h"
 
 namespace anabranch::cuda {
@@ -29,11 +30,12 @@ class CapturedGraph {
   const CuGraph graph_;
 };
 
-// With unit i at allocations[i]. Regions read the numbers at `numbers`, by buffer of the program.
+// With unit i at allocations[i]. Regions read numbers and grids at `values`, by buffer of the
+// program.
 Result<std::unique_ptr<CapturedGraph>> capture_plan(const Driver& driver, const Plan& plan,
                                                     const PlanUnits& units,
                                                     std::span<const CaptureAllocation> allocations,
-                                                    std::span<std::uint64_t> numbers,
+                                                    std::span<PlanValue> values,
                                                     const RegionTable& regions);
 
 }  // namespace anabranch::cuda

@@ -51,15 +51,59 @@ std::uint64_t some_word(const Buffer& number, std::uint64_t seed) {
   }
 }
 
-bool are_told_apart(const PlanNumber& one, std::span<const PlanNumber> others) {
-  if (one.words[0] == one.words[1] || one.words[1] == one.words[2] ||
-      one.words[0] == one.words[2]) {
-    return false;
-  }
+// One block, the most, and some number between, in some order: a region that keeps to bounds of its
+// own is found out by the ends.
+std::array<std::uint64_t, kNumberValues> some_blocks(std::uint32_t most, std::uint64_t seed) {
+  static_assert(kNumberValues == 3);
+  std::array<std::uint64_t, kNumberValues> blocks{1, most, 1 + mix(seed) % most};
+  const std::uint64_t order = mix(seed + 1);
+  std::swap(blocks[0], blocks[order % 3]);
+  std::swap(blocks[1], blocks[1 + order / 3 % 2]);
+  return blocks;
+}
+
+// Of two values a third capture tells all.
+bool are_told_apart(const PlanNumber& one, bool has_two, std::span<const PlanNumber> others) {
+  if (one.words[0] == one.words[1]) return false;
+  if (!has_two && (one.words[1] == one.words[2] || one.words[0] == one.words[2])) return false;
   return std::ranges::none_of(others, [&](const PlanNumber& other) {
     return other.bytes == one.bytes && other.words[0] == one.words[0] &&
            other.words[1] == one.words[1];
   });
+}
+
+Status too_near(const Buffer& buffer, bool is_of_grid) {
+  const std::string name = printable_text(buffer.name);
+  if (is_of_grid) {
+    const auto& most = buffer.most_blocks;
+    return refuse(fmt::format(
+        "grid '{}' has at most {}x{}x{} blocks, too few to tell it from the plan's other grids and "
+        "numbers. Declare more, or record a plan for each grid.",
+        name, most[0], most[1], most[2]));
+  }
+  return refuse(fmt::format(
+      "number '{}' lies between {} and {}, too near one another to tell where kernels have "
+      "it. Declare wider bounds, or make it an input of {} bytes.",
+      name, buffer.least, buffer.most, buffer.size_bytes));
+}
+
+Status choose(PlanNumber number, const Buffer& buffer, std::vector<PlanNumber>& chosen) {
+  const std::uint32_t most =
+      number.is_of_grid ? buffer.most_blocks[number.offset / sizeof(std::uint32_t)] : 0;
+  std::uint32_t tries = 0;
+  do {
+    if (++tries > kTries) return too_near(buffer, number.is_of_grid);
+    const std::uint64_t seed = (std::uint64_t{number.slot} * kTries + tries) * kNumberValues;
+    if (number.is_of_grid) {
+      number.words = some_blocks(most, seed + mix(number.offset));
+      continue;
+    }
+    for (std::uint64_t i = 0; i < kNumberValues; ++i) {
+      number.words[i] = some_word(buffer, seed + i);
+    }
+  } while (!are_told_apart(number, most == 2, chosen));
+  chosen.push_back(number);
+  return {};
 }
 
 std::uint64_t piece_of(std::uint64_t word, std::uint32_t shift, std::uint32_t bytes) {
@@ -120,29 +164,37 @@ Result<std::vector<PlanNumber>> choose_numbers(const Plan& plan) {
   for (std::uint32_t slot = 0; slot < plan.slots().size(); ++slot) {
     const BufferId id = plan.slots()[slot].buffer;
     const Buffer& buffer = plan.program().buffer(id);
-    if (buffer.role != Role::kNumber) continue;
-    PlanNumber number{slot, id, static_cast<std::uint32_t>(buffer.size_bytes)};
-    std::uint32_t tries = 0;
-    do {
-      if (++tries > kTries) {
-        return refuse(fmt::format(
-            "number '{}' lies between {} and {}, too near one another to tell where kernels have "
-            "it. Declare wider bounds, or make it an input of {} bytes.",
-            printable_text(buffer.name), buffer.least, buffer.most, buffer.size_bytes));
-      }
-      for (std::uint64_t i = 0; i < kNumberValues; ++i) {
-        number.words[i] =
-            some_word(buffer, (std::uint64_t{slot} * kTries + tries) * kNumberValues + i);
-      }
-    } while (!are_told_apart(number, chosen));
-    chosen.push_back(number);
+    if (buffer.role == Role::kNumber) {
+      const PlanNumber number{slot, id, static_cast<std::uint32_t>(buffer.size_bytes)};
+      if (Status done = choose(number, buffer, chosen); !done.ok()) return done;
+    }
+    for (std::uint32_t i = 0; i < buffer.most_blocks.size(); ++i) {
+      constexpr std::uint32_t kBytes = sizeof buffer.most_blocks[0];
+      if (buffer.most_blocks[i] <= 1) continue;
+      const PlanNumber blocks{slot, id, kBytes, i * kBytes, true};
+      if (Status done = choose(blocks, buffer, chosen); !done.ok()) return done;
+    }
   }
   return chosen;
 }
 
-Result<std::vector<NumberWord>> explain_numbers(std::span<const PlanNumber> chosen,
-                                                std::span<const CudaNumber> words,
-                                                const StepGraph& third, const StepGraph& fourth) {
+std::vector<PlanValue> values_of(const Program& program, std::span<const PlanNumber> chosen,
+                                 std::size_t value) {
+  constexpr std::array<std::uint32_t, 3> kOneBlock{1, 1, 1};
+  std::vector<PlanValue> values(program.buffers().size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (program.buffers()[i].role != Role::kGrid) continue;
+    std::memcpy(&values[i], &kOneBlock, sizeof kOneBlock);
+  }
+  for (const PlanNumber& number : chosen) {
+    std::memcpy(reinterpret_cast<char*>(&values[index_of(number.buffer)]) + number.offset,
+                &number.words[value], number.bytes);
+  }
+  return values;
+}
+
+Status check_numbers(std::span<const PlanNumber> chosen, const StepGraph& third,
+                     const StepGraph& fourth) {
   const auto& seen = fourth.numbers;
   for (std::size_t i = 0; i < std::max(third.numbers.size(), seen.size()); ++i) {
     if (i >= third.numbers.size()) return unexplained(fourth.image, seen[i]);
@@ -153,6 +205,11 @@ Result<std::vector<NumberWord>> explain_numbers(std::span<const PlanNumber> chos
       return unexplained(third.image, word);
     }
   }
+  return {};
+}
+
+std::vector<NumberWord> explain_numbers(std::span<const PlanNumber> chosen,
+                                        std::span<const CudaNumber> words) {
   std::vector<NumberWord> explained;
   for (const CudaNumber& word : words) {
     explained.push_back(*Explainer(chosen, word.first, word.other).run(word.bytes));

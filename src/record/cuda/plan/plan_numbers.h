@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of a plan on CUDA: what they are while the plan is captured, and which words of kernels
-// are theirs.
+// Numbers of a plan on CUDA, and the dimensions of its grids, which are numbers too: what they are
+// while the plan is captured, and which words of kernels are theirs.
 // Ownership: values.
 // Threads:   pure.
 // Failure:   kNotRecordable names the number or the kernel.
@@ -13,27 +13,45 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
 #include "anabranch/plan.h"
 #include "anabranch/status.h"
-#include "record/cuda/discover.h"
+#include "record/cuda/arena/sources.h"
+#include "record/cuda/sites/step_graph.h"
 
 namespace anabranch::cuda {
 
 // In the first two captures, the third and the fourth.
 inline constexpr std::size_t kNumberValues = 3;
 
+// What regions read of a number or a grid; its bytes are the lowest.
+using PlanValue = std::array<std::uint64_t, 2>;
+
 struct PlanNumber {
   std::uint32_t slot = 0;  // of the plan
   BufferId buffer{};
   std::uint32_t bytes = 0;
+  std::uint32_t offset = 0;  // in the value
+  bool is_of_grid = false;
   std::array<std::uint64_t, kNumberValues> words{};  // the number's bits are the lowest
+
+  std::uint64_t word_of(const PlanValue& value) const {
+    std::uint64_t word = 0;
+    std::memcpy(&word, reinterpret_cast<const char*>(&value) + offset, bytes);
+    return word;
+  }
 };
 
 // Values between the bounds, by which the numbers are told apart. Refused where there are too few.
+// A dimension of a grid that is one block at most is no number.
 Result<std::vector<PlanNumber>> choose_numbers(const Plan& plan);
+
+// By buffer of the program.
+std::vector<PlanValue> values_of(const Program& program, std::span<const PlanNumber> chosen,
+                                 std::size_t value);
 
 // A word of kernels' parameters: bits that stay, and the bits of numbers.
 struct NumberWord {
@@ -53,9 +71,12 @@ struct NumberWord {
   }
 };
 
-// By the recording's numbers. `third` and `fourth` are of the captures with these values.
-Result<std::vector<NumberWord>> explain_numbers(std::span<const PlanNumber> chosen,
-                                                std::span<const CudaNumber> words,
-                                                const StepGraph& third, const StepGraph& fourth);
+// Whether all words of `third` and `fourth`, which are of the captures with these values, follow.
+Status check_numbers(std::span<const PlanNumber> chosen, const StepGraph& third,
+                     const StepGraph& fourth);
+
+// By the recording's numbers, which were checked.
+std::vector<NumberWord> explain_numbers(std::span<const PlanNumber> chosen,
+                                        std::span<const CudaNumber> words);
 
 }  // namespace anabranch::cuda

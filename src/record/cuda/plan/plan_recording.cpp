@@ -8,6 +8,7 @@
 #include "device/cuda/context_scope.h"
 #include "record/cuda/discover.h"
 #include "record/cuda/plan/plan_capture.h"
+#include "record/cuda/plan/plan_grids.h"
 #include "record/cuda/plan/plan_units.h"
 #include "record/cuda/step_recording.h"
 #include "record/region_table.h"
@@ -59,8 +60,6 @@ Result<std::shared_ptr<PlanRecording>> PlanRecording::make(
   return made;
 }
 
-namespace {
-
 // One of the captures of a plan, with memory of its own.
 struct PlanCaptured {
   std::unique_ptr<PlanMemory> memory;
@@ -70,16 +69,17 @@ struct PlanCaptured {
   Capture capture() const { return {graph->get(), memory->allocations(), &image}; }
 };
 
+namespace {
+
 Result<PlanCaptured> capture_once(const Driver& driver, const Plan& plan, const PlanUnits& units,
                                   std::span<const PlanNumber> numbers, std::size_t value,
                                   const RegionTable& regions) {
-  std::vector<std::uint64_t> words(plan.program().buffers().size());
-  for (const PlanNumber& number : numbers) words[index_of(number.buffer)] = number.words[value];
+  std::vector<PlanValue> values = values_of(plan.program(), numbers, value);
   PlanCaptured made;
   auto allocated = PlanMemory::make(driver, units);
   if (!allocated.ok()) return allocated.error();
   made.memory = *std::move(allocated);
-  auto captured = capture_plan(driver, plan, units, made.memory->allocations(), words, regions);
+  auto captured = capture_plan(driver, plan, units, made.memory->allocations(), values, regions);
   if (!captured.ok()) return captured.error();
   made.graph = *std::move(captured);
   auto image = read_graph(driver, made.graph->get());  // before the next one uses pinned memory
@@ -104,27 +104,40 @@ Status PlanRecording::capture(const RegionTable& regions) {
     if (!one.ok()) return one.error();
     captured.push_back(*std::move(one));
   }
+  const auto discovery = discover_captures(captured, *units);
+  if (!discovery.ok()) return discovery.error();
   CudaRecordOptions options;
   options.device_code = device_->device_code();
   options.least_part_bytes = ~std::uint64_t{0};  // a launch has one block
-  const auto discovered = [&](std::size_t with) {
-    const auto others = with < count ? std::optional(captured[with].capture()) : std::nullopt;
-    return discover(driver, captured[0].capture(), captured[1].capture(), units->kinds,
-                    {.device_code = options.device_code}, others ? &*others : nullptr);
-  };
-  const auto discovery = discovered(2);
-  if (!discovery.ok()) return discovery.error();
   auto recording = make_recording(driver, *discovery, options);
   if (!recording.ok()) return recording.error();
   graph_ = *std::move(recording);
+  number_words_ = explain_numbers(numbers_, graph_->numbers());
   place_sources_of_tables();
-  if (numbers_.empty()) return {};
-  const auto check = discovered(3);
-  if (!check.ok()) return check.error();
-  auto words = explain_numbers(numbers_, graph_->numbers(), discovery->step, check->step);
-  if (!words.ok()) return words.error();
-  number_words_ = *std::move(words);
   return {};
+}
+
+// What the first two have in common, with the words and grids that the others say to follow.
+Result<Discovery> PlanRecording::discover_captures(std::vector<PlanCaptured>& captured,
+                                                   const PlanUnits& units) {
+  const auto discovered = [&](const PlanCaptured* with) {
+    const auto others = with ? std::optional(with->capture()) : std::nullopt;
+    return discover(device_->driver(), captured[0].capture(), captured[1].capture(), units.kinds,
+                    {.device_code = device_->device_code()}, others ? &*others : nullptr);
+  };
+  if (numbers_.empty()) return discovered(nullptr);
+  const auto grids =
+      follow_grids(numbers_, captured[0].image, captured[2].image, captured[3].image);
+  if (!grids.ok()) return grids.error();
+  auto discovery = discovered(&captured[2]);
+  if (!discovery.ok()) return discovery;
+  const auto check = discovered(&captured[3]);
+  if (!check.ok()) return check;
+  if (Status explained = check_numbers(numbers_, discovery->step, check->step); !explained.ok()) {
+    return explained;
+  }
+  add_grids(numbers_, *grids, discovery->step);
+  return discovery;
 }
 
 void PlanRecording::place_sources_of_tables() {

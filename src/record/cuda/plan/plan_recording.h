@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan made real on a CUDA device: captured twice, and twice more where it has numbers;
+// A plan made real on a CUDA device: captured twice, and twice more where it has numbers or grids;
 // re-pointed at every launch.
 // Ownership: keeps plan and device; owns the executables and the arenas.
 // Threads:   immutable but for in_flight(), whose entries belong each to the launch that leases it.
@@ -17,6 +17,7 @@
 
 #include "anabranch/record.h"
 #include "device/cuda/cuda_device.h"
+#include "record/cuda/discover.h"
 #include "record/cuda/exec/cuda_recording.h"
 #include "record/cuda/exec/launch_mark.h"
 #include "record/cuda/plan/plan_numbers.h"
@@ -66,6 +67,9 @@ struct PlacedTable {
   std::uint64_t offset = 0;
 };
 
+struct PlanCaptured;  // in plan_recording.cpp
+struct PlanUnits;     // plan_units.h
+
 class PlanRecording {
  public:
   static Result<std::shared_ptr<PlanRecording>> make(const Plan& plan,
@@ -92,6 +96,7 @@ class PlanRecording {
   PlanRecording(const Plan& plan, std::shared_ptr<CudaDevice> device)
       : plan_(plan), device_(std::move(device)), tables_(place_tables(plan)) {}
   Status capture(const RegionTable& regions);
+  Result<Discovery> discover_captures(std::vector<PlanCaptured>& captured, const PlanUnits& units);
   void place_sources_of_tables();
 
   const Plan plan_;

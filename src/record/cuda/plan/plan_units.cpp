@@ -37,9 +37,8 @@ class Finder {
   }
   void add_buffer(BufferId id, UnitKind kind) {
     const Buffer& buffer = plan_.program().buffer(id);
-    const bool is_number = buffer.role == Role::kNumber;  // of which a device has no bytes
     found_.of_buffer[index_of(id)] =
-        add({is_number ? 0 : buffer.size_bytes, buffer.alignment, false}, kind);
+        add({is_value(buffer.role) ? 0 : buffer.size_bytes, buffer.alignment, false}, kind);
   }
   PlanUnit& unit_of(const View& view) {
     return found_.units[found_.of_buffer[index_of(view.buffer)]];

@@ -37,6 +37,9 @@ struct Transfer {
   std::uint32_t scratch = UnitTable::kNone;
 };
 
+// Of such a buffer a device has no bytes: regions read it on the host.
+constexpr bool is_value(Role role) { return role == Role::kNumber || role == Role::kGrid; }
+
 struct PlanUnit {
   std::uint64_t bytes = 0;
   std::uint64_t alignment = 1;

@@ -23,6 +23,7 @@ enum class Operand : std::uint8_t {
   kSource,       // of a copy
   kDestination,  // of a copy or fill
   kTable,        // `offset` bytes into what a copy from pinned memory copies
+  kGrid,         // of a kernel, in dimension `offset`; a number of four bytes
 };
 
 // By the address that it holds.
@@ -42,6 +43,7 @@ struct ParamWord {
   std::uint32_t offset = 0;
   std::uint32_t bytes = 0;
   std::uint64_t first = 0, second = 0;
+  Operand operand = Operand::kParam;  // or a grid, see plan_grids.h
   bool operator==(const ParamWord&) const = default;
 };
 
