@@ -63,6 +63,18 @@ Status check_memory(const std::string& path, const Plan& plan, std::uint64_t mos
                   printable_text(path), plan.arena().size_bytes, plan.slots().size(), most_bytes));
 }
 
+// Tables of zeros, and grids of one block.
+Binding bind(const Buffer& buffer, void* memory) {
+  switch (slot_kind_of(buffer.role)) {
+    case SlotKind::kTable:
+      return Binding::table(memory, buffer.size_bytes);
+    case SlotKind::kGrid:
+      return Binding::grid(1);
+    default:
+      return {.data = memory, .size_bytes = buffer.size_bytes};
+  }
+}
+
 }  // namespace
 
 void NullRun::FreeAligned::operator()(std::byte* memory) const {
@@ -82,7 +94,7 @@ Status NullRun::allocate() {
     }
     std::memset(memory, 0, size_bytes);
     memory_.emplace_back(static_cast<std::byte*>(memory), FreeAligned{alignment});
-    bindings_.push_back({.data = memory, .size_bytes = buffer.size_bytes});
+    bindings_.push_back(bind(buffer, memory));
   }
   return {};
 }

@@ -210,6 +210,17 @@ TEST(Run, LaunchesWithNullRegions) {
   EXPECT_THAT(*none, HasSubstr("not launched"));
 }
 
+TEST(Run, GivesTablesAndGridsToNullRegions) {
+  ProgramBuilder builder;
+  builder.compute(kAmbient, "step",
+                  {builder.read(builder.add_table("lengths", 64)),
+                   builder.read(builder.add_grid("blocks", 132, 4))});
+  const File file("slots.plan", *make_plan(*builder.build()));
+  const auto text = run(file.path(), {.null_regions = true, .launches = 2});
+  ASSERT_TRUE(text.ok()) << message_of(text);
+  EXPECT_THAT(*text, HasSubstr("2 launches"));
+}
+
 TEST(Run, RefusesAPlanThatAsksForMoreMemoryThanAllowed) {
   const File file("large.plan", make_example({.bytes = std::uint64_t{1} << 46}));
   const auto text = run(file.path(), {.null_regions = true});
