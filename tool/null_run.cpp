@@ -2,8 +2,11 @@
 #include "null_run.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -63,9 +66,29 @@ Status check_memory(const std::string& path, const Plan& plan, std::uint64_t mos
                   printable_text(path), plan.arena().size_bytes, plan.slots().size(), most_bytes));
 }
 
-// Tables of zeros, and grids of one block.
+// The number between its bounds that is nearest to zero, or about that where its kind has it not.
+Binding some_number(const Buffer& buffer) {
+  const double value = std::clamp(0.0, buffer.least, buffer.most);
+  switch (buffer.number) {
+    case NumberKind::kF32:
+      return Binding::number(static_cast<float>(value));
+    case NumberKind::kI32:
+      return Binding::number(static_cast<std::int32_t>(std::ceil(value)));
+    case NumberKind::kI64:
+      return Binding::number(static_cast<std::int64_t>(std::ceil(value)));
+    case NumberKind::kBF16:
+      return Binding::number(static_cast<std::uint16_t>(
+          std::bit_cast<std::uint32_t>(static_cast<float>(value)) >> 16));
+    default:
+      return Binding::number(value);
+  }
+}
+
+// Numbers near zero, tables of zeros, and grids of one block.
 Binding bind(const Buffer& buffer, void* memory) {
   switch (slot_kind_of(buffer.role)) {
+    case SlotKind::kNumber:
+      return some_number(buffer);
     case SlotKind::kTable:
       return Binding::table(memory, buffer.size_bytes);
     case SlotKind::kGrid:

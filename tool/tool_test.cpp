@@ -210,10 +210,15 @@ TEST(Run, LaunchesWithNullRegions) {
   EXPECT_THAT(*none, HasSubstr("not launched"));
 }
 
-TEST(Run, GivesTablesAndGridsToNullRegions) {
+TEST(Run, GivesNumbersTablesAndGridsToNullRegions) {
   ProgramBuilder builder;
   builder.compute(kAmbient, "step",
-                  {builder.read(builder.add_table("lengths", 64)),
+                  {builder.read(builder.add_number("rate", NumberKind::kF32, 1, 2)),
+                   builder.read(builder.add_number("wide", NumberKind::kF64, -2, -1)),
+                   builder.read(builder.add_number("count", NumberKind::kI32, 0.5, 7)),
+                   builder.read(builder.add_number("position", NumberKind::kI64)),
+                   builder.read(builder.add_number("half", NumberKind::kBF16, 2, 4)),
+                   builder.read(builder.add_table("lengths", 64)),
                    builder.read(builder.add_grid("blocks", 132, 4))});
   const File file("slots.plan", *make_plan(*builder.build()));
   const auto text = run(file.path(), {.null_regions = true, .launches = 2});
