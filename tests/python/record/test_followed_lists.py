@@ -9,14 +9,13 @@ import warnings
 
 import pytest
 import torch
-from stand_in_recording import Launched, StandIn
+from stand_in_recording import IntegersOnTheHost, Launched, StandIn
 
 import anabranch
 from anabranch._record import specialization
 from anabranch._record.capture import host_tables
 from anabranch._record.capture.host_tables import HostTables
 from anabranch._record.capture.noted_lists import noted
-from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.lists import FollowedLists, Listed, with_lists
 from anabranch._record.refusals import NotRecordable
 from anabranch._record.signature import unpack
@@ -159,27 +158,11 @@ def test_once_refused_no_list_is_followed():
     assert lists.taken_from(flat([1, 2])) == flat([1, 2])
 
 
-class TablesOnTheHost(HostArguments):
-    """Tensors of integers stand for those on the CPU."""
-
-    def __init__(self, leaves, arguments, device):
-        super().__init__([torch.zeros(1) if leaves[i].dtype == torch.long else _OnGpu
-                          for i in arguments], range(len(arguments)), device)
-        self._captured = {number: leaves[arguments[number]].clone() for number in self.numbers}
-
-    def _sent(self, tensor, is_waited_for):
-        return tensor.clone()
-
-
-class _OnGpu:
-    is_cuda = True
-
-
 @pytest.fixture
 def recorded(monkeypatch):
     """Records steps of a tensor and a list, whose table lies on the CPU."""
     stand_in = StandIn(monkeypatch, arguments=2)
-    monkeypatch.setattr(specialization, "HostArguments", TablesOnTheHost)
+    monkeypatch.setattr(specialization, "HostArguments", IntegersOnTheHost)
     monkeypatch.setattr(Launched, "launch", lambda self, given, owners, objects, **how: self._run(
         [self.containers, *given[:2]]))
     original = Launched.__init__

@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
-from stand_in_recording import Launched, StandIn
+from stand_in_recording import IntegersOnTheHost, Launched, StandIn
 
 import anabranch
 from anabranch._record import specialization
@@ -189,20 +189,6 @@ def test_bytes_are_compared_once_with_others_than_were_captured():
     assert not arguments.are_as_compared([torch.ones(3), torch.zeros(1)])
     arguments.trust()
     assert arguments.are_as_compared([torch.ones(3), torch.zeros(1)])
-
-
-class IntegersOnTheHost(HostArguments):
-    def __init__(self, leaves, arguments, device):
-        super().__init__([torch.zeros(1) if leaf.dtype == torch.long else _OnGpu for leaf in
-                          (leaves[i] for i in arguments)], range(len(arguments)), device)
-        self._captured = {number: leaves[arguments[number]].clone() for number in self.numbers}
-
-    def _sent(self, tensor, is_waited_for):
-        return tensor.clone()
-
-
-class _OnGpu:
-    is_cuda = True
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import torch
 
 from anabranch._core.abi import CaptureCounts
 from anabranch._record import attempt, recorded_callable, recorder, specialization
+from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.memory import gpu
 from anabranch._record.memory.gpu import Peaks
 from anabranch._record.trial import copies, old_gradients, trial, values
@@ -91,6 +92,19 @@ class Launched:
 def arguments_on_the_gpu(leaves, arguments, device):
     """In the place of HostArguments: all lie there."""
     return SimpleNamespace(numbers=[])
+
+
+class IntegersOnTheHost(HostArguments):
+    """In the place of HostArguments: tensors of integers stand for those on the CPU."""
+
+    def __init__(self, leaves, arguments, device):
+        super().__init__([torch.zeros(1) if leaves[i].dtype == torch.long
+                          else SimpleNamespace(is_cuda=True) for i in arguments],
+                         range(len(arguments)), device)
+        self._captured = {number: leaves[arguments[number]].clone() for number in self.numbers}
+
+    def _sent(self, tensor, is_waited_for):
+        return tensor.clone()
 
 
 def no_discovery(*_):
