@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists and tuples of integers among a callable's arguments that launches follow.
+"""Lists of integers among a callable's arguments that launches follow.
 
 Positions, lengths and page tables come as lists that are others in each call. Where one has
 changed, all lists of integers in such arguments become one tensor on the CPU from then on, which is
@@ -25,11 +25,10 @@ from anabranch._record.signature import LEAF
 
 
 class _Run(NamedTuple):
-    """Leaves that are the items of one list or tuple."""
+    """Leaves that are the items of one list."""
 
     begin: int
     end: int
-    kind: type
 
 
 class Listed(NamedTuple):
@@ -100,7 +99,8 @@ def with_lists(leaves: Sequence[Any]) -> Any:
     listed, *rest, table = leaves
     runs, others = {run.begin: run for run in listed.runs}, iter(rest)
     pieces = iter(table.split([run.end - run.begin for run in listed.runs]))
-    make, place = (noted if is_recording() else _as_it_was), 1
+    make: Any = noted if is_recording() else torch.Tensor.tolist
+    place = 1
 
     def packed(node: Any) -> Any:
         nonlocal place
@@ -111,9 +111,9 @@ def with_lists(leaves: Sequence[Any]) -> Any:
         count = len(keys) if kind is dict else keys
         if inner:
             parts = [packed(part) for part in inner[0]]
-        elif place in runs and count and kind is not dict:
+        elif place in runs and count and kind is list:
             place += count
-            return make(kind, next(pieces))
+            return make(next(pieces))
         else:
             place += count
             parts = list(itertools.islice(others, count))
@@ -122,16 +122,11 @@ def with_lists(leaves: Sequence[Any]) -> Any:
     return packed(listed.containers)
 
 
-def _as_it_was(kind: type, table: torch.Tensor) -> Any:
-    return kind(table.tolist())
-
-
 def _runs_in(containers: Any) -> Iterator[_Run]:
-    """Of all lists and tuples that hold nothing but leaves, those of the arguments themselves left
-    out."""
+    """Of all lists that hold nothing but leaves."""
     place = 1
 
-    def walk(node: Any, is_inside: bool) -> Iterator[_Run]:
+    def walk(node: Any) -> Iterator[_Run]:
         nonlocal place
         if node == LEAF:
             place += 1
@@ -139,16 +134,16 @@ def _runs_in(containers: Any) -> Iterator[_Run]:
         kind, keys, *inner = node
         if inner:
             for part in inner[0]:
-                yield from walk(part, True)
+                yield from walk(part)
             return
         count = len(keys) if kind is dict else keys
-        if is_inside and kind is not dict and count:
-            yield _Run(place, place + count, kind)
+        if kind is list and count:
+            yield _Run(place, place + count)
         place += count
 
     if isinstance(containers, tuple):  # else unusual ones, or none
         for node in containers[2]:
-            yield from walk(node, False)
+            yield from walk(node)
 
 
 def _places_of(runs: Iterable[_Run], taken: Sequence[_Run]) -> Iterator[slice]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from anabranch import _compat
 from anabranch._fx.schema import tensors_in
-from anabranch._record.capture.noted_lists import stand_ins
+from anabranch._record.capture.noted_lists import lists_noted
 from anabranch._record.capture.replaced import replaced
 from anabranch._record.refusals import NotRecordable
 
@@ -164,7 +164,7 @@ class HostTables(_compat.TorchDispatchMode):
         """Around the step."""
         readers = [(Tensor, name, self._reader(name, getattr(Tensor, name))) for name in _READING]
         try:
-            with replaced([*readers, *stand_ins()]), self:
+            with replaced(readers), lists_noted(), self:
                 yield
         finally:
             self._twins.clear()  # some lie in the memory of the capture

@@ -2,67 +2,123 @@
 """Lists of integers in a capture that is to serve others: what torch makes of one is a table.
 
 ``torch.tensor(positions, device="cuda")`` and ``x[positions]`` take their numbers from a tensor on
-the CPU that the capture has in the list's place (host_tables). Nothing else tells what is in such a
-list: it holds objects that are no numbers, and refuses to be looked into.
+the CPU that the capture has in the list's place (host_tables). Whatever else looks into such a list
+finds what is in it, and is noted: the capture is refused then. Nothing raises inside of a list,
+since C does not always expect that. What C finds there without asking are no numbers.
 
 Threads: one capture at a time; other threads' calls go their own way. Failure: NotRecordable.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anabranch._record.capture.replaced import StandIn
+from anabranch._record.capture.replaced import StandIn, replaced
 from anabranch._record.refusals import NotRecordable
 
 # By which Python looks into a list or changes it; how long it is may be asked.
 _LOOKING = ("__iter__", "__getitem__", "__contains__", "__eq__", "__ne__", "__lt__", "__le__",
-            "__gt__", "__ge__", "__add__", "__radd__", "__mul__", "__rmul__", "__repr__",
-            "__hash__", "__reduce_ex__", "index", "count")
-_CHANGING = ("__setitem__", "__delitem__", "__iadd__", "__imul__", "__reversed__", "append",
-             "extend", "insert", "pop", "remove", "clear", "copy", "reverse", "sort")
+            "__gt__", "__ge__", "__add__", "__mul__", "__rmul__", "__repr__", "__reversed__",
+            "index", "count", "copy", "__setitem__", "__delitem__", "__iadd__", "__imul__",
+            "append", "extend", "insert", "pop", "remove", "clear", "reverse", "sort")
 _KINDS = (torch.int64, torch.int32, torch.float64, torch.float32)  # that have all of the numbers
+_LOOKS = "it looks at the numbers of a list in Python"
+_numbers_of: Callable[[Tensor], list[int]] = Tensor.tolist  # which nobody has replaced
 
 
-def _refuse(*_: Any, **__: Any) -> Any:
-    raise NotRecordable("it looks at the numbers of a list in Python")
+class NotedList(list[Any]):
+    """``table`` has the numbers, int64. Behind the capture it is a list like any other."""
+
+    def __init__(self, table: Tensor, looks: list[str]) -> None:
+        super().__init__([object()] * len(table))
+        self.table = table
+        self._numbers: list[int] | None = _numbers_of(table)
+        self._looks = looks
+
+    def end(self) -> None:
+        """Of the capture: somebody may have kept it."""
+        if self._numbers is not None:
+            list.__init__(self, self._numbers)
+            self._numbers = None
+
+    def inside(self) -> list[int]:
+        """What is in it, for somebody who looks."""
+        if self._numbers is None:
+            return self
+        self._looks.append(_LOOKS)
+        return self._numbers
+
+    def __radd__(self, other: list[Any]) -> list[Any]:
+        return other + self.inside()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copies are ordinary lists."""
+        return list, ([*self.inside()],)
 
 
-class NotedList(list[object]):
-    """``table`` has the numbers, int64."""
+def _looking(name: str) -> Callable[..., Any]:
+    original = getattr(list, name)
 
-    table: Tensor
+    @functools.wraps(original)
+    def method(self: NotedList, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(one.inside() if isinstance(one, NotedList) else one for one in args)
+        return original(self.inside(), *args, **kwargs)
 
-
-class NotedTuple(tuple[object, ...]):
-    """``table`` has the numbers, int64."""
-
-    table: Tensor
+    return method
 
 
 for _name in _LOOKING:
-    setattr(NotedList, _name, _refuse)
-    setattr(NotedTuple, _name, _refuse)
-for _name in _CHANGING:
-    setattr(NotedList, _name, _refuse)
+    setattr(NotedList, _name, _looking(_name))
 
 
-def noted(kind: type, table: Tensor) -> NotedList | NotedTuple:
-    """In the place of a list, or a tuple, of so many numbers."""
-    made: Any = (NotedTuple if kind is tuple else NotedList)([object()] * len(table))
-    made.table = table
-    return made  # type: ignore[no-any-return]
+class _Capture:
+    """The lists of the capture that goes on, and who has looked into them."""
+
+    def __init__(self) -> None:
+        self.lists: list[NotedList] = []
+        self.looks: list[str] = []
+
+
+_current = _Capture()
+
+
+def noted(table: Tensor) -> NotedList:
+    """In the place of a list of so many numbers, while a step is captured."""
+    made = NotedList(table, _current.looks)
+    _current.lists.append(made)
+    return made
+
+
+@contextlib.contextmanager
+def lists_noted() -> Iterator[None]:
+    """Around the step. NotRecordable where something has looked into a list."""
+    global _current
+    before, _current = _current, _Capture()
+    try:
+        with replaced(_stand_ins()):
+            yield
+        if _current.looks:
+            raise NotRecordable(_LOOKS)
+    except Exception as error:
+        if _current.looks and not isinstance(error, NotRecordable):
+            raise NotRecordable(_LOOKS) from error
+        raise
+    finally:
+        for made in _current.lists:
+            made.end()
+        _current = before
 
 
 def _table_of(data: Any) -> Tensor | None:
     """Of a noted list, or of a list of such; None of anything else."""
-    if isinstance(data, NotedList | NotedTuple):
+    if isinstance(data, NotedList):
         return data.table
     if type(data) not in (list, tuple) or not data:
         return None
@@ -71,11 +127,11 @@ def _table_of(data: Any) -> Tensor | None:
     if not found:
         return None
     if len(found) < len(tables) or len({table.shape for table in found}) > 1:
-        _refuse()
+        raise NotRecordable(_LOOKS)
     return torch.stack(found)
 
 
-def stand_ins() -> list[StandIn]:
+def _stand_ins() -> list[StandIn]:
     """What takes lists of numbers, for this thread."""
     return [*((torch, name, _maker(getattr(torch, name))) for name in ("tensor", "as_tensor")),
             (Tensor, "new_tensor", _maker(Tensor.new_tensor, is_method=True)),
@@ -109,8 +165,6 @@ def _indexer(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def index(of: Tensor, index: Any, *value: Any) -> Any:
         if threading.get_ident() == mine:
-            if isinstance(index, NotedTuple):
-                _refuse()  # a place in each dimension
             index = tuple(map(_opened, index)) if type(index) is tuple else _opened(index)
         return original(of, index, *value)
 
@@ -118,4 +172,4 @@ def _indexer(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _opened(part: Any) -> Any:
-    return part.table if isinstance(part, NotedList | NotedTuple) else part
+    return part.table if isinstance(part, NotedList) else part
