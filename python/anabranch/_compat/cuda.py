@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -107,6 +107,11 @@ def clear_workspaces() -> None:
     """Gives back the scratch memory that cuBLAS keeps a stream: a capture makes its own anew, and
     work outside must not use one that a capture made."""
     torch._C._cuda_clearCublasWorkspaces()
+
+
+def copy_all(to: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None:
+    """Copies tensors of one type into others of the same sizes, with few launches."""
+    torch._foreach_copy_(list(to), list(source))
 
 
 def allocations_so_far(device: int) -> int:

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
+from anabranch import _compat
 from anabranch._record.memory.gpu import free_bytes
 from anabranch._record.memory.host import (
     free_aside,
@@ -90,7 +91,7 @@ class Copies:
             to.append(theirs if is_back else ours)
             source.append(ours if is_back else theirs)
         for to, source in kinds.values():
-            torch._foreach_copy_(to, source)
+            _compat.copy_all(to, source)
 
     def close(self) -> None:
         """Lets go of them."""
