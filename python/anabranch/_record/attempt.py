@@ -240,6 +240,7 @@ class Attempt:
         agree = self._agree
         trial.rewind_python()
         agree.make(lambda: check_run(plain, self._effects))
+        agree.make(self._check_arguments)
         agree.make(self._stepped.check)
         self._laps.end("checksums")
         # Most steps have no side effects; their answers then stay as they are.
@@ -247,6 +248,13 @@ class Attempt:
             self._step.call, plain.answer = self._call, plain.answer[0]
         if agree.on(bool(trial.written_unforeseen(plain))):
             raise Again("it writes memory that it was not known to write")
+
+    def _check_arguments(self) -> None:
+        """Their bytes may be others in one process and not in another, which then would not take
+        part in the comparison."""
+        if self._agree.has_others and self._step.on_host:
+            raise NotRecordable("it is given tensors on the CPU, and other processes have "
+                                "collectives with it; move them to the GPU before the call")
 
     # The recording.
 
@@ -587,14 +595,6 @@ def _faults_told(device: int) -> Iterator[None]:
 
 
 def check_run(plain: Run, effects: SideEffects) -> None:
-    """Refuses what a recording cannot repeat. A result that requires gradients is one: a backward
-    outside the step would need its history, which a launch does not make."""
+    """Refuses what a recording cannot repeat."""
     effects.check()
-    if plain.has_drawn:
-        raise NotRecordable(
-            "it draws random numbers on the CPU (torch's, Python's or numpy's), and launches would "
-            "go on with those of its recording; draw them on the GPU, or outside, and give it them")
-    if plain.has_history and not plain.has_gradients:
-        raise NotRecordable(
-            "it answers tensors that require gradients and runs no backward itself; call it under "
-            "torch.no_grad(), put the backward inside, or use torch.compile(backend=\"anabranch\")")
+    plain.check()

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import threading
 import warnings
+from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
 import torch.nn.functional as F
 from stand_in_recording import IntegersOnTheHost, Launched, StandIn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import anabranch
 from anabranch._record import specialization
+from anabranch._record.attempt import Attempt
 from anabranch._record.capture import host_constants, host_tables
 from anabranch._record.capture.host_constants import HostConstants
 from anabranch._record.capture.host_tables import HostTables
@@ -176,6 +179,37 @@ def test_an_empty_argument_is_no_table(gpu):
 def test_what_no_launch_can_be_given_is_refused(leaf, why):
     with pytest.raises(NotRecordable, match=why):
         HostArguments([leaf], [0], 0)
+
+
+def test_what_is_no_memory_of_the_cpu_is_no_table(gpu):
+    table = lengths()
+    tables = HostTables([(table, table.to(GPU))], [])
+    with FakeTensorMode():
+        thought_of = torch.ones(4)
+    for thing in (thought_of, torch.eye(2).to_sparse(), torch.ones(2, device="meta"), 3):
+        assert not tables.is_table(thing)
+    assert tables.is_table(table) and tables.is_table(table[1:])
+
+
+@pytest.mark.parametrize("others, numbers, is_refused",
+                         [(True, (0,), True), (True, (), False), (False, (0,), False)])
+def test_steps_of_several_processes_have_no_arguments_on_the_cpu(others, numbers, is_refused):
+    """A process whose bytes are the captured ones would not take part in the comparison."""
+    attempt = Attempt.__new__(Attempt)
+    attempt._agree = SimpleNamespace(has_others=others)
+    attempt._step = SimpleNamespace(on_host=numbers)
+    if is_refused:
+        with pytest.raises(NotRecordable, match="other processes"):
+            attempt._check_arguments()
+    else:
+        attempt._check_arguments()
+
+
+def test_where_no_memory_can_be_pinned_arguments_are_sent_without():
+    """No GPU can pin memory here. The CPU stands for the GPU."""
+    arguments = HostArguments([lengths()], [0], 0)
+    arguments._device = torch.device("cpu")
+    assert torch.equal(arguments.sent([lengths()])[0], lengths())
 
 
 def test_bytes_are_compared_once_with_others_than_were_captured():

@@ -17,6 +17,7 @@ from anabranch._record import recorder as recorder_module
 from anabranch._record.refusals import Apart
 from anabranch._record.rendezvous import Rendezvous
 from anabranch._record.state.state import NO_STATE
+from anabranch._record.trial.run import Run
 
 pytestmark = pytest.mark.oldest
 
@@ -91,9 +92,7 @@ class Trial:
         return self.step.call([1]), True
 
     def look(self, answer, has_drawn):
-        return SimpleNamespace(answer=answer, has_gradients=False,
-                               has_history=self.step.has_history,
-                               has_drawn=True, let_go=lambda: None)
+        return Run(answer, None, {}, {}, has_history=self.step.has_history, has_drawn=True)
 
     def written_unforeseen(self, run):
         return set()

@@ -69,9 +69,7 @@ class HostTables(_compat.TorchDispatchMode):
 
     def is_table(self, thing: Any) -> bool:
         """Whether it is one on the CPU that is to be followed."""
-        return isinstance(thing, Tensor) and thing.device.type == "cpu" \
-            and thing.layout is torch.strided \
-            and thing.untyped_storage().data_ptr() in self._twins
+        return isinstance(thing, Tensor) and _memory_of(thing) in self._twins
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Sequence[Any] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
@@ -123,8 +121,8 @@ class HostTables(_compat.TorchDispatchMode):
     def _check_may_be_read(self, tensor: Tensor) -> None:
         """Refuses to read in Python what is on the CPU, unless it is known: compiled code may have
         made it of a table in a way that nothing here sees."""
-        if tensor.device.type == "cpu" \
-                and tensor.untyped_storage().data_ptr() not in self._known:
+        memory = _memory_of(tensor)
+        if memory is not None and memory not in self._known:
             raise NotRecordable("it is given a tensor on the CPU, and reads one there into Python "
                                 f"(.item(), an if, an operand of one number); {_INSTEAD}")
 
@@ -206,6 +204,15 @@ def _laid_out_as(made: Tensor, twin: Tensor) -> Tensor:
         return twin
     return torch.empty_strided(made.shape, made.stride(), dtype=made.dtype,
                                device=twin.device).copy_(twin)
+
+
+def _memory_of(tensor: Tensor) -> int | None:
+    """Where it lies on the CPU; None of others, and of what a compiler only thinks of."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return None
+    with contextlib.suppress(RuntimeError):
+        return tensor.untyped_storage().data_ptr() or None
+    return None
 
 
 def _is_gpu(device: Any) -> bool:

@@ -10,6 +10,7 @@ Threads: as its recorder's. Failure: NotRecordable; torch's errors where memory 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 
 import torch
@@ -53,8 +54,9 @@ class HostArguments:
     def _sent(self, tensor: Tensor, is_waited_for: bool) -> Tensor:
         tensor = tensor.detach()
         if size_of([tensor]) <= _STAGED_BYTES:
-            staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            return staged.copy_(tensor).to(self._device, non_blocking=True)
+            with contextlib.suppress(RuntimeError):  # where the system pins no memory
+                staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                return staged.copy_(tensor).to(self._device, non_blocking=True)
         # Of pageable memory the driver has taken the bytes when the call returns.
         return tensor.to(self._device, non_blocking=not (is_waited_for and tensor.is_pinned()))
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anabranch._record.refusals import NotRecordable
+
 Sum = tuple[Any, tuple[int, int]]  # shape and type, and the checksum
 
 
@@ -34,6 +36,20 @@ class Run:
     has_history: bool = False  # a result had a grad_fn
     has_drawn: bool = False  # random numbers on the CPU
     has_gradients: bool = False  # it has set some
+
+    def check(self) -> None:
+        """Refuses what a recording cannot repeat. A result that requires gradients is one: a
+        backward outside the step would need its history, which a launch does not make."""
+        if self.has_drawn:
+            raise NotRecordable(
+                "it draws random numbers on the CPU (torch's, Python's or numpy's), and launches "
+                "would go on with those of its recording; draw them on the GPU, or outside, and "
+                "give it them")
+        if self.has_history and not self.has_gradients:
+            raise NotRecordable(
+                "it answers tensors that require gradients and runs no backward itself; call it "
+                "under torch.no_grad(), put the backward inside, or use "
+                "torch.compile(backend=\"anabranch\")")
 
     def let_go(self) -> None:
         """Of all but the checksums."""
