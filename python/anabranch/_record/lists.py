@@ -59,7 +59,7 @@ class FollowedLists:
         others = [other[2] for other in known if other[2][0] == first]
         runs = [run for run in _runs_in(containers) if run not in followed]
         changed = [run for run, place in zip(runs, _places_of(runs, followed), strict=True)
-                   if all(guard[0] is int for guard in told[place])
+                   if all(isinstance(guard, tuple) and guard[0] is int for guard in told[place])
                    and any(other[place] != told[place] for other in others)]
         if changed and not self._is_refused:
             self._runs = {**self._runs, containers: tuple(sorted((*followed, *changed)))}

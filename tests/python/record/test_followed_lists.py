@@ -182,6 +182,13 @@ def test_what_else_differs_tells_signatures_apart(one, other):
     assert not FollowedLists().begin(key_of(flat(one)), [key_of(flat(other))])
 
 
+def test_what_leads_to_the_state_is_no_list_of_integers():
+    told = key_of(flat([1, 2], [3]))
+    leading = (*told[:2], (told[2][0], object, *told[2][2:]), *told[3:])
+    assert not FollowedLists().begin(leading, [told])
+    assert FollowedLists().begin(key_of(flat([1, 2], [4])), [leading, told])
+
+
 def test_once_refused_no_list_is_followed():
     lists = FollowedLists()
     assert lists.begin(key_of(flat([1, 2])), [key_of(flat([1, 3]))])

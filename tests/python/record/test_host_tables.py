@@ -147,6 +147,9 @@ def test_guarded_tensors_may_be_read_and_others_computed_with(gpu):
     with HostTables([(table, table.to(GPU))], [count]).captured():
         assert count.item() == 3
         assert torch.ones(3).add(1).sum().shape == ()
+        with pytest.raises(NotRecordable, match="computes with it there"):
+            count.copy_(table.sum())  # no launch would write it
+    assert count.item() == 3
 
 
 def test_other_threads_read_their_tensors_meanwhile(gpu):

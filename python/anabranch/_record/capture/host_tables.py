@@ -109,9 +109,10 @@ class HostTables(_compat.TorchDispatchMode):
         return answer
 
     def _add_what_is_written(self, function: Any, target: Tensor) -> None:
-        """What is written with a table is one from then on. A launch writes no argument."""
-        storage = target.untyped_storage()
-        if storage.data_ptr() in self._numbers or target.device.type != "cpu":
+        """What is written with a table is one from then on. A launch writes no argument, and no
+        state on the CPU."""
+        storage, memory = target.untyped_storage(), _memory_of(target)
+        if memory is None or memory in self._numbers or memory in self._known:
             _refuse(function)
         if not self.is_table(target):
             whole = torch.empty(0, dtype=target.dtype)
