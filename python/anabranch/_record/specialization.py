@@ -202,6 +202,10 @@ class Specialization:
         self.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         on_host = HostArguments(leaves, self.arguments, device)
         self.on_host = on_host if on_host.numbers else None
+        if is_compiled and on_host.numbers:
+            raise NotRecordable(f"input {self.arguments[on_host.numbers[0]]} of a compiled graph "
+                                "is a tensor on the CPU; move it to the GPU before the model is "
+                                "called")
         for i in self.arguments:
             if leaves[i].is_cuda:
                 _check_argument(i, leaves[i], device)

@@ -25,6 +25,8 @@ from anabranch._record.capture.host_tables import HostTables
 from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.refusals import NotRecordable
 from anabranch._record.signature import ARGUMENTS_ALONE
+from anabranch._record.specialization import Specialization
+from anabranch._record.state.state import NO_STATE
 
 pytestmark = pytest.mark.oldest
 
@@ -206,6 +208,12 @@ def test_steps_of_several_processes_have_no_arguments_on_the_cpu(others, numbers
             attempt._check_arguments()
     else:
         attempt._check_arguments()
+
+
+def test_compiled_graphs_run_plainly_where_inputs_lie_on_the_cpu():
+    with pytest.raises(NotRecordable, match="input 1 of a compiled graph"):
+        Specialization("()", NO_STATE).step(len, [3, lengths()], 0, None, numbers=None,
+                                            is_noted=False, is_compiled=True)
 
 
 def test_where_no_memory_can_be_pinned_arguments_are_sent_without():
