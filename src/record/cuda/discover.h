@@ -62,7 +62,7 @@ struct Discovery {
   // Bytes that differ between the captures and are no address, see FoundSites; words of them.
   std::uint32_t unsure = 0;
   Status first_unsure;
-  KernelLayouts layouts;  // of its kernels, for captures of other sizes; empty where it is of one
+  KernelLayouts layouts;   // of its kernels, for captures of other sizes; empty where it is of one
   bool is_of_one = false;  // capture, as one of many sizes: its recording has fewer executables
 };
 
