@@ -148,8 +148,10 @@ TEST_P(PlanTablesTest, TheirBytesMayLieAtAnyAddress) {
   }
 }
 
-TEST_P(PlanTablesTest, TheirBytesMayLieInWhatTheSameLaunchWrites) {
-  if (!on_host()) GTEST_SKIP() << "outputs are the device's memory, tables come from the host's";
+// Where what launches write is the host's memory, as tables are.
+class PlanTablesOnTheHostTest : public PlanTablesTest {};
+
+TEST_P(PlanTablesOnTheHostTest, TheirBytesMayLieInWhatTheSameLaunchWrites) {
   const Recording recording = record();
   Job job(source);
   const Bytes lengths = some_bytes(kLengths), pages = some_bytes(kPages);
@@ -198,8 +200,10 @@ TEST_P(PlanTablesTest, SlotsSayWhichAreTables) {
   EXPECT_EQ(slots[2].kind, SlotKind::kTable);
 }
 
-TEST_P(PlanTablesTest, ThreadsMayLaunchOneRecording) {
-  if (on_host()) GTEST_SKIP() << "a recording on the host takes one launch at a time";
+// Where launches of a recording overlap, and call a driver.
+class PlanTablesOnTheGpuTest : public PlanTablesTest {};
+
+TEST_P(PlanTablesOnTheGpuTest, ThreadsMayLaunchOneRecording) {
   const Recording recording = record();
   struct Side {
     CudaStream on;
@@ -232,8 +236,7 @@ TEST_P(PlanTablesTest, ThreadsMayLaunchOneRecording) {
   }
 }
 
-TEST_P(PlanTablesTest, WhenAnyCallFailsTheLaunchesAroundAreRight) {
-  if (on_host()) GTEST_SKIP() << "no calls of a driver";
+TEST_P(PlanTablesOnTheGpuTest, WhenAnyCallFailsTheLaunchesAroundAreRight) {
   for (std::uint64_t n = 1;; ++n) {
     const Recording recording = record();
     const CudaStream busy = stream(), other = stream();
@@ -260,13 +263,17 @@ TEST_P(PlanTablesTest, WhenAnyCallFailsTheLaunchesAroundAreRight) {
   }
 }
 
+std::string name_of(const ::testing::TestParamInfo<On>& on) {
+  return on.param == On::kHost  ? "OnTheHost"
+         : on.param == On::kGpu ? "OnAGpu"
+                                : "OnAGpuWithoutDeviceCode";
+}
+
 INSTANTIATE_TEST_SUITE_P(, PlanTablesTest,
-                         ::testing::Values(On::kHost, On::kGpu, On::kGpuWithoutCode),
-                         [](const auto& on) -> std::string {
-                           return on.param == On::kHost  ? "OnTheHost"
-                                  : on.param == On::kGpu ? "OnAGpu"
-                                                         : "OnAGpuWithoutDeviceCode";
-                         });
+                         ::testing::Values(On::kHost, On::kGpu, On::kGpuWithoutCode), name_of);
+INSTANTIATE_TEST_SUITE_P(, PlanTablesOnTheHostTest, ::testing::Values(On::kHost), name_of);
+INSTANTIATE_TEST_SUITE_P(, PlanTablesOnTheGpuTest, ::testing::Values(On::kGpu, On::kGpuWithoutCode),
+                         name_of);
 
 }  // namespace
 }  // namespace anabranch::cuda

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The addresses that a recording's steps are given, and which of them each slot moves.
-// Ownership: numbers and grids lie in it, at addresses that stay; it owns nothing else that it
-// points to. Threads:   belongs to the launch that holds the recording. Failure:   none; launch
-// checks an address before it sets it. Edges:     addresses in the arena and of tables never
-// change; a slot's are null until it is set.
+// Ownership: owns numbers and grids, at addresses that stay, and nothing else it points to.
+// Threads:   belongs to the launch that holds the recording.
+// Failure:   none; launch checks an address before it sets it.
+// Edges:     addresses in the arena and of tables never change; a slot's are null at first.
 #pragma once
 
 #include <array>
