@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists of integers among a callable's arguments that launches follow.
 
-Positions, lengths and page tables come as lists that are others in each call. Where one has
-changed, all lists of integers in such arguments become one tensor on the CPU from then on, which is
-an argument like any other (launch/host_arguments). Plain runs get lists again; captures get lists
+Positions, lengths and page tables come as lists that are others in each call. Those that have
+changed become one tensor on the CPU from then on, which is an argument like any other
+(launch/host_arguments). Plain runs get lists again; captures get lists
 that only torch's own functions can turn into tensors (capture/noted_lists). Where a step does
 anything else with one, each list is recorded by itself again, for good.
 
@@ -21,6 +21,7 @@ import torch
 
 from anabranch._record.capture.noted_lists import noted
 from anabranch._record.capture.now import is_recording
+from anabranch._record.picker import picker
 from anabranch._record.signature import LEAF
 
 
@@ -38,16 +39,26 @@ class Listed(NamedTuple):
     runs: tuple[_Run, ...]
 
 
+class _Taking:
+    """How the lists are taken from so many leaves in such containers."""
+
+    def __init__(self, listed: Listed, count: int) -> None:
+        taken = [i for run in listed.runs for i in range(run.begin, run.end)]
+        self.listed = listed
+        self.numbers = picker(taken)
+        self.others = picker(sorted({*range(1, count)}.difference(taken)))
+
+
 class FollowedLists:
     """Of one callable."""
 
     def __init__(self) -> None:
-        self._runs: dict[Any, tuple[_Run, ...]] = {}  # by containers
+        self._takings: dict[Any, _Taking] = {}  # by containers
         self._is_refused = False
 
     @property
     def has_any(self) -> bool:
-        return bool(self._runs)
+        return bool(self._takings)
 
     def begin(self, key: Any, known: Iterable[Any]) -> bool:
         """Whether lists are followed from now on that tell this signature from a known one."""
@@ -61,34 +72,33 @@ class FollowedLists:
         changed = [run for run, place in zip(runs, _places_of(runs, followed), strict=True)
                    if all(isinstance(guard, tuple) and guard[0] is int for guard in told[place])
                    and any(other[place] != told[place] for other in others)]
-        if changed and not self._is_refused:
-            self._runs = {**self._runs, containers: tuple(sorted((*followed, *changed)))}
-        return bool(changed) and not self._is_refused
+        if not changed or self._is_refused:
+            return False
+        # The table of those that were taken before is a leaf.
+        count = len(told) + sum(run.end - run.begin for run in followed) - bool(followed)
+        listed = Listed(containers, tuple(sorted((*followed, *changed))))
+        self._takings = {**self._takings, containers: _Taking(listed, count)}
+        return True
 
     def refuse(self) -> None:
         """None are followed from now on."""
-        self._is_refused, self._runs = True, {}
+        self._is_refused, self._takings = True, {}
 
     def taken_from(self, leaves: list[Any]) -> list[Any]:
         """The same with the numbers of followed lists in one tensor, which comes last; as they are
         where these are no integers of four bytes: no type that torch makes of them is too narrow
         then."""
-        runs = self._runs.get(leaves[0])
-        if not runs:
+        taking = self._takings.get(leaves[0])
+        if taking is None:
             return leaves
-        numbers = [leaf for run in runs for leaf in leaves[run.begin:run.end]]
+        numbers = taking.numbers(leaves)
         if not _INTEGERS.issuperset(map(type, numbers)):
             return leaves
         try:
-            array.array("i", numbers)
+            narrow = torch.frombuffer(array.array("i", numbers), dtype=torch.int32)
         except OverflowError:
             return leaves
-        table = torch.frombuffer(array.array("q", numbers), dtype=torch.int64)
-        others, end = [], 1
-        for run in runs:
-            others += leaves[end:run.begin]
-            end = run.end
-        return [Listed(leaves[0], runs), *others, *leaves[end:], table]
+        return [taking.listed, *taking.others(leaves), narrow.long()]
 
 
 _INTEGERS = frozenset((int,))

@@ -6,6 +6,7 @@ Threads: any. Failure: none.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -114,6 +115,16 @@ def bytes_of(tensors: Sequence[Tensor], units: Sequence[Unit]) -> list[Tensor]:
         begin = first.data_ptr() - first.untyped_storage().data_ptr()
         views.append(whole_bytes(first)[begin:begin + unit.size_bytes])
     return views
+
+
+def memory_on_cpu(tensor: Tensor) -> int | None:
+    """Where a tensor's storage lies on the CPU; None of others, of what has none, and of what a
+    compiler only thinks of."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return None
+    with contextlib.suppress(RuntimeError):
+        return tensor.untyped_storage().data_ptr() or None
+    return None
 
 
 def size_of(tensors: Sequence[Tensor]) -> int:

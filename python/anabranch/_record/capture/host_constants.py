@@ -13,9 +13,7 @@ Threads: one capture at a time; other threads' calls go their own way. Failure: 
 from __future__ import annotations
 
 import contextlib
-import functools
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +21,9 @@ from torch import Tensor
 
 from anabranch import _compat
 from anabranch._fx.schema import tensors_in
-from anabranch._record.capture.replaced import replaced
+from anabranch._record.capture.replaced import of_pythons_things, replaced
 from anabranch._record.refusals import NotRecordable
+from anabranch._record.tensors import memory_on_cpu
 
 CONSTANTS_BYTES = 4 << 20  # for all of a capture
 _ALIGNMENT = 256
@@ -51,11 +50,11 @@ class HostConstants(_compat.TorchDispatchMode):
             self.know(tensor)
 
     def know(self, tensor: Tensor) -> None:
-        if (address := _memory_of(tensor)) is not None:
+        if (address := memory_on_cpu(tensor)) is not None:
             self._known[address] = tensor
 
     def _is_known(self, tensor: Tensor) -> bool:
-        return _memory_of(tensor) in self._known
+        return memory_on_cpu(tensor) in self._known
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Sequence[Any] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
@@ -81,7 +80,7 @@ class HostConstants(_compat.TorchDispatchMode):
                 self.know(tensor)
         else:  # they may be what it has written, or views of it
             for tensor in (*given, *made) if function._schema.is_mutable else made:
-                self._known.pop(_memory_of(tensor), None)
+                self._known.pop(memory_on_cpu(tensor), None)
 
     def _to_copy(self, source: Tensor, *, device: torch.device, dtype: torch.dtype | None = None,
                  memory_format: Any = None, **_: Any) -> Tensor:
@@ -135,61 +134,25 @@ class HostConstants(_compat.TorchDispatchMode):
 
     @contextlib.contextmanager
     def captured(self) -> Iterator[None]:
-        """Around the step. What torch makes of Python's numbers does not pass a dispatch mode: this
-        thread meets stand-ins meanwhile."""
-        stand_ins = [
-            *((torch, name, self._maker(getattr(torch, name))) for name in ("tensor", "as_tensor")),
-            (Tensor, "new_tensor", self._maker(Tensor.new_tensor, is_method=True)),
-            *((Tensor, name, self._indexer(getattr(Tensor, name)))
-              for name in ("__getitem__", "__setitem__"))]
-        with replaced(stand_ins), self:
+        """Around the step."""
+        tensor = torch.tensor
+
+        def made(data: Any, dtype: torch.dtype | None = None,
+                 device: torch.device | None = None) -> Tensor | None:
+            """First on the CPU, and then where it shall be."""
+            if not _is_pythons(data):
+                return None
+            found = tensor(data, dtype=dtype, device="cpu")
+            self.know(found)
+            return found if device is None else found.to(device)
+
+        def opened(part: Any) -> Any:
+            """Lists among indices become tensors on the CPU first."""
+            found = made(part) if type(part) is list else None
+            return part if found is None else found
+
+        with replaced(of_pythons_things(made, opened)), self:
             yield
-
-    def _maker(self, original: Callable[..., Tensor],
-               is_method: bool = False) -> Callable[..., Tensor]:
-        """In place of torch.tensor and its like: first on the CPU, and then where it shall be."""
-        tensor, mine = torch.tensor, threading.get_ident()
-
-        @functools.wraps(original)
-        def make(*args: Any, **kwargs: Any) -> Tensor:
-            given = dict(zip(("data", "dtype", "device"), args[is_method:], strict=False)) | kwargs
-            if threading.get_ident() != mine or not _is_pythons(given.get("data")):
-                return original(*args, **kwargs)
-            device = given.get("device") or (
-                args[0].device if is_method else torch.get_default_device())
-            dtype = given.get("dtype") or (args[0].dtype if is_method else None)
-            made = tensor(given["data"], dtype=dtype, device="cpu")
-            self.know(made)
-            made = made.to(device)
-            return made.requires_grad_() if given.get("requires_grad") else made
-
-        return make
-
-    def _indexer(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Lists among indices become tensors on the CPU first."""
-        tensor, mine = torch.tensor, threading.get_ident()
-
-        def indexed(part: Any) -> Any:
-            if type(part) is not list or not _is_pythons(part):
-                return part
-            made = tensor(part, device="cpu")
-            self.know(made)
-            return made
-
-        @functools.wraps(original)
-        def index(of: Tensor, index: Any, *value: Any) -> Any:
-            if threading.get_ident() == mine:
-                index = tuple(map(indexed, index)) if type(index) is tuple else indexed(index)
-            return original(of, index, *value)
-
-        return index
-
-
-def _memory_of(tensor: Tensor) -> int | None:
-    """Where it is; None for those of the GPU, and for what has none of its own."""
-    if _is_on_gpu(tensor) or tensor.layout is not torch.strided:
-        return None
-    return tensor.untyped_storage().data_ptr() or None
 
 
 def _is_on_gpu(tensor: Tensor) -> bool:

@@ -24,6 +24,7 @@ from anabranch._fx.schema import tensors_in
 from anabranch._record.capture.noted_lists import lists_noted
 from anabranch._record.capture.replaced import replaced
 from anabranch._record.refusals import NotRecordable
+from anabranch._record.tensors import memory_on_cpu
 
 _GPU = "cuda"
 _aten = torch.ops.aten
@@ -69,7 +70,7 @@ class HostTables(_compat.TorchDispatchMode):
 
     def is_table(self, thing: Any) -> bool:
         """Whether it is one on the CPU that is to be followed."""
-        return isinstance(thing, Tensor) and _memory_of(thing) in self._twins
+        return isinstance(thing, Tensor) and memory_on_cpu(thing) in self._twins
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Sequence[Any] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
@@ -111,7 +112,7 @@ class HostTables(_compat.TorchDispatchMode):
     def _add_what_is_written(self, function: Any, target: Tensor) -> None:
         """What is written with a table is one from then on. A launch writes no argument, and no
         state on the CPU."""
-        storage, memory = target.untyped_storage(), _memory_of(target)
+        storage, memory = target.untyped_storage(), memory_on_cpu(target)
         if memory is None or memory in self._numbers or memory in self._known:
             _refuse(function)
         if not self.is_table(target):
@@ -122,7 +123,7 @@ class HostTables(_compat.TorchDispatchMode):
     def _check_may_be_read(self, tensor: Tensor) -> None:
         """Refuses to read in Python what is on the CPU, unless it is known: compiled code may have
         made it of a table in a way that nothing here sees."""
-        memory = _memory_of(tensor)
+        memory = memory_on_cpu(tensor)
         if memory is not None and memory not in self._known:
             raise NotRecordable("it is given a tensor on the CPU, and reads one there into Python "
                                 f"(.item(), an if, an operand of one number); {_INSTEAD}")
@@ -205,15 +206,6 @@ def _laid_out_as(made: Tensor, twin: Tensor) -> Tensor:
         return twin
     return torch.empty_strided(made.shape, made.stride(), dtype=made.dtype,
                                device=twin.device).copy_(twin)
-
-
-def _memory_of(tensor: Tensor) -> int | None:
-    """Where it lies on the CPU; None of others, and of what a compiler only thinks of."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        return None
-    with contextlib.suppress(RuntimeError):
-        return tensor.untyped_storage().data_ptr() or None
-    return None
 
 
 def _is_gpu(device: Any) -> bool:

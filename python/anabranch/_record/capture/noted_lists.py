@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anabranch._record.capture.replaced import StandIn, replaced
+from anabranch._record.capture.replaced import of_pythons_things, replaced
 from anabranch._record.refusals import NotRecordable
 
 # By which Python looks into a list or changes it; how long it is may be asked.
@@ -102,7 +101,7 @@ def lists_noted() -> Iterator[None]:
     global _current
     before, _current = _current, _Capture()
     try:
-        with replaced(_stand_ins()):
+        with replaced(of_pythons_things(_made, _opened)):
             yield
         if _current.looks:
             raise NotRecordable(_LOOKS)
@@ -131,44 +130,15 @@ def _table_of(data: Any) -> Tensor | None:
     return torch.stack(found)
 
 
-def _stand_ins() -> list[StandIn]:
-    """What takes lists of numbers, for this thread."""
-    return [*((torch, name, _maker(getattr(torch, name))) for name in ("tensor", "as_tensor")),
-            (Tensor, "new_tensor", _maker(Tensor.new_tensor, is_method=True)),
-            *((Tensor, name, _indexer(getattr(Tensor, name)))
-              for name in ("__getitem__", "__setitem__"))]
-
-
-def _maker(original: Callable[..., Tensor], is_method: bool = False) -> Callable[..., Tensor]:
-    mine = threading.get_ident()
-
-    @functools.wraps(original)
-    def make(*args: Any, **kwargs: Any) -> Tensor:
-        given = dict(zip(("data", "dtype", "device"), args[is_method:], strict=False)) | kwargs
-        table = _table_of(given.get("data")) if threading.get_ident() == mine else None
-        if table is None:
-            return original(*args, **kwargs)
-        kind = given.get("dtype") or (args[0].dtype if is_method else torch.int64)
-        if kind not in _KINDS:
-            raise NotRecordable(f"it makes {kind} of the numbers of a list, which may be too many "
-                                "for that")
-        made = table.to(kind) if kind is not table.dtype else table.clone()
-        return made.to(given.get("device") or (
-            args[0].device if is_method else torch.get_default_device()))
-
-    return make
-
-
-def _indexer(original: Callable[..., Any]) -> Callable[..., Any]:
-    mine = threading.get_ident()
-
-    @functools.wraps(original)
-    def index(of: Tensor, index: Any, *value: Any) -> Any:
-        if threading.get_ident() == mine:
-            index = tuple(map(_opened, index)) if type(index) is tuple else _opened(index)
-        return original(of, index, *value)
-
-    return index
+def _made(data: Any, kind: torch.dtype | None, device: torch.device) -> Tensor | None:
+    table = _table_of(data)
+    if table is None:
+        return None
+    kind = kind or table.dtype
+    if kind not in _KINDS:
+        raise NotRecordable(f"it makes {kind} of the numbers of a list, which may be too many for "
+                            "that")
+    return (table.to(kind) if kind is not table.dtype else table.clone()).to(device)
 
 
 def _opened(part: Any) -> Any:
