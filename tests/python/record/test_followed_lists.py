@@ -45,6 +45,8 @@ MADE = {
     "of another type": lambda p: torch.tensor(p, dtype=torch.int32, device=GPU),
     "as_tensor": lambda p: torch.as_tensor(p, device=GPU),
     "new_tensor": lambda p: torch.zeros(1, device=GPU).new_tensor(p),
+    "that wants a gradient": lambda p: torch.tensor(p, dtype=torch.float32, device=GPU,
+                                                    requires_grad=True),
     "there before": lambda p: torch.tensor(p).to(GPU),
     "rows": lambda p: torch.tensor([p, p], device=GPU),
     "sums": lambda p: torch.tensor(p).cumsum(0).to(GPU),
@@ -59,6 +61,7 @@ def test_what_torch_makes_of_a_list_is_made_of_the_table(gpu, step):
     made, wanted = captured(step), step(NUMBERS)
     assert made.device.type == GPU
     assert (made.shape, made.stride(), made.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+    assert made.requires_grad == wanted.requires_grad
 
 
 LOOKS = {
