@@ -39,8 +39,8 @@ ifneq ($(shell command -v ninja),)
 export CMAKE_GENERATOR := Ninja
 endif
 
-.PHONY: help demo test test-cpp test-python test-oldest test-long test-wheel test-gpu check lint \
-        bench bench-gpu asan tsan fuzz format build release clean packages-build packages-test \
+.PHONY: help demo test test-cpp test-python test-clients test-oldest test-long test-wheel test-gpu \
+        check lint bench bench-gpu asan tsan fuzz format build release clean packages-build packages-test \
         packages-python
 
 help: ## this list
@@ -76,6 +76,9 @@ test-cpp: build ## the C++ tests, the installed consumer, must-not-compile, room
 
 test-python: $(VENV)/ready build ## the Python tests on the newest torch
 	$(run_python_tests)
+
+test-clients: $(VENV)/clients build ## what is recorded of other people's trainers, which come for it
+	$(call run_pytest,clients,$(VENV)/bin/python,tests/python/integrations)
 
 test-oldest: $(VENV_OLDEST)/ready build ## the smaller set of Python tests on the oldest torch
 	$(call run_pytest,oldest,$(VENV_OLDEST)/bin/python,$(SPREAD) -m oldest)
@@ -159,6 +162,10 @@ $(VENV_OLDEST)/ready: requirements/oldest.txt
 	  -r $(filter requirements/%,$^)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 	  --no-deps --config-settings wheel.cmake=false -e .
+	touch $@
+
+$(VENV)/clients: requirements/clients.txt | $(VENV)/ready
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 $(VENV)/lint: requirements/check.txt | $(VENV)/ready

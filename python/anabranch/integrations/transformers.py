@@ -331,6 +331,7 @@ def _why_not(trainer: Any) -> str:
 
     args, accelerator = trainer.args, getattr(trainer, "accelerator", None)
     step = getattr(trainer.training_step, "__func__", trainer.training_step)
+    is_theirs = step is vars(Trainer).get("training_step")
     if accelerator is None:
         return "this version of transformers has a loop without accelerate; take a newer one"
     parallel = getattr(args.parallel_mode, "value", args.parallel_mode)
@@ -339,7 +340,7 @@ def _why_not(trainer: Any) -> str:
         return (f"it trains in parallel ({parallel}, accelerate's type {kind}); show it one GPU "
                 "(CUDA_VISIBLE_DEVICES), or write the loop by hand, with anabranch.record around "
                 "its step")
-    if step is not vars(Trainer).get("training_step") or not is_of_package(step, _CLIENT):
+    if not is_theirs or not is_of_package(step, _CLIENT):
         return (f"{type(trainer).__qualname__} has a training_step of its own; override "
                 "compute_loss, or give compute_loss_func=")
     optim = str(getattr(args.optim, "value", args.optim))

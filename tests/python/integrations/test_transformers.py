@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("accelerate", reason="accelerate is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed: make test-clients")
+pytest.importorskip("accelerate", reason="accelerate is not installed: make test-clients")
 
 import trainers
 import transformers
