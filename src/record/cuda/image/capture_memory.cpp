@@ -15,7 +15,8 @@ constexpr std::size_t kRangeBytes = std::size_t{64} << 30;  // addresses cost no
 constexpr std::uint64_t kDifferentBegins = 509;
 std::atomic<std::uint64_t> ranges_so_far{0};
 // A mapping costs some 30 us however large it is, so pages are large and mapped ahead of their use.
-constexpr std::size_t kPageGranules = 8;  // 16 MiB of memory while there are captures
+// They are of 16 MiB, and of 128 while most of the GPU is free.
+constexpr std::size_t kPageGranules = 8, kLargePageGranules = 64;
 constexpr std::size_t kMappedAheadBytes = std::size_t{256} << 20;
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
@@ -41,7 +42,12 @@ Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver)
       !got.ok()) {
     return got;
   }
-  made->page_bytes_ = kPageGranules * made->granule_bytes_;
+  std::size_t free = 0, total = 0;
+  if (Status got = recorded("cuMemGetInfo", driver.cuMemGetInfo(&free, &total)); !got.ok()) {
+    return got;
+  }
+  made->page_bytes_ =
+      (free > total / 2 ? kLargePageGranules : kPageGranules) * made->granule_bytes_;
   if (Status created = recorded(
           "cuMemCreate", driver.cuMemCreate(&made->page_, made->page_bytes_, &made->prop_, 0));
       !created.ok()) {
