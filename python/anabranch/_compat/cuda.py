@@ -183,10 +183,10 @@ def _snapshot_of(device: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     return snapshot["device_traces"][device], snapshot["segments"], snapshot["allocator_settings"]
 
 
-def allocated_in_pools(device: int, pools: Collection[tuple[int, int]]) -> int:
+def allocated_in_pools(pools: Collection[tuple[int, int]]) -> int:
     """Bytes that tensors still hold in some pools."""
-    _, segments, _ = _snapshot_of(device)
-    return sum(block["requested_size"] for segment in segments
+    return sum(block["requested_size"]
+               for segment in torch.cuda.memory_snapshot(include_traces=False)
                if tuple(segment["segment_pool_id"]) in pools
                for block in segment["blocks"] if block["state"] == "active_allocated")
 

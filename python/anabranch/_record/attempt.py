@@ -498,7 +498,7 @@ class Attempt:
         if trial is not None and (self._is_rewound or self._plain is None) and not self._answered:
             trial.give_up()
         gc.collect()  # frames of what broke
-        close_abandoned(self._step.device)
+        close_abandoned()
         if trial is not None and self._plain is not None and not self._is_rewound:
             return  # its copies may be wanted yet
         if trial is not None:

@@ -38,7 +38,7 @@ def stand_in_memory(monkeypatch, free=lambda: GIB):
                              ("taken", lambda device: Peaks(0, 0)), ("Meter", Meter),
                              ("no_limit", lambda device: contextlib.nullcontext()),
                              ("empty_cache", lambda: None),
-                             ("close_abandoned", lambda device: None)):
+                             ("close_abandoned", lambda: None)):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, answer)
     monkeypatch.setattr(attempt._compat, "clear_workspaces", lambda: None)

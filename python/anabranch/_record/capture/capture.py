@@ -52,12 +52,12 @@ _abandoned: list[list[Captured]] = []
 _abandoned_memory: list[CaptureMemory] = []
 
 
-def close_abandoned(device: int) -> None:
+def close_abandoned() -> None:
     """Gives back captures that failed and in whose memory no tensor of torch's lies any more: it
     counts their addresses."""
     with one_at_a_time:
         for begun in list(_abandoned):
-            if not _compat.allocated_in_pools(device, [captured.pool_id for captured in begun]):
+            if not _compat.allocated_in_pools([captured.pool_id for captured in begun]):
                 for captured in begun:
                     captured.close()
                 _abandoned.remove(begun)
@@ -94,7 +94,7 @@ def _capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None
                         one = _of_one(step, memory, made[0], history())
                         if is_enough(one):
                             made[0].answer, made[0].gradients = None, {}
-                            _check_nothing_is_kept(step.device, made)
+                            _check_nothing_is_kept(made)
                             return one
                 told = history()
                 blocks, sizes = match_allocations(step, made[:2], told)
@@ -106,7 +106,7 @@ def _capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None
                 describe(step, captured, others if i == 2 else blocks, second=i > 0)
             for captured in made[1:]:
                 compare(made[0], captured)
-            _check_nothing_is_kept(step.device, made)
+            _check_nothing_is_kept(made)
         except BaseException as error:
             _abandon(memory, made)
             if isinstance(error, Exception) and is_out_of_memory(error):
@@ -333,12 +333,12 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _check_nothing_is_kept(device: int, made: Sequence[Captured]) -> None:
+def _check_nothing_is_kept(made: Sequence[Captured]) -> None:
     pools = [captured.pool_id for captured in made]
-    held = _compat.allocated_in_pools(device, pools)
+    held = _compat.allocated_in_pools(pools)
     if held:
         gc.collect()
-        held = _compat.allocated_in_pools(device, pools)
+        held = _compat.allocated_in_pools(pools)
     if held:
         raise NotRecordable(f"it keeps {held} bytes of tensors that it does not return, in an "
                             "attribute or a list; return them, or compute them outside")

@@ -43,7 +43,7 @@ def named_of(tensors: Sequence[Tensor], step: Step, device: CaptureDevice) -> li
             members = {i for number in _named_units(made[0], units)
                        for i, _ in units[number].members}
             made[0].answer, made[0].gradients = None, {}
-            _check_nothing_is_kept(step.device, made)
+            _check_nothing_is_kept(made)
         except Exception as error:
             _abandon(memory, made)
             if is_out_of_memory(error):
