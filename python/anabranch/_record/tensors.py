@@ -112,8 +112,10 @@ def bytes_of(tensors: Sequence[Tensor], units: Sequence[Unit]) -> list[Tensor]:
     views = []
     for unit in units:
         first = tensors[unit.members[0][0]]
-        begin = first.data_ptr() - first.untyped_storage().data_ptr()
-        views.append(whole_bytes(first)[begin:begin + unit.size_bytes])
+        storage = first.untyped_storage()
+        begin = first.data_ptr() - storage.data_ptr()
+        view = torch.empty(0, dtype=torch.uint8, device=first.device)
+        views.append(view.set_(storage, begin, (unit.size_bytes,), (1,)))
     return views
 
 

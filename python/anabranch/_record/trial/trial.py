@@ -113,7 +113,7 @@ class Trial:
         self._on_callers_stream, self._is_plenty = on_callers_stream, is_plenty
         self._histories: dict[int, Any] = {}  # of what a run is given, by tensor
         granted = free_bytes(step.device) // 4 if is_plenty else grantable_bytes(step.device)
-        given = size_of(bytes_of(step.tensors, step.units))
+        given = sum(unit.size_bytes for unit in step.units)
         may_let_go = given > granted and not foreseen.needs_gradients
         self._old = OldGradients(step if may_let_go else None)
         self._given = _given_memory(step, state, self._old.numbers)
