@@ -214,8 +214,12 @@ class RecordedCallable(Generic[_P, _R]):
         anyway."""
         *rest, guards = key
         values = guards.python_values
-        answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]))
+        try:
+            answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]))
+        finally:
+            state.forget_walk()
         after = state if state.is_current() else self._states.find(objects)
+        after.forget_walk()
         known = self._recorder.specializations
         paths = changed(values, after.python_values()) | known.left_paths(key)
         if values is not None and paths.intersection(path for path, _ in values.each()):

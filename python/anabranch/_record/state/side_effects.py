@@ -76,11 +76,12 @@ class _Change(NamedTuple):
 
 
 class HolderSnapshot:
-    """What the objects that lead to a state's tensors hold, to be compared and put back later."""
+    """What the objects that lead to a state's tensors hold before a run, to be compared and put
+    back later."""
 
     def __init__(self, state: State) -> None:
         self._saved = [(holder, path, _items_of(holder))
-                       for holder, path in state.walk_again().holders]
+                       for holder, path in state.walk_before_run().holders]
 
     def _changes(self) -> Iterator[_Change]:
         for holder, path, before in self._saved:

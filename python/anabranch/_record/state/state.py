@@ -68,6 +68,7 @@ class State:
         collector = GuardCollector(base._names if base else ())
         walk = Walk((), _others(arguments, base), farther, base._known(indices), collector) \
             if base else self.walk_again(collector)
+        self._walk = None if base else walk  # of everything, until forget_walk()
         leading = {id(value) for _, value in walk.ways}
         places = collector.places(leading)
         self._followed_at: dict[Path, Lookup] = dict(base._followed_at) if base else {}
@@ -189,9 +190,19 @@ class State:
         """Everything that can be found by now."""
         return Walk(self._roots, self._arguments, self._farther, collector=collector)
 
+    def walk_before_run(self) -> Walk:
+        """The same before the step's Python runs: the walk that has found the state, in the call
+        that it was found for."""
+        return self._walk or self.walk_again()
+
+    def forget_walk(self) -> None:
+        """To be called when that call ends. What the walk has met need not live on."""
+        self._walk = None
+
     def objects(self) -> dict[Path, Any]:
-        """All objects that the walk enters, by their paths, but for those that cannot change."""
-        return {path: value for path, (_, value) in self.walk_again().entered.items()
+        """Before the step's Python runs: all objects that the walk enters, by their paths, but for
+        those that cannot change."""
+        return {path: value for path, (_, value) in self.walk_before_run().entered.items()
                 if not isinstance(value, (tuple, frozenset))}
 
     def places_of(self, paths: Collection[Path]) -> list[Place] | None:
