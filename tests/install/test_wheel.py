@@ -20,7 +20,8 @@ from pathlib import Path
 from test_consumer import build_consumer, check, check_runpaths, run
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTENT = ("anabranch/py.typed", "anabranch/lib/libanabranch_bridge.so", "anabranch/bin/anabranch",
+CONTENT = ("anabranch/py.typed", "anabranch/lib/libanabranch_bridge.so",
+           "anabranch/lib/anabranch_quick.abi3.so", "anabranch/bin/anabranch",
            "anabranch/include/anabranch/anabranch.h", "anabranch/include/anabranch/codes.inc",
            "anabranch/lib/cmake/anabranch/anabranchConfig.cmake")
 NO_TORCH = """
@@ -43,6 +44,8 @@ x = torch.randn(64, 64)
 compiled = torch.compile(branches, backend="anabranch", options={"strict": True})
 assert torch.allclose(compiled(x), branches(x))
 assert "site-packages" in anabranch.__file__, anabranch.__file__
+from anabranch._record import quick
+assert quick.is_compiled
 """
 
 
@@ -54,7 +57,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def check_wheel(wheel: Path) -> None:
-    check("-py3-none-linux_" in wheel.name, f"{wheel.name} is not one wheel for every Python")
+    check("-cp311-abi3-linux_" in wheel.name, f"{wheel.name} is not one wheel for every Python")
     names = zipfile.ZipFile(wheel).namelist()
     missing = [name for name in CONTENT if name not in names]
     check(not missing, f"{wheel.name} lacks {missing}")

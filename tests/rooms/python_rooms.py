@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "__init__": _BELOW | {"_requirements", "_record", "_compile", "_explain", "doctor"},
 }
 
-_RECORD_BELOW = {"refusals", "tensors", "picker"}
+_RECORD_BELOW = {"refusals", "tensors", "picker", "quick"}
 _RECORD_STAGES = _RECORD_BELOW | {"memory", "state", "numbers", "capture", "launch", "trial"}
 _COMPILE_GRAPHS = {"groups", "asked", "graph", "layouts", "program", "threads", "regions", "views"}
 # The same inside of a room.
@@ -43,6 +43,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "refusals": set(),
         "tensors": set(),
         "picker": set(),
+        "quick": set(),
         "warn": set(),
         "memory": {"refusals"},
         "state": _RECORD_BELOW,

@@ -479,7 +479,7 @@ class Recorder:
         recording = spec.recording
         if recording is None:  # another thread has just found that it is wrong
             return self._call_last(leaves)
-        offsets: Sequence[int] = ()
+        offsets = b""
         if isinstance(leaves, InBlocks):
             found = recording.offsets(leaves.places, spec.arguments)
             if found is None:

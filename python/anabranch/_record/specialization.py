@@ -96,7 +96,7 @@ class BoundState:
                                 or not self._bound_mutations.find_as_before()):
             return None
         before, known = self._last
-        if all(map(operator.is_, found, before)):
+        if found is before or all(map(operator.is_, found, before)):
             return known
         return self._moved_tensors(found, state)
 

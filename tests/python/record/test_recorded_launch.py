@@ -244,7 +244,7 @@ def test_a_launch_is_given_blocks_where_it_takes_nothing_but_addresses(saving):
     *_, product, total, _ = forward.launch([x, w], [], in_blocks=True)
     places = InputPlaces(forward.layout, {2: 0, 3: 2, 4: 3})
     offsets = backward.offsets(places, [0, 2])  # the second input is a number
-    assert offsets == (0, 512) and backward.offsets(places, [0, 2]) is offsets
+    assert offsets == struct.pack("2Q", 0, 512) and backward.offsets(places, [0, 2]) is offsets
     [answer] = backward.launch([product, total], [], offsets=offsets)
     assert torch.equal(answer, x * w * (x + w) + 1)
     capture.first.mutated = [1]

@@ -10,7 +10,6 @@ once. Failure: NativeError; a refused launch has queued nothing.
 from __future__ import annotations
 
 import itertools
-import operator
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +27,7 @@ from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, Outp
 from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.picker import picker
+from anabranch._record.quick import addresses
 from anabranch._record.refusals import Aliased
 from anabranch._record.tensors import units_overlap, whole_bytes
 
@@ -65,11 +65,11 @@ class StepRecording:
         self._given_slots = picker([index for index, _ in self._alignments])
         places = [self._buffers.place(buffer) for buffer in named_buffers]
         self._buffer_slots = picker([base for base, _ in places])
-        self._buffer_offsets = [offset for _, offset in places]
+        self._buffer_offsets = _packed([offset for _, offset in places])
         self.slot_count = len(self._alignments) + len(named_buffers)
         self._parts = [((size,), (1,), torch.uint8) for size in self._recording.parts]
         words = len(self._formulas) if self._formulas is not None else 0
-        self._pack = struct.Struct(f"{self.slot_count + len(self._parts) + words}Q").pack
+        self._pack_rest = struct.Struct(f"{len(self._parts) + words}Q").pack
         first = discovered.first
         # Of the step's objects, those that it answers.
         self.objects = sorted({part.index for part in first.result if isinstance(part, Held)})
@@ -80,7 +80,7 @@ class StepRecording:
         self.layout = self._layout_in_blocks(first.result) if self._result.is_flat else None
         self._result_in_blocks = self._result if self.layout is None else OutputBuilder(
             first.result, first.shape, BlockLeafBuilder(self._buffers, self.objects))
-        self._slot_offsets: dict[InputPlaces, tuple[int, ...] | None] = {}
+        self._slot_offsets: dict[InputPlaces, bytes | None] = {}
         self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()]
         self._mutated, self._pick_mutated = first.mutated, picker(first.mutated)
         self.undefined = self._unwritten(first, named_buffers)
@@ -126,7 +126,7 @@ class StepRecording:
                                            part.stride, part.dtype)
         return BlockLayout(places) if places else None
 
-    def offsets(self, places: InputPlaces, arguments: Sequence[int]) -> tuple[int, ...] | None:
+    def offsets(self, places: InputPlaces, arguments: Sequence[int]) -> bytes | None:
         """What a launch is to add to the addresses of its slots, where some of the arguments are
         blocks; None where it needs the tensors themselves. ``arguments`` are those inputs that are
         tensors."""
@@ -134,7 +134,7 @@ class StepRecording:
             at = [places.of[i].offset_bytes if i in places.of else 0 for i in arguments]
             is_taken = any(i in places.of for number, i in enumerate(arguments)
                            if number in self._takes)
-            self._slot_offsets[places] = None if is_taken else tuple(
+            self._slot_offsets[places] = None if is_taken else _packed(
                 [at[index] for index, _ in self._alignments])
         return self._slot_offsets[places]
 
@@ -187,7 +187,7 @@ class StepRecording:
 
     def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
                objects: Sequence[Any] = (), poison: int | None = None,
-               at: Sequence[Tensor] | None = None, offsets: Sequence[int] = (),
+               at: Sequence[Tensor] | None = None, offsets: bytes = b"",
                in_blocks: bool = False, words: Sequence[int] = ()) -> Any:
         """One launch on the current stream of the recording's device. ``objects`` are those that it
         answers, as they are now; ``poison`` is a byte to fill fresh memory with, which the step
@@ -239,16 +239,20 @@ class StepRecording:
             self._last_words = now, words
         return words
 
-    def _gather(self, given: Sequence[Tensor], offsets: Sequence[int], bases: Sequence[Tensor],
+    def _gather(self, given: Sequence[Tensor], offsets: bytes, bases: Sequence[Tensor],
                 parts: Sequence[Tensor], words: Sequence[int] = ()) -> bytes:
         """One address a slot, and one a part of the arena. While another thread captures, tensors
         may have stand-ins' memory."""
-        buffers: Any = self._buffer_slots(list(map(_address, bases)))
-        fresh = [*map(operator.add, buffers, self._buffer_offsets), *map(_address, parts), *words]
+        fresh = addresses(self._buffer_slots(bases), self._buffer_offsets) \
+            + self._pack_rest(*map(_address, parts), *words)
         while True:
             before = Swaps.count
-            at = map(_address, self._given_slots(given))
-            addresses = self._pack(*(map(operator.add, at, offsets) if offsets else at), *fresh)
+            at = addresses(self._given_slots(given), offsets)
             if before == Swaps.count and before % 2 == 0:
-                return addresses
+                return at + fresh
             wait_for_captures()
+
+
+def _packed(numbers: Sequence[int]) -> bytes:
+    """8 bytes each."""
+    return struct.pack(f"{len(numbers)}Q", *numbers)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anabranch._record.quick import gradients_are
 from anabranch._record.state.guard_collector import GuardCollector
 from anabranch._record.state.guards import Guards, GuardSet, GuardValues, is_plain
 from anabranch._record.state.hooks import Hooks
@@ -99,6 +100,7 @@ class State:
         self.written = [tensor for tensor in pinned
                         if known.get(id(tensor), version_of(tensor)) != version_of(tensor)]
         self._parameters: list[Tensor] = []  # and what may become one
+        self._told = b""
         self.parameter_paths: list[Path] = []
         self.parameters()
         # The base, where it has all modules and optimizers already. Never this state
@@ -320,8 +322,7 @@ class State:
             hyperparameters = self._with_followed(hyperparameters)
         now = (
             tuple(map(_TRAINING, self._modes)),
-            tuple([parameter.requires_grad + 2 * (parameter.grad is None)
-                   for parameter in self._parameters])
+            self._gradients_told()
             if self.optimizers or torch.is_grad_enabled() else None,
             tuple(hyperparameters),
             tuple([(id(tensor), version_of(tensor)) for tensor in standing(self.on_cpu)])
@@ -334,6 +335,13 @@ class State:
         if self._guards is None or self._guards.values != now:
             self._guards = Guards(now)
         return self._guards
+
+    def _gradients_told(self) -> bytes:
+        """Which parameters require gradients (1), and which have none (2)."""
+        if not gradients_are(self._parameters, self._told):
+            self._told = bytes([parameter.requires_grad + 2 * (parameter.grad is None)
+                                for parameter in self._parameters])
+        return self._told
 
     def python_values(self) -> GuardValues | None:
         """The Python values that the step may read, as they are now; None where one is gone."""

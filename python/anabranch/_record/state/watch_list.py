@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import nn
 
+from anabranch._record.quick import stand
 from anabranch._record.state.namespaces import Variables
 
 Lookup = tuple[Any, Any]  # holder and key
@@ -47,6 +48,11 @@ class WatchList:
         movable = list(map(_where, self._movable))
         self._items = [*((holder, key) for holder, key, _ in items),
                        *((holder, key) for holder, key in movable if key is not _CELL)]
+        self._holders = tuple([holder for holder, _ in self._items])
+        self._keys = tuple([key for _, key in self._items])
+        # What stood there last, and the movable things of it. Replaced together, since threads may
+        # look at once.
+        self._last: tuple[tuple[Any, ...] | None, list[Any]] = (None, [])
         self._cells: list[CellType] = [*(cell for cell, _ in cells),
                                        *(cell for cell, key in movable if key is _CELL)]
         self._things = [thing for _, _, thing in items]
@@ -67,13 +73,18 @@ class WatchList:
 
     def look(self) -> list[Any] | None:
         """What stands at the movable places now; None unless everything fixed still stands in its
-        place."""
-        things, cell_things = self._things, self._cell_things
+        place. The very list of last time where the same things do: it is not to be changed."""
+        cell_things = self._cell_things
+        last, movable = self._last
         try:
-            items = [holder[key] for holder, key in self._items]
+            if last is None or not stand(self._holders, self._keys, last):
+                items = [holder[key] for holder, key in self._items]
+                if not all(map(operator.is_, items, self._things)):  # ends with the fixed ones
+                    return None
+                movable = items[len(self._things):]
+                self._last = tuple(items), movable
             cells = [cell.cell_contents for cell in self._cells]
-            if not all(map(operator.is_, items, things)) \
-                    or not all(map(operator.is_, cells, cell_things)):  # end with the fixed ones
+            if not all(map(operator.is_, cells, cell_things)):
                 return None
             children = itertools.chain.from_iterable(map(dict.values, self._registries))
             if list(children) != self._children:
@@ -86,7 +97,6 @@ class WatchList:
             return None
         except RuntimeError:  # another thread put something into one of these dictionaries
             return None
-        movable = items[len(things):]
         return self._merged(movable, cells[len(cell_things):]) if self._has_movable_cells \
             else movable
 

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of a recorded callable takes of the CPU, until the launch is queued.
+
+    python bench/gpu/calls.py [results.json] [--only small training] [--calls N]
+
+`small`: one kernel over eight tensors, called in a row. `training`: a step of a 16-layer transformer
+with fused AdamW, one call at a time with the GPU idle: alone, and right behind a step of
+torch.compile, which leaves nothing of ours in the processor's caches. Once the step's gradients are
+gone when it ends, and once they stay, each a tensor that a launch allocates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from llama import Llama, Shape, loss_of, rotation
+from turns import save
+
+import anabranch
+from anabranch._record import quick
+
+INPUTS, LENGTH = 8, 256
+WARM_UP = 30
+REACH = {"small": 12, "training alone": 80, "training behind torch.compile": 200}
+
+
+def small(calls: int) -> dict[str, Any]:
+    @anabranch.record
+    def join(*parts: torch.Tensor) -> torch.Tensor:
+        return torch.cat(parts)
+
+    given = [torch.ones(16, device="cuda") for _ in range(INPUTS)]
+    for _ in range(WARM_UP):
+        join(*given)
+    rounds = []
+    for _ in range(11):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            join(*given)
+        rounds.append((time.perf_counter() - start) / calls * 1e6)
+    return {"kind": "small", "nodes": join.reports[-1].nodes, "cpu_us": rounds,
+            "judged": [judged("small", rounds)]}
+
+
+def training(calls: int) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    shape = Shape()
+    model = Llama(shape).cuda().bfloat16()
+    cos, sin = rotation(shape, "cuda", torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=True)
+    compiled = torch.compile(model)
+    tokens = torch.randint(0, shape.vocabulary, (1, LENGTH), device="cuda")
+
+    def step_of(do_gradients_stay: bool) -> Callable[[], torch.Tensor]:
+        def step() -> torch.Tensor:
+            if do_gradients_stay:
+                optimizer.zero_grad()
+            loss = loss_of(compiled(tokens, cos, sin), tokens)
+            loss.backward()
+            optimizer.step()
+            if not do_gradients_stay:
+                optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    return [_of_step(step_of(stay), stay, calls) for stay in (False, True)]
+
+
+def _of_step(step: Callable[[], torch.Tensor], do_gradients_stay: bool,
+             calls: int) -> dict[str, Any]:
+    recorded = anabranch.record(step)
+    for _ in range(WARM_UP):
+        recorded()
+    alone = [seconds_of(recorded) * 1e6 for _ in range(calls)]
+    behind = []
+    for _ in range(max(15, calls // 10)):
+        step()
+        behind.append(seconds_of(recorded) * 1e6)
+    name = "gradients stay" if do_gradients_stay else "no gradients left"
+    return {"kind": f"training, {name}", "cpu_us": {"alone": alone, "behind": behind},
+            "slots": recorded.reports[-1].slots, "judged": [] if do_gradients_stay else [
+                judged("training alone", alone), judged("training behind torch.compile", behind)]}
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def judged(name: str, us: list[float]) -> dict[str, Any]:
+    figure = round(statistics.median(us), 1)
+    return {"what": f"{name}: us of the CPU a call", "figure": figure, "at_most": REACH[name],
+            "reached": figure <= REACH[name]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", nargs="?", type=Path)
+    parser.add_argument("--only", nargs="*", choices=["small", "training"],
+                        default=["small", "training"])
+    parser.add_argument("--calls", type=int, default=200)
+    chosen = parser.parse_args()
+    answers: list[dict[str, Any]] = []
+    if "small" in chosen.only:
+        answers.append(small(chosen.calls))
+    if "training" in chosen.only:
+        answers += training(chosen.calls)
+    for answer in answers:
+        us = answer["cpu_us"] if isinstance(answer["cpu_us"], dict) else {"": answer["cpu_us"]}
+        print(answer["kind"], {name: round(statistics.median(found), 1)
+                               for name, found in us.items()})
+        for figure in answer["judged"]:
+            print("  ", figure)
+    save(chosen.results, "gpu_calls", is_compiled=quick.is_compiled, answers=answers)
+
+
+if __name__ == "__main__":
+    main()

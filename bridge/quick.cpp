@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a call of a recorded step looks at before it is launched, for hundreds of tensors at once: a
+// module of Python's, against its limited API of 3.11, so that one build serves all later ones.
+// The package goes the same ways in Python where the module is missing (python/anabranch/_record/
+// quick.py says what each function answers).
+// Ownership: keeps the type of torch's tensors and one function of the package for ever.
+// Threads:   any that holds the interpreter's lock.
+// Failure:   what cannot be told quickly is answered with False, or asked of the package's
+// function;
+//            what is not an Exception, such as KeyboardInterrupt, passes through.
+// Edges:     torch is not linked. Its function for addresses comes as a pointer, and where an
+// object
+//            of Python's keeps its tensor is found out by calibrate(), from tensors that say it.
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+// aoti_torch_get_data_ptr of torch's stable C interface. A handle is the address of a tensor of
+// C++, and that is one pointer to what all its copies share.
+using GetDataPtr = std::int32_t (*)(void* handle, void** address);
+
+struct Tensors {
+  PyTypeObject* type = nullptr;
+  GetDataPtr get_data_ptr = nullptr;
+  std::size_t offset = 0;      // of that pointer in an object of Python's; 0 while it is not known
+  PyObject* others = nullptr;  // the same as addresses(), of what is told otherwise
+};
+Tensors tensors;
+
+constexpr std::size_t kFirstWord = 2, kEndWord = 8;  // where it is looked for
+
+bool is_tensor(PyObject* thing) { return thing && PyObject_TypeCheck(thing, tensors.type); }
+
+void* word_at(PyObject* thing, std::size_t offset) {
+  void* word = nullptr;
+  std::memcpy(&word, reinterpret_cast<const char*>(thing) + offset, sizeof word);
+  return word;
+}
+
+// Borrowed; null with an error for what is no sequence.
+PyObject* item_of(PyObject* sequence, Py_ssize_t i) {
+  return PyTuple_Check(sequence) ? PyTuple_GetItem(sequence, i) : PyList_GetItem(sequence, i);
+}
+
+Py_ssize_t size_of(PyObject* sequence) {
+  return PyTuple_Check(sequence) ? PyTuple_Size(sequence) : PyList_Size(sequence);
+}
+
+// False instead of an Exception that is set; null for anything else that is.
+PyObject* no() {
+  if (PyErr_Occurred()) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;
+    PyErr_Clear();
+  }
+  Py_RETURN_FALSE;
+}
+
+bool stands(PyObject* holder, PyObject* key, PyObject* thing) {
+  if (PyDict_CheckExact(holder)) return PyDict_GetItemWithError(holder, key) == thing;
+  if (PyList_CheckExact(holder) && PyLong_CheckExact(key)) {
+    return PyList_GetItem(holder, PyLong_AsSsize_t(key)) == thing;
+  }
+  PyObject* const found = PyObject_GetItem(holder, key);
+  Py_XDECREF(found);
+  return found == thing;
+}
+
+// stand(holders, keys, things): whether the very same thing is still at each key of its holder.
+PyObject* stand(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  const Py_ssize_t size = count == 3 ? size_of(args[2]) : -1;
+  if (size < 0 || size_of(args[0]) != size || size_of(args[1]) != size) return no();
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    PyObject* const thing = item_of(args[2], i);
+    if (!thing || !stands(item_of(args[0], i), item_of(args[1], i), thing)) return no();
+  }
+  Py_RETURN_TRUE;
+}
+
+PyObject* kGrad = nullptr;
+PyObject* kRequiresGrad = nullptr;
+
+// Whether an attribute is this object.
+bool is_attribute(PyObject* thing, PyObject* name, PyObject* value) {
+  PyObject* const found = PyObject_GetAttr(thing, name);
+  Py_XDECREF(found);
+  return found == value;
+}
+
+// gradients_are(parameters, told): whether each one's byte still says whether it requires a
+// gradient (1) and whether it has none (2).
+PyObject* gradients_are(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  char* told = nullptr;
+  Py_ssize_t size = 0;
+  if (count != 2 || PyBytes_AsStringAndSize(args[1], &told, &size) || size_of(args[0]) != size) {
+    return no();
+  }
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    PyObject* const parameter = item_of(args[0], i);
+    if (!is_attribute(parameter, kRequiresGrad, told[i] & 1 ? Py_True : Py_False) ||
+        is_attribute(parameter, kGrad, Py_None) != ((told[i] & 2) != 0) || PyErr_Occurred()) {
+      return no();
+    }
+  }
+  Py_RETURN_TRUE;
+}
+
+// calibrate(type, tensors, _cdata of each, address of aoti_torch_get_data_ptr, others): whether it
+// is known from now on where tensors keep what addresses() reads.
+PyObject* calibrate(PyObject*, PyObject* args) {
+  PyObject *type = nullptr, *some = nullptr, *told = nullptr, *others = nullptr;
+  unsigned long long get_data_ptr = 0;
+  if (!PyArg_ParseTuple(args, "OOOKO", &type, &some, &told, &get_data_ptr, &others)) return nullptr;
+  tensors.offset = 0;
+  if (!PyType_Check(type) || size_of(some) < 1 || size_of(some) != size_of(told)) return no();
+  std::size_t found = 0;
+  for (std::size_t word = kFirstWord; word < kEndWord && !found; ++word) {
+    bool is_here = true;
+    for (Py_ssize_t i = 0; i < size_of(some) && is_here; ++i) {
+      void* const shared = PyLong_AsVoidPtr(item_of(told, i));
+      is_here = shared && word_at(item_of(some, i), word * sizeof(void*)) == shared;
+    }
+    if (is_here) found = word * sizeof(void*);
+  }
+  if (!found || PyErr_Occurred()) return no();
+  Py_INCREF(type);
+  Py_INCREF(others);
+  tensors = {reinterpret_cast<PyTypeObject*>(type), reinterpret_cast<GetDataPtr>(get_data_ptr),
+             found, others};
+  Py_RETURN_TRUE;
+}
+
+bool address_of(PyObject* thing, std::uint64_t* address) {
+  if (!is_tensor(thing)) return false;
+  void* shared = word_at(thing, tensors.offset);
+  void* found = nullptr;
+  if (!shared || tensors.get_data_ptr(&shared, &found) != 0) return false;
+  *address = reinterpret_cast<std::uint64_t>(found);
+  return true;
+}
+
+// Into 8 bytes for each; false where one cannot be told.
+bool write_addresses(PyObject* some, Py_ssize_t size, const char* offsets, char* to) {
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    std::uint64_t address = 0, offset = 0;
+    if (!address_of(item_of(some, i), &address)) return false;
+    const std::size_t at = static_cast<std::size_t>(i) * sizeof address;
+    if (offsets) std::memcpy(&offset, offsets + at, sizeof offset);
+    address += offset;
+    std::memcpy(to + at, &address, sizeof address);
+  }
+  return true;
+}
+
+// addresses(tensors, offsets): 8 bytes for each, its address and what `offsets` (8 bytes each, or
+// none) add. Of what is not told here, what the other function answers or raises.
+PyObject* addresses(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  char* offsets = nullptr;
+  Py_ssize_t offset_bytes = 0;
+  if (count != 2 || PyBytes_AsStringAndSize(args[1], &offsets, &offset_bytes)) return nullptr;
+  const Py_ssize_t size = size_of(args[0]);
+  const auto bytes = size * static_cast<Py_ssize_t>(sizeof(std::uint64_t));
+  if (size < 0) return nullptr;
+  if (!tensors.offset) {
+    PyErr_SetString(PyExc_RuntimeError, "calibrate() comes first");
+    return nullptr;
+  }
+  if (offset_bytes == 0 || offset_bytes == bytes) {
+    PyObject* const made = PyBytes_FromStringAndSize(nullptr, bytes);
+    if (!made) return nullptr;
+    if (write_addresses(args[0], size, offset_bytes ? offsets : nullptr, PyBytes_AsString(made))) {
+      return made;
+    }
+    Py_DECREF(made);
+  }
+  return PyObject_CallFunctionObjArgs(tensors.others, args[0], args[1], nullptr);
+}
+
+template <typename Function>
+PyCFunction as_method(Function* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef kMethods[] = {{"stand", as_method(stand), METH_FASTCALL, nullptr},
+                          {"gradients_are", as_method(gradients_are), METH_FASTCALL, nullptr},
+                          {"calibrate", as_method(calibrate), METH_VARARGS, nullptr},
+                          {"addresses", as_method(addresses), METH_FASTCALL, nullptr},
+                          {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef kModule = {PyModuleDef_HEAD_INIT,
+                       "anabranch_quick",
+                       nullptr,
+                       -1,
+                       kMethods,
+                       nullptr,
+                       nullptr,
+                       nullptr,
+                       nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_anabranch_quick() {
+  kGrad = PyUnicode_InternFromString("grad");
+  kRequiresGrad = PyUnicode_InternFromString("requires_grad");
+  if (!kGrad || !kRequiresGrad) return nullptr;
+  PyObject* const made = PyModule_Create(&kModule);
+  if (made && PyModule_AddIntConstant(made, "version", 1) != 0) {
+    Py_DECREF(made);
+    return nullptr;
+  }
+  return made;
+}
