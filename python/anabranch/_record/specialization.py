@@ -96,7 +96,10 @@ class BoundState:
                                 or not self._bound_mutations.find_as_before()):
             return None
         before, known = self._last
-        if found is before or all(map(operator.is_, found, before)):
+        if found is before:
+            return known
+        if all(map(operator.is_, found, before)):
+            self._last = found, known  # the very list comes again as long as nothing moves
             return known
         return self._moved_tensors(found, state)
 
