@@ -26,15 +26,17 @@ class Case:
     device: str
     autocast: torch.dtype | None = None
 
-    def forward(self, model: Callable[..., Any]) -> Any:
+    def forward(self, model: Callable[..., Any], *positional: torch.Tensor,
+                **named: torch.Tensor) -> Any:
         with torch.autocast(self.device, self.autocast or torch.bfloat16,
                             enabled=self.autocast is not None):
-            return model(*self.positional, **self.named)
+            return model(*positional, **named)
 
-    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
+    def loss(self, model: Callable[..., Any], *positional: torch.Tensor,
+             **named: torch.Tensor) -> torch.Tensor:
         with torch.autocast(self.device, self.autocast or torch.bfloat16,
                             enabled=self.autocast is not None):
-            return self.loss_of(model(*self.positional, **self.named))
+            return self.loss_of(model(*positional, **named))
 
     def copied(self, dtype: torch.dtype | None = None) -> Case:
         """With weights of its own, all in that type and without autocast if one is given."""

@@ -73,19 +73,20 @@ LISTS = {"hf": _entries("hf", _HF), "timm": _entries("timm", _TIMM),
 # What the benchmark judges results with: large enough for batch norm.
 SMALL_BATCH = {"hf": 1, "timm": 8, "torchbench": 4}
 # Small enough for a CPU; run with --device cpu where no models are chosen.
-CPU_SUBSET = ("DistillGPT2", "GoogleFnet", "MobileBertForMaskedLM", "YituTechConvBert",
-              "lcnet_050", "mobilenetv3_large_100", "regnety_002", "resmlp_12_224")
+CPU_SUBSET = ("BlenderbotSmallForCausalLM", "DistilBertForQuestionAnswering",
+              "ElectraForCausalLM", "MobileBertForMaskedLM", "lcnet_050", "mobilenetv3_large_100",
+              "regnety_002", "resmlp_12_224")
 
 _SKIPPED = "the benchmark's own list of what is skipped has it"
 _OWN_CODE = "its code is part of TorchBench, which is no package"
 APART = {
-    "hf": {name: _SKIPPED for name in (
+    "hf": dict.fromkeys((
         "BlenderbotForConditionalGeneration", "GPTJForCausalLM", "GPTJForQuestionAnswering",
-        "GPTNeoForCausalLM", "GPTNeoForSequenceClassification")},
+        "GPTNeoForCausalLM", "GPTNeoForSequenceClassification"), _SKIPPED),
     "timm": {},
-    "torchbench": {name: _OWN_CODE for name in (
+    "torchbench": dict.fromkeys((
         "BERT_pytorch", "Background_Matting", "LearningToPaint", "dcgan",
-        "nvidia_deeprecommender", "pytorch_unet")},
+        "nvidia_deeprecommender", "pytorch_unet"), _OWN_CODE),
 }
 
 # How near a result has to be: the benchmark's names with another tolerance than their list's.

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite's results: a file a model and kind, with a row a mode, merged over runs.
+
+A row tells where it comes from (machine, versions, commit, command), since its neighbours may come
+from other runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def folder_of(out: Path, device: str, batch: str, precision: str) -> Path:
+    """Figures of other batches, devices or precisions are other figures."""
+    asked = "" if precision == "own" else f"-{precision}"
+    return out / f"{device}-{batch}{asked}"
+
+
+def path_of(folder: Path, list_name: str, kind: str, model: str) -> Path:
+    return folder / f"{list_name}-{kind}" / f"{model}.json"
+
+
+def merge(path: Path, head: dict[str, Any], mode: str, row: Row, run: dict[str, Any]) -> None:
+    """Puts the row in the place of an older one of its mode. ``run`` is where it comes from. The
+    file is replaced as a whole."""
+    kept = json.loads(path.read_text()) if path.exists() else {"rows": {}, "runs": {}}
+    old = kept["rows"].get(mode, {})
+    if "cold" in old and "cold" not in row and "error" not in row:
+        row = {**row, "cold": old["cold"]}  # measured only where it is asked for
+    key = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:8]
+    rows = {**kept["rows"], mode: {**row, "run": key}}
+    runs = {**kept["runs"], key: run}
+    used = {row["run"] for row in rows.values()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({
+        **head, "rows": rows,
+        "runs": {key: run for key, run in runs.items() if key in used}}, indent=1) + "\n")
+    os.replace(part, path)
+
+
+def load(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob("*/*.json")):
+        yield json.loads(path.read_text())
+
+
+def is_right(row: Row | None) -> bool:
+    """It ran, and its results were what they should be."""
+    return row is not None and "error" not in row and row["accuracy"]["passed"]

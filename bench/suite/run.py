@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of PyTorch's compiler benchmark in eager, torch.compile, reduce-overhead, the backend and
+anabranch.record.
+
+    python bench/suite/run.py [--lists hf timm torchbench] [--models ...] [--kinds ...]
+        [--modes ...] [--device cuda|cpu] [--batch own|small|1] [--minutes N] [--warm-jobs N]
+        [--cold] [--missing] [--share 1/4] [--names]
+
+A run may do a part: results are merged (results.py), and table.py makes a table of what there is.
+Each model in each mode is a process of its own and has the device for itself while it is measured.
+Before, a process has filled the caches of compiled code, several side by side with --warm-jobs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from about import about
+from lists import APART, CPU_SUBSET, LISTS, SMALL_BATCH, Entry, precision_of
+from measure import Job
+from modes import CPU_MODES, KINDS, MODES
+from processes import Task, context_for, run_all
+from results import folder_of, is_right, load, merge, path_of
+
+ROOT = Path(__file__).resolve().parents[2]
+CHUNK = 2  # models and kinds for each job side by side, whose caches are filled before they run
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What a file of the results is about."""
+
+    entry: Entry
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.entry.list} {self.entry.name}, {self.kind}"
+
+
+class Run:
+    """``chosen``: the arguments."""
+
+    def __init__(self, chosen: argparse.Namespace) -> None:
+        self.chosen = chosen
+        self.folder = folder_of(chosen.out, chosen.device, chosen.batch, chosen.precision)
+        self.about = about(chosen.device, chosen.commit)
+        self.context = context_for(chosen.device)
+        self.end = time.monotonic() + chosen.minutes * 60
+        self.places = Path(tempfile.mkdtemp(prefix="suite-"))
+        self.there = {(kept["list"], kept["kind"], kept["model"], mode): row
+                      for kept in load(self.folder) for mode, row in kept["rows"].items()}
+
+    def may_start(self) -> bool:
+        return time.monotonic() < self.end
+
+    def job(self, subject: Subject, mode: str, what: Any) -> Job:
+        chosen, entry = self.chosen, subject.entry
+        batch = {"own": entry.batch, "small": SMALL_BATCH[entry.list], "1": 1}[chosen.batch]
+        precision = chosen.precision
+        if precision == "own":
+            precision = precision_of(entry, subject.kind, chosen.device)
+        return Job(entry.list, entry.name, subject.kind, mode, chosen.device, batch, precision,
+                   chosen.calls, what)
+
+    def task(self, subject: Subject, mode: str, what: Any = "all",
+             cache: Path | None = None) -> Task:
+        name = f"{subject.entry.list}-{subject.entry.name}-{subject.kind}-{mode}-{what}"
+        return Task(self.job(subject, mode, what), cache or self.chosen.cache, self.places / name,
+                    self.chosen.timeout)
+
+    def stamp(self, job: Job) -> Path:
+        """Is there where the cache holds what the job compiles."""
+        return self.chosen.cache / "filled" / "-".join(map(str, (
+            job.list, job.name, job.kind, job.mode, job.device, job.batch, job.precision)))
+
+    def wanted(self, subject: Subject) -> list[str]:
+        entry = subject.entry
+        return [mode for mode in self.chosen.modes if not self.chosen.missing
+                or (entry.list, subject.kind, entry.name, mode) not in self.there]
+
+    def keep(self, subject: Subject, mode: str, row: dict[str, Any]) -> None:
+        entry = subject.entry
+        head = {"list": entry.list, "model": entry.name, "kind": subject.kind,
+                "device": self.chosen.device}
+        self.there[entry.list, subject.kind, entry.name, mode] = row
+        merge(path_of(self.folder, entry.list, subject.kind, entry.name), head, mode,
+              row, self.about)
+        print(f"{subject}, {mode}: {said(row)}", flush=True)
+
+    def alone(self, task: Task) -> dict[str, Any]:
+        return next(row for _, row in run_all(self.context, [task], 1))
+
+    def fill(self, subjects: list[Subject]) -> None:
+        """Modes one after the other: what the first compiles the others find."""
+        for mode in self.chosen.modes:
+            tasks = [self.task(subject, mode, "compile") for subject in subjects
+                     if mode != "eager" and mode in self.wanted(subject)]
+            tasks = [task for task in tasks if not self.stamp(task.job).exists()]
+            for task, row in run_all(self.context, tasks, self.chosen.warm_jobs, self.may_start):
+                if "error" not in row:
+                    self.stamp(task.job).parent.mkdir(parents=True, exist_ok=True)
+                    self.stamp(task.job).touch()
+
+    def cold(self, subject: Subject, mode: str) -> dict[str, Any]:
+        """Seconds with empty caches, of which nothing is left."""
+        cache = Path(tempfile.mkdtemp(prefix="cold-", dir=self.places))
+        row = self.alone(self.task(subject, mode, "speed", cache))
+        shutil.rmtree(cache, ignore_errors=True)
+        return {"cold": {name: row[name] for name in ("first_call_s", "until_fast_s")}} \
+            if "error" not in row else {}
+
+    def measure(self, subject: Subject, mode: str) -> None:
+        task = self.task(subject, mode)
+        is_warm = self.stamp(task.job).exists()
+        row = self.alone(task)
+        if mode != "eager" and "error" not in row:
+            row["is_warm"] = is_warm
+            if self.chosen.cold:
+                row.update(self.cold(subject, mode))
+        self.keep(subject, mode, row)
+
+    def begin(self, subject: Subject) -> bool:
+        """Runs it in eager, if that is wanted. False where it does not run."""
+        entry = subject.entry
+        if "eager" in self.wanted(subject):
+            self.measure(subject, "eager")
+        return "error" not in self.there.get((entry.list, subject.kind, entry.name, "eager"), {})
+
+    def chunk(self, subjects: list[Subject]) -> None:
+        subjects = [subject for subject in subjects if self.may_start() and self.begin(subject)]
+        self.fill(subjects)
+        for subject in subjects:
+            for mode in self.wanted(subject):
+                if mode != "eager" and self.may_start():
+                    self.measure(subject, mode)
+
+    def all(self, subjects: list[Subject]) -> None:
+        subjects = [subject for subject in subjects if self.wanted(subject)]
+        size = CHUNK * self.chosen.warm_jobs
+        for first in range(0, len(subjects), size):
+            self.chunk(subjects[first:first + size])
+        shutil.rmtree(self.places, ignore_errors=True)
+
+
+def said(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f"{row['error']['stage']}: {row['error']['message']}"
+    right = "right" if is_right(row) else f"WRONG, {row['accuracy']}"
+    return f"{row['ms']:.3f} ms, fast after {row['until_fast_s']:.1f} s, {right}"
+
+
+def entries_of(chosen: argparse.Namespace) -> Iterator[Entry]:
+    for name in chosen.lists:
+        for entry in LISTS[name].values():
+            if chosen.models is None or entry.name in chosen.models:
+                yield entry
+
+
+def print_names(entries: list[Entry]) -> None:
+    """Which can be made, on a device without memory; and which are apart, and why."""
+    from case import make_case
+
+    for entry in entries:
+        try:
+            model = make_case(entry, 2, "training", "meta").model
+            size = sum(parameter.numel() for parameter in model.parameters())
+            print(f"{entry.list:<10} {entry.name:<42} {entry.batch:>5} {size / 1e6:8.1f} M")
+        except Exception as error:
+            print(f"{entry.list:<10} {entry.name:<42} apart: {error}")
+    for name, apart in APART.items():
+        for model, why in apart.items():
+            print(f"{name:<10} {model:<42} apart: {why}")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lists", nargs="+", choices=LISTS, default=[*LISTS])
+    parser.add_argument("--models", nargs="+", help="names of the lists")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
+    parser.add_argument("--modes", nargs="+", choices=MODES)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--batch", choices=("own", "small", "1"),
+                        help="the list's; that with which the benchmark judges results; one")
+    parser.add_argument("--precision", choices=("own", "float32", "amp", "bfloat16"), default="own")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "suite")
+    parser.add_argument("--cache", type=Path, default=ROOT / "out" / "bench" / "suite-cache")
+    parser.add_argument("--minutes", type=float, default=1e6, help="then nothing more is begun")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds of a process")
+    parser.add_argument("--warm-jobs", type=int, default=1, help="that compile side by side")
+    parser.add_argument("--cold", action="store_true", help="also with empty caches")
+    parser.add_argument("--missing", action="store_true", help="only rows that are not there yet")
+    parser.add_argument("--share", default="1/1", help="2/4: the second of four parts")
+    parser.add_argument("--calls", type=int, default=30, help="that are timed at least")
+    parser.add_argument("--commit", help="where the tree does not tell")
+    parser.add_argument("--names", action="store_true", help="only tells which can be made")
+    chosen = parser.parse_args()
+    is_cpu = chosen.device == "cpu"
+    chosen.batch = chosen.batch or ("small" if is_cpu else "own")
+    chosen.modes = chosen.modes or list(CPU_MODES if is_cpu else MODES)
+    chosen.modes.sort(key=MODES.index)
+    if is_cpu and chosen.models is None and not chosen.names:
+        chosen.models = list(CPU_SUBSET)
+    known = {name for entries in LISTS.values() for name in entries}
+    if unknown := set(chosen.models or ()) - known:
+        parser.error(f"no model {', '.join(sorted(unknown))}; --names tells what there is")
+    return chosen
+
+
+def main() -> None:
+    chosen = arguments()
+    entries = list(entries_of(chosen))
+    if chosen.names:
+        print_names(entries)
+        return
+    part, parts = map(int, chosen.share.split("/"))
+    subjects = [Subject(entry, kind) for entry in entries for kind in chosen.kinds]
+    Run(chosen).all(subjects[part - 1::parts])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
