@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark suite's results: rows are merged over runs, and the table tells what there is."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = Path(__file__).resolve().parents[3] / "bench" / "suite"
+HEAD = {"list": "timm", "model": "some", "kind": "training", "device": "cuda"}
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    """Imports a module of the suite, which is gone again after the test."""
+    monkeypatch.syspath_prepend(str(SUITE))
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "") or "").startswith(str(SUITE)):
+            del sys.modules[name]
+
+
+def row(ms, passed=True, memory=100, **more):
+    return {"batch": 8, "precision": "amp", "ms": ms, "until_fast_s": 2.0,
+            "accuracy": {"passed": passed, "by": "float64", "first_wrong": "loss"},
+            "memory": {"allocated": memory, "reserved": memory}, **more}
+
+
+def failed(message):
+    return {"batch": 8, "precision": "amp", "error": {"stage": "calls", "message": message}}
+
+
+def kept(model, **rows):
+    return {**HEAD, "model": model, "rows": {name.replace("_", "-"): found
+                                             for name, found in rows.items()}}
+
+
+def test_a_newer_row_replaces_that_of_its_mode_alone(suite, tmp_path):
+    results = suite("results")
+    path = results.path_of(tmp_path, "timm", "training", "some")
+    results.merge(path, HEAD, "eager", row(4.0), {"commit": "a"})
+    results.merge(path, HEAD, "record", row(2.0), {"commit": "a"})
+    results.merge(path, HEAD, "record", row(1.0), {"commit": "b"})
+    (found,) = results.load(tmp_path)
+    assert {mode: each["ms"] for mode, each in found["rows"].items()} == {
+        "eager": 4.0, "record": 1.0}
+    assert found["runs"][found["rows"]["eager"]["run"]] == {"commit": "a"}
+    assert found["runs"][found["rows"]["record"]["run"]] == {"commit": "b"}
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_run_of_which_no_row_is_left_is_forgotten(suite, tmp_path):
+    results = suite("results")
+    path = tmp_path / "timm-training" / "some.json"
+    for commit in "abc":
+        results.merge(path, HEAD, "eager", row(4.0), {"commit": commit})
+    assert list(json.loads(path.read_text())["runs"].values()) == [{"commit": "c"}]
+
+
+def test_cold_seconds_stay_until_they_are_measured_anew(suite, tmp_path):
+    results = suite("results")
+    path = tmp_path / "timm-training" / "some.json"
+    results.merge(path, HEAD, "compile", row(4.0, cold={"until_fast_s": 50.0}), {})
+    results.merge(path, HEAD, "compile", row(3.0), {})
+    assert json.loads(path.read_text())["rows"]["compile"]["cold"] == {"until_fast_s": 50.0}
+    results.merge(path, HEAD, "compile", failed("no memory"), {})
+    assert "cold" not in json.loads(path.read_text())["rows"]["compile"]
+
+
+def test_other_batches_and_precisions_are_other_files(suite, tmp_path):
+    results = suite("results")
+    folders = {results.folder_of(tmp_path, device, batch, precision)
+               for device in ("cuda", "cpu") for batch in ("own", "1")
+               for precision in ("own", "float32")}
+    assert len(folders) == 8
+
+
+def test_ratios_are_over_models_that_are_right_in_both(suite):
+    table = suite("table")
+    files = [kept("fast", compile=row(4.0), record=row(2.0)),
+             kept("wrong", compile=row(4.0), record=row(1.0, passed=False)),
+             kept("fails", compile=failed("no"), record=row(1.0)),
+             kept("alone", record=row(1.0)),
+             kept("even", compile=row(4.0), record=row(8.0))]
+    assert table.ratios(files, "record", "compile") == [2.0, 0.5]
+    assert table.geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
+    assert table.worse([2.0, 0.5, 0.98, 0.979]) == "2 of 4"
+
+
+def test_a_table_has_a_line_a_model_and_sums_a_mode(suite):
+    table = suite("table")
+    files = [kept("one", eager=row(8.0), compile=row(4.0, memory=200),
+                  reduce_overhead=row(3.0), record=row(2.0, is_warm=True)),
+             kept("two", eager=row(8.0), compile=row(4.0), record=failed("no | memory"))]
+    page = table.page(files)
+    assert "| timm, training, record | 1 of 2 | 4.000 | 2.000 | 1.500 | 0 of 1 |" in page
+    assert "| 0.500 | 0.500 | 2.0 | - |" in page
+    assert "| one, training | 8 | 8.000 | 4.000 | 3.000 | - | 2.000 |" in page
+    assert "| two, training | 8 | 8.000 | 4.000 | - | - | fails |" in page
+    assert "- timm two, training, record: calls: no / memory" in page
+
+
+def test_a_failure_under_torch_compile_is_not_ours(suite):
+    table = suite("table")
+    failures = table.failures([
+        kept("theirs", eager=row(1.0), compile=failed("x"), record=failed("x")),
+        kept("ours", eager=row(1.0), compile=row(1.0), record=row(1.0, passed=False)),
+        kept("nobody", eager=failed("no such class"))])
+    assert [len(failures[name]) for name in ("eager", "compile", "reduce-overhead", "ours")] \
+        == [1, 2, 0, 1]
+    assert failures["ours"] == ["timm ours, training, record: wrong: loss, by float64"]
+
+
+def test_reasons_stand_once_with_their_models(suite):
+    table = suite("table")
+    told = {"recordings": {"recorded": 0, "plain": ["it draws random numbers on the CPU"]}}
+    assert table.reasons([kept("one", record=row(1.0, **told)),
+                          kept("two", record=row(1.0, **told), anabranch=row(1.0, **told))]) == [
+        "it draws random numbers on the CPU: one (training, record), "
+        "two (training, anabranch), two (training, record)"]
+    assert table.page([kept("one", record=row(1.0))]).count("Run plainly") == 0
+
+
+def test_the_lists_have_the_names_of_the_benchmark(suite):
+    lists = suite("lists")
+    assert {name: len(entries) for name, entries in lists.LISTS.items()} == {
+        "hf": 46, "timm": 61, "torchbench": 11}
+    assert lists.LISTS["hf"]["MobileBertForMaskedLM"].batch == 128
+    assert lists.LISTS["timm"]["cait_m36_384"].batch == 1
+    known = {name for entries in lists.LISTS.values() for name in entries}
+    assert known >= {*lists.CPU_SUBSET, *lists.HF_TRAINING, *lists.HF_INFERENCE,
+                     *lists.TIMM_TRAINING, *lists.TORCHBENCH_LOOSE, *lists.SCALED_LOSS,
+                     *lists.LOOSE_SMALL_TENSORS, *lists.AUTOCAST_ALWAYS}
+    assert not known & {name for apart in lists.APART.values() for name in apart}
