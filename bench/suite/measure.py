@@ -136,21 +136,22 @@ class Measured:
         entry = LISTS[job.list][job.name]
         torch.set_float32_matmul_precision("high")
         case = make_case(entry, job.batch, job.kind, job.device)
+        if job.what == "compile":
+            self._compile(case.in_precision(job.precision))
+            return
         self.stage = "eager"  # which also starts torch's libraries, so that no call has to
         reference = make_reference(case, job.kind, job.precision, is_exact=job.what == "all")
         case = case.in_precision(job.precision)
         state = State(case.model)
         self.stage = "calls"
         step = Step(case, job.kind, job.mode)
-        if job.what == "compile":
-            self._compile(step)
-            return
         self.row.update(timed(step, job))
         if job.what == "all":
             self._rest(step, case, state, reference)
 
-    def _compile(self, step: Step) -> None:
-        clock = Clock(step, self.job.device)
+    def _compile(self, case: Case) -> None:
+        self.stage = "calls"
+        clock = Clock(Step(case, self.job.kind, self.job.mode), self.job.device)
         for _ in range(WARM_UP):
             clock.call()
 

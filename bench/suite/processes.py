@@ -30,12 +30,14 @@ TAIL = 400  # characters of what a process said last
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """``cache`` is the folder of compiled code, ``place`` where its answer and output go."""
+    """``cache`` is the folder of compiled code, ``place`` where its answer and output go,
+    ``compilers`` how many compile for it at once; 0: as many as torch takes."""
 
     job: Job
     cache: Path
     place: Path
     limit_s: float
+    compilers: int = 0
 
     @property
     def answer(self) -> Path:
@@ -57,6 +59,8 @@ def _child(task: Task) -> None:
     _own_output(task.output)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(task.cache / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(task.cache / "triton")
+    if task.compilers:
+        importlib.import_module("torch._inductor.config").compile_threads = task.compilers
     row = measure(task.job)
     task.answer.write_text(json.dumps(row))
     sys.stdout.flush()

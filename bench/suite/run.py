@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import shutil
 import sys
 import tempfile
@@ -73,8 +74,10 @@ class Run:
     def task(self, subject: Subject, mode: str, what: Any = "all",
              cache: Path | None = None) -> Task:
         name = f"{subject.entry.list}-{subject.entry.name}-{subject.kind}-{mode}-{what}"
+        side_by_side = self.chosen.warm_jobs if what == "compile" else 1
+        compilers = max(len(os.sched_getaffinity(0)) // side_by_side, 1) if side_by_side > 1 else 0
         return Task(self.job(subject, mode, what), cache or self.chosen.cache, self.places / name,
-                    self.chosen.timeout)
+                    self.chosen.timeout, compilers)
 
     def stamp(self, job: Job) -> Path:
         """Is there where the cache holds what the job compiles."""
