@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable
@@ -28,15 +29,18 @@ class Case:
 
     def forward(self, model: Callable[..., Any], *positional: torch.Tensor,
                 **named: torch.Tensor) -> Any:
-        with torch.autocast(self.device, self.autocast or torch.bfloat16,
-                            enabled=self.autocast is not None):
+        with self._casting():
             return model(*positional, **named)
 
     def loss(self, model: Callable[..., Any], *positional: torch.Tensor,
              **named: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(self.device, self.autocast or torch.bfloat16,
-                            enabled=self.autocast is not None):
+        with self._casting():
             return self.loss_of(model(*positional, **named))
+
+    def _casting(self) -> contextlib.AbstractContextManager[Any]:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device, self.autocast)
 
     def copied(self, dtype: torch.dtype | None = None) -> Case:
         """With weights of its own, all in that type and without autocast if one is given."""
