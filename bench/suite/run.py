@@ -201,7 +201,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cold", action="store_true", help="also with empty caches")
     parser.add_argument("--missing", action="store_true", help="only rows that are not there yet")
     parser.add_argument("--share", default="1/1", help="2/4: the second of four parts")
-    parser.add_argument("--calls", type=int, default=30, help="that are timed at least")
+    parser.add_argument("--calls", type=int, default=30, help="timed at least; two or more")
     parser.add_argument("--commit", help="where the tree does not tell")
     parser.add_argument("--names", action="store_true", help="only tells which can be made")
     chosen = parser.parse_args()
