@@ -62,7 +62,8 @@ def backend(
     if mode not in (None, "default"):
         raise errors.ConfigError(
             704, f"backend: mode={mode!r} is Inductor's, and anabranch has only 'default'.",
-            "Leave mode out; options={...} takes the names of anabranch.config.")
+            "Leave mode out, or say mode=None where something else would be meant; "
+            "options={...} takes the names of anabranch.config.")
     if not isinstance(gm, GraphModule):
         raise wrong("backend", "the graph", gm, "one of torch.compile",
                     "Let torch.compile call it: torch.compile(model, backend=anabranch.backend).")
