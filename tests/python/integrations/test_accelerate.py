@@ -42,12 +42,12 @@ def trained(compiled=False, recorded=False, accumulated=1):
         model, optimizer, schedule, torch.utils.data.DataLoader(DATA, batch_size=4))
 
     def step(x, y):
-        optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
         accelerator.backward(loss)
         if accelerator.sync_gradients:
             accelerator.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
+        optimizer.zero_grad()
         return loss.detach()
 
     if recorded:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clients import randn
+from clients import exported, randn
 from compare import Tolerance, assert_same, compiled, observe
 from torch import nn
 
@@ -34,26 +34,19 @@ class Scaled(nn.Module):
         return left * right * self.seen
 
 
-def exported(model):
-    """For batches of any size."""
-    batch = torch.export.Dim("batch", min=2, max=64)
-    return torch.export.export(model, (randn(0, 4, 8),), dynamic_shapes=((
-        {0: batch}),)).module()
-
-
 def seen(call, model, sizes=(4, 6, 4)):
     return {f"call {i} {name}": tensor for i, size in enumerate(sizes)
             for name, tensor in observe(call, model, (randn(i, size, 8),)).items()}
 
 
 def test_an_exported_module_that_is_compiled_answers_and_learns_as_the_module():
-    original, module = Scaled(), exported(Scaled())
+    original, module = Scaled(), exported(Scaled(), randn(0, 4, 8))
     call = compiled(module, dynamic=None)
     assert_same(seen(call, module), seen(original, original), Tolerance(1e-5, 1e-6))
 
 
 def test_an_exported_module_keeps_its_streams():
-    module = exported(Scaled())
+    module = exported(Scaled(), randn(0, 4, 8))
     with torch.no_grad():
         report = anabranch.explain(torch.compile(module, backend=anabranch.backend),
                                    randn(0, 4, 8))
@@ -62,5 +55,5 @@ def test_an_exported_module_keeps_its_streams():
 
 
 def test_an_exported_module_that_is_recorded_answers_and_learns_as_the_module():
-    original, module = Scaled(), exported(Scaled())
+    original, module = Scaled(), exported(Scaled(), randn(0, 4, 8))
     assert_same(seen(anabranch.record(module), module), seen(original, original))

@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from trainers import VOCABULARY, llama
 
 RANK = 4
@@ -127,3 +128,62 @@ def classifier(**settings: Any) -> Any:
 def pictures(seed: int) -> tuple[Tensor, Tensor]:
     """Four of them, and what they show."""
     return randn(seed, 4, 3, 32, 32), torch.randint(0, 10, (4,), generator=seeded(seed))
+
+
+class Block(nn.Module):
+    """Of a decoder: attention to what is before, and two layers behind it."""
+
+    def __init__(self, width: int = 32, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                   for part in self.qkv(self.before(x)).chunk(3, -1))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).flatten(-2))
+        return x + self.down(F.silu(self.up(self.between(x))))
+
+
+class Decoder(nn.Module):
+    """Its blocks have the place and the names that torchtitan's have."""
+
+    def __init__(self, width: int = 32, count: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tok_embeddings = nn.Embedding(VOCABULARY, width)
+        self.layers = nn.ModuleDict({str(i): Block(width) for i in range(count)})
+        self.norm, self.output = nn.RMSNorm(width), nn.Linear(width, VOCABULARY)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.tok_embeddings(words)
+        for block in self.layers.values():
+            x = block(x)
+        return self.output(self.norm(x))
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+def compile_as_torchtitan(model: Decoder, backend: Any) -> Any:
+    """Each block whole and in place. Answers the loss, compiled as well."""
+    for _, block in model.layers.named_children():
+        block.compile(backend=backend, fullgraph=True)
+    return torch.compile(cross_entropy, backend=backend)
+
+
+def torchtitans_settings() -> dict[str, bool]:
+    """Those of Dynamo's that it changes, as far as this torch has them."""
+    return {name: True for name in ("capture_scalar_outputs",
+                                    "skip_fwd_side_effects_in_bwd_under_checkpoint")
+            if hasattr(torch._dynamo.config, name)}
+
+
+def exported(model: nn.Module, x: Tensor) -> Any:
+    """The module of its export, for batches of any size."""
+    sizes = ({0: torch.export.Dim("batch", min=2, max=64)},)
+    return torch.export.export(model, (x,), dynamic_shapes=sizes).module()
