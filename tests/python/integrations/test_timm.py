@@ -25,7 +25,7 @@ def trained(change=lambda model: None, around=lambda step: step, is_mixed=True):
     model = classifier().train()
     average = timm.utils.ModelEmaV3(model, decay=0.9)
     change(model)
-    optimizer = timm.optim.create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
+    optimizer = timm.optim.create_optimizer_v2(model, opt="sgd", lr=0.1, momentum=0.9)
     loss_of, scaler = timm.loss.LabelSmoothingCrossEntropy(0.1), timm.utils.NativeScaler("cpu")
 
     def step(images, classes):
