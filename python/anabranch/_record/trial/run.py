@@ -44,7 +44,8 @@ class Run:
             raise NotRecordable(
                 "it draws random numbers on the CPU (torch's, Python's or numpy's), and launches "
                 "would go on with those of its recording; draw them on the GPU, or outside, and "
-                "give it them")
+                "give it them, or compile the model with backend=\"anabranch\", which records what "
+                "lies between")
         if self.has_history and not self.has_gradients:
             raise NotRecordable(
                 "it answers tensors that require gradients and runs no backward itself; call it "
