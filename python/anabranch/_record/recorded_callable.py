@@ -41,9 +41,11 @@ from anabranch._record.signature import (
 from anabranch._record.state.cache import StateCache, is_lasting
 from anabranch._record.state.fingerprint import is_object
 from anabranch._record.state.guards import changed
+from anabranch._record.state.paths import Path, name_of
 from anabranch._record.state.state import State
 from anabranch._record.warn import warn
 
+_MOST_NAMES = 4
 _NO_GPU = "torch finds no GPU, and nothing else is recorded"
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -76,6 +78,7 @@ class RecordedCallable(Generic[_P, _R]):
         self._states = StateCache((self._function, *self._made_of[1]), chosen.max_recordings,
                                   chosen.guards)
         self._trees: dict[Any, Any] = {}  # by what leaves[0] says
+        self._has_told = False  # of what its Python counts
         self._ready = ReadyCalls()
         following = Following(self._states)
         self._lists = following.lists
@@ -213,7 +216,7 @@ class RecordedCallable(Generic[_P, _R]):
         guards from then on. Neither are the places of its side effects, which launches look at
         anyway."""
         *rest, guards = key
-        values = guards.python_values
+        values, changing = guards.python_values, state.changing_values()
         try:
             answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]))
         finally:
@@ -221,11 +224,24 @@ class RecordedCallable(Generic[_P, _R]):
         after = state if state.is_current() else self._states.find(objects)
         after.forget_walk()
         known = self._recorder.specializations
-        paths = changed(values, after.python_values()) | known.left_paths(key)
+        found, left = changed(values, after.python_values()), known.left_paths(key)
+        self._tell_of_counts(key, (found | changed(changing, state.changing_values())) - left)
+        paths = found | left
         if values is not None and paths.intersection(path for path, _ in values.each()):
             self._states.ignore(paths)
             known.rename(key, (*rest, guards.without(paths)))
         return answer
+
+    def _tell_of_counts(self, key: Any, paths: set[Path]) -> None:
+        """Warns where a step has been recorded whose Python changes values that it may read: in
+        launches they stay as they are."""
+        spec = self._recorder.specializations.get(key)
+        if paths and spec is not None and spec.recording is not None and not self._has_told:
+            self._has_told = True
+            names = sorted(map(name_of, paths))[:_MOST_NAMES]
+            warn(f"{self.name}: its Python changes {', '.join(names)}, which launches do not do, "
+                 "and what it decides by that stays as it is now. Change it outside the step, or "
+                 "name what is decided with guard= [E0308]")
 
     def _call_flat(self, leaves: list[Any]) -> Any:
         if leaves[0] == ARGUMENTS_ALONE:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anabranch._record.state.paths import Path
+from anabranch._record.state.paths import Path, name_of
 
 
 class Guards:
@@ -84,8 +84,7 @@ class GuardValues(tuple):  # type: ignore[type-arg]
 
     def told(self) -> dict[str, Any]:
         """The values by the names of their places, for messages."""
-        return {".".join(str(name) for name in path[1:] if name != ""): value
-                for path, value in self.each()}
+        return {name_of(path): value for path, value in self.each()}
 
     def without(self, ignored: Container[Path]) -> GuardValues:
         """What would have been found without some paths."""
@@ -136,6 +135,12 @@ class GuardSet:
 
     def without(self, ignored: Container[Path]) -> GuardSet:
         held = [(holder, _without(paths, ignored)) for holder, paths in self.held]
+        return GuardSet((holder, paths) for holder, paths in held if paths)
+
+    def only(self, some: Container[Path]) -> GuardSet:
+        """Those of some paths."""
+        held = [(holder, {key: path for key, path in paths.items() if path in some})
+                for holder, paths in self.held]
         return GuardSet((holder, paths) for holder, paths in held if paths)
 
     def now(self) -> GuardValues | None:

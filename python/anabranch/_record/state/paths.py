@@ -13,6 +13,11 @@ ARGUMENT = "argument"  # begins the paths of what arguments lead to
 Path = tuple[Any, ...]
 
 
+def name_of(path: Path) -> str:
+    """For messages: "net.calls"."""
+    return ".".join(str(name) for name in path[1:] if name != "")
+
+
 class Place(NamedTuple):
     """Where something is found: ``holder[key]``."""
 

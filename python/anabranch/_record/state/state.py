@@ -60,6 +60,7 @@ class State:
                  base: State | None = None, ignored: Ignored = frozenset(),
                  followed: NumberPlaces = NO_NUMBERS) -> None:
         self._names: set[str]
+        self._changing: GuardSet
         self._guard_set: GuardSet
         self.number = 0  # equal for states that one recording may serve
         self._roots, self._arguments, self._farther = tuple(roots), list(arguments), farther
@@ -77,6 +78,9 @@ class State:
             self._followed_at |= {path: (holder, key) for holder, paths in places.held
                                   for key, path in paths.items() if path in followed.paths}
             ignored = ignored.union(followed.paths)
+        # What the step itself changes, as earlier calls have shown; not where all is ignored.
+        changing = places.only(self.ignored if isinstance(self.ignored, frozenset) else ())
+        self._changing = GuardSet([*base._changing.held, *changing.held]) if base else changing
         places = places.without(ignored)
         self._guard_set = GuardSet([*base._guard_set.held, *places.held]) if base else places
         self._names = collector.names
@@ -346,6 +350,10 @@ class State:
     def python_values(self) -> GuardValues | None:
         """The Python values that the step may read, as they are now; None where one is gone."""
         return self._guard_set.now()
+
+    def changing_values(self) -> GuardValues | None:
+        """Of those that the step itself changes, as they are now; None where one is gone."""
+        return self._changing.now()
 
     @staticmethod
     def hyperparameters(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
