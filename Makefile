@@ -78,7 +78,7 @@ test-python: $(VENV)/ready build ## the Python tests on the newest torch
 	$(run_python_tests)
 
 test-clients: $(VENV)/clients build ## what is recorded of other people's trainers, which come for it
-	$(call run_pytest,clients,$(VENV)/bin/python,tests/python/integrations)
+	$(call run_pytest,clients,$(VENV)/bin/python,$(SPREAD) $(CLIENTS))
 
 test-oldest: $(VENV_OLDEST)/ready build ## the smaller set of Python tests on the oldest torch
 	$(call run_pytest,oldest,$(VENV_OLDEST)/bin/python,$(SPREAD) -m oldest)
@@ -194,4 +194,5 @@ define run_pytest
 endef
 
 run_cpp_tests = $(call run_ctest,dev,dev,)
-run_python_tests = $(call run_pytest,python,$(VENV)/bin/python,$(SPREAD))
+CLIENTS := tests/python/integrations
+run_python_tests = $(call run_pytest,python,$(VENV)/bin/python,$(SPREAD) --ignore=$(CLIENTS))
