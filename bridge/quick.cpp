@@ -5,12 +5,10 @@
 // quick.py says what each function answers).
 // Ownership: keeps the type of torch's tensors and one function of the package for ever.
 // Threads:   any that holds the interpreter's lock.
-// Failure:   what cannot be told quickly is answered with False, or asked of the package's
-// function;
-//            what is not an Exception, such as KeyboardInterrupt, passes through.
-// Edges:     torch is not linked. Its function for addresses comes as a pointer, and where an
-// object
-//            of Python's keeps its tensor is found out by calibrate(), from tensors that say it.
+// Failure:   what cannot be told quickly is False, or asked of the package's function; what is not
+//            an Exception, such as KeyboardInterrupt, passes through.
+// Edges:     torch is not linked. Its function for addresses comes as a pointer. Where an object of
+//            Python's keeps its tensor is found out by calibrate(), from tensors that say it.
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 

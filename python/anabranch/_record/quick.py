@@ -73,9 +73,14 @@ def _stand(holders: Sequence[Any], keys: Sequence[Any], things: Sequence[Any]) -
         return False
 
 
-def _gradients_are(parameters: Sequence[Tensor], told: bytes) -> bool:
+def tell_gradients(parameters: Sequence[Tensor]) -> bytes:
+    """What gradients_are() compares."""
     return bytes([parameter.requires_grad + 2 * (parameter.grad is None)
-                  for parameter in parameters]) == told
+                  for parameter in parameters])
+
+
+def _gradients_are(parameters: Sequence[Tensor], told: bytes) -> bool:
+    return tell_gradients(parameters) == told
 
 
 def _addresses(tensors: Sequence[Tensor], offsets: bytes) -> bytes:

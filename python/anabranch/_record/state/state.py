@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anabranch._record.quick import gradients_are
+from anabranch._record.quick import gradients_are, tell_gradients
 from anabranch._record.state.guard_collector import GuardCollector
 from anabranch._record.state.guards import Guards, GuardSet, GuardValues, is_plain
 from anabranch._record.state.hooks import Hooks
@@ -343,8 +343,7 @@ class State:
     def _gradients_told(self) -> bytes:
         """Which parameters require gradients (1), and which have none (2)."""
         if not gradients_are(self._parameters, self._told):
-            self._told = bytes([parameter.requires_grad + 2 * (parameter.grad is None)
-                                for parameter in self._parameters])
+            self._told = tell_gradients(self._parameters)
         return self._told
 
     def python_values(self) -> GuardValues | None:

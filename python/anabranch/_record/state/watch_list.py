@@ -46,10 +46,10 @@ class WatchList:
         items = [(holder, key, thing) for holder, key, thing in found if key is not _CELL]
         cells = [(holder, thing) for holder, key, thing in found if key is _CELL]
         movable = list(map(_where, self._movable))
-        self._items = [*((holder, key) for holder, key, _ in items),
-                       *((holder, key) for holder, key in movable if key is not _CELL)]
-        self._holders = tuple([holder for holder, _ in self._items])
-        self._keys = tuple([key for _, key in self._items])
+        places = [*((holder, key) for holder, key, _ in items),
+                  *((holder, key) for holder, key in movable if key is not _CELL)]
+        self._holders = tuple([holder for holder, _ in places])
+        self._keys = tuple([key for _, key in places])
         # What stood there last, and the movable things of it. Replaced together, since threads may
         # look at once.
         self._last: tuple[tuple[Any, ...] | None, list[Any]] = (None, [])
@@ -78,7 +78,7 @@ class WatchList:
         last, movable = self._last
         try:
             if last is None or not stand(self._holders, self._keys, last):
-                items = [holder[key] for holder, key in self._items]
+                items = list(map(operator.getitem, self._holders, self._keys))
                 if not all(map(operator.is_, items, self._things)):  # ends with the fixed ones
                     return None
                 movable = items[len(self._things):]
