@@ -10,9 +10,9 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 import accelerate
 import accelerate.state
+from clients import accelerated
 from compare import assert_same
 from recordings import assert_launched, batch, everything, mlp, told, train_both
-from torch import nn
 
 import anabranch
 
@@ -39,16 +39,7 @@ def prepared(**settings):
     raw = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     model, optimizer = accelerator.prepare(model, raw)
 
-    def step(x, y):
-        loss = nn.functional.mse_loss(model(x), y)
-        accelerator.backward(loss)
-        if accelerator.sync_gradients:
-            accelerator.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return accelerator, model, raw, step
+    return accelerator, model, raw, accelerated(accelerator, model, optimizer)
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])

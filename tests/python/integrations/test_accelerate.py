@@ -12,7 +12,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: make test
 
 import accelerate
 import accelerate.state
-from clients import randn
+from clients import accelerated, randn
 from compare import Tolerance, assert_same
 
 import anabranch
@@ -41,15 +41,7 @@ def trained(compiled=False, recorded=False, accumulated=1):
     model, optimizer, schedule, loader = accelerator.prepare(
         model, optimizer, schedule, torch.utils.data.DataLoader(DATA, batch_size=4))
 
-    def step(x, y):
-        loss = nn.functional.mse_loss(model(x), y)
-        accelerator.backward(loss)
-        if accelerator.sync_gradients:
-            accelerator.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
+    step = accelerated(accelerator, model, optimizer)
     if recorded:
         step = anabranch.record(step, guards=False, guard=lambda: accelerator.sync_gradients)
     losses = []

@@ -10,7 +10,6 @@ import collections
 import copy
 import gc
 import sys
-import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -331,55 +330,6 @@ def test_what_python_counts_and_collects_beside_it_changes_nothing():
         history.append(0)
         net.calls += 1
         assert_launches(made, step)
-
-
-def told_while(call):
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        call()
-    return [str(one.message) for one in found if issubclass(one.category, anabranch.RecordWarning)]
-
-
-def test_what_python_changes_in_each_call_is_told_once_since_launches_do_not():
-    net, log = Net(), SimpleNamespace(steps=0, is_whole=False)
-    net.calls = 0
-
-    def step(x):
-        net.calls += 1
-        log.steps += 1
-        log.is_whole = log.steps % 2 == 0
-        return [net.head.weight]
-
-    [told] = told_while(lambda: recorded(step))
-    for name in ("log.steps", "log.is_whole", "net.calls"):
-        assert name in told
-    assert "launches do not" in told and "guard=" in told and "E0308" in told
-
-
-def test_what_python_fills_once_is_not_told():
-    net, cache = Net(), SimpleNamespace(size=None, table={})
-
-    def step(x):
-        if cache.size is None:
-            cache.size, cache.table["rows"] = 2, 2
-        return [net.head.weight]
-
-    assert told_while(lambda: recorded(step)) == []
-
-
-def test_without_guards_no_count_is_told():
-    net, log = Net(), SimpleNamespace(steps=0)
-
-    def step(x):
-        log.steps += 1
-        return [net.head.weight]
-
-    def call():
-        made = anabranch.record(step, guards=False)
-        for _ in range(4):
-            made(X)
-
-    assert told_while(call) == []
 
 
 def test_objects_that_name_each_other_are_walked_once():

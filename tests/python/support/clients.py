@@ -130,6 +130,20 @@ def pictures(seed: int) -> tuple[Tensor, Tensor]:
     return randn(seed, 4, 3, 32, 32), torch.randint(0, 10, (4,), generator=seeded(seed))
 
 
+def accelerated(accelerator: Any, model: nn.Module, optimizer: Any) -> Any:
+    """A step over what an Accelerator has prepared, with clipping where gradients are complete."""
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(model(x), y)
+        accelerator.backward(loss)
+        if accelerator.sync_gradients:
+            accelerator.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
 class Block(nn.Module):
     """Of a decoder: attention to what is before, and two layers behind it."""
 
