@@ -134,7 +134,11 @@ class Walk:
         if isinstance(thing, nn.Module):
             self._visit_module(thing, path, depth)
         elif isinstance(thing, torch.optim.Optimizer):
-            self._visit_optimizer(thing, path)
+            name = _name_of_wrapped(thing)
+            if name is None:
+                self._visit_optimizer(thing, path)
+            else:
+                self._look(Place(vars(thing), name, (*path, name)), depth)
         elif isinstance(thing, torch.Generator):
             self._finds += 1
             self.generators.append(thing)
@@ -260,6 +264,16 @@ class Walk:
         for key, value in list(items):
             if isinstance(value, Tensor):
                 self._add(Place(holder, key, (*path, key)), value, counts)
+
+
+def _name_of_wrapped(optimizer: torch.optim.Optimizer) -> str | None:
+    """The attribute in which an optimizer holds another one whose parameters and state it shows as
+    its own, as that of accelerate does."""
+    for name, value in list(vars(optimizer).items()):
+        if isinstance(value, torch.optim.Optimizer) \
+                and value.param_groups is optimizer.param_groups:
+            return name
+    return None
 
 
 def _parts(thing: Any) -> Iterator[tuple[Any, Any, Any]]:
