@@ -8,6 +8,7 @@ here. Imported only after torch is known to be there and new enough.
 from __future__ import annotations
 
 from functorch.compile import min_cut_rematerialization_partition
+from torch._C import DisableTorchFunctionSubclass
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch._logging._internal import trace_structured
@@ -100,6 +101,7 @@ from anabranch._compat.streams import (
 __all__ = [
     "OWN_BUFFERS",
     "CustomPartitionerFn",
+    "DisableTorchFunctionSubclass",
     "Event",
     "FakeTensorMode",
     "HigherOrderOperator",

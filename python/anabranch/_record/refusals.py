@@ -8,6 +8,9 @@ from __future__ import annotations
 
 ON_CPU = "it answers a tensor on the CPU, whose value a launch cannot tell"
 ANOTHER_ANSWER = "it answers something else in a second capture"
+OTHER_MEMORY = ("it gives a tensor that it is given, or has, other memory (tensor.data = ..., "
+                "tensor.set_(), module.to()), which a launch would not do; write into the tensor "
+                "(tensor.copy_()), or do it outside")
 # Says torch of memory that is not pinned.
 FROM_THE_CPU = "Cannot copy between CPU and CUDA tensors during CUDA graph capture"
 

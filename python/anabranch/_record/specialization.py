@@ -230,7 +230,8 @@ class Specialization:
                     units_apart(tensors, len(self.arguments)), len(tensors) - len(given), owners,
                     device, stream, is_noted=is_noted, numbers=numbers, is_compiled=is_compiled,
                     optimizers=state.optimizers, fixed=fixed, objects=list(objects.values()),
-                    on_cpu=standing(state.on_cpu), on_host=on_host.numbers)
+                    on_cpu=standing(state.on_cpu), pinned=standing(state.pinned),
+                    on_host=on_host.numbers)
         on_host.waited = made.waited  # from its captures on
         return made
 

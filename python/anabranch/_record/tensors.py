@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anabranch import _compat
 from anabranch._fx.extents import extent_bytes
 
 
@@ -117,6 +118,34 @@ def bytes_of(tensors: Sequence[Tensor], units: Sequence[Unit]) -> list[Tensor]:
         view = torch.empty(0, dtype=torch.uint8, device=first.device)
         views.append(view.set_(storage, begin, (unit.size_bytes,), (1,)))
     return views
+
+
+class MemoryOf:
+    """Which memory tensors have, to give it back to them: code may set ``tensor.data``, or call
+    ``tensor.set_()``. Holds that memory. Leaves out tensors that are not strided, and those of
+    devices other than the CPU and GPUs."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        with _compat.DisableTorchFunctionSubclass():
+            once = {id(tensor): tensor for tensor in tensors}.values()
+            self._all = [(tensor, tensor.data) for tensor in once if tensor.layout is torch.strided
+                         and tensor.device.type in ("cpu", "cuda")]
+
+    def moved(self) -> list[Tensor]:
+        """The tensors that have other memory by now, or another shape or type of it."""
+        with _compat.DisableTorchFunctionSubclass():
+            return [tensor for tensor, data in self._all if not _share_place(tensor, data)]
+
+    def give_back(self) -> None:
+        moved = set(map(id, self.moved()))
+        with _compat.DisableTorchFunctionSubclass():
+            for tensor, data in self._all:
+                if id(tensor) in moved:
+                    tensor.data = data
+
+
+def _share_place(one: Tensor, other: Tensor) -> bool:
+    return one.device == other.device and one.dtype == other.dtype and one.is_set_to(other)
 
 
 def memory_on_cpu(tensor: Tensor) -> int | None:

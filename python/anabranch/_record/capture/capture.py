@@ -35,13 +35,14 @@ from anabranch._record.memory.shortage import Short, is_out_of_memory, phase, sh
 from anabranch._record.numbers.noted import Trace
 from anabranch._record.refusals import (
     FROM_THE_CPU,
+    OTHER_MEMORY,
     BrokeUntold,
     BrokeWhileNoted,
     CopiedFromTheCpu,
     NotRecordable,
     reason_of,
 )
-from anabranch._record.tensors import version_of
+from anabranch._record.tensors import MemoryOf, version_of
 
 _OF_LATE = 1  # generations of garbage
 # Of a capture and those behind it: whether the one tells enough.
@@ -171,7 +172,7 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
     owners = [*stand_ins.tensors[:step.arguments], *state]
     versions = list(map(version_of, owners))
     before = [parameter.grad for parameter in parameters]
-    with stand_ins.in_place_of(state, step.arguments):
+    with stand_ins.in_place_of(state, step.arguments), _memory_stays(step, owners):
         try:
             with _numbers_noted(step, leaves, captured, is_third):
                 captured.answer = _run(step, leaves, captured, memory, device,
@@ -187,6 +188,21 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
         finally:
             for parameter, grad in zip(parameters, before, strict=True):
                 parameter.grad = grad
+
+
+@contextlib.contextmanager
+def _memory_stays(step: Step, owners: Sequence[Tensor]) -> Iterator[None]:
+    """Refuses a step that gives tensors other memory, that of the capture mostly, which nothing
+    fills. What breaks midway may have done so, too."""
+    memory = MemoryOf([*owners, *step.beside])
+    has_moved = False
+    try:
+        yield
+        has_moved = bool(memory.moved())
+    finally:
+        memory.give_back()
+    if has_moved:
+        raise NotRecordable(OTHER_MEMORY)
 
 
 def _like(stand_in: Tensor, original: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from anabranch._record.numbers.step_numbers import StepNumbers
-from anabranch._record.tensors import Unit, units_of
+from anabranch._record.tensors import MemoryOf, Unit, units_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +106,7 @@ class Step:
     fixed: Sequence[Tensor] = ()
     objects: Sequence[Any] = ()  # that were there before it ran: it may answer one
     on_cpu: Sequence[Tensor] = ()  # guarded tensors on the CPU
+    pinned: Sequence[Tensor] = ()  # of its state, those that launches copy from and to
     has_constants: bool = False  # constants are made on the CPU and copied to the GPU
     numbers: StepNumbers | None = None  # that launches follow
     # Of the tensors, those that are copies of arguments on the CPU, and which of these the step
@@ -121,6 +122,16 @@ class Step:
     @property
     def arguments(self) -> int:
         return len(self.places)
+
+    def memory(self) -> MemoryOf:
+        """That all its arguments and the tensors of its state have now."""
+        arguments = [self.leaves[place] for place in self.places]
+        return MemoryOf([*arguments, *self.tensors[self.arguments:self.own], *self.beside])
+
+    @property
+    def beside(self) -> list[Tensor]:
+        """The tensors of its state that may not be given other memory between launches."""
+        return [*self.fixed, *self.on_cpu, *self.pinned]
 
     @property
     def own(self) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anabranch._record.refusals import NotRecordable
+from anabranch._record.refusals import OTHER_MEMORY, NotRecordable
+from anabranch._record.tensors import MemoryOf
 
 Sum = tuple[Any, tuple[int, int]]  # shape and type, and the checksum
 
@@ -21,6 +22,7 @@ class Moment:
     gradients: list[Tensor | None]  # themselves; None as well for those that were let go
     random: tuple[Tensor, Tensor]
     generators: list[tuple[torch.Generator, Tensor]]
+    memory: MemoryOf  # of what the step is given
     on_host: list[tuple[Tensor, int, Tensor]]  # with its version, and a copy
 
 
@@ -36,6 +38,7 @@ class Run:
     has_history: bool = False  # a result had a grad_fn
     has_drawn: bool = False  # random numbers on the CPU
     has_gradients: bool = False  # it has set some
+    has_moved: bool = False  # tensors that it was given have other memory since
 
     def check(self) -> None:
         """Refuses what a recording cannot repeat. A result that requires gradients is one: a
@@ -46,6 +49,8 @@ class Run:
                 "would go on with those of its recording; draw them on the GPU, or outside, and "
                 "give it them, or compile the model with backend=\"anabranch\", which records what "
                 "lies between")
+        if self.has_moved:
+            raise NotRecordable(OTHER_MEMORY)
         if self.has_history and not self.has_gradients:
             raise NotRecordable(
                 "it answers tensors that require gradients and runs no backward itself; call it "

@@ -170,6 +170,7 @@ class Trial:
             [parameter.grad for parameter in self._step.parameters],
             (torch.cuda.get_rng_state(self._step.device), torch.get_rng_state()),
             [(one, one.get_state()) for one in self._state.generators],
+            self._step.memory(),
             [(tensor, version_of(tensor), tensor.detach().clone())
              for tensor in self._state.on_host()])
 
@@ -263,7 +264,8 @@ class Trial:
             sums = dict(zip(tensors, checksums(list(tensors.values())), strict=True))
         return Run(answer, after, tensors,
                    {name: (form_of(one), sums[name]) for name, one in tensors.items()},
-                   has_history, has_drawn, bool(gradients))
+                   has_history, has_drawn, bool(gradients),
+                   bool(self._before.memory.moved()))
 
     def written_unforeseen(self, run: Run) -> set[int]:
         """What the plain run has written although it was taken to be only read; nobody has a copy
@@ -312,6 +314,7 @@ class Trial:
         torch.set_rng_state(moment.random[1])
         for generator, drawn in moment.generators:
             generator.set_state(drawn)
+        moment.memory.give_back()
         for tensor, version, value in moment.on_host:
             if version_of(tensor) != version:
                 tensor.detach().copy_(value)
