@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One model in one mode, measured in a process of its own: run.py starts it.
 
-After the warm-up a call is timed from one synchronise to the next. What is judged is a call of what
+After the warm-up a call is timed from one synchronise to the next; where others run beside it, in its
+turn, and the seconds until it was fast tell nothing then. What is judged is a call of what
 has been timed: weights and buffers are put back to what they were before the first one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import time
@@ -19,6 +21,7 @@ from case import Case, make_case
 from judge import Reference, judge, left_behind, make_reference, tensors_of
 from lists import LISTS
 from modes import Step
+from standstill import Turn
 
 WARM_UP = 10
 TIMED_S = 1.5  # further calls are timed until then
@@ -110,24 +113,30 @@ def results_of(case: Case, step: Step, kind: str, state: State) -> dict[str, tor
     return {"loss": answer, **left_behind(case.model)}
 
 
-def timed(step: Step, job: Job) -> dict[str, Any]:
+def timed(step: Step, job: Job, turn: Turn | None) -> dict[str, Any]:
     clock = Clock(step, job.device)
     for _ in range(WARM_UP):
         clock.call()
-    took = clock.calls(job.least_calls)
+    with turn or contextlib.nullcontext():
+        if turn is not None:
+            for _ in range(2):  # what the others have pushed out of caches comes back
+                clock.call()
+        took = clock.calls(job.least_calls)
     median = statistics.median(took)
     quarters = statistics.quantiles(took, n=4)
+    row = {"ms": round(median * 1e3, 4), "iqr_ms": round((quarters[2] - quarters[0]) * 1e3, 4),
+           "calls": len(took)}
+    if turn is not None:
+        return row
     fast = seconds_until_fast(clock.durations, clock.ends, median)
-    return {"ms": round(median * 1e3, 4), "iqr_ms": round((quarters[2] - quarters[0]) * 1e3, 4),
-            "calls": len(took), "first_call_s": round(clock.durations[0], 3),
-            "until_fast_s": round(fast, 3)}
+    return {**row, "first_call_s": round(clock.durations[0], 3), "until_fast_s": round(fast, 3)}
 
 
 class Measured:
     """What has been found so far. ``stage`` is what is being done, for the error that ends it."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, turn: Turn | None) -> None:
+        self.job, self._turn = job, turn
         self.stage = "making the model"
         self.row: dict[str, Any] = {"batch": job.batch, "precision": job.precision}
 
@@ -145,7 +154,7 @@ class Measured:
         state = State(case.model)
         self.stage = "calls"
         step = Step(case, job.kind, job.mode)
-        self.row.update(timed(step, job))
+        self.row.update(timed(step, job, self._turn))
         if job.what == "all":
             self._rest(step, case, state, reference)
 
@@ -168,9 +177,9 @@ class Measured:
             self.row["recordings"] = told
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(job: Job, turn: Turn | None = None) -> dict[str, Any]:
     """The row of the results. An error is in it, with what was being done then."""
-    found = Measured(job)
+    found = Measured(job, turn)
     try:
         found.run()
     except Exception as error:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import Job, measure
+from standstill import Turn, Turns, signal_all
 
 NEEDED = ("torch._dynamo.utils", "transformers", "timm", "torchvision", "anabranch")
 POLL_S = 0.05
@@ -31,13 +32,19 @@ TAIL = 400  # characters of what a process said last
 @dataclasses.dataclass(frozen=True)
 class Task:
     """``cache`` is the folder of compiled code, ``place`` where its answer and output go,
-    ``compilers`` how many compile for it at once; 0: as many as torch takes."""
+    ``compilers`` how many compile for it at once; 0: as many as torch takes. ``is_alone``: nothing
+    else runs beside it; else it is timed in its turn."""
 
     job: Job
     cache: Path
     place: Path
     limit_s: float
     compilers: int = 0
+    is_alone: bool = True
+
+    @property
+    def turn(self) -> Turn:
+        return Turn(self.place)
 
     @property
     def answer(self) -> Path:
@@ -61,7 +68,7 @@ def _child(task: Task) -> None:
     os.environ["TRITON_CACHE_DIR"] = str(task.cache / "triton")
     if task.compilers:
         importlib.import_module("torch._inductor.config").compile_threads = task.compilers
-    row = measure(task.job)
+    row = measure(task.job, None if task.is_alone else task.turn)
     task.answer.write_text(json.dumps(row))
     sys.stdout.flush()
     os._exit(0)  # what is left is threads and memory, and may hang
@@ -93,9 +100,7 @@ def context_for(device: str) -> BaseContext:
 
 def _end(process: Any) -> None:
     """It and all that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
+    signal_all([process], signal.SIGKILL)
     process.join()
 
 
@@ -112,12 +117,13 @@ def run_all(context: BaseContext, tasks: Sequence[Task], at_once: int,
             may_start: Callable[[], bool] = lambda: True
             ) -> Iterator[tuple[Task, dict[str, Any]]]:
     """Rows as they come; no further task is begun once ``may_start`` says no."""
-    waiting, running = list(tasks), []
+    waiting, running, turns = list(tasks), [], Turns()
     while running or (waiting and may_start()):
-        while waiting and len(running) < at_once and may_start():
+        while waiting and len(running) < at_once and turns.is_free and may_start():
             task = waiting.pop(0)
             task.place.parent.mkdir(parents=True, exist_ok=True)
             task.answer.unlink(missing_ok=True)
+            task.turn.clear()
             process = context.Process(target=_child, args=(task,))
             process.start()
             running.append((task, process, time.monotonic()))
@@ -130,4 +136,5 @@ def run_all(context: BaseContext, tasks: Sequence[Task], at_once: int,
                 _end(process)
                 running.remove(entry)
                 yield task, row
+        turns.look((task.turn, process) for task, process, _ in running if not task.is_alone)
         time.sleep(POLL_S)

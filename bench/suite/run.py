@@ -4,11 +4,13 @@ anabranch.record.
 
     python bench/suite/run.py [--lists hf timm torchbench] [--models ...] [--kinds ...]
         [--modes ...] [--device cuda|cpu] [--batch own|small|1] [--minutes N] [--warm-jobs N]
-        [--cold] [--missing] [--share 1/4] [--names]
+        [--at-once N] [--cold] [--missing] [--share 1/4] [--names]
 
 A run may do a part: results are merged (results.py), and table.py makes a table of what there is.
-Each model in each mode is a process of its own and has the device for itself while it is measured.
-Before, a process has filled the caches of compiled code, several side by side with --warm-jobs.
+Each model in each mode is a process of its own and has the device for itself while it is timed.
+Before, a process has filled the caches of compiled code, several side by side with --warm-jobs. With
+--at-once several are set up and judged side by side, too, and all but one stand still while that is
+timed (standstill.py); the seconds until they are fast are then left out.
 """
 
 from __future__ import annotations
@@ -76,8 +78,10 @@ class Run:
         name = f"{subject.entry.list}-{subject.entry.name}-{subject.kind}-{mode}-{what}"
         side_by_side = self.chosen.warm_jobs if what == "compile" else 1
         compilers = max(len(os.sched_getaffinity(0)) // side_by_side, 1) if side_by_side > 1 else 0
+        is_alone = what != "all" or self.chosen.at_once == 1
         return Task(self.job(subject, mode, what), cache or self.chosen.cache, self.places / name,
-                    self.chosen.timeout, compilers)
+                    self.chosen.timeout * (1 if is_alone else self.chosen.at_once), compilers,
+                    is_alone)
 
     def stamp(self, job: Job) -> Path:
         """Is there where the cache holds what the job compiles."""
@@ -120,34 +124,33 @@ class Run:
         return {"cold": {name: row[name] for name in ("first_call_s", "until_fast_s")}} \
             if "error" not in row else {}
 
-    def measure(self, subject: Subject, mode: str) -> None:
-        task = self.task(subject, mode)
-        is_warm = self.stamp(task.job).exists()
-        row = self.alone(task)
-        if mode != "eager" and "error" not in row:
-            row["is_warm"] = is_warm
-            if self.chosen.cold:
-                row.update(self.cold(subject, mode))
-        self.keep(subject, mode, row)
+    def measure(self, wanted: list[tuple[Subject, str]]) -> None:
+        tasks = {self.task(subject, mode): (subject, mode) for subject, mode in wanted}
+        are_warm = {task: self.stamp(task.job).exists() for task in tasks}
+        for task, row in run_all(self.context, list(tasks), self.chosen.at_once, self.may_start):
+            subject, mode = tasks[task]
+            if mode != "eager" and "error" not in row:
+                row["is_warm"] = are_warm[task]
+                if self.chosen.cold:
+                    row.update(self.cold(subject, mode))
+            self.keep(subject, mode, row)
 
-    def begin(self, subject: Subject) -> bool:
-        """Runs it in eager, if that is wanted. False where it does not run."""
+    def runs(self, subject: Subject) -> bool:
+        """False where it has been found not to run in eager."""
         entry = subject.entry
-        if "eager" in self.wanted(subject):
-            self.measure(subject, "eager")
         return "error" not in self.there.get((entry.list, subject.kind, entry.name, "eager"), {})
 
     def chunk(self, subjects: list[Subject]) -> None:
-        subjects = [subject for subject in subjects if self.may_start() and self.begin(subject)]
+        self.measure([(subject, "eager") for subject in subjects
+                      if "eager" in self.wanted(subject)])
+        subjects = list(filter(self.runs, subjects))
         self.fill(subjects)
-        for subject in subjects:
-            for mode in self.wanted(subject):
-                if mode != "eager" and self.may_start():
-                    self.measure(subject, mode)
+        self.measure([(subject, mode) for subject in subjects for mode in self.wanted(subject)
+                      if mode != "eager"])
 
     def all(self, subjects: list[Subject]) -> None:
         subjects = [subject for subject in subjects if self.wanted(subject)]
-        size = CHUNK * self.chosen.warm_jobs
+        size = CHUNK * max(self.chosen.warm_jobs, self.chosen.at_once)
         for first in range(0, len(subjects), size):
             self.chunk(subjects[first:first + size])
         shutil.rmtree(self.places, ignore_errors=True)
@@ -157,7 +160,8 @@ def said(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{row['error']['stage']}: {row['error']['message']}"
     right = "right" if is_right(row) else f"WRONG, {row['accuracy']}"
-    return f"{row['ms']:.3f} ms, fast after {row['until_fast_s']:.1f} s, {right}"
+    fast = f"fast after {row['until_fast_s']:.1f} s, " if "until_fast_s" in row else ""
+    return f"{row['ms']:.3f} ms, {fast}{right}"
 
 
 def entries_of(chosen: argparse.Namespace) -> Iterator[Entry]:
@@ -198,6 +202,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e6, help="then nothing more is begun")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds of a process")
     parser.add_argument("--warm-jobs", type=int, default=1, help="that compile side by side")
+    parser.add_argument("--at-once", type=int, default=1, help="that are set up side by side")
     parser.add_argument("--cold", action="store_true", help="also with empty caches")
     parser.add_argument("--missing", action="store_true", help="only rows that are not there yet")
     parser.add_argument("--share", default="1/1", help="2/4: the second of four parts")
@@ -211,6 +216,8 @@ def arguments() -> argparse.Namespace:
     chosen.modes.sort(key=MODES.index)
     if is_cpu and chosen.models is None and not chosen.names:
         chosen.models = list(CPU_SUBSET)
+    if chosen.cold and chosen.at_once > 1:
+        parser.error("--cold measures seconds, for which each must be alone: leave --at-once out")
     known = {name for entries in LISTS.values() for name in entries}
     if unknown := set(chosen.models or ()) - known:
         parser.error(f"no model {', '.join(sorted(unknown))}; --names tells what there is")

@@ -55,7 +55,7 @@ def seconds(files: Iterable[Kept], mode: str, of: Callable[[Row], float | None])
 
 
 def warm(row: Row) -> float | None:
-    return row["until_fast_s"] if row.get("is_warm") else None
+    return row.get("until_fast_s") if row.get("is_warm") else None
 
 
 def cold(row: Row) -> float | None:
