@@ -401,7 +401,8 @@ class Recorder:
             spec.follows = self._following.places_in(leaves, state)
             numbers = self._following.of_step(leaves, state, spec.follows)
         return spec.step(self._call, leaves, device, _capture_stream(device), numbers=numbers,
-                         is_noted=self._has_lanes, is_compiled=not self._takes_gradients)
+                         is_noted=self._has_lanes, is_compiled=not self._takes_gradients,
+                         is_backward=self._frees_inputs)
 
     # Launching.
 

@@ -199,7 +199,7 @@ class Specialization:
 
     def step(self, call: Callable[[list[Any]], Any], leaves: list[Any], device: int,
              stream: torch.cuda.Stream, *, numbers: StepNumbers | None, is_noted: bool,
-             is_compiled: bool) -> Step:
+             is_compiled: bool, is_backward: bool = False) -> Step:
         """What is to be captured of a call in this signature's state. Raises NotRecordable."""
         state = self.state
         self.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -229,9 +229,9 @@ class Specialization:
         made = Step(call, leaves, self.arguments, tensors,
                     units_apart(tensors, len(self.arguments)), len(tensors) - len(given), owners,
                     device, stream, is_noted=is_noted, numbers=numbers, is_compiled=is_compiled,
-                    optimizers=state.optimizers, fixed=fixed, objects=list(objects.values()),
-                    on_cpu=standing(state.on_cpu), pinned=standing(state.pinned),
-                    on_host=on_host.numbers)
+                    is_backward=is_backward, optimizers=state.optimizers, fixed=fixed,
+                    objects=list(objects.values()), on_cpu=standing(state.on_cpu),
+                    pinned=standing(state.pinned), on_host=on_host.numbers)
         on_host.waited = made.waited  # from its captures on
         return made
 

@@ -100,6 +100,7 @@ class Step:
     stream: torch.cuda.Stream
     is_noted: bool = False  # captures note what each kernel reads and writes
     is_compiled: bool = False  # `call` is what Inductor has made
+    is_backward: bool = False  # a graph whose results are gradients
     optimizers: Sequence[torch.optim.Optimizer] = ()  # that it may step
     is_told: bool = False  # code outside torch may see that it is captured
     # What it uses besides, and may not move: insides of wrapping classes.

@@ -8,7 +8,7 @@ addresses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from anabranch._core.capture import (
@@ -33,7 +33,7 @@ class DiscoveredStep:
     def __init__(self, step: Step, capture: Capture, device: CaptureDevice,
                  saved_from: int | None = None, layouts: CaptureLayouts | None = None) -> None:
         self.first = capture.first
-        self.buffers = _buffers_of(capture, saved_from)
+        self.buffers = _buffers_of(step, capture, saved_from)
         self._capture, self._device = capture, device
         self._blocks = _blocks_of(step, capture, self.buffers)
         self._layouts = layouts
@@ -87,12 +87,25 @@ class DiscoveredStep:
         self._step.close()
 
 
-def _buffers_of(capture: Capture, saved_from: int | None) -> OutputBuffers:
+def _buffers_of(step: Step, capture: Capture, saved_from: int | None) -> OutputBuffers:
     first = capture.first
-    answers = _fresh_in([*first.result, *first.gradients.values()])
-    others = _fresh_in([*first.result[:saved_from], *first.gradients.values()])
-    return OutputBuffers(answers, capture.allocations, {part.allocation for part in answers}
-                         - {part.allocation for part in others})
+    end = len(first.result) if saved_from is None else saved_from
+    answered, saved = first.result[:end], first.result[end:]
+    gradients: Sequence[Any] = list(first.gradients.values())
+    if step.is_backward:
+        answered, gradients = [], answered
+    # Those inside of wrapping classes lie alone: a class may ask where in its memory each begins.
+    plain = [part for part in gradients if isinstance(part, Fresh)]
+    others = [*answered, *(part for part in gradients if not isinstance(part, Fresh))]
+    return OutputBuffers(_fresh_in([*answered, *saved, *gradients]), capture.allocations,
+                         saved=_used_alone(saved, [*answered, *gradients]),
+                         gradients=_used_alone(plain, [*others, *saved]))
+
+
+def _used_alone(some: Sequence[Any], others: Sequence[Any]) -> set[int]:
+    """The allocations of these that none of the others lies in."""
+    return {part.allocation for part in _fresh_in(some)} \
+        - {part.allocation for part in _fresh_in(others)}
 
 
 def _blocks_of(step: Step, capture: Capture, buffers: OutputBuffers) -> list[Block]:
@@ -103,6 +116,6 @@ def _blocks_of(step: Step, capture: Capture, buffers: OutputBuffers) -> list[Blo
             for i, block in enumerate(capture.blocks)]
 
 
-def _fresh_in(parts: Sequence[Any]) -> list[Fresh]:
+def _fresh_in(parts: Iterable[Any]) -> list[Fresh]:
     return [part for part in plain_parts(parts)
             if isinstance(part, Fresh) and part.allocation >= 0]

@@ -2,9 +2,10 @@
 """The memory of what a step answers: allocated anew by each launch, from torch's allocator.
 
 A tensor that fills its allocation is allocated as itself, anything else as bytes to be viewed.
-Small tensors that are freed together in any case, those that a forward graph saves for its
-backward, share blocks: a tensor of its own costs three times what a view does, and the views are
-made when the launch is queued, or not at all (``saved_blocks``).
+Small tensors that are mostly freed together share blocks: a tensor of its own costs three times
+what a view does, and the views are made when the launch is queued. These are what a forward graph
+saves for its backward, where they may be made not at all (``saved_blocks``), and gradients. A block
+is free when the last tensor in it is.
 
 Threads: immutable once made. Failure: allocate() raises torch's errors.
 """
@@ -12,7 +13,7 @@ Threads: immutable once made. Failure: allocate() raises torch's errors.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ from anabranch._record.capture.step import Fresh
 # Torch serves requests of up to 10 MiB from segments of 20 MiB: a block is not kept from its holes.
 _BLOCK_BYTES = 10 << 20
 _SMALL_BYTES = 2 << 20
+# Smaller: one that somebody keeps keeps its block. Torch calls requests up to this size small, too.
+_SMALL_GRADIENT_BYTES = 1 << 20
 _ALIGNMENT = 512  # of torch's allocations
 
 
@@ -41,31 +44,35 @@ class OutputBuffers:
     """``buffers[of[allocation]]`` is what a launch has in place of an allocation of the capture.
 
     ``answers`` are views of the allocations, whose sizes in bytes are ``sizes``; those in
-    ``together`` are used for nothing but tensors that are freed together. The buffers that are in
-    ``alone`` come first: each is a base, and so is each block behind them.
+    ``saved`` are used for nothing but what is saved, and those in ``gradients`` for nothing but
+    gradients. The buffers that are in ``alone`` come first: each is a base, and so is each block
+    behind them.
     """
 
     def __init__(self, answers: Sequence[Fresh], sizes: Sequence[int],
-                 together: Collection[int]) -> None:
+                 saved: Collection[int] = (), gradients: Collection[int] = ()) -> None:
         views: dict[int, list[Fresh]] = {}
         for answer in answers:
             views.setdefault(answer.allocation, []).append(answer)
         made = {allocation: _buffer(some, sizes[allocation]) for allocation, some in views.items()}
-        small = [allocation for allocation in made
-                 if allocation in together and 0 < sizes[allocation] <= _SMALL_BYTES]
-        small.sort(key=lambda allocation: str(made[allocation].dtype))
+        groups = _of_one_type(made, {i for i in saved if 0 < sizes[i] <= _SMALL_BYTES})
+        groups += [group for group in _of_one_type(
+            made, {i for i in gradients if 0 < sizes[i] <= _SMALL_GRADIENT_BYTES})
+            if len(group) > 1]  # one alone costs less than a block and a view
+        small = list(itertools.chain.from_iterable(groups))
         alone = [allocation for allocation in made if allocation not in set(small)]
+        self._saved = frozenset(saved)
         self.of = {allocation: i for i, allocation in enumerate([*alone, *small])}
         self.buffers = [made[allocation] for allocation in self.of]
         self.alone = len(alone)
         self._bases = [made[allocation] for allocation in alone]
         self._views: list[tuple[int, View]] = []  # base, and where in it, of those behind these
-        for dtype, group in itertools.groupby(small, lambda allocation: made[allocation].dtype):
-            self._share(dtype, [(made[allocation], sizes[allocation]) for allocation in group])
+        for group in groups:
+            self._share([(made[allocation], sizes[allocation]) for allocation in group])
 
-    def _share(self, dtype: torch.dtype, parts: Sequence[tuple[OutputBuffer, int]]) -> None:
+    def _share(self, parts: Sequence[tuple[OutputBuffer, int]]) -> None:
         """Blocks of one type, filled one after the other."""
-        end = 0
+        end, dtype = 0, parts[0][0].dtype
         for i, (buffer, size) in enumerate(parts):
             if i and end + size > _BLOCK_BYTES:
                 self._bases.append(OutputBuffer((end // dtype.itemsize,), (1,), dtype))
@@ -91,9 +98,10 @@ class OutputBuffers:
         return base, offset * self._bases[base].dtype.itemsize
 
     def in_block(self, allocation: int) -> tuple[int, int] | None:
-        """The same of an allocation of the capture, if it lies in a block."""
+        """The same of an allocation of the capture, if it lies in a block of what is saved."""
         buffer = self.of[allocation]
-        return self.place(buffer) if buffer >= self.alone else None
+        is_shared = allocation in self._saved and buffer >= self.alone
+        return self.place(buffer) if is_shared else None
 
     def allocate(self) -> list[Tensor]:
         """The bases, on the current device."""
@@ -121,6 +129,15 @@ def part_of(base: Tensor, offset_bytes: int, shape: Sequence[int], stride: Seque
     if base.dtype == dtype and offset_bytes % dtype.itemsize == 0:
         return _compat.reinterpret_tensor(base, shape, stride, offset_bytes // dtype.itemsize)
     return view_at(base, offset_bytes, shape, stride, dtype)
+
+
+def _of_one_type(made: Mapping[int, OutputBuffer], some: Collection[int]) -> list[list[int]]:
+    """Allocations, by the types of their buffers and else in the order of these."""
+    by_type: dict[torch.dtype, list[int]] = {}
+    for allocation in made:
+        if allocation in some:
+            by_type.setdefault(made[allocation].dtype, []).append(allocation)
+    return list(by_type.values())
 
 
 def _buffer(views: Sequence[Fresh], size: int) -> OutputBuffer:
