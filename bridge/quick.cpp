@@ -79,6 +79,28 @@ PyObject* stand(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
+bool values_are(PyObject* dict, PyObject* values) {
+  if (!dict || !values || !PyDict_Check(dict) || !PyTuple_Check(values)) return false;
+  const Py_ssize_t size = PyTuple_Size(values);
+  if (PyDict_Size(dict) != size) return false;
+  PyObject* value = nullptr;
+  Py_ssize_t at = 0, i = 0;
+  while (PyDict_Next(dict, &at, nullptr, &value)) {
+    if (i == size || PyTuple_GetItem(values, i++) != value) return false;
+  }
+  return i == size;
+}
+
+// values_stand(dicts, values): whether each dictionary has these very values, in their order.
+PyObject* values_stand(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  const Py_ssize_t size = count == 2 ? size_of(args[0]) : -1;
+  if (size < 0 || size_of(args[1]) != size) return no();
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    if (!values_are(item_of(args[0], i), item_of(args[1], i))) return no();
+  }
+  Py_RETURN_TRUE;
+}
+
 PyObject* kGrad = nullptr;
 PyObject* kRequiresGrad = nullptr;
 
@@ -184,6 +206,7 @@ PyCFunction as_method(Function* function) {
 }
 
 PyMethodDef kMethods[] = {{"stand", as_method(stand), METH_FASTCALL, nullptr},
+                          {"values_stand", as_method(values_stand), METH_FASTCALL, nullptr},
                           {"gradients_are", as_method(gradients_are), METH_FASTCALL, nullptr},
                           {"calibrate", as_method(calibrate), METH_VARARGS, nullptr},
                           {"addresses", as_method(addresses), METH_FASTCALL, nullptr},
@@ -206,7 +229,7 @@ PyMODINIT_FUNC PyInit_anabranch_quick() {
   kRequiresGrad = PyUnicode_InternFromString("requires_grad");
   if (!kGrad || !kRequiresGrad) return nullptr;
   PyObject* const made = PyModule_Create(&kModule);
-  if (made && PyModule_AddIntConstant(made, "version", 1) != 0) {
+  if (made && PyModule_AddIntConstant(made, "version", 2) != 0) {
     Py_DECREF(made);
     return nullptr;
   }

@@ -3,6 +3,7 @@
 compiled module (bridge/quick.cpp), or the same in Python where there is none.
 
 ``stand(holders, keys, things)``: whether the very same thing is still at each key of its holder.
+``values_stand(dicts, values)``: whether each dictionary has these very values, in their order.
 ``gradients_are(parameters, told)``: whether each parameter's byte still says whether it requires a
 gradient (1) and whether it has none (2). ``addresses(tensors, offsets)``: 8 bytes for each tensor,
 its address and what ``offsets`` add, which are 8 bytes each, or none at all. Sequences are lists or
@@ -30,7 +31,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.library import library_path
 
-_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 1
+_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 2
 _address: Callable[[Tensor], int] = Tensor.data_ptr
 
 
@@ -73,6 +74,14 @@ def _stand(holders: Sequence[Any], keys: Sequence[Any], things: Sequence[Any]) -
         return False
 
 
+def _values_stand(dicts: Sequence[dict[Any, Any]], values: Sequence[tuple[Any, ...]]) -> bool:
+    try:
+        return all(len(there) == len(some) and all(map(operator.is_, dict.values(there), some))
+                   for there, some in zip(dicts, values, strict=True))
+    except Exception:
+        return False
+
+
 def tell_gradients(parameters: Sequence[Tensor]) -> bytes:
     """What gradients_are() compares."""
     return bytes([parameter.requires_grad + 2 * (parameter.grad is None)
@@ -93,6 +102,8 @@ _module = _load(library_path.with_name(_FILE))
 is_compiled: bool = _module is not None
 stand: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], bool] = \
     _stand if _module is None else _module.stand
+values_stand: Callable[[Sequence[dict[Any, Any]], Sequence[tuple[Any, ...]]], bool] = \
+    _values_stand if _module is None else _module.values_stand
 gradients_are: Callable[[Sequence[Tensor], bytes], bool] = \
     _gradients_are if _module is None else _module.gradients_are
 addresses: Callable[[Sequence[Tensor], bytes], bytes] = \

@@ -14,6 +14,8 @@ import anabranch
 from anabranch._record import recorded_callable
 from anabranch._record import recorder as recorder_module
 from anabranch._record.capture.pytree import flatten
+from anabranch._record.state.namespaces import Variables
+from anabranch._record.state.watch_list import WatchList
 
 PACKAGE = anabranch.__path__[0]
 MOST_FRAMES = 25
@@ -99,3 +101,32 @@ def test_a_launched_call_sees_at_once_what_has_changed(training):
     assert is_quick() and torch.equal(step(x), x * 3 + 1)
     net.weight = nn.Parameter(aligned(torch.ones(COUNT)))  # which the optimizer does not have
     assert not is_quick()
+
+
+def test_things_in_items_and_in_variables_are_found_as_one_list_until_one_is_another():
+    first, other, holder = torch.ones(1), torch.ones(1), {"a": torch.zeros(1)}
+    variable, fixed = first, object()
+
+    def step():
+        return variable, fixed
+
+    def forget():
+        nonlocal variable
+        del variable
+
+    variables = Variables(step)
+    looked_at = WatchList([((variables, "fixed"), fixed)], movable=[(variables, "variable"),
+                                                                    (holder, "a")])
+    found = looked_at.look()
+    assert found[0] is first and found[1] is holder["a"] and looked_at.look() is found
+    variable = other
+    moved = looked_at.look()
+    assert moved[0] is other and moved[1] is holder["a"] and looked_at.look() is moved
+    holder["a"] = first
+    assert [id(thing) for thing in looked_at.look()] == [id(other), id(first)]
+    before, fixed = fixed, object()
+    assert looked_at.look() is None
+    fixed = before
+    assert looked_at.look() is not None
+    forget()
+    assert looked_at.look() is None

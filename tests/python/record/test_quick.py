@@ -15,6 +15,7 @@ from anabranch._record import quick
 pytestmark = pytest.mark.oldest
 WAYS = {"compiled": (quick.stand, quick.gradients_are, quick.addresses),
         "python": (quick._stand, quick._gradients_are, quick._addresses)}
+VALUES_STAND = {"compiled": quick.values_stand, "python": quick._values_stand}
 
 
 @pytest.fixture(params=WAYS)
@@ -62,6 +63,27 @@ def test_what_a_holder_raises_is_a_no_unless_it_ends_the_program(ways):
     assert not stand((Raising(),), (OverflowError(),), (None,))
     with pytest.raises(KeyboardInterrupt):
         stand((Raising(),), (KeyboardInterrupt(),), (None,))
+
+
+@pytest.mark.parametrize("values_stand", VALUES_STAND.values(), ids=VALUES_STAND)
+def test_dictionaries_have_the_very_same_values_in_their_order_or_they_do_not(values_stand):
+    a, b, equal = [1], [2], [1]
+    plain, by_default = {"x": a, "y": b}, collections.defaultdict(list, z=a)
+    dicts, values = (plain, by_default, {}), ((a, b), (a,), ())
+    assert values_stand(dicts, values) and values_stand((), ())
+    assert not values_stand(dicts, values[:2]) and not values_stand((5,), ((),))
+    by_default["more"] = b
+    assert not values_stand(dicts, values)
+    del by_default["more"]
+    assert values_stand(dicts, values)
+    plain["x"] = equal
+    assert not values_stand(dicts, values)
+    plain["x"], plain["y"] = b, a
+    assert not values_stand(dicts, values)
+    del plain["x"]
+    assert not values_stand(dicts, values)
+    plain["x"] = b  # in another place of the order
+    assert values_stand(dicts, ((a, b), (a,), ()))
 
 
 def test_which_gradients_there_are_is_seen(ways):

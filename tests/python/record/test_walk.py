@@ -409,7 +409,7 @@ def test_a_dictionary_that_grows_meanwhile_is_searched_anew():
     _, optimizer, step = with_an_optimizer()
     state = State([step])
     assert state.is_current()
-    state.watch._mappings = [(Growing(optimizer.state), list(optimizer.state.values()))]
+    state.watch._other_mappings = [(Growing(optimizer.state), list(optimizer.state.values()))]
     assert not state.is_current()
 
 

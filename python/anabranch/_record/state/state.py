@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anabranch._record.quick import gradients_are, tell_gradients
+from anabranch._record.quick import gradients_are, stand, tell_gradients
 from anabranch._record.state.guard_collector import GuardCollector
 from anabranch._record.state.guards import Guards, GuardSet, GuardValues, is_plain
 from anabranch._record.state.hooks import Hooks
@@ -95,6 +95,8 @@ class State:
             self._add_places(index, walk.more_places.get(tensor_id, []))
         self._keep(walk)
         self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
+        self._training = ("training",) * len(self._modes)
+        self._last_modes: tuple[Any, ...] = ()
         # Guards compare these by their ids. While they are held, nothing else gets these ids.
         pinned = standing(self.pinned)
         self.held = [*standing(self.on_cpu), *pinned]
@@ -325,7 +327,7 @@ class State:
         if self.followed is not NO_NUMBERS:
             hyperparameters = self._with_followed(hyperparameters)
         now = (
-            tuple(map(_TRAINING, self._modes)),
+            self._modes_told(),
             self._gradients_told()
             if self.optimizers or torch.is_grad_enabled() else None,
             tuple(hyperparameters),
@@ -339,6 +341,12 @@ class State:
         if self._guards is None or self._guards.values != now:
             self._guards = Guards(now)
         return self._guards
+
+    def _modes_told(self) -> tuple[Any, ...]:
+        """Which modules train."""
+        if not stand(self._modes, self._training, self._last_modes):
+            self._last_modes = tuple(map(_TRAINING, self._modes))
+        return self._last_modes
 
     def _gradients_told(self) -> bytes:
         """Which parameters require gradients (1), and which have none (2)."""

@@ -16,11 +16,11 @@ import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from types import CellType
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import nn
 
-from anabranch._record.quick import stand
+from anabranch._record.quick import stand, values_stand
 from anabranch._record.state.namespaces import Variables
 
 Lookup = tuple[Any, Any]  # holder and key
@@ -37,6 +37,11 @@ class WatchList:
         self._registries = [module._modules for module in modules if module._modules]
         self._children = list(itertools.chain.from_iterable(map(dict.values, self._registries)))
         self._mappings = [(mapping, list(mapping.values())) for mapping in mappings]
+        plain = [*self._registries,
+                 *(mapping for mapping, _ in self._mappings if _is_plain(mapping))]
+        self._dicts = tuple(plain), tuple([tuple(dict.values(one)) for one in plain])
+        self._other_mappings = [(mapping, values) for mapping, values in self._mappings
+                                if not _is_plain(mapping)]
         self._sort()
 
     def _sort(self) -> None:
@@ -50,9 +55,9 @@ class WatchList:
                   *((holder, key) for holder, key in movable if key is not _CELL)]
         self._holders = tuple([holder for holder, _ in places])
         self._keys = tuple([key for _, key in places])
-        # What stood there last, and the movable things of it. Replaced together, since threads may
-        # look at once.
-        self._last: tuple[tuple[Any, ...] | None, list[Any]] = (None, [])
+        # What stood there last, in items and in cells, and the movable things of it. Replaced
+        # together, since threads may look at once.
+        self._last: tuple[tuple[Any, ...] | None, list[Any], list[Any]] = (None, [], [])
         self._cells: list[CellType] = [*(cell for cell, _ in cells),
                                        *(cell for cell, key in movable if key is _CELL)]
         self._things = [thing for _, _, thing in items]
@@ -67,29 +72,26 @@ class WatchList:
         made._fixed = [*self._fixed, *fixed]
         made._movable = [*self._movable, *movable]
         made._registries, made._children = self._registries, self._children
-        made._mappings = self._mappings
+        made._mappings, made._other_mappings = self._mappings, self._other_mappings
+        made._dicts = self._dicts
         made._sort()
         return made
 
     def look(self) -> list[Any] | None:
         """What stands at the movable places now; None unless everything fixed still stands in its
         place. The very list of last time where the same things do: it is not to be changed."""
-        cell_things = self._cell_things
-        last, movable = self._last
+        items, cells, movable = self._last
         try:
-            if last is None or not stand(self._holders, self._keys, last):
-                items = list(map(operator.getitem, self._holders, self._keys))
-                if not all(map(operator.is_, items, self._things)):  # ends with the fixed ones
+            now = [cell.cell_contents for cell in self._cells]
+            if items is None or not stand(self._holders, self._keys, items) \
+                    or not all(map(operator.is_, now, cells)):
+                found = self._look_up(now)
+                if found is None:
                     return None
-                movable = items[len(self._things):]
-                self._last = tuple(items), movable
-            cells = [cell.cell_contents for cell in self._cells]
-            if not all(map(operator.is_, cells, cell_things)):
+                movable = found
+            if not values_stand(*self._dicts):
                 return None
-            children = itertools.chain.from_iterable(map(dict.values, self._registries))
-            if list(children) != self._children:
-                return None
-            for mapping, values in self._mappings:
+            for mapping, values in self._other_mappings:
                 if len(mapping) != len(values) \
                         or not all(map(operator.is_, mapping.values(), values)):
                     return None
@@ -97,8 +99,21 @@ class WatchList:
             return None
         except RuntimeError:  # another thread put something into one of these dictionaries
             return None
-        return self._merged(movable, cells[len(cell_things):]) if self._has_movable_cells \
-            else movable
+        return movable
+
+    def _look_up(self, cells: list[Any]) -> list[Any] | None:
+        """The movable things as they are now, given what is in the cells; None where a fixed one is
+        another."""
+        items = list(map(operator.getitem, self._holders, self._keys))
+        fixed, fixed_cells = len(self._things), len(self._cell_things)
+        if not all(map(operator.is_, items, self._things)) \
+                or not all(map(operator.is_, cells, self._cell_things)):  # end with the fixed ones
+            return None
+        movable = items[fixed:]
+        if self._has_movable_cells:
+            movable = self._merged(movable, cells[fixed_cells:])
+        self._last = tuple(items), cells, movable
+        return movable
 
     def _merged(self, items: list[Any], cells: list[Any]) -> list[Any]:
         """In the order of the movable places."""
@@ -112,6 +127,12 @@ class WatchList:
                     and all(map(operator.is_, values, values_there))
                     for (mapping, values), (others, values_there) in
                     zip(self._mappings, other._mappings, strict=True))
+
+
+def _is_plain(mapping: Mapping[Any, Any]) -> TypeGuard[dict[Any, Any]]:
+    """Whether it has what dict finds in it."""
+    return isinstance(mapping, dict) and type(mapping).values is dict.values \
+        and type(mapping).__len__ is dict.__len__
 
 
 _CELL = object()  # in the place of a key
