@@ -29,7 +29,8 @@ struct Finding {
   std::string detail;  // what it is; for what is off, why
 };
 
-// The first program of these names on the search path; empty: none.
+// The first of these names that a program on the search path has; empty: none. Where that lies may
+// be private, and reports are shown to others.
 std::string find_program(const std::vector<std::string>& names) {
   const char* variable = std::getenv("PATH");
   const std::string path = variable == nullptr ? "" : variable;
@@ -37,7 +38,7 @@ std::string find_program(const std::vector<std::string>& names) {
     for (std::size_t begin = 0; begin <= path.size();) {
       const std::size_t end = std::min(path.find(':', begin), path.size());
       const auto file = std::filesystem::path(path.substr(begin, end - begin)) / name;
-      if (access(file.c_str(), X_OK) == 0) return file.string();
+      if (access(file.c_str(), X_OK) == 0) return name;
       begin = end + 1;
     }
   }
@@ -46,7 +47,7 @@ std::string find_program(const std::vector<std::string>& names) {
 
 Finding find_compiler() {
   const std::string found = find_program({"c++", "g++", "clang++"});
-  if (!found.empty()) return {"compiler", true, found};
+  if (!found.empty()) return {"compiler", true, found + " on PATH"};
   return {"compiler", false,
           "no c++, g++ or clang++ on PATH: regions of torch programs cannot be compiled"};
 }

@@ -81,6 +81,7 @@ TEST(Doctor, SaysForEverythingThatIsOffWhy) {
     ASSERT_TRUE(json.contains(what)) << what;
     EXPECT_FALSE(json[what]["detail"].get<std::string>().empty()) << what;
   }
+  EXPECT_THAT(json["compiler"]["detail"].get<std::string>(), Not(HasSubstr("/")));
   EXPECT_TRUE(json["device host"]["on"]);
   const Result<CudaFacts> facts = describe_cuda();
   const bool has_gpu = facts && !facts->gpus.empty();

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from anabranch import doctor, errors
+from anabranch._redact import redact
 
 
 def find_command() -> Path:
@@ -27,19 +28,34 @@ def find_command() -> Path:
 def main(arguments: list[str] | None = None) -> int:
     """Answers the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
-    found = doctor.as_json() if given == ["doctor", "--json"] else None
-    if given == ["doctor"]:
-        print(doctor.report(), flush=True)
+    if given[:1] == ["doctor"] and set(given[1:]) <= {"--json", "--test"}:
+        return _tell_all("--test" in given, "--json" in given)
     try:
-        done = subprocess.run([find_command(), *given], check=False, text=True,
-                              stdout=None if found is None else subprocess.PIPE)
-        status = done.returncode
-        if found is not None and status == 0:
-            found = json.loads(done.stdout) | found
+        return subprocess.run([find_command(), *given], check=False).returncode
     except errors.CompileError as error:
         print(error, file=sys.stderr)
+        return 1
+
+
+def _tell_all(test: bool, is_json: bool) -> int:
+    """Python's part of doctor, and behind it what the C++ command finds."""
+    rows = doctor.findings(test)
+    status = doctor.exit_status(rows)
+    found = doctor.json_of(rows)
+    if not is_json:
+        print(doctor.lines_of(rows), flush=True)
+    try:
+        done = subprocess.run([find_command(), "doctor", *(["--json"] if is_json else [])],
+                              check=False, text=True, stdout=subprocess.PIPE)
+        status = done.returncode or status
+        if not is_json:
+            print(redact(done.stdout), end="")
+        elif done.returncode == 0:
+            found = json.loads(redact(done.stdout)) | found
+    except errors.CompileError as error:
+        print(redact(str(error)), file=sys.stderr)
         status = 1
-    if found is not None:
+    if is_json:
         print(json.dumps(found, indent=2))
     return status
 

@@ -3,10 +3,13 @@
 
     python -m anabranch.doctor          # or anabranch.doctor.report()
     python -m anabranch.doctor --json   # or anabranch.doctor.as_json()
+    python -m anabranch.doctor --test   # or anabranch.doctor.report(test=True)
 
 Torch is neither needed nor imported: its version is read from its metadata. On a machine with a
-GPU a context is made on the first, as recording would. Failure: none; what cannot be found out is
-said in its line.
+GPU a context is made on the first, as recording would. With ``--test`` another process imports
+torch, compiles a small model and, on a GPU, records a training step: some ten seconds, and at most
+SELF_TEST_LIMIT_S. Nothing private is told: see ``anabranch._redact``. Failure: none; what cannot be
+found out is said in its line.
 """
 
 from __future__ import annotations
@@ -18,14 +21,33 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from anabranch import config
+from anabranch._redact import redact
 from anabranch._requirements import OLDEST_TORCH, torch_version
 from anabranch.errors import AnabranchError
+
+# In their order, and what does not work where one has failed.
+_IS_OFF = {"torch": "torch.compile and every Python feature", "compiler": "compiling on a CPU",
+           "streams": "torch.compile with several streams", "recording": "recording on a GPU"}
+SELF_TESTS = tuple(_IS_OFF)
+SELF_TEST_LIMIT_S = 60.0  # of all together
+
+
+class Tested(NamedTuple):
+    """What became of one self-test: "OK", "FAILED" or "not run"."""
+
+    name: str
+    became: str
+    seconds: float
+    found: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +107,9 @@ def _find_compiler() -> Finding:
     try:
         told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20,
                               check=False)
-        return Finding("C++ compiler", f"{path}: {told.stdout.splitlines()[0]}")
+        return Finding("C++ compiler", f"{Path(path).name}: {told.stdout.splitlines()[0]}")
     except (OSError, IndexError, subprocess.SubprocessError) as error:
-        return Finding("C++ compiler", f"{path}: does not run ({error})",
+        return Finding("C++ compiler", f"{Path(path).name}: does not run ({error})",
                        "compiling on a CPU [E0605]")
 
 
@@ -180,8 +202,60 @@ def _find_options() -> list[Finding]:
     return findings
 
 
-def findings() -> list[Finding]:
-    """Everything looked at, in the order in which the report shows it."""
+def run_self_tests(limit_s: float = SELF_TEST_LIMIT_S) -> list[Tested]:
+    """Each of SELF_TESTS, run by another process with this one's search path. One that crashes that
+    process, or lasts until the limit, has failed; those behind it are not run."""
+    program = (f"import runpy, sys; sys.path[:] = {sys.path!r}; "
+               "runpy.run_module('anabranch._self_test', run_name='__main__')")
+    begin = time.perf_counter()
+    try:
+        done = subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL,
+                              capture_output=True, timeout=limit_s, check=False)
+        output, end = done.stdout, _how_it_ended(done)
+    except subprocess.TimeoutExpired as late:
+        output, end = late.stdout or b"", f"stopped at the limit of {limit_s:g} s"
+    except OSError as error:
+        output, end = b"", f"no other Python can be started: {error}"
+    tested = list(_read_tested(output))
+    left = SELF_TESTS[len(tested):]
+    if left:
+        spent = time.perf_counter() - begin - sum(row.seconds for row in tested)
+        tested.append(Tested(left[0], "FAILED", spent, end))
+    return tested + [Tested(name, "not run", 0.0, f"see {left[0]}") for name in left[1:]]
+
+
+def _how_it_ended(done: subprocess.CompletedProcess[bytes]) -> str:
+    if done.returncode < 0:
+        return f"the process was ended by {signal.Signals(-done.returncode).name}"
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    return f"the process answered {done.returncode}: {said[-1] if said else 'it says nothing'}"
+
+
+def _read_tested(output: bytes) -> Iterator[Tested]:
+    for name, line in zip(SELF_TESTS, output.decode(errors="replace").splitlines(), strict=False):
+        try:
+            row = Tested(*json.loads(line))
+        except (TypeError, ValueError):  # cut off in the middle
+            return
+        if row.name != name:
+            return
+        yield row
+
+
+def _told(row: Tested) -> Finding:
+    text = row.became if row.became == "not run" else f"{row.became}, {row.seconds:.1f} s"
+    return Finding(f"test of {row.name}", f"{text}: {row.found}",
+                   _IS_OFF[row.name] if row.became == "FAILED" else "")
+
+
+def findings(test: bool = False) -> list[Finding]:
+    """Everything looked at, in the order in which the report shows it; with ``test``, the
+    self-tests behind it. Without private data."""
+    rows = [*_find_all(), *(map(_told, run_self_tests()) if test else ())]
+    return [Finding(row.name, redact(row.text), redact(row.off)) for row in rows]
+
+
+def _find_all() -> list[Finding]:
     cores = core_count()
     lanes = Finding("cores", str(cores),
                     "" if cores > 1 else "streams at the same time: one core runs them in turn")
@@ -205,9 +279,13 @@ def _own_version() -> str:
         return "not installed as a package (running from its source)"
 
 
-def report() -> str:
+def report(test: bool = False) -> str:
     """All findings, a line each; what is off follows after an arrow."""
-    rows = findings()
+    return lines_of(findings(test))
+
+
+def lines_of(rows: list[Finding]) -> str:
+    """As ``report`` shows them."""
     width = max(len(row.name) for row in rows)
     return "\n".join(
         f"{row.name:<{width}}  {row.text}" + (f"\n{'':<{width}}  -> off: {row.off}"
@@ -215,22 +293,34 @@ def report() -> str:
         for row in rows)
 
 
-def as_json() -> dict[str, dict[str, Any]]:
+def as_json(test: bool = False) -> dict[str, dict[str, Any]]:
     """All findings by name, as JSON takes them and as the C++ command words its own: whether it is
     on, what was found, and what is off because of it."""
+    return json_of(findings(test))
+
+
+def json_of(rows: list[Finding]) -> dict[str, dict[str, Any]]:
+    """As ``as_json`` answers them."""
     return {row.name: {"on": not row.off, "detail": row.text,
                        **({"off": row.off} if row.off else {})}
-            for row in findings()}
+            for row in rows}
+
+
+def exit_status(rows: list[Finding]) -> int:
+    """1 where a self-test has failed. What is off otherwise is a state like others."""
+    return int(any(row.name.startswith("test of ") and row.off for row in rows))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Answers the exit status: 2 for a wrong command line."""
+    """Answers the exit status: 1 where a self-test failed, 2 for a wrong command line."""
     given = sys.argv[1:] if arguments is None else arguments
-    if given not in ([], ["--json"]):
-        print("usage: python -m anabranch.doctor [--json]", file=sys.stderr)
+    if unknown := set(given) - {"--json", "--test"}:
+        print(f"not known: {' '.join(sorted(unknown))}\n"
+              "usage: python -m anabranch.doctor [--json] [--test]", file=sys.stderr)
         return 2
-    print(json.dumps(as_json(), indent=2) if given else report())
-    return 0
+    rows = findings("--test" in given)
+    print(json.dumps(json_of(rows), indent=2) if "--json" in given else lines_of(rows))
+    return exit_status(rows)
 
 
 if __name__ == "__main__":

@@ -118,6 +118,26 @@ class Clients(unittest.TestCase):
         self.assertEqual({name for name in named if f"def {name}(" not in written}, set())
 
 
+class Reports(unittest.TestCase):
+    """Forms for reports of users, as text: nothing that reads YAML is needed to test here."""
+
+    forms = ROOT / ".github/ISSUE_TEMPLATE"
+
+    def test_forms_for_what_is_wrong_require_the_output_of_the_doctor(self):
+        for name in ("bug_report.yml", "wrong_result.yml"):
+            field = (self.forms / name).read_text().split("id: doctor")[1]
+            self.assertIn("python -m anabranch.doctor --test", field, name)
+            self.assertIn("required: true", field, name)
+
+    def test_the_switches_of_the_form_are_those_of_the_page_in_its_order(self):
+        page = (ROOT / "docs/python.md").read_text().split("## When something is wrong")[1]
+        switches = re.findall(r"^\| `(.+?)` \|", page.split("\n## ")[0], re.MULTILINE)
+        form = re.findall(r"^        - (\S+)$", (self.forms / "wrong_result.yml").read_text(),
+                          re.MULTILINE)
+        self.assertGreater(len(switches), 3)
+        self.assertEqual(form, switches)
+
+
 class Blocks(unittest.TestCase):
     def test_a_part_of_a_file_stands_in_that_file(self):
         for block in find_blocks():

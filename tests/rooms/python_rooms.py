@@ -29,8 +29,10 @@ ROOMS: dict[str, set[str]] = {
     "_compile": _BELOW | {"_record"},
     "_explain": _BELOW | {"_record", "_compile"},
     "integrations": _BELOW | {"_record"},
-    "doctor": _FRONT | {"_requirements", "_core"},
-    "__main__": {"errors", "doctor"},
+    "_redact": set(),
+    "doctor": _FRONT | {"_requirements", "_redact", "_core"},
+    "_self_test": {"doctor"},
+    "__main__": {"errors", "_redact", "doctor"},
     "__init__": _BELOW | {"_requirements", "_record", "_compile", "_explain", "doctor"},
 }
 
@@ -91,8 +93,8 @@ INSIDE: dict[str, dict[str, set[str]]] = {
 }
 
 # `import anabranch` works without torch, and so does what tells that it is missing.
-WITHOUT_TORCH = ("errors", "_requirements", "_arguments", "_write_file", "config", "_core", "doctor",
-                 "__main__", "__init__")
+WITHOUT_TORCH = ("errors", "_requirements", "_arguments", "_write_file", "config", "_core", "_redact",
+                 "doctor", "_self_test", "__main__", "__init__")
 PACKAGE = "anabranch"
 
 

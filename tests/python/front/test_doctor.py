@@ -50,6 +50,20 @@ def test_json_goes_to_the_output_alone(capfd, core_command):
     assert both == {**told, "device host": {"on": True, "detail": "2 cores"}}
 
 
+def test_the_report_holds_nothing_private(run_python, tmp_path):
+    home = tmp_path / "home of alice"
+    (home / "secret project").mkdir(parents=True)
+    compiler = home / "secret project" / "g++"
+    compiler.write_text("#!/bin/sh\necho 'g++ 12.2.0'\n")
+    compiler.chmod(0o755)
+    told = run_python("from anabranch import doctor; print(doctor.report())", HOME=str(home),
+                      LOGNAME="alice7", CXX=str(compiler), API_TOKEN="token-1234",
+                      ANABRANCH_LIBRARY_PATH=str(home / "of alice7.so"))
+    assert "g++: g++ 12.2.0" in told.stdout and "~/of <user>.so" in told.stdout, told
+    for private in (str(tmp_path), "secret project", "alice7", "token-1234"):
+        assert private not in told.stdout
+
+
 def test_json_says_what_is_off(monkeypatch):
     monkeypatch.setenv("ANABRANCH_STREAMS", "off")
     assert doctor.as_json()["streams"] == {"on": False, "detail": "off",
@@ -86,7 +100,7 @@ def test_a_compiler_that_does_not_run_is_told(monkeypatch, tmp_path):
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
     row = finding("C++ compiler")
-    assert str(broken) in row.text and row.off
+    assert row.text.startswith("g++: does not run") and row.off
 
 
 @pytest.mark.parametrize("version, supported", [("2.10.1", False), ("2.9.0+cu128", False),
@@ -105,13 +119,13 @@ def test_a_missing_torch_is_a_normal_state(monkeypatch):
 
 
 @pytest.mark.parametrize("content", [None, b"no library"], ids=["missing", "broken"])
-def test_a_library_that_cannot_be_loaded_is_told_with_its_path(run_python, tmp_path, content):
+def test_a_library_that_cannot_be_loaded_is_told_with_its_name(run_python, tmp_path, content):
     library = tmp_path / "other.so"
     if content is not None:
         library.write_bytes(content)
     told = run_python("from anabranch import doctor; print(doctor.report())",
                       ANABRANCH_LIBRARY_PATH=str(library))
-    assert told.returncode == 0 and "E0606" in told.stdout and str(library) in told.stdout, told
+    assert told.returncode == 0 and "E0606" in told.stdout and library.name in told.stdout, told
 
 
 def test_a_wrong_option_is_reported_and_does_not_stop_the_report(monkeypatch):
