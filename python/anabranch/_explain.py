@@ -18,6 +18,7 @@ from anabranch._core.program import Plan
 from anabranch._record.recorded_callable import RecordedCallable
 from anabranch._record.report import RecordingReport
 from anabranch._write_file import write_file
+from anabranch.errors import code_text
 
 log = logging.getLogger("anabranch.explain")
 
@@ -125,6 +126,7 @@ def _describe(index: int, graph: GraphReport) -> str:
         why = f"fell back: {graph.reason}" if graph.reason else "one stream"
         if graph.unrecorded:
             why += f"; not recorded as one: {graph.unrecorded}"
+            why += f" [{code_text(graph.code)}]" if graph.code else ""
         return _with_recordings(f"{head}\n  one region, run by Inductor's callable ({why})",
                                 graph.recordings)
     planned = streamed.last

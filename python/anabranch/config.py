@@ -22,11 +22,11 @@ import re
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch._arguments import check_function
-from anabranch.errors import ConfigError, code_text, shown
+from anabranch.errors import ALLOWABLE, ConfigError, code_text, shown
 
 MOST_LANES = 1024  # as many as a program has streams at most, kMaxStreams of program.h
 _HOUR_US = 3_600_000_000
@@ -35,7 +35,8 @@ _UNKNOWN, _WRONG_TYPE, _OUT_OF_RANGE = 701, 702, 703
 _WORDS = {"1": True, "true": True, "on": True, "yes": True,
           "0": False, "false": False, "off": False, "no": False}
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,100}")
-_TYPES = {"bool": bool, "int": int, "str": str, "None": type(None)}
+_CODE = re.compile(r"[Ee]?0*([0-9]{3})")
+_TYPES = {"bool": bool, "int": int, "str": str, "None": type(None), "frozenset[int]": frozenset}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Picked = TypeVar("_Picked")
 
@@ -55,6 +56,12 @@ class Options:
 
     strict: bool = _option(
         False, "Raise where a graph would otherwise fall back to Inductor, with the same reason.")
+    allow: frozenset[int] = _option(
+        frozenset(), "Codes of docs/errors.md, such as E0312, that strict does not raise and of "
+        "which no warning is given.")
+    summary: bool = _option(
+        False, "When Python ends, say on stderr what ran unrecorded: a line for each code and "
+        "place, with how often.")
     streams: bool = _option(
         True, "Honour stream annotations. Off: every graph is one region on the caller's thread.")
     record: bool = _option(
@@ -159,6 +166,8 @@ def _checked(name: str, value: Any, origin: str) -> Any:
     kinds = str(field.type).split(" | ")
     if isinstance(value, os.PathLike) and "str" in kinds:
         value = os.fspath(value)
+    if kinds == ["frozenset[int]"] and isinstance(value, Collection):
+        return _codes(name, value, origin)
     # By exact type: True is an int to Python, but not to someone who reads `spin_us = True`.
     if type(value) not in [_TYPES[kind] for kind in kinds]:
         raise _wrong_type(name, origin, value)
@@ -172,6 +181,23 @@ def _checked(name: str, value: Any, origin: str) -> Any:
     return value
 
 
+def _codes(name: str, value: Collection[Any], origin: str) -> frozenset[int]:
+    """Of numbers, or of texts such as "E0312"; of one text with commas between."""
+    parts = re.findall(r"[^,\s]+", value) if isinstance(value, str) else value
+    found = set()
+    for part in parts:
+        said = _CODE.fullmatch(str(part)) if type(part) in (int, str) else None
+        if said is None:
+            raise _wrong_type(name, origin, value)
+        if (code := int(said[1])) not in ALLOWABLE:
+            near = sorted(sorted(ALLOWABLE, key=lambda one: abs(one - code))[:3])
+            raise ConfigError(
+                _OUT_OF_RANGE, f"config: {origin} names {code_text(code)}, which is no code that "
+                "can be allowed.", f"Nearest: {', '.join(map(code_text, near))}.")
+        found.add(code)
+    return frozenset(found)
+
+
 def _parsed(name: str, text: str, origin: str) -> Any:
     kinds = str(_FIELDS[name].type).split(" | ")
     word = text.strip().lower()
@@ -181,6 +207,8 @@ def _parsed(name: str, text: str, origin: str) -> Any:
         return _WORDS[word]
     if "str" in kinds:
         return text
+    if "frozenset[int]" in kinds:
+        return _codes(name, text, origin)
     if "int" in kinds and _WHOLE_NUMBER.fullmatch(word):
         return _checked(name, int(word), origin)
     raise _wrong_type(name, origin, text)
@@ -345,6 +373,8 @@ def compiler_variable() -> str | None:
 
 if TYPE_CHECKING:  # the module's attributes, which _Config answers; a test holds them to Options
     strict: bool
+    allow: frozenset[int]
+    summary: bool
     streams: bool
     record: bool
     verify: bool

@@ -3,7 +3,8 @@
 
 A message names the act, the thing and both values; the remedy says what to do next. Both appear in
 str(error) with the code between them, and docs/errors.md has a section for each code. The codes
-01xx to 05xx belong to the C++ core, which words its own messages; 06xx and 07xx are Python's.
+01xx to 05xx belong to the C++ core, which words its own messages; 0311 to 0399, 06xx and 07xx are
+Python's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import reprlib
 
 __all__ = [
+    "ALLOWABLE",
     "CODES",
     "AnabranchError",
     "CompileError",
@@ -28,7 +30,35 @@ __all__ = [
 ]
 
 # Python's codes, in order; a number is never used again. The core's stand in its codes.inc.
+# 03xx: why something runs unrecorded; each has what to write instead in _record/refusals.py.
 CODES: dict[int, tuple[str, str]] = {
+    311: ("WaitsForGpu", "a step waits for the GPU, or asks it for a value, while it is captured"),
+    312: ("CopiesFromCpu", "a step copies from the CPU what may be something else in each call"),
+    313: ("LegacyStream", "a step queues work on the default stream while it is captured"),
+    314: ("NotCapturable", "an optimizer counts its steps on the CPU"),
+    315: ("UnjoinedStream", "a stream of a step does not begin or does not end in its capture"),
+    316: ("GeneratorState", "a step uses a generator's state in a way that no capture takes"),
+    317: ("BrokeInCapture", "a step raises when it is captured, and not otherwise"),
+    318: ("RecordingFault", "recording failed by itself, and the step did not"),
+    319: ("AnswerOnCpu", "a step answers a tensor on the CPU"),
+    320: ("OtherAnswer", "a step answers something else in each call"),
+    321: ("AnswerWantsGradient", "a step answers tensors that want gradients and has no backward"),
+    322: ("RandomOnCpu", "a step draws random numbers on the CPU"),
+    323: ("LeavesTensors", "a step leaves tensors where a launch cannot leave its own"),
+    324: ("SteppedByHand", "a step changes numbers of an optimizer or a scheduler in Python"),
+    325: ("ArgumentRefused", "an argument cannot be given to a launch"),
+    326: ("ReadsCpuArgument", "a step reads an argument on the CPU, or computes with it there"),
+    327: ("NothingOnGpu", "nothing of a step is on a GPU"),
+    328: ("UntrackedTensor", "a step uses a tensor that nothing found from it leads to"),
+    329: ("LaunchDiffers", "a launch does not leave what the step leaves"),
+    330: ("ProcessesApart", "processes that share collectives do not record the step together"),
+    331: ("OutOfMemory", "memory ran out while a step was recorded or launched"),
+    332: ("TooManySignatures", "a step has more signatures than are recorded"),
+    333: ("ChangingValue", "a value changes between calls, and each is recorded by itself"),
+    334: ("PythonChanges", "a recorded step changes values of Python, and its launches do not"),
+    335: ("DependsOnData", "sizes, numbers or branches of a compiled graph depend on data"),
+    336: ("GraphInParts", "a compiled graph has an operator that no CUDA graph takes"),
+    337: ("TrainerLeft", "the steps of a Trainer are not recorded"),
     601: ("StreamName", "a stream's name or a number of lanes cannot be used"),
     602: ("FellBack", "a graph cannot be compiled in streams and runs through Inductor"),
     603: ("TorchTooOld", "the installed torch is older than the oldest supported one"),
@@ -48,6 +78,11 @@ CODES: dict[int, tuple[str, str]] = {
     703: ("OutOfRange", "an option's value is outside its range"),
     704: ("ModeRefused", "a mode of another backend was asked for"),
 }
+
+# What runs as torch runs it, with a warning, or an error under strict: Python's 03xx, what the core
+# refuses of a captured step, and what the backend falls back from.
+ALLOWABLE = frozenset((*(code for code in CODES if code < 400), 107, 201, 202, 303, 307, 308, 309,
+                       404, 602, 607, 613))
 
 
 def code_text(code: int) -> str:
@@ -80,13 +115,14 @@ class PlanError(AnabranchError):
 
 
 class RecordError(AnabranchError):
-    """E03xx: a plan could not be made real on a device."""
+    """E03xx: a plan could not be made real on a device, or a step may not run unrecorded."""
 
 
 class RecordWarning(UserWarning):
-    """Something runs as torch runs it, and is not recorded; the text says why, and ends with
-    [E0308]. Python's filters for warnings apply, but for those that make it an error: strict=True
-    raises instead."""
+    """Something runs as torch runs it, and is not recorded. The text has up to three lines: what
+    and why; the user's line with the code, [E0311]; what to write instead. Once a code and line.
+    Python's filters for warnings apply, but for those that make it an error: strict=True raises
+    RecordError instead. The option `allow` names codes of which nothing is said."""
 
 
 class LaunchError(AnabranchError):

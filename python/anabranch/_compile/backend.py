@@ -41,9 +41,12 @@ from anabranch._fx.bucket_gathers import bucket_gathers
 from anabranch._fx.partitioner import SavingPartitioner
 from anabranch._record.launch.saved_blocks import SavedBlocks
 from anabranch._record.recorded_graph import RecordedGraph
+from anabranch._record.refusals import Cause, Reason
+from anabranch._record.warn import note
 from anabranch.streams import OVERLAP
 
 log = logging.getLogger("anabranch.compile")
+_FELL_BACK, _REFUSED = 602, 607
 
 
 def backend(
@@ -126,8 +129,7 @@ def _compile_graph(
         bucket_gathers(gm, chosen.bucket_bytes)
         attention_seeds.drop_unused_seeds(gm)
     streamed, reason = _split(chosen, at_launch, gm, asked, keywords, is_whole)
-    # Under strict what cannot be recorded as one is to raise, with its reason.
-    cuts = find_cuts(gm) if is_whole and not chosen.strict else Cuts()
+    cuts = _cuts(chosen, gm) if is_whole else Cuts()
     compiled = streamed or _compile_unsplit(gm, example_inputs, keywords, cuts)
     unrecorded = None
     if is_on_gpu:
@@ -137,6 +139,14 @@ def _compile_graph(
         unrecorded = _record(recorded_as, gm, compiled, _kind(keywords), cuts, saved)
     report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start)
     return _boxed(compiled) if streamed else compiled
+
+
+def _cuts(chosen: config.Options, gm: GraphModule) -> Cuts:
+    """Under strict what cannot be recorded as one is to raise, with its reason, unless that is
+    allowed."""
+    cuts = find_cuts(gm)
+    codes = {why.code for why in cuts.reasons}
+    return cuts if not chosen.strict or (codes and codes <= chosen.allow) else Cuts()
 
 
 def _is_recorded_whole(chosen: config.Options, asked: Asked) -> bool:
@@ -212,21 +222,21 @@ def _instances(graph: StreamGraph, regions: Sequence[CompiledRegion],
 
 
 def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str,
-            cuts: Cuts, saved: SavedBlocks) -> str | None:
+            cuts: Cuts, saved: SavedBlocks) -> Reason | None:
     """Has what is compiled recorded as it runs, or its parts; or why not as one."""
     if not chosen.record:
-        return "record=False"
+        return Reason("record=False", 0)  # asked for: no code
     if not _compat.is_inductors_graph(compiled):
-        return "it has no operators"
+        return Cause.NOTHING_ON_GPU.because("it has no operators")
     name, dynamic, whole = f"a {kind} graph", _is_dynamic(gm), None
-    if cuts.reason is None:
+    if not cuts.reasons:
         whole = compiled.current_callable = RecordedGraph(
             compiled.current_callable, chosen, name, dynamic,
             _compat.results_of_forward() if kind == "forward" else None,
             is_backward=kind == "backward",
             saved=saved if kind != "inference" else None)
     record_parts(compiled, chosen, name, dynamic, cuts, whole)
-    return cuts.reason
+    return cuts.reasons[0] if cuts.reasons else None
 
 
 def _no_compiler(error: Exception) -> errors.CompileError:
@@ -236,12 +246,14 @@ def _no_compiler(error: Exception) -> errors.CompileError:
 
 
 def _fall_back(chosen: config.Options, reason: str) -> None:
-    if chosen.strict:
+    is_allowed = bool({_FELL_BACK, _REFUSED} & chosen.allow)
+    if chosen.strict and not is_allowed:
         raise errors.CompileError(
-            607, f"compile: {reason}, and strict=True forbids to fall back to Inductor.",
+            _REFUSED, f"compile: {reason}, and strict=True forbids to fall back to Inductor.",
             "Without strict the graph runs as one region.")
-    log.warning("anabranch: a graph with streams runs through Inductor as one region: %s [E0602]",
-                reason)
+    what = f"a graph with streams runs through Inductor as one region: {reason}"
+    if note((_FELL_BACK, reason), what, Reason(reason, _FELL_BACK), is_allowed=is_allowed):
+        log.warning("anabranch: %s [E0602]", what)
 
 
 def _boxed(graph: StreamedGraph | RecordedStreams) -> Callable[[list[Any]], Any]:

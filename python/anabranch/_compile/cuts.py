@@ -19,7 +19,9 @@ from torch.fx import GraphModule, Node
 
 from anabranch import _compat, config
 from anabranch._fx.schema import tensors_in
+from anabranch._fx.source import source_of
 from anabranch._record.recorded_graph import RecordedGraph
+from anabranch._record.refusals import Cause, Reason
 
 _TORCHS = ("aten", "prim", "prims", "_c10d_functional", "inductor", "rngprims")
 _BRANCHES = ("cond", "while_loop", "switch")
@@ -27,24 +29,24 @@ _BRANCHES = ("cond", "while_loop", "switch")
 
 @dataclasses.dataclass(frozen=True)
 class Cuts:
-    """``reason`` says why the graph cannot be captured as one; None where it perhaps can.
+    """``reasons`` say why the graph cannot be captured as one; none where it perhaps can.
     ``operators`` are those of other libraries, by their full names."""
 
-    reason: str | None = None
+    reasons: tuple[Reason, ...] = ()
     operators: tuple[str, ...] = ()
     depends_on_data: bool = False  # some sizes do, or numbers
     may_reorder: bool = False  # what cuts, so that there are fewer parts
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         """Around the compilation of the graph, on this thread."""
-        if self.reason is None and not self.operators:
+        if not self.reasons and not self.operators:
             return contextlib.nullcontext()
         return _compat.in_parts(self.operators, self.may_reorder)
 
 
 def find_cuts(gm: GraphModule) -> Cuts:
     constants: set[Node] = set()
-    reasons: list[str] = []
+    reasons: list[Reason] = []
     others = set()
     for node in (node for node in gm.graph.nodes if node.op == "call_function"):
         if _is_constant(node, constants):
@@ -54,22 +56,25 @@ def find_cuts(gm: GraphModule) -> Cuts:
         if isinstance(node.target, _compat.OpOverload) and node.target.namespace not in _TORCHS:
             others.add(f"{node.target.name()}.{node.target._overloadname}")
     return Cuts(
-        reasons[0] if reasons else None, tuple(sorted(others)),
+        tuple(reasons), tuple(sorted(others)),
         any(_compat.free_unbacked_symbols(node.meta.get("val")) for node in gm.graph.nodes),
         # Copies that wait for nothing would all come first, and all that they bring lie there.
         not any(tensor.dim() for node in gm.graph.nodes for tensor in _on_cpu(node)))
 
 
-def _why_not(node: Node) -> str | None:
+def _why_not(node: Node) -> Reason | None:
+    on_data, in_parts, why = Cause.DEPENDS_ON_DATA, Cause.GRAPH_IN_PARTS, None
     if _compat.is_unsafe_in_captures(node):
-        return f"{node.target} cannot be captured"
-    if _compat.free_unbacked_symbols(node.meta.get("val")):
-        return f"what {node.target} answers has a size, or is a number, that depends on data"
-    if isinstance(node.target, _compat.HigherOrderOperator) and node.target.name() in _BRANCHES:
-        return f"{node.target.name()} reads on the CPU which way to go"
-    if _on_cpu(node):
-        return f"{node.target} answers a tensor on the CPU"
-    return None
+        why = in_parts.because(f"{node.target} cannot be captured")
+    elif _compat.free_unbacked_symbols(node.meta.get("val")):
+        why = on_data.because(
+            f"what {node.target} answers has a size, or is a number, that depends on data")
+    elif isinstance(node.target, _compat.HigherOrderOperator) and node.target.name() in _BRANCHES:
+        why = on_data.because(f"{node.target.name()} reads on the CPU which way to go")
+    elif _on_cpu(node):
+        why = in_parts.because(f"{node.target} answers a tensor on the CPU")
+    place = source_of([node]) if why else None
+    return why._replace(place=f"at {place}") if why and place else why
 
 
 def _is_constant(node: Node, known: set[Node]) -> bool:

@@ -14,13 +14,15 @@ import torch
 
 from anabranch import config, errors
 from anabranch._compile import report
+from anabranch._record.refusals import Reason
+from anabranch._record.warn import note
 from anabranch.streams import OVERLAP, Pair
 
 log = logging.getLogger("anabranch.compile")
 _REMEDY = ("Dynamo does not cut a loop, a try, or a with of most other contexts: move the break "
            "out of these, or the block into a function. TORCH_LOGS=graph_breaks names the break.")
 _BETWEEN = (contextlib.__file__, str(Path(torch.__file__).parent))
-_told: set[tuple[str, int, str]] = set()
+_LOST = 613
 
 
 def lose(options: Mapping[str, Any], frame: FrameType, pairs: tuple[Pair, ...]) -> None:
@@ -33,12 +35,12 @@ def lose(options: Mapping[str, Any], frame: FrameType, pairs: tuple[Pair, ...]) 
     block = _named(dict(pairs))
     message = (f"{file.rsplit('/', 1)[-1]}:{line}: {block} has no effect, since Dynamo runs the "
                "code around it in eager")
-    if chosen.strict:
-        raise errors.CompileError(613, f"compile: {message}, and strict=True forbids "
+    is_allowed = _LOST in chosen.allow
+    if chosen.strict and not is_allowed:
+        raise errors.CompileError(_LOST, f"compile: {message}, and strict=True forbids "
                                        "that.", _REMEDY)
     report.lose(message)
-    if (*place, block) not in _told:
-        _told.add((*place, block))
+    if note((_LOST, *place, block), message, Reason(message, _LOST), is_allowed=is_allowed):
         log.warning("anabranch: %s. %s [E0613]", message, _REMEDY)
 
 

@@ -17,6 +17,7 @@ from anabranch._compile.cuts import recordings_of
 from anabranch._compile.streamed_graph import RecordedStreams, StreamedGraph
 from anabranch._core.trace import Trace
 from anabranch._record.recorded_callable import RecordedCallable, recorded_callables
+from anabranch._record.refusals import Reason
 from anabranch._record.report import RecordingReport
 
 _lock = threading.Lock()
@@ -27,12 +28,16 @@ _collector: Collector | None = None
 @dataclasses.dataclass(frozen=True, eq=False)
 class GraphReport:
     """One compiled graph. ``reason`` says why annotations were not followed, if they were not, and
-    ``unrecorded`` why a graph on a GPU is not recorded at all, or only in parts."""
+    ``unrecorded`` why a graph on a GPU is not recorded at all, or only in parts, with the code of
+    errors.md, the user's line and what to write instead, where there are."""
 
     kind: str  # "forward", "backward" or "inference"
     nodes: int
     reason: str | None
     unrecorded: str | None
+    code: int | None
+    place: str
+    remedy: str
     seconds: float
     compiled: weakref.ref[Any]
 
@@ -66,10 +71,12 @@ class Collector:
             self.ran.append(report)
 
 
-def add(kind: str, gm: GraphModule, compiled: Any, reason: str | None, unrecorded: str | None,
+def add(kind: str, gm: GraphModule, compiled: Any, reason: str | None, unrecorded: Reason | None,
         seconds: float) -> None:
     nodes = sum(node.op == "call_function" for node in gm.graph.nodes)
-    report = GraphReport(kind, nodes, reason, unrecorded, seconds, weakref.ref(compiled))
+    text, code, remedy, place = unrecorded or (None, None, "", "")
+    report = GraphReport(kind, nodes, reason, text, code or None, place, remedy, seconds,
+                         weakref.ref(compiled))
     with _lock:
         _known[:] = [known for known in _known if known.compiled() is not None]
         _known.append(report)

@@ -57,10 +57,12 @@ from anabranch._record.refusals import (
     Aliased,
     BrokeUntold,
     BrokeWhileNoted,
+    Cause,
     CopiedFromTheCpu,
     Empty,
     NotRecordable,
     OtherGraph,
+    reason_for,
     reason_of_fault,
 )
 from anabranch._record.rendezvous import Rendezvous
@@ -227,8 +229,7 @@ class Attempt:
         raise why
 
     def _meet(self) -> None:
-        device = torch.device("cuda", self._step.device)
-        self._agree = Rendezvous.since(self._groups, device)
+        self._agree = Rendezvous.since(self._groups, torch.device("cuda", self._step.device))
         self._agree.meet(self._name)
 
     def _check_plainly(self) -> None:
@@ -250,11 +251,10 @@ class Attempt:
             raise Again("it writes memory that it was not known to write")
 
     def _check_arguments(self) -> None:
-        """Their bytes may be others in one process and not in another, which then would not take
-        part in the comparison."""
+        """A process with other bytes than the rest would compare, and they would not."""
         if self._agree.has_others and self._step.on_host:
             raise NotRecordable("it is given tensors on the CPU, and other processes have "
-                                "collectives with it; move them to the GPU before the call")
+                                "collectives with it", Cause.ARGUMENT_REFUSED)
 
     # The recording.
 
@@ -334,7 +334,7 @@ class Attempt:
                     self._earlier.steps.add(discovered)
         except NativeError as error:
             if error.code == CAPTURES_DIFFER:
-                raise OtherGraph(str(error)) from error
+                raise OtherGraph(reason_for(error)) from error
             raise
         random = make_rng_graph(capture.first.graph, device, step.stream)
         for recorded in made:
@@ -404,7 +404,7 @@ class Attempt:
         except UntrackedTensors as error:
             ways = self._spec.state.ways_to(error.tensors)
             if ways is None:
-                raise NotRecordable(str(error)) from error
+                raise NotRecordable(error.reason) from error
             self._look_farther(ways)
             raise
 

@@ -18,6 +18,7 @@ from anabranch._record.lists import FollowedLists
 from anabranch._record.numbers.formulas import OtherRounding
 from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
+from anabranch._record.refusals import Reason
 from anabranch._record.signature import floats_apart
 from anabranch._record.specialization import Specialization
 from anabranch._record.state.cache import StateCache
@@ -38,6 +39,7 @@ class Following:
         self._ways = 0
         self.lists = FollowedLists()
         self.why_not = ""  # of what was refused last, as the end of a message
+        self._refusal: Reason | None = None  # and what it said
 
     def begin(self, key: Any, known: Iterable[Any], state: State) -> bool:
         """Whether numbers are followed from now on that tell this signature from a known one."""
@@ -54,8 +56,15 @@ class Following:
             return True
         return False
 
-    def refuse_lists(self, why: str) -> None:
+    def with_why_not(self, changing: Reason) -> Reason:
+        """What is told of a value that changes, with why what was refused last is not followed."""
+        why = self._refusal
+        told = why if why is not None and why.code != changing.code else changing
+        return changing._replace(text=changing.text + self.why_not, remedy=told.remedy)
+
+    def refuse_lists(self, why: Reason) -> None:
         """Each list of integers tells signatures apart again."""
+        self._refusal = why
         self.lists.refuse()
         self.why_not = f". Lists of integers are not followed: {why}"
 
@@ -63,9 +72,10 @@ class Following:
         """A recording follows them."""
         self._trusted = places
 
-    def refuse(self, places: NumberPlaces, why: str) -> None:
+    def refuse(self, places: NumberPlaces, why: Reason) -> None:
         """Those of them that no recording has followed yet tell signatures apart again; all of
         them, where there are none such."""
+        self._refusal = why
         refused = places.without(self._trusted) or places
         self._refused = self._refused.joined(refused)
         self._trusted = places.without(refused)

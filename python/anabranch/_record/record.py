@@ -8,7 +8,7 @@ Threads: any. Failure: wrong uses are refused at once; see ``record``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
@@ -25,7 +25,8 @@ _R = TypeVar("_R")
 @overload
 def record(function: Callable[_P, _R], *, state: Iterable[Any] = (),
            guard: Callable[[], Any] | None = None, options: Mapping[str, Any] | None = None,
-           record: bool | None = None, strict: bool | None = None, verify: bool | None = None,
+           record: bool | None = None, strict: bool | None = None,
+           allow: Collection[str | int] | None = None, verify: bool | None = None,
            guards: bool | None = None, max_recordings: int | None = None,
            max_recording_bytes: int | None = None,
            max_parallel_kernels: int | None = None, parallel_bytes: int | None = None,
@@ -35,7 +36,8 @@ def record(function: Callable[_P, _R], *, state: Iterable[Any] = (),
 @overload
 def record(function: None = None, *, state: Iterable[Any] = (),
            guard: Callable[[], Any] | None = None, options: Mapping[str, Any] | None = None,
-           record: bool | None = None, strict: bool | None = None, verify: bool | None = None,
+           record: bool | None = None, strict: bool | None = None,
+           allow: Collection[str | int] | None = None, verify: bool | None = None,
            guards: bool | None = None, max_recordings: int | None = None,
            max_recording_bytes: int | None = None,
            max_parallel_kernels: int | None = None, parallel_bytes: int | None = None,
@@ -80,7 +82,7 @@ def record(function: Callable[..., Any] | None = None, *, state: Iterable[Any] =
 
 
 # Options that have keywords of their own, where None is not given.
-_KEYWORDS = frozenset(("record", "strict", "verify", "guards", "max_recordings",
+_KEYWORDS = frozenset(("record", "strict", "allow", "verify", "guards", "max_recordings",
                        "max_recording_bytes", "max_parallel_kernels", "parallel_bytes",
                        "prefetch_bytes"))
 

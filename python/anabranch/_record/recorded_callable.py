@@ -28,6 +28,7 @@ from anabranch._record.following import Following
 from anabranch._record.lists import Listed, with_lists
 from anabranch._record.ready_calls import ReadyCalls
 from anabranch._record.recorder import MISSED, Recorder
+from anabranch._record.refusals import Cause
 from anabranch._record.report import RecordingReport
 from anabranch._record.signature import (
     ARGUMENTS_ALONE,
@@ -43,10 +44,12 @@ from anabranch._record.state.fingerprint import is_object
 from anabranch._record.state.guards import changed
 from anabranch._record.state.paths import Path, name_of
 from anabranch._record.state.state import State
-from anabranch._record.warn import warn
 
 _MOST_NAMES = 4
-_NO_GPU = "torch finds no GPU, and nothing else is recorded"
+_NO_GPU = Cause.NOTHING_ON_GPU.because(
+    "torch finds no GPU, and nothing else is recorded",
+    "anabranch.doctor.report() says what torch finds; what torch.compile(backend=\"anabranch\") "
+    "has compiled runs in streams all the same.")._replace(place="on this machine")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _lock = threading.Lock()
@@ -57,7 +60,7 @@ class RecordedCallable(Generic[_P, _R]):
     """What ``record`` answers: called as the callable it stands for.
 
     Threads: calls from several at once; one of them records at a time. Failure: what the callable
-    raises; RecordError [E0308] under strict where it cannot be recorded.
+    raises; RecordError under strict where it cannot be recorded, with the code of the cause.
     """
 
     def __init__(self, function: Callable[_P, _R], state: tuple[Any, ...],
@@ -96,7 +99,7 @@ class RecordedCallable(Generic[_P, _R]):
             self(*args, **kwargs)
             spec = next(spec for spec in self._recorder.specializations.known()
                         if spec.calls != before.get(id(spec), 0))
-            if spec.recording is not None or spec.report.reason is not None:
+            if spec.recording is not None or spec.refusal is not None:
                 return spec.current_report()
 
     @property
@@ -181,7 +184,7 @@ class RecordedCallable(Generic[_P, _R]):
         spec = self._recorder.specializations.get(key)
         is_new = spec is None and not self._recorder.specializations.is_full
         if state is None or is_new or (spec and spec.recording is None
-                                       and spec.report.reason is None):
+                                       and spec.refusal is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
             state = self._states.find(objects)
             key = signature_of(leaves, state, guarded)
@@ -203,12 +206,10 @@ class RecordedCallable(Generic[_P, _R]):
         without a GPU is right there, and not quicker."""
         if torch.compiler.is_compiling():
             return
+        is_first = not self._recorder.specializations
         self._recorder.note_plain("any arguments", _NO_GPU)
-        if not _told_of_no_gpu.is_set():
-            _told_of_no_gpu.set()
-            warn(f"{self.name} runs as it is: {_NO_GPU}. anabranch.doctor.report() says what torch "
-                 "finds; what torch.compile(backend=\"anabranch\") has compiled runs in streams "
-                 "all the same [E0308]")
+        if is_first:
+            self._recorder.tell(f"{self.name} runs as it is", _NO_GPU)
 
     def _run_and_compare(self, key: Any, leaves: list[Any], state: State,
                          objects: Sequence[Any]) -> Any:
@@ -239,9 +240,9 @@ class RecordedCallable(Generic[_P, _R]):
         if paths and spec is not None and spec.recording is not None and not self._has_told:
             self._has_told = True
             names = sorted(map(name_of, paths))[:_MOST_NAMES]
-            warn(f"{self.name}: its Python changes {', '.join(names)}, which launches do not do, "
-                 "and what it decides by that stays as it is now. Change it outside the step, or "
-                 "name what is decided with guard= [E0308]")
+            self._recorder.tell(self.name, Cause.PYTHON_CHANGES.because(
+                f"its Python changes {', '.join(names)}, which launches do not do, and what it "
+                "decides by that stays as it is now"), key=(self.name, "changes", *names))
 
     def _call_flat(self, leaves: list[Any]) -> Any:
         if leaves[0] == ARGUMENTS_ALONE:
@@ -279,9 +280,6 @@ def recorded_callables() -> list[RecordedCallable[..., Any]]:
 @functools.cache
 def _has_gpu() -> bool:
     return torch.cuda.is_available()
-
-
-_told_of_no_gpu = threading.Event()
 
 
 def _at(module: Any, name: str) -> Any:

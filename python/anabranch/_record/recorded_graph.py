@@ -12,9 +12,12 @@ from torch import Tensor
 from anabranch import config
 from anabranch._record.launch.saved_blocks import SavedBlocks, handed_over, opened
 from anabranch._record.recorder import Recorder
+from anabranch._record.refusals import Cause
 from anabranch._record.report import RecordingReport
 from anabranch._record.signature import describe
 from anabranch._record.state.state import NO_STATE
+
+_ON_DATA = Cause.DEPENDS_ON_DATA.because("its sizes depend on data")
 
 
 class RecordedGraph:
@@ -69,7 +72,7 @@ class RecordedGraph:
         return answer
 
     def _run_plainly(self, inputs: list[Any]) -> Any:
-        self._recorder.note_plain(self._label + "any sizes", "its sizes depend on data")
+        self._recorder.note_plain(self._label + "any sizes", _ON_DATA)
         return self._call(inputs)
 
     @property

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,8 +35,12 @@ from anabranch._record.refusals import (
     ON_CPU,
     Again,
     Apart,
+    Cause,
     Empty,
     NotRecordable,
+    Reason,
+    reason_for,
+    strict_error,
     without_frames,
 )
 from anabranch._record.signature import ChangingValues
@@ -50,7 +54,7 @@ from anabranch._record.tensors import any_overlap, device_of, size_of, version_o
 from anabranch._record.trial.earlier import Earlier
 from anabranch._record.trial.trial import on_stream
 from anabranch._record.trial.verify import Untrusted
-from anabranch._record.warn import warn
+from anabranch._record.warn import placed, tell
 
 log = logging.getLogger("anabranch.record")
 # Plain runs before a recording share the stream of captures, so callables have one at a time.
@@ -116,7 +120,6 @@ class Recorder:
         # that one call allocates are freed by the next.
         self._has_plenty: bool | None = None
         self._lock = self.specializations.lock
-        self._told: set[str] = set()
 
     def run(self, key: Any, leaves: list[Any], state: State, describe: Callable[[], str],
             spec: Specialization | None = None) -> Any:
@@ -140,17 +143,17 @@ class Recorder:
                 spec.plain_calls += 1
                 return self._call_last(leaves)
             return self._launch(key, spec, leaves, state)
-        if spec.report.reason is not None:
+        if spec.refusal is not None:
             if spec.shortage and self._has_memory_again(spec):
-                spec.note(reason=None)  # the next call records: it looks for everything anew
-            elif self._chosen.strict and not spec.is_empty:
-                raise self._strict_error(spec.report.reason)
+                spec.refuse(None)  # the next call records: it looks for everything anew
+            else:
+                self._check_is_allowed(spec)
             return self._call_last(leaves)
         spec.plain += 1
         if spec.plain <= _WARM_UP:
             return self._warm_up(spec, leaves, state)
         with self._alone, self._lock:
-            if spec.recording is None and spec.report.reason is None:
+            if spec.recording is None and spec.refusal is None:
                 spec.state = state
                 answer = self._record(key, spec, handed_over(leaves))
                 _give_back_memory()
@@ -200,14 +203,14 @@ class Recorder:
         if device is not None \
                 and any(isinstance(leaf, Tensor) and not leaf.is_cuda for leaf in flat):
             self.is_refused = True
-            self._refuse(spec, ON_CPU)
+            self._refuse(spec, Cause.ANSWER_ON_CPU.because(ON_CPU))
 
-    def note_plain(self, inputs: str, reason: str) -> None:
+    def note_plain(self, inputs: str, why: Reason) -> None:
         """Counts a call that is never recorded; the caller runs it."""
         with self._lock:
-            spec = self.specializations.setdefault(reason, Specialization(inputs, NO_STATE))
+            spec = self.specializations.setdefault(why, Specialization(inputs, NO_STATE))
             spec.calls += 1
-            spec.note(reason=reason)
+            spec.refuse(why)
 
     def _new_specialization(self, key: Any, leaves: Sequence[Any], state: State,
                             describe: Callable[[], str]) -> Specialization:
@@ -217,14 +220,15 @@ class Recorder:
                 return known[key]
             spec, differs = known.admit(key, describe, state)
             if spec is known.beyond:
-                if spec.report.reason is None:
+                if spec.refusal is None:
                     how = f"; this one differs from the nearest in {', '.join(differs)}"
-                    self._refuse(spec, f"there are {self._chosen.max_recordings} signatures "
-                                       f"already (max_recordings){how if differs else ''}")
+                    self._refuse(spec, Cause.TOO_MANY_SIGNATURES.because(
+                        f"there are {len(known)} signatures already (max_recordings)"
+                        f"{how if differs else ''}"))
                 return spec
             if told := self._changing.note(differs):
-                why = self._following.why_not if self._following is not None else ""
-                warn(f"{self.name}: {told}{why} [E0308]")
+                told = self._following.with_why_not(told) if self._following else told
+                self.tell(self.name, told, key=(self.name, *differs))
             # The key may hold ids of these, so they are kept alive.
             spec.constants = [leaf for leaf in leaves if not isinstance(leaf, Tensor)
                               and id(leaf) not in state.leading]
@@ -248,21 +252,23 @@ class Recorder:
         return _compat.own_buffers() if self._has_lanes and self._takes_gradients \
             else contextlib.nullcontext()
 
-    def _refuse(self, spec: Specialization, reason: str) -> None:
-        spec.note(reason=reason)
+    def _refuse(self, spec: Specialization, why: Reason) -> None:
+        why = placed(why)
+        spec.refuse(why)
         spec.state = NO_STATE  # the one before may hold much memory
-        if spec.is_empty:
-            return
-        if self._chosen.strict:
-            raise self._strict_error(reason)
-        if reason not in self._told:
-            self._told.add(reason)
-            warn(f"{self.name} runs unrecorded: {reason} [E0308]")
+        self._check_is_allowed(spec)
+        if not spec.is_empty:
+            self.tell(f"{self.name} runs unrecorded", why)
 
-    def _strict_error(self, reason: str) -> errors.RecordError:
-        return errors.RecordError(
-            308, f"record: {self.name} cannot be recorded: {reason}, and strict=True forbids to "
-            "run it unrecorded.", "Without strict it runs as it is.")
+    def tell(self, head: str, why: Reason, key: Hashable = None) -> None:
+        tell(head, why, is_allowed=why.code in self._chosen.allow, key=key)
+
+    def _check_is_allowed(self, spec: Specialization) -> None:
+        if (why := spec.refusal) is not None and self._forbids(spec, why):
+            raise strict_error(f"record: {self.name} cannot be recorded", why, "it runs as it is")
+
+    def _forbids(self, spec: Specialization, why: Reason) -> bool:
+        return self._chosen.strict and not spec.is_empty and why.code not in self._chosen.allow
 
     # Recording.
 
@@ -274,7 +280,7 @@ class Recorder:
             return self._call_last(leaves)
         except NotRecordable as error:
             self.is_refused = True
-            self._refuse(spec, str(error))
+            self._refuse(spec, error.reason)
             return self._call_last(leaves)
         attempt = self._attempt(spec, step)
         numbers = step.numbers
@@ -301,16 +307,14 @@ class Recorder:
             self._following.trust(spec.follows)
         self.specializations.retire_beyond_bytes(key)
         log.info("%s: %s", self.name, spec.current_report())
-        bound = spec.bind(spec.state)
-        return _applied(bound, answer) if bound else answer
+        return _applied(spec.bind(spec.state), answer)
 
     def _attempt(self, spec: Specialization, step: Step,
                  recorded: StepRecording | None = None) -> Attempt:
         return Attempt(self.name, spec, step, self._chosen, recorded=recorded,
                        takes_gradients=self._takes_gradients, has_lanes=self._has_lanes,
                        earlier=self._earlier, saved_from=self._saved_from,
-                       frees_inputs=self._frees_inputs,
-                       look_farther=self._look_farther)
+                       frees_inputs=self._frees_inputs, look_farther=self._look_farther)
 
     def _prove(self, spec: Specialization, leaves: list[Any], state: State) -> Any:
         """A call with words of kernels, or arguments on the CPU, that have not been compared yet:
@@ -341,8 +345,7 @@ class Recorder:
             spec.note_proven(words)
             if spec.on_host is not None:
                 spec.on_host.note_compared([leaves[i] for i in spec.arguments])
-            bound = spec.bind(state)
-            return _applied(bound, made[0]) if bound else made[0]
+            return _applied(spec.bind(state), made[0])
 
     def _judge(self, key: Any, spec: Specialization, attempt: Attempt, why: Exception) -> None:
         """Decides what happens to a signature that was not recorded."""
@@ -364,9 +367,11 @@ class Recorder:
         if (attempt.follows or self._has_lists(spec)) and not isinstance(why, (Short, Apart)):
             self._follow_no_more(spec, why)
             return
-        if self._chosen.strict and not spec.is_empty:
+        text = f"{spec.shortage or reason_for(why)}{spec.way_of_captures(why)}"
+        found = reason_for(why)._replace(text=text)
+        if self._forbids(spec, found):
             attempt.rewind()
-        self._refuse(spec, f"{spec.shortage or why}{spec.way_of_captures(why)}")
+        self._refuse(spec, found)
 
     def _distrust(self, spec: Specialization, why: Exception) -> None:
         """A launch with other numbers, or other bytes on the CPU, is not what a plain run is."""
@@ -374,16 +379,16 @@ class Recorder:
             self._follow_no_more(spec, why)
             return
         spec.recording, spec.is_retired = None, True
-        self._refuse(spec, f"with another tensor on the CPU a launch differs: {why}; move it to "
-                           "the GPU before the call")
+        self._refuse(spec, Cause.READS_CPU_ARGUMENT.because(
+            f"with another tensor on the CPU a launch differs: {reason_for(why)}"))
 
     def _follow_no_more(self, spec: Specialization, why: Exception) -> None:
         """Each value of what this recording was to follow is recorded by itself."""
         assert self._following is not None
         if spec.follows is NO_NUMBERS:
-            self._following.refuse_lists(str(why))
+            self._following.refuse_lists(reason_for(why))
         else:
-            self._following.refuse(spec.follows, str(why))
+            self._following.refuse(spec.follows, reason_for(why))
         self.specializations.retire_all()
         log.info("%s%s", self.name, self._following.why_not)
 
@@ -396,7 +401,7 @@ class Recorder:
         state, numbers = spec.state, None
         device = device_of(leaves, state.tensors())
         if device is None:
-            raise NotRecordable("it is given nothing on a GPU")
+            raise NotRecordable("it is given nothing on a GPU", Cause.NOTHING_ON_GPU)
         if self._following is not None and state.followed:
             spec.follows = self._following.places_in(leaves, state)
             numbers = self._following.of_step(leaves, state, spec.follows)
@@ -529,9 +534,8 @@ class Recorder:
         spec.shortage = Shortage(short, device, free_bytes(device), spec.shortage_tries)
         spec.note(shortage=str(spec.shortage))
         spec.plain_calls += 1
-        if "launch" not in self._told:
-            self._told.add("launch")
-            warn(f"{self.name} runs unrecorded for now: {spec.shortage} [E0308]")
+        self.tell(f"{self.name} runs unrecorded for now",
+                   short.reason._replace(text=str(spec.shortage)))
         return self._call_last(leaves)
 
     def _launch_elsewhere(self, spec: Specialization, recording: StepRecording, leaves: list[Any],
@@ -569,8 +573,8 @@ def _plain_answer(attempt: Attempt, why: Exception, call: Callable[[list[Any]], 
     return attempt.fall_back(call, leaves, may_repeat=not isinstance(why, Apart))
 
 
-def _applied(bound: BoundState, answer: Any) -> Any:
-    return answer if bound.mutations is None else bound.apply(answer)
+def _applied(bound: BoundState | None, answer: Any) -> Any:
+    return answer if bound is None or bound.mutations is None else bound.apply(answer)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from anabranch import _compat
 from anabranch._core.library import NativeError
 from anabranch._record.capture.untracked import UntrackedTensors
-from anabranch._record.refusals import Apart, NotRecordable
+from anabranch._record.refusals import Apart, Cause, NotRecordable, reason_for
 
 _PATIENCE = datetime.timedelta(seconds=30)
 _YES, _NO = "yes", "no"
@@ -89,11 +89,11 @@ class Rendezvous:
             self.on(True)
             is_untracked = isinstance(error, UntrackedTensors)
             if self.on(not is_untracked) and is_untracked:
-                raise NotRecordable(str(error)) from error
+                raise NotRecordable(reason_for(error)) from error
             raise
         if self.on(False):
             self.on(True)
-            raise NotRecordable("another process could not record it")
+            raise NotRecordable("another process could not record it", Cause.PROCESSES_APART)
         return made
 
 

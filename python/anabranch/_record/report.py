@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from anabranch.errors import code_text
+
 
 class RecordingMemory(NamedTuple):
     """Of a recording, in bytes. Its arena is taken from torch's allocator for each launch and given
@@ -52,7 +54,13 @@ class RecordingReport:
     inputs: str
     calls: int = 0
     differs: str = ""  # in what its signature differs from the nearest one that there was
-    reason: str | None = None  # why it runs plainly
+    # Why it runs plainly: in short, the code of errors.md, the user's line, and what to write
+    # instead; and how often this code came up at this line, in all signatures and graphs.
+    reason: str | None = None
+    code: int | None = None
+    place: str = ""
+    remedy: str = ""
+    times: int = 0
     plain_calls: int = 0  # of a recorded one, that a launch would not have served
     shortage: str = ""  # of which memory something ran out last, and what comes of it
     recording: RecordingCost = dataclasses.field(default_factory=RecordingCost)
@@ -114,7 +122,8 @@ class RecordingReport:
         differs = f"\n  differs from the nearest other signature in {self.differs}" \
             if self.differs else ""
         if self.reason is not None:
-            return f"{self.inputs}: {self.calls} calls, unrecorded: {self.reason}{differs}"
+            return (f"{self.inputs}: {self.calls} calls, unrecorded: {self.reason}"
+                    f"{self._place_text()}{differs}")
         if not self.nodes:
             return f"{self.inputs}: {self.calls} calls, not recorded yet{differs}"
         launches = (f"{self.launched_unchanged} unchanged, {self.launched_from_host} set from the "
@@ -128,6 +137,12 @@ class RecordingReport:
                 f"{self._lanes_text()}"
                 f"  captured in {self.capture_seconds:.2f} s, made in {self.make_seconds:.2f} s, "
                 f"verified in {self.verify_seconds:.2f} s ({self.verified})")
+
+    def _place_text(self) -> str:
+        code = f"[{code_text(self.code)}]" if self.code is not None else ""
+        times = f", {self.times} times so far" if self.times > 1 else ""
+        where = f"\n  {f'{self.place} {code}'.strip()}{times}" if self.place or code else ""
+        return f"{where}\n  {self.remedy}" if self.remedy else where
 
     def _shortage_text(self) -> str:
         return f"  ran plainly for want of memory: {self.shortage}\n" if self.shortage else ""

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from anabranch import _compat
+from anabranch._record.refusals import Cause, Reason
 from anabranch._record.state.guards import PLAIN
 from anabranch._record.state.number_places import (
     FOLLOWED,
@@ -143,9 +144,9 @@ def _paths_apart(mine: Any, theirs: Any) -> list[tuple[Path, float]] | None:
 _CHANGES = 2  # after which one is told
 _INSTEAD = {
     "an optimizer's numbers": "Keep what changes in a tensor on the GPU (lr=torch.tensor(3e-4, "
-                              "device=\"cuda\"), with capturable=True where the optimizer has it)",
+                              "device=\"cuda\"), with capturable=True where the optimizer has it).",
     "tensors on the CPU": "Keep them on the GPU, or pass them as arguments that the step copies "
-                          "there",
+                          "there.",
 }
 # A few of each are what people want: train() and eval(), gradients that are cleared or not.
 _STATES = frozenset((
@@ -179,27 +180,25 @@ class ChangingValues:
     def __init__(self) -> None:
         self._changes: collections.Counter[str] = collections.Counter()
 
-    def note(self, differs: Collection[str]) -> str:
+    def note(self, differs: Collection[str]) -> Reason | None:
         """``differs``: in what a new signature differs from the nearest one. What to tell of it,
         once for each value, after its second change."""
         if len(differs) != 1:
-            return ""
+            return None
         [name] = differs
         if name in _STATES:
-            return ""
+            return None
         self._changes[name] += 1
-        return _told(name) if self._changes[name] == _CHANGES else ""
+        return _told(name) if self._changes[name] == _CHANGES else None
 
 
-def _told(name: str) -> str:
-    instead = _INSTEAD.get(name)
-    if instead is None and name.startswith("argument "):
-        instead = "A number may be a tensor on the GPU; a size may be padded to one of a few"
-    elif instead is None:
-        instead = ("Keep it in a tensor on the GPU; guards=False leaves out what the step does not "
-                   "read")
-    return (f"{name} changes from call to call, and what it is each time is recorded by itself. "
-            f"{instead}")
+def _told(name: str) -> Reason:
+    instead = _INSTEAD.get(name, "")
+    if name.startswith("argument "):
+        instead = "A number may be a tensor on the GPU; a size may be padded to one of a few."
+    return Cause.CHANGING_VALUE.because(
+        f"{name} changes from call to call, and what it is each time is recorded by itself",
+        instead)
 
 
 def _guard_of(leaf: Any) -> Any:

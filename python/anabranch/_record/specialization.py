@@ -23,7 +23,7 @@ from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.memory.shortage import Shortage
 from anabranch._record.numbers.step_numbers import StepNumbers
-from anabranch._record.refusals import NotRecordable
+from anabranch._record.refusals import Cause, NotRecordable, Reason
 from anabranch._record.report import RecordingReport
 from anabranch._record.state.number_places import NO_NUMBERS
 from anabranch._record.state.paths import Path, Place
@@ -39,6 +39,7 @@ from anabranch._record.tensors import (
 )
 from anabranch._record.trial.trial import Foreseen
 from anabranch._record.trial.verify import Untrusted
+from anabranch._record.warn import times_noted
 
 
 class BoundState:
@@ -139,6 +140,7 @@ class Specialization:
     def __init__(self, inputs: str, state: State) -> None:
         # Without what every call changes; see current_report().
         self.report = RecordingReport(inputs)
+        self.refusal: Reason | None = None  # why it runs plainly; the report tells of it
         self.calls = self.plain_calls = 0
         self.recording: StepRecording | None = None
         self.plain = 0  # calls so far
@@ -203,12 +205,12 @@ class Specialization:
         """What is to be captured of a call in this signature's state. Raises NotRecordable."""
         state = self.state
         self.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        on_host = HostArguments(leaves, self.arguments, device)
+        on_host = _on_host(leaves, self.arguments, device)
         self.on_host = on_host if on_host.numbers else None
         if is_compiled and on_host.numbers:
             raise NotRecordable(f"input {self.arguments[on_host.numbers[0]]} of a compiled graph "
-                                "is a tensor on the CPU; move it to the GPU before the model is "
-                                "called")
+                                "is a tensor on the CPU", Cause.ARGUMENT_REFUSED,
+                                "Move it to the GPU before the model is called.")
         for i in self.arguments:
             if leaves[i].is_cuda:
                 _check_argument(i, leaves[i], device)
@@ -353,9 +355,17 @@ class Specialization:
         """Sets fields of the report."""
         self.report = dataclasses.replace(self.report, **found)
 
+    def refuse(self, why: Reason | None) -> None:
+        """Lets it run plainly for that; None: no more."""
+        self.refusal = why
+        text, code, remedy, place = why or (None, None, "", "")
+        self.note(reason=text, code=code, remedy=remedy, place=place)
+
     def current_report(self) -> RecordingReport:
         counts = self.recording.counts if self.recording is not None else CaptureCounts()
+        times = times_noted(self.refusal) if self.refusal is not None else 0
         return dataclasses.replace(self.report, calls=self.calls, plain_calls=self.plain_calls,
+                                   times=times,
                                    **{name: getattr(counts, name) for name in CaptureCounts.names})
 
 
@@ -367,20 +377,29 @@ def _layout(tensor: Any) -> Any:
         if isinstance(tensor, Tensor) else None
 
 
+def _on_host(leaves: list[Any], arguments: list[int], device: int) -> HostArguments:
+    try:
+        return HostArguments(leaves, arguments, device)
+    except NotRecordable as error:
+        raise NotRecordable(str(error), Cause.ARGUMENT_REFUSED) from None
+
+
 def _on_gpu(on_host: HostArguments, arguments: list[Tensor]) -> list[Tensor]:
     try:
         return on_host.sent(arguments) if on_host.numbers else arguments
     except torch.OutOfMemoryError:
-        raise NotRecordable("the GPU has no memory for a second copy of its arguments on the CPU; "
-                            "move them there before the call") from None
+        raise NotRecordable("the GPU has no memory for a second copy of its arguments on the CPU",
+                            Cause.OUT_OF_MEMORY, "Move them there before the call.") from None
 
 
 def _check_argument(index: int, leaf: Tensor, device: int) -> None:
     if leaf.device.index != device:
-        raise NotRecordable(f"argument {index} is on {leaf.device} and another on cuda:{device}")
+        raise NotRecordable(f"argument {index} is on {leaf.device} and another on cuda:{device}",
+                            Cause.ARGUMENT_REFUSED)
     if is_wrapper(leaf) or leaf.layout != torch.strided:
-        raise NotRecordable(f"argument {index} is a {type(leaf).__name__} ({leaf.layout})")
+        raise NotRecordable(f"argument {index} is a {type(leaf).__name__} ({leaf.layout})",
+                            Cause.ARGUMENT_REFUSED, "Give the plain tensors that it is made of.")
     if torch.is_grad_enabled() and leaf.grad_fn is not None:
         raise NotRecordable(f"argument {index} has a history of its own (grad_fn "
                             f"{type(leaf.grad_fn).__name__}), into which a launch cannot send "
-                            "gradients; detach it")
+                            "gradients", Cause.ARGUMENT_REFUSED, "Detach it.")

@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 import anabranch
 from anabranch import config
 from anabranch._arguments import wrong
+from anabranch._record.refusals import Cause, Reason, strict_error
 from anabranch._record.report import RecordingReport
-from anabranch._record.warn import warn
-from anabranch.errors import RecordError
+from anabranch._record.warn import tell
 from anabranch.integrations.own_code import OwnCode, is_of_package
 
 __all__ = ["record", "reports"]
@@ -50,14 +50,14 @@ def record(trainer: _T, **options: Any) -> _T:
     ``trainer`` is none, and ConfigError for options.
 
     A trainer that shares its work among processes or GPUs, or whose ``training_step`` is not
-    transformers' own, is left as it is. A RecordWarning says so; under strict RecordError [E0308]
+    transformers' own, is left as it is. A RecordWarning says so; under strict RecordError [E0337]
     is raised. Threads: that of the trainer.
     """
     _check_is_trainer(trainer, "record")
     chosen = config.resolve(options)
     _forget(trainer)
     if reason := _why_not(trainer):
-        _refuse(reason, chosen.strict)
+        _refuse(reason, chosen)
     else:
         trainer.training_step = Training(trainer, options).step  # type: ignore[attr-defined]
     return trainer
@@ -119,10 +119,10 @@ class Training:
         self._hooked.append((thing, plain))
         return plain
 
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: Reason) -> None:
         """From the next step on, forward and backward run plainly."""
         self.is_left = True
-        _refuse(reason, config.resolve(self.options).strict)
+        _refuse(reason, config.resolve(self.options))
 
 
 class Used:
@@ -219,8 +219,9 @@ class TrainerStep:
         before = self._may_be_changed()
         loss = self._step(dict(prepared), *args, **kwargs)
         if self._may_be_changed() != before:
-            training.leave("its class changes values of the trainer while it computes a loss, "
-                           "which a launch would not do; change them in a callback")
+            training.leave(Cause.TRAINER_LEFT.because(
+                "its class changes values of the trainer while it computes a loss, which a launch "
+                "would not do", "Change them in a callback."))
         return loss
 
     def _settings(self) -> tuple[Any, ...]:
@@ -325,40 +326,44 @@ def _forget(trainer: Any) -> None:
         del trainer.training_step
 
 
-def _why_not(trainer: Any) -> str:
-    """Why the steps of this trainer are not recorded, and what to do; empty where they are."""
+def _why_not(trainer: Any) -> Reason | None:
+    """Why the steps of this trainer are not recorded, and what to do; None where they are."""
+    because = Cause.TRAINER_LEFT.because
     from transformers import Trainer
 
     args, accelerator = trainer.args, getattr(trainer, "accelerator", None)
     step = getattr(trainer.training_step, "__func__", trainer.training_step)
     is_theirs = step is vars(Trainer).get("training_step")
     if accelerator is None:
-        return "this version of transformers has a loop without accelerate; take a newer one"
+        return because("this version of transformers has a loop without accelerate",
+                       "Take a newer one.")
     parallel = getattr(args.parallel_mode, "value", args.parallel_mode)
     kind = getattr(accelerator.distributed_type, "value", accelerator.distributed_type)
     if parallel != "not_parallel" or kind != "NO":
-        return (f"it trains in parallel ({parallel}, accelerate's type {kind}); show it one GPU "
-                "(CUDA_VISIBLE_DEVICES), or write the loop by hand, with anabranch.record around "
-                "its step")
+        return because(f"it trains in parallel ({parallel}, accelerate's type {kind})",
+                       "Show it one GPU (CUDA_VISIBLE_DEVICES), or write the loop by hand, with "
+                       "anabranch.record around its step.")
     if not is_theirs or not is_of_package(step, _CLIENT):
-        return (f"{type(trainer).__qualname__} has a training_step of its own; override "
-                "compute_loss, or give compute_loss_func=")
+        return because(f"{type(trainer).__qualname__} has a training_step of its own",
+                       "Override compute_loss, or give compute_loss_func=.")
     optim = str(getattr(args.optim, "value", args.optim))
     if optim in ("lomo", "adalomo") or optim.endswith("layerwise"):
-        return f"its optimizer, {optim}, steps inside of the backward; choose another optim="
+        return because(f"its optimizer, {optim}, steps inside of the backward",
+                       "Choose another optim=.")
     if getattr(args, "torch_empty_cache_steps", None) is not None:
-        return "torch_empty_cache_steps empties torch's cache inside of a step; leave it out"
+        return because("torch_empty_cache_steps empties torch's cache inside of a step",
+                       "Leave it out.")
     if (mode := args.torch_compile_mode) in ("reduce-overhead", "max-autotune"):
-        return (f"torch_compile_mode={mode!r} makes CUDA graphs of its own; leave it out, or take "
-                "max-autotune-no-cudagraphs")
+        return because(f"torch_compile_mode={mode!r} makes CUDA graphs of its own",
+                       "Leave it out, or take max-autotune-no-cudagraphs.")
     if getattr(trainer, "use_apex", False):
-        return "it uses apex; train with bf16=True"
-    return ""
+        return because("it uses apex", "Train with bf16=True.")
+    return None
 
 
-def _refuse(reason: str, strict: bool) -> None:
-    if strict:
-        raise RecordError(308, f"{_ACT}.record: the trainer's steps cannot be recorded: {reason}, "
-                          "and strict=True forbids to run them unrecorded.",
-                          "Without strict it trains as it is.")
-    warn(f"the Trainer's steps run unrecorded: {reason} [E0308]")
+def _refuse(why: Reason, chosen: config.Options) -> None:
+    is_allowed = why.code in chosen.allow
+    if chosen.strict and not is_allowed:
+        raise strict_error(f"{_ACT}.record: the trainer's steps cannot be recorded", why,
+                           "it trains as it is")
+    tell("the Trainer's steps run unrecorded", why, is_allowed=is_allowed)

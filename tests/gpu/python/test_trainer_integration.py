@@ -148,7 +148,7 @@ def test_dropout(tmp_path):
 
 
 def test_an_optimizer_that_counts_on_the_cpu_runs_plainly_beside_recorded_parts(tmp_path):
-    with pytest.warns(anabranch.errors.RecordWarning, match="not followed: .*fused=True"):
+    with pytest.warns(anabranch.errors.RecordWarning, match="(?s)not followed: .*fused=True"):
         trainer = both(tmp_path, optim="adamw_torch")
     assert_launched(trainer, STEP, CLIP)
     assert not sum(one.launched for one in reports(trainer)[UPDATE]), told(trainer)

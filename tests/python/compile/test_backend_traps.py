@@ -265,6 +265,11 @@ def test_complex_numbers_fall_back_with_a_reason(caplog):
     with pytest.raises(Exception, match="E0607"):
         torch.compiler.reset()
         torch.compile(Complex(), backend="anabranch", options={"strict": True})(x)
+    caplog.clear()
+    torch.compiler.reset()
+    allowing = {"strict": True, "allow": ["E0602"]}
+    torch.compile(Complex(), backend="anabranch", options=allowing)(x)
+    assert "E0602" not in caplog.text
 
 
 def test_an_operator_the_tape_does_not_know_runs_in_python_and_says_so():

@@ -143,6 +143,8 @@ def test_a_block_that_cannot_be_kept_is_told_with_its_line_and_raises_under_stri
     with pytest.raises(errors.CompileError, match=r"has no effect.*strict=True") as raised:
         compiled(function, options={"strict": True})(x)
     assert raised.value.code == 613
+    allowing = compiled(function, options={"strict": True, "allow": {"E0613"}})
+    torch.testing.assert_close(allowing(x), function(x))
 
 
 def test_nothing_is_told_where_no_stream_was_lost(caplog):

@@ -13,8 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from anabranch import config
+from anabranch import config, errors
+from anabranch._compile import backend
 from anabranch._compile import cuts as cuts_module
+from anabranch._record.recorded_graph import RecordedGraph
+from anabranch._record.refusals import Cause
 
 pytestmark = pytest.mark.oldest
 GPU = torch.device("cuda", 0)
@@ -49,24 +52,36 @@ def to_gpu(x):
 ], ids=["only a GPU's", "a copy to the GPU", "constants of the CPU"])
 def test_a_graph_that_can_be_captured_is_not_cut(function):
     found = cuts(function)
-    assert found.reason is None and not found.operators
+    assert not found.reasons and not found.operators
 
 
-@pytest.mark.parametrize("function, reason", [
-    (lambda x, host: tagged(x), "anabranch_parts.tagged.default cannot be captured"),
-    (lambda x, host: x.nonzero(), "aten.nonzero.default"),
-    (lambda x, host: x * x.sum().item(), "aten._local_scalar_dense.default"),
-    (lambda x, host: torch.ops.aten._to_copy(x, device="cpu"), "a tensor on the CPU"),
-    (lambda x, host: x + torch.rand(()), "aten.rand.default answers a tensor on the CPU"),
-    (lambda x, host: x + to_gpu(host.relu()), "aten.relu.default answers a tensor on the CPU"),
+@pytest.mark.parametrize("function, reason, code", [
+    (lambda x, host: tagged(x), "anabranch_parts.tagged.default cannot be captured", 336),
+    (lambda x, host: x.nonzero(), "aten.nonzero.default", 335),
+    (lambda x, host: x * x.sum().item(), "aten._local_scalar_dense.default", 335),
+    (lambda x, host: torch.ops.aten._to_copy(x, device="cpu"), "a tensor on the CPU", 336),
+    (lambda x, host: x + torch.rand(()), "aten.rand.default answers a tensor on the CPU", 336),
+    (lambda x, host: x + to_gpu(host.relu()), "aten.relu.default answers a tensor on the CPU", 336),
 ], ids=["tagged", "sizes", "a number", "to the CPU", "random on the CPU", "work on the CPU"])
-def test_a_graph_that_cannot_be_captured_says_why(function, reason):
-    assert reason in cuts(lambda x, host: function(x.relu(), host).relu()).reason
+def test_a_graph_that_cannot_be_captured_says_why(function, reason, code):
+    why = cuts(lambda x, host: function(x.relu(), host).relu()).reasons[0]
+    assert reason in why.text and why.code == code and why.remedy
+
+
+def test_under_strict_a_graph_is_cut_where_all_of_its_reasons_are_allowed():
+    def cut(**options):
+        with FakeTensorMode(shape_env=ShapeEnv()):
+            x = torch.empty(4, 4, device=GPU)
+        graph = make_fx(lambda x: tagged(x).nonzero())(x)
+        return [why.code for why in backend._cuts(config.resolve(options), graph).reasons]
+
+    assert cut() == cut(strict=True, allow=["E0335", "E0336"]) == [336, 335]
+    assert cut(strict=True) == cut(strict=True, allow=[335]) == []
 
 
 def test_operators_of_other_libraries_cut_a_graph_that_may_still_be_captured():
     found = cuts(lambda x, host: foreign(x))
-    assert found.reason is None and found.operators == ("anabranch_parts::foreign.default",)
+    assert not found.reasons and found.operators == ("anabranch_parts::foreign.default",)
 
 
 def test_only_graphs_without_copies_from_the_host_are_reordered():
@@ -75,6 +90,29 @@ def test_only_graphs_without_copies_from_the_host_are_reordered():
     with FakeTensorMode(shape_env=ShapeEnv()):
         x = torch.empty(4, 4, device=GPU)
     assert cuts_module.find_cuts(make_fx(lambda x: x.nonzero())(x)).may_reorder
+
+
+def test_a_fall_back_is_told_once_a_reason_and_not_where_it_is_allowed(caplog):
+    for reason in ("mul is complex", "mul is complex", "add is sparse"):
+        backend._fall_back(config.resolve({}), reason)
+    assert [line.count("E0602") for line in caplog.messages] == [1, 1]
+    for code in (602, 607):
+        backend._fall_back(config.resolve({"strict": True, "allow": [code]}), "sub is quantized")
+    assert len(caplog.messages) == 2
+    backend._fall_back(config.resolve({}), "sub is quantized")
+    assert len(caplog.messages) == 3
+
+
+def test_graphs_with_one_cause_at_one_line_are_told_once_and_counted(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    graphs = [RecordedGraph(lambda given: [given[0] + 1], config.resolve({}), f"graph {i}", False)
+              for i in range(3)]
+    with pytest.warns(errors.RecordWarning) as told:
+        for graph in graphs * 2:
+            graph([torch.ones(2)])
+    [said] = [str(one.message) for one in told]
+    assert said.startswith("graph 0 runs unrecorded: it is given nothing on a GPU\n  called at ")
+    assert [report.times for graph in graphs for report in graph.reports] == [3, 3, 3]
 
 
 class InTwoParts:
@@ -121,7 +159,7 @@ def reports(graph):
 @pytest.mark.parametrize("depends", [True, False])
 def test_a_part_whose_sizes_depend_on_data_is_not_recorded(graph, depends):
     cuts_module.record_parts(graph, config.resolve({}), "a graph", False,
-                             cuts_module.Cuts("of a reason", (), depends), None)
+                             cuts_module.Cuts((Cause.GRAPH_IN_PARTS.because("of a reason"),), (), depends), None)
     for i in range(1, 5):
         (answer,) = graph.current_callable([torch.full((2,), i)])
         assert answer.tolist() == [(2 * i + 1) * 4 * i] * 2
@@ -139,7 +177,7 @@ def test_a_part_whose_sizes_depend_on_data_is_not_recorded(graph, depends):
 def test_parts_of_a_graph_that_may_be_captured_run_by_themselves_once_it_was_refused(graph):
     whole = SimpleNamespace(is_refused=False)
     cuts_module.record_parts(graph, config.resolve({}), "a graph", False,
-                             cuts_module.Cuts(None, ("foreign",)), whole)
+                             cuts_module.Cuts((), ("foreign",)), whole)
     graph.current_callable([torch.ones(2)])
     assert not reports(graph)
     whole.is_refused = True

@@ -192,6 +192,36 @@ def test_bounds_are_what_the_core_takes_uncut():
                                                     most["prefetch_bytes"])
 
 
+@pytest.mark.parametrize("value", [["E0312", 315], {"e0312", "0315"}, (312, 315), "E0312, E0315"],
+                         ids=["list", "set", "tuple", "text"])
+def test_codes_to_allow_come_as_numbers_or_as_messages_show_them(monkeypatch, value):
+    wanted = frozenset((312, 315))
+    assert config.resolve({"allow": value}).allow == wanted
+    with config.patch(allow=value):
+        assert config.allow == wanted
+    monkeypatch.setenv("ANABRANCH_ALLOW", "E0312,E0315")
+    assert config.allow == config.resolve().allow == wanted
+    monkeypatch.setenv("ANABRANCH_ALLOW", "")
+    assert config.allow == config.resolve({"allow": []}).allow == frozenset()
+
+
+def test_a_code_that_cannot_be_allowed_is_refused_with_the_nearest(monkeypatch):
+    for act in (lambda: config.resolve({"allow": ["E0399"]}), lambda: config.patch(allow={399})):
+        with pytest.raises(ConfigError, match=r"(?s)allow.* names E0399, .*Nearest: .*E0337") as one:
+            act()
+        assert one.value.code == 703
+    monkeypatch.setenv("ANABRANCH_ALLOW", "E0312,E0701")
+    with pytest.raises(ConfigError, match=r"ANABRANCH_ALLOW names E0701"):
+        config.resolve()
+
+
+@pytest.mark.parametrize("value", [312, None, ["many"], [3.12], [True], [["E0312"]], "E03x"])
+def test_what_is_no_collection_of_codes_is_refused(value):
+    with pytest.raises(ConfigError, match=r"allow.* wants frozenset\[int\]") as caught:
+        config.allow = value
+    assert caught.value.code == 702
+
+
 def test_a_path_object_is_taken_as_its_text(tmp_path):
     assert config.resolve({"library_path": tmp_path}).library_path == str(tmp_path)
 
@@ -264,6 +294,6 @@ def test_the_page_lists_every_option_as_it_is():
 
 def test_type_checkers_are_told_of_every_option():
     """The module's class answers them; what stands below TYPE_CHECKING is for mypy and editors."""
-    declared = re.findall(r"^    (\w+): ([\w| ]+)$", Path(config.__file__).read_text().split(
+    declared = re.findall(r"^    (\w+): ([\w| \[\]]+)$", Path(config.__file__).read_text().split(
         "if TYPE_CHECKING:")[-1], re.MULTILINE)
     assert declared == [(field.name, field.type) for field in dataclasses.fields(config.Options)]

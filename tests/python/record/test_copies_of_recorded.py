@@ -101,7 +101,6 @@ def test_what_cannot_be_pickled_says_so_as_the_function_does():
 
 def test_without_a_gpu_a_warning_and_every_report_say_that_nothing_is_recorded(monkeypatch):
     monkeypatch.setattr(recorded_callable, "_has_gpu", lambda: False)
-    recorded_callable._told_of_no_gpu.clear()
     first, second = anabranch.record(plain), anabranch.record(plain)
     silent = anabranch.record(plain, record=False)
     with pytest.warns(anabranch.RecordWarning) as warned:

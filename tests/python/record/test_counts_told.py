@@ -34,7 +34,7 @@ def test_what_python_changes_in_each_call_is_told_once_since_launches_do_not():
     [told] = told_while(lambda: recorded(step))
     for name in ("log.steps", "log.is_whole", "net.calls"):
         assert name in told
-    assert "launches do not" in told and "guard=" in told and "E0308" in told
+    assert "launches do not" in told and "guard=" in told and "[E0334]" in told
 
 
 def test_what_python_fills_once_is_not_told():

@@ -292,4 +292,4 @@ def test_a_step_that_has_seen_the_bytes_in_some_other_way_runs_plainly(recorded)
     assert any("with another tensor on the CPU a launch differs" in str(one.message)
                for one in warned)
     [report] = call.reports
-    assert "move it to the GPU before the call" in report.reason
+    assert report.code == 326 and "Move it to the GPU before the call" in report.remedy

@@ -41,7 +41,7 @@ def test_without_a_gpu_a_recorded_callable_runs_as_it_is_and_says_so(monkeypatch
     step = record(lambda x, scale=2: x * scale)
     x = torch.randn(4)
     assert torch.equal(step(x, scale=3), x * 3)
-    assert [report.reason for report in step.reports] == [recorded_callable._NO_GPU]
+    assert [report.reason for report in step.reports] == [recorded_callable._NO_GPU.text]
 
 
 def test_record_is_also_a_decorator_and_keeps_the_name():
@@ -308,7 +308,7 @@ def test_a_graph_without_operators_is_neither_recorded_nor_watched():
     assert [graph.kind for graph in anabranch.explain(call, x).graphs] == ["forward"]
     graph = torch.fx.symbolic_trace(lambda x: x)
     assert backend._record(config.resolve({}), graph, graph.forward, "backward", Cuts(),
-                           SavedBlocks()) == "it has no operators"
+                           SavedBlocks()).text == "it has no operators"
 
 
 def test_explain_of_nothing_says_so():

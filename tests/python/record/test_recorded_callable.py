@@ -22,8 +22,11 @@ from anabranch._record import recorded_callable
 from anabranch._record import recorder as recorder_module
 from anabranch._record.capture import now
 from anabranch._record.capture.capture import captured_now
+from anabranch._record.refusals import Cause, NotRecordable
 
 pytestmark = pytest.mark.oldest
+
+RECORD = recorder_module.Recorder._record  # the fixture above has another one in its place
 
 
 def is_launched(made, *args):
@@ -130,17 +133,19 @@ def test_keywords_that_are_none_are_not_given():
 
 @pytest.fixture
 def refused(monkeypatch):
-    def refuse(recorder, key, spec, leaves):
-        recorder._refuse(spec, "it looks at a value")
-        return recorder._call(leaves)
+    def refuse(recorder, spec, leaves):
+        raise NotRecordable("it looks at a value", Cause.WAITS_FOR_GPU)
 
-    monkeypatch.setattr(recorder_module.Recorder, "_record", refuse)
+    monkeypatch.setattr(recorder_module.Recorder, "_record", RECORD)
+    monkeypatch.setattr(recorder_module.Recorder, "_step", refuse)
     return anabranch.record(lambda x: x + 1)
 
 
 def test_what_is_not_recorded_is_warned_of_at_the_call(refused):
     with pytest.warns(anabranch.RecordWarning,
-                      match=r"runs unrecorded: it looks at a value \[E0308\]") as warned:
+                      match=r"runs unrecorded: it looks at a value\n  called at "
+                            r"test_recorded_callable\.py:\d+ in test_what\w+ \[E0311\]\n  Choose on "
+                            ) as warned:
         for _ in range(4):
             assert torch.equal(refused(X), X + 1)
     assert len(warned) == 1 and warned[0].filename == __file__

@@ -272,7 +272,7 @@ def test_a_call_that_is_given_blocks_opens_them_where_it_cannot_be_launched_at_t
     assert torch.equal(recorder._launch("key", spec, leaves, state_module.NO_STATE)[0], wanted)
     assert len(backward._recording.launched) == 2
     spec.recording = None
-    spec.note(reason="refused")
+    spec.refuse(refusals.Cause.WAITS_FOR_GPU.because("refused"))
     plain = recorder.run("key", leaves, state_module.NO_STATE, lambda: "()")
     assert torch.equal(plain[0], x * w) and torch.equal(plain[1], x + w) and plain[2] == 5
 
@@ -367,8 +367,9 @@ def test_a_closed_capture_has_no_pool_whoever_holds_it():
 def test_a_capture_that_an_old_history_breaks_says_what_to_do():
     error = RuntimeError("CUDA error: operation would make the legacy stream depend on a capturing "
                          "blocking stream\nmore of it")
-    assert refusals.reason_of(error).endswith("detach it")
-    assert refusals.reason_of(ValueError("else")) == "ValueError while it was captured: else"
+    assert refusals.reason_of(error).remedy.startswith("Detach what outside holds")
+    why = refusals.reason_of(ValueError("else"))
+    assert (why.text, why.code) == ("ValueError while it was captured: else", 317)
 
 
 def test_a_refused_step_finds_the_state_on_the_cpu_as_it_was(monkeypatch):

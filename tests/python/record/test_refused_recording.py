@@ -181,7 +181,9 @@ def test_answers_on_the_cpu_are_refused_by_the_first_call(monkeypatch):
 @pytest.mark.parametrize(("said", "hint"), [
     ("CUDA error: operation not permitted when stream is capturing\nSearch for", r"\.item\(\)"),
     ("Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is "
-     "pinned.", "what changes is an argument"),
-    ("something else", "captured: something else$")])
+     "pinned.", "give what changes as an argument"),
+    ("something else", "what raises")])
 def test_what_torch_says_of_a_capture_comes_with_what_to_do(said, hint):
-    assert re.search(hint, refusals.reason_of(RuntimeError(said)))
+    why = refusals.reason_of(RuntimeError(said))
+    assert re.search(hint, why.remedy) and "\n" not in why.text
+    assert why.text == f"RuntimeError while it was captured: {said.splitlines()[0]}"

@@ -38,8 +38,10 @@ from anabranch._record.refusals import (
     OTHER_MEMORY,
     BrokeUntold,
     BrokeWhileNoted,
+    Cause,
     CopiedFromTheCpu,
     NotRecordable,
+    reason_for,
     reason_of,
 )
 from anabranch._record.tensors import MemoryOf, version_of
@@ -113,7 +115,7 @@ def _capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None
             if isinstance(error, Exception) and is_out_of_memory(error):
                 raise short_of("a capture", error, step.device) from error
             if isinstance(error, NativeError):
-                raise NotRecordable(str(error)) from error
+                raise NotRecordable(reason_for(error)) from error
             if isinstance(error, Exception) and not isinstance(error, NotRecordable):
                 raise NotRecordable(reason_of(error)) from error
             raise
@@ -357,4 +359,4 @@ def _check_nothing_is_kept(made: Sequence[Captured]) -> None:
         held = _compat.allocated_in_pools(pools)
     if held:
         raise NotRecordable(f"it keeps {held} bytes of tensors that it does not return, in an "
-                            "attribute or a list; return them, or compute them outside")
+                            "attribute or a list", Cause.LEAVES_TENSORS)

@@ -16,7 +16,13 @@ from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import Unlike, flatten
 from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy, Step, Wrapped
 from anabranch._record.numbers.noted import Noted as NotedFloat
-from anabranch._record.refusals import ANOTHER_ANSWER, ON_CPU, NotRecordable, OtherGraph
+from anabranch._record.refusals import (
+    ANOTHER_ANSWER,
+    ON_CPU,
+    Cause,
+    NotRecordable,
+    OtherGraph,
+)
 from anabranch._record.tensors import is_wrapper
 
 
@@ -26,7 +32,7 @@ def open_answers(step: Step, made: Sequence[Captured]) -> None:
     try:
         leaves, shape = flatten(answers, step.object_numbers)
     except Unlike:
-        raise NotRecordable(ANOTHER_ANSWER) from None
+        raise NotRecordable(ANOTHER_ANSWER, Cause.OTHER_ANSWER) from None
     for captured, of_it in zip(made, leaves, strict=True):
         captured.result, captured.shape, captured.answer = of_it, shape, None
 
@@ -79,8 +85,8 @@ class _Describer:
 
     def describe(self, leaf: Any) -> Any:
         if isinstance(leaf, NotedFloat):
-            raise NotRecordable("it answers a number that follows one which changes; answer a "
-                                "tensor, or compute it outside")
+            raise NotRecordable("it answers a number that follows one which changes",
+                                Cause.OTHER_ANSWER)
         if not isinstance(leaf, Tensor):
             held = self._step.object_numbers.get(id(leaf))
             return Constant(leaf) if held is None else Held(held)
@@ -92,7 +98,7 @@ class _Describer:
             return Wrapped(type(leaf), tuple(names), parts, context, tuple(leaf.shape),
                            tuple(leaf.stride()))
         if not leaf.is_cuda:
-            raise NotRecordable(ON_CPU)
+            raise NotRecordable(ON_CPU, Cause.ANSWER_ON_CPU)
         if leaf.is_conj() or leaf.is_neg():
             plain = _compat.read_otherwise(leaf, leaf.is_conj(), leaf.is_neg())
             return Lazy((self._memory_of(plain),), leaf.is_conj(), leaf.is_neg())
@@ -129,8 +135,8 @@ def compare(first: Captured, second: Captured) -> None:
             and all(_same(grad, second.gradients[i]) for i, grad in first.gradients.items()))
     if not same:
         made_anew = _object_made_anew(first.result, second.result)
-        raise NotRecordable(f"it answers a {made_anew}, another one in each call; answer the "
-                            "tensors in it" if made_anew else ANOTHER_ANSWER)
+        raise NotRecordable(f"it answers a {made_anew}, another one in each call"
+                            if made_anew else ANOTHER_ANSWER, Cause.OTHER_ANSWER)
 
 
 def _object_made_anew(first: Sequence[Any], second: Sequence[Any]) -> str:

@@ -22,7 +22,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._fx.schema import tensors_in
 from anabranch._record.capture.replaced import of_pythons_things, replaced
-from anabranch._record.refusals import NotRecordable
+from anabranch._record.refusals import Cause, NotRecordable
 from anabranch._record.tensors import memory_on_cpu
 
 CONSTANTS_BYTES = 4 << 20  # for all of a capture
@@ -117,8 +117,9 @@ class HostConstants(_compat.TorchDispatchMode):
             kind = str(source.dtype).removeprefix("torch.")
             raise NotRecordable(
                 f"it copies a tensor from the CPU ({kind}{list(source.shape)}) of which is not "
-                "known that each call brings the same; make it on the GPU, give it as an argument "
-                "that is there, or pin it where the step finds it")
+                "known that each call brings the same", Cause.COPIES_FROM_CPU,
+                "Make it on the GPU, give it as an argument that is there, or pin it where the "
+                "step finds it.")
         pinned = self._pinned(source.numel() * dtype.itemsize).view(dtype).view(source.shape)
         pinned.copy_(source)
         made = torch.empty(source.shape, dtype=dtype, device=device)
@@ -128,8 +129,8 @@ class HostConstants(_compat.TorchDispatchMode):
         begin = self._used
         self._used += -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
         if self._used > self._memory.numel():
-            raise NotRecordable(f"it copies more than {self._memory.numel()} bytes from the CPU; "
-                                "keep them on the GPU")
+            raise NotRecordable(f"it copies more than {self._memory.numel()} bytes from the CPU",
+                                Cause.COPIES_FROM_CPU, "Keep them on the GPU.")
         return self._memory[begin:begin + size_bytes]
 
     @contextlib.contextmanager

@@ -23,7 +23,7 @@ from anabranch import _compat
 from anabranch._fx.schema import tensors_in
 from anabranch._record.capture.noted_lists import lists_noted
 from anabranch._record.capture.replaced import replaced
-from anabranch._record.refusals import NotRecordable
+from anabranch._record.refusals import Cause, NotRecordable
 from anabranch._record.tensors import memory_on_cpu
 
 _GPU = "cuda"
@@ -40,7 +40,6 @@ _NOT_ALIKE = (torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape,
               torch.Tag.data_dependent_output)
 # By which Python reads a tensor without an operator.
 _READING = ("tolist", "numpy", "__array__", "__dlpack__")
-_INSTEAD = "move it to the GPU before the call, or compute that outside"
 
 
 class HostTables(_compat.TorchDispatchMode):
@@ -126,7 +125,8 @@ class HostTables(_compat.TorchDispatchMode):
         memory = memory_on_cpu(tensor)
         if memory is not None and memory not in self._known:
             raise NotRecordable("it is given a tensor on the CPU, and reads one there into Python "
-                                f"(.item(), an if, an operand of one number); {_INSTEAD}")
+                                "(.item(), an if, an operand of one number)",
+                                Cause.READS_CPU_ARGUMENT)
 
     def _there(self, thing: Any) -> Any:
         """An argument of an operator on the CPU, as it is given to the GPU's."""
@@ -151,7 +151,8 @@ class HostTables(_compat.TorchDispatchMode):
             return part
         if part.dtype == torch.bool:
             raise NotRecordable("it takes a mask on the CPU for an index, and how much that names "
-                                "may change; make it an index of a fixed size")
+                                "may change", Cause.READS_CPU_ARGUMENT,
+                                "Make it an index of a fixed size.")
         return self._twin(part)
 
     def _note_wait(self, table: Tensor, non_blocking: Any) -> None:
@@ -175,8 +176,8 @@ class HostTables(_compat.TorchDispatchMode):
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() == mine and tensor.device.type == "cpu" \
                     and self.is_table(tensor):
-                raise NotRecordable(f"it is given a tensor on the CPU, and reads it there "
-                                    f"(.{name.strip('_')}()); {_INSTEAD}")
+                raise NotRecordable("it is given a tensor on the CPU, and reads it there "
+                                    f"(.{name.strip('_')}())", Cause.READS_CPU_ARGUMENT)
             return original(tensor, *args, **kwargs)
 
         return read
@@ -214,4 +215,4 @@ def _is_gpu(device: Any) -> bool:
 
 def _refuse(function: Any) -> None:
     raise NotRecordable(f"it is given a tensor on the CPU, and computes with it there ({function}) "
-                        f"what a launch would not; {_INSTEAD}")
+                        "what a launch would not", Cause.READS_CPU_ARGUMENT)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from anabranch._record.capture.replaced import of_pythons_things, replaced
-from anabranch._record.refusals import NotRecordable
+from anabranch._record.refusals import Cause, NotRecordable
 
 # By which Python looks into a list or changes it; how long it is may be asked.
 _LOOKING = ("__iter__", "__getitem__", "__contains__", "__eq__", "__ne__", "__lt__", "__le__",
@@ -104,10 +104,10 @@ def lists_noted() -> Iterator[None]:
         with replaced(of_pythons_things(_made, _opened)):
             yield
         if _current.looks:
-            raise NotRecordable(_LOOKS)
+            raise NotRecordable(_LOOKS, Cause.CHANGING_VALUE)
     except Exception as error:
         if _current.looks and not isinstance(error, NotRecordable):
-            raise NotRecordable(_LOOKS) from error
+            raise NotRecordable(_LOOKS, Cause.CHANGING_VALUE) from error
         raise
     finally:
         for made in _current.lists:
@@ -126,7 +126,7 @@ def _table_of(data: Any) -> Tensor | None:
     if not found:
         return None
     if len(found) < len(tables) or len({table.shape for table in found}) > 1:
-        raise NotRecordable(_LOOKS)
+        raise NotRecordable(_LOOKS, Cause.CHANGING_VALUE)
     return torch.stack(found)
 
 
@@ -137,7 +137,7 @@ def _made(data: Any, kind: torch.dtype | None, device: torch.device) -> Tensor |
     kind = kind or table.dtype
     if kind not in _KINDS:
         raise NotRecordable(f"it makes {kind} of the numbers of a list, which may be too many for "
-                            "that")
+                            "that", Cause.CHANGING_VALUE)
     return (table.to(kind) if kind is not table.dtype else table.clone()).to(device)
 
 

@@ -25,7 +25,7 @@ from anabranch._record.capture.captured import Capture, Captured
 from anabranch._record.capture.stand_ins import one_at_a_time
 from anabranch._record.capture.step import Step
 from anabranch._record.memory.shortage import is_out_of_memory, short_of
-from anabranch._record.refusals import NotRecordable, reason_of
+from anabranch._record.refusals import Cause, NotRecordable, reason_of
 from anabranch._record.tensors import Unit, units_behind
 
 
@@ -64,13 +64,14 @@ def _named_units(captured: Captured, units: Sequence[Unit]) -> list[int]:
 class UntrackedTensors(NotRecordable):
     """The step uses tensors that were not found from it. As a reason it says how to name them."""
 
+    cause = Cause.UNTRACKED_TENSOR
+
     def __init__(self, tensors: list[Tensor]) -> None:
         one = tensors[0]
         kind = str(one.dtype).removeprefix("torch.")
         super().__init__(
             f"it uses a tensor ({kind}{list(one.shape)}) that nothing which was found from it "
-            "leads to, so that a launch would not see where it is; give it to the step, or name it "
-            "in state=")
+            "leads to, so that a launch would not see where it is")
         self.tensors = tensors
 
 

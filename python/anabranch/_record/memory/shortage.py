@@ -16,7 +16,7 @@ import torch
 
 from anabranch._core.library import NativeError
 from anabranch._record.memory.gpu import free_bytes
-from anabranch._record.refusals import NotRecordable
+from anabranch._record.refusals import Cause, NotRecordable
 
 # What torch, the driver, cuBLAS and the CPU's allocator say.
 _SAID = re.compile(r"out of memory|OUT_OF_MEMORY|ALLOC_FAILED|can't allocate memory|"
@@ -30,6 +30,8 @@ _LEAST_MORE = 32 << 20  # that has to come free before another try
 class Short(NotRecordable):
     """A phase of recording, or a launch, wanted more bytes than were free. ``wanted`` is 0 where
     nobody said how many."""
+
+    cause = Cause.OUT_OF_MEMORY
 
     def __init__(self, phase: str, wanted: int, free: int, place: str = "GPU") -> None:
         of = f"{wanted} bytes" if wanted else "more"

@@ -39,11 +39,13 @@ from anabranch._record.numbers.encodings import (
 )
 from anabranch._record.numbers.noted import Constant, Entry, OtherWay, Trace, evaluate
 from anabranch._record.picker import picker
-from anabranch._record.refusals import NotRecordable
+from anabranch._record.refusals import Cause, NotRecordable
 
 
 class Unexplained(NotRecordable):
     """Why numbers of a step cannot be followed, for people."""
+
+    cause = Cause.CHANGING_VALUE
 
 
 # Numbers that follow others are of such a size, differ by such a part at least, and are no more

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from anabranch import _compat
-from anabranch._record.refusals import NotRecordable
+from anabranch._record.refusals import Cause, NotRecordable
 from anabranch._record.state.paths import Path
 from anabranch._record.state.state import State
 from anabranch._record.state.walk import Walk
@@ -103,8 +103,8 @@ class HolderSnapshot:
                 keys = [*(key for key in changed if key < end), slice(end, None)]
             mutations = [Mutation(holder, key, path, _type_in(before, key)) for key in keys]
             if isinstance(holder, list) and len(holder) < len(before):
-                raise NotRecordable(f"it makes a list of tensors shorter ({mutations[0]}); do it "
-                                    "outside")
+                raise NotRecordable(f"it makes a list of tensors shorter ({mutations[0]})",
+                                    Cause.LEAVES_TENSORS, "Do that outside of the step.")
             for mutation in mutations:
                 _check_can_be_left(mutation)
             found += mutations
@@ -127,8 +127,8 @@ def _check_can_be_left(mutation: Mutation) -> None:
     leaves, _ = _compat.tree_flatten(mutation.get())
     for leaf in leaves:
         if not isinstance(leaf, Tensor) and _concerns_tensors(leaf):
-            raise NotRecordable(f"it leaves a {type(leaf).__name__} with tensors in {mutation}; "
-                                "return them, or leave the tensors themselves there")
+            raise NotRecordable(f"it leaves a {type(leaf).__name__} with tensors in {mutation}",
+                                Cause.LEAVES_TENSORS)
 
 
 class SideEffects:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from anabranch._record.refusals import NotRecordable
+from anabranch._record.refusals import Cause, NotRecordable
 from anabranch._record.state.state import State
 
 
@@ -34,11 +34,13 @@ class SteppedByHand:
     def check(self) -> None:
         """Raises NotRecordable where one is another now."""
         if any(one.last_epoch != before for one, before in self._schedulers):
-            raise NotRecordable("it steps a learning-rate scheduler, which a launch would not do; "
-                                "call scheduler.step() outside")
+            raise NotRecordable(
+                "it steps a learning-rate scheduler, which a launch would not do",
+                Cause.STEPPED_BY_HAND, "Call scheduler.step() outside of the step.")
         if self._numbers != self._numbers_now():
-            raise NotRecordable("it changes an optimizer's numbers in Python; keep them in tensors "
-                                "(lr=torch.tensor(...)), or change them outside")
+            raise NotRecordable(
+                "it changes an optimizer's numbers in Python", Cause.STEPPED_BY_HAND,
+                "Keep them in tensors (lr=torch.tensor(...)), or change them outside of the step.")
 
 
 def _counts_in(optimizer: torch.optim.Optimizer) -> Iterator[Any]:

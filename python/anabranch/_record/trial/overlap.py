@@ -66,7 +66,7 @@ def choose_overlap(trial: Trial, plain: Run, standing: Run, ordered: StepRecordi
     try:
         verified = verify(trial, plain, overlapped, agree, ordered).standing
     except Untrusted as error:
-        log.warning("anabranch: kernels stay in their captured order: %s [E0308]", error)
+        log.warning("anabranch: kernels stay in their captured order: %s [E0329]", error)
         trial.rewind()
         return Choice(ordered, 0.0, str(error), trial.launch(ordered))
     if is_known:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anabranch._record.refusals import OTHER_MEMORY, NotRecordable
+from anabranch._record.refusals import OTHER_MEMORY, Cause, NotRecordable
 from anabranch._record.tensors import MemoryOf
 
 Sum = tuple[Any, tuple[int, int]]  # shape and type, and the checksum
@@ -46,16 +46,13 @@ class Run:
         if self.has_drawn:
             raise NotRecordable(
                 "it draws random numbers on the CPU (torch's, Python's or numpy's), and launches "
-                "would go on with those of its recording; draw them on the GPU, or outside, and "
-                "give it them, or compile the model with backend=\"anabranch\", which records what "
-                "lies between")
+                "would go on with those of its recording", Cause.RANDOM_ON_CPU)
         if self.has_moved:
             raise NotRecordable(OTHER_MEMORY)
         if self.has_history and not self.has_gradients:
             raise NotRecordable(
-                "it answers tensors that require gradients and runs no backward itself; call it "
-                "under torch.no_grad(), put the backward inside, or use "
-                "torch.compile(backend=\"anabranch\")")
+                "it answers tensors that require gradients and runs no backward itself",
+                Cause.ANSWER_WANTS_GRADIENT)
 
     def let_go(self) -> None:
         """Of all but the checksums."""

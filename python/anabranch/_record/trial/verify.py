@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple, TypeVar
 
 from anabranch._record.launch.recording import StepRecording
-from anabranch._record.refusals import NotRecordable
+from anabranch._record.refusals import Cause, NotRecordable
 from anabranch._record.trial.run import Run
 from anabranch._record.trial.trial import Trial
 from anabranch._record.trial.values import Values
@@ -33,6 +33,8 @@ _UNKNOWN = float("inf")  # how far what is only known by checksums is apart
 
 class Untrusted(Exception):
     """A recording that answers something else than the step."""
+
+    code = Cause.LAUNCH_DIFFERS
 
 
 class Verdict(NamedTuple):
@@ -127,7 +129,7 @@ def _in_all(agree: Callable[[bool], bool], make: Callable[[], _Made]) -> _Made:
         agree(True)
         raise
     if agree(False):
-        raise NotRecordable("another process could not compare it")
+        raise NotRecordable("another process could not compare it", Cause.PROCESSES_APART)
     return made
 
 
