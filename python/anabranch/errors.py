@@ -59,6 +59,7 @@ CODES: dict[int, tuple[str, str]] = {
     335: ("DependsOnData", "sizes, numbers or branches of a compiled graph depend on data"),
     336: ("GraphInParts", "a compiled graph has an operator that no CUDA graph takes"),
     337: ("TrainerLeft", "the steps of a Trainer are not recorded"),
+    338: ("OtherMemory", "a step gives a tensor other memory"),
     601: ("StreamName", "a stream's name or a number of lanes cannot be used"),
     602: ("FellBack", "a graph cannot be compiled in streams and runs through Inductor"),
     603: ("TorchTooOld", "the installed torch is older than the oldest supported one"),

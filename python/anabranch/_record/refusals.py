@@ -16,9 +16,6 @@ from anabranch.errors import RecordError, code_text
 
 ON_CPU = "it answers a tensor on the CPU, whose value a launch cannot tell"
 ANOTHER_ANSWER = "it answers something else in a second capture"
-OTHER_MEMORY = ("it gives a tensor that it is given, or has, other memory (tensor.data = ..., "
-                "tensor.set_(), module.to()), which a launch would not do; write into the tensor "
-                "(tensor.copy_()), or do it outside")
 # Says torch of memory that is not pinned.
 FROM_THE_CPU = "Cannot copy between CPU and CUDA tensors during CUDA graph capture"
 
@@ -96,6 +93,7 @@ class Cause(enum.IntEnum):
         "outside of the model.")
     GRAPH_IN_PARTS = 336, "Use an operator that stays on the GPU, or call it outside of the model."
     TRAINER_LEFT = 337, "Write the loop by hand, with anabranch.record around its step."
+    OTHER_MEMORY = 338, "Write into the tensor (tensor.copy_()), or move it outside of the step."
 
     def because(self, text: str, remedy: str = "") -> Reason:
         return Reason(text, self.value, remedy or self.remedy)
@@ -110,6 +108,16 @@ class NotRecordable(Exception):
         super().__init__(str(reason))
         self.reason = reason if isinstance(reason, Reason) else \
             (cause or self.cause).because(reason, remedy)
+
+
+class Moved(NotRecordable):
+    """It gives a tensor other memory."""
+
+    cause = Cause.OTHER_MEMORY
+
+    def __init__(self) -> None:
+        super().__init__("it gives a tensor that it has, or is given, other memory (tensor.data = "
+                         "..., tensor.set_(), module.to()), which a launch would not do")
 
 
 class Aliased(NotRecordable):

@@ -205,7 +205,7 @@ class Specialization:
         """What is to be captured of a call in this signature's state. Raises NotRecordable."""
         state = self.state
         self.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        on_host = _on_host(leaves, self.arguments, device)
+        on_host = HostArguments(leaves, self.arguments, device)
         self.on_host = on_host if on_host.numbers else None
         if is_compiled and on_host.numbers:
             raise NotRecordable(f"input {self.arguments[on_host.numbers[0]]} of a compiled graph "
@@ -375,13 +375,6 @@ _NO_TENSOR = torch.empty(0)
 def _layout(tensor: Any) -> Any:
     return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) \
         if isinstance(tensor, Tensor) else None
-
-
-def _on_host(leaves: list[Any], arguments: list[int], device: int) -> HostArguments:
-    try:
-        return HostArguments(leaves, arguments, device)
-    except NotRecordable as error:
-        raise NotRecordable(str(error), Cause.ARGUMENT_REFUSED) from None
 
 
 def _on_gpu(on_host: HostArguments, arguments: list[Tensor]) -> list[Tensor]:

@@ -35,11 +35,11 @@ from anabranch._record.memory.shortage import Short, is_out_of_memory, phase, sh
 from anabranch._record.numbers.noted import Trace
 from anabranch._record.refusals import (
     FROM_THE_CPU,
-    OTHER_MEMORY,
     BrokeUntold,
     BrokeWhileNoted,
     Cause,
     CopiedFromTheCpu,
+    Moved,
     NotRecordable,
     reason_for,
     reason_of,
@@ -204,7 +204,7 @@ def _memory_stays(step: Step, owners: Sequence[Tensor]) -> Iterator[None]:
     finally:
         memory.give_back()
     if has_moved:
-        raise NotRecordable(OTHER_MEMORY)
+        raise Moved()
 
 
 def _like(stand_in: Tensor, original: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from anabranch._record.refusals import NotRecordable
+from anabranch._record.refusals import Cause, NotRecordable
 from anabranch._record.tensors import is_wrapper, size_of
 
 _STAGED_BYTES = 1 << 20  # of one argument; also how much of it is looked at for other bytes
@@ -86,5 +86,5 @@ def _check(place: int, leaf: Tensor) -> None:
            or not leaf.is_contiguous() or leaf.is_conj() or leaf.is_neg() else
            "" if leaf.device.type == "cpu" else "is on another device")
     if why:
-        raise NotRecordable(f"argument {place} is a tensor on the {leaf.device.type} that {why}; "
-                            "move it to the GPU first")
+        raise NotRecordable(f"argument {place} is a tensor on the {leaf.device.type} that {why}",
+                            Cause.ARGUMENT_REFUSED)

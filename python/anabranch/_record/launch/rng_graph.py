@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from anabranch._core.capture import CaptureDevice
-from anabranch._record.refusals import NotRecordable
+from anabranch._record.refusals import Cause, NotRecordable
 
 _RANDOM_STEP = 4  # torch counts random numbers in steps of four a kernel
 
@@ -33,7 +33,8 @@ def make_rng_graph(graph: torch.cuda.CUDAGraph, device: CaptureDevice,
         for _ in range(drawn // _RANDOM_STEP):
             scratch.uniform_()
     if _drawn(stand_in, device, generator) != drawn:
-        raise NotRecordable(f"it draws {drawn} random numbers a thread, which cannot be repeated")
+        raise NotRecordable(f"it draws {drawn} random numbers a thread, which cannot be repeated",
+                            Cause.GENERATOR_STATE)
     return stand_in
 
 

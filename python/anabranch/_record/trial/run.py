@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anabranch._record.refusals import OTHER_MEMORY, Cause, NotRecordable
+from anabranch._record.refusals import Cause, Moved, NotRecordable
 from anabranch._record.tensors import MemoryOf
 
 Sum = tuple[Any, tuple[int, int]]  # shape and type, and the checksum
@@ -48,7 +48,7 @@ class Run:
                 "it draws random numbers on the CPU (torch's, Python's or numpy's), and launches "
                 "would go on with those of its recording", Cause.RANDOM_ON_CPU)
         if self.has_moved:
-            raise NotRecordable(OTHER_MEMORY)
+            raise Moved()
         if self.has_history and not self.has_gradients:
             raise NotRecordable(
                 "it answers tensors that require gradients and runs no backward itself",
