@@ -19,6 +19,20 @@ empty_strided_cuda: Callable[..., torch.Tensor] = _guards._empty_strided_cuda
 reinterpret_tensor: Callable[..., torch.Tensor] = _guards._reinterpret_tensor
 
 
+def likeness_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """Tells of as many tensors whether each is of the class, type and device of the one here, with
+    its sizes and strides, and requires a gradient if that does. It may say no where they are alike:
+    in another mode of torch, or of one tensor that comes twice. None where torch has none."""
+    try:
+        made = _guards.TensorGuards(*tensors,
+                                    dynamic_dims_sizes=[list(one.shape) for one in tensors],
+                                    dynamic_dims_strides=[list(one.stride()) for one in tensors])
+    except (AttributeError, TypeError):
+        return None
+    check: Callable[..., bool] = made.check
+    return check
+
+
 def storage_at(address: int, size_bytes: int, device: torch.device) -> torch.UntypedStorage:
     """Somebody else's memory; nothing is freed when the storage goes."""
     storage: Any = torch._C._construct_storage_from_data_pointer(address, device, size_bytes)

@@ -11,13 +11,16 @@ Threads: any; what is kept is replaced, never changed. Failure: none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from anabranch import _compat
+from anabranch._record.signature import kind_of
 from anabranch._record.specialization import BoundState, Specialization
 from anabranch._record.state.guards import Guards
+from anabranch._record.state.number_places import NumberPlaces
 from anabranch._record.state.state import State
 
 _MOST_ALIKE = 4  # ready calls whose arguments look alike: a model in training and not, say
@@ -48,15 +51,52 @@ class ReadyCall:
         return self.bound.tensors_of(found, self.state)
 
 
+class _Front(NamedTuple):
+    """The kind of a call and what was found for it. Calls with nothing but tensors are mostly like
+    the one before, which torch tells of all of them at once; kinds take five times as long."""
+
+    kind: Any
+    calls: Sequence[ReadyCall]
+    by_kind: dict[Any, list[ReadyCall]]  # in which they were found
+    guarded: Any
+    modes: Any
+    containers: Any
+    count: int
+    are_alike: Callable[..., bool]
+
+    def has(self, leaves: Sequence[Any], guarded: Any, modes: Any) -> bool:
+        return (len(leaves) == self.count and modes == self.modes and leaves[0] == self.containers
+                and guarded == self.guarded and self.are_alike(*leaves[1:]))
+
+
 class ReadyCalls:
     """Those of one callable, by what is seen of the arguments."""
 
     def __init__(self) -> None:
         self.by_kind: dict[Any, list[ReadyCall]] = {}
+        self._front: _Front | None = None
+        self._last_kind: Any = None
+
+    def look(self, leaves: Sequence[Any], guarded: Any,
+             followed: NumberPlaces) -> tuple[Any, Sequence[ReadyCall]]:
+        """What is seen of the arguments, and the ready calls for that."""
+        modes, front, by_kind = _compat.modes(), self._front, self.by_kind
+        if front is not None and front.by_kind is by_kind and front.has(leaves, guarded, modes):
+            return front.kind, front.calls
+        kind = guarded, *kind_of(leaves, followed, modes)
+        calls = by_kind.get(kind, ())
+        if calls and kind == self._last_kind:  # not where kinds come in turn
+            if front is None or front.by_kind is not by_kind or front.kind != kind:
+                self._front = _Front(kind, calls, by_kind, guarded, modes, leaves[0], len(leaves),
+                                     _likeness_of(leaves[1:]))
+        elif calls:
+            self._last_kind = kind
+        return kind, calls
 
     def keep(self, states: Sequence[State]) -> None:
         """Lets go of what belongs to none of these: it would keep its state's tensors. And of what
         has been retired, which would keep its recording."""
+        self._front = self._last_kind = None
         alive = set(map(id, states))
         if not all(id(one.state) in alive and not one.spec.is_retired
                    for some in self.by_kind.values() for one in some):
@@ -70,3 +110,21 @@ class ReadyCalls:
         while len(kept) >= _MOST_KINDS:
             kept.pop(next(iter(kept)))
         self.by_kind = {**kept, kind: [ready, *others[:_MOST_ALIKE - 1]]}
+
+
+def _likeness_of(leaves: Sequence[Any]) -> Callable[..., bool]:
+    """Of tensors that require no gradient: of others more is seen. Where something else is among
+    the leaves, none are alike."""
+    if not leaves:
+        return _always
+    are_plain = all(type(leaf) in (Tensor, nn.Parameter) and not leaf.requires_grad
+                    for leaf in leaves)
+    return (_compat.likeness_of(leaves) if are_plain else None) or _never
+
+
+def _always() -> bool:
+    return True
+
+
+def _never(*leaves: Any) -> bool:
+    return False

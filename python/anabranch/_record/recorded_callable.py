@@ -35,7 +35,6 @@ from anabranch._record.signature import (
     LEAF_TYPES,
     describe,
     differences,
-    kind_of,
     signature_of,
     unpack,
 )
@@ -155,9 +154,9 @@ class RecordedCallable(Generic[_P, _R]):
         else:
             leaves = [ARGUMENTS_ALONE, *args]
         guarded = self._guarded() if self._guard is not None else None
-        kind = (guarded, *kind_of(leaves, self._states.followed)) \
-            if not objects or all(map(is_lasting, objects)) else None
-        answer: Any = self._recorder.launch_ready(self._ready.by_kind.get(kind, ()), leaves)
+        kind, ready = self._ready.look(leaves, guarded, self._states.followed) \
+            if not objects or all(map(is_lasting, objects)) else (None, ())
+        answer: Any = self._recorder.launch_ready(ready, leaves)
         if answer is MISSED:
             return self._call_fully(leaves, objects, kind, guarded)  # type: ignore[no-any-return]
         if self._states.are_several and self._states.note_use(objects):

@@ -54,17 +54,17 @@ def unpack(thing: Any, leaves: list[Any]) -> Any:
     return None if None in inner else (kind, keys, inner)
 
 
-def kind_of(leaves: Sequence[Any], followed: NumberPlaces) -> Any:
+def kind_of(leaves: Sequence[Any], followed: NumberPlaces, modes: Any) -> Any:
     """The part of a signature that comes from the arguments and torch's modes alone. The first leaf
     stands for the containers that the others lie in."""
     if not followed.arguments:
-        return _compat.modes(), leaves[0], *map(_guard_of, leaves[1:])
+        return modes, leaves[0], *map(_guard_of, leaves[1:])
     count = len(leaves)
     if followed.least_leaves <= count \
             and _FLOATS.issuperset(map(type, followed.pick_arguments(leaves))):
         others = followed.pick_others(count)(leaves)
-        return _compat.modes(), leaves[0], FOLLOWED, *map(_guard_of, others)
-    told = [_compat.modes(), leaves[0], *map(_guard_of, leaves[1:])]
+        return modes, leaves[0], FOLLOWED, *map(_guard_of, others)
+    told = [modes, leaves[0], *map(_guard_of, leaves[1:])]
     for i in followed.arguments:
         if i < len(leaves) and type(leaves[i]) is float:
             told[i + 1] = FOLLOWED

@@ -162,7 +162,7 @@ def _kind(*changes):
     leaves = list(CALL)
     for place, value in changes:
         leaves[place] = value
-    return kind_of(leaves, FOLLOWED_ARGUMENTS)
+    return kind_of(leaves, FOLLOWED_ARGUMENTS, ())
 
 
 def test_calls_whose_followed_floats_differ_look_alike_and_all_others_do_not():
@@ -172,6 +172,6 @@ def test_calls_whose_followed_floats_differ_look_alike_and_all_others_do_not():
         ((0, "others"),), ((2, 1), (10, 1)))}
     assert len(kinds) == 10
     # Where there are fewer, or more.
-    assert kind_of(CALL[:10], FOLLOWED_ARGUMENTS) != kind_of([*CALL, 1], FOLLOWED_ARGUMENTS)
-    assert kind_of(CALL[:10], FOLLOWED_ARGUMENTS) == kind_of(
-        [*CALL[:2], 0.25, *CALL[3:10]], FOLLOWED_ARGUMENTS)
+    assert kind_of(CALL[:10], FOLLOWED_ARGUMENTS, ()) != kind_of([*CALL, 1], FOLLOWED_ARGUMENTS, ())
+    assert kind_of(CALL[:10], FOLLOWED_ARGUMENTS, ()) == kind_of(
+        [*CALL[:2], 0.25, *CALL[3:10]], FOLLOWED_ARGUMENTS, ())

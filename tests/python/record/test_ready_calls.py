@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call that looks like the one before it is found without asking each tensor for all it is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from anabranch import _compat
+from anabranch._record import ready_calls
+from anabranch._record.ready_calls import ReadyCalls
+from anabranch._record.signature import ARGUMENTS_ALONE, kind_of
+from anabranch._record.state.number_places import NO_NUMBERS
+
+pytestmark = pytest.mark.oldest
+
+
+def look(calls, *arguments, guarded=None):
+    return calls.look([ARGUMENTS_ALONE, *arguments], guarded, NO_NUMBERS)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How often a kind was made."""
+    seen = []
+    monkeypatch.setattr(ready_calls, "kind_of",
+                        lambda *given: (seen.append(None), kind_of(*given))[1])
+    return seen
+
+
+def ready_for(*arguments):
+    """A callable's calls, where such arguments have come twice."""
+    calls = ReadyCalls()
+    kind, none = look(calls, *arguments)
+    ready = SimpleNamespace(spec=SimpleNamespace(is_retired=False), state=None)
+    calls.add(kind, ready)
+    assert none == ()
+    for _ in range(2):
+        assert look(calls, *arguments) == (kind, [ready])
+    return calls, kind, ready
+
+
+PAIR = torch.ones(4, 4), torch.ones(3)
+
+
+def test_other_tensors_that_are_alike_are_found_without_their_kind(asked):
+    calls, kind, ready = ready_for(*PAIR)
+    before = len(asked)
+    for _ in range(3):
+        assert look(calls, torch.zeros(4, 4), torch.zeros(3)) == (kind, [ready])
+    assert len(asked) == before
+    calls, kind, ready = ready_for()
+    before = len(asked)
+    assert look(calls) == (kind, [ready]) and len(asked) == before
+
+
+@pytest.mark.parametrize("other", [
+    torch.ones(4, 5), torch.ones(4, 4, dtype=torch.int32), torch.ones(8, 4)[::2],
+    torch.ones(4, 4).t().contiguous().t(), torch.ones(4, 4, requires_grad=True),
+    nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4), requires_grad=False),
+    torch.ones(4, 4, device="meta"), torch.ones(1, 4, 4), 1.0, None], ids=repr)
+def test_what_is_another_kind_is_never_found(other):
+    calls, kind, ready = ready_for(*PAIR)
+    found, there = look(calls, other, PAIR[1])
+    assert found != kind and there == ()
+    assert look(calls, *PAIR) == (kind, [ready])
+
+
+def test_another_number_of_arguments_mode_or_guard_is_another_kind():
+    calls, kind, _ = ready_for(*PAIR)
+    assert look(calls, PAIR[0])[1] == look(calls, *PAIR, PAIR[0])[1] == ()
+    assert look(calls, *PAIR, guarded=1)[1] == ()
+    with torch.no_grad():
+        assert look(calls, *PAIR)[1] == ()
+    with torch.inference_mode():
+        assert look(calls, *PAIR)[1] == ()
+    assert look(calls, *PAIR)[0] == kind
+
+
+def test_a_tensor_that_comes_twice_is_found_by_its_kind():
+    calls, kind, ready = ready_for(PAIR[0], PAIR[0].clone())
+    for _ in range(3):
+        assert look(calls, PAIR[0], PAIR[0]) == (kind, [ready])
+
+
+def test_calls_that_want_gradients_or_have_numbers_are_found_by_their_kind(asked):
+    for arguments in ((torch.ones(2, requires_grad=True),), (torch.ones(2), 3)):
+        calls, kind, ready = ready_for(*arguments)
+        before = len(asked)
+        assert look(calls, *arguments) == (kind, [ready]) and len(asked) == before + 1
+    calls, kind, _ = ready_for(leaf := torch.ones(2, requires_grad=True))
+    leaf.grad = torch.ones(2)
+    assert look(calls, leaf)[1] == ()
+
+
+def test_what_has_been_let_go_of_is_found_no_more():
+    calls, kind, ready = ready_for(*PAIR)
+    calls.keep([])
+    assert look(calls, *PAIR) == (kind, ()) and calls._front is None
+    calls.add(kind, other := SimpleNamespace(spec=ready.spec, state=None))
+    for _ in range(3):
+        assert look(calls, *PAIR) == (kind, [other])
+
+
+def test_a_torch_that_tells_no_likeness_goes_by_kinds(monkeypatch):
+    monkeypatch.setattr(_compat.cuda._guards, "TensorGuards", None)
+    assert _compat.likeness_of(PAIR) is None
+    calls, kind, ready = ready_for(*PAIR)
+    assert look(calls, *PAIR) == (kind, [ready])
