@@ -62,15 +62,18 @@ class _Place:
 
 class RegionProgram:
     """A step of ``program`` is a region. Its accesses are, in this order: its tensor inputs, its
-    outputs, constants, scratch, and torch's generator.
+    outputs, constants, scratch, torch's generator, and marks of
+    ``order``.
 
     The program's inputs and constants are ``given``, by their numbers among the graph's
     placeholders, and then ``constants``; its outputs are ``outputs``. ``returned`` are the values
-    that the graph answers, or views of which it answers.
+    that the graph answers, or views of which it answers. ``order`` has pairs of regions by their
+    names, an earlier and a later one: the later waits for it, whatever they use.
     """
 
     def __init__(self, graph: StreamGraph, regions: Sequence[RegionGraph], numbers: SymbolValues,
-                 needs: Sequence[RegionNeeds] | None = None) -> None:
+                 needs: Sequence[RegionNeeds] | None = None,
+                 order: Sequence[tuple[str, str]] = ()) -> None:
         self._graph, self._numbers = graph, numbers
         self.returned = {value_of(n) for n in graph.output.args[0] if isinstance(n, Node)}
         self.given = [i for i, n in enumerate(graph.placeholders) if not is_scalar(n)]
@@ -87,6 +90,8 @@ class RegionProgram:
         self._place_in_blocks(regions, blocks)
         streams = {name: self._builder.add_stream(name, priority=graph.priorities.get(name, 0))
                    for name in graph.stream_names if name != AMBIENT}
+        self._marks = [(pair, self._builder.add_buffer(f"order {i}", ROLE_TEMPORARY, 1, 1))
+                       for i, pair in enumerate(order)]
         for region, need in zip(regions, needs, strict=True):
             self._add_step(streams.get(region.stream, 0), region, need)
         self.program = self._builder.build()
@@ -148,6 +153,9 @@ class RegionProgram:
         if region.random and self._generator is not None:
             accesses.append((READ_WRITE if self._has_drawn else WRITE, self._generator))
             self._has_drawn = True
+        for (earlier, later), mark in self._marks:
+            if region.name in (earlier, later):
+                accesses.append((WRITE if region.name == earlier else READ, mark))
         self._builder.compute(stream, region.name, accesses, source=source_of(region.nodes))
 
 

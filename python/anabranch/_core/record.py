@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import POINTER, c_char_p, c_int32, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int32, c_uint64, c_void_p
 from typing import Any
 
 from anabranch._core.abi import RegionCall
 from anabranch._core.device import Device
 from anabranch._core.handle import Handle, encoded, u64s
-from anabranch._core.library import core, last_error
+from anabranch._core.library import core, last_error, native_error
 from anabranch._core.program import Plan
 from anabranch._core.trace import Trace
 
@@ -57,6 +57,17 @@ def record(plan: Plan, device: Device, regions: Mapping[str, tuple[int, int]]) -
     contexts = (c_void_p * count)(*(context or None for _, context in regions.values()))
     handle = core.recording_make(plan.handle, device.handle, count, names, functions, contexts)
     return Recording(handle, plan, device)
+
+
+def run_region(function: tuple[int, int], addresses: Sequence[int]) -> None:
+    """Runs one region on the calling thread over buffers at these addresses, without a recording:
+    the function as record() takes it. Fails with code 403 and the region's words."""
+    buffers = (c_void_p * max(len(addresses), 1))(*addresses)
+    error = ctypes.create_string_buffer(512)
+    call = RegionCall(buffers, len(addresses), ctypes.addressof(error), len(error), None)
+    address, context = function
+    if RegionFunction(address)(context, byref(call)):
+        raise native_error(403, error.value.decode(errors="replace"))
 
 
 def new_address_table(count: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.fx import Node
@@ -24,24 +24,35 @@ from anabranch._core.record import record
 from anabranch._fx.schema import is_scalar
 
 log = logging.getLogger("anabranch.record")
+Function = tuple[int, int]  # of a region: its address and that of its context
 
 
 class Assembly:
-    """A recording with what a call of it needs. Raises Unsupported, or a NativeError."""
+    """A recording with what a call of it needs. Raises Unsupported, or a NativeError.
+
+    ``order`` is RegionProgram's. ``around`` is given each part with its function and context, and
+    answers those that are recorded in their place, which the caller keeps alive.
+    """
 
     def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion], args: Sequence[Any],
-                 device: Device, is_native: bool) -> None:
+                 device: Device, is_native: bool, order: Sequence[tuple[str, str]] = (),
+                 around: Callable[[RegionPart, Function], Function] | None = None) -> None:
         self.graph = graph
         self.numbers = SymbolValues(graph.placeholders, args)
-        parts = [self._part_of(region, is_native) for region in regions]
-        made = RegionProgram(graph, [region.graph for region in regions], self.numbers,
-                             [RegionNeeds(part.constants, part.scratch_bytes) for part in parts])
+        parts = self.parts = [self._part_of(region, is_native) for region in regions]
+        needs = [RegionNeeds(part.constants, part.scratch_bytes) for part in parts]
+        made = RegionProgram(graph, [region.graph for region in regions], self.numbers, needs,
+                             order)
         self.program, self.given, self.constants = made.program, made.given, made.constants
         self.plan = self.program.make_plan()
         self._keep_alive: list[Any] = []
-        functions = {part.region.graph.name: self._function(part, made.offsets(part.region.graph))
-                     for part in parts}
-        self.recording = record(self.plan, device, functions)
+        self.functions = {
+            part.region.graph.name: self._function(part, made.offsets(part.region.graph))
+            for part in parts}
+        recorded = self.functions if around is None else {
+            part.region.graph.name: around(part, self.functions[part.region.graph.name])
+            for part in parts}
+        self.recording = record(self.plan, device, recorded)
         self.reports = [_report_of(part) for part in parts]
         self.outputs = [self.numbers.layout(value) for value in made.outputs]
         self.results = [self._result_expression(node, made.outputs)
@@ -79,7 +90,7 @@ class Assembly:
         part.plan_scratch()
         return part
 
-    def _function(self, part: RegionPart, offsets: list[int]) -> tuple[int, int]:
+    def _function(self, part: RegionPart, offsets: list[int]) -> Function:
         """The region as a C function and its context."""
         part.access_offsets = offsets
         if part.recording is not None:

@@ -22,8 +22,10 @@ class HostInstance:
     """One recording and the function that calls it."""
 
     def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion], args: list[Any],
-                 options: HostOptions) -> None:
-        self.planned = Assembly(graph, regions, args, options.device(), options.native_regions)
+                 options: HostOptions, **how: Any) -> None:
+        """``how`` are keywords of Assembly."""
+        self.planned = Assembly(graph, regions, args, options.device(), options.native_regions,
+                                **how)
         self.run = _make_call(self.planned)
 
     def attach_trace(self, trace: Trace | None) -> None:

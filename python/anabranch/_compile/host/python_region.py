@@ -25,14 +25,14 @@ def python_region(compiled: Any, inputs: Sequence[Any], outputs: Sequence[Tensor
             values = []
             for item in inputs:
                 if isinstance(item, TensorLayout):
-                    values.append(_tensor_at(buffers[position], item))
+                    values.append(tensor_at(buffers[position], item))
                     position += 1
                 else:
                     values.append(item)
             with torch.no_grad():
                 results = compiled(values)
                 for layout, result in zip(outputs, results, strict=True):
-                    _tensor_at(buffers[position], layout).copy_(result)
+                    tensor_at(buffers[position], layout).copy_(result)
                     position += 1
         except Exception as error:
             write_region_error(call, f"{type(error).__name__}: {error}")
@@ -42,7 +42,7 @@ def python_region(compiled: Any, inputs: Sequence[Any], outputs: Sequence[Tensor
     return RegionFunction(run)
 
 
-def _tensor_at(address: int, layout: TensorLayout) -> torch.Tensor:
+def tensor_at(address: int, layout: TensorLayout) -> torch.Tensor:
     if layout.size_bytes == 0:
         return torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype)
     memory = (ctypes.c_char * layout.size_bytes).from_address(address)
