@@ -113,7 +113,7 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     what the call raises.
     """
     check_function("explain", fn, "Give what is called, and then its arguments: explain(model, x).")
-    with collect() as collector:
+    with collect("explain") as collector:
         fn(*args, **kwargs)
     return Explanation(collector)
 

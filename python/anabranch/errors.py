@@ -73,7 +73,7 @@ CODES: dict[int, tuple[str, str]] = {
     612: ("DeferredWork", "a function is given whose work is not done when it returns"),
     613: ("StreamLost", "a stream in compiled code had no effect, since its code ran in eager"),
     614: ("NothingToWrite", "an explanation has no plan or no events to write"),
-    615: ("ExplainRunning", "explain is called while another call of it runs"),
+    615: ("ExplainRunning", "explain or bisect is called while a call of either runs"),
     701: ("UnknownOption", "no option has this name"),
     702: ("WrongType", "an option's value has the wrong type"),
     703: ("OutOfRange", "an option's value is outside its range"),

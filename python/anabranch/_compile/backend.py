@@ -128,6 +128,7 @@ def _compile_graph(
     if is_whole:
         bucket_gathers(gm, chosen.bucket_bytes)
         attention_seeds.drop_unused_seeds(gm)
+    kept = report.keep(gm)
     streamed, reason = _split(chosen, at_launch, gm, asked, keywords, is_whole)
     cuts = _cuts(chosen, gm) if is_whole else Cuts()
     compiled = streamed or _compile_unsplit(gm, example_inputs, keywords, cuts)
@@ -137,7 +138,8 @@ def _compile_graph(
             compiled = RecordedStreams(streamed)
         recorded_as = dataclasses.replace(chosen, max_parallel_kernels=_lanes(chosen, asked))
         unrecorded = _record(recorded_as, gm, compiled, _kind(keywords), cuts, saved)
-    report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start)
+    report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start,
+               kept)
     return _boxed(compiled) if streamed else compiled
 
 

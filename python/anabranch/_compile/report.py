@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.fx import GraphModule
@@ -40,6 +41,7 @@ class GraphReport:
     remedy: str
     seconds: float
     compiled: weakref.ref[Any]
+    kept: GraphModule | None = None  # as it was compiled, where a collector keeps graphs
 
     @property
     def streamed(self) -> StreamedGraph | None:
@@ -57,26 +59,47 @@ class GraphReport:
 
 class Collector:
     """The graphs that ran while it was on, in order, the traces of their launches and the streams
-    that had no effect; when it has ended, the recorded callables that ran too."""
+    that had no effect; when it has ended, the recorded callables that ran too.
 
-    def __init__(self) -> None:
+    One that ``keeps_graphs`` has copies of those that are compiled while it is on. ``on_call`` gets
+    each call of a graph, with its arguments, before it runs; None: nobody.
+    """
+
+    def __init__(self, keeps_graphs: bool = False) -> None:
+        self.keeps_graphs = keeps_graphs
+        self.on_call: Callable[[GraphReport, list[Any]], None] | None = None
         self.ran: list[GraphReport] = []
         self.callables: list[RecordedCallable[..., Any]] = []
         self.lost: dict[str, None] = {}
         self.traces: dict[StreamedGraph, Trace] = {}
         self.restore = contextlib.ExitStack()
 
-    def note(self, report: GraphReport) -> None:
+    def note(self, report: GraphReport, args: list[Any]) -> None:
         if report not in self.ran:
             self.ran.append(report)
+        if self.on_call is not None:
+            self.on_call(report, args)
+
+
+def keep(gm: GraphModule) -> GraphModule | None:
+    """A copy of a graph that is about to be compiled, for whoever keeps graphs: Inductor's passes
+    change the graph itself."""
+    with _lock:
+        keeps = _collector is not None and _collector.keeps_graphs
+    return copy_of(gm) if keeps else None
+
+
+def copy_of(gm: GraphModule) -> GraphModule:
+    """Its graph; tensors that it names are the same."""
+    return GraphModule(gm, copy.deepcopy(gm.graph))
 
 
 def add(kind: str, gm: GraphModule, compiled: Any, reason: str | None, unrecorded: Reason | None,
-        seconds: float) -> None:
+        seconds: float, kept: GraphModule | None = None) -> None:
     nodes = sum(node.op == "call_function" for node in gm.graph.nodes)
     text, code, remedy, place = unrecorded or (None, None, "", "")
     report = GraphReport(kind, nodes, reason, text, code or None, place, remedy, seconds,
-                         weakref.ref(compiled))
+                         weakref.ref(compiled), kept)
     with _lock:
         _known[:] = [known for known in _known if known.compiled() is not None]
         _known.append(report)
@@ -97,16 +120,17 @@ def lose(message: str) -> None:
 
 
 @contextlib.contextmanager
-def collect() -> Iterator[Collector]:
-    """Watches all graphs, those compiled before and those compiled inside. One at a time."""
+def collect(act: str, keeps_graphs: bool = False) -> Iterator[Collector]:
+    """Watches all graphs, those compiled before and those compiled inside. One at a time: ``act``
+    names who does in the message of another."""
     global _collector
-    collector = Collector()
+    collector = Collector(keeps_graphs)
     before = {step: _calls(step) for step in recorded_callables()}
     with _lock:
         if _collector is not None:
             raise errors.CompileError(
-                615, "explain: another call of it is running in this process, and graphs are "
-                "watched for one at a time.", "Call it when that one has returned.")
+                615, f"{act}: another call of explain or bisect is running in this process, and "
+                "graphs are watched for one at a time.", "Call it when that one has returned.")
         _collector = collector
     try:
         with _lock:
@@ -134,7 +158,7 @@ def _watch(collector: Collector, report: GraphReport) -> None:
         return
     if isinstance(compiled, StreamedGraph):
         trace = collector.traces.setdefault(compiled, Trace())
-        compiled.watch(lambda: collector.note(report), trace)
+        compiled.watch(lambda args: collector.note(report, args), trace)
         collector.restore.callback(compiled.watch, None, None)
         return
     if not _compat.is_inductors_graph(compiled):
@@ -142,7 +166,7 @@ def _watch(collector: Collector, report: GraphReport) -> None:
     original = compiled.current_callable
 
     def noting(inputs: Any) -> Any:
-        collector.note(report)
+        collector.note(report, inputs)
         return original(inputs)
 
     compiled.current_callable = noting

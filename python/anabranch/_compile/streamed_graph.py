@@ -65,13 +65,13 @@ class StreamedGraph:
         self._options = options
         self._pools: OrderedDict[tuple[Any, ...], list[Instance]] = OrderedDict()
         self._lock = threading.Lock()
-        self._note: Callable[[], None] | None = None
+        self._note: Callable[[list[Any]], None] | None = None
         self._trace: Any = None
         self._sizes_of = _sizes_reader(graph.placeholders)
 
     def __call__(self, args: list[Any]) -> Any:
         if self._note is not None:
-            self._note()
+            self._note(args)
         options = self._options()
         key = (options, self._sizes_of(args))
         pool = self._pools.get(key)
@@ -93,8 +93,9 @@ class StreamedGraph:
             options = self._options()
             self._add_pool((options, ())).append(self._make_instance(examples, options))
 
-    def watch(self, note: Callable[[], None] | None, trace: Any) -> None:
-        """Calls ``note`` at every call and writes launches to ``trace``; None ends it."""
+    def watch(self, note: Callable[[list[Any]], None] | None, trace: Any) -> None:
+        """Calls ``note`` with the arguments of every call and writes launches to ``trace``; None
+        ends it."""
         with self._lock:
             self._note = note
             self._trace = trace

@@ -117,7 +117,7 @@ USES = [
     ("explain(nn.Linear, 2, 2)", WrongArgument, 611, r"a model and not its class"),
     ("explain(waiting, x)", WrongArgument, 612, r"explain: .*waiting is an async function"),
     ("explain(yielding, x)", WrongArgument, 612, r"explain: .*yielding is a generator function"),
-    ("explain(explain, step, x)", CompileError, 615, r"another call of it is running"),
+    ("explain(explain, step, x)", CompileError, 615, r"another call of explain or bisect is running"),
     ("report.save_plan(3)", WrongArgument, 611, r"save_plan: the path is 3 \(int\), and it must "
                                                 r"be"),
     ("report.save_plan('')", WrongArgument, 611, r"the path is '' \(str\).* not empty"),
