@@ -6,6 +6,7 @@ for ever at new addresses. torch is imported when something here first needs it.
     step = anabranch.record(train_step)
     with anabranch.stream("side"): ...
     print(anabranch.explain(model, *inputs))
+    print(anabranch.bisect(model, *inputs))
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from anabranch.errors import AnabranchError, RecordWarning
 
 if TYPE_CHECKING:
     from anabranch import doctor
+    from anabranch._bisect.bisect import bisect
+    from anabranch._bisect.verdict import Verdict
     from anabranch._compile.backend import backend
     from anabranch._compile.report import GraphReport
     from anabranch._explain import Explanation, explain
@@ -29,15 +32,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["AnabranchError", "Explanation", "GraphReport", "RecordWarning", "RecordedCallable",
-           "RecordingReport", "__version__", "backend", "config", "doctor", "errors", "explain",
-           "is_recording", "overlap", "record", "stream"]
+           "RecordingReport", "Verdict", "__version__", "backend", "bisect", "config", "doctor",
+           "errors", "explain", "is_recording", "overlap", "record", "stream"]
 
 _LAZY = {
     "Explanation": "_explain",
     "GraphReport": "_compile.report",
     "RecordedCallable": "_record.recorded_callable",
     "RecordingReport": "_record.report",
+    "Verdict": "_bisect.verdict",
     "backend": "_compile.backend",
+    "bisect": "_bisect.bisect",
     "explain": "_explain",
     "is_recording": "_record.capture.now",
     "overlap": "streams",

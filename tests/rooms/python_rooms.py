@@ -28,12 +28,14 @@ ROOMS: dict[str, set[str]] = {
     "_record": _BELOW,
     "_compile": _BELOW | {"_record"},
     "_explain": _BELOW | {"_record", "_compile"},
+    "_bisect": _BELOW | {"_record", "_compile"},
     "integrations": _BELOW | {"_record"},
     "_redact": set(),
     "doctor": _FRONT | {"_requirements", "_redact", "_core"},
     "_self_test": {"doctor"},
     "__main__": {"errors", "_redact", "doctor"},
-    "__init__": _BELOW | {"_requirements", "_record", "_compile", "_explain", "doctor"},
+    "__init__": _BELOW | {"_requirements", "_record", "_compile", "_explain", "_bisect",
+                          "doctor"},
 }
 
 _RECORD_BELOW = {"refusals", "tensors", "picker", "quick"}

@@ -66,6 +66,40 @@ def own_compile_context() -> Iterator[None]:
         yield
 
 
+def without_autograd_cache() -> contextlib.AbstractContextManager[None]:
+    """Around the compilation of a model: its graphs come to our compiler, and not from a cache."""
+    return functorch_config.patch(enable_autograd_cache=False)
+
+
+@contextlib.contextmanager
+def random_as_eager() -> Iterator[None]:
+    """Compiled code that is made inside draws the random numbers that eager draws, and one function
+    may be compiled as often as it takes."""
+    with inductor_config.patch(fallback_random=True), \
+            dynamo_config.patch(recompile_limit=_OFTEN, accumulated_recompile_limit=8 * _OFTEN):
+        yield
+
+
+_OFTEN = 64
+
+
+def all_eager() -> contextlib.AbstractContextManager[None]:
+    """What is compiled runs as it was written."""
+    return torch.compiler.set_stance("force_eager")
+
+
+def uncompiled(function: Any) -> Any:
+    """What torch.compile was given, or what it is."""
+    return getattr(function, "_orig_mod", None) \
+        or getattr(function, "_torchdynamo_orig_callable", None) or function
+
+
+def changed_settings() -> str:
+    """Inductor's settings that are not the default, as lines of Python."""
+    lines = inductor_config.codegen_config()
+    return f"import torch._inductor.config\n{lines}\n" if lines else ""
+
+
 # Inductor's settings by which each intermediate has memory of its own. Memory that is used again
 # orders kernels that share nothing else; a recording's arena finds by itself what can be used
 # again.

@@ -115,6 +115,16 @@ class RecordedCallable(Generic[_P, _R]):
         """Over the same callable. No copy has recordings: they belong to addresses."""
         return RecordedCallable(*self._made_of)
 
+    def with_options(self, **options: Any) -> RecordedCallable[_P, _R]:
+        """A copy with these options besides its own, which they beat."""
+        function, state, guard, own = self._made_of
+        return RecordedCallable(function, state, guard, {**own, **options})
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """What ``state=`` was given."""
+        return self._made_of[1]
+
     def __deepcopy__(self, memo: dict[int, Any]) -> RecordedCallable[_P, _R]:
         """Over a copy of the callable: a method's is that of its object's copy, a function is
         itself."""

@@ -30,7 +30,7 @@ def test_the_package_works_without_torch_as_far_as_it_can(run_python):
     assert told.returncode == 0 and "E0604" in told.stdout, told
 
 
-@pytest.mark.parametrize("name", ["backend", "stream", "overlap", "explain"])
+@pytest.mark.parametrize("name", ["backend", "stream", "overlap", "explain", "bisect"])
 def test_what_needs_torch_says_that_it_is_missing(run_python, name):
     told = run_python(HIDE_TORCH + "import anabranch\ntry:\n"
                       f"    anabranch.{name}\n"
