@@ -20,6 +20,7 @@ from __future__ import annotations
 import array
 import importlib.machinery
 import importlib.util
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ from anabranch._core.library import library_path
 
 _NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 2
 _address: Callable[[Tensor], int] = Tensor.data_ptr
+_flat = itertools.chain.from_iterable
 
 
 def _load(path: Path) -> Any:
@@ -69,15 +71,16 @@ def _can_tell_addresses(module: Any) -> bool:
 
 def _stand(holders: Sequence[Any], keys: Sequence[Any], things: Sequence[Any]) -> bool:
     try:
-        return all(map(operator.is_, map(operator.getitem, holders, keys), things))
+        return len(holders) == len(keys) == len(things) and all(
+            map(operator.is_, map(operator.getitem, holders, keys), things))
     except Exception:
         return False
 
 
 def _values_stand(dicts: Sequence[dict[Any, Any]], values: Sequence[tuple[Any, ...]]) -> bool:
     try:
-        return all(len(there) == len(some) and all(map(operator.is_, dict.values(there), some))
-                   for there, some in zip(dicts, values, strict=True))
+        return list(map(len, dicts)) == list(map(len, values)) and all(map(
+            operator.is_, _flat(map(dict.values, dicts)), _flat(values)))
     except Exception:
         return False
 

@@ -44,6 +44,7 @@ def test_the_very_same_things_stand_there_or_they_do_not(ways):
     ordered = collections.OrderedDict(a=a)
     holders, keys, things = (plain, listed, own, ordered), ("a", 1, "b", "a"), (a, b, b, a)
     assert stand(holders, keys, things) and stand((), (), ())
+    assert not stand(holders, keys, ()) and not stand(holders[:3], keys, things)
     plain["a"] = equal
     assert not stand(holders, keys, things)
     plain["a"] = a
