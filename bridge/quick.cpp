@@ -24,6 +24,7 @@ using GetDataPtr = std::int32_t (*)(void* handle, void** address);
 
 struct Tensors {
   PyTypeObject* type = nullptr;
+  PyTypeObject* common = nullptr;  // the class of parameters
   GetDataPtr get_data_ptr = nullptr;
   std::size_t offset = 0;      // of that pointer in an object of Python's; 0 while it is not known
   PyObject* others = nullptr;  // the same as addresses(), of what is told otherwise
@@ -32,7 +33,12 @@ Tensors tensors;
 
 constexpr std::size_t kFirstWord = 2, kEndWord = 8;  // where it is looked for
 
-bool is_tensor(PyObject* thing) { return thing && PyObject_TypeCheck(thing, tensors.type); }
+// Most are of one class below it, which is found out once.
+bool is_tensor(PyObject* thing) {
+  if (!thing) return false;
+  PyTypeObject* const type = Py_TYPE(thing);
+  return type == tensors.type || type == tensors.common || PyType_IsSubtype(type, tensors.type);
+}
 
 void* word_at(PyObject* thing, std::size_t offset) {
   void* word = nullptr;
@@ -40,14 +46,20 @@ void* word_at(PyObject* thing, std::size_t offset) {
   return word;
 }
 
-// Borrowed; null with an error for what is no sequence.
-PyObject* item_of(PyObject* sequence, Py_ssize_t i) {
-  return PyTuple_Check(sequence) ? PyTuple_GetItem(sequence, i) : PyList_GetItem(sequence, i);
-}
+// A tuple or a list. Its items are borrowed; of anything else size and items are errors.
+class Items {
+ public:
+  explicit Items(PyObject* sequence)
+      : sequence_(sequence), is_tuple_(PyTuple_Check(sequence) != 0) {}
+  Py_ssize_t size() const { return is_tuple_ ? PyTuple_Size(sequence_) : PyList_Size(sequence_); }
+  PyObject* operator[](Py_ssize_t i) const {
+    return is_tuple_ ? PyTuple_GetItem(sequence_, i) : PyList_GetItem(sequence_, i);
+  }
 
-Py_ssize_t size_of(PyObject* sequence) {
-  return PyTuple_Check(sequence) ? PyTuple_Size(sequence) : PyList_Size(sequence);
-}
+ private:
+  PyObject* sequence_;
+  bool is_tuple_;
+};
 
 // False instead of an Exception that is set; null for anything else that is.
 PyObject* no() {
@@ -70,11 +82,13 @@ bool stands(PyObject* holder, PyObject* key, PyObject* thing) {
 
 // stand(holders, keys, things): whether the very same thing is still at each key of its holder.
 PyObject* stand(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  const Py_ssize_t size = count == 3 ? size_of(args[2]) : -1;
-  if (size < 0 || size_of(args[0]) != size || size_of(args[1]) != size) return no();
+  if (count != 3) return no();
+  const Items holders(args[0]), keys(args[1]), things(args[2]);
+  const Py_ssize_t size = things.size();
+  if (size < 0 || holders.size() != size || keys.size() != size) return no();
   for (Py_ssize_t i = 0; i < size; ++i) {
-    PyObject* const thing = item_of(args[2], i);
-    if (!thing || !stands(item_of(args[0], i), item_of(args[1], i), thing)) return no();
+    PyObject* const thing = things[i];
+    if (!thing || !stands(holders[i], keys[i], thing)) return no();
   }
   Py_RETURN_TRUE;
 }
@@ -93,10 +107,12 @@ bool values_are(PyObject* dict, PyObject* values) {
 
 // values_stand(dicts, values): whether each dictionary has these very values, in their order.
 PyObject* values_stand(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  const Py_ssize_t size = count == 2 ? size_of(args[0]) : -1;
-  if (size < 0 || size_of(args[1]) != size) return no();
+  if (count != 2) return no();
+  const Items dicts(args[0]), values(args[1]);
+  const Py_ssize_t size = dicts.size();
+  if (size < 0 || values.size() != size) return no();
   for (Py_ssize_t i = 0; i < size; ++i) {
-    if (!values_are(item_of(args[0], i), item_of(args[1], i))) return no();
+    if (!values_are(dicts[i], values[i])) return no();
   }
   Py_RETURN_TRUE;
 }
@@ -116,11 +132,11 @@ bool is_attribute(PyObject* thing, PyObject* name, PyObject* value) {
 PyObject* gradients_are(PyObject*, PyObject* const* args, Py_ssize_t count) {
   char* told = nullptr;
   Py_ssize_t size = 0;
-  if (count != 2 || PyBytes_AsStringAndSize(args[1], &told, &size) || size_of(args[0]) != size) {
-    return no();
-  }
+  if (count != 2 || PyBytes_AsStringAndSize(args[1], &told, &size)) return no();
+  const Items parameters(args[0]);
+  if (parameters.size() != size) return no();
   for (Py_ssize_t i = 0; i < size; ++i) {
-    PyObject* const parameter = item_of(args[0], i);
+    PyObject* const parameter = parameters[i];
     if (!is_attribute(parameter, kRequiresGrad, told[i] & 1 ? Py_True : Py_False) ||
         is_attribute(parameter, kGrad, Py_None) != ((told[i] & 2) != 0) || PyErr_Occurred()) {
       return no();
@@ -129,28 +145,38 @@ PyObject* gradients_are(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-// calibrate(type, tensors, _cdata of each, address of aoti_torch_get_data_ptr, others): whether it
-// is known from now on where tensors keep what addresses() reads.
+// calibrate(type, a common class of that, tensors, _cdata of each, address of
+// aoti_torch_get_data_ptr, others): whether it is known from now on where tensors keep what
+// addresses() reads.
 PyObject* calibrate(PyObject*, PyObject* args) {
-  PyObject *type = nullptr, *some = nullptr, *told = nullptr, *others = nullptr;
+  PyObject *type = nullptr, *common = nullptr, *some = nullptr, *told = nullptr, *others = nullptr;
   unsigned long long get_data_ptr = 0;
-  if (!PyArg_ParseTuple(args, "OOOKO", &type, &some, &told, &get_data_ptr, &others)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OOOOKO", &type, &common, &some, &told, &get_data_ptr, &others)) {
+    return nullptr;
+  }
   tensors.offset = 0;
-  if (!PyType_Check(type) || size_of(some) < 1 || size_of(some) != size_of(told)) return no();
+  const Items sample(some), shared_by(told);
+  if (!PyType_Check(type) || !PyType_Check(common) || sample.size() < 1 ||
+      sample.size() != shared_by.size() ||
+      !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(common),
+                        reinterpret_cast<PyTypeObject*>(type))) {
+    return no();
+  }
   std::size_t found = 0;
   for (std::size_t word = kFirstWord; word < kEndWord && !found; ++word) {
     bool is_here = true;
-    for (Py_ssize_t i = 0; i < size_of(some) && is_here; ++i) {
-      void* const shared = PyLong_AsVoidPtr(item_of(told, i));
-      is_here = shared && word_at(item_of(some, i), word * sizeof(void*)) == shared;
+    for (Py_ssize_t i = 0; i < sample.size() && is_here; ++i) {
+      void* const shared = PyLong_AsVoidPtr(shared_by[i]);
+      is_here = shared && word_at(sample[i], word * sizeof(void*)) == shared;
     }
     if (is_here) found = word * sizeof(void*);
   }
   if (!found || PyErr_Occurred()) return no();
   Py_INCREF(type);
+  Py_INCREF(common);
   Py_INCREF(others);
-  tensors = {reinterpret_cast<PyTypeObject*>(type), reinterpret_cast<GetDataPtr>(get_data_ptr),
-             found, others};
+  tensors = {reinterpret_cast<PyTypeObject*>(type), reinterpret_cast<PyTypeObject*>(common),
+             reinterpret_cast<GetDataPtr>(get_data_ptr), found, others};
   Py_RETURN_TRUE;
 }
 
@@ -163,41 +189,63 @@ bool address_of(PyObject* thing, std::uint64_t* address) {
   return true;
 }
 
+// Bytes that are numbers of 8 bytes each, or none.
+struct Words {
+  char* bytes = nullptr;
+  Py_ssize_t size = 0;
+
+  bool read(PyObject* from) {
+    Py_ssize_t count = 0;
+    if (PyBytes_AsStringAndSize(from, &bytes, &count)) return false;
+    size = count / static_cast<Py_ssize_t>(sizeof(std::uint64_t));
+    return true;
+  }
+  std::uint64_t operator[](Py_ssize_t i) const {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes + static_cast<std::size_t>(i) * sizeof word, sizeof word);
+    return word;
+  }
+};
+
 // Into 8 bytes for each; false where one cannot be told.
-bool write_addresses(PyObject* some, Py_ssize_t size, const char* offsets, char* to) {
+bool write_addresses(const Items& some, Py_ssize_t size, const Words& offsets, const Words* which,
+                     char* to) {
   for (Py_ssize_t i = 0; i < size; ++i) {
-    std::uint64_t address = 0, offset = 0;
-    if (!address_of(item_of(some, i), &address)) return false;
-    const std::size_t at = static_cast<std::size_t>(i) * sizeof address;
-    if (offsets) std::memcpy(&offset, offsets + at, sizeof offset);
-    address += offset;
-    std::memcpy(to + at, &address, sizeof address);
+    std::uint64_t address = 0;
+    if (!address_of(some[which ? static_cast<Py_ssize_t>((*which)[i]) : i], &address)) return false;
+    if (offsets.size) address += offsets[i];
+    std::memcpy(to + static_cast<std::size_t>(i) * sizeof address, &address, sizeof address);
   }
   return true;
 }
 
-// addresses(tensors, offsets): 8 bytes for each, its address and what `offsets` (8 bytes each, or
-// none) add. Of what is not told here, what the other function answers or raises.
+// addresses(tensors, offsets, which): 8 bytes for each of the tensors, or of those with the numbers
+// `which` (8 bytes each, or None): its address and what `offsets` (8 bytes each, or none) add. Of
+// what is not told here, what the other function answers or raises.
 PyObject* addresses(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  char* offsets = nullptr;
-  Py_ssize_t offset_bytes = 0;
-  if (count != 2 || PyBytes_AsStringAndSize(args[1], &offsets, &offset_bytes)) return nullptr;
-  const Py_ssize_t size = size_of(args[0]);
-  const auto bytes = size * static_cast<Py_ssize_t>(sizeof(std::uint64_t));
+  Words offsets, which;
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "addresses() takes three arguments");
+  const bool is_picked = args[2] != Py_None;
+  if (!offsets.read(args[1]) || (is_picked && !which.read(args[2]))) return nullptr;
+  const Items some(args[0]);
+  const Py_ssize_t size = is_picked ? which.size : some.size();
   if (size < 0) return nullptr;
   if (!tensors.offset) {
     PyErr_SetString(PyExc_RuntimeError, "calibrate() comes first");
     return nullptr;
   }
-  if (offset_bytes == 0 || offset_bytes == bytes) {
+  if (offsets.size == 0 || offsets.size == size) {
+    const auto bytes = size * static_cast<Py_ssize_t>(sizeof(std::uint64_t));
     PyObject* const made = PyBytes_FromStringAndSize(nullptr, bytes);
     if (!made) return nullptr;
-    if (write_addresses(args[0], size, offset_bytes ? offsets : nullptr, PyBytes_AsString(made))) {
+    if (write_addresses(some, size, offsets, is_picked ? &which : nullptr,
+                        PyBytes_AsString(made))) {
       return made;
     }
     Py_DECREF(made);
+    PyErr_Clear();
   }
-  return PyObject_CallFunctionObjArgs(tensors.others, args[0], args[1], nullptr);
+  return PyObject_CallFunctionObjArgs(tensors.others, args[0], args[1], args[2], nullptr);
 }
 
 template <typename Function>
@@ -229,7 +277,7 @@ PyMODINIT_FUNC PyInit_anabranch_quick() {
   kRequiresGrad = PyUnicode_InternFromString("requires_grad");
   if (!kGrad || !kRequiresGrad) return nullptr;
   PyObject* const made = PyModule_Create(&kModule);
-  if (made && PyModule_AddIntConstant(made, "version", 2) != 0) {
+  if (made && PyModule_AddIntConstant(made, "version", 3) != 0) {
     Py_DECREF(made);
     return nullptr;
   }

@@ -5,9 +5,9 @@ compiled module (bridge/quick.cpp), or the same in Python where there is none.
 ``stand(holders, keys, things)``: whether the very same thing is still at each key of its holder.
 ``values_stand(dicts, values)``: whether each dictionary has these very values, in their order.
 ``gradients_are(parameters, told)``: whether each parameter's byte still says whether it requires a
-gradient (1) and whether it has none (2). ``addresses(tensors, offsets)``: 8 bytes for each tensor,
-its address and what ``offsets`` add, which are 8 bytes each, or none at all. Sequences are lists or
-tuples.
+gradient (1) and whether it has none (2). ``addresses(tensors, offsets, which)``: 8 bytes for each
+tensor, or each of those with the numbers ``which``, which are 8 bytes each: its address and what
+``offsets`` add, which are 8 bytes each, or none at all. Sequences are lists or tuples.
 
 The compiled module reads a tensor's pointer where objects of Python's keep it. Where that is, is
 found out from tensors that say it themselves, once a process, and compared with what torch answers.
@@ -32,7 +32,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.library import library_path
 
-_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 2
+_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 3
 _address: Callable[[Tensor], int] = Tensor.data_ptr
 _flat = itertools.chain.from_iterable
 
@@ -63,10 +63,11 @@ def _can_tell_addresses(module: Any) -> bool:
     some = [plain, plain[1:], plain.detach().requires_grad_(), torch.nn.Parameter(plain),
             plain.as_subclass(_Class)]
     if not function or not module.calibrate(
-            Tensor.__mro__[1], some, [tensor._cdata for tensor in some], function,
-            _addresses):
+            Tensor.__mro__[1], torch.nn.Parameter, some, [tensor._cdata for tensor in some],
+            function, _addresses):
         return False
-    return bool(module.addresses(some, b"") == array.array("Q", map(_address, some)).tobytes())
+    told = array.array("Q", map(_address, some)).tobytes()
+    return bool(module.addresses(some, b"", None) == told)
 
 
 def _stand(holders: Sequence[Any], keys: Sequence[Any], things: Sequence[Any]) -> bool:
@@ -95,8 +96,9 @@ def _gradients_are(parameters: Sequence[Tensor], told: bytes) -> bool:
     return tell_gradients(parameters) == told
 
 
-def _addresses(tensors: Sequence[Tensor], offsets: bytes) -> bytes:
-    at = map(_address, tensors)
+def _addresses(tensors: Sequence[Tensor], offsets: bytes, which: bytes | None) -> bytes:
+    at = map(_address, tensors if which is None
+             else map(tensors.__getitem__, array.array("Q", which)))
     return array.array("Q", map(operator.add, at, array.array("Q", offsets)) if offsets
                        else at).tobytes()
 
@@ -109,5 +111,5 @@ values_stand: Callable[[Sequence[dict[Any, Any]], Sequence[tuple[Any, ...]]], bo
     _values_stand if _module is None else _module.values_stand
 gradients_are: Callable[[Sequence[Tensor], bytes], bool] = \
     _gradients_are if _module is None else _module.gradients_are
-addresses: Callable[[Sequence[Tensor], bytes], bytes] = \
+addresses: Callable[[Sequence[Tensor], bytes, bytes | None], bytes] = \
     _module.addresses if _module is not None and _can_tell_addresses(_module) else _addresses

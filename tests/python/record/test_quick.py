@@ -108,11 +108,18 @@ def test_addresses_are_those_that_torch_says(ways):
     some = [base, base[3:], nn.Parameter(base[5:]), base.view(8, 8).t(), torch.empty(0),
             base.as_subclass(Mine), base.to(torch.complex64).conj()]
     told = struct.pack("7Q", *(tensor.data_ptr() for tensor in some))
-    assert addresses(some, b"") == addresses(tuple(some), b"") == told
+    assert addresses(some, b"", None) == addresses(tuple(some), b"", None) == told
     offsets = range(7)
-    assert addresses(some, struct.pack("7Q", *offsets)) == struct.pack(
+    assert addresses(some, struct.pack("7Q", *offsets), None) == struct.pack(
         "7Q", *(tensor.data_ptr() + i for i, tensor in zip(offsets, some, strict=True)))
-    assert addresses([], b"") == b""
+    assert addresses([], b"", None) == b""
+    which = struct.pack("3Q", 6, 1, 1)
+    assert addresses(some, b"", which) == struct.pack("3Q", *(some[i].data_ptr() for i in (6, 1, 1)))
+    assert addresses(tuple(some), struct.pack("3Q", 8, 0, 4), which) == struct.pack(
+        "3Q", some[6].data_ptr() + 8, some[1].data_ptr(), some[1].data_ptr() + 4)
+    assert addresses(some, b"", b"") == b""
+    with pytest.raises(IndexError):
+        addresses(some, b"", struct.pack("Q", 7))
 
 
 def test_an_address_is_that_of_now(ways):
@@ -120,17 +127,17 @@ def test_an_address_is_that_of_now(ways):
     _, _, addresses = ways
     one, other = torch.ones(4), torch.zeros(4)
     before, after = one.data_ptr(), other.data_ptr()
-    assert addresses([one], b"") == struct.pack("Q", before)
+    assert addresses([one], b"", None) == struct.pack("Q", before)
     torch.utils.swap_tensors(one, other)
-    assert addresses([one, other], b"") == struct.pack("2Q", after, before)
+    assert addresses([one, other], b"", None) == struct.pack("2Q", after, before)
     one.data = other
-    assert addresses([one], b"") == struct.pack("Q", before)
+    assert addresses([one], b"", None) == struct.pack("Q", before)
 
 
 def test_what_has_no_address_raises_as_torch_does(ways):
     _, _, addresses = ways
     with pytest.raises(TypeError):
-        addresses([None], b"")
+        addresses([None], b"", None)
     sparse = torch.eye(2).to_sparse()
     with pytest.raises(RuntimeError):
-        addresses([torch.ones(1), sparse], b"")
+        addresses([torch.ones(1), sparse], b"", None)

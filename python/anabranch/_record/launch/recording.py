@@ -62,9 +62,9 @@ class StepRecording:
         self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
         named_buffers = self._name_slots(step)
         self.has_overlaps = bool(self._together)
-        self._given_slots = picker([index for index, _ in self._alignments])
+        self._given_slots = _packed([index for index, _ in self._alignments])
         places = [self._buffers.place(buffer) for buffer in named_buffers]
-        self._buffer_slots = picker([base for base, _ in places])
+        self._buffer_slots = _packed([base for base, _ in places])
         self._buffer_offsets = _packed([offset for _, offset in places])
         self.slot_count = len(self._alignments) + len(named_buffers)
         self._parts = [((size,), (1,), torch.uint8) for size in self._recording.parts]
@@ -243,11 +243,11 @@ class StepRecording:
                 parts: Sequence[Tensor], words: Sequence[int] = ()) -> bytes:
         """One address a slot, and one a part of the arena. While another thread captures, tensors
         may have stand-ins' memory."""
-        fresh = addresses(self._buffer_slots(bases), self._buffer_offsets) \
+        fresh = addresses(bases, self._buffer_offsets, self._buffer_slots) \
             + self._pack_rest(*map(_address, parts), *words)
         while True:
             before = Swaps.count
-            at = addresses(self._given_slots(given), offsets)
+            at = addresses(given, offsets, self._given_slots)
             if before == Swaps.count and before % 2 == 0:
                 return at + fresh
             wait_for_captures()
