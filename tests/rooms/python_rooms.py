@@ -59,7 +59,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "rendezvous": _RECORD_STAGES,
         "signature": _RECORD_STAGES,
         "specialization": _RECORD_STAGES | {"report", "warn"},
-        "ready_calls": _RECORD_STAGES | {"specialization"},
+        "ready_calls": _RECORD_STAGES | {"signature", "specialization"},
         "attempt": _RECORD_STAGES | {"report", "rendezvous", "specialization"},
         "specializations": _RECORD_STAGES | {"report", "specialization"},
         "lists": _RECORD_STAGES | {"signature"},
