@@ -212,6 +212,7 @@ ANABRANCH_C size_t anabranch_trace_events(const AnabranchTrace*, AnabranchTraceE
                                           size_t room);
 ANABRANCH_C const char* anabranch_trace_chrome_json(const AnabranchTrace*, const AnabranchPlan*);
 ANABRANCH_C const char* anabranch_trace_dump(const AnabranchTrace*, const AnabranchPlan*);
+ANABRANCH_C const char* anabranch_plan_json(const AnabranchPlan*);
 
 /* tape */
 typedef struct AnabranchTensorLibrary {

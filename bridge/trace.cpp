@@ -60,3 +60,7 @@ const char* anabranch_trace_dump(const AnabranchTrace* trace, const AnabranchPla
   return ab::bridge::guard(
       [&] { return ab::bridge::keep(ab::dump_trace(plan->plan, trace->trace.collect())); });
 }
+
+const char* anabranch_plan_json(const AnabranchPlan* plan) {
+  return ab::bridge::guard([&] { return ab::bridge::keep(ab::dump_plan_json(plan->plan)); });
+}

@@ -51,4 +51,8 @@ ANABRANCH_API Status write_chrome_json(const Plan& plan, const std::vector<Trace
 // A table for people: each step with stream, begin, duration, and what it waited for.
 ANABRANCH_API std::string dump_trace(const Plan& plan, const std::vector<TraceEvent>& events);
 
+// The plan as JSON, for pages and scripts: steps with what they read and write, order, waits, and
+// where buffers lie. docs/trace.md has its keys.
+ANABRANCH_API std::string dump_plan_json(const Plan& plan);
+
 }  // namespace anabranch

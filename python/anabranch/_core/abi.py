@@ -247,6 +247,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "trace_events": (c_size_t, c_void_p, POINTER(TraceEvent), c_size_t),
     "trace_chrome_json": (c_char_p, c_void_p, c_void_p),
     "trace_dump": (c_char_p, c_void_p, c_void_p),
+    "plan_json": (c_char_p, c_void_p),
     "tape_builder_new": (c_void_p, POINTER(TensorLibrary)),
     "tape_builder_free": (None, c_void_p),
     "tape_view": (c_uint32, c_void_p, c_uint32, c_uint64, c_int32, c_size_t, I64S, I64S),

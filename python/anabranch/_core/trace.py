@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from anabranch._core.abi import TraceEvent
 from anabranch._core.handle import Handle
-from anabranch._core.library import core
+from anabranch._core.library import core, last_error
 from anabranch._core.program import Plan
 
 EVENT_LAUNCH, EVENT_STEP, EVENT_WAIT = range(3)
@@ -39,3 +42,12 @@ class Trace(Handle):
 
     def dump(self, plan: Plan) -> str:
         return core.trace_dump(self.handle, plan.handle).decode()
+
+
+def plan_contents(plan: Plan) -> dict[str, Any]:
+    """Steps, order, waits and memory; docs/trace.md has the keys."""
+    text = core.plan_json(plan.handle)
+    if text is None:
+        raise last_error()
+    contents: dict[str, Any] = json.loads(text)
+    return contents
