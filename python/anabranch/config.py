@@ -106,7 +106,8 @@ class Options:
     spin_us: int = _option(
         400, "Microseconds that a waiting worker spins before it sleeps.", 0, _HOUR_US)
     progress: bool | None = _option(
-        None, "Show a line while compiling. None: on a terminal, after two seconds.")
+        None, "Show a line while compiling. None: on a terminal or in a notebook, after two "
+        "seconds.")
     library_path: str | None = _option(
         None, "Path of the native library. None: the one installed with the package.")
 

@@ -40,7 +40,8 @@ ROOMS: dict[str, set[str]] = {
 
 _RECORD_BELOW = {"refusals", "tensors", "picker", "quick"}
 _RECORD_STAGES = _RECORD_BELOW | {"memory", "state", "numbers", "capture", "launch", "trial"}
-_COMPILE_GRAPHS = {"groups", "asked", "graph", "layouts", "program", "threads", "regions", "views"}
+_COMPILE_GRAPHS = {"groups", "asked", "graph", "layouts", "program", "threads", "progress", "regions",
+                   "views"}
 # The same inside of a room.
 INSIDE: dict[str, dict[str, set[str]]] = {
     "_record": {
@@ -79,7 +80,8 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "program": {"graph", "layouts"},
         "views": {"graph"},
         "threads": set(),
-        "regions": {"graph", "threads"},
+        "progress": set(),
+        "regions": {"graph", "threads", "progress"},
         "user_streams": set(),
         "broken_libraries": set(),
         "streamed_graph": _COMPILE_GRAPHS,
