@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anabranch._bisect.verdict import Verdict
     from anabranch._compile.backend import backend
     from anabranch._compile.report import GraphReport
-    from anabranch._explain import Explanation, explain
+    from anabranch._explain.explanation import Explanation, explain
     from anabranch._record.capture.now import is_recording
     from anabranch._record.record import record
     from anabranch._record.recorded_callable import RecordedCallable
@@ -36,14 +36,14 @@ __all__ = ["AnabranchError", "Explanation", "GraphReport", "RecordWarning", "Rec
            "errors", "explain", "is_recording", "overlap", "record", "stream"]
 
 _LAZY = {
-    "Explanation": "_explain",
+    "Explanation": "_explain.explanation",
     "GraphReport": "_compile.report",
     "RecordedCallable": "_record.recorded_callable",
     "RecordingReport": "_record.report",
     "Verdict": "_bisect.verdict",
     "backend": "_compile.backend",
     "bisect": "_bisect.bisect",
-    "explain": "_explain",
+    "explain": "_explain.explanation",
     "is_recording": "_record.capture.now",
     "overlap": "streams",
     "record": "_record.record",

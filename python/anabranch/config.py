@@ -372,6 +372,11 @@ def compiler_variable() -> str | None:
     return os.environ.get("CXX") or None
 
 
+def wants_no_colour() -> bool:
+    """$NO_COLOR, by which people tell all programs: https://no-color.org."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
 if TYPE_CHECKING:  # the module's attributes, which _Config answers; a test holds them to Options
     strict: bool
     allow: frozenset[int]

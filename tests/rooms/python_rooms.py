@@ -88,11 +88,19 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "host": _COMPILE_GRAPHS | {"streamed_graph"},
         "cuda_streams": _COMPILE_GRAPHS | {"streamed_graph"},
         "cuts": set(),
-        "report": {"cuts", "streamed_graph"},
+        "contents": {"streamed_graph"},
+        "report": {"contents", "cuts", "streamed_graph"},
         "lost_streams": {"report"},
         "backend": _COMPILE_GRAPHS | {
             "user_streams", "broken_libraries", "streamed_graph", "host", "cuda_streams", "cuts",
             "report", "lost_streams"},
+    },
+    "_explain": {
+        "reasons": set(),
+        "contents": {"reasons"},
+        "text": set(),
+        "page": set(),
+        "explanation": {"contents", "text", "page"},
     },
 }
 

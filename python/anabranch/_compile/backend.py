@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -117,7 +116,7 @@ def _compile_graph(
 ) -> Any:
     """Compiles one graph of AOTAutograd: forward, backward or inference. ``at_launch`` answers the
     options of a launch on the host."""
-    start = time.perf_counter()
+    phases = report.Phases()
     if _kind(keywords) == "forward":
         _compat.keep_saved_tensors()
     if _kind(keywords) != "backward":
@@ -129,17 +128,16 @@ def _compile_graph(
         bucket_gathers(gm, chosen.bucket_bytes)
         attention_seeds.drop_unused_seeds(gm)
     kept = report.keep(gm)
-    streamed, reason = _split(chosen, at_launch, gm, asked, keywords, is_whole)
+    streamed, reason = _split(chosen, at_launch, gm, asked, keywords, is_whole, phases)
     cuts = _cuts(chosen, gm) if is_whole else Cuts()
-    compiled = streamed or _compile_unsplit(gm, example_inputs, keywords, cuts)
+    compiled = streamed or _compile_unsplit(gm, example_inputs, keywords, cuts, phases)
     unrecorded = None
     if is_on_gpu:
         if streamed and chosen.record:
             compiled = RecordedStreams(streamed)
         recorded_as = dataclasses.replace(chosen, max_parallel_kernels=_lanes(chosen, asked))
         unrecorded = _record(recorded_as, gm, compiled, _kind(keywords), cuts, saved)
-    report.add(_kind(keywords), gm, compiled, reason, unrecorded, time.perf_counter() - start,
-               kept)
+    report.add(_kind(keywords), gm, compiled, reason, unrecorded, phases, kept)
     return _boxed(compiled) if streamed else compiled
 
 
@@ -158,7 +156,7 @@ def _is_recorded_whole(chosen: config.Options, asked: Asked) -> bool:
 
 
 def _split(chosen: config.Options, at_launch: Callable[[], HostOptions], gm: GraphModule,
-           asked: Asked, keywords: dict[str, Any], is_whole: bool,
+           asked: Asked, keywords: dict[str, Any], is_whole: bool, phases: report.Phases,
            ) -> tuple[StreamedGraph | None, str | None]:
     """The graph in regions; or nothing, and why, if it has streams that are not followed."""
     if not asked.streams and not (asked.lanes > 1 and has_collectives(gm)):
@@ -168,16 +166,16 @@ def _split(chosen: config.Options, at_launch: Callable[[], HostOptions], gm: Gra
     if is_whole:
         return None, None
     try:
-        return _compile_streams(chosen, at_launch, gm, asked, keywords), None
+        return _compile_streams(chosen, at_launch, gm, asked, keywords, phases), None
     except Unsupported as error:
         _fall_back(chosen, str(error))
         return None, str(error)
 
 
 def _compile_unsplit(gm: GraphModule, example_inputs: Sequence[Any], keywords: dict[str, Any],
-                     cuts: Cuts) -> Any:
+                     cuts: Cuts, phases: report.Phases) -> Any:
     try:
-        with cuts.compiling():
+        with cuts.compiling(), phases.of("Inductor"):
             return without_broken_libraries(
                 lambda: _compat.compile_fx_inner(gm, example_inputs, **keywords))
     except Exception as error:
@@ -188,18 +186,20 @@ def _compile_unsplit(gm: GraphModule, example_inputs: Sequence[Any], keywords: d
 
 def _compile_streams(
     chosen: config.Options, at_launch: Callable[[], HostOptions], gm: GraphModule, asked: Asked,
-    keywords: dict[str, Any]
+    keywords: dict[str, Any], phases: report.Phases
 ) -> StreamedGraph | None:
     """None where all of the graph turns out to be on one stream."""
-    refresh_view_strides(gm)
-    graph = StreamGraph(gm, asked, _device_of(gm))
-    if len(graph.stream_names) == 1 or len(set(graph.streams.values())) == 1:
-        return None
-    regions = graph.regions()
+    with phases.of("regions"):
+        refresh_view_strides(gm)
+        graph = StreamGraph(gm, asked, _device_of(gm))
+        if len(graph.stream_names) == 1 or len(set(graph.streams.values())) == 1:
+            return None
+        regions = graph.regions()
     lanes = lanes_of(chosen, len(set(graph.streams.values())))
     try:
-        compiled = without_broken_libraries(lambda: compile_regions(
-            graph, regions, _fake_mode(graph), lanes, keywords, chosen.progress))
+        with phases.of("Inductor"):
+            compiled = without_broken_libraries(lambda: compile_regions(
+                graph, regions, _fake_mode(graph), lanes, keywords, chosen.progress))
     except NativeError:
         raise
     except Exception as error:
@@ -211,7 +211,8 @@ def _compile_streams(
     log.info("%s: %d regions on %d streams", _kind(keywords), len(regions),
              len(graph.stream_names))
     streamed = StreamedGraph(graph, compiled, _instances(graph, compiled), at_launch)
-    streamed.prepare()
+    with phases.of("plan"):
+        streamed.prepare()
     return streamed
 
 

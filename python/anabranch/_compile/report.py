@@ -7,16 +7,19 @@ import contextlib
 import copy
 import dataclasses
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch.fx import GraphModule
 
 from anabranch import _compat, errors
+from anabranch._compile.contents import contents_of_lines, contents_of_streams
 from anabranch._compile.cuts import recordings_of
 from anabranch._compile.streamed_graph import RecordedStreams, StreamedGraph
 from anabranch._core.trace import Trace
+from anabranch._fx.source import SourceLine, lines_of
 from anabranch._record.recorded_callable import RecordedCallable, recorded_callables
 from anabranch._record.refusals import Reason
 from anabranch._record.report import RecordingReport
@@ -26,11 +29,31 @@ _known: list[GraphReport] = []
 _collector: Collector | None = None
 
 
+class Phases:
+    """How long what took of a compilation, in seconds; what is in no phase counts to the whole."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def of(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def whole(self) -> float:
+        return time.perf_counter() - self._start
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class GraphReport:
     """One compiled graph. ``reason`` says why annotations were not followed, if they were not, and
     ``unrecorded`` why a graph on a GPU is not recorded at all, or only in parts, with the code of
-    errors.md, the user's line and what to write instead, where there are."""
+    errors.md, the user's line and what to write instead, where there are. ``lines`` are those of
+    the model, where torch knows them."""
 
     kind: str  # "forward", "backward" or "inference"
     nodes: int
@@ -40,6 +63,8 @@ class GraphReport:
     place: str
     remedy: str
     seconds: float
+    phase_seconds: Mapping[str, float]
+    lines: list[SourceLine]
     compiled: weakref.ref[Any]
     kept: GraphModule | None = None  # as it was compiled, where a collector keeps graphs
 
@@ -55,6 +80,25 @@ class GraphReport:
         parts; empty where it is not recorded."""
         return [report for recorded in recordings_of(self.compiled())
                 for report in recorded.reports]
+
+    def to_dict(self) -> dict[str, Any]:
+        """In JSON's types; docs/python.md has the keys."""
+        streamed = self.streamed
+        streams: dict[str, Any] = {"summary": "one region, run by Inductor's callable",
+                                   "regions": [], "waits": [], "memory": None, "plan": None}
+        return {"kind": self.kind, "operators": self.nodes, "reason": self.reason,
+                "unrecorded": self.unrecorded, "code": self.code, "place": self.place,
+                "remedy": self.remedy, "compile_seconds": self.seconds,
+                "phase_seconds": dict(self.phase_seconds),
+                "lines": contents_of_lines(self.lines),
+                **(contents_of_streams(streamed) if streamed else streams),
+                "recordings": [contents_of_recording(report) for report in self.recordings]}
+
+
+def contents_of_recording(report: RecordingReport) -> dict[str, Any]:
+    """Its fields by their names, in JSON's types."""
+    return {**dataclasses.asdict(report), "recording": report.recording._asdict(),
+            "phase_seconds": dict(report.phase_seconds)}
 
 
 class Collector:
@@ -95,11 +139,11 @@ def copy_of(gm: GraphModule) -> GraphModule:
 
 
 def add(kind: str, gm: GraphModule, compiled: Any, reason: str | None, unrecorded: Reason | None,
-        seconds: float, kept: GraphModule | None = None) -> None:
+        phases: Phases, kept: GraphModule | None = None) -> None:
     nodes = sum(node.op == "call_function" for node in gm.graph.nodes)
     text, code, remedy, place = unrecorded or (None, None, "", "")
-    report = GraphReport(kind, nodes, reason, text, code or None, place, remedy, seconds,
-                         weakref.ref(compiled), kept)
+    report = GraphReport(kind, nodes, reason, text, code or None, place, remedy, phases.whole(),
+                         phases.seconds, lines_of(gm.graph.nodes), weakref.ref(compiled), kept)
     with _lock:
         _known[:] = [known for known in _known if known.compiled() is not None]
         _known.append(report)
@@ -108,7 +152,7 @@ def add(kind: str, gm: GraphModule, compiled: Any, reason: str | None, unrecorde
     _compat.trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": f"anabranch_{kind}", "encoding": "json"},
-        payload_fn=lambda: {"kind": kind, "nodes": nodes, "reason": reason, "seconds": seconds},
+        payload_fn=report.to_dict,
     )
 
 

@@ -3,16 +3,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from torch.fx import Node
 
+_FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)(?:\n[ \t]+([^\n]*))?')
 
-def source_of(nodes: Sequence[Node]) -> str:
+
+class SourceLine(NamedTuple):
+    """``file`` as Python names it, a whole path in most cases; ``text`` without its indent."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+
+def lines_of(nodes: Iterable[Node]) -> list[SourceLine]:
+    """The lines of the user's code behind nodes, each once, in the order of the nodes."""
+    found = (_innermost(node.meta.get("stack_trace") or "") for node in nodes)
+    return list(dict.fromkeys(line for line in found if line is not None))
+
+
+def source_of(nodes: Iterable[Node]) -> str:
     """File and line of the user's code behind the first node that has one."""
     for node in nodes:
-        for line in reversed((node.meta.get("stack_trace") or "").splitlines()):
-            if line.strip().startswith("File "):
-                file, number = line.split('"')[1], line.split("line ")[1].split(",")[0]
-                return f"{file.rsplit('/', 1)[-1]}:{number}"
+        line = _innermost(node.meta.get("stack_trace") or "")
+        if line is not None:
+            return str(line)
     return ""
+
+
+@functools.lru_cache(1024)
+def _innermost(trace: str) -> SourceLine | None:
+    """Of a traceback, as text."""
+    frames = _FRAME.findall(trace)
+    if not frames:
+        return None
+    file, line, function, text = frames[-1]
+    return SourceLine(file, int(line), function, text.strip())

@@ -87,6 +87,7 @@ class RecordingReport:
     held_device_bytes: int = 0
     held_host_bytes: int = 0
     held_driver_bytes: int = 0
+    dropped: bool = False  # its memory or its place went to others; the report is what it was
 
     # How launches gave the kernels their addresses.
     launched_unchanged: int = 0
@@ -121,6 +122,7 @@ class RecordingReport:
     def __str__(self) -> str:
         differs = f"\n  differs from the nearest other signature in {self.differs}" \
             if self.differs else ""
+        dropped = "\n  dropped since, for others" if self.dropped else ""
         if self.reason is not None:
             return (f"{self.inputs}: {self.calls} calls, unrecorded: {self.reason}"
                     f"{self._place_text()}{differs}")
@@ -136,7 +138,8 @@ class RecordingReport:
                 f"{self._shortage_text()}"
                 f"{self._lanes_text()}"
                 f"  captured in {self.capture_seconds:.2f} s, made in {self.make_seconds:.2f} s, "
-                f"verified in {self.verify_seconds:.2f} s ({self.verified})")
+                f"verified in {self.verify_seconds:.2f} s ({self.verified})"
+                f"{dropped}")
 
     def _place_text(self) -> str:
         code = f"[{code_text(self.code)}]" if self.code is not None else ""

@@ -14,6 +14,7 @@ Threads: under ``lock``, but for looking one up. Failure: none.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -76,7 +77,7 @@ class Specializations(dict[Any, Specialization]):
             spec = self.pop(key, None)
             if spec is not None:
                 spec.is_retired = True
-                self._retired.append(spec.current_report())
+                self._retired.append(dataclasses.replace(spec.current_report(), dropped=True))
 
     def retire_all(self) -> None:
         with self.lock:

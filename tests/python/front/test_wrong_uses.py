@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import pickle
+import weakref
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -21,6 +22,7 @@ from torch import nn
 import anabranch
 from anabranch import _requirements, config, errors
 from anabranch._compile import report
+from anabranch._compile.streamed_graph import StreamedGraph
 from anabranch._core.library import Core, _find_library
 from anabranch._core.program import ROLE_INPUT, ROLE_OUTPUT, ProgramBuilder
 from anabranch.errors import CompileError, ConfigError, PlanFileError, WrongArgument
@@ -129,6 +131,9 @@ USES = [
     ("report.save_plan('/dev/full')", PlanFileError, 501, r"write plan.*'/dev/full': No space "
                                                           r"left"),
     ("report.save_plan('\\ud800')", WrongArgument, 611, r"the path is '\\ud800' \(str\)"),
+    ("report.html(None)", WrongArgument, 611, r"html: the path is None"),
+    ("report.html(folder / 'no' / 'it.html')", PlanFileError, 501, r"no/it\.html': No such file"),
+    ("report.html('/dev/full')", PlanFileError, 501, r"write page '/dev/full': No space left"),
     ("report.save_timeline(None)", WrongArgument, 611, r"save_timeline: the path is None"),
     ("report.save_timeline('it\\0.json')", WrongArgument, 611, r"without NUL"),
     ("report.save_timeline(folder)", PlanFileError, 501, r"write trace '.*': Is a directory"),
@@ -251,8 +256,12 @@ def report_of_a_plan():
     b = builder.add_buffer("b", ROLE_OUTPUT, 4)
     builder.copy(0, b, a)
     collector = report.Collector()
-    last = SimpleNamespace(plan=builder.build().make_plan())
-    collector.ran.append(SimpleNamespace(streamed=SimpleNamespace(last=last)))
+    streamed = StreamedGraph.__new__(StreamedGraph)
+    streamed.regions, streamed.graph = [], SimpleNamespace(device=torch.device("cpu"))
+    streamed.last = SimpleNamespace(plan=builder.build().make_plan(), reports=[],
+                                    summary=lambda: "a copy")
+    collector.ran.append(report.GraphReport("inference", 1, None, None, 0.0, {}, [],
+                                            weakref.ref(streamed)))
     return anabranch.Explanation(collector)
 
 

@@ -28,9 +28,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import anabranch
-from anabranch import _compat, _explain, config, errors
+from anabranch import _compat, config, errors
 from anabranch._compile.cuts import find_cuts
 from anabranch._compile.report import GraphReport
+from anabranch._explain.text import describe_graph
 from anabranch._record import attempt, recorded_callable, refusals, rendezvous, specialization
 from anabranch._record.capture.compare import open_answers
 from anabranch._record.capture.host_constants import HostConstants
@@ -252,9 +253,9 @@ def test_explain_names_the_code_of_a_graph_that_is_recorded_in_parts(code):
     with FakeTensorMode(shape_env=ShapeEnv()):
         x = torch.empty(4, 4, device=torch.device("cuda", 0))
     why = find_cuts(make_fx(given["forward"])(x)).reasons[0]
-    report = GraphReport("inference", 1, None, why.text, why.code, why.place, why.remedy, 0.0,
+    report = GraphReport("inference", 1, None, why.text, why.code, why.place, why.remedy, 0.0, {}, [],
                          lambda: None)
-    assert block(code, "text") in _explain._describe(0, report)
+    assert block(code, "text") in describe_graph("graph 0: inference", report, report.to_dict())
 
 
 @pytest.mark.parametrize("code", [code for code in OURS if code not in ALONE])

@@ -6,35 +6,41 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from anabranch._arguments import check_function, check_path
 from anabranch._compile.report import Collector, GraphReport, collect
-from anabranch._compile.streamed_graph import RegionReport
-from anabranch._core.program import Plan
+from anabranch._explain import text
+from anabranch._explain.contents import contents_of, last_launch
+from anabranch._explain.page import frame_of, page_of
 from anabranch._record.recorded_callable import RecordedCallable
-from anabranch._record.report import RecordingReport
 from anabranch._write_file import write_file
-from anabranch.errors import code_text
 
 log = logging.getLogger("anabranch.explain")
 
 
 class Explanation:
-    """Printable; also writes the plans and the timeline of the call that was watched."""
+    """What one call did, as it was when the call returned: as text, as JSON's types, and as a page.
+    Also writes the plans and the timeline of the call. Threads: any."""
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: Collector, name: str = "explain") -> None:
         self._graphs = list(collector.ran)
         self._callables = collector.callables
-        self._lost = list(collector.lost)
         self._timelines = [
             trace.chrome_json(graph.last.plan)
             for graph, trace in collector.traces.items()
             if graph.last is not None and len(trace)
         ]
+        streamed = [graph.streamed for graph in self._graphs]
+        self._plans = [graph.last.plan for graph in streamed if graph and graph.last]
+        last = {graph: last_launch(trace.events) for graph, trace in collector.traces.items()}
+        launches = [last.get(graph) if graph else None for graph in streamed]
+        self._contents = contents_of(name, self._graphs, launches, self._callables, collector.lost)
+        self._text = self._describe(list(collector.lost))
 
     @property
     def graphs(self) -> list[GraphReport]:
@@ -46,17 +52,43 @@ class Explanation:
         """The callables of ``anabranch.record`` that ran on a GPU; each has ``reports``."""
         return self._callables
 
+    def to_dict(self) -> dict[str, Any]:
+        """All that is known, in JSON's types; docs/python.md has the keys. It holds names and
+        source lines of the model. The dict is the caller's."""
+        contents: dict[str, Any] = json.loads(json.dumps(self._contents))
+        return contents
+
+    def html(self, path: str | os.PathLike[str]) -> Path:
+        """Writes it all as one page, which fetches nothing: the timeline with its waits and the
+        critical path, the arena, regions, recordings and reasons. It holds names and source lines
+        of the model. Answers the path, and raises as save_plan() does."""
+        path = check_path("html", path)
+        write_file("write page", path, page_of(self._contents).encode())
+        return path
+
+    def print(self) -> None:
+        """Prints the text, with colours where standard output is a terminal and the environment
+        has no NO_COLOR."""
+        text.write(self._text, sys.stdout)
+
+    def _repr_html_(self) -> str:
+        return frame_of(page_of(self._contents))
+
     def __str__(self) -> str:
-        parts = [_describe(i, graph) for i, graph in enumerate(self._graphs)]
-        parts += [_with_recordings(f"recorded callable: {step.name}", step.reports)
+        return text.fit(self._text)
+
+    __repr__ = __str__
+
+    def _describe(self, lost: list[str]) -> str:
+        parts = [text.describe_graph(contents["name"], graph, contents)
+                 for graph, contents in zip(self._graphs, self._contents["graphs"], strict=True)]
+        parts += [text.with_recordings(f"recorded callable: {step.name}", step.reports)
                   for step in self._callables]
         if not parts:
             parts = ["anabranch: no graph compiled by this backend ran, and nothing recorded."]
-        if self._lost:
-            parts.append("streams without effect:\n" + textwrap.indent("\n".join(self._lost), "  "))
+        if lost:
+            parts.append("streams without effect:\n" + textwrap.indent("\n".join(lost), "  "))
         return "\n\n".join(parts)
-
-    __repr__ = __str__
 
     def save_plan(self, path: str | os.PathLike[str]) -> list[Path]:
         """Writes a plan file for each graph of several streams: ``path``, and for further graphs
@@ -66,7 +98,7 @@ class Explanation:
         for what is no path. Files are replaced as docs/file-formats.md says."""
         path = check_path("save_plan", path)
         written: list[Path] = []
-        for plan in self._plans():
+        for plan in self._plans:
             name = path if not written else path.with_stem(f"{path.stem}-{len(written) + 1}")
             plan.write(str(name))
             written.append(name)
@@ -83,8 +115,8 @@ class Explanation:
         warning [E0614]. Answers the path, and raises as save_plan() does."""
         path = check_path("save_timeline", path)
         merged: list[Any] = []
-        for process, text in enumerate(self._timelines, start=1):
-            part = json.loads(text)
+        for process, timeline in enumerate(self._timelines, start=1):
+            part = json.loads(timeline)
             for event in part["traceEvents"]:
                 event["pid"] = process
                 if "id" in event:
@@ -96,15 +128,13 @@ class Explanation:
                         "ran on the CPU; print the explanation for the reasons [E0614]", str(path))
         return path
 
-    def _plans(self) -> list[Plan]:
-        streamed = [g.streamed for g in self._graphs if g.streamed is not None]
-        return [s.last.plan for s in streamed if s.last is not None]
-
 
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """Calls ``fn`` once and tells what its compiled graphs did::
 
-        print(anabranch.explain(model, x))
+        report = anabranch.explain(model, x)
+        print(report)
+        report.html("report.html")
 
     ``fn`` is any callable that uses models compiled with this backend: a model, or a whole
     training step, whose backward is then told of as well; or a callable of ``anabranch.record``.
@@ -115,43 +145,12 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     check_function("explain", fn, "Give what is called, and then its arguments: explain(model, x).")
     with collect("explain") as collector:
         fn(*args, **kwargs)
-    return Explanation(collector)
+    return Explanation(collector, _name_of(fn))
 
 
-def _describe(index: int, graph: GraphReport) -> str:
-    head = (f"graph {index}: {graph.kind}, {graph.nodes} operators, "
-            f"compiled in {graph.seconds:.1f} s")
-    streamed = graph.streamed
-    if streamed is None:
-        why = f"fell back: {graph.reason}" if graph.reason else "one stream"
-        if graph.unrecorded:
-            why += f"; not recorded as one: {graph.unrecorded}"
-            why += f" [{code_text(graph.code)}]" if graph.code else ""
-        return _with_recordings(f"{head}\n  one region, run by Inductor's callable ({why})",
-                                graph.recordings)
-    planned = streamed.last
-    if planned is None:
-        return f"{head}\n  {len(streamed.regions)} regions, not run yet"
-    plan = planned.plan
-    lines = [head, f"  {planned.summary()}", "  regions:"]
-    lines += [_region_line(report) for report in planned.reports]
-    lines.append("  waits:")
-    names = [report.region for report in planned.reports]
-    lines += [f"    {names[step]} waits for {names[on]}" for step, on in plan.waits]
-    if not plan.waits:
-        lines[-1] = "  waits: none"
-    return _with_recordings("\n".join(lines), graph.recordings)
-
-
-def _with_recordings(head: str, reports: Iterable[RecordingReport]) -> str:
-    return "\n".join([head, *(textwrap.indent(str(report), "  ") for report in reports)])
-
-
-def _region_line(report: RegionReport) -> str:
-    if report.reason is not None:
-        how = f"Inductor's callable under Python's lock ({report.reason})"
-    elif report.calls is not None:
-        how = f"native, {report.calls} calls"
-    else:
-        how = f"Inductor's callable on stream {report.stream}"
-    return f"    {report.region:<14} {report.nodes:>4} operators   {how}"
+def _name_of(fn: Callable[..., Any]) -> str:
+    name = getattr(fn, "__qualname__", None)
+    if isinstance(name, str):
+        return name
+    inner = getattr(fn, "_orig_mod", fn)  # of what torch.compile has made of a model
+    return type(inner).__name__
