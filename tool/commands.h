@@ -19,6 +19,9 @@ std::string doctor(bool as_json);
 // A plan file as text, or the summary of a trace in Chrome's JSON format.
 Result<std::string> show(const std::string& path);
 
+// A plan file as a page: HTML that fetches nothing.
+Result<std::string> show_page(const std::string& path);
+
 // One line about a plan file that reads, verifies and holds no race, and one for each report of its
 // program (find_reports); a Status with all of them if one is an error.
 Result<std::string> check(const std::string& path, bool strict = false);

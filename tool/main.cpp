@@ -34,6 +34,7 @@ constexpr const char* kFooter =
     "\n"
     "Examples:\n"
     "  anabranch check my.plan\n"
+    "  anabranch show --html my.plan > my.html\n"
     "  anabranch run my.plan --null-regions -n 1000 --max-memory 4g\n"
     "  anabranch trace my.plan -o trace.json && anabranch show trace.json";
 
@@ -72,6 +73,7 @@ struct Arguments {
   std::string path, other_path;
   std::string out_path = "trace.json";
   bool as_json = false;
+  bool as_page = false;
   bool strict = false;
   RunOptions run;
 };
@@ -116,7 +118,9 @@ void add_commands(CLI::App& app, Arguments& arguments, Exit& exit) {
 
   CLI::App& show_command = *app.add_subcommand("show", "a plan file or a trace as text");
   show_command.add_option("file", arguments.path, "a plan file or a trace")->required();
-  show_command.callback([&] { exit = print(show(arguments.path)); });
+  show_command.add_flag("--html", arguments.as_page, "a plan file as a page for browsers");
+  show_command.callback(
+      [&] { exit = print(arguments.as_page ? show_page(arguments.path) : show(arguments.path)); });
 
   CLI::App& check_command = *app.add_subcommand("check", "read, verify and race-check a plan file");
   check_command.add_option("file", arguments.path, "a plan file")->required();

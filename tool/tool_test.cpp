@@ -98,6 +98,32 @@ TEST(Show, PrintsThePlanOfAPlanFile) {
   EXPECT_EQ(*text, dump_plan(make_example()));
 }
 
+// The data of a page, as a browser reads it.
+nlohmann::json data_of(const std::string& page) {
+  const std::string begin = "<script type=\"application/json\" id=\"data\">";
+  const std::size_t at = page.find(begin) + begin.size();
+  return nlohmann::json::parse(page.substr(at, page.find("</script>", at) - at));
+}
+
+TEST(ShowPage, HoldsThePlanWhateverItsNamesAre) {
+  const std::string name = "</script><img src=x onerror=alert(1)>";
+  const Plan plan = make_example({.last = name.c_str()});
+  const File file("<b>page.plan", plan);
+  const Result<std::string> page = show_page(file.path());
+  ASSERT_TRUE(page.ok()) << message_of(page);
+  EXPECT_THAT(*page, Not(HasSubstr("<img")));
+  const nlohmann::json data = data_of(*page);
+  EXPECT_EQ(data["title"], file.path());
+  EXPECT_EQ(data["graphs"][0]["plan"], nlohmann::json::parse(dump_plan_json(plan)));
+  EXPECT_EQ(data["graphs"][0]["plan"]["steps"][2]["name"], name);
+}
+
+TEST(ShowPage, IsMadeOfAPlanFileAlone) {
+  const File json("page.json", std::string("{\"traceEvents\": []}"));
+  EXPECT_THAT(message_of(show_page(json.path())), HasSubstr("is no plan file"));
+  EXPECT_THAT(message_of(show_page("/no/such")), HasSubstr("No such file"));
+}
+
 TEST(Show, RefusesWhatIsNeitherPlanNorTrace) {
   const File text("show.txt", std::string("hello, this is no plan file at all, nor JSON"));
   EXPECT_THAT(message_of(show(text.path())), HasSubstr("begins with 'hello, t'"));

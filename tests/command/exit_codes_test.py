@@ -59,7 +59,7 @@ class ExitCodes(unittest.TestCase):
     def test_done(self):
         for words in (("--help",), ("--version",), ("run", "--help"), ("doctor",),
                       ("doctor", "--json"), ("check", GOOD), ("show", GOOD),
-                      ("show", "trace.json"), ("compare", GOOD, GOOD),
+                      ("show", "trace.json"), ("show", "--html", GOOD), ("compare", GOOD, GOOD),
                       ("run", GOOD, "--null-regions", "-n", "1"),
                       ("run", GOOD, "--null-regions", "-n", "0", "--max-memory", "1g"),
                       ("trace", GOOD, "-n", "1", "-o", "out.json"),
@@ -85,6 +85,7 @@ class ExitCodes(unittest.TestCase):
                 self.check(UNUSABLE, command, file, error="E050")
         for files in (("missing", GOOD), (GOOD, "missing"), (GOOD, "text"), ("cut", GOOD)):
             self.check(UNUSABLE, "compare", *files, error="E050")
+        self.check(UNUSABLE, "show", "--html", "trace.json", error="no plan file")
         self.check(UNUSABLE, "trace", GOOD, "-n", "1", "-o", "no/such.json", error="E0501")
         self.check(UNUSABLE, "trace", GOOD, "-n", "1", "-o", "/dev/full", error="No space left")
         self.check(UNUSABLE, "--cmakedir", error="E0501")
@@ -99,6 +100,7 @@ class ExitCodes(unittest.TestCase):
     def test_output_that_cannot_be_written_is_no_success(self):
         for words in (("--help",), ("--version",), ("doctor",), ("doctor", "--json"),
                       ("check", GOOD), ("show", GOOD), ("show", "trace.json"),
+                      ("show", "--html", GOOD),
                       ("compare", GOOD, GOOD), ("compare", GOOD, OTHER),
                       ("run", GOOD, "--null-regions"), ("trace", GOOD, "-n", "1")):
             with self.subTest(" ".join(words)), open("/dev/full", "w") as full:
@@ -113,7 +115,8 @@ class ExitCodes(unittest.TestCase):
 
     def test_a_dash_is_standard_input(self):
         for words, file in ((("check", "-"), GOOD), (("show", "-"), GOOD),
-                            (("show", "-"), "trace.json"), (("compare", "-", GOOD), GOOD),
+                            (("show", "-"), "trace.json"), (("show", "--html", "-"), GOOD),
+                            (("compare", "-", GOOD), GOOD),
                             (("run", "-", "--null-regions", "-n", "1"), GOOD)):
             with self.subTest(" ".join(words)), (self.folder / file).open("rb") as stdin:
                 done = self.run_command(*words, stdin=stdin)
