@@ -39,7 +39,7 @@ ifneq ($(shell command -v ninja),)
 export CMAKE_GENERATOR := Ninja
 endif
 
-.PHONY: help demo test test-cpp test-python test-clients test-oldest test-long test-wheel test-gpu \
+.PHONY: help demo test test-cpp test-python test-clients test-page test-oldest test-long test-wheel test-gpu \
         check lint bench bench-gpu asan tsan fuzz format build release clean packages-build packages-test \
         packages-python
 
@@ -79,6 +79,10 @@ test-python: $(VENV)/ready build ## the Python tests on the newest torch
 
 test-clients: $(VENV)/clients build ## what is recorded of other people's trainers, which come for it
 	$(call run_pytest,clients,$(VENV)/bin/python,$(SPREAD) $(CLIENTS))
+
+test-page: $(VENV)/ready build ## the pages of reports in a browser, which comes for it
+	scripts/need_packages.sh page
+	$(call run_pytest,page,$(VENV)/bin/python,$(SPREAD) tests/python/front/test_page.py)
 
 test-oldest: $(VENV_OLDEST)/ready build ## the smaller set of Python tests on the oldest torch
 	$(call run_pytest,oldest,$(VENV_OLDEST)/bin/python,$(SPREAD) -m oldest)

@@ -4,6 +4,7 @@
 #   build   compiler, CMake and the libraries we use       test     the test libraries
 #   clang   the second compiler, for sanitizers            format   clang-format
 #   python  what $PYTHON needs to make environments and to compile against
+#   page    a browser, for the tests of pages: 300 MB, and these are left out without it
 # On Debian and Ubuntu what is missing is installed where that is allowed; otherwise the one line to
 # run is printed. Without the libraries CMake fetches them; without the tools this fails.
 set -euo pipefail
@@ -37,6 +38,9 @@ for group in "$@"; do
       python_has 'import os, sysconfig
 assert os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h"))' ||
         tools+=(python3-dev)
+      ;;
+    page)
+      has chromium || has chromium-browser || has google-chrome || tool chromium chromium
       ;;
     *) echo "need_packages: no group '$group'" >&2; exit 2 ;;
   esac
