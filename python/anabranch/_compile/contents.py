@@ -25,10 +25,10 @@ def contents_of_streams(streamed: StreamedGraph) -> dict[str, Any]:
         return found
     plan = plan_contents(planned.plan)
     names = [step["name"] for step in plan["steps"]]
-    if streamed.graph.device.type == "cpu":
+    if planned.has_arena:
         found["memory"] = _memory(plan)
     else:
-        plan["arena"] = None  # memory is torch's
+        plan["arena"] = None
     return found | {"summary": planned.summary(), "regions": _regions(streamed, planned),
                     "waits": [[names[step], names[on]] for step, on in plan["waits"]],
                     "plan": plan}

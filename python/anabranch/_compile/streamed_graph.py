@@ -35,6 +35,7 @@ class Planned(Protocol):
 
     plan: Plan
     reports: list[RegionReport]
+    has_arena: bool  # what regions make lies where the plan has it; else memory is torch's
 
     def summary(self) -> str: ...
 

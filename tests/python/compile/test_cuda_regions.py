@@ -261,10 +261,14 @@ def test_streams_are_made_with_their_priorities_and_used_again(gpu):
 
 def test_it_is_told_of(gpu):
     call = compiled_sides(gpu)
-    told = str(anabranch.explain(call, *inputs(0)[:2]))
+    explanation = anabranch.explain(call, *inputs(0)[:2])
+    told = str(explanation)
     assert "3 regions on the caller's stream and urgent of priority -2, other, 2 waits" in told
     assert "Inductor's callable on stream urgent" in told
     assert told.count(" waits for ") == 2
+    (graph,) = explanation.to_dict()["graphs"]
+    assert graph["memory"] is None and graph["plan"]["arena"] is None, "memory is torch's"
+    assert len(graph["plan"]["waits"]) == 2 and graph["launch"] is None
 
 
 def test_in_a_capture_events_are_new_and_the_allocator_is_told_nothing(gpu):

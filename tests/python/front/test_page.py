@@ -91,6 +91,21 @@ def test_names_of_the_users_are_never_markup(tmp_path):
     assert "<b>&amp;amp;" not in found.dom and "<img" not in found.dom
 
 
+def test_what_is_not_known_is_left_out(tmp_path):
+    """A plan without an arena of ours, a launch of another plan, a name that is half a character."""
+    plan = small_plan()
+    contents = contents_of_plan(plan, launched(plan))
+    graph = contents["graphs"][0]
+    graph["plan"]["arena"] = None
+    graph["launch"]["steps"] += [[77, 0, 1, 2]]
+    graph["launch"]["waits"] += [[77, 0, 1, 2]]
+    graph["regions"] = [{"name": "up", "operators": 1, "runs_as": "native",
+                         "lines": [{"file": "/\ud800.py", "line": 1, "function": "", "text": ""}]}]
+    found = shown(tmp_path, contents)
+    assert "Timeline of the last launch" in found.dom and "arena, " not in found.dom
+    assert "file:///%EF%BF%BD.py#L1" in found.dom
+
+
 def test_nothing_is_fetched():
     page = page_of(contents_of_plan(small_plan()))
     assert "default-src 'none'" in page

@@ -257,8 +257,8 @@ def report_of_a_plan():
     builder.copy(0, b, a)
     collector = report.Collector()
     streamed = StreamedGraph.__new__(StreamedGraph)
-    streamed.regions, streamed.graph = [], SimpleNamespace(device=torch.device("cpu"))
-    streamed.last = SimpleNamespace(plan=builder.build().make_plan(), reports=[],
+    streamed.regions = []
+    streamed.last = SimpleNamespace(plan=builder.build().make_plan(), reports=[], has_arena=True,
                                     summary=lambda: "a copy")
     collector.ran.append(report.GraphReport("inference", 1, None, None, 0.0, {}, [],
                                             weakref.ref(streamed)))

@@ -17,7 +17,7 @@ DEADLINE_S = 120
 
 @dataclasses.dataclass
 class Opened:
-    dom: str  # when its scripts have run
+    dom: str  # when its scripts have run, and without these
     said: list[str]  # on the console: errors and what scripts print
 
     def count(self, pattern):
@@ -40,4 +40,5 @@ def opened(path, *flags, width=1000, height=1200):
     waits for ever."""
     dom, log = run("--enable-logging=stderr", "--virtual-time-budget=5000",
                    f"--window-size={width},{height}", *flags, "--dump-dom", f"file://{path}")
-    return Opened(dom, [line for line in log.splitlines() if ":CONSOLE" in line])
+    return Opened(re.sub(r"<script.*?</script>", "", dom, flags=re.DOTALL),
+                  [line for line in log.splitlines() if ":CONSOLE" in line])

@@ -4,7 +4,8 @@ through."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_type
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, assert_type
 
 import anabranch
 from anabranch import GraphReport, RecordedCallable, RecordingReport
@@ -34,4 +35,6 @@ if TYPE_CHECKING:
     assert_type(decorated(streamed(Tensor())), Tensor)
     handed: RecordedCallable[..., Tensor] = decorated
     assert_type(anabranch.explain(decorated).graphs, list[GraphReport])
+    assert_type(anabranch.explain(decorated).to_dict(), dict[str, Any])
+    assert_type(anabranch.explain(decorated).html("it.html"), Path)
     assert_type(anabranch.is_recording(), bool)

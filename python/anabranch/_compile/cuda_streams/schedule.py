@@ -56,6 +56,8 @@ class ScheduledRegion:
 class Schedule:
     """The regions of a graph planned, for one set of sizes. Unsupported, or a NativeError."""
 
+    has_arena = False
+
     def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion],
                  args: Sequence[Any]) -> None:
         self._graph = graph

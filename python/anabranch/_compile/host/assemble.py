@@ -34,6 +34,8 @@ class Assembly:
     answers those that are recorded in their place, which the caller keeps alive.
     """
 
+    has_arena = True
+
     def __init__(self, graph: StreamGraph, regions: Sequence[CompiledRegion], args: Sequence[Any],
                  device: Device, is_native: bool, order: Sequence[tuple[str, str]] = (),
                  around: Callable[[RegionPart, Function], Function] | None = None) -> None:
