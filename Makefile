@@ -100,6 +100,7 @@ bench: $(VENV)/ready release ## every measurement, into bench/results/
 	    --benchmark_out_format=json; \
 	done
 	$(VENV)/bin/python bench/run.py
+	$(VENV)/bin/python bench/page.py
 
 test-gpu bench-gpu: export PYTHONPATH := $(ROOT)/python
 
