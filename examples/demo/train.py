@@ -156,7 +156,8 @@ def write_reports(step: Callable[..., torch.Tensor], batch: torch.Tensor) -> Non
     for path in (plans[0], timeline):
         print(f"  anabranch show {path}")
     print(f"""
-What to look at next: {timeline} opens at https://ui.perfetto.dev, a track a stream.
+What to look at next: {told.html(OUT / "report.html")} opens in a browser, with all of this; {timeline}
+at https://ui.perfetto.dev, a track a stream.
 Take the two `with anabranch.stream(...)` lines out of this file and compare the table.
 docs/python.md has the options, docs/layout.md the way through the code.""")
 
