@@ -22,6 +22,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._fx.extents import extent_bytes
 from anabranch._record.capture.step import Fresh
+from anabranch._record.picker import picker
 
 # Torch serves requests of up to 10 MiB from segments of 20 MiB: a block is not kept from its holes.
 _BLOCK_BYTES = 10 << 20
@@ -69,6 +70,8 @@ class OutputBuffers:
         self._views: list[tuple[int, View]] = []  # base, and where in it, of those behind these
         for group in groups:
             self._share([(made[allocation], sizes[allocation]) for allocation in group])
+        self._pick_bases = picker([base for base, _ in self._views])
+        self._places = list(zip(*(view for _, view in self._views), strict=True))
 
     def _share(self, parts: Sequence[tuple[OutputBuffer, int]]) -> None:
         """Blocks of one type, filled one after the other."""
@@ -111,8 +114,8 @@ class OutputBuffers:
         """One a buffer."""
         if not self._views:
             return list(bases)
-        return [*bases[:self.alone], *(_compat.reinterpret_tensor(bases[base], *view)
-                                       for base, view in self._views)]
+        return [*bases[:self.alone], *map(_compat.reinterpret_tensor, self._pick_bases(bases),
+                                          *self._places)]
 
 
 def view_at(base: Tensor, offset_bytes: int, shape: Sequence[int], stride: Sequence[int],

@@ -81,7 +81,11 @@ class StepRecording:
         self._result_in_blocks = self._result if self.layout is None else OutputBuilder(
             first.result, first.shape, BlockLeafBuilder(self._buffers, self.objects))
         self._slot_offsets: dict[InputPlaces, bytes | None] = {}
-        self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()]
+        self._whole_gradients = {i: buffer for i, grad in first.gradients.items()
+                                 if (buffer := build.whole(grad)) is not None
+                                 and buffer < len(self._buffers.buffers)}
+        self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()
+                           if i not in self._whole_gradients]
         self._mutated, self._pick_mutated = first.mutated, picker(first.mutated)
         self.undefined = self._unwritten(first, named_buffers)
         aliases = [part.tensor for part in plain_parts((*first.result, *first.gradients.values()))
@@ -89,7 +93,7 @@ class StepRecording:
         self.needs_gradients = any(index >= step.own for index in (
             *(index for index, _ in self._alignments), *aliases))
         # Whose gradients a launch lets go of before it allocates others, as the step does.
-        self._cleared = [] if self.needs_gradients else [index for index, _ in self._gradients]
+        self._cleared = [] if self.needs_gradients else list(first.gradients)
         # Given tensors of which a launch takes more than addresses, and all that it names.
         self._takes = {*self._mutated, *aliases,
                        *(index for pair in self._together for index in pair[:2])}
@@ -214,6 +218,8 @@ class StepRecording:
             self.layout.sign(fresh)
         else:
             fresh = self._buffers.tensors(fresh)
+        for index, buffer in self._whole_gradients.items():
+            parameters[index].grad = fresh[buffer]
         for index, build in self._gradients:
             parameters[index].grad = build(given, fresh)
         if self._mutated:
