@@ -10,6 +10,8 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc)
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
+VENV_WHEEL ?= .venv-wheel
+WHEEL_MACHINES ?= x86_64 aarch64
 # Come last, so that they win: PYTEST_ARGS='-n0 -k lanes'
 PYTEST_ARGS ?=
 # Random programs other than the suite's: ANABRANCH_FIRST_SEED=5000 PYTEST_ARGS='-k random_streams'
@@ -40,7 +42,8 @@ export CMAKE_GENERATOR := Ninja
 endif
 
 .PHONY: help demo test test-cpp test-python test-clients test-page test-oldest test-long test-wheel test-gpu \
-        check lint bench bench-gpu asan tsan fuzz format build release clean packages-build packages-test \
+        wheel sdist check lint bench bench-gpu asan tsan fuzz format build release clean packages-build \
+        packages-test \
         packages-python
 
 help: ## this list
@@ -93,6 +96,14 @@ test-long: $(VENV)/ready build ## hours: 10,000 random programs in C++, 1,000 of
 
 test-wheel: $(VENV)/ready packages-build ## build the wheel, install it elsewhere, use it from both sides
 	$(SCRATCH) $(VENV)/bin/python tests/install/test_wheel.py
+
+wheel: $(VENV)/ready $(VENV_WHEEL)/ready packages-build ## wheels for other systems, into dist/
+	rm -rf dist/*.whl
+	for machine in $(WHEEL_MACHINES); do scripts/build_wheel.sh $(VENV_WHEEL)/bin/python $$machine; done
+	$(SCRATCH) $(VENV)/bin/python tests/install/test_manylinux.py dist/*.whl
+
+sdist: $(VENV_WHEEL)/ready ## the sources that pip builds from, into dist/
+	$(VENV_WHEEL)/bin/python -c 'from scikit_build_core.build import build_sdist; build_sdist("dist")'
 
 bench: $(VENV)/ready release ## every measurement, into bench/results/
 	for program in $$(find build/release/src -name '*_bench' -type f | sort); do \
@@ -168,6 +179,11 @@ $(VENV_OLDEST)/ready: requirements/oldest.txt
 	  -r $(filter requirements/%,$^)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 	  --no-deps --config-settings wheel.cmake=false -e .
+	touch $@
+
+$(VENV_WHEEL)/ready: requirements/wheel.txt | packages-python
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 $(VENV)/clients: requirements/clients.txt | $(VENV)/ready

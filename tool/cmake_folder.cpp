@@ -17,8 +17,9 @@ Result<std::string> find_cmake_folder() {
     return folder.string();
   }
   return Status(StatusCode::kFileUnreadable,
-                fmt::format("cmakedir: no anabranchConfig.cmake in '{}': this program is not part "
-                            "of an installation. Install it with cmake --install.",
+                fmt::format("cmakedir: no anabranchConfig.cmake in '{}': this program came without "
+                            "the C++ library. Install that with cmake --install, or with pip "
+                            "install --no-binary anabranch anabranch.",
                             folder.string()));
 }
 

@@ -430,7 +430,7 @@ TEST(Commands, PrintNoNameRaw) {
 }
 
 TEST(CmakeFolder, IsNotMadeUpOutsideAnInstallation) {
-  EXPECT_THAT(message_of(find_cmake_folder()), HasSubstr("not part of an installation"));
+  EXPECT_THAT(message_of(find_cmake_folder()), HasSubstr("came without the C++ library"));
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the wheel, installs it into an environment without torch, and uses it from all sides:
-as a package, as a command, as a C++ library, and, with torch added, as a backend by name.
+"""Builds the sources that are handed out and, from these, the wheel. Installs it into an environment
+without torch, and uses it from all sides: as a package, as a command, as a C++ library, and, with
+torch added, as a backend by name.
 
     test_wheel.py        run by a Python that has torch and scikit-build-core
 """
@@ -15,8 +16,10 @@ import sysconfig
 import tempfile
 import venv
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 
+from device_code import expected_architectures, read_architectures
 from test_consumer import build_consumer, check, check_runpaths, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +54,12 @@ assert quick.is_compiled
 
 
 def build_wheel(folder: Path) -> Path:
-    run(sys.executable, "-m", "pip", "wheel", ROOT, "--no-deps", "--no-build-isolation", "-w", folder)
+    """As pip does where there is no wheel for a system."""
+    run(sys.executable, "-c", f"import os; os.chdir({str(ROOT)!r})\n"
+        f"from scikit_build_core.build import build_sdist; build_sdist({str(folder)!r})")
+    [sources] = folder.glob("*.tar.gz")
+    run(sys.executable, "-m", "pip", "wheel", sources, "--no-deps", "--no-build-isolation", "-w",
+        folder)
     wheels = list(folder.glob("*.whl"))
     check(len(wheels) == 1, f"wheels built: {wheels}")
     return wheels[0]
@@ -64,6 +72,21 @@ def check_wheel(wheel: Path) -> None:
     check(not missing, f"{wheel.name} lacks {missing}")
     stray = [name for name in names if "gtest" in name or "/fmt/" in name or name.endswith(".pyc")]
     check(not stray, f"{wheel.name} holds {stray}")
+    check_requirements(wheel)
+
+
+def check_requirements(wheel: Path) -> None:
+    """Installing it never brings a torch, nor anything else, or replaces one."""
+    with zipfile.ZipFile(wheel) as file:
+        [name] = [name for name in file.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = Parser().parsestr(file.read(name).decode())
+    for line in metadata.get_all("Requires-Dist", []):
+        check("extra ==" in line, f"{wheel.name} would install {line}")
+
+
+def check_device_code(library: Path) -> None:
+    found, expected = read_architectures(library), expected_architectures()
+    check(found == expected, f"{library} has device code for {found}, not for {expected}")
 
 
 def make_environment(folder: Path, wheel: Path) -> Path:
@@ -90,6 +113,7 @@ def main() -> None:
         check_wheel(wheel)
         python = make_environment(scratch / "environment", wheel)
         check_runpaths(scratch / "environment/lib")
+        check_device_code(next((scratch / "environment/lib").rglob("libanabranch_bridge.so")))
         run(python, "-c", NO_TORCH)
         command = python.with_name("anabranch")
         check("anabranch 0.1.0" in run(command, "--version"), "the command has another version")

@@ -2,7 +2,7 @@
 # anabranch_embed_device_code(<target>): compiles our .cu files for the architectures that nvcc knows of
 # those we name, links it with CUDA's device runtime, and embeds it in the target. Without an nvcc 12.4
 # or newer that works, nothing is done, and addresses are set from the host.
-set(ANABRANCH_CUDA_ARCHITECTURES 80 90 100 120 CACHE STRING "GPUs that device code is built for")
+set(ANABRANCH_CUDA_ARCHITECTURES 80 90 100 110 120 CACHE STRING "GPUs that device code is built for")
 
 function(anabranch_embed_device_code target)
   find_program(ANABRANCH_NVCC nvcc PATHS /usr/local/cuda/bin "$ENV{CUDA_HOME}/bin")
