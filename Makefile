@@ -42,7 +42,7 @@ export CMAKE_GENERATOR := Ninja
 endif
 
 .PHONY: help demo test test-cpp test-python test-clients test-page test-oldest test-long test-wheel test-gpu \
-        wheel sdist check lint bench bench-gpu asan tsan fuzz format build release clean packages-build \
+        wheel sdist docs check lint bench bench-gpu asan tsan fuzz format build release clean packages-build \
         packages-test \
         packages-python
 
@@ -104,6 +104,10 @@ wheel: $(VENV)/ready $(VENV_WHEEL)/ready packages-build ## wheels for other syst
 
 sdist: $(VENV_WHEEL)/ready ## the sources that pip builds from, into dist/
 	$(VENV_WHEEL)/bin/python -c 'from scikit_build_core.build import build_sdist; build_sdist("dist")'
+
+docs: $(VENV)/docs build ## the pages as a site, in build/site
+	$(SCRATCH) ANABRANCH_LIBRARY_PATH=$(DEV_LIBRARY) $(VENV)/bin/python -m sphinx -W --keep-going \
+	  --quiet -c docs/site docs build/site
 
 bench: $(VENV)/ready release ## every measurement, into bench/results/
 	for program in $$(find build/release/src -name '*_bench' -type f | sort); do \
@@ -187,6 +191,10 @@ $(VENV_WHEEL)/ready: requirements/wheel.txt | packages-python
 	touch $@
 
 $(VENV)/clients: requirements/clients.txt | $(VENV)/ready
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+$(VENV)/docs: requirements/docs.txt | $(VENV)/ready
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 

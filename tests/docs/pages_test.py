@@ -114,6 +114,16 @@ class Layout(unittest.TestCase):
                     self.assertRegex(text, rf"(?m)^\*\*{word}\.?\*\*")
 
 
+class Headers(unittest.TestCase):
+    def test_the_page_of_headers_shows_all_that_are_public(self):
+        page = (ROOT / "docs/api-cpp.md").read_text()
+        shown = re.findall(r"^:::\{literalinclude\} \.\./include/anabranch/(.+)$", page,
+                           re.MULTILINE)
+        public = ROOT / "include/anabranch"
+        self.assertEqual(sorted(shown), sorted(
+            str(file.relative_to(public)) for file in public.rglob("*") if file.is_file()))
+
+
 class Clients(unittest.TestCase):
     def test_every_test_that_the_page_names_is_there(self):
         named = re.findall(r"`(test_\w+)`", (ROOT / "docs/clients.md").read_text())
