@@ -61,12 +61,13 @@ class _Front(NamedTuple):
     guarded: Any
     modes: Any
     containers: Any
-    count: int
+    leaf_count: int
     are_alike: Callable[..., bool]
 
     def has(self, leaves: Sequence[Any], guarded: Any, modes: Any) -> bool:
-        return (len(leaves) == self.count and modes == self.modes and leaves[0] == self.containers
-                and guarded == self.guarded and self.are_alike(*leaves[1:]))
+        return (len(leaves) == self.leaf_count and modes == self.modes
+                and leaves[0] == self.containers and guarded == self.guarded
+                and self.are_alike(*leaves[1:]))
 
 
 class ReadyCalls:
