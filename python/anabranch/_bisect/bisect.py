@@ -93,25 +93,38 @@ class _Bisection:
             return Verdict(tuple(self._told), rung="eager")
         rungs = ladder.rungs_of_recorded() if self._recorded else \
             ladder.rungs_of_model(self._runner.has_gpu, self._inductor)
+        of_torch: Verdict | None = None
         for rung in rungs:
-            if reason := self._why_not(rung):
-                self._told.append(Rung(rung.name, "not run", reason))
-                continue
-            try:
-                difference = self._climb(rung, wanted)
-            except Exception as error:
-                self._told.append(Rung(rung.name, "raises", _text(error)))
-                return self._verdict(rung.name)
-            found = None
-            if difference is None and rung.looks_for_races:
-                found = self._race(rung)
-                difference = found and Difference(found[0].value or "", found[0].difference or 0.0,
-                                                  0.0)
-            self._told.append(Rung(rung.name, "differs" if difference else "agrees",
-                                   str(difference or "")))
-            if difference:
-                return self._blame(rung, difference, found or self._find(rung, difference))
+            verdict = self._look_at(rung, wanted)
+            if rung.name == "aot_eager":  # its partitioner is its own: Inductor may be right
+                of_torch = verdict
+            elif verdict is not None:
+                return dataclasses.replace(verdict, rung=of_torch.rung) if of_torch else verdict
+            elif of_torch is not None:
+                of_torch = None
+                self._notes.append("aot_eager is torch's own, and what is wrong in it is not in "
+                                   "Inductor")
         return self._verdict()
+
+    def _look_at(self, rung: ladder.Rung, wanted: dict[str, Any]) -> Verdict | None:
+        """None where it agrees."""
+        if reason := self._why_not(rung):
+            self._told.append(Rung(rung.name, "not run", reason))
+            return None
+        try:
+            difference = self._climb(rung, wanted)
+        except Exception as error:
+            self._told.append(Rung(rung.name, "raises", _text(error)))
+            return self._verdict(rung.name)
+        found = None
+        if difference is None and rung.looks_for_races:
+            found = self._race(rung)
+            difference = found and Difference(found[0].value or "", found[0].difference or 0.0, 0.0)
+        self._told.append(Rung(rung.name, "differs" if difference else "agrees",
+                               str(difference or "")))
+        if difference is None:
+            return None
+        return self._blame(rung, difference, found or self._find(rung, difference))
 
     def _verdict(self, rung: str | None = None, **more: Any) -> Verdict:
         return Verdict(tuple(self._told), rung, spread=dict(self._tolerance.spread),
@@ -184,7 +197,7 @@ class _Bisection:
                 written = write_reproducer(self._path, call, place, rung.options, self._tolerance)
             except NotWritable as error:
                 self._notes.append(f"no reproducer: {error}")
-        elif self._path is not None:
+        elif self._path is not None and rung.name != "aot_eager":
             self._notes.append("no reproducer: no graph is known to differ by itself")
         return self._verdict(rung.name, tensor=difference.name, difference=difference.largest,
                              bound=difference.bound, place=place, reproducer=written)

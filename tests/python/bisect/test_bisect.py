@@ -16,6 +16,7 @@ from torch import nn
 
 import anabranch
 from anabranch import _compat
+from anabranch._bisect import rungs
 from anabranch._bisect.compare import Tolerance, distances
 from anabranch._bisect.run import clone_as
 from anabranch._bisect.snapshot import Snapshot
@@ -155,6 +156,25 @@ def test_what_raises_only_when_compiled_is_told_with_its_rung(monkeypatch):
     verdict = anabranch.bisect(lambda x: x + 1, torch.ones(3))
     assert verdict.rung == "inductor" and verdict.tensor is None, str(verdict)
     assert "is the first that raises" in str(verdict) and "no such kernel" in str(verdict)
+
+
+@pytest.mark.parametrize("is_inductor_right", [True, False])
+def test_what_is_wrong_in_torchs_own_rung_alone_ends_no_search(is_inductor_right, monkeypatch):
+    original = rungs.rungs_of_model
+
+    def wrong(function):
+        return lambda x: function(x) + 1
+
+    def with_faults(*given):
+        first, second, *rest = original(*given)
+        return [first._replace(compile=wrong),
+                second if is_inductor_right else second._replace(compile=wrong), *rest]
+
+    monkeypatch.setattr(rungs, "rungs_of_model", with_faults)
+    verdict = anabranch.bisect(torch.sin, torch.ones(3))
+    assert verdict.rungs[1].status == "differs"
+    assert verdict.rung == (None if is_inductor_right else "aot_eager"), str(verdict)
+    assert ("not in Inductor" in str(verdict)) == is_inductor_right
 
 
 def test_what_is_bound_and_moved_is_put_back():
