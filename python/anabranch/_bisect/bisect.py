@@ -94,17 +94,18 @@ class _Bisection:
         rungs = ladder.rungs_of_recorded() if self._recorded else \
             ladder.rungs_of_model(self._runner.has_gpu, self._inductor)
         of_torch: Verdict | None = None
+        is_below = False  # whether the rung below has differed
         for rung in rungs:
             verdict = self._look_at(rung, wanted)
-            if rung.name == "aot_eager":  # its partitioner is its own: Inductor may be right
-                of_torch = verdict
+            if rung.is_torchs:  # what is wrong there may be right in the next one, or in ours
+                of_torch = _first(of_torch, verdict)
             elif verdict is not None:
-                return dataclasses.replace(verdict, rung=of_torch.rung) if of_torch else verdict
-            elif of_torch is not None:
-                of_torch = None
-                self._notes.append("aot_eager is torch's own, and what is wrong in it is not in "
-                                   "Inductor")
-        return self._verdict()
+                return _first(of_torch if is_below else None, verdict) or verdict
+            is_below = verdict is not None
+        if of_torch is None:
+            return self._verdict()
+        self._notes.append("that is torch's own, and anabranch is right")
+        return dataclasses.replace(of_torch, rungs=tuple(self._told), notes=tuple(self._notes))
 
     def _look_at(self, rung: ladder.Rung, wanted: dict[str, Any]) -> Verdict | None:
         """None where it agrees."""
@@ -244,6 +245,14 @@ class _Bisection:
         return Place("graph", f"graph {number} ({call.kind}, {call.source or 'of no line'}): as a "
                       f"whole it differs from its operators; {difference}", number, call.kind,
                      source=call.source, value=difference.name, difference=difference.largest)
+
+
+def _first(first: Verdict | None, second: Verdict | None) -> Verdict | None:
+    """Of two rungs that differ, the first one, with what is known of the second: that looks at
+    graphs."""
+    if first is None or second is None:
+        return first or second
+    return dataclasses.replace(second, rung=first.rung)
 
 
 def _spread(run: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -16,10 +16,11 @@ from anabranch import _compat
 from anabranch._bisect.compare import Difference, Tolerance
 from anabranch._bisect.run import clone_as
 from anabranch._bisect.snapshot import random_states, set_random_states
+from anabranch._compile.graph import value_of
 from anabranch._compile.report import Collector, GraphReport, copy_of
 from anabranch._compile.streamed_graph import StreamedGraph
 from anabranch._fx.pack_saved import is_pack
-from anabranch._fx.schema import results_of
+from anabranch._fx.schema import results_of, written_arguments
 from anabranch._fx.source import source_of
 
 
@@ -40,13 +41,21 @@ class GraphCall:
         return source_of(list(self.gm.graph.nodes)) or None
 
     def call(self, run: Callable[[list[Any]], Any]) -> dict[str, Any]:
-        """What a run of copies of the arguments leaves, by name."""
+        """What a run of copies of the arguments leaves, by name. Of these only what the graph
+        writes: Inductor's backward may put its own into the memory of others."""
         args = copies(self.args)
         set_random_states(self.random)
         with torch.no_grad():
             results = run(list(args))
         return {**named_results(self.gm, results),
-                **{f"argument {i} afterwards": arg for i, arg in enumerate(args)}}
+                **{f"argument {i} afterwards": args[i] for i in self._written}}
+
+    @functools.cached_property
+    def _written(self) -> list[int]:
+        nodes = self.gm.graph.nodes
+        written = {value_of(one) for node in nodes for one in written_arguments(node)}
+        return [i for i, node in enumerate(self.gm.graph.find_nodes(op="placeholder"))
+                if node in written]
 
     def wanted(self) -> dict[str, Any]:
         """What the graph's operators leave."""

@@ -33,6 +33,10 @@ class Rung(NamedTuple):
     has_threads: bool = False
 
     @property
+    def is_torchs(self) -> bool:
+        return self.options is None
+
+    @property
     def looks_for_races(self) -> bool:
         return self.has_threads and "delay_seed" in self.launch[0]
 

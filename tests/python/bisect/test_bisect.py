@@ -18,8 +18,9 @@ import anabranch
 from anabranch import _compat
 from anabranch._bisect import rungs
 from anabranch._bisect.compare import Tolerance, distances
+from anabranch._bisect.graphs import GraphCall
 from anabranch._bisect.run import clone_as
-from anabranch._bisect.snapshot import Snapshot
+from anabranch._bisect.snapshot import Snapshot, random_states
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]
 
@@ -158,23 +159,47 @@ def test_what_raises_only_when_compiled_is_told_with_its_rung(monkeypatch):
     assert "is the first that raises" in str(verdict) and "no such kernel" in str(verdict)
 
 
-@pytest.mark.parametrize("is_inductor_right", [True, False])
-def test_what_is_wrong_in_torchs_own_rung_alone_ends_no_search(is_inductor_right, monkeypatch):
+@pytest.mark.parametrize(("faulty", "rung", "is_ours_right"), [
+    ((0,), "aot_eager", True), ((0, 1), "aot_eager", True), ((1,), "inductor", True),
+    ((1, 2), "inductor", False), ((0, 2), "anabranch, one stream", False)], ids=str)
+def test_what_is_wrong_in_torchs_rungs_and_right_in_ours_ends_no_search(
+        faulty, rung, is_ours_right, monkeypatch):
     original = rungs.rungs_of_model
 
     def wrong(function):
         return lambda x: function(x) + 1
 
     def with_faults(*given):
-        first, second, *rest = original(*given)
-        return [first._replace(compile=wrong),
-                second if is_inductor_right else second._replace(compile=wrong), *rest]
+        return [rung._replace(compile=wrong) if i in faulty else rung
+                for i, rung in enumerate(original(*given))]
 
     monkeypatch.setattr(rungs, "rungs_of_model", with_faults)
     verdict = anabranch.bisect(torch.sin, torch.ones(3))
-    assert verdict.rungs[1].status == "differs"
-    assert verdict.rung == (None if is_inductor_right else "aot_eager"), str(verdict)
-    assert ("not in Inductor" in str(verdict)) == is_inductor_right
+    differing = [i - 1 for i, one in enumerate(verdict.rungs) if one.status == "differs"]
+    assert tuple(differing) == faulty and verdict.rung == rung, str(verdict)
+    assert ("anabranch is right" in str(verdict)) == is_ours_right
+    assert (len(verdict.rungs) == 8) == is_ours_right
+
+
+def test_arguments_that_a_graph_does_not_write_may_hold_anything_afterwards():
+    def body(x, y):
+        torch.ops.aten.copy_.default(y, x * 2)
+        return (x + 1,)
+
+    gm = torch.fx.symbolic_trace(body)
+    for node in gm.graph.nodes:
+        node.meta["val"] = torch.ones(2)
+
+    def run(args):
+        args[1].copy_(args[0] * 2)
+        result = args[0] + 1
+        args[0].zero_()
+        return (result,)
+
+    call = GraphCall("backward", gm, run, [torch.ones(2), torch.zeros(2)], random_states())
+    assert call.difference(Tolerance()) is None
+    call.run = lambda args: (args[0] + 1,)
+    assert call.difference(Tolerance()).name == "argument 1 afterwards"
 
 
 def test_what_is_bound_and_moved_is_put_back():
