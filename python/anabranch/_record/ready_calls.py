@@ -53,7 +53,7 @@ class ReadyCall:
 
 class _Front(NamedTuple):
     """The kind of a call and what was found for it. Calls with nothing but tensors are mostly like
-    the one before, which torch tells of all of them at once; kinds take five times as long."""
+    the one before, which torch tells of all of them at once; to make a kind takes longer."""
 
     kind: Any
     calls: Sequence[ReadyCall]
