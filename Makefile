@@ -114,6 +114,7 @@ bench: $(VENV)/ready release ## every measurement, into bench/results/
 	  $$program --benchmark_out=bench/results/$$(basename $$program).json \
 	    --benchmark_out_format=json; \
 	done
+	$(VENV)/bin/python bench/call_overhead.py bench/results/call_overhead.json
 	$(VENV)/bin/python bench/run.py
 	$(VENV)/bin/python bench/page.py
 
