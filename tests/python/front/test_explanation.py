@@ -151,12 +151,14 @@ def test_of_several_launches_the_last_is_told_of():
 
 
 def test_what_does_not_run_as_it_could_has_a_reason_and_a_remedy():
-    plain = RecordingReport("(float32[4])", reason="it looks at a value")
+    plain = RecordingReport("(float32[4])", reason="it looks at a value", code=311,
+                            place="at train.py:3 in step", remedy="Look at it behind the step.")
     short = RecordingReport("(float32[8])", nodes=1, shortage="its launches", why_in_order="no gain")
     graph = {"name": "graph 0", "reason": "mul is torch.complex64", "unrecorded": "record=False",
+             "code": None, "place": "", "remedy": "", "recordings": [],
              "regions": [{"name": "a.0", "reason": "native_regions=False"},
                          {"name": "a.1", "reason": "an argument of type str"},
-                         {"name": "a.2", "reason": None}], "recordings": []}
+                         {"name": "a.2", "reason": None}]}
     rows = reasons_of({
         "graphs": [graph], "lost_streams": ["m.py:1: stream('a') has no effect"],
         "callables": [{"name": "step", "recordings": [contents_of_recording(plain),
@@ -166,7 +168,8 @@ def test_what_does_not_run_as_it_could_has_a_reason_and_a_remedy():
     assert by_why["record=False"]["remedy"] == "It is switched off: set record=True."
     assert by_why["native_regions=False"]["where"] == "graph 0, a.0"
     assert by_why["mul is torch.complex64"]["code"] == "E0602"
-    assert by_why["it looks at a value"]["code"] == "E0308"
+    looks = by_why["it looks at a value (at train.py:3 in step)"]
+    assert (looks["code"], looks["remedy"]) == ("E0311", "Look at it behind the step.")
     assert by_why["m.py:1: stream('a') has no effect"]["code"] == "E0613"
 
 

@@ -260,7 +260,7 @@ def report_of_a_plan():
     streamed.regions = []
     streamed.last = SimpleNamespace(plan=builder.build().make_plan(), reports=[], has_arena=True,
                                     summary=lambda: "a copy")
-    collector.ran.append(report.GraphReport("inference", 1, None, None, 0.0, {}, [],
+    collector.ran.append(report.GraphReport("inference", 1, None, None, None, "", "", 0.0, {}, [],
                                             weakref.ref(streamed)))
     return anabranch.Explanation(collector)
 
