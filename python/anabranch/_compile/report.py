@@ -152,8 +152,16 @@ def add(kind: str, gm: GraphModule, compiled: Any, reason: str | None, unrecorde
     _compat.trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": f"anabranch_{kind}", "encoding": "json"},
-        payload_fn=report.to_dict,
+        payload_fn=lambda: _told(report),
     )
+
+
+def _told(report: GraphReport) -> dict[str, Any]:
+    """For torch's trace of compilations, which what is told here must not stop."""
+    try:
+        return report.to_dict()
+    except Exception as error:
+        return {"kind": report.kind, "operators": report.nodes, "fault": str(error)}
 
 
 def lose(message: str) -> None:

@@ -58,8 +58,8 @@ def _of_recordings(where: str, recordings: list[dict[str, Any]]) -> Iterator[dic
     for one in recordings:
         place = f"{where}, {one['inputs']}"
         if one["reason"] is not None:
-            yield _row(place, "not recorded", _at(one, "reason"), one["remedy"] or _RECORD,
-                       one["code"] or "")
+            yield _row(place, "not recorded", _at(one, "reason"),
+                       _switched_off(one["reason"]) or one["remedy"] or _RECORD, one["code"] or "")
         if one["why_in_order"]:
             yield _row(place, "kernels in captured order", one["why_in_order"], _IN_ORDER)
         if one["shortage"]:

@@ -161,8 +161,8 @@ def test_what_does_not_run_as_it_could_has_a_reason_and_a_remedy():
                          {"name": "a.2", "reason": None}]}
     rows = reasons_of({
         "graphs": [graph], "lost_streams": ["m.py:1: stream('a') has no effect"],
-        "callables": [{"name": "step", "recordings": [contents_of_recording(plain),
-                                                      contents_of_recording(short)]}]})
+        "callables": [{"name": "step", "recordings": [
+            contents_of_recording(report) for report in (plain, short)]}]})
     by_why = {row["why"]: row for row in rows}
     assert len(rows) == 8 and all(row["remedy"] for row in rows)
     assert by_why["record=False"]["remedy"] == "It is switched off: set record=True."
@@ -185,6 +185,21 @@ def test_recordings_that_were_dropped_are_told_apart():
     told = text.with_recordings("step", reports)
     assert "recordings: 2 made, launched 4 times, 1 dropped" in told
     assert told.count("dropped since, for others") == 1
+
+
+def test_an_artefact_that_cannot_be_built_stops_no_compilation(monkeypatch):
+    built = []
+
+    def fails(self):
+        built.append(self)
+        raise AssertionError("a region without a name")
+
+    monkeypatch.setattr(GraphReport, "to_dict", fails)
+    logger = logging.getLogger("torch.__trace")
+    monkeypatch.setattr(logger, "handlers", [logging.NullHandler()])
+    monkeypatch.setattr(logger, "level", logging.DEBUG)
+    compiled = torch.compile(lambda x: x + 1, backend=anabranch.backend)
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0)) and built
 
 
 def test_an_artefact_is_built_only_when_somebody_asks(monkeypatch):
