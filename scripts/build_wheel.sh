@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# build_wheel.sh <python> <machine>: a wheel for Linux with glibc 2.28 or newer on x86_64 or aarch64, in
-# dist/. <python> has what requirements/wheel.txt names. The C++ library is not in it: docs/installing.md
-# says why.
+# build_wheel.sh <python> <machine>: a wheel for Linux with glibc 2.28 or newer on x86_64 or
+# aarch64, in dist/. <python> has what requirements/wheel.txt names. The C++ library is not in it:
+# docs/installing.md says why.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1 machine=$2
@@ -22,5 +22,5 @@ export ZIG_GLOBAL_CACHE_DIR=$PWD/.cache/zig _PYTHON_HOST_PLATFORM=linux-$machine
   --config-settings "install.components=bridge;tool" \
   --config-settings "install.strip=false" \
   --config-settings "cmake.define.CMAKE_TOOLCHAIN_FILE=$PWD/cmake/manylinux.cmake"
-"$python" -m auditwheel repair --only-plat --plat "manylinux_2_28_$machine" --wheel-dir dist \
-  "$built"/wheel/*.whl
+# The oldest tag that its symbols allow: auditwheel takes tags of this machine alone by name.
+"$python" -m auditwheel repair --only-plat --plat auto --wheel-dir dist "$built"/wheel/*.whl

@@ -83,9 +83,10 @@ def run_bare(python: Path, *words: str) -> str:
 
 
 def test_wheel(scratch: Path, wheel: Path) -> None:
-    tag = re.search(r"-cp311-abi3-manylinux_2_28_(x86_64|aarch64)\.whl$", wheel.name)
-    check(tag is not None, f"{wheel.name} is not a wheel of manylinux_2_28 for every Python")
-    machine = tag[1]
+    tag = re.search(r"-cp311-abi3-manylinux_2_(\d+)_(x86_64|aarch64)\.whl$", wheel.name)
+    check(tag is not None and (2, int(tag[1])) <= OLDEST_GLIBC,
+          f"{wheel.name} is not for every Python and glibc {OLDEST_GLIBC}")
+    machine = tag[2]
     unpacked = scratch / "unpacked"
     with zipfile.ZipFile(wheel) as file:
         file.extractall(unpacked)
