@@ -94,6 +94,7 @@ from anabranch._compat.noting import (
     runs_of_generated_kernels,
     steps_of_optimizers,
 )
+from anabranch._compat.profiling import in_profiles
 from anabranch._compat.resuming import resume_streams, watch_eager_frames
 from anabranch._compat.streams import (
     breaks_around,
@@ -144,6 +145,7 @@ __all__ = [
     "gather_together",
     "get_hash_for_files",
     "in_parts",
+    "in_profiles",
     "inductors_cache",
     "is_inductors_graph",
     "is_intercepted",

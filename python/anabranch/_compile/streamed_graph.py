@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch.fx import Node
 
+from anabranch import _compat
 from anabranch._compile.graph import StreamGraph
 from anabranch._compile.regions import CompiledRegion
 from anabranch._compile.threads import HostOptions
@@ -69,6 +70,7 @@ class StreamedGraph:
         self._note: Callable[[list[Any]], None] | None = None
         self._trace: Any = None
         self._sizes_of = _sizes_reader(graph.placeholders)
+        self._name = f"{len(regions)} regions on {', '.join(graph.stream_names)}"
 
     def __call__(self, args: list[Any]) -> Any:
         if self._note is not None:
@@ -83,7 +85,7 @@ class StreamedGraph:
         except IndexError:
             instance = self._make_instance(args, options)
         try:
-            return instance.run(args)
+            return _compat.in_profiles(instance.run, self._name)(args)
         finally:
             pool.append(instance)
 

@@ -502,8 +502,8 @@ class Recorder:
         try:
             if spec.on_host is not None:
                 given = spec.on_host.sent(given)
-            answer = recording.launch(given, owners, objects, offsets=offsets, in_blocks=in_blocks,
-                                      words=words)
+            run = _compat.in_profiles(recording.launch, self.name)
+            answer = run(given, owners, objects, offsets=offsets, in_blocks=in_blocks, words=words)
         except torch.OutOfMemoryError:
             short = Short(OF_LAUNCH, recording.launch_bytes, free_bytes(recording.device))
         except NativeError as error:
