@@ -6,8 +6,10 @@ Threads: any. Failure: none.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
@@ -74,12 +76,20 @@ def write(text: str, to: IO[str]) -> None:
 def _wrapped(text: str, columns: int | None) -> Iterator[list[str]]:
     """By line the pieces that it is wrapped into."""
     if columns is None:
-        columns = shutil.get_terminal_size(fallback=(0, 0)).columns
+        columns = _columns_of_terminal()
     for line in text.split("\n"):
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         width = max(columns, _LEAST_COLUMNS)
         yield [line] if not columns or len(line) <= width else textwrap.wrap(
             line, width, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _columns_of_terminal() -> int:
+    """0 where the program does not write to one, whatever $COLUMNS says."""
+    with contextlib.suppress(Exception):  # there may be no standard output, or a closed one
+        if sys.stdout.isatty():
+            return shutil.get_terminal_size(fallback=(0, 0)).columns
+    return 0
 
 
 def _sources(lines: list[dict[str, Any]]) -> Iterator[str]:

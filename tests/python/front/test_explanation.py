@@ -95,22 +95,26 @@ def test_text_names_lines_memory_and_phases(first):
     assert "beside the arena: outputs" in told and re.search(r"\(regions .* s, Inductor", told)
 
 
-@pytest.mark.parametrize("columns", ["40", "72", "100"])
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("columns", ["40", "72", "90"])
 def test_text_is_as_wide_as_the_terminal(first, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
+    whole = str(first)
+    assert max(map(len, whole.splitlines())) > 90, "there is no terminal: lines stay whole"
+    monkeypatch.setattr(sys, "stdout", Terminal())
     lines = str(first).splitlines()
     assert max(map(len, lines)) <= int(columns)
-    monkeypatch.setenv("COLUMNS", "0")
-    assert str(first).split() == " ".join(lines).split(), "wrapping loses nothing"
+    assert whole.split() == " ".join(lines).split(), "wrapping loses nothing"
+    monkeypatch.setattr(sys, "stdout", None)
+    assert str(first) == whole
 
 
 def test_a_long_reason_is_wrapped_under_itself():
     assert text.fit("  reason: " + "word " * 20, 40).splitlines()[1].startswith("      word")
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.mark.parametrize("to, no_colour, has_colour", [
