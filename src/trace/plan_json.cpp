@@ -65,7 +65,7 @@ class Writer {
   }
   template <typename Ids>
   void ids(std::string_view key, const Ids& of) {
-    list(key, of, [this](auto id) { append("{}", index_of(id)); });
+    list(key, of, [this](auto id) { this->append("{}", index_of(id)); });
   }
   void write_stream(std::uint32_t stream);
   void write_step(std::uint32_t number);
@@ -132,11 +132,11 @@ void Writer::write_arena() {
 
 std::string Writer::write() {
   out_ += '{';
-  list("streams", count_up(program_.streams().size()), [this](auto i) { write_stream(i); });
+  list("streams", count_up(program_.streams().size()), [this](auto i) { this->write_stream(i); });
   out_ += ',';
-  list("steps", count_up(program_.steps().size()), [this](auto i) { write_step(i); });
+  list("steps", count_up(program_.steps().size()), [this](auto i) { this->write_step(i); });
   out_ += ',';
-  list("buffers", count_up(program_.buffers().size()), [this](auto i) { write_buffer(i); });
+  list("buffers", count_up(program_.buffers().size()), [this](auto i) { this->write_buffer(i); });
   out_ += ',';
   ids("order", plan_.order());
   out_ += ',';
