@@ -43,8 +43,8 @@ TEST(PlanJson, NamesABufferOnceThatAStepReadsAndWrites) {
   const BufferId x = builder.add_buffer({"x", Role::kInput, 64});
   builder.compute(kAmbient, "both", {builder.read_write(x), builder.read(x)});
   const Json step = Json::parse(dump_plan_json(*make_plan(*builder.build())))["steps"][0];
-  EXPECT_EQ(step["reads"], Json({0}));
-  EXPECT_EQ(step["writes"], Json({0}));
+  EXPECT_EQ(step["reads"], Json::array({0}));
+  EXPECT_EQ(step["writes"], Json::array({0}));
 }
 
 TEST(PlanJson, OfAnEmptyProgramHoldsNothing) {
