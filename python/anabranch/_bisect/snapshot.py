@@ -20,6 +20,7 @@ from torch import Tensor
 
 from anabranch._record.state.paths import name_of
 from anabranch._record.state.walk import Walk
+from anabranch._record.tensors import MemoryOf
 
 
 class _Kept(NamedTuple):
@@ -38,6 +39,7 @@ class Snapshot:
         self._roots, self._arguments = tuple(roots), list(arguments)
         walk = Walk(self._roots, self._arguments)
         self._tensors = [_kept(found.tensor) for found in walk.tensors]
+        self._memory = MemoryOf([kept.tensor for kept in self._tensors])
         self._holders = [(holder, _items(holder)) for holder, _ in walk.holders]
         self._generators = [(one, one.get_state()) for one in walk.generators]
         self._random = random_states()
@@ -55,6 +57,7 @@ class Snapshot:
     def put_back(self) -> None:
         for holder, items in self._holders:
             _put_items(holder, items)
+        self._memory.give_back()
         for kept in self._tensors:
             _put_tensor(kept)
         for generator, state in self._generators:
@@ -71,9 +74,6 @@ def _kept(tensor: Tensor) -> _Kept:
 
 def _put_tensor(kept: _Kept) -> None:
     tensor = kept.tensor
-    if tensor.data_ptr() != kept.data.data_ptr() or tensor.shape != kept.data.shape \
-            or tensor.stride() != kept.data.stride() or tensor.dtype != kept.data.dtype:
-        tensor.data = kept.data
     _put_content(kept.data, kept.content)
     if tensor.is_leaf:
         if tensor.requires_grad != kept.requires_grad:
