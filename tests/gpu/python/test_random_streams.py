@@ -36,7 +36,7 @@ RECORDED, AT_A_TIME = 900, 50
 COMPILED, TOGETHER = 100, 10
 WITH_GRADIENTS = 20  # of those compiled
 LACKING = 40
-RACE = re.compile(r"record: .+ \d+.* (reads|writes) what .+ \d+.* (reads|writes), and the captured")
+RACE = re.compile(r".+ \d+.* (reads|writes) what .+ \d+.* (reads|writes), and the captured")
 
 
 @pytest.fixture(scope="module", autouse=True)
