@@ -9,8 +9,8 @@ anabranch.record.
 A run may do a part: results are merged (results.py), and table.py makes a table of what there is.
 Each model in each mode is a process of its own and has the device for itself while it is timed.
 Before, a process has filled the caches of compiled code, several side by side with --warm-jobs. With
---at-once several are set up and judged side by side, too, and all but one stand still while that is
-timed (standstill.py); the seconds until they are fast are then left out.
+--at-once several are compiled, set up and judged side by side instead, and all but one stand still
+while that is timed (standstill.py); the seconds until they are fast are then left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,7 @@ class Run:
     def task(self, subject: Subject, mode: str, what: Any = "all",
              cache: Path | None = None) -> Task:
         name = f"{subject.entry.list}-{subject.entry.name}-{subject.kind}-{mode}-{what}"
-        side_by_side = self.chosen.warm_jobs if what == "compile" else 1
+        side_by_side = self.chosen.warm_jobs if what == "compile" else self.chosen.at_once
         compilers = max(len(os.sched_getaffinity(0)) // side_by_side, 1) if side_by_side > 1 else 0
         is_alone = what != "all" or self.chosen.at_once == 1
         return Task(self.job(subject, mode, what), cache or self.chosen.cache, self.places / name,
@@ -144,13 +143,14 @@ class Run:
         self.measure([(subject, "eager") for subject in subjects
                       if "eager" in self.wanted(subject)])
         subjects = list(filter(self.runs, subjects))
-        self.fill(subjects)
-        self.measure([(subject, mode) for subject in subjects for mode in self.wanted(subject)
-                      if mode != "eager"])
+        if self.chosen.at_once == 1:
+            self.fill(subjects)
+        self.measure([(subject, mode) for mode in self.chosen.modes for subject in subjects
+                      if mode in self.wanted(subject) and mode != "eager"])
 
     def all(self, subjects: list[Subject]) -> None:
         subjects = [subject for subject in subjects if self.wanted(subject)]
-        size = CHUNK * max(self.chosen.warm_jobs, self.chosen.at_once)
+        size = max(CHUNK * self.chosen.warm_jobs, self.chosen.at_once)
         for first in range(0, len(subjects), size):
             self.chunk(subjects[first:first + size])
         shutil.rmtree(self.places, ignore_errors=True)
@@ -164,11 +164,11 @@ def said(row: dict[str, Any]) -> str:
     return f"{row['ms']:.3f} ms, {fast}{right}"
 
 
-def entries_of(chosen: argparse.Namespace) -> Iterator[Entry]:
-    for name in chosen.lists:
-        for entry in LISTS[name].values():
-            if chosen.models is None or entry.name in chosen.models:
-                yield entry
+def entries_of(chosen: argparse.Namespace) -> list[Entry]:
+    """This run's share; in the order of --models, where that is given."""
+    found = {entry.name: entry for name in chosen.lists for entry in LISTS[name].values()}
+    part, parts = map(int, chosen.share.split("/"))
+    return [found[name] for name in chosen.models or found if name in found][part - 1::parts]
 
 
 def print_names(entries: list[Entry]) -> None:
@@ -226,13 +226,11 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     chosen = arguments()
-    entries = list(entries_of(chosen))
+    entries = entries_of(chosen)
     if chosen.names:
         print_names(entries)
         return
-    part, parts = map(int, chosen.share.split("/"))
-    subjects = [Subject(entry, kind) for entry in entries for kind in chosen.kinds]
-    Run(chosen).all(subjects[part - 1::parts])
+    Run(chosen).all([Subject(entry, kind) for entry in entries for kind in chosen.kinds])
 
 
 if __name__ == "__main__":
