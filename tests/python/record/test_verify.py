@@ -13,9 +13,11 @@ import torch
 
 from anabranch._record.refusals import NotRecordable
 from anabranch._record.trial.trial import generators_of_the_cpu
+from anabranch._record.trial.values import Distance
 from anabranch._record.trial.verify import Untrusted, verify
 
 pytestmark = pytest.mark.oldest
+ROUNDING = 2.0**-20  # of values here
 
 
 @pytest.mark.parametrize("draw", [
@@ -83,8 +85,8 @@ class Trial:
     @staticmethod
     def values(run, names):
         def distances(other):
-            return {name: abs(run.value - other.value) for name in names
-                    if run.value != other.value}
+            apart = abs(run.value - other.value)
+            return {name: Distance(apart, apart <= ROUNDING) for name in names if apart != 0}
 
         return SimpleNamespace(distances=distances)
 
@@ -108,6 +110,16 @@ def test_what_differs_as_launches_do_is_within_bounds():
     assert judge([1.0], Recorded(1.25, 1.5, 1.25)) is False
     with pytest.raises(Untrusted):
         judge([1.0], Recorded(9.0, 9.25, 9.0))
+
+
+def test_rounding_is_within_bounds_where_launches_differ_at_all():
+    """By however little: the sum that another order rounds may be larger than theirs."""
+    hardly = (1.0, 1.0 + ROUNDING / 64)
+    assert judge([1.0], Recorded(1.0 + ROUNDING), ordered=Recorded(*hardly)) is False
+    with pytest.raises(Untrusted):
+        judge([1.0], Recorded(1.0 + ROUNDING), ordered=Recorded(1.0))
+    with pytest.raises(Untrusted):
+        judge([1.0], Recorded(1.0 + 2 * ROUNDING), ordered=Recorded(*hardly))
 
 
 def test_a_nan_that_no_plain_run_has_is_never_within_bounds():

@@ -6,13 +6,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from anabranch._record.trial.copies import Copies, grantable_bytes
 from anabranch._record.trial.run import Run
+
+_ROUNDING = 2.0  # units in the last place of an element
+
+
+class Distance(NamedTuple):
+    """Between two runs of a tensor that are not the same bit for bit. ``norm`` is that of the
+    difference, the number of elements that differ where they are no floats, and infinite where one
+    has a NaN that the other has not, or another form. ``is_rounding``: no element differs by more
+    than two units in its last place."""
+
+    norm: float
+    is_rounding: bool = False
+
+    def nearer(self, other: Distance) -> Distance:
+        return Distance(min(self.norm, other.norm), self.is_rounding or other.is_rounding)
+
+
+FAR = Distance(float("inf"))
 
 
 class Values:
@@ -27,24 +45,25 @@ class Values:
         self._kinds = [kind_of(name, run.tensors[name]) for name in self._names]
         self._copies = Copies(tensors, grantable_bytes(device))
 
-    def distances(self, run: Run) -> dict[str, float]:
-        """How far another run is from this by these names, but for what is the same bit for bit:
-        the norm of the difference, the number of elements that differ where they are no floats, and
-        infinite where one has a NaN that the other has not, or another form."""
+    def distances(self, run: Run) -> dict[str, Distance]:
+        """How far another run is from this by these names, but for what is the same bit for
+        bit."""
         alike = [i for i, name in enumerate(self._names)
                  if name in run.sums and run.sums[name][0] == self._forms[i]]
         found = dict.fromkeys([name for i, name in enumerate(self._names) if i not in set(alike)],
-                              float("inf"))
-        found |= dict.fromkeys(self._absent.intersection(run.sums), float("inf"))
+                              FAR)
+        found |= dict.fromkeys(self._absent.intersection(run.sums), FAR)
         if len(alike) != len(self._names):
-            return found | dict.fromkeys(self._names, float("inf"))
+            return found | dict.fromkeys(self._names, FAR)
         tensors = [run.tensors[name] for name in self._names]
-        squares: dict[str, float] = {}
+        squares: dict[str, tuple[float, bool]] = {}
         for i, now, then in self._copies.pieces(tensors):
             if not torch.equal(now, then):
-                name = self._names[i]
-                squares[name] = squares.get(name, 0.0) + _square(now, then, self._kinds[i])
-        return found | {name: square ** 0.5 for name, square in squares.items()}
+                so_far, were_rounding = squares.get(self._names[i], (0.0, True))
+                square, is_rounding = _square(now, then, self._kinds[i])
+                squares[self._names[i]] = so_far + square, were_rounding and is_rounding
+        return found | {name: Distance(square ** 0.5, is_rounding)
+                        for name, (square, is_rounding) in squares.items()}
 
 
 def form_of(tensor: Tensor) -> Any:
@@ -53,15 +72,18 @@ def form_of(tensor: Tensor) -> Any:
     return tensor.shape, tuple(stride), tensor.dtype
 
 
-def _square(now: Tensor, then: Tensor, kind: torch.dtype) -> float:
-    """Of the distance between two pieces of bytes."""
+def _square(now: Tensor, then: Tensor, kind: torch.dtype) -> tuple[float, bool]:
+    """Of the distance between two pieces of bytes, and whether it is rounding."""
     x, y = now.view(kind), then.view(kind)
     if not (kind.is_floating_point or kind.is_complex):
-        return float((x != y).sum()) ** 2
+        return float((x != y).sum()) ** 2, False
     wide = torch.complex128 if kind.is_complex else torch.float64
     a, b = x.to(wide), y.to(wide)
     if not torch.equal(a.isnan(), b.isnan()):
-        return float("inf")
-    apart = (a - b).nan_to_num()
+        return float("inf"), False
+    apart = (a - b).nan_to_num().abs()
+    least = torch.finfo(kind)
+    units = torch.maximum(a.abs(), b.abs()).nan_to_num().clamp(min=least.tiny) * least.eps
     # Zeros of other signs, NaNs of other bits: no distance, and not the same.
-    return max(float(apart.abs().square().sum()), sys.float_info.min)
+    return (max(float(apart.square().sum()), sys.float_info.min),
+            bool((apart <= _ROUNDING * units).all()))

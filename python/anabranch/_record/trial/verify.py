@@ -5,6 +5,8 @@ The first launch goes to fresh memory filled with 0xFF. Everything the step was 
 it answers must be the same bit for bit, by checksums. A step whose runs differ, by the order in
 which atomics add, is run and launched some times more: each tensor must then be that of some plain
 run bit for bit, or as near to one as launches in captured order are to one another, ten times over.
+Where these differ at all, an element may also be two units in its last place away: one sum may have
+been rounded another way that is larger than those in which launches differed.
 How far plain runs are apart is no bound: a number that Python counts up makes them differ, and is
 frozen in a recording. Nor is how far launches side by side are: a race makes those differ. They
 have some launches more in captured order instead. Failure: Untrusted, with the tensor that is
@@ -20,7 +22,7 @@ from anabranch._record.launch.recording import StepRecording
 from anabranch._record.refusals import Cause, NotRecordable
 from anabranch._record.trial.run import Run
 from anabranch._record.trial.trial import Trial
-from anabranch._record.trial.values import Values
+from anabranch._record.trial.values import FAR, Distance, Values
 
 _MARGIN = 10.0
 _ROUNDS = 3  # of more runs
@@ -28,7 +30,6 @@ _ROUNDS = 3  # of more runs
 # may have where kernels ran side by side.
 _ROUNDS_IN_ORDER = 8
 _Made = TypeVar("_Made")
-_UNKNOWN = float("inf")  # how far what is only known by checksums is apart
 
 
 class Untrusted(Exception):
@@ -75,9 +76,9 @@ def _verify(trial: Trial, plain: Run, recorded: StepRecording, agree: Callable[[
         if not agree(bool(beyond)):
             return Verdict(False, standing)
         standing.let_go()
-    name, distance = next(iter(beyond.items()), ("another process", 0.0))
+    name, distance = next(iter(beyond.items()), ("another process", Distance(0.0)))
     raise Untrusted(f"its first launch differs from {_ROUNDS + 1} plain runs in {name} by "
-                    f"{distance:.3g} or more, launches in captured order by "
+                    f"{distance.norm:.3g} or more, launches in captured order by "
                     f"{rounds.spread.get(name, 0.0):.3g}")
 
 
@@ -91,7 +92,7 @@ class _Rounds:
         self._recorded, self._ordered = recorded, ordered
         self._in_order = judged if ordered is None else None  # the first launch in captured order
         self._plain_runs = 0
-        self.apart = dict.fromkeys(names, _UNKNOWN)  # from the nearest right run
+        self.apart = dict.fromkeys(names, FAR)  # from the nearest right run
         self.spread: dict[str, float] = {}  # of launches in captured order
 
     def run(self) -> Run:
@@ -102,7 +103,7 @@ class _Rounds:
             self._in_order = self._trial.values(standing, self._names)
         else:
             for name, distance in self._in_order.distances(standing).items():
-                self.spread[name] = max(distance, self.spread.get(name, 0.0))
+                self.spread[name] = max(distance.norm, self.spread.get(name, 0.0))
         if self._ordered is not None:
             self.apart = _nearer(self.apart, self._judged.distances(standing))
         if self._plain_runs < _ROUNDS:
@@ -113,11 +114,16 @@ class _Rounds:
             self.apart = _nearer(self.apart, self._judged.distances(standing))
         return standing
 
-    def beyond(self) -> dict[str, float]:
+    def beyond(self) -> dict[str, Distance]:
         """What is farther from all right runs than these may be from one another. A NaN that none
         of them has is never within bounds: what launches fill fresh memory with is one."""
         return {name: distance for name, distance in self.apart.items()
-                if not distance <= _MARGIN * self.spread.get(name, 0.0) or distance == _UNKNOWN}
+                if not self._is_within(distance, self.spread.get(name, 0.0))}
+
+    @staticmethod
+    def _is_within(distance: Distance, spread: float) -> bool:
+        return distance.norm != FAR.norm and (
+            distance.norm <= _MARGIN * spread or (distance.is_rounding and spread > 0))
 
 
 def _in_all(agree: Callable[[bool], bool], make: Callable[[], _Made]) -> _Made:
@@ -133,6 +139,6 @@ def _in_all(agree: Callable[[bool], bool], make: Callable[[], _Made]) -> _Made:
     return made
 
 
-def _nearer(apart: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+def _nearer(apart: dict[str, Distance], other: dict[str, Distance]) -> dict[str, Distance]:
     """What is apart from both of two runs, and how far from the nearer."""
-    return {name: min(distance, other[name]) for name, distance in apart.items() if name in other}
+    return {name: distance.nearer(other[name]) for name, distance in apart.items() if name in other}
