@@ -3,8 +3,8 @@
 stand still.
 
 A process asks for its turn by a file beside its answer, waits until it is given, and says when it is
-over. What the GPU has been given before its process was stopped runs on, so a turn begins a moment
-later.
+over. It may have several. What the GPU has been given before its process was stopped runs on, so a
+turn begins a moment later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STILL_S = 0.5  # until what was queued before has run
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """As the process sees it that is timed: a context around what is timed."""
+    """As the process sees it that is timed: a context around what is timed, each time."""
 
     place: Path
 
@@ -38,6 +38,8 @@ class Turn:
 
     def __exit__(self, *error: object) -> None:
         self._file("over").touch()
+        while self._file("over").exists():  # until the others go on
+            time.sleep(POLL_S)
 
     def is_asked(self) -> bool:
         return self._file("asked").exists() and not self._file("given").exists()
@@ -49,16 +51,18 @@ class Turn:
         self._file("given").touch()
 
     def clear(self) -> None:
-        """Before its process begins."""
-        for name in ("asked", "given", "over"):
+        """Before its process begins, and when a turn is over."""
+        for name in ("asked", "given", "over"):  # in this order: it waits for the last
             self._file(name).unlink(missing_ok=True)
 
 
 class Turns:
-    """As the process sees them that starts the others, with whom it shares their places."""
+    """As the process sees them that starts the others, with whom it shares their places. Who has had
+    fewest is next."""
 
     def __init__(self) -> None:
         self._now: tuple[Turn, Any] | None = None
+        self._given: dict[Turn, int] = {}
 
     @property
     def is_free(self) -> bool:
@@ -72,11 +76,14 @@ class Turns:
             if process.is_alive() and not turn.is_over():
                 return
             self._now = None
+            turn.clear()
             signal_all((other for _, other in running), signal.SIGCONT)
-        ready = next(((turn, process) for turn, process in running
-                      if process.is_alive() and turn.is_asked()), None)
+        ready = min(((turn, process) for turn, process in running
+                     if process.is_alive() and turn.is_asked()),
+                    key=lambda entry: self._given.get(entry[0], 0), default=None)
         if ready is not None:
             self._now = ready
+            self._given[ready[0]] = self._given.get(ready[0], 0) + 1
             signal_all((other for _, other in running if other is not ready[1]), signal.SIGSTOP)
             time.sleep(STILL_S)
             ready[0].give()

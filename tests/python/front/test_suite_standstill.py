@@ -66,6 +66,26 @@ def test_while_one_is_timed_the_others_stand_still(run):
         assert [last[other] - first[other] for other in range(3) if other != i] == [0, 0]
 
 
+def several(turn, beats, counts):
+    os.setsid()
+    beats.value = 1
+    while not all(other.value for other in counts):  # all have begun
+        time.sleep(0.001)
+    for _ in range(3):
+        with turn:
+            beats.value += 1
+            told = [other.value for other in counts]
+    turn.place.write_text(json.dumps(told))
+    os._exit(0)
+
+
+def test_turns_go_round(run):
+    running, turns = run(several)
+    assert turns.is_free
+    told = sorted(sum(json.loads(turn.place.read_text())) for turn, _ in running)
+    assert told == [10, 11, 12]  # the last turns of the three, when each has had two
+
+
 def dying(turn, beats, counts):
     os.setsid()
     turn.__enter__()
