@@ -9,11 +9,13 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench" / "suite"))
 
+import standstill
 from standstill import Turn, Turns
 
 FORK = multiprocessing.get_context("fork")
@@ -66,24 +68,26 @@ def test_while_one_is_timed_the_others_stand_still(run):
         assert [last[other] - first[other] for other in range(3) if other != i] == [0, 0]
 
 
-def several(turn, beats, counts):
-    os.setsid()
-    beats.value = 1
-    while not all(other.value for other in counts):  # all have begun
-        time.sleep(0.001)
-    for _ in range(3):
-        with turn:
-            beats.value += 1
-            told = [other.value for other in counts]
-    turn.place.write_text(json.dumps(told))
-    os._exit(0)
+def test_who_has_had_fewest_turns_is_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(standstill, "signal_all", lambda processes, number: None)
+    running = [(Turn(tmp_path / f"process-{i}"), SimpleNamespace(is_alive=lambda: True))
+               for i in range(3)]
+    turns, told = Turns(), []
 
+    def ask(number):
+        running[number][0].place.with_suffix(".asked").touch()
 
-def test_turns_go_round(run):
-    running, turns = run(several)
-    assert turns.is_free
-    told = sorted(sum(json.loads(turn.place.read_text())) for turn, _ in running)
-    assert told == [10, 11, 12]  # the last turns of the three, when each has had two
+    for i in range(3):
+        ask(i)
+    for _ in range(7):
+        turns.look(running)
+        [now] = [i for i, (turn, _) in enumerate(running)
+                 if turn.place.with_suffix(".given").exists()]
+        told.append(now)
+        running[now][0].place.with_suffix(".over").touch()
+        turns.look([])
+        ask(now)  # and is first in the row
+    assert told == [0, 1, 2, 0, 1, 2, 0]
 
 
 def dying(turn, beats, counts):
