@@ -91,6 +91,7 @@ from anabranch._compat.noting import (
     arguments_of_generated_kernel,
     calls_of_compiled_graphs,
     captures_of_fused_steps,
+    operators_on_cpu,
     runs_of_generated_kernels,
     steps_of_optimizers,
 )
@@ -169,6 +170,7 @@ __all__ = [
     "must_save",
     "object_of_graph",
     "openmp_function",
+    "operators_on_cpu",
     "own_buffers",
     "own_compile_context",
     "parts_of",

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame
+from torch.library import _scoped_library
 
 # Called in place of a method, with the method and then its own arguments.
 Around = Callable[..., Any]
@@ -55,6 +56,17 @@ def steps_of_optimizers(optimizers: Sequence[torch.optim.Optimizer], begin: Call
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def operators_on_cpu(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """While inside, these run in the place of torch's own operators, by their names with overload,
+    where those are given and make nothing but tensors on the CPU. Only for operators that have no
+    kernel for the CPU: torch would not find that again."""
+    with _scoped_library("aten", "IMPL") as library:
+        for name, function in functions.items():
+            library.impl(name, function, "CPU")
+        yield
 
 
 # By which torch refuses to capture a step; the name of 2.11, and of later ones.

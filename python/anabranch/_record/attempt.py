@@ -200,7 +200,7 @@ class Attempt:
         short = None
         try:
             with noted_sizes(step.device) as sizes:
-                answer, has_drawn = self._trial.run()
+                answer, drawn = self._trial.run()
                 step.ahead = sizes()
         except Exception as error:
             # After a collective it cannot be run again: other processes would not take part.
@@ -213,7 +213,7 @@ class Attempt:
         self._laps.end("plain run")
         try:
             with _faults_told(step.device):
-                self._plain = self._trial.look(answer, has_drawn)
+                self._plain = self._trial.look(answer, drawn)
         except NotRecordable as error:
             if self._effects.is_complete:
                 self._answered = (self._leave(answer),)
@@ -240,7 +240,7 @@ class Attempt:
         self._meet()
         agree = self._agree
         trial.rewind_python()
-        agree.make(lambda: check_run(plain, self._effects))
+        agree.make(lambda: check_run(plain, self._effects, self._step))
         agree.make(self._check_arguments)
         agree.make(self._stepped.check)
         self._laps.end("checksums")
@@ -338,7 +338,7 @@ class Attempt:
             raise
         random = make_rng_graph(capture.first.graph, device, step.stream)
         for recorded in made:
-            recorded.random = random
+            recorded.random, recorded.draws = random, capture.draws
         self._laps.end("executables")
         return made
 
@@ -594,7 +594,7 @@ def _faults_told(device: int) -> Iterator[None]:
         raise NotRecordable(reason_of_fault(error)) from error
 
 
-def check_run(plain: Run, effects: SideEffects) -> None:
+def check_run(plain: Run, effects: SideEffects, step: Step) -> None:
     """Refuses what a recording cannot repeat."""
     effects.check()
-    plain.check()
+    plain.check(step)

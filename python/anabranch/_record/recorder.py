@@ -20,6 +20,7 @@ from torch import Tensor
 from anabranch import _compat, config, errors
 from anabranch._core.library import NativeError
 from anabranch._record.attempt import Attempt
+from anabranch._record.capture.host_draws import DrawnOtherwise
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
@@ -140,8 +141,7 @@ class Recorder:
         spec.calls += 1
         if spec.recording is not None:
             if self._is_short(spec):
-                spec.plain_calls += 1
-                return self._call_last(leaves)
+                return self._call_plainly(spec, leaves)
             return self._launch(key, spec, leaves, state)
         if spec.refusal is not None:
             if spec.shortage and self._has_memory_again(spec):
@@ -326,8 +326,7 @@ class Recorder:
                 with contextlib.suppress(OtherWay):  # a number that has changed just now
                     words = self._following.words(spec, leaves, state)
             if spec.is_retired or spec.recording is None or words is None:
-                spec.plain_calls += 1
-                return self._call_last(leaves)
+                return self._call_plainly(spec, leaves)
             tried = spec.as_tried(state)  # of which the attempt may note what it finds
             try:
                 attempt = self._attempt(tried, self._step(tried, leaves), spec.recording)
@@ -504,6 +503,8 @@ class Recorder:
                 given = spec.on_host.sent(given)
             run = _compat.in_profiles(recording.launch, self.name)
             answer = run(given, owners, objects, offsets=offsets, in_blocks=in_blocks, words=words)
+        except DrawnOtherwise:
+            return self._call_plainly(spec, leaves)
         except torch.OutOfMemoryError:
             short = Short(OF_LAUNCH, recording.launch_bytes, free_bytes(recording.device))
         except NativeError as error:
@@ -517,6 +518,10 @@ class Recorder:
         if saved is not None and layout is not None and not in_blocks:
             saved.watch(layout, answer)
         return answer if bound.mutations is None else bound.apply(answer)
+
+    def _call_plainly(self, spec: Specialization, leaves: list[Any]) -> Any:
+        spec.plain_calls += 1
+        return self._call_last(leaves)
 
     def _launch_opened(self, spec: Specialization, leaves: InBlocks, bound: BoundState) -> Any:
         """Launches with the tensors that lie in blocks, where their addresses are not enough."""

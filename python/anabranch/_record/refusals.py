@@ -99,6 +99,10 @@ class Cause(enum.IntEnum):
         return Reason(text, self.value, remedy or self.remedy)
 
 
+RANDOM_ON_CPU = ("it draws random numbers on the CPU (torch's, Python's or numpy's), and launches "
+                 "would go on with those of its recording")
+
+
 class NotRecordable(Exception):
     """Why a step runs unrecorded. Without ``cause`` it has that of its class."""
 

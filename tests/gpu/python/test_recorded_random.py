@@ -139,6 +139,55 @@ def test_numbers_drawn_on_the_cpu_make_the_step_plain(draw):
     assert_plain(step, "draws random numbers on the CPU")
 
 
+class Dropping(nn.Module):
+    """Layers of which each is skipped now and then, as LayerDrop does."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.1))
+                                    for _ in range(4))
+        self.share = share
+
+    def forward(self, x):
+        for layer in self.layers:
+            dropout_probability = torch.rand([])
+            if dropout_probability < self.share:
+                continue
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+def test_a_number_drawn_on_the_cpu_that_is_only_compared_is_drawn_before_each_launch(
+        share, is_compiled):
+    def trained(record):
+        torch.manual_seed(1)
+        model = Dropping(share).to(DEVICE)
+        forward = torch.compile(model) if is_compiled else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = forward(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        call = anabranch.record(step) if record else step
+        torch.manual_seed(2)
+        found = [(call(normal(i, 8, 32)), torch.get_rng_state(), torch.cuda.get_rng_state())
+                 for i in range(24)]
+        return found, call
+
+    (mine, step), (theirs, _) = trained(True), trained(False)
+    for i, (ours, plain) in enumerate(zip(mine, theirs, strict=True)):
+        assert all(map(torch.equal, ours[1:], plain[1:])), f"call {i}: {told(step)}"
+        torch.testing.assert_close(ours[0], plain[0])
+    if share == 0.0:
+        assert_launched(step, 20)
+
+
 def test_a_generator_of_the_users_own_makes_the_step_plain():
     generator = torch.Generator(DEVICE)
 

@@ -53,7 +53,7 @@ def racing(monkeypatch):
     monkeypatch.setattr(attempt, "capture_device", lambda ordinal: None)
     monkeypatch.setattr(attempt, "capture_twice",
                         lambda step, device, is_enough: SimpleNamespace(
-                            noted=None, close=close, captures=[1, 2]))
+                            noted=None, close=close, captures=[1, 2], draws=None))
     monkeypatch.setattr(attempt, "DiscoveredStep", refuse)
     return recorder
 
@@ -89,10 +89,10 @@ class Trial:
         self.log = self.step.log
 
     def run(self):
-        return self.step.call([1]), True
+        return self.step.call([1]), "other"
 
-    def look(self, answer, has_drawn):
-        return Run(answer, None, {}, {}, has_history=self.step.has_history, has_drawn=True)
+    def look(self, answer, drawn):
+        return Run(answer, None, {}, {}, has_history=self.step.has_history, drawn=drawn)
 
     def written_unforeseen(self, run):
         return set()
@@ -120,7 +120,7 @@ def test_a_step_that_is_refused_has_run_once_unless_its_history_is_wanted(racing
                            numbers=None, is_noted=False, tensors=[], leaves=[1])
     monkeypatch.setattr(recorder, "_step", lambda spec, leaves: step)
     monkeypatch.setattr(attempt, "Trial", Trial)
-    monkeypatch.setattr(attempt, "check_run", lambda plain, leaving: leaving.check())
+    monkeypatch.setattr(attempt, "check_run", lambda plain, leaving, step: leaving.check())
     assert [run(recorder) for _ in range(3)] == [2] * 3
     assert seen.calls == (4 if has_history else 3)
     assert log[-1] == ("rewound" if has_history else "settled")

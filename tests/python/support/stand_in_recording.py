@@ -169,7 +169,7 @@ class StandIn:
         for number in ("first", "second"):
             self.take(f"the {number} capture")
         return SimpleNamespace(noted=None, close=lambda: None, first=SimpleNamespace(graph=None),
-                               captures=[1, 2])
+                               captures=[1, 2], draws=None)
 
     def _made(self, step, discovered, verify, lanes, ahead_bytes):
         self.take("an executable")

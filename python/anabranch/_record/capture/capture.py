@@ -25,6 +25,7 @@ from anabranch._core.library import NativeError
 from anabranch._record.capture.captured import Capture, Captured, Noting
 from anabranch._record.capture.compare import compare, describe, match_allocations, open_answers
 from anabranch._record.capture.host_constants import CONSTANTS_BYTES, HostConstants
+from anabranch._record.capture.host_draws import Draws, HostDraws
 from anabranch._record.capture.host_tables import HostTables
 from anabranch._record.capture.now import captured_now
 from anabranch._record.capture.preallocate import allocate_ahead
@@ -35,6 +36,7 @@ from anabranch._record.memory.shortage import Short, is_out_of_memory, phase, sh
 from anabranch._record.numbers.noted import Trace
 from anabranch._record.refusals import (
     FROM_THE_CPU,
+    RANDOM_ON_CPU,
     BrokeUntold,
     BrokeWhileNoted,
     Cause,
@@ -87,18 +89,22 @@ def _capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None
         with phase("the page behind captures", step.device):
             memory = CaptureMemory(device)
         made: list[Captured] = []
+        random = torch.get_rng_state()
         try:
             with _compat.memory_history(step.device) as history:
                 for is_third in (False, False, True)[:2 if step.numbers is None else 3]:
+                    torch.set_rng_state(random)
                     if is_third and step.numbers is not None and made[0].trace is not None:
                         step.numbers = step.numbers.apart(made[0].trace)
                     _capture(step, memory, device, made, is_third)
                     if len(made) == 1 and is_enough is not None:
                         one = _of_one(step, memory, made[0], history())
+                        one.draws = _draws_of(step, made, random)
                         if is_enough(one):
                             made[0].answer, made[0].gradients = None, {}
                             _check_nothing_is_kept(made)
                             return one
+                draws = _draws_of(step, made, random)
                 told = history()
                 blocks, sizes = match_allocations(step, made[:2], told)
                 others = match_allocations(step, [made[0], made[2]], told)[0] if made[2:] else []
@@ -121,7 +127,7 @@ def _capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None
             raise
     third = made[2] if made[2:] else None
     return Capture(memory, made[0], made[1], blocks, sizes, noted, _alive_beside(made, told),
-                   told.is_mapped, third, [block.second_address for block in others])
+                   told.is_mapped, third, [block.second_address for block in others], draws)
 
 
 def _of_one(step: Step, memory: CaptureMemory, only: Captured,
@@ -134,6 +140,18 @@ def _of_one(step: Step, memory: CaptureMemory, only: Captured,
     describe(step, described, blocks, second=False)
     return Capture(memory, described, None, blocks, sizes, noted, _alive_beside([only], told),
                    told.is_mapped)
+
+
+def _draws_of(step: Step, made: Sequence[Captured], before: Tensor) -> Draws | None:
+    """What the step draws on the CPU, if it does, where that is all it draws there. ``before`` is
+    the generator's state in which each capture began."""
+    if step.drawn_to is None:
+        return None
+    first, *others = [captured.draws.draws() for captured in made if captured.draws]
+    if any(other != first for other in others) or not first.leads_to(before, step.drawn_to):
+        raise NotRecordable(f"{RANDOM_ON_CPU}: not all of them are drawn by its own code alone",
+                            Cause.RANDOM_ON_CPU)
+    return first
 
 
 def _alive_beside(made: Sequence[Captured],
@@ -169,7 +187,8 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
     captured = Captured(torch.cuda.CUDAGraph(keep_graph=True),
                         torch.cuda.MemPool(capture_allocator().allocator(), no_split=True),
                         stand_ins.at,
-                        tables=HostTables(tables, step.on_cpu) if tables else None)
+                        tables=HostTables(tables, step.on_cpu) if tables else None,
+                        draws=HostDraws() if step.drawn_to is not None else None)
     begun.append(captured)
     owners = [*stand_ins.tensors[:step.arguments], *state]
     versions = list(map(version_of, owners))
@@ -239,6 +258,8 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
                         _compat.captures_of_fused_steps(step.optimizers), \
                         _noting(step, captured, device if has_marks else None), \
                         _constants(captured), \
+                        captured.draws.captured() if captured.draws else \
+                        contextlib.nullcontext(), \
                         captured.tables.captured() if captured.tables else \
                         contextlib.nullcontext():
                     allocate_ahead(step.ahead)

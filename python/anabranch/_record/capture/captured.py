@@ -22,6 +22,7 @@ from anabranch._core.capture import (
 from anabranch._core.library import NativeError
 from anabranch._record.capture.access_notes import AccessNotes
 from anabranch._record.capture.host_constants import HostConstants
+from anabranch._record.capture.host_draws import Draws, HostDraws
 from anabranch._record.capture.host_tables import HostTables
 from anabranch._record.capture.pytree import Shape
 from anabranch._record.capture.step import Step
@@ -82,6 +83,7 @@ class Captured:
     trace: Trace | None = None  # of what is computed from the step's numbers
     constants: HostConstants | None = None
     tables: HostTables | None = None  # arguments on the CPU
+    draws: HostDraws | None = None  # random numbers on the CPU
 
     @property
     def pool_id(self) -> Any:
@@ -116,6 +118,7 @@ class Capture:
     is_mapped: bool  # launches will be given mapped memory
     third: Captured | None = None
     third_addresses: Sequence[int] = ()
+    draws: Draws | None = None  # random numbers on the CPU, if any
 
     @property
     def captures(self) -> list[Captured]:

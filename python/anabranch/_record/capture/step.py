@@ -110,6 +110,8 @@ class Step:
     pinned: Sequence[Tensor] = ()  # of its state, those that launches copy from and to
     has_constants: bool = False  # constants are made on the CPU and copied to the GPU
     numbers: StepNumbers | None = None  # that launches follow
+    # Where torch's generator on the CPU is after the step, if that draws from it.
+    drawn_to: Tensor | None = None
     # Of the tensors, those that are copies of arguments on the CPU, and which of these the step
     # copies and waits for, as its captures have told.
     on_host: Sequence[int] = ()

@@ -20,6 +20,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.abi import CaptureCounts
 from anabranch._record.capture.captured import Captured
+from anabranch._record.capture.host_draws import Draws
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Alias, Fresh, Held, Lazy, Step, Wrapped, plain_parts
 from anabranch._record.launch.discovered import DiscoveredStep
@@ -100,6 +101,8 @@ class StepRecording:
         self.uses = sorted(self._takes.union(index for index, _ in self._alignments))
         # Moves torch's generator as the step does; see random_graph().
         self.random: torch.cuda.CUDAGraph | None = None
+        # What is drawn on the CPU and looked at before each launch; see host_draws.
+        self.draws: Draws | None = None
 
     def _name_slots(self, step: Step) -> list[int]:
         """Which given tensors the slots are, that come first, and which buffers."""
@@ -192,16 +195,22 @@ class StepRecording:
     def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
                objects: Sequence[Any] = (), poison: int | None = None,
                at: Sequence[Tensor] | None = None, offsets: bytes = b"",
-               in_blocks: bool = False, words: Sequence[int] = ()) -> Any:
+               in_blocks: bool = False, words: Sequence[int] = (), has_drawn: bool = False) -> Any:
         """One launch on the current stream of the recording's device. ``objects`` are those that it
         answers, as they are now; ``poison`` is a byte to fill fresh memory with, which the step
         must not see; ``at`` are tensors in the given ones' place, of which only addresses are
         taken; ``offsets`` are what offsets() answers; ``in_blocks``: what is saved is answered
-        so; ``words`` are what words() answers."""
+        so; ``words`` are what words() answers; ``has_drawn``: what is drawn on the CPU has been.
+        DrawnOtherwise where the step would go another way by that; torch's generator is then, and
+        where a launch fails, as before."""
         if _compat.current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self.launch(given, parameters, objects, poison, at, offsets, in_blocks,
                                    words)
+        if self.draws is not None and not has_drawn:
+            with self.draws.repeated():
+                return self.launch(given, parameters, objects, poison, at, offsets, in_blocks,
+                                   words, has_drawn=True)
         for index in self._cleared:
             parameters[index].grad = None
         fresh = self._buffers.allocate()

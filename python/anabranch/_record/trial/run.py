@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anabranch._record.refusals import Cause, Moved, NotRecordable
+from anabranch._record.capture.step import Step
+from anabranch._record.refusals import RANDOM_ON_CPU, Cause, Moved, NotRecordable
 from anabranch._record.tensors import MemoryOf
 
 Sum = tuple[Any, tuple[int, int]]  # shape and type, and the checksum
@@ -36,17 +37,19 @@ class Run:
     tensors: dict[str, Tensor]  # results, gradients and given memory, by name
     sums: dict[str, Sum]
     has_history: bool = False  # a result had a grad_fn
-    has_drawn: bool = False  # random numbers on the CPU
+    drawn: str = ""  # whose generator on the CPU has moved: "torch", or "other"
     has_gradients: bool = False  # it has set some
     has_moved: bool = False  # tensors that it was given have other memory since
 
-    def check(self) -> None:
+    def check(self, step: Step) -> None:
         """Refuses what a recording cannot repeat. A result that requires gradients is one: a
-        backward outside the step would need its history, which a launch does not make."""
-        if self.has_drawn:
-            raise NotRecordable(
-                "it draws random numbers on the CPU (torch's, Python's or numpy's), and launches "
-                "would go on with those of its recording", Cause.RANDOM_ON_CPU)
+        backward outside the step would need its history, which a launch does not make. What eager
+        code draws from torch's generator on the CPU is left to the captures of ``step``."""
+        if self.drawn:
+            if self.drawn != "torch" or step.is_compiled:
+                raise NotRecordable(RANDOM_ON_CPU, Cause.RANDOM_ON_CPU)
+            assert self.after is not None
+            step.drawn_to = self.after.random[1]
         if self.has_moved:
             raise Moved()
         if self.has_history and not self.has_gradients:

@@ -178,17 +178,19 @@ class Trial:
         """Runs the step as it is."""
         return self.look(*self.run())
 
-    def run(self) -> tuple[Any, bool]:
-        """The step's own answer, and whether it has drawn random numbers on the CPU. Errors are the
-        step's."""
+    def run(self) -> tuple[Any, str]:
+        """The step's own answer, and whose generator on the CPU it has moved: "torch", "other" or
+        none. Errors are the step's."""
         before = generators_of_the_cpu()
         self._histories = {id(tensor): tensor.grad_fn for tensor in self._step.tensors
                            if tensor.grad_fn is not None}
         with self._stream():
             answer = self._step.call(list(self._step.leaves))
-        return answer, generators_of_the_cpu() != before
+        of_torch, *others = generators_of_the_cpu()
+        drawn = "other" if others != list(before[1:]) else "torch" * (of_torch != before[0])
+        return answer, drawn
 
-    def look(self, answer: Any, has_drawn: bool = False) -> Run:
+    def look(self, answer: Any, drawn: str = "") -> Run:
         """What a plain run has left. Its results have no history afterwards, as a recording's have
         none: what they belonged to would live on into the capture."""
         self._take_back_gradients()
@@ -198,7 +200,7 @@ class Trial:
             flat = list(map(_detached, flat))
             answer = shape.unflatten(flat)
         self._histories.clear()
-        return self._after(answer, flat, has_history, has_drawn)
+        return self._after(answer, flat, has_history, drawn)
 
     def _has_new_history(self, leaf: Any) -> bool:
         """Of the run's. What the run was given, and answers as it was, is answered so by launches:
@@ -247,7 +249,7 @@ class Trial:
             return recorded.launch_as_captured(self._step, poison)
 
     def _after(self, answer: Any, flat: list[Any], has_history: bool = False,
-               has_drawn: bool = False) -> Run:
+               drawn: str = "") -> Run:
         after = self._moment()
         _wait_for_copies(self._memory)
         tensors = {f"result {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
@@ -264,7 +266,7 @@ class Trial:
             sums = dict(zip(tensors, checksums(list(tensors.values())), strict=True))
         return Run(answer, after, tensors,
                    {name: (form_of(one), sums[name]) for name, one in tensors.items()},
-                   has_history, has_drawn, bool(gradients),
+                   has_history, drawn, bool(gradients),
                    bool(self._before.memory.moved()))
 
     def written_unforeseen(self, run: Run) -> set[int]:
