@@ -168,9 +168,13 @@ class Empty(NotRecordable):
 
 def reason_of(error: Exception) -> Reason:
     """What broke a capture, and what may be done about it."""
-    first = _first_line(error)
+    # Of a compiler, since Dynamo has found something else than in plain runs: what stopped it.
+    inside = getattr(error, "inner_exception", None)
+    broke, act = (inside, "compiled anew and captured") if isinstance(inside, Exception) else \
+        (error, "captured")
+    first = _first_line(broke)
     cause = next((cause for text, cause in _SAID if text in first), Cause.BROKE_IN_CAPTURE)
-    return cause.because(f"{type(error).__name__} while it was captured: {first}")
+    return cause.because(f"{type(broke).__name__} while it was {act}: {first}")
 
 
 def reason_of_fault(error: Exception) -> Reason:

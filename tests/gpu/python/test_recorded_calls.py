@@ -455,3 +455,15 @@ def test_the_report_tells_what_a_recording_is_and_how_it_was_launched():
     assert report.arena_bytes >= report.arena_lower_bound_bytes > 0
     assert report.verified == "bitwise"
     assert "float32[64, 64]" in report.inputs and "captured in" in str(report)
+
+
+def test_a_compiled_step_that_is_given_a_tensor_twice_is_recorded():
+    """As a language model is, whose labels are its input. Dynamo guards on it."""
+    compiled = torch.compile(lambda a, b: (a * 2 + b).relu())
+    step = anabranch.record(compiled)
+    for i in range(CALLS):
+        x = normal(i, 16, 16)
+        assert torch.equal(step(x, x), (x * 2 + x).relu()), told(step)
+    assert_launched(step, CALLS - 3)
+    y = normal(99, 16, 16)
+    assert torch.equal(step(x, y), (x * 2 + y).relu()), told(step)

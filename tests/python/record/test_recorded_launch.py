@@ -22,7 +22,7 @@ from anabranch._core.capture import Block, Slot
 from anabranch._record import attempt as attempt_module
 from anabranch._record import recorder as recorder_module
 from anabranch._record import refusals
-from anabranch._record.capture import compare
+from anabranch._record.capture import capture, compare
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.stand_ins import StandIns, one_at_a_time, wait_for_captures
@@ -329,18 +329,36 @@ def test_addresses_are_read_again_when_a_capture_had_stand_ins_in_their_place(
     assert recorded._recording.launched[0][0][1] == real.data_ptr()
 
 
+class Memory:
+    """In the place of a capture's."""
+
+    def __init__(self):
+        self.blocks = []
+
+    def allocate(self, size_bytes):
+        block = torch.zeros(size_bytes + ALIGNMENT, dtype=torch.uint8)
+        self.blocks.append(block[-block.data_ptr() % ALIGNMENT:])
+        return self.blocks[-1].data_ptr()
+
+
+def test_a_tensor_that_is_given_twice_is_one_object_in_a_capture_too():
+    """Compiled code guards on that, and would be compiled anew in the capture."""
+    x, y = torch.ones(4), torch.nn.Parameter(torch.ones(2))
+    given = [x, y, x, y, x[:]]
+    step = Step(lambda leaves: None, ["shape", *given], [1, 2, 3, 4, 5], given, units_of(given),
+                0, [], 0, None)
+    [_, a, b, again, other, view], tables = capture.leaves_of(
+        step, StandIns(given, step.units, Memory()))
+    assert a is again and b is other and view is not a and not tables
+    assert type(b) is torch.nn.Parameter and a.data_ptr() == view.data_ptr() != x.data_ptr()
+
+
 def test_stand_ins_have_the_layout_of_the_given_and_memory_of_the_capture():
     base = torch.arange(24.0)
     given = [base[4:20].view(4, 4).T, base[8:10].view(torch.int32), torch.ones(3)]
-    blocks = []
-
-    class Memory:
-        def allocate(self, size_bytes):
-            block = torch.zeros(size_bytes + ALIGNMENT, dtype=torch.uint8)
-            blocks.append(block[-block.data_ptr() % ALIGNMENT:])
-            return blocks[-1].data_ptr()
-
-    stand_ins = StandIns(given, units_of(given), Memory())
+    memory = Memory()
+    blocks = memory.blocks
+    stand_ins = StandIns(given, units_of(given), memory)
     for tensor, stand_in in zip(given, stand_ins.tensors, strict=True):
         assert (stand_in.shape, stand_in.stride(), stand_in.dtype) == \
             (tensor.shape, tensor.stride(), tensor.dtype)

@@ -187,3 +187,10 @@ def test_what_torch_says_of_a_capture_comes_with_what_to_do(said, hint):
     why = refusals.reason_of(RuntimeError(said))
     assert re.search(hint, why.remedy) and "\n" not in why.text
     assert why.text == f"RuntimeError while it was captured: {said.splitlines()[0]}"
+
+
+def test_what_stops_a_compiler_in_a_capture_is_told_and_not_its_name():
+    error = RuntimeError("backend='inductor' raised:\nthe rest")
+    error.inner_exception = ValueError("no such thing\nmore")
+    assert refusals.reason_of(error).text == \
+        "ValueError while it was compiled anew and captured: no such thing"

@@ -174,14 +174,7 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
     state = step.tensors[step.arguments:]
     memory.begin_capture()
     stand_ins = StandIns(step.tensors, step.units, memory)
-    leaves, tables = list(step.leaves), []
-    for i, place in enumerate(step.places):
-        original = leaves[place]
-        if i in step.on_host:  # a copy, which the step may not write all the same
-            leaves[place] = _like(original.detach().clone(), original)
-            tables.append((leaves[place], stand_ins.tensors[i]))
-        else:
-            leaves[place] = stand_ins.tensors[i] = _like(stand_ins.tensors[i], original)
+    leaves, tables = leaves_of(step, stand_ins)
     parameters = [leaves[place] for place in step.places if leaves[place].requires_grad]
     parameters = [*parameters, *step.parameters[len(parameters):]] if step.parameters else []
     captured = Captured(torch.cuda.CUDAGraph(keep_graph=True),
@@ -209,6 +202,23 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
         finally:
             for parameter, grad in zip(parameters, before, strict=True):
                 parameter.grad = grad
+
+
+def leaves_of(step: Step, stand_ins: StandIns) -> tuple[list[Any], list[tuple[Tensor, Tensor]]]:
+    """What is captured is called with these; and arguments on the CPU, each with what it has on the
+    GPU. Where the step was given one object twice, so it is here: compiled code guards on that."""
+    leaves, tables = list(step.leaves), []
+    known: dict[int, Tensor] = {}
+    for i, place in enumerate(step.places):
+        original = step.leaves[place]
+        if i in step.on_host:  # a copy, which the step may not write all the same
+            leaves[place] = _like(original.detach().clone(), original)
+            tables.append((leaves[place], stand_ins.tensors[i]))
+        else:
+            if id(original) not in known:
+                known[id(original)] = _like(stand_ins.tensors[i], original)
+            leaves[place] = stand_ins.tensors[i] = known[id(original)]
+    return leaves, tables
 
 
 @contextlib.contextmanager
