@@ -63,6 +63,9 @@ BAD = {
     "a test of plan includes record": (
         {"src/plan/a_test.cpp": '#include "anabranch/record.h"\n'},
         "src/plan/a_test.cpp:1: room plan includes anabranch/record.h of room record"),
+    "offload includes programs": (
+        {"src/offload/a.cpp": '#include "anabranch/program.h"\n'},
+        "src/offload/a.cpp:1: room offload includes anabranch/program.h of room program"),
     "plan includes a device": (
         {"src/plan/a.cpp": '#include "device/host/worker.h"\n'},
         "src/plan/a.cpp:1: room plan includes device/host/worker.h of room device"),
@@ -173,7 +176,8 @@ BAD = {
         "src/record/cuda/util: is no room within record; these are record/host, record/cuda/image"),
     "a folder that is no room": (
         {"src/util/a.cpp": ""},
-        "src/util: is no room; rooms are base, program, plan, device, record, launch, trace"),
+        "src/util: is no room; rooms are base, program, plan, offload, device, record, launch, "
+        "trace"),
     "a module of no room": (
         {"python/anabranch/_util.py": ""},
         "python/anabranch/_util.py: is in no room; rooms of anabranch are errors, _compat,"),
