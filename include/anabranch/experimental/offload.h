@@ -2,8 +2,9 @@
 // What becomes of the tensors that a forward saves for its backward: each stays on the device, is
 // computed again, or goes to pinned memory of the host and comes back; and when its copies run.
 // Ownership: values.
-// Threads:   pure.
+// Threads:   pure: the same problem gives the same plan.
 // Failure:   a Status for a malformed problem (kProgramInvalid) or decisions (kPlanInvalid, kRace).
+//            A budget that cannot be met is no failure: the plan is the smallest one, and says why.
 // Edges:     no tensors, no plan: nothing is decided. Made for the Python package, and may change
 //            with any version.
 //
@@ -20,6 +21,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "anabranch/export.h"
@@ -86,6 +88,19 @@ struct Prediction {
   std::uint64_t pinned_bytes = 0;
   bool operator==(const Prediction&) const = default;
 };
+
+struct OffloadPlan {
+  std::vector<Decision> decisions;  // by tensor
+  Prediction predicted;
+  // The least peak of any choice. Where pinned memory is too small for all, or tensors need others,
+  // the least that was found.
+  std::uint64_t least_bytes = 0;
+  std::string reason;  // why the budget is not met; empty where it is
+};
+
+// Least time, then least bytes on the link, within the budget. Both choices and times are found by
+// greedy ways that are then improved, and may miss the best; see src/offload/README.md.
+ANABRANCH_API Result<OffloadPlan> plan_offload(const Problem& problem);
 
 // What the decisions take in memory and time; they must pass check_offload.
 ANABRANCH_API Prediction simulate_offload(const Problem& problem,
