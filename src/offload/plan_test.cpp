@@ -161,6 +161,20 @@ TEST(OffloadPlan, ASlowLinkLeavesComputingAgain) {
   EXPECT_EQ(plan.predicted.added_ns, plan.predicted.recompute_ns);
 }
 
+TEST(OffloadPlan, AFasterLinkAddsNoMoreTime) {
+  std::uint64_t added_ns = ~std::uint64_t{0};
+  for (const char* name : {"pcie4-x16", "pcie5-x16", "nvlink-c2c-gb200", "nvlink-c2c-gh200"}) {
+    const auto found = std::ranges::find(known_links(), name, &NamedLink::name);
+    ASSERT_NE(found, known_links().end()) << name;
+    Problem problem = transformer_problem(20, 0.2);
+    problem.link = found->link;
+    const OffloadPlan plan = *plan_offload(problem);
+    EXPECT_EQ(plan.reason, "") << name;
+    EXPECT_LE(plan.predicted.added_ns, added_ns) << name;
+    added_ns = plan.predicted.added_ns;
+  }
+}
+
 TEST(OffloadPlan, WhatFitsStays) {
   const OffloadPlan plan = *plan_offload(transformer_problem(20, 1.1));
   const auto stays = [](const Decision& made) { return made.choice == Choice::kKeep; };

@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "anabranch/export.h"
@@ -50,6 +51,14 @@ struct Link {
   std::uint64_t latency_ns = 0;  // of each copy, on its queue
   double both_ways = 1;          // of either rate while the other queue copies too; 0 < x <= 1
 };
+
+struct NamedLink {
+  std::string_view name;
+  Link link;
+};
+// Links of machines that are not here, each with its source in src/offload/links.cpp: "pcie4-x16",
+// "pcie5-x16", "nvlink-c2c-gh200", "nvlink-c2c-gb200".
+ANABRANCH_API std::span<const NamedLink> known_links();
 
 struct Problem {
   std::vector<std::uint64_t> step_ns{};
