@@ -137,6 +137,73 @@ ANABRANCH_C AnabranchPlan* anabranch_plan_read(const char* path);
 ANABRANCH_C const char* anabranch_plan_bytes(const AnabranchPlan*, size_t* size);
 ANABRANCH_C AnabranchPlan* anabranch_plan_from_bytes(const void* bytes, size_t size);
 
+/* offload: as experimental/offload.h; choices by their number, the largest number for kNever */
+typedef struct AnabranchOffloadTensor {
+  uint64_t size_bytes;
+  uint32_t made_after;
+  uint32_t last_forward_use;
+  uint32_t first_backward_use;
+  uint32_t last_backward_use;
+  int64_t recompute_ns;
+  int32_t may_offload;
+  int32_t must;
+  const uint32_t* needs;
+  size_t need_count;
+} AnabranchOffloadTensor;
+typedef struct AnabranchOffloadLink {
+  double out_bytes_per_s;
+  double in_bytes_per_s;
+  uint64_t latency_ns;
+  double both_ways;
+} AnabranchOffloadLink;
+typedef struct AnabranchOffloadProblem {
+  const uint64_t* step_ns;
+  const uint64_t* base_bytes; /* NULL: 0 */
+  size_t step_count;
+  size_t forward_steps;
+  const AnabranchOffloadTensor* tensors;
+  size_t tensor_count;
+  AnabranchOffloadLink link;
+  uint64_t budget_bytes;
+  uint64_t pinned_bytes;
+} AnabranchOffloadProblem;
+typedef struct AnabranchOffloadDecision {
+  int32_t choice;
+  uint32_t back_before;
+  uint32_t freed_before;
+  uint32_t out_order;
+  uint32_t out_after;
+  uint32_t in_order;
+  uint32_t in_before;
+  uint64_t pinned_offset;
+} AnabranchOffloadDecision;
+typedef struct AnabranchOffloadPrediction {
+  uint64_t peak_bytes;
+  uint64_t peak_step;
+  uint64_t total_ns;
+  uint64_t added_ns;
+  uint64_t recompute_ns;
+  uint64_t out_bytes;
+  uint64_t in_bytes;
+  uint64_t pinned_bytes;
+} AnabranchOffloadPrediction;
+/* `decisions` has room for one a tensor. `reason` is kept as texts are; empty: the budget is met.
+ */
+ANABRANCH_C int32_t anabranch_offload_plan(const AnabranchOffloadProblem*,
+                                           AnabranchOffloadDecision* decisions,
+                                           AnabranchOffloadPrediction* predicted,
+                                           uint64_t* least_bytes, const char** reason);
+/* Refuses what anabranch_offload_check refuses, but for the peak. */
+ANABRANCH_C int32_t anabranch_offload_simulate(const AnabranchOffloadProblem*,
+                                               const AnabranchOffloadDecision* decisions,
+                                               AnabranchOffloadPrediction* predicted);
+ANABRANCH_C int32_t anabranch_offload_check(const AnabranchOffloadProblem*,
+                                            const AnabranchOffloadDecision* decisions,
+                                            uint64_t peak_bytes);
+ANABRANCH_C size_t anabranch_offload_link_count(void);
+/* A number below the count; answers its name. */
+ANABRANCH_C const char* anabranch_offload_link(size_t number, AnabranchOffloadLink* out);
+
 /* device */
 typedef struct AnabranchHostOptions {
   uint32_t max_lanes;

@@ -166,6 +166,48 @@ class RegionCall(ctypes.Structure):
                 ("error_bytes", c_uint32), ("stream", c_void_p)]
 
 
+class OffloadTensor(ctypes.Structure):
+    """AnabranchOffloadTensor."""
+
+    _fields_ = [("size_bytes", c_uint64), ("made_after", c_uint32),
+                ("last_forward_use", c_uint32), ("first_backward_use", c_uint32),
+                ("last_backward_use", c_uint32), ("recompute_ns", c_int64),
+                ("may_offload", c_int32), ("must", c_int32), ("needs", POINTER(c_uint32)),
+                ("need_count", c_size_t)]
+
+
+class OffloadLink(ctypes.Structure):
+    """AnabranchOffloadLink."""
+
+    _fields_ = [("out_bytes_per_s", c_double), ("in_bytes_per_s", c_double),
+                ("latency_ns", c_uint64), ("both_ways", c_double)]
+
+
+class OffloadProblem(ctypes.Structure):
+    """AnabranchOffloadProblem; its arrays are the caller's."""
+
+    _fields_ = [("step_ns", POINTER(c_uint64)), ("base_bytes", POINTER(c_uint64)),
+                ("step_count", c_size_t), ("forward_steps", c_size_t),
+                ("tensors", POINTER(OffloadTensor)), ("tensor_count", c_size_t),
+                ("link", OffloadLink), ("budget_bytes", c_uint64), ("pinned_bytes", c_uint64)]
+
+
+class OffloadDecision(ctypes.Structure):
+    """AnabranchOffloadDecision."""
+
+    _fields_ = [("choice", c_int32), ("back_before", c_uint32), ("freed_before", c_uint32),
+                ("out_order", c_uint32), ("out_after", c_uint32), ("in_order", c_uint32),
+                ("in_before", c_uint32), ("pinned_offset", c_uint64)]
+
+
+class OffloadPrediction(ctypes.Structure):
+    """AnabranchOffloadPrediction."""
+
+    _fields_ = [(name, c_uint64) for name in
+                ("peak_bytes", "peak_step", "total_ns", "added_ns", "recompute_ns", "out_bytes",
+                 "in_bytes", "pinned_bytes")]
+
+
 I64S = POINTER(c_int64)
 U32S = POINTER(c_uint32)
 # Name -> result, arguments. Handles are void pointers.
@@ -217,6 +259,13 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "plan_dump": (c_char_p, c_void_p),
     "plan_write": (c_int32, c_void_p, c_char_p),
     "plan_read": (c_void_p, c_char_p),
+    "offload_plan": (c_int32, POINTER(OffloadProblem), POINTER(OffloadDecision),
+                     POINTER(OffloadPrediction), POINTER(c_uint64), POINTER(c_char_p)),
+    "offload_simulate": (c_int32, POINTER(OffloadProblem), POINTER(OffloadDecision),
+                         POINTER(OffloadPrediction)),
+    "offload_check": (c_int32, POINTER(OffloadProblem), POINTER(OffloadDecision), c_uint64),
+    "offload_link_count": (c_size_t,),
+    "offload_link": (c_char_p, c_size_t, POINTER(OffloadLink)),
     "device_host": (c_void_p, POINTER(HostOptions)),
     "device_free": (None, c_void_p),
     "cuda_facts_new": (c_void_p,),
