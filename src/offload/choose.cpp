@@ -43,23 +43,25 @@ class Choices {
     const std::int64_t size = bytes_of(problem_.tensors[i]);
     if (before == Choice::kKeep) add_bytes(floor_, gap_begin(i), gap_end(i), -size);
     if (choice == Choice::kKeep) add_bytes(floor_, gap_begin(i), gap_end(i), size);
-    if (choice == Choice::kRecompute) extend_needs(i);
+    if (choice == Choice::kRecompute && !extend_needs(i)) rebuild();
   }
 
  private:
-  // Those that it needs are needed from where it is.
-  void extend_needs(std::uint32_t i) {
+  // Those that it needs are needed from where it is. False: one of them has needs of its own, which
+  // would have to follow.
+  bool extend_needs(std::uint32_t i) {
+    const std::uint32_t step = stays_[i].first;
     for (const std::uint32_t need : problem_.tensors[i].needs) {
-      const std::uint32_t step = stays_[i].first;
       Stay& stay = stays_[need];
       const std::int64_t size = bytes_of(problem_.tensors[need]);
       if (step > stay.last) add_bytes(floor_, stay.last + 1, step + 1, size);
       stay.last = std::max(stay.last, step);
       if (step >= stay.first) continue;
-      if (choices_[need] != Choice::kKeep) add_bytes(floor_, step, stay.first, size);
+      if (choices_[need] == Choice::kRecompute) return false;
+      if (choices_[need] == Choice::kOffload) add_bytes(floor_, step, stay.first, size);
       stay.first = step;
-      if (choices_[need] == Choice::kRecompute) extend_needs(need);
     }
+    return true;
   }
   void rebuild() {
     stays_ = find_stays(problem_, choices_);
