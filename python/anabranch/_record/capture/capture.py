@@ -32,6 +32,7 @@ from anabranch._record.capture.preallocate import allocate_ahead
 from anabranch._record.capture.stand_ins import StandIns, one_at_a_time
 from anabranch._record.capture.step import Step
 from anabranch._record.memory.gpu import capture_allocator
+from anabranch._record.memory.lasting import lasting
 from anabranch._record.memory.shortage import Short, is_out_of_memory, phase, short_of
 from anabranch._record.numbers.noted import Trace
 from anabranch._record.refusals import (
@@ -264,7 +265,7 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
         try:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                with captured_now(), _untold(step), \
+                with captured_now(), _untold(step), lasting(step.lasting), \
                         _compat.captures_of_fused_steps(step.optimizers), \
                         _noting(step, captured, device if has_marks else None), \
                         _constants(captured), \

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anabranch._record.memory.lasting import PinnedBlocks
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.tensors import MemoryOf, Unit, units_of
 
@@ -116,6 +117,7 @@ class Step:
     # copies and waits for, as its captures have told.
     on_host: Sequence[int] = ()
     waited: set[int] = dataclasses.field(default_factory=set)
+    lasting: PinnedBlocks = dataclasses.field(default_factory=PinnedBlocks)  # of all its captures
     ahead: Sequence[int] = ()  # sizes of free blocks that captures are to find
 
     def joined(self) -> Step:

@@ -48,6 +48,7 @@ class StepRecording:
                  ahead_bytes: int = 0) -> None:
         self.ahead_bytes = ahead_bytes
         self._device = step.device
+        self.lasting = step.lasting  # memory of the host that launches copy to and from
         self._buffers = discovered.buffers
         self._recording = discovered.record(accept_unsure, lanes, ahead_bytes)
         # Side by side nothing else is read than in captured order, which has been verified then.

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pinned memory that stays where it is as long as a recording: its launches copy to it and from it.
+
+A step that puts bytes into pinned memory and fetches them again has to find the same memory in
+each of its captures: then the copies stay the driver's, at an address that is right in all
+launches. torch's allocator gives each capture memory of its own.
+
+Threads: one capture at a time in a process, which others may not be part of. Failure: that of torch
+where the system pins no more memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from anabranch import _compat
+
+_now: PinnedBlocks | None = None
+
+
+class PinnedBlocks:
+    """Blocks of one step. One that nobody holds any more serves again in the same capture: copies
+    of one step with the same bytes keep their order."""
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[Tensor, int]] = []  # and how many hold the memory of an idle one
+
+    def take(self, size_bytes: int) -> Tensor:
+        for block, idle in self._blocks:
+            if block.numel() == size_bytes and _compat.use_counts(block)[1] == idle:
+                return block.view(-1)
+        block = _pinned(size_bytes)
+        self._blocks.append((block, _compat.use_counts(block)[1]))
+        return block.view(-1)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(block.numel() for block, _ in self._blocks)
+
+
+def blocks_of_capture() -> PinnedBlocks | None:
+    """Those of the step that is being captured now, or None."""
+    return _now if _now is not None and torch.cuda.is_current_stream_capturing() else None
+
+
+@contextlib.contextmanager
+def lasting(blocks: PinnedBlocks) -> Iterator[None]:
+    """Around the step while it is captured."""
+    global _now
+    around, _now = _now, blocks
+    try:
+        yield
+    finally:
+        _now = around
+
+
+def _pinned(size_bytes: int) -> Tensor:
+    """On another thread, which is in no capture: there it would come out of the capture's pool."""
+    with ThreadPoolExecutor(1, "anabranch-pin") as thread:
+        return thread.submit(lambda: torch.empty(
+            size_bytes, dtype=torch.uint8, pin_memory=True)).result()
