@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from anabranch._record.record import record
     from anabranch._record.recorded_callable import RecordedCallable
     from anabranch._record.report import RecordingReport
-    from anabranch.streams import overlap, stream
+    from anabranch.streams import offload, overlap, stream
 
 __version__ = "0.1.0"
 __all__ = ["AnabranchError", "Explanation", "GraphReport", "RecordWarning", "RecordedCallable",
            "RecordingReport", "Verdict", "__version__", "backend", "bisect", "config", "doctor",
-           "errors", "explain", "is_recording", "overlap", "record", "stream"]
+           "errors", "explain", "is_recording", "offload", "overlap", "record", "stream"]
 
 _LAZY = {
     "Explanation": "_explain.explanation",
@@ -45,6 +45,7 @@ _LAZY = {
     "bisect": "_bisect.bisect",
     "explain": "_explain.explanation",
     "is_recording": "_record.capture.now",
+    "offload": "streams",
     "overlap": "streams",
     "record": "_record.record",
     "stream": "streams",
@@ -62,9 +63,9 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
     globals()[name] = value
     if name == "backend":  # Dynamo reads attributes of a module without calling its __getattr__
-        from anabranch.streams import overlap, stream
+        from anabranch.streams import offload, overlap, stream
 
-        globals().update(stream=stream, overlap=overlap)
+        globals().update(stream=stream, overlap=overlap, offload=offload)
     return value
 
 

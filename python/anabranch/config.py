@@ -23,6 +23,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch._arguments import check_function
@@ -36,7 +37,9 @@ _WORDS = {"1": True, "true": True, "on": True, "yes": True,
           "0": False, "false": False, "off": False, "no": False}
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,100}")
 _CODE = re.compile(r"[Ee]?0*([0-9]{3})")
-_TYPES = {"bool": bool, "int": int, "str": str, "None": type(None), "frozenset[int]": frozenset}
+_SHARE = re.compile(r"[0-9]{0,100}\.[0-9]{1,100}")
+_TYPES = {"bool": bool, "int": int, "float": float, "str": str, "None": type(None),
+          "frozenset[int]": frozenset}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Picked = TypeVar("_Picked")
 
@@ -45,9 +48,12 @@ class UnknownOption(ConfigError, AttributeError):
     """No option has this name. Also an AttributeError, which is what hasattr() asks for."""
 
 
-def _option(default: Any, doc: str, least: int = 0, most: int = 0) -> Any:
-    """Of numbers both bounds are possible values; the core takes all between them uncut."""
-    return dataclasses.field(default=default, metadata={"doc": doc, "bounds": (least, most)})
+def _option(default: Any, doc: str, least: int = 0, most: int = 0,
+            words: tuple[str, ...] = ()) -> Any:
+    """Of numbers both bounds are possible values; the core takes all between them uncut. A text is
+    one of ``words``, where there are any, and a float a share of something, from 0.0 to 1.0."""
+    return dataclasses.field(
+        default=default, metadata={"doc": doc, "bounds": (least, most), "words": words})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +84,11 @@ class Options:
     parallel_bytes: int = _option(
         0, "Bytes that a recording may take more than the plain step does, for kernels that run "
         "side by side.", 0, _MOST_BYTES)
+    activation_memory: float | int | str | None = _option(
+        None, "How much of what a forward saves for its backward may stay on the GPU: a share of "
+        "it (0.6), bytes (an int), or 'fit', which takes off as little as makes the step fit what "
+        "is free. The rest is computed again, or goes to the host's memory and comes back. None: "
+        "all stays.", 0, _MOST_BYTES, ("fit",))
     bucket_bytes: int = _option(
         64 << 20, "Bytes up to which gathers inside anabranch.overlap are put into one call on a "
         "GPU. 0: each is a call of its own.", 0, _MOST_BYTES)
@@ -177,6 +188,11 @@ def _checked(name: str, value: Any, origin: str) -> Any:
         raise _out_of_range(name, origin, value, f"the least possible is {least}")
     if type(value) is int and value > most:
         raise _out_of_range(name, origin, value, f"the most possible is {_number(most)}")
+    if type(value) is float and not 0.0 <= value <= 1.0:
+        raise _out_of_range(name, origin, value, "and a share is from 0.0 to 1.0")
+    words = field.metadata["words"]
+    if type(value) is str and words and value not in words:
+        raise _out_of_range(name, origin, value, f"and the only word is {' or '.join(words)!r}")
     if type(value) is str and "\0" in value:
         raise _out_of_range(name, origin, value, "and no path has a NUL in it")
     return value
@@ -206,12 +222,14 @@ def _parsed(name: str, text: str, origin: str) -> Any:
         return None
     if "bool" in kinds and word in _WORDS:
         return _WORDS[word]
-    if "str" in kinds:
-        return text
-    if "frozenset[int]" in kinds:
-        return _codes(name, text, origin)
     if "int" in kinds and _WHOLE_NUMBER.fullmatch(word):
         return _checked(name, int(word), origin)
+    if "float" in kinds and _SHARE.fullmatch(word):
+        return _checked(name, float(word), origin)
+    if "str" in kinds:
+        return _checked(name, text, origin)
+    if "frozenset[int]" in kinds:
+        return _codes(name, text, origin)
     raise _wrong_type(name, origin, text)
 
 
@@ -372,6 +390,11 @@ def compiler_variable() -> str | None:
     return os.environ.get("CXX") or None
 
 
+def cache_folder() -> Path:
+    """Where what was measured of a machine is kept, by the rule of most programs on Linux."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anabranch"
+
+
 def wants_no_colour() -> bool:
     """$NO_COLOR, by which people tell all programs: https://no-color.org."""
     return bool(os.environ.get("NO_COLOR"))
@@ -387,6 +410,7 @@ if TYPE_CHECKING:  # the module's attributes, which _Config answers; a test hold
     max_parallel_kernels: int
     prefetch_bytes: int
     parallel_bytes: int
+    activation_memory: float | int | str | None
     bucket_bytes: int
     max_recordings: int
     max_recording_bytes: int

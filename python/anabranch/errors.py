@@ -60,6 +60,8 @@ CODES: dict[int, tuple[str, str]] = {
     336: ("GraphInParts", "a compiled graph has an operator that no CUDA graph takes"),
     337: ("TrainerLeft", "the steps of a Trainer are not recorded"),
     338: ("OtherMemory", "a step gives a tensor other memory"),
+    339: ("NotOffloaded", "saved tensors that should be in the host's memory are on the GPU"),
+    340: ("MovesSavedTensors", "a compiled graph moves saved tensors to the host's memory"),
     601: ("StreamName", "a stream's name or a number of lanes cannot be used"),
     602: ("FellBack", "a graph cannot be compiled in streams and runs through Inductor"),
     603: ("TorchTooOld", "the installed torch is older than the oldest supported one"),
@@ -74,6 +76,7 @@ CODES: dict[int, tuple[str, str]] = {
     613: ("StreamLost", "a stream in compiled code had no effect, since its code ran in eager"),
     614: ("NothingToWrite", "an explanation has no plan or no events to write"),
     615: ("ExplainRunning", "explain or bisect is called while a call of either runs"),
+    616: ("BudgetMissed", "saved tensors take more memory than activation_memory allows"),
     701: ("UnknownOption", "no option has this name"),
     702: ("WrongType", "an option's value has the wrong type"),
     703: ("OutOfRange", "an option's value is outside its range"),
@@ -83,7 +86,7 @@ CODES: dict[int, tuple[str, str]] = {
 # What runs as torch runs it, with a warning, or an error under strict: Python's 03xx, what the core
 # refuses of a captured step, and what the backend falls back from.
 ALLOWABLE = frozenset((*(code for code in CODES if code < 400), 107, 201, 202, 303, 307, 308, 309,
-                       404, 602, 607, 613))
+                       404, 602, 607, 613, 616))
 
 
 def code_text(code: int) -> str:

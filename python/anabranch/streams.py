@@ -19,6 +19,7 @@ from anabranch.config import MOST_LANES
 ANNOTATION = "anabranch.stream"
 PRIORITY = "anabranch.priority"
 OVERLAP = "anabranch.overlap"
+OFFLOAD = "anabranch.offload"
 
 # Keys and values, as constants that Dynamo can write into the code behind a break.
 Pair = tuple[str, Any]
@@ -75,6 +76,19 @@ def overlap(lanes: int = 4) -> contextlib._GeneratorContextManager[None]:
     return annotated((OVERLAP, lanes))
 
 
+def offload() -> contextlib._GeneratorContextManager[None]:
+    """What a forward makes inside and saves for its backward is in the host's memory meanwhile::
+
+        with anabranch.offload():
+            x = self.large(x)
+
+    That is in addition to what the option ``activation_memory`` moves. What is small, or given or
+    answered by the compiled graph, stays. Nothing changes what the program means, and in eager mode
+    and under other compilers this does nothing. Also a decorator of functions.
+    """
+    return annotated((OFFLOAD, True))
+
+
 def _block(*pairs: Pair) -> Iterator[None]:
     if entered_in_eager is not None:
         entered_in_eager(sys._getframe(2), pairs)  # behind contextlib's __enter__
@@ -101,7 +115,7 @@ def _kept_by_export() -> Iterator[None]:
 
 
 # What runs where a block is entered in eager, with nothing in it for Dynamo.
-IN_EAGER = (stream, overlap, _block)
+IN_EAGER = (stream, overlap, offload, _block)
 
 
 def _refuse_lanes(lanes: object) -> None:

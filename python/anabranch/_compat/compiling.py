@@ -22,6 +22,7 @@ from torch._inductor.codecache import CppCodeCache
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._ops import OpOverload
+from torch._subclasses import fake_tensor
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -55,6 +56,12 @@ def must_save() -> Any:
     return CheckpointPolicy.MUST_SAVE
 
 
+def is_cpu_offload(policy: Any) -> bool:
+    """Whether the partitioner's mark on a value is one of CheckpointPolicy's members for the CPU,
+    which torch has since 2.15."""
+    return getattr(policy, "name", "") in ("MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")
+
+
 @contextlib.contextmanager
 def own_compile_context() -> Iterator[None]:
     """Around the compilation of a model.
@@ -83,6 +90,11 @@ def random_as_eager() -> Iterator[None]:
 _OFTEN = 64
 
 
+def real_tensors() -> contextlib.AbstractContextManager[Any]:
+    """While a graph is compiled: operators that are called inside run."""
+    return fake_tensor.unset_fake_temporarily()
+
+
 def all_eager() -> contextlib.AbstractContextManager[None]:
     """What is compiled runs as it was written."""
     return torch.compiler.set_stance("force_eager")
@@ -109,6 +121,12 @@ OWN_BUFFERS = {"allow_buffer_reuse": False}
 def own_buffers() -> contextlib.AbstractContextManager[None]:
     """Around calls that may compile, on this thread."""
     return inductor_config.patch(OWN_BUFFERS)
+
+
+def in_graph_order() -> contextlib.AbstractContextManager[None]:
+    """Around ``compile_fx_inner`` on this thread: Inductor keeps nodes in the graph's order, but
+    for what it fuses."""
+    return inductor_config.patch(reorder_for_peak_memory=False, reorder_for_locality=False)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ GPU it is split where no CUDA graph is to be recorded of it, or a stream has a p
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -38,14 +39,17 @@ from anabranch._core.library import NativeError
 from anabranch._fx import attention_seeds, clone_outputs
 from anabranch._fx.bucket_gathers import bucket_gathers
 from anabranch._fx.partitioner import SavingPartitioner
+from anabranch._offload.activation_memory import ActivationMemory
+from anabranch._offload.copies import moves_saved
+from anabranch._offload.planned import Planned
 from anabranch._record.launch.saved_blocks import SavedBlocks
 from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._record.refusals import Cause, Reason
 from anabranch._record.warn import note
-from anabranch.streams import OVERLAP
+from anabranch.streams import OFFLOAD, OVERLAP
 
 log = logging.getLogger("anabranch.compile")
-_FELL_BACK, _REFUSED = 602, 607
+_FELL_BACK, _REFUSED, _BUDGET_MISSED = 602, 607, 616
 
 
 def backend(
@@ -70,14 +74,15 @@ def backend(
         raise wrong("backend", "the graph", gm, "one of torch.compile",
                     "Let torch.compile call it: torch.compile(model, backend=anabranch.backend).")
     chosen = config.resolve(options)
-    _overlap_as_around(gm)
+    _wish_as_around(gm)
     asked = Asked(gm)
     if chosen.streams:
         _ = asked.priorities  # one each, also where a recording has no use for them
     ties = _take_streams_out(chosen, gm)
     is_on_gpu = any(isinstance(given, torch.Tensor) and given.is_cuda for given in example_inputs)
     streamed = chosen.streams and not is_on_gpu and bool(asked.streams)
-    patches: dict[str, Any] = {"custom_partitioner_fn": SavingPartitioner(streamed),
+    memory = None if streamed else ActivationMemory(chosen)
+    patches: dict[str, Any] = {"custom_partitioner_fn": SavingPartitioner(streamed, memory),
                                "triton.cudagraphs": False}
     if is_on_gpu and chosen.record and _lanes(chosen, asked) > 1:
         patches |= _compat.OWN_BUFFERS
@@ -86,19 +91,22 @@ def backend(
             gm,
             example_inputs,
             inner_compile=functools.partial(_compile_graph, chosen,
-                                            config.follow(options, HostOptions.of), SavedBlocks()),
+                                            config.follow(options, HostOptions.of), SavedBlocks(),
+                                            memory),
             config_patches=patches,
         )
     return ties.around(compiled) if ties else compiled
 
 
-def _overlap_as_around(gm: GraphModule) -> None:
-    """What is compiled by itself, since it is called where a graph breaks, overlaps as what is
-    around the break. The name of a stream around means nothing there: a graph runs as a whole."""
-    lanes = (torch.fx.traceback.get_current_meta().get("custom") or {}).get(OVERLAP)
-    if lanes is not None:
+def _wish_as_around(gm: GraphModule) -> None:
+    """What is compiled by itself, since it is called where a graph breaks, overlaps and offloads as
+    what is around the break. The name of a stream around means nothing there: a graph runs as a
+    whole."""
+    around = torch.fx.traceback.get_current_meta().get("custom") or {}
+    wishes = {key: around[key] for key in (OVERLAP, OFFLOAD) if key in around}
+    if wishes:
         for node in gm.graph.nodes:
-            node.meta["custom"] = {OVERLAP: lanes, **(node.meta.get("custom") or {})}
+            node.meta["custom"] = {**wishes, **(node.meta.get("custom") or {})}
 
 
 def _take_streams_out(chosen: config.Options, gm: GraphModule) -> Ties | None:
@@ -112,7 +120,7 @@ def _take_streams_out(chosen: config.Options, gm: GraphModule) -> Ties | None:
 
 def _compile_graph(
     chosen: config.Options, at_launch: Callable[[], HostOptions], saved: SavedBlocks,
-    gm: GraphModule, example_inputs: Sequence[Any], **keywords: Any
+    memory: ActivationMemory | None, gm: GraphModule, example_inputs: Sequence[Any], **keywords: Any
 ) -> Any:
     """Compiles one graph of AOTAutograd: forward, backward or inference. ``at_launch`` answers the
     options of a launch on the host."""
@@ -129,7 +137,7 @@ def _compile_graph(
         attention_seeds.drop_unused_seeds(gm)
     kept = report.keep(gm)
     streamed, reason = _split(chosen, at_launch, gm, asked, keywords, is_whole, phases)
-    cuts = _cuts(chosen, gm) if is_whole else Cuts()
+    cuts = _cuts(chosen, gm) if is_whole and not moves_saved(gm.graph) else Cuts()
     compiled = streamed or _compile_unsplit(gm, example_inputs, keywords, cuts, phases)
     unrecorded = None
     if is_on_gpu:
@@ -137,7 +145,10 @@ def _compile_graph(
             compiled = RecordedStreams(streamed)
         recorded_as = dataclasses.replace(chosen, max_parallel_kernels=_lanes(chosen, asked))
         unrecorded = _record(recorded_as, gm, compiled, _kind(keywords), cuts, saved)
-    report.add(_kind(keywords), gm, compiled, reason, unrecorded, phases, kept)
+    planned = memory.planned if memory and _kind(keywords) == "forward" else None
+    if planned is not None and planned.reason:
+        _miss_budget(chosen, planned)
+    report.add(_kind(keywords), gm, compiled, reason, unrecorded, phases, kept, planned)
     return _boxed(compiled) if streamed else compiled
 
 
@@ -174,8 +185,9 @@ def _split(chosen: config.Options, at_launch: Callable[[], HostOptions], gm: Gra
 
 def _compile_unsplit(gm: GraphModule, example_inputs: Sequence[Any], keywords: dict[str, Any],
                      cuts: Cuts, phases: report.Phases) -> Any:
+    in_order = _compat.in_graph_order if moves_saved(gm.graph) else contextlib.nullcontext
     try:
-        with cuts.compiling(), phases.of("Inductor"):
+        with cuts.compiling(), phases.of("Inductor"), in_order():
             return without_broken_libraries(
                 lambda: _compat.compile_fx_inner(gm, example_inputs, **keywords))
     except Exception as error:
@@ -231,6 +243,9 @@ def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str,
         return Reason("record=False", 0)  # asked for: no code
     if not _compat.is_inductors_graph(compiled):
         return Cause.NOTHING_ON_GPU.because("it has no operators")
+    if moves_saved(gm.graph):
+        return Cause.MOVES_SAVED_TENSORS.because(
+            "saved tensors are in the host's memory between the forward and the backward")
     name, dynamic, whole = f"a {kind} graph", _is_dynamic(gm), None
     if not cuts.reasons:
         whole = compiled.current_callable = RecordedGraph(
@@ -257,6 +272,17 @@ def _fall_back(chosen: config.Options, reason: str) -> None:
     what = f"a graph with streams runs through Inductor as one region: {reason}"
     if note((_FELL_BACK, reason), what, Reason(reason, _FELL_BACK), is_allowed=is_allowed):
         log.warning("anabranch: %s [E0602]", what)
+
+
+def _miss_budget(chosen: config.Options, planned: Planned) -> None:
+    is_allowed = _BUDGET_MISSED in chosen.allow
+    what = f"a forward saves more than activation_memory allows: {planned.reason}"
+    if chosen.strict and not is_allowed:
+        raise errors.CompileError(
+            _BUDGET_MISSED, f"compile: {what}, and strict=True forbids to miss it.",
+            "Without strict as little is kept as can be.")
+    if note((_BUDGET_MISSED, what), what, Reason(what, _BUDGET_MISSED), is_allowed=is_allowed):
+        log.warning("anabranch: %s [E0616]", what)
 
 
 def _boxed(graph: StreamedGraph | RecordedStreams) -> Callable[[list[Any]], Any]:

@@ -16,7 +16,7 @@ from anabranch import config, errors
 from anabranch._compile import report
 from anabranch._record.refusals import Reason
 from anabranch._record.warn import note
-from anabranch.streams import OVERLAP, Pair
+from anabranch.streams import OFFLOAD, OVERLAP, Pair
 
 log = logging.getLogger("anabranch.compile")
 _REMEDY = ("Dynamo does not cut a loop, a try, or a with of most other contexts: move the break "
@@ -57,4 +57,6 @@ def _place_of(frame: FrameType) -> tuple[str, int]:
 def _named(pairs: Mapping[str, Any]) -> str:
     if OVERLAP in pairs:
         return f"overlap({pairs[OVERLAP]})"
+    if OFFLOAD in pairs:
+        return "offload()"
     return f"stream({next(iter(pairs.values()))!r})"

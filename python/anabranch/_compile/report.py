@@ -20,6 +20,7 @@ from anabranch._compile.cuts import recordings_of
 from anabranch._compile.streamed_graph import RecordedStreams, StreamedGraph
 from anabranch._core.trace import Trace
 from anabranch._fx.source import SourceLine, lines_of
+from anabranch._offload.planned import Planned
 from anabranch._record.recorded_callable import RecordedCallable, recorded_callables
 from anabranch._record.refusals import Reason
 from anabranch._record.report import RecordingReport
@@ -67,6 +68,7 @@ class GraphReport:
     lines: list[SourceLine]
     compiled: weakref.ref[Any]
     kept: GraphModule | None = None  # as it was compiled, where a collector keeps graphs
+    activations: Planned | None = None  # of a forward, where activation_memory has been planned
 
     @property
     def streamed(self) -> StreamedGraph | None:
@@ -92,6 +94,7 @@ class GraphReport:
                 "phase_seconds": dict(self.phase_seconds),
                 "lines": contents_of_lines(self.lines),
                 **(contents_of_streams(streamed) if streamed else streams),
+                "activations": self.activations and self.activations.to_dict(),
                 "recordings": [contents_of_recording(report) for report in self.recordings]}
 
 
@@ -139,11 +142,13 @@ def copy_of(gm: GraphModule) -> GraphModule:
 
 
 def add(kind: str, gm: GraphModule, compiled: Any, reason: str | None, unrecorded: Reason | None,
-        phases: Phases, kept: GraphModule | None = None) -> None:
+        phases: Phases, kept: GraphModule | None = None,
+        activations: Planned | None = None) -> None:
     nodes = sum(node.op == "call_function" for node in gm.graph.nodes)
     text, code, remedy, place = unrecorded or (None, None, "", "")
     report = GraphReport(kind, nodes, reason, text, code or None, place, remedy, phases.whole(),
-                         phases.seconds, lines_of(gm.graph.nodes), weakref.ref(compiled), kept)
+                         phases.seconds, lines_of(gm.graph.nodes), weakref.ref(compiled), kept,
+                         activations)
     with _lock:
         _known[:] = [known for known in _known if known.compiled() is not None]
         _known.append(report)

@@ -21,6 +21,7 @@ from anabranch.errors import code_text
 
 _LEAST_COLUMNS = 40
 _MOST_LINES = 3  # of a region's source lines
+_MOST_TENSORS = 16  # lines about what a forward saves
 _BOLD, _YELLOW, _PLAIN = "\x1b[1m", "\x1b[33m", "\x1b[0m"
 _REASON = re.compile(r"fell back:|unrecorded:|not recorded as one:|under Python's lock \(|"
                      r"for want of memory:|in captured order:|streams without effect|no effect")
@@ -42,6 +43,11 @@ def describe_graph(name: str, report: GraphReport, contents: dict[str, Any]) -> 
         lines = [f"  {contents['summary']}", *_memory(contents["memory"])]
         if contents["plan"] is not None:
             lines += ["  regions:", *map(_region, contents["regions"]), *_waits(contents)]
+    if report.activations is not None:
+        told = list(report.activations.lines())
+        left = len(told) - _MOST_TENSORS
+        lines += [f"  {line}" for line in told[:_MOST_TENSORS]]
+        lines += [f"    and {left} more"] if left > 0 else []
     return with_recordings("\n".join([head, *lines]), report.recordings)
 
 

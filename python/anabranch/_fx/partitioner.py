@@ -13,7 +13,7 @@ from before.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -23,27 +23,45 @@ from anabranch._fx import pack_saved
 from anabranch._fx.schema import is_view
 
 
+class AroundCut(Protocol):
+    """``name`` tells what it does, for keys of caches."""
+
+    name: str
+
+    def before(self, joint: Graph) -> None: ...
+
+    def after(self, forward: GraphModule, backward: GraphModule, results: int) -> None:
+        """``results``: how many outputs of the forward are not its saved ones."""
+
+
 class SavingPartitioner(_compat.CustomPartitionerFn):
     """Min-cut with the readers of overwritten inputs pinned; ``pack`` for a graph of streams.
 
-    Immutable, so free to share.
+    ``around`` sees the joint graph before it is cut, and both graphs afterwards, and may change
+    what is saved.
     """
 
-    def __init__(self, pack: bool) -> None:
+    def __init__(self, pack: bool, around: AroundCut | None = None) -> None:
         self._pack = pack
+        self._around = around
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Any, **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
         keep_values_for_backward(gm.graph)
         pin_readers_of_overwritten_inputs(gm.graph)
+        if self._around is not None:
+            self._around.before(gm.graph)
         forward, backward = _compat.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        if self._around is not None:
+            self._around.after(forward, backward, kwargs["num_fwd_outputs"])
         if self._pack:
             pack_saved.pack_saved_tensors(forward, backward, kwargs["num_fwd_outputs"])
         return forward, backward
 
     def uuid(self) -> Any:
-        return _compat.get_hash_for_files((__file__, pack_saved.__file__), str(self._pack))
+        return _compat.get_hash_for_files((__file__, pack_saved.__file__),
+                                         f"{self._pack} {self._around and self._around.name}")
 
 
 def pin_readers_of_overwritten_inputs(graph: Graph) -> list[Node]:

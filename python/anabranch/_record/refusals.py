@@ -95,6 +95,11 @@ class Cause(enum.IntEnum):
     TRAINER_LEFT = 337, "Write the loop by hand, with anabranch.record around its step."
     OTHER_MEMORY = 338, "Write into the tensor (tensor.copy_()), or move it outside of the step."
 
+    NOT_OFFLOADED = 339, (
+        "Free memory of the host, or leave hooks on saved tensors out; activation_memory=None "
+        "keeps all.")
+    MOVES_SAVED_TENSORS = 340, "Record the whole step with anabranch.record."
+
     def because(self, text: str, remedy: str = "") -> Reason:
         return Reason(text, self.value, remedy or self.remedy)
 

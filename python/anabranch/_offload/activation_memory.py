@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The option ``activation_memory``: what a forward saves is kept, computed again or moved.
+
+Once torch has cut a graph, the core plans twice: first what is computed again, which changes both
+graphs, and then, for these, which copies run when. What it is told of time is measured: products
+by running them, the link by copying (``durations``, ``link``).
+
+Threads: one compilation at a time. Failure: none. Where no plan can be made the graphs stay as they
+were, and a budget that cannot be met is missed by as little as possible; ``planned`` tells it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from anabranch import _compat, config
+from anabranch._core.offload import (
+    Choice,
+    Decision,
+    OffloadPlan,
+    Problem,
+    SavedTensor,
+    plan_offload,
+)
+from anabranch._offload import wishes
+from anabranch._offload.durations import durations_ns
+from anabranch._offload.host_memory import ALIGNMENT
+from anabranch._offload.link import MeasuredLink, link_of
+from anabranch._offload.planned import Planned, PlannedTensor
+from anabranch._offload.recompute import Way, compute_again, find_ways
+from anabranch._offload.rewrite import Move, move
+from anabranch._offload.saved import Pair, Saved, bytes_of, step_of, users_of
+from anabranch._record.refusals import Cause
+
+log = logging.getLogger("anabranch.offload")
+_FREE_SHARE = 0.9  # of what is free, that "fit" fills: fragments take some
+_PINNED_SHARE = 0.5  # of the host's free memory, that may be pinned by all processes
+_CHOICES = {Choice.KEEP: "keep", Choice.RECOMPUTE: "recompute", Choice.OFFLOAD: "offload"}
+
+
+class ActivationMemory:
+    """Of one model; asked before and after each cut of a graph."""
+
+    def __init__(self, chosen: config.Options) -> None:
+        self.name = f"activation_memory={chosen.activation_memory!r}"
+        self.planned: Planned | None = None  # of the graph that was cut last
+        self._budget = chosen.activation_memory
+        self._is_allowed = Cause.NOT_OFFLOADED in chosen.allow
+
+    def before(self, joint: Graph) -> None:
+        self.planned = None
+        wishes.mark(joint)
+
+    def after(self, forward: GraphModule, backward: GraphModule, results: int) -> None:
+        pair = Pair(forward, backward, results)
+        wished = any(wishes.wish_of(saved.tensor) for saved in pair.saved)
+        if not pair.saved or (self._budget is None and not wished):
+            return
+        try:
+            planner = _Planner(pair, self._budget)
+            first, ways = planner.plan(pair, find_ways(pair))
+        except Exception:
+            log.warning("anabranch: what is saved cannot be planned", exc_info=True)
+            return
+        again = [(saved, ways[saved]) for saved, decision
+                 in zip(pair.saved, first.decisions, strict=True)
+                 if decision.choice == Choice.RECOMPUTE]
+        computed = [PlannedTensor(saved.name, saved.bytes, "recompute") for saved, _ in again]
+        if again:
+            pair = compute_again(pair, again)
+        plan, _ = planner.plan(pair, {}) if again else (first, ways)
+        self.planned = planner.tell(pair, plan, first, computed)
+        moves = list(_moves(pair, plan))
+        if moves:
+            move(pair, moves, plan.predicted.pinned_bytes, self._is_allowed)
+
+
+class _Planner:
+    """What stays the same in all plans of a pair."""
+
+    def __init__(self, pair: Pair, budget: float | int | str | None) -> None:
+        self._device = pair.saved[0].tensor.meta["val"].device
+        self._link: MeasuredLink = link_of(self._device)
+        self._saved_bytes = pair.saved_bytes
+        self._is_fit = budget == "fit"
+        if isinstance(budget, float):
+            self._budget_bytes = int(budget * self._saved_bytes)
+        elif isinstance(budget, int):
+            self._budget_bytes = budget
+        else:
+            self._budget_bytes = int(_free_bytes(self._device) * _FREE_SHARE) if self._is_fit \
+                else self._saved_bytes
+        self._pinned_bytes = int(_free_bytes(torch.device("cpu")) * _PINNED_SHARE
+                                 / _compat.processes_here())
+
+    def plan(self, pair: Pair, ways: dict[Saved, Way]) -> tuple[OffloadPlan, dict[Saved, Way]]:
+        step_ns = durations_ns(pair.steps, self._link.own_rate)
+        of_node = dict(zip(pair.steps, step_ns, strict=True))
+        index = {saved: i for i, saved in enumerate(pair.saved)}
+        tensors = [_tensor(saved, ways, of_node, index) for saved in pair.saved]
+        wished = sum(_aligned(tensor.size_bytes) for tensor in tensors
+                     if tensor.must == Choice.OFFLOAD)
+        problem = Problem(
+            step_ns=step_ns, forward_steps=len(pair.forward_steps), tensors=tensors,
+            link=self._link.link(), budget_bytes=self._budget_bytes,
+            pinned_bytes=max(self._pinned_bytes, wished),
+            base_bytes=base_bytes(pair) if self._is_fit else None)
+        return plan_offload(problem), ways
+
+    def tell(self, pair: Pair, plan: OffloadPlan, first: OffloadPlan,
+             computed: list[PlannedTensor]) -> Planned:
+        told = plan.predicted
+        tensors = [_told(saved, decision) for saved, decision
+                   in zip(pair.saved, plan.decisions, strict=True)]
+        return Planned(
+            sorted([*tensors, *computed], key=lambda each: -each.bytes), len(pair.forward_steps),
+            self._saved_bytes, self._budget_bytes, told.peak_bytes, told.pinned_bytes,
+            told.total_ns, told.added_ns + first.predicted.recompute_ns * bool(computed),
+            first.predicted.recompute_ns, plan.least_bytes, plan.reason,
+            self._link.out_rate, self._link.in_rate)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _tensor(saved: Saved, ways: Mapping[Saved, Way], step_ns: Mapping[Node, int],
+            index: Mapping[Saved, int]) -> SavedTensor:
+    way = ways.get(saved)
+    may_recompute = way is not None and not wishes.must_be_saved(saved.tensor) \
+        and all(index[need] < index[saved] for need in way.needs)
+    return SavedTensor(
+        size_bytes=saved.bytes, made_after=saved.made_after,
+        last_forward_use=saved.last_forward_use, first_backward_use=saved.first_backward_use,
+        last_backward_use=saved.last_backward_use,
+        recompute_ns=sum(step_ns.get(node, 0) for node in way.nodes)
+        if way is not None and may_recompute else -1,
+        may_offload=not saved.why_kept,
+        must=Choice.NONE if saved.why_kept else wishes.wish_of(saved.tensor),
+        needs=[index[need] for need in way.needs] if way is not None and may_recompute else [])
+
+
+def _moves(pair: Pair, plan: OffloadPlan) -> Iterator[Move]:
+    for saved, made in zip(pair.saved, plan.decisions, strict=True):
+        if made.choice == Choice.OFFLOAD:
+            yield Move(saved, *_times(made), _known(made.out_order), _known(made.in_order),
+                       made.pinned_offset)
+
+
+def _times(made: Decision) -> tuple[int, int, int, int]:
+    """Of a tensor that moves."""
+    return (_known(made.out_after), _known(made.freed_before), _known(made.in_before),
+            _known(made.back_before))
+
+
+def _known(number: int | None) -> int:
+    assert number is not None
+    return number
+
+
+def _told(saved: Saved, made: Decision) -> PlannedTensor:
+    if made.choice != Choice.OFFLOAD:
+        return PlannedTensor(saved.name, saved.bytes, _CHOICES[made.choice], saved.why_kept)
+    return PlannedTensor(saved.name, saved.bytes, "offload", "", *_times(made))
+
+
+def _free_bytes(device: torch.device) -> int:
+    """That a step could take now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def base_bytes(pair: Pair) -> list[int]:
+    """By step, what is alive beside what is saved and what was there before: as torch runs it,
+    before anything is fused. Results live to the end."""
+    saved = {each.tensor for each in pair.saved}
+    return [*_alive(pair.forward.graph, pair.forward_steps, saved),
+            *_alive(pair.backward.graph, pair.backward_steps, set())]
+
+
+def _alive(graph: Graph, steps: list[Node], beside: set[Node]) -> list[int]:
+    number = {node: i for i, node in enumerate(steps)}
+    change = [0] * (len(steps) + 1)
+    for value in graph.nodes:
+        step = number.get(step_of(value))
+        if step is None or value in beside or not isinstance(value.meta.get("val"), torch.Tensor):
+            continue
+        users = list(users_of(value))
+        last = len(steps) - 1 if any(user.op == "output" for user in users) else \
+            max([step, *(number[user] for user in users if user in number)])
+        change[step] += bytes_of(value.meta["val"])
+        change[last + 1] -= bytes_of(value.meta["val"])
+    return list(itertools.accumulate(change[:-1]))

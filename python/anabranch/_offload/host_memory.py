@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where saved tensors lie between a forward and its backward: one block a call of the forward.
+
+The block is a saved tensor itself, so it lives as long as the backward can want it, and a second
+backward finds it. On a GPU it is pinned memory, from torch's allocator, which gives it out again
+only when the copies with it are done; in a capture for a recording it is that recording's own. On
+the CPU it is another block of the same memory, so that all of this is tested without a GPU.
+
+Where no pinned memory is to be had, and where other code sees what is saved (hooks on saved
+tensors, compiled autograd) and may read it at once, the block lies on the GPU: the tensors are
+kept. Where the GPU has no room either, it is pageable memory, with which copies take longer and
+are waited for.
+
+Threads: any. Failure: torch's, where there is no memory of any kind.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from anabranch import _compat
+from anabranch._record.memory.lasting import blocks_of_capture
+from anabranch._record.memory.shortage import is_out_of_memory
+from anabranch._record.refusals import Cause, Reason
+from anabranch._record.warn import tell
+
+_HOST = torch.device("cpu")
+ALIGNMENT = 256  # bytes at whose multiples tensors lie in a block
+
+
+def take(device: torch.device, size_bytes: int, is_allowed: bool) -> Tensor:
+    """A block of bytes for tensors of ``device``. ``is_allowed``: nobody wants to be told where it
+    is not in the host's memory."""
+    if device == _HOST:
+        return _bytes(size_bytes, _HOST)
+    if not _compat.saves_unseen():
+        _tell(Cause.NOT_OFFLOADED.because(
+            "hooks on saved tensors or compiled autograd see what is saved"), is_allowed)
+        return _bytes(size_bytes, device)
+    try:
+        return pinned(size_bytes)
+    except RuntimeError as error:
+        _tell(Cause.NOT_OFFLOADED.because(
+            f"no {size_bytes} bytes of pinned memory are to be had "
+            f"({str(error).strip().splitlines()[0]})"), is_allowed)
+    try:
+        return _bytes(size_bytes, device)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    return _bytes(size_bytes, _HOST)
+
+
+def pinned(size_bytes: int) -> Tensor:
+    blocks = blocks_of_capture()
+    if blocks is not None:
+        return blocks.take(size_bytes)
+    return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _bytes(size_bytes: int, device: torch.device) -> Tensor:
+    return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+
+
+def _tell(why: Reason, is_allowed: bool) -> None:
+    tell("anabranch: saved tensors stay on the GPU", why, is_allowed=is_allowed)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of the tensors that a forward saves, for ``explain``.
+
+Threads: any, nothing changes. Failure: none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedTensor:
+    """``choice``: "keep", "recompute" or "offload"; ``why``: why it is kept in any case, or who
+    wished it. Steps are those of the forward and then the backward, -1 where there are none: the
+    copy out begins behind ``out_after`` and the memory is free before ``freed_before``; the copy in
+    begins before ``in_before``, and step ``back_before`` has the tensor again."""
+
+    name: str
+    bytes: int
+    choice: str
+    why: str = ""
+    out_after: int = -1
+    freed_before: int = -1
+    in_before: int = -1
+    back_before: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """Bytes are those of saved tensors, without what is there anyway, and times are predicted.
+    ``reason``: why the budget is missed, or nothing; ``least_bytes``: the least peak that can be
+    had."""
+
+    tensors: list[PlannedTensor]
+    forward_steps: int
+    saved_bytes: int  # by torch, that is, where all is kept
+    budget_bytes: int
+    peak_bytes: int
+    pinned_bytes: int
+    step_ns: int  # of the forward and the backward, as planned
+    added_ns: int  # of these, over a step that keeps all
+    recompute_ns: int  # of these
+    least_bytes: int
+    reason: str
+    out_bytes_per_s: float
+    in_bytes_per_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """In JSON's types."""
+        return dataclasses.asdict(self)
+
+    def of(self, choice: str) -> list[PlannedTensor]:
+        return [tensor for tensor in self.tensors if tensor.choice == choice]
+
+    def lines(self) -> Iterator[str]:
+        """As explanations show it."""
+        yield (f"saved tensors: {_size(self.saved_bytes)} by torch, {_size(self.peak_bytes)} at "
+               f"most as planned (budget {_size(self.budget_bytes)}), {_size(self.pinned_bytes)} "
+               "of the host's memory")
+        told = {"keep": "kept", "recompute": "computed again", "offload": "moved"}
+        counts = [(len(self.of(choice)), sum(t.bytes for t in self.of(choice)), words)
+                  for choice, words in told.items()]
+        yield "  " + ", ".join(f"{count} {words} ({_size(size)})" for count, size, words in counts)
+        yield (f"  predicted: {self.step_ns / 1e6:.3f} ms, {self.added_ns / 1e6:.3f} of it added "
+               f"({self.recompute_ns / 1e6:.3f} computing again); copies out at "
+               f"{self.out_bytes_per_s / 1e9:.1f} GB/s, in at {self.in_bytes_per_s / 1e9:.1f}")
+        if self.reason:
+            yield f"  {self.reason}"
+        for tensor in self.tensors:
+            yield f"  {tensor.name}: {_size(tensor.bytes)}, {self._told(tensor)}"
+
+    def _told(self, tensor: PlannedTensor) -> str:
+        why = f" ({tensor.why})" if tensor.why else ""
+        if tensor.choice == "offload":
+            return (f"out after step {tensor.out_after}, free before {tensor.freed_before}, in "
+                    f"before {tensor.in_before}, back for {tensor.back_before}{why}")
+        if tensor.choice == "recompute":
+            return f"computed again{why}"
+        return f"kept{why}"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.2f} MiB"

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saved tensors that a backward computes again, by the forward's own nodes.
+
+What a backward needs for it must be there: other saved tensors, and inputs that it has anyway.
+Nodes that draw random numbers, write, communicate or are no plain operators of torch are not run
+twice.
+
+Threads: any. Failure: none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from torch.fx import Graph, Node
+
+from anabranch._fx.schema import (
+    is_getitem,
+    is_random,
+    is_scalar,
+    is_view,
+    overload_of,
+    results_of,
+    written_arguments,
+)
+from anabranch._offload.saved import Pair, Saved, base_of
+
+_PURE = ("aten", "prims")
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a tensor is computed: nodes of the forward in graph order, and the saved tensors that
+    they start from."""
+
+    nodes: list[Node]
+    needs: list[Saved]
+
+
+def find_ways(pair: Pair) -> dict[Saved, Way]:
+    """Of the tensors that can be computed again."""
+    given = {node.name for node in pair.backward.graph.find_nodes(op="placeholder")}
+    written = {base_of(node) for each in pair.forward.graph.nodes
+               for node in written_arguments(each)}
+    order = {node: i for i, node in enumerate(pair.forward.graph.nodes)}
+    saved = {answer: each for each in pair.saved for answer in each.answers}
+    ways = {}
+    for each in pair.saved:
+        nodes = None if each.why_kept else _nodes_of(each.answers, given, written)
+        if nodes is not None:
+            starts = {n for node in nodes for n in node.all_input_nodes if n not in nodes}
+            needs = list(dict.fromkeys(
+                saved[n] for n in sorted(starts, key=order.__getitem__) if n in saved))
+            ways[each] = Way(sorted(nodes, key=order.__getitem__), needs)
+    return ways
+
+
+def _nodes_of(values: list[Node], given: set[str], written: set[Node]) -> set[Node] | None:
+    """What computes values from what else the backward is given; None where that cannot be."""
+    found: set[Node] = set()
+    pending = list(values)
+    while pending:
+        node = pending.pop()
+        if not _is_pure(node) or base_of(node) in written:
+            return None
+        found.add(node)
+        for argument in node.all_input_nodes:
+            is_there = argument.name in given and argument not in values
+            if is_there and base_of(argument) in written:
+                return None
+            if not is_there and argument not in found:
+                pending.append(argument)
+    return found
+
+
+def _is_pure(node: Node) -> bool:
+    if is_getitem(node) or (is_scalar(node) and node.op == "call_function"):
+        return True
+    op = overload_of(node)
+    return op is not None and op.namespace in _PURE and not op._schema.is_mutable \
+        and (is_view(node) or not is_random(node))
+
+
+def compute_again(pair: Pair, chosen: Sequence[tuple[Saved, Way]]) -> Pair:
+    """Both graphs without these tensors; the pair as it is then. Those that others need come before
+    them in the list."""
+    for saved, way in reversed(chosen):
+        _compute(pair.backward.graph, saved, way)
+        take_from_results(pair.forward.graph, set(saved.answers))
+    for module in (pair.forward, pair.backward):
+        module.graph.eliminate_dead_code()
+        module.recompile()
+    return Pair(pair.forward, pair.backward, pair.results)
+
+
+def _compute(graph: Graph, saved: Saved, way: Way) -> None:
+    """In place of inputs, right before their first use."""
+    there = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    first = min((user for given in saved.inputs for user in given.users), key=order.__getitem__)
+    made: dict[Node, Node] = {}
+
+    def in_backward(node: Node) -> Node:
+        return made[node] if node in made else there[node.name]
+
+    with graph.inserting_before(first):
+        for node in way.nodes:
+            made[node] = graph.node_copy(node, in_backward)
+    for answer, given in saved.views:
+        given.replace_all_uses_with(made[answer])
+        graph.erase_node(given)
+
+
+def take_from_results(graph: Graph, gone: set[Node]) -> None:
+    """A forward no longer answers these nodes."""
+    output, returned = graph.output_node(), results_of(graph)
+    kept = [i for i, node in enumerate(returned) if not (isinstance(node, Node) and node in gone)]
+    output.args = (tuple(returned[i] for i in kept),)
+    if output.meta.get("desc"):
+        output.meta["desc"] = [output.meta["desc"][i] for i in kept]

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a forward saves is kept, computed again or moved, and no result tells which."""
+
+import copy
+import functools
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compare import Tolerance, assert_same, observe
+from torch import nn
+from zoo import normal
+
+import anabranch
+from anabranch import errors
+from anabranch._offload import copies, saved
+
+pytestmark = [pytest.mark.own, pytest.mark.oldest]
+WIDTH, TOKENS = 16, 12
+
+
+@pytest.fixture(autouse=True)
+def small_tensors_move(monkeypatch):
+    monkeypatch.setattr(saved, "LEAST_BYTES", 64)
+
+
+class Block(nn.Module):
+    def __init__(self, wraps=lambda function: function):
+        super().__init__()
+        self.norm, self.into = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.out, self.up, self.down = (nn.Linear(*sizes) for sizes in (
+            (WIDTH, WIDTH), (WIDTH, 2 * WIDTH), (2 * WIDTH, WIDTH)))
+        self.mix = wraps(self.mix)
+
+    def mix(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+    def forward(self, x):
+        q, k, v = self.into(self.norm(x)).view(*x.shape[:2], 3, 2, -1).transpose(1, 3).unbind(2)
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return x + self.mix(x + self.out(attended.reshape(x.shape)))
+
+
+class Model(nn.Module):
+    def __init__(self, wraps=lambda function: function):
+        super().__init__()
+        self.block = Block(wraps)
+
+    def forward(self, x):
+        return self.block(x).tanh()
+
+
+def call_of(model, **options):
+    return torch.compile(model, backend="anabranch", dynamic=False, options=options)
+
+
+def explained(call, *inputs):
+    """What was planned for the forward graphs of a call."""
+    told = anabranch.explain(lambda: call(*inputs))
+    return [graph.activations for graph in told.graphs if graph.kind == "forward"]
+
+
+def batch(seed=3):
+    return normal(seed, 2, TOKENS, WIDTH).requires_grad_()
+
+
+def assert_is_eager(model, call):
+    reference = copy.deepcopy(model)
+    for seed in range(2):
+        assert_same(observe(call, model, (batch(seed),)),
+                    observe(reference, reference, (batch(seed),)), Tolerance())
+
+
+def made(wraps=lambda function: function):
+    torch.manual_seed(1)
+    return Model(wraps)
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.5, 0.2, 0, "fit"])
+def test_whatever_the_budget_results_and_gradients_are_eagers(budget):
+    model = made()
+    call = call_of(model, activation_memory=budget, allow={616})
+    assert_is_eager(model, call)
+    (planned,) = explained(call, batch())
+    assert {tensor.choice for tensor in planned.tensors} <= {"keep", "recompute", "offload"}
+    is_cut = isinstance(budget, (int, float)) and budget < 1
+    assert bool(planned.of("recompute") or planned.of("offload")) == is_cut
+    if planned.reason == "":
+        assert planned.peak_bytes <= planned.budget_bytes
+
+
+@pytest.fixture(scope="module")
+def offloading():
+    """A model with a part inside anabranch.offload(), and its call, which nothing else changes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saved, "LEAST_BYTES", 64)
+        model = made(anabranch.offload())
+        call = call_of(model)
+        (planned,) = explained(call, batch())
+    return model, call, planned
+
+
+def test_what_is_made_inside_offload_is_moved_and_the_rest_stays(offloading):
+    _, _, planned = offloading
+    assert {tensor.name.split("_")[0] for tensor in planned.of("offload")} >= {"addmm"}
+    assert planned.of("keep") and not planned.of("recompute")
+    assert all(tensor.out_after < tensor.freed_before and
+               planned.forward_steps <= tensor.in_before <= tensor.back_before
+               for tensor in planned.of("offload"))
+    assert planned.pinned_bytes >= sum(tensor.bytes for tensor in planned.of("offload"))
+
+
+def test_moved_tensors_change_no_bit(offloading):
+    model, call, _ = offloading
+    torch._dynamo.reset()
+    plain = made()
+    assert_same(observe(call, model, (batch(),)),
+                observe(call_of(plain, activation_memory=1.0), plain, (batch(),)))
+
+
+class LateLanes(copies.Lanes):
+    """Copies nothing before somebody waits for it."""
+
+    def __init__(self):
+        self.out = self.into = None
+        self.late, self.waits = {}, 0
+
+    def empty(self, size, stride, dtype):
+        return torch.empty_strided(size, stride, dtype=dtype).fill_(float("nan"))
+
+    def begin(self, stream, to, source, on_gpu, *held):
+        self.late[on_gpu.data_ptr()] = lambda: to.copy_(source)
+
+    def wait(self, on_gpu):
+        self.late.pop(on_gpu.data_ptr())()
+        self.waits += 1
+
+
+def test_compiled_code_uses_no_memory_of_a_copy_before_it_waits_for_it(offloading, monkeypatch):
+    model, call, planned = offloading
+    wanted, lanes = observe(call, model, (batch(),)), LateLanes()
+    monkeypatch.setattr(copies, "is_apart", lambda host, device: True)
+    monkeypatch.setattr(copies, "_lanes", {torch.device("cpu"): lanes})
+    assert_same(observe(call, model, (batch(),)), wanted)
+    assert lanes.late == {} and lanes.waits == 2 * len(planned.of("offload"))
+
+
+def test_forwards_before_their_backwards_have_memory_of_their_own(offloading):
+    model, call, _ = offloading
+    xs, alone = [batch(seed) for seed in range(3)], [batch(seed) for seed in range(3)]
+    for out in [call(x).sum() for x in xs]:
+        out.backward()
+    for x in alone:
+        call(x).sum().backward()
+    assert all(torch.equal(x.grad, other.grad) for x, other in zip(xs, alone, strict=True))
+
+
+def test_a_second_backward_finds_what_the_first_found(offloading):
+    _, call, _ = offloading
+    x = batch()
+    out = call(x).sum()
+    first, = torch.autograd.grad(out, x, retain_graph=True)
+    call(batch(7)).sum().backward()  # memory that was free would be taken
+    second, = torch.autograd.grad(out, x)
+    assert torch.equal(first, second)
+
+
+def test_double_backward_is_refused_as_without_it(offloading):
+    _, call, _ = offloading
+    x = batch()
+    grad, = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        grad.sum().backward()
+
+
+def test_hooks_on_saved_tensors_see_the_block_and_may_move_it_once_more(offloading):
+    _, call, planned = offloading
+    alone, x = batch(), batch()
+    call(alone).sum().backward()
+    with torch.autograd.graph.save_on_cpu():
+        out = call(x).sum()
+    out.backward()
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        call(batch())
+    assert torch.equal(x.grad, alone.grad)
+    assert [t.numel() for t in packed if t.dtype == torch.uint8] == [planned.pinned_bytes]
+
+
+def test_what_is_saved_and_then_changed_by_the_caller_is_told_by_autograd(offloading):
+    """An input is saved as it is, and never moved."""
+    model, call, _ = offloading
+    x = batch()
+    out = call(x).sum()
+    with torch.no_grad():
+        next(model.block.up.parameters()).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+    with torch.no_grad():
+        next(model.block.up.parameters()).sub_(1)
+
+
+def test_a_budget_that_cannot_be_met_is_told_with_the_least_possible(caplog):
+    x = batch()
+    call_of(made(), activation_memory=0)(x)
+    (line,) = [r.getMessage() for r in caplog.records if "[E0616]" in r.getMessage()]
+    page = (Path(__file__).parents[3] / "docs/errors.md").read_text()
+    sample = re.search(r"^## E0616 .*?^```text\n(.*?)\n^```", page, re.MULTILINE | re.DOTALL)[1]
+    assert re.sub(r"\d+", "N", line) == re.sub(r"\d+", "N", sample)  # torch's cuts differ
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="strict=True forbids to miss it") as caught:
+        call_of(made(), activation_memory=0, strict=True)(x)
+    error = caught.value
+    while not isinstance(error, errors.CompileError):
+        error = error.__cause__ or error.inner_exception
+    assert error.code == 616
+
+
+def test_without_a_wish_nothing_is_planned():
+    assert explained(call_of(made()), batch()) == [None]
+
+
+def test_an_explanation_tells_what_became_of_each_tensor(offloading):
+    _, call, planned = offloading
+    told = anabranch.explain(lambda: call(batch()))
+    assert "saved tensors: " in str(told) and "out after step" in str(told)
+    kept = json.loads(json.dumps(told.to_dict()))["graphs"][0]["activations"]
+    assert kept["pinned_bytes"] == planned.pinned_bytes
+    assert len(kept["tensors"]) == len(planned.tensors)
+
+
+@pytest.mark.skipif(not hasattr(torch.utils.checkpoint.CheckpointPolicy, "MUST_CPU_OFFLOAD"),
+                    reason="this torch has no policy for the CPU")
+def test_a_policy_for_the_cpu_moves_what_it_names():
+    from torch.utils.checkpoint import (
+        CheckpointPolicy,
+        checkpoint,
+        create_selective_checkpoint_contexts,
+    )
+
+    def policy(context, op, *args, **kwargs):
+        return CheckpointPolicy.MUST_CPU_OFFLOAD if op is torch.ops.aten.addmm.default \
+            else CheckpointPolicy.PREFER_RECOMPUTE
+
+    class Checkpointed(Model):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=False, context_fn=context)
+
+    context = functools.partial(create_selective_checkpoint_contexts, policy)
+    torch.manual_seed(1)
+    model = Checkpointed()
+    call = call_of(model)
+    (planned,) = explained(call, batch())
+    assert len(planned.of("offload")) == 4, list(planned.lines())
+    plain = made()
+    assert_same(observe(call, model, (batch(),)), observe(plain, plain, (batch(),)), Tolerance())
