@@ -100,6 +100,19 @@ def _record_a_step() -> str:
     return train_recorded("cuda")
 
 
+def _measure_the_link() -> str:
+    if doctor.installed_torch() is None:
+        raise NotRun("torch is not installed")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise NotRun("torch finds no GPU")
+    from anabranch._offload.link import measure_anew
+
+    link = measure_anew(torch.device("cuda", 0))
+    return f"{link.out_rate / 1e9:.1f} GB/s to the host, {link.in_rate / 1e9:.1f} back, and kept"
+
+
 def train_recorded(device: str) -> str:
     """A small model trains twice from one state, recorded and plainly: the losses agree, and the
     recording was launched."""
@@ -138,6 +151,7 @@ TESTS: dict[str, Callable[[], str]] = {
     "compiler": _compile_a_program,
     "streams": _compile_two_streams,
     "recording": _record_a_step,
+    "link": _measure_the_link,
 }
 
 

@@ -36,7 +36,8 @@ from anabranch.errors import AnabranchError
 
 # In their order, and what does not work where one has failed.
 _IS_OFF = {"torch": "torch.compile and every Python feature", "compiler": "compiling on a CPU",
-           "streams": "torch.compile with several streams", "recording": "recording on a GPU"}
+           "streams": "torch.compile with several streams", "recording": "recording on a GPU",
+           "link": "plans of what goes to the host's memory"}
 SELF_TESTS = tuple(_IS_OFF)
 SELF_TEST_LIMIT_S = 60.0  # of all together
 
@@ -165,6 +166,23 @@ def _find_capture() -> list[Finding]:
     return [*found, Finding("capture memory", "fresh addresses over one page")]
 
 
+def _find_links() -> list[Finding]:
+    """What has been measured of the GPUs' links to the host, here or by another process."""
+    try:
+        kept = json.loads((config.cache_folder() / "links.json").read_text())["links"]
+        return [Finding(f"link of {name}", _told_link(kept[name])) for name in sorted(kept)]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+
+
+def _told_link(link: dict[str, Any]) -> str:
+    rates = {name: f"{rate / 1e9:.1f}" for name, rate in link.items() if name.endswith("_rate")}
+    return (f"{rates['out_rate']} GB/s out, {rates['in_rate']} in; {rates['both_out_rate']} and "
+            f"{rates['both_in_rate']} at once; {rates['pageable_out_rate']} and "
+            f"{rates['pageable_in_rate']} with pageable memory; {link['latency_ns'] / 1e3:.1f} us "
+            f"a copy; NUMA node {link['gpu_node']}, the process on {link['host_node']}")
+
+
 def _find_recording(cuda: list[Finding]) -> Finding:
     """Whether steps of torch are recorded, or the first reason why not."""
     missing = [row.name for row in cuda if row.off == "recording on a GPU"]
@@ -268,6 +286,7 @@ def _find_all() -> list[Finding]:
         lanes,
         *(cuda := _find_cuda()),
         _find_recording(cuda),
+        *_find_links(),
         *_find_options(),
     ]
 
