@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory against time: what a forward saves is kept, computed again, or in pinned memory meanwhile.
+
+    python bench/gpu/offload.py [results.json] [--rounds N] [--quick] [--models llama vit unet]
+
+Question: how much of a training step's peak memory can go, and what does a step take then? Rivals
+train the same model from the same weights on the same batch, in bf16: torch.compile, which keeps
+all; its option activation_memory_budget; its pass that offloads, given all that it may move;
+save_on_cpu around the compiled model; checkpoints around each block; and ours, which is given a
+share of what torch saves, as compiled graphs and in one recording of the whole step. A row is a
+fresh model. The peak is that of allocated memory in a step, over what lies there between steps; the
+time is the median of steps, each to the end of a synchronise. Losses are compared before times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import gc
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+import torch.nn.functional as F
+from llama import Llama, Shape, loss_of, rotation
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from turns import Sample, save, time_call
+
+import anabranch
+
+DTYPE, STEPS, APART = torch.bfloat16, 4, 0.02
+Step = Callable[[], Tensor]
+Loss = Callable[[], Tensor]
+
+
+class VitBlock(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                             for part in self.into(self.first(x)).chunk(3, dim=-1))
+        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        x = x + self.out(mixed)
+        return x + self.down(F.gelu(self.up(self.second(x))))
+
+
+class Vit(nn.Module):
+    def __init__(self, layers: int, width: int = 768, heads: int = 12) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 16, stride=16)
+        self.places = nn.Parameter(torch.zeros(1, 196, width))
+        self.blocks = nn.ModuleList(VitBlock(width, heads) for _ in range(layers))
+        self.head = nn.Linear(width, 1000)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+class ConvBlock(nn.Module):
+    def __init__(self, given: int, made: int) -> None:
+        super().__init__()
+        self.convs = nn.Sequential(nn.Conv2d(given, made, 3, padding=1), nn.GroupNorm(8, made),
+                                   nn.SiLU(), nn.Conv2d(made, made, 3, padding=1),
+                                   nn.GroupNorm(8, made), nn.SiLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convs(x)
+
+
+class Unet(nn.Module):
+    def __init__(self, width: int, levels: int = 4) -> None:
+        super().__init__()
+        widths = [width << level for level in range(levels)]
+        self.blocks = nn.ModuleList(ConvBlock(a, b) for a, b in
+                                    zip([3, *widths[:-1]], widths, strict=True))
+        self.ups = nn.ModuleList(ConvBlock(a + b, b) for a, b in
+                                 zip(widths[:0:-1], widths[-2::-1], strict=True))
+        self.out = nn.Conv2d(width, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = []
+        for level, block in enumerate(self.blocks):
+            x = block(F.max_pool2d(x, 2) if level else x)
+            skipped.append(x)
+        skipped.pop()
+        for up in self.ups:
+            x = up(torch.cat((F.interpolate(x, scale_factor=2.0), skipped.pop()), dim=1))
+        return self.out(x)
+
+
+@dataclasses.dataclass
+class Problem:
+    """``loss`` calls a model, or what was compiled of it."""
+
+    model: nn.Module
+    loss: Callable[[Callable[..., Tensor]], Tensor]
+
+
+def llama(is_quick: bool) -> Problem:
+    shape = Shape(layers=4 if is_quick else 16)
+    rotations = rotation(shape, "cuda", DTYPE)
+    tokens = torch.randint(shape.vocabulary, (4, 2048), device="cuda")
+    return Problem(Llama(shape), lambda call: loss_of(call(tokens, *rotations), tokens))
+
+
+def vit(is_quick: bool) -> Problem:
+    images = torch.randn(128, 3, 224, 224, device="cuda", dtype=DTYPE)
+    classes = torch.randint(1000, (128,), device="cuda")
+    return Problem(Vit(4 if is_quick else 12),
+                   lambda call: F.cross_entropy(call(images).float(), classes))
+
+
+def unet(is_quick: bool) -> Problem:
+    images = torch.randn(8, 3, 256, 256, device="cuda", dtype=DTYPE)
+    return Problem(Unet(32 if is_quick else 64),
+                   lambda call: F.mse_loss(call(images).float(), images.float()))
+
+
+MODELS = {"llama": llama, "vit": vit, "unet": unet}
+
+
+def mark_all(graph: torch.fx.Graph) -> None:
+    """Everything that torch's pass can offload, from half a MiB on."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.numel() * value.itemsize >= 1 << 19:
+            node.meta["should_offload"] = True
+
+
+def checkpointed(model: nn.Module) -> None:
+    """The same model; each block is computed again."""
+    for name, blocks in model.named_children():
+        if name in ("blocks", "ups"):
+            for block in blocks:
+                block.forward = _checkpointed(block.forward)
+
+
+def _checkpointed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *given: checkpoint(function, *given, use_reentrant=False)
+
+
+def compiled(model: nn.Module, **options: Any) -> Callable[..., Tensor]:
+    if options:
+        return torch.compile(model, backend="anabranch", dynamic=False, options=options)
+    return torch.compile(model, dynamic=False)
+
+
+@contextlib.contextmanager
+def settings(**of_functorch: Any) -> Iterator[None]:
+    with functorch_config.patch(enable_autograd_cache=False, **of_functorch):
+        yield
+
+
+@contextlib.contextmanager
+def torchs_offloading() -> Iterator[None]:
+    names = {name: True for name in (
+        "enable_activation_offloading", "activation_offload_separate_stream",
+        "activation_offload_sink_wait", "activation_reload_prefetch")
+        if hasattr(functorch_config, name)}
+    with settings(**names), inductor_config.patch(joint_custom_post_pass=mark_all):
+        yield
+
+
+@dataclasses.dataclass
+class Way:
+    """``around`` is around the compilation, and ``during`` around each forward."""
+
+    compile: Callable[[nn.Module], Callable[..., Tensor]]
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = settings
+    during: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    prepare: Callable[[nn.Module], None] = lambda model: None
+    is_recorded: bool = False
+
+
+def ways(shares: list[float]) -> dict[str, Way]:
+    found = {"torch.compile": Way(compiled)}
+    for share in shares:
+        found[f"torch, budget {share}"] = Way(
+            compiled, lambda share=share: settings(activation_memory_budget=share))
+    found["torch, its offloading"] = Way(compiled, torchs_offloading)
+    found["torch, save_on_cpu"] = Way(
+        compiled, during=lambda: torch.autograd.graph.save_on_cpu(pin_memory=True))
+    found["torch, checkpoints"] = Way(compiled, prepare=checkpointed)
+    for share in shares:
+        for is_recorded in (False, True):
+            name = f"ours, {share}{', recorded' if is_recorded else ''}"
+            found[name] = Way(lambda model, share=share: compiled(
+                model, activation_memory=share, allow={616}), is_recorded=is_recorded)
+    return found
+
+
+def step_of(way: Way, problem: Problem) -> Callable[[], Tensor]:
+    way.prepare(problem.model)
+    call = way.compile(problem.model)
+    optimizer = torch.optim.SGD(problem.model.parameters(), lr=1e-4)
+
+    def step() -> Tensor:
+        with way.during():
+            loss = problem.loss(call)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return anabranch.record(step) if way.is_recorded else step
+
+
+def measure(make: Callable[[bool], Problem], way: Way, is_quick: bool,
+            rounds: int) -> dict[str, Any]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    problem = make(is_quick)
+    problem.model.to("cuda", DTYPE)
+    begun = time.perf_counter()
+    step = step_of(way, problem)
+    with way.around():
+        losses = [float(step()) for _ in range(STEPS)]
+    torch.cuda.synchronize()
+    ready_s = time.perf_counter() - begun
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    times = Sample([round(time_call(step)[0], 1) for _ in range(rounds)])
+    return {"peak_mib": round(peak / (1 << 20), 1), "step_us": times.median, "iqr": times.iqr,
+            "ready_s": round(ready_s, 1), "losses": losses, "rounds": times.rounds}
+
+
+def rows_of(name: str, shares: list[float], is_quick: bool, rounds: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for way, how in ways(shares).items():
+        try:
+            found[way] = measure(MODELS[name], how, is_quick, rounds)
+        except Exception as error:  # a rival that breaks is a row, too
+            found[way] = {"broke": f"{type(error).__name__}: {str(error).splitlines()[:1]}"}
+        gc.collect()
+        torch.cuda.empty_cache()
+        row = {key: value for key, value in found[way].items() if key not in ("rounds", "losses")}
+        print(f"{name:6} {way:26} {row}", flush=True)
+    wanted = found["torch.compile"].get("losses", [])
+    for way, row in found.items():
+        row["same_losses"] = all(abs(a - b) <= APART * abs(b) for a, b in
+                                 zip(row.get("losses", []), wanted, strict=False))
+        if not row["same_losses"]:
+            print(f"{name:6} {way:26} OTHER LOSSES {row.get('losses')}, wanted {wanted}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", nargs="?", type=Path)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--quick", action="store_true", help="small models and one share")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    chosen = parser.parse_args()
+    shares = [0.5] if chosen.quick else [0.7, 0.5, 0.3]
+    answers = {name: rows_of(name, shares, chosen.quick, chosen.rounds)
+               for name in chosen.models}
+    save(chosen.results, "gpu_offload", quick=chosen.quick, answers=answers)
+
+
+if __name__ == "__main__":
+    main()
