@@ -60,7 +60,8 @@ class ActivationMemory:
     def after(self, forward: GraphModule, backward: GraphModule, results: int) -> None:
         pair = Pair(forward, backward, results)
         wished = any(wishes.wish_of(saved.tensor) for saved in pair.saved)
-        if not pair.saved or (self._budget is None and not wished):
+        if not pair.saved or (self._budget is None and not wished) \
+                or pair.device.type not in ("cpu", "cuda"):
             return
         try:
             planner = _Planner(pair, self._budget)
@@ -85,8 +86,7 @@ class _Planner:
     """What stays the same in all plans of a pair."""
 
     def __init__(self, pair: Pair, budget: float | int | str | None) -> None:
-        self._device = pair.saved[0].tensor.meta["val"].device
-        self._link: MeasuredLink = link_of(self._device)
+        self._link: MeasuredLink = link_of(pair.device)
         self._saved_bytes = pair.saved_bytes
         self._is_fit = budget == "fit"
         if isinstance(budget, float):
@@ -94,7 +94,7 @@ class _Planner:
         elif isinstance(budget, int):
             self._budget_bytes = budget
         else:
-            self._budget_bytes = int(_free_bytes(self._device) * _FREE_SHARE) if self._is_fit \
+            self._budget_bytes = int(_free_bytes(pair.device) * _FREE_SHARE) if self._is_fit \
                 else self._saved_bytes
         self._pinned_bytes = int(_free_bytes(torch.device("cpu")) * _PINNED_SHARE
                                  / _compat.processes_here())

@@ -101,9 +101,12 @@ class Lanes:
                 self._captured.pop(address, None)
         return self._begun
 
-    def forget_done(self) -> None:
-        """Gives back what calls have left behind that broke between a copy and its wait."""
+    def begin_call(self) -> None:
+        """Copies out of a call come behind all copies in before it, which may still read the block
+        that the call is given. Also gives back what calls have left behind that broke between a
+        copy and its wait."""
         if not self.is_captured():
+            self.out.wait_event(self.mark(self.into))
             for address, begun in list(self._begun.items()):
                 if begun.done.query():
                     self._begun.pop(address, None)
@@ -135,7 +138,7 @@ def place_in(host: Tensor, offset: int, like: Tensor) -> Tensor:
 def _host_memory(like: Tensor, size_bytes: int, is_allowed: bool) -> Tensor:
     if like.device.type != "cuda":
         return host_memory.take(like.device, size_bytes, is_allowed)
-    lanes_of(like.device).forget_done()
+    lanes_of(like.device).begin_call()
     with torch.cuda.device(like.device):
         return host_memory.take(like.device, size_bytes, is_allowed)
 

@@ -2,9 +2,9 @@
 """Where saved tensors lie between a forward and its backward: one block a call of the forward.
 
 The block is a saved tensor itself, so it lives as long as the backward can want it, and a second
-backward finds it. On a GPU it is pinned memory, from torch's allocator, which gives it out again
-only when the copies with it are done; in a capture for a recording it is that recording's own. On
-the CPU it is another block of the same memory, so that all of this is tested without a GPU.
+backward finds it. On a GPU it is pinned memory, which serves the next call when no backward can
+want it any more; in a capture for a recording it is that recording's own. On the CPU it is another
+block of the same memory, so that all of this is tested without a GPU.
 
 Where no pinned memory is to be had, and where other code sees what is saved (hooks on saved
 tensors, compiled autograd) and may read it at once, the block lies on the GPU: the tensors are
@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from anabranch import _compat
-from anabranch._record.memory.lasting import blocks_of_capture
+from anabranch._record.memory.lasting import PinnedBlocks, blocks_of_capture
 from anabranch._record.memory.shortage import is_out_of_memory
 from anabranch._record.refusals import Cause, Reason
 from anabranch._record.warn import tell
 
 _HOST = torch.device("cpu")
+_blocks: dict[torch.device, PinnedBlocks] = {}  # by GPU
 ALIGNMENT = 256  # bytes at whose multiples tensors lie in a block
 
 
@@ -39,7 +40,7 @@ def take(device: torch.device, size_bytes: int, is_allowed: bool) -> Tensor:
             "hooks on saved tensors or compiled autograd see what is saved"), is_allowed)
         return _bytes(size_bytes, device)
     try:
-        return pinned(size_bytes)
+        return pinned(device, size_bytes)
     except RuntimeError as error:
         _tell(Cause.NOT_OFFLOADED.because(
             f"no {size_bytes} bytes of pinned memory are to be had "
@@ -52,11 +53,9 @@ def take(device: torch.device, size_bytes: int, is_allowed: bool) -> Tensor:
     return _bytes(size_bytes, _HOST)
 
 
-def pinned(size_bytes: int) -> Tensor:
-    blocks = blocks_of_capture()
-    if blocks is not None:
-        return blocks.take(size_bytes)
-    return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+def pinned(device: torch.device, size_bytes: int) -> Tensor:
+    blocks = blocks_of_capture() or _blocks.setdefault(device, PinnedBlocks())
+    return blocks.take(size_bytes)
 
 
 def _bytes(size_bytes: int, device: torch.device) -> Tensor:

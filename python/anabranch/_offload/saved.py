@@ -64,10 +64,20 @@ class Pair:
         self._number = {node: i for i, node in enumerate(self.steps)}
         found = self._find_saved() if self.backward_steps else []
         self.saved = sorted(found, key=lambda saved: saved.made_after)
+        for saved in self.saved:
+            if saved.tensor.meta["val"].device != self.device:
+                saved.why_kept = f"it is not on {self.device}"
 
     @property
     def steps(self) -> list[Node]:
         return [*self.forward_steps, *self.backward_steps]
+
+    @property
+    def device(self) -> torch.device:
+        """That the largest saved tensor is on."""
+        largest = max(self.saved, key=lambda saved: saved.bytes)
+        device: torch.device = largest.tensor.meta["val"].device
+        return device
 
     @property
     def saved_bytes(self) -> int:

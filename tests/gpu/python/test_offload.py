@@ -205,7 +205,7 @@ def test_graphs_that_move_saved_tensors_say_why_they_are_not_recorded_by_themsel
 def test_without_pinned_memory_a_step_goes_on(offloading, plain, monkeypatch):
     model, call, _ = offloading
 
-    def none(size_bytes):
+    def none(device, size_bytes):
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(host_memory, "pinned", none)

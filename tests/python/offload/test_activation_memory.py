@@ -223,6 +223,18 @@ def test_without_a_wish_nothing_is_planned():
     assert explained(call_of(made()), batch()) == [None]
 
 
+def test_tensors_whose_sizes_change_stay_and_are_named():
+    model = made()
+    call = torch.compile(model, backend="anabranch", dynamic=True,
+                         options={"activation_memory": 0.5, "allow": {616}})
+    (planned,) = explained(call, batch())
+    assert {tensor.choice for tensor in planned.tensors} == {"keep"}
+    assert "its size changes between calls" in {tensor.why for tensor in planned.tensors}
+    for tokens in (TOKENS + 3, TOKENS + 8):
+        x, y = (normal(5, 2, tokens, WIDTH).requires_grad_() for _ in range(2))
+        assert_same(observe(call, None, (x,)), observe(model, None, (y,)), Tolerance())
+
+
 def test_an_explanation_tells_what_became_of_each_tensor(offloading):
     _, call, planned = offloading
     told = anabranch.explain(lambda: call(batch()))

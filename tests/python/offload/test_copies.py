@@ -102,17 +102,42 @@ def test_without_either_wait_some_order_is_wrong(lanes, monkeypatch, left_out):
     assert not all(are_right)
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_block_that_serves_again_is_written_when_it_has_been_read(lanes, is_told):
+    """The next call is on a stream that nothing orders behind the first one."""
+    gpu, ops, are_right = lanes.gpu, copies.OPERATORS, []
+    for seed in range(40):
+        gpu.random.seed(seed)
+        host = torch.zeros(SIZE, dtype=torch.uint8)
+        value = gpu.put(NUMBERS)
+        ops.copy_out(host, value, 0)
+        ops.copied_out(host, value)
+        back = ops.copy_in(host, 0, [24], [1], torch.float32, HOST)
+        ops.copied_in(back)
+        found = gpu.read(back)
+        gpu.enter(gpu.side(gpu.main, "other", 0))
+        other = gpu.put(-NUMBERS)
+        if is_told:
+            lanes.begin_call()
+        ops.copy_out(host, other, 0)
+        ops.copied_out(host, other)
+        gpu.enter(gpu.main)
+        gpu.run()
+        are_right.append(torch.equal(found[0], NUMBERS))
+    assert all(are_right) == is_told
+
+
 def test_what_a_broken_call_was_copying_is_held_until_it_is_copied(lanes):
     value = lanes.gpu.put(NUMBERS)
     host = torch.zeros(SIZE, dtype=torch.uint8)
     copies.OPERATORS.copy_out(host, value, 0)
     watched = weakref.ref(value)
     del value  # the call raises here
-    lanes.forget_done()
+    lanes.begin_call()
     gc.collect()
     assert watched() is not None or lanes._begun
     lanes.gpu.run()
-    lanes.forget_done()
+    lanes.begin_call()
     assert lanes._begun == {} and torch.equal(host.view(torch.float32), NUMBERS)
 
 

@@ -5,13 +5,14 @@ A step that puts bytes into pinned memory and fetches them again has to find the
 each of its captures: then the copies stay the driver's, at an address that is right in all
 launches. torch's allocator gives each capture memory of its own.
 
-Threads: one capture at a time in a process, which others may not be part of. Failure: that of torch
-where the system pins no more memory.
+Threads: any for blocks; one capture at a time in a process, which others may not be part of.
+Failure: that of torch where the system pins no more memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -24,19 +25,22 @@ _now: PinnedBlocks | None = None
 
 
 class PinnedBlocks:
-    """Blocks of one step. One that nobody holds any more serves again in the same capture: copies
-    of one step with the same bytes keep their order."""
+    """Blocks of one step, or of all that runs on a GPU beside recordings. One that nobody holds any
+    more serves again at once, whatever a GPU still does with it: who takes it queues its copies
+    behind those. Copies of one capture with the same bytes keep their order by themselves."""
 
     def __init__(self) -> None:
         self._blocks: list[tuple[Tensor, int]] = []  # and how many hold the memory of an idle one
+        self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> Tensor:
-        for block, idle in self._blocks:
-            if block.numel() == size_bytes and _compat.use_counts(block)[1] == idle:
-                return block.view(-1)
-        block = _pinned(size_bytes)
-        self._blocks.append((block, _compat.use_counts(block)[1]))
-        return block.view(-1)
+        with self._lock:
+            for block, idle in self._blocks:
+                if block.numel() == size_bytes and _compat.use_counts(block)[1] == idle:
+                    return block.view(-1)
+            block = _pinned(size_bytes)
+            self._blocks.append((block, _compat.use_counts(block)[1]))
+            return block.view(-1)
 
     @property
     def size_bytes(self) -> int:
