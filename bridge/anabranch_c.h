@@ -38,6 +38,7 @@ typedef struct AnabranchCaptureSnapshot AnabranchCaptureSnapshot;
 typedef struct AnabranchCaptureLayouts AnabranchCaptureLayouts;
 typedef struct AnabranchCapturedStep AnabranchCapturedStep;
 typedef struct AnabranchCapturedRecording AnabranchCapturedRecording;
+typedef struct AnabranchTimedRecording AnabranchTimedRecording;
 
 /* status */
 ANABRANCH_C int32_t anabranch_last_error_code(void);
@@ -494,6 +495,33 @@ ANABRANCH_C size_t anabranch_captured_numbers(const AnabranchCapturedRecording*,
 ANABRANCH_C int32_t anabranch_captured_launch(const AnabranchCapturedRecording*,
                                               const uint64_t* addresses, uint32_t count,
                                               void* stream);
+
+/* timed_recording: times inside recordings; see timed_recording.h */
+/* A line a node: kind, bytes, lane, numbers of the nodes before it with commas between them, name;
+ * with tabs between them. */
+ANABRANCH_C const char* anabranch_captured_nodes(const AnabranchCapturedRecording*);
+/* A mark a node; answers how many there are. `out` may be NULL. */
+ANABRANCH_C size_t anabranch_captured_marks(const AnabranchCapturedRecording*,
+                                            const AnabranchCaptureMarks*, uint32_t* out);
+typedef struct AnabranchNodeTime {
+  uint64_t begin_ns;
+  uint64_t end_ns;
+} AnabranchNodeTime;
+/* `addresses` as a launch takes them. */
+ANABRANCH_C AnabranchTimedRecording* anabranch_timed_new(const AnabranchCapturedRecording*,
+                                                         const uint64_t* addresses, uint32_t count);
+ANABRANCH_C void anabranch_timed_free(AnabranchTimedRecording*);
+/* Ahead of a launch of the recording itself on `stream`, and behind it. */
+ANABRANCH_C int32_t anabranch_timed_mark_plain(const AnabranchTimedRecording*, uint32_t is_end,
+                                               void* stream);
+ANABRANCH_C int32_t anabranch_timed_is_over(const AnabranchTimedRecording*, uint32_t* is_over);
+ANABRANCH_C int32_t anabranch_timed_launch(const AnabranchTimedRecording*,
+                                           const uint64_t* addresses, uint32_t count, void* stream);
+/* Of the last launch; `out` has room for `count`, the recording's nodes. */
+ANABRANCH_C int32_t anabranch_timed_times(const AnabranchTimedRecording*, AnabranchNodeTime* out,
+                                          size_t count);
+ANABRANCH_C int32_t anabranch_timed_plain_times(const AnabranchTimedRecording*,
+                                                uint64_t* launch_ns, uint64_t* idle_ns);
 
 #ifdef __cplusplus
 }

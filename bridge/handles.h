@@ -73,6 +73,9 @@ struct AnabranchCapturedStep {
 struct AnabranchCapturedRecording {
   anabranch::CapturedRecording recording;
 };
+struct AnabranchTimedRecording {
+  anabranch::TimedRecording timed;
+};
 struct AnabranchTape {
   std::unique_ptr<anabranch::tape::Tape> tape;
 };

@@ -11,6 +11,7 @@
 #include "anabranch/record.h"
 #include "anabranch/capture.h"
 #include "anabranch/captured_recording.h"
+#include "anabranch/timed_recording.h"
 #include "anabranch/launch.h"
 #include "anabranch/trace.h"
 // clang-format on

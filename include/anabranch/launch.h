@@ -21,6 +21,7 @@
 #include "anabranch/export.h"
 #include "anabranch/record.h"
 #include "anabranch/status.h"
+#include "anabranch/timed_recording.h"
 
 namespace anabranch {
 
@@ -105,5 +106,11 @@ ANABRANCH_API Result<Ticket> launch(const Recording& recording, std::span<const 
 // parts(), which are aligned to 512 and may lie in one block or anywhere.
 ANABRANCH_API Status queue_launch(const CapturedRecording& recording,
                                   std::span<const std::uint64_t> addresses, CudaStream stream);
+
+// The same through a timed twin (timed_recording.h). kBusy where another thread is queueing one, or
+// the last one has not ended: its times would be lost.
+ANABRANCH_API Status queue_timed_launch(const TimedRecording& timed,
+                                        std::span<const std::uint64_t> addresses,
+                                        CudaStream stream);
 
 }  // namespace anabranch

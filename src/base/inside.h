@@ -20,6 +20,7 @@ struct Inside {
   static const auto& step(const auto& handle) { return handle.step_; }
   static const auto& image(const auto& snapshot) { return *snapshot.image_; }
   static const auto& marks(const auto& marks) { return *marks.marks_; }
+  static const auto& timed(const auto& recording) { return recording.timed_; }
 
   template <typename Handle, typename... Parts>
   static Handle make(Parts&&... parts) {

@@ -93,6 +93,24 @@ Result<Repoint> launch(CudaRecording& recording, std::span<const std::uint64_t> 
   return how;
 }
 
+Status launch_timed(CudaRecording& recording, TimedExec& timed,
+                    std::span<const std::uint64_t> addresses, CuStream stream) {
+  CudaExec& exec = timed.exec();
+  const TryLease lease(exec);
+  if (!lease || !timed.is_over()) {
+    return Status(StatusCode::kBusy,
+                  "launch: the last timed launch has not ended, and the next would take its times. "
+                  "Wait for its stream, or launch the recording itself.");
+  }
+  const auto moved = take_bindings(recording, addresses, exec.memory());
+  if (!moved.ok()) return moved.error();
+  if (Status marked = timed.mark_begin(stream); !marked.ok()) return marked;
+  const auto how = launch_from_host(exec, *moved, stream);
+  if (!how.ok()) return how.error();
+  count_launch(recording.counts(), *how);
+  return timed.mark_end(stream);
+}
+
 Status mark_end(LaunchMark& mark, CuStream stream, const Driver& driver) {
   const Status placed = mark.place(stream);
   if (!placed.ok()) driver.cuStreamSynchronize(stream);

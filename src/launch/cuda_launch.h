@@ -15,6 +15,7 @@
 #include "launch/cuda_bindings.h"
 #include "record/cuda/exec/cuda_recording.h"
 #include "record/cuda/exec/launch_mark.h"
+#include "record/cuda/exec/timed_exec.h"
 
 namespace anabranch::cuda {
 
@@ -29,6 +30,11 @@ enum class Repoint : std::uint8_t {
 // Neither allocates nor locks unless something is wrong.
 Result<Repoint> launch(CudaRecording& recording, std::span<const std::uint64_t> addresses,
                        CuStream stream, SinceLaunch* since = nullptr);
+
+// The same through a twin whose nodes have events (timed_exec.h); kBusy where it is leased or its
+// last launch has not ended.
+Status launch_timed(CudaRecording& recording, TimedExec& timed,
+                    std::span<const std::uint64_t> addresses, CuStream stream);
 
 // Behind a launch that has been queued. Where that fails, it waits for the launch: its memory would
 // be in use without a sign of it.

@@ -11,6 +11,7 @@
 #include "launch/host_launch.h"
 #include "launch/plan_launch.h"
 #include "launch/step_launch.h"
+#include "record/cuda/timed_step.h"
 
 namespace anabranch {
 
@@ -67,6 +68,14 @@ Status queue_launch(const CapturedRecording& recording, std::span<const std::uin
   if (!current.status().ok()) return current.status();
   const auto queued = cuda::launch(step.graph(), addresses, cuda::stream_of(stream));
   return queued.ok() ? Status() : queued.error();
+}
+
+Status queue_timed_launch(const TimedRecording& timed, std::span<const std::uint64_t> addresses,
+                          CudaStream stream) {
+  cuda::TimedStep& twin = *detail::Inside::timed(timed);
+  const cuda::ContextScope current(*twin.step().device(), cuda::Act::kLaunch);
+  if (!current.status().ok()) return current.status();
+  return cuda::launch_timed(twin.step().graph(), twin.exec(), addresses, cuda::stream_of(stream));
 }
 
 }  // namespace anabranch

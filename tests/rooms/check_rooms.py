@@ -60,6 +60,7 @@ PUBLIC: dict[str, str] = {
     "record.h": "record",
     "capture.h": "record",
     "captured_recording.h": "record",
+    "timed_recording.h": "record",
     "launch.h": "launch",
     "trace.h": "trace",
     "anabranch.h": "trace",

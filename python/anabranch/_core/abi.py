@@ -152,6 +152,12 @@ class CaptureNotes(ctypes.Structure):
                 ("uses", POINTER(CaptureUse)), ("use_count", c_size_t)]
 
 
+class NodeTime(ctypes.Structure):
+    """When a node of a recording ran; see timed_recording.h."""
+
+    _fields_ = [("begin_ns", c_uint64), ("end_ns", c_uint64)]
+
+
 class CaptureOptions(ctypes.Structure):
     """How a recording is made; see CaptureOptions in captured_recording.h."""
 
@@ -358,4 +364,13 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "captured_numbers": (c_size_t, c_void_p, POINTER(CaptureNumber)),
     "captured_counts": (None, c_void_p, POINTER(CaptureCounts)),
     "captured_launch": (c_int32, c_void_p, POINTER(c_uint64), c_uint32, c_void_p),
+    "captured_nodes": (c_char_p, c_void_p),
+    "captured_marks": (c_size_t, c_void_p, c_void_p, POINTER(c_uint32)),
+    "timed_new": (c_void_p, c_void_p, c_char_p, c_uint32),
+    "timed_free": (None, c_void_p),
+    "timed_is_over": (c_int32, c_void_p, POINTER(c_uint32)),
+    "timed_launch": (c_int32, c_void_p, c_char_p, c_uint32, c_void_p),
+    "timed_mark_plain": (c_int32, c_void_p, c_uint32, c_void_p),
+    "timed_plain_times": (c_int32, c_void_p, POINTER(c_uint64), POINTER(c_uint64)),
+    "timed_times": (c_int32, c_void_p, POINTER(NodeTime), c_size_t),
 }

@@ -2,25 +2,10 @@
 #include "device/cuda/stream_ties.h"
 
 #include "device/cuda/context_scope.h"
+#include "device/cuda/relaxed_mode.h"
 
 namespace anabranch::cuda {
 namespace {
-
-// While a capture lasts, its mode forbids threads to ask whether a stream is idle. Asked of a
-// stream that is in no capture, that disturbs none.
-class RelaxedMode {
- public:
-  explicit RelaxedMode(const Driver& driver) : driver_(driver) { exchange(); }
-  ~RelaxedMode() { exchange(); }
-  RelaxedMode(const RelaxedMode&) = delete;
-  RelaxedMode& operator=(const RelaxedMode&) = delete;
-
- private:
-  void exchange() { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
-
-  const Driver& driver_;
-  CuCaptureMode mode_ = CuCaptureMode::kRelaxed;
-};
 
 Result<bool> is_captured(const Driver& driver, CuStream stream) {
   CuCaptureStatus found = CuCaptureStatus::kNone;

@@ -596,5 +596,27 @@ TEST_F(Execs, AHostSetterOfAnUpdatableNodeTakesEffectWithAndWithoutAnUpload) {
   EXPECT_THAT(get(b, 1), ElementsAre(2u));
 }
 
+// Not seen on a device yet.
+TEST_F(Execs, EventsAroundANodeOfACloneTellItsTimeInEachLaunch) {
+  make_add_one();
+  CuGraph twin = nullptr;
+  ASSERT_CU(d.cuGraphClone(&twin, graph));
+  CuGraphNode there = nullptr, first = nullptr, behind = nullptr;
+  ASSERT_CU(d.cuGraphNodeFindInClone(&there, node, twin));
+  const CuEvent begin = event(), end = event();
+  ASSERT_CU(d.cuGraphAddEventRecordNode(&first, twin, nullptr, 0, begin));
+  ASSERT_CU(d.cuGraphAddDependencies(twin, &first, &there, nullptr, 1));
+  ASSERT_CU(d.cuGraphAddEventRecordNode(&behind, twin, &there, 1, end));
+  const CuGraphExec exec = instantiate(twin);
+  for (int round = 0; round < 2; ++round) {
+    run(exec);
+    EXPECT_CU(d.cuEventQuery(end));
+    float milliseconds = -1;
+    EXPECT_CU(d.cuEventElapsedTime(&milliseconds, begin, end));
+    EXPECT_GT(milliseconds, 0);
+  }
+  EXPECT_CU(d.cuGraphDestroy(twin));
+}
+
 }  // namespace
 }  // namespace anabranch::cuda

@@ -387,7 +387,7 @@ def test_a_missing_library_tells_where_it_was_looked_for(run_python, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["CaptureBlock", "CaptureSlot", "CaptureCounts", "CaptureWork",
-                                  "CaptureUse", "CaptureNotes", "CaptureOptions"])
+                                  "CaptureUse", "CaptureNotes", "CaptureOptions", "NodeTime"])
 def test_what_is_told_of_captures_is_laid_out_as_in_the_header(name):
     header = Path(__file__).parents[3].joinpath("bridge", "anabranch_c.h").read_text()
     body = re.search(rf"typedef struct Anabranch{name} {{(.*?)}} Anabranch{name};", header, re.S)[1]

@@ -66,6 +66,16 @@ class CudaExec {
   };
   static Result<std::unique_ptr<CudaExec>> make(const Driver& driver, CuGraph original,
                                                 const Repointing& repointing, const Kind& kind);
+  // An event ahead of all nodes, and one behind each.
+  struct Stamps {
+    CuEvent before = nullptr;
+    std::vector<CuEvent> behind;  // by node
+  };
+  // The same graph with events, of one without an updater that nobody launches meanwhile; see
+  // timed_exec.h.
+  static Result<std::unique_ptr<CudaExec>> make_stamped(const CudaExec& of,
+                                                        std::span<const std::uint64_t> addresses,
+                                                        const Stamps& stamps);
   ~CudaExec();
   CudaExec(const CudaExec&) = delete;
   CudaExec& operator=(const CudaExec&) = delete;
@@ -104,6 +114,10 @@ class CudaExec {
   Status make_nodes(const Kind& kind);
   void move_transfers();
   Status drop_edges();
+  Status clone_stamped(CuGraph of, std::span<const std::uint64_t> addresses, const Stamps& stamps);
+  Status move_transfers(std::span<const std::uint64_t> addresses);
+  Status put_stamps(const Stamps& stamps);
+  Status wait_for_stamps(std::span<const CuGraphNode> behind);
   std::span<const std::uint32_t> nodes_of(std::uint32_t source) const noexcept;
   void watch_sources();
   void list_residents();
@@ -164,6 +178,21 @@ class CudaExec {
   bool has_table_ = false;  // for the next launch
   CuStream last_stream_ = nullptr;
   std::atomic<bool> leased_{false};
+};
+
+// A lease for a scope, where nobody has one.
+class TryLease {
+ public:
+  explicit TryLease(CudaExec& exec) noexcept : exec_(exec.try_lease() ? &exec : nullptr) {}
+  ~TryLease() {
+    if (exec_) exec_->release();
+  }
+  TryLease(const TryLease&) = delete;
+  TryLease& operator=(const TryLease&) = delete;
+  explicit operator bool() const noexcept { return exec_; }
+
+ private:
+  CudaExec* const exec_;
 };
 
 }  // namespace anabranch::cuda

@@ -103,6 +103,7 @@ class CudaRecording {
   }
   std::span<const PlacedSite> sites() const { return parts_.repointing.sites; }
   const GraphImage& image() const { return parts_.repointing.image; }
+  const Repointing& repointing() const { return parts_.repointing; }
   const StepCounts& step_counts() const { return parts_.counts; }
   std::uint32_t node_count() const {
     return static_cast<std::uint32_t>(parts_.repointing.image.nodes.size());

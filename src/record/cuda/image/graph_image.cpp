@@ -25,34 +25,6 @@ Status refuse(const std::string& what, const std::string& why) {
       fmt::format("record: {} {}. The step runs unrecorded; strict=True raises.", what, why));
 }
 
-std::string_view type_text(CuNodeType type) {
-  switch (type) {
-    case CuNodeType::kKernel:
-      return "kernel";
-    case CuNodeType::kMemcpy:
-      return "copy";
-    case CuNodeType::kMemset:
-      return "fill";
-    case CuNodeType::kHost:
-      return "host call";
-    case CuNodeType::kGraph:
-      return "child graph";
-    case CuNodeType::kEmpty:
-      return "empty node";
-    case CuNodeType::kWaitEvent:
-      return "event wait";
-    case CuNodeType::kEventRecord:
-      return "event record";
-    case CuNodeType::kMemAlloc:
-    case CuNodeType::kMemFree:
-      return "memory node";
-    case CuNodeType::kConditional:
-      return "conditional node";
-    default:
-      return "node of another kind";
-  }
-}
-
 class Reader {
  public:
   Reader(const Driver& driver, CuGraph graph) : driver_(driver), graph_(graph) {}
@@ -307,6 +279,34 @@ bool allow_shared_memory(const Driver& driver, const KernelImage& kernel) {
   return driver.cuFuncGetAttribute(&allowed, kMost, kernel.launch.func) == CuResult::kSuccess &&
          allowed < needed &&
          driver.cuFuncSetAttribute(kernel.launch.func, kMost, needed) == CuResult::kSuccess;
+}
+
+std::string_view type_text(CuNodeType type) {
+  switch (type) {
+    case CuNodeType::kKernel:
+      return "kernel";
+    case CuNodeType::kMemcpy:
+      return "copy";
+    case CuNodeType::kMemset:
+      return "fill";
+    case CuNodeType::kHost:
+      return "host call";
+    case CuNodeType::kGraph:
+      return "child graph";
+    case CuNodeType::kEmpty:
+      return "empty node";
+    case CuNodeType::kWaitEvent:
+      return "event wait";
+    case CuNodeType::kEventRecord:
+      return "event record";
+    case CuNodeType::kMemAlloc:
+    case CuNodeType::kMemFree:
+      return "memory node";
+    case CuNodeType::kConditional:
+      return "conditional node";
+    default:
+      return "node of another kind";
+  }
 }
 
 std::string describe_node(const GraphImage& image, std::uint32_t node) {

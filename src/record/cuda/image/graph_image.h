@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "anabranch/status.h"
@@ -88,7 +89,9 @@ struct GraphImage {
   std::vector<EdgeImage> edges;  // sorted by `to`, then by `from`
 };
 
-// "kernel 37 'triton_poi_fused_add_2'", "memset 4"
+// "kernel", "copy", "fill"
+std::string_view type_text(CuNodeType type);
+// "kernel 37 'triton_poi_fused_add_2'", "fill 4"
 std::string describe_node(const GraphImage& image, std::uint32_t node);
 
 Result<GraphImage> read_graph(const Driver& driver, CuGraph graph);
