@@ -128,6 +128,20 @@ def runs_of_generated_kernels(around: Around) -> contextlib.AbstractContextManag
     return _around("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "run", around)
 
 
+def lines_behind_generated_code(path: str, line: int) -> list[tuple[str, int, str]] | None:
+    """(file, line, function) of the user's frames, innermost first, behind a line of a wrapper that
+    Inductor has generated; empty where it does not know them, None for other files."""
+    cache: Any = sys.modules.get("torch._inductor.codecache")
+    known: Any = getattr(getattr(cache, "PyCodeCache", None), "linemaps", {})
+    if path not in known:
+        return None
+    try:
+        frames = cache.PyCodeCache.stack_frames_for_code(path, line) or []
+        return [(frame["filename"], frame["line"], frame["name"]) for frame in frames]
+    except (AttributeError, KeyError, TypeError, ValueError):  # of another release
+        return []
+
+
 _GENERATED = ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION", "SPLIT_SCAN", "FIXED", "TEMPLATE")
 _INPUT = re.compile(r"in_ptr\d+")
 

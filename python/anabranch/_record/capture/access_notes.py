@@ -38,6 +38,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.capture import Work
 from anabranch._fx.schema import arguments_of, is_collective, is_wait, tensors_in
+from anabranch._record.capture.labels import Labels, generated_kernel_of, operator_of
 
 # What they use beside their arguments is the workspace that torch gives to cuBLAS and a copy of an
 # operand in a layout that cuBLAS takes; neither holds anything before or after. All overloads:
@@ -59,13 +60,15 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 class AccessNotes:
     """``mark`` gives a number to the nodes captured since it was called last, and answers it: one
     more each time. ``device`` is the kind whose work is noted, ``backends`` those whose
-    collectives are; a test may note the CPU's."""
+    collectives are; a test may note the CPU's. ``labels`` are told by mark what is queued."""
 
     def __init__(self, mark: Callable[[], int], device: str = "cuda",
-                 backends: Collection[str] = ("nccl", "nccl2")) -> None:
+                 backends: Collection[str] = ("nccl", "nccl2"),
+                 labels: Labels | None = None) -> None:
         self.works: list[Work] = []
         self.has_raised = False  # something inside noted()
         self._mark = mark
+        self._labels = labels
         self._device = device
         self._backends = backends
         self._thread = threading.local()
@@ -126,6 +129,8 @@ class AccessNotes:
         try:
             with self._generated_kernels(), _Mode(self), self._noting(True):
                 yield
+                if self._labels is not None and self._is_captured():
+                    self._mark()  # so that what comes behind is not taken for what came last
         except Exception:
             self.has_raised = True
             raise
@@ -138,17 +143,17 @@ class AccessNotes:
 
         with self._noting(False):  # what runs below is of the operator
             if not isinstance(function, _compat.OpOverload):  # of higher order
-                return self._unknown(run)
+                return self._unknown(run, operator_of(function))
             name = function._schema.name
             if function.is_view or is_wait(function):
                 return run()  # queues nothing; if it does, that is unknown
             in_turn = is_collective(function)
             if not (self._is_ours(function, args, kwargs) if in_turn
                     else _is_trusted(function, args, kwargs)):
-                return self._unknown(run)
+                return self._unknown(run, name)
             if _OVER_LISTS.match(name):
                 return self._over_lists(function, args, kwargs)
-            return self._piece(run, _uses_of(function, args, kwargs),
+            return self._piece(name, run, _uses_of(function, args, kwargs),
                                has_scratch=name in _MATRIX_PRODUCTS,
                                with_host=name in _WITH_HOST, in_turn=in_turn)
 
@@ -158,7 +163,8 @@ class AccessNotes:
         own."""
         result: list[Tensor] | None = None
         for part in _parts_of(function, args, kwargs):
-            of_part = self._piece(functools.partial(function, *part[0], **part[1]),
+            of_part = self._piece(function._schema.name,
+                                  functools.partial(function, *part[0], **part[1]),
                                   _uses_of(function, *part), independent=True)
             if of_part:
                 result = [*(result or ()), *of_part]
@@ -176,21 +182,27 @@ class AccessNotes:
 
     def _kernel(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs a kernel that Inductor generated, in place of CachingAutotuner.run."""
-        named = _compat.arguments_of_generated_kernel(tuner, args, kwargs) \
-            if self._is_noting() else None
-        if named is None:
+        if not self._is_noting():
             return original(tuner, *args, **kwargs)
-        return self._piece(lambda: original(tuner, *args, **kwargs), lambda result: named)
+        def run() -> Any:
+            return original(tuner, *args, **kwargs)
 
-    def _piece(self, run: Callable[[], Any], uses: Callable[[Any], Iterable[tuple[Any, bool]]],
-               has_scratch: bool = False, independent: bool = False,
-               with_host: bool = False, in_turn: bool = False) -> Any:
+        name = generated_kernel_of(tuner)
+        named = _compat.arguments_of_generated_kernel(tuner, args, kwargs)
+        return self._unknown(run, name) if named is None else \
+            self._piece(name, run, lambda result: named)
+
+    def _piece(self, name: str, run: Callable[[], Any],
+               uses: Callable[[Any], Iterable[tuple[Any, bool]]], has_scratch: bool = False,
+               independent: bool = False, with_host: bool = False,
+               in_turn: bool = False) -> Any:
         """Runs one piece. It is one if nothing else has been marked inside; its addresses are taken
         before and after, because an operator may give an ``out`` tensor other memory."""
         accesses: dict[int, bool] = {}
         if not self._is_captured() or not self._add(accesses, uses(None), with_host):
-            return self._unknown(run)
+            return self._unknown(run, name)
         begin = self._mark()
+        self._label(begin + 1, name)
         result = run()
         end = self._mark()
         if end == begin + 1 and self._add(accesses, uses(result), with_host):
@@ -198,10 +210,15 @@ class AccessNotes:
                 Work(end, tuple(accesses.items()), has_scratch, independent, in_turn))
         return result
 
-    def _unknown(self, run: Callable[[], Any]) -> Any:
+    def _unknown(self, run: Callable[[], Any], name: str) -> Any:
         if self._is_captured():
-            self._mark()  # so that a piece around it knows of it
+            # So that a piece around it knows of it.
+            self._label(self._mark() + 1, name)
         return run()
+
+    def _label(self, mark: int, name: str) -> None:
+        if self._labels is not None:
+            self._labels.note(mark, name)
 
     def _add(self, accesses: dict[int, bool], uses: Iterable[tuple[Any, bool]],
              with_host: bool = False) -> bool:

@@ -14,16 +14,19 @@ from anabranch import _compat
 from anabranch._core.capture import (
     Block,
     CaptureDevice,
+    CapturedRecording,
     CaptureMarks,
     CaptureMemory,
     CaptureSnapshot,
     Noted,
 )
 from anabranch._core.library import NativeError
+from anabranch._core.timed_recording import marks_of
 from anabranch._record.capture.access_notes import AccessNotes
 from anabranch._record.capture.host_constants import HostConstants
 from anabranch._record.capture.host_draws import Draws, HostDraws
 from anabranch._record.capture.host_tables import HostTables
+from anabranch._record.capture.labels import Label, Labels
 from anabranch._record.capture.pytree import Shape
 from anabranch._record.capture.step import Step
 from anabranch._record.numbers.noted import Trace
@@ -35,7 +38,8 @@ class Noting:
 
     def __init__(self, device: CaptureDevice | None, ordinal: int) -> None:
         self.marks = CaptureMarks(device) if device is not None else None
-        self.notes = AccessNotes(self._mark)
+        self.labels = Labels() if device is not None else None
+        self.notes = AccessNotes(self._mark, labels=self.labels)
         self._ordinal = ordinal
         self._begin = _compat.allocations_so_far(ordinal)
         self._end = self._begin
@@ -54,6 +58,12 @@ class Noting:
                 self._is_whole = False
         self._count += 1
         return self._count - 1
+
+    def labels_of(self, recording: CapturedRecording) -> list[Label | None]:
+        """By node of a recording that was made of this capture."""
+        if self.marks is None or self.labels is None:
+            return []
+        return [self.labels.of(mark) for mark in marks_of(recording, self.marks)]
 
     def end(self) -> None:
         self._end = _compat.allocations_so_far(self._ordinal)

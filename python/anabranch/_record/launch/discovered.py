@@ -19,6 +19,7 @@ from anabranch._core.capture import (
     CaptureLayouts,
 )
 from anabranch._record.capture.captured import Capture
+from anabranch._record.capture.labels import Label
 from anabranch._record.capture.step import Fresh, Step, plain_parts
 from anabranch._record.launch.output_buffers import OutputBuffers
 from anabranch._record.numbers.formulas import Formulas
@@ -52,6 +53,11 @@ class DiscoveredStep:
         made = CapturedRecording(step, True, mapped_memory=self._capture.is_mapped)
         step.close()
         return made
+
+    def labels(self, recording: CapturedRecording) -> list[Label | None]:
+        """What its nodes are, where that was noted; empty where nothing was."""
+        noting = self.first.noting
+        return noting.labels_of(recording) if noting is not None else []
 
     def teach(self, layouts: CaptureLayouts) -> None:
         layouts.add(self._step)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the nodes of a capture are: by their marks, the operator or the generated kernel that queued
+them, and the user's line behind it. Reports that tell of times show them.
+
+Threads: as the notes that are taken. Failure: none; what is not known is None.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from typing import Any, NamedTuple
+
+import torch
+
+from anabranch import _compat
+from anabranch._fx.source import SourceLine
+
+# Frames in here are not the user's.
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_INSIDE = (os.path.dirname(torch.__file__) + os.sep, _OURS, "<")
+_MOST_FRAMES = 200
+
+
+class Label(NamedTuple):
+    """``operator`` is "aten::mm", or the name of a generated kernel."""
+
+    operator: str
+    line: SourceLine | None
+
+
+class Labels:
+    """Of one capture. A piece of work has the nodes of the mark behind it, or of the next one that
+    comes."""
+
+    def __init__(self) -> None:
+        self._by_mark: dict[int, Label] = {}
+
+    def note(self, mark: int, operator: str) -> None:
+        """Called while the frames of who queues the work stand."""
+        self._by_mark[mark] = Label(operator, _line_now())
+
+    def of(self, mark: int) -> Label | None:
+        return self._by_mark.get(mark)
+
+
+def operator_of(function: Any) -> str:
+    schema = getattr(function, "_schema", None)
+    return str(schema.name if schema is not None else getattr(function, "__name__", function))
+
+
+def generated_kernel_of(tuner: Any) -> str:
+    """Its name as the GPU has it."""
+    meta = getattr(tuner, "inductor_meta", None)
+    name = meta.get("kernel_name") if isinstance(meta, dict) else None
+    return str(name or getattr(getattr(tuner, "fn", None), "__name__", "triton kernel"))
+
+
+def _line_now() -> SourceLine | None:
+    """Of the innermost frame of this thread that is neither torch's nor ours. Behind a wrapper that
+    Inductor has generated stands the line of the model that it was generated for."""
+    frame: Any = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return None
+        code, line = frame.f_code, frame.f_lineno
+        behind = _compat.lines_behind_generated_code(code.co_filename, line)
+        if behind is None and not code.co_filename.startswith(_INSIDE):
+            return _line_at(code.co_filename, line, code.co_name)
+        for file, number, function in behind or ():
+            if not file.startswith(_INSIDE):
+                return _line_at(file, number, function)
+        frame = frame.f_back
+    return None
+
+
+def _line_at(file: str, line: int, function: str) -> SourceLine:
+    return SourceLine(file, line, function, linecache.getline(file, line).strip())
