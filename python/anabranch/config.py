@@ -106,6 +106,9 @@ class Options:
     guards: bool = _option(
         True, "Compare Python values that a recorded callable's code names with those of its "
         "recording, before each launch. Off: only what `guard=` answers.")
+    timing: bool = _option(
+        False, "Time the kernels of recordings, by a launch now and then that has an event behind "
+        "each kernel; `reports` and `explain` tell of them. It keeps the mean launch within 1 %.")
     native_regions: bool = _option(
         True, "Run regions through the C++ runtime. Off: through Inductor's Python callables.")
     delay_seed: int | None = _option(
@@ -416,6 +419,7 @@ if TYPE_CHECKING:  # the module's attributes, which _Config answers; a test hold
     max_recording_bytes: int
     follow_numbers: bool
     guards: bool
+    timing: bool
     native_regions: bool
     delay_seed: int | None
     max_threads: int | None

@@ -98,10 +98,12 @@ INSIDE: dict[str, dict[str, set[str]]] = {
     },
     "_explain": {
         "reasons": set(),
-        "contents": {"reasons"},
+        "timelines": set(),
+        "stalls": {"timelines"},
+        "contents": {"reasons", "timelines", "stalls"},
         "text": set(),
         "page": set(),
-        "explanation": {"contents", "text", "page"},
+        "explanation": {"contents", "text", "timelines", "page"},
     },
 }
 

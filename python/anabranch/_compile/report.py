@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from anabranch import _compat, errors
@@ -21,7 +22,14 @@ from anabranch._compile.streamed_graph import RecordedStreams, StreamedGraph
 from anabranch._core.trace import Trace
 from anabranch._fx.source import SourceLine, lines_of
 from anabranch._offload.planned import Planned
-from anabranch._record.recorded_callable import RecordedCallable, recorded_callables
+from anabranch._record.launch.recording import StepRecording
+from anabranch._record.launch.timing import Timing
+from anabranch._record.launch.timing_tables import contents_of_timing
+from anabranch._record.recorded_callable import (
+    RecordedCallable,
+    recorded_callables,
+    recordings_of_callables,
+)
 from anabranch._record.refusals import Reason
 from anabranch._record.report import RecordingReport
 
@@ -100,8 +108,10 @@ class GraphReport:
 
 def contents_of_recording(report: RecordingReport) -> dict[str, Any]:
     """Its fields by their names, in JSON's types."""
-    return {**dataclasses.asdict(report), "recording": report.recording._asdict(),
-            "phase_seconds": dict(report.phase_seconds)}
+    timing = contents_of_timing(report.timing) if report.timing is not None else None
+    return {**dataclasses.asdict(dataclasses.replace(report, timing=None)),
+            "recording": report.recording._asdict(),
+            "phase_seconds": dict(report.phase_seconds), "timing": timing}
 
 
 class Collector:
@@ -200,6 +210,38 @@ def collect(act: str, keeps_graphs: bool = False) -> Iterator[Collector]:
             collector.restore.close()
         collector.callables = [step for step in recorded_callables()
                                if _calls(step) != before.get(step, [])]
+
+
+def _all_recordings() -> list[tuple[str, StepRecording]]:
+    """With what each is of."""
+    with _lock:
+        graphs = [(f"a {report.kind} graph", graph) for report in _known
+                  for graph in recordings_of(report.compiled())]
+    return [*recordings_of_callables(),
+            *((name, recording) for name, graph in graphs for recording in graph.recordings)]
+
+
+def named_recordings() -> list[tuple[str, Timing]]:
+    """Nodes of all recordings that there are, with what each is of."""
+    return [(name, recording.described()) for name, recording in _all_recordings()]
+
+
+@contextlib.contextmanager
+def timed() -> Iterator[Callable[[], None]]:
+    """Inside, each launch of the recordings that there are is timed. Yields what waits for them."""
+    recordings = [one for _, one in _all_recordings() if not one.is_timed]
+
+    def wait() -> None:
+        for device in {recording.device for recording in recordings}:
+            torch.cuda.synchronize(device)
+
+    for recording in recordings:
+        recording.time(every=1)
+    try:
+        yield wait
+    finally:
+        for recording in recordings:
+            recording.time_no_more()
 
 
 def _calls(step: RecordedCallable[..., Any]) -> list[tuple[str, int]]:

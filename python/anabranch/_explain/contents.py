@@ -18,6 +18,8 @@ from anabranch._core.abi import TraceEvent
 from anabranch._core.library import version
 from anabranch._core.trace import EVENT_LAUNCH, EVENT_STEP, EVENT_WAIT
 from anabranch._explain.reasons import reasons_of
+from anabranch._explain.stalls import stalls_of
+from anabranch._explain.timelines import timelines_of
 from anabranch._record.recorded_callable import RecordedCallable
 
 VERSION = 1  # of the keys: it is raised when one goes or changes its meaning
@@ -41,6 +43,8 @@ def contents_of(title: str, graphs: Sequence[GraphReport],
         "lost_streams": list(lost),
     }
     contents["reasons"] = reasons_of(contents)
+    contents["timelines"] = timelines_of(contents)
+    contents["stalls"] = stalls_of(contents)
     return contents
 
 

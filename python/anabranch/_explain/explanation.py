@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from anabranch._arguments import check_function, check_path
-from anabranch._compile.report import Collector, GraphReport, collect
+from anabranch._compile.report import Collector, GraphReport, collect, timed
 from anabranch._explain import text
 from anabranch._explain.contents import contents_of, last_launch
 from anabranch._explain.page import frame_of, page_of
+from anabranch._explain.timelines import chrome_events_of
 from anabranch._record.recorded_callable import RecordedCallable
 from anabranch._write_file import write_file
 
@@ -86,6 +88,8 @@ class Explanation:
                   for step in self._callables]
         if not parts:
             parts = ["anabranch: no graph compiled by this backend ran, and nothing recorded."]
+        if self._contents["stalls"]:
+            parts.append(text.describe_stalls(self._contents["stalls"]))
         if lost:
             parts.append("streams without effect:\n" + textwrap.indent("\n".join(lost), "  "))
         return "\n\n".join(parts)
@@ -110,9 +114,9 @@ class Explanation:
 
     def save_timeline(self, path: str | os.PathLike[str]) -> Path:
         """Writes what happened as Chrome trace JSON, which ui.perfetto.dev opens: a process a
-        graph, a track a stream. It names operators and source lines of the model. Graphs on a GPU
-        are not in it: nobody takes the times of their regions. One without events is written with a
-        warning [E0614]. Answers the path, and raises as save_plan() does."""
+        graph, a track a stream; a process a recording that was timed, a track a lane. It names
+        operators and source lines of the model. One without events is written with a warning
+        [E0614]. Answers the path, and raises as save_plan() does."""
         path = check_path("save_timeline", path)
         merged: list[Any] = []
         for process, timeline in enumerate(self._timelines, start=1):
@@ -122,14 +126,18 @@ class Explanation:
                 if "id" in event:
                     event["id"] = f"{process}.{event['id']}"
             merged += part["traceEvents"]
+        for process, recorded in enumerate(self._contents["timelines"], len(self._timelines) + 1):
+            merged += [{**event, "pid": process} for event in chrome_events_of(recorded)]
         write_file("write trace", path, json.dumps({"traceEvents": merged}).encode())
         if not merged:
             log.warning("anabranch: save_timeline has no event for %r: no graph of several streams "
-                        "ran on the CPU; print the explanation for the reasons [E0614]", str(path))
+                        "ran on the CPU, and no recording was timed; print the explanation for the "
+                        "reasons [E0614]", str(path))
         return path
 
 
-def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+def explain(fn: Callable[..., Any], *args: Any, timing: bool = False,
+            **kwargs: Any) -> Explanation:
     """Calls ``fn`` once and tells what its compiled graphs did::
 
         report = anabranch.explain(model, x)
@@ -138,14 +146,18 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
 
     ``fn`` is any callable that uses models compiled with this backend: a model, or a whole
     training step, whose backward is then told of as well; or a callable of ``anabranch.record``.
-    Of recordings it tells everything since they were made. One call at a time in a process. Raises
-    WrongArgument [E0611] unless ``fn`` can be called, [E0612] for coroutines and generators; else
-    what the call raises.
+    Of recordings it tells everything since they were made. With ``timing`` the launches of those
+    that there are already are timed, kernel by kernel: each takes as long as it does and an event a
+    kernel more. A keyword ``timing`` of ``fn``'s own needs a lambda. One call at a time in a
+    process. Raises WrongArgument [E0611] unless ``fn`` can be called, [E0612] for coroutines and
+    generators; else what the call raises.
     """
     check_function("explain", fn, "Give what is called, and then its arguments: explain(model, x).")
-    with collect("explain") as collector:
-        fn(*args, **kwargs)
-    return Explanation(collector, _name_of(fn))
+    with timed() if timing else contextlib.nullcontext(lambda: None) as wait:
+        with collect("explain") as collector:
+            fn(*args, **kwargs)
+        wait()
+        return Explanation(collector, _name_of(fn))
 
 
 def _name_of(fn: Callable[..., Any]) -> str:

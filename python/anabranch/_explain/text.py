@@ -61,6 +61,12 @@ def with_recordings(head: str, reports: Sequence[RecordingReport]) -> str:
     return "\n".join(lines)
 
 
+def describe_stalls(stalls: Sequence[dict[str, Any]]) -> str:
+    """What held timed steps up, the longest first."""
+    return "\n".join(["what held the timed steps up:", *(
+        f"  {row['what']}: {row['why']} ({row['where']})\n    {row['remedy']}" for row in stalls)])
+
+
 def fit(text: str, columns: int | None = None) -> str:
     """Long lines wrapped, their rest indented. By default as wide as the terminal; where there is
     none, lines stay whole, so that they can be searched."""

@@ -30,7 +30,8 @@ def record(function: Callable[_P, _R], *, state: Iterable[Any] = (),
            guards: bool | None = None, max_recordings: int | None = None,
            max_recording_bytes: int | None = None,
            max_parallel_kernels: int | None = None, parallel_bytes: int | None = None,
-           prefetch_bytes: int | None = None) -> RecordedCallable[_P, _R]: ...
+           prefetch_bytes: int | None = None,
+           timing: bool | None = None) -> RecordedCallable[_P, _R]: ...
 
 
 @overload
@@ -41,7 +42,7 @@ def record(function: None = None, *, state: Iterable[Any] = (),
            guards: bool | None = None, max_recordings: int | None = None,
            max_recording_bytes: int | None = None,
            max_parallel_kernels: int | None = None, parallel_bytes: int | None = None,
-           prefetch_bytes: int | None = None,
+           prefetch_bytes: int | None = None, timing: bool | None = None,
            ) -> Callable[[Callable[_P, _R]], RecordedCallable[_P, _R]]: ...
 
 
@@ -84,7 +85,7 @@ def record(function: Callable[..., Any] | None = None, *, state: Iterable[Any] =
 # Options that have keywords of their own, where None is not given.
 _KEYWORDS = frozenset(("record", "strict", "allow", "verify", "guards", "max_recordings",
                        "max_recording_bytes", "max_parallel_kernels", "parallel_bytes",
-                       "prefetch_bytes"))
+                       "prefetch_bytes", "timing"))
 
 
 def _refuse_static(keywords: Mapping[str, Any]) -> None:

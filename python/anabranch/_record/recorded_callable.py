@@ -25,6 +25,7 @@ import torch
 from anabranch import _compat, config
 from anabranch._arguments import wrong
 from anabranch._record.following import Following
+from anabranch._record.launch.recording import StepRecording
 from anabranch._record.lists import Listed, with_lists
 from anabranch._record.ready_calls import ReadyCalls
 from anabranch._record.recorder import MISSED, Recorder
@@ -278,6 +279,15 @@ class RecordedCallable(Generic[_P, _R]):
     def reports(self) -> list[RecordingReport]:
         """One a signature, in the order of their first calls."""
         return self._recorder.specializations.reports()
+
+    def _recordings(self) -> list[StepRecording]:
+        return self._recorder.specializations.recordings()
+
+
+def recordings_of_callables() -> list[tuple[str, StepRecording]]:
+    """Those that there are now, with the names of their callables."""
+    return [(step.name, recording) for step in recorded_callables()
+            for recording in step._recordings()]
 
 
 def recorded_callables() -> list[RecordedCallable[..., Any]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from anabranch import config
+from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import SavedBlocks, handed_over, opened
 from anabranch._record.recorder import Recorder
 from anabranch._record.refusals import Cause
@@ -83,3 +84,8 @@ class RecordedGraph:
     @property
     def reports(self) -> list[RecordingReport]:
         return self._recorder.specializations.reports()
+
+    @property
+    def recordings(self) -> list[StepRecording]:
+        """That there are now."""
+        return self._recorder.specializations.recordings()

@@ -99,7 +99,7 @@ class Recorder:
                  look_farther: Callable[[Collection[Path]], None] = lambda ways: None) -> None:
         self.name = name
         self.specializations = Specializations(chosen.max_recordings, chosen.max_recording_bytes,
-                                               differences)
+                                               differences, chosen.timing)
         self.is_refused = False  # a recording was, and not because there are too many signatures
         self._call = call
         self._call_last = call_last or call

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from anabranch._record.launch.timing import Timing
+from anabranch._record.launch.timing_tables import text_of_timing
 from anabranch.errors import code_text
 
 
@@ -94,6 +96,9 @@ class RecordingReport:
     launched_from_host: int = 0
     launched_from_device: int = 0
 
+    # When its kernels ran, where that is asked for (timing=True); see docs/trace.md.
+    timing: Timing | None = None
+
     @property
     def capture_seconds(self) -> float:
         return self._seconds_of("captures")
@@ -139,7 +144,7 @@ class RecordingReport:
                 f"{self._lanes_text()}"
                 f"  captured in {self.capture_seconds:.2f} s, made in {self.make_seconds:.2f} s, "
                 f"verified in {self.verify_seconds:.2f} s ({self.verified})"
-                f"{dropped}")
+                f"{dropped}{self._timing_text()}")
 
     def _place_text(self) -> str:
         code = f"[{code_text(self.code)}]" if self.code is not None else ""
@@ -149,6 +154,10 @@ class RecordingReport:
 
     def _shortage_text(self) -> str:
         return f"  ran plainly for want of memory: {self.shortage}\n" if self.shortage else ""
+
+    def _timing_text(self) -> str:
+        lines = text_of_timing(self.timing) if self.timing is not None else ()
+        return "".join(f"\n  {line}" for line in lines)
 
     def _lanes_text(self) -> str:
         if self.why_in_order:

@@ -137,7 +137,8 @@ class BoundState:
 class Specialization:
     """What is recorded for one signature, or how far it has got."""
 
-    def __init__(self, inputs: str, state: State) -> None:
+    def __init__(self, inputs: str, state: State, is_timed: bool = False) -> None:
+        self._is_timed = is_timed  # whether launches of its recording are
         # Without what every call changes; see current_report().
         self.report = RecordingReport(inputs)
         self.refusal: Reason | None = None  # why it runs plainly; the report tells of it
@@ -241,6 +242,8 @@ class Specialization:
                       mutations: list[Mutation] | None) -> None:
         """``known`` are the tensors of the state; ``mutations`` are the side effects of launches,
         None where they answer none."""
+        if self._is_timed:
+            recording.time()
         state, first = self.state, len(self.arguments)
         used = [i - first for i in recording.uses if first <= i < first + len(known)]
         stands = [(i, place) for i in used for place in (state.places[i], *state.more_places[i])]
@@ -364,8 +367,9 @@ class Specialization:
     def current_report(self) -> RecordingReport:
         counts = self.recording.counts if self.recording is not None else CaptureCounts()
         times = times_noted(self.refusal) if self.refusal is not None else 0
+        timing = self.recording.timing if self.recording is not None else None
         return dataclasses.replace(self.report, calls=self.calls, plain_calls=self.plain_calls,
-                                   times=times,
+                                   times=times, timing=timing,
                                    **{name: getattr(counts, name) for name in CaptureCounts.names})
 
 

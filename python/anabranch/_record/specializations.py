@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from anabranch._record.launch.recording import StepRecording
 from anabranch._record.report import RecordingReport
 from anabranch._record.specialization import Specialization
 from anabranch._record.state.paths import Path
@@ -32,13 +33,16 @@ Differences = Callable[[Any, Sequence[Any]], list[str]]
 
 class Specializations(dict[Any, Specialization]):
     """At most ``most``, which hold ``most_bytes`` together between launches. ``differences(key,
-    keys)`` names in what a signature differs from the nearest of others."""
+    keys)`` names in what a signature differs from the nearest of others. ``are_timed``: so are the
+    launches of their recordings."""
 
-    def __init__(self, most: int, most_bytes: int, differences: Differences) -> None:
+    def __init__(self, most: int, most_bytes: int, differences: Differences,
+                 are_timed: bool = False) -> None:
         super().__init__()
         self.lock = threading.RLock()
         self.beyond: Specialization | None = None  # shared by all signatures without a place
         self._most = most
+        self._are_timed = are_timed
         self._admission = Admission(most_bytes)
         self._differences = differences
         self._retired: collections.deque[RecordingReport] = collections.deque(maxlen=most)
@@ -61,7 +65,7 @@ class Specializations(dict[Any, Specialization]):
             return self.beyond, differs
         if free is not None:
             self.retire(free)
-        spec = self[key] = Specialization(describe(), state)
+        spec = self[key] = Specialization(describe(), state, self._are_timed)
         spec.note(differs=", ".join(differs))
         return spec, differs
 
@@ -100,6 +104,10 @@ class Specializations(dict[Any, Specialization]):
         """One specialization a signature, and the one of all signatures without a place."""
         with self.lock:
             return [*self.values(), *([self.beyond] if self.beyond else [])]
+
+    def recordings(self) -> list[StepRecording]:
+        """That there are now."""
+        return [spec.recording for spec in self.known() if spec.recording is not None]
 
     def reports(self) -> list[RecordingReport]:
         """The reports of recordings that were replaced, and then of the present ones."""

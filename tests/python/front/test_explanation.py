@@ -181,7 +181,8 @@ def test_recordings_that_were_dropped_are_told_apart():
     known = Specializations(1, 1 << 30, lambda key, keys: [])
     for key in ("a", "b"):
         spec, _ = known.admit(key, lambda: key, State())
-        spec.recording = SimpleNamespace(counts=CaptureCounts(nodes=3, launched_from_host=2))
+        spec.recording = SimpleNamespace(
+            timing=None, counts=CaptureCounts(nodes=3, launched_from_host=2))
         if key == "a":
             known.retire(key)
     reports = known.reports()

@@ -59,6 +59,7 @@ class Followed:
     size = 8  # bytes of a word
     needs_gradients, launch_bytes, device, slot_count, has_overlaps = False, 1 << 20, 0, 1, False
     undefined, objects, layout, ahead_bytes, random = frozenset(), (), None, 0, None
+    timing = None
 
     def __init__(self, stand_in, step):
         self._step = step

@@ -172,7 +172,7 @@ def test_of_mapped_memory_one_capture_is_enough_where_it_names_no_others(tried):
 
 
 class Made:
-    ahead_bytes = 10
+    ahead_bytes, timing = 10, None
 
     def __init__(self, lanes, arena_bytes, nodes=100, host_copies=0):
         self.counts = CaptureCounts(nodes=nodes, lanes=lanes, arena_bytes=arena_bytes,

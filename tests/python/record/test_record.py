@@ -283,7 +283,7 @@ def test_explain_shows_recorded_callables_that_ran_and_what_became_of_them():
     launched, plain, idle = specs = [Specialization("(float32[4])", State()) for _ in steps]
     for recorded, spec in zip(steps, specs, strict=True):
         recorded._recorder.specializations[spec.report.inputs] = spec
-    launched.recording = SimpleNamespace(counts=CaptureCounts(
+    launched.recording = SimpleNamespace(timing=None, counts=CaptureCounts(
         nodes=3, launched_from_host=7, arena_bytes=512, held_device_bytes=640, held_host_bytes=96))
     plain.note(reason="it looks at a value")
 

@@ -19,6 +19,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from anabranch import _compat, config
 from anabranch._core.abi import CaptureCounts
 from anabranch._core.capture import Block, Slot
+from anabranch._core.timed_recording import RecordedNode
 from anabranch._record import attempt as attempt_module
 from anabranch._record import recorder as recorder_module
 from anabranch._record import refusals
@@ -27,7 +28,7 @@ from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.stand_ins import StandIns, one_at_a_time, wait_for_captures
 from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy, Step
-from anabranch._record.launch import discovered
+from anabranch._record.launch import discovered, timing
 from anabranch._record.launch import recording as recording_module
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.recording import StepRecording
@@ -125,6 +126,42 @@ def test_a_launch_answers_fresh_tensors_views_and_what_it_was_given(recorded):
         addresses, stream = recorded._recording.launched[seed]
         assert stream == 7 and len(set(addresses)) == 5
     assert recorded.slot_count == 3 and recorded.uses == [0, 1]
+
+
+def test_a_launch_that_is_timed_goes_another_way_and_answers_the_same(recorded, monkeypatch):
+    twins = []
+
+    class Twin(OnTheCpu):
+        is_over = True
+
+        def __init__(self, of, addresses):
+            super().__init__()
+            twins.append(self)
+
+        def times(self):
+            return [(0, 5), (5, 9)]
+
+        def plain_times(self):
+            return 0, 0
+
+        def close(self):
+            pass
+
+    nodes = [RecordedNode("kernel", "mul", 0, 0, ()), RecordedNode("kernel", "add", 0, 0, (0,))]
+    monkeypatch.setattr(timing, "TimedRecording", Twin)
+    for module in (timing, recording_module):
+        monkeypatch.setattr(module, "nodes_of", lambda recording: nodes)
+    assert recorded.timing is None and recorded.described().nodes == nodes
+    for is_timed in (False, True, False):
+        if is_timed:
+            recorded.time(every=1)
+        x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
+        assert torch.equal(recorded.launch([x, w], [w])["y"], x * w + 1)
+        if is_timed:
+            assert recorded.is_timed and recorded.timing.sample.step_ns == 9
+            recorded.time_no_more()
+    assert len(recorded._recording.launched) == 2 and len(twins[0].launched) == 1
+    assert recorded.timing is None and not recorded.is_timed
 
 
 def test_a_launch_answers_objects_like_those_it_captured_and_those_that_there_are(step_of):

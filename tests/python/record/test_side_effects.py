@@ -353,7 +353,7 @@ def launching(monkeypatch):
             answer = attempt._step.call(attempt._step.leaves)
             return answer, SimpleNamespace(
                 uses=list(range(uses)), objects=[], launch=launch, needs_gradients=False,
-                layout=None, has_overlaps=False, counts=CaptureCounts(nodes=1))
+                layout=None, has_overlaps=False, counts=CaptureCounts(nodes=1), timing=None)
 
         monkeypatch.setattr(attempt_module.Attempt, "record", record)
         return made, launched

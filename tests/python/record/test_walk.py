@@ -49,7 +49,7 @@ def as_on_a_gpu(monkeypatch):
         spec.set_recording(SimpleNamespace(
             uses=[arguments + i for i in used], needs_gradients=False, has_overlaps=False,
             objects=[i for i, thing in enumerate(objects.values()) if id(thing) in ids(answer)],
-            counts=CaptureCounts(nodes=1),
+            counts=CaptureCounts(nodes=1), timing=None,
             layout=None, launch=lambda given, owners, held, **how: Launched(
                 [*(given[arguments + i] for i in order), *held])),
             known, None)

@@ -55,6 +55,7 @@ class Launched:
     needs_gradients, launch_bytes, device, slot_count = False, 1 << 20, 0, 1
     has_overlaps = False
     undefined, objects, layout, ahead_bytes = frozenset(), (), None, 0
+    timing, is_timed = None, False
 
     def __init__(self, stand_in, step, lanes):
         self._stand_in, self._call = stand_in, step.call

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from anabranch import _compat
 from anabranch._core.abi import CaptureCounts
+from anabranch._core.timed_recording import nodes_of
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.host_draws import Draws
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
@@ -26,6 +27,7 @@ from anabranch._record.capture.step import Alias, Fresh, Held, Lazy, Step, Wrapp
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, OutputBuilder
 from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces
+from anabranch._record.launch.timing import Timer, Timing
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.picker import picker
 from anabranch._record.quick import addresses
@@ -54,6 +56,9 @@ class StepRecording:
         # Side by side nothing else is read than in captured order, which has been verified then.
         is_unsure = self._recording.counts.unsure and lanes == 1
         self._other = discovered.record_exchanged() if is_unsure else None
+        self._queue = self._recording.launch
+        self._labels = discovered.labels(self._recording)  # of its nodes, for reports of times
+        self._timer: Timer | None = None
         self._formulas = discovered.formulas(self._recording)
         if self._formulas is not None and self._other is not None \
                 and self._other.numbers != self._recording.numbers:
@@ -175,7 +180,35 @@ class StepRecording:
         if self._other is None:
             return False
         self._recording, self._other = self._other, None
+        self._queue = self._recording.launch
         return True
+
+    def time(self, every: int | None = None) -> None:
+        """Times launches from now on, one in so many, or as many as cost next to nothing."""
+        self._timer = Timer(self._recording, self._labels, every)
+        self._queue = self._timer.launch
+
+    def time_no_more(self) -> None:
+        """What was timed is told no more."""
+        self._queue = self._recording.launch
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
+
+    def described(self) -> Timing:
+        """What its nodes are, with their times where launches are timed."""
+        if self._timer is not None:
+            return self._timer.timing()
+        return Timing(nodes_of(self._recording), self._labels, None, 0)
+
+    @property
+    def is_timed(self) -> bool:
+        return self._timer is not None
+
+    @property
+    def timing(self) -> Timing | None:
+        """None where launches are not timed."""
+        return self._timer.timing() if self._timer is not None else None
 
     @property
     def device(self) -> int:
@@ -222,7 +255,7 @@ class StepRecording:
         addresses = self._gather(at or given, offsets, fresh, parts, words)
         if self.random is not None:
             self.random.replay()
-        self._recording.launch(addresses, _compat.current_stream(self._device))
+        self._queue(addresses, _compat.current_stream(self._device))
         if in_blocks:
             assert self.layout is not None
             self.layout.sign(fresh)
