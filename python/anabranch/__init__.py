@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from anabranch._compile.backend import backend
     from anabranch._compile.report import GraphReport
     from anabranch._explain.explanation import Explanation, explain
+    from anabranch._explain.profiles import label_profile
     from anabranch._record.capture.now import is_recording
     from anabranch._record.record import record
     from anabranch._record.recorded_callable import RecordedCallable
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["AnabranchError", "Explanation", "GraphReport", "RecordWarning", "RecordedCallable",
            "RecordingReport", "Verdict", "__version__", "backend", "bisect", "config", "doctor",
-           "errors", "explain", "is_recording", "offload", "overlap", "record", "stream"]
+           "errors", "explain", "is_recording", "label_profile", "offload", "overlap", "record",
+           "stream"]
 
 _LAZY = {
     "Explanation": "_explain.explanation",
@@ -45,6 +47,7 @@ _LAZY = {
     "bisect": "_bisect.bisect",
     "explain": "_explain.explanation",
     "is_recording": "_record.capture.now",
+    "label_profile": "_explain.profiles",
     "offload": "streams",
     "overlap": "streams",
     "record": "_record.record",

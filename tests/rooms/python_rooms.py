@@ -100,6 +100,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "reasons": set(),
         "timelines": set(),
         "stalls": {"timelines"},
+        "profiles": {"timelines"},
         "contents": {"reasons", "timelines", "stalls"},
         "text": set(),
         "page": set(),
