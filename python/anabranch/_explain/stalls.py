@@ -19,7 +19,7 @@ _SHORT_NS = 5_000  # a kernel that mostly starts
 _SHORT_SHARE, _COPY_SHARE = 0.2, 0.1  # of a step
 _LINE_SHARE, _PLAIN_SHARE = 0.5, 0.1  # of the time of all kernels; of all calls
 _SLOW_BYTES_PER_NS = 8.0  # less than half of what copies from pinned memory reach over PCIe 4.0
-_COPY_NAMES = ("copy", "transpose", "contiguous")
+_COPY_NAMES = ("copy", "clone", "transpose", "contiguous")
 
 _LATE = ("Look for what waits for the GPU between the calls (item(), cpu(), print of a tensor, "
          "synchronize), or takes the host's time there (a loader, logging, copies of pageable "
@@ -53,7 +53,7 @@ def _of_recording(where: str, one: dict[str, Any]) -> Iterator[Stall]:
     path = _critical_path(nodes)
     for what, took_ns, least, why, remedy in (
             *_late_host(timing), *_host_copies(nodes, path), *_late_lanes(nodes),
-            *_short_kernels(nodes), *_of_kind(nodes, path), *_copies(nodes), *_long_line(timing)):
+            *_short_kernels(nodes, _event_ns(timing, path)), *_of_kind(nodes, path), *_copies(nodes), *_long_line(timing)):
         if took_ns >= least * step_ns:
             yield {"where": where, "what": what, "took_ns": took_ns, "why": why, "remedy": remedy}
     for what, why, remedy in (*_in_order(one), *_plain_calls(one)):
@@ -118,8 +118,15 @@ def _late_lanes(nodes: Sequence[dict[str, Any]]) -> Iterator[_Found]:
                f"{_at([nodes[on]])}", _UNEVEN)
 
 
-def _short_kernels(nodes: Sequence[dict[str, Any]]) -> Iterator[_Found]:
-    short = [node for node in nodes if node["kind"] == "kernel" and node["mean_ns"] < _SHORT_NS]
+def _event_ns(timing: dict[str, Any], path: Sequence[int]) -> float:
+    """About how much of a node's time is that of the event behind it."""
+    more = timing["step_ns"] - (timing["plain_ns"] or timing["step_ns"])
+    return max(more, 0) / max(len(path), 1)
+
+
+def _short_kernels(nodes: Sequence[dict[str, Any]], event_ns: float) -> Iterator[_Found]:
+    short = [node for node in nodes
+             if node["kind"] == "kernel" and node["mean_ns"] - event_ns < _SHORT_NS]
     took = sum(node["mean_ns"] for node in short)
     yield ("kernels that mostly start", took, _SHORT_SHARE,
            f"{len(short)} kernels take less than {_SHORT_NS / 1e3:.0f} µs each and {_ms(took)} "

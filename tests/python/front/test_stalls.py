@@ -63,6 +63,12 @@ def test_a_lane_that_waits_is_named_with_what_it_waits_for():
 def test_many_short_kernels_are_named():
     chain = [node(2, [i - 1] if i else [], line=i + 1) for i in range(20)]
     assert named(*chain) == ["kernels that mostly start"]
+    with_events = [node(6, [i - 1] if i else [], line=i + 1) for i in range(20)]
+    assert named(*with_events) == []
+    timed = timing(*with_events)
+    timed = dataclasses.replace(timed, sample=timed.sample._replace(plain_ns=40_000.0))
+    assert [row["what"] for row in stalls_of(contents(report(timed)))] == [
+        "kernels that mostly start"]
 
 
 def test_functions_of_the_host_and_collectives_are_named_where_nothing_hides_them():
