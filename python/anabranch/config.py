@@ -109,6 +109,8 @@ class Options:
     timing: bool = _option(
         False, "Time the kernels of recordings, by a launch now and then that has an event behind "
         "each kernel; `reports` and `explain` tell of them. It keeps the mean launch within 1 %.")
+    traceparent: str | None = _option(
+        None, "The caller's id in W3C's trace context: what `explain` tells belongs to its trace.")
     native_regions: bool = _option(
         True, "Run regions through the C++ runtime. Off: through Inductor's Python callables.")
     delay_seed: int | None = _option(
@@ -420,6 +422,7 @@ if TYPE_CHECKING:  # the module's attributes, which _Config answers; a test hold
     follow_numbers: bool
     guards: bool
     timing: bool
+    traceparent: str | None
     native_regions: bool
     delay_seed: int | None
     max_threads: int | None

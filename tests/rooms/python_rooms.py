@@ -99,12 +99,13 @@ INSIDE: dict[str, dict[str, set[str]]] = {
     "_explain": {
         "reasons": set(),
         "timelines": set(),
+        "trace_ids": set(),
         "stalls": {"timelines"},
         "profiles": {"timelines"},
         "contents": {"reasons", "timelines", "stalls"},
         "text": set(),
         "page": set(),
-        "explanation": {"contents", "text", "timelines", "page"},
+        "explanation": {"contents", "text", "timelines", "trace_ids", "page"},
     },
 }
 

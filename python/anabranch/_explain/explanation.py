@@ -13,12 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from anabranch import config
 from anabranch._arguments import check_function, check_path
 from anabranch._compile.report import Collector, GraphReport, collect, timed
 from anabranch._explain import text
 from anabranch._explain.contents import contents_of, last_launch
 from anabranch._explain.page import frame_of, page_of
 from anabranch._explain.timelines import chrome_events_of
+from anabranch._explain.trace_ids import child_of
 from anabranch._record.recorded_callable import RecordedCallable
 from anabranch._write_file import write_file
 
@@ -41,7 +43,9 @@ class Explanation:
         self._plans = [graph.last.plan for graph in streamed if graph and graph.last]
         last = {graph: last_launch(trace.events) for graph, trace in collector.traces.items()}
         launches = [last.get(graph) if graph else None for graph in streamed]
+        self._traceparent = child_of(config.traceparent)
         self._contents = contents_of(name, self._graphs, launches, self._callables, collector.lost)
+        self._contents["traceparent"] = self._traceparent
         self._text = self._describe(list(collector.lost))
 
     @property
@@ -53,6 +57,12 @@ class Explanation:
     def callables(self) -> list[RecordedCallable[..., Any]]:
         """The callables of ``anabranch.record`` that ran on a GPU; each has ``reports``."""
         return self._callables
+
+    @property
+    def traceparent(self) -> str | None:
+        """The call's own id in W3C's trace context, for who goes on with the trace; None where the
+        option ``traceparent`` names no trace."""
+        return self._traceparent
 
     def to_dict(self) -> dict[str, Any]:
         """All that is known, in JSON's types; docs/python.md has the keys. It holds names and
@@ -128,7 +138,8 @@ class Explanation:
             merged += part["traceEvents"]
         for process, recorded in enumerate(self._contents["timelines"], len(self._timelines) + 1):
             merged += [{**event, "pid": process} for event in chrome_events_of(recorded)]
-        write_file("write trace", path, json.dumps({"traceEvents": merged}).encode())
+        about = {"otherData": {"traceparent": self._traceparent}} if self._traceparent else {}
+        write_file("write trace", path, json.dumps({"traceEvents": merged, **about}).encode())
         if not merged:
             log.warning("anabranch: save_timeline has no event for %r: no graph of several streams "
                         "ran on the CPU, and no recording was timed; print the explanation for the "

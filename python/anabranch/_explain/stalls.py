@@ -53,7 +53,8 @@ def _of_recording(where: str, one: dict[str, Any]) -> Iterator[Stall]:
     path = _critical_path(nodes)
     for what, took_ns, least, why, remedy in (
             *_late_host(timing), *_host_copies(nodes, path), *_late_lanes(nodes),
-            *_short_kernels(nodes, _event_ns(timing, path)), *_of_kind(nodes, path), *_copies(nodes), *_long_line(timing)):
+            *_short_kernels(nodes, _event_ns(timing, path)), *_of_kind(nodes, path),
+            *_copies(nodes), *_long_line(timing)):
         if took_ns >= least * step_ns:
             yield {"where": where, "what": what, "took_ns": took_ns, "why": why, "remedy": remedy}
     for what, why, remedy in (*_in_order(one), *_plain_calls(one)):

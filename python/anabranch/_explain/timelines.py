@@ -13,7 +13,7 @@ from typing import Any
 
 def timelines_of(contents: dict[str, Any]) -> list[dict[str, Any]]:
     """One a timed recording, shaped as graphs are: `plan` has a stream a lane and a step a node."""
-    return [_timeline(where, one["timing"]) for where, one in recordings_in(contents)
+    return [_timeline(where, one) for where, one in recordings_in(contents)
             if one["timing"] is not None and one["timing"]["launches"]]
 
 
@@ -32,14 +32,15 @@ def source_of(node: dict[str, Any]) -> str:
     return f"{line['file'].rsplit('/', 1)[-1]}:{line['line']} {line['text']}".rstrip()
 
 
-def _timeline(where: str, timing: dict[str, Any]) -> dict[str, Any]:
+def _timeline(where: str, one: dict[str, Any]) -> dict[str, Any]:
+    timing = one["timing"]
     nodes = timing["nodes"]
     lanes = [row["lane"] for row in timing["lanes"]]
     steps = [{"name": node["name"], "kind": node["kind"], "stream": lanes.index(node["lane"]),
               "source": source_of(node), "reads": [], "writes": []} for node in nodes]
     order = sorted(range(len(nodes)), key=lambda i: (nodes[i]["begin_ns"], i))
     return {
-        "name": f"timed launch of {where}",
+        "name": f"timed launch of {where}", "arena_bytes": one["arena_bytes"],
         "summary": f"{timing['launches']} launches were timed; this is the last",
         "plan": {"streams": [{"name": f"lane {lane}", "priority": 0, "is_users": False}
                              for lane in lanes],
@@ -55,7 +56,7 @@ def _timeline(where: str, timing: dict[str, Any]) -> dict[str, Any]:
 
 
 def chrome_events_of(timeline: dict[str, Any]) -> list[dict[str, Any]]:
-    """As in Chrome's trace format: a thread a lane, times in microseconds."""
+    """As in Chrome's trace format: a thread a lane, and two counters; times in microseconds."""
     plan = timeline["plan"]
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": timeline["name"]}}]
@@ -66,4 +67,17 @@ def chrome_events_of(timeline: dict[str, Any]) -> list[dict[str, Any]]:
         events.append({"ph": "X", "pid": 0, "tid": step["stream"], "name": step["name"],
                        "ts": begin / 1e3, "dur": (end - begin) / 1e3,
                        "args": {"node": i, "kind": step["kind"], "source": step["source"]}})
-    return events
+    return [*events, *_counters(timeline)]
+
+
+def _counters(timeline: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """How many nodes run at a time, and the arena, which is taken for the whole launch."""
+    took_ns, running = timeline["launch"]["took_ns"], 0
+    changes = sorted(change for _, _, begin, end in timeline["launch"]["steps"]
+                     for change in ((begin, 1), (end, -1)))
+    for at, change in changes:
+        running += change
+        yield {"ph": "C", "pid": 0, "name": "nodes running", "ts": at / 1e3,
+               "args": {"nodes": running}}
+    for at, size in ((0, timeline["arena_bytes"]), (took_ns, 0)):
+        yield {"ph": "C", "pid": 0, "name": "arena", "ts": at / 1e3, "args": {"bytes": size}}
