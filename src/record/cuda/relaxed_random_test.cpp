@@ -13,6 +13,7 @@
 #include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
 #include "record/cuda/discover.h"
+#include "record/cuda/exec/timed_exec.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -259,8 +260,7 @@ class RelaxedRandomTest : public sim::SimTest {
   }
   int waits() const { return waits_; }  // of the latest capture, also one that was left out
 
-  std::vector<std::uint32_t> launch_at_new_places(const CudaRecording& recording, CudaExec& exec,
-                                                  const RandomSteps& random) {
+  std::vector<std::uint64_t> new_places(const CudaRecording& recording) {
     std::vector<std::uint64_t> at;
     for (const SourceRule& rule : recording.source_rules()) {
       const std::uint64_t bytes = rule.bytes() + 512;
@@ -268,6 +268,11 @@ class RelaxedRandomTest : public sim::SimTest {
       EXPECT_CU(d->cuMemsetD8(block, 0xA5, bytes));
       at.push_back((block + 511) / 512 * 512);
     }
+    return at;
+  }
+  std::vector<std::uint32_t> launch_at_new_places(const CudaRecording& recording, CudaExec& exec,
+                                                  const RandomSteps& random) {
+    const std::vector<std::uint64_t> at = new_places(recording);
     for (std::uint32_t i = 0; i < kGiven; ++i) put(at[i], 1000 * i);
     std::copy(kOnHost.begin(), kOnHost.end(), host_);
     EXPECT_TRUE(exec.set_addresses(at).ok());
@@ -475,6 +480,30 @@ TEST_F(RelaxedRandomTest, LaunchesDoWhatTheStepSays) {
   }
   EXPECT_GT(on_all_lanes, 150u);  // or nothing would have been tried
   EXPECT_GT(shared, 30u);
+}
+
+// With an event behind each node, whatever the nodes are: kernels that were made again, copies with
+// the host's memory, fills, tables, on all lanes.
+TEST_F(RelaxedRandomTest, ATimedTwinGivesTheSameAndNoNodeBeginsBeforeWhatItWaitsFor) {
+  for (std::uint64_t seed = 1; seed <= 150; ++seed) {
+    make(seed);
+    const RandomSteps random(seed);
+    const auto recording = record(random, static_cast<std::uint32_t>(1 + seed % 4), seed % 3 == 0);
+    ASSERT_TRUE(recording) << "seed " << seed;
+    const auto twin = TimedExec::make(*d, *recording->executables()[0], recording->image(),
+                                      new_places(*recording));
+    ASSERT_TRUE(twin.ok()) << twin.error().message();
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_EQ(launch_at_new_places(*recording, (*twin)->exec(), random), expected_of(random))
+          << "seed " << seed;
+      const auto times = (*twin)->times();
+      ASSERT_TRUE(times.ok());
+      for (const EdgeImage& edge : recording->image().edges) {
+        ASSERT_GE((*times)[edge.to].begin_ns, (*times)[edge.from].end_ns) << "seed " << seed;
+      }
+    }
+    ASSERT_THAT(sim->violations(), ::testing::IsEmpty()) << "seed " << seed;
+  }
 }
 
 }  // namespace
