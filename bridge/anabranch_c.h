@@ -165,6 +165,7 @@ typedef struct AnabranchOffloadProblem {
   const AnabranchOffloadTensor* tensors;
   size_t tensor_count;
   AnabranchOffloadLink link;
+  double link_margin;
   uint64_t budget_bytes;
   uint64_t pinned_bytes;
 } AnabranchOffloadProblem;

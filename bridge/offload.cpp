@@ -35,6 +35,7 @@ ab::offload::Problem problem_of(const AnabranchOffloadProblem& from) {
                  std::back_inserter(problem.tensors), tensor_of);
   problem.link = {from.link.out_bytes_per_s, from.link.in_bytes_per_s, from.link.latency_ns,
                   from.link.both_ways};
+  problem.link_margin = from.link_margin;
   problem.budget_bytes = from.budget_bytes;
   problem.pinned_bytes = from.pinned_bytes;
   return problem;

@@ -37,7 +37,8 @@ Status check_sizes(const Problem& problem) {
   return {};
 }
 
-Status check_link(const Link& link) {
+Status check_link(const Problem& problem) {
+  const Link& link = problem.link;
   // Written so that no NaN passes.
   if (!(link.out_bytes_per_s >= 1) || !(link.in_bytes_per_s >= 1) || link.latency_ns > kMaxNs) {
     return refuse(
@@ -46,6 +47,9 @@ Status check_link(const Link& link) {
   }
   if (!(link.both_ways > 0 && link.both_ways <= 1)) {
     return refuse(fmt::format("both_ways is {}; it is above 0 and at most 1.", link.both_ways));
+  }
+  if (!(problem.link_margin >= 0 && problem.link_margin <= 1)) {
+    return refuse(fmt::format("link_margin is {}; it is from 0 to 1.", problem.link_margin));
   }
   return {};
 }
@@ -107,7 +111,7 @@ Status check_pinned(const Problem& problem) {
 
 Status check_problem(const Problem& problem) {
   if (Status sizes = check_sizes(problem); !sizes) return sizes;
-  if (Status link = check_link(problem.link); !link) return link;
+  if (Status link = check_link(problem); !link) return link;
   for (std::size_t i = 0; i < problem.tensors.size(); ++i) {
     if (Status tensor = check_tensor(problem, i); !tensor) return tensor;
   }

@@ -133,6 +133,7 @@ TEST(OffloadCheck, MalformedProblemsAreRefusedWithTheirReason) {
       {"base_bytes has 1 steps of 8", [](Problem& problem) { problem.base_bytes = {1}; }},
       {"copies nothing", [](Problem& problem) { problem.link.in_bytes_per_s = 0; }},
       {"both_ways is 2", [](Problem& problem) { problem.link.both_ways = 2; }},
+      {"link_margin is -1", [](Problem& problem) { problem.link_margin = -1; }},
       {"tensor 0 is made by step 0, used until 4",
        [](Problem& problem) { problem.tensors[0].last_forward_use = 4; }},
       {"tensor 3 needs tensor 3", [](Problem& problem) { problem.tensors[3].needs = {3}; }},

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
@@ -87,6 +88,17 @@ std::string explain_miss(const Problem& problem, std::uint64_t least_bytes, std:
       least_bytes - base - used - kept);
 }
 
+// Copies begin in time, and no more of them are taken for hidden than can be, also where they take
+// longer.
+Problem with_margin(Problem problem) {
+  const double times = 1 + problem.link_margin;
+  problem.link.out_bytes_per_s /= times;
+  problem.link.in_bytes_per_s /= times;
+  problem.link.latency_ns = static_cast<std::uint64_t>(
+      std::llround(static_cast<double>(problem.link.latency_ns) * times));
+  return problem;
+}
+
 }  // namespace
 
 Result<OffloadPlan> plan_offload(const Problem& problem) {
@@ -101,9 +113,10 @@ Result<OffloadPlan> plan_offload(const Problem& problem) {
     plan.reason = explain_miss(problem, plan.least_bytes, static_cast<std::uint32_t>(top));
   }
   const std::uint64_t limit_bytes = std::max(problem.budget_bytes, plan.least_bytes);
-  choices = HiddenSearch(problem, limit_bytes, std::move(choices)).run();
-  improve_choices(problem, limit_bytes, choices);
-  plan.decisions = schedule_copies(problem, choices, limit_bytes);
+  const Problem slower = with_margin(problem);
+  choices = HiddenSearch(slower, limit_bytes, std::move(choices)).run();
+  improve_choices(slower, limit_bytes, choices);
+  plan.decisions = schedule_copies(slower, choices, limit_bytes);
   place_pinned(problem, plan.decisions);
   plan.predicted = simulate_offload(problem, plan.decisions);
   if (Status status = check_offload(problem, plan.decisions, plan.predicted.peak_bytes); !status) {

@@ -66,6 +66,10 @@ void count(benchmark::State& state, const Problem& problem, const OffloadPlan& p
   const auto ms = [](std::uint64_t ns) { return static_cast<double>(ns) / 1e6; };
   state.counters["program_ms"] = ms(plan.predicted.total_ns - plan.predicted.added_ns);
   state.counters["added_ms"] = ms(plan.predicted.added_ns);
+  Problem slower = problem;
+  slower.link.out_bytes_per_s *= 0.95;
+  slower.link.in_bytes_per_s *= 0.95;
+  state.counters["slower_ms"] = ms(simulate_offload(slower, plan.decisions).added_ns);
   state.counters["bound_ms"] = bound_ns(problem) / 1e6;
   state.counters["again_ms"] = ms(plan.predicted.recompute_ns);
   state.counters["out_gb"] = static_cast<double>(plan.predicted.out_bytes) / 1e9;

@@ -16,9 +16,12 @@
 namespace anabranch::offload {
 namespace {
 
+// Planned for the very link, so that plans can be compared with the best.
 Problem tiny_problem(std::uint64_t seed) {
-  return random_problem(seed, static_cast<std::uint32_t>(1 + seed % 7),
-                        static_cast<std::uint32_t>(2 + seed % 6));
+  Problem problem = random_problem(seed, static_cast<std::uint32_t>(1 + seed % 7),
+                                   static_cast<std::uint32_t>(2 + seed % 6));
+  problem.link_margin = 0;
+  return problem;
 }
 
 bool is_allowed(const Problem& problem, const std::vector<Choice>& choices) {
@@ -151,6 +154,19 @@ TEST(OffloadPlan, CopiesThatHideAddNoTime) {
   EXPECT_GT(plan.predicted.out_bytes, 0u);
   EXPECT_EQ(plan.predicted.out_bytes, plan.predicted.in_bytes);
   EXPECT_EQ(plan.reason, "");
+}
+
+TEST(OffloadPlan, CopiesThatTakeALittleLongerStillHide) {
+  const auto added_on_slower_link = [](double margin) {
+    Problem problem = transformer_problem(20, 0.9);
+    problem.link_margin = margin;
+    const OffloadPlan plan = *plan_offload(problem);
+    problem.link.out_bytes_per_s *= 0.95;
+    problem.link.in_bytes_per_s *= 0.95;
+    return simulate_offload(problem, plan.decisions).added_ns;
+  };
+  EXPECT_EQ(added_on_slower_link(0.1), 0u);
+  EXPECT_GT(added_on_slower_link(0), 0u);
 }
 
 TEST(OffloadPlan, ASlowLinkLeavesComputingAgain) {

@@ -66,6 +66,9 @@ struct Problem {
   std::vector<std::uint64_t> base_bytes{};  // by step, beside the saved tensors; empty: 0
   std::vector<Tensor> tensors{};
   Link link{};
+  // Copies that take so much longer than the link says are planned for; predictions are of the
+  // link.
+  double link_margin = 0.1;
   std::uint64_t budget_bytes = 0;  // for base and saved tensors together
   std::uint64_t pinned_bytes = 0;  // at most so much pinned memory
 };

@@ -195,7 +195,8 @@ class OffloadProblem(ctypes.Structure):
     _fields_ = [("step_ns", POINTER(c_uint64)), ("base_bytes", POINTER(c_uint64)),
                 ("step_count", c_size_t), ("forward_steps", c_size_t),
                 ("tensors", POINTER(OffloadTensor)), ("tensor_count", c_size_t),
-                ("link", OffloadLink), ("budget_bytes", c_uint64), ("pinned_bytes", c_uint64)]
+                ("link", OffloadLink), ("link_margin", c_double), ("budget_bytes", c_uint64),
+                ("pinned_bytes", c_uint64)]
 
 
 class OffloadDecision(ctypes.Structure):

@@ -74,7 +74,8 @@ class Link:
 @dataclass(frozen=True)
 class Problem:
     """What is to be planned. ``base_bytes`` are each step's beside saved tensors, None for 0; both
-    count for ``budget_bytes``. At most ``pinned_bytes`` of pinned memory are used."""
+    count for ``budget_bytes``. At most ``pinned_bytes`` of pinned memory are used. Copies that take
+    ``link_margin`` longer than the link says are planned for; predictions are of the link."""
 
     step_ns: Sequence[int]
     forward_steps: int
@@ -83,6 +84,7 @@ class Problem:
     budget_bytes: int
     pinned_bytes: int
     base_bytes: Sequence[int] | None = None
+    link_margin: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ class _Given:
             self._steps, self._base, len(problem.step_ns), problem.forward_steps, self._tensors,
             len(problem.tensors), abi.OffloadLink(link.out_bytes_per_s, link.in_bytes_per_s,
                                                   link.latency_ns, link.both_ways),
-            problem.budget_bytes, problem.pinned_bytes)
+            problem.link_margin, problem.budget_bytes, problem.pinned_bytes)
 
     def _tensor(self, tensor: SavedTensor) -> abi.OffloadTensor:
         needs = (c_uint32 * max(len(tensor.needs), 1))(*tensor.needs)
