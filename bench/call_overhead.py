@@ -16,6 +16,7 @@ takes another checkout with a library in build/dev/bridge: both run in turn, a p
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import statistics
@@ -72,6 +73,8 @@ class DoesNothing:
 
     counts = CaptureCounts(nodes=2)
     parts = (512,)
+    launch_address = ctypes.cast(ctypes.CDLL(None).labs, ctypes.c_void_p).value
+    handle = SimpleNamespace(value=0)  # of which labs answers 0
 
     def __init__(self, step: Any, *_: Any, **__: Any) -> None:
         self.slots = [Slot(i, block.size_bytes, 4) for i, block in enumerate(step.blocks)

@@ -7,23 +7,29 @@
 // Threads:   any that holds the interpreter's lock.
 // Failure:   what cannot be told quickly is False, or asked of the package's function; what is not
 //            an Exception, such as KeyboardInterrupt, passes through.
-// Edges:     torch is not linked. Its function for addresses comes as a pointer. Where an object of
-//            Python's keeps its tensor is found out by calibrate(), from tensors that say it.
+// Edges:     torch is not linked. Its functions come as pointers. Where an object of Python's keeps
+//            its tensor is found out by calibrate(), from tensors that say it.
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 namespace {
 
 // aoti_torch_get_data_ptr of torch's stable C interface. A handle is the address of a tensor of
 // C++, and that is one pointer to what all its copies share.
 using GetDataPtr = std::int32_t (*)(void* handle, void** address);
+// Functions of C++ that the package has found by their whole names. `shared` is that pointer.
+using RequiresGrad = bool (*)(const void* shared);  // c10::TensorImpl::requires_grad
+using Grad = void* const* (*)(const void* shared);  // c10::TensorImpl::grad, a tensor of C++
+using BumpVersion = void (*)(void* const* tensor);  // torch::autograd::impl::bump_version
 
 struct Tensors {
   PyTypeObject* type = nullptr;
+  PyTypeObject* plain = nullptr;   // the class of tensors
   PyTypeObject* common = nullptr;  // the class of parameters
   GetDataPtr get_data_ptr = nullptr;
   std::size_t offset = 0;      // of that pointer in an object of Python's; 0 while it is not known
@@ -31,13 +37,24 @@ struct Tensors {
 };
 Tensors tensors;
 
+// Null where torch has no such function, or says something else by it.
+struct Autograd {
+  RequiresGrad requires_grad = nullptr;
+  Grad grad = nullptr;
+  void* none = nullptr;  // what grad() answers where there is none
+  BumpVersion bump_version = nullptr;
+};
+Autograd autograd;
+
 constexpr std::size_t kFirstWord = 2, kEndWord = 8;  // where it is looked for
 
-// Most are of one class below it, which is found out once.
+// Of one of torch's own two classes, as nearly all are.
+bool is_ordinary(PyObject* thing) {
+  return thing && (Py_TYPE(thing) == tensors.plain || Py_TYPE(thing) == tensors.common);
+}
+
 bool is_tensor(PyObject* thing) {
-  if (!thing) return false;
-  PyTypeObject* const type = Py_TYPE(thing);
-  return type == tensors.type || type == tensors.common || PyType_IsSubtype(type, tensors.type);
+  return is_ordinary(thing) || (thing && PyType_IsSubtype(Py_TYPE(thing), tensors.type));
 }
 
 void* word_at(PyObject* thing, std::size_t offset) {
@@ -93,102 +110,6 @@ PyObject* stand(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-bool values_are(PyObject* dict, PyObject* values) {
-  if (!dict || !values || !PyDict_Check(dict) || !PyTuple_Check(values)) return false;
-  const Py_ssize_t size = PyTuple_Size(values);
-  if (PyDict_Size(dict) != size) return false;
-  PyObject* value = nullptr;
-  Py_ssize_t at = 0, i = 0;
-  while (PyDict_Next(dict, &at, nullptr, &value)) {
-    if (i == size || PyTuple_GetItem(values, i++) != value) return false;
-  }
-  return i == size;
-}
-
-// values_stand(dicts, values): whether each dictionary has these very values, in their order.
-PyObject* values_stand(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2) return no();
-  const Items dicts(args[0]), values(args[1]);
-  const Py_ssize_t size = dicts.size();
-  if (size < 0 || values.size() != size) return no();
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    if (!values_are(dicts[i], values[i])) return no();
-  }
-  Py_RETURN_TRUE;
-}
-
-PyObject* kGrad = nullptr;
-PyObject* kRequiresGrad = nullptr;
-
-// Whether an attribute is this object.
-bool is_attribute(PyObject* thing, PyObject* name, PyObject* value) {
-  PyObject* const found = PyObject_GetAttr(thing, name);
-  Py_XDECREF(found);
-  return found == value;
-}
-
-// gradients_are(parameters, told): whether each one's byte still says whether it requires a
-// gradient (1) and whether it has none (2).
-PyObject* gradients_are(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  char* told = nullptr;
-  Py_ssize_t size = 0;
-  if (count != 2 || PyBytes_AsStringAndSize(args[1], &told, &size)) return no();
-  const Items parameters(args[0]);
-  if (parameters.size() != size) return no();
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    PyObject* const parameter = parameters[i];
-    if (!is_attribute(parameter, kRequiresGrad, told[i] & 1 ? Py_True : Py_False) ||
-        is_attribute(parameter, kGrad, Py_None) != ((told[i] & 2) != 0) || PyErr_Occurred()) {
-      return no();
-    }
-  }
-  Py_RETURN_TRUE;
-}
-
-// calibrate(type, a common class of that, tensors, _cdata of each, address of
-// aoti_torch_get_data_ptr, others): whether it is known from now on where tensors keep what
-// addresses() reads.
-PyObject* calibrate(PyObject*, PyObject* args) {
-  PyObject *type = nullptr, *common = nullptr, *some = nullptr, *told = nullptr, *others = nullptr;
-  unsigned long long get_data_ptr = 0;
-  if (!PyArg_ParseTuple(args, "OOOOKO", &type, &common, &some, &told, &get_data_ptr, &others)) {
-    return nullptr;
-  }
-  tensors.offset = 0;
-  const Items sample(some), shared_by(told);
-  if (!PyType_Check(type) || !PyType_Check(common) || sample.size() < 1 ||
-      sample.size() != shared_by.size() ||
-      !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(common),
-                        reinterpret_cast<PyTypeObject*>(type))) {
-    return no();
-  }
-  std::size_t found = 0;
-  for (std::size_t word = kFirstWord; word < kEndWord && !found; ++word) {
-    bool is_here = true;
-    for (Py_ssize_t i = 0; i < sample.size() && is_here; ++i) {
-      void* const shared = PyLong_AsVoidPtr(shared_by[i]);
-      is_here = shared && word_at(sample[i], word * sizeof(void*)) == shared;
-    }
-    if (is_here) found = word * sizeof(void*);
-  }
-  if (!found || PyErr_Occurred()) return no();
-  Py_INCREF(type);
-  Py_INCREF(common);
-  Py_INCREF(others);
-  tensors = {reinterpret_cast<PyTypeObject*>(type), reinterpret_cast<PyTypeObject*>(common),
-             reinterpret_cast<GetDataPtr>(get_data_ptr), found, others};
-  Py_RETURN_TRUE;
-}
-
-bool address_of(PyObject* thing, std::uint64_t* address) {
-  if (!is_tensor(thing)) return false;
-  void* shared = word_at(thing, tensors.offset);
-  void* found = nullptr;
-  if (!shared || tensors.get_data_ptr(&shared, &found) != 0) return false;
-  *address = reinterpret_cast<std::uint64_t>(found);
-  return true;
-}
-
 // Bytes that are numbers of 8 bytes each, or none.
 struct Words {
   char* bytes = nullptr;
@@ -205,7 +126,184 @@ struct Words {
     std::memcpy(&word, bytes + static_cast<std::size_t>(i) * sizeof word, sizeof word);
     return word;
   }
+  PyObject* object(Py_ssize_t i) const { return reinterpret_cast<PyObject*>((*this)[i]); }
 };
+
+// Whether a dictionary has the values that stand from `i` on, in their order, each behind its key
+// where these are there.
+bool has_items(PyObject* dict, const Words& rows, Py_ssize_t i, Py_ssize_t count, bool has_keys) {
+  if (rows.size - i < count * (has_keys ? 2 : 1) || PyDict_Size(dict) != count) return false;
+  PyObject *key = nullptr, *value = nullptr;
+  for (Py_ssize_t at = 0; count > 0; --count) {
+    if (!PyDict_Next(dict, &at, &key, &value)) return false;
+    if (has_keys && rows.object(i++) != key) return false;
+    if (rows.object(i++) != value) return false;
+  }
+  return true;
+}
+
+// items_stand(rows, owners): whether each dictionary has these very items. A row is its address,
+// whether there are keys (1), how many items, and the addresses of these. The owners keep alive
+// what the rows name.
+PyObject* items_stand(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Words rows;
+  if (count != 2 || !rows.read(args[0])) return no();
+  for (Py_ssize_t i = 0; i + 3 <= rows.size;) {
+    const bool has_keys = rows[i + 1] != 0;
+    const auto items = static_cast<Py_ssize_t>(rows[i + 2]);
+    if (!has_items(rows.object(i), rows, i + 3, items, has_keys)) return no();
+    i += 3 + items * (has_keys ? 2 : 1);
+  }
+  Py_RETURN_TRUE;
+}
+
+// answers_are(functions, arguments, answers): whether each function, called with its tuple of
+// arguments, answers this, or what is equal to it.
+PyObject* answers_are(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) return no();
+  const Items functions(args[0]), arguments(args[1]), answers(args[2]);
+  const Py_ssize_t size = answers.size();
+  if (size < 0 || functions.size() != size || arguments.size() != size) return no();
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    PyObject* const found = PyObject_Call(functions[i], arguments[i], nullptr);
+    const bool is_same =
+        found && (found == answers[i] || PyObject_RichCompareBool(found, answers[i], Py_EQ) == 1);
+    Py_XDECREF(found);
+    if (!is_same) return no();
+  }
+  Py_RETURN_TRUE;
+}
+
+PyObject* kGrad = nullptr;
+PyObject* kRequiresGrad = nullptr;
+PyObject* kCount = nullptr;
+
+// Whether an attribute is this object.
+bool is_attribute(PyObject* thing, PyObject* name, PyObject* value) {
+  PyObject* const found = PyObject_GetAttr(thing, name);
+  Py_XDECREF(found);
+  return found == value;
+}
+
+// Whether a tensor requires a gradient, and has none.
+bool is_told(PyObject* tensor, bool requires_grad, bool has_none) {
+  void* const shared =
+      autograd.grad && is_ordinary(tensor) ? word_at(tensor, tensors.offset) : nullptr;
+  if (shared) {
+    return autograd.requires_grad(shared) == requires_grad &&
+           (*autograd.grad(shared) == autograd.none) == has_none;
+  }
+  return is_attribute(tensor, kRequiresGrad, requires_grad ? Py_True : Py_False) &&
+         is_attribute(tensor, kGrad, Py_None) == has_none && !PyErr_Occurred();
+}
+
+// gradients_are(parameters, told): whether each one's byte still says whether it requires a
+// gradient (1) and whether it has none (2).
+PyObject* gradients_are(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  char* told = nullptr;
+  Py_ssize_t size = 0;
+  if (count != 2 || PyBytes_AsStringAndSize(args[1], &told, &size)) return no();
+  const Items parameters(args[0]);
+  if (parameters.size() != size) return no();
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    PyObject* const parameter = parameters[i];
+    if (!parameter || !is_told(parameter, (told[i] & 1) != 0, (told[i] & 2) != 0)) return no();
+  }
+  Py_RETURN_TRUE;
+}
+
+// At which byte of each sample its pointer lies; 0 where that is not told. Null for what is set.
+std::size_t where_shared(const Items& sample, const Items& shared_by) {
+  for (std::size_t word = kFirstWord; word < kEndWord; ++word) {
+    bool is_here = true;
+    for (Py_ssize_t i = 0; i < sample.size() && is_here; ++i) {
+      void* const shared = PyLong_AsVoidPtr(shared_by[i]);
+      is_here = shared && word_at(sample[i], word * sizeof(void*)) == shared;
+    }
+    if (is_here) return word * sizeof(void*);
+  }
+  return 0;
+}
+
+// calibrate(types, tensors, _cdata of each, address of aoti_torch_get_data_ptr, others): whether it
+// is known from now on where tensors keep what addresses() reads. The types are the one of all
+// tensors and the two ordinary ones below it.
+PyObject* calibrate(PyObject*, PyObject* args) {
+  PyObject *type = nullptr, *plain = nullptr, *common = nullptr;
+  PyObject *some = nullptr, *told = nullptr, *others = nullptr;
+  unsigned long long get_data_ptr = 0;
+  if (!PyArg_ParseTuple(args, "(O!O!O!)OOKO", &PyType_Type, &type, &PyType_Type, &plain,
+                        &PyType_Type, &common, &some, &told, &get_data_ptr, &others)) {
+    return nullptr;
+  }
+  tensors.offset = 0;
+  autograd = {};
+  const Items sample(some), shared_by(told);
+  if (sample.size() < 1 || sample.size() != shared_by.size()) return no();
+  const std::size_t found = where_shared(sample, shared_by);
+  if (!found || PyErr_Occurred()) return no();
+  for (PyObject* const kept : {type, plain, common, others}) Py_INCREF(kept);
+  tensors = {reinterpret_cast<PyTypeObject*>(type),
+             reinterpret_cast<PyTypeObject*>(plain),
+             reinterpret_cast<PyTypeObject*>(common),
+             reinterpret_cast<GetDataPtr>(get_data_ptr),
+             found,
+             others};
+  Py_RETURN_TRUE;
+}
+
+// learn_autograd(addresses of requires_grad, grad and bump_version, a tensor with a gradient, its
+// gradient, a tensor without): whether gradients and versions are asked of these from now on; else
+// of torch's Python. Addresses are all or none. After calibrate().
+PyObject* learn_autograd(PyObject*, PyObject* args) {
+  PyObject *owner = nullptr, *gradient = nullptr, *other = nullptr;
+  unsigned long long requires_grad = 0, grad = 0, bump_version = 0;
+  if (!PyArg_ParseTuple(args, "(KKK)OOO", &requires_grad, &grad, &bump_version, &owner, &gradient,
+                        &other)) {
+    return nullptr;
+  }
+  autograd = {};
+  const bool are_there = requires_grad && grad && bump_version && tensors.offset;
+  if (!are_there || !is_ordinary(owner) || !is_ordinary(gradient) || !is_ordinary(other)) {
+    return no();
+  }
+  const auto grad_of = reinterpret_cast<Grad>(grad);
+  void* const none = *grad_of(word_at(other, tensors.offset));
+  void* const there = word_at(gradient, tensors.offset);
+  if (none == there || *grad_of(word_at(owner, tensors.offset)) != there) return no();
+  autograd = {reinterpret_cast<RequiresGrad>(requires_grad), grad_of, none,
+              reinterpret_cast<BumpVersion>(bump_version)};
+  Py_RETURN_TRUE;
+}
+
+// increment_versions(tensors, which): whether each of the tensors with the numbers `which` (8 bytes
+// each) has another version now. Some may have where the answer is no.
+PyObject* increment_versions(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Words which;
+  if (count != 2 || !which.read(args[1]) || !autograd.bump_version) return no();
+  const Items some(args[0]);
+  for (Py_ssize_t i = 0; i < which.size; ++i) {
+    PyObject* const tensor = some[static_cast<Py_ssize_t>(which[i])];
+    if (!is_tensor(tensor)) return no();
+    void* const shared = word_at(tensor, tensors.offset);
+    if (!shared) return no();
+    try {
+      autograd.bump_version(&shared);
+    } catch (...) {  // it was made in inference mode, and has none
+      return no();
+    }
+  }
+  Py_RETURN_TRUE;
+}
+
+bool address_of(PyObject* thing, std::uint64_t* address) {
+  if (!is_tensor(thing)) return false;
+  void* shared = word_at(thing, tensors.offset);
+  void* found = nullptr;
+  if (!shared || tensors.get_data_ptr(&shared, &found) != 0) return false;
+  *address = reinterpret_cast<std::uint64_t>(found);
+  return true;
+}
 
 // Into 8 bytes for each; false where one cannot be told.
 bool write_addresses(const Items& some, Py_ssize_t size, const Words& offsets, const Words* which,
@@ -248,17 +346,104 @@ PyObject* addresses(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return PyObject_CallFunctionObjArgs(tensors.others, args[0], args[1], args[2], nullptr);
 }
 
+// Tensors, what to add to the address of each of those with the numbers `which`, and these.
+struct Gathered {
+  PyObject* tensors;
+  Words offsets, which;
+
+  bool read(PyObject* some, PyObject* to_add, PyObject* picked) {
+    tensors = some;
+    return offsets.read(to_add) && which.read(picked) &&
+           (offsets.size == 0 || offsets.size == which.size);
+  }
+  bool write(char* to) const {
+    return write_addresses(Items(tensors), which.size, offsets, &which, to);
+  }
+};
+
+// One address for each of what is gathered, for each part, and the words.
+PyObject* what_a_launch_gets(const Gathered& given, const Gathered& bases, const Items& parts,
+                             const Items& words) {
+  const Py_ssize_t first = given.which.size, second = first + bases.which.size;
+  const Py_ssize_t third = second + parts.size(), end = third + words.size();
+  const auto word = static_cast<Py_ssize_t>(sizeof(std::uint64_t));
+  if (parts.size() < 0 || words.size() < 0) return nullptr;
+  PyObject* const made = PyBytes_FromStringAndSize(nullptr, end * word);
+  char* const to = made ? PyBytes_AsString(made) : nullptr;
+  bool is_told = made && given.write(to) && bases.write(to + first * word) &&
+                 write_addresses(parts, parts.size(), Words(), nullptr, to + second * word);
+  for (Py_ssize_t i = 0; is_told && i < words.size(); ++i) {
+    const std::uint64_t number = PyLong_AsUnsignedLongLong(words[i]);
+    std::memcpy(to + (third + i) * word, &number, sizeof number);
+    is_told = !PyErr_Occurred();
+  }
+  if (is_told) return made;
+  Py_XDECREF(made);
+  return nullptr;
+}
+
+// Whether no other thread's capture has swapped the memory of tensors: the count is even. Nothing
+// runs between this and the reading of addresses, since this thread holds the lock.
+bool is_undisturbed(PyObject* swaps) {
+  PyObject* const count = PyObject_GetAttr(swaps, kCount);
+  const bool is_even = count && PyLong_AsLong(count) % 2 == 0 && !PyErr_Occurred();
+  Py_XDECREF(count);
+  return is_even;
+}
+
+// anabranch_captured_launch.
+using Launch = std::int32_t (*)(void* recording, const void* addresses, std::uint32_t count,
+                                void* stream);
+
+// call_launch(address of such a function, recording, stream, swaps, given, offsets, which, bases,
+// their offsets, which of them, parts, words): what it returns. None where an address is not told
+// here, or a capture has swapped memory; nothing has been launched then. The lock is free while it
+// runs.
+PyObject* call_launch(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 12) return PyErr_Format(PyExc_TypeError, "call_launch() takes twelve arguments");
+  const auto function = reinterpret_cast<Launch>(PyLong_AsVoidPtr(args[0]));
+  void* const recording = PyLong_AsVoidPtr(args[1]);
+  void* const stream = PyLong_AsVoidPtr(args[2]);
+  Gathered given{}, bases{};
+  if (PyErr_Occurred() || !given.read(args[4], args[5], args[6]) ||
+      !bases.read(args[7], args[8], args[9])) {
+    return nullptr;
+  }
+  PyObject* const gathered =
+      function && tensors.offset && is_undisturbed(args[3])
+          ? what_a_launch_gets(given, bases, Items(args[10]), Items(args[11]))
+          : nullptr;
+  if (!gathered) {
+    if (PyObject* const told = no()) Py_DECREF(told);
+    if (PyErr_Occurred()) return nullptr;
+    Py_RETURN_NONE;
+  }
+  const void* const addresses = PyBytes_AsString(gathered);
+  const auto size = static_cast<std::uint32_t>(PyBytes_Size(gathered) / 8);
+  std::int32_t code = 0;
+  Py_BEGIN_ALLOW_THREADS;
+  code = function(recording, addresses, size, stream);
+  Py_END_ALLOW_THREADS;
+  Py_DECREF(gathered);
+  return PyLong_FromLong(code);
+}
+
 template <typename Function>
 PyCFunction as_method(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
-PyMethodDef kMethods[] = {{"stand", as_method(stand), METH_FASTCALL, nullptr},
-                          {"values_stand", as_method(values_stand), METH_FASTCALL, nullptr},
-                          {"gradients_are", as_method(gradients_are), METH_FASTCALL, nullptr},
-                          {"calibrate", as_method(calibrate), METH_VARARGS, nullptr},
-                          {"addresses", as_method(addresses), METH_FASTCALL, nullptr},
-                          {nullptr, nullptr, 0, nullptr}};
+PyMethodDef kMethods[] = {
+    {"stand", as_method(stand), METH_FASTCALL, nullptr},
+    {"items_stand", as_method(items_stand), METH_FASTCALL, nullptr},
+    {"answers_are", as_method(answers_are), METH_FASTCALL, nullptr},
+    {"gradients_are", as_method(gradients_are), METH_FASTCALL, nullptr},
+    {"increment_versions", as_method(increment_versions), METH_FASTCALL, nullptr},
+    {"calibrate", as_method(calibrate), METH_VARARGS, nullptr},
+    {"learn_autograd", as_method(learn_autograd), METH_VARARGS, nullptr},
+    {"addresses", as_method(addresses), METH_FASTCALL, nullptr},
+    {"call_launch", as_method(call_launch), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef kModule = {PyModuleDef_HEAD_INIT,
                        "anabranch_quick",
@@ -275,9 +460,10 @@ PyModuleDef kModule = {PyModuleDef_HEAD_INIT,
 PyMODINIT_FUNC PyInit_anabranch_quick() {
   kGrad = PyUnicode_InternFromString("grad");
   kRequiresGrad = PyUnicode_InternFromString("requires_grad");
-  if (!kGrad || !kRequiresGrad) return nullptr;
+  kCount = PyUnicode_InternFromString("count");
+  if (!kGrad || !kRequiresGrad || !kCount) return nullptr;
   PyObject* const made = PyModule_Create(&kModule);
-  if (made && PyModule_AddIntConstant(made, "version", 3) != 0) {
+  if (made && PyModule_AddIntConstant(made, "version", 4) != 0) {
     Py_DECREF(made);
     return nullptr;
   }

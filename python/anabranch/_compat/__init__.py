@@ -53,6 +53,7 @@ from anabranch._compat.compiling import (
     wrapper_function,
 )
 from anabranch._compat.cuda import (
+    AskedOfTorch,
     Event,
     PoolHistory,
     allocated_in_pools,
@@ -112,6 +113,7 @@ from anabranch._compat.streams import (
 
 __all__ = [
     "OWN_BUFFERS",
+    "AskedOfTorch",
     "CustomPartitionerFn",
     "DisableTorchFunctionSubclass",
     "Event",

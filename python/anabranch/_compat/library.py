@@ -14,7 +14,7 @@ import torch
 
 version: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
 
-# Functions of the tensor library that a tape calls, by the name it gives them.
+# Functions of the tensor library that a tape or a launch calls, by the name it gives them.
 LIBRARY_FUNCTIONS = {
     "create_view": "aoti_torch_create_tensor_from_blob_v2",
     "delete_tensor": "aoti_torch_delete_tensor_object",
@@ -32,6 +32,10 @@ LIBRARY_FUNCTIONS = {
     "bmm_out": "aoti_torch_cpu_bmm_out",
     "baddbmm_out": "aoti_torch_cpu_baddbmm_out",
     "randint_low_out": "aoti_torch_cpu_randint_low_out",
+    # Of C++: a name says the types that a function is given.
+    "requires_gradient": "_ZNK3c1010TensorImpl13requires_gradEv",
+    "gradient": "_ZNK3c1010TensorImpl4gradEv",
+    "increment_version": "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
     "prepare_threads": "torch_get_num_threads",
     "set_mkl_threads": "MKL_Set_Num_Threads_Local",  # the lower-case symbol is Fortran's
 }

@@ -28,6 +28,7 @@ from anabranch._core.library import core, last_error
 # The hot path: (handle, addresses as bytes, n, c_void_p(stream)) -> 0, or a code and last_error().
 # Exactly these types, none is checked.
 launch_captured: Callable[..., int] = core.undeclared("captured_launch")
+_launch_address: int = core.address("captured_launch")
 
 
 class Block(NamedTuple):
@@ -240,6 +241,7 @@ class CapturedRecording(Handle):
     """
 
     _free = "captured_free"
+    launch_address = _launch_address  # of what launch() calls, for who calls it directly
 
     def __init__(self, step: CapturedStep, accept_unsure: bool = False, lanes: int = 1,
                  ahead_bytes: int = 0, mapped_memory: bool = False) -> None:

@@ -79,6 +79,12 @@ class Core:
         function.restype = SIGNATURES[name][0]
         return function
 
+    def address(self, name: str) -> int:
+        """Where the function is."""
+        found = ctypes.cast(self._library[f"anabranch_{name}"], ctypes.c_void_p).value
+        assert found is not None
+        return found
+
     if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 

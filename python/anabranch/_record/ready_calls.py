@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from anabranch import _compat
-from anabranch._record.signature import kind_of
+from anabranch._record.quick import answers_are
+from anabranch._record.signature import ARGUMENTS_ALONE, kind_of
 from anabranch._record.specialization import BoundState, Specialization
 from anabranch._record.state.guards import Guards
 from anabranch._record.state.number_places import NumberPlaces
@@ -35,9 +36,14 @@ class ReadyCall:
         self.spec, self.state, self.bound = spec, state, bound
         self._watch = bound.watch(state, spec.wrappers)
         self._guards = guards
+        # Where there is nothing besides the arguments that could have changed.
+        self._is_bare = state.is_bare and self._watch.is_empty and not spec.fixed \
+            and not bound.mutations
 
     def tensors(self) -> list[Tensor] | None:
         """The state's tensors as they are now; None unless all is as it was."""
+        if self._is_bare:
+            return []
         found = self._watch.look()
         if found is None:
             return None
@@ -49,6 +55,9 @@ class ReadyCall:
         if self.spec.fixed and not self.spec.is_inside_fixed():
             return None
         return self.bound.tensors_of(found, self.state)
+
+
+_asked = _compat.AskedOfTorch
 
 
 class _Front(NamedTuple):
@@ -63,6 +72,8 @@ class _Front(NamedTuple):
     containers: Any
     leaf_count: int
     are_alike: Callable[..., bool]
+    asked: Sequence[Any]  # what torch answers in these modes
+    args_count: int  # -1 unless the leaves are just that
 
     def has(self, leaves: Sequence[Any], guarded: Any, modes: Any) -> bool:
         return (len(leaves) == self.leaf_count and modes == self.modes
@@ -78,6 +89,15 @@ class ReadyCalls:
         self._front: _Front | None = None
         self._last_kind: Any = None
 
+    def of_args(self, args: Sequence[Any]) -> Sequence[ReadyCall]:
+        """Of a call that is like the one before, has these arguments alone, and is not intercepted;
+        none of another one. Only where nothing is guarded by the user."""
+        front = self._front
+        return front.calls if front is not None and front.by_kind is self.by_kind \
+            and len(args) == front.args_count \
+            and answers_are(_asked.functions, _asked.arguments, front.asked) \
+            and front.are_alike(*args) else ()
+
     def look(self, leaves: Sequence[Any], guarded: Any,
              followed: NumberPlaces) -> tuple[Any, Sequence[ReadyCall]]:
         """What is seen of the arguments, and the ready calls for that."""
@@ -88,8 +108,10 @@ class ReadyCalls:
         calls = by_kind.get(kind, ())
         if calls and kind == self._last_kind:  # not where kinds come in turn
             if front is None or front.by_kind is not by_kind or front.kind != kind:
+                is_args = leaves[0] == ARGUMENTS_ALONE and guarded is None
                 self._front = _Front(kind, calls, by_kind, guarded, modes, leaves[0], len(leaves),
-                                     _likeness_of(leaves[1:]))
+                                     _likeness_of(leaves[1:]), _asked.answers(modes),
+                                     len(leaves) - 1 if is_args else -1)
         elif calls:
             self._last_kind = kind
         return kind, calls

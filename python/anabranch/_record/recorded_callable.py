@@ -155,8 +155,20 @@ class RecordedCallable(Generic[_P, _R]):
         if not _has_gpu():
             self._tell_of_no_gpu()
             return self._function(*args, **kwargs)
-        if torch.cuda.is_current_stream_capturing() or _compat.is_intercepted():
+        if torch.cuda.is_current_stream_capturing():
             return self._function(*args, **kwargs)
+        if not kwargs and self._guard is None and (ready := self._ready.of_args(args)):
+            answer: Any = self._recorder.launch_ready(ready, [ARGUMENTS_ALONE, *args])
+            if answer is not MISSED:
+                if self._states.are_several:
+                    self._note_use(())
+                return answer  # type: ignore[no-any-return]
+        if _compat.is_intercepted():
+            return self._function(*args, **kwargs)
+        return self._call_looked_at(args, kwargs)  # type: ignore[no-any-return]
+
+    def _call_looked_at(self, args: Any, kwargs: Any) -> Any:
+        """A call whose arguments are not known to be like those of the one before."""
         objects: Sequence[Any] = ()
         if kwargs or not LEAF_TYPES.issuperset(map(type, args)):
             leaves = self._flat(args, kwargs)
@@ -167,12 +179,16 @@ class RecordedCallable(Generic[_P, _R]):
         guarded = self._guarded() if self._guard is not None else None
         kind, ready = self._ready.look(leaves, guarded, self._states.followed) \
             if not objects or all(map(is_lasting, objects)) else (None, ())
-        answer: Any = self._recorder.launch_ready(ready, leaves)
+        answer = self._recorder.launch_ready(ready, leaves)
         if answer is MISSED:
-            return self._call_fully(leaves, objects, kind, guarded)  # type: ignore[no-any-return]
-        if self._states.are_several and self._states.note_use(objects):
+            return self._call_fully(leaves, objects, kind, guarded)
+        if self._states.are_several:
+            self._note_use(objects)
+        return answer
+
+    def _note_use(self, objects: Sequence[Any]) -> None:
+        if self._states.note_use(objects):
             self._ready.keep(self._states.kept())
-        return answer  # type: ignore[no-any-return]
 
     def _guarded(self) -> Any:
         """What the user's guard answers."""

@@ -411,8 +411,7 @@ class Recorder:
     # Launching.
 
     def launch_ready(self, alike: Sequence[ReadyCall], leaves: list[Any]) -> Any:
-        """Launches the first ready call that fits what is found now, and answers. MISSED if none
-        fits; nothing has happened then."""
+        """Launches the first that fits what is found now; nothing, and MISSED, if none does."""
         for ready in alike:
             spec = ready.spec
             known = ready.tensors() if not spec.is_retired and not spec.shortage else None
@@ -420,7 +419,8 @@ class Recorder:
             if given is None:
                 continue
             try:
-                words = self._words(spec, leaves, ready.state)
+                words = () if spec.on_host is None and spec.follows is NO_NUMBERS \
+                    else self._words(spec, leaves, ready.state)
             except OtherWay:
                 continue
             if words is not None:

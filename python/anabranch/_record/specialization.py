@@ -308,14 +308,16 @@ class Specialization:
 
     def given(self, leaves: Sequence[Any], bound: BoundState,
               known: list[Tensor]) -> list[Tensor] | None:
-        """The tensors that a launch is given; ``known`` are those of the state. None where the
-        recording reads gradients, and other ones are missing than when it was made."""
-        given = [*map(leaves.__getitem__, self.arguments), *known]
+        """The tensors that a launch is given; ``known`` are those of the state, and may be the
+        answer. None where the recording reads gradients, and other ones are missing than when it
+        was made."""
+        given = [*map(leaves.__getitem__, self.arguments), *known] if self.arguments else known
         if self.recording is not None and self.recording.needs_gradients:
             gradients = [owner.grad for owner in self.owners(leaves, bound.parameters)]
             if [grad is None for grad in gradients] != self.lacks_gradient:
                 return None
-            given += [grad for grad in gradients if grad is not None and not is_wrapper(grad)]
+            given = [*given, *(grad for grad in gradients
+                               if grad is not None and not is_wrapper(grad))]
         return given
 
     def fix(self, inner: Sequence[Tensor]) -> None:

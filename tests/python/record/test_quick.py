@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import collections
+import gc
 import struct
+import weakref
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ from anabranch._record import quick
 pytestmark = pytest.mark.oldest
 WAYS = {"compiled": (quick.stand, quick.gradients_are, quick.addresses),
         "python": (quick._stand, quick._gradients_are, quick._addresses)}
-VALUES_STAND = {"compiled": quick.values_stand, "python": quick._values_stand}
+HOLDING = {"compiled": quick.holding, "python": quick._holding}
+ANSWERS_ARE = {"compiled": quick.answers_are, "python": quick._answers_are}
 
 
 @pytest.fixture(params=WAYS)
@@ -25,6 +28,7 @@ def ways(request):
 
 def test_the_compiled_module_is_there_and_knows_where_tensors_are():
     assert quick._module is not None and quick.addresses is quick._module.addresses
+    assert quick.tells_autograd
 
 
 class Holder:
@@ -66,25 +70,64 @@ def test_what_a_holder_raises_is_a_no_unless_it_ends_the_program(ways):
         stand((Raising(),), (KeyboardInterrupt(),), (None,))
 
 
-@pytest.mark.parametrize("values_stand", VALUES_STAND.values(), ids=VALUES_STAND)
-def test_dictionaries_have_the_very_same_values_in_their_order_or_they_do_not(values_stand):
+def whole(dicts, values, has_keys=False):
+    return [(one, tuple(one) if has_keys else None, some)
+            for one, some in zip(dicts, values, strict=True)]
+
+
+@pytest.mark.parametrize("holding", HOLDING.values(), ids=HOLDING)
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_dictionaries_have_the_very_same_items_in_their_order_or_they_do_not(holding, has_keys):
     a, b, equal = [1], [2], [1]
     plain, by_default = {"x": a, "y": b}, collections.defaultdict(list, z=a)
-    dicts, values = (plain, by_default, {}), ((a, b), (a,), ())
-    assert values_stand(dicts, values) and values_stand((), ())
-    assert not values_stand(dicts, values[:2]) and not values_stand((5,), ((),))
+    hold = holding(whole((plain, by_default, {}), ((a, b), (a,), ()), has_keys))
+    assert hold() and holding(())()
     by_default["more"] = b
-    assert not values_stand(dicts, values)
+    assert not hold()
     del by_default["more"]
-    assert values_stand(dicts, values)
+    assert hold()
     plain["x"] = equal
-    assert not values_stand(dicts, values)
+    assert not hold()
     plain["x"], plain["y"] = b, a
-    assert not values_stand(dicts, values)
+    assert not hold()
     del plain["x"]
-    assert not values_stand(dicts, values)
+    assert not hold()
     plain["x"] = b  # in another place of the order
-    assert values_stand(dicts, ((a, b), (a,), ()))
+    assert hold() is not has_keys
+    del plain["x"], plain["y"]
+    plain["x"], plain["another"] = a, b
+    assert hold() is not has_keys
+
+
+@pytest.mark.parametrize("holding", HOLDING.values(), ids=HOLDING)
+def test_what_dictionaries_are_compared_with_lives_as_long_as_the_comparison(holding):
+    """And no longer, where the two are of one cycle."""
+    hold = holding([({"a": Holder()}, None, ())])
+    gc.collect()
+    assert not hold()
+    one = {"x": Holder()}
+    one["itself"] = holding([(one, ("x",), (one["x"],))])
+    seen = weakref.ref(one["x"])
+    del one
+    gc.collect()
+    assert seen() is None
+
+
+@pytest.mark.parametrize("answers_are", ANSWERS_ARE.values(), ids=ANSWERS_ARE)
+def test_functions_answer_what_is_equal_or_they_do_not(answers_are):
+    def failing():
+        raise OverflowError
+
+    def stopping():
+        raise KeyboardInterrupt
+
+    functions, arguments = (len, abs, str), (("ab",), (-3.5,), (12,))
+    assert answers_are(functions, arguments, (2, 3.5, "12")) and answers_are((), (), ())
+    assert not answers_are(functions, arguments, (2, 3.5, "13"))
+    assert not answers_are(functions, arguments, (2, 3.5))
+    assert not answers_are((failing,), ((),), (None,))
+    with pytest.raises(KeyboardInterrupt):
+        answers_are((stopping,), ((),), (None,))
 
 
 def test_which_gradients_there_are_is_seen(ways):
@@ -96,6 +139,30 @@ def test_which_gradients_there_are_is_seen(ways):
     assert not gradients_are(some, bytes([3, 2, 3])) and gradients_are(some, bytes([3, 2, 1]))
     some[0].requires_grad = False
     assert gradients_are(some, bytes([2, 2, 1]))
+
+    class Mine(nn.Parameter):
+        grad = None
+
+    mine = Mine(torch.ones(2))
+    assert gradients_are([mine], bytes([3]))
+    Mine.grad = torch.ones(2)
+    assert gradients_are([mine], bytes([1])) and not gradients_are([mine], bytes([3]))
+
+
+@pytest.mark.skipif(not quick.tells_autograd, reason="torch counts them")
+def test_versions_are_counted_as_torch_counts_them_or_left_to_it():
+    """Tensors of inference mode have none, and torch leaves them out."""
+    base, other = torch.ones(4), nn.Parameter(torch.ones(4))
+    some, before = [base, other, base[1:]], (base._version, other._version)
+    assert quick.increment_versions(some, struct.pack("2Q", 1, 2))
+    assert (base._version, other._version) == (before[0] + 1, before[1] + 1)
+    assert some[2]._version == base._version
+    with torch.inference_mode():
+        without = torch.ones(2)
+    for not_told in (without, None, 3):
+        assert not quick.increment_versions([not_told], bytes(8))
+    assert not quick.increment_versions([base], struct.pack("Q", 1))
+    assert not quick._increment_versions(some, bytes(8)) and base._version == before[0] + 1
 
 
 def test_addresses_are_those_that_torch_says(ways):

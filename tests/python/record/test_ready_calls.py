@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from anabranch import _compat
 from anabranch._record import ready_calls
@@ -16,6 +18,10 @@ from anabranch._record.signature import ARGUMENTS_ALONE, kind_of
 from anabranch._record.state.number_places import NO_NUMBERS
 
 pytestmark = pytest.mark.oldest
+
+
+class Seeing(TorchDispatchMode):
+    pass
 
 
 def look(calls, *arguments, guarded=None):
@@ -55,6 +61,33 @@ def test_other_tensors_that_are_alike_are_found_without_their_kind(asked):
     calls, kind, ready = ready_for()
     before = len(asked)
     assert look(calls) == (kind, [ready]) and len(asked) == before
+
+
+def test_a_call_of_nothing_but_such_tensors_is_found_by_them_alone():
+    """Not one that is intercepted, nor one in another mode."""
+    calls, _, ready = ready_for(*PAIR)
+    alike = torch.zeros(4, 4), torch.zeros(3)
+    assert calls.of_args(alike) == [ready]
+    assert not calls.of_args(PAIR[:1]) and not calls.of_args((*PAIR, 1))
+    assert not calls.of_args((PAIR[1], PAIR[0]))
+    for around in (torch.no_grad(), torch.inference_mode(),
+                   torch.autograd.detect_anomaly(check_nan=False), forward_ad.dual_level(),
+                   Seeing()):
+        with around:
+            assert not calls.of_args(alike)
+    assert calls.of_args(alike) == [ready]
+    calls.keep([])
+    assert not calls.of_args(alike)
+
+
+def test_a_call_that_something_else_belongs_to_is_not_found_by_its_tensors():
+    calls = ReadyCalls()
+    kind, _ = look(calls, *PAIR, guarded=1)
+    ready = SimpleNamespace(spec=SimpleNamespace(is_retired=False), state=None)
+    calls.add(kind, ready)
+    for _ in range(3):
+        assert look(calls, *PAIR, guarded=1) == (kind, [ready])
+    assert not calls.of_args(PAIR)
 
 
 @pytest.mark.parametrize("other", [

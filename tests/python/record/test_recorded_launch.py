@@ -19,10 +19,11 @@ from torch.testing._internal.two_tensor import TwoTensor
 from anabranch import _compat, config
 from anabranch._core.abi import CaptureCounts
 from anabranch._core.capture import Block, Slot
+from anabranch._core.library import NativeError
 from anabranch._core.timed_recording import RecordedNode
 from anabranch._record import attempt as attempt_module
+from anabranch._record import quick, refusals
 from anabranch._record import recorder as recorder_module
-from anabranch._record import refusals
 from anabranch._record.capture import capture, compare
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import flatten
@@ -52,7 +53,7 @@ def floats(address):
 class OnTheCpu:
     """In the place of CapturedRecording."""
 
-    counts = CaptureCounts(nodes=2)
+    counts, launch_address = CaptureCounts(nodes=2), 0
     slots = [Slot(0, 4 * COUNT, 4), Slot(1, 4 * COUNT, ALIGNMENT), Slot(2, 4 * COUNT, 512)]
     parts = [4 * COUNT, 512]
 
@@ -69,6 +70,25 @@ class OnTheCpu:
         self.launched.append((addresses, stream))
 
 
+class CalledByItsAddress(OnTheCpu):
+    """The same, whose launch is a function of C."""
+
+    def __init__(self, *_, **__):
+        super().__init__()
+        self.handle, self.code = ctypes.c_void_p(3), 0
+        self._function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p,
+                                          ctypes.c_uint32, ctypes.c_void_p)(self._called)
+        self.launch_address = ctypes.cast(self._function, ctypes.c_void_p).value
+        self.called = 0
+
+    def _called(self, handle, addresses, count, stream):
+        assert handle == 3
+        self.called += 1
+        if self.code == 0:
+            self.launch(ctypes.string_at(addresses, 8 * count), stream)
+        return self.code
+
+
 def aligned(values, off=0):
     block = torch.empty(4 * COUNT + 2 * ALIGNMENT, dtype=torch.uint8)
     begin = -block.data_ptr() % ALIGNMENT + off
@@ -80,14 +100,14 @@ def recording_of(step, capture, saved_from=None):
     return StepRecording(step, DiscoveredStep(step, capture, None, saved_from), True)
 
 
-@pytest.fixture
-def step_of(monkeypatch):
+@pytest.fixture(params=[OnTheCpu, CalledByItsAddress])
+def step_of(monkeypatch, request):
     """The step and what its captures found."""
     monkeypatch.setattr(_compat, "empty_strided_cuda", _compat.empty_strided_cpu)
     monkeypatch.setattr(_compat, "current_device", lambda: 0)
     monkeypatch.setattr(_compat, "current_stream", lambda device: 7)
     monkeypatch.setattr(discovered, "CapturedStep", lambda *_: SimpleNamespace())
-    monkeypatch.setattr(discovered, "CapturedRecording", OnTheCpu)
+    monkeypatch.setattr(discovered, "CapturedRecording", request.param)
     x, w = aligned(torch.ones(COUNT)), aligned(torch.ones(COUNT))
     step = Step(lambda leaves: None, [x], [0], [x, w], units_of([x, w]), 0, [w], 0, None)
     if step.units[0].members[0][0] == 1:  # units come by address: the first shall be x
@@ -340,6 +360,23 @@ def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itsel
     assert recorded._recording.launched[0][0][1] != w.data_ptr()
     assert recorder._launch_elsewhere(spec, recorded, [w, w], view, [w, w], [w]) == "plain"
     assert spec.plain_calls == 1
+
+
+@pytest.mark.skipif(not quick.is_compiled, reason="what is compiled calls addresses")
+@pytest.mark.parametrize("step_of", [CalledByItsAddress], indirect=True)
+def test_a_launch_that_is_called_by_its_address_fails_as_another_does(recorded):
+    x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
+    called = recorded._recording
+    recorded.launch([x, w], [w])
+    assert called.called == len(called.launched) == 1
+    called.code = 402
+    with pytest.raises(NativeError):
+        recorded.launch([x, w], [w])
+    assert called.called == 2 and len(called.launched) == 1
+    called.code = 0
+    with pytest.raises(TypeError):  # of what has no address, which nothing is called with
+        recorded.launch([x, None], [w])
+    assert called.called == 2
 
 
 def test_addresses_are_read_again_when_a_capture_had_stand_ins_in_their_place(

@@ -38,7 +38,7 @@ KIB = 1 << 10
 class OnTheCpu:
     """In the place of CapturedRecording: one slot for x, and one an allocation."""
 
-    counts = CaptureCounts(nodes=2)
+    counts, launch_address = CaptureCounts(nodes=2), 0
     parts = ()
 
     def __init__(self, step, *_, **__):

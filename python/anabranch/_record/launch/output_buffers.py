@@ -110,10 +110,10 @@ class OutputBuffers:
         """The bases, on the current device."""
         return list(itertools.starmap(_compat.empty_strided_cuda, self._bases))
 
-    def tensors(self, bases: Sequence[Tensor]) -> list[Tensor]:
+    def tensors(self, bases: list[Tensor]) -> list[Tensor]:
         """One a buffer."""
         if not self._views:
-            return list(bases)
+            return bases
         return [*bases[:self.alone], *map(_compat.reinterpret_tensor, self._pick_bases(bases),
                                           *self._places)]
 

@@ -27,16 +27,25 @@ class OutputBuilder:
         whole = [build.whole(leaf) for leaf in leaves]
         self._pick = picker([index or 0 for index in whole]) \
             if any(index is not None for index in whole) else None
+        self._is_fresh = all(index is None or index < build.fresh for index in whole)
         self._others = [(i, build.part(leaf)) for i, leaf in enumerate(leaves) if whole[i] is None]
         self._count = len(leaves)
         self._wrap = _wrapper(len(leaves), shape)
         self.is_flat = self._wrap in (list, tuple)
+        # Where all that it answers is one fresh tensor.
+        self._alone = whole[0] if self._wrap is _ALONE and self._is_fresh else None
 
     def build(self, given: Sequence[Tensor], fresh: Sequence[Tensor]) -> Any:
-        leaves = list(self._pick([*fresh, *given])) if self._pick else [None] * self._count
+        if self._alone is not None:
+            return fresh[self._alone]
+        leaves = list(self._pick(fresh if self._is_fresh else [*fresh, *given])) \
+            if self._pick else [None] * self._count
         for index, make in self._others:
             leaves[index] = make(given, fresh)
         return self._wrap(leaves)
+
+
+_ALONE = operator.itemgetter(0)
 
 
 def _wrapper(count: int, shape: Shape) -> Callable[[list[Any]], Any]:
@@ -47,7 +56,7 @@ def _wrapper(count: int, shape: Shape) -> Callable[[list[Any]], Any]:
         if type(made) is flat and made == flat(numbers):
             return flat
     if type(made) is int:
-        return operator.itemgetter(0)
+        return _ALONE
     return shape.unflatten
 
 
@@ -57,13 +66,13 @@ class LeafBuilder:
 
     def __init__(self, buffers: OutputBuffers, objects: Sequence[int] = ()) -> None:
         self._buffers = buffers
-        self._fresh = len(buffers.buffers)
+        self.fresh = len(buffers.buffers)  # tensors, which come before the given ones
         self._objects = {index: i - len(objects) for i, index in enumerate(objects)}
 
     def whole(self, leaf: Any) -> int | None:
         """Which of the fresh and then the given tensors it is, if it is one."""
         if isinstance(leaf, Alias) and leaf.view is None:
-            return self._fresh + leaf.tensor
+            return self.fresh + leaf.tensor
         if isinstance(leaf, Fresh) and leaf.allocation >= 0 and self._fills(leaf):
             return self._buffers.of[leaf.allocation]
         return None
@@ -119,7 +128,7 @@ class BlockLeafBuilder(LeafBuilder):
 
     def __init__(self, buffers: OutputBuffers, objects: Sequence[int]) -> None:
         super().__init__(buffers, objects)
-        self._fresh = buffers.bases
+        self.fresh = buffers.bases
 
     def whole(self, leaf: Any) -> int | None:
         at = self._buffers.in_block(leaf.allocation) \

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from anabranch import _compat
 from anabranch._core.abi import CaptureCounts
+from anabranch._core.library import last_error
 from anabranch._core.timed_recording import nodes_of
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.host_draws import Draws
@@ -30,7 +31,7 @@ from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, Input
 from anabranch._record.launch.timing import Timer, Timing
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.picker import picker
-from anabranch._record.quick import addresses
+from anabranch._record.quick import addresses, call_launch, increment_versions
 from anabranch._record.refusals import Aliased
 from anabranch._record.tensors import units_overlap, whole_bytes
 
@@ -56,7 +57,6 @@ class StepRecording:
         # Side by side nothing else is read than in captured order, which has been verified then.
         is_unsure = self._recording.counts.unsure and lanes == 1
         self._other = discovered.record_exchanged() if is_unsure else None
-        self._queue = self._recording.launch
         self._labels = discovered.labels(self._recording)  # of its nodes, for reports of times
         self._timer: Timer | None = None
         self._formulas = discovered.formulas(self._recording)
@@ -94,6 +94,8 @@ class StepRecording:
         self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()
                            if i not in self._whole_gradients]
         self._mutated, self._pick_mutated = first.mutated, picker(first.mutated)
+        # As bytes, until there are tensors without versions among them.
+        self._quickly_mutated = _packed(first.mutated)
         self.undefined = self._unwritten(first, named_buffers)
         aliases = [part.tensor for part in plain_parts((*first.result, *first.gradients.values()))
                    if isinstance(part, Alias)]
@@ -180,17 +182,14 @@ class StepRecording:
         if self._other is None:
             return False
         self._recording, self._other = self._other, None
-        self._queue = self._recording.launch
         return True
 
     def time(self, every: int | None = None) -> None:
         """Times launches from now on, one in so many, or as many as cost next to nothing."""
         self._timer = Timer(self._recording, self._labels, every)
-        self._queue = self._timer.launch
 
     def time_no_more(self) -> None:
         """What was timed is told no more."""
-        self._queue = self._recording.launch
         if self._timer is not None:
             self._timer.close()
             self._timer = None
@@ -252,10 +251,9 @@ class StepRecording:
         if poison is not None:
             for tensor in (*fresh, *parts):
                 whole_bytes(tensor).fill_(poison)
-        addresses = self._gather(at or given, offsets, fresh, parts, words)
         if self.random is not None:
             self.random.replay()
-        self._queue(addresses, _compat.current_stream(self._device))
+        self._queue(at or given, offsets, fresh, parts, words)
         if in_blocks:
             assert self.layout is not None
             self.layout.sign(fresh)
@@ -266,9 +264,14 @@ class StepRecording:
         for index, build in self._gradients:
             parameters[index].grad = build(given, fresh)
         if self._mutated:
-            torch.autograd.graph.increment_version(self._pick_mutated(given))
+            self._increment_versions(given)
         result = self._result_in_blocks if in_blocks else self._result
         return result.build([*given, *objects] if objects else given, fresh)
+
+    def _increment_versions(self, given: Sequence[Tensor]) -> None:
+        if not self._quickly_mutated or not increment_versions(given, self._quickly_mutated):
+            self._quickly_mutated = b""
+            torch.autograd.graph.increment_version(self._pick_mutated(given))
 
     def launch_as_captured(self, step: Step, poison: int | None = None) -> Any:
         """With what the step was captured with."""
@@ -287,6 +290,23 @@ class StepRecording:
             words = self._formulas.words(numbers)
             self._last_words = now, words
         return words
+
+    def _queue(self, given: Sequence[Tensor], offsets: bytes, bases: Sequence[Tensor],
+               parts: Sequence[Tensor], words: Sequence[int]) -> None:
+        """The launch itself."""
+        recording, stream = self._recording, _compat.current_stream(self._device)
+        if (timer := self._timer) is not None:
+            timer.launch(self._gather(given, offsets, bases, parts, words), stream)
+            return
+        if recording.launch_address:
+            code = call_launch(
+                recording.launch_address, recording.handle.value, stream, Swaps, given, offsets,
+                self._given_slots, bases, self._buffer_offsets, self._buffer_slots, parts, words)
+            if code == 0:
+                return
+            if code is not None:
+                raise last_error()
+        recording.launch(self._gather(given, offsets, bases, parts, words), stream)
 
     def _gather(self, given: Sequence[Tensor], offsets: bytes, bases: Sequence[Tensor],
                 parts: Sequence[Tensor], words: Sequence[int] = ()) -> bytes:

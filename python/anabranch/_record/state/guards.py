@@ -19,11 +19,12 @@ import sys
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from numbers import Number
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from anabranch._record.quick import stand
 from anabranch._record.state.paths import Path, name_of
 
 
@@ -129,9 +130,13 @@ class GuardSet:
                        (len if keys == (COUNT,) else operator.itemgetter(*keys),
                         [self.held[i][0] for i in some], len(keys) == 1)
                        for keys, some in self._layout.alike.items()]
-        # The objects that stood there last; those of them whose contents may change, with what
-        # these were; and the guarded values. Replaced together, since threads may look at once.
-        self._last: tuple[list[Any], list[tuple[Any, Any]], GuardValues | None] = ([], [], None)
+        places = [(self.held[i][0], key) for keys, some in self._layout.alike.items()
+                  for i in some for key in keys]
+        self._are_counted = [key is COUNT for _, key in places]
+        self._counted = [holder for holder, key in places if key is COUNT]
+        self._holders = tuple([holder for holder, key in places if key is not COUNT])
+        self._keys = tuple([key for _, key in places if key is not COUNT])
+        self._last = _Last((), [], [], None)  # replaced, since threads may look at once
 
     def without(self, ignored: Container[Path]) -> GuardSet:
         held = [(holder, _without(paths, ignored)) for holder, paths in self.held]
@@ -146,14 +151,15 @@ class GuardSet:
     def now(self) -> GuardValues | None:
         """The values now; None where one is gone. Mostly the very objects of last time stand
         there, and the answer is that of last time."""
-        before, filled, last = self._last
+        objects, counts, filled, last = self._last
         try:
+            if last is not None and stand(self._holders, self._keys, objects) \
+                    and (not counts or list(map(len, self._counted)) == counts) and (
+                    not filled or all(_told(value) == told for value, told in filled)):
+                return last
             values: list[Any] = []
             for get, holders, is_one in self._alike:
                 values += map(get, holders) if is_one else _flat(map(get, holders))
-            if last is not None and all(map(operator.is_, values, before)) and (
-                    not filled or all(_told(value) == told for value, told in filled)):
-                return last
         except (KeyError, IndexError, ValueError, AttributeError):
             return None
         are_told = list(map(is_guarded, values))
@@ -163,8 +169,19 @@ class GuardSet:
         if all(are_told):  # else it would keep a tensor alive
             filled = [(value, told) for value, told in zip(values, now, strict=True)
                       if _can_be_filled(value)]
-            self._last = values, filled, now
+            there = list(zip(values, self._are_counted, strict=True))
+            self._last = _Last(tuple([value for value, is_count in there if not is_count]),
+                               [value for value, is_count in there if is_count], filled, now)
         return now
+
+
+class _Last(NamedTuple):
+    """What a set of guards found last."""
+
+    objects: tuple[Any, ...]
+    counts: list[int]
+    filled: list[tuple[Any, Any]]  # objects whose contents may change, and what these were
+    values: GuardValues | None
 
 
 class SameObject:

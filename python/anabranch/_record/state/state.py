@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from anabranch._record.quick import gradients_are, stand, tell_gradients
+from anabranch._record.quick import gradients_are, holding, stand, tell_gradients
 from anabranch._record.state.guard_collector import GuardCollector
 from anabranch._record.state.guards import Guards, GuardSet, GuardValues, is_plain
 from anabranch._record.state.hooks import Hooks
@@ -97,6 +97,7 @@ class State:
         self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
         self._training = ("training",) * len(self._modes)
         self._last_modes: tuple[Any, ...] = ()
+        self._last_groups = _Groups([], holding(()), ())  # replaced: threads may look at once
         # Guards compare these by their ids. While they are held, nothing else gets these ids.
         pinned = standing(self.pinned)
         self.held = [*standing(self.on_cpu), *pinned]
@@ -157,6 +158,12 @@ class State:
             self.counters.append(tensor)
         elif tensor.device.type == "cpu":
             (self.pinned if _is_pinned(tensor) else self.on_cpu).append(place)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has nothing, and no guards."""
+        return not (self.places or self.wrapped or self.on_cpu or self.pinned or self.modules
+                    or self.optimizers or self._guard_set.held or self.followed)
 
     @property
     def base(self) -> State:
@@ -321,16 +328,11 @@ class State:
     def guards(self) -> Guards:
         """The guarded values as they are now. Without an optimizer, and with gradients off, missing
         gradients are not guarded: launches that read some look for themselves."""
-        hyperparameters = [None if isinstance(value, Tensor) else value
-                           for optimizer in self.optimizers for group in optimizer.param_groups
-                           for key, value in group.items() if key != "params"]
-        if self.followed is not NO_NUMBERS:
-            hyperparameters = self._with_followed(hyperparameters)
         now = (
             self._modes_told(),
             self._gradients_told()
             if self.optimizers or torch.is_grad_enabled() else None,
-            tuple(hyperparameters),
+            self._hyperparameters_told(),
             tuple([(id(tensor), version_of(tensor)) for tensor in standing(self.on_cpu)])
             if self.on_cpu else (),
             tuple([(id(tensor), tensor.data_ptr()) for tensor in standing(self.pinned)])
@@ -347,6 +349,22 @@ class State:
         if not stand(self._modes, self._training, self._last_modes):
             self._last_modes = tuple(map(_TRAINING, self._modes))
         return self._last_modes
+
+    def _hyperparameters_told(self) -> tuple[Any, ...]:
+        """Of all groups, without tensors. Mostly the very objects of last time stand there."""
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        before, hold, told = self._last_groups
+        if self.followed is NO_NUMBERS and len(groups) == len(before) \
+                and all(map(operator.is_, groups, before)) and hold():
+            return told
+        found = [None if isinstance(value, Tensor) else value
+                 for group in groups for key, value in group.items() if key != "params"]
+        if self.followed is not NO_NUMBERS:
+            return tuple(self._with_followed(found))
+        hold, told = holding([(group, tuple(group), tuple(group.values()))
+                              for group in groups]), tuple(found)
+        self._last_groups = _Groups(groups, hold, told)
+        return told
 
     def _gradients_told(self) -> bytes:
         """Which parameters require gradients (1), and which have none (2)."""
@@ -370,6 +388,14 @@ class State:
                    for key, value in group.items() if key != "params"])
             for group in optimizer.param_groups
         ])
+
+
+class _Groups(NamedTuple):
+    """The groups of optimizers, and what guards have of them."""
+
+    groups: list[dict[str, Any]]
+    hold: Callable[[], bool]  # whether they have what they had
+    told: tuple[Any, ...]
 
 
 def standing(places: Iterable[Place]) -> list[Tensor]:
