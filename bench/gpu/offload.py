@@ -156,7 +156,7 @@ def _checkpointed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def compiled(model: nn.Module, **options: Any) -> Callable[..., Tensor]:
     if options:
-        return torch.compile(model, backend="anabranch", dynamic=False, options=options)
+        return torch.compile(model, backend=anabranch.backend, dynamic=False, options=options)
     return torch.compile(model, dynamic=False)
 
 

@@ -48,7 +48,7 @@ def made(state, wraps=lambda function: function):
 
 
 def call_of(model, **options):
-    return torch.compile(model, backend="anabranch", dynamic=False, options=options)
+    return torch.compile(model, backend=anabranch.backend, dynamic=False, options=options)
 
 
 def gradients(model, call, seed):

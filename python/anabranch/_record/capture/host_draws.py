@@ -135,6 +135,7 @@ class HostDraws:
         function = getattr(getattr(torch.ops.aten, packet), overload or "default")
         defaults = {"dtype": torch.int64} if packet == "randint" else {}
 
+        @torch.compiler.disable
         def draw(*args: Any, **kwargs: Any) -> Tensor:
             *limits, size = args
             made = fill(torch.empty(size, **defaults | kwargs), *limits)
@@ -144,7 +145,8 @@ class HostDraws:
                 self._refuse("compiled code draws them")
             return self._noted(function, args, kwargs, made)
 
-        return draw
+        drawing: Callable[..., Tensor] = draw
+        return drawing
 
     def operator(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What is called with a tensor that was drawn, or made of such."""
@@ -186,6 +188,7 @@ class Drawn(Tensor):
     number: int
 
     @classmethod
+    @torch.compiler.disable  # Dynamo looks at all that a compiled module calls
     def __torch_function__(cls, function: Any, types: Any, args: Any = (),
                            kwargs: Any = None) -> Any:
         [first, *_] = _drawn_in((args, kwargs))
