@@ -422,6 +422,8 @@ ANABRANCH_C AnabranchCaptureMarks* anabranch_capture_marks_new(const AnabranchCa
 ANABRANCH_C void anabranch_capture_marks_free(AnabranchCaptureMarks*);
 ANABRANCH_C int32_t anabranch_capture_mark(AnabranchCaptureMarks*, void* stream,
                                            uint64_t allocations, uint32_t* number);
+/* Whether nodes have come since the last mark; also 0 where that cannot be told. */
+ANABRANCH_C int32_t anabranch_capture_has_new(const AnabranchCaptureMarks*, void* stream);
 typedef struct AnabranchCaptureWork {
   uint32_t mark;
   uint32_t uses;

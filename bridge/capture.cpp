@@ -190,6 +190,13 @@ int32_t anabranch_capture_mark(AnabranchCaptureMarks* marks, void* stream, uint6
   });
 }
 
+int32_t anabranch_capture_has_new(const AnabranchCaptureMarks* marks, void* stream) {
+  return ab::bridge::guard([&] {
+    const auto has_new = marks->marks.has_new(ab::CudaStream(stream));
+    return has_new.ok() && *has_new ? 1 : 0;
+  });
+}
+
 AnabranchCapturedStep* anabranch_captured_step_discover(
     const AnabranchCaptureDevice* device, const AnabranchCaptureSnapshot* first,
     const AnabranchCaptureSnapshot* second, const AnabranchCaptureBlock* blocks, size_t count,

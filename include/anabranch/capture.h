@@ -112,6 +112,8 @@ class CaptureMarks {
   // `allocations` is how many blocks have been allocated since the capture began, on whatever
   // stream.
   ANABRANCH_API Result<std::uint32_t> mark(CudaStream stream, std::uint64_t allocations);
+  // Whether nodes have come since the last mark; of a stream that is not captured, false.
+  ANABRANCH_API Result<bool> has_new(CudaStream stream) const;
 
  private:
   friend struct detail::Inside;

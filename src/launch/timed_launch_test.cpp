@@ -239,9 +239,13 @@ class TimedLanesTest : public TimedLaunchTest {
     for (const auto& [in, out] : {std::pair{0, 2}, {0, 3}, {2, 1}}) {
       EXPECT_CU(add_one(work_stream, memory[in].address, memory[out].address, kWords));
       uses_.insert(uses_.end(), {{memory[in].address, false}, {memory[out].address, true}});
+      EXPECT_TRUE(*marks_->has_new(CudaStream(work_stream)));
       works_.push_back({*marks_->mark(CudaStream(work_stream), 0), 2});
+      EXPECT_FALSE(*marks_->has_new(CudaStream(work_stream)));
     }
-    return end_capture(work_stream);
+    const CuGraph graph = end_capture(work_stream);
+    EXPECT_FALSE(*marks_->has_new(CudaStream(work_stream)));
+    return graph;
   }
   std::vector<CaptureWork> works_;
   std::vector<CaptureUse> uses_;

@@ -349,6 +349,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "capture_marks_new": (c_void_p, c_void_p),
     "capture_marks_free": (None, c_void_p),
     "capture_mark": (c_int32, c_void_p, c_void_p, c_uint64, POINTER(c_uint32)),
+    "capture_has_new": (c_int32, c_void_p, c_void_p),
     "captured_step_discover": (c_void_p, c_void_p, c_void_p, c_void_p, POINTER(CaptureBlock),
                                c_size_t, POINTER(CaptureNotes), POINTER(CaptureNumbers)),
     "captured_step_discover_known": (c_void_p, c_void_p, c_void_p, c_void_p, POINTER(CaptureBlock),

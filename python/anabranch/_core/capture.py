@@ -164,6 +164,11 @@ class CaptureMarks(Handle):
         return number.value
 
 
+    def has_new(self, stream: int) -> bool:
+        """Whether nodes have come since the last mark."""
+        return core.capture_has_new(self.handle, stream) == 1
+
+
 class Work(NamedTuple):
     """A piece of captured work whose use of memory is known; see CaptureWork in capture.h."""
 

@@ -231,10 +231,11 @@ class Specialization:
         self.object_paths = list(objects)
         made = Step(call, leaves, self.arguments, tensors,
                     units_apart(tensors, len(self.arguments)), len(tensors) - len(given), owners,
-                    device, stream, is_noted=is_noted, numbers=numbers, is_compiled=is_compiled,
-                    is_backward=is_backward, optimizers=state.optimizers, fixed=fixed,
-                    objects=list(objects.values()), on_cpu=standing(state.on_cpu),
-                    pinned=standing(state.pinned), on_host=on_host.numbers)
+                    device, stream, is_noted=is_noted, is_timed=self._is_timed, numbers=numbers,
+                    is_compiled=is_compiled, is_backward=is_backward,
+                    optimizers=state.optimizers, fixed=fixed, objects=list(objects.values()),
+                    on_cpu=standing(state.on_cpu), pinned=standing(state.pinned),
+                    on_host=on_host.numbers)
         on_host.waited = made.waited  # from its captures on
         return made
 

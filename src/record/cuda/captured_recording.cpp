@@ -128,6 +128,12 @@ Result<std::uint32_t> CaptureMarks::mark(CudaStream stream, std::uint64_t alloca
   return marks_->mark(cuda::stream_of(stream), allocations);
 }
 
+Result<bool> CaptureMarks::has_new(CudaStream stream) const {
+  const cuda::ContextScope current(*device_);
+  if (!current.status().ok()) return current.status();
+  return marks_->has_new(cuda::stream_of(stream));
+}
+
 Result<CaptureSnapshot> CaptureSnapshot::make(const Device& device, CudaGraph graph) {
   const auto gpu = gpu_of(device);
   if (!gpu.ok()) return gpu.error();

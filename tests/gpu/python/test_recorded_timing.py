@@ -86,6 +86,31 @@ def test_explain_tells_of_each_kernel_its_time_and_of_compiled_code_its_line():
     step(normal(8, 32, 64))
 
 
+def test_eager_code_that_is_recorded_with_timing_has_lines_too():
+    torch.manual_seed(0)
+    model = Model().cuda()
+
+    def step(x):
+        y = model(x)
+        loss = y.square().mean()
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+        return loss.detach()
+
+    timed, plain = anabranch.record(step, timing=True), anabranch.record(step)
+    for i in range(6):
+        x = normal(i, 32, 64)
+        assert torch.equal(timed(x), plain(x))
+    torch.cuda.synchronize()
+    told = anabranch.explain(timed, normal(7, 32, 64)).to_dict()
+    [timing] = [one["timing"] for one in told["callables"][0]["recordings"] if one["timing"]
+                and one["timing"]["launches"]]
+    texts = {row["line"]["text"] for row in timing["lines"] if row["line"]}
+    assert {"loss.backward()", "loss = y.square().mean()", "x = self.second(x)"} <= texts
+    assert timing["attributed"] >= 0.95
+
+
 def test_kernels_side_by_side_are_timed_by_lane(monkeypatch):
     monkeypatch.setattr(overlap_module, "_LEAST_GAIN", 0.0)
     with anabranch.config.patch(parallel_bytes=1 << 40):

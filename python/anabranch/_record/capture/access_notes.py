@@ -38,6 +38,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.capture import Work
 from anabranch._fx.schema import arguments_of, is_collective, is_wait, tensors_in
+from anabranch._record.capture.eager_lines import EagerLines
 from anabranch._record.capture.labels import Labels, generated_kernel_of, operator_of
 
 # What they use beside their arguments is the workspace that torch gives to cuBLAS and a copy of an
@@ -60,15 +61,17 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 class AccessNotes:
     """``mark`` gives a number to the nodes captured since it was called last, and answers it: one
     more each time. ``device`` is the kind whose work is noted, ``backends`` those whose
-    collectives are; a test may note the CPU's. ``labels`` are told by mark what is queued."""
+    collectives are; a test may note the CPU's. ``labels`` are told by mark what is queued, and
+    ``eager`` pauses where they are."""
 
     def __init__(self, mark: Callable[[], int], device: str = "cuda",
                  backends: Collection[str] = ("nccl", "nccl2"),
-                 labels: Labels | None = None) -> None:
+                 labels: Labels | None = None, eager: EagerLines | None = None) -> None:
         self.works: list[Work] = []
         self.has_raised = False  # something inside noted()
         self._mark = mark
         self._labels = labels
+        self._eager = eager
         self._device = device
         self._backends = backends
         self._thread = threading.local()
@@ -127,7 +130,8 @@ class AccessNotes:
             yield
             return
         try:
-            with self._generated_kernels(), _Mode(self), self._noting(True):
+            with self._eager.paused() if self._eager is not None else contextlib.nullcontext(), \
+                    self._generated_kernels(), _Mode(self), self._noting(True):
                 yield
                 if self._labels is not None and self._is_captured():
                     self._mark()  # so that what comes behind is not taken for what came last

@@ -338,7 +338,7 @@ def _noting(step: Step, captured: Captured, device: CaptureDevice | None) -> Ite
     if not step.is_noted:
         yield
         return
-    noting = captured.noting = Noting(device, step.device)
+    noting = captured.noting = Noting(device, step.device, step.is_timed and not step.is_compiled)
     try:
         with noting.around(step):
             yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from anabranch._core.capture import (
 from anabranch._core.library import NativeError
 from anabranch._core.timed_recording import marks_of
 from anabranch._record.capture.access_notes import AccessNotes
+from anabranch._record.capture.eager_lines import EagerLines
 from anabranch._record.capture.host_constants import HostConstants
 from anabranch._record.capture.host_draws import Draws, HostDraws
 from anabranch._record.capture.host_tables import HostTables
@@ -34,20 +35,31 @@ from anabranch._record.numbers.noted import Trace
 
 class Noting:
     """Notes of one capture, with marks on its nodes and the time told by torch's allocator; without
-    marks, which cost the most, where there is no device: nobody asks for these notes."""
+    marks, which cost the most, where there is no device: nobody asks for these notes. With them,
+    and with ``has_eager_lines``, lines of eager code are labels too."""
 
-    def __init__(self, device: CaptureDevice | None, ordinal: int) -> None:
+    def __init__(self, device: CaptureDevice | None, ordinal: int,
+                 has_eager_lines: bool = False) -> None:
         self.marks = CaptureMarks(device) if device is not None else None
         self.labels = Labels() if device is not None else None
-        self.notes = AccessNotes(self._mark, labels=self.labels)
+        self._eager = EagerLines(self._has_new, self._mark, self.labels) \
+            if self.labels is not None and has_eager_lines else None
+        self.notes = AccessNotes(self._mark, labels=self.labels, eager=self._eager)
         self._ordinal = ordinal
         self._begin = _compat.allocations_so_far(ordinal)
         self._end = self._begin
         self._count = 0
         self._is_whole = True
 
-    def around(self, step: Step) -> contextlib.AbstractContextManager[None]:
-        return self.notes.noted() if step.is_compiled else self.notes.known_calls(step.optimizers)
+    @contextlib.contextmanager
+    def around(self, step: Step) -> Iterator[None]:
+        with self.notes.noted() if step.is_compiled else self.notes.known_calls(step.optimizers), \
+                self._eager.traced() if self._eager is not None else contextlib.nullcontext():
+            yield
+
+    def _has_new(self) -> bool:
+        return self.marks is not None and torch.cuda.is_current_stream_capturing() \
+            and self.marks.has_new(_compat.current_stream(self._ordinal))
 
     def _mark(self) -> int:
         if self.marks is not None:

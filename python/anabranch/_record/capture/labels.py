@@ -10,6 +10,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,14 +18,15 @@ import torch
 from anabranch import _compat
 from anabranch._fx.source import SourceLine
 
-# Frames in here are not the user's.
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, _OURS, "<")
+_PYTHONS = os.path.dirname(os.__file__) + os.sep
+_PACKAGES = (f"site-packages{os.sep}", f"dist-packages{os.sep}")  # which may lie in it
 _MOST_FRAMES = 200
 
 
 class Label(NamedTuple):
-    """``operator`` is "aten::mm", or the name of a generated kernel."""
+    """``operator`` is "aten::mm", or the name of a generated kernel; empty in eager code."""
 
     operator: str
     line: SourceLine | None
@@ -41,8 +43,22 @@ class Labels:
         """Called while the frames of who queues the work stand."""
         self._by_mark[mark] = Label(operator, _line_now())
 
+    def put(self, mark: int, line: SourceLine) -> None:
+        """Of nodes that a line of eager code has queued."""
+        self._by_mark[mark] = Label("", line)
+
     def of(self, mark: int) -> Label | None:
         return self._by_mark.get(mark)
+
+
+def is_users(file: str) -> bool:
+    """Whether a frame of this file is neither torch's nor Python's nor ours."""
+    return not file.startswith(_INSIDE) and not (
+        file.startswith(_PYTHONS) and not any(folder in file for folder in _PACKAGES))
+
+
+def line_of(frame: FrameType, line: int) -> SourceLine:
+    return _line_at(frame.f_code.co_filename, line, frame.f_code.co_name)
 
 
 def operator_of(function: Any) -> str:
@@ -66,10 +82,10 @@ def _line_now() -> SourceLine | None:
             return None
         code, line = frame.f_code, frame.f_lineno
         behind = _compat.lines_behind_generated_code(code.co_filename, line)
-        if behind is None and not code.co_filename.startswith(_INSIDE):
-            return _line_at(code.co_filename, line, code.co_name)
+        if behind is None and is_users(code.co_filename):
+            return line_of(frame, line)
         for file, number, function in behind or ():
-            if not file.startswith(_INSIDE):
+            if is_users(file):
                 return _line_at(file, number, function)
         frame = frame.f_back
     return None

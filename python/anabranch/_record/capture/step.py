@@ -100,6 +100,7 @@ class Step:
     device: int
     stream: torch.cuda.Stream
     is_noted: bool = False  # captures note what each kernel reads and writes
+    is_timed: bool = False  # and from which line of eager code it comes
     is_compiled: bool = False  # `call` is what Inductor has made
     is_backward: bool = False  # a graph whose results are gradients
     optimizers: Sequence[torch.optim.Optimizer] = ()  # that it may step

@@ -45,7 +45,7 @@ def described_nodes(timing: Timing) -> list[dict[str, Any]]:
         label = timing.labels[i] if i < len(timing.labels) else None
         nodes.append({
             "name": _name(node.name or node.kind, label), "kind": node.kind,
-            "operator": label.operator if label is not None else None,
+            "operator": (label.operator or None) if label is not None else None,
             "line": label.line._asdict() if label is not None and label.line else None,
             "lane": node.lane, "after": list(node.after), "size_bytes": node.size_bytes,
             "begin_ns": begin, "end_ns": end,

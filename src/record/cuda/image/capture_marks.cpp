@@ -27,6 +27,24 @@ Result<std::uint32_t> CaptureMarks::mark(CuStream stream, std::uint64_t allocati
   return count() - 1;
 }
 
+Result<bool> CaptureMarks::has_new(CuStream stream) const {
+  CuCaptureStatus status = CuCaptureStatus::kNone;
+  CuGraph graph = nullptr;
+  if (Status asked = recorded("cuStreamGetCaptureInfo",
+                              driver_.cuStreamGetCaptureInfo(stream, &status, nullptr, &graph,
+                                                             nullptr, nullptr, nullptr));
+      !asked.ok()) {
+    return asked;
+  }
+  if (status != CuCaptureStatus::kActive || (graph_ && graph != graph_)) return false;
+  std::size_t nodes = 0;
+  if (Status counted = recorded("cuGraphGetNodes", driver_.cuGraphGetNodes(graph, nullptr, &nodes));
+      !counted.ok()) {
+    return counted;
+  }
+  return nodes > marks_.size();
+}
+
 std::uint32_t CaptureMarks::mark_of(CuGraphNode node) const {
   const auto found = marks_.find(node);
   return found == marks_.end() ? count() : found->second;

@@ -27,6 +27,9 @@ class CaptureMarks {
   // `allocations` is how many there have been since the capture began.
   Result<std::uint32_t> mark(CuStream stream, std::uint64_t allocations);
 
+  // Whether nodes have come since; false where the stream is not captured into their graph.
+  Result<bool> has_new(CuStream stream) const;
+
   std::uint32_t count() const { return static_cast<std::uint32_t>(allocations_.size()); }
   // count() for a node that none followed.
   std::uint32_t mark_of(CuGraphNode node) const;
