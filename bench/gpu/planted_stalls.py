@@ -122,15 +122,9 @@ def transposes() -> tuple[Step, Callable[[Step, int], Any]]:
 
 
 def plain_calls() -> tuple[Step, Callable[[Step, int], Any]]:
-    """Every other call has arguments that overlap where the kernels cannot take them."""
-    block = torch.randn(1 << 20, device="cuda")
-    apart = torch.randn(2, 1 << 16, device="cuda").unbind()
-    size = 1 << 16
-
-    def call(step: Step, i: int) -> None:
-        step(*((block[1:size + 1], block[3:size + 3]) if i % 2 and i > 8 else apart))
-
-    return (lambda x, y: (x * y).sin().sum()), call
+    """Every third call has a size for which there is no place."""
+    weights, x = _products(), torch.randn(256, 2048, **BF16)
+    return lambda x: _chain(x, weights), lambda step, i: step(x[:128] if i % 3 == 2 else x)
 
 
 PLANTED = (
@@ -144,5 +138,5 @@ PLANTED = (
     Planted("tiny kernels", "kernels that mostly start", tiny_kernels),
     Planted("one slow line", "most of the time is one line's", one_line),
     Planted("transposes", "copies within the GPU", transposes),
-    Planted("plain calls", "calls that are not launched", plain_calls),
+    Planted("plain calls", "calls that are not launched", plain_calls, {"max_recordings": 1}),
 )

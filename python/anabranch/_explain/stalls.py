@@ -17,7 +17,9 @@ from anabranch._explain.timelines import recordings_in, source_of
 _LEAST = 0.02  # of a step, for a row
 _SHORT_NS = 5_000  # a kernel that mostly starts
 _SHORT_SHARE, _COPY_SHARE = 0.2, 0.1  # of a step
+_UNEVEN_SHARE = 0.1  # of a step: some slack there is at every join
 _LINE_SHARE, _PLAIN_SHARE = 0.5, 0.1  # of the time of all kernels; of all calls
+_FEW_CALLS = 20  # of which those that warm up and record are many
 _SLOW_BYTES_PER_NS = 8.0  # less than half of what copies from pinned memory reach over PCIe 4.0
 _COPY_NAMES = ("copy", "clone", "transpose", "contiguous")
 
@@ -41,10 +43,16 @@ Stall = dict[str, Any]
 
 def stalls_of(contents: dict[str, Any]) -> list[Stall]:
     """Of what explain() tells, those first that take longest."""
-    rows = [row for where, one in recordings_in(contents)
-            if one["timing"] is not None and one["timing"]["launches"]
+    rows = [row for where, one in recordings_in(contents) if _is_timed(one)
             for row in _of_recording(where, one)]
+    for holder in (*contents["graphs"], *contents["callables"]):
+        if any(map(_is_timed, holder["recordings"])):
+            rows += _plain_calls(holder["name"], holder["recordings"])
     return sorted(rows, key=lambda row: -row["took_ns"])
+
+
+def _is_timed(one: dict[str, Any]) -> bool:
+    return bool(one["timing"] is not None and one["timing"]["launches"])
 
 
 def _of_recording(where: str, one: dict[str, Any]) -> Iterator[Stall]:
@@ -57,8 +65,11 @@ def _of_recording(where: str, one: dict[str, Any]) -> Iterator[Stall]:
             *_copies(nodes), *_long_line(timing)):
         if took_ns >= least * step_ns:
             yield {"where": where, "what": what, "took_ns": took_ns, "why": why, "remedy": remedy}
-    for what, why, remedy in (*_in_order(one), *_plain_calls(one)):
-        yield {"where": where, "what": what, "took_ns": 0, "why": why, "remedy": remedy}
+    if one["lanes"] <= 1 and one["nodes"] > 1 and not one["why_in_order"] \
+            and not one["parallel_gain"]:
+        yield {"where": where, "what": "kernels run one after the other", "took_ns": 0,
+               "why": "nobody has tried them side by side: it is switched off",
+               "remedy": _IN_ORDER}
 
 
 _Found = tuple[str, int, float, str, str]  # what, how long, the least share, why, remedy
@@ -102,21 +113,19 @@ def _alone_ns(node: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> int:
 
 
 def _late_lanes(nodes: Sequence[dict[str, Any]]) -> Iterator[_Found]:
-    """For how long lanes that had begun waited for others, by the node that came last."""
+    """For how long nodes waited for one lane when all others had come, by the node that came
+    last."""
     waited: collections.Counter[int] = collections.Counter()
-    lanes: dict[int, int] = {}  # by lane the end of what ran there last
-    for i in sorted(range(len(nodes)), key=lambda i: (nodes[i]["begin_ns"], i)):
-        node = nodes[i]
-        others = [on for on in node["after"] if nodes[on]["lane"] != node["lane"]]
-        last = max(others, key=lambda on: nodes[on]["end_ns"], default=None)
-        own = lanes.get(node["lane"])
-        if last is not None and own is not None and nodes[last]["end_ns"] > own:
-            waited[last] += nodes[last]["end_ns"] - own
-        lanes[node["lane"]] = max(own or 0, node["end_ns"])
+    for node in nodes:
+        last = max(node["after"], key=lambda on: nodes[on]["end_ns"], default=None)
+        others = [nodes[on]["end_ns"] for on in node["after"]
+                  if last is not None and nodes[on]["lane"] != nodes[last]["lane"]]
+        if last is not None and others:
+            waited[last] += nodes[last]["end_ns"] - max(others)
     for on, took in waited.most_common(1):
-        yield ("a lane waits for a late one", took, _LEAST,
-               f"other lanes wait {_ms(took)} for {nodes[on]['name']} of lane {nodes[on]['lane']}"
-               f"{_at([nodes[on]])}", _UNEVEN)
+        yield ("a lane waits for a late one", took, _UNEVEN_SHARE,
+               f"what other lanes have ready waits {_ms(took)} for {nodes[on]['name']} of lane "
+               f"{nodes[on]['lane']}{_at([nodes[on]])}", _UNEVEN)
 
 
 def _event_ns(timing: dict[str, Any], path: Sequence[int]) -> float:
@@ -167,17 +176,12 @@ def _long_line(timing: dict[str, Any]) -> Iterator[_Found]:
                    f"{_at([{'line': row['line'], 'mean_ns': 0}])}", _LONG)
 
 
-def _in_order(one: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    if one["lanes"] <= 1 and one["nodes"] > 1 and not one["why_in_order"] \
-            and not one["parallel_gain"]:
-        yield ("kernels run one after the other", "nobody has tried them side by side: it is "
-               "switched off", _IN_ORDER)
-
-
-def _plain_calls(one: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    if one["plain_calls"] >= _PLAIN_SHARE * max(one["calls"], 1):
-        yield ("calls that are not launched", f"{one['plain_calls']} of {one['calls']} calls ran "
-               "plainly", _PLAIN)
+def _plain_calls(where: str, recordings: Sequence[dict[str, Any]]) -> Iterator[Stall]:
+    calls = sum(one["calls"] for one in recordings)
+    plain = sum(one["plain_calls"] if one["nodes"] else one["calls"] for one in recordings)
+    if calls >= _FEW_CALLS and plain >= _PLAIN_SHARE * calls:
+        yield {"where": where, "what": "calls that are not launched", "took_ns": 0,
+               "why": f"{plain} of {calls} calls ran plainly", "remedy": _PLAIN}
 
 
 def _critical_path(nodes: Sequence[dict[str, Any]]) -> list[int]:

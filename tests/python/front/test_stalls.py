@@ -10,6 +10,7 @@ from timed_steps import contents, node, report, timing
 
 from anabranch._explain.stalls import stalls_of
 from anabranch._explain.text import describe_stalls
+from anabranch._record.report import RecordingReport
 
 pytestmark = [pytest.mark.oldest, pytest.mark.own]
 
@@ -54,8 +55,9 @@ def test_a_fast_copy_that_nothing_runs_beside_is_a_missed_overlap():
 
 def test_a_lane_that_waits_is_named_with_what_it_waits_for():
     first, late = node(20, line=1), node(90, name="late", lane=1, line=2)
-    rows = stalls(first, late, node(40, [0, 1], line=3), node(50, [2], line=4))
-    assert [row["what"] for row in rows] == ["a lane waits for a late one"]
+    for lane in (0, 1):  # of what joins them
+        rows = stalls(first, late, node(40, [0, 1], line=3, lane=lane), node(50, [2], line=4))
+        assert [row["what"] for row in rows] == ["a lane waits for a late one"]
     assert rows[0]["took_ns"] == 70_000 and "late (aten::add) of lane 1, most at model.py:2" in (
         rows[0]["why"])
 
@@ -75,7 +77,7 @@ def test_functions_of_the_host_and_collectives_are_named_where_nothing_hides_the
     call = node(20, kind="host call")
     assert named(call, *(node(50 + i, [0], line=i) for i in (1, 2, 3))) == [
         "the GPU waits for the host"]
-    gather = node(40, name="ncclDevKernel_AllGather", operator="_c10d_functional::all_gather")
+    gather = node(45, name="ncclDevKernel_AllGather", operator="_c10d_functional::all_gather")
     assert named(gather, *(node(50 + i, [0], line=i) for i in (1, 2, 3))) == [
         "collectives that nothing hides"]
     assert named(gather, node(50, lane=1, line=1), node(50, [0, 1], line=2),
@@ -101,7 +103,12 @@ def test_kernels_that_nobody_tried_side_by_side_are_named():
 
 
 def test_calls_that_are_not_launched_are_named():
-    assert named(*STEADY, plain_calls=4) == ["calls that are not launched"]
+    assert named(*STEADY, calls=40, plain_calls=4) == ["calls that are not launched"]
+    assert named(*STEADY, calls=10, plain_calls=2) == []  # warming up
+    recorded = dataclasses.replace(report(timing(*STEADY)), calls=40)
+    refused = RecordingReport("(float32[5])", calls=10, reason="it has no place")
+    [row] = stalls_of(contents(recorded, refused))
+    assert row["what"] == "calls that are not launched" and "10 of 50 calls" in row["why"]
 
 
 def test_the_longest_comes_first_and_the_text_tells_what_to_do():
