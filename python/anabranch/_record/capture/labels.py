@@ -7,6 +7,7 @@ Threads: as the notes that are taken. Failure: none; what is not known is None.
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -51,6 +52,7 @@ class Labels:
         return self._by_mark.get(mark)
 
 
+@functools.lru_cache(4096)
 def is_users(file: str) -> bool:
     """Whether a frame of this file is neither torch's nor Python's nor ours."""
     return not file.startswith(_INSIDE) and not (
@@ -80,13 +82,14 @@ def _line_now() -> SourceLine | None:
     for _ in range(_MOST_FRAMES):
         if frame is None:
             return None
-        code, line = frame.f_code, frame.f_lineno
-        behind = _compat.lines_behind_generated_code(code.co_filename, line)
-        if behind is None and is_users(code.co_filename):
-            return line_of(frame, line)
-        for file, number, function in behind or ():
-            if is_users(file):
-                return _line_at(file, number, function)
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        if is_users(file):  # or generated, which lies in neither torch nor here
+            behind = _compat.lines_behind_generated_code(file, line)
+            if behind is None:
+                return line_of(frame, line)
+            for user_file, number, function in behind:
+                if is_users(user_file):
+                    return _line_at(user_file, number, function)
         frame = frame.f_back
     return None
 
