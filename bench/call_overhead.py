@@ -72,7 +72,7 @@ class DoesNothing:
     """In the place of CapturedRecording: it names all blocks that have a size."""
 
     counts = CaptureCounts(nodes=2)
-    parts = (512,)
+    parts = ()
     launch_address = ctypes.cast(ctypes.CDLL(None).labs, ctypes.c_void_p).value
     handle = SimpleNamespace(value=0)  # of which labs answers 0
 

@@ -361,17 +361,57 @@ struct Gathered {
   }
 };
 
-// One address for each of what is gathered, for each part, and the words.
-PyObject* what_a_launch_gets(const Gathered& given, const Gathered& bases, const Items& parts,
+// aoti_torch_cuda_caching_allocator_raw_alloc and _raw_delete of torch's stable C interface: on the
+// current device and stream. Not 0: there is no memory.
+using Allocate = std::int32_t (*)(std::uint64_t bytes, void** address);
+using Free = std::int32_t (*)(void* address);
+
+// Memory for one launch; the allocator knows by the stream when it is free.
+class Allocated {
+ public:
+  Allocated(PyObject* allocate, PyObject* free)
+      : allocate_(reinterpret_cast<Allocate>(PyLong_AsVoidPtr(allocate))),
+        free_(reinterpret_cast<Free>(PyLong_AsVoidPtr(free))) {}
+  Allocated(const Allocated&) = delete;
+  Allocated& operator=(const Allocated&) = delete;
+  ~Allocated() {
+    while (count_ > 0) free_(reinterpret_cast<void*>(addresses_[--count_]));
+  }
+
+  // False where one cannot be had.
+  bool take(const Words& sizes) {
+    if (sizes.size > kMost || (sizes.size > 0 && (!allocate_ || !free_))) return false;
+    while (count_ < sizes.size) {
+      void* address = nullptr;
+      if (allocate_(sizes[count_], &address) != 0 || !address) return false;
+      addresses_[count_++] = reinterpret_cast<std::uint64_t>(address);
+    }
+    return true;
+  }
+  Py_ssize_t size() const { return count_; }
+  void write(char* to) const {
+    std::memcpy(to, addresses_, static_cast<std::size_t>(count_) * sizeof addresses_[0]);
+  }
+
+ private:
+  static constexpr Py_ssize_t kMost = 64;
+  Allocate allocate_;
+  Free free_;
+  std::uint64_t addresses_[kMost];
+  Py_ssize_t count_ = 0;
+};
+
+// One address for each of what is gathered, and for each part, and the words.
+PyObject* what_a_launch_gets(const Gathered& given, const Gathered& bases, const Allocated& parts,
                              const Items& words) {
   const Py_ssize_t first = given.which.size, second = first + bases.which.size;
   const Py_ssize_t third = second + parts.size(), end = third + words.size();
   const auto word = static_cast<Py_ssize_t>(sizeof(std::uint64_t));
-  if (parts.size() < 0 || words.size() < 0) return nullptr;
+  if (words.size() < 0) return nullptr;
   PyObject* const made = PyBytes_FromStringAndSize(nullptr, end * word);
   char* const to = made ? PyBytes_AsString(made) : nullptr;
-  bool is_told = made && given.write(to) && bases.write(to + first * word) &&
-                 write_addresses(parts, parts.size(), Words(), nullptr, to + second * word);
+  bool is_told = made && given.write(to) && bases.write(to + first * word);
+  if (is_told) parts.write(to + second * word);
   for (Py_ssize_t i = 0; is_told && i < words.size(); ++i) {
     const std::uint64_t number = PyLong_AsUnsignedLongLong(words[i]);
     std::memcpy(to + (third + i) * word, &number, sizeof number);
@@ -396,27 +436,36 @@ using Launch = std::int32_t (*)(void* recording, const void* addresses, std::uin
                                 void* stream);
 
 // call_launch(address of such a function, recording, stream, swaps, given, offsets, which, bases,
-// their offsets, which of them, parts, words): what it returns. None where an address is not told
-// here, or a capture has swapped memory; nothing has been launched then. The lock is free while it
-// runs.
+// their offsets, which of them, sizes of parts, addresses of functions that allocate and free
+// these, words, before): what it returns. None where an address is not told here, a capture has
+// swapped memory, or there is none; nothing has been launched then. Unless it is None, `before` is
+// called right before. The lock is free while the function runs.
 PyObject* call_launch(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 12) return PyErr_Format(PyExc_TypeError, "call_launch() takes twelve arguments");
+  if (count != 15) return PyErr_Format(PyExc_TypeError, "call_launch() takes fifteen arguments");
   const auto function = reinterpret_cast<Launch>(PyLong_AsVoidPtr(args[0]));
   void* const recording = PyLong_AsVoidPtr(args[1]);
   void* const stream = PyLong_AsVoidPtr(args[2]);
   Gathered given{}, bases{};
+  Words sizes;
+  Allocated parts(args[11], args[12]);
   if (PyErr_Occurred() || !given.read(args[4], args[5], args[6]) ||
-      !bases.read(args[7], args[8], args[9])) {
+      !bases.read(args[7], args[8], args[9]) || !sizes.read(args[10])) {
     return nullptr;
   }
   PyObject* const gathered =
-      function && tensors.offset && is_undisturbed(args[3])
-          ? what_a_launch_gets(given, bases, Items(args[10]), Items(args[11]))
+      function && tensors.offset && parts.take(sizes) && is_undisturbed(args[3])
+          ? what_a_launch_gets(given, bases, parts, Items(args[13]))
           : nullptr;
   if (!gathered) {
     if (PyObject* const told = no()) Py_DECREF(told);
     if (PyErr_Occurred()) return nullptr;
     Py_RETURN_NONE;
+  }
+  PyObject* const before = args[14] == Py_None ? nullptr : PyObject_CallNoArgs(args[14]);
+  Py_XDECREF(before);
+  if (PyErr_Occurred()) {
+    Py_DECREF(gathered);
+    return nullptr;
   }
   const void* const addresses = PyBytes_AsString(gathered);
   const auto size = static_cast<std::uint32_t>(PyBytes_Size(gathered) / 8);
@@ -463,7 +512,7 @@ PyMODINIT_FUNC PyInit_anabranch_quick() {
   kCount = PyUnicode_InternFromString("count");
   if (!kGrad || !kRequiresGrad || !kCount) return nullptr;
   PyObject* const made = PyModule_Create(&kModule);
-  if (made && PyModule_AddIntConstant(made, "version", 4) != 0) {
+  if (made && PyModule_AddIntConstant(made, "version", 5) != 0) {
     Py_DECREF(made);
     return nullptr;
   }

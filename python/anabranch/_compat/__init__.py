@@ -84,6 +84,7 @@ from anabranch._compat.cuda import (
     use_counts,
 )
 from anabranch._compat.library import (
+    byte_allocator,
     dtype_code,
     kernel_address,
     library_function,
@@ -130,6 +131,7 @@ __all__ = [
     "arguments_of_generated_kernel",
     "backend_of_group",
     "breaks_around",
+    "byte_allocator",
     "calls_of_compiled_graphs",
     "captures_of_fused_steps",
     "changed_settings",

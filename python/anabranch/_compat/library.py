@@ -57,6 +57,18 @@ def _openmp_library() -> ctypes.CDLL | None:
 
 
 @functools.cache
+def byte_allocator() -> tuple[int, int]:
+    """The addresses of two functions of torch's C ABI that take memory from its allocator for GPUs,
+    for the current device and stream, and give it back; 0 where it has none."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+    except OSError:
+        return 0, 0
+    name = "aoti_torch_cuda_caching_allocator_raw_"
+    return _address(library, name + "alloc"), _address(library, name + "delete")
+
+
+@functools.cache
 def library_function(name: str) -> int:
     """The address of a function of torch's C ABI, by our name for it; 0 if this torch lacks it."""
     return _address(_torch_library(), LIBRARY_FUNCTIONS[name])

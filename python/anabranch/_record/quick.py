@@ -14,10 +14,12 @@ compiled module (bridge/quick.cpp), or the same in Python where there is none.
 * ``addresses(tensors, offsets, which)``: 8 bytes for each tensor, or each of those with the numbers
   ``which``: its address and what ``offsets`` add, which are 8 bytes each, or none at all.
 * ``call_launch(function, recording, stream, swaps, given, offsets, which, bases, base_offsets,
-  which_bases, parts, words)``: calls the core's captured_launch, or one like it at the address
-  ``function``, with what addresses() answers for the given and for the bases, the addresses of the
-  parts, and the words. What it returns; None where it has not been called, which is left to the
-  caller: ``swaps.count`` is odd, or an address is not told here.
+  which_bases, sizes, allocate, free, words, before)``: calls the core's captured_launch, or one
+  like it at the address ``function``, with what addresses() answers for the given and for the
+  bases, with memory of these sizes (8 bytes each) by the functions of torch's byte_allocator(),
+  freed when it has returned, and with the words. Right before that it calls ``before``, unless that
+  is None. What the function returns; None where neither has been called, which is left to the
+  caller: ``swaps.count`` is odd, an address is not told here, or there is no memory.
 
 Sequences are lists or tuples.
 
@@ -46,7 +48,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.library import library_path
 
-_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 4
+_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 5
 _address: Callable[[Tensor], int] = Tensor.data_ptr
 _flat = itertools.chain.from_iterable
 
@@ -191,6 +193,7 @@ gradients_are: Callable[[Sequence[Tensor], bytes], bool] = \
     _gradients_are if _module is None else _module.gradients_are
 increment_versions: Callable[[Sequence[Tensor], bytes], bool] = \
     _module.increment_versions if _is_calibrated else _increment_versions
+calls_launches = _is_calibrated
 call_launch: Callable[..., int | None] = \
     _module.call_launch if _is_calibrated else _call_launch
 addresses: Callable[[Sequence[Tensor], bytes, bytes | None], bytes] = \

@@ -8,7 +8,13 @@ import sys
 
 import pytest
 import torch
-from test_recorded_launch import COUNT, aligned, recording_of, step_of  # noqa: F401
+from test_recorded_launch import (
+    COUNT,
+    CalledByItsAddress,
+    aligned,
+    recording_of,
+    step_of,  # noqa: F401
+)
 from torch import Tensor, nn
 
 import anabranch
@@ -19,7 +25,7 @@ from anabranch._record.state.namespaces import Variables
 from anabranch._record.state.watch_list import WatchList
 
 PACKAGE = anabranch.__path__[0]
-MOST_FRAMES = 24
+MOST_FRAMES = 23
 
 
 @pytest.fixture
@@ -70,6 +76,7 @@ def functions_called(call):
 
 
 @pytest.mark.skipif(not quick.is_compiled, reason="in Python there are more")
+@pytest.mark.parametrize("step_of", [CalledByItsAddress], indirect=True)
 def test_a_launched_call_goes_through_few_functions(training):
     step, net = training
     x = aligned(torch.ones(COUNT))

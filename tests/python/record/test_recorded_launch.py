@@ -70,6 +70,32 @@ class OnTheCpu:
         self.launched.append((addresses, stream))
 
 
+class ByteAllocator:
+    """In the place of torch's two functions for memory without a tensor."""
+
+    def __init__(self):
+        self.taken, self.freed, self.fails_at = {}, [], None
+        integer, word = ctypes.c_int32, ctypes.c_void_p
+        self._functions = (
+            ctypes.CFUNCTYPE(integer, ctypes.c_uint64, ctypes.POINTER(word))(self._take),
+            ctypes.CFUNCTYPE(integer, word)(self._free))
+
+    def addresses(self):
+        return tuple([ctypes.cast(one, ctypes.c_void_p).value for one in self._functions])
+
+    def _take(self, size, address):
+        if len(self.taken) == self.fails_at:
+            return 1
+        block = ctypes.create_string_buffer(size)
+        address[0] = ctypes.addressof(block)
+        self.taken[address[0]] = block
+        return 0
+
+    def _free(self, address):
+        self.freed.append(address)
+        return 0
+
+
 class CalledByItsAddress(OnTheCpu):
     """The same, whose launch is a function of C."""
 
@@ -104,6 +130,9 @@ def recording_of(step, capture, saved_from=None):
 def step_of(monkeypatch, request):
     """The step and what its captures found."""
     monkeypatch.setattr(_compat, "empty_strided_cuda", _compat.empty_strided_cpu)
+    memory = ByteAllocator() if request.param is CalledByItsAddress else None
+    monkeypatch.setattr(_compat, "byte_allocator",
+                        lambda: memory.addresses() if memory else (0, 0))
     monkeypatch.setattr(_compat, "current_device", lambda: 0)
     monkeypatch.setattr(_compat, "current_stream", lambda device: 7)
     monkeypatch.setattr(discovered, "CapturedStep", lambda *_: SimpleNamespace())
@@ -362,21 +391,80 @@ def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itsel
     assert spec.plain_calls == 1
 
 
-@pytest.mark.skipif(not quick.is_compiled, reason="what is compiled calls addresses")
-@pytest.mark.parametrize("step_of", [CalledByItsAddress], indirect=True)
-def test_a_launch_that_is_called_by_its_address_fails_as_another_does(recorded):
+@pytest.fixture
+def memory():
+    return ByteAllocator()
+
+
+@pytest.fixture
+def called(step_of, memory, monkeypatch):
+    """A recording whose launches have their arena of ``memory``."""
+    monkeypatch.setattr(_compat, "byte_allocator", memory.addresses)
+    return recording_of(*step_of)
+
+
+by_its_address = pytest.mark.parametrize("step_of", [CalledByItsAddress], indirect=True)
+needs_module = pytest.mark.skipif(not quick.is_compiled, reason="what is compiled calls addresses")
+
+
+@needs_module
+@by_its_address
+def test_a_launch_that_is_called_by_its_address_fails_as_another_does(called, memory):
     x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
-    called = recorded._recording
-    recorded.launch([x, w], [w])
-    assert called.called == len(called.launched) == 1
-    called.code = 402
+    recording = called._recording
+    called.launch([x, w], [w])
+    assert recording.called == len(recording.launched) == 1
+    recording.code = 402
     with pytest.raises(NativeError):
-        recorded.launch([x, w], [w])
-    assert called.called == 2 and len(called.launched) == 1
-    called.code = 0
+        called.launch([x, w], [w])
+    assert recording.called == 2 and len(recording.launched) == 1
+    recording.code = 0
     with pytest.raises(TypeError):  # of what has no address, which nothing is called with
-        recorded.launch([x, None], [w])
-    assert called.called == 2
+        called.launch([x, None], [w])
+    assert recording.called == 2
+    assert len(memory.taken) == 6 and sorted(memory.freed) == sorted(memory.taken)
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_the_generator_moves_in_launches_and_not_for_want_of_memory(
+        step_of, memory, is_short, monkeypatch):
+    if is_short:  # of torch's two functions for memory without a tensor, and of tensors
+        memory.fails_at = 1
+        monkeypatch.setattr(_compat, "byte_allocator", memory.addresses)
+    recorded, moved = recording_of(*step_of), []
+    recorded.random = SimpleNamespace(replay=lambda: moved.append(len(recorded._recording.launched)))
+    x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
+    recorded.launch([x, w], [w])
+    assert moved == [0] and len(recorded._recording.launched) == 1
+
+    def short():
+        raise torch.OutOfMemoryError
+
+    if is_short:
+        monkeypatch.setattr(recorded, "_allocate_parts", short)
+        with pytest.raises(torch.OutOfMemoryError):
+            recorded.launch([x, w], [w])
+        assert moved == [0] and len(recorded._recording.launched) == 1
+
+
+@needs_module
+@by_its_address
+@pytest.mark.parametrize("fails_at", [0, 1])
+def test_a_part_of_the_arena_that_cannot_be_had_at_once_is_asked_of_torch(
+        called, memory, fails_at, monkeypatch):
+    x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
+    memory.fails_at = fails_at
+    assert torch.equal(called.launch([x, w], [w])["y"], x * w + 1)
+    assert called._recording.called == 0 and len(called._recording.launched) == 1
+    assert memory.freed == list(memory.taken) and len(memory.taken) == fails_at
+
+    def short():
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(called, "_allocate_parts", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        called.launch([x, w], [w])
+    assert len(called._recording.launched) == 1
 
 
 def test_addresses_are_read_again_when_a_capture_had_stand_ins_in_their_place(

@@ -55,6 +55,7 @@ class OnTheCpu:
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     monkeypatch.setattr(_compat, "empty_strided_cuda", _compat.empty_strided_cpu)
+    monkeypatch.setattr(_compat, "byte_allocator", lambda: (0, 0))
     monkeypatch.setattr(_compat, "current_device", lambda: 0)
     monkeypatch.setattr(_compat, "current_stream", lambda device: 0)
     monkeypatch.setattr(discovered, "CapturedStep", lambda device, one, two, blocks, *_:
@@ -246,6 +247,7 @@ def test_a_gradient_that_is_the_only_small_one_of_its_type_lies_alone():
 
 def test_the_whole_of_a_block_is_poisoned_once(monkeypatch):
     monkeypatch.setattr(_compat, "empty_strided_cuda", _compat.empty_strided_cpu)
+    monkeypatch.setattr(_compat, "byte_allocator", lambda: (0, 0))
     buffers = layout_of([KIB] * 3)
     [block] = bases = buffers.allocate()
     whole_bytes(block).fill_(0xFF)

@@ -21,6 +21,7 @@ from anabranch import _compat
 from anabranch._core.abi import CaptureCounts
 from anabranch._core.library import last_error
 from anabranch._core.timed_recording import nodes_of
+from anabranch._record import quick
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.host_draws import Draws
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
@@ -31,7 +32,7 @@ from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, Input
 from anabranch._record.launch.timing import Timer, Timing
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.picker import picker
-from anabranch._record.quick import addresses, call_launch, increment_versions
+from anabranch._record.quick import addresses, increment_versions
 from anabranch._record.refusals import Aliased
 from anabranch._record.tensors import units_overlap, whole_bytes
 
@@ -75,6 +76,10 @@ class StepRecording:
         self._buffer_offsets = _packed([offset for _, offset in places])
         self.slot_count = len(self._alignments) + len(named_buffers)
         self._parts = [((size,), (1,), torch.uint8) for size in self._recording.parts]
+        self._part_sizes = _packed(self._recording.parts)
+        self._allocate, self._free = _compat.byte_allocator()
+        self._is_called_directly = quick.calls_launches and self._recording.launch_address != 0 \
+            and (not self._parts or self._allocate != 0 != self._free)
         words = len(self._formulas) if self._formulas is not None else 0
         self._pack_rest = struct.Struct(f"{len(self._parts) + words}Q").pack
         first = discovered.first
@@ -222,8 +227,7 @@ class StepRecording:
         """Allocates what a launch does, and lets go of it: torch's errors where that cannot be
         had."""
         with torch.cuda.device(self._device):
-            _ = self._buffers.allocate(), list(
-                itertools.starmap(_compat.empty_strided_cuda, self._parts))
+            _ = self._buffers.allocate(), self._allocate_parts()
 
     def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
                objects: Sequence[Any] = (), poison: int | None = None,
@@ -247,12 +251,11 @@ class StepRecording:
         for index in self._cleared:
             parameters[index].grad = None
         fresh = self._buffers.allocate()
-        parts = list(itertools.starmap(_compat.empty_strided_cuda, self._parts))
+        parts: list[Tensor] | None = None
         if poison is not None:
+            parts = self._allocate_parts()
             for tensor in (*fresh, *parts):
                 whole_bytes(tensor).fill_(poison)
-        if self.random is not None:
-            self.random.replay()
         self._queue(at or given, offsets, fresh, parts, words)
         if in_blocks:
             assert self.layout is not None
@@ -291,22 +294,29 @@ class StepRecording:
             self._last_words = now, words
         return words
 
+    def _allocate_parts(self) -> list[Tensor]:
+        return list(itertools.starmap(_compat.empty_strided_cuda, self._parts))
+
     def _queue(self, given: Sequence[Tensor], offsets: bytes, bases: Sequence[Tensor],
-               parts: Sequence[Tensor], words: Sequence[int]) -> None:
-        """The launch itself."""
+               parts: Sequence[Tensor] | None, words: Sequence[int]) -> None:
+        """The launch itself. It takes the parts of its arena where there are none."""
         recording, stream = self._recording, _compat.current_stream(self._device)
-        if (timer := self._timer) is not None:
-            timer.launch(self._gather(given, offsets, bases, parts, words), stream)
-            return
-        if recording.launch_address:
-            code = call_launch(
+        timer = self._timer
+        if parts is None and timer is None and self._is_called_directly:
+            code = quick.call_launch(
                 recording.launch_address, recording.handle.value, stream, Swaps, given, offsets,
-                self._given_slots, bases, self._buffer_offsets, self._buffer_slots, parts, words)
+                self._given_slots, bases, self._buffer_offsets, self._buffer_slots,
+                self._part_sizes, self._allocate, self._free, words,
+                None if self.random is None else self.random.replay)
             if code == 0:
                 return
             if code is not None:
                 raise last_error()
-        recording.launch(self._gather(given, offsets, bases, parts, words), stream)
+        parts = self._allocate_parts() if parts is None else parts
+        addresses = self._gather(given, offsets, bases, parts, words)
+        if self.random is not None:
+            self.random.replay()
+        (recording if timer is None else timer).launch(addresses, stream)
 
     def _gather(self, given: Sequence[Tensor], offsets: bytes, bases: Sequence[Tensor],
                 parts: Sequence[Tensor], words: Sequence[int] = ()) -> bytes:
