@@ -28,12 +28,16 @@ from torch.fx import Graph
 from anabranch._offload import host_memory
 
 _library = torch.library.Library("anabranch", "FRAGMENT")
-_library.define("host_memory(Tensor like, SymInt size_bytes, bool is_allowed) -> Tensor")
-_library.define("copy_out(Tensor(a) host, Tensor value, SymInt offset) -> Tensor(a)")
-_library.define("copied_out(Tensor(a) host, Tensor value) -> Tensor(a)")
-_library.define("copy_in(Tensor host, SymInt offset, SymInt[] size, SymInt[] stride, "
-                "ScalarType dtype, Device device) -> Tensor")
-_library.define("copied_in(Tensor(a) value) -> Tensor(a)")
+for _schema in (
+        "host_memory(Tensor like, SymInt size_bytes, bool is_allowed) -> Tensor",
+        "copy_out(Tensor(a) host, Tensor value, SymInt offset, SymInt[] stride) -> Tensor(a)",
+        "copied_out(Tensor(a) host, Tensor value, SymInt offset) -> Tensor(a)",
+        "copy_in(Tensor host, SymInt offset, SymInt[] size, SymInt[] stride, ScalarType dtype, "
+        "Device device) -> Tensor",
+        "copied_in(Tensor(a) value) -> Tensor(a)"):
+    # Both operators of a copy are given the same tensor: a compiler that laid it out for one of
+    # them would have made another, which nobody keeps until it is copied.
+    _library.define(_schema, tags=(torch.Tag.flexible_layout,))
 OPERATORS = torch.ops.anabranch
 
 
@@ -53,7 +57,7 @@ class _Begun(NamedTuple):
 
 class Lanes:
     """A GPU's streams for copies, one each way, and the copies that nobody has waited for yet, by
-    the address of the tensor on the GPU; those of captures apart."""
+    the address that they write; those of captures apart."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -79,19 +83,21 @@ class Lanes:
         with torch.cuda.device(self._device):
             return torch.cuda.is_current_stream_capturing()
 
-    def begin(self, stream: Any, to: Tensor, source: Tensor, on_gpu: Tensor,
-              *held: Tensor) -> None:
-        """What ``held`` has is not given back before the wait, nor is ``on_gpu``."""
+    def begin(self, stream: Any, to: Tensor, source: Tensor) -> None:
+        """Neither tensor is given back before the wait."""
         begun = self._of_now()
         stream.wait_event(self.mark(self.current()))
         self.copy(stream, to, source)
-        begun[on_gpu.data_ptr()] = _Begun(self.mark(stream), (on_gpu, *held),
-                                          threading.get_ident())
+        begun[to.data_ptr()] = _Begun(self.mark(stream), (to, source), threading.get_ident())
 
-    def wait(self, on_gpu: Tensor) -> None:
-        begun = self._of_now().pop(on_gpu.data_ptr(), None)
+    def wait(self, stream: Any, written: int) -> None:
+        """For the copy on the stream that writes this address; for all where it is not known. A
+        capture knows its own."""
+        begun = self._of_now().pop(written, None)
         if begun is not None:
             self.current().wait_event(begun.done)
+        elif not self.is_captured():
+            self.current().wait_event(self.mark(stream))
 
     def _of_now(self) -> dict[int, _Begun]:
         if self.is_captured():
@@ -130,6 +136,16 @@ def flat(value: Tensor) -> Tensor:
     return value.as_strided((value.numel(),), (1,))
 
 
+def laid_out(value: Tensor, stride: Sequence[int]) -> Tensor:
+    """The tensor itself, or a copy, with its elements where these strides have them, which is where
+    the backward looks for them: compilers lay intermediates out as they like."""
+    if all(size == 1 or has == wants for size, has, wants in
+           zip(value.shape, value.stride(), stride, strict=True)):
+        return value
+    laid = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device)
+    return laid.copy_(value)
+
+
 def place_in(host: Tensor, offset: int, like: Tensor) -> Tensor:
     """Where a tensor's elements lie in a block."""
     return host[offset:offset + like.numel() * like.itemsize].view(like.dtype)
@@ -143,19 +159,21 @@ def _host_memory(like: Tensor, size_bytes: int, is_allowed: bool) -> Tensor:
         return host_memory.take(like.device, size_bytes, is_allowed)
 
 
-def _copy_out(host: Tensor, value: Tensor, offset: int) -> Tensor:
-    to, source = place_in(host, offset, value), flat(value)
+def _copy_out(host: Tensor, value: Tensor, offset: int, stride: Sequence[int]) -> Tensor:
+    laid = laid_out(value, stride)
+    to, source = place_in(host, offset, laid), flat(laid)
     if is_apart(host, value.device):
         lanes = lanes_of(value.device)
-        lanes.begin(lanes.out, to, source, value)
+        lanes.begin(lanes.out, to, source)
     else:
         to.copy_(source)
     return host
 
 
-def _copied_out(host: Tensor, value: Tensor) -> Tensor:
+def _copied_out(host: Tensor, value: Tensor, offset: int) -> Tensor:
     if is_apart(host, value.device):
-        lanes_of(value.device).wait(value)
+        lanes = lanes_of(value.device)
+        lanes.wait(lanes.out, host.data_ptr() + offset)
     return host
 
 
@@ -164,7 +182,7 @@ def _copy_in(host: Tensor, offset: int, size: Sequence[int], stride: Sequence[in
     if is_apart(host, device):
         lanes = lanes_of(device)
         value = lanes.empty(size, stride, dtype)
-        lanes.begin(lanes.into, flat(value), place_in(host, offset, value), value, host)
+        lanes.begin(lanes.into, flat(value), place_in(host, offset, value))
         return value
     value = torch.empty_strided(size, stride, dtype=dtype, device=device)
     flat(value).copy_(place_in(host, offset, value))
@@ -174,7 +192,7 @@ def _copy_in(host: Tensor, offset: int, size: Sequence[int], stride: Sequence[in
 def _copied_in(value: Tensor) -> Tensor:
     lanes = _lanes.get(value.device)
     if lanes is not None:
-        lanes.wait(value)
+        lanes.wait(lanes.into, value.data_ptr())
     return value
 
 
@@ -190,12 +208,12 @@ def _(like: Tensor, size_bytes: int, is_allowed: bool) -> Tensor:
 
 
 @torch.library.register_fake("anabranch::copy_out", lib=_library)
-def _(host: Tensor, value: Tensor, offset: int) -> Tensor:
+def _(host: Tensor, value: Tensor, offset: int, stride: Sequence[int]) -> Tensor:
     return host.view(-1)
 
 
 @torch.library.register_fake("anabranch::copied_out", lib=_library)
-def _(host: Tensor, value: Tensor) -> Tensor:
+def _(host: Tensor, value: Tensor, offset: int) -> Tensor:
     return host.view(-1)
 
 

@@ -68,7 +68,7 @@ def _send(pair: Pair, moves: Sequence[Move], size_bytes: int, is_allowed: bool,
             else number[graph.output_node()]
         events += [_Event(behind, (1, move.out_order), _copy_out(graph, value, move.offset)),
                    _Event(max(freed, behind), (0 if freed > behind else 2, move.out_order),
-                          _copied_out(graph, value))]
+                          _copied_out(graph, value, move.offset))]
     events.sort()
     like = min(moves, key=lambda move: move.out_order).saved.tensor
     with graph.inserting_before(nodes[events[0].before]):
@@ -85,12 +85,13 @@ def _send(pair: Pair, moves: Sequence[Move], size_bytes: int, is_allowed: bool,
 
 def _copy_out(graph: Graph, value: Node, offset: int) -> Callable[[Node], Node]:
     return lambda host: _like(host, graph.call_function(
-        OPERATORS.copy_out.default, (host, value, offset)))
+        OPERATORS.copy_out.default,
+        (host, value, offset, list(value.meta["val"].stride()))))
 
 
-def _copied_out(graph: Graph, value: Node) -> Callable[[Node], Node]:
+def _copied_out(graph: Graph, value: Node, offset: int) -> Callable[[Node], Node]:
     return lambda host: _like(host, graph.call_function(
-        OPERATORS.copied_out.default, (host, value)))
+        OPERATORS.copied_out.default, (host, value, offset)))
 
 
 def _like(node: Node, made: Node) -> Node:

@@ -92,6 +92,27 @@ def test_whatever_the_budget_results_and_gradients_are_eagers(budget):
         assert planned.peak_bytes <= planned.budget_bytes
 
 
+class Convolutions(nn.Module):
+    """Inductor lays out what is between convolutions as these like it, not as it was traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.down = (nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8),
+                                         nn.Conv2d(8, 4, 3, padding=1))
+
+    def forward(self, x):
+        return self.down(F.silu(self.norm(self.up(x)))).sigmoid()
+
+
+def test_tensors_that_the_compiler_lays_out_otherwise_come_back_right():
+    torch.manual_seed(1)
+    model = Convolutions()
+    call = call_of(model, activation_memory=0, allow={616})
+    x, y = (normal(5, 2, 3, 8, 8).requires_grad_() for _ in range(2))
+    reference = copy.deepcopy(model)
+    assert_same(observe(call, model, (x,)), observe(reference, reference, (y,)), Tolerance())
+
+
 @pytest.fixture(scope="module")
 def offloading():
     """A model with a part inside anabranch.offload(), and its call, which nothing else changes."""
@@ -131,11 +152,11 @@ class LateLanes(copies.Lanes):
     def empty(self, size, stride, dtype):
         return torch.empty_strided(size, stride, dtype=dtype).fill_(float("nan"))
 
-    def begin(self, stream, to, source, on_gpu, *held):
-        self.late[on_gpu.data_ptr()] = lambda: to.copy_(source)
+    def begin(self, stream, to, source):
+        self.late[to.data_ptr()] = lambda: to.copy_(source)
 
-    def wait(self, on_gpu):
-        self.late.pop(on_gpu.data_ptr())()
+    def wait(self, stream, written):
+        self.late.pop(written)()
         self.waits += 1
 
 

@@ -62,9 +62,9 @@ def there_and_back(lanes, host):
     """As a forward and a backward do; other work takes all memory that is given back."""
     gpu, ops = lanes.gpu, copies.OPERATORS
     value = gpu.put(NUMBERS)
-    ops.copy_out(host, value, 0)
+    ops.copy_out(host, value, 0, [1])
     gpu.read(value)
-    ops.copied_out(host, value)
+    ops.copied_out(host, value, 0)
     del value
     gpu.spoil(SIZE)
     back = ops.copy_in(host, 0, [4, 6], [6, 1], torch.float32, HOST)
@@ -89,7 +89,7 @@ def test_a_tensor_comes_back_as_it_went_whatever_streams_do(lanes, seed):
 def test_without_either_wait_some_order_is_wrong(lanes, monkeypatch, left_out):
     """So the test above would see it."""
     if left_out == "wait":
-        monkeypatch.setattr(lanes, "wait", lambda on_gpu: lanes._begun.pop(on_gpu.data_ptr(), None))
+        monkeypatch.setattr(lanes, "wait", lambda stream, written: lanes._begun.pop(written))
     else:
         kept = lanes.mark
         monkeypatch.setattr(lanes, "mark", lambda stream: Event() if stream is lanes.gpu.main
@@ -110,8 +110,8 @@ def test_a_block_that_serves_again_is_written_when_it_has_been_read(lanes, is_to
         gpu.random.seed(seed)
         host = torch.zeros(SIZE, dtype=torch.uint8)
         value = gpu.put(NUMBERS)
-        ops.copy_out(host, value, 0)
-        ops.copied_out(host, value)
+        ops.copy_out(host, value, 0, [1])
+        ops.copied_out(host, value, 0)
         back = ops.copy_in(host, 0, [24], [1], torch.float32, HOST)
         ops.copied_in(back)
         found = gpu.read(back)
@@ -119,8 +119,8 @@ def test_a_block_that_serves_again_is_written_when_it_has_been_read(lanes, is_to
         other = gpu.put(-NUMBERS)
         if is_told:
             lanes.begin_call()
-        ops.copy_out(host, other, 0)
-        ops.copied_out(host, other)
+        ops.copy_out(host, other, 0, [1])
+        ops.copied_out(host, other, 0)
         gpu.enter(gpu.main)
         gpu.run()
         are_right.append(torch.equal(found[0], NUMBERS))
@@ -130,7 +130,7 @@ def test_a_block_that_serves_again_is_written_when_it_has_been_read(lanes, is_to
 def test_what_a_broken_call_was_copying_is_held_until_it_is_copied(lanes):
     value = lanes.gpu.put(NUMBERS)
     host = torch.zeros(SIZE, dtype=torch.uint8)
-    copies.OPERATORS.copy_out(host, value, 0)
+    copies.OPERATORS.copy_out(host, value, 0, [1])
     watched = weakref.ref(value)
     del value  # the call raises here
     lanes.begin_call()
@@ -144,10 +144,18 @@ def test_what_a_broken_call_was_copying_is_held_until_it_is_copied(lanes):
 def test_a_capture_that_broke_is_not_waited_for(lanes):
     host = torch.zeros(SIZE, dtype=torch.uint8)
     lanes.is_in_capture = True
-    copies.OPERATORS.copy_out(host, lanes.gpu.put(NUMBERS), 0)
+    copies.OPERATORS.copy_out(host, lanes.gpu.put(NUMBERS), 0, [1])
     lanes.is_in_capture = False
     assert torch.equal(there_and_back(lanes, host), NUMBERS.view(4, 6))
     assert lanes._captured == {}
+
+
+def test_a_tensor_that_lies_otherwise_than_it_was_traced_is_moved_as_it_was_traced():
+    host = torch.zeros(SIZE, dtype=torch.uint8)
+    value = NUMBERS.view(2, 3, 4).permute(0, 2, 1)  # (2, 4, 3), and nothing is contiguous
+    copies.OPERATORS.copy_out(host, value, 0, [12, 3, 1])
+    back = copies.OPERATORS.copy_in(host, 0, [2, 4, 3], [12, 3, 1], torch.float32, HOST)
+    assert torch.equal(back, value) and back.is_contiguous()
 
 
 def raising(words):
