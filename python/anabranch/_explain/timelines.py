@@ -56,15 +56,19 @@ def _timeline(where: str, one: dict[str, Any]) -> dict[str, Any]:
 
 
 def chrome_events_of(timeline: dict[str, Any]) -> list[dict[str, Any]]:
-    """As in Chrome's trace format: a thread a lane, and two counters; times in microseconds."""
+    """As in Chrome's trace format, with categories that `anabranch show` knows: a thread a lane, and
+    two counters; times in microseconds."""
     plan = timeline["plan"]
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": timeline["name"]}}]
     events += [{"ph": "M", "pid": 0, "tid": i, "name": "thread_name",
                 "args": {"name": stream["name"]}} for i, stream in enumerate(plan["streams"])]
+    events.append({"ph": "X", "cat": "launch", "pid": 0, "tid": 0, "name": "launch", "ts": 0,
+                   "dur": timeline["launch"]["took_ns"] / 1e3})
     for i, _, begin, end in timeline["launch"]["steps"]:
         step = plan["steps"][i]
-        events.append({"ph": "X", "pid": 0, "tid": step["stream"], "name": step["name"],
+        events.append({"ph": "X", "cat": "step", "pid": 0, "tid": step["stream"],
+                       "name": step["name"],
                        "ts": begin / 1e3, "dur": (end - begin) / 1e3,
                        "args": {"node": i, "kind": step["kind"], "source": step["source"]}})
     return [*events, *_counters(timeline)]

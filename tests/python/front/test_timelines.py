@@ -44,7 +44,7 @@ def test_recordings_that_are_not_timed_have_no_timeline():
 
 def test_perfetto_gets_a_thread_a_lane_with_the_lines():
     events = chrome_events_of(timelines_of(contents(report(STEP)))[0])
-    slices = [event for event in events if event["ph"] == "X"]
+    slices = [event for event in events if event.get("cat") == "step"]
     assert [(event["tid"], event["ts"], event["dur"]) for event in slices] == [
         (0, 0.0, 20.0), (1, 0.0, 90.0), (0, 90.0, 40.0)]
     assert slices[1]["name"] == "late (aten::add)" and slices[1]["args"]["source"] == "model.py:2 line 2"
@@ -105,7 +105,7 @@ def test_explain_times_the_launches_of_its_call_and_no_others(recorded, tmp_path
     assert [row["took_ns"] for row in told.to_dict()["stalls"]] == [90_000, 70_000, 60_000, 0]
     events = json.loads(told.save_timeline(tmp_path / "t.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {1}
-    assert sum(event["ph"] == "X" for event in events) == 3
+    assert [event["cat"] for event in events if event["ph"] == "X"] == ["launch", *["step"] * 3]
 
 
 def test_explain_without_it_times_nothing(recorded):
