@@ -56,8 +56,8 @@ def _timeline(where: str, one: dict[str, Any]) -> dict[str, Any]:
 
 
 def chrome_events_of(timeline: dict[str, Any]) -> list[dict[str, Any]]:
-    """As in Chrome's trace format, with categories that `anabranch show` knows: a thread a lane, and
-    two counters; times in microseconds."""
+    """As in Chrome's trace format, with categories that `anabranch show` knows: a thread a lane,
+    and two counters; times in microseconds."""
     plan = timeline["plan"]
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": timeline["name"]}}]
