@@ -523,8 +523,8 @@ ANABRANCH_C int32_t anabranch_timed_launch(const AnabranchTimedRecording*,
 /* Of the last launch; `out` has room for `count`, the recording's nodes. */
 ANABRANCH_C int32_t anabranch_timed_times(const AnabranchTimedRecording*, AnabranchNodeTime* out,
                                           size_t count);
-ANABRANCH_C int32_t anabranch_timed_plain_times(const AnabranchTimedRecording*,
-                                                uint64_t* launch_ns, uint64_t* idle_ns);
+ANABRANCH_C int32_t anabranch_timed_plain_times(const AnabranchTimedRecording*, uint64_t* launch_ns,
+                                                uint64_t* idle_ns);
 
 #ifdef __cplusplus
 }
