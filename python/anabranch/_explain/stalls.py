@@ -21,7 +21,7 @@ _UNEVEN_SHARE = 0.1  # of a step: some slack there is at every join
 _LINE_SHARE, _PLAIN_SHARE = 0.5, 0.1  # of the time of all kernels; of all calls
 _FEW_CALLS = 20  # of which those that warm up and record are many
 _SLOW_BYTES_PER_NS = 8.0  # less than half of what copies from pinned memory reach over PCIe 4.0
-_COPY_NAMES = ("copy", "clone", "transpose", "contiguous")
+_COPY_NAMES = ("copy", "clone", "transpose", "contiguous", "anabranch_fill")
 
 _LATE = ("Look for what waits for the GPU between the calls (item(), cpu(), print of a tensor, "
          "synchronize), or takes the host's time there (a loader, logging, copies of pageable "

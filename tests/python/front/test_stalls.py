@@ -88,6 +88,8 @@ def test_copies_within_the_gpu_are_named():
     clone = node(40, name="direct_copy_kernel_cuda", operator="aten::clone", line=9)
     [row] = stalls(clone, *STEADY)
     assert row["what"] == "copies within the GPU" and "model.py:9" in row["why"]
+    for name in ("anabranch_copy", "anabranch_fill"):  # which stand for the driver's
+        assert named(node(40, name=name), *STEADY) == ["copies within the GPU"]
 
 
 def test_a_line_that_takes_most_of_the_step_is_named():
