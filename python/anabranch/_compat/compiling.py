@@ -20,6 +20,7 @@ from torch._inductor import utils as inductor_utils
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import CppCodeCache
 from torch._inductor.fx_passes import post_grad
+from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._ops import OpOverload
 from torch._subclasses import fake_tensor
@@ -121,6 +122,14 @@ OWN_BUFFERS = {"allow_buffer_reuse": False}
 def own_buffers() -> contextlib.AbstractContextManager[None]:
     """Around calls that may compile, on this thread."""
     return inductor_config.patch(OWN_BUFFERS)
+
+
+def lays_channels_last(forward: torch.fx.GraphModule) -> bool:
+    """Whether Inductor will prefer that layout for what is around convolutions."""
+    try:
+        return bool(GraphLowering.decide_layout_opt(forward, is_inference=False))
+    except Exception:  # its heuristics look into nodes as they like
+        return False
 
 
 def in_graph_order() -> contextlib.AbstractContextManager[None]:

@@ -31,6 +31,7 @@ from anabranch._core.offload import (
 from anabranch._offload import wishes
 from anabranch._offload.durations import durations_ns
 from anabranch._offload.host_memory import ALIGNMENT
+from anabranch._offload.layouts import foresee
 from anabranch._offload.link import MeasuredLink, link_of
 from anabranch._offload.planned import Planned, PlannedTensor
 from anabranch._offload.recompute import Way, compute_again, find_ways
@@ -79,6 +80,7 @@ class ActivationMemory:
         self.planned = planner.tell(pair, plan, first, computed)
         moves = list(_moves(pair, plan))
         if moves:
+            foresee(pair)
             move(pair, moves, plan.predicted.pinned_bytes, self._is_allowed)
 
 

@@ -66,7 +66,7 @@ def _send(pair: Pair, moves: Sequence[Move], size_bytes: int, is_allowed: bool,
         behind = max(number[steps[move.out_after]], number[value]) + 1
         freed = number[steps[move.freed_before]] if move.freed_before < len(steps) \
             else number[graph.output_node()]
-        events += [_Event(behind, (1, move.out_order), _copy_out(graph, value, move.offset)),
+        events += [_Event(behind, (1, move.out_order), _copy_out(graph, move)),
                    _Event(max(freed, behind), (0 if freed > behind else 2, move.out_order),
                           _copied_out(graph, value, move.offset))]
     events.sort()
@@ -83,10 +83,10 @@ def _send(pair: Pair, moves: Sequence[Move], size_bytes: int, is_allowed: bool,
     take_from_results(graph, {a for move in moves for a in move.saved.answers})
 
 
-def _copy_out(graph: Graph, value: Node, offset: int) -> Callable[[Node], Node]:
+def _copy_out(graph: Graph, move: Move) -> Callable[[Node], Node]:
     return lambda host: _like(host, graph.call_function(
         OPERATORS.copy_out.default,
-        (host, value, offset, list(value.meta["val"].stride()))))
+        (host, move.saved.tensor, move.offset, move.saved.stride)))
 
 
 def _copied_out(graph: Graph, value: Node, offset: int) -> Callable[[Node], Node]:
@@ -132,16 +132,18 @@ class _Arrival:
         self._graph, self._move = graph, move
 
     def begin(self, host: Node) -> Node:
-        value: Any = self._move.saved.tensor.meta["val"]
+        saved, value = self._move.saved, self._move.saved.tensor.meta["val"]
         self._begun = self._graph.call_function(
             OPERATORS.copy_in.default,
-            (host, self._move.offset, list(value.shape), list(value.stride()), value.dtype,
-             value.device))
-        return _like(self._move.saved.tensor, self._begun)
+            (host, self._move.offset, list(value.shape), saved.stride, value.dtype, value.device))
+        with value.fake_mode:
+            self._begun.meta["val"] = torch.empty_strided(
+                value.shape, saved.stride, dtype=value.dtype, device=value.device)
+        return self._begun
 
     def end(self, _: Node) -> Node:
         saved = self._move.saved
-        tensor = _like(saved.tensor, self._graph.call_function(
+        tensor = _like(self._begun, self._graph.call_function(
             OPERATORS.copied_in.default, (self._begun,)))
         for answer, given in saved.views:
             given.replace_all_uses_with(

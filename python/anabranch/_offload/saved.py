@@ -30,7 +30,8 @@ LEAST_BYTES = 64 << 10  # of a tensor that is moved: a copy of less takes as lon
 @dataclasses.dataclass(eq=False)
 class Saved:
     """A tensor that the backward gets from the forward, as one view or several. Steps count from
-    the forward's first; ``why_kept`` says why it is not moved, or nothing."""
+    the forward's first; ``stride`` is how it lies when it is moved; ``why_kept`` says why it is
+    not, or nothing."""
 
     tensor: Node
     views: list[tuple[Node, Node]]  # as the forward answers it, and the backward's input
@@ -39,6 +40,7 @@ class Saved:
     last_forward_use: int
     first_backward_use: int
     last_backward_use: int
+    stride: list[int]
     why_kept: str = ""
 
     @property
@@ -103,7 +105,8 @@ class Pair:
         is_used = bool(backward)
         backward = backward or [len(self._number) - 1]
         return Saved(base, views, bytes_of(base.meta["val"]), made, max(forward), min(backward),
-                     max(backward), _why_kept(base, views, is_used))
+                     max(backward), list(base.meta["val"].stride()),
+                     _why_kept(base, views, is_used))
 
     def _uses(self, value: Node) -> list[int]:
         return [self._number[user] for user in users_of(value) if user in self._number]
