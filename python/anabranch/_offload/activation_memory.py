@@ -11,15 +11,15 @@ were, and a budget that cannot be met is missed by as little as possible; ``plan
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
-import os
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from anabranch import _compat, config
+from anabranch import config
 from anabranch._core.offload import (
     Choice,
     Decision,
@@ -37,11 +37,13 @@ from anabranch._offload.planned import Planned, PlannedTensor
 from anabranch._offload.recompute import Way, compute_again, find_ways
 from anabranch._offload.rewrite import Move, move
 from anabranch._offload.saved import Pair, Saved, bytes_of, step_of, users_of
+from anabranch._record.memory.gpu import free_bytes
+from anabranch._record.memory.host import host_free_bytes
 from anabranch._record.refusals import Cause
 
 log = logging.getLogger("anabranch.offload")
 _FREE_SHARE = 0.9  # of what is free, that "fit" fills: fragments take some
-_PINNED_SHARE = 0.5  # of the host's free memory, that may be pinned by all processes
+_PINNED_SHARE = 0.5  # of what the process may take of the host's memory, that it may pin
 _CHOICES = {Choice.KEEP: "keep", Choice.RECOMPUTE: "recompute", Choice.OFFLOAD: "offload"}
 
 
@@ -64,24 +66,30 @@ class ActivationMemory:
         if not pair.saved or (self._budget is None and not wished) \
                 or pair.device.type not in ("cpu", "cuda"):
             return
+        changed = [GraphModule(each, copy.deepcopy(each.graph)) for each in (forward, backward)]
         try:
-            planner = _Planner(pair, self._budget)
-            first, ways = planner.plan(pair, find_ways(pair))
+            self.planned = self._change(Pair(changed[0], changed[1], results))
         except Exception:
             log.warning("anabranch: what is saved cannot be planned", exc_info=True)
             return
+        forward.graph, backward.graph = changed[0].graph, changed[1].graph
+
+    def _change(self, pair: Pair) -> Planned:
+        planner = _Planner(pair, self._budget)
+        ways = find_ways(pair)
+        first = plan = planner.plan(pair, ways)
         again = [(saved, ways[saved]) for saved, decision
                  in zip(pair.saved, first.decisions, strict=True)
                  if decision.choice == Choice.RECOMPUTE]
-        computed = [PlannedTensor(saved.name, saved.bytes, "recompute") for saved, _ in again]
         if again:
             pair = compute_again(pair, again)
-        plan, _ = planner.plan(pair, {}) if again else (first, ways)
-        self.planned = planner.tell(pair, plan, first, computed)
+            plan = planner.plan(pair, {})
         moves = list(_moves(pair, plan))
+        told = planner.tell(pair, plan, first, [saved for saved, _ in again])
         if moves:
             foresee(pair)
             move(pair, moves, plan.predicted.pinned_bytes, self._is_allowed)
+        return told
 
 
 class _Planner:
@@ -98,10 +106,9 @@ class _Planner:
         else:
             self._budget_bytes = int(_free_bytes(pair.device) * _FREE_SHARE) if self._is_fit \
                 else self._saved_bytes
-        self._pinned_bytes = int(_free_bytes(torch.device("cpu")) * _PINNED_SHARE
-                                 / _compat.processes_here())
+        self._pinned_bytes = int(host_free_bytes() * _PINNED_SHARE)
 
-    def plan(self, pair: Pair, ways: dict[Saved, Way]) -> tuple[OffloadPlan, dict[Saved, Way]]:
+    def plan(self, pair: Pair, ways: Mapping[Saved, Way]) -> OffloadPlan:
         step_ns = durations_ns(pair.steps, self._link.own_rate)
         of_node = dict(zip(pair.steps, step_ns, strict=True))
         index = {saved: i for i, saved in enumerate(pair.saved)}
@@ -113,15 +120,16 @@ class _Planner:
             link=self._link.link(), budget_bytes=self._budget_bytes,
             pinned_bytes=max(self._pinned_bytes, wished),
             base_bytes=base_bytes(pair) if self._is_fit else None)
-        return plan_offload(problem), ways
+        return plan_offload(problem)
 
     def tell(self, pair: Pair, plan: OffloadPlan, first: OffloadPlan,
-             computed: list[PlannedTensor]) -> Planned:
+             computed: list[Saved]) -> Planned:
         told = plan.predicted
         tensors = [_told(saved, decision) for saved, decision
                    in zip(pair.saved, plan.decisions, strict=True)]
+        tensors += [PlannedTensor(saved.name, saved.bytes, "recompute") for saved in computed]
         return Planned(
-            sorted([*tensors, *computed], key=lambda each: -each.bytes), len(pair.forward_steps),
+            sorted(tensors, key=lambda each: -each.bytes), len(pair.forward_steps),
             self._saved_bytes, self._budget_bytes, told.peak_bytes, told.pinned_bytes,
             told.total_ns, told.added_ns + first.predicted.recompute_ns * bool(computed),
             first.predicted.recompute_ns, plan.least_bytes, plan.reason,
@@ -174,10 +182,7 @@ def _told(saved: Saved, made: Decision) -> PlannedTensor:
 
 def _free_bytes(device: torch.device) -> int:
     """That a step could take now."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return free_bytes(device.index) if device.type == "cuda" else host_free_bytes()
 
 
 def base_bytes(pair: Pair) -> list[int]:

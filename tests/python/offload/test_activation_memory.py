@@ -16,7 +16,7 @@ from zoo import normal
 
 import anabranch
 from anabranch import errors
-from anabranch._offload import copies, saved
+from anabranch._offload import activation_memory, copies, recompute, saved
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]
 WIDTH, TOKENS = 16, 12
@@ -254,6 +254,20 @@ def test_tensors_whose_sizes_change_stay_and_are_named():
     for tokens in (TOKENS + 3, TOKENS + 8):
         x, y = (normal(5, 2, tokens, WIDTH).requires_grad_() for _ in range(2))
         assert_same(observe(call, None, (x,)), observe(model, None, (y,)), Tolerance())
+
+
+def test_a_fault_leaves_the_graphs_as_torch_cut_them(monkeypatch, caplog):
+    def fail(*given):
+        recompute.take_from_results(given[0].forward.graph, set(given[0].saved[0].answers))
+        raise KeyError("a node")
+
+    monkeypatch.setattr(activation_memory, "move", fail)
+    model = made(anabranch.offload())
+    call = call_of(model)
+    assert explained(call, batch()) == [None]
+    assert "what is saved cannot be planned" in caplog.text
+    plain = made()
+    assert_same(observe(call, model, (batch(),)), observe(plain, plain, (batch(),)), Tolerance())
 
 
 def test_an_explanation_tells_what_became_of_each_tensor(offloading):
