@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -110,6 +110,7 @@ class _Planner:
 
     def plan(self, pair: Pair, ways: Mapping[Saved, Way]) -> OffloadPlan:
         step_ns = durations_ns(pair.steps, self._link.own_rate)
+        self._begins = [0, *itertools.accumulate(step_ns)]
         of_node = dict(zip(pair.steps, step_ns, strict=True))
         index = {saved: i for i, saved in enumerate(pair.saved)}
         tensors = [_tensor(saved, ways, of_node, index) for saved in pair.saved]
@@ -125,7 +126,7 @@ class _Planner:
     def tell(self, pair: Pair, plan: OffloadPlan, first: OffloadPlan,
              computed: list[Saved]) -> Planned:
         told = plan.predicted
-        tensors = [_told(saved, decision) for saved, decision
+        tensors = [_told(saved, decision, self._begins) for saved, decision
                    in zip(pair.saved, plan.decisions, strict=True)]
         tensors += [PlannedTensor(saved.name, saved.bytes, "recompute") for saved in computed]
         return Planned(
@@ -174,10 +175,13 @@ def _known(number: int | None) -> int:
     return number
 
 
-def _told(saved: Saved, made: Decision) -> PlannedTensor:
+def _told(saved: Saved, made: Decision, begins: Sequence[int]) -> PlannedTensor:
+    """``begins``: when each step is expected to begin."""
     if made.choice != Choice.OFFLOAD:
         return PlannedTensor(saved.name, saved.bytes, _CHOICES[made.choice], saved.why_kept)
-    return PlannedTensor(saved.name, saved.bytes, "offload", "", *_times(made))
+    out, freed, back, there = _times(made)
+    return PlannedTensor(saved.name, saved.bytes, "offload", "", out, freed, back, there,
+                         (begins[out + 1], begins[freed], begins[back], begins[there]))
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -13,10 +13,11 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class PlannedTensor:
-    """``choice``: "keep", "recompute" or "offload"; ``why``: why it is kept in any case, or who
-    wished it. Steps are those of the forward and then the backward, -1 where there are none: the
-    copy out begins behind ``out_after`` and the memory is free before ``freed_before``; the copy in
-    begins before ``in_before``, and step ``back_before`` has the tensor again."""
+    """``choice``: "keep", "recompute" or "offload"; ``why``: why it is kept in any case. Steps are
+    those of the forward and then the backward, -1 where there are none: the copy out begins behind
+    ``out_after`` and the memory is free before ``freed_before``; the copy in begins before
+    ``in_before``, and step ``back_before`` has the tensor again. ``times_ns`` has when each of the
+    four is expected, from the forward's begin, where no copy is waited for."""
 
     name: str
     bytes: int
@@ -26,6 +27,7 @@ class PlannedTensor:
     freed_before: int = -1
     in_before: int = -1
     back_before: int = -1
+    times_ns: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +77,10 @@ class Planned:
     def _told(self, tensor: PlannedTensor) -> str:
         why = f" ({tensor.why})" if tensor.why else ""
         if tensor.choice == "offload":
-            return (f"out after step {tensor.out_after}, free before {tensor.freed_before}, in "
-                    f"before {tensor.in_before}, back for {tensor.back_before}{why}")
+            out, free, back, there = (f"{ns / 1e6:.2f} ms" for ns in tensor.times_ns)
+            return (f"out after step {tensor.out_after} ({out}), free before {tensor.freed_before} "
+                    f"({free}), in before {tensor.in_before} ({back}), back for "
+                    f"{tensor.back_before} ({there}){why}")
         if tensor.choice == "recompute":
             return f"computed again{why}"
         return f"kept{why}"

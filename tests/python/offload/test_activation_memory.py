@@ -130,6 +130,7 @@ def test_what_is_made_inside_offload_is_moved_and_the_rest_stays(offloading):
     assert planned.of("keep") and not planned.of("recompute")
     assert all(tensor.out_after < tensor.freed_before and
                planned.forward_steps <= tensor.in_before <= tensor.back_before
+               and list(tensor.times_ns) == sorted(tensor.times_ns)
                for tensor in planned.of("offload"))
     assert planned.pinned_bytes >= sum(tensor.bytes for tensor in planned.of("offload"))
 
