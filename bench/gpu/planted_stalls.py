@@ -30,7 +30,7 @@ class Planted:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def told(self) -> list[str]:
-        """What the report names of its step."""
+        """What the report names of its step; where that is nothing, what became of the step."""
         function, call = self.make()
         step = anabranch.record(torch.compile(function, dynamic=False), timing=True,
                                 **self.options)
@@ -39,7 +39,9 @@ class Planted:
                 call(step, i)
             torch.cuda.synchronize()
             report = anabranch.explain(lambda: call(step, CALLS))
-        return [row["what"] for row in report.to_dict()["stalls"]]
+        return [row["what"] for row in report.to_dict()["stalls"]] or [
+            f"nothing: {one.timing.why_not if one.timing else one.reason or one}"
+            for one in step.reports]
 
 
 def _products(count: int = 8, width: int = 2048) -> list[Tensor]:
