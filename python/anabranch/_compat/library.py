@@ -32,13 +32,16 @@ LIBRARY_FUNCTIONS = {
     "bmm_out": "aoti_torch_cpu_bmm_out",
     "baddbmm_out": "aoti_torch_cpu_baddbmm_out",
     "randint_low_out": "aoti_torch_cpu_randint_low_out",
-    # Of C++: a name says the types that a function is given.
+    # Of C++: a name says the types that a function is given, and not what it answers.
     "requires_gradient": "_ZNK3c1010TensorImpl13requires_gradEv",
     "gradient": "_ZNK3c1010TensorImpl4gradEv",
     "increment_version": "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
     "prepare_threads": "torch_get_num_threads",
     "set_mkl_threads": "MKL_Set_Num_Threads_Local",  # the lower-case symbol is Fortran's
 }
+
+
+_NEWEST_KNOWN = (2, 15)  # of whose functions of C++ it is known what they answer
 
 
 @functools.cache
@@ -70,8 +73,11 @@ def byte_allocator() -> tuple[int, int]:
 
 @functools.cache
 def library_function(name: str) -> int:
-    """The address of a function of torch's C ABI, by our name for it; 0 if this torch lacks it."""
-    return _address(_torch_library(), LIBRARY_FUNCTIONS[name])
+    """The address of a function of torch's C ABI, by our name for it; 0 if this torch lacks it. Of
+    C++ only where this torch has been tried: a newer one might answer something else."""
+    symbol = LIBRARY_FUNCTIONS[name]
+    is_known = not symbol.startswith("_Z") or version <= _NEWEST_KNOWN
+    return _address(_torch_library(), symbol) if is_known else 0
 
 
 @functools.cache

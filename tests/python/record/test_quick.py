@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from anabranch import _compat
 from anabranch._record import quick
 
 pytestmark = pytest.mark.oldest
@@ -208,3 +209,11 @@ def test_what_has_no_address_raises_as_torch_does(ways):
     sparse = torch.eye(2).to_sparse()
     with pytest.raises(RuntimeError):
         addresses([torch.ones(1), sparse], b"", None)
+
+
+def test_functions_of_cxx_are_called_in_known_releases_alone(monkeypatch):
+    """Nothing says what they answer in a newer one."""
+    named = _compat.library_function.__wrapped__
+    assert named("gradient") and named("data_pointer")
+    monkeypatch.setattr("anabranch._compat.library.version", (99, 0))
+    assert named("gradient") == named("increment_version") == 0 and named("data_pointer")
