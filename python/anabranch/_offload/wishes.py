@@ -13,6 +13,7 @@ from torch.fx import Graph, Node
 
 from anabranch import _compat
 from anabranch._core.offload import Choice
+from anabranch._offload.saved import step_of
 from anabranch.streams import OFFLOAD
 
 _WISH = "anabranch_wish"
@@ -28,10 +29,12 @@ def mark(joint: Graph) -> None:
             node.meta[_WISH] = Choice.OFFLOAD
 
 
-def wish_of(node: Node) -> Choice:
-    return Choice(node.meta.get(_WISH, Choice.NONE))
+def wish_of(value: Node) -> Choice:
+    """That was for it, or for the operator that it is one result of."""
+    return Choice(value.meta.get(_WISH) or step_of(value).meta.get(_WISH, Choice.NONE))
 
 
-def must_be_saved(node: Node) -> bool:
+def must_be_saved(value: Node) -> bool:
     """Whether it may not be computed again."""
-    return bool(node.meta.get("recompute") == _compat.must_save())
+    return _compat.must_save() in (value.meta.get("recompute"),
+                                   step_of(value).meta.get("recompute"))

@@ -222,7 +222,6 @@ def test_both_captures_of_a_step_get_the_same_blocks(monkeypatch):
         captures.append(again)
         del second
     assert captures[0] == captures[1] and len(set(captures[0])) == 2
-    assert blocks.size_bytes == 128
 
 
 def test_the_page_shows_what_is_told_of_hooks(blocks):

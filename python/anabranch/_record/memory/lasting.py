@@ -42,10 +42,6 @@ class PinnedBlocks:
             self._blocks.append((block, _compat.use_counts(block)[1]))
             return block.view(-1)
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(block.numel() for block, _ in self._blocks)
-
 
 def blocks_of_capture() -> PinnedBlocks | None:
     """Those of the step that is being captured now, or None."""
