@@ -56,7 +56,9 @@ def test_a_forced_variable_beats_all(monkeypatch):
     ("strict", "1", True), ("strict", "on", True), ("strict", "No", False), ("delay_seed", "7", 7),
     ("delay_seed", "none", None), ("library_path", "/tmp/x", "/tmp/x"),
     ("progress", "false", False),
-    ("progress", "None", None), ("strict", "", False)])
+    ("progress", "None", None), ("strict", "", False), ("activation_memory", "0.6", 0.6),
+    ("activation_memory", "1000", 1000), ("activation_memory", "fit", "fit"),
+    ("activation_memory", "none", None)])
 def test_variables_are_read_as_their_options_type(monkeypatch, name, text, value):
     monkeypatch.setenv(f"ANABRANCH_{name.upper()}", text)
     assert getattr(config.resolve(), name) == value

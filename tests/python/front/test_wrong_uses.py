@@ -89,6 +89,11 @@ USES = [
                                                            r"int, 1"),
     ("record(step, max_parallel_kernels=2**32)", ConfigError, 703,
      r"4294967296, the most possible is 1024"),
+    ("record(step, activation_memory=1.5)", ConfigError, 703, r"1\.5, and a share is from 0\.0 to"),
+    ("record(step, activation_memory=nan)", ConfigError, 703, r"nan, and a share is from 0\.0 to"),
+    ("record(step, activation_memory=-1)", ConfigError, 703, r"is -1, the least possible is 0"),
+    ("record(step, activation_memory='some')", ConfigError, 703, r"the only word is 'fit'"),
+    ("record(step, activation_memory=True)", ConfigError, 702, r"True \(bool\), the option wants"),
     ("record(max_recordings=0)", ConfigError, 703, r"is 0, the least possible is 1"),
     # anabranch.stream and anabranch.overlap
     ("stream(3)", CompileError, 601, r"the name 3 is int, and it must be a string"),
