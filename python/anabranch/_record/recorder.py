@@ -101,16 +101,11 @@ class Recorder:
         self.specializations = Specializations(chosen.max_recordings, chosen.max_recording_bytes,
                                                differences, chosen.timing)
         self.is_refused = False  # a recording was, and not because there are too many signatures
-        self._call = call
-        self._call_last = call_last or call
-        self._chosen = chosen
-        self._takes_gradients = takes_gradients
-        self._saved_from = saved_from
-        self._saved = pair if may_pass_blocks else None
-        self._pair = pair
-        self._frees_inputs = frees_inputs
-        self._following = following
-        self._look_farther = look_farther
+        self._call, self._call_last = call, call_last or call
+        self._chosen, self._takes_gradients = chosen, takes_gradients
+        self._saved_from, self._saved = saved_from, pair if may_pass_blocks else None
+        self._pair, self._frees_inputs = pair, frees_inputs
+        self._following, self._look_farther = following, look_farther
         self._changing = ChangingValues()
         self._earlier = Earlier()
         self._alone: contextlib.AbstractContextManager[Any] = (
