@@ -94,7 +94,8 @@ def _capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None
         try:
             with _compat.memory_history(step.device) as history:
                 for is_third in (False, False, True)[:2 if step.numbers is None else 3]:
-                    torch.set_rng_state(random)
+                    if step.drawn_to is not None:
+                        torch.set_rng_state(random)
                     if is_third and step.numbers is not None and made[0].trace is not None:
                         step.numbers = step.numbers.apart(made[0].trace)
                     _capture(step, memory, device, made, is_third)
