@@ -596,7 +596,6 @@ TEST_F(Execs, AHostSetterOfAnUpdatableNodeTakesEffectWithAndWithoutAnUpload) {
   EXPECT_THAT(get(b, 1), ElementsAre(2u));
 }
 
-// Not seen on a device yet.
 TEST_F(Execs, EventsAroundANodeOfACloneTellItsTimeInEachLaunch) {
   make_add_one();
   CuGraph twin = nullptr;
