@@ -9,12 +9,14 @@ all; its option activation_memory_budget; its pass that offloads, given all that
 save_on_cpu around the compiled model; checkpoints around each block; and ours, which is given a
 share of what torch saves, as compiled graphs and in one recording of the whole step. A row is a
 fresh model. The peak is that of allocated memory in a step, over what lies there between steps; the
-time is the median of steps, each to the end of a synchronise. Losses are compared before times.
+time is the median of steps, each to the end of a synchronise. Losses are compared before times. What
+our plan expected of both is kept beside.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import gc
@@ -239,7 +241,17 @@ def measure(make: Callable[[bool], Problem], way: Way, is_quick: bool,
     peak = torch.cuda.max_memory_allocated() - before
     times = Sample([round(time_call(step)[0], 1) for _ in range(rounds)])
     return {"peak_mib": round(peak / (1 << 20), 1), "step_us": times.median, "iqr": times.iqr,
-            "ready_s": round(ready_s, 1), "losses": losses, "rounds": times.rounds}
+            "ready_s": round(ready_s, 1), "losses": losses, "rounds": times.rounds,
+            "planned": [] if way.is_recorded else planned(step)}
+
+
+def planned(step: Callable[[], Tensor]) -> list[dict[str, Any]]:
+    """What the plans of a step's graphs expect, and how many tensors have which choice."""
+    found = [graph["activations"] for graph in anabranch.explain(step).to_dict()["graphs"]
+             if graph["activations"]]
+    return [{**{key: value for key, value in one.items() if key != "tensors"},
+             "choices": collections.Counter(tensor["choice"] for tensor in one["tensors"])}
+            for one in found]
 
 
 def rows_of(name: str, shares: list[float], is_quick: bool, rounds: int) -> dict[str, Any]:
