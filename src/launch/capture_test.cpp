@@ -24,14 +24,6 @@ class CaptureTest : public testing::CudaStepTest {
   CaptureTest() { image_ = sim::add_device_code(*sim); }
   Device open() { return detail::Inside::make<Device>(*CudaDevice::make(*d, 0, image_.c_str())); }
 
-  std::vector<CaptureBlock> blocks() const {
-    std::vector<CaptureBlock> all;
-    for (std::size_t i = 0; i < kinds.size(); ++i) {
-      all.push_back({captures[0].memory[i].address, captures[1].memory[i].address, kBytes,
-                     kinds[i] == UnitKind::kGiven});
-    }
-    return all;
-  }
   // Captures that name x and y, and temporaries of this size on memory for captures.
   std::vector<CaptureBlock> capture_again(std::uint64_t temporary_bytes) {
     std::vector<CaptureBlock> all(kinds.size());

@@ -35,14 +35,6 @@ class TimedLaunchTest : public testing::CudaStepTest, public ::testing::WithPara
     return detail::Inside::make<Device>(
         *CudaDevice::make(*d, 0, image_.empty() ? nullptr : image_.c_str()));
   }
-  std::vector<CaptureBlock> blocks() const {
-    std::vector<CaptureBlock> all;
-    for (std::size_t i = 0; i < kinds.size(); ++i) {
-      all.push_back({captures[0].memory[i].address, captures[1].memory[i].address, kBytes,
-                     kinds[i] == UnitKind::kGiven});
-    }
-    return all;
-  }
   std::optional<CapturedRecording> make(const Device& device, const CaptureNotes* notes = nullptr,
                                         std::uint32_t lanes = 1) {
     const auto first = CaptureSnapshot::make(device, CudaGraph(captures[0].graph));

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "anabranch/captured_recording.h"
 #include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
 #include "record/cuda/discover.h"
@@ -40,6 +41,16 @@ class CudaStepTest : public sim::SimTest {
     made.graph = end_capture(work_stream);
     for (const CaptureAllocation& memory : made.memory) EXPECT_CU(d->cuMemFree(memory.address));
     return made;
+  }
+
+  // Both captures, as a discovery takes them.
+  std::vector<CaptureBlock> blocks() const {
+    std::vector<CaptureBlock> all;
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      all.push_back({captures[0].memory[i].address, captures[1].memory[i].address, kBytes,
+                     kinds[i] == UnitKind::kGiven});
+    }
+    return all;
   }
 
   virtual void queue_step(CuStream on, const std::vector<CaptureAllocation>& memory) {

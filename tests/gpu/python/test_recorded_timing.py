@@ -163,7 +163,9 @@ def test_graphs_of_the_backend_are_timed_forward_and_backward():
     for kind in ("forward", "backward"):
         [timing] = timings[kind]
         assert timing["launches"] == 1
-        assert timing["attributed"] > 0.5, timing  # not all nodes of a backward graph have a line
+        without = [(node["name"], node["operator"]) for node in timing["nodes"]
+                   if not node["line"]]
+        assert timing["attributed"] >= 0.95, (kind, without)
         assert {row["line"]["file"] for row in timing["lines"] if row["line"]} == {__file__}
         assert_in_order(timing["nodes"])
 
