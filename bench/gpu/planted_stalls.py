@@ -39,9 +39,12 @@ class Planted:
                 call(step, i)
             torch.cuda.synchronize()
             report = anabranch.explain(lambda: call(step, CALLS))
-        return [row["what"] for row in report.to_dict()["stalls"]] or [
-            f"nothing: {one.timing.why_not if one.timing else one.reason or one}"
-            for one in step.reports]
+        stalls = report.to_dict()["stalls"]
+        if self.wanted not in [row["what"] for row in stalls]:
+            return [f"{row['what']}: {row['why']}" for row in stalls] or [
+                f"nothing: {one.timing.why_not if one.timing else one.reason or one}"
+                for one in step.reports]
+        return [row["what"] for row in stalls]
 
 
 def _products(count: int = 8, width: int = 2048) -> list[Tensor]:

@@ -126,6 +126,19 @@ def test_launches_that_have_not_ended_are_not_read_and_those_that_have_are_avera
     assert timer.timing().sample.launches == 1  # read once
 
 
+def test_no_launch_is_timed_before_the_last_one_has_been_read(recording, clock):
+    """Marks of a plain launch would take the place of those that are still to be read."""
+    timer = Timer(recording, LABELS)
+    launched(timer, 2)
+    [twin] = Twin.made
+    twin.is_over = False
+    launched(timer, 200)
+    assert len(twin.launched) == 1 and twin.marks == [False, True]
+    twin.is_over = True
+    launched(timer, 2)
+    assert len(twin.launched) == 2 and twin.marks == [False, True] * 2
+
+
 @pytest.mark.parametrize("when", ["made", "launched"])
 def test_where_a_twin_cannot_be_had_launches_go_the_plain_way_and_the_reason_is_told(
         recording, clock, when):
