@@ -2,15 +2,17 @@
 """The operators by which graphs move saved tensors to the host's memory and back.
 
 A forward takes a block (``host_memory``), begins copies to it (``copy_out``) and, some steps later,
-lets go of what has been copied (``copied_out``). A backward begins copies from it (``copy_in``)
-some steps before it needs them (``copied_in``). Each answers the block or the tensor that it was
-given, as a view of it, so that a compiler keeps their order and knows what is alive.
+lets go of what has been copied (``copied_out``). What is still under way when it ends is handed over
+(``still_copied``), and the backward lets go of it (``let_go``). A backward begins copies from the
+block (``copy_in``) some steps before it needs them (``copied_in``). Each answers the block or the
+tensor that it was given, as a view of it, so that a compiler keeps their order and knows what is
+alive.
 
 On a GPU each way has a stream of its own. A copy starts behind all that its caller's stream has
 queued so far, and what the caller queues behind the second operator waits for it. Memory is not
 given back before that, so nothing has to be told to torch's allocator (``record_stream``): what is
 copied out is an argument of ``copied_out``, and until then it is held here as well, for calls that
-break in between.
+break in between, and from the forward to the backward.
 
 Threads: any. Failure: torch's, of a copy or for want of memory.
 """
@@ -32,6 +34,8 @@ for _schema in (
         "host_memory(Tensor like, SymInt size_bytes, bool is_allowed) -> Tensor",
         "copy_out(Tensor(a) host, Tensor value, SymInt offset, SymInt[] stride) -> Tensor(a)",
         "copied_out(Tensor(a) host, Tensor value, SymInt offset) -> Tensor(a)",
+        "still_copied(Tensor(a) host, Tensor value, SymInt offset) -> Tensor(a)",
+        "let_go(Tensor(a) host, SymInt offset) -> Tensor(a)",
         "copy_in(Tensor host, SymInt offset, SymInt[] size, SymInt[] stride, ScalarType dtype, "
         "Device device) -> Tensor",
         "copied_in(Tensor(a) value) -> Tensor(a)"):
@@ -90,14 +94,14 @@ class Lanes:
         self.copy(stream, to, source)
         begun[to.data_ptr()] = _Begun(self.mark(stream), (to, source), threading.get_ident())
 
-    def wait(self, stream: Any, written: int) -> None:
-        """For the copy on the stream that writes this address; for all where it is not known. A
+    def wait(self, written: int, instead: Any = None) -> None:
+        """For the copy that writes this address; where it is not known, for all on a stream. A
         capture knows its own."""
         begun = self._of_now().pop(written, None)
         if begun is not None:
             self.current().wait_event(begun.done)
-        elif not self.is_captured():
-            self.current().wait_event(self.mark(stream))
+        elif instead is not None and not self.is_captured():
+            self.current().wait_event(self.mark(instead))
 
     def _of_now(self) -> dict[int, _Begun]:
         if self.is_captured():
@@ -173,7 +177,17 @@ def _copy_out(host: Tensor, value: Tensor, offset: int, stride: Sequence[int]) -
 def _copied_out(host: Tensor, value: Tensor, offset: int) -> Tensor:
     if is_apart(host, value.device):
         lanes = lanes_of(value.device)
-        lanes.wait(lanes.out, host.data_ptr() + offset)
+        lanes.wait(host.data_ptr() + offset, lanes.out)
+    return host
+
+
+def _still_copied(host: Tensor, value: Tensor, offset: int) -> Tensor:
+    return host
+
+
+def _let_go(host: Tensor, offset: int) -> Tensor:
+    for lanes in list(_lanes.values()):
+        lanes.wait(host.data_ptr() + offset)
     return host
 
 
@@ -192,13 +206,13 @@ def _copy_in(host: Tensor, offset: int, size: Sequence[int], stride: Sequence[in
 def _copied_in(value: Tensor) -> Tensor:
     lanes = _lanes.get(value.device)
     if lanes is not None:
-        lanes.wait(lanes.into, value.data_ptr())
+        lanes.wait(value.data_ptr(), lanes.into)
     return value
 
 
 for _name, _function in (("host_memory", _host_memory), ("copy_out", _copy_out),
-                         ("copied_out", _copied_out), ("copy_in", _copy_in),
-                         ("copied_in", _copied_in)):
+                         ("copied_out", _copied_out), ("still_copied", _still_copied),
+                         ("let_go", _let_go), ("copy_in", _copy_in), ("copied_in", _copied_in)):
     _library.impl(_name, _function, "CompositeExplicitAutograd")
 
 
@@ -213,7 +227,13 @@ def _(host: Tensor, value: Tensor, offset: int, stride: Sequence[int]) -> Tensor
 
 
 @torch.library.register_fake("anabranch::copied_out", lib=_library)
+@torch.library.register_fake("anabranch::still_copied", lib=_library)
 def _(host: Tensor, value: Tensor, offset: int) -> Tensor:
+    return host.view(-1)
+
+
+@torch.library.register_fake("anabranch::let_go", lib=_library)
+def _(host: Tensor, offset: int) -> Tensor:
     return host.view(-1)
 
 

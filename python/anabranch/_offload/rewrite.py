@@ -37,7 +37,7 @@ class Move(NamedTuple):
 
 class _Event(NamedTuple):
     """Something to be inserted before node number ``before``; of those before one node the least
-    ``turn`` comes first."""
+    ``turn`` comes first. ``insert`` is given the block, and answers it as it is afterwards."""
 
     before: int
     turn: tuple[int, int]
@@ -64,11 +64,13 @@ def _send(pair: Pair, moves: Sequence[Move], size_bytes: int, is_allowed: bool,
     for move in moves:
         value = move.saved.tensor
         behind = max(number[steps[move.out_after]], number[value]) + 1
-        freed = number[steps[move.freed_before]] if move.freed_before < len(steps) \
-            else number[graph.output_node()]
+        if move.freed_before < len(steps):
+            freed, let_go = number[steps[move.freed_before]], OPERATORS.copied_out
+        else:
+            freed, let_go = number[graph.output_node()], OPERATORS.still_copied
         events += [_Event(behind, (1, move.out_order), _copy_out(graph, move)),
                    _Event(max(freed, behind), (0 if freed > behind else 2, move.out_order),
-                          _copied_out(graph, value, move.offset))]
+                          _on_block(graph, let_go, value, move.offset))]
     events.sort()
     like = min(moves, key=lambda move: move.out_order).saved.tensor
     with graph.inserting_before(nodes[events[0].before]):
@@ -84,14 +86,11 @@ def _send(pair: Pair, moves: Sequence[Move], size_bytes: int, is_allowed: bool,
 
 
 def _copy_out(graph: Graph, move: Move) -> Callable[[Node], Node]:
-    return lambda host: _like(host, graph.call_function(
-        OPERATORS.copy_out.default,
-        (host, move.saved.tensor, move.offset, move.saved.stride)))
+    return _on_block(graph, OPERATORS.copy_out, move.saved.tensor, move.offset, move.saved.stride)
 
 
-def _copied_out(graph: Graph, value: Node, offset: int) -> Callable[[Node], Node]:
-    return lambda host: _like(host, graph.call_function(
-        OPERATORS.copied_out.default, (host, value, offset)))
+def _on_block(graph: Graph, op: Any, *args: Any) -> Callable[[Node], Node]:
+    return lambda host: _like(host, graph.call_function(op.default, (host, *args)))
 
 
 def _like(node: Node, made: Node) -> Node:
@@ -116,11 +115,15 @@ def _fetch(pair: Pair, moves: Sequence[Move], size_bytes: int, first_name: str) 
                    *(number[user] for given in move.saved.inputs for user in given.users))
         begin = min(number[pair.steps[max(begun, move.in_before)]], back)
         arrival = _Arrival(graph, move)
-        events += [_Event(max(begin, body), (0, move.in_order), arrival.begin),
-                   _Event(back, (1, move.in_order), arrival.end)]
+        events += [_Event(max(begin, body), (1, move.in_order), arrival.begin),
+                   _Event(back, (2, move.in_order), arrival.end)]
+        if move.freed_before >= begun:
+            freed = min(number[pair.steps[move.freed_before]], begin)
+            events.append(_Event(max(freed, body), (0, move.out_order),
+                                 _on_block(graph, OPERATORS.let_go, move.offset)))
     for event in sorted(events):
         with graph.inserting_before(nodes[event.before]):
-            event.insert(host)
+            host = event.insert(host)
     for given in [given for move in moves for given in move.saved.inputs]:
         graph.erase_node(given)
 
@@ -139,16 +142,16 @@ class _Arrival:
         with value.fake_mode:
             self._begun.meta["val"] = torch.empty_strided(
                 value.shape, saved.stride, dtype=value.dtype, device=value.device)
-        return self._begun
+        return host
 
-    def end(self, _: Node) -> Node:
+    def end(self, host: Node) -> Node:
         saved = self._move.saved
         tensor = _like(self._begun, self._graph.call_function(
             OPERATORS.copied_in.default, (self._begun,)))
         for answer, given in saved.views:
             given.replace_all_uses_with(
                 tensor if answer is saved.tensor else self._view(tensor, answer, given))
-        return tensor
+        return host
 
     def _view(self, tensor: Node, answer: Node, given: Node) -> Node:
         value: Any = answer.meta["val"]

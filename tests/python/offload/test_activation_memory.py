@@ -16,7 +16,7 @@ from zoo import normal
 
 import anabranch
 from anabranch import errors
-from anabranch._offload import activation_memory, copies, recompute, saved
+from anabranch._offload import activation_memory, copies, recompute, rewrite, saved
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]
 WIDTH, TOKENS = 16, 12
@@ -156,7 +156,7 @@ class LateLanes(copies.Lanes):
     def begin(self, stream, to, source):
         self.late[to.data_ptr()] = lambda: to.copy_(source)
 
-    def wait(self, stream, written):
+    def wait(self, written, instead=None):
         self.late.pop(written)()
         self.waits += 1
 
@@ -168,6 +168,30 @@ def test_compiled_code_uses_no_memory_of_a_copy_before_it_waits_for_it(offloadin
     monkeypatch.setattr(copies, "_lanes", {torch.device("cpu"): lanes})
     assert_same(observe(call, model, (batch(),)), wanted)
     assert lanes.late == {} and lanes.waits == 2 * len(planned.of("offload"))
+
+
+def test_a_copy_that_is_not_done_when_the_forward_ends_is_waited_for_in_the_backward(monkeypatch):
+    late, lanes = [], LateLanes()
+
+    def move_late(pair, moves, *rest):
+        begun = len(pair.forward_steps)
+        late.extend(each._replace(freed_before=begun, in_before=max(each.in_before, begun))
+                    for each in moves)
+        rewrite.move(pair, late, *rest)
+
+    monkeypatch.setattr(activation_memory, "move", move_late)
+    torch._dynamo.reset()
+    model = made()
+    call = call_of(model, activation_memory=0.4, allow={616})
+    wanted = observe(call, model, (batch(),))
+    monkeypatch.setattr(copies, "is_apart", lambda host, device: True)
+    monkeypatch.setattr(copies, "_lanes", {torch.device("cpu"): lanes})
+    answer = call(batch())
+    assert len(lanes.late) == len(late) > 0
+    answer.sum().backward()
+    assert lanes.late == {}
+    model.zero_grad()
+    assert_same(observe(call, model, (batch(),)), wanted)
 
 
 def test_forwards_before_their_backwards_have_memory_of_their_own(offloading):

@@ -58,15 +58,19 @@ def lanes(monkeypatch):
     return made
 
 
-def there_and_back(lanes, host):
-    """As a forward and a backward do; other work takes all memory that is given back."""
+def there_and_back(lanes, host, is_late=False):
+    """As a forward and a backward do; other work takes all memory that is given back. ``is_late``:
+    the copy out is under way when the forward ends."""
     gpu, ops = lanes.gpu, copies.OPERATORS
     value = gpu.put(NUMBERS)
     ops.copy_out(host, value, 0, [1])
     gpu.read(value)
-    ops.copied_out(host, value, 0)
+    (ops.still_copied if is_late else ops.copied_out)(host, value, 0)
     del value
     gpu.spoil(SIZE)
+    if is_late:
+        ops.let_go(host, 0)
+        gpu.spoil(SIZE)
     back = ops.copy_in(host, 0, [4, 6], [6, 1], torch.float32, HOST)
     gpu.spoil(SIZE)
     ops.copied_in(back)
@@ -77,19 +81,22 @@ def there_and_back(lanes, host):
     return found[0]
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_a_tensor_comes_back_as_it_went_whatever_streams_do(lanes, seed):
+def test_a_tensor_comes_back_as_it_went_whatever_streams_do(lanes, seed, is_late):
     lanes.gpu.random.seed(seed)
     host = torch.full((SIZE,), 0x5A, dtype=torch.uint8)
-    assert torch.equal(there_and_back(lanes, host), NUMBERS.view(4, 6))
+    assert torch.equal(there_and_back(lanes, host, is_late), NUMBERS.view(4, 6))
     assert lanes._begun == {}
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("left_out", ["wait", "mark"])
-def test_without_either_wait_some_order_is_wrong(lanes, monkeypatch, left_out):
+def test_without_either_wait_some_order_is_wrong(lanes, monkeypatch, left_out, is_late):
     """So the test above would see it."""
     if left_out == "wait":
-        monkeypatch.setattr(lanes, "wait", lambda stream, written: lanes._begun.pop(written))
+        monkeypatch.setattr(lanes, "wait",
+                            lambda written, instead=None: lanes._begun.pop(written))
     else:
         kept = lanes.mark
         monkeypatch.setattr(lanes, "mark", lambda stream: Event() if stream is lanes.gpu.main
@@ -98,7 +105,7 @@ def test_without_either_wait_some_order_is_wrong(lanes, monkeypatch, left_out):
     for seed in range(40):
         lanes.gpu.random.seed(seed)
         host = torch.full((SIZE,), 0x5A, dtype=torch.uint8)
-        are_right.append(torch.equal(there_and_back(lanes, host), NUMBERS.view(4, 6)))
+        are_right.append(torch.equal(there_and_back(lanes, host, is_late), NUMBERS.view(4, 6)))
     assert not all(are_right)
 
 
