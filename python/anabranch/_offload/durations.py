@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long the steps of a graph take, before it has run.
 
-Products, convolutions and attention are run, once a shape a process, with ones for their inputs:
-these decide how long a model takes. Everything else moves bytes, mostly in kernels that Inductor
-fuses, and is taken to take as long as its result at the rate at which the device copies.
+Products, convolutions and attention are run, once a shape a process, with random numbers for their
+inputs: these decide how long a model takes. Everything else moves bytes, in kernels that Inductor
+fuses. Between two of the former each tensor is taken to be read once, and written once if somebody
+else reads it, at the rate at which the device copies.
 
 Threads: any; two may measure the same. Failure: none; what cannot be run is estimated.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,35 +21,91 @@ from torch import Tensor
 from torch.fx import Node
 
 from anabranch import _compat
-from anabranch._fx.schema import overload_of, tensors_in
+from anabranch._fx.schema import is_getitem, is_scalar, is_view, overload_of, tensors_in
 
 log = logging.getLogger("anabranch.offload")
 _RUNS = 3
-_MEASURED = frozenset((
-    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution",
-    "aten::convolution_backward", "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_flash_attention_backward",
-    "aten::_scaled_dot_product_efficient_attention",
-    "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_scaled_dot_product_flash_attention_for_cpu",
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward"))
+_MEASURED = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution",
+                       "aten::convolution_backward"))
+_ATTENTION = "aten::_scaled_dot_product_"
+_HEAD_START = 200_000  # cycles, in which the host queues what is timed
 _known: dict[tuple[Any, ...], int] = {}
 
 
 def durations_ns(steps: Sequence[Node], bytes_per_s: float) -> list[int]:
-    """By step. ``bytes_per_s``: at which the device copies within its own memory."""
-    return [_measured_ns(node) or _moving_ns(node, bytes_per_s) for node in steps]
+    """By step, of a forward and its backward. ``bytes_per_s``: at which the device copies within its
+    own memory."""
+    measured = {node: found for node in steps if (found := _measured_ns(node))}
+    moved = _moved_bytes(steps, measured)
+    return [measured.get(node) or int(moved[node] / (2 * bytes_per_s) * 1e9) + 1 for node in steps]
 
 
-def _moving_ns(node: Node, bytes_per_s: float) -> int:
-    moved = sum(_example(value.numel()) * value.itemsize for value in tensors_in(node.meta["val"]))
-    return int(moved / bytes_per_s * 1e9) + 1
+def _moved_bytes(steps: Sequence[Node], apart: Container[Node]) -> dict[Node, int]:
+    """What each step reads and writes. Those that are ``apart`` fuse with nobody; others do with
+    whatever is as many of these from the inputs on."""
+    level: dict[Node, int] = {}
+    has_read: set[tuple[int, Node]] = set()
+    moved = {}
+    for node in steps:
+        made_by = {given: maker for given in node.all_input_nodes
+                   if not _is_constant(maker := _made_by(given))}
+        level[node] = max((level.get(maker, 0) + ((maker in apart) != (node in apart))
+                           for maker in made_by.values()), default=0)
+        moved[node] = 0
+        if _is_reshaped(node):
+            continue
+        for given, maker in made_by.items():
+            read = (level[node], maker)
+            is_at_hand = maker in level and maker not in apart and level[maker] == level[node]
+            if not is_at_hand and read not in has_read:
+                has_read.add(read)
+                moved[node] += min(_bytes_in(given), _bytes_in(maker))
+    for node in steps:
+        if _is_constant(node) or _is_reshaped(node):
+            continue
+        if any(level.get(user) != level[node] or user in apart for user in _read_by(node)):
+            moved[node] += _bytes_in(node)
+    return moved
+
+
+def _made_by(node: Node) -> Node:
+    """The step, or the input, whose memory a value lies in."""
+    while not is_scalar(node) and _is_no_work(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _read_by(node: Node) -> Iterator[Node]:
+    for user in node.users:
+        if _is_no_work(user):
+            yield from _read_by(user)
+        else:
+            yield user
+
+
+def _is_no_work(node: Node) -> bool:
+    return is_view(node) or is_getitem(node) or _is_reshaped(node)
+
+
+def _is_reshaped(node: Node) -> bool:
+    """A view, of which the schema does not say so."""
+    return node.target is torch.ops.aten._unsafe_view.default
+
+
+def _is_constant(node: Node) -> bool:
+    """What Inductor writes into the kernels that use it."""
+    return node.op == "call_function" and not node.all_input_nodes
+
+
+def _bytes_in(node: Node) -> int:
+    return sum(int(_example(value.numel())) * value.itemsize
+               for value in tensors_in(node.meta["val"]))
 
 
 def _measured_ns(node: Node) -> int:
     """0 where it is not measured."""
     op = overload_of(node)
-    if op is None or op._schema.name not in _MEASURED:
+    if op is None or not (op._schema.name in _MEASURED or op._schema.name.startswith(_ATTENTION)):
         return 0
     key = (op, *_compat.tree_flatten((_described(node.args), _described(node.kwargs)))[0])
     if key not in _known:
@@ -70,13 +127,15 @@ def _time(node: Node) -> int:
 
 
 def elapsed_ns(device: torch.device, call: Callable[[], object]) -> int:
-    """Until all that the call has queued is done."""
+    """Until all that the call has queued is done, from when the device begins."""
     if device.type != "cuda":
         start = time.perf_counter_ns()
         call()
         return time.perf_counter_ns() - start
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     stream = torch.cuda.current_stream(device)
+    with torch.cuda.device(device):
+        _compat.keep_gpu_busy(_HEAD_START)
     stream.record_event(begin)
     call()
     stream.record_event(end)
@@ -89,7 +148,11 @@ def _real(node: Node) -> Any:
     if not isinstance(value, Tensor):
         return _example(value)
     sizes, strides = ([_example(n) for n in numbers] for numbers in (value.shape, value.stride()))
-    return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device).fill_(1)
+    real = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+    if not value.is_floating_point() or value.itemsize == 1:
+        return real.fill_(1)
+    # Products of numbers that are all alike take less power, and so less time.
+    return real.normal_(generator=torch.Generator(value.device))
 
 
 def _described(value: Any) -> Any:
