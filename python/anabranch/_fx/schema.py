@@ -75,6 +75,16 @@ def is_random(node: Node) -> bool:
     )
 
 
+def argument_of(node: Node, name: str) -> Any:
+    """What the node's operator is given by this name; its default, and None where it has neither."""
+    op = overload_of(node)
+    for index, argument in enumerate(op._schema.arguments if op is not None else ()):
+        if argument.name == name:
+            return node.args[index] if index < len(node.args) else \
+                node.kwargs.get(name, argument.default_value)
+    return None
+
+
 def written_arguments(node: Node) -> list[Node]:
     """The arguments that the operator overwrites."""
     op = overload_of(node)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saved tensors that a backward computes again, by the forward's own nodes.
 
-What a backward needs for it must be there: other saved tensors, and inputs that it has anyway.
-Nodes that draw random numbers, write, communicate or are no plain operators of torch are not run
-twice.
+A backward starts from other saved tensors and from inputs of the forward. Those that it does not have
+anyway, biases above all, are handed over: they are there in any case. Nodes that draw random numbers,
+write, communicate or are no plain operators of torch are not run twice.
 
 Threads: any. Failure: none.
 """
@@ -13,9 +13,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import torch
 from torch.fx import Graph, Node
 
 from anabranch._fx.schema import (
+    argument_of,
     is_getitem,
     is_random,
     is_scalar,
@@ -31,11 +33,12 @@ _PURE = ("aten", "prims")
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How a tensor is computed: nodes of the forward in graph order, and the saved tensors that
-    they start from."""
+    """How a tensor is computed: nodes of the forward in graph order, and the saved tensors and inputs
+    of the forward that they start from."""
 
     nodes: list[Node]
     needs: list[Saved]
+    inputs: list[Node]
 
 
 def find_ways(pair: Pair) -> dict[Saved, Way]:
@@ -49,15 +52,17 @@ def find_ways(pair: Pair) -> dict[Saved, Way]:
     for each in pair.saved:
         nodes = None if each.why_kept else _nodes_of(each.answers, given, written)
         if nodes is not None:
-            starts = {n for node in nodes for n in node.all_input_nodes if n not in nodes}
-            needs = list(dict.fromkeys(
-                saved[n] for n in sorted(starts, key=order.__getitem__) if n in saved))
-            ways[each] = Way(sorted(nodes, key=order.__getitem__), needs)
+            starts = sorted({n for node in nodes for n in node.all_input_nodes if n not in nodes},
+                            key=order.__getitem__)
+            ways[each] = Way(sorted(nodes, key=order.__getitem__),
+                             list(dict.fromkeys(saved[n] for n in starts if n in saved)),
+                             [n for n in starts if n.op == "placeholder"])
     return ways
 
 
 def _nodes_of(values: list[Node], given: set[str], written: set[Node]) -> set[Node] | None:
-    """What computes values from what else the backward is given; None where that cannot be."""
+    """What computes values from what else the backward is or can be given; None where that cannot
+    be."""
     found: set[Node] = set()
     pending = list(values)
     while pending:
@@ -66,7 +71,7 @@ def _nodes_of(values: list[Node], given: set[str], written: set[Node]) -> set[No
             return None
         found.add(node)
         for argument in node.all_input_nodes:
-            is_there = argument.name in given and argument not in values
+            is_there = (argument.name in given and argument not in values) or _is_tensor(argument)
             if is_there and base_of(argument) in written:
                 return None
             if not is_there and argument not in found:
@@ -74,17 +79,22 @@ def _nodes_of(values: list[Node], given: set[str], written: set[Node]) -> set[No
     return found
 
 
+def _is_tensor(node: Node) -> bool:
+    return node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor)
+
+
 def _is_pure(node: Node) -> bool:
     if is_getitem(node) or (is_scalar(node) and node.op == "call_function"):
         return True
     op = overload_of(node)
     return op is not None and op.namespace in _PURE and not op._schema.is_mutable \
-        and (is_view(node) or not is_random(node))
+        and (is_view(node) or not is_random(node) or argument_of(node, "dropout_p") == 0)
 
 
 def compute_again(pair: Pair, chosen: Sequence[tuple[Saved, Way]]) -> Pair:
     """Both graphs without these tensors; the pair as it is then. Those that others need come before
     them in the list."""
+    _hand_over(pair, list(dict.fromkeys(node for _, way in chosen for node in way.inputs)))
     for saved, way in reversed(chosen):
         _compute(pair.backward.graph, saved, way)
         take_from_results(pair.forward.graph, set(saved.answers))
@@ -94,9 +104,33 @@ def compute_again(pair: Pair, chosen: Sequence[tuple[Saved, Way]]) -> Pair:
     return Pair(pair.forward, pair.backward, pair.results)
 
 
+def _hand_over(pair: Pair, inputs: list[Node]) -> None:
+    """Inputs of the forward that the backward does not have: before what is saved first, among what
+    autograd watches for changes."""
+    graph, output = pair.backward.graph, pair.forward.graph.output_node()
+    there = _inputs_of(graph)
+    missing = [node for node in inputs if node.name not in there]
+    returned = results_of(pair.forward.graph)
+    place = next(i for i, node in enumerate(returned[pair.results:], pair.results)
+                 if isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor))
+    first = there[returned[place].name]
+    with graph.inserting_before(first):
+        for node in missing:
+            graph.placeholder(node.name).meta = dict(node.meta)
+    output.args = ((*returned[:place], *missing, *returned[place:]),)
+    if output.meta.get("desc"):
+        desc = list(output.meta["desc"])
+        output.meta["desc"] = [*desc[:place], *[desc[place]] * len(missing), *desc[place:]]
+
+
+def _inputs_of(graph: Graph) -> dict[str, Node]:
+    """By the names that they have in the forward."""
+    return {str(node.target): node for node in graph.find_nodes(op="placeholder")}
+
+
 def _compute(graph: Graph, saved: Saved, way: Way) -> None:
     """In place of inputs, right before their first use."""
-    there = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    there = _inputs_of(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     first = min((user for given in saved.inputs for user in given.users), key=order.__getitem__)
     made: dict[Node, Node] = {}

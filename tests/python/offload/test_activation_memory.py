@@ -2,6 +2,7 @@
 """What a forward saves is kept, computed again or moved, and no result tells which."""
 
 import copy
+import dataclasses
 import functools
 import json
 import re
@@ -16,6 +17,7 @@ from zoo import normal
 
 import anabranch
 from anabranch import errors
+from anabranch._core.offload import Choice
 from anabranch._offload import activation_memory, copies, recompute, rewrite, saved
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]
@@ -102,6 +104,25 @@ class Convolutions(nn.Module):
 
     def forward(self, x):
         return self.down(F.silu(self.norm(self.up(x)))).sigmoid()
+
+
+def test_what_only_the_forward_has_is_handed_over_where_it_is_computed_from(monkeypatch):
+    """A product's bias, which no gradient needs; nor is attention without dropout random."""
+    tensor_of = activation_memory._tensor
+
+    def computed_if_possible(*args):
+        tensor = tensor_of(*args)
+        return dataclasses.replace(tensor, must=Choice.RECOMPUTE) if tensor.recompute_ns >= 0 \
+            else tensor
+
+    monkeypatch.setattr(activation_memory, "_tensor", computed_if_possible)
+    torch._dynamo.reset()
+    model = made()
+    call = call_of(model, activation_memory=0, allow={616})
+    (planned,) = explained(call, batch())
+    assert {"addmm", "getitem"} <= {tensor.name.split("_")[0]
+                                    for tensor in planned.of("recompute")}
+    assert_is_eager(model, call)
 
 
 def test_tensors_that_the_compiler_lays_out_otherwise_come_back_right():
