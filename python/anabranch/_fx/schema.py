@@ -76,7 +76,7 @@ def is_random(node: Node) -> bool:
 
 
 def argument_of(node: Node, name: str) -> Any:
-    """What the node's operator is given by this name; its default, and None where it has neither."""
+    """What the node's operator is given by this name, or its default; else None."""
     op = overload_of(node)
     for index, argument in enumerate(op._schema.arguments if op is not None else ()):
         if argument.name == name:

@@ -2,11 +2,11 @@
 """The operators by which graphs move saved tensors to the host's memory and back.
 
 A forward takes a block (``host_memory``), begins copies to it (``copy_out``) and, some steps later,
-lets go of what has been copied (``copied_out``). What is still under way when it ends is handed over
-(``still_copied``), and the backward lets go of it (``let_go``). A backward begins copies from the
-block (``copy_in``) some steps before it needs them (``copied_in``). Each answers the block or the
-tensor that it was given, as a view of it, so that a compiler keeps their order and knows what is
-alive.
+lets go of what has been copied (``copied_out``). What is still under way when it ends is handed
+over (``still_copied``), and the backward lets go of it (``let_go``). A backward begins copies from
+the block (``copy_in``) some steps before it needs them (``copied_in``). Each answers the block or
+the tensor that it was given, as a view of it, so that a compiler keeps their order and knows what
+is alive.
 
 On a GPU each way has a stream of its own. A copy starts behind all that its caller's stream has
 queued so far, and what the caller queues behind the second operator waits for it. Memory is not

@@ -33,8 +33,8 @@ _known: dict[tuple[Any, ...], int] = {}
 
 
 def durations_ns(steps: Sequence[Node], bytes_per_s: float) -> list[int]:
-    """By step, of a forward and its backward. ``bytes_per_s``: at which the device copies within its
-    own memory."""
+    """By step, of a forward and its backward. ``bytes_per_s``: at which the device copies within
+    its own memory."""
     measured = {node: found for node in steps if (found := _measured_ns(node))}
     moved = _moved_bytes(steps, measured)
     return [measured.get(node) or int(moved[node] / (2 * bytes_per_s) * 1e9) + 1 for node in steps]

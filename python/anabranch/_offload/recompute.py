@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saved tensors that a backward computes again, by the forward's own nodes.
 
-A backward starts from other saved tensors and from inputs of the forward. Those that it does not have
-anyway, biases above all, are handed over: they are there in any case. Nodes that draw random numbers,
-write, communicate or are no plain operators of torch are not run twice.
+A backward starts from other saved tensors and from inputs of the forward. Those that it does not
+have anyway, biases above all, are handed over: they are there in any case. Nodes that draw random
+numbers, write, communicate or are no plain operators of torch are not run twice.
 
 Threads: any. Failure: none.
 """
@@ -33,8 +33,8 @@ _PURE = ("aten", "prims")
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How a tensor is computed: nodes of the forward in graph order, and the saved tensors and inputs
-    of the forward that they start from."""
+    """How a tensor is computed: nodes of the forward in graph order, and the saved tensors and
+    inputs of the forward that they start from."""
 
     nodes: list[Node]
     needs: list[Saved]

@@ -87,8 +87,8 @@ class Timer:
             self._lock.release()
 
     def _launch_marked(self, addresses: bytes, stream: int) -> None:
-        """The launch before one that is timed, to compare that with. Put off while the GPU is behind
-        by more than the launches between two that are timed: both have one set of events."""
+        """The launch before one that is timed, to compare that with. Put off while the GPU is
+        behind by more than the launches between two that are timed: both have one set of events."""
         with self._told():
             twin = self._made(addresses)
             self._read()
