@@ -42,6 +42,7 @@ from anabranch._fx.partitioner import SavingPartitioner
 from anabranch._offload.activation_memory import ActivationMemory
 from anabranch._offload.copies import moves_saved
 from anabranch._offload.planned import Planned
+from anabranch._offload.recorded import MovingBackward, MovingForward, SavingBlocks
 from anabranch._record.launch.saved_blocks import SavedBlocks
 from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._record.refusals import Cause, Reason
@@ -92,7 +93,7 @@ def backend(
             example_inputs,
             inner_compile=functools.partial(_compile_graph, chosen,
                                             config.follow(options, HostOptions.of), SavedBlocks(),
-                                            memory),
+                                            SavingBlocks(), memory),
             config_patches=patches,
         )
     return ties.around(compiled) if ties else compiled
@@ -120,7 +121,8 @@ def _take_streams_out(chosen: config.Options, gm: GraphModule) -> Ties | None:
 
 def _compile_graph(
     chosen: config.Options, at_launch: Callable[[], HostOptions], saved: SavedBlocks,
-    memory: ActivationMemory | None, gm: GraphModule, example_inputs: Sequence[Any], **keywords: Any
+    moved: SavingBlocks, memory: ActivationMemory | None, gm: GraphModule,
+    example_inputs: Sequence[Any], **keywords: Any
 ) -> Any:
     """Compiles one graph of AOTAutograd: forward, backward or inference. ``at_launch`` answers the
     options of a launch on the host."""
@@ -144,7 +146,8 @@ def _compile_graph(
         if streamed and chosen.record:
             compiled = RecordedStreams(streamed)
         recorded_as = dataclasses.replace(chosen, max_parallel_kernels=_lanes(chosen, asked))
-        unrecorded = _record(recorded_as, gm, compiled, _kind(keywords), cuts, saved)
+        unrecorded = _record(recorded_as, gm, compiled, _kind(keywords), cuts, saved,
+                             moved)
     planned = memory.planned if memory and _kind(keywords) == "forward" else None
     if planned is not None and planned.reason:
         _miss_budget(chosen, planned)
@@ -237,22 +240,26 @@ def _instances(graph: StreamGraph, regions: Sequence[CompiledRegion],
 
 
 def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str,
-            cuts: Cuts, saved: SavedBlocks) -> Reason | None:
+            cuts: Cuts, saved: SavedBlocks, moved: SavingBlocks) -> Reason | None:
     """Has what is compiled recorded as it runs, or its parts; or why not as one."""
     if not chosen.record:
         return Reason("record=False", 0)  # asked for: no code
     if not _compat.is_inductors_graph(compiled):
         return Cause.NOTHING_ON_GPU.because("it has no operators")
-    if moves_saved(gm.graph):
-        return Cause.MOVES_SAVED_TENSORS.because(
-            "saved tensors are in the host's memory between the forward and the backward")
     name, dynamic, whole = f"a {kind} graph", _is_dynamic(gm), None
+
+    def record(call: Callable[[list[Any]], Any]) -> RecordedGraph:
+        return RecordedGraph(call, chosen, name, dynamic,
+                             _compat.results_of_forward() if kind == "forward" else None,
+                             is_backward=kind == "backward",
+                             saved=saved if kind != "inference" else None)
+
+    if moves_saved(gm.graph):
+        moving = MovingBackward if kind == "backward" else MovingForward
+        compiled.current_callable = moving(compiled.current_callable, gm.graph, moved, record)
+        return None
     if not cuts.reasons:
-        whole = compiled.current_callable = RecordedGraph(
-            compiled.current_callable, chosen, name, dynamic,
-            _compat.results_of_forward() if kind == "forward" else None,
-            is_backward=kind == "backward",
-            saved=saved if kind != "inference" else None)
+        whole = compiled.current_callable = record(compiled.current_callable)
     record_parts(compiled, chosen, name, dynamic, cuts, whole)
     return cuts.reasons[0] if cuts.reasons else None
 

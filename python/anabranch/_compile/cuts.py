@@ -117,5 +117,6 @@ def record_parts(compiled: Any, chosen: config.Options, kind: str, dynamic: bool
 def recordings_of(compiled: Any) -> list[RecordedGraph]:
     """A compiled graph's, whole and in parts."""
     whole = getattr(compiled, "current_callable", None)
+    whole = getattr(whole, "recorded", whole)
     return [*([whole] if isinstance(whole, RecordedGraph) else []),
             *(part.recorded for part in _compat.parts_of(compiled) if isinstance(part, _Part))]

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.fx import Graph
 
 from anabranch._offload import host_memory
+from anabranch._record.memory.lasting import block_in_call
 
 _library = torch.library.Library("anabranch", "FRAGMENT")
 for _schema in (
@@ -182,7 +183,8 @@ def _copied_out(host: Tensor, value: Tensor, offset: int) -> Tensor:
 
 
 def _still_copied(host: Tensor, value: Tensor, offset: int) -> Tensor:
-    return host
+    # A forward that is recorded by itself ends with its copies.
+    return host if block_in_call() is None else _copied_out(host, value, offset)
 
 
 def _let_go(host: Tensor, offset: int) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from anabranch import _compat
-from anabranch._record.memory.lasting import PinnedBlocks, blocks_of_capture
+from anabranch._record.memory.lasting import PinnedBlocks, block_in_call, blocks_of_capture
 from anabranch._record.memory.shortage import is_out_of_memory
 from anabranch._record.refusals import Cause, Reason
 from anabranch._record.warn import tell
@@ -33,6 +33,8 @@ ALIGNMENT = 256  # bytes at whose multiples tensors lie in a block
 def take(device: torch.device, size_bytes: int, is_allowed: bool) -> Tensor:
     """A block of bytes for tensors of ``device``. ``is_allowed``: nobody wants to be told where it
     is not in the host's memory."""
+    if (given := block_in_call()) is not None:
+        return given
     if device == _HOST:
         return _bytes(size_bytes, _HOST)
     if not _compat.saves_unseen():

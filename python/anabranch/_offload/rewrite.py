@@ -17,7 +17,7 @@ from anabranch._offload.copies import OPERATORS
 from anabranch._offload.recompute import take_from_results
 from anabranch._offload.saved import Pair, Saved, base_of
 
-_HOST = "anabranch_host"
+HOST = "anabranch_host"  # the block, among the inputs of a backward
 
 
 class Move(NamedTuple):
@@ -102,7 +102,7 @@ def _fetch(pair: Pair, moves: Sequence[Move], size_bytes: int, first_name: str) 
     graph, begun = pair.backward.graph, len(pair.forward_steps)
     first = next(n for n in graph.find_nodes(op="placeholder") if n.name == first_name)
     with graph.inserting_before(first):
-        host = graph.placeholder(_HOST)
+        host = graph.placeholder(HOST)
     host.meta = {key: value for key, value in first.meta.items() if key == "desc"}
     host.meta["val"] = _host_value(first, size_bytes)
     _sink_views(graph, {given for move in moves for given in move.saved.inputs})

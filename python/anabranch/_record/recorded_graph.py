@@ -53,7 +53,8 @@ class RecordedGraph:
         self._may_take_numbers = may_take_numbers
         self._numbers: list[int] | None = None  # inputs that are no tensors
 
-    def __call__(self, inputs: list[Any]) -> Any:
+    def __call__(self, inputs: list[Any], beside: tuple[Any, ...] = ()) -> Any:
+        """``beside``: what else recordings are for, in a signature."""
         leaves = self._given.of_backward(inputs) if self._given else inputs
         if torch.cuda.is_current_stream_capturing():
             return self._call(opened(leaves))  # becomes part of somebody's graph
@@ -62,6 +63,7 @@ class RecordedGraph:
         key: tuple[Any, ...] = tuple([inputs[i] for i in self._numbers])
         if key and not self._may_take_numbers:
             return self._run_plainly(inputs)
+        key += beside
         if self._dynamic:
             key += tuple([(leaf.shape, leaf.stride()) for leaf in inputs
                           if isinstance(leaf, Tensor)])

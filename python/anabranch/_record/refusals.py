@@ -98,7 +98,6 @@ class Cause(enum.IntEnum):
     NOT_OFFLOADED = 339, (
         "Free memory of the host, or leave hooks on saved tensors out; activation_memory=None "
         "keeps all.")
-    MOVES_SAVED_TENSORS = 340, "Record the whole step with anabranch.record."
 
     def because(self, text: str, remedy: str = "") -> Reason:
         return Reason(text, self.value, remedy or self.remedy)

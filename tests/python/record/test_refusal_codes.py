@@ -48,8 +48,8 @@ pytestmark = pytest.mark.oldest
 PAGE = (Path(__file__).parents[3] / "docs/errors.md").read_text()
 OURS = [code for code in errors.CODES if code < 400]
 # A warning about something that is recorded, or that no call raises.
-ALONE = {327, 333, 334, 335, 336, 339, 340}
-OF_GRAPHS = {335, 336, 339, 340}  # what torch.compile has made; tests/python/offload has the last two
+ALONE = {327, 333, 334, 335, 336, 339}
+OF_GRAPHS = {335, 336, 339}  # what torch.compile has made; tests/python/offload has the last
 aten = torch.ops.aten
 CHECK_ANSWER, CHECK_ARGUMENT = Recorder._check_answer, specialization._check_argument
 # What is refused in a capture: an operator, and the words.

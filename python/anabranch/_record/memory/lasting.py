@@ -22,6 +22,7 @@ from torch import Tensor
 from anabranch import _compat
 
 _now: PinnedBlocks | None = None
+_of_call = threading.local()
 
 
 class PinnedBlocks:
@@ -42,10 +43,28 @@ class PinnedBlocks:
             self._blocks.append((block, _compat.use_counts(block)[1]))
             return block.view(-1)
 
+    def has(self, block: Tensor) -> bool:
+        with self._lock:
+            return any(block.data_ptr() == own.data_ptr() for own, _ in self._blocks)
+
 
 def blocks_of_capture() -> PinnedBlocks | None:
     """Those of the step that is being captured now, or None."""
     return _now if _now is not None and torch.cuda.is_current_stream_capturing() else None
+
+
+@contextlib.contextmanager
+def calling_with(block: Tensor) -> Iterator[None]:
+    """Around a call of this thread that is given its block and takes none."""
+    _of_call.block = block
+    try:
+        yield
+    finally:
+        _of_call.block = None
+
+
+def block_in_call() -> Tensor | None:
+    return getattr(_of_call, "block", None)
 
 
 @contextlib.contextmanager
