@@ -9,8 +9,15 @@ all; its option activation_memory_budget; its pass that offloads, given all that
 save_on_cpu around the compiled model; checkpoints around each block; and ours, which is given a
 share of what torch saves, as compiled graphs and in one recording of the whole step. A row is a
 fresh model. The peak is that of allocated memory in a step, over what lies there between steps; the
-time is the median of steps, each to the end of a synchronise. Losses are compared before times. What
-our plan expected of both is kept beside.
+time is the median of steps, each to the end of a synchronise. Losses are compared before times.
+
+Beside it is what our plan expects: the peak, which is torch.compile's less what the plan leaves out of
+what is saved, and the bound below which no plan can be, the longer of torch.compile's step with what
+is computed again, and of the copies each way.
+
+The first model also trains where the GPU has too little free memory for it, the rest being taken by
+a block: plainly, which has to run out of memory; with activation_memory="fit"; and plainly with
+each half of the batch after the other, which fits and does the same work.
 """
 
 from __future__ import annotations
@@ -38,6 +45,9 @@ from turns import Sample, save, time_call
 import anabranch
 
 DTYPE, STEPS, APART = torch.bfloat16, 4, 0.02
+MIB = 1 << 20
+RECORDED = ", recorded"
+FREE_SHARE = 0.75  # of the peak of a plain step, where it is not to fit
 Step = Callable[[], Tensor]
 Loss = Callable[[], Tensor]
 
@@ -107,30 +117,32 @@ class Unet(nn.Module):
 
 @dataclasses.dataclass
 class Problem:
-    """``loss`` calls a model, or what was compiled of it."""
+    """``loss`` calls a model, or what was compiled of it, with one part of the batch."""
 
     model: nn.Module
-    loss: Callable[[Callable[..., Tensor]], Tensor]
+    loss: Callable[[Callable[..., Tensor], int], Tensor]
+    parts: int = 1
 
 
-def llama(is_quick: bool) -> Problem:
+def llama(is_quick: bool, parts: int = 1) -> Problem:
     shape = Shape(layers=4 if is_quick else 16)
     rotations = rotation(shape, "cuda", DTYPE)
     tokens = torch.randint(shape.vocabulary, (4, 2048), device="cuda")
-    return Problem(Llama(shape), lambda call: loss_of(call(tokens, *rotations), tokens))
+    return Problem(Llama(shape), lambda call, i: loss_of(
+        call(tokens.chunk(parts)[i], *rotations), tokens.chunk(parts)[i]), parts)
 
 
 def vit(is_quick: bool) -> Problem:
     images = torch.randn(128, 3, 224, 224, device="cuda", dtype=DTYPE)
     classes = torch.randint(1000, (128,), device="cuda")
     return Problem(Vit(4 if is_quick else 12),
-                   lambda call: F.cross_entropy(call(images).float(), classes))
+                   lambda call, _: F.cross_entropy(call(images).float(), classes))
 
 
 def unet(is_quick: bool) -> Problem:
     images = torch.randn(8, 3, 256, 256, device="cuda", dtype=DTYPE)
     return Problem(Unet(32 if is_quick else 64),
-                   lambda call: F.mse_loss(call(images).float(), images.float()))
+                   lambda call, _: F.mse_loss(call(images).float(), images.float()))
 
 
 MODELS = {"llama": llama, "vit": vit, "unet": unet}
@@ -200,10 +212,13 @@ def ways(shares: list[float]) -> dict[str, Way]:
     found["torch, checkpoints"] = Way(compiled, prepare=checkpointed)
     for share in shares:
         for is_recorded in (False, True):
-            name = f"ours, {share}{', recorded' if is_recorded else ''}"
-            found[name] = Way(lambda model, share=share: compiled(
-                model, activation_memory=share, allow={616}), is_recorded=is_recorded)
+            found[f"ours, {share}{RECORDED if is_recorded else ''}"] = ours(share, is_recorded)
     return found
+
+
+def ours(share: float | str, is_recorded: bool) -> Way:
+    return Way(lambda model: compiled(model, activation_memory=share, allow={616}),
+               is_recorded=is_recorded)
 
 
 def step_of(way: Way, problem: Problem) -> Callable[[], Tensor]:
@@ -212,12 +227,15 @@ def step_of(way: Way, problem: Problem) -> Callable[[], Tensor]:
     optimizer = torch.optim.SGD(problem.model.parameters(), lr=1e-4)
 
     def step() -> Tensor:
-        with way.during():
-            loss = problem.loss(call)
-        loss.backward()
+        total = torch.zeros((), device="cuda")
+        for i in range(problem.parts):
+            with way.during():
+                loss = problem.loss(call, i) / problem.parts
+            loss.backward()
+            total += loss.detach()
         optimizer.step()
         optimizer.zero_grad()
-        return loss.detach()
+        return total
 
     return anabranch.record(step) if way.is_recorded else step
 
@@ -240,7 +258,7 @@ def measure(make: Callable[[bool], Problem], way: Way, is_quick: bool,
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - before
     times = Sample([round(time_call(step)[0], 1) for _ in range(rounds)])
-    return {"peak_mib": round(peak / (1 << 20), 1), "step_us": times.median, "iqr": times.iqr,
+    return {"peak_mib": round(peak / MIB, 1), "step_us": times.median, "iqr": times.iqr,
             "ready_s": round(ready_s, 1), "losses": losses, "rounds": times.rounds,
             "planned": [] if way.is_recorded else planned(step)}
 
@@ -254,23 +272,72 @@ def planned(step: Callable[[], Tensor]) -> list[dict[str, Any]]:
             for one in found]
 
 
+def expected(row: dict[str, Any], plain: dict[str, Any]) -> dict[str, float]:
+    """The peak, and the time below which no plan with these choices can be."""
+    plans = row["planned"]
+    less = sum(plan["saved_bytes"] - plan["peak_bytes"] for plan in plans)
+    copies_us = max(sum(plan["pinned_bytes"] / plan[way] for plan in plans) * 1e6
+                    for way in ("out_bytes_per_s", "in_bytes_per_s"))
+    computed_us = plain["step_us"] + sum(plan["recompute_ns"] for plan in plans) / 1e3
+    return {"expected_mib": round(plain["peak_mib"] - less / MIB, 1),
+            "bound_us": round(max(computed_us, copies_us), 1)}
+
+
+def tried(make: Callable[[bool], Problem], way: Way, is_quick: bool, rounds: int) -> dict[str, Any]:
+    """A row. A rival that breaks is one, too."""
+    row: dict[str, Any] = {}
+    try:
+        row = measure(make, way, is_quick, rounds)
+    except Exception as error:
+        row["broke"] = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
+    gc.collect()
+    torch.cuda.empty_cache()
+    return row
+
+
+def told(name: str, way: str, row: dict[str, Any]) -> None:
+    shown = {key: value for key, value in row.items() if key not in ("rounds", "losses")}
+    print(f"{name:6} {way:26} {shown}", flush=True)
+
+
 def rows_of(name: str, shares: list[float], is_quick: bool, rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for way, how in ways(shares).items():
-        try:
-            found[way] = measure(MODELS[name], how, is_quick, rounds)
-        except Exception as error:  # a rival that breaks is a row, too
-            found[way] = {"broke": f"{type(error).__name__}: {str(error).splitlines()[:1]}"}
-        gc.collect()
-        torch.cuda.empty_cache()
-        row = {key: value for key, value in found[way].items() if key not in ("rounds", "losses")}
-        print(f"{name:6} {way:26} {row}", flush=True)
-    wanted = found["torch.compile"].get("losses", [])
+        row = found[way] = tried(MODELS[name], how, is_quick, rounds)
+        if row.get("planned"):
+            row |= expected(row, found["torch.compile"])
+        told(name, way, row)
+    compare_losses(name, found, found["torch.compile"].get("losses", []))
+    return found
+
+
+def compare_losses(name: str, found: dict[str, Any], wanted: list[float]) -> None:
     for way, row in found.items():
         row["same_losses"] = all(abs(a - b) <= APART * abs(b) for a, b in
                                  zip(row.get("losses", []), wanted, strict=False))
         if not row["same_losses"]:
             print(f"{name:6} {way:26} OTHER LOSSES {row.get('losses')}, wanted {wanted}")
+
+
+def rows_that_do_not_fit(plain: dict[str, Any], is_quick: bool, rounds: int) -> dict[str, Any]:
+    """``plain``: the row of torch.compile with all of the memory."""
+    model = llama(is_quick).model
+    weights = 2 * sum(parameter.numel() * DTYPE.itemsize for parameter in model.parameters())
+    del model
+    gc.collect()
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    left = int(FREE_SHARE * plain["peak_mib"] * MIB) + weights
+    taken = torch.empty(free - left, dtype=torch.uint8, device="cuda")
+    found = {}
+    for way, how, parts in (("torch.compile", Way(compiled), 1), ("ours, fit", ours("fit", False), 1),
+                            (f"ours, fit{RECORDED}", ours("fit", True), 1),
+                            ("torch.compile, halves", Way(compiled), 2)):
+        found[way] = tried(lambda quick, parts=parts: llama(quick, parts), how, is_quick, rounds)
+        told("unfit", way, found[way])
+    del taken
+    torch.cuda.empty_cache()
+    compare_losses("unfit", found, found["torch.compile, halves"].get("losses", []))
     return found
 
 
@@ -281,9 +348,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small models and one share")
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
     chosen = parser.parse_args()
-    shares = [0.5] if chosen.quick else [0.7, 0.5, 0.3]
+    shares = [0.5] if chosen.quick else [0.8, 0.6, 0.4]
     answers = {name: rows_of(name, shares, chosen.quick, chosen.rounds)
                for name in chosen.models}
+    if "llama" in answers:
+        answers["llama that does not fit"] = rows_that_do_not_fit(
+            answers["llama"]["torch.compile"], chosen.quick, chosen.rounds)
     save(chosen.results, "gpu_offload", quick=chosen.quick, answers=answers)
 
 
