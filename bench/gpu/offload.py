@@ -11,9 +11,9 @@ share of what torch saves, as compiled graphs and in one recording of the whole 
 fresh model. The peak is that of allocated memory in a step, over what lies there between steps; the
 time is the median of steps, each to the end of a synchronise. Losses are compared before times.
 
-Beside it is what our plan expects: the peak, which is torch.compile's less what the plan leaves out of
-what is saved, and the bound below which no plan can be, the longer of torch.compile's step with what
-is computed again, and of the copies each way.
+Beside it is what our plan expects: the peak, which is torch.compile's less what the plan leaves out
+of what is saved, and the bound below which no plan can be, the longer of torch.compile's step with
+what is computed again, and of the copies each way.
 
 The first model also trains where the GPU has too little free memory for it, the rest being taken by
 a block: plainly, which has to run out of memory; with activation_memory="fit"; and plainly with
@@ -330,7 +330,8 @@ def rows_that_do_not_fit(plain: dict[str, Any], is_quick: bool, rounds: int) -> 
     left = int(FREE_SHARE * plain["peak_mib"] * MIB) + weights
     taken = torch.empty(free - left, dtype=torch.uint8, device="cuda")
     found = {}
-    for way, how, parts in (("torch.compile", Way(compiled), 1), ("ours, fit", ours("fit", False), 1),
+    for way, how, parts in (("torch.compile", Way(compiled), 1),
+                            ("ours, fit", ours("fit", False), 1),
                             (f"ours, fit{RECORDED}", ours("fit", True), 1),
                             ("torch.compile, halves", Way(compiled), 2)):
         found[way] = tried(lambda quick, parts=parts: llama(quick, parts), how, is_quick, rounds)
