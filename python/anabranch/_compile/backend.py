@@ -39,6 +39,7 @@ from anabranch._core.library import NativeError
 from anabranch._fx import attention_seeds, clone_outputs
 from anabranch._fx.bucket_gathers import bucket_gathers
 from anabranch._fx.partitioner import SavingPartitioner
+from anabranch._fx.source import inherit_lines
 from anabranch._offload.activation_memory import ActivationMemory
 from anabranch._offload.copies import moves_saved
 from anabranch._offload.planned import Planned
@@ -137,6 +138,7 @@ def _compile_graph(
     if is_whole:
         bucket_gathers(gm, chosen.bucket_bytes)
         attention_seeds.drop_unused_seeds(gm)
+    inherit_lines(gm.graph)
     kept = report.keep(gm)
     streamed, reason = _split(chosen, at_launch, gm, asked, keywords, is_whole, phases)
     cuts = _cuts(chosen, gm) if is_whole and not moves_saved(gm.graph) else Cuts()

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)(?:\n[ \t]+([^\n]*))?')
 
@@ -38,6 +38,17 @@ def source_of(nodes: Iterable[Node]) -> str:
         if line is not None:
             return str(line)
     return ""
+
+
+def inherit_lines(graph: Graph) -> None:
+    """Nodes without a line get that of the first input that has one: sums of gradients, which
+    autograd makes and Inductor fuses with products."""
+    for node in graph.nodes:
+        if node.op == "call_function" and not node.meta.get("stack_trace"):
+            trace = next((given.meta["stack_trace"] for given in node.all_input_nodes
+                          if given.meta.get("stack_trace")), None)
+            if trace is not None:
+                node.meta["stack_trace"] = trace
 
 
 @functools.lru_cache(1024)
