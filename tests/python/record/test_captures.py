@@ -18,6 +18,7 @@ from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.stand_ins import StandIns
 from anabranch._record.capture.step import Step
 from anabranch._record.specialization import Specialization
+from anabranch._record.state import state as state_module
 from anabranch._record.state.state import State
 from anabranch._record.tensors import inner_places, inner_tensors, units_of
 from anabranch._record.trial import trial as trial_module
@@ -131,6 +132,36 @@ def test_pinned_memory_that_the_step_writes_is_put_back_and_compared(monkeypatch
     assert len(waits) == 5  # before each look at it
     assert trial.differing(*runs) == {"given memory 0"}
     assert apart == {"given memory 0": (pytest.approx(2**0.5), False)}
+
+
+def test_an_optimizers_pinned_state_is_put_back_before_any_call_has_shown_that_it_is_written(
+        monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(state_module, "_is_pinned", lambda tensor: tensor.dim() > 0)
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([parameter])
+
+    def step():
+        parameter.grad = torch.ones(3)
+        optimizer.step()
+
+    step()
+    state = State([step])
+    moments = [optimizer.state[parameter][name] for name in ("exp_avg", "exp_avg_sq")]
+    pinned = [place.get() for place in state.pinned]
+    assert {id(one) for one in moments} <= {id(one) for one in pinned}
+    assert [one.dim() for one in state.counters] == [0]
+    before = [one.clone() for one in moments]
+    stand_in_memory(monkeypatch)
+    trial = trial_module.Trial(
+        Step(step, [], [], [], [], 0, [parameter], 0, None, optimizers=[optimizer], pinned=pinned),
+        state, trial_module.Foreseen())
+    step()
+    assert not torch.equal(moments[0], before[0])
+    trial.rewind()
+    assert all(map(torch.equal, moments, before)) and optimizer.state[parameter]["step"] == 1
 
 
 def test_the_insides_of_a_wrapper_are_looked_up_and_a_wrapper_in_its_place_too():

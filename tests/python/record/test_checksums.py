@@ -47,6 +47,22 @@ def test_equal_tensors_have_equal_sums_wherever_they_stand(sums_of):
     assert list(reversed(found)) == sums_of(list(reversed(given)))
 
 
+def test_what_is_large_and_pinned_is_hashed_on_the_gpu(monkeypatch):
+    sent = []
+
+    def on_gpu(tensors, device):
+        sent.extend((tensor.numel(), device.type) for tensor in tensors)
+        return on_device(tensors, CPU)
+
+    large, small, pageable = torch.ones(1 << 18), torch.ones(9), torch.zeros(1 << 18)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is not pageable)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(checksums_module, "on_device", on_gpu)
+    found = checksums([small, large, pageable])
+    assert sent == [(1 << 18, "cuda")] and found[1] == on_device([large], CPU)[0]
+    assert [found[0], found[2]] == checksums([small, pageable])
+
+
 def test_each_changed_byte_changes_the_sum(sums_of):
     whole = torch.randint(0, 256, (2500,), dtype=torch.uint8)
     [before] = sums_of([whole])

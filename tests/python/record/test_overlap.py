@@ -139,6 +139,9 @@ def test_more_memory_than_the_plain_step_takes_is_not_taken_unless_it_is_granted
 def test_a_state_that_takes_long_to_put_back_is_not_put_back_for_a_choice(choose):
     kept, gain, why = choose(recording(1e-3), recording(0.5e-3), copied=9 << 30)
     assert gain == 0 and "puts 9663676416 bytes back" in why
+    kept, gain, why = choose(recording(1e-3, host_copies=2), recording(0.5e-3, host_copies=2),
+                             copied=9 << 30)
+    assert gain == pytest.approx(2) and not why  # copies beside kernels may be worth it
 
 
 def test_memory_for_copies_that_are_ahead_is_given(choose):

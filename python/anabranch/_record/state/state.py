@@ -154,10 +154,12 @@ class State:
             self._add_places(len(self.places) - 1, more)
             if self._base is not None:
                 self.beside[place.path] = place
+        elif tensor.device.type == "cpu" and _is_pinned(tensor):
+            self.pinned.append(place)
         elif tensor.device.type == "cpu" and counts:
             self.counters.append(tensor)
         elif tensor.device.type == "cpu":
-            (self.pinned if _is_pinned(tensor) else self.on_cpu).append(place)
+            self.on_cpu.append(place)
 
     @property
     def is_bare(self) -> bool:

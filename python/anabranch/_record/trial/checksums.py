@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from anabranch._core.capture import capture_device
 from anabranch._core.library import NativeError
 
 PIECE_BYTES = 16 << 20
+_SENT_BYTES = 1 << 20  # of pinned memory
 _WORD = 8
 _ALL = (1 << 64) - 1
 
@@ -55,15 +56,31 @@ def pieces(tensor: Tensor, most_bytes: int = PIECE_BYTES) -> Iterator[Tensor]:
 
 def checksums(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
     """One a tensor, of its bytes in the order of its elements: shapes and types are the caller's
-    matter. BLAKE2 where a tensor is on the CPU."""
+    matter. BLAKE2 where a tensor is on the CPU; what is pinned, and large, goes by way of the GPU,
+    to which it is copied many times as fast as it is hashed here."""
     sums: dict[int, tuple[int, int]] = {}
     with torch.no_grad():
-        for device in {tensor.device for tensor in tensors}:
-            numbers = [i for i, tensor in enumerate(tensors) if tensor.device == device]
+        ways = [_way_of(tensor) for tensor in tensors]
+        for way in set(ways):
+            numbers = [i for i, one in enumerate(ways) if one == way]
             there = [tensors[i] for i in numbers]
-            found = map(_on_cpu, there) if device.type == "cpu" else _on_gpu(there, device)
-            sums.update(zip(numbers, found, strict=True))
+            sums.update(zip(numbers, _summed(there, *way), strict=True))
     return [sums[i] for i in range(len(tensors))]
+
+
+def _way_of(tensor: Tensor) -> tuple[torch.device, torch.device]:
+    """Where a tensor is, and where it is hashed."""
+    lies, size_bytes = tensor.device, tensor.numel() * tensor.element_size()
+    if lies.type == "cpu" and size_bytes >= _SENT_BYTES and tensor.is_pinned():
+        return lies, torch.device("cuda", torch.cuda.current_device())
+    return lies, lies
+
+
+def _summed(tensors: Sequence[Tensor], lie: torch.device,
+            hashed: torch.device) -> Iterable[tuple[int, int]]:
+    if lie != hashed:
+        return on_device(tensors, hashed)
+    return map(_on_cpu, tensors) if hashed.type == "cpu" else _on_gpu(tensors, hashed)
 
 
 def _on_gpu(tensors: Sequence[Tensor], device: torch.device) -> list[tuple[int, int]]:
@@ -87,7 +104,7 @@ def _lies_in_order(tensor: Tensor) -> bool:
 
 
 def on_device(tensors: Sequence[Tensor], device: torch.device) -> list[tuple[int, int]]:
-    """Of tensors on one device, by operators that run there."""
+    """By operators that run on that device."""
     hasher = _Hasher(device)
     for number, tensor in enumerate(tensors):
         for i, piece in enumerate(pieces(tensor)):

@@ -29,7 +29,8 @@ _LEAST_GAIN = 1.02
 _LEAST_SAMPLES, _SAMPLES = 3, 9
 _AHEAD_CYCLES = 4_000_000  # of the GPU, some two milliseconds: longer than a launch takes the CPU
 _MOST_SECONDS = 1.0
-# To put more than that back from the host's memory some times takes longer than a gain is worth.
+# To put more than that back from the host's memory some times takes longer than a gain is worth;
+# but that of copies with the host's memory beside kernels, which may halve a step.
 _MOST_COPIED_BYTES = 8 << 30
 
 
@@ -57,7 +58,8 @@ def choose_overlap(trial: Trial, plain: Run, standing: Run, ordered: StepRecordi
     if grown > ahead + max(spare_bytes, 0):
         why = (f"side by side they would take {grown} bytes more, {max(spare_bytes, 0)} of them "
                "beside what the plain step takes (parallel_bytes grants more)")
-    elif trial.copied_to == "host" and trial.copied_bytes > _MOST_COPIED_BYTES:
+    elif trial.copied_to == "host" and trial.copied_bytes > _MOST_COPIED_BYTES \
+            and not overlapped.counts.host_copies:
         why = f"side by side was not tried: each try puts {trial.copied_bytes} bytes back"
     if agree(bool(why)):
         return Choice(ordered, 0.0, why or "another process keeps it", standing.answer)

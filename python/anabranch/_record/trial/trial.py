@@ -73,9 +73,12 @@ class _Given:
         return f"given memory {self.number}"
 
 
-def _given_memory(step: Step, state: State, without: Collection[int]) -> list[_Given]:
+def _given_memory(step: Step, state: State, without: Collection[int],
+                  of_optimizers: Collection[int]) -> list[_Given]:
     found = []
-    fixed = [*step.fixed, *state.written]
+    written = {id(tensor): tensor for tensor in
+               (*state.written, *(one for one in step.pinned if id(one) in of_optimizers))}
+    fixed = [*step.fixed, *written.values()]
     for tensors, units, base in ((step.tensors, step.units, 0),
                                  (fixed, units_of(fixed), len(step.tensors))):
         kept = [unit for unit in units if base or unit.members[0][0] not in without]
@@ -116,9 +119,9 @@ class Trial:
         given = sum(unit.size_bytes for unit in step.units)
         may_let_go = given > granted and not foreseen.needs_gradients
         self._old = OldGradients(step if may_let_go else None)
-        self._given = _given_memory(step, state, self._old.numbers)
-        is_little = size_of([one.memory for one in self._given]) <= granted
         of_optimizers = _of_optimizers(step)
+        self._given = _given_memory(step, state, self._old.numbers, of_optimizers)
+        is_little = size_of([one.memory for one in self._given]) <= granted
         for one in self._given:
             one.is_saved = is_little or one.memory.numel() <= _SMALL_BYTES \
                 or one.number in foreseen.written \
