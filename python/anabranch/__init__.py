@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from anabranch._compile.report import GraphReport
     from anabranch._explain.explanation import Explanation, explain
     from anabranch._explain.profiles import label_profile
+    from anabranch._offload.optimizer_state import offload_optimizer
     from anabranch._record.capture.now import is_recording
     from anabranch._record.record import record
     from anabranch._record.recorded_callable import RecordedCallable
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["AnabranchError", "Explanation", "GraphReport", "RecordWarning", "RecordedCallable",
            "RecordingReport", "Verdict", "__version__", "backend", "bisect", "config", "doctor",
-           "errors", "explain", "is_recording", "label_profile", "offload", "overlap", "record",
-           "stream"]
+           "errors", "explain", "is_recording", "label_profile", "offload", "offload_optimizer",
+           "overlap", "record", "stream"]
 
 _LAZY = {
     "Explanation": "_explain.explanation",
@@ -49,6 +50,7 @@ _LAZY = {
     "is_recording": "_record.capture.now",
     "label_profile": "_explain.profiles",
     "offload": "streams",
+    "offload_optimizer": "_offload.optimizer_state",
     "overlap": "streams",
     "record": "_record.record",
     "stream": "streams",

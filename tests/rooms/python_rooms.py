@@ -35,7 +35,7 @@ ROOMS: dict[str, set[str]] = {
     "doctor": _FRONT | {"_requirements", "_redact", "_core"},
     "_self_test": {"doctor", "_offload"},
     "__main__": {"errors", "_redact", "doctor"},
-    "__init__": _BELOW | {"_requirements", "_record", "_compile", "_explain", "_bisect",
+    "__init__": _BELOW | {"_requirements", "_record", "_offload", "_compile", "_explain", "_bisect",
                           "doctor"},
 }
 

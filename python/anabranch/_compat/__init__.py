@@ -102,6 +102,12 @@ from anabranch._compat.noting import (
     runs_of_generated_kernels,
     steps_of_optimizers,
 )
+from anabranch._compat.optimizers import (
+    let_schedulers_see_steps,
+    own_step,
+    steps_by_its_class,
+    with_hooks,
+)
 from anabranch._compat.profiling import in_profiles
 from anabranch._compat.resuming import resume_streams, watch_eager_frames
 from anabranch._compat.streams import (
@@ -172,6 +178,7 @@ __all__ = [
     "kernels_at_the_end",
     "kinds_of_results",
     "lays_channels_last",
+    "let_schedulers_see_steps",
     "library_function",
     "library_version",
     "likeness_of",
@@ -186,6 +193,7 @@ __all__ = [
     "operators_on_cpu",
     "own_buffers",
     "own_compile_context",
+    "own_step",
     "parts_of",
     "processes_here",
     "random_as_eager",
@@ -198,6 +206,7 @@ __all__ = [
     "resume_streams",
     "runs_of_generated_kernels",
     "saves_unseen",
+    "steps_by_its_class",
     "steps_of_optimizers",
     "storage_at",
     "store_of",
@@ -212,6 +221,7 @@ __all__ = [
     "use_counts",
     "version",
     "watch_eager_frames",
+    "with_hooks",
     "without_autograd_cache",
     "wrapper_function",
 ]

@@ -88,6 +88,11 @@ class Lanes:
         with torch.cuda.device(self._device):
             return torch.cuda.is_current_stream_capturing()
 
+    def synchronize(self) -> None:
+        """The host waits for all that is queued on the GPU; not in a capture."""
+        if not self.is_captured():
+            torch.cuda.synchronize(self._device)
+
     def begin(self, stream: Any, to: Tensor, source: Tensor) -> None:
         """Neither tensor is given back before the wait."""
         begun = self._of_now()

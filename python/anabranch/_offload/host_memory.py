@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where saved tensors lie between a forward and its backward: one block a call of the forward.
+"""Where saved tensors lie between a forward and its backward, one block a call of the forward, and
+an optimizer's state between its steps, each tensor by itself.
 
 The block is a saved tensor itself, so it lives as long as the backward can want it, and a second
 backward finds it. On a GPU it is pinned memory, which serves the next call when no backward can
@@ -20,7 +21,12 @@ import torch
 from torch import Tensor
 
 from anabranch import _compat
-from anabranch._record.memory.lasting import PinnedBlocks, block_in_call, blocks_of_capture
+from anabranch._record.memory.lasting import (
+    PinnedBlocks,
+    block_in_call,
+    blocks_of_capture,
+    pinned_bytes,
+)
 from anabranch._record.memory.shortage import is_out_of_memory
 from anabranch._record.refusals import Cause, Reason
 from anabranch._record.warn import tell
@@ -58,6 +64,28 @@ def take(device: torch.device, size_bytes: int, is_allowed: bool) -> Tensor:
 def pinned(device: torch.device, size_bytes: int) -> Tensor:
     blocks = blocks_of_capture() or _blocks.setdefault(device, PinnedBlocks())
     return blocks.take(size_bytes)
+
+
+def may_leave(device: torch.device) -> bool:
+    """Whether an optimizer's state can be moved from a device to the host's memory."""
+    return device.type == "cuda"
+
+
+def is_home(value: Tensor) -> bool:
+    """Whether a tensor of an optimizer's state is in the host's memory."""
+    return value.device == _HOST
+
+
+def is_pinned(value: Tensor) -> bool:
+    return is_home(value) and value.is_pinned()
+
+
+def pinned_like(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor of pinned memory of its own, which holds anything. RuntimeError where there is
+    none."""
+    memory = pinned_bytes(value.numel() * dtype.itemsize).untyped_storage()
+    stride = torch.empty_like(value, device="meta").stride()
+    return torch.empty(0, dtype=dtype).set_(memory, 0, value.shape, stride)
 
 
 def _bytes(size_bytes: int, device: torch.device) -> Tensor:

@@ -218,7 +218,7 @@ def test_where_hooks_see_what_is_saved_it_stays_on_the_gpu(blocks):
 
 
 def test_both_captures_of_a_step_get_the_same_blocks(monkeypatch):
-    monkeypatch.setattr(lasting, "_pinned", lambda size: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(lasting, "pinned_bytes", lambda size: torch.zeros(size, dtype=torch.uint8))
     blocks = lasting.PinnedBlocks()
     captures = []
     for _ in range(2):

@@ -39,7 +39,7 @@ class PinnedBlocks:
             for block, idle in self._blocks:
                 if block.numel() == size_bytes and _compat.use_counts(block)[1] == idle:
                     return block.view(-1)
-            block = _pinned(size_bytes)
+            block = pinned_bytes(size_bytes)
             self._blocks.append((block, _compat.use_counts(block)[1]))
             return block.view(-1)
 
@@ -78,8 +78,9 @@ def lasting(blocks: PinnedBlocks) -> Iterator[None]:
         _now = around
 
 
-def _pinned(size_bytes: int) -> Tensor:
-    """On another thread, which is in no capture: there it would come out of the capture's pool."""
+def pinned_bytes(size_bytes: int) -> Tensor:
+    """Allocated on another thread, which is in no capture: there they would come out of the
+    capture's pool."""
     with ThreadPoolExecutor(1, "anabranch-pin") as thread:
         return thread.submit(lambda: torch.empty(
             size_bytes, dtype=torch.uint8, pin_memory=True)).result()

@@ -134,7 +134,7 @@ class Walk:
         if isinstance(thing, nn.Module):
             self._visit_module(thing, path, depth)
         elif isinstance(thing, torch.optim.Optimizer):
-            name = _name_of_wrapped(thing)
+            name = name_of_wrapped(thing)
             if name is None:
                 self._visit_optimizer(thing, path)
             else:
@@ -266,7 +266,7 @@ class Walk:
                 self._add(Place(holder, key, (*path, key)), value, counts)
 
 
-def _name_of_wrapped(optimizer: torch.optim.Optimizer) -> str | None:
+def name_of_wrapped(optimizer: torch.optim.Optimizer) -> str | None:
     """The attribute in which an optimizer holds another one whose parameters and state it shows as
     its own, as that of accelerate does."""
     for name, value in list(vars(optimizer).items()):
