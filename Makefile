@@ -136,6 +136,7 @@ bench-gpu: $(GPU_READY) release ## the benchmarks that need a GPU, into bench/re
 	$(GPU_PYTHON) bench/gpu/branches.py bench/results/gpu_branches.json
 	$(GPU_PYTHON) bench/gpu/copies.py bench/results/gpu_copies.json
 	$(GPU_PYTHON) bench/gpu/offload.py bench/results/gpu_offload.json
+	$(GPU_PYTHON) bench/gpu/optimizer.py bench/results/gpu_optimizer.json
 	$(GPU_PYTHON) bench/gpu/streams.py bench/results/gpu_streams.json
 	$(GPU_PYTHON) bench/gpu/timing.py bench/results/gpu_timing.json
 	$(GPU_PYTHON) bench/gpu/fsdp.py bench/results/gpu_fsdp.json
