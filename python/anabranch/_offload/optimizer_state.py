@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from anabranch import _compat
+from anabranch import _compat, config
 from anabranch._arguments import wrong
 from anabranch._offload import host_memory
 from anabranch._offload.copies import lanes_of
@@ -104,7 +104,8 @@ def _why_whole(optimizer: torch.optim.Optimizer, each_alone: bool) -> tuple[str,
 
 def _tell(why: str, remedy: str) -> None:
     tell("anabranch: an optimizer's state stays on the GPU",
-         Cause.NOT_OFFLOADED.because(why, remedy), is_allowed=False)
+         Cause.NOT_OFFLOADED.because(why, remedy),
+         is_allowed=Cause.NOT_OFFLOADED in config.resolve(None).allow)
 
 
 class OffloadedState:
@@ -118,6 +119,11 @@ class OffloadedState:
 
     def _begin(self, in_flight_bytes: int) -> None:
         self._in_flight_bytes = in_flight_bytes
+        for group in self.param_groups:
+            if device_of(group["params"]) is None \
+                    and any(host_memory.may_leave(one.device) for one in group["params"]):
+                _tell("a group has parameters on several devices, or of classes that wrap tensors",
+                      "Give parameters that are plain tensors on one GPU a group of their own.")
         self._move_out()
 
     @property

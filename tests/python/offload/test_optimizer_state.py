@@ -3,6 +3,7 @@
 that waits allow; what the caller's stream is given runs at once, since these are torch's own steps.
 """
 
+import contextlib
 import copy
 import itertools
 import pickle
@@ -11,10 +12,14 @@ import weakref
 import pytest
 import torch
 from stand_in_gpu import Event, Gpu, Mark, Raw, Stream
+from stand_in_recording import StandIn
 
 import anabranch
+from anabranch import config
 from anabranch._offload import copies, host_memory, optimizer_chunks, optimizer_state
 from anabranch._record.capture.access_notes import AccessNotes
+from anabranch._record.recorder import Recorder
+from anabranch._record.state import state as state_module
 from anabranch.errors import RecordWarning, WrongArgument
 
 pytestmark = pytest.mark.oldest
@@ -190,6 +195,21 @@ def test_complex_parameters_and_those_of_halves_are_updated_alike(lanes):
     for dtype in (torch.complex64, torch.bfloat16):
         wanted = run(OPTIMIZERS["adam"], lambda optimizer: optimizer, dtype=dtype)
         assert_same(run(OPTIMIZERS["adam"], offloaded, dtype=dtype), wanted)
+
+
+def test_parameters_with_sparse_gradients_are_updated_alike(lanes):
+    found = []
+    for offload in (lambda optimizer: optimizer, offloaded):
+        parameters = make_parameters()[:6]
+        optimizer = offload(torch.optim.SparseAdam(parameters))
+        for step in range(3):
+            set_gradients(parameters, step)
+            for one in parameters:
+                one.grad = (one.grad * (one.grad > 0)).to_sparse(1)
+            optimizer.step()
+        found.append((parameters, optimizer))
+    assert_same(found[1], found[0])
+    assert optimizer.pinned_state_bytes > 0
 
 
 def test_no_more_is_on_the_gpu_than_was_granted_or_three_parameters_have(lanes, monkeypatch):
@@ -370,13 +390,18 @@ class Wrapping(torch.Tensor):
 
 
 def test_a_group_with_parameters_of_another_kind_is_updated_whole_where_it_is(lanes):
+    found = []
     for offload in (lambda optimizer: optimizer, offloaded):
         parameters = [*make_parameters()[:3], torch.zeros(8, 8).as_subclass(Wrapping).requires_grad_()]
-        optimizer = offload(torch.optim.Adam([{"params": parameters[:2]},
-                                              {"params": parameters[2:]}]))
+        optimizer = torch.optim.Adam([{"params": parameters[:2]}, {"params": parameters[2:]}])
+        with contextlib.nullcontext() if offload is not offloaded else \
+                pytest.warns(RecordWarning, match="or of classes that wrap tensors"):
+            offload(optimizer)
         for step in range(3):
             set_gradients(parameters, step)
             optimizer.step()
+        found.append([one.detach().as_subclass(torch.Tensor) for one in parameters])
+    assert all(map(torch.equal, *found))
     homes = [host_memory.is_home(optimizer.state[one]["exp_avg"]) for one in parameters]
     assert homes == [True, False, False, False]  # the second is small
     optimizer.load_state_dict(optimizer.state_dict())
@@ -440,3 +465,46 @@ def test_what_is_no_optimizer_and_no_number_of_bytes_is_refused(given):
     with pytest.raises(WrongArgument, match="E0611"):
         anabranch.offload_optimizer(
             **{"optimizer": torch.optim.Adam(make_parameters()), **given})
+
+
+def test_a_step_that_is_compiled_runs_in_chunks_all_the_same(lanes):
+    wanted = run(OPTIMIZERS["adam"], lambda optimizer: optimizer)
+
+    def compiled(optimizer):
+        optimizer = offloaded(optimizer)
+        optimizer.step = torch.compile(optimizer.step, backend="eager")
+        return optimizer
+
+    found = run(OPTIMIZERS["adam"], compiled)
+    assert_same(found, wanted)
+    assert found[1].pinned_state_bytes > 0
+
+
+def test_a_recording_is_compared_from_the_state_that_the_step_has_met(lanes, monkeypatch):
+    """Also in pinned memory, which the plain run has written by then."""
+    monkeypatch.setattr(state_module, "_is_pinned", host_memory.is_home)
+    results = []
+    for is_recorded in (False, True):
+        parameters = make_parameters()[:4]
+        optimizer = offloaded(torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+
+        def step(leaves, optimizer=optimizer):
+            set_gradients(leaves, 1)
+            optimizer.step()
+            for leaf in leaves:
+                leaf.grad = None
+            return leaves[0].detach() + 1
+
+        if not is_recorded:
+            results.append([step(parameters) for _ in range(6)])
+            continue
+        StandIn(monkeypatch, arguments=4)
+        recorder = Recorder(step, config.resolve({"max_parallel_kernels": 1}), "step",
+                            takes_gradients=True)
+        found = [recorder.run("key", list(parameters), state_module.State([step]), lambda: "step")
+                 for _ in range(6)]
+        [spec] = list(recorder.specializations.values())
+        assert spec.refusal is None and spec.recording is not None
+        assert spec.recording.counts.launched_unchanged >= 3
+        results.append(found)
+    assert all(map(torch.equal, *results))
