@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from anabranch import _compat
+from anabranch._record.memory.host import host_free_bytes
 from anabranch._record.memory.lasting import (
     PinnedBlocks,
     block_in_call,
@@ -80,10 +81,14 @@ def is_pinned(value: Tensor) -> bool:
     return is_home(value) and value.is_pinned()
 
 
-def pinned_like(value: Tensor, dtype: torch.dtype) -> Tensor:
+def pinned_like(value: Tensor, dtype: torch.dtype, least_free: int) -> Tensor:
     """A tensor of pinned memory of its own, which holds anything. RuntimeError where there is
-    none."""
-    memory = pinned_bytes(value.numel() * dtype.itemsize).untyped_storage()
+    none, or the host has less than ``least_free`` bytes left then: systems give the last of it
+    away and stop processes."""
+    size_bytes, free = value.numel() * dtype.itemsize, host_free_bytes()
+    if size_bytes > free - least_free:
+        raise RuntimeError(f"the host has {free} bytes left")
+    memory = pinned_bytes(size_bytes).untyped_storage()
     stride = torch.empty_like(value, device="meta").stride()
     return torch.empty(0, dtype=dtype).set_(memory, 0, value.shape, stride)
 

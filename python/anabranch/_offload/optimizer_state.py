@@ -31,11 +31,13 @@ from anabranch._offload.optimizer_chunks import (
     moving_of,
     step_in_chunks,
 )
+from anabranch._record.memory.host import host_free_bytes
 from anabranch._record.refusals import Cause
 from anabranch._record.state.walk import name_of_wrapped
 from anabranch._record.warn import tell
 
 _IN_FLIGHT_BYTES = 256 << 20
+_HOST_SHARE = 0.1  # of what the host has free at first, that stays free
 _O = TypeVar("_O", bound=torch.optim.Optimizer)
 
 
@@ -116,6 +118,7 @@ class OffloadedState:
     _own: Any = None  # class
     _in_flight_bytes = _IN_FLIGHT_BYTES
     _is_short = False  # of pinned memory
+    _least_free: int | None = None  # bytes of the host's memory, which are left alone
 
     def _begin(self, in_flight_bytes: int) -> None:
         self._in_flight_bytes = in_flight_bytes
@@ -206,8 +209,10 @@ class OffloadedState:
         if self._is_short:
             return None
         try:
-            return host_memory.pinned_like(value, dtype or value.dtype)
-        except RuntimeError as error:
+            if self._least_free is None:
+                self._least_free = int(host_free_bytes() * _HOST_SHARE)
+            return host_memory.pinned_like(value, dtype or value.dtype, self._least_free)
+        except (RuntimeError, OSError) as error:
             self._is_short = True
             _tell(f"no {value.numel() * value.itemsize} bytes of pinned memory are to be had "
                   f"({str(error).strip().splitlines()[0]})", "Free memory of the host.")

@@ -81,7 +81,7 @@ def lanes(monkeypatch):
     made = Lanes(gpu)
     made.homes = {}
 
-    def pinned_like(value, dtype):
+    def pinned_like(value, dtype, least_free):
         home = torch.empty_like(value, dtype=dtype).fill_(JUNK)
         made.homes[home.data_ptr()] = home
         return home
@@ -373,7 +373,7 @@ def test_an_optimizer_whose_step_cannot_be_cut_stays_as_it_is_and_it_is_told(lan
 
 
 def test_without_pinned_memory_the_state_stays_and_it_is_told_once(lanes, monkeypatch):
-    def refuse(value, dtype):
+    def refuse(value, dtype, least_free):
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(host_memory, "pinned_like", refuse)
@@ -383,6 +383,18 @@ def test_without_pinned_memory_the_state_stays_and_it_is_told_once(lanes, monkey
         found = run(OPTIMIZERS["adam"], offloaded)
     assert_same(found, wanted)
     assert len(told) == 1 and found[1].pinned_state_bytes == 0
+
+
+def test_the_last_of_the_hosts_memory_is_not_pinned(monkeypatch):
+    monkeypatch.setattr(host_memory, "host_free_bytes", lambda: 1000)
+    monkeypatch.setattr(host_memory, "pinned_bytes",
+                        lambda size: torch.zeros(size, dtype=torch.uint8))
+    value = torch.ones(8, 4).t()
+    home = host_memory.pinned_like(value, torch.bfloat16, 900)
+    assert (home.shape, home.stride(), home.dtype) == ((4, 8), (1, 4), torch.bfloat16)
+    assert home.untyped_storage().nbytes() == home.nbytes
+    with pytest.raises(RuntimeError, match="the host has 1000 bytes left"):
+        host_memory.pinned_like(value, torch.float32, 900)
 
 
 class Wrapping(torch.Tensor):

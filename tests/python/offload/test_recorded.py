@@ -59,7 +59,7 @@ def moving_pair():
 def graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the stream")
-    monkeypatch.setattr(lasting, "_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(lasting, "pinned_bytes", lambda size: torch.empty(size, dtype=torch.uint8))
     pair, layer = moving_pair()
     blocks = SavingBlocks()
     made = [kind(lambda inputs, graph=module: graph(*inputs), module.graph, blocks, Recorded)
@@ -133,7 +133,7 @@ def test_graphs_whose_block_cannot_be_theirs_run_as_they_are(graphs, monkeypatch
     else:
         def refuse(size):
             raise RuntimeError("no memory can be pinned")
-        monkeypatch.setattr(lasting, "_pinned", refuse)
+        monkeypatch.setattr(lasting, "pinned_bytes", refuse)
     assert_right(graphs, gradients_of(graphs, forward_of(graphs, x)), x)
     assert not forward.recorded.signatures and not backward.recorded.signatures
 
