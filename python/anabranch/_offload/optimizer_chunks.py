@@ -44,8 +44,10 @@ class Chunk:
 def moves(value: Any) -> bool:
     """Whether a thing in a parameter's state is a tensor that moves: large, and no part of another.
     Counts of steps stay where they are."""
-    return type(value) is Tensor and value.layout is torch.strided and not value.requires_grad \
-        and LEAST_BYTES <= value.numel() * value.itemsize == value.untyped_storage().nbytes()
+    if type(value) is not Tensor or (size := value.numel() * value.itemsize) < LEAST_BYTES:
+        return False
+    return value.layout is torch.strided and not value.requires_grad \
+        and size == value.untyped_storage().nbytes()
 
 
 def moving_of(states: Mapping[Any, Any],

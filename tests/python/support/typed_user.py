@@ -12,6 +12,7 @@ from anabranch import GraphReport, RecordedCallable, RecordingReport
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.optim import AdamW
 
     def step(x: Tensor, scale: float = 1.0) -> tuple[Tensor, int]:
         return x * scale, 1
@@ -38,3 +39,4 @@ if TYPE_CHECKING:
     assert_type(anabranch.explain(decorated).to_dict(), dict[str, Any])
     assert_type(anabranch.explain(decorated).html("it.html"), Path)
     assert_type(anabranch.is_recording(), bool)
+    assert_type(anabranch.offload_optimizer(AdamW([Tensor()]), in_flight_bytes=1 << 28), AdamW)
