@@ -97,10 +97,10 @@ from anabranch._compat.noting import (
     arguments_of_generated_kernel,
     calls_of_compiled_graphs,
     captures_of_fused_steps,
+    dispatch_modes,
     lines_behind_generated_code,
     operators_on_cpu,
     runs_of_generated_kernels,
-    steps_of_optimizers,
 )
 from anabranch._compat.optimizers import (
     let_schedulers_see_steps,
@@ -152,6 +152,7 @@ __all__ = [
     "copy_all",
     "current_device",
     "current_stream",
+    "dispatch_modes",
     "dtype_code",
     "empty_strided_cpu",
     "empty_strided_cuda",
@@ -207,7 +208,6 @@ __all__ = [
     "runs_of_generated_kernels",
     "saves_unseen",
     "steps_by_its_class",
-    "steps_of_optimizers",
     "storage_at",
     "store_of",
     "stream_operation",

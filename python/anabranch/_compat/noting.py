@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._C._dynamo import eval_frame
 from torch.library import _scoped_library
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 # Called in place of a method, with the method and then its own arguments.
 Around = Callable[..., Any]
@@ -42,23 +43,6 @@ def _around(module: str, owner: str, method: str, around: Around) -> Iterator[No
 
 
 @contextlib.contextmanager
-def steps_of_optimizers(optimizers: Sequence[torch.optim.Optimizer], begin: Callable[[], None],
-                        end: Callable[[], None]) -> Iterator[None]:
-    """While inside, ``begin()`` is called before each step of one of them that runs eagerly, and
-    ``end()`` after it if it has not raised, on the thread of the step. The others are left alone:
-    Dynamo guards on their hooks, and would compile them anew."""
-    hooks: list[Any] = []
-    for optimizer in filter(_runs_eagerly, optimizers):
-        hooks.append(optimizer.register_step_pre_hook(lambda *_: begin()))
-        hooks.append(optimizer.register_step_post_hook(lambda *_: end()))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextlib.contextmanager
 def operators_on_cpu(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """While inside, these run in the place of torch's own operators, by their names with overload,
     where those are given and make nothing but tensors on the CPU. Only for operators that have no
@@ -67,6 +51,11 @@ def operators_on_cpu(functions: Mapping[str, Callable[..., Any]]) -> Iterator[No
         for name, function in functions.items():
             library.impl(name, function, "CPU")
         yield
+
+
+def dispatch_modes() -> list[TorchDispatchMode]:
+    """That are on in this thread, outermost first."""
+    return _get_current_dispatch_mode_stack()
 
 
 # By which torch refuses to capture a step; the name of 2.11, and of later ones.

@@ -75,22 +75,15 @@ def test_the_nodes_of_a_piece_lie_between_two_marks_of_its_own():
     assert [work.mark for work in notes.works] == [2, 4]
 
 
-def attention_with_dropout(x):
-    with torch.inference_mode():  # so that it arrives in one piece
-        return F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5)
-
-
 @pytest.mark.oldest
 @pytest.mark.parametrize("run", [
     lambda x: x.view(16), lambda x: x[1:].t(), lambda x: aten.expand(x, [2, 4, 4]),
-    lambda x: aten.uniform_(x), lambda x: aten.native_dropout(x, 0.5, True),
-    attention_with_dropout, overwrite, lambda x: x.to_sparse(), lambda x: x.to("meta"),
+    overwrite, lambda x: x.to_sparse(), lambda x: x.to("meta"),
     lambda x: x.to("meta") + 1,
     lambda x: torch.ops.prims.normal([2], mean=0.0, std=1.0, dtype=torch.float32, device="cpu",
                                      requires_grad=False),
     lambda x: torch.ops.prims.inductor_random([2], torch.tensor(1), "rand"),
-], ids=["view", "slice", "expand", "random", "dropout", "attention with dropout", "custom operator",
-        "sparse", "to another device", "on another device", "random primitive",
+], ids=["view", "slice", "expand", "custom operator", "sparse", "to another device", "on another device", "random primitive",
         "random primitive of Inductor"])
 def test_what_queues_nothing_or_is_not_known_gets_no_note(run):
     x = torch.rand(4, 4)
@@ -99,9 +92,23 @@ def test_what_queues_nothing_or_is_not_known_gets_no_note(run):
 
 
 @pytest.mark.oldest
-def test_attention_that_drops_nothing_is_noted():
+@pytest.mark.parametrize("run", [
+    aten.uniform_, lambda x: aten.native_dropout(x, 0.5, True)[0], torch.rand_like,
+    lambda x: aten.randint.low_out(0, 9, [4, 4], out=x)],
+    ids=["uniform_", "dropout", "rand_like", "seeds"])
+def test_what_draws_random_numbers_is_noted_as_any_operator(run):
+    x = torch.rand(4, 4)
+    notes, y = notes_of(run, x)
+    [work] = notes.works
+    assert y.data_ptr() in writes(work)
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_attention_is_noted_whether_it_drops_or_not(share):
     q, k, v = (torch.randn(1, 2, 8, 16) for _ in range(3))
-    notes, y = notes_of(F.scaled_dot_product_attention, q, k, v)
+    notes, y = notes_of(
+        torch.inference_mode()(F.scaled_dot_product_attention), q, k, v, None, share)
     assert any(reads(work) >= at(q, k, v) and y.data_ptr() in writes(work)
                for work in notes.works)
 
@@ -397,9 +404,9 @@ def test_the_list_of_inputs_reaches_the_graph_and_is_emptied_by_it():
 @pytest.mark.oldest
 def test_a_graph_within_a_graph_is_noted_once():
     inner = graph_of(lambda inputs: [inputs[0].mm(inputs[0])])
-    notes = AccessNotes(Marks(), "cpu")
+    x, notes = torch.eye(3), AccessNotes(Marks(), "cpu")
     with notes.known_calls():
-        graph_of(lambda inputs: inner(inner(inputs)))([torch.eye(3)])
+        graph_of(lambda inputs: inner(inner(inputs)))([x])
     assert [work.mark for work in notes.works] == [2, 4]
 
 
@@ -421,12 +428,13 @@ def test_of_a_custom_operator_only_the_graphs_that_it_calls_are_noted():
 @pytest.mark.oldest
 def test_an_exception_goes_through_and_leaves_no_patch_and_no_note():
     before = CompiledFxGraph.__call__, CachingAutotuner.run
-    notes = AccessNotes(Marks(), "cpu")
+    notes, x = AccessNotes(Marks(), "cpu"), torch.ones(2, 3)
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         with notes.known_calls():
             assert CompiledFxGraph.__call__ is not before[0]
-            graph_of(lambda inputs: [torch.mm(*inputs)])([torch.ones(2, 3), torch.ones(2, 3)])
+            graph_of(lambda inputs: [torch.mm(*inputs)])([x, x])
     assert (CompiledFxGraph.__call__, CachingAutotuner.run) == before and notes.works == []
+    assert notes.has_raised
     torch.ones(2, 2).mm(torch.ones(2, 2))
     assert notes.works == []
 

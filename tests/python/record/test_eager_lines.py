@@ -188,7 +188,8 @@ def test_compiled_code_runs_as_it_was_compiled_and_has_its_own_labels(graph):
             return answer
 
         with notes.known_calls(), graph.lines.traced():
-            assert torch.equal(step(), wanted)
+            answer = step()
+    assert torch.equal(answer, wanted)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compilations
     assert graph.told() == {"before": 'graph.queue("before")', "behind": 'graph.queue("behind")'}
     operators = {label.operator for mark in range(graph.marks)

@@ -89,7 +89,7 @@ def test_steps_of_optimizers_have_the_line_that_steps():
     def run():
         optimizer.step()
 
-    found, _ = labelled(run, lambda notes: notes.known_calls([optimizer]))
+    found, _ = labelled(run, lambda notes: notes.known_calls())
     assert {line for *_, line in found} == {"optimizer.step()"}
 
 

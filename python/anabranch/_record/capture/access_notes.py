@@ -5,8 +5,10 @@ A capture on one stream is a chain. For each piece of captured work whose use of
 the notes say which addresses it reads and writes, so that the chain can be relaxed to what it has
 to be. What is not known for certain gets no note and stands for reading and writing everything.
 
-Noted are graphs that Inductor has compiled, and steps of torch's own optimizers of which nothing is
-compiled. What else a step does in Python is not: a mode around it would change what Dynamo runs.
+Noted are operators, which a dispatch mode around the step sees: in eager code, on autograd's
+threads, and in the wrappers of graphs that Inductor has compiled; and the kernels of these graphs.
+The mode says of itself that it leaves compiled code alone, so Dynamo runs what it would run. What
+reaches the GPU in other ways, such as a Triton kernel of the user's, is not known.
 
 Three sources are trusted. The schema of torch's own operators: beside what it calls written, they
 write memory that they allocate, workspaces, and a few arguments known by their names. The names
@@ -68,7 +70,7 @@ class AccessNotes:
                  backends: Collection[str] = ("nccl", "nccl2"),
                  labels: Labels | None = None, eager: EagerLines | None = None) -> None:
         self.works: list[Work] = []
-        self.has_raised = False  # something inside noted()
+        self.has_raised = False  # something that was noted
         self._mark = mark
         self._labels = labels
         self._eager = eager
@@ -80,58 +82,26 @@ class AccessNotes:
         self._patches = contextlib.ExitStack()
 
     @contextlib.contextmanager
-    def known_calls(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> Iterator[None]:
-        """While inside, graphs that Inductor has compiled run noted, on whatever thread; so do
-        steps of those of these optimizers that are torch's and eager code. What is compiled would
-        run uncompiled."""
+    def known_calls(self) -> Iterator[None]:
+        """While inside, the operators of this thread and of autograd's threads that work for it run
+        noted; and graphs that Inductor has compiled do, on whatever thread."""
         def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             with self.noted():
                 return original(*args, **kwargs)
 
-        with _compat.calls_of_compiled_graphs(call), \
-                _compat.steps_of_optimizers(optimizers, self._begin_step, self._end_step):
-            try:
-                yield
-            finally:
-                self._forget_steps()
-
-    def _begin_step(self) -> None:
-        step = contextlib.ExitStack()
-        step.enter_context(self.noted())
-        self._steps().append(step)
-
-    def _end_step(self) -> None:
-        self._steps().pop().close()
-
-    def _steps(self) -> list[contextlib.ExitStack]:
-        """Of optimizers that have begun one on this thread."""
-        if not hasattr(self._thread, "steps"):
-            self._thread.steps = []
-        steps: list[contextlib.ExitStack] = self._thread.steps
-        return steps
-
-    def _forget_steps(self) -> None:
-        """Those that raised. On autograd's threads their mode has gone with the backward."""
-        self.has_raised |= bool(self._steps())
-        while self._steps():
-            self._steps().pop().close()
-        with self._lock:
-            self._users = 0
-            self._patches.close()
+        with _compat.calls_of_compiled_graphs(call), _Mode(self):
+            yield
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """What this thread runs inside is noted, operator by operator and kernel by kernel.
-
-        Dynamo compiles nothing inside, and runs what it has compiled as if it had not: not for
-        around a step, but for around what a compiler has made, or what none has touched.
-        """
+        """What this thread runs inside is noted, operator by operator and kernel by kernel: around
+        what Inductor has compiled."""
         if self._is_noting():
             yield
             return
         try:
             with self._eager.paused() if self._eager is not None else contextlib.nullcontext(), \
-                    self._generated_kernels(), _Mode(self), self._noting(True):
+                    self._generated_kernels(), self._mode(), self._noting(True):
                 yield
                 if self._labels is not None and self._is_captured():
                     self._mark()  # so that what comes behind is not taken for what came last
@@ -139,12 +109,20 @@ class AccessNotes:
             self.has_raised = True
             raise
 
+    def _mode(self) -> contextlib.AbstractContextManager[Any]:
+        """One that sends operators here, unless one is on in this thread."""
+        is_on = any(isinstance(mode, _Mode) and mode.notes is self
+                    for mode in _compat.dispatch_modes())
+        return contextlib.nullcontext() if is_on else _Mode(self)
+
     def _operator(self, function: Callable[..., Any], args: Sequence[Any],
                   kwargs: Mapping[str, Any]) -> Any:
         """Runs an operator that has reached the mode."""
         def run() -> Any:
             return function(*args, **kwargs)
 
+        if self._eager is not None:
+            self._eager.take()  # what has come before is not the operator's
         with self._noting(False):  # what runs below is of the operator
             if not isinstance(function, _compat.OpOverload):  # of higher order
                 return self._unknown(run, operator_of(function))
@@ -153,7 +131,7 @@ class AccessNotes:
                 return run()  # queues nothing; if it does, that is unknown
             in_turn = is_collective(function)
             if not (self._is_ours(function, args, kwargs) if in_turn
-                    else _is_trusted(function, args, kwargs)):
+                    else _is_trusted(function)):
                 return self._unknown(run, name)
             if _OVER_LISTS.match(name):
                 return self._over_lists(function, args, kwargs)
@@ -215,14 +193,18 @@ class AccessNotes:
         return result
 
     def _unknown(self, run: Callable[[], Any], name: str) -> Any:
-        if self._is_captured():
-            # So that a piece around it knows of it.
-            self._label(self._mark() + 1, name)
-        return run()
+        if not self._is_captured():
+            return run()
+        # So that a piece around it knows of it.
+        self._label(self._mark() + 1, name)
+        result = run()
+        if self._labels is not None:
+            self._mark()  # so that what comes behind is not taken for its
+        return result
 
     def _label(self, mark: int, name: str) -> None:
         if self._labels is not None:
-            self._labels.note(mark, name)
+            self._labels.note(mark, name, self._eager.line if self._eager is not None else None)
 
     def _add(self, accesses: dict[int, bool], uses: Iterable[tuple[Any, bool]],
              with_host: bool = False) -> bool:
@@ -282,11 +264,20 @@ class _Mode(_compat.TorchDispatchMode):
 
     def __init__(self, notes: AccessNotes) -> None:
         super().__init__()
-        self._notes = notes
+        self.notes = notes
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Dynamo asks. Under a mode that says no it runs nothing that it has compiled."""
+        return True
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (),
                            kwargs: Any = None) -> Any:
-        return self._notes._operator(function, args, kwargs or {})
+        try:
+            return self.notes._operator(function, args, kwargs or {})
+        except Exception:
+            self.notes.has_raised = True
+            raise
 
 
 def _uses_of(function: Any, args: Sequence[Any],
@@ -334,17 +325,12 @@ def _are_alike(lists: Sequence[Sequence[Tensor]]) -> bool:
         for tensors in lists for first, tensor in zip(lists[0], tensors, strict=True))
 
 
-def _is_trusted(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the schema tells all. A random operator reads the generator's memory; attention is
-    called random, and takes numbers only if some are to be dropped."""
+def _is_trusted(operator: Any) -> bool:
+    """Whether the schema tells all. A random operator of torch's own reads the generator's memory
+    besides, which nothing in a graph writes: launches set it before, and each kernel has its place
+    in the sequence from the capture."""
     if operator.namespace not in ("aten", "prims") or _UNKNOWN_TAGS.intersection(operator.tags):
         return False
     if operator._schema.name.startswith("prims::inductor_"):
         return False  # some are random and do not say so
-    if torch.Tag.nondeterministic_seeded not in operator.tags:
-        return True
-    for i, argument in enumerate(operator._schema.arguments):
-        if argument.name == "dropout_p":
-            given = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
-            return bool(given == 0)
-    return False
+    return operator.namespace == "aten" or torch.Tag.nondeterministic_seeded not in operator.tags

@@ -53,7 +53,7 @@ class Noting:
 
     @contextlib.contextmanager
     def around(self, step: Step) -> Iterator[None]:
-        with self.notes.noted() if step.is_compiled else self.notes.known_calls(step.optimizers), \
+        with self.notes.noted() if step.is_compiled else self.notes.known_calls(), \
                 self._eager.traced() if self._eager is not None else contextlib.nullcontext():
             yield
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which line of the user's queued what a captured step queues in eager code, where times are asked
-for: nothing sees eager operators there (access_notes.py), so Python's trace function looks between
-two lines whether nodes have come.
+"""Which line of the user's queued what a captured step queues in eager code by other means than
+operators, such as a Triton kernel of the user's, where times are asked for: no note sees it
+(access_notes.py), so Python's trace function looks between two lines whether nodes have come.
 
 Only frames of the user's are traced, on the capturing thread; what other threads queue meanwhile,
 as autograd's do, belongs to the line that waits for them. Where a debugger or a tool for coverage
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from anabranch._fx.source import SourceLine
 from anabranch._record.capture.labels import Labels, is_users, line_of
 
 Tracer = Callable[[FrameType, str, Any], Any]
@@ -57,6 +58,11 @@ class EagerLines:
         finally:
             if tracer == self._enter:
                 sys.settrace(tracer)
+
+    @property
+    def line(self) -> SourceLine | None:
+        """Where the user's code is, on whatever thread this is asked."""
+        return line_of(*self._at) if self._at is not None else None
 
     def take(self) -> None:
         """What has come since the last mark was queued by the line where the user's code is."""

@@ -40,9 +40,10 @@ class Labels:
     def __init__(self) -> None:
         self._by_mark: dict[int, Label] = {}
 
-    def note(self, mark: int, operator: str) -> None:
-        """Called while the frames of who queues the work stand."""
-        self._by_mark[mark] = Label(operator, _line_now())
+    def note(self, mark: int, operator: str, waiting: SourceLine | None = None) -> None:
+        """Called while the frames of who queues the work stand. ``waiting``: the line that waits
+        for this thread, for work behind which no frame of the user's stands."""
+        self._by_mark[mark] = Label(operator, _line_now() or waiting)
 
     def put(self, mark: int, line: SourceLine) -> None:
         """Of nodes that a line of eager code has queued."""
