@@ -448,6 +448,7 @@ typedef struct AnabranchCaptureOptions {
   uint32_t accept_unsure;
   uint32_t lanes;
   uint64_t ahead_bytes;
+  uint64_t parallel_bytes; /* the largest number for no bound */
   uint64_t mapped_memory; /* launches give memory of cuMemMap, not of cuMemAlloc */
 } AnabranchCaptureOptions;
 /* A third capture, made with other numbers; `addresses` of the blocks there, one each. */

@@ -251,6 +251,7 @@ AnabranchCapturedRecording* anabranch_captured_step_record(const AnabranchCaptur
     chosen.accept_unsure = options->accept_unsure != 0;
     chosen.lanes = options->lanes;
     chosen.ahead_bytes = options->ahead_bytes;
+    chosen.parallel_bytes = options->parallel_bytes;
     chosen.mapped_memory = options->mapped_memory != 0;
     return ab::bridge::handle_of<AnabranchCapturedRecording>(step->step.record(chosen));
   });

@@ -102,6 +102,8 @@ struct CaptureCounts {
 // Enough for two layers of most models, and little beside what these take on a device.
 inline constexpr std::uint64_t kAheadBytes = std::uint64_t{256} << 20;
 
+inline constexpr std::uint64_t kAnyBytes = ~std::uint64_t{0};  // no bound
+
 struct CaptureOptions {
   // Where there are unsure words a recording is refused, unless they are accepted: launches then
   // have the first capture's. A caller that makes a second recording with the captures exchanged,
@@ -115,6 +117,9 @@ struct CaptureOptions {
   // What they have brought, and kernels that were captured before the next of them may still read,
   // takes so many bytes at most, or three times as many as the largest of them.
   std::uint64_t ahead_bytes = kAheadBytes;
+  // On more than one lane: what blocks that are not given may take beside those that the captured
+  // order has at once, before they are placed. The less it is, the closer nodes stay to that order.
+  std::uint64_t parallel_bytes = kAnyBytes;
   // Which kind of memory launches will give: memory that is mapped (cuMemMap), as torch's allocator
   // has it with expandable_segments, or else memory of cuMemAlloc. Copies between a block and the
   // host's memory take only the kind that they were made for: a launch that gives them the other

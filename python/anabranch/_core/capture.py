@@ -28,6 +28,7 @@ from anabranch._core.library import core, last_error
 # The hot path: (handle, addresses as bytes, n, c_void_p(stream)) -> 0, or a code and last_error().
 # Exactly these types, none is checked.
 launch_captured: Callable[..., int] = core.undeclared("captured_launch")
+ANY_BYTES = 2**64 - 1  # no bound
 _launch_address: int = core.address("captured_launch")
 
 
@@ -241,6 +242,7 @@ class CapturedRecording(Handle):
 
     With what was noted, nodes that need not wait for one another run on up to ``lanes`` lanes, and
     copies from the host's memory are up to ``ahead_bytes`` ahead of who reads what they bring.
+    ``parallel_bytes`` bounds what temporaries take beside those of the captured order.
     ``mapped_memory``: launches give memory of cuMemMap, as torch's allocator has it with
     expandable_segments, and not of cuMemAlloc.
     """
@@ -249,9 +251,10 @@ class CapturedRecording(Handle):
     launch_address = _launch_address  # of what launch() calls, for who calls it directly
 
     def __init__(self, step: CapturedStep, accept_unsure: bool = False, lanes: int = 1,
-                 ahead_bytes: int = 0, mapped_memory: bool = False) -> None:
+                 ahead_bytes: int = 0, mapped_memory: bool = False,
+                 parallel_bytes: int = ANY_BYTES) -> None:
         options = CaptureOptions(accept_unsure=accept_unsure, lanes=lanes, ahead_bytes=ahead_bytes,
-                                 mapped_memory=mapped_memory)
+                                 parallel_bytes=parallel_bytes, mapped_memory=mapped_memory)
         super().__init__(core.captured_step_record(step.handle, ctypes.byref(options)), step.device)
 
     @property

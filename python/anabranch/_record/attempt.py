@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import torch
 
 from anabranch import _compat, config
-from anabranch._core.capture import capture_device
+from anabranch._core.capture import ANY_BYTES, capture_device
 from anabranch._core.library import NativeError
 from anabranch._record.capture.capture import capture_twice, close_abandoned, no_collection
 from anabranch._record.capture.captured import Capture
@@ -74,7 +74,7 @@ from anabranch._record.state.state import NO_STATE
 from anabranch._record.state.stepped_by_hand import SteppedByHand
 from anabranch._record.tensors import size_of
 from anabranch._record.trial.earlier import Earlier, Order
-from anabranch._record.trial.overlap import NOT_FASTER, choose_overlap
+from anabranch._record.trial.overlap import NOT_FASTER, bytes_ahead, choose_overlap, make_to_fit
 from anabranch._record.trial.run import Run
 from anabranch._record.trial.trial import Trial
 from anabranch._record.trial.verify import Untrusted, verify
@@ -367,8 +367,9 @@ class Attempt:
                          is_noted: bool) -> list[StepRecording]:
         chosen = self._chosen
 
-        def with_lanes(lanes: int) -> StepRecording:
-            return StepRecording(step, discovered, chosen.verify, lanes, chosen.prefetch_bytes)
+        def with_lanes(lanes: int, parallel_bytes: int = ANY_BYTES) -> StepRecording:
+            return StepRecording(step, discovered, chosen.verify, lanes, chosen.prefetch_bytes,
+                                 parallel_bytes)
 
         best = self._earlier.best if self._is_of_one and self._trial is not None else None
         if best is not None:
@@ -383,7 +384,8 @@ class Attempt:
                         else self._why_in_order(step, is_noted))
         if is_noted and not stays:
             try:
-                made.append(with_lanes(chosen.max_parallel_kernels))
+                made.append(make_to_fit(made[0], self.spare_bytes(made[0]), lambda beside:
+                                        with_lanes(chosen.max_parallel_kernels, beside)))
             except NativeError as error:
                 self._spec.note(why_in_order=str(error))
                 log.warning("anabranch: %s keeps its captured order: %s", self._name, error)
@@ -391,10 +393,8 @@ class Attempt:
 
     def _does_as(self, best: Order, made: StepRecording) -> bool:
         """Whether a recording in the best order may do without another one in captured order."""
-        assert self._trial is not None
-        spare = self.spare_bytes(made.launch_bytes, self._trial.let_go_bytes)
-        ahead = made.ahead_bytes if made.counts.host_copies else 0
-        return best.is_about(made.counts) and (not best.is_side_by_side or spare + ahead >= 0)
+        return best.is_about(made.counts) and (
+            not best.is_side_by_side or self.spare_bytes(made) + bytes_ahead(made) >= 0)
 
     def _check_all_was_found(self, step: Step, capture: Capture) -> None:
         """Raises UntrackedTensors if the walk has missed a tensor that the capture names, and makes
@@ -444,7 +444,7 @@ class Attempt:
             answer = None
             recorded, gain, why, answer = choose_overlap(
                 trial, plain, verdict.standing, recorded, made[-1], agree.on,
-                self.spare_bytes(recorded.launch_bytes, trial.let_go_bytes), self._earlier)
+                self.spare_bytes(recorded), self._earlier)
             self._spec.note(parallel_gain=gain, why_in_order=why)
             meter.note("the launches side by side")
             self._laps.end("side by side")
@@ -482,12 +482,12 @@ class Attempt:
         self._proven = recorded, words
         self._laps.end("other numbers")
 
-    def spare_bytes(self, launch_bytes: int, let_go_bytes: int) -> int:
+    def spare_bytes(self, recorded: StepRecording) -> int:
         """How much more memory than a launch in captured order one side by side may take: up to
         what the plain step takes, and what the user grants."""
-        chosen = self._chosen
-        return (self._plain_bytes - launch_bytes + let_go_bytes - self._freed_bytes
-                + chosen.parallel_bytes)
+        let_go_bytes = self._trial.let_go_bytes if self._trial is not None else 0
+        return (self._plain_bytes - recorded.launch_bytes + let_go_bytes - self._freed_bytes
+                + self._chosen.parallel_bytes)
 
     # Where there is no recording.
 

@@ -234,6 +234,7 @@ Result<CapturedRecording> CapturedStep::record(const CaptureOptions& chosen) con
   options.accept_unsure = chosen.accept_unsure;
   options.lanes = chosen.lanes;
   options.ahead_bytes = chosen.ahead_bytes;
+  options.parallel_bytes = chosen.parallel_bytes;
   options.mapped_memory = chosen.mapped_memory;
   auto recording = cuda::make_recording(device_->driver(), *discovery_, options);
   if (!recording.ok()) return recording.error();

@@ -132,6 +132,16 @@ StepCounts count_step(const Discovery& discovery, std::uint32_t lanes) {
   return counts;
 }
 
+// By unit; 0 of those that are given.
+std::vector<std::uint64_t> bytes_of_temporaries(const Discovery& discovery) {
+  std::vector<std::uint64_t> bytes;
+  for (std::size_t unit = 0; unit < discovery.units.size(); ++unit) {
+    const bool is_placed = discovery.kinds[unit] == UnitKind::kTemporary;
+    bytes.push_back(is_placed ? discovery.units[unit].bytes : 0);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 Result<Discovery> discover(const Driver& driver, const Capture& first, const Capture& second,
@@ -183,8 +193,10 @@ Result<std::shared_ptr<CudaRecording>> make_recording(const Driver& driver,
                                                       const CudaRecordOptions& options) {
   if (discovery.unsure != 0 && !options.accept_unsure) return discovery.first_unsure;
   const StepGraph& step = discovery.step;
+  const std::vector<std::uint64_t> own_bytes = bytes_of_temporaries(discovery);
   RelaxedOrder order =
-      relax_order(step, discovery.tables, discovery.units, options.lanes, options.ahead_bytes);
+      relax_order(step, discovery.tables, discovery.units,
+                  {options.lanes, options.ahead_bytes, options.parallel_bytes, own_bytes});
   if (order.lanes > 1) {
     if (Status kept = check_relaxed(step, order.edges, discovery.tables); !kept.ok()) return kept;
   }

@@ -226,6 +226,7 @@ class RelaxedRandomTest : public sim::SimTest {
     options.device_code = code_.get();
     options.lanes = lanes;
     options.ahead_bytes = 4 * (random.tensors() % 5);
+    if (random.tensors() % 3 == 0) options.parallel_bytes = kBytes * (random.tensors() % 64);
     return options;
   }
 

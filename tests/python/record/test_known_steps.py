@@ -192,7 +192,7 @@ def test_one_recording_is_made_where_the_order_of_about_its_size_is_known(
     seen, attempt = tried
     made = []
 
-    def record(step, found, verify, on, ahead):
+    def record(step, found, verify, on, ahead, beside):
         made.append(on)
         return Made(on, arena, nodes)
 

@@ -10,7 +10,7 @@ import pytest
 
 from anabranch import _compat
 from anabranch._core.abi import CaptureCounts
-from anabranch._core.capture import Block
+from anabranch._core.capture import ANY_BYTES, Block
 from anabranch._core.library import NativeError
 from anabranch._record.capture import captured
 from anabranch._record.capture.captured import Noting
@@ -134,6 +134,35 @@ def test_more_memory_than_the_plain_step_takes_is_not_taken_unless_it_is_granted
         assert ((kept is not ordered), bool(gain), not why) == (is_kept, is_kept, is_kept)
     assert why.startswith("side by side they would take 101 bytes more, 100 of them beside")
     assert choose(ordered, recording(0.5e-3, 10_001), spare=-5)[0] is ordered
+
+
+def to_fit(spare, taken):
+    """What a recording was made with last, and what it takes, of those that were made with each
+    bound: ``taken`` in all, and how many lanes."""
+    asked = []
+
+    def make(bound):
+        asked.append(bound)
+        arena_bytes, lanes = taken(bound)
+        made = recording(1e-3, 1000 + arena_bytes)
+        made.counts.lanes = lanes
+        return made
+
+    made = overlap.make_to_fit(recording(1e-3), spare, make)
+    return asked, made.counts.arena_bytes - 1000
+
+
+def test_kernels_keep_closer_to_their_order_where_memory_is_short():
+    assert to_fit(500, lambda bound: (500, 4)) == ([ANY_BYTES], 500)  # it fits without a bound
+    assert to_fit(500, lambda bound: (min(bound, 800), 4)) == ([ANY_BYTES, 500], 500)
+    # Placed, temporaries may take more than they were bound to.
+    assert to_fit(500, lambda bound: (min(bound, 800) + 10, 4)) == ([ANY_BYTES, 500, 250], 260)
+
+
+def test_where_no_bound_helps_the_recording_that_needs_too_much_is_told_of():
+    assert to_fit(0, lambda bound: (800, 4)) == ([ANY_BYTES], 800)
+    assert to_fit(500, lambda bound: (800, 4 if bound == ANY_BYTES else 1)) == \
+        ([ANY_BYTES, 500], 800)
 
 
 def test_a_state_that_takes_long_to_put_back_is_not_put_back_for_a_choice(choose):

@@ -591,10 +591,12 @@ def test_a_backward_grants_no_lanes_the_memory_that_its_plain_calls_free(monkeyp
     step = dataclasses.replace(step_of[0], tensors=[saved, weight], places=[0, 1])
 
     def spare(frees_inputs):
-        return attempt_module.Attempt(
+        attempt = attempt_module.Attempt(
             "step", Specialization("()", State()), step, config.resolve({"parallel_bytes": 5}),
             takes_gradients=False, has_lanes=True, saved_from=None, frees_inputs=frees_inputs,
-            earlier=Earlier(), look_farther=lambda ways: None).spare_bytes(30, 20)
+            earlier=Earlier(), look_farther=lambda ways: None)
+        attempt._trial = SimpleNamespace(let_go_bytes=20)
+        return attempt.spare_bytes(SimpleNamespace(launch_bytes=30))
 
     assert spare(False) == -30 + 20 + 5
     assert spare(True) == -30 + 20 + 5 - 400

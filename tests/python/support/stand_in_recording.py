@@ -172,6 +172,6 @@ class StandIn:
         return SimpleNamespace(noted=None, close=lambda: None, first=SimpleNamespace(graph=None),
                                captures=[1, 2], draws=None)
 
-    def _made(self, step, discovered, verify, lanes, ahead_bytes):
+    def _made(self, step, discovered, verify, lanes, ahead_bytes, parallel_bytes):
         self.take("an executable")
         return Launched(self, step, lanes)

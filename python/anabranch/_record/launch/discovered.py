@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from anabranch._core.capture import (
+    ANY_BYTES,
     Block,
     CaptureDevice,
     CapturedRecording,
@@ -42,9 +43,9 @@ class DiscoveredStep:
         self._formulas: Formulas | None = None
 
     def record(self, accept_unsure: bool, lanes: int = 1, ahead_bytes: int = 0,
-               ) -> CapturedRecording:
+               parallel_bytes: int = ANY_BYTES) -> CapturedRecording:
         return CapturedRecording(self._step, accept_unsure, lanes, ahead_bytes,
-                                 self._capture.is_mapped)
+                                 self._capture.is_mapped, parallel_bytes)
 
     def record_exchanged(self) -> CapturedRecording:
         """Of the other capture, in captured order. A word of which one cannot know what it is

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from anabranch import _compat
 from anabranch._core.abi import CaptureCounts
+from anabranch._core.capture import ANY_BYTES
 from anabranch._core.library import last_error
 from anabranch._core.timed_recording import nodes_of
 from anabranch._record import quick
@@ -44,17 +45,19 @@ class StepRecording:
 
     ``step`` is not kept: what a launch needs of it is where the given tensors are found, which the
     caller knows. Where the capture was noted, kernels that may run side by side have up to
-    ``lanes`` lanes for it, and copies from the host's memory may be ``ahead_bytes`` ahead. Raises
-    Aliased where the kernels name two units that share memory.
+    ``lanes`` lanes for it, copies from the host's memory may be ``ahead_bytes`` ahead, and
+    temporaries take no more than ``parallel_bytes`` beside those of the captured order, before they
+    are placed. Raises Aliased where the kernels name two units that share memory.
     """
 
     def __init__(self, step: Step, discovered: DiscoveredStep, accept_unsure: bool, lanes: int = 1,
-                 ahead_bytes: int = 0) -> None:
+                 ahead_bytes: int = 0, parallel_bytes: int = ANY_BYTES) -> None:
         self.ahead_bytes = ahead_bytes
         self._device = step.device
         self.lasting = step.lasting  # memory of the host that launches copy to and from
         self._buffers = discovered.buffers
-        self._recording = discovered.record(accept_unsure, lanes, ahead_bytes)
+        self._recording = discovered.record(accept_unsure, lanes, ahead_bytes,
+                                            parallel_bytes)
         # Side by side nothing else is read than in captured order, which has been verified then.
         is_unsure = self._recording.counts.unsure and lanes == 1
         self._other = discovered.record_exchanged() if is_unsure else None

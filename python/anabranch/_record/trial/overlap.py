@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from anabranch import _compat
+from anabranch._core.capture import ANY_BYTES
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.trial.earlier import Earlier
 from anabranch._record.trial.run import Run
@@ -41,6 +42,32 @@ class Choice(NamedTuple):
     answer: Any = None  # of the run that stands
 
 
+def bytes_ahead(recorded: StepRecording) -> int:
+    """That copies from the host's memory may bring ahead of who reads them."""
+    return recorded.ahead_bytes if recorded.counts.host_copies else 0
+
+
+def make_to_fit(ordered: StepRecording, spare_bytes: int,
+                make: Callable[[int], StepRecording]) -> StepRecording:
+    """A recording side by side. Where it takes more than ``spare_bytes`` beside the one in captured
+    order, one that keeps closer to that order, so that fewer microbatches are under way at once:
+    ``make`` is given what temporaries may take besides. How they can be placed shows only then, so
+    half as much is tried as well. If none fits, the last one whose kernels leave the order."""
+    made = make(ANY_BYTES)
+    for bytes_beside in (spare_bytes, spare_bytes // 2):
+        if bytes_beside <= 0 or _grown(ordered, made) <= spare_bytes + bytes_ahead(made):
+            break
+        closer = make(bytes_beside)
+        if closer.counts.lanes < 2:
+            break
+        made = closer
+    return made
+
+
+def _grown(ordered: StepRecording, overlapped: StepRecording) -> int:
+    return overlapped.counts.arena_bytes - ordered.counts.arena_bytes
+
+
 def choose_overlap(trial: Trial, plain: Run, standing: Run, ordered: StepRecording,
                    overlapped: StepRecording, agree: Callable[[bool], bool],
                    spare_bytes: int, earlier: Earlier) -> Choice:
@@ -52,10 +79,8 @@ def choose_overlap(trial: Trial, plain: Run, standing: Run, ordered: StepRecordi
     is_known = not agree(is_faster is None)
     if is_known and agree(not is_faster):
         return Choice(ordered, 0.0, NOT_FASTER, standing.answer)
-    grown = overlapped.counts.arena_bytes - ordered.counts.arena_bytes
-    ahead = overlapped.ahead_bytes if overlapped.counts.host_copies else 0
-    why = ""
-    if grown > ahead + max(spare_bytes, 0):
+    grown, why = _grown(ordered, overlapped), ""
+    if grown > bytes_ahead(overlapped) + max(spare_bytes, 0):
         why = (f"side by side they would take {grown} bytes more, {max(spare_bytes, 0)} of them "
                "beside what the plain step takes (parallel_bytes grants more)")
     elif trial.copied_to == "host" and trial.copied_bytes > _MOST_COPIED_BYTES \

@@ -146,7 +146,7 @@ TEST(PlanArena, AStepOfManyLayersTakesMemoryForThoseThatAreAhead) {
       x = y;
     }
     StepGraph& graph = step.graph;
-    RelaxedOrder order = relax_order(graph, {}, step.units, 4, ahead_bytes);
+    RelaxedOrder order = relax_order(graph, {}, step.units, {4, ahead_bytes});
     EXPECT_EQ(order.lanes, 2u);
     graph.image.edges = std::move(order.edges);
     const std::vector<UnitKind> kinds(step.units.size(), UnitKind::kTemporary);

@@ -25,6 +25,7 @@
 #include "record/cuda/exec/cuda_exec.h"
 #include "record/cuda/exec/repointing.h"
 #include "record/cuda/image/graph_image.h"
+#include "record/cuda/order/memory_window.h"
 #include "record/cuda/rewrite/tables.h"
 
 namespace anabranch::cuda {
@@ -50,6 +51,7 @@ struct CudaRecordOptions {
   // Where one of the captures has notes: nodes that may run side by side do, on so many lanes.
   std::uint32_t lanes = 1;
   std::uint64_t ahead_bytes = kAheadBytes;  // see copy_window.h
+  std::uint64_t parallel_bytes = kNoBound;  // see memory_window.h
   // Launches give memory that is mapped (cuMemMap), else memory of cuMemAlloc. The driver's copies
   // take the one or the other.
   bool mapped_memory = false;

@@ -79,10 +79,15 @@ class Users {
 // The order that nodes have to keep, whatever the lanes.
 class NeededOrder {
  public:
-  // `ahead`: what is kept besides, of find_window_edges().
+  // `ahead`: what is kept besides, of find_window_edges(); and so is what `memory` asks for.
   NeededOrder(const StepGraph& step, std::span<const TableWrite> tables,
-              std::span<const EdgeImage> ahead, Users& users)
-      : step_(step), ahead_(ahead), users_(users), captured_(size()), is_free_(size()) {
+              std::span<const EdgeImage> ahead, MemoryWindow memory, Users& users)
+      : step_(step),
+        ahead_(ahead),
+        memory_(std::move(memory)),
+        users_(users),
+        captured_(size()),
+        is_free_(size()) {
     for (const EdgeImage& edge : step.image.edges) captured_.add(edge.to, edge.from);
     for (std::size_t node = 0; node < size(); ++node) is_free_[node] = step.facts[node].is_known;
     bind_programmatic_launches();
@@ -92,7 +97,7 @@ class NeededOrder {
   ReducedEdges find() {
     ReducedEdges needed(size());
     for (std::uint32_t node = 0; node < size(); ++node) {
-      find_earlier(node);
+      find_earlier(node, needed.before());
       needed.add(earlier_);
     }
     return needed;
@@ -126,7 +131,7 @@ class NeededOrder {
   }
 
   // The nodes that this one has to run behind, and more that those run behind.
-  void find_earlier(std::uint32_t node) {
+  void find_earlier(std::uint32_t node, const Reachability& before) {
     earlier_.clear();
     const auto add = [&](std::uint32_t other) {
       if (!captured_.contains(node, other)) return;
@@ -143,6 +148,7 @@ class NeededOrder {
     for (; !ahead_.empty() && ahead_.front().to == node; ahead_ = ahead_.subspan(1)) {
       add(ahead_.front().from);
     }
+    for (const std::uint32_t other : memory_.waits_of(node, before)) add(other);
     for (std::uint32_t other = 0; other < node; ++other) {
       if (!is_free_[node] || !is_free_[other] || are_of_one_work(node, other)) add(other);
     }
@@ -160,6 +166,7 @@ class NeededOrder {
 
   const StepGraph& step_;
   std::span<const EdgeImage> ahead_;  // to nodes that are still to come
+  MemoryWindow memory_;
   Users& users_;
   Reachability captured_;
   std::vector<bool> is_free_;  // by node
@@ -216,11 +223,11 @@ struct ScheduledOrder {
 };
 
 ScheduledOrder schedule_order(const StepGraph& step, std::span<const TableWrite> tables,
-                              std::span<const Unit> units, std::uint32_t lanes,
-                              std::uint64_t ahead_bytes) {
+                              std::span<const Unit> units, const RelaxBounds& bounds) {
   Users users(step, units);
-  const auto ahead = find_window_edges(step, units.size(), ahead_bytes);
-  NeededOrder order(step, tables, ahead, users);
+  const auto ahead = find_window_edges(step, units.size(), bounds.ahead_bytes);
+  NeededOrder order(step, tables, ahead,
+                    MemoryWindow(step, bounds.unit_bytes, bounds.parallel_bytes), users);
   ReducedEdges needed = order.find();
   std::vector<NodeCost> costs;
   for (std::uint32_t node = 0; node < step.facts.size(); ++node) {
@@ -229,21 +236,20 @@ ScheduledOrder schedule_order(const StepGraph& step, std::span<const TableWrite>
       costs.back().engine = Engine::kNone;
     }
   }
-  Schedule schedule = list_schedule(costs, needed.edges(), needed.before(), lanes);
+  Schedule schedule = list_schedule(costs, needed.edges(), needed.before(), bounds.lanes);
   return {needed.take_edges(), std::move(schedule)};
 }
 
 }  // namespace
 
 RelaxedOrder relax_order(const StepGraph& step, std::span<const TableWrite> tables,
-                         std::span<const Unit> units, std::uint32_t lanes,
-                         std::uint64_t ahead_bytes) {
+                         std::span<const Unit> units, const RelaxBounds& bounds) {
   const GraphImage& image = step.image;
   const auto as_captured = [&] {
     return RelaxedOrder{image.edges, std::vector<std::uint32_t>(image.nodes.size()), 1};
   };
-  if (lanes < 2 || image.nodes.size() > kMostRelaxedNodes) return as_captured();
-  const auto [needed, schedule] = schedule_order(step, tables, units, lanes, ahead_bytes);
+  if (bounds.lanes < 2 || image.nodes.size() > kMostRelaxedNodes) return as_captured();
+  const auto [needed, schedule] = schedule_order(step, tables, units, bounds);
   const std::uint32_t used = count_lanes(step.facts, schedule);
   if (used < 2) return as_captured();
   ReducedEdges made = order_with_lanes(needed, schedule.places);

@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "record/cuda/order/memory_window.h"
 #include "record/cuda/rewrite/tables.h"
 #include "record/cuda/sites/step_graph.h"
 #include "record/cuda/sites/units.h"
@@ -33,16 +34,24 @@ struct RelaxedOrder {
   std::uint32_t lanes = 1;
 };
 
+// How far nodes may leave the captured order.
+struct RelaxBounds {
+  std::uint32_t lanes = 1;
+  std::uint64_t ahead_bytes = 0;  // see copy_window.h
+  // What units may take beside those that the captured order has at once, see memory_window.h, and
+  // the bytes of each unit that counts.
+  std::uint64_t parallel_bytes = kNoBound;
+  std::span<const std::uint64_t> unit_bytes{};
+};
+
 // The edges by which each node runs behind those whose memory it shares (the bytes of it, as far as
 // sites tell, and bytes of the host's), one of the two writing, and behind the last one before it
 // on its lane that was captured earlier. Lanes are those of a schedule (list_schedule.h) that takes
 // a kernel for as long as its units, whose sizes `units` has, are large. They are what the schedule
 // wants and no bound: where a node is to begin behind one that was captured later, no edge says so,
 // and both may run beside the other lanes. What is in turn keeps no kernel from a lane: it begins
-// when what it needs has ended, and all of it counts as one more lane. Copies to the device run
-// ahead of their readers as far as `ahead_bytes` lets them, see copy_window.h.
+// when what it needs has ended, and all of it counts as one more lane.
 RelaxedOrder relax_order(const StepGraph& step, std::span<const TableWrite> tables,
-                         std::span<const Unit> units, std::uint32_t lanes,
-                         std::uint64_t ahead_bytes);
+                         std::span<const Unit> units, const RelaxBounds& bounds);
 
 }  // namespace anabranch::cuda

@@ -48,7 +48,7 @@ struct Case {
   }
   std::vector<std::pair<std::uint32_t, std::uint32_t>> overlap(
       std::uint32_t lanes = 8, const std::vector<TableWrite>& tables = {}) {
-    order = relax_order(graph, tables, units, lanes, ahead_bytes);
+    order = relax_order(graph, tables, units, {lanes, ahead_bytes});
     std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
     for (const EdgeImage& edge : order.edges) edges.emplace_back(edge.from, edge.to);
     return edges;
