@@ -145,7 +145,6 @@ def test_an_optimizer_runs_beside_the_backward(kind):
         report = train_both(make, inputs=lambda i: (normal(i, 16, 64),), options=options).reports
         if not options:
             assert_side_by_side(report)
-            # All but the gradient of the loss, which autograd fills.
             assert all(r.known >= r.nodes - 2 for r in report if r.nodes), "\n".join(map(str, report))
 
 
@@ -260,10 +259,87 @@ def test_attention_and_its_gradients():
     assert_side_by_side(step.reports)
 
 
-def test_a_step_without_compiled_graphs_stays_in_order():
-    model = mlp()
-    step = anabranch.record(model, max_parallel_kernels=LANES)
-    with torch.no_grad():
-        for i in range(5):
-            assert torch.equal(step(batch(i)[0]), model(batch(i)[0]))
-    assert all(report.lanes <= 1 for report in step.reports), told(step)
+def test_an_eager_chain_stays_in_order_and_eager_branches_do_not():
+    for model, x, least in ((mlp(), batch, 0), (Branches().cuda(), None, 2)):
+        step = anabranch.record(model, max_parallel_kernels=LANES)
+        with torch.no_grad():
+            for i in range(5):
+                given = x(i)[0] if x is not None else normal(i, 16, 64)
+                assert torch.equal(step(given), model(given))
+        assert all(least <= report.lanes for report in step.reports if report.nodes), told(step)
+        assert least or all(report.lanes <= 1 for report in step.reports), told(step)
+
+
+def microbatches_of(model, optimizer, call, to_none):
+    def step(x, y):
+        optimizer.zero_grad(set_to_none=to_none)
+        total = torch.zeros((), device="cuda")
+        for a, b in zip(x.chunk(4), y.chunk(4), strict=True):
+            loss = nn.functional.mse_loss(call(a), b) / 4
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        return total
+
+    return model, optimizer, step
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("make_model", [mlp, lambda: mlp(nn.BatchNorm1d(32)),
+                                        lambda: mlp(nn.Dropout(0.5))],
+                         ids=["plain", "batch norm", "dropout"])
+def test_microbatches_of_a_step_run_side_by_side_with_the_bits_of_those_in_turn(
+        make_model, is_compiled):
+    def make():
+        model = make_model()
+        call = torch.compile(model, dynamic=False) if is_compiled else model
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+        return microbatches_of(model, optimizer, call, to_none=True)
+
+    assert_side_by_side(train_both(make, options={"max_parallel_kernels": LANES}).reports, LANES)
+
+
+def test_microbatches_add_to_gradients_that_were_set_to_zero():
+    def make():
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        return microbatches_of(model, optimizer, model, to_none=False)
+
+    assert_side_by_side(train_both(make, options={"max_parallel_kernels": LANES}).reports)
+
+
+def test_where_memory_is_short_microbatches_take_less_of_it():
+    def make():
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
+        optimizer = torch.optim.SGD(model.cuda().parameters(), lr=0.01)
+        return microbatches_of(model, optimizer, model, to_none=True)
+
+    def inputs(i):
+        return normal(i, 4 * 4096, 64), normal(i + 50, 4 * 4096, 64)
+
+    arenas = []
+    for granted in (1 << 22, 1 << 30):
+        options = {"max_parallel_kernels": LANES, "parallel_bytes": granted}
+        step = train_both(make, inputs=inputs, calls=5, options=options)
+        arenas.append(max(report.arena_bytes for report in step.reports))
+    assert arenas[0] < arenas[1], told(step)
+
+
+def test_two_models_of_one_step_run_side_by_side():
+    def make():
+        models = nn.ModuleList([mlp(), mlp()])
+        optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+                      for model in models]
+
+        def step(x, y):
+            losses = []
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad(set_to_none=True)
+                losses.append(nn.functional.mse_loss(model(x), y))
+                losses[-1].backward()
+                optimizer.step()
+            return [loss.detach() for loss in losses]
+
+        return models, None, step
+
+    assert_side_by_side(train_both(make, options={"max_parallel_kernels": LANES}).reports)
