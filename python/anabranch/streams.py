@@ -68,7 +68,8 @@ def overlap(lanes: int = 4) -> contextlib._GeneratorContextManager[None]:
     On a GPU the recording of a graph with this in it runs about ``lanes`` kernels side by side,
     even where the option ``max_parallel_kernels`` says fewer, and collectives beside them. On the
     CPU collectives of such a graph get a stream of their own. As with a stream nothing changes what
-    the program means, and in eager mode and under other compilers this does nothing. Raises
+    the program means, and in eager mode and under other compilers this does nothing: a step that
+    ``anabranch.record`` records finds by itself what may run side by side, microbatches too. Raises
     CompileError [E0601] unless ``lanes`` is an int from 2 to 1024.
     """
     if type(lanes) is not int or not 2 <= lanes <= MOST_LANES:

@@ -78,12 +78,14 @@ def test_the_nodes_of_a_piece_lie_between_two_marks_of_its_own():
 @pytest.mark.oldest
 @pytest.mark.parametrize("run", [
     lambda x: x.view(16), lambda x: x[1:].t(), lambda x: aten.expand(x, [2, 4, 4]),
-    overwrite, lambda x: x.to_sparse(), lambda x: x.to("meta"),
+    overwrite, lambda x: aten.linalg_cholesky_ex(x), aten.linalg_lu_factor_ex,
+    lambda x: x.to_sparse(), lambda x: x.to("meta"),
     lambda x: x.to("meta") + 1,
     lambda x: torch.ops.prims.normal([2], mean=0.0, std=1.0, dtype=torch.float32, device="cpu",
                                      requires_grad=False),
     lambda x: torch.ops.prims.inductor_random([2], torch.tensor(1), "rand"),
-], ids=["view", "slice", "expand", "custom operator", "sparse", "to another device", "on another device", "random primitive",
+], ids=["view", "slice", "expand", "custom operator", "cholesky", "lu", "sparse",
+        "to another device", "on another device", "random primitive",
         "random primitive of Inductor"])
 def test_what_queues_nothing_or_is_not_known_gets_no_note(run):
     x = torch.rand(4, 4)
@@ -265,12 +267,7 @@ OPERATORS = {
         (_tensor(4), torch.zeros(1), _tensor(1))),
     "_fft_c2r": lambda: (lambda x: aten._fft_c2r(x, [0, 1], 2, 4), (
         torch.view_as_complex(_tensor(4, 3, 2)),)),
-    "linalg_cholesky_ex": lambda: (aten.linalg_cholesky_ex, (torch.eye(3),)),
-    "linalg_lu_factor_ex.out": lambda: (
-        lambda x, lu, pivots, info: aten.linalg_lu_factor_ex.out(
-            x, LU=lu, pivots=pivots, info=info),
-        (torch.eye(3), _tensor(3, 3), torch.zeros(3, dtype=torch.int32),
-         torch.zeros((), dtype=torch.int32))),
+    "linalg_vector_norm": lambda: (aten.linalg_vector_norm, (_tensor(3, 4), 2.0)),
     "avg_pool2d": lambda: (aten.avg_pool2d, (_tensor(1, 2, 4, 4), [2, 2])),
     "max_pool2d_with_indices": lambda: (aten.max_pool2d_with_indices, (
         _tensor(1, 2, 4, 4), [2, 2])),

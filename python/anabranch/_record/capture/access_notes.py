@@ -56,6 +56,10 @@ _OVER_LISTS = re.compile(r"aten::(_foreach_|_fused_(adam|adamw|sgd|adagrad)_$)")
 _LAUNCH_BLOCKS, _BLOCK_ELEMENTS = 320, 65_536
 # Copies to and from the host. Their nodes say themselves which of its memory they touch.
 _WITH_HOST = frozenset(("aten::copy_", "aten::_to_copy", "prims::device_put"))
+# Factorizations and what uses them. cuSOLVER computes them, with products by a cuBLAS of its own,
+# and where that keeps partial sums no schema tells.
+_BY_CUSOLVER = re.compile(
+    r"aten::(_?linalg_(?!vector_norm|cross)|_?cholesky|_?lu_|geqrf|ormqr|orgqr|triangular_solve|_?svd|lstsq)")
 _UNKNOWN_TAGS = frozenset((torch.Tag.maybe_aliasing_or_mutating,))
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -333,4 +337,6 @@ def _is_trusted(operator: Any) -> bool:
         return False
     if operator._schema.name.startswith("prims::inductor_"):
         return False  # some are random and do not say so
+    if _BY_CUSOLVER.match(operator._schema.name):
+        return False
     return operator.namespace == "aten" or torch.Tag.nondeterministic_seeded not in operator.tags
