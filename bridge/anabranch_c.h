@@ -475,6 +475,13 @@ ANABRANCH_C int32_t anabranch_capture_layouts_add(AnabranchCaptureLayouts*,
 ANABRANCH_C void anabranch_capture_layouts_free(AnabranchCaptureLayouts*);
 /* Words that differ between the captures and are no address. */
 ANABRANCH_C uint32_t anabranch_captured_step_unsure(const AnabranchCapturedStep*);
+/* Where a launch may be cut; answers how many stretches there are, and `out`, where each of them
+ * ends, may be NULL. `let_go` are numbers of blocks; see captured_recording.h. */
+ANABRANCH_C size_t anabranch_captured_step_stretches(const AnabranchCapturedStep*,
+                                                     const uint32_t* let_go, size_t count,
+                                                     uint32_t* out);
+ANABRANCH_C AnabranchCapturedStep* anabranch_captured_step_stretch(const AnabranchCapturedStep*,
+                                                                   uint32_t begin, uint32_t end);
 ANABRANCH_C AnabranchCapturedRecording* anabranch_captured_step_record(
     const AnabranchCapturedStep*, const AnabranchCaptureOptions* options);
 ANABRANCH_C void anabranch_captured_free(AnabranchCapturedRecording*);

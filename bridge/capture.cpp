@@ -244,6 +244,21 @@ uint32_t anabranch_captured_step_unsure(const AnabranchCapturedStep* step) {
   return step->step.unsure();
 }
 
+size_t anabranch_captured_step_stretches(const AnabranchCapturedStep* step, const uint32_t* let_go,
+                                         size_t count, uint32_t* out) {
+  return ab::bridge::guard([&]() -> size_t {
+    const auto ends = step->step.stretches({let_go, count});
+    if (out) std::copy(ends.begin(), ends.end(), out);
+    return ends.size();
+  });
+}
+
+AnabranchCapturedStep* anabranch_captured_step_stretch(const AnabranchCapturedStep* step,
+                                                       uint32_t begin, uint32_t end) {
+  return ab::bridge::guard(
+      [&] { return new AnabranchCapturedStep{step->step.stretch(begin, end)}; });
+}
+
 AnabranchCapturedRecording* anabranch_captured_step_record(const AnabranchCapturedStep* step,
                                                            const AnabranchCaptureOptions* options) {
   return ab::bridge::guard([&] {

@@ -185,6 +185,16 @@ class CapturedStep {
                                                            const CaptureNotes* notes = nullptr);
   // Words that differ between the captures and are no address: see CaptureOptions::accept_unsure.
   ANABRANCH_API std::uint32_t unsure() const;
+  // Where a launch may be cut, so that its caller can free in between what later nodes do not need
+  // and allocate then what they make: the end of each stretch of nodes, the last one's too. These
+  // are few, and so are the bytes that a launch of them in turn takes beyond a run of one node
+  // after another. `let_go` are the given blocks that the caller does not keep itself. One stretch
+  // if the step needs no more, or cannot be cut; none if it has no nodes.
+  ANABRANCH_API std::vector<std::uint32_t> stretches(std::span<const std::uint32_t> let_go) const;
+  // The nodes of one such stretch, to be recorded by themselves. Blocks that were not given, and
+  // that other stretches name as well, are slots: a launch of all stretches in turn, on one stream,
+  // gives them memory for as long as any of these needs it.
+  ANABRANCH_API CapturedStep stretch(std::uint32_t begin, std::uint32_t end) const;
   ANABRANCH_API Result<CapturedRecording> record(const CaptureOptions& options = {}) const;
 
  private:

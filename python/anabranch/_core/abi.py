@@ -359,6 +359,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "capture_layouts_add": (c_int32, c_void_p, c_void_p),
     "capture_layouts_free": (None, c_void_p),
     "captured_step_unsure": (c_uint32, c_void_p),
+    "captured_step_stretches": (c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_uint32)),
+    "captured_step_stretch": (c_void_p, c_void_p, c_uint32, c_uint32),
     "captured_step_record": (c_void_p, c_void_p, POINTER(CaptureOptions)),
     "captured_free": (None, c_void_p),
     "captured_slots": (c_size_t, c_void_p, POINTER(CaptureSlot)),

@@ -224,6 +224,30 @@ class CapturedStep(Handle):
         return core.captured_step_unsure(self.handle)
 
 
+    def stretches(self, let_go: Sequence[int]) -> list[int]:
+        """Where each stretch of nodes ends, in which launches may be queued one after the other.
+        ``let_go`` are numbers of blocks that a launch's caller frees when it may."""
+        blocks = (c_uint32 * len(let_go))(*let_go)
+        count = core.captured_step_stretches(self.handle, blocks, len(let_go), None)
+        ends = (c_uint32 * count)()
+        core.captured_step_stretches(self.handle, blocks, len(let_go), ends)
+        return list(ends)
+
+    def stretch(self, begin: int, end: int) -> CapturedStretch:
+        return CapturedStretch(self, begin, end)
+
+
+class CapturedStretch(Handle):
+    """Nodes of a step, to be recorded as the step is. Slots of its recordings may be blocks that
+    were not given: those that other stretches name as well."""
+
+    _free = "captured_step_free"
+
+    def __init__(self, step: CapturedStep, begin: int, end: int) -> None:
+        super().__init__(core.captured_step_stretch(step.handle, begin, end), step)
+        self.device = step.device
+
+
 class CaptureLayouts(Handle):
     """Where the parameters of kernels hold addresses, known of steps that were captured twice."""
 
@@ -250,8 +274,8 @@ class CapturedRecording(Handle):
     _free = "captured_free"
     launch_address = _launch_address  # of what launch() calls, for who calls it directly
 
-    def __init__(self, step: CapturedStep, accept_unsure: bool = False, lanes: int = 1,
-                 ahead_bytes: int = 0, mapped_memory: bool = False,
+    def __init__(self, step: CapturedStep | CapturedStretch, accept_unsure: bool = False,
+                 lanes: int = 1, ahead_bytes: int = 0, mapped_memory: bool = False,
                  parallel_bytes: int = ANY_BYTES) -> None:
         options = CaptureOptions(accept_unsure=accept_unsure, lanes=lanes, ahead_bytes=ahead_bytes,
                                  parallel_bytes=parallel_bytes, mapped_memory=mapped_memory)

@@ -17,6 +17,7 @@
 #include "record/cuda/image/driver_graph.h"
 #include "record/cuda/image/graph_image.h"
 #include "record/cuda/step_recording.h"
+#include "record/cuda/stretches.h"
 
 namespace anabranch {
 namespace {
@@ -225,6 +226,15 @@ Result<CapturedStep> CapturedStep::discover_known(const Device& device,
 }
 
 std::uint32_t CapturedStep::unsure() const { return discovery_->unsure; }
+
+std::vector<std::uint32_t> CapturedStep::stretches(std::span<const std::uint32_t> let_go) const {
+  return cuda::find_stretches(*discovery_, let_go);
+}
+
+CapturedStep CapturedStep::stretch(std::uint32_t begin, std::uint32_t end) const {
+  auto taken = std::make_shared<const cuda::Discovery>(cuda::take_stretch(*discovery_, begin, end));
+  return CapturedStep(device_, kept_with(device_, std::move(taken)));
+}
 
 Result<CapturedRecording> CapturedStep::record(const CaptureOptions& chosen) const {
   const cuda::ContextScope current(*device_);

@@ -115,8 +115,9 @@ Result<Discovery> make_discovery(const Driver& driver, CuGraph original, GraphIm
   made.tables = std::move(tables->writes);
   made.table_bytes = std::move(tables->bytes);
   made.kinds = kinds_of_units(accesses, kinds);
-  made.slots = find_slots(accesses, made.kinds, made.step.sites);
+  made.slots = find_slots(accesses.units, accesses.unit_of, made.kinds, made.step.sites);
   made.units = std::move(accesses.units);
+  made.unit_of = std::move(accesses.unit_of);
   made.unsure = static_cast<std::uint32_t>(found.unsure.size());
   made.first_unsure = std::move(found.first_unsure);
   made.layouts = std::move(layouts);
@@ -211,6 +212,7 @@ Result<std::shared_ptr<CudaRecording>> make_recording(const Driver& driver,
   parts.numbers = place_numbers(step.numbers, *placement);
   parts.original = discovery.original;
   parts.repointing = make_repointing(std::move(ordered), step.facts, order, *placement);
+  parts.repointing.is_stretch = discovery.is_stretch;
   parts.slots = discovery.slots;
   parts.arena = std::move(placement->arena);
   parts.rules = std::move(placement->rules);

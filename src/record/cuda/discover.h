@@ -57,13 +57,15 @@ struct Discovery {
   std::vector<TableWrite> tables;  // sorted by node
   std::shared_ptr<const DeviceBytes> table_bytes;
   std::vector<Unit> units;
-  std::vector<UnitKind> kinds;  // by unit
+  std::vector<std::uint32_t> unit_of;  // by allocation
+  std::vector<UnitKind> kinds;         // by unit
   std::vector<CudaSlot> slots;
   // Bytes that differ between the captures and are no address, see FoundSites; words of them.
   std::uint32_t unsure = 0;
   Status first_unsure;
-  KernelLayouts layouts;   // of its kernels, for captures of other sizes; empty where it is of one
-  bool is_of_one = false;  // capture, as one of many sizes: its recording has fewer executables
+  KernelLayouts layouts;    // of its kernels, for captures of other sizes; empty where it is of one
+  bool is_of_one = false;   // capture, as one of many sizes: its recording has fewer executables
+  bool is_stretch = false;  // some of the nodes of `original`, see stretches.h
 };
 
 // `kinds` says of each allocation what it is; an address that was given is a slot even where the

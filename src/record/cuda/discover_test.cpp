@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "record/cuda/cuda_recording_testing.h"
+#include "record/cuda/stretches.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -58,6 +59,29 @@ TEST_F(DiscoverTest, NoFailingCallLeavesAnythingBehind) {
   EXPECT_GE(fail_each_call([&] { return try_discover({.device_code = code}); }).size(), 10u);
   const CudaRecordOptions options{.device_code = code};
   EXPECT_GE(fail_each_call([&] { return make_recording(*d, *found, options); }).size(), 40u);
+}
+
+TEST_F(DiscoverTest, NoFailingCallOfAStretchLeavesAnythingBehind) {
+  const DeviceCode* const code = load_device_code();
+  const auto found = try_discover({.device_code = code});
+  ASSERT_TRUE(found.ok());
+  const Discovery stretch = take_stretch(*found, 2, 5);
+  const CudaRecordOptions options{.device_code = code};
+  EXPECT_GE(fail_each_call([&] { return make_recording(*d, stretch, options); }).size(), 40u);
+}
+
+TEST_F(DiscoverTest, AStretchHasTheNodesOfAChildGraphThatIsTakenInOrNone) {
+  const CuDevicePtr fixed = allocate(kBytes);
+  for (auto& captured : captures) add_child(captured, fixed, captured.memory[1].address);
+  const auto found = try_discover();
+  ASSERT_TRUE(found.ok()) << found.error().message();
+  const std::uint32_t cut = kNodes - 1;
+  const auto one = make_recording(*d, take_stretch(*found, 0, cut));
+  const auto other = make_recording(*d, take_stretch(*found, cut, kNodes + 1));
+  ASSERT_TRUE(one.ok() && other.ok());
+  EXPECT_EQ((*one)->node_count(), cut);
+  EXPECT_EQ((*other)->node_count(), 2u);
+  EXPECT_EQ((*one)->sites().size() + (*other)->sites().size(), 12u);
 }
 
 // Kernels whose last word is another number in each capture.

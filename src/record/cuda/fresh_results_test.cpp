@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training steps whose results are fresh: temporaries lie in them until they are used. Launched at
 // random addresses, over memory that holds poison, they answer what an interpreter does, with all
-// copies and fills as kernels or left to the driver, in captured order or side by side.
+// copies and fills as kernels or left to the driver, in captured order or side by side, as one
+// graph or in stretches.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "device/sim/device_code_kernels.h"
 #include "device/sim/sim_testing.h"
 #include "record/cuda/discover.h"
+#include "record/cuda/stretches.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -121,7 +123,7 @@ class FreshResultsTest : public sim::SimTest {
     std::uint64_t least_part_bytes = 512;
     std::uint64_t misaligned = 0;  // by so much, what is captured
   };
-  std::shared_ptr<CudaRecording> record(const TrainingStep& step, const How& how) {
+  Result<Discovery> discover_step(const TrainingStep& step, const How& how) {
     CuGraph graphs[2] = {};
     std::vector<CaptureAllocation> memory[2];
     for (int c = 0; c < 2; ++c) {
@@ -138,14 +140,22 @@ class FreshResultsTest : public sim::SimTest {
       if (kind == UnitKind::kFresh && !how.is_fresh) kind = UnitKind::kGiven;
     }
     const Notes notes{&*marks_, static_cast<std::uint32_t>(kinds.size()), works_, uses_};
+    return discover(*d, {graphs[0], memory[0]}, {graphs[1], memory[1], nullptr, &notes}, kinds,
+                    {.device_code = how.has_device_code ? code_.get() : nullptr});
+  }
+  std::shared_ptr<CudaRecording> record(const Discovery& discovery, const How& how) {
     CudaRecordOptions options;
     options.device_code = how.has_device_code ? code_.get() : nullptr;
     options.lanes = how.lanes;
     options.least_part_bytes = how.least_part_bytes;
-    auto made = record_captures(*d, {graphs[0], memory[0]}, {graphs[1], memory[1], nullptr, &notes},
-                                kinds, options);
+    auto made = make_recording(*d, discovery, options);
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     return made.ok() ? *std::move(made) : nullptr;
+  }
+  std::shared_ptr<CudaRecording> record(const TrainingStep& step, const How& how) {
+    const auto found = discover_step(step, how);
+    EXPECT_TRUE(found.ok()) << (found.ok() ? "" : found.error().message());
+    return found.ok() ? record(*found, how) : nullptr;
   }
 
   // Answers the slots' contents afterwards, by tensor.
@@ -181,6 +191,64 @@ class FreshResultsTest : public sim::SimTest {
       ASSERT_EQ(words, expected[tensor]) << "tensor " << tensor;
     }
     ASSERT_THAT(sim->violations(), IsEmpty());
+  }
+
+  // In turn, each with memory for what it is the first to name; what is no result, and what no
+  // later one names, is freed behind it.
+  void expect_results(const std::vector<std::shared_ptr<CudaRecording>>& stretches,
+                      const TrainingStep& step) {
+    Words x(step.words(0));
+    for (std::uint32_t& word : x) word = static_cast<std::uint32_t>(random_());
+    std::map<std::uint32_t, CuDevicePtr> blocks{{0, allocate(step.bytes(0))}};  // by tensor
+    EXPECT_CU(d->cuMemcpyHtoD(blocks[0], x.data(), step.bytes(0)));
+    for (std::size_t i = 0; i < stretches.size(); ++i) {
+      launch_stretch(*stretches[i], blocks);
+      std::erase_if(blocks, [&](const auto& block) {
+        const auto& [tensor, address] = block;
+        const bool is_named = std::any_of(
+            stretches.begin() + static_cast<std::ptrdiff_t>(i) + 1, stretches.end(),
+            [&](const auto& later) { return std::ranges::count(tensors_of(*later), tensor) != 0; });
+        const bool is_over = step.kinds()[tensor] == UnitKind::kTemporary && !is_named;
+        if (is_over) {
+          EXPECT_CU(d->cuMemFree(address));
+        }
+        return is_over;
+      });
+    }
+    const std::vector<Words> expected = step.interpret(x);
+    for (const auto& [tensor, address] : blocks) {
+      Words words(step.words(tensor));
+      EXPECT_CU(d->cuMemcpyDtoH(words.data(), address, step.bytes(tensor)));
+      ASSERT_NE(step.kinds()[tensor], UnitKind::kTemporary);
+      ASSERT_EQ(words, expected[tensor]) << "tensor " << tensor;
+      EXPECT_CU(d->cuMemFree(address));
+    }
+    ASSERT_THAT(sim->violations(), IsEmpty());
+  }
+  void launch_stretch(const CudaRecording& stretch, std::map<std::uint32_t, CuDevicePtr>& blocks) {
+    std::vector<std::uint64_t> at;
+    std::vector<CuDevicePtr> parts;
+    for (const CudaSlot& slot : stretch.slots()) {
+      if (!blocks.contains(slot.allocation)) {
+        blocks[slot.allocation] = allocate(slot.bytes);
+        EXPECT_CU(d->cuMemsetD8(blocks[slot.allocation], 0xA5, slot.bytes));
+      }
+      at.push_back(blocks[slot.allocation]);
+    }
+    for (const std::uint64_t bytes : stretch.part_bytes()) {
+      at.push_back(parts.emplace_back(allocate(bytes)));
+      EXPECT_CU(d->cuMemsetD8(parts.back(), 0xA5, bytes));
+    }
+    CudaExec& exec = *executables_of(stretch)[random_() % executables_of(stretch).size()];
+    EXPECT_TRUE(exec.set_addresses(at).ok());
+    EXPECT_TRUE(exec.launch(stream_).ok());
+    EXPECT_CU(d->cuStreamSynchronize(stream_));
+    for (const CuDevicePtr part : parts) EXPECT_CU(d->cuMemFree(part));
+  }
+  static std::vector<std::uint32_t> tensors_of(const CudaRecording& stretch) {
+    std::vector<std::uint32_t> tensors;
+    for (const CudaSlot& slot : stretch.slots()) tensors.push_back(slot.allocation);
+    return tensors;
   }
   static std::vector<CudaExec*> executables_of(const CudaRecording& recording) {
     std::vector<CudaExec*> all{recording.executables()[0].get()};
@@ -252,6 +320,35 @@ TEST_F(FreshResultsTest, LaunchesAtNewAddressesOverPoisonAnswerWhatTheStepDoes) 
   }
   EXPECT_GT(smaller, 20u);
   EXPECT_GT(side_by_side, 30u);
+}
+
+TEST_F(FreshResultsTest, StretchesInTurnAnswerWhatTheStepDoesWhereverItIsCut) {
+  std::uint64_t passed = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE(seed);
+    make(seed);
+    const TrainingStep step(seed);
+    const How how{.has_device_code = seed % 3 != 0,
+                  .lanes = static_cast<std::uint32_t>(1 + seed % 4)};
+    const auto found = discover_step(step, how);
+    ASSERT_TRUE(found.ok()) << found.error().message();
+    const auto nodes = static_cast<std::uint32_t>(found->step.image.nodes.size());
+    const auto some = static_cast<std::uint32_t>(1 + seed % 7);
+    std::vector<std::shared_ptr<CudaRecording>> stretches;
+    for (std::uint32_t begin = 0; begin < nodes; begin += some * 5) {
+      const std::uint32_t end = std::min(begin + some * 5, nodes);
+      stretches.push_back(record(take_stretch(*found, begin, end), how));
+      ASSERT_TRUE(stretches.back());
+      ASSERT_EQ(stretches.back()->node_count(), end - begin);
+      passed += std::ranges::count_if(tensors_of(*stretches.back()), [&](std::uint32_t tensor) {
+        return step.kinds()[tensor] == UnitKind::kTemporary;
+      });
+    }
+    for (int round = 0; round < 3; ++round) {
+      ASSERT_NO_FATAL_FAILURE(expect_results(stretches, step));
+    }
+  }
+  EXPECT_GT(passed, 100u);
 }
 
 // The driver's copies mean an allocation, and a temporary's is that of the result which it lies in.

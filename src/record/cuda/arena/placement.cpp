@@ -63,22 +63,26 @@ std::vector<UnitKind> kinds_of_units(const NodeAccesses& accesses,
     if (kinds[i] == UnitKind::kGiven) kind = UnitKind::kGiven;
   }
   for (std::size_t i = 0; i < of_units.size(); ++i) {
-    const bool is_aligned = alignment_of(accesses.units[i]) >= kUnitAlignment;
-    if (of_units[i] == UnitKind::kFresh && !is_aligned) of_units[i] = UnitKind::kGiven;
+    if (of_units[i] == UnitKind::kFresh) of_units[i] = kind_of_allocated(accesses.units[i]);
   }
   return of_units;
 }
 
-std::vector<CudaSlot> find_slots(const NodeAccesses& accesses, std::span<const UnitKind> of_units,
-                                 std::span<const Site> sites) {
-  std::vector<bool> is_named(accesses.units.size());
+UnitKind kind_of_allocated(const Unit& unit) {
+  return alignment_of(unit) >= kUnitAlignment ? UnitKind::kFresh : UnitKind::kGiven;
+}
+
+std::vector<CudaSlot> find_slots(std::span<const Unit> units,
+                                 std::span<const std::uint32_t> unit_of,
+                                 std::span<const UnitKind> of_units, std::span<const Site> sites) {
+  std::vector<bool> is_named(units.size());
   for (const Site& site : sites) is_named[site.unit] = true;
-  std::vector<std::uint32_t> allocation(accesses.units.size());
-  for (std::uint32_t i = 0; i < accesses.unit_of.size(); ++i) allocation[accesses.unit_of[i]] = i;
+  std::vector<std::uint32_t> allocation(units.size());
+  for (std::uint32_t i = 0; i < unit_of.size(); ++i) allocation[unit_of[i]] = i;
   std::vector<CudaSlot> slots;
-  for (std::uint32_t unit = 0; unit < accesses.units.size(); ++unit) {
+  for (std::uint32_t unit = 0; unit < units.size(); ++unit) {
     if (of_units[unit] == UnitKind::kTemporary || !is_named[unit]) continue;
-    const Unit& there = accesses.units[unit];
+    const Unit& there = units[unit];
     slots.push_back({unit, allocation[unit], there.bytes, alignment_of(there)});
   }
   return slots;

@@ -28,9 +28,14 @@ namespace anabranch::cuda {
 // launch. What a launch may put anywhere lends nothing: temporaries need their alignment.
 std::vector<UnitKind> kinds_of_units(const NodeAccesses& accesses, std::span<const UnitKind> kinds);
 
-// Of the units that are no temporaries those that `sites` name.
-std::vector<CudaSlot> find_slots(const NodeAccesses& accesses, std::span<const UnitKind> of_units,
-                                 std::span<const Site> sites);
+// Of the units that are no temporaries those that `sites` name. `unit_of`: by allocation.
+std::vector<CudaSlot> find_slots(std::span<const Unit> units,
+                                 std::span<const std::uint32_t> unit_of,
+                                 std::span<const UnitKind> of_units, std::span<const Site> sites);
+
+// What memory is that each launch allocates: kFresh, or kGiven where its slot asks for too little
+// alignment to lend anything.
+UnitKind kind_of_allocated(const Unit& unit);
 
 struct Placement {
   ArenaLayout arena;                      // as it was planned, before it was cut

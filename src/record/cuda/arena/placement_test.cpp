@@ -47,7 +47,7 @@ TEST(Placement, SlotsAreTheGivenUnitsThatANodeNames) {
   const NodeAccesses accesses = accesses_of({0, 1, 2, 2}, 0x10100);
   const std::vector<UnitKind> kinds{kGiven, kGiven, kFresh};
   const std::vector<Site> sites{{0, Operand::kParam, 0, 2}, {0, Operand::kParam, 8, 0}};
-  const auto slots = find_slots(accesses, kinds, sites);
+  const auto slots = find_slots(accesses.units, accesses.unit_of, kinds, sites);
   ASSERT_EQ(slots.size(), 2u);
   EXPECT_EQ(slots[0].unit, 0u);
   EXPECT_EQ(slots[1].unit, 2u);

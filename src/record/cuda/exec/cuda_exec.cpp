@@ -99,7 +99,27 @@ Status CudaExec::clone_nodes(CuGraph original) {
       return gone;
     }
   }
+  if (repointing_.is_stretch) {
+    if (Status gone = drop_other_nodes(); !gone.ok()) return gone;
+  }
   return repointing_.is_reordered ? drop_edges() : Status();
+}
+
+Status CudaExec::drop_other_nodes() {
+  const auto nodes = list_nodes(driver_, graph_);
+  if (!nodes.ok()) return nodes.error();
+  std::set<CuGraphNode> ours;
+  for (const NodeImage& node : nodes_) {
+    if (!node.child_of) ours.insert(node.handle);
+  }
+  for (const CuGraphNode node : *nodes) {
+    if (ours.contains(node)) continue;
+    if (Status gone = recorded("cuGraphDestroyNode", driver_.cuGraphDestroyNode(node));
+        !gone.ok()) {
+      return gone;
+    }
+  }
+  return {};
 }
 
 Result<CuGraphNode> CudaExec::find_in_clone(CuGraphNode node) const {

@@ -110,6 +110,7 @@ class CudaExec {
  private:
   CudaExec(const Driver& driver, const Repointing& repointing);
   Status clone_nodes(CuGraph original);
+  Status drop_other_nodes();
   Result<CuGraphNode> find_in_clone(CuGraphNode node) const;
   Status make_nodes(const Kind& kind);
   void move_transfers();

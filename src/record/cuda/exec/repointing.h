@@ -27,6 +27,7 @@ struct Repointing {
   GraphImage image;                       // with the edges of the order in which launches run
   std::vector<NodeMaking> making;         // by node
   bool is_reordered = false;              // the image has other edges than the capture
+  bool is_stretch = false;                // the capture has other nodes, which go
   std::vector<PlacedSite> sites;          // sorted by node
   std::vector<std::uint32_t> first_site;  // by node, one more than there are
   std::vector<std::uint32_t> nodes;       // that name a source, source by source
