@@ -25,7 +25,7 @@ from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
 from anabranch._record.following import Following
-from anabranch._record.launch.recording import StepRecording
+from anabranch._record.launch.recording import BAD_BINDING, StepRecording
 from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks, handed_over, opened
 from anabranch._record.memory.gpu import empty_cache, free_bytes, give_back, is_plentiful
 from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
@@ -62,7 +62,6 @@ log = logging.getLogger("anabranch.record")
 # Compiled graphs do not wait: a callable's run may wait for their backward, on autograd's thread.
 _plain_steps = threading.RLock()
 _WARM_UP = 1  # plain calls of a signature before it is recorded
-_BAD_BINDING = 402
 _MOST_TRIES_AGAIN = 3
 
 MISSED = object()  # in place of an answer
@@ -479,31 +478,33 @@ class Recorder:
         recording = spec.recording
         if recording is None:  # another thread has just found that it is wrong
             return self._call_last(leaves)
-        offsets = b""
+        offsets: bytes | None = b""
         if isinstance(leaves, InBlocks):
-            found = recording.offsets(leaves.places, spec.arguments)
-            if found is None:
+            offsets = recording.offsets(leaves.places, spec.arguments)
+            if offsets is None:
                 return self._launch_opened(spec, leaves, bound)
-            offsets = found
         if recording.has_overlaps and not recording.fits(given):
             spec.plain_calls += 1
             return self._call(leaves)
         saved, layout = self._saved, recording.layout
         in_blocks = saved is not None and layout is not None and saved.may_pass(layout)
         owners = spec.owners(leaves, bound.parameters) if spec.leaf_owners else bound.parameters
-        objects = bound.objects_now() if bound.objects else ()
+        frees = leaves if self._frees_inputs else None
         short: Short | None = None
         try:
             if spec.on_host is not None:
                 given = spec.on_host.sent(given)
             run = _compat.in_profiles(recording.launch, self.name)
-            answer = run(given, owners, objects, offsets=offsets, in_blocks=in_blocks, words=words)
+            answer = run(given, owners, bound.objects_now() if bound.objects else (),
+                         offsets=offsets, in_blocks=in_blocks, words=words, frees=frees)
         except DrawnOtherwise:
             return self._call_plainly(spec, leaves)
         except torch.OutOfMemoryError:
+            if frees == []:
+                raise  # a part of it has run, and let go of what it was given
             short = Short(OF_LAUNCH, recording.launch_bytes, free_bytes(recording.device))
         except NativeError as error:
-            if error.code != _BAD_BINDING:
+            if error.code != BAD_BINDING:
                 raise errors.from_native(error.code, str(error.message)) from None
             if isinstance(leaves, InBlocks):
                 return self._launch_opened(spec, leaves, bound)
@@ -527,8 +528,7 @@ class Recorder:
 
     def _launch_later(self, spec: Specialization, short: Short, device: int,
                       leaves: list[Any]) -> Any:
-        """Runs plainly, since there is no memory for a launch. The plain step takes less at
-        once."""
+        """Runs plainly: there is no memory for a launch, and the plain step takes less at once."""
         empty_cache()
         spec.shortage_tries += 1
         spec.shortage = Shortage(short, device, free_bytes(device), spec.shortage_tries)

@@ -15,6 +15,7 @@ import torch
 from recordings import DEVICE, assert_launched, batch, mlp, normal, told, training
 
 import anabranch
+from anabranch._compile import report as report_module
 
 ARENA_BYTES = 1 << 23
 POISON = 0xA5
@@ -216,3 +217,43 @@ def test_ten_thousand_launches_leave_nothing_behind():
     assert grown["resident on the host"] < 4 * MIB, grown
     assert_launched(train, SOAK // 2)
     assert_launched(serve, SOAK // 2)
+
+
+def trained(backend, retain_graph=False):
+    """What three steps take at their peak beside what was there before them, and the gradients that
+    the last one leaves."""
+    torch._dynamo.reset()
+    layers = [layer for i in range(24) for layer in (torch.nn.Linear(1024, 1024), torch.nn.GELU())]
+    model = torch.nn.Sequential(*layers).to(DEVICE)
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            parameter.copy_(normal(i, *parameter.shape) / 32)
+    compiled, x = torch.compile(model, backend=backend), normal(99, 2048, 1024)
+    for call in range(8):
+        if call == 5:
+            gc.collect()
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        model.zero_grad()
+        loss = compiled(x).square().mean()
+        for _ in range(1 + retain_graph):
+            loss.backward(retain_graph=retain_graph)
+    return (torch.cuda.max_memory_allocated() - before,
+            [parameter.grad.clone() for parameter in model.parameters()])
+
+
+def test_a_recorded_backward_takes_about_what_a_plain_one_takes():
+    plain, wanted = trained("inductor")
+    peak, gradients = trained("anabranch")
+    recordings = [recording for _, recording in report_module._all_recordings()]
+    assert any(len(recording.stretches) > 1 for recording in recordings)
+    assert all(map(torch.equal, gradients, wanted))
+    assert peak <= 1.05 * plain
+
+
+def test_a_graph_that_is_retained_may_go_backward_again():
+    with torch._functorch.config.patch(donated_buffer=False):
+        _, wanted = trained("inductor", retain_graph=True)
+        _, gradients = trained("anabranch", retain_graph=True)
+    assert all(map(torch.equal, gradients, wanted))

@@ -16,7 +16,7 @@ from recordings import DEVICE, everything, launches, normal, told
 from torch import nn
 
 import anabranch
-from anabranch._record.launch import recording
+from anabranch._record.launch import recording, stretch
 
 MIB = 1 << 20
 # What is this large torch takes exactly, and 20 MiB of something smaller decide nothing.
@@ -224,7 +224,7 @@ def test_no_recording_with_a_wrong_address_is_trusted(monkeypatch):
     nobody else uses; the checksums find every one."""
     monkeypatch.setattr("anabranch._record.trial.trial._SMALL_BYTES", 0)
     monkeypatch.setattr("anabranch._record.trial.trial.grantable_bytes", lambda device: 0)
-    gather = recording.StepRecording._gather
+    gather = stretch.Stretch._gather
 
     def made():
         w, state = normal(0, 101, 101), normal(1, 101, 101)
@@ -247,13 +247,13 @@ def test_no_recording_with_a_wrong_address_is_trusted(monkeypatch):
             addresses[8 * wrong:8 * wrong + 8] = other.data_ptr().to_bytes(8, "little")
             return bytes(addresses)
 
-        monkeypatch.setattr(recording.StepRecording, "_gather", elsewhere)
+        monkeypatch.setattr(stretch.Stretch, "_gather", elsewhere)
         mutant = made()
         for _ in range(5):
             mutant(x)
         [report] = mutant.reports
         assert report.reason and not report.nodes, f"slot {wrong}: {report}, {report.unsure} unsure"
-        monkeypatch.setattr(recording.StepRecording, "_gather", gather)
+        monkeypatch.setattr(stretch.Stretch, "_gather", gather)
 
 
 def test_all_memory_is_given_back_with_the_recordings():

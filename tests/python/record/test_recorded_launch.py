@@ -28,6 +28,7 @@ from anabranch._record.capture.stand_ins import StandIns, one_at_a_time, wait_fo
 from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy, Step
 from anabranch._record.launch import discovered, timing
 from anabranch._record.launch import recording as recording_module
+from anabranch._record.launch import stretch as stretch_module
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import InBlocks, InputPlaces, opened
@@ -168,7 +169,7 @@ def test_a_launch_answers_fresh_tensors_views_and_what_it_was_given(recorded):
         assert answer["rows"].untyped_storage().data_ptr() == w.grad.untyped_storage().data_ptr()
         assert answer["view"].data_ptr() == w.data_ptr() and answer["number"] == 5
         assert answer["empty"].shape == (0, 3) and w._version == version + 1
-        addresses, stream = recorded._recording.launched[seed]
+        addresses, stream = recorded.stretches[0].recording.launched[seed]
         assert stream == 7 and len(set(addresses)) == 5
     assert recorded.slot_count == 3 and recorded.uses == [0, 1]
 
@@ -205,7 +206,7 @@ def test_a_launch_that_is_timed_goes_another_way_and_answers_the_same(recorded, 
         if is_timed:
             assert recorded.is_timed and recorded.timing.sample.step_ns == 9
             recorded.time_no_more()
-    assert len(recorded._recording.launched) == 2 and len(twins[0].launched) == 1
+    assert len(recorded.stretches[0].recording.launched) == 2 and len(twins[0].launched) == 1
     assert recorded.timing is None and not recorded.is_timed
 
 
@@ -352,7 +353,7 @@ def test_a_call_that_is_given_blocks_opens_them_where_it_cannot_be_launched_at_t
     backward._takes = {0}
     backward._slot_offsets.clear()
     assert torch.equal(recorder._launch("key", spec, leaves, state_module.NO_STATE)[0], wanted)
-    assert len(backward._recording.launched) == 2
+    assert len(backward.stretches[0].recording.launched) == 2
     spec.recording = None
     spec.refuse(refusals.Cause.WAITS_FOR_GPU.because("refused"))
     plain = recorder.run("key", leaves, state_module.NO_STATE, lambda: "()")
@@ -382,7 +383,7 @@ def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itsel
     assert recorded.misaligned([x, w]) == [1]
     answer = recorder._launch_elsewhere(spec, recorded, [x, w], view, [x, w], [w])
     assert torch.equal(answer["y"], x * w + 1) and answer["view"].data_ptr() == w.data_ptr()
-    assert recorded._recording.launched[0][0][1] != w.data_ptr()
+    assert recorded.stretches[0].recording.launched[0][0][1] != w.data_ptr()
     assert recorder._launch_elsewhere(spec, recorded, [w, w], view, [w, w], [w]) == "plain"
     assert spec.plain_calls == 1
 
@@ -407,7 +408,7 @@ needs_module = pytest.mark.skipif(not quick.is_compiled, reason="what is compile
 @by_its_address
 def test_a_launch_that_is_called_by_its_address_fails_as_another_does(called, memory):
     x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
-    recording = called._recording
+    recording = called.stretches[0].recording
     called.launch([x, w], [w])
     assert recording.called == len(recording.launched) == 1
     recording.code = 402
@@ -428,19 +429,20 @@ def test_the_generator_moves_in_launches_and_not_for_want_of_memory(
         memory.fails_at = 1
         monkeypatch.setattr(_compat, "byte_allocator", memory.addresses)
     recorded, moved = recording_of(*step_of), []
-    recorded.random = SimpleNamespace(replay=lambda: moved.append(len(recorded._recording.launched)))
+    launched = recorded.stretches[0].recording.launched
+    recorded.random = SimpleNamespace(replay=lambda: moved.append(len(launched)))
     x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
     recorded.launch([x, w], [w])
-    assert moved == [0] and len(recorded._recording.launched) == 1
+    assert moved == [0] and len(launched) == 1
 
     def short():
         raise torch.OutOfMemoryError
 
     if is_short:
-        monkeypatch.setattr(recorded, "_allocate_parts", short)
+        monkeypatch.setattr(recorded.stretches[0], "allocate_parts", short)
         with pytest.raises(torch.OutOfMemoryError):
             recorded.launch([x, w], [w])
-        assert moved == [0] and len(recorded._recording.launched) == 1
+        assert moved == [0] and len(launched) == 1
 
 
 @needs_module
@@ -451,16 +453,17 @@ def test_a_part_of_the_arena_that_cannot_be_had_at_once_is_asked_of_torch(
     x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
     memory.fails_at = fails_at
     assert torch.equal(called.launch([x, w], [w])["y"], x * w + 1)
-    assert called._recording.called == 0 and len(called._recording.launched) == 1
+    recording = called.stretches[0].recording
+    assert recording.called == 0 and len(recording.launched) == 1
     assert memory.freed == list(memory.taken) and len(memory.taken) == fails_at
 
     def short():
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(called, "_allocate_parts", short)
+    monkeypatch.setattr(called.stretches[0], "allocate_parts", short)
     with pytest.raises(torch.OutOfMemoryError):
         called.launch([x, w], [w])
-    assert len(called._recording.launched) == 1
+    assert len(called.stretches[0].recording.launched) == 1
 
 
 def test_addresses_are_read_again_when_a_capture_had_stand_ins_in_their_place(
@@ -479,12 +482,12 @@ def test_addresses_are_read_again_when_a_capture_had_stand_ins_in_their_place(
     thread.start()
     assert swapped.wait(60) and w.data_ptr() == stand_in.data_ptr()
     wait = wait_for_captures
-    monkeypatch.setattr(recording_module, "wait_for_captures", lambda: (held.set(), wait()))
+    monkeypatch.setattr(stretch_module, "wait_for_captures", lambda: (held.set(), wait()))
     answer = recorded.launch([x, w], [w])
     thread.join()
     assert w.data_ptr() == real.data_ptr()
     assert torch.equal(answer["y"], x * w + 1)
-    assert recorded._recording.launched[0][0][1] == real.data_ptr()
+    assert recorded.stretches[0].recording.launched[0][0][1] == real.data_ptr()
 
 
 def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkeypatch):

@@ -59,7 +59,7 @@ def on_the_cpu(monkeypatch):
     monkeypatch.setattr(_compat, "current_device", lambda: 0)
     monkeypatch.setattr(_compat, "current_stream", lambda device: 0)
     monkeypatch.setattr(discovered, "CapturedStep", lambda device, one, two, blocks, *_:
-                        SimpleNamespace(blocks=blocks))
+                        SimpleNamespace(blocks=blocks, stretches=lambda let_go: [1]))
     monkeypatch.setattr(discovered, "CapturedRecording", OnTheCpu)
 
 

@@ -8,6 +8,7 @@ addresses.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from anabranch._core.capture import (
     CaptureDevice,
     CapturedRecording,
     CapturedStep,
+    CapturedStretch,
     CaptureLayouts,
 )
 from anabranch._record.capture.captured import Capture
@@ -40,12 +42,15 @@ class DiscoveredStep:
         self._blocks = _blocks_of(step, capture, self.buffers)
         self._layouts = layouts
         self._step = self._discover()
+        self._stretches = _stretches_of(step, self._step)
         self._formulas: Formulas | None = None
 
     def record(self, accept_unsure: bool, lanes: int = 1, ahead_bytes: int = 0,
-               parallel_bytes: int = ANY_BYTES) -> CapturedRecording:
-        return CapturedRecording(self._step, accept_unsure, lanes, ahead_bytes,
-                                 self._capture.is_mapped, parallel_bytes)
+               parallel_bytes: int = ANY_BYTES) -> list[CapturedRecording]:
+        """One of each stretch of the step, which launches queue one after the other."""
+        return [CapturedRecording(stretch, accept_unsure, lanes, ahead_bytes,
+                                  self._capture.is_mapped, parallel_bytes)
+                for stretch in self._stretches]
 
     def record_exchanged(self) -> CapturedRecording:
         """Of the other capture, in captured order. A word of which one cannot know what it is
@@ -92,6 +97,20 @@ class DiscoveredStep:
 
     def close(self) -> None:
         self._step.close()
+
+
+def _stretches_of(step: Step, captured: CapturedStep) -> Sequence[CapturedStep | CapturedStretch]:
+    """A backward's launch frees what was saved for it between its stretches; parameters stay. Any
+    other step is one stretch."""
+    if not step.is_backward:
+        return [captured]
+    saved = [i for i, unit in enumerate(step.units)
+             if all(number < step.arguments and not step.tensors[number].requires_grad
+                    for number, _ in unit.members)]
+    ends = captured.stretches(saved)
+    if len(ends) < 2:
+        return [captured]
+    return list(itertools.starmap(captured.stretch, itertools.pairwise([0, *ends])))
 
 
 def _buffers_of(step: Step, capture: Capture, saved_from: int | None) -> OutputBuffers:

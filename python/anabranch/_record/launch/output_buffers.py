@@ -90,6 +90,11 @@ class OutputBuffers:
         return len(self._bases)
 
     @property
+    def layouts(self) -> Sequence[OutputBuffer]:
+        """Of the bases."""
+        return self._bases
+
+    @property
     def size_bytes(self) -> int:
         return sum(extent_bytes(*base) for base in self._bases)
 

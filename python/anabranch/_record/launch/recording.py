@@ -3,8 +3,10 @@
 
 A launch gathers the addresses of everything the step was given, allocates what it answers and the
 parts of its arena from torch's allocator, and queues one graph on the current stream. Only then are
-views made of what it has allocated. Nothing is held between launches. Threads: any, several at
-once. Failure: NativeError; a refused launch has queued nothing.
+views made of what it has allocated. A backward that would hold too much by that is launched in
+stretches, graph after graph, each of which is allocated what it names first. Nothing is held
+between launches. Threads: any, several at once. Failure: NativeError; a refused launch has queued
+nothing.
 """
 
 from __future__ import annotations
@@ -19,25 +21,31 @@ from torch import Tensor
 
 from anabranch import _compat
 from anabranch._core.abi import CaptureCounts
-from anabranch._core.capture import ANY_BYTES
-from anabranch._core.library import last_error
+from anabranch._core.capture import ANY_BYTES, CapturedRecording
+from anabranch._core.library import NativeError
 from anabranch._core.timed_recording import nodes_of
-from anabranch._record import quick
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.host_draws import Draws
-from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Alias, Fresh, Held, Lazy, Step, Wrapped, plain_parts
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, OutputBuilder
 from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces
-from anabranch._record.launch.timing import Timer, Timing
+from anabranch._record.launch.stretch import (
+    Stretch,
+    last_named,
+    packed,
+    steady_addresses,
+    total,
+)
+from anabranch._record.launch.swapped_out import SwappedOut
+from anabranch._record.launch.timing import Timing, joined
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.picker import picker
-from anabranch._record.quick import addresses, increment_versions
+from anabranch._record.quick import increment_versions
 from anabranch._record.refusals import Aliased
 from anabranch._record.tensors import units_overlap, whole_bytes
 
-_address: Callable[[Tensor], int] = Tensor.data_ptr
+BAD_BINDING = 402
 
 
 class StepRecording:
@@ -56,35 +64,21 @@ class StepRecording:
         self._device = step.device
         self.lasting = step.lasting  # memory of the host that launches copy to and from
         self._buffers = discovered.buffers
-        self._recording = discovered.record(accept_unsure, lanes, ahead_bytes,
-                                            parallel_bytes)
+        recordings = discovered.record(accept_unsure, lanes, ahead_bytes, parallel_bytes)
         # Side by side nothing else is read than in captured order, which has been verified then.
-        is_unsure = self._recording.counts.unsure and lanes == 1
+        is_unsure = recordings[0].counts.unsure and lanes == 1
         self._other = discovered.record_exchanged() if is_unsure else None
-        self._labels = discovered.labels(self._recording)  # of its nodes, for reports of times
-        self._timer: Timer | None = None
-        self._formulas = discovered.formulas(self._recording)
+        self._formulas = discovered.formulas(recordings[0])
         if self._formulas is not None and self._other is not None \
-                and self._other.numbers != self._recording.numbers:
+                and self._other.numbers != recordings[0].numbers:
             raise Unexplained("two captures differ in the words that follow it")
         # The words of the numbers that a launch had last; replaced, not changed.
         self._last_words: tuple[bytes, list[int]] = (b"", [])
-        self._alignments: list[tuple[int, int]] = []  # of given tensors
-        self._together: list[tuple[int, int, int]] = []  # tensors that overlap, and how far
-        named_buffers = self._name_slots(step)
-        self.has_overlaps = bool(self._together)
-        self._given_slots = _packed([index for index, _ in self._alignments])
-        places = [self._buffers.place(buffer) for buffer in named_buffers]
-        self._buffer_slots = _packed([base for base, _ in places])
-        self._buffer_offsets = _packed([offset for _, offset in places])
-        self.slot_count = len(self._alignments) + len(named_buffers)
-        self._parts = [((size,), (1,), torch.uint8) for size in self._recording.parts]
-        self._part_sizes = _packed(self._recording.parts)
-        self._allocate, self._free = _compat.byte_allocator()
-        self._is_called_directly = quick.calls_launches and self._recording.launch_address != 0 \
-            and (not self._parts or self._allocate != 0 != self._free)
-        words = len(self._formulas) if self._formulas is not None else 0
-        self._pack_rest = struct.Struct(f"{len(self._parts) + words}Q").pack
+        self.stretches = self._stretches_of(step, discovered, recordings)
+        self._alignments = [one for stretch in self.stretches for one in stretch.alignments]
+        self._check_apart()
+        self.slot_count = sum(stretch.slot_count for stretch in self.stretches)
+        self._let_go = self._plan_frees()
         first = discovered.first
         # Of the step's objects, those that it answers.
         self.objects = sorted({part.index for part in first.result if isinstance(part, Held)})
@@ -103,8 +97,8 @@ class StepRecording:
                            if i not in self._whole_gradients]
         self._mutated, self._pick_mutated = first.mutated, picker(first.mutated)
         # As bytes, until there are tensors without versions among them.
-        self._quickly_mutated = _packed(first.mutated)
-        self.undefined = self._unwritten(first, named_buffers)
+        self._quickly_mutated = packed(first.mutated)
+        self.undefined = self._unwritten(first)
         aliases = [part.tensor for part in plain_parts((*first.result, *first.gradients.values()))
                    if isinstance(part, Alias)]
         self.needs_gradients = any(index >= step.own for index in (
@@ -120,22 +114,32 @@ class StepRecording:
         # What is drawn on the CPU and looked at before each launch; see host_draws.
         self.draws: Draws | None = None
 
-    def _name_slots(self, step: Step) -> list[int]:
-        """Which given tensors the slots are, that come first, and which buffers."""
-        given = len(step.units)
-        named_units, named_buffers = [], []
-        for slot in self._recording.slots:
-            if slot.block >= given:
-                named_buffers.append(self._buffers.of[slot.block - given])
-                continue
-            unit = step.units[slot.block]
-            named_units.append(unit)
-            self._alignments.append((unit.members[0][0], slot.alignment))
-            self._together += [(unit.members[0][0], other, offset)
-                               for other, offset in unit.members[1:]]
-        if units_overlap(named_units):
+    def _stretches_of(self, step: Step, discovered: DiscoveredStep,
+                      recordings: Sequence[CapturedRecording]) -> list[Stretch]:
+        given, answered = len(step.units), self._buffers.of
+        sizes = {slot.block: slot.size_bytes for recording in recordings for slot in recording.slots
+                 if slot.block >= given and slot.block - given not in answered}
+        # Behind the bases of what is answered, memory that one stretch leaves for another.
+        passed = {block: self._buffers.bases + i for i, block in enumerate(sizes)}
+        self._layouts = [*self._buffers.layouts,
+                         *(((size,), (1,), torch.uint8) for size in sizes.values())]
+        words = len(self._formulas) if self._formulas is not None else 0
+        stretches: list[Stretch] = []
+        for recording in recordings:
+            before = sum(len(stretch.alignments) for stretch in stretches)
+            stretches.append(Stretch(recording, discovered.labels(recording), step, self._buffers,
+                                     passed, words, before))
+        return stretches
+
+    def _check_apart(self) -> None:
+        """Notes which given tensors overlap. Raises Aliased where their units do."""
+        units = {id(unit): unit for stretch in self.stretches for unit in stretch.units}
+        # Tensors that overlap, and how far.
+        self._together = [(unit.members[0][0], other, offset) for unit in units.values()
+                          for other, offset in unit.members[1:]]
+        self.has_overlaps = bool(self._together)
+        if units_overlap(list(units.values())):
             raise Aliased("it uses a tensor both as an argument and as its own")
-        return named_buffers
 
     def _layout_in_blocks(self, results: Sequence[Any]) -> BlockLayout | None:
         places = {}
@@ -157,12 +161,13 @@ class StepRecording:
             at = [places.of[i].offset_bytes if i in places.of else 0 for i in arguments]
             is_taken = any(i in places.of for number, i in enumerate(arguments)
                            if number in self._takes)
-            self._slot_offsets[places] = None if is_taken else _packed(
+            self._slot_offsets[places] = None if is_taken else packed(
                 [at[index] for index, _ in self._alignments])
         return self._slot_offsets[places]
 
-    def _unwritten(self, first: Captured, named_buffers: Sequence[int]) -> set[str]:
+    def _unwritten(self, first: Captured) -> set[str]:
         """What is answered of memory that no kernel names."""
+        named_buffers = set[int]().union(*(stretch.buffers for stretch in self.stretches))
         parts = [*((f"result {i}", part) for i, part in enumerate(first.result)),
                  *((f"gradient {i}", part) for i, part in first.gradients.items())]
         parts = [(name, part.parts[0] if isinstance(part, Lazy) else part) for name, part in parts]
@@ -172,7 +177,10 @@ class StepRecording:
 
     @property
     def counts(self) -> CaptureCounts:
-        return self._recording.counts
+        made = total([stretch.recording.counts for stretch in self.stretches])
+        if len(self.stretches) > 1:
+            made.arena_bytes = self._arena_bytes
+        return made
 
     def fits(self, given: Sequence[Tensor]) -> bool:
         """Whether tensors that overlapped when recorded still do, in the same way."""
@@ -189,33 +197,34 @@ class StepRecording:
         know what they are. Called again, it forgets the other capture and answers False."""
         if self._other is None:
             return False
-        self._recording, self._other = self._other, None
+        self.stretches[0].recording, self._other = self._other, None
         return True
 
     def time(self, every: int | None = None) -> None:
         """Times launches from now on, one in so many, or as many as cost next to nothing."""
-        self._timer = Timer(self._recording, self._labels, every)
+        for stretch in self.stretches:
+            stretch.time(every)
 
     def time_no_more(self) -> None:
         """What was timed is told no more."""
-        if self._timer is not None:
-            self._timer.close()
-            self._timer = None
+        for stretch in self.stretches:
+            stretch.time_no_more()
 
     def described(self) -> Timing:
         """What its nodes are, with their times where launches are timed."""
-        if self._timer is not None:
-            return self._timer.timing()
-        return Timing(nodes_of(self._recording), self._labels, None, 0)
+        return self.timing or joined([Timing(nodes_of(stretch.recording), stretch.labels, None, 0)
+                                      for stretch in self.stretches])
 
     @property
     def is_timed(self) -> bool:
-        return self._timer is not None
+        return self.stretches[0].timer is not None
 
     @property
     def timing(self) -> Timing | None:
         """None where launches are not timed."""
-        return self._timer.timing() if self._timer is not None else None
+        timers = [stretch.timer for stretch in self.stretches]
+        return joined([timer.timing() for timer in timers if timer is not None]) \
+            if self.is_timed else None
 
     @property
     def device(self) -> int:
@@ -230,36 +239,40 @@ class StepRecording:
         """Allocates what a launch does, and lets go of it: torch's errors where that cannot be
         had."""
         with torch.cuda.device(self._device):
-            _ = self._buffers.allocate(), self._allocate_parts()
+            _ = (list(itertools.starmap(_compat.empty_strided_cuda, self._layouts)),
+                 max(self.stretches, key=lambda stretch: stretch.arena_bytes).allocate_parts())
 
     def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
                objects: Sequence[Any] = (), poison: int | None = None,
                at: Sequence[Tensor] | None = None, offsets: bytes = b"",
-               in_blocks: bool = False, words: Sequence[int] = (), has_drawn: bool = False) -> Any:
+               in_blocks: bool = False, words: Sequence[int] = (), has_drawn: bool = False,
+               frees: list[Any] | None = None) -> Any:
         """One launch on the current stream of the recording's device. ``objects`` are those that it
         answers, as they are now; ``poison`` is a byte to fill fresh memory with, which the step
         must not see; ``at`` are tensors in the given ones' place, of which only addresses are
         taken; ``offsets`` are what offsets() answers; ``in_blocks``: what is saved is answered
         so; ``words`` are what words() answers; ``has_drawn``: what is drawn on the CPU has been.
+        ``frees``: a list that holds what is given, too. A launch in stretches empties it behind the
+        first one and takes tensors out of ``given``, so that they may be freed.
         DrawnOtherwise where the step would go another way by that; torch's generator is then, and
         where a launch fails, as before."""
         if _compat.current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self.launch(given, parameters, objects, poison, at, offsets, in_blocks,
-                                   words)
+                                   words, frees=frees)
         if self.draws is not None and not has_drawn:
             with self.draws.repeated():
                 return self.launch(given, parameters, objects, poison, at, offsets, in_blocks,
-                                   words, has_drawn=True)
+                                   words, has_drawn=True, frees=frees)
         for index in self._cleared:
             parameters[index].grad = None
-        fresh = self._buffers.allocate()
-        parts: list[Tensor] | None = None
-        if poison is not None:
-            parts = self._allocate_parts()
-            for tensor in (*fresh, *parts):
-                whole_bytes(tensor).fill_(poison)
-        self._queue(at or given, offsets, fresh, parts, words)
+        replay = None if self.random is None else self.random.replay
+        if len(self.stretches) == 1:
+            fresh = self._buffers.allocate()
+            parts = None if poison is None else _poisoned(poison, fresh, self.stretches[0])
+            self.stretches[0].queue(self._device, at or given, offsets, fresh, parts, words, replay)
+        else:
+            fresh = self._launch_in_turn(at or given, offsets, poison, frees, replay)
         if in_blocks:
             assert self.layout is not None
             self.layout.sign(fresh)
@@ -297,44 +310,76 @@ class StepRecording:
             self._last_words = now, words
         return words
 
-    def _allocate_parts(self) -> list[Tensor]:
-        return list(itertools.starmap(_compat.empty_strided_cuda, self._parts))
+    # In stretches.
 
-    def _queue(self, given: Sequence[Tensor], offsets: bytes, bases: Sequence[Tensor],
-               parts: Sequence[Tensor] | None, words: Sequence[int]) -> None:
-        """The launch itself. It takes the parts of its arena where there are none."""
-        recording, stream = self._recording, _compat.current_stream(self._device)
-        timer = self._timer
-        if parts is None and timer is None and self._is_called_directly:
-            code = quick.call_launch(
-                recording.launch_address, recording.handle.value, stream, Swaps, given, offsets,
-                self._given_slots, bases, self._buffer_offsets, self._buffer_slots,
-                self._part_sizes, self._allocate, self._free, words,
-                None if self.random is None else self.random.replay)
-            if code == 0:
-                return
-            if code is not None:
-                raise last_error()
-        parts = self._allocate_parts() if parts is None else parts
-        addresses = self._gather(given, offsets, bases, parts, words)
-        if self.random is not None:
-            self.random.replay()
-        (recording if timer is None else timer).launch(addresses, stream)
+    def _plan_frees(self) -> list[tuple[list[int], list[int], list[int]]]:
+        """By stretch, which bases it is the first to name, which of them a launch does not answer
+        and no later stretch names, and which arguments no later one names."""
+        named = [stretch.bases for stretch in self.stretches]
+        begun = last_named(named[::-1])[::-1]
+        begun[-1] += sorted(set(range(self._buffers.bases)).difference(*named))
+        ended = last_named(named)
+        passed = [[base for base in some if base >= self._buffers.bases] for some in ended]
+        given = last_named([[index for index, _ in stretch.alignments]
+                            for stretch in self.stretches])
+        self._finished = [[base for base in some if base < self._buffers.bases] for some in ended]
+        self._mask = int.from_bytes(packed([alignment - 1 for _, alignment in self._alignments]),
+                                    "little")
+        self._all_slots = packed([index for index, _ in self._alignments])
+        self._arena_bytes = self._peak_of_arenas(begun, passed)
+        return list(zip(begun, passed, given, strict=True))
 
-    def _gather(self, given: Sequence[Tensor], offsets: bytes, bases: Sequence[Tensor],
-                parts: Sequence[Tensor], words: Sequence[int] = ()) -> bytes:
-        """One address a slot, and one a part of the arena. While another thread captures, tensors
-        may have stand-ins' memory."""
-        fresh = addresses(bases, self._buffer_offsets, self._buffer_slots) \
-            + self._pack_rest(*map(_address, parts), *words)
-        while True:
-            before = Swaps.count
-            at = addresses(given, offsets, self._given_slots)
-            if before == Swaps.count and before % 2 == 0:
-                return at + fresh
-            wait_for_captures()
+    def _peak_of_arenas(self, begun: Sequence[Sequence[int]],
+                        passed: Sequence[Sequence[int]]) -> int:
+        """Of what a launch allocates and does not answer."""
+        held = most = 0
+        for stretch, begins, ends in zip(self.stretches, begun, passed, strict=True):
+            held += sum(self._layouts[base][0][0] for base in begins if base >= self._buffers.bases)
+            most = max(most, held + stretch.arena_bytes)
+            held -= sum(self._layouts[base][0][0] for base in ends)
+        return most
+
+    def _launch_in_turn(self, given: Any, offsets: bytes, poison: int | None,
+                        frees: list[Any] | None, replay: Callable[[], Any] | None) -> list[Tensor]:
+        """The bases of what is answered. From its second stretch on a launch can only go on."""
+        if int.from_bytes(steady_addresses(given, offsets, self._all_slots), "little") & self._mask:
+            raise NativeError(BAD_BINDING, "launch: an argument lies at an address with which "
+                                            "kernels were not captured")
+        bases: list[Any] = [None] * len(self._layouts)
+        swapped = SwappedOut()
+        for number, stretch in enumerate(self.stretches):
+            begun, passed, let_go = self._let_go[number]
+            try:
+                self._queue_one(stretch, given, offsets, bases, begun, poison, replay)
+            except torch.OutOfMemoryError:
+                if number == 0:
+                    raise
+                swapped.take(bases[base] for some in self._finished[:number] for base in some)
+                self._queue_one(stretch, given, offsets, bases, begun, poison, None)
+            replay = None
+            for base in passed:
+                bases[base] = None
+            if frees is not None:
+                frees.clear()
+                for index in let_go:
+                    if index not in self._takes:
+                        given[index] = None
+        swapped.put_back()
+        return bases[:self._buffers.bases]
+
+    def _queue_one(self, stretch: Stretch, given: Sequence[Any], offsets: bytes, bases: list[Any],
+                   begun: Sequence[int], poison: int | None,
+                   replay: Callable[[], Any] | None) -> None:
+        for base in begun:
+            bases[base] = _compat.empty_strided_cuda(*self._layouts[base])
+        parts = None if poison is None \
+            else _poisoned(poison, [bases[base] for base in begun], stretch)
+        stretch.queue(self._device, given, offsets, bases, parts, (), replay)
 
 
-def _packed(numbers: Sequence[int]) -> bytes:
-    """8 bytes each."""
-    return struct.pack(f"{len(numbers)}Q", *numbers)
+def _poisoned(poison: int, fresh: Sequence[Tensor], stretch: Stretch) -> list[Tensor]:
+    """The parts of its arena, filled with this byte as what is fresh is."""
+    parts = stretch.allocate_parts()
+    for tensor in (*fresh, *parts):
+        whole_bytes(tensor).fill_(poison)
+    return parts

@@ -54,6 +54,36 @@ class Timing:
     why_not: str = ""  # why none is
 
 
+def joined(timings: Sequence[Timing]) -> Timing:
+    """Of graphs that a launch queues one after the other, as of one."""
+    first = timings[0]
+    if len(timings) == 1:
+        return first
+    nodes: list[RecordedNode] = []
+    for timing in timings:
+        begin = len(nodes)
+        nodes += [node._replace(after=tuple([begin + i for i in node.after]))
+                  for node in timing.nodes]
+    samples = [timing.sample for timing in timings if timing.sample is not None]
+    return Timing(nodes, [label for timing in timings for label in timing.labels],
+                  _sum_of(samples) if len(samples) == len(timings) else None,
+                  first.every, next((one.why_not for one in timings if one.why_not), ""))
+
+
+def _sum_of(samples: Sequence[Sample]) -> Sample:
+    last: list[tuple[int, int]] = []
+    for sample in samples:
+        begin = max((end for _, end in last), default=0)
+        last += [(begin + start, begin + end) for start, end in sample.last]
+    plain = [sample.plain_ns for sample in samples]
+    later_ns = sum(one.plain_ns or one.step_ns for one in samples[1:])
+    return Sample(min(sample.launches for sample in samples),
+                  sum(sample.step_ns for sample in samples), sum(plain) if all(plain) else 0,
+                  # From the first's end to its next begin the others run, too.
+                  max(samples[0].idle_ns - later_ns, 0),
+                  [ns for sample in samples for ns in sample.node_ns], last)
+
+
 class Timer:
     """Times launches of a recording; ``launch`` goes in the place of the recording's own.
     ``every``: one launch in so many; None: as the budget allows."""

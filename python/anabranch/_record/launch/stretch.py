@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One graph of a recording, and the addresses that a launch gives it.
+
+Most steps are one stretch. A backward is cut into several where its launch would take more memory
+than a plain run: what a forward has saved is freed between them, and gradients are allocated then.
+
+Threads: any, several at once. Failure: NativeError, torch's errors; nothing has been queued then.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anabranch import _compat
+from anabranch._core.abi import CaptureCounts
+from anabranch._core.capture import CapturedRecording
+from anabranch._core.library import last_error
+from anabranch._record import quick
+from anabranch._record.capture.labels import Label
+from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
+from anabranch._record.capture.step import Step
+from anabranch._record.launch.output_buffers import OutputBuffers
+from anabranch._record.launch.timing import Timer
+from anabranch._record.quick import addresses
+from anabranch._record.tensors import Unit
+
+_address: Callable[[Tensor], int] = Tensor.data_ptr
+
+
+class Stretch:
+    """``passed`` are the bases of memory that one stretch leaves for another, by its block; they
+    stand behind those of ``buffers``. ``words`` is how many words a launch gives, ``first_slot``
+    how many of the stretches before it name given tensors."""
+
+    def __init__(self, recording: CapturedRecording, labels: Sequence[Label | None], step: Step,
+                 buffers: OutputBuffers, passed: Mapping[int, int], words: int,
+                 first_slot: int) -> None:
+        self.recording, self.labels = recording, labels
+        self.timer: Timer | None = None
+        self.units: list[Unit] = []  # of given tensors
+        self.alignments: list[tuple[int, int]] = []  # of these
+        self.buffers: set[int] = set()  # that it names
+        places = self._name_slots(step, buffers, passed)
+        self.slot_count = len(self.alignments) + len(places)
+        self.bases = {base for base, _ in places}
+        self._slots = slice(8 * first_slot, 8 * (first_slot + len(self.alignments)))
+        self._given_slots = packed([index for index, _ in self.alignments])
+        self._base_slots = packed([base for base, _ in places])
+        self._base_offsets = packed([offset for _, offset in places])
+        self._parts = [((size,), (1,), torch.uint8) for size in recording.parts]
+        self._part_sizes = packed(recording.parts)
+        self.arena_bytes = sum(recording.parts)
+        self._allocate, self._free = _compat.byte_allocator()
+        self._is_called_directly = quick.calls_launches and recording.launch_address != 0 \
+            and (not self._parts or self._allocate != 0 != self._free)
+        self._pack_rest = struct.Struct(f"{len(self._parts) + words}Q").pack
+
+    def _name_slots(self, step: Step, buffers: OutputBuffers,
+                    passed: Mapping[int, int]) -> list[tuple[int, int]]:
+        """Where the slots behind those of given tensors are: in which base, and at which byte."""
+        given, places = len(step.units), []
+        for slot in self.recording.slots:
+            if slot.block < given:
+                unit = step.units[slot.block]
+                self.units.append(unit)
+                self.alignments.append((unit.members[0][0], slot.alignment))
+            elif slot.block in passed:
+                places.append((passed[slot.block], 0))
+            else:
+                buffer = buffers.of[slot.block - given]
+                self.buffers.add(buffer)
+                places.append(buffers.place(buffer))
+        return places
+
+    def allocate_parts(self) -> list[Tensor]:
+        return list(itertools.starmap(_compat.empty_strided_cuda, self._parts))
+
+    def queue(self, device: int, given: Sequence[Any], offsets: bytes, bases: Sequence[Any],
+              parts: Sequence[Tensor] | None, words: Sequence[int],
+              before: Callable[[], Any] | None = None) -> None:
+        """The launch itself, on the current stream. It takes the parts of its arena where there are
+        none; ``before`` is called when all that can be refused beforehand has been."""
+        recording, stream = self.recording, _compat.current_stream(device)
+        timer, offsets = self.timer, offsets[self._slots]
+        if parts is None and timer is None and self._is_called_directly:
+            code = quick.call_launch(
+                recording.launch_address, recording.handle.value, stream, Swaps, given, offsets,
+                self._given_slots, bases, self._base_offsets, self._base_slots,
+                self._part_sizes, self._allocate, self._free, words, before)
+            if code == 0:
+                return
+            if code is not None:
+                raise last_error()
+        parts = self.allocate_parts() if parts is None else parts
+        gathered = self._gather(given, offsets, bases, parts, words)
+        if before is not None:
+            before()
+        (recording if timer is None else timer).launch(gathered, stream)
+
+    def _gather(self, given: Sequence[Any], offsets: bytes, bases: Sequence[Any],
+                parts: Sequence[Tensor], words: Sequence[int] = ()) -> bytes:
+        """One address a slot, and one a part of the arena."""
+        fresh = addresses(bases, self._base_offsets, self._base_slots) \
+            + self._pack_rest(*map(_address, parts), *words)
+        return steady_addresses(given, offsets, self._given_slots) + fresh
+
+    def time(self, every: int | None) -> None:
+        self.timer = Timer(self.recording, self.labels, every)
+
+    def time_no_more(self) -> None:
+        if self.timer is not None:
+            self.timer.close()
+            self.timer = None
+
+
+def last_named(named: Sequence[Collection[int]]) -> list[list[int]]:
+    """Of the numbers that each names, those that none behind it names."""
+    found: list[list[int]] = []
+    later: set[int] = set()
+    for some in reversed(named):
+        found.insert(0, sorted(set(some) - later))
+        later.update(some)
+    return found
+
+
+def steady_addresses(given: Sequence[Any], offsets: bytes, slots: bytes) -> bytes:
+    """Of tensors that are given. While another thread captures, they may have stand-ins'
+    memory."""
+    while True:
+        before = Swaps.count
+        at = addresses(given, offsets, slots)
+        if before == Swaps.count and before % 2 == 0:
+            return at
+        wait_for_captures()
+
+
+_LARGEST = ("lanes", "arena_bytes", "arena_lower_bound_bytes")  # one stretch has it at a time
+_LAUNCHED = ("launched_unchanged", "launched_from_host", "launched_from_device")
+
+
+def total(counts: Sequence[CaptureCounts]) -> CaptureCounts:
+    """Of a recording in these stretches. A launch counts as its first one does."""
+    if len(counts) == 1:
+        return counts[0]
+    made = CaptureCounts()
+    for name in CaptureCounts.names:
+        of_each = [getattr(one, name) for one in counts]
+        setattr(made, name, of_each[0] if name in _LAUNCHED
+                else max(of_each) if name in _LARGEST else sum(of_each))
+    return made
+
+
+def packed(numbers: Sequence[int]) -> bytes:
+    """8 bytes each."""
+    return struct.pack(f"{len(numbers)}Q", *numbers)
