@@ -78,7 +78,6 @@ class StepRecording:
         self._alignments = [one for stretch in self.stretches for one in stretch.alignments]
         self._check_apart()
         self.slot_count = sum(stretch.slot_count for stretch in self.stretches)
-        self._let_go = self._plan_frees()
         first = discovered.first
         # Of the step's objects, those that it answers.
         self.objects = sorted({part.index for part in first.result if isinstance(part, Held)})
@@ -109,6 +108,7 @@ class StepRecording:
         self._takes = {*self._mutated, *aliases,
                        *(index for pair in self._together for index in pair[:2])}
         self.uses = sorted(self._takes.union(index for index, _ in self._alignments))
+        self._turns = self._plan_turns()
         # Moves torch's generator as the step does; see random_graph().
         self.random: torch.cuda.CUDAGraph | None = None
         # What is drawn on the CPU and looked at before each launch; see host_draws.
@@ -312,15 +312,15 @@ class StepRecording:
 
     # In stretches.
 
-    def _plan_frees(self) -> list[tuple[list[int], list[int], list[int]]]:
+    def _plan_turns(self) -> list[tuple[list[int], list[int], list[int]]]:
         """By stretch, which bases it is the first to name, which of them a launch does not answer
-        and no later stretch names, and which arguments no later one names."""
+        and no later stretch names, and of which given tensors nobody needs anything later."""
         named = [stretch.bases for stretch in self.stretches]
         begun = last_named(named[::-1])[::-1]
         begun[-1] += sorted(set(range(self._buffers.bases)).difference(*named))
         ended = last_named(named)
         passed = [[base for base in some if base >= self._buffers.bases] for some in ended]
-        given = last_named([[index for index, _ in stretch.alignments]
+        given = last_named([{index for index, _ in stretch.alignments} - self._takes
                             for stretch in self.stretches])
         self._finished = [[base for base in some if base < self._buffers.bases] for some in ended]
         self._mask = int.from_bytes(packed([alignment - 1 for _, alignment in self._alignments]),
@@ -348,7 +348,7 @@ class StepRecording:
         bases: list[Any] = [None] * len(self._layouts)
         swapped = SwappedOut()
         for number, stretch in enumerate(self.stretches):
-            begun, passed, let_go = self._let_go[number]
+            begun, passed, let_go = self._turns[number]
             try:
                 self._queue_one(stretch, given, offsets, bases, begun, poison, replay)
             except torch.OutOfMemoryError:
@@ -362,8 +362,7 @@ class StepRecording:
             if frees is not None:
                 frees.clear()
                 for index in let_go:
-                    if index not in self._takes:
-                        given[index] = None
+                    given[index] = None
         swapped.put_back()
         return bases[:self._buffers.bases]
 
