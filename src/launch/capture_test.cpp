@@ -101,6 +101,29 @@ TEST_F(CaptureTest, ACapturedStepLaunchesAtItsArguments) {
             3u);
 }
 
+TEST_F(CaptureTest, StretchesOfACapturedStepAreLaunchedInTurn) {
+  const Device device = open();
+  const auto step = discover(device, blocks());
+  ASSERT_TRUE(step.ok()) << step.error().message();
+  EXPECT_THAT(step->stretches(std::vector<std::uint32_t>{0}), ElementsAre(kNodes));
+  for (std::uint32_t cut = 1; cut < kNodes; ++cut) {
+    const auto one = step->stretch(0, cut).record(), other = step->stretch(cut, kNodes).record();
+    ASSERT_TRUE(one.ok() && other.ok());
+    EXPECT_EQ(one->counts().nodes, cut);
+    std::vector<std::uint64_t> at(kinds.size());  // by block
+    for (std::uint64_t& address : at) address = allocate(kBytes);
+    put_words(at[0], cut);
+    for (const CapturedRecording& recording : {*one, *other}) {
+      std::vector<std::uint64_t> given;
+      for (const CaptureSlot& slot : recording.slots()) given.push_back(at[slot.block]);
+      for (const std::uint64_t bytes : recording.parts()) given.push_back(allocate_part(bytes));
+      ASSERT_TRUE(queue_launch(recording, given, CudaStream(work_stream)).ok());
+    }
+    EXPECT_CU(d->cuStreamSynchronize(work_stream));
+    expect_result(at[1], cut);
+  }
+}
+
 TEST_F(CaptureTest, ACapturedRecordingIsARecordingWhoseLaunchesAnswerTickets) {
   const Device device = open();
   const auto made = make(device, blocks());
