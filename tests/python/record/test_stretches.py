@@ -27,6 +27,7 @@ from anabranch._record.launch import discovered, output_buffers, timing
 from anabranch._record.launch import recording as recording_module
 from anabranch._record.launch import swapped_out as swapped_out_module
 from anabranch._record.launch.discovered import DiscoveredStep
+from anabranch._record.launch.output_buffers import OutputBuffers
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces
 from anabranch._record.launch.timing import Sample, Timing, joined
@@ -146,12 +147,17 @@ def test_a_launch_in_stretches_answers_what_the_step_does(recorded):
     assert [stretch.recording.launched for stretch in recorded.stretches] == [3, 3]
 
 
-def test_gradients_of_two_stretches_may_share_a_block(step, monkeypatch):
+def test_small_gradients_share_blocks_with_others_of_their_stretch(step, monkeypatch):
     monkeypatch.setattr(output_buffers, "_SMALL_GRADIENT_BYTES", 1 << 20)
+    row = (COUNT,), (1,), torch.float32
+    same = [Fresh(i, 0, *row) for i in range(4)]
+    of_turns = OutputBuffers(same, [BYTES] * 4, gradients=range(4), turns={2: 1, 3: 1})
+    assert [of_turns.place(i)[0] for i in range(4)] == [0, 0, 1, 1]
+    assert OutputBuffers(same, [BYTES] * 4, gradients=range(4)).bases == 1
     given = saved()
     first, second = recorded_of(step)[0].launch(given, [])
     assert agree([first, second], expected(given))
-    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
 
 
 def test_what_no_later_stretch_reads_is_freed_between_two(recorded, monkeypatch):

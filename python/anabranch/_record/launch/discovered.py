@@ -8,8 +8,10 @@ addresses.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from anabranch._core.capture import (
@@ -37,8 +39,10 @@ class DiscoveredStep:
     def __init__(self, step: Step, capture: Capture, device: CaptureDevice,
                  saved_from: int | None = None, layouts: CaptureLayouts | None = None) -> None:
         self.first = capture.first
-        self.buffers = _buffers_of(step, capture, saved_from)
+        self._make_buffers = functools.partial(_buffers_of, step, capture, saved_from)
+        self.buffers = self._make_buffers()
         self._capture, self._device = capture, device
+        self._given = len(step.units)
         self._blocks = _blocks_of(step, capture, self.buffers)
         self._layouts = layouts
         self._step = self._discover()
@@ -47,10 +51,16 @@ class DiscoveredStep:
 
     def record(self, accept_unsure: bool, lanes: int = 1, ahead_bytes: int = 0,
                parallel_bytes: int = ANY_BYTES) -> list[CapturedRecording]:
-        """One of each stretch of the step, which launches queue one after the other."""
-        return [CapturedRecording(stretch, accept_unsure, lanes, ahead_bytes,
+        """One of each stretch of the step, which launches queue one after the other. ``buffers``
+        have blocks for each of them from then on."""
+        made = [CapturedRecording(stretch, accept_unsure, lanes, ahead_bytes,
                                   self._capture.is_mapped, parallel_bytes)
                 for stretch in self._stretches]
+        if len(made) > 1:
+            self.buffers = self._make_buffers(turns={
+                slot.block - self._given: turn for turn, recording in reversed([*enumerate(made)])
+                for slot in recording.slots if slot.block >= self._given})
+        return made
 
     def record_exchanged(self) -> CapturedRecording:
         """Of the other capture, in captured order. A word of which one cannot know what it is
@@ -113,7 +123,8 @@ def _stretches_of(step: Step, captured: CapturedStep) -> Sequence[CapturedStep |
     return list(itertools.starmap(captured.stretch, itertools.pairwise([0, *ends])))
 
 
-def _buffers_of(step: Step, capture: Capture, saved_from: int | None) -> OutputBuffers:
+def _buffers_of(step: Step, capture: Capture, saved_from: int | None,
+                turns: Mapping[int, int] = MappingProxyType({})) -> OutputBuffers:
     first = capture.first
     end = len(first.result) if saved_from is None else saved_from
     answered, saved = first.result[:end], first.result[end:]
@@ -125,7 +136,7 @@ def _buffers_of(step: Step, capture: Capture, saved_from: int | None) -> OutputB
     others = [*answered, *(part for part in gradients if not isinstance(part, Fresh))]
     return OutputBuffers(_fresh_in([*answered, *saved, *gradients]), capture.allocations,
                          saved=_used_alone(saved, [*answered, *gradients]),
-                         gradients=_used_alone(plain, [*others, *saved]))
+                         gradients=_used_alone(plain, [*others, *saved]), turns=turns)
 
 
 def _used_alone(some: Sequence[Any], others: Sequence[Any]) -> set[int]:

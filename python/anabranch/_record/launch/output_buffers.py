@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -46,19 +47,21 @@ class OutputBuffers:
 
     ``answers`` are views of the allocations, whose sizes in bytes are ``sizes``; those in
     ``saved`` are used for nothing but what is saved, and those in ``gradients`` for nothing but
-    gradients. The buffers that are in ``alone`` come first: each is a base, and so is each block
-    behind them.
+    gradients. ``turns`` says which stretch of a launch is the first to use an allocation, where
+    there are several: a block belongs to one of them. The buffers that are in ``alone`` come first:
+    each is a base, and so is each block behind them.
     """
 
     def __init__(self, answers: Sequence[Fresh], sizes: Sequence[int],
-                 saved: Collection[int] = (), gradients: Collection[int] = ()) -> None:
+                 saved: Collection[int] = (), gradients: Collection[int] = (),
+                 turns: Mapping[int, int] = MappingProxyType({})) -> None:
         views: dict[int, list[Fresh]] = {}
         for answer in answers:
             views.setdefault(answer.allocation, []).append(answer)
         made = {allocation: _buffer(some, sizes[allocation]) for allocation, some in views.items()}
-        groups = _of_one_type(made, {i for i in saved if 0 < sizes[i] <= _SMALL_BYTES})
-        groups += [group for group in _of_one_type(
-            made, {i for i in gradients if 0 < sizes[i] <= _SMALL_GRADIENT_BYTES})
+        groups = _alike(made, {i for i in saved if 0 < sizes[i] <= _SMALL_BYTES}, turns)
+        groups += [group for group in _alike(
+            made, {i for i in gradients if 0 < sizes[i] <= _SMALL_GRADIENT_BYTES}, turns)
             if len(group) > 1]  # one alone costs less than a block and a view
         small = list(itertools.chain.from_iterable(groups))
         alone = [allocation for allocation in made if allocation not in set(small)]
@@ -139,13 +142,16 @@ def part_of(base: Tensor, offset_bytes: int, shape: Sequence[int], stride: Seque
     return view_at(base, offset_bytes, shape, stride, dtype)
 
 
-def _of_one_type(made: Mapping[int, OutputBuffer], some: Collection[int]) -> list[list[int]]:
-    """Allocations, by the types of their buffers and else in the order of these."""
-    by_type: dict[torch.dtype, list[int]] = {}
+def _alike(made: Mapping[int, OutputBuffer], some: Collection[int],
+           turns: Mapping[int, int]) -> list[list[int]]:
+    """Allocations, by the types of their buffers and their turns, and else in the order of
+    these."""
+    found: dict[tuple[torch.dtype, int], list[int]] = {}
     for allocation in made:
         if allocation in some:
-            by_type.setdefault(made[allocation].dtype, []).append(allocation)
-    return list(by_type.values())
+            kind = made[allocation].dtype, turns.get(allocation, 0)
+            found.setdefault(kind, []).append(allocation)
+    return list(found.values())
 
 
 def _buffer(views: Sequence[Fresh], size: int) -> OutputBuffer:

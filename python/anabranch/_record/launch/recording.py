@@ -63,8 +63,8 @@ class StepRecording:
         self.ahead_bytes = ahead_bytes
         self._device = step.device
         self.lasting = step.lasting  # memory of the host that launches copy to and from
-        self._buffers = discovered.buffers
         recordings = discovered.record(accept_unsure, lanes, ahead_bytes, parallel_bytes)
+        self._buffers = discovered.buffers
         # Side by side nothing else is read than in captured order, which has been verified then.
         is_unsure = recordings[0].counts.unsure and lanes == 1
         self._other = discovered.record_exchanged() if is_unsure else None
