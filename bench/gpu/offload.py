@@ -350,12 +350,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
     chosen = parser.parse_args()
     shares = [0.5] if chosen.quick else [0.8, 0.6, 0.4]
-    answers = {name: rows_of(name, shares, chosen.quick, chosen.rounds)
-               for name in chosen.models}
+    answers: dict[str, Any] = {}
+    for name in chosen.models:
+        answers[name] = rows_of(name, shares, chosen.quick, chosen.rounds)
+        save(chosen.results, "gpu_offload", quick=chosen.quick, answers=answers)
     if "llama" in answers:
         answers["llama that does not fit"] = rows_that_do_not_fit(
             answers["llama"]["torch.compile"], chosen.quick, chosen.rounds)
-    save(chosen.results, "gpu_offload", quick=chosen.quick, answers=answers)
+        save(chosen.results, "gpu_offload", quick=chosen.quick, answers=answers)
 
 
 if __name__ == "__main__":

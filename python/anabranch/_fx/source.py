@@ -44,11 +44,10 @@ def inherit_lines(graph: Graph) -> None:
     """Nodes without a line get that of the first input that has one: sums of gradients, which
     autograd makes and Inductor fuses with products."""
     for node in graph.nodes:
-        if node.op == "call_function" and not node.meta.get("stack_trace"):
-            trace = next((given.meta["stack_trace"] for given in node.all_input_nodes
-                          if given.meta.get("stack_trace")), None)
-            if trace is not None:
-                node.meta["stack_trace"] = trace
+        if node.op == "call_function" and not lines_of([node]):
+            of = next((given for given in node.all_input_nodes if lines_of([given])), None)
+            if of is not None:
+                node.meta["stack_trace"] = of.meta["stack_trace"]
 
 
 @functools.lru_cache(1024)

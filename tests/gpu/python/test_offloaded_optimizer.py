@@ -21,7 +21,7 @@ OPTIMIZERS = {
     "fused AdamW": lambda p: torch.optim.AdamW(p, fused=True),
     "AdamW over lists": lambda p: torch.optim.AdamW(p, foreach=True, capturable=True),
     "fused SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, fused=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p),
 }
 
 

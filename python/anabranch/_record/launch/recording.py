@@ -39,6 +39,7 @@ from anabranch._record.launch.stretch import (
 )
 from anabranch._record.launch.swapped_out import SwappedOut
 from anabranch._record.launch.timing import Timing, joined
+from anabranch._record.memory.lasting import has_planned_copies
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.picker import picker
 from anabranch._record.quick import increment_versions
@@ -60,7 +61,9 @@ class StepRecording:
 
     def __init__(self, step: Step, discovered: DiscoveredStep, accept_unsure: bool, lanes: int = 1,
                  ahead_bytes: int = 0, parallel_bytes: int = ANY_BYTES) -> None:
-        self.ahead_bytes = ahead_bytes
+        # Copies that somebody has planned stay where they are, and memory with them.
+        self.ahead_bytes = ahead_bytes = \
+            0 if has_planned_copies(step.lasting) else ahead_bytes
         self._device = step.device
         self.lasting = step.lasting  # memory of the host that launches copy to and from
         recordings = discovered.record(accept_unsure, lanes, ahead_bytes, parallel_bytes)

@@ -43,6 +43,9 @@ class PinnedBlocks:
             self._blocks.append((block, _compat.use_counts(block)[1]))
             return block.view(-1)
 
+    def __bool__(self) -> bool:
+        return bool(self._blocks)
+
     def has(self, block: Tensor) -> bool:
         with self._lock:
             return any(block.data_ptr() == own.data_ptr() for own, _ in self._blocks)
@@ -61,6 +64,12 @@ def calling_with(block: Tensor) -> Iterator[None]:
         yield
     finally:
         _of_call.block = None
+
+
+def has_planned_copies(blocks: PinnedBlocks) -> bool:
+    """Whether a step's copies begin where somebody has planned them, by its own blocks or by the
+    one that its call is given."""
+    return bool(blocks) or block_in_call() is not None
 
 
 def block_in_call() -> Tensor | None:
