@@ -108,9 +108,7 @@ class Memory {
 };
 
 bool is_one_stretch(const Discovery& step) {
-  return step.unsure != 0 || !step.tables.empty() || !step.step.numbers.empty() ||
-         std::ranges::any_of(step.step.facts,
-                             [](const NodeFacts& node) { return !node.host_bytes.empty(); });
+  return step.unsure != 0 || !step.tables.empty() || !step.step.numbers.empty();
 }
 
 UnitKind kind_within(UnitKind kind, const Unit& unit, const Life& life, std::uint32_t begin,

