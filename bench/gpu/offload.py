@@ -2,6 +2,7 @@
 """Memory against time: what a forward saves is kept, computed again, or in pinned memory meanwhile.
 
     python bench/gpu/offload.py [results.json] [--rounds N] [--quick] [--models llama vit unet]
+        [--shares 0.8 0.6 0.4] [--ways torch ours ...]
 
 Question: how much of a training step's peak memory can go, and what does a step take then? Rivals
 train the same model from the same weights on the same batch, in bf16: torch.compile, which keeps
@@ -301,9 +302,12 @@ def told(name: str, way: str, row: dict[str, Any]) -> None:
     print(f"{name:6} {way:26} {shown}", flush=True)
 
 
-def rows_of(name: str, shares: list[float], is_quick: bool, rounds: int) -> dict[str, Any]:
+def rows_of(name: str, chosen: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for way, how in ways(shares).items():
+    is_quick, rounds = chosen.quick, chosen.rounds
+    for way, how in ways(chosen.shares or ([0.5] if is_quick else [0.8, 0.6, 0.4])).items():
+        if way != "torch.compile" and not way.startswith(tuple(chosen.ways)):
+            continue
         row = found[way] = tried(MODELS[name], how, is_quick, rounds)
         if row.get("planned"):
             row |= expected(row, found["torch.compile"])
@@ -349,11 +353,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--quick", action="store_true", help="small models and one share")
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--shares", nargs="*", type=float, help="of what is saved, that may stay")
+    parser.add_argument("--ways", nargs="*", default=["torch", "ours"], help="how names begin")
     chosen = parser.parse_args()
-    shares = [0.5] if chosen.quick else [0.8, 0.6, 0.4]
     answers: dict[str, Any] = {}
     for name in chosen.models:
-        answers[name] = rows_of(name, shares, chosen.quick, chosen.rounds)
+        answers[name] = rows_of(name, chosen)
         save(chosen.results, "gpu_offload", quick=chosen.quick, answers=answers)
     if "llama" in answers:
         answers["llama that does not fit"] = rows_that_do_not_fit(
