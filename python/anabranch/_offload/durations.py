@@ -89,7 +89,8 @@ def _is_no_work(node: Node) -> bool:
 
 def _is_reshaped(node: Node) -> bool:
     """A view, of which the schema does not say so."""
-    return node.target is torch.ops.aten._unsafe_view.default
+    op = overload_of(node)
+    return op is not None and op._schema.name == "aten::_unsafe_view"
 
 
 def _is_constant(node: Node) -> bool:

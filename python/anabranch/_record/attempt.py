@@ -485,9 +485,9 @@ class Attempt:
     def spare_bytes(self, recorded: StepRecording) -> int:
         """How much more memory than a launch in captured order one side by side may take: up to
         what the plain step takes, and what the user grants."""
-        let_go_bytes = self._trial.let_go_bytes if self._trial is not None else 0
-        return (self._plain_bytes - recorded.launch_bytes + let_go_bytes - self._freed_bytes
-                + self._chosen.parallel_bytes)
+        chosen, trial = self._chosen, self._trial
+        let_go_bytes = (trial.let_go_bytes if trial is not None else 0) - self._freed_bytes
+        return self._plain_bytes - recorded.launch_bytes + let_go_bytes + chosen.parallel_bytes
 
     # Where there is no recording.
 

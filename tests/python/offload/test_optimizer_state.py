@@ -452,7 +452,7 @@ def test_each_chunk_is_noted_by_itself_in_a_capture(lanes):
     parameters, optimizer = run(OPTIMIZERS["adamw fused"], offloaded)
     set_gradients(parameters, 9)
     notes = AccessNotes(itertools.count(1).__next__, "cpu")
-    with notes.known_calls([optimizer]):
+    with notes.known_calls():
         optimizer.step()
     _, chunks = optimizer_chunks.chunks_of(optimizer.param_groups, optimizer.state, IN_FLIGHT)
     place = {one.data_ptr(): i for i, chunk in enumerate(chunks)

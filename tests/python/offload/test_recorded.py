@@ -57,10 +57,10 @@ def moving_pair():
 
 @pytest.fixture
 def graphs(monkeypatch):
+    pair, layer = moving_pair()  # before anything stands in for torch's, which Dynamo looks up once
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the stream")
     monkeypatch.setattr(lasting, "pinned_bytes", lambda size: torch.empty(size, dtype=torch.uint8))
-    pair, layer = moving_pair()
     blocks = SavingBlocks()
     made = [kind(lambda inputs, graph=module: graph(*inputs), module.graph, blocks, Recorded)
             for kind, module in ((MovingForward, pair.forward), (MovingBackward, pair.backward))]

@@ -133,9 +133,9 @@ def test_what_is_no_functional_collective_is_unknown(backend):
 
 @fake
 def test_a_collective_of_no_group_fails_as_ever_and_is_not_noted(backend):
-    notes = AccessNotes(Marks(), "cpu", ["fake"])
+    notes, given = AccessNotes(Marks(), "cpu", ["fake"]), torch.randn(4)
     with pytest.raises(RuntimeError), notes.noted():
-        ops.all_reduce(torch.randn(4), "sum", "no such group")
+        ops.all_reduce(given, "sum", "no such group")
     assert not notes.works and notes.has_raised
 
 
