@@ -204,13 +204,13 @@ class FreshResultsTest : public sim::SimTest {
     for (std::size_t i = 0; i < stretches.size(); ++i) {
       launch_stretch(*stretches[i], blocks);
       std::erase_if(blocks, [&](const auto& block) {
-        const auto& [tensor, address] = block;
+        const std::uint32_t tensor = block.first;
         const bool is_named = std::any_of(
             stretches.begin() + static_cast<std::ptrdiff_t>(i) + 1, stretches.end(),
             [&](const auto& later) { return std::ranges::count(tensors_of(*later), tensor) != 0; });
         const bool is_over = step.kinds()[tensor] == UnitKind::kTemporary && !is_named;
         if (is_over) {
-          EXPECT_CU(d->cuMemFree(address));
+          EXPECT_CU(d->cuMemFree(block.second));
         }
         return is_over;
       });
