@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
 namespace anabranch::cuda {
 namespace {
@@ -104,7 +105,7 @@ class Matcher {
       copy->src_device = copy->dst_device = 0;
       copy->reserved0 = copy->reserved1 = nullptr;
     }
-    return expect(i, "shape or kind of memory", std::memcmp(&a, &b, sizeof a) == 0);
+    return expect(i, "shape or kind of memory", are_same(a, b));
   }
 
   Status match_fill(std::uint32_t i, CuMemsetNodeParams a, CuMemsetNodeParams b) const {
@@ -131,6 +132,17 @@ class Matcher {
 
 Status match_captures(const GraphImage& first, const GraphImage& second) {
   return Matcher(first, second).run();
+}
+
+bool are_same(const CuMemcpy3D& a, const CuMemcpy3D& b) {
+  const auto members = [](const CuMemcpy3D& of) {
+    return std::tie(of.src_x_bytes, of.src_y, of.src_z, of.src_lod, of.src_memory_type, of.src_host,
+                    of.src_device, of.src_array, of.reserved0, of.src_pitch, of.src_height,
+                    of.dst_x_bytes, of.dst_y, of.dst_z, of.dst_lod, of.dst_memory_type, of.dst_host,
+                    of.dst_device, of.dst_array, of.reserved1, of.dst_pitch, of.dst_height,
+                    of.width_bytes, of.height, of.depth);
+  };
+  return members(a) == members(b);
 }
 
 }  // namespace anabranch::cuda

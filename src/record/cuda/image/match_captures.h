@@ -13,4 +13,7 @@ namespace anabranch::cuda {
 
 Status match_captures(const GraphImage& first, const GraphImage& second);
 
+// By member: what lies between them is not kept when a copy is copied.
+bool are_same(const CuMemcpy3D& a, const CuMemcpy3D& b);
+
 }  // namespace anabranch::cuda
