@@ -164,6 +164,7 @@ def unet(is_quick: bool) -> Problem:
 
 
 MODELS = {"llama": llama, "vit": vit, "unet": unet}
+UNFIT = "llama that does not fit"
 
 
 def mark_all(graph: torch.fx.Graph) -> None:
@@ -341,24 +342,27 @@ def compare_losses(name: str, found: dict[str, Any], wanted: list[float]) -> Non
 
 
 def rows_that_do_not_fit(is_quick: bool, rounds: int) -> dict[str, Any]:
-    def row(way: Way, parts: int = 1) -> dict[str, Any]:
-        return tried(lambda quick: llama_with_loss(quick, parts), way, is_quick, rounds)
+    found: dict[str, Any] = {}
 
-    plain = row(Way(compiled))
+    def add(name: str, way: Way, parts: int = 1) -> None:
+        found[name] = tried(lambda quick: llama_with_loss(quick, parts), way, is_quick, rounds)
+        told(UNFIT, name, found[name])
+
+    add("torch.compile, all memory", Way(compiled))
+    plain = found["torch.compile, all memory"]
     weights = sum(parameter.numel() * DTYPE.itemsize
                   for parameter in llama(is_quick).model.parameters())
     gc.collect()
     torch.cuda.empty_cache()
     left = int(FREE_SHARE * plain["peak_mib"] * MIB) + weights + WORKSPACES
     taken = torch.empty(torch.cuda.mem_get_info()[0] - left, dtype=torch.uint8, device="cuda")
-    found = {"torch.compile, all memory": plain, "torch.compile": row(Way(compiled)),
-             "ours, fit": row(ours("fit", False)), f"ours, fit{RECORDED}": row(ours("fit", True)),
-             "torch.compile, halves": row(Way(compiled), parts=2)}
+    add("torch.compile", Way(compiled))
+    add("ours, fit", ours("fit", False))
+    add(f"ours, fit{RECORDED}", ours("fit", True))
+    add("torch.compile, halves", Way(compiled), parts=2)
     del taken
     torch.cuda.empty_cache()
-    for way, each in found.items():
-        told("unfit", way, each)
-    compare_losses("unfit", found, plain.get("losses", []))
+    compare_losses(UNFIT, found, plain.get("losses", []))
     return found
 
 
@@ -367,16 +371,15 @@ def main() -> None:
     parser.add_argument("results", nargs="?", type=Path)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--quick", action="store_true", help="small models and one share")
-    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="*", choices=(*MODELS, UNFIT),
+                        default=[*MODELS, UNFIT])
     parser.add_argument("--shares", nargs="*", type=float, help="of what is saved, that may stay")
     parser.add_argument("--ways", nargs="*", default=["torch", "ours"], help="how names begin")
     chosen = parser.parse_args()
     answers: dict[str, Any] = {}
     for name in chosen.models:
-        answers[name] = rows_of(name, chosen)
-        save(chosen.results, "gpu_offload", quick=chosen.quick, answers=answers)
-    if "llama" in answers:
-        answers["llama that does not fit"] = rows_that_do_not_fit(chosen.quick, chosen.rounds)
+        answers[name] = rows_that_do_not_fit(chosen.quick, chosen.rounds) if name == UNFIT \
+            else rows_of(name, chosen)
         save(chosen.results, "gpu_offload", quick=chosen.quick, answers=answers)
 
 

@@ -151,7 +151,7 @@ std::vector<std::uint32_t> find_stretches(const Discovery& whole,
   const Memory memory(whole, let_go);
   if (is_one_stretch(whole)) return memory.cut(~std::uint64_t{0});
   const std::uint64_t room = std::max(kStretchBytes, memory.named() / kStretchShare);
-  for (std::uint64_t bound = memory.peak() + room;; bound += room) {
+  for (std::uint64_t bound = memory.peak() + room;; bound += room / 4) {
     auto ends = memory.cut(bound);
     if (ends.size() <= kMostStretches) return ends;
   }

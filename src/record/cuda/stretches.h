@@ -28,7 +28,7 @@ inline constexpr std::uint64_t kStretchShare = 64;
 inline constexpr std::uint64_t kStretchBytes = std::uint64_t{4} << 20;
 
 // Where each stretch ends: the fewest with which a launch takes about what the nodes take one by
-// one. `let_go` are the given allocations that a launch's caller lets go of once no later node
+// one, and kMostStretches at most, with which it takes about as little as with that many. `let_go` are the given allocations that a launch's caller lets go of once no later node
 // needs them; fresh memory is allocated for the stretch that names it first. A step without nodes
 // has no stretch.
 std::vector<std::uint32_t> find_stretches(const Discovery& whole,

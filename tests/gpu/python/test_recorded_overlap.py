@@ -154,22 +154,23 @@ def test_an_optimizer_runs_beside_the_backward(kind):
 ], ids=["fused AdamW", "foreach SGD"])
 def test_a_launch_over_a_list_has_the_addresses_of_its_own_tensors_alone(kind):
     """Of torch's, which have those of the launch before behind them."""
+    sizes = [blocks * 65_536 for blocks in [1] * 8 + [200] * 3]
+
     def make():
-        block = 65_536
-        parameters = [nn.Parameter(normal(i, blocks * block))
-                      for i, blocks in enumerate([1] * 8 + [200] * 3)]
+        parameters = [nn.Parameter(normal(i, size)) for i, size in enumerate(sizes)]
         optimizer = kind(parameters)
 
         def step(x):
-            for parameter in parameters:
-                parameter.grad = parameter.detach() * x
+            # Copies, which name two addresses each and have nothing behind them.
+            for parameter, part in zip(parameters, x.split(sizes), strict=True):
+                parameter.grad = part.clone()
             optimizer.step()
 
         return nn.ParameterList(parameters), optimizer, step
 
-    recorded = train_both(make, inputs=lambda i: (normal(i, 1),))
+    recorded = train_both(make, inputs=lambda i: (normal(i, sum(sizes)),))
     [report] = [report for report in recorded.reports if report.nodes]
-    gradients, steps, updates = 3 * 11, 11, 5 * 11
+    gradients, steps, updates = 2 * 11, 11, 5 * 11
     assert report.sites <= gradients + steps + updates, told(recorded)
 
 
