@@ -38,12 +38,17 @@ from anabranch._compile.views import refresh_view_strides
 from anabranch._core.library import NativeError
 from anabranch._fx import attention_seeds, clone_outputs
 from anabranch._fx.bucket_gathers import bucket_gathers
-from anabranch._fx.partitioner import SavingPartitioner
+from anabranch._fx.partitioner import SavingPartitioner, tangents_in
 from anabranch._fx.source import inherit_lines
 from anabranch._offload.activation_memory import ActivationMemory
 from anabranch._offload.copies import moves_saved
 from anabranch._offload.planned import Planned
-from anabranch._offload.recorded import MovingBackward, MovingForward, SavingBlocks
+from anabranch._offload.recorded import (
+    MovingBackward,
+    MovingForward,
+    SavingBlocks,
+    recorded_inputs,
+)
 from anabranch._record.launch.saved_blocks import SavedBlocks
 from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._record.refusals import Cause, Reason
@@ -254,6 +259,7 @@ def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str,
         return RecordedGraph(call, chosen, name, dynamic,
                              _compat.results_of_forward() if kind == "forward" else None,
                              is_backward=kind == "backward",
+                             tangents=tangents_in(recorded_inputs(gm.graph)),
                              saved=saved if kind != "inference" else None)
 
     if moves_saved(gm.graph):

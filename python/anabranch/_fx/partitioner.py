@@ -13,6 +13,7 @@ from before.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -120,6 +121,11 @@ def _overwritten_inputs(graph: Graph) -> set[Node]:
         for node in graph.nodes
         if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder"
     }
+
+
+def tangents_in(inputs: Sequence[Node]) -> list[int]:
+    """Of a backward's inputs, which are gradients of what the forward has answered."""
+    return [i for i, node in enumerate(inputs) if _is_tangent(node)]
 
 
 def _is_tangent(node: Node) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from anabranch import _compat
 from anabranch._fx.schema import results_of
@@ -86,6 +86,11 @@ class MovingForward:
         results = list(self._call(inputs))
         del results[self._place]
         return results
+
+
+def recorded_inputs(graph: Graph) -> list[Node]:
+    """Of what is recorded: all but the block, if a backward copies from one."""
+    return [node for node in graph.find_nodes(op="placeholder") if node.target != HOST]
 
 
 class MovingBackward:

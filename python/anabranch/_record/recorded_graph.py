@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class RecordedGraph:
         dynamic: sizes and strides of the tensors differ between calls, and are in the signature.
         saved_from: of a forward, the index of the first result that is for its backward.
         is_backward: the graph frees what was saved as it goes.
+        tangents: of a backward, the inputs that autograd holds until it has ended.
         label: stands before the inputs in reports.
         may_take_numbers: if not, calls with numbers run plainly. Numbers that depend on data would
             need a recording each.
@@ -39,12 +40,13 @@ class RecordedGraph:
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str,
                  dynamic: bool, saved_from: int | None = None, *, is_backward: bool = False,
-                 label: str = "", may_take_numbers: bool = True,
+                 tangents: Collection[int] = (), label: str = "", may_take_numbers: bool = True,
                  saved: SavedBlocks | None = None) -> None:
         self._recorder = Recorder(lambda leaves: call(list(opened(leaves))), chosen, name,
                                   takes_gradients=False,
                                   call_last=lambda leaves: call(handed_over(leaves)),
-                                  saved_from=saved_from, frees_inputs=is_backward, pair=saved,
+                                  saved_from=saved_from, frees_inputs=is_backward,
+                                  tangents=tangents, pair=saved,
                                   may_pass_blocks=saved_from is not None and not dynamic)
         self._given = saved if is_backward and not dynamic else None
         self._call = call

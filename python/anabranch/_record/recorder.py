@@ -81,6 +81,7 @@ class Recorder:
             together.
         frees_inputs: whether plain calls free leaves that require no gradient as they go: it is a
             backward graph.
+        tangents: of a backward graph, the leaves that autograd holds until it has ended.
         pair: what a forward graph and its backward share.
         may_pass_blocks: whether saved results may be answered in blocks.
         differences: ``differences(key, keys)`` names in what a signature differs from the nearest
@@ -92,8 +93,8 @@ class Recorder:
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str, *,
                  takes_gradients: bool, call_last: Callable[[list[Any]], Any] | None = None,
                  saved_from: int | None = None, frees_inputs: bool = False,
-                 pair: SavedBlocks | None = None, may_pass_blocks: bool = False,
-                 following: Following | None = None,
+                 tangents: Collection[int] = (), pair: SavedBlocks | None = None,
+                 may_pass_blocks: bool = False, following: Following | None = None,
                  differences: Differences = lambda key, keys: [],
                  look_farther: Callable[[Collection[Path]], None] = lambda ways: None) -> None:
         self.name = name
@@ -103,7 +104,7 @@ class Recorder:
         self._call, self._call_last = call, call_last or call
         self._chosen, self._takes_gradients = chosen, takes_gradients
         self._saved_from, self._saved = saved_from, pair if may_pass_blocks else None
-        self._pair, self._frees_inputs = pair, frees_inputs
+        self._pair, self._frees_inputs, self._tangents = pair, frees_inputs, tangents
         self._following, self._look_farther = following, look_farther
         self._changing = ChangingValues()
         self._earlier = Earlier()
@@ -400,7 +401,7 @@ class Recorder:
             numbers = self._following.of_step(leaves, state, spec.follows)
         return spec.step(self._call, leaves, device, _capture_stream(device), numbers=numbers,
                          is_noted=self._has_lanes, is_compiled=not self._takes_gradients,
-                         is_backward=self._frees_inputs)
+                         is_backward=self._frees_inputs, tangents=self._tangents)
 
     # Launching.
 

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -202,7 +202,8 @@ class Specialization:
 
     def step(self, call: Callable[[list[Any]], Any], leaves: list[Any], device: int,
              stream: torch.cuda.Stream, *, numbers: StepNumbers | None, is_noted: bool,
-             is_compiled: bool, is_backward: bool = False) -> Step:
+             is_compiled: bool, is_backward: bool = False,
+             tangents: Collection[int] = ()) -> Step:
         """What is to be captured of a call in this signature's state. Raises NotRecordable."""
         state = self.state
         self.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -232,7 +233,7 @@ class Specialization:
         made = Step(call, leaves, self.arguments, tensors,
                     units_apart(tensors, len(self.arguments)), len(tensors) - len(given), owners,
                     device, stream, is_noted=is_noted, is_timed=self._is_timed, numbers=numbers,
-                    is_compiled=is_compiled, is_backward=is_backward,
+                    is_compiled=is_compiled, is_backward=is_backward, tangents=tangents,
                     optimizers=state.optimizers, fixed=fixed, objects=list(objects.values()),
                     on_cpu=standing(state.on_cpu), pinned=standing(state.pinned),
                     on_host=on_host.numbers)

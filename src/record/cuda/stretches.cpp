@@ -25,30 +25,52 @@ std::vector<Life> lives_of(const Discovery& step) {
   return lives;
 }
 
-// The memory of a step, by the nodes where it begins to be needed and is needed no more.
+// Where each piece of a step ends, which no stretch may cut: nodes that share scratch memory, which
+// is no allocation and so nothing that one stretch could leave for another.
+std::vector<std::uint32_t> ends_of_pieces(const Discovery& step, std::span<const Life> lives) {
+  std::vector<bool> is_scratch(step.units.size(), true);
+  for (const std::uint32_t unit : step.unit_of) is_scratch[unit] = false;
+  std::vector<std::uint32_t> last(step.step.image.nodes.size());
+  for (std::size_t unit = 0; unit < lives.size(); ++unit) {
+    if (!is_scratch[unit] || lives[unit].first == kNever) continue;
+    last[lives[unit].first] = std::max(last[lives[unit].first], lives[unit].last);
+  }
+  std::vector<std::uint32_t> ends;
+  std::uint32_t reached = 0;
+  for (std::uint32_t node = 0; node < last.size(); ++node) {
+    reached = std::max(reached, last[node]);
+    if (reached <= node) ends.push_back(node + 1);
+  }
+  return ends;
+}
+
+// The memory of a step, by the pieces where it begins to be needed and is needed no more.
 class Memory {
  public:
-  Memory(const Discovery& step, std::span<const std::uint32_t> let_go)
-      : nodes_(step.step.image.nodes.size()), dying_(nodes_.size()) {
+  Memory(const Discovery& step, std::span<const std::uint32_t> let_go) {
+    const std::vector<Life> lives = lives_of(step);
+    ends_ = ends_of_pieces(step, lives);
+    pieces_.resize(ends_.size());
+    dying_.resize(ends_.size());
     std::vector<bool> is_let_go(step.units.size());
     for (const std::uint32_t allocation : let_go) is_let_go[step.unit_of[allocation]] = true;
-    const std::vector<Life> lives = lives_of(step);
     for (std::size_t unit = 0; unit < lives.size(); ++unit) {
       if (lives[unit].first == kNever) continue;
-      add(lives[unit], step.units[unit].bytes, step.kinds[unit], is_let_go[unit]);
+      const Life life{piece_of(lives[unit].first), piece_of(lives[unit].last)};
+      add(life, step.units[unit].bytes, step.kinds[unit], is_let_go[unit]);
     }
   }
 
   // Of all that the nodes name, without temporaries.
   std::uint64_t named() const { return named_; }
 
-  // What the nodes take at once, one by one.
+  // What the pieces take at once, one by one.
   std::uint64_t peak() const {
     std::uint64_t given = let_go_, made = 0, most = 0;
-    for (std::size_t i = 0; i < nodes_.size(); ++i) {
-      made += nodes_[i].begins;
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      made += pieces_[i].begins;
       most = std::max(most, given + made);
-      given -= nodes_[i].let_go;
+      given -= pieces_[i].let_go;
       for (const Temporary& temporary : dying_[i]) made -= temporary.bytes;
     }
     return most;
@@ -61,25 +83,26 @@ class Memory {
     std::vector<std::uint32_t> ends;
     std::uint64_t given = let_go_, later_given = let_go_, made = 0, kept = 0;
     std::uint32_t begin = 0;
-    for (std::uint32_t i = 0; i < nodes_.size(); ++i) {
-      made += nodes_[i].begins;
+    for (std::uint32_t i = 0; i < pieces_.size(); ++i) {
+      made += pieces_[i].begins;
       if (given + made + kept > bound) {
-        ends.push_back(begin = i);
+        begin = i;
+        ends.push_back(ends_[i - 1]);
         given = later_given;
         kept = 0;
       }
-      later_given -= nodes_[i].let_go;
+      later_given -= pieces_[i].let_go;
       for (const Temporary& temporary : dying_[i]) {
         made -= temporary.bytes;
         if (temporary.first < begin) kept += temporary.bytes;
       }
     }
-    if (!nodes_.empty()) ends.push_back(static_cast<std::uint32_t>(nodes_.size()));
+    if (!ends_.empty()) ends.push_back(ends_.back());
     return ends;
   }
 
  private:
-  struct Node {
+  struct Piece {
     std::uint64_t begins = 0;  // fresh memory and temporaries that it names first
     std::uint64_t let_go = 0;  // given memory that it names last
   };
@@ -88,6 +111,10 @@ class Memory {
     std::uint64_t bytes = 0;
   };
 
+  std::uint32_t piece_of(std::uint32_t node) const {
+    return static_cast<std::uint32_t>(std::ranges::upper_bound(ends_, node) - ends_.begin());
+  }
+
   void add(const Life& life, std::uint64_t bytes, UnitKind kind, bool is_let_go) {
     if (kind == UnitKind::kTemporary) {
       dying_[life.last].push_back({life.first, bytes});
@@ -95,20 +122,21 @@ class Memory {
       named_ += bytes;
     }
     if (kind != UnitKind::kGiven) {
-      nodes_[life.first].begins += bytes;
+      pieces_[life.first].begins += bytes;
     } else if (is_let_go) {
       let_go_ += bytes;
-      nodes_[life.last].let_go += bytes;
+      pieces_[life.last].let_go += bytes;
     }
   }
 
-  std::vector<Node> nodes_;
-  std::vector<std::vector<Temporary>> dying_;  // by the node that names them last
+  std::vector<std::uint32_t> ends_;  // of pieces, as nodes
+  std::vector<Piece> pieces_;
+  std::vector<std::vector<Temporary>> dying_;  // by the piece that names them last
   std::uint64_t let_go_ = 0, named_ = 0;
 };
 
 bool is_one_stretch(const Discovery& step) {
-  return step.unsure != 0 || !step.tables.empty() || !step.step.numbers.empty();
+  return !step.tables.empty() || !step.step.numbers.empty();
 }
 
 UnitKind kind_within(UnitKind kind, const Unit& unit, const Life& life, std::uint32_t begin,
@@ -169,6 +197,10 @@ Discovery take_stretch(const Discovery& whole, std::uint32_t begin, std::uint32_
         kind_within(whole.kinds[unit], whole.units[unit], lives[unit], begin, end));
   }
   made.slots = find_slots(made.units, made.unit_of, made.kinds, made.step.sites);
+  if (begin == 0) {
+    made.unsure = whole.unsure;
+    made.first_unsure = whole.first_unsure;
+  }
   made.is_of_one = whole.is_of_one;
   made.is_stretch = true;
   return made;

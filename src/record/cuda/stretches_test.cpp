@@ -33,6 +33,17 @@ class Backward {
   Discovery step;
   std::vector<std::uint32_t> let_go;
 
+  // Memory that is no allocation.
+  void add_scratch(std::initializer_list<std::uint32_t> nodes) {
+    const auto unit = static_cast<std::uint32_t>(step.units.size());
+    const std::uint64_t address = (std::uint64_t{unit} + 1) << 32;
+    step.units.push_back({address, address, kMiB});
+    step.kinds.push_back(UnitKind::kTemporary);
+    for (const std::uint32_t node : nodes) {
+      step.step.sites.push_back({node, Operand::kParam, 128, unit});
+    }
+  }
+
   // What a launch in such stretches takes at its peak of what it is let go of and what it makes.
   std::uint64_t peak(const std::vector<std::uint32_t>& ends) const {
     std::uint64_t held = 0, most = 0;
@@ -105,7 +116,7 @@ TEST(Stretches, AStepWithoutNodesHasNone) {
   EXPECT_THAT(find_stretches(backward.step, backward.let_go), IsEmpty());
 }
 
-TEST(Stretches, AStepWithTablesNumbersOrUnsureWordsIsOne) {
+TEST(Stretches, AStepWithTablesOrNumbersIsOne) {
   const Backward backward(64, 20 * kMiB, 16 * kMiB);
   const auto expect_one = [&](auto change) {
     Discovery step = backward.step;
@@ -114,7 +125,36 @@ TEST(Stretches, AStepWithTablesNumbersOrUnsureWordsIsOne) {
   };
   expect_one([](Discovery& step) { step.tables.resize(1); });
   expect_one([](Discovery& step) { step.step.numbers.resize(1); });
-  expect_one([](Discovery& step) { step.unsure = 1; });
+}
+
+TEST(Stretches, TheFirstOneHasTheWordsThatAreUnsure) {
+  Backward backward(64, 20 * kMiB, 16 * kMiB);
+  const auto ends = find_stretches(backward.step, backward.let_go);
+  backward.step.unsure = 3;
+  EXPECT_EQ(find_stretches(backward.step, backward.let_go), ends);
+  EXPECT_EQ(take_stretch(backward.step, 0, ends[0]).unsure, 3u);
+  EXPECT_EQ(take_stretch(backward.step, ends[0], ends[1]).unsure, 0u);
+}
+
+TEST(Stretches, NodesThatShareScratchMemoryAreInOne) {
+  Backward backward(64, 20 * kMiB, 16 * kMiB);
+  const auto ends = find_stretches(backward.step, backward.let_go);
+  ASSERT_GT(ends.size(), 2u);
+  for (const std::uint32_t end : {ends[0], ends[1]}) backward.add_scratch({end - 1, end, end + 1});
+  const auto others = find_stretches(backward.step, backward.let_go);
+  EXPECT_GT(others.size(), 1u);
+  EXPECT_LE(others.size(), kMostStretches);
+  for (const std::uint32_t end : {ends[0], ends[1]}) {
+    EXPECT_FALSE(std::ranges::count(others, end));
+    EXPECT_FALSE(std::ranges::count(others, end + 1));
+  }
+  std::uint32_t begin = 0;
+  for (const std::uint32_t end : others) {
+    for (const CudaSlot& slot : take_stretch(backward.step, begin, end).slots) {
+      EXPECT_EQ(backward.step.unit_of[slot.allocation], slot.unit);
+    }
+    begin = end;
+  }
 }
 
 TEST(Stretches, CopiesFromTheHostDoNotKeepAStepWhole) {

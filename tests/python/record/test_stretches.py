@@ -197,14 +197,35 @@ def test_memory_that_one_stretch_leaves_for_another_is_the_arenas(recorded, step
     assert recorded.slot_count == 7
 
 
-def test_parameters_are_no_reason_to_cut(step):
+def test_parameters_and_tangents_are_no_reason_to_cut(step):
     _, found = recorded_of(step)
     assert found._step.let_go == [0, 1, 2]
     step.tensors[1].requires_grad_()
     _, found = recorded_of(step)
     assert found._step.let_go == [0, 2]
+    step.tangents = [2]
+    _, found = recorded_of(step)
+    assert found._step.let_go == [0]
     step.is_backward = False
     assert len(DiscoveredStep(step, found._capture, None)._stretches) == 1
+
+
+def test_another_capture_is_exchanged_for_all_stretches(step, monkeypatch):
+    made = []
+
+    class Unsure(OnTheCpu):
+        def __init__(self, stretch, *more, **named):
+            super().__init__(stretch, *more)
+            self.counts.unsure, self.numbers = int(self.is_first), []
+            made.append(self)
+
+    monkeypatch.setattr(discovered, "CapturedRecording", Unsure)
+    recorded, _ = recorded_of(step)
+    assert agree(recorded.launch(saved(3), []), expected(saved(3)))
+    assert recorded.exchange()
+    assert agree(recorded.launch(saved(4), []), expected(saved(4)))
+    assert [one.launched for one in made] == [1, 1, 1, 1]
+    assert not recorded.exchange()
 
 
 def test_tensors_in_blocks_are_found_by_every_stretch(recorded):

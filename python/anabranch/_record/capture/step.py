@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -103,6 +103,7 @@ class Step:
     is_timed: bool = False  # and from which line of eager code it comes
     is_compiled: bool = False  # `call` is what Inductor has made
     is_backward: bool = False  # a graph whose results are gradients
+    tangents: Collection[int] = ()  # of its leaves, those that autograd holds until it has ended
     optimizers: Sequence[torch.optim.Optimizer] = ()  # that it may step
     is_told: bool = False  # code outside torch may see that it is captured
     # What it uses besides, and may not move: insides of wrapping classes.

@@ -46,7 +46,8 @@ class DiscoveredStep:
         self._blocks = _blocks_of(step, capture, self.buffers)
         self._layouts = layouts
         self._step = self._discover()
-        self._stretches = _stretches_of(step, self._step)
+        self._ends = _ends_of_stretches(step, self._step)
+        self._stretches = _stretches(self._step, self._ends)
         self._formulas: Formulas | None = None
 
     def record(self, accept_unsure: bool, lanes: int = 1, ahead_bytes: int = 0,
@@ -62,11 +63,12 @@ class DiscoveredStep:
                 for slot in recording.slots if slot.block >= self._given})
         return made
 
-    def record_exchanged(self) -> CapturedRecording:
+    def record_exchanged(self) -> list[CapturedRecording]:
         """Of the other capture, in captured order. A word of which one cannot know what it is
         differs between the two: nothing reads it where launches of both give the same."""
         step = self._discover(is_exchanged=True)
-        made = CapturedRecording(step, True, mapped_memory=self._capture.is_mapped)
+        made = [CapturedRecording(stretch, True, mapped_memory=self._capture.is_mapped)
+                for stretch in _stretches(step, self._ends)]
         step.close()
         return made
 
@@ -109,16 +111,21 @@ class DiscoveredStep:
         self._step.close()
 
 
-def _stretches_of(step: Step, captured: CapturedStep) -> Sequence[CapturedStep | CapturedStretch]:
-    """A backward's launch frees what was saved for it between its stretches; parameters stay. Any
-    other step is one stretch."""
+def _ends_of_stretches(step: Step, captured: CapturedStep) -> list[int]:
+    """A backward's launch frees what was saved for it between its stretches; parameters and
+    tangents stay. Any other step is one stretch, which has no end here."""
     if not step.is_backward:
-        return [captured]
+        return []
     saved = [i for i, unit in enumerate(step.units)
              if all(number < step.arguments and not step.tensors[number].requires_grad
-                    for number, _ in unit.members)]
+                    and step.places[number] not in step.tangents for number, _ in unit.members)]
     ends = captured.stretches(saved)
-    if len(ends) < 2:
+    return ends if len(ends) > 1 else []
+
+
+def _stretches(captured: CapturedStep,
+               ends: Sequence[int]) -> Sequence[CapturedStep | CapturedStretch]:
+    if not ends:
         return [captured]
     return list(itertools.starmap(captured.stretch, itertools.pairwise([0, *ends])))
 

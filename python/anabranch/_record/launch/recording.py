@@ -73,7 +73,7 @@ class StepRecording:
         self._other = discovered.record_exchanged() if is_unsure else None
         self._formulas = discovered.formulas(recordings[0])
         if self._formulas is not None and self._other is not None \
-                and self._other.numbers != recordings[0].numbers:
+                and self._other[0].numbers != recordings[0].numbers:
             raise Unexplained("two captures differ in the words that follow it")
         # The words of the numbers that a launch had last; replaced, not changed.
         self._last_words: tuple[bytes, list[int]] = (b"", [])
@@ -200,7 +200,9 @@ class StepRecording:
         know what they are. Called again, it forgets the other capture and answers False."""
         if self._other is None:
             return False
-        self.stretches[0].recording, self._other = self._other, None
+        for stretch, other in zip(self.stretches, self._other, strict=True):
+            stretch.recording = other
+        self._other = None
         return True
 
     def time(self, every: int | None = None) -> None:
