@@ -2,7 +2,7 @@
 """Times inside recordings: what they cost, how much of them has a line, and whether stalls that were
 planted are named.
 
-    python bench/gpu/timing.py [results.json] [--rounds N]
+    python bench/gpu/timing.py [results.json] [--rounds N] [--parts costs lines stalls]
 
 A training step of 16 layers is run by three: never timed, timed once by explain(timing=True) and not
 asked since, and recorded with timing=True. A round is the mean of some hundred calls, since few of
@@ -149,21 +149,26 @@ def stalls() -> dict[str, Any]:
     return {"planted": found, "named": named, "reached": named == len(PLANTED)}
 
 
+PARTS: Mapping[str, Callable[[int], dict[str, Any]]] = {
+    "costs": costs, "lines": lambda rounds: lines(), "stalls": lambda rounds: stalls()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("results", nargs="?", type=Path)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("skipped: torch finds no GPU")
         return
     F.relu(torch.ones(1, device="cuda"))  # the context
-    parts = {"costs": costs(arguments.rounds), "lines": lines(), "stalls": stalls()}
-    for name, part in parts.items():
+    found = {}
+    for name in arguments.parts:
+        part = found[name] = PARTS[name](arguments.rounds)
         print(f"{name}: {'reached' if part['reached'] else 'NOT reached'}")
-    print(json.dumps({"mean_us": parts["costs"]["mean_us"], "times": parts["costs"]["times"],
-                      "named": parts["stalls"]["named"]}, indent=1))
-    save(arguments.results, "timing", **parts)
+        print(json.dumps({key: part[key] for key in ("mean_us", "times", "named") if key in part}))
+        save(arguments.results, "timing", **found)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,9 @@ inline constexpr std::uint64_t kStretchBytes = std::uint64_t{4} << 20;
 std::vector<std::uint32_t> find_stretches(const Discovery& whole,
                                           std::span<const std::uint32_t> let_go);
 
-// The nodes from `begin` to `end`. The first stretch has all words that are unsure. Temporaries that other nodes name, too, are memory that the
-// caller gives: fresh in the first stretch that names them.
+// The nodes from `begin` to `end`. The first stretch has all words that are unsure. Temporaries
+// that other nodes name, too, are memory that the caller gives: fresh in the first stretch that
+// names them.
 Discovery take_stretch(const Discovery& whole, std::uint32_t begin, std::uint32_t end);
 
 }  // namespace anabranch::cuda
