@@ -259,8 +259,8 @@ class Attempt:
     # The recording.
 
     def _make_and_launch(self, meter: Meter) -> tuple[Any, StepRecording]:
-        """Makes a recording and launches it. Where it differs from the plain run, it is made once
-        more without notes."""
+        """Makes a recording and launches it. Where it differs from the plain run, or a launch is
+        refused, it is made once more in a simpler way."""
         made = self._agree.make(lambda: self._make(self._step, meter))
         if self._trial is None:
             with phase(OF_LAUNCH, self._step.device):
@@ -269,10 +269,10 @@ class Attempt:
             return answer, made[0]
         try:
             return self._first_launch(made, meter)
-        except Untrusted as error:
+        except (Untrusted, NativeError) as error:
             if self._recorded is not None:
                 raise
-            if self._is_of_one:
+            if self._is_of_one and isinstance(error, Untrusted):
                 self._needs_two = True
             else:
                 self._step = _captured_differently(self._step, error, set())
@@ -543,13 +543,17 @@ class Attempt:
 # How a step is captured differently after each error, each at most once; None where it is not. Two
 # captures that differ are worth another try as they are: torch gives out its streams in turn, so a
 # stream that the call made may happen to be the one of the captures. So are words that may follow a
-# number in an unknown way: what compilers leave between words may look like that.
+# number in an unknown way: what compilers leave between words may look like that. What is no
+# backward is launched as one graph.
 _RETRIES: dict[type[Exception], Callable[[Step], Step | None]] = {
     Aliased: Step.joined,
     OtherGraph: lambda step: step,
     Unexplained: lambda step: step,
     BrokeWhileNoted: lambda step: dataclasses.replace(step, is_noted=False),
-    Untrusted: lambda step: dataclasses.replace(step, is_noted=False) if step.is_noted else None,
+    Untrusted: lambda step: (dataclasses.replace(step, is_noted=False, is_backward=False)
+                             if step.is_noted or step.is_backward else None),
+    NativeError: lambda step: (dataclasses.replace(step, is_backward=False)
+                               if step.is_backward else None),
     CopiedFromTheCpu: lambda step: (None if step.is_compiled
                                     else dataclasses.replace(step, has_constants=True)),
     BrokeUntold: lambda step: dataclasses.replace(step, is_told=True),
@@ -559,7 +563,8 @@ _RETRIES: dict[type[Exception], Callable[[Step], Step | None]] = {
 def _captured_differently(step: Step, why: Exception, tried: set[type[Exception]]) -> Step:
     """The step as it is captured next. Raises the error where nothing is left to try. ``tried`` has
     the errors so far."""
-    retry = None if type(why) in tried else _RETRIES.get(type(why))
+    ways = (way for kind, way in _RETRIES.items() if isinstance(why, kind))
+    retry = None if type(why) in tried else next(ways, None)
     changed = retry(step) if retry is not None else None
     if changed is None:
         raise why

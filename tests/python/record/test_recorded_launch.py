@@ -527,18 +527,19 @@ def making(monkeypatch, step_of):
         return ["recording"]
 
     def launch(attempt, made, meter):
-        fail(verify.Untrusted)
+        fail((verify.Untrusted, NativeError))
         return "answer", made[0]
 
     monkeypatch.setattr(attempt_module.Attempt, "_make_of", make)
     monkeypatch.setattr(attempt_module.Attempt, "_first_launch", launch)
 
-    def run():
+    def run(**kind):
         def rewind():
             seen.rewound += 1
 
+        step = dataclasses.replace(step_of[0], is_noted=True, **kind)
         attempt = attempt_module.Attempt(
-            "step", Specialization("()", State()), dataclasses.replace(step_of[0], is_noted=True),
+            "step", Specialization("()", State()), step,
             config.resolve({}), takes_gradients=True, has_lanes=True, saved_from=None,
             earlier=Earlier(), look_farther=lambda ways: None)
         attempt._trial = SimpleNamespace(rewind=rewind, use=lambda step: None)
@@ -565,6 +566,20 @@ def test_a_step_that_notes_break_or_make_wrong_is_made_again_without_them(making
     with pytest.raises(refusals.NotRecordable):
         run()
     assert len(seen.made) == 1  # no reason to run its Python again
+
+
+def test_a_backward_whose_stretches_are_refused_or_wrong_is_made_again_as_one_graph(making):
+    seen, run = making
+    refused = NativeError(402, "two slots share bytes")
+    for failure, is_noted in ((refused, True), (verify.Untrusted("differs"), False)):
+        seen.made.clear()
+        seen.failures.append(failure)
+        assert run(is_backward=True) == ("answer", "recording")
+        assert [step.is_backward for step in seen.made] == [True, False]
+        assert seen.made[-1].is_noted == is_noted
+    seen.failures.append(refused)
+    with pytest.raises(NativeError):
+        run()  # another step is one graph anyway
 
 
 def test_captures_that_differ_are_taken_once_more_and_no_more(making):
