@@ -8,9 +8,9 @@
 # be built and tested while a later one is broken. TEST_LIBRARIES are for tests and benchmarks alone.
 # A TEST_ONLY room is linked by the tests and benchmarks of the rooms that come after it, and is part
 # of nothing that ships. The tests of a THREADED room, in which threads meet, are those that
-# ThreadSanitizer has something to say of: label `threads`, target `threaded_tests`. They and the
-# BUSY_TESTS, which compute for seconds, are optimized as the rooms are; other tests spend more time
-# in the compiler than they run, and get ANABRANCH_TEST_OPTIONS.
+# ThreadSanitizer has something to say of: label `threads`, target `threaded_tests`. The BUSY_TESTS,
+# which compute for seconds, are optimized as the rooms are; other tests spend more time in the
+# compiler than they run, and get ANABRANCH_TEST_OPTIONS.
 #   x_test.cpp  -> test program   <room>_x_test, run by ctest
 #   x_bench.cpp -> benchmark      <room>_x_bench
 
@@ -82,7 +82,7 @@ function(anabranch_room name)
       anabranch_room_program(${name} ${file} "${upstream}" GTest::gmock_main ${ARG_TEST_LIBRARIES})
       add_test(NAME ${program} COMMAND ${program})
       set_tests_properties(${program} PROPERTIES TIMEOUT 300 LABELS unit)
-      if(ARG_THREADED OR file IN_LIST ARG_BUSY_TESTS)
+      if(file IN_LIST ARG_BUSY_TESTS)
         target_precompile_headers(${program} REUSE_FROM anabranch_optimized_test_headers)
       else()
         target_precompile_headers(${program} REUSE_FROM anabranch_test_headers)
