@@ -45,8 +45,8 @@ function(anabranch_room_properties target)
 endfunction()
 
 # What most files of the rooms include, compiled once for all. What ships is built without, so that
-# a file that lacks an include does not compile there. Fuzzers want rooms with options of their own.
-if(ANABRANCH_QUICK_BUILD AND NOT ANABRANCH_FUZZ)
+# a file that lacks an include does not compile there.
+if(ANABRANCH_QUICK_BUILD)
   file(WRITE "${PROJECT_BINARY_DIR}/generated/room_headers.cpp" "")
   add_library(anabranch_room_headers OBJECT "${PROJECT_BINARY_DIR}/generated/room_headers.cpp")
   anabranch_room_properties(anabranch_room_headers)

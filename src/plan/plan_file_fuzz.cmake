@@ -7,8 +7,9 @@ if(ANABRANCH_FUZZ)
   add_executable(plan_file_fuzz plan_file_fuzz.cpp)
   target_link_libraries(plan_file_fuzz PRIVATE anabranch_options Threads::Threads)
   foreach(room IN ITEMS base program plan)
-    # So that the fuzzer sees their branches.
+    # So that the fuzzer sees their branches. Headers that were precompiled without it do not fit.
     target_compile_options(anabranch_${room} PRIVATE -fsanitize=fuzzer-no-link)
+    set_target_properties(anabranch_${room} PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
     target_sources(plan_file_fuzz PRIVATE $<TARGET_OBJECTS:anabranch_${room}>)
     get_property(libraries GLOBAL PROPERTY ANABRANCH_LIBRARIES_${room})
     target_link_libraries(plan_file_fuzz PRIVATE ${libraries})
