@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from anabranch import _compat
+from anabranch._record.capture.capture import _draws_of
 from anabranch._record.capture.host_draws import DrawnOtherwise, HostDraws
-from anabranch._record.refusals import NotRecordable
+from anabranch._record.refusals import Again, Cause, NotRecordable
 
 pytestmark = pytest.mark.oldest
 LAYERS = 6
@@ -112,6 +114,16 @@ def test_what_else_draws_is_found_by_the_generator():
 
     draws, _, before, after = noted(step)
     assert not draws.leads_to(before, after)
+
+
+def test_what_else_has_drawn_once_does_not_refuse_a_step_for_ever():
+    draws, _, before, after = noted(lambda: layers(0.0))
+    made = [SimpleNamespace(draws=SimpleNamespace(draws=lambda: draws))] * 2
+    assert _draws_of(SimpleNamespace(drawn_to=after), made, before) == draws
+    torch.rand([])
+    with pytest.raises(Again, match="not all of them are drawn by its own code") as raised:
+        _draws_of(SimpleNamespace(drawn_to=torch.get_rng_state()), made, before)
+    assert raised.value.reason.code == Cause.RANDOM_ON_CPU
 
 
 def test_other_threads_draw_as_ever():

@@ -38,6 +38,7 @@ from anabranch._record.numbers.noted import Trace
 from anabranch._record.refusals import (
     FROM_THE_CPU,
     RANDOM_ON_CPU,
+    Again,
     BrokeUntold,
     BrokeWhileNoted,
     Cause,
@@ -146,13 +147,14 @@ def _of_one(step: Step, memory: CaptureMemory, only: Captured,
 
 def _draws_of(step: Step, made: Sequence[Captured], before: Tensor) -> Draws | None:
     """What the step draws on the CPU, if it does, where that is all it draws there. ``before`` is
-    the generator's state in which each capture began."""
+    the generator's state in which each capture began. What else has drawn in the plain run, such
+    as a compiler, may have done so once, so the next call tries again."""
     if step.drawn_to is None:
         return None
     first, *others = [captured.draws.draws() for captured in made if captured.draws]
     if any(other != first for other in others) or not first.leads_to(before, step.drawn_to):
-        raise NotRecordable(f"{RANDOM_ON_CPU}: not all of them are drawn by its own code alone",
-                            Cause.RANDOM_ON_CPU)
+        raise Again(f"{RANDOM_ON_CPU}: not all of them are drawn by its own code alone",
+                    Cause.RANDOM_ON_CPU)
     return first
 
 
