@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,7 @@ class Cuts:
 
 
 def find_cuts(gm: GraphModule) -> Cuts:
-    constants: set[Node] = set()
+    constants = {node for node in gm.graph.find_nodes(op="get_attr") if _holds_constant(gm, node)}
     reasons: list[Reason] = []
     others = set()
     for node in (node for node in gm.graph.nodes if node.op == "call_function"):
@@ -75,6 +76,12 @@ def _why_not(node: Node) -> Reason | None:
         why = in_parts.because(f"{node.target} answers a tensor on the CPU")
     place = source_of([node]) if why else None
     return why._replace(place=f"at {place}") if why and place else why
+
+
+def _holds_constant(gm: GraphModule, node: Node) -> bool:
+    """Whether its attribute is a number, or a few, on the CPU: torch.tensor(3.0) in the model."""
+    value = operator.attrgetter(str(node.target))(gm)
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
 
 
 def _is_constant(node: Node, known: set[Node]) -> bool:

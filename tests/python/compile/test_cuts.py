@@ -49,7 +49,8 @@ def to_gpu(x):
     lambda x, host: x.relu() @ x,
     lambda x, host: x + to_gpu(host),
     lambda x, host: x + torch.full((), 2.0) * 3,
-], ids=["only a GPU's", "a copy to the GPU", "constants of the CPU"])
+    lambda x, host: x / torch.sqrt(torch.tensor(64.0)),
+], ids=["only a GPU's", "a copy to the GPU", "constants of the CPU", "numbers of the model"])
 def test_a_graph_that_can_be_captured_is_not_cut(function):
     found = cuts(function)
     assert not found.reasons and not found.operators
