@@ -50,7 +50,8 @@ class Cause(enum.IntEnum):
         "Keep what changes from call to call in a tensor on the GPU, or give it as an argument.")
     WAITS_FOR_GPU = 311, (
         "Choose on the GPU (torch.where), or read the value (.item(), an if, a mask for an index) "
-        "after the step.")
+        'after the step; or compile the model with backend="anabranch", which records what lies '
+        "between.")
     COPIES_FROM_CPU = 312, (
         "Make what is constant on the GPU, before the step; give what changes as an argument.")
     LEGACY_STREAM = 313, (
