@@ -50,7 +50,6 @@ from anabranch._compat.compiling import (
     results_of_forward,
     saves_unseen,
     uncompiled,
-    without_autograd_cache,
     wrapper_function,
 )
 from anabranch._compat.cuda import (
@@ -83,6 +82,11 @@ from anabranch._compat.cuda import (
     store_of,
     tensors_alive,
     use_counts,
+)
+from anabranch._compat.graph_cache import (
+    graphs_from_cache,
+    key_of_graph,
+    without_autograd_cache,
 )
 from anabranch._compat.library import (
     byte_allocator,
@@ -161,6 +165,7 @@ __all__ = [
     "free_unbacked_symbols",
     "gather_together",
     "get_hash_for_files",
+    "graphs_from_cache",
     "in_graph_order",
     "in_parts",
     "in_profiles",
@@ -177,6 +182,7 @@ __all__ = [
     "keep_saved_tensors",
     "kernel_address",
     "kernels_at_the_end",
+    "key_of_graph",
     "kinds_of_results",
     "lays_channels_last",
     "let_schedulers_see_steps",

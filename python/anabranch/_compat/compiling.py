@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch._dynamo.config as dynamo_config
-import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch._dynamo import compiled_autograd
 from torch._dynamo.callback import callback_handler
@@ -65,18 +64,9 @@ def is_cpu_offload(policy: Any) -> bool:
 
 @contextlib.contextmanager
 def own_compile_context() -> Iterator[None]:
-    """Around the compilation of a model.
-
-    AOTAutograd's cache would hand back its graphs as Inductor compiled them, past streams, records
-    and reports. Inductor's own cache still spares the kernels.
-    """
-    with functorch_config.patch(enable_autograd_cache=False), _copies_of_overwritten_inputs():
+    """Around the compilation of a model."""
+    with _copies_of_overwritten_inputs():
         yield
-
-
-def without_autograd_cache() -> contextlib.AbstractContextManager[None]:
-    """Around the compilation of a model: its graphs come to our compiler, and not from a cache."""
-    return functorch_config.patch(enable_autograd_cache=False)
 
 
 @contextlib.contextmanager

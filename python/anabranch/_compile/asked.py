@@ -25,7 +25,7 @@ class Asked:
     def __init__(self, gm: GraphModule) -> None:
         self.lanes = 1
         self._priorities: dict[str, dict[int, Node]] = {}  # by stream, each where it first stands
-        for node in _nodes_of(gm):
+        for node in nodes_of(gm):
             self.lanes = max(self.lanes, _compat.annotation(node, OVERLAP) or 1)
             name = _compat.annotation(node, ANNOTATION)
             if name is not None:
@@ -49,7 +49,7 @@ class Asked:
         return {name: next(iter(found)) for name, found in self._priorities.items()}
 
 
-def _nodes_of(gm: GraphModule) -> Iterator[Any]:
+def nodes_of(gm: GraphModule) -> Iterator[Any]:
     for module in gm.modules():
         if isinstance(module, GraphModule):
             yield from module.graph.nodes

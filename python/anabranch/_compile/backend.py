@@ -17,17 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from anabranch import _compat, config, errors, streams
 from anabranch._arguments import wrong
-from anabranch._compile import report
-from anabranch._compile.asked import Asked
+from anabranch._compile import kept_graphs, report
+from anabranch._compile.asked import Asked, nodes_of
 from anabranch._compile.broken_libraries import without_broken_libraries
 from anabranch._compile.cuda_streams.instance import CudaInstance, CudaQueues
 from anabranch._compile.cuts import Cuts, find_cuts, record_parts
 from anabranch._compile.graph import StreamGraph, Unsupported, has_collectives
 from anabranch._compile.host.instance import HostInstance
+from anabranch._compile.kept_graphs import GraphFacts
 from anabranch._compile.lost_streams import lose
 from anabranch._compile.regions import CompiledRegion, compile_regions
 from anabranch._compile.streamed_graph import Instance, RecordedStreams, StreamedGraph
@@ -39,7 +40,7 @@ from anabranch._core.library import NativeError
 from anabranch._fx import attention_seeds, clone_outputs
 from anabranch._fx.bucket_gathers import bucket_gathers
 from anabranch._fx.partitioner import SavingPartitioner, tangents_in
-from anabranch._fx.source import inherit_lines
+from anabranch._fx.source import inherit_lines, lines_of
 from anabranch._offload.activation_memory import ActivationMemory
 from anabranch._offload.copies import moves_saved
 from anabranch._offload.planned import Planned
@@ -53,7 +54,9 @@ from anabranch._record.launch.saved_blocks import SavedBlocks
 from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._record.refusals import Cause, Reason
 from anabranch._record.warn import note
-from anabranch.streams import OFFLOAD, OVERLAP
+from anabranch.streams import ANNOTATION, OFFLOAD, OVERLAP
+
+RecordOf = Callable[[Callable[[list[Any]], Any]], RecordedGraph]
 
 log = logging.getLogger("anabranch.compile")
 _FELL_BACK, _REFUSED, _BUDGET_MISSED = 602, 607, 616
@@ -89,20 +92,41 @@ def backend(
     is_on_gpu = any(isinstance(given, torch.Tensor) and given.is_cuda for given in example_inputs)
     streamed = chosen.streams and not is_on_gpu and bool(asked.streams)
     memory = None if streamed else ActivationMemory(chosen)
-    patches: dict[str, Any] = {"custom_partitioner_fn": SavingPartitioner(streamed, memory),
-                               "triton.cudagraphs": False}
+    patches: dict[str, Any] = {
+        "custom_partitioner_fn": SavingPartitioner(streamed, memory, kept_graphs.version(chosen)),
+        "triton.cudagraphs": False}
     if is_on_gpu and chosen.record and _lanes(chosen, asked) > 1:
         patches |= _compat.OWN_BUFFERS
-    with _compat.own_compile_context():
+    saved = SavedBlocks()
+    is_kept = ties is None and memory is not None and _may_be_kept(gm, chosen)
+    cache = _compat.graphs_from_cache(functools.partial(_resume, chosen, saved)) if is_kept \
+        else _compat.without_autograd_cache()
+    with _compat.own_compile_context(), cache:
         compiled: Any = _compat.compile_fx(
             gm,
             example_inputs,
             inner_compile=functools.partial(_compile_graph, chosen,
-                                            config.follow(options, HostOptions.of), SavedBlocks(),
-                                            SavingBlocks(), memory),
+                                            config.follow(options, HostOptions.of), saved,
+                                            SavingBlocks(), memory, is_kept),
             config_patches=patches,
         )
     return ties.around(compiled) if ties else compiled
+
+
+def _may_be_kept(gm: GraphModule, chosen: config.Options) -> bool:
+    """Whether all that AOTAutograd makes of it may come from its cache later: wishes stand in no
+    key of a cache, and plans for memory depend on the machine."""
+    return chosen.activation_memory is None and not report.keeps_graphs() and not any(
+        _compat.annotation(node, wish) for node in nodes_of(gm)
+        for wish in (ANNOTATION, OVERLAP, OFFLOAD))
+
+
+def _resume(chosen: config.Options, saved: SavedBlocks, key: str, compiled: Any) -> None:
+    """A graph has come out of AOTAutograd's cache. KeyError where nothing is known of it."""
+    phases = report.Phases()
+    facts = kept_graphs.facts_of_kept(key)
+    unrecorded = _record(chosen, facts, compiled, saved) if facts.is_on_gpu else None
+    report.add(facts, compiled, None, unrecorded, phases)
 
 
 def _wish_as_around(gm: GraphModule) -> None:
@@ -127,11 +151,11 @@ def _take_streams_out(chosen: config.Options, gm: GraphModule) -> Ties | None:
 
 def _compile_graph(
     chosen: config.Options, at_launch: Callable[[], HostOptions], saved: SavedBlocks,
-    moved: SavingBlocks, memory: ActivationMemory | None, gm: GraphModule,
+    moved: SavingBlocks, memory: ActivationMemory | None, is_kept: bool, gm: GraphModule,
     example_inputs: Sequence[Any], **keywords: Any
 ) -> Any:
     """Compiles one graph of AOTAutograd: forward, backward or inference. ``at_launch`` answers the
-    options of a launch on the host."""
+    options of a launch on the host; ``is_kept``: it may come from a cache later."""
     phases = report.Phases()
     if _kind(keywords) == "forward":
         _compat.keep_saved_tensors()
@@ -148,18 +172,29 @@ def _compile_graph(
     streamed, reason = _split(chosen, at_launch, gm, asked, keywords, is_whole, phases)
     cuts = _cuts(chosen, gm) if is_whole and not moves_saved(gm.graph) else Cuts()
     compiled = streamed or _compile_unsplit(gm, example_inputs, keywords, cuts, phases)
-    unrecorded = None
+    facts, unrecorded = _facts_of(gm, _kind(keywords), _lanes(chosen, asked), cuts), None
     if is_on_gpu:
         if streamed and chosen.record:
             compiled = RecordedStreams(streamed)
-        recorded_as = dataclasses.replace(chosen, max_parallel_kernels=_lanes(chosen, asked))
-        unrecorded = _record(recorded_as, gm, compiled, _kind(keywords), cuts, saved,
-                             moved)
-    planned = memory.planned if memory and _kind(keywords) == "forward" else None
+        moving = functools.partial(_record_moving, compiled, gm.graph, facts.kind, moved) \
+            if moves_saved(gm.graph) else None
+        unrecorded = _record(chosen, facts, compiled, saved, moving)
+    planned = memory.planned if memory and facts.kind == "forward" else None
     if planned is not None and planned.reason:
         _miss_budget(chosen, planned)
-    report.add(_kind(keywords), gm, compiled, reason, unrecorded, phases, kept, planned)
+    report.add(facts, compiled, reason, unrecorded, phases, kept, planned)
+    key = _compat.key_of_graph(compiled)
+    if is_kept and planned is None and not moves_saved(gm.graph) and key is not None:
+        kept_graphs.keep(key, facts)
     return _boxed(compiled) if streamed else compiled
+
+
+def _facts_of(gm: GraphModule, kind: str, lanes: int, cuts: Cuts) -> GraphFacts:
+    nodes = gm.graph.nodes
+    return GraphFacts(kind, sum(node.op == "call_function" for node in nodes), lines_of(nodes),
+                      _is_on_gpu(gm), _is_dynamic(gm), lanes, cuts,
+                      _compat.results_of_forward() if kind == "forward" else None,
+                      tangents_in(recorded_inputs(gm.graph)))
 
 
 def _cuts(chosen: config.Options, gm: GraphModule) -> Cuts:
@@ -246,30 +281,36 @@ def _instances(graph: StreamGraph, regions: Sequence[CompiledRegion],
     return lambda args, options: CudaInstance(graph, regions, queues, args)
 
 
-def _record(chosen: config.Options, gm: GraphModule, compiled: Any, kind: str,
-            cuts: Cuts, saved: SavedBlocks, moved: SavingBlocks) -> Reason | None:
-    """Has what is compiled recorded as it runs, or its parts; or why not as one."""
+def _record(chosen: config.Options, facts: GraphFacts, compiled: Any, saved: SavedBlocks,
+            moving: Callable[[RecordOf], None] | None = None) -> Reason | None:
+    """Has what is compiled recorded as it runs, or its parts; or why not as one. ``moving`` does it
+    in another way."""
     if not chosen.record:
         return Reason("record=False", 0)  # asked for: no code
     if not _compat.is_inductors_graph(compiled):
         return Cause.NOTHING_ON_GPU.because("it has no operators")
-    name, dynamic, whole = f"a {kind} graph", _is_dynamic(gm), None
+    name, whole = f"a {facts.kind} graph", None
+    chosen = dataclasses.replace(chosen, max_parallel_kernels=facts.lanes)
 
     def record(call: Callable[[list[Any]], Any]) -> RecordedGraph:
-        return RecordedGraph(call, chosen, name, dynamic,
-                             _compat.results_of_forward() if kind == "forward" else None,
-                             is_backward=kind == "backward",
-                             tangents=tangents_in(recorded_inputs(gm.graph)),
-                             saved=saved if kind != "inference" else None)
+        return RecordedGraph(call, chosen, name, facts.is_dynamic, facts.saved_from,
+                             is_backward=facts.kind == "backward", tangents=facts.tangents,
+                             saved=saved if facts.kind != "inference" else None)
 
-    if moves_saved(gm.graph):
-        moving = MovingBackward if kind == "backward" else MovingForward
-        compiled.current_callable = moving(compiled.current_callable, gm.graph, moved, record)
+    if moving is not None:
+        moving(record)
         return None
-    if not cuts.reasons:
+    if not facts.cuts.reasons:
         whole = compiled.current_callable = record(compiled.current_callable)
-    record_parts(compiled, chosen, name, dynamic, cuts, whole)
-    return cuts.reasons[0] if cuts.reasons else None
+    record_parts(compiled, chosen, name, facts.is_dynamic, facts.cuts, whole)
+    return facts.cuts.reasons[0] if facts.cuts.reasons else None
+
+
+def _record_moving(compiled: Any, graph: Graph, kind: str, moved: SavingBlocks,
+                   record: RecordOf) -> None:
+    """Of a graph that moves what is saved."""
+    moving = MovingBackward if kind == "backward" else MovingForward
+    compiled.current_callable = moving(compiled.current_callable, graph, moved, record)
 
 
 def _no_compiler(error: Exception) -> errors.CompileError:

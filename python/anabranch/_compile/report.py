@@ -18,9 +18,10 @@ from torch.fx import GraphModule
 from anabranch import _compat, errors
 from anabranch._compile.contents import contents_of_lines, contents_of_streams
 from anabranch._compile.cuts import recordings_of
+from anabranch._compile.kept_graphs import GraphFacts
 from anabranch._compile.streamed_graph import RecordedStreams, StreamedGraph
 from anabranch._core.trace import Trace
-from anabranch._fx.source import SourceLine, lines_of
+from anabranch._fx.source import SourceLine
 from anabranch._offload.planned import Planned
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.timing import Timing
@@ -141,9 +142,12 @@ class Collector:
 def keep(gm: GraphModule) -> GraphModule | None:
     """A copy of a graph that is about to be compiled, for whoever keeps graphs: Inductor's passes
     change the graph itself."""
+    return copy_of(gm) if keeps_graphs() else None
+
+
+def keeps_graphs() -> bool:
     with _lock:
-        keeps = _collector is not None and _collector.keeps_graphs
-    return copy_of(gm) if keeps else None
+        return _collector is not None and _collector.keeps_graphs
 
 
 def copy_of(gm: GraphModule) -> GraphModule:
@@ -151,14 +155,13 @@ def copy_of(gm: GraphModule) -> GraphModule:
     return GraphModule(gm, copy.deepcopy(gm.graph))
 
 
-def add(kind: str, gm: GraphModule, compiled: Any, reason: str | None, unrecorded: Reason | None,
+def add(facts: GraphFacts, compiled: Any, reason: str | None, unrecorded: Reason | None,
         phases: Phases, kept: GraphModule | None = None,
         activations: Planned | None = None) -> None:
-    nodes = sum(node.op == "call_function" for node in gm.graph.nodes)
     text, code, remedy, place = unrecorded or (None, None, "", "")
-    report = GraphReport(kind, nodes, reason, text, code or None, place, remedy, phases.whole(),
-                         phases.seconds, lines_of(gm.graph.nodes), weakref.ref(compiled), kept,
-                         activations)
+    report = GraphReport(facts.kind, facts.operators, reason, text, code or None, place, remedy,
+                         phases.whole(), phases.seconds, list(facts.lines), weakref.ref(compiled),
+                         kept, activations)
     with _lock:
         _known[:] = [known for known in _known if known.compiled() is not None]
         _known.append(report)
@@ -166,7 +169,7 @@ def add(kind: str, gm: GraphModule, compiled: Any, reason: str | None, unrecorde
             _watch(_collector, report)
     _compat.trace_structured(
         "artifact",
-        metadata_fn=lambda: {"name": f"anabranch_{kind}", "encoding": "json"},
+        metadata_fn=lambda: {"name": f"anabranch_{facts.kind}", "encoding": "json"},
         payload_fn=lambda: _told(report),
     )
 

@@ -39,12 +39,13 @@ class SavingPartitioner(_compat.CustomPartitionerFn):
     """Min-cut with the readers of overwritten inputs pinned; ``pack`` for a graph of streams.
 
     ``around`` sees the joint graph before it is cut, and both graphs afterwards, and may change
-    what is saved.
+    what is saved. ``version`` is that of what is done besides, for keys of caches.
     """
 
-    def __init__(self, pack: bool, around: AroundCut | None = None) -> None:
+    def __init__(self, pack: bool, around: AroundCut | None = None, version: str = "") -> None:
         self._pack = pack
         self._around = around
+        self._version = version
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Any, **kwargs: Any
@@ -62,7 +63,8 @@ class SavingPartitioner(_compat.CustomPartitionerFn):
 
     def uuid(self) -> Any:
         return _compat.get_hash_for_files((__file__, pack_saved.__file__),
-                                         f"{self._pack} {self._around and self._around.name}")
+                                         f"{self._pack} {self._around and self._around.name} "
+                                         f"{self._version}")
 
 
 def pin_readers_of_overwritten_inputs(graph: Graph) -> list[Node]:

@@ -83,7 +83,8 @@ def prompt_gpu(monkeypatch):
     """Regions run on the host, as Inductor compiles them, when they are queued."""
     gpu = LateGpu()
     packs = backend.SavingPartitioner
-    monkeypatch.setattr(backend, "SavingPartitioner", lambda pack, memory: packs(False, memory))
+    monkeypatch.setattr(backend, "SavingPartitioner", lambda pack, memory, version: packs(
+        False, memory, version))
     monkeypatch.setattr(backend, "HostInstance", gpu.make)
     return gpu
 

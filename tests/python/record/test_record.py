@@ -18,8 +18,8 @@ from anabranch._compat import modes as _modes
 from anabranch._compile import backend
 from anabranch._compile import report as report_module
 from anabranch._compile.cuts import Cuts
+from anabranch._compile.kept_graphs import GraphFacts
 from anabranch._core.abi import CaptureCounts
-from anabranch._offload.recorded import SavingBlocks
 from anabranch._record import recorded_callable
 from anabranch._record.capture.step import Fresh
 from anabranch._record.launch.output_buffers import OutputBuffers
@@ -308,9 +308,9 @@ def test_a_graph_without_operators_is_neither_recorded_nor_watched():
     x = torch.ones(3, requires_grad=True)
     call(x).sum().backward()
     assert [graph.kind for graph in anabranch.explain(call, x).graphs] == ["forward"]
-    graph = torch.fx.symbolic_trace(lambda x: x)
-    assert backend._record(config.resolve({}), graph, graph.forward, "backward", Cuts(),
-                           SavedBlocks(), SavingBlocks()).text == "it has no operators"
+    facts = GraphFacts("backward", 0, [], True, False, 1, Cuts(), None, [])
+    assert backend._record(config.resolve({}), facts, lambda given: given,
+                           SavedBlocks()).text == "it has no operators"
 
 
 def test_explain_of_nothing_says_so():
