@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functorch.compile import min_cut_rematerialization_partition
 from torch._C import DisableTorchFunctionSubclass
+from torch._inductor.codecache import write_atomic
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch._logging._internal import trace_structured
@@ -230,4 +231,5 @@ __all__ = [
     "with_hooks",
     "without_autograd_cache",
     "wrapper_function",
+    "write_atomic",
 ]

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import pickle
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from anabranch._compile.cuts import Cuts
 from anabranch._fx.source import SourceLine
 
 log = logging.getLogger("anabranch.compile")
+_SEVERAL = "several"  # in a file in the facts' place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,24 +44,30 @@ class GraphFacts:
 
 
 def keep(key: str, facts: GraphFacts) -> None:
+    """Two models may have one graph and, of its results, save others: then neither is known."""
     path = _path_of(key)
+    known = _read(path)
+    is_other = known == _SEVERAL or (
+        isinstance(known, GraphFacts) and dataclasses.replace(facts, lines=known.lines) != known)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(pickle.dumps(facts))
-        os.replace(file.name, path)
-    except OSError:
+        _compat.write_atomic(str(path), pickle.dumps(_SEVERAL if is_other else facts),
+                             make_dirs=True)
+    except Exception:
         log.info("facts of a graph cannot be kept", exc_info=True)
 
 
 def facts_of_kept(key: str) -> GraphFacts:
-    try:
-        facts = pickle.loads(_path_of(key).read_bytes())
-    except Exception as error:  # of files that something else has written, too
-        raise KeyError(key) from error
+    facts = _read(_path_of(key))
     if not isinstance(facts, GraphFacts):
         raise KeyError(key)
     return facts
+
+
+def _read(path: Path) -> object:
+    try:
+        return pickle.loads(path.read_bytes())
+    except Exception:  # there is none, or something else has written it
+        return None
 
 
 def version(chosen: config.Options) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from anabranch import _compat, config
 from anabranch._compile import backend, kept_graphs, report
 from anabranch._compile.cuts import Cuts
 from anabranch._compile.kept_graphs import GraphFacts, facts_of_kept, keep
+from anabranch._fx.source import SourceLine
 from anabranch._record.launch.saved_blocks import SavedBlocks
 from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._record.refusals import Cause
@@ -117,9 +119,20 @@ def test_a_graph_from_the_cache_is_recorded_as_one_that_is_compiled(monkeypatch)
     assert recorded._recorder._chosen.max_parallel_kernels == 4
     assert recorded._given is saved
     cut = Cuts((Cause.GRAPH_IN_PARTS.because("it looks at a value"),))
-    keep("key", GraphFacts("inference", 3, [], True, False, 4, cut, None, []))
+    keep("in parts", GraphFacts("inference", 3, [], True, False, 4, cut, None, []))
     compiled.current_callable = len
-    backend._resume(config.resolve({}), saved, "key", compiled)
+    backend._resume(config.resolve({}), saved, "in parts", compiled)
     assert compiled.current_callable is len  # recorded in parts
     with pytest.raises(KeyError):
         facts_of_kept("another")
+
+
+def test_of_a_graph_that_two_models_have_otherwise_nothing_is_known():
+    line = SourceLine("model.py", 1, "forward", "x")
+    keep("key", FACTS)
+    keep("key", dataclasses.replace(FACTS, lines=[line]))
+    assert facts_of_kept("key").lines == [line]
+    for facts in (dataclasses.replace(FACTS, saved_from=2), FACTS):
+        keep("key", facts)
+        with pytest.raises(KeyError):
+            facts_of_kept("key")
