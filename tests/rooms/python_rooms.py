@@ -89,12 +89,13 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "host": _COMPILE_GRAPHS | {"streamed_graph"},
         "cuda_streams": _COMPILE_GRAPHS | {"streamed_graph"},
         "cuts": set(),
+        "kept_graphs": {"cuts"},
         "contents": {"streamed_graph"},
-        "report": {"contents", "cuts", "streamed_graph"},
+        "report": {"contents", "cuts", "kept_graphs", "streamed_graph"},
         "lost_streams": {"report"},
         "backend": _COMPILE_GRAPHS | {
             "user_streams", "broken_libraries", "streamed_graph", "host", "cuda_streams", "cuts",
-            "report", "lost_streams"},
+            "kept_graphs", "report", "lost_streams"},
     },
     "_explain": {
         "reasons": set(),
