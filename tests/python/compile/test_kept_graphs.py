@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,8 +29,10 @@ FACTS = GraphFacts("backward", 3, [], True, False, 4, Cuts(), None, [1])
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch):
-    """One that is empty."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    """One that does not have the test's models: an option that has no effect here is in its keys."""
+    monkeypatch.setattr(kept_graphs, "_path_of", lambda key: tmp_path / key)
+    with config.patch(bucket_bytes=time.time_ns()):
+        yield
 
 
 class Model(torch.nn.Module):
@@ -73,9 +77,9 @@ def test_options_that_change_what_is_compiled_find_their_own():
     assert trained(bucket_bytes=1)[1] == 1
 
 
-def test_a_model_of_whose_graphs_nothing_is_known_is_compiled_as_ever():
+def test_a_model_of_whose_graphs_nothing_is_known_is_compiled_as_ever(tmp_path):
     wanted, *_ = trained()
-    for path in (kept_graphs._path_of("x").parent).iterdir():
+    for path in tmp_path.iterdir():
         path.write_bytes(pickle.dumps("something else"))
     found, hits, told = trained()
     assert hits == 0 and all(map(torch.equal, found, wanted)) and len(told) == 2
@@ -83,7 +87,7 @@ def test_a_model_of_whose_graphs_nothing_is_known_is_compiled_as_ever():
 
 
 def test_what_cannot_be_written_is_not_kept_and_no_error(monkeypatch):
-    monkeypatch.setattr(kept_graphs, "_path_of", lambda key: kept_graphs.Path("/proc/nowhere/key"))
+    monkeypatch.setattr(kept_graphs, "_path_of", lambda key: Path("/proc/nowhere/key"))
     wanted, *_ = trained()
     found, hits, _ = trained()
     assert hits == 0 and all(map(torch.equal, found, wanted))
