@@ -270,7 +270,8 @@ class Attempt:
         try:
             return self._first_launch(made, meter)
         except (Untrusted, NativeError) as error:
-            if self._recorded is not None:
+            is_of_one_process = isinstance(error, NativeError) and self._agree.has_others
+            if self._recorded is not None or is_of_one_process:  # as above
                 raise
             if self._is_of_one and isinstance(error, Untrusted):
                 self._needs_two = True
@@ -290,6 +291,8 @@ class Attempt:
             try:
                 return self._make_of(step, meter)
             except NotRecordable as error:
+                if isinstance(error, Again) and self._agree.has_others:
+                    raise NotRecordable(error.reason) from error  # others would not try again
                 step = _captured_differently(step, error, tried)
                 if isinstance(error, BrokeUntold):
                     self._spec.why_told = str(error)

@@ -568,7 +568,8 @@ def test_a_step_that_notes_break_or_make_wrong_is_made_again_without_them(making
     assert len(seen.made) == 1  # no reason to run its Python again
 
 
-def test_a_backward_whose_stretches_are_refused_or_wrong_is_made_again_as_one_graph(making):
+def test_a_backward_whose_stretches_are_refused_or_wrong_is_made_again_as_one_graph(
+        making, monkeypatch):
     seen, run = making
     refused = NativeError(402, "two slots share bytes")
     for failure, is_noted in ((refused, True), (verify.Untrusted("differs"), False)):
@@ -580,6 +581,10 @@ def test_a_backward_whose_stretches_are_refused_or_wrong_is_made_again_as_one_gr
     seen.failures.append(refused)
     with pytest.raises(NativeError):
         run()  # another step is one graph anyway
+    seen.failures.append(refused)
+    monkeypatch.setattr(attempt_module.Rendezvous, "has_others", True)
+    with pytest.raises(NativeError):
+        run(is_backward=True)  # other processes have not been refused
 
 
 def test_captures_that_differ_are_taken_once_more_and_no_more(making):
@@ -592,6 +597,17 @@ def test_captures_that_differ_are_taken_once_more_and_no_more(making):
     with pytest.raises(refusals.OtherGraph, match="nodes"):
         run()
     assert len(seen.made) == 3
+
+
+def test_where_other_processes_take_part_none_tries_again_by_itself(making, monkeypatch):
+    seen, run = making
+    for has_others, kind in ((False, refusals.Again), (True, refusals.NotRecordable)):
+        monkeypatch.setattr(attempt_module.Rendezvous, "has_others", has_others)
+        seen.failures.append(refusals.Again("its numbers", refusals.Cause.RANDOM_ON_CPU))
+        with pytest.raises(refusals.NotRecordable, match="its numbers") as raised:
+            run()
+        assert type(raised.value) is kind
+        assert raised.value.reason.code == refusals.Cause.RANDOM_ON_CPU
 
 
 def test_what_is_named_twice_is_captured_again_as_one(making):
