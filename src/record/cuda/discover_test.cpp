@@ -4,6 +4,8 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
 #include "record/cuda/cuda_recording_testing.h"
 #include "record/cuda/stretches.h"
 
@@ -110,6 +112,39 @@ TEST_F(UnsureStepTest, WordsThatDifferAreCountedAndRefusedWhereTheyAreNotAccepte
   const auto accepted = make_recording(*d, *found, {.accept_unsure = true});
   ASSERT_TRUE(accepted.ok()) << accepted.error().message();
   EXPECT_EQ((*accepted)->step_counts().unsure, 1u);
+}
+
+// The same, three in a row.
+class UnsureChainTest : public UnsureStepTest {
+ protected:
+  UnsureChainTest() {
+    destroy_captures();
+    for (Captured& captured : captures) captured = capture();
+  }
+  void queue_step(CuStream on, const std::vector<CaptureAllocation>& memory) override {
+    for (int i = 0; i < 3; ++i) UnsureStepTest::queue_step(on, memory);
+  }
+};
+
+TEST_F(UnsureChainTest, StretchesOfEitherCaptureHaveTheSameSlots) {
+  const auto found = try_discover();
+  std::swap(captures[0], captures[1]);
+  const auto exchanged = try_discover();
+  ASSERT_TRUE(found.ok() && exchanged.ok());
+  EXPECT_EQ(found->unsure, 3u);
+  for (const auto& [begin, end] : {std::pair(0u, 1u), std::pair(1u, 3u)}) {
+    std::vector<CudaSlot> slots[2];
+    for (int of = 0; of < 2; ++of) {
+      const Discovery stretch = take_stretch(of == 0 ? *found : *exchanged, begin, end);
+      const auto made = make_recording(*d, stretch, {.accept_unsure = true});
+      ASSERT_TRUE(made.ok()) << made.error().message();
+      EXPECT_EQ((*made)->step_counts().unsure, begin == 0 ? 3u : 0u);
+      slots[of].assign((*made)->slots().begin(), (*made)->slots().end());
+      EXPECT_EQ(make_recording(*d, stretch).ok(), begin != 0);
+    }
+    EXPECT_TRUE(
+        std::ranges::equal(slots[0], slots[1], {}, &CudaSlot::allocation, &CudaSlot::allocation));
+  }
 }
 
 // A child graph at addresses that never move stays one node, unless numbers in it change.
