@@ -43,7 +43,7 @@ from anabranch._record.memory.lasting import has_planned_copies
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.picker import picker
 from anabranch._record.quick import increment_versions
-from anabranch._record.refusals import Aliased
+from anabranch._record.refusals import Aliased, OtherGraph
 from anabranch._record.tensors import units_overlap, whole_bytes
 
 BAD_BINDING = 402
@@ -75,6 +75,9 @@ class StepRecording:
         if self._formulas is not None and self._other is not None \
                 and self._other[0].numbers != recordings[0].numbers:
             raise Unexplained("two captures differ in the words that follow it")
+        if self._other is not None and list(map(_memory_of, self._other)) \
+                != list(map(_memory_of, recordings)):
+            raise OtherGraph("two captures of it differ in the memory that they name")
         # The words of the numbers that a launch had last; replaced, not changed.
         self._last_words: tuple[bytes, list[int]] = (b"", [])
         self.stretches = self._stretches_of(step, discovered, recordings)
@@ -379,6 +382,11 @@ class StepRecording:
         parts = None if poison is None \
             else _poisoned(poison, [bases[base] for base in begun], stretch)
         stretch.queue(self._device, given, offsets, bases, parts, (), replay)
+
+
+def _memory_of(recording: CapturedRecording) -> tuple[list[int], list[int]]:
+    """What a launch gives it: parts of its arena, and the blocks of its slots."""
+    return list(recording.parts), [slot.block for slot in recording.slots]
 
 
 def _poisoned(poison: int, fresh: Sequence[Tensor], stretch: Stretch) -> list[Tensor]:
