@@ -31,8 +31,8 @@ def describe_graph(name: str, report: GraphReport, contents: dict[str, Any]) -> 
     """``contents`` are those of ``report``."""
     took = ", ".join(f"{phase} {seconds:.1f} s"
                      for phase, seconds in report.phase_seconds.items())
-    head = (f"{name}, {report.nodes} operators, compiled in {report.seconds:.1f} s"
-            f"{f' ({took})' if took else ''}")
+    made = f"compiled in {report.seconds:.1f} s ({took})" if took else "from torch's cache"
+    head = f"{name}, {report.nodes} operators, {made}"
     if report.streamed is None:
         why = f"fell back: {report.reason}" if report.reason else "one stream"
         if report.unrecorded:

@@ -55,8 +55,10 @@ def trained(**options):
     loss = call(x).sum()
     loss.backward(retain_graph=True)
     loss.backward()  # which torch.compile by itself forbids
-    told = anabranch.explain(lambda: call(x).sum().backward()).graphs
+    explanation = anabranch.explain(lambda: call(x).sum().backward())
+    told = explanation.graphs
     hits = counters["aot_autograd"]["autograd_cache_hit"]
+    assert ("from torch's cache" in str(explanation)) == bool(hits)
     return [parameter.grad for parameter in made.parameters()], hits, told
 
 
