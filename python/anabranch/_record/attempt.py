@@ -271,7 +271,7 @@ class Attempt:
             return self._first_launch(made, meter)
         except (Untrusted, NativeError) as error:
             is_of_one_process = isinstance(error, NativeError) and self._agree.has_others
-            if self._recorded is not None or is_of_one_process:  # as above
+            if self._recorded is not None or is_of_one_process:  # others would not try again
                 raise
             if self._is_of_one and isinstance(error, Untrusted):
                 self._needs_two = True

@@ -89,15 +89,18 @@ TEST_F(DiscoverTest, AStretchHasTheNodesOfAChildGraphThatIsTakenInOrNone) {
 // Kernels whose last word is another number in each capture.
 class UnsureStepTest : public DiscoverTest {
  protected:
-  UnsureStepTest() {
+  explicit UnsureStepTest(int kernels = 1) : kernels_(kernels) {
     destroy_captures();
     for (Captured& captured : captures) captured = capture();
   }
   void queue_step(CuStream on, const std::vector<CaptureAllocation>& memory) override {
-    EXPECT_CU(add_one(on, memory[0].address, memory[1].address, testing::kWords - turn_++));
+    for (int i = 0; i < kernels_; ++i) {
+      EXPECT_CU(add_one(on, memory[0].address, memory[1].address, testing::kWords - turn_++));
+    }
   }
 
  private:
+  const int kernels_;
   std::uint32_t turn_ = 0;
 };
 
@@ -114,16 +117,9 @@ TEST_F(UnsureStepTest, WordsThatDifferAreCountedAndRefusedWhereTheyAreNotAccepte
   EXPECT_EQ((*accepted)->step_counts().unsure, 1u);
 }
 
-// The same, three in a row.
 class UnsureChainTest : public UnsureStepTest {
  protected:
-  UnsureChainTest() {
-    destroy_captures();
-    for (Captured& captured : captures) captured = capture();
-  }
-  void queue_step(CuStream on, const std::vector<CaptureAllocation>& memory) override {
-    for (int i = 0; i < 3; ++i) UnsureStepTest::queue_step(on, memory);
-  }
+  UnsureChainTest() : UnsureStepTest(3) {}
 };
 
 TEST_F(UnsureChainTest, StretchesOfEitherCaptureHaveTheSameSlots) {
