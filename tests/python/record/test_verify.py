@@ -112,6 +112,15 @@ def test_what_differs_as_launches_do_is_within_bounds():
         judge([1.0], Recorded(9.0, 9.25, 9.0))
 
 
+def test_what_hardly_ever_varies_is_launched_some_times_more():
+    """By how much shows in the seventh one alone, or what in the seventh plain run."""
+    near = 1.25 + ROUNDING / 64
+    assert judge([1.0], Recorded(1.25, *[near] * 5, 1.0)) is False
+    assert judge([1.0] * 6 + [1.25], Recorded(1.25, near)) is False
+    with pytest.raises(Untrusted, match="differs from 12 plain runs"):
+        judge([1.0], Recorded(1.25, near))
+
+
 def test_rounding_is_within_bounds_where_launches_differ_at_all():
     """By however little: the sum that another order rounds may be larger than theirs."""
     hardly = (1.0, 1.0 + ROUNDING / 64)
