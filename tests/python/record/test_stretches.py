@@ -30,6 +30,7 @@ from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.output_buffers import OutputBuffers
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces
+from anabranch._record.launch.stretch import passed_between
 from anabranch._record.launch.timing import Sample, Timing, joined
 from anabranch._record.specialization import BoundState
 from anabranch._record.state import state as state_module
@@ -195,6 +196,17 @@ def test_memory_that_one_stretch_leaves_for_another_is_the_arenas(recorded, step
     assert (counts.nodes, counts.lanes, counts.held_device_bytes) == (5, 2, 200)
     assert counts.launched_from_host == 7  # a launch counts once
     assert recorded.slot_count == 7
+
+
+def test_small_memory_that_the_same_stretches_pass_on_shares_an_allocation():
+    def naming(*blocks):
+        return SimpleNamespace(slots=[Slot(block, sizes[block], ALIGNMENT) for block in blocks])
+
+    sizes = {0: BYTES, 1: BYTES, 2: BYTES, 3: output_buffers.BLOCK_BYTES, 4: BYTES, 5: BYTES}
+    recordings = [naming(0, 1, 2, 3), naming(1, 4, 5), naming(2, 3, 4, 5)]
+    places, found = passed_between(recordings, lambda block: block > 0, 7)
+    assert places == {1: (7, 0), 2: (8, 0), 3: (9, 0), 4: (10, 0), 5: (10, 512)}
+    assert found == [BYTES, BYTES, output_buffers.BLOCK_BYTES, 512 + BYTES]
 
 
 def test_parameters_and_tangents_are_no_reason_to_cut(step):

@@ -26,7 +26,7 @@ from anabranch._record.capture.step import Fresh
 from anabranch._record.picker import picker
 
 # Torch serves requests of up to 10 MiB from segments of 20 MiB: a block is not kept from its holes.
-_BLOCK_BYTES = 10 << 20
+BLOCK_BYTES = 10 << 20
 _SMALL_BYTES = 2 << 20
 # Smaller: one that somebody keeps keeps its block. Torch calls requests up to this size small, too.
 _SMALL_GRADIENT_BYTES = 1 << 20
@@ -80,12 +80,12 @@ class OutputBuffers:
         """Blocks of one type, filled one after the other."""
         end, dtype = 0, parts[0][0].dtype
         for i, (buffer, size) in enumerate(parts):
-            if i and end + size > _BLOCK_BYTES:
+            if i and end + size > BLOCK_BYTES:
                 self._bases.append(OutputBuffer((end // dtype.itemsize,), (1,), dtype))
                 end = 0
             at = (buffer.shape, buffer.stride, end // dtype.itemsize)
             self._views.append((len(self._bases), at))
-            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+            end += aligned(size)
         self._bases.append(OutputBuffer((end // dtype.itemsize,), (1,), dtype))
 
     @property
@@ -124,6 +124,11 @@ class OutputBuffers:
             return bases
         return [*bases[:self.alone], *map(_compat.reinterpret_tensor, self._pick_bases(bases),
                                           *self._places)]
+
+
+def aligned(size: int) -> int:
+    """As torch allocates so many bytes."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def view_at(base: Tensor, offset_bytes: int, shape: Sequence[int], stride: Sequence[int],

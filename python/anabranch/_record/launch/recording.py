@@ -34,6 +34,7 @@ from anabranch._record.launch.stretch import (
     Stretch,
     last_named,
     packed,
+    passed_between,
     steady_addresses,
     total,
 )
@@ -123,12 +124,11 @@ class StepRecording:
     def _stretches_of(self, step: Step, discovered: DiscoveredStep,
                       recordings: Sequence[CapturedRecording]) -> list[Stretch]:
         given, answered = len(step.units), self._buffers.of
-        sizes = {slot.block: slot.size_bytes for recording in recordings for slot in recording.slots
-                 if slot.block >= given and slot.block - given not in answered}
         # Behind the bases of what is answered, memory that one stretch leaves for another.
-        passed = {block: self._buffers.bases + i for i, block in enumerate(sizes)}
-        self._layouts = [*self._buffers.layouts,
-                         *(((size,), (1,), torch.uint8) for size in sizes.values())]
+        passed, sizes = passed_between(
+            recordings, lambda block: block >= given and block - given not in answered,
+            self._buffers.bases)
+        self._layouts = [*self._buffers.layouts, *(((size,), (1,), torch.uint8) for size in sizes)]
         words = len(self._formulas) if self._formulas is not None else 0
         stretches: list[Stretch] = []
         for recording in recordings:

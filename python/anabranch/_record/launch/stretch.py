@@ -25,7 +25,7 @@ from anabranch._record import quick
 from anabranch._record.capture.labels import Label
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
-from anabranch._record.launch.output_buffers import OutputBuffers
+from anabranch._record.launch.output_buffers import BLOCK_BYTES, OutputBuffers, aligned
 from anabranch._record.launch.timing import Timer
 from anabranch._record.quick import addresses
 from anabranch._record.tensors import Unit
@@ -34,12 +34,12 @@ _address: Callable[[Tensor], int] = Tensor.data_ptr
 
 
 class Stretch:
-    """``passed`` are the bases of memory that one stretch leaves for another, by its block; they
-    stand behind those of ``buffers``. ``words`` is how many words a launch gives, ``first_slot``
-    how many of the stretches before it name given tensors."""
+    """``passed`` says where memory is that one stretch leaves for another, by its block: in which
+    base, behind those of ``buffers``, and at which byte. ``words`` is how many words a launch
+    gives, ``first_slot`` how many of the stretches before it name given tensors."""
 
     def __init__(self, recording: CapturedRecording, labels: Sequence[Label | None], step: Step,
-                 buffers: OutputBuffers, passed: Mapping[int, int], words: int,
+                 buffers: OutputBuffers, passed: Mapping[int, tuple[int, int]], words: int,
                  first_slot: int) -> None:
         self.recording, self.labels = recording, labels
         self.timer: Timer | None = None
@@ -62,7 +62,7 @@ class Stretch:
         self._pack_rest = struct.Struct(f"{len(self._parts) + words}Q").pack
 
     def _name_slots(self, step: Step, buffers: OutputBuffers,
-                    passed: Mapping[int, int]) -> list[tuple[int, int]]:
+                    passed: Mapping[int, tuple[int, int]]) -> list[tuple[int, int]]:
         """Where the slots behind those of given tensors are: in which base, and at which byte."""
         given, places = len(step.units), []
         for slot in self.recording.slots:
@@ -71,7 +71,7 @@ class Stretch:
                 self.units.append(unit)
                 self.alignments.append((unit.members[0][0], slot.alignment))
             elif slot.block in passed:
-                places.append((passed[slot.block], 0))
+                places.append(passed[slot.block])
             else:
                 buffer = buffers.of[slot.block - given]
                 self.buffers.add(buffer)
@@ -117,6 +117,30 @@ class Stretch:
         if self.timer is not None:
             self.timer.close()
             self.timer = None
+
+
+def passed_between(recordings: Sequence[CapturedRecording], is_passed: Callable[[int], bool],
+                   first_base: int) -> tuple[dict[int, tuple[int, int]], list[int]]:
+    """Where blocks are that one stretch leaves for another, and the bytes of these bases. Small
+    ones that the same stretches are the first and the last to name share a base: to allocate one
+    costs a launch some microseconds."""
+    turns: dict[int, tuple[int, int, int]] = {}  # the first and the last, and the bytes
+    for turn, recording in enumerate(recordings):
+        for slot in recording.slots:
+            if is_passed(slot.block):
+                first, _, size = turns.get(slot.block, (turn, turn, 0))
+                turns[slot.block] = first, turn, max(size, slot.size_bytes)
+    places: dict[int, tuple[int, int]] = {}
+    sizes: list[int] = []
+    filled: dict[tuple[int, int], int] = {}  # the base that such blocks are put in
+    for block, (first, last, size) in turns.items():
+        base = filled.get((first, last))
+        if base is None or aligned(sizes[base]) + size > BLOCK_BYTES:
+            base = filled[first, last] = len(sizes)
+            sizes.append(0)
+        at = aligned(sizes[base])
+        places[block], sizes[base] = (first_base + base, at), at + size
+    return places, sizes
 
 
 def last_named(named: Sequence[Collection[int]]) -> list[list[int]]:
