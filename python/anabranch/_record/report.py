@@ -53,7 +53,7 @@ class RecordingReport:
     """One signature of a recorded callable, as it is when it is asked for: what became of it. Times
     in seconds, memory in bytes."""
 
-    inputs: str
+    inputs: str  # the first ones, and how many more
     calls: int = 0
     differs: str = ""  # in what its signature differs from the nearest one that there was
     # Why it runs plainly: in short, the code of errors.md, the user's line, and what to write

@@ -31,6 +31,7 @@ LEAF_TYPES = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None))
 ARGUMENTS_ALONE = -1  # in place of the containers
 LEAF = 0
 _FLOATS = frozenset((float,))
+_MOST_DESCRIBED = 12  # leaves
 
 
 def unpack(thing: Any, leaves: list[Any]) -> Any:
@@ -213,7 +214,9 @@ def _guard_of(leaf: Any) -> Any:
 
 
 def describe(leaves: Sequence[Any]) -> str:
+    """The first ones: a compiled graph has hundreds."""
     parts = [f"{str(leaf.dtype).removeprefix('torch.')}[{', '.join(map(str, leaf.shape))}]"
              if isinstance(leaf, Tensor) else repr(leaf)[:40] if isinstance(leaf, PLAIN)
-             else type(leaf).__name__ for leaf in leaves]
-    return f"({', '.join(parts)})"
+             else type(leaf).__name__ for leaf in leaves[:_MOST_DESCRIBED]]
+    left = len(leaves) - len(parts)
+    return f"({', '.join(parts)}{f' and {left} more' if left > 0 else ''})"

@@ -12,7 +12,13 @@ from torch import nn
 
 from anabranch import config
 from anabranch._record import recorder as recorder_module
-from anabranch._record.signature import ARGUMENTS_ALONE, differences, kind_of, signature_of
+from anabranch._record.signature import (
+    ARGUMENTS_ALONE,
+    describe,
+    differences,
+    kind_of,
+    signature_of,
+)
 from anabranch._record.specializations import Admission
 from anabranch._record.state.number_places import NumberPlaces
 from anabranch._record.state.state import NO_STATE, State
@@ -73,6 +79,12 @@ def called(made, *keys):
     for key in keys:
         run(made, key)
     return set(made.specializations)
+
+
+def test_of_many_inputs_the_first_are_told():
+    assert describe([torch.zeros(2, 3), 4, object()]) == "(float32[2, 3], 4, object)"
+    told = describe([torch.zeros(2)] * 300)
+    assert told.count("float32[2]") == 12 and told.endswith("float32[2] and 288 more)")
 
 
 def test_a_signature_that_comes_back_takes_the_place_of_one_that_is_not_called_meanwhile():
