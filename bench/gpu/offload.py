@@ -271,6 +271,7 @@ def measure(make: Callable[[bool], Problem], way: Way, is_quick: bool,
         losses = [float(step()) for _ in range(STEPS)]
     torch.cuda.synchronize()
     ready_s = time.perf_counter() - begun
+    torch._C._cuda_clearCublasWorkspaces()  # torch keeps them; a recording has its own
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     step()
