@@ -278,18 +278,27 @@ def measure(make: Callable[[bool], Problem], way: Way, is_quick: bool,
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - before
     times = Sample([round(time_call(step)[0], 1) for _ in range(rounds)])
+    graphs = [] if way.is_recorded else anabranch.explain(step).graphs
+    reports = step.reports if way.is_recorded else [
+        report for graph in graphs for report in graph.recordings]
     return {"peak_mib": round(peak / MIB, 1), "step_us": times.median, "iqr": times.iqr,
             "ready_s": round(ready_s, 1), "losses": losses, "rounds": times.rounds,
-            "planned": [] if way.is_recorded else planned(step)}
+            "planned": planned(graphs), "arenas_mib": arenas(reports)}
 
 
-def planned(step: Callable[[], Tensor]) -> list[dict[str, Any]]:
+def planned(graphs: list[Any]) -> list[dict[str, Any]]:
     """What the plans of a step's graphs expect, and how many tensors have which choice."""
-    found = [graph["activations"] for graph in anabranch.explain(step).to_dict()["graphs"]
-             if graph["activations"]]
+    found = [graph.activations.to_dict() for graph in graphs if graph.activations is not None]
     return [{**{key: value for key, value in one.items() if key != "tensors"},
              "choices": collections.Counter(tensor["choice"] for tensor in one["tensors"])}
             for one in found]
+
+
+def arenas(reports: list[Any]) -> list[tuple[float, float]]:
+    """What each recording holds beside what it is given and answers, and the least that this could
+    be in its order."""
+    return [(round(one.arena_bytes / MIB, 1), round(one.arena_lower_bound_bytes / MIB, 1))
+            for one in reports if one.nodes]
 
 
 def expected(row: dict[str, Any], plain: dict[str, Any]) -> dict[str, float]:

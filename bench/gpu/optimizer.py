@@ -148,12 +148,14 @@ def measure(what: str, models: Mapping[str, Model], step_of: Callable[[Model], S
     found = race({**steps, LINK: link.in_then_out, LINK_BOTH: link.at_once}, rounds)
     bounds = {PINNED: to_bound(found, PINNED, RESIDENT),
               RECORDED: to_bound(found, RECORDED, RESIDENT_RECORDED)}
-    return {"what": what, "same_result": same, "step_bytes": peaks,
-            "rows_us": {way: times.row() for way, times in found.items()},
-            "times_of_bound": {way: round(times, 3) for way, (times, _) in bounds.items()},
-            "iqr": {way: round(spread, 3) for way, (_, spread) in bounds.items()},
-            "reach": MOST, "reached": all(times <= MOST for times, _ in bounds.values()),
-            "rounds": {way: times.raw() for way, times in found.items()}}
+    row = {"what": what, "same_result": same, "step_bytes": peaks,
+           "phase_seconds": dict(recorded[PINNED].reports[-1].phase_seconds),
+           "rows_us": {way: times.row() for way, times in found.items()},
+           "times_of_bound": {way: round(times, 3) for way, (times, _) in bounds.items()},
+           "iqr": {way: round(spread, 3) for way, (_, spread) in bounds.items()},
+           "reach": MOST, "reached": all(times <= MOST for times, _ in bounds.values())}
+    print(row, flush=True)
+    return {**row, "rounds": {way: times.raw() for way, times in found.items()}}
 
 
 def main() -> None:
@@ -177,11 +179,10 @@ def main() -> None:
     about = {"parameters": count * WIDTH**2, "layers": count, "width": WIDTH, "rows": chosen.rows,
              "state_bytes": link.bytes, "gb_per_s": link.rates()}
     print(about, flush=True)
+    save(chosen.results, "gpu_optimizer", **about, answers=answers)
     x = torch.randn(chosen.rows, WIDTH, device="cuda")
     answers.append(measure("forward, backward and step", models,
                            lambda model: lambda: model.train(x), chosen.rounds))
-    for answer in answers:
-        print({key: value for key, value in answer.items() if key != "rounds"}, flush=True)
     save(chosen.results, "gpu_optimizer", **about, answers=answers)
 
 
