@@ -28,7 +28,7 @@ from stand_in_recording import Launched, StandIn
 import anabranch
 from anabranch import _compat
 
-pytestmark = [pytest.mark.own, pytest.mark.oldest]
+pytestmark = pytest.mark.own
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
