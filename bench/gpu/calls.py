@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from llama import Llama, Shape, loss_of, rotation
+from cases.llama import Llama, Shape, loss_of, rotation
 from turns import save
 
 import anabranch

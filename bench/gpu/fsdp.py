@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from llama import Llama, Shape, loss_of, rotation
+from cases.llama import Llama, Shape, loss_of, rotation
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from turns import Step, faster, frozen, over_gpus, race, save
 

@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from llama import Llama, Shape, loss_of, rotation
-from loops_generation import LONGEST, TOKENS, Generator, Loop
-from loops_generation import SHAPE as GENERATOR
-from loops_sizes import (
+from cases.llama import Llama, Shape, loss_of, rotation
+from cases.loops_generation import LONGEST, TOKENS, Generator, Loop
+from cases.loops_generation import SHAPE as GENERATOR
+from cases.loops_sizes import (
     BATCHES,
     CALLS,
     FROZEN,

@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from llama import Shape
-from memory_loop import LIMIT_S, MIB, OWN_CASES, TIMED, steady, training
-from memory_models import filling
+from cases.llama import Shape
+from cases.memory_loop import LIMIT_S, MIB, OWN_CASES, TIMED, steady, training
+from cases.memory_models import filling
 from steps import BACKEND, PLAIN, RECORD
 from turns import save
 

@@ -38,7 +38,7 @@ import torch._dynamo
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
-from llama import Llama, Shape, loss_of, rotation
+from cases.llama import Llama, Shape, loss_of, rotation
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from turns import Sample, save, time_call

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
-from llama import Block, Llama, Shape, loss_of, rotation
+from cases.llama import Block, Llama, Shape, loss_of, rotation
 from turns import Step, Times, faster, frozen, race, save
 
 import anabranch

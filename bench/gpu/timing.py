@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch.nn.functional as F
-from llama import Llama, Shape, loss_of, rotation
-from planted_stalls import PLANTED
+from cases.llama import Llama, Shape, loss_of, rotation
+from cases.planted_stalls import PLANTED
 from torch import Tensor
 from turns import Sample, ratio, save
 

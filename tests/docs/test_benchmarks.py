@@ -19,16 +19,25 @@ def files_of(folder):
             if (file := str(getattr(module, "__file__", "") or "")).startswith(str(folder))}
 
 
+def imported_as(path):
+    """From which folder, and by which name: a package stands beside the scripts that use it."""
+    if not (path.parent / "__init__.py").exists():
+        return path.parent, path.stem
+    name = "" if path.stem == "__init__" else f".{path.stem}"
+    return path.parents[1], path.parent.name + name
+
+
 @pytest.mark.parametrize("path", sorted(BENCH.rglob("*.py")), ids=lambda path: path.stem)
 def test_a_benchmark_imports_what_there_is(path, monkeypatch):
     """As a script does: without what these tests have put on the path, or imported."""
-    monkeypatch.setattr(sys, "path", [str(path.parent), *(
+    folder, name_of_module = imported_as(path)
+    monkeypatch.setattr(sys, "path", [str(folder), *(
         entry for entry in sys.path if not entry.startswith(str(TESTS)))])
     for name in files_of(TESTS / "python" / "support"):
         monkeypatch.delitem(sys.modules, name)
     before = set(sys.modules)
     try:
-        importlib.import_module(path.stem)
+        importlib.import_module(name_of_module)
     finally:
         for name in {*files_of(BENCH), *files_of(TESTS / "python" / "support")} - before:
             del sys.modules[name]

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from llama import Llama, Shape, loss_of, rotation
 from steps import BACKEND, RECORD
 from torch import Tensor, nn
 from torch.utils.checkpoint import (
@@ -24,6 +23,7 @@ from torch.utils.checkpoint import (
 import anabranch
 from anabranch._compile import report as report_module
 from anabranch._record.report import RecordingReport
+from cases.llama import Llama, Shape, loss_of, rotation
 
 QUANTILES = (0.1, 0.5, 0.9)
 

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import torch
 import torch._dynamo
 import torch._inductor.compile_fx  # before the turn is taken, since it takes seconds
-from llama import Shape
-from memory_models import (
+from steps import BACKEND, KINDS, RECORD, WARM_UP, Case
+
+from cases.llama import Shape
+from cases.memory_models import (
     Workload,
     infer_bert,
     of_graphs,
@@ -25,7 +27,6 @@ from memory_models import (
     train_llama,
     train_lstm,
 )
-from steps import BACKEND, KINDS, RECORD, WARM_UP, Case
 
 LIMIT_S = 240  # of a process, its wait for the GPU left out
 TIMED = 10  # the last calls of a loop

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from llama import Block, Llama, Shape, rotate, rotation
 from torch import Tensor, nn
+
+from cases.llama import Block, Llama, Shape, rotate, rotation
 
 LONGEST, TOKENS = 1024, 32  # positions of the cache, and steps of a round
 SHAPE = Shape(longest=LONGEST)

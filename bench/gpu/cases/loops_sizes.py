@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from llama import Llama, Shape, loss_of, rotation
 from steps import RECORD
 from torch import Tensor
 from turns import frozen, time_call
 
 import anabranch
+from cases.llama import Llama, Shape, loss_of, rotation
 
 FROZEN = "frozen graphs"
 LENGTHS, CALLS = [64 + 16 * i for i in range(24)], 150
