@@ -9,9 +9,9 @@ Where these differ at all, an element may also be two units in its last place aw
 been rounded another way that is larger than those in which launches differed.
 How far plain runs are apart is no bound: a number that Python counts up makes them differ, and is
 frozen in a recording. Nor is how far launches side by side are: a race makes those differ. They
-have some launches more in captured order instead; and so has what these themselves answer another
-way each time: few runs tell little of a tensor that hardly ever varies. Failure: Untrusted, with
-the tensor that is wrong.
+are held to more launches in captured order instead. Where launches in captured order differ from
+one another, these go on, too, with a plain run each: few runs tell little of a tensor that hardly
+ever varies. Failure: Untrusted, with the tensor that is wrong.
 """
 
 from __future__ import annotations
