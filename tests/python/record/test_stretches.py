@@ -202,11 +202,11 @@ def test_small_memory_that_the_same_stretches_pass_on_shares_an_allocation():
     def naming(*blocks):
         return SimpleNamespace(slots=[Slot(block, sizes[block], ALIGNMENT) for block in blocks])
 
-    sizes = {0: BYTES, 1: BYTES, 2: BYTES, 3: output_buffers.BLOCK_BYTES, 4: BYTES, 5: BYTES}
+    sizes = {0: BYTES, 1: BYTES, 2: BYTES, 3: output_buffers._BLOCK_BYTES, 4: BYTES, 5: BYTES}
     recordings = [naming(0, 1, 2, 3), naming(1, 4, 5), naming(2, 3, 4, 5)]
     places, found = passed_between(recordings, lambda block: block > 0, 7)
     assert places == {1: (7, 0), 2: (8, 0), 3: (9, 0), 4: (10, 0), 5: (10, 512)}
-    assert found == [BYTES, BYTES, output_buffers.BLOCK_BYTES, 512 + BYTES]
+    assert found == [BYTES, BYTES, output_buffers._BLOCK_BYTES, 512 + BYTES]
 
 
 def test_parameters_and_tangents_are_no_reason_to_cut(step):

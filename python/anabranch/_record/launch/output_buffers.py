@@ -13,7 +13,7 @@ Threads: immutable once made. Failure: allocate() raises torch's errors.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from anabranch._record.capture.step import Fresh
 from anabranch._record.picker import picker
 
 # Torch serves requests of up to 10 MiB from segments of 20 MiB: a block is not kept from its holes.
-BLOCK_BYTES = 10 << 20
+_BLOCK_BYTES = 10 << 20
 _SMALL_BYTES = 2 << 20
 # Smaller: one that somebody keeps keeps its block. Torch calls requests up to this size small, too.
 _SMALL_GRADIENT_BYTES = 1 << 20
@@ -78,15 +78,14 @@ class OutputBuffers:
 
     def _share(self, parts: Sequence[tuple[OutputBuffer, int]]) -> None:
         """Blocks of one type, filled one after the other."""
-        end, dtype = 0, parts[0][0].dtype
-        for i, (buffer, size) in enumerate(parts):
-            if i and end + size > BLOCK_BYTES:
-                self._bases.append(OutputBuffer((end // dtype.itemsize,), (1,), dtype))
-                end = 0
-            at = (buffer.shape, buffer.stride, end // dtype.itemsize)
-            self._views.append((len(self._bases), at))
-            end += aligned(size)
-        self._bases.append(OutputBuffer((end // dtype.itemsize,), (1,), dtype))
+        dtype, ends = parts[0][0].dtype, dict[int, int]()
+        for (buffer, size), (block, begin) in zip(parts, in_blocks([size for _, size in parts]),
+                                                  strict=True):
+            at = (buffer.shape, buffer.stride, begin // dtype.itemsize)
+            self._views.append((len(self._bases) + block, at))
+            ends[block] = begin + _aligned(size)
+        self._bases += [OutputBuffer((end // dtype.itemsize,), (1,), dtype)
+                        for end in ends.values()]
 
     @property
     def bases(self) -> int:
@@ -126,7 +125,18 @@ class OutputBuffers:
                                           *self._places)]
 
 
-def aligned(size: int) -> int:
+def in_blocks(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Where pieces of memory of these sizes lie that fill blocks one after the other, each by its
+    block and at which byte. One that is larger than a block has one of its own size."""
+    block = end = 0
+    for size in sizes:
+        if end and end + size > _BLOCK_BYTES:
+            block, end = block + 1, 0
+        yield block, end
+        end += _aligned(size)
+
+
+def _aligned(size: int) -> int:
     """As torch allocates so many bytes."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 

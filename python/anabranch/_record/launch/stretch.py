@@ -25,7 +25,7 @@ from anabranch._record import quick
 from anabranch._record.capture.labels import Label
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
-from anabranch._record.launch.output_buffers import BLOCK_BYTES, OutputBuffers, aligned
+from anabranch._record.launch.output_buffers import OutputBuffers, in_blocks
 from anabranch._record.launch.timing import Timer
 from anabranch._record.quick import addresses
 from anabranch._record.tensors import Unit
@@ -124,23 +124,25 @@ def passed_between(recordings: Sequence[CapturedRecording], is_passed: Callable[
     """Where blocks are that one stretch leaves for another, and the bytes of these bases. Small
     ones that the same stretches are the first and the last to name share a base: to allocate one
     costs a launch some microseconds."""
-    turns: dict[int, tuple[int, int, int]] = {}  # the first and the last, and the bytes
+    turns: dict[int, tuple[int, int]] = {}  # the first and the last to name a block
+    size_of: dict[int, int] = {}
     for turn, recording in enumerate(recordings):
         for slot in recording.slots:
             if is_passed(slot.block):
-                first, _, size = turns.get(slot.block, (turn, turn, 0))
-                turns[slot.block] = first, turn, max(size, slot.size_bytes)
+                turns[slot.block] = turns.get(slot.block, (turn, turn))[0], turn
+                size_of[slot.block] = slot.size_bytes
+    alike: dict[tuple[int, int], list[int]] = {}
+    for block, named in turns.items():
+        alike.setdefault(named, []).append(block)
     places: dict[int, tuple[int, int]] = {}
-    sizes: list[int] = []
-    filled: dict[tuple[int, int], int] = {}  # the base that such blocks are put in
-    for block, (first, last, size) in turns.items():
-        base = filled.get((first, last))
-        if base is None or aligned(sizes[base]) + size > BLOCK_BYTES:
-            base = filled[first, last] = len(sizes)
-            sizes.append(0)
-        at = aligned(sizes[base])
-        places[block], sizes[base] = (first_base + base, at), at + size
-    return places, sizes
+    ends: dict[int, int] = {}  # of the bases
+    for blocks in alike.values():
+        first = first_base + len(ends)
+        for block, (base, at) in zip(blocks, in_blocks(size_of[block] for block in blocks),
+                                     strict=True):
+            places[block] = first + base, at
+            ends[first + base] = at + size_of[block]
+    return places, list(ends.values())
 
 
 def last_named(named: Sequence[Collection[int]]) -> list[list[int]]:
