@@ -54,11 +54,8 @@ from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.refusals import (
     Again,
-    Aliased,
     BrokeUntold,
-    BrokeWhileNoted,
     Cause,
-    CopiedFromTheCpu,
     Empty,
     NotRecordable,
     OtherGraph,
@@ -67,6 +64,7 @@ from anabranch._record.refusals import (
 )
 from anabranch._record.rendezvous import Rendezvous
 from anabranch._record.report import RecordingCost
+from anabranch._record.retries import captured_differently
 from anabranch._record.specialization import Specialization
 from anabranch._record.state.paths import Path
 from anabranch._record.state.side_effects import SideEffects
@@ -276,14 +274,14 @@ class Attempt:
             if self._is_of_one and isinstance(error, Untrusted):
                 self._needs_two = True
             else:
-                self._step = _captured_differently(self._step, error, set())
+                self._step = captured_differently(self._step, error, set())
         made.clear()
         self._trial.rewind()
         self._trial.use(self._step)
         return self._first_launch(self._agree.make(lambda: self._make(self._step, meter)), meter)
 
     def _make(self, step: Step, meter: Meter) -> list[StepRecording]:
-        """Recordings of ``step``. Where it breaks, it is captured differently, see _RETRIES."""
+        """Recordings of ``step``. Where it breaks, it is captured differently, see ``retries``."""
         if self._recorded is not None:
             return [self._recorded]
         tried: set[type[Exception]] = set()
@@ -293,7 +291,7 @@ class Attempt:
             except NotRecordable as error:
                 if isinstance(error, Again) and self._agree.has_others:
                     raise NotRecordable(error.reason) from error  # others would not try again
-                step = _captured_differently(step, error, tried)
+                step = captured_differently(step, error, tried)
                 if isinstance(error, BrokeUntold):
                     self._spec.why_told = str(error)
 
@@ -541,38 +539,6 @@ class Attempt:
     def close(self) -> None:
         if self._trial is not None:
             self._trial.close()
-
-
-# How a step is captured differently after each error, each at most once; None where it is not. Two
-# captures that differ are worth another try as they are: torch gives out its streams in turn, so a
-# stream that the call made may happen to be the one of the captures. So are words that may follow a
-# number in an unknown way: what compilers leave between words may look like that. What is no
-# backward is launched as one graph.
-_RETRIES: dict[type[Exception], Callable[[Step], Step | None]] = {
-    Aliased: Step.joined,
-    OtherGraph: lambda step: step,
-    Unexplained: lambda step: step,
-    BrokeWhileNoted: lambda step: dataclasses.replace(step, is_noted=False),
-    Untrusted: lambda step: (dataclasses.replace(step, is_noted=False, is_backward=False)
-                             if step.is_noted or step.is_backward else None),
-    NativeError: lambda step: (dataclasses.replace(step, is_backward=False)
-                               if step.is_backward else None),
-    CopiedFromTheCpu: lambda step: (None if step.is_compiled
-                                    else dataclasses.replace(step, has_constants=True)),
-    BrokeUntold: lambda step: dataclasses.replace(step, is_told=True),
-}
-
-
-def _captured_differently(step: Step, why: Exception, tried: set[type[Exception]]) -> Step:
-    """The step as it is captured next. Raises the error where nothing is left to try. ``tried`` has
-    the errors so far."""
-    ways = (way for kind, way in _RETRIES.items() if isinstance(why, kind))
-    retry = None if type(why) in tried else next(ways, None)
-    changed = retry(step) if retry is not None else None
-    if changed is None:
-        raise why
-    tried.add(type(why))
-    return changed
 
 
 def _words_of(recorded: StepRecording, numbers: StepNumbers) -> list[int]:
