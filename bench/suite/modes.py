@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of a case in each of the ways that are compared: what is called, and what it tells."""
+"""A step of a case in each of the ways that are compared: what is called, and what it tells.
+
+Models are compiled, by the backend also where the step around them is recorded: where that cannot be,
+their graphs are.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ RATE = 1e-5
 def compiled(model: torch.nn.Module, mode: str) -> Callable[..., Any]:
     if mode == "eager":
         return model
-    if mode == "anabranch":
+    if mode in ("anabranch", "record"):
         return torch.compile(model, backend=anabranch.backend)
     return torch.compile(model, mode="reduce-overhead" if mode == "reduce-overhead" else None)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from anabranch import config
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import SavedBlocks, handed_over, opened
+from anabranch._record.plain_steps import PLAIN_STEPS
 from anabranch._record.recorder import Recorder
 from anabranch._record.refusals import Cause
 from anabranch._record.report import RecordingReport
@@ -60,6 +61,8 @@ class RecordedGraph:
         leaves = self._given.of_backward(inputs) if self._given else inputs
         if torch.cuda.is_current_stream_capturing():
             return self._call(opened(leaves))  # becomes part of somebody's graph
+        if PLAIN_STEPS.is_trying():  # and is to become part of one
+            return self._call(handed_over(leaves))
         if self._numbers is None:
             self._numbers = [i for i, leaf in enumerate(inputs) if not isinstance(leaf, Tensor)]
         key: tuple[Any, ...] = tuple([inputs[i] for i in self._numbers])

@@ -8,10 +8,8 @@ be recorded runs plainly for ever, with its reason. Threads: any; one thread rec
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
-import threading
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -27,10 +25,11 @@ from anabranch._record.capture.untracked import UntrackedTensors
 from anabranch._record.following import Following
 from anabranch._record.launch.recording import BAD_BINDING, StepRecording
 from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks, handed_over, opened
-from anabranch._record.memory.gpu import empty_cache, free_bytes, give_back, is_plentiful
+from anabranch._record.memory.gpu import empty_cache, free_bytes, is_plentiful
 from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
+from anabranch._record.plain_steps import PLAIN_STEPS, capture_stream, on_capture_stream
 from anabranch._record.ready_calls import ReadyCall
 from anabranch._record.refusals import (
     ON_CPU,
@@ -53,14 +52,10 @@ from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE, State
 from anabranch._record.tensors import any_overlap, device_of, size_of, version_of
 from anabranch._record.trial.earlier import Earlier
-from anabranch._record.trial.trial import on_stream
 from anabranch._record.trial.verify import Untrusted
 from anabranch._record.warn import placed, tell
 
 log = logging.getLogger("anabranch.record")
-# Plain runs before a recording share the stream of captures, so callables have one at a time.
-# Compiled graphs do not wait: a callable's run may wait for their backward, on autograd's thread.
-_plain_steps = threading.RLock()
 _WARM_UP = 1  # plain calls of a signature before it is recorded
 _MOST_TRIES_AGAIN = 3
 
@@ -109,7 +104,7 @@ class Recorder:
         self._changing = ChangingValues()
         self._earlier = Earlier()
         self._alone: contextlib.AbstractContextManager[Any] = (
-            _plain_steps if takes_gradients else contextlib.nullcontext())
+            PLAIN_STEPS if takes_gradients else contextlib.nullcontext())
         # Kernels run side by side only where that is verified.
         self._has_lanes = chosen.max_parallel_kernels > 1 and chosen.verify
         # Decided once, when the first call begins: calls must stay on one stream, since gradients
@@ -173,7 +168,7 @@ class Recorder:
             wait_for_captures()
         with self._alone, self._compiled_for_lanes(), (
                 contextlib.nullcontext() if spec.is_short_of_memory or device is None
-                else _on_capture_stream(device)):
+                else on_capture_stream(device)):
             answer = self._call_last(leaves)
         self._check_answer(spec, answer, device)
         return answer
@@ -399,7 +394,7 @@ class Recorder:
         if self._following is not None and state.followed:
             spec.follows = self._following.places_in(leaves, state)
             numbers = self._following.of_step(leaves, state, spec.follows)
-        return spec.step(self._call, leaves, device, _capture_stream(device), numbers=numbers,
+        return spec.step(self._call, leaves, device, capture_stream(device), numbers=numbers,
                          is_noted=self._has_lanes, is_compiled=not self._takes_gradients,
                          is_backward=self._frees_inputs, tangents=self._tangents)
 
@@ -576,21 +571,6 @@ def _plain_answer(attempt: Attempt, why: Exception, call: Callable[[list[Any]], 
 
 def _applied(bound: BoundState | None, answer: Any) -> Any:
     return answer if bound is None or bound.mutations is None else bound.apply(answer)
-
-
-@contextlib.contextmanager
-def _on_capture_stream(device: int) -> Iterator[None]:
-    """Runs on the stream of captures. Cached memory of the caller's stream is given back before,
-    and that of this one afterwards."""
-    give_back(device)
-    with on_stream(_capture_stream(device), device):
-        yield
-    give_back(device)
-
-
-@functools.cache
-def _capture_stream(device: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 def _give_back_memory() -> None:

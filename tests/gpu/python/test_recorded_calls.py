@@ -140,7 +140,7 @@ def test_a_call_on_a_side_stream_follows_the_users_waits():
 @pytest.mark.parametrize("before", range(5))
 def test_a_stream_that_a_step_makes_may_be_the_one_of_captures(before):
     """Torch has 32 and gives them out in turn: so many are made before that one."""
-    ours = recorder._capture_stream(0)
+    ours = recorder.capture_stream(0)
     while torch.cuda.Stream() != ours:
         pass
     for _ in range(31 - before):

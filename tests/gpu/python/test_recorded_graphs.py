@@ -144,6 +144,23 @@ def test_a_compiled_model_inside_a_recorded_step(backend):
     assert_launched(train_both(make))
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_models_graphs_are_recorded_where_the_step_around_them_cannot_be(asks):
+    """A step that is recorded has their kernels itself."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = training(compiled(model), optimizer)
+    step = anabranch.record(lambda x, y: plain(x, y).item() if asks else plain(x, y))
+    for i in range(6):
+        step(*batch(i))
+    if asks:
+        assert_kinds_launched(recordings_in(step, *batch(6)), "forward", "backward")
+    else:
+        assert_launched(step, 4)
+        found = recordings_in(plain, *batch(6))
+        assert all(report.calls == 1 for reports in found.values() for report in reports), found
+
+
 def test_a_graph_that_is_not_recorded_says_why():
     call = compiled(lambda x: x * 2 + 1, options={"record": False})
     x = normal(0, 32)

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from anabranch import config, errors
 from anabranch._compile import backend
 from anabranch._compile import cuts as cuts_module
+from anabranch._record.plain_steps import PLAIN_STEPS
 from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._record.refusals import Cause
 
@@ -114,6 +115,20 @@ def test_graphs_with_one_cause_at_one_line_are_told_once_and_counted(monkeypatch
     [said] = [str(one.message) for one in told]
     assert said.startswith("graph 0 runs unrecorded: it is given nothing on a GPU\n  called at ")
     assert [report.times for graph in graphs for report in graph.reports] == [3, 3, 3]
+
+
+def test_graphs_are_not_recorded_by_themselves_while_a_callable_around_them_is_tried(monkeypatch):
+    """They become part of its recording; and have their own once it has been refused."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    graph = RecordedGraph(lambda given: [given[0] + 1], config.resolve({}), "graph", False)
+    with PLAIN_STEPS, PLAIN_STEPS:
+        assert torch.equal(graph([torch.ones(2)])[0], torch.full((2,), 2.0))
+    assert graph.reports == []
+    graph([torch.ones(2)])
+    with pytest.warns(errors.RecordWarning):
+        graph([torch.ones(2)])
+    [report] = graph.reports
+    assert report.calls == 2
 
 
 class InTwoParts:

@@ -260,7 +260,7 @@ def test_a_recorder_of_a_backward_graph_says_that_its_results_are_gradients(monk
     monkeypatch.setattr(Specialization, "step",
                         lambda self, *_, **how: seen.append(how["is_backward"]))
     monkeypatch.setattr("anabranch._record.recorder.device_of", lambda *_: 0)
-    monkeypatch.setattr("anabranch._record.recorder._capture_stream", lambda device: None)
+    monkeypatch.setattr("anabranch._record.recorder.capture_stream", lambda device: None)
     for frees_inputs in (True, False):
         made = Recorder(lambda leaves: None, config.resolve({}), "graph", takes_gradients=False,
                         frees_inputs=frees_inputs)

@@ -231,7 +231,7 @@ def test_plain_calls_of_one_callable_are_all_on_one_stream(stand_in, monkeypatch
         aside.append(device)
         yield
 
-    monkeypatch.setattr(recorder_module, "_on_capture_stream", on_capture_stream)
+    monkeypatch.setattr(recorder_module, "on_capture_stream", on_capture_stream)
     training = Training()
     recorder = recorder_of(training)
     for key in ("no moments yet", "moments"):

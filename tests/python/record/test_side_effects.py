@@ -335,7 +335,7 @@ def launching(monkeypatch):
     monkeypatch.setattr(recorded_callable, "_has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(recorder, "device_of", lambda leaves, tensors: 0)
-    monkeypatch.setattr(recorder, "_capture_stream", lambda device: None)
+    monkeypatch.setattr(recorder, "capture_stream", lambda device: None)
     monkeypatch.setattr(specialization, "_check_argument", lambda index, leaf, device: None)
     monkeypatch.setattr(recorder, "_give_back_memory", lambda: None)
     monkeypatch.setattr(recorder, "is_plentiful", lambda device, used: False)

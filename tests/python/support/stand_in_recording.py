@@ -133,7 +133,7 @@ class StandIn:
         monkeypatch.setattr(specialization, "HostArguments", arguments_on_the_gpu)
         monkeypatch.setattr(recorder.Recorder, "_check_answer",
                             lambda self, spec, answer, device: None)
-        monkeypatch.setattr(recorder, "_capture_stream", lambda device: None)
+        monkeypatch.setattr(recorder, "capture_stream", lambda device: None)
         monkeypatch.setattr(recorder, "_give_back_memory", lambda: None)
         monkeypatch.setattr(trial, "_SMALL_BYTES", 0)
         for module in (trial, values):
