@@ -394,15 +394,16 @@ typedef struct AnabranchCaptureCounts {
   uint64_t launched_from_host;
   uint64_t launched_from_device;
 } AnabranchCaptureCounts;
-/* Of a CUgraph, as soon as its capture has ended. The graph must be there until the step has been
- * discovered, that of the first capture until the last recording has been made of it. */
-ANABRANCH_C AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureDevice*,
-                                                                     void* graph);
-ANABRANCH_C void anabranch_capture_snapshot_free(AnabranchCaptureSnapshot*);
 typedef struct AnabranchCaptureRange {
   uint64_t begin;
   uint64_t size_bytes;
 } AnabranchCaptureRange;
+/* Of a CUgraph, as soon as its capture has ended. The graph must be there until the step has been
+ * discovered, that of the first capture until the last recording has been made of it. `staying` is
+ * pinned memory whose bytes are not noted: see capture.h. */
+ANABRANCH_C AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(
+    const AnabranchCaptureDevice*, void* graph, const AnabranchCaptureRange* staying, size_t count);
+ANABRANCH_C void anabranch_capture_snapshot_free(AnabranchCaptureSnapshot*);
 typedef struct AnabranchCaptureChecksum {
   uint64_t first;
   uint64_t second;

@@ -151,10 +151,12 @@ void* anabranch_capture_allocate(ptrdiff_t bytes, int, void*) {
 void anabranch_capture_release(void*, ptrdiff_t, int, void*) {}
 
 AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureDevice* device,
-                                                         void* graph) {
+                                                         void* graph,
+                                                         const AnabranchCaptureRange* staying,
+                                                         size_t count) {
   return ab::bridge::guard([&] {
     return ab::bridge::handle_of<AnabranchCaptureSnapshot>(
-        ab::CaptureSnapshot::make(device->device, ab::CudaGraph(graph)));
+        ab::CaptureSnapshot::make(device->device, ab::CudaGraph(graph), ranges_of(staying, count)));
   });
 }
 

@@ -88,8 +88,11 @@ struct CaptureMention {
 // be made at once: the host's allocator may give that memory out again, to the next capture first.
 class CaptureSnapshot {
  public:
-  // Of a graph that has not been instantiated.
-  ANABRANCH_API static Result<CaptureSnapshot> make(const Device& device, CudaGraph graph);
+  // Of a graph that has not been instantiated. `staying` is pinned memory that no allocator gives
+  // out again, as that of a step's state: what is there is not noted, since each launch reads what
+  // it finds. Sorted, without overlaps.
+  ANABRANCH_API static Result<CaptureSnapshot> make(const Device& device, CudaGraph graph,
+                                                    std::span<const CaptureRange> staying = {});
   CudaGraph graph() const { return graph_; }
   // Which of some ranges its nodes name, by addresses in whole words. Both captures freeze what
   // they agree on, so living memory that is in none of their blocks stays named where it was.

@@ -343,7 +343,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "capture_memory_begin_capture": (None, c_void_p),
     "capture_memory_allocate": (c_uint64, c_void_p, c_uint64),
     "capture_memory_open": (None, c_void_p),
-    "capture_snapshot_new": (c_void_p, c_void_p, c_void_p),
+    "capture_snapshot_new": (c_void_p, c_void_p, c_void_p, POINTER(CaptureRange), c_size_t),
     "capture_snapshot_free": (None, c_void_p),
     "capture_snapshot_mentions": (c_char_p, c_void_p, POINTER(CaptureRange), c_size_t),
     "capture_marks_new": (c_void_p, c_void_p),

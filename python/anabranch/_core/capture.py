@@ -128,13 +128,17 @@ class CaptureMemory(Handle):
 class CaptureSnapshot(Handle):
     """A graph as its capture left it, with what it copies from pinned memory.
 
-    To be made as soon as the capture has ended: that memory may be given out again.
+    To be made as soon as the capture has ended: that memory may be given out again. ``staying`` is
+    pinned memory, (address, bytes), of which this does not hold: launches read what is there. It is
+    sorted, and nothing overlaps.
     """
 
     _free = "capture_snapshot_free"
 
-    def __init__(self, device: CaptureDevice, graph: int) -> None:
-        super().__init__(core.capture_snapshot_new(device.handle, graph), device)
+    def __init__(self, device: CaptureDevice, graph: int,
+                 staying: Sequence[tuple[int, int]] = ()) -> None:
+        super().__init__(core.capture_snapshot_new(device.handle, graph, _ranges(staying),
+                                                   len(staying)), device)
 
     def mentions(self, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, str]]:
         """Which of some memory, (address, bytes), it names, each with the first node that does.

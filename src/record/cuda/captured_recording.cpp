@@ -135,13 +135,14 @@ Result<bool> CaptureMarks::has_new(CudaStream stream) const {
   return marks_->has_new(cuda::stream_of(stream));
 }
 
-Result<CaptureSnapshot> CaptureSnapshot::make(const Device& device, CudaGraph graph) {
+Result<CaptureSnapshot> CaptureSnapshot::make(const Device& device, CudaGraph graph,
+                                              std::span<const CaptureRange> staying) {
   const auto gpu = gpu_of(device);
   if (!gpu.ok()) return gpu.error();
   if (!graph) return no_graph("record");
   const cuda::ContextScope current(**gpu);
   if (!current.status().ok()) return current.status();
-  auto image = cuda::read_graph((*gpu)->driver(), cuda::graph_of(graph));
+  auto image = cuda::read_graph((*gpu)->driver(), cuda::graph_of(graph), staying);
   if (!image.ok()) return image.error();
   return CaptureSnapshot(graph, std::make_shared<const cuda::GraphImage>(*std::move(image)));
 }

@@ -48,7 +48,7 @@ from anabranch._record.refusals import (
     reason_for,
     reason_of,
 )
-from anabranch._record.tensors import MemoryOf, version_of
+from anabranch._record.tensors import MemoryOf, units_of, version_of
 
 _OF_LATE = 1  # generations of garbage
 # Of a capture and those behind it: whether the one tells enough.
@@ -286,7 +286,8 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
                 _end_of_capture()
                 raise
             # At once: pinned memory that it copies from and has freed may be given out again.
-            captured.snapshot = CaptureSnapshot(device, graph.raw_cuda_graph())
+            captured.snapshot = CaptureSnapshot(device, graph.raw_cuda_graph(), [
+                (unit.address, unit.size_bytes) for unit in units_of(step.pinned)])
             return answer
         finally:
             memory.shut()

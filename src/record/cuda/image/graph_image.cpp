@@ -27,7 +27,8 @@ Status refuse(const std::string& what, const std::string& why) {
 
 class Reader {
  public:
-  Reader(const Driver& driver, CuGraph graph) : driver_(driver), graph_(graph) {}
+  Reader(const Driver& driver, CuGraph graph, std::span<const CaptureRange> staying)
+      : driver_(driver), graph_(graph), staying_(staying) {}
 
   Result<GraphImage> run() {
     if (Status listed = list(); !listed.ok()) return listed;
@@ -122,7 +123,7 @@ class Reader {
         !got.ok()) {
       return got;
     }
-    auto child = Reader(driver_, inside).run();
+    auto child = Reader(driver_, inside, staying_).run();
     if (!child.ok()) return child.error();
     node.child = std::make_shared<const GraphImage>(*std::move(child));
     return {};
@@ -134,10 +135,16 @@ class Reader {
         !got.ok()) {
       return got;
     }
+    if (stays(source_of(node.copy) + source_shift(node.copy))) return {};
     auto bytes = read_pinned_source(driver_, node.copy);
     if (!bytes.ok()) return bytes.error();
     node.source_bytes = *std::move(bytes);
     return {};
+  }
+
+  bool stays(std::uint64_t address) const {
+    const auto behind = std::ranges::upper_bound(staying_, address, {}, &CaptureRange::begin);
+    return behind != staying_.begin() && address - behind[-1].begin < behind[-1].size_bytes;
   }
 
   Status read_kernel(std::uint32_t i) {
@@ -248,6 +255,7 @@ class Reader {
 
   const Driver& driver_;
   const CuGraph graph_;
+  const std::span<const CaptureRange> staying_;
   std::vector<CuGraphNode> created_;
   GraphImage image_;
 };
@@ -316,11 +324,12 @@ std::string describe_node(const GraphImage& image, std::uint32_t node) {
   return fmt::format("kernel {} '{}'", node, name.empty() ? "(unnamed)" : name);
 }
 
-Result<GraphImage> read_graph(const Driver& driver, CuGraph graph) {
+Result<GraphImage> read_graph(const Driver& driver, CuGraph graph,
+                              std::span<const CaptureRange> staying) {
   if (!driver.has(Feature::kEdgeData)) {
     return refuse("the graph", "cannot be read: " + driver.why_off(Feature::kEdgeData));
   }
-  return Reader(driver, graph).run();
+  return Reader(driver, graph, staying).run();
 }
 
 }  // namespace anabranch::cuda

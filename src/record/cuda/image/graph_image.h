@@ -13,10 +13,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "anabranch/capture.h"
 #include "anabranch/status.h"
 #include "device/cuda/driver.h"
 
@@ -94,6 +96,8 @@ std::string_view type_text(CuNodeType type);
 // "kernel 37 'triton_poi_fused_add_2'", "fill 4"
 std::string describe_node(const GraphImage& image, std::uint32_t node);
 
-Result<GraphImage> read_graph(const Driver& driver, CuGraph graph);
+// What copies read in `staying`, sorted ranges without overlaps, is not kept.
+Result<GraphImage> read_graph(const Driver& driver, CuGraph graph,
+                              std::span<const CaptureRange> staying = {});
 
 }  // namespace anabranch::cuda

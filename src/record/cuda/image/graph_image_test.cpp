@@ -132,6 +132,24 @@ TEST_F(GraphImageTest, WhatACopyReadsFromPinnedMemoryIsReadAtOnce) {
   EXPECT_THAT(image.nodes[1].source_bytes, ElementsAre(std::byte{63}, std::byte{64}));
 }
 
+TEST_F(GraphImageTest, WhatACopyReadsFromPinnedMemoryThatStaysIsNotKept) {
+  void* made = nullptr;
+  ASSERT_CU(d->cuMemHostAlloc(&made, 64, 0));
+  const auto pinned = reinterpret_cast<CuDevicePtr>(made);
+  const CuDevicePtr to = allocate(64);
+  const CuStream on = stream();
+  begin(on);
+  for (const int at : {7, 8, 31, 32, 40, 47, 48}) {
+    ASSERT_CU(d->cuMemcpyAsync(to, pinned + at, 1, on));
+  }
+  const CaptureRange staying[] = {{pinned + 8, 24}, {pinned + 40, 8}};
+  const auto image = read_graph(*d, end_capture(on), staying);
+  ASSERT_TRUE(image.ok());
+  std::vector<bool> is_kept;
+  for (const NodeImage& node : image->nodes) is_kept.push_back(!node.source_bytes.empty());
+  EXPECT_THAT(is_kept, ElementsAre(true, false, false, true, false, false, true));
+}
+
 TEST_F(GraphImageTest, OfOtherMemoryThanPinnedNothingIsRead) {
   std::vector<std::uint8_t> pageable(64, 1);
   void* gone = nullptr;
