@@ -11,29 +11,27 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from case import Case, make_case
+from clock import WARM_UP, Clock
 from judge import Reference, judge, left_behind, make_reference, tensors_of
 from lists import LISTS
 from modes import Step
 from standstill import Turn
+from together import SEPARATOR, timed_together
 
-WARM_UP = 10
-TIMED_S = 1.5  # further calls are timed until then
-MOST_TIMED = 100
-TURNS, TURN_S = 3, 0.5  # seconds of a turn in which calls are timed, after half as many
 FAST = 1.2  # of the median: a call that takes no longer is a fast one
 MESSAGE = 600  # characters of an error that are kept
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """``what``: all measures; only the speed; or nothing, calls until all is compiled."""
+    """``what``: all measures; only the speed; nothing, calls until all is compiled; or the speed of
+    several modes in one process."""
 
     list: str
     name: str
@@ -43,44 +41,7 @@ class Job:
     batch: int
     precision: str
     least_calls: int = 30
-    what: Literal["all", "speed", "compile"] = "all"
-
-
-class Clock:
-    """Times calls. ``durations`` and ``ends``, since the first call began, are in seconds."""
-
-    def __init__(self, step: Callable[[], Any], device: str) -> None:
-        self._step = step
-        self._wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-        self._wait()
-        self._begin = time.perf_counter()
-        self.durations: list[float] = []
-        self.ends: list[float] = []
-
-    def call(self) -> None:
-        start = time.perf_counter()
-        self._step()
-        self._wait()
-        end = time.perf_counter()
-        self.durations.append(end - start)
-        self.ends.append(end - self._begin)
-
-    def calls(self, least: int, seconds: float = TIMED_S, most: float = MOST_TIMED) -> list[float]:
-        """More where they are short; the durations of these calls."""
-        before, start = len(self.durations), time.perf_counter()
-        while (done := len(self.durations) - before) < least or (
-                done < most and time.perf_counter() - start < seconds):
-            self.call()
-        return self.durations[before:]
-
-    def calls_in_turns(self, turn: Turn, least: int) -> list[float]:
-        """Those of the turn that was fastest by its median."""
-        found = []
-        for _ in range(TURNS):
-            with turn:
-                self.calls(2, TURN_S / 2, float("inf"))
-                found.append(self.calls(-(-least // TURNS), TURN_S))
-        return min(found, key=statistics.median)
+    what: Literal["all", "speed", "compile", "together"] = "all"
 
 
 def seconds_until_fast(durations: Sequence[float], ends: Sequence[float], median: float) -> float:
@@ -154,6 +115,11 @@ class Measured:
         case = make_case(entry, job.batch, job.kind, job.device)
         if job.what == "compile":
             self._compile(case.in_precision(job.precision))
+            return
+        if job.what == "together":
+            self.stage = "calls"
+            case = case.in_precision(job.precision)
+            self.row.update(timed_together(case, job.kind, job.mode.split(SEPARATOR), self._turn))
             return
         self.stage = "eager"  # which also starts torch's libraries, so that no call has to
         reference = make_reference(case, job.kind, job.precision, is_exact=job.what == "all")

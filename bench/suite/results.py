@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+TOGETHER = "together"  # in the place of a mode: a row of several, timed in one process
 
 
 def folder_of(out: Path, device: str, batch: str, precision: str) -> Path:
@@ -54,3 +55,14 @@ def load(folder: Path) -> Iterator[dict[str, Any]]:
 def is_right(row: Row | None) -> bool:
     """It ran, and its results were what they should be."""
     return row is not None and "error" not in row and row["accuracy"]["passed"]
+
+
+def ms_of(kept: dict[str, Any], one: str, other: str) -> tuple[float, float] | None:
+    """Of two modes of a file, both right: in one process if they have been timed in one."""
+    rows = kept["rows"]
+    if not (is_right(rows.get(one)) and is_right(rows.get(other))):
+        return None
+    together = rows.get(TOGETHER, {}).get("ms", {})
+    if one in together and other in together:
+        return together[one], together[other]
+    return rows[one]["ms"], rows[other]["ms"]

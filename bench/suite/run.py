@@ -4,13 +4,15 @@ anabranch.record.
 
     python bench/suite/run.py [--lists hf timm torchbench] [--models ...] [--kinds ...]
         [--modes ...] [--device cuda|cpu] [--batch own|small|1] [--minutes N] [--warm-jobs N]
-        [--at-once N] [--cold] [--missing] [--share 1/4] [--names]
+        [--at-once N] [--cold] [--together] [--missing] [--share 1/4] [--names]
 
 A run may do a part: results are merged (results.py), and table.py makes a table of what there is.
 Each model in each mode is a process of its own and has the device for itself while it is timed.
 Before, a process has filled the caches of compiled code, several side by side with --warm-jobs. With
 --at-once several are compiled, set up and judged side by side instead, and all but one stand still
-while that is timed (standstill.py); the seconds until they are fast are then left out.
+while that is timed (standstill.py); the seconds until they are fast are then left out. With --together the
+modes of a model are timed once more, in one process and in turn (together.py), and nothing else is
+measured; the table's ratios are of these where they are there.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from lists import APART, CPU_SUBSET, LISTS, SMALL_BATCH, Entry, precision_of
 from measure import Job
 from modes import CPU_MODES, KINDS, MODES
 from processes import Task, context_for, run_all
-from results import folder_of, is_right, load, merge, path_of
+from results import TOGETHER, folder_of, is_right, load, merge, path_of
+from together import SEPARATOR
 
 ROOT = Path(__file__).resolve().parents[2]
 CHUNK = 2  # models and kinds for each job side by side, whose caches are filled before they run
@@ -77,7 +80,7 @@ class Run:
         name = f"{subject.entry.list}-{subject.entry.name}-{subject.kind}-{mode}-{what}"
         side_by_side = self.chosen.warm_jobs if what == "compile" else self.chosen.at_once
         compilers = max(len(os.sched_getaffinity(0)) // side_by_side, 1) if side_by_side > 1 else 0
-        is_alone = what != "all" or self.chosen.at_once == 1
+        is_alone = what not in ("all", "together") or self.chosen.at_once == 1
         return Task(self.job(subject, mode, what), cache or self.chosen.cache, self.places / name,
                     self.chosen.timeout * (1 if is_alone else self.chosen.at_once), compilers,
                     is_alone)
@@ -148,7 +151,18 @@ class Run:
         self.measure([(subject, mode) for mode in self.chosen.modes for subject in subjects
                       if mode in self.wanted(subject) and mode != "eager"])
 
+    def together(self, subjects: list[Subject]) -> None:
+        mode = SEPARATOR.join(mode for mode in self.chosen.modes if mode != "eager")
+        tasks = {self.task(subject, mode, "together"): subject for subject in subjects
+                 if not self.chosen.missing or (subject.entry.list, subject.kind, subject.entry.name,
+                                                TOGETHER) not in self.there}
+        for task, row in run_all(self.context, list(tasks), self.chosen.at_once, self.may_start):
+            self.keep(tasks[task], TOGETHER, row)
+
     def all(self, subjects: list[Subject]) -> None:
+        if self.chosen.together:
+            self.together(subjects)
+            return
         subjects = [subject for subject in subjects if self.wanted(subject)]
         size = max(CHUNK * self.chosen.warm_jobs, self.chosen.at_once)
         for first in range(0, len(subjects), size):
@@ -159,6 +173,8 @@ class Run:
 def said(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{row['error']['stage']}: {row['error']['message']}"
+    if isinstance(row["ms"], dict):
+        return ", ".join(f"{mode} {took:.3f}" for mode, took in row["ms"].items()) + " ms"
     right = "right" if is_right(row) else f"WRONG, {row['accuracy']}"
     fast = f"fast after {row['until_fast_s']:.1f} s, " if "until_fast_s" in row else ""
     return f"{row['ms']:.3f} ms, {fast}{right}"
@@ -204,6 +220,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warm-jobs", type=int, default=1, help="that compile side by side")
     parser.add_argument("--at-once", type=int, default=1, help="that are set up side by side")
     parser.add_argument("--cold", action="store_true", help="also with empty caches")
+    parser.add_argument("--together", action="store_true",
+                        help="modes timed in turn in one process, and nothing else")
     parser.add_argument("--missing", action="store_true", help="only rows that are not there yet")
     parser.add_argument("--share", default="1/1", help="2/4: the second of four parts")
     parser.add_argument("--calls", type=int, default=30, help="timed at least; two or more")

@@ -3,7 +3,8 @@
 
     python bench/suite/table.py [bench/results/suite/cuda-own]
 
-A ratio is how many times as fast, over models whose results are right in both modes.
+A ratio is how many times as fast, over models whose results are right in both modes: of calls in one
+process, where there are such, else of the milliseconds beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from results import Row, is_right, load
+from results import Row, is_right, load, ms_of
 
 MODES = ("eager", "compile", "reduce-overhead", "anabranch", "record")
 RIVALS = ("eager", "compile", "reduce-overhead")
@@ -37,8 +38,8 @@ def geometric_mean(values: Sequence[float]) -> float | None:
 
 def ratios(files: Iterable[Kept], ours: str, rival: str) -> list[float]:
     """How many times as fast, of each model that is right in both."""
-    pairs = ((kept["rows"].get(ours), kept["rows"].get(rival)) for kept in files)
-    return [theirs["ms"] / own["ms"] for own, theirs in pairs if is_right(own) and is_right(theirs)]
+    found = (ms_of(kept, ours, rival) for kept in files)
+    return [theirs / own for own, theirs in filter(None, found)]
 
 
 def memory_ratios(files: Iterable[Kept], ours: str, what: str) -> list[float]:
