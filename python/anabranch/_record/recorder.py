@@ -478,7 +478,7 @@ class Recorder:
         if isinstance(leaves, InBlocks):
             offsets = recording.offsets(leaves.places, spec.arguments)
             if offsets is None:
-                return self._launch_opened(spec, leaves, bound)
+                return self._launch_opened(spec, leaves, bound, given)
         if recording.has_overlaps and not recording.fits(given):
             spec.plain_calls += 1
             return self._call(leaves)
@@ -489,7 +489,7 @@ class Recorder:
         short: Short | None = None
         try:
             if spec.on_host is not None:
-                given = spec.on_host.sent(given)
+                given[:] = spec.on_host.sent(given)
             run = _compat.in_profiles(recording.launch, self.name)
             answer = run(given, owners, bound.objects_now() if bound.objects else (),
                          offsets=offsets, in_blocks=in_blocks, words=words, frees=frees)
@@ -503,7 +503,7 @@ class Recorder:
             if error.code != BAD_BINDING:
                 raise errors.from_native(error.code, str(error.message)) from None
             if isinstance(leaves, InBlocks):
-                return self._launch_opened(spec, leaves, bound)
+                return self._launch_opened(spec, leaves, bound, given)
             return self._launch_elsewhere(spec, recording, leaves, bound, given, owners, words)
         if short is not None:
             return self._launch_later(spec, short, recording.device, leaves)
@@ -515,11 +515,15 @@ class Recorder:
         spec.plain_calls += 1
         return self._call_last(leaves)
 
-    def _launch_opened(self, spec: Specialization, leaves: InBlocks, bound: BoundState) -> Any:
-        """Launches with the tensors that lie in blocks, where their addresses are not enough."""
+    def _launch_opened(self, spec: Specialization, leaves: InBlocks, bound: BoundState,
+                       given: list[Tensor]) -> Any:
+        """Launches with the tensors that lie in blocks, where their addresses are not enough. A
+        backward's lists of blocks are emptied: its stretches free what nobody else holds."""
         tensors = opened(leaves)
-        given = spec.given(tensors, bound, [])
-        assert given is not None  # compiled graphs, whose leaves these are, read no gradients
+        if self._frees_inputs:
+            leaves.clear()
+            given.clear()
+        given = spec.given(tensors, bound, []) or []  # compiled graphs read no gradients
         return self._launch_at(spec, tensors, bound, given)
 
     def _launch_later(self, spec: Specialization, short: Short, device: int,

@@ -9,6 +9,7 @@ import struct
 import weakref
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from functorch.compile import make_boxed_compiler
@@ -29,7 +30,7 @@ from anabranch._record.launch import swapped_out as swapped_out_module
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.output_buffers import OutputBuffers
 from anabranch._record.launch.recording import StepRecording
-from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces
+from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InBlocks, InputPlaces
 from anabranch._record.launch.stretch import passed_between
 from anabranch._record.launch.timing import Sample, Timing, joined
 from anabranch._record.specialization import BoundState
@@ -249,6 +250,26 @@ def test_tensors_in_blocks_are_found_by_every_stretch(recorded):
     offsets = recorded.offsets(InputPlaces(layout, {0: 0, 1: 2}), [0, 1, 2])
     answer = recorded.launch([block, b, block], [], offsets=offsets, frees=[])
     assert agree(answer, expected([a, b, c]))
+
+
+def test_blocks_are_freed_between_two_stretches_where_a_launch_takes_the_tensors_in_them(
+        recorded, monkeypatch):
+    memory = [numpy.empty(size, numpy.float32) for size in (2 * COUNT, COUNT)]
+    references, alive = list(map(weakref.ref, memory)), []
+    first, second = map(torch.from_numpy, memory)  # which hold it until they are freed
+    del memory
+    first[:COUNT], first[COUNT:], second[:] = given = saved(4)
+    row = (COUNT,), (1,), torch.float32
+    layout = BlockLayout({0: BlockPlace(0, 0, *row), 1: BlockPlace(0, BYTES, *row),
+                          2: BlockPlace(1, 0, *row)})
+    leaves = InBlocks([first, first, second], InputPlaces(layout, {0: 0, 1: 1, 2: 2}))
+    monkeypatch.setattr(OnTheCpu, "look", staticmethod(
+        lambda: alive.append([reference() is not None for reference in references])))
+    monkeypatch.setattr(recorded, "offsets", lambda places, arguments: None)
+    run = recorder_of(recorded, leaves)
+    del first, second
+    assert agree(run(), expected(given))
+    assert alive == [[True, True], [False, True]] and leaves == []
 
 
 def test_an_address_that_a_later_stretch_cannot_take_is_refused_before_the_first(
