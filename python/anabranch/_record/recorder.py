@@ -542,17 +542,25 @@ class Recorder:
                           bound: BoundState, given: list[Tensor], owners: list[Tensor],
                           words: Sequence[int] = ()) -> Any:
         """Launches with copies of arguments whose addresses the kernels do not take, and copies
-        them back. Runs plainly where tensors overlap now that did not when the step was
-        recorded."""
+        them back. A backward that writes none of them lets go of them instead. Runs plainly where
+        tensors overlap now that did not when the step was recorded."""
         misaligned = recording.misaligned(given)
         if misaligned and all(i < len(spec.arguments) for i in misaligned) \
                 and not any_overlap(given, set(misaligned)):
             with torch.no_grad():
                 copies = {i: given[i].detach().clone() for i in misaligned}
             moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
-            with contextlib.suppress(NativeError):
+            frees = leaves if self._frees_inputs and not recording.writes(misaligned) else None
+            if frees is not None:
+                given[:] = moved
+                moved, copies = [], {}  # nothing else holds them
+            try:
                 answer = _applied(bound, recording.launch(
-                    given, owners, bound.objects_now(), at=moved, words=words))
+                    given, owners, bound.objects_now(), at=moved, words=words, frees=frees))
+            except (NativeError, torch.OutOfMemoryError):
+                if frees == []:
+                    raise  # as in _launch_at
+            else:
                 for i, copy in copies.items():
                     given[i].data.copy_(copy)
                 return answer

@@ -284,6 +284,33 @@ def test_an_address_that_a_later_stretch_cannot_take_is_refused_before_the_first
     assert recorded.stretches[0].recording.launched == 0 and len(leaves) == 3
 
 
+def lying_badly(tensor):
+    """Itself, at an address with which no kernel was captured."""
+    memory = numpy.empty(BYTES + 1, numpy.uint8)
+    found = torch.from_numpy(memory[1:].view(numpy.float32)).copy_(tensor)
+    assert found.data_ptr() % ALIGNMENT
+    return found
+
+
+def test_what_lies_badly_is_copied_and_all_is_freed_between_two_stretches(recorded, monkeypatch):
+    leaves = saved(1)
+    wanted = expected(leaves)
+    leaves[2] = lying_badly(leaves[2])
+    references, alive = [weakref.ref(leaf) for leaf in leaves], []
+    monkeypatch.setattr(OnTheCpu, "look", staticmethod(
+        lambda: alive.append([reference() is not None for reference in references])))
+    assert agree(recorder_of(recorded, leaves)(), wanted)
+    assert alive == [[True, True, True], [False, False, False]] and leaves == []
+
+
+@pytest.mark.usefixtures("_plain")
+def test_a_launch_elsewhere_without_memory_is_a_plain_call(recorded, monkeypatch):
+    leaves = saved(1)
+    leaves[2] = lying_badly(leaves[2])
+    Short(monkeypatch, 1)
+    assert recorder_of(recorded, leaves)() == "plain" and len(leaves) == 3
+
+
 class Short:
     """In the place of empty_strided_cuda: some of its calls find no memory."""
 

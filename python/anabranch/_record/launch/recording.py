@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -198,6 +198,10 @@ class StepRecording:
         return [index for index, alignment in self._alignments
                 if given[index].data_ptr() % alignment]
 
+    def writes(self, indices: Iterable[int]) -> bool:
+        """Whether it writes one of some given tensors."""
+        return not set(self._mutated).isdisjoint(indices)
+
     def exchange(self) -> bool:
         """Launches what the other capture says from now on, if there are words of which one cannot
         know what they are. Called again, it forgets the other capture and answers False."""
@@ -257,11 +261,11 @@ class StepRecording:
                frees: list[Any] | None = None) -> Any:
         """One launch on the current stream of the recording's device. ``objects`` are those that it
         answers, as they are now; ``poison`` is a byte to fill fresh memory with, which the step
-        must not see; ``at`` are tensors in the given ones' place, of which only addresses are
-        taken; ``offsets`` are what offsets() answers; ``in_blocks``: what is saved is answered
-        so; ``words`` are what words() answers; ``has_drawn``: what is drawn on the CPU has been.
-        ``frees``: a list that holds what is given, too. A launch in stretches empties it behind the
-        first one and takes tensors out of ``given``, so that they may be freed.
+        must not see; ``at`` are tensors in the given ones' place, if there are any, of which only
+        addresses are taken; ``offsets`` are what offsets() answers; ``in_blocks``: what is saved is
+        answered so; ``words`` are what words() answers; ``has_drawn``: what is drawn on the CPU has
+        been. ``frees``: a list that holds what is given, too. A launch in stretches empties it
+        behind the first one and takes tensors out of ``given``, so that they may be freed.
         DrawnOtherwise where the step would go another way by that; torch's generator is then, and
         where a launch fails, as before."""
         if _compat.current_device() != self._device:
