@@ -52,6 +52,34 @@ def test_the_numbers_are_those_of_eager_and_so_is_the_generator_afterwards():
     assert_launched(follow(12), 10)
 
 
+def test_a_step_that_draws_is_recorded_where_graphs_of_torchs_draw():
+    """Python knows the generator's memory then."""
+    theirs = torch.compile(lambda x: F.dropout(x, 0.5), mode="reduce-overhead")
+    for i in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        theirs(normal(i, 64, 64))
+    assert_launched(follow(12), 10)
+
+
+def test_attention_that_draws_a_number_for_each_weight_is_recorded():
+    """Sixteen million a call, by the generator's count."""
+    def attend(x):
+        query = x.view(1, 4, 2048, 64)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
+            return (F.scaled_dot_product_attention(query, query, query, dropout_p=0.1),
+                    torch.rand(10, device=DEVICE))
+
+    step = anabranch.record(attend)
+    found = []
+    for call in (step, attend):
+        torch.manual_seed(7)
+        found.append([(*call(normal(i, 4 * 2048 * 64)), torch.cuda.get_rng_state())
+                      for i in range(6)])
+    for mine, theirs in zip(*found, strict=True):
+        assert all(map(torch.equal, mine, theirs)), told(step)
+    assert_launched(step, 4)
+
+
 def test_a_seed_between_launches_takes_effect():
     def between(i):
         if i in (5, 8):

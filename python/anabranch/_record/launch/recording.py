@@ -29,6 +29,7 @@ from anabranch._record.capture.host_draws import Draws
 from anabranch._record.capture.step import Alias, Fresh, Held, Lazy, Step, Wrapped, plain_parts
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, OutputBuilder
+from anabranch._record.launch.rng_graph import RngGraph
 from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces
 from anabranch._record.launch.stretch import (
     Stretch,
@@ -117,7 +118,7 @@ class StepRecording:
         self.uses = sorted(self._takes.union(index for index, _ in self._alignments))
         self._turns = self._plan_turns()
         # Moves torch's generator as the step does; see random_graph().
-        self.random: torch.cuda.CUDAGraph | None = None
+        self.random: RngGraph | None = None
         # What is drawn on the CPU and looked at before each launch; see host_draws.
         self.draws: Draws | None = None
 
