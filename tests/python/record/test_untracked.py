@@ -4,6 +4,7 @@ once a capture has named one, and what else is found then."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 import weakref
@@ -24,6 +25,29 @@ pytestmark = pytest.mark.oldest
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+
+
+def test_where_torchs_generator_keeps_its_seed_for_graphs_is_no_tensor_of_the_step(monkeypatch):
+    """Python has it where a graph of torch's own came first: all that one draw names."""
+    seed, offset, other, both = (torch.zeros(1, dtype=torch.int64) for _ in range(4))
+    named = {seed.data_ptr(), offset.data_ptr()}
+    both.set_(seed)  # the same memory
+
+    class Snapshot:
+        def __init__(self, device, graph):
+            pass
+
+        def mentions(self, ranges):
+            assert list(ranges) == sorted(ranges)
+            return [(i, "kernel 0") for i, (begin, _) in enumerate(ranges) if begin in named]
+
+    monkeypatch.setattr(untracked, "CaptureSnapshot", Snapshot)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph",
+                        lambda keep_graph: SimpleNamespace(raw_cuda_graph=lambda: 0))
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **how: contextlib.nullcontext())
+    monkeypatch.setattr(torch, "empty", lambda size, device: torch.zeros(size))
+    step = SimpleNamespace(stream=None, device=0)
+    assert untracked._of_generator([other, seed, offset, both], step, None) == {1, 2, 3}
 
 
 def ids(tensors):

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from anabranch import _compat
-from anabranch._core.capture import CaptureDevice, CaptureMemory
+from anabranch._core.capture import CaptureDevice, CaptureMemory, CaptureSnapshot
 from anabranch._record.capture.capture import _abandon, _capture, _check_nothing_is_kept
 from anabranch._record.capture.captured import Capture, Captured
 from anabranch._record.capture.stand_ins import one_at_a_time
 from anabranch._record.capture.step import Step
 from anabranch._record.memory.shortage import is_out_of_memory, short_of
 from anabranch._record.refusals import Cause, NotRecordable, reason_of
-from anabranch._record.tensors import Unit, units_behind
+from anabranch._record.tensors import Unit, units_behind, units_of
 
 
 def named_of(tensors: Sequence[Tensor], step: Step, device: CaptureDevice) -> list[Tensor]:
@@ -82,11 +82,27 @@ def check_all_tracked(step: Step, capture: Capture, device: CaptureDevice) -> No
     alive = sorted(_without(capture.alive, step.fixed))
     named_in = [_mentioned(captured, alive) for captured in capture.captures]
     suspects = _tensors_in(sorted(alive[i] for i in set.intersection(*named_in)), but=step.tensors)
+    if suspects:
+        generators = _of_generator(suspects, step, device)
+        suspects = [tensor for i, tensor in enumerate(suspects) if i not in generators]
     # Bytes of a struct that nothing has set may hold an address of long ago. Where they do, a
     # capture does not follow the tensor to another one.
     named = named_of(suspects, step, device) if suspects else []
     if named:
         raise UntrackedTensors(named)
+
+
+def _of_generator(tensors: Sequence[Tensor], step: Step, device: CaptureDevice) -> set[int]:
+    """Which of them torch's generator keeps seed and offset in, for the kernels of graphs that
+    draw: all that one draw names. torch holds them while it has such a graph, and has told Python
+    of them where a graph of its own came first."""
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph, stream=step.stream, capture_error_mode="thread_local"):
+        torch.empty(1, device=f"cuda:{step.device}").uniform_()
+    units = units_of(tensors)
+    named = CaptureSnapshot(device, graph.raw_cuda_graph()).mentions(
+        [(unit.address, unit.size_bytes) for unit in units])
+    return {i for number, _ in named for i, _ in units[number].members}
 
 
 def may_name_others(step: Step, capture: Capture) -> bool:
