@@ -162,6 +162,13 @@ def end_pool(device: int, pool: tuple[int, int]) -> None:
         torch._C._cuda_endAllocateToPool(device, pool)
 
 
+def release_pool(device: int, pool: torch.cuda.MemPool) -> None:
+    """Takes from a pool what graphs hold of it that have been reset: one whose capture broke never
+    lets go, and what the pool has cached would count as reserved for ever."""
+    while pool.use_count() > 1:  # the last is the pool's own
+        torch._C._cuda_releasePool(device, pool.id)
+
+
 class Event(NamedTuple):
     """A block that torch's allocator gave out or took back."""
 

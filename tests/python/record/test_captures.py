@@ -79,6 +79,25 @@ def test_a_closed_capture_has_no_pool_whoever_holds_it():
     assert gone() is None
 
 
+def test_what_a_broken_capture_holds_of_its_pool_is_let_go_when_it_is_closed(monkeypatch):
+    """torch's graph does so for one that has ended alone."""
+    class Pool:
+        id, holders = (0, 1), 2
+
+        def use_count(self):
+            return self.holders
+
+    pool, released = Pool(), []
+
+    def release(device, pool_id):
+        pool.holders -= 1
+        released.append((device, pool_id))
+
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", release)
+    Captured(SimpleNamespace(reset=lambda: None), pool, [], device=3).close()
+    assert released == [(3, (0, 1))] and pool.holders == 1
+
+
 def test_a_capture_that_an_old_history_breaks_says_what_to_do():
     error = RuntimeError("CUDA error: operation would make the legacy stream depend on a capturing "
                          "blocking stream\nmore of it")

@@ -185,7 +185,8 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
                         torch.cuda.MemPool(capture_allocator().allocator(), no_split=True),
                         stand_ins.at,
                         tables=HostTables(tables, step.on_cpu) if tables else None,
-                        draws=HostDraws() if step.drawn_to is not None else None)
+                        draws=HostDraws() if step.drawn_to is not None else None,
+                        device=step.device)
     begun.append(captured)
     owners = [*stand_ins.tensors[:step.arguments], *state]
     versions = list(map(version_of, owners))

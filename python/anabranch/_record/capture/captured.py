@@ -106,6 +106,7 @@ class Captured:
     constants: HostConstants | None = None
     tables: HostTables | None = None  # arguments on the CPU
     draws: HostDraws | None = None  # random numbers on the CPU
+    device: int | None = None  # whose memory is in the pool
 
     @property
     def pool_id(self) -> Any:
@@ -120,6 +121,8 @@ class Captured:
             self.snapshot.close()
             self.snapshot = None
         self.graph.reset()
+        if self.pool is not None and self.device is not None:
+            _compat.release_pool(self.device, self.pool)
         self.pool = None
 
 
