@@ -475,11 +475,12 @@ class Recorder:
         if recording is None:  # another thread has just found that it is wrong
             return self._call_last(leaves)
         offsets: bytes | None = b""
+        places = leaves.places if isinstance(leaves, InBlocks) else None
         if isinstance(leaves, InBlocks):
             offsets = recording.offsets(leaves.places, spec.arguments)
             if offsets is None:
                 return self._launch_opened(spec, leaves, bound, given)
-        if recording.has_overlaps and not recording.fits(given):
+        if recording.has_overlaps and not recording.fits(given, places):
             spec.plain_calls += 1
             return self._call(leaves)
         saved, layout = self._saved, recording.layout

@@ -337,6 +337,32 @@ def test_a_launch_is_given_blocks_where_it_takes_nothing_but_addresses(saving):
     assert recording_of(step, capture).offsets(places, [0, 2]) is None
 
 
+def test_tensors_that_overlap_in_a_block_as_they_did_are_launched_there(saving):
+    forward, _, (step, capture) = saving
+    overlapping = dataclasses.replace(step.units[1], members=[(1, 0), (2, 8)])
+    backward = recording_of(dataclasses.replace(step, units=[step.units[0], overlapping]), capture)
+    x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT))
+    *_, product, total, part = given = forward.launch([x, w], [], in_blocks=True)[2:]
+    places = InputPlaces(forward.layout, {2: 0, 3: 1, 4: 2})
+    offsets = backward.offsets(places, [0, 1, 2])
+    assert offsets == struct.pack("2Q", 0, 512) and backward.fits(given, places)
+    [answer] = backward.launch([product, total, part], [], offsets=offsets)
+    assert torch.equal(answer, x * w * (x + w) + 1)
+
+    def places_with(part):
+        made = InputPlaces(forward.layout, {2: 0, 3: 1, 4: 2})
+        made.of = {i: place for i, place in {**made.of, 2: part}.items() if place is not None}
+        return made
+
+    for elsewhere in (places.of[2]._replace(base=7), places.of[2]._replace(offset_bytes=0), None):
+        assert backward.offsets(places_with(elsewhere), [0, 1, 2]) is None
+    outside = InputPlaces(forward.layout, {2: 0, 3: 1, 4: 2})
+    outside.of = {0: places.of[0]}
+    assert backward.offsets(outside, [0, 1, 2]) is not None
+    assert not backward.fits([product, total, total], outside)
+    assert backward.fits([product, total, total[2:]], outside)
+
+
 def test_a_call_that_is_given_blocks_opens_them_where_it_cannot_be_launched_at_them(saving):
     forward, backward, _ = saving
     x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT))

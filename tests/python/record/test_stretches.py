@@ -174,6 +174,24 @@ def test_what_no_later_stretch_reads_is_freed_between_two(recorded, monkeypatch)
     assert leaves == [] and given == [None, None, None]
 
 
+def test_views_of_what_no_later_stretch_reads_are_let_go_as_well(step, monkeypatch):
+    memory = numpy.empty(COUNT, numpy.float32)
+    reference, alive = weakref.ref(memory), []
+    given = saved(1)
+    given[0] = torch.from_numpy(memory).copy_(given[0])
+    given.append(given[0][:4])
+    wanted = expected(given[:3])
+    units = [Unit(tensor.data_ptr(), BYTES, [(i, 0)]) for i, tensor in enumerate(given[:3])]
+    units[0].members.append((3, 0))
+    recorded, _ = recorded_of(Step(lambda leaves: None, [], [0, 1, 2, 3], given, units, 0, [], 0, None,
+                                   is_compiled=True, is_backward=True))
+    leaves = list(given)
+    monkeypatch.setattr(OnTheCpu, "look", staticmethod(lambda: alive.append(reference() is not None)))
+    del memory
+    assert agree(recorded.launch(given, [], frees=leaves), wanted)
+    assert alive == [True, False] and given == [None] * 4
+
+
 def test_what_somebody_else_holds_stays_as_it_is(recorded):
     """As where a graph is retained, or a saved tensor is the user's."""
     held = saved(2)

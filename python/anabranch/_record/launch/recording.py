@@ -30,7 +30,7 @@ from anabranch._record.capture.step import Alias, Fresh, Held, Lazy, Step, Wrapp
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, OutputBuilder
 from anabranch._record.launch.rng_graph import RngGraph
-from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces
+from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces, lie_as
 from anabranch._record.launch.stretch import (
     Stretch,
     last_named,
@@ -97,6 +97,7 @@ class StepRecording:
         self._result_in_blocks = self._result if self.layout is None else OutputBuilder(
             first.result, first.shape, BlockLeafBuilder(self._buffers, self.objects))
         self._slot_offsets: dict[InputPlaces, bytes | None] = {}
+        self._overlaps_outside: dict[InputPlaces, list[tuple[int, int, int]]] = {}
         self._whole_gradients = {i: buffer for i, grad in first.gradients.items()
                                  if (buffer := build.whole(grad)) is not None
                                  and buffer < len(self._buffers.buffers)}
@@ -112,10 +113,11 @@ class StepRecording:
             *(index for index, _ in self._alignments), *aliases))
         # Whose gradients a launch lets go of before it allocates others, as the step does.
         self._cleared = [] if self.needs_gradients else list(first.gradients)
-        # Given tensors of which a launch takes more than addresses, and all that it names.
-        self._takes = {*self._mutated, *aliases,
-                       *(index for pair in self._together for index in pair[:2])}
-        self.uses = sorted(self._takes.union(index for index, _ in self._alignments))
+        # Given tensors of which a launch takes more than addresses, and all that it looks at.
+        self._takes = {*self._mutated, *aliases}
+        self.uses = sorted(self._takes.union(
+            (index for pair in self._together for index in pair[:2]),
+            (index for index, _ in self._alignments)))
         self._turns = self._plan_turns()
         # Moves torch's generator as the step does; see random_graph().
         self.random: RngGraph | None = None
@@ -165,11 +167,16 @@ class StepRecording:
         blocks; None where it needs the tensors themselves. ``arguments`` are those inputs that are
         tensors."""
         if places not in self._slot_offsets:
-            at = [places.of[i].offset_bytes if i in places.of else 0 for i in arguments]
-            is_taken = any(i in places.of for number, i in enumerate(arguments)
-                           if number in self._takes)
-            self._slot_offsets[places] = None if is_taken else packed(
-                [at[index] for index, _ in self._alignments])
+            inside = {number: places.of[i] for number, i in enumerate(arguments) if i in places.of}
+            self._overlaps_outside[places] = [
+                pair for pair in self._together if inside.keys().isdisjoint(pair[:2])]
+            is_apart = inside.keys().isdisjoint(self._takes) and all(
+                lie_as(inside.get(first), inside.get(other), offset)
+                for first, other, offset in self._together
+                if first in inside or other in inside)
+            self._slot_offsets[places] = packed(
+                [inside[index].offset_bytes if index in inside else 0
+                 for index, _ in self._alignments]) if is_apart else None
         return self._slot_offsets[places]
 
     def _unwritten(self, first: Captured) -> set[str]:
@@ -189,10 +196,12 @@ class StepRecording:
             made.arena_bytes = self._arena_bytes
         return made
 
-    def fits(self, given: Sequence[Tensor]) -> bool:
-        """Whether tensors that overlapped when recorded still do, in the same way."""
+    def fits(self, given: Sequence[Tensor], places: InputPlaces | None = None) -> bool:
+        """Whether tensors that overlapped when recorded still do, in the same way. offsets() has
+        looked at those that lie in blocks, whose ``places`` they are."""
+        pairs = self._together if places is None else self._overlaps_outside[places]
         return all(given[other].data_ptr() - given[first].data_ptr() == offset
-                   for first, other, offset in self._together)
+                   for first, other, offset in pairs)
 
     def misaligned(self, given: Sequence[Tensor]) -> list[int]:
         """Given tensors whose addresses the recorded kernels may not be launched at."""
@@ -333,7 +342,11 @@ class StepRecording:
         begun[-1] += sorted(set(range(self._buffers.bases)).difference(*named))
         ended = last_named(named)
         passed = [[base for base in some if base >= self._buffers.bases] for some in ended]
-        given = last_named([{index for index, _ in stretch.alignments} - self._takes
+        members: dict[int, list[int]] = {}  # that lie in the unit of the first
+        for first, other, _ in self._together:
+            members.setdefault(first, []).append(other)
+        given = last_named([{member for index, _ in stretch.alignments
+                             for member in (index, *members.get(index, ()))} - self._takes
                             for stretch in self.stretches])
         self._finished = [[base for base in some if base < self._buffers.bases] for some in ended]
         self._mask = int.from_bytes(packed([alignment - 1 for _, alignment in self._alignments]),

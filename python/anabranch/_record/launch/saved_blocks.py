@@ -60,6 +60,12 @@ class InputPlaces:
         self.lead = inputs[layout.lead]
 
 
+def lie_as(one: BlockPlace | None, other: BlockPlace | None, offset_bytes: int) -> bool:
+    """Whether both are in one block, and the other so many bytes behind."""
+    return one is not None and other is not None and one.base == other.base \
+        and other.offset_bytes - one.offset_bytes == offset_bytes
+
+
 class InBlocks(list[Any]):
     """Inputs of a backward; in place of some tensors there are the blocks that they lie in."""
 
