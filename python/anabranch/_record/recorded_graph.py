@@ -12,12 +12,12 @@ from torch import Tensor
 from anabranch import config
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import SavedBlocks, handed_over, opened
-from anabranch._record.plain_steps import PLAIN_STEPS
 from anabranch._record.recorder import Recorder
 from anabranch._record.refusals import Cause
 from anabranch._record.report import RecordingReport
 from anabranch._record.signature import describe
 from anabranch._record.state.state import NO_STATE
+from anabranch._record.trial.plain_steps import PLAIN_STEPS
 
 _ON_DATA = Cause.DEPENDS_ON_DATA.because("its sizes depend on data")
 

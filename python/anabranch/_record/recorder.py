@@ -29,7 +29,6 @@ from anabranch._record.memory.gpu import empty_cache, free_bytes, is_plentiful
 from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
-from anabranch._record.plain_steps import PLAIN_STEPS, capture_stream, on_capture_stream
 from anabranch._record.ready_calls import ReadyCall
 from anabranch._record.refusals import (
     ON_CPU,
@@ -52,6 +51,7 @@ from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE, State
 from anabranch._record.tensors import any_overlap, device_of, size_of, version_of
 from anabranch._record.trial.earlier import Earlier
+from anabranch._record.trial.plain_steps import PLAIN_STEPS, capture_stream, on_capture_stream
 from anabranch._record.trial.verify import Untrusted
 from anabranch._record.warn import placed, tell
 
