@@ -476,8 +476,8 @@ class Recorder:
             return self._call_last(leaves)
         offsets: bytes | None = b""
         places = leaves.places if isinstance(leaves, InBlocks) else None
-        if isinstance(leaves, InBlocks):
-            offsets = recording.offsets(leaves.places, spec.arguments)
+        if places is not None:
+            offsets = recording.offsets(places, spec.arguments)
             if offsets is None:
                 return self._launch_opened(spec, leaves, bound, given)
         if recording.has_overlaps and not recording.fits(given, places):
@@ -503,7 +503,7 @@ class Recorder:
         except NativeError as error:
             if error.code != BAD_BINDING:
                 raise errors.from_native(error.code, str(error.message)) from None
-            if isinstance(leaves, InBlocks):
+            if places is not None:
                 return self._launch_opened(spec, leaves, bound, given)
             return self._launch_elsewhere(spec, recording, leaves, bound, given, owners, words)
         if short is not None:
@@ -516,7 +516,7 @@ class Recorder:
         spec.plain_calls += 1
         return self._call_last(leaves)
 
-    def _launch_opened(self, spec: Specialization, leaves: InBlocks, bound: BoundState,
+    def _launch_opened(self, spec: Specialization, leaves: list[Any], bound: BoundState,
                        given: list[Tensor]) -> Any:
         """Launches with the tensors that lie in blocks, where their addresses are not enough. A
         backward's lists of blocks are emptied: its stretches free what nobody else holds."""
@@ -524,8 +524,9 @@ class Recorder:
         if self._frees_inputs:
             leaves.clear()
             given.clear()
-        given = spec.given(tensors, bound, []) or []  # compiled graphs read no gradients
-        return self._launch_at(spec, tensors, bound, given)
+        in_them = spec.given(tensors, bound, [])
+        assert in_them is not None  # compiled graphs, whose leaves these are, read no gradients
+        return self._launch_at(spec, tensors, bound, in_them)
 
     def _launch_later(self, spec: Specialization, short: Short, device: int,
                       leaves: list[Any]) -> Any:
@@ -543,15 +544,16 @@ class Recorder:
                           bound: BoundState, given: list[Tensor], owners: list[Tensor],
                           words: Sequence[int] = ()) -> Any:
         """Launches with copies of arguments whose addresses the kernels do not take, and copies
-        them back. A backward that writes none of them lets go of them instead. Runs plainly where
-        tensors overlap now that did not when the step was recorded."""
+        them back. A backward lets go of them instead. Runs plainly where that would write one, and
+        where tensors overlap now that did not when the step was recorded."""
         misaligned = recording.misaligned(given)
         if misaligned and all(i < len(spec.arguments) for i in misaligned) \
-                and not any_overlap(given, set(misaligned)):
+                and not any_overlap(given, set(misaligned)) \
+                and not (self._frees_inputs and recording.writes(misaligned)):
             with torch.no_grad():
                 copies = {i: given[i].detach().clone() for i in misaligned}
             moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
-            frees = leaves if self._frees_inputs and not recording.writes(misaligned) else None
+            frees = leaves if self._frees_inputs else None
             if frees is not None:
                 given[:] = moved
                 moved, copies = [], {}  # nothing else holds them

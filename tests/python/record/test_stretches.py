@@ -321,6 +321,15 @@ def test_what_lies_badly_is_copied_and_all_is_freed_between_two_stretches(record
     assert alive == [[True, True, True], [False, False, False]] and leaves == []
 
 
+def test_a_backward_that_would_write_what_lies_badly_is_a_plain_call(recorded, monkeypatch):
+    """Its first stretch may have written by the time that the second is refused."""
+    leaves = saved(1)
+    leaves[2] = lying_badly(leaves[2])
+    monkeypatch.setattr(recorded, "_mutated", [2])
+    assert recorder_of(recorded, leaves)() == "plain" and len(leaves) == 3
+    assert recorded.stretches[0].recording.launched == 0
+
+
 @pytest.mark.usefixtures("_plain")
 def test_a_launch_elsewhere_without_memory_is_a_plain_call(recorded, monkeypatch):
     leaves = saved(1)
