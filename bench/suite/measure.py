@@ -30,8 +30,8 @@ MESSAGE = 600  # characters of an error that are kept
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """``what``: all measures; only the speed; nothing, calls until all is compiled; or the speed of
-    several modes in one process."""
+    """``what``: all measures; all but the times; only the speed; nothing, calls until all is compiled;
+    or the speed of several modes in one process."""
 
     list: str
     name: str
@@ -41,7 +41,7 @@ class Job:
     batch: int
     precision: str
     least_calls: int = 30
-    what: Literal["all", "speed", "compile", "together"] = "all"
+    what: Literal["all", "untimed", "speed", "compile", "together"] = "all"
 
 
 def seconds_until_fast(durations: Sequence[float], ends: Sequence[float], median: float) -> float:
@@ -114,7 +114,7 @@ class Measured:
         torch.set_float32_matmul_precision("high")
         case = make_case(entry, job.batch, job.kind, job.device)
         if job.what == "compile":
-            self._compile(case.in_precision(job.precision))
+            self._warm(Step(case.in_precision(job.precision), job.kind, job.mode))
             return
         if job.what == "together":
             self.stage = "calls"
@@ -122,18 +122,21 @@ class Measured:
             self.row.update(timed_together(case, job.kind, job.mode.split(SEPARATOR), self._turn))
             return
         self.stage = "eager"  # which also starts torch's libraries, so that no call has to
-        reference = make_reference(case, job.kind, job.precision, is_exact=job.what == "all")
+        reference = make_reference(case, job.kind, job.precision, is_exact=job.what != "speed")
         case = case.in_precision(job.precision)
         state = State(case.model)
         self.stage = "calls"
         step = Step(case, job.kind, job.mode)
-        self.row.update(timed(step, job, self._turn))
-        if job.what == "all":
+        if job.what == "untimed":
+            self._warm(step)
+        else:
+            self.row.update(timed(step, job, self._turn))
+        if job.what != "speed":
             self._rest(step, case, state, reference)
 
-    def _compile(self, case: Case) -> None:
+    def _warm(self, step: Step) -> None:
         self.stage = "calls"
-        clock = Clock(Step(case, self.job.kind, self.job.mode), self.job.device)
+        clock = Clock(step, self.job.device)
         for _ in range(WARM_UP):
             clock.call()
 

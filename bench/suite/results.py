@@ -57,12 +57,18 @@ def is_right(row: Row | None) -> bool:
     return row is not None and "error" not in row and row["accuracy"]["passed"]
 
 
-def ms_of(kept: dict[str, Any], one: str, other: str) -> tuple[float, float] | None:
-    """Of two modes of a file, both right: in one process if they have been timed in one."""
+def together_of(kept: dict[str, Any]) -> dict[str, float]:
+    """Milliseconds a mode, of those that have been timed in one process."""
+    return kept["rows"].get(TOGETHER, {}).get("ms", {})
+
+
+def ms_of(kept: dict[str, Any], *modes: str) -> tuple[float, ...] | None:
+    """Of modes of a file that are right: of one process if all have been timed in one."""
     rows = kept["rows"]
-    if not (is_right(rows.get(one)) and is_right(rows.get(other))):
+    if not all(is_right(rows.get(mode)) for mode in modes):
         return None
-    together = rows.get(TOGETHER, {}).get("ms", {})
-    if one in together and other in together:
-        return together[one], together[other]
-    return rows[one]["ms"], rows[other]["ms"]
+    apart = {mode: rows[mode]["ms"] for mode in modes if "ms" in rows[mode]}
+    for found in (together_of(kept), apart):
+        if all(mode in found for mode in modes):
+            return tuple(found[mode] for mode in modes)
+    return None

@@ -4,15 +4,16 @@ anabranch.record.
 
     python bench/suite/run.py [--lists hf timm torchbench] [--models ...] [--kinds ...]
         [--modes ...] [--device cuda|cpu] [--batch own|small|1] [--minutes N] [--warm-jobs N]
-        [--at-once N] [--cold] [--together] [--missing] [--share 1/4] [--names]
+        [--at-once N] [--cold] [--together] [--untimed] [--missing] [--share 1/4] [--names]
 
 A run may do a part: results are merged (results.py), and table.py makes a table of what there is.
 Each model in each mode is a process of its own and has the device for itself while it is timed.
 Before, a process has filled the caches of compiled code, several side by side with --warm-jobs. With
 --at-once several are compiled, set up and judged side by side instead, and all but one stand still
 while that is timed (standstill.py); the seconds until they are fast are then left out. With --together the
-modes of a model are timed once more, in one process and in turn (together.py), and nothing else is
-measured; the table's ratios are of these where they are there.
+modes of a model are timed in one process and in turn (together.py); the table's ratios are of these
+where they are there. Nothing else is measured then, unless with --untimed, which leaves out the times
+of processes of one mode: a model costs least with both.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Run:
         name = f"{subject.entry.list}-{subject.entry.name}-{subject.kind}-{mode}-{what}"
         side_by_side = self.chosen.warm_jobs if what == "compile" else self.chosen.at_once
         compilers = max(len(os.sched_getaffinity(0)) // side_by_side, 1) if side_by_side > 1 else 0
-        is_alone = what not in ("all", "together") or self.chosen.at_once == 1
+        is_alone = what not in ("all", "untimed", "together") or self.chosen.at_once == 1
         return Task(self.job(subject, mode, what), cache or self.chosen.cache, self.places / name,
                     self.chosen.timeout * (1 if is_alone else self.chosen.at_once), compilers,
                     is_alone)
@@ -91,9 +92,12 @@ class Run:
             job.list, job.name, job.kind, job.mode, job.device, job.batch, job.precision)))
 
     def wanted(self, subject: Subject) -> list[str]:
+        return [mode for mode in self.chosen.modes
+                if not self.chosen.missing or not self.is_there(subject, mode)]
+
+    def is_there(self, subject: Subject, mode: str) -> bool:
         entry = subject.entry
-        return [mode for mode in self.chosen.modes if not self.chosen.missing
-                or (entry.list, subject.kind, entry.name, mode) not in self.there]
+        return (entry.list, subject.kind, entry.name, mode) in self.there
 
     def keep(self, subject: Subject, mode: str, row: dict[str, Any]) -> None:
         entry = subject.entry
@@ -127,57 +131,62 @@ class Run:
             if "error" not in row else {}
 
     def measure(self, wanted: list[tuple[Subject, str]]) -> None:
-        tasks = {self.task(subject, mode): (subject, mode) for subject, mode in wanted}
+        what = "untimed" if self.chosen.untimed else "all"
+        tasks = {self.task(subject, mode, what): (subject, mode) for subject, mode in wanted}
         are_warm = {task: self.stamp(task.job).exists() for task in tasks}
         for task, row in run_all(self.context, list(tasks), self.chosen.at_once, self.may_start):
             subject, mode = tasks[task]
             if mode != "eager" and "error" not in row:
-                row["is_warm"] = are_warm[task]
+                row |= {} if self.chosen.untimed else {"is_warm": are_warm[task]}
                 if self.chosen.cold:
                     row.update(self.cold(subject, mode))
             self.keep(subject, mode, row)
 
-    def runs(self, subject: Subject) -> bool:
-        """False where it has been found not to run in eager."""
+    def runs(self, subject: Subject, mode: str = "eager") -> bool:
+        """False where it has been found not to."""
         entry = subject.entry
-        return "error" not in self.there.get((entry.list, subject.kind, entry.name, "eager"), {})
+        return "error" not in self.there.get((entry.list, subject.kind, entry.name, mode), {})
 
     def chunk(self, subjects: list[Subject]) -> None:
         self.measure([(subject, "eager") for subject in subjects
                       if "eager" in self.wanted(subject)])
         subjects = list(filter(self.runs, subjects))
-        if self.chosen.at_once == 1:
+        if self.chosen.at_once == 1 and not self.chosen.untimed:
             self.fill(subjects)
         self.measure([(subject, mode) for mode in self.chosen.modes for subject in subjects
                       if mode in self.wanted(subject) and mode != "eager"])
 
     def together(self, subjects: list[Subject]) -> None:
-        mode = SEPARATOR.join(mode for mode in self.chosen.modes if mode != "eager")
-        tasks = {self.task(subject, mode, "together"): subject for subject in subjects
-                 if not self.chosen.missing or (subject.entry.list, subject.kind, subject.entry.name,
-                                                TOGETHER) not in self.there}
+        tasks = {}
+        for subject in filter(self.runs, subjects):
+            modes = [mode for mode in self.chosen.modes if self.runs(subject, mode)]
+            if not self.chosen.missing or not self.is_there(subject, TOGETHER):
+                tasks[self.task(subject, SEPARATOR.join(modes), "together")] = subject
         for task, row in run_all(self.context, list(tasks), self.chosen.at_once, self.may_start):
             self.keep(tasks[task], TOGETHER, row)
 
     def all(self, subjects: list[Subject]) -> None:
-        if self.chosen.together:
+        if self.chosen.together and not self.chosen.untimed:
             self.together(subjects)
             return
         subjects = [subject for subject in subjects if self.wanted(subject)]
         size = max(CHUNK * self.chosen.warm_jobs, self.chosen.at_once)
         for first in range(0, len(subjects), size):
             self.chunk(subjects[first:first + size])
+            if self.chosen.together:
+                self.together(subjects[first:first + size])
         shutil.rmtree(self.places, ignore_errors=True)
 
 
 def said(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{row['error']['stage']}: {row['error']['message']}"
-    if isinstance(row["ms"], dict):
+    if isinstance(row.get("ms"), dict):
         return ", ".join(f"{mode} {took:.3f}" for mode, took in row["ms"].items()) + " ms"
     right = "right" if is_right(row) else f"WRONG, {row['accuracy']}"
     fast = f"fast after {row['until_fast_s']:.1f} s, " if "until_fast_s" in row else ""
-    return f"{row['ms']:.3f} ms, {fast}{right}"
+    took = f"{row['ms']:.3f} ms, " if "ms" in row else ""
+    return f"{took}{fast}{right}"
 
 
 def entries_of(chosen: argparse.Namespace) -> list[Entry]:
@@ -221,7 +230,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=1, help="that are set up side by side")
     parser.add_argument("--cold", action="store_true", help="also with empty caches")
     parser.add_argument("--together", action="store_true",
-                        help="modes timed in turn in one process, and nothing else")
+                        help="modes timed in turn in one process")
+    parser.add_argument("--untimed", action="store_true",
+                        help="no times of processes of one mode")
     parser.add_argument("--missing", action="store_true", help="only rows that are not there yet")
     parser.add_argument("--share", default="1/1", help="2/4: the second of four parts")
     parser.add_argument("--calls", type=int, default=30, help="timed at least; two or more")

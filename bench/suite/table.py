@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from results import Row, is_right, load, ms_of
+from results import Row, is_right, load, ms_of, together_of
 
 MODES = ("eager", "compile", "reduce-overhead", "anabranch", "record")
 RIVALS = ("eager", "compile", "reduce-overhead")
@@ -99,12 +99,13 @@ def sums(files: Sequence[Kept]) -> str:
          "reserved / compile", "s until fast, warm", "s until fast, cold"], lines)
 
 
-def cell(row: Row | None) -> str:
-    if row is None:
-        return NONE
-    if "error" in row:
+def cell(kept: Kept, mode: str) -> str:
+    row = kept["rows"].get(mode)
+    if row is not None and "error" in row:
         return "fails"
-    return f"{row['ms']:.3f}" + ("" if is_right(row) else " (wrong)")
+    took = (row or {}).get("ms", together_of(kept).get(mode))
+    return NONE if row is None or took is None else \
+        f"{took:.3f}" + ("" if is_right(row) else " (wrong)")
 
 
 def models(files: Iterable[Kept]) -> str:
@@ -114,7 +115,7 @@ def models(files: Iterable[Kept]) -> str:
         rows = kept["rows"]
         batch = next((str(row["batch"]) for row in rows.values()), NONE)
         lines.append([f"{kept['model']}, {kept['kind']}", batch,
-                      *(cell(rows.get(mode)) for mode in MODES),
+                      *(cell(kept, mode) for mode in MODES),
                       *(number(next(iter(ratios([kept], ours, rival)), None), 2)
                         for ours in OURS for rival in RIVALS[1:]),
                       *(number(next(iter(memory_ratios([kept], ours, "allocated")), None), 2)
