@@ -21,7 +21,7 @@ from modes import Step
 from standstill import Turn
 
 BLOCK, SKIPPED = 6, 2  # calls in a row, of which the first meet what another mode has left
-TURNS, TURN_S, LEAST_ROUNDS = 3, 1.0, 4
+TURNS, TURN_S, LEAST_ROUNDS = 3, 1.0, 2
 SEPARATOR = "+"  # between modes, in a job
 
 
