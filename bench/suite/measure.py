@@ -61,7 +61,8 @@ def peak_memory(step: Callable[[], Any]) -> dict[str, int]:
 
 
 class State:
-    """Of a model, as it is now; on the CPU, so that it does not count as the step's memory."""
+    """Of a model, as it is now; on the CPU, so that it does not count as the step's memory. A table
+    that a first call makes in the place of an empty buffer stays."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -73,7 +74,8 @@ class State:
     def put_back(self) -> None:
         with torch.no_grad():
             for tensor, kept in zip(self._tensors(), self._kept, strict=True):
-                tensor.copy_(kept)
+                if tensor.shape == kept.shape:
+                    tensor.copy_(kept)
 
 
 def results_of(case: Case, step: Step, kind: str, state: State) -> dict[str, torch.Tensor]:
