@@ -95,9 +95,18 @@ class Run:
         return [mode for mode in self.chosen.modes
                 if not self.chosen.missing or not self.is_there(subject, mode)]
 
-    def is_there(self, subject: Subject, mode: str) -> bool:
+    def row_of(self, subject: Subject, mode: str) -> dict[str, Any] | None:
         entry = subject.entry
-        return (entry.list, subject.kind, entry.name, mode) in self.there
+        return self.there.get((entry.list, subject.kind, entry.name, mode))
+
+    def is_there(self, subject: Subject, mode: str) -> bool:
+        return self.row_of(subject, mode) is not None
+
+    def lacks_times(self, subject: Subject) -> bool:
+        """Of a mode that has been judged."""
+        rows = (self.row_of(subject, mode) or {} for mode in self.chosen.modes)
+        return not self.is_there(subject, TOGETHER) and any(
+            "accuracy" in row and "ms" not in row for row in rows)
 
     def keep(self, subject: Subject, mode: str, row: dict[str, Any]) -> None:
         entry = subject.entry
@@ -144,8 +153,7 @@ class Run:
 
     def runs(self, subject: Subject, mode: str = "eager") -> bool:
         """False where it has been found not to."""
-        entry = subject.entry
-        return "error" not in self.there.get((entry.list, subject.kind, entry.name, mode), {})
+        return "error" not in (self.row_of(subject, mode) or {})
 
     def chunk(self, subjects: list[Subject]) -> None:
         self.measure([(subject, "eager") for subject in subjects
@@ -169,7 +177,8 @@ class Run:
         if self.chosen.together and not self.chosen.untimed:
             self.together(subjects)
             return
-        subjects = [subject for subject in subjects if self.wanted(subject)]
+        subjects = [subject for subject in subjects
+                    if self.wanted(subject) or (self.chosen.together and self.lacks_times(subject))]
         size = max(CHUNK * self.chosen.warm_jobs, self.chosen.at_once)
         for first in range(0, len(subjects), size):
             self.chunk(subjects[first:first + size])
