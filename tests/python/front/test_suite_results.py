@@ -92,6 +92,19 @@ def test_ratios_are_over_models_that_are_right_in_both(suite):
     assert table.worse([2.0, 0.5, 0.98, 0.979]) == "2 of 4"
 
 
+def test_times_of_one_process_come_before_those_of_several(suite):
+    table = suite("table")
+    judged = {name: found for name, found in row(0.0).items() if name != "ms"}
+    together = {"ms": {"eager": 8.0, "compile": 4.0, "record": 2.0}}
+    both = kept("both", compile=row(9.0), record=row(1.0), together=together)
+    untimed = kept("untimed", eager=judged, compile=judged, record=judged, together=together)
+    assert table.ratios([both, untimed], "record", "compile") == [2.0, 2.0]
+    assert table.ratios([kept("not timed", compile=judged, record=row(1.0))],
+                        "record", "compile") == []
+    assert "| both, training | 8 | - | 9.000 | - | - | 1.000 |" in table.models([both])
+    assert "| untimed, training | 8 | 8.000 | 4.000 | - | - | 2.000 |" in table.models([untimed])
+
+
 def test_a_table_has_a_line_a_model_and_sums_a_mode(suite):
     table = suite("table")
     files = [kept("one", eager=row(8.0), compile=row(4.0, memory=200),
