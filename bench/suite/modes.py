@@ -19,6 +19,8 @@ MODES = ("eager", "compile", "reduce-overhead", "anabranch", "record")
 CPU_MODES = ("eager", "compile", "anabranch")  # the others do the same as compile there
 KINDS = ("inference", "training")
 RATE = 1e-5
+_TOLD_OF_EACH = ("lanes", "parallel_gain", "why_in_order", "arena_bytes",
+                 "arena_lower_bound_bytes", "held_device_bytes", "unsure")
 
 
 def compiled(model: torch.nn.Module, mode: str) -> Callable[..., Any]:
@@ -84,4 +86,6 @@ def _told(reports: list[Any], said: list[str | None]) -> dict[str, Any]:
     reasons = [reason for reason in (*said, *(report.reason for report in reports)) if reason]
     return {"recorded": sum(report.nodes > 0 for report in reports),
             "launched": sum(report.launched for report in reports),
-            "plain": list(dict.fromkeys(reasons))}
+            "plain": list(dict.fromkeys(reasons)),
+            "of_each": [{name: getattr(report, name) for name in _TOLD_OF_EACH}
+                        for report in reports if report.nodes]}
