@@ -178,6 +178,7 @@ class Made:
         self.counts = CaptureCounts(nodes=nodes, lanes=lanes, arena_bytes=arena_bytes,
                                     host_copies=host_copies)
         self.launch_bytes = arena_bytes
+        self.stretches = [None]
 
 
 @pytest.mark.parametrize(("best", "arena", "nodes", "lanes"), [

@@ -65,7 +65,7 @@ class Trial:
 
 def recording(seconds, arena_bytes=1000, ahead_bytes=0, host_copies=0, nodes=5):
     return SimpleNamespace(
-        seconds=seconds, ahead_bytes=ahead_bytes,
+        seconds=seconds, ahead_bytes=ahead_bytes, launch_bytes=arena_bytes, stretches=[None],
         counts=CaptureCounts(nodes=nodes, arena_bytes=arena_bytes, host_copies=host_copies))
 
 
@@ -136,7 +136,7 @@ def test_more_memory_than_the_plain_step_takes_is_not_taken_unless_it_is_granted
     assert choose(ordered, recording(0.5e-3, 10_001), spare=-5)[0] is ordered
 
 
-def to_fit(spare, taken):
+def to_fit(spare, taken, stretches=1):
     """What a recording was made with last, and what it takes, of those that were made with each
     bound: ``taken`` in all, and how many lanes."""
     asked = []
@@ -148,8 +148,10 @@ def to_fit(spare, taken):
         made.counts.lanes = lanes
         return made
 
-    made = overlap.make_to_fit(recording(1e-3), spare, make)
-    return asked, made.counts.arena_bytes - 1000
+    ordered = recording(1e-3)
+    ordered.stretches *= stretches
+    made = overlap.make_to_fit(ordered, spare, make)
+    return asked, made.launch_bytes - 1000
 
 
 def test_kernels_keep_closer_to_their_order_where_memory_is_short():
@@ -163,6 +165,13 @@ def test_where_no_bound_helps_the_recording_that_needs_too_much_is_told_of():
     assert to_fit(0, lambda bound: (800, 4)) == ([ANY_BYTES], 800)
     assert to_fit(500, lambda bound: (800, 4 if bound == ANY_BYTES else 1)) == \
         ([ANY_BYTES, 500], 800)
+
+
+def test_stretches_without_memory_to_spare_keep_to_that_of_their_order():
+    much = 5 << 20
+    assert to_fit(-9, lambda bound: (4 << 20, 4), stretches=2) == ([ANY_BYTES], 4 << 20)
+    assert to_fit(-9, lambda bound: (min(bound, much), 4), stretches=2) == ([ANY_BYTES, 0], 0)
+    assert to_fit(-9, lambda bound: (much, 4), stretches=1) == ([ANY_BYTES], much)
 
 
 def test_a_state_that_takes_long_to_put_back_is_not_put_back_for_a_choice(choose):

@@ -72,10 +72,12 @@ class OnTheCpu:
 
     launch_address = 0
     look = staticmethod(lambda: None)  # called by each launch
+    arenas = 1, 0  # of each stretch, in tensors
 
     def __init__(self, stretch, *_):
         self.is_first = stretch == (0, 2)
-        named, self.parts = ((A, B, T, FIRST), [BYTES]) if self.is_first else ((C, T, SECOND), [])
+        named = (A, B, T, FIRST) if self.is_first else (C, T, SECOND)
+        self.parts = [BYTES] * self.arenas[not self.is_first]
         self.slots = [Slot(block, BYTES, ALIGNMENT) for block in named]
         self.counts = CaptureCounts(nodes=2 if self.is_first else 3, lanes=1 + self.is_first,
                                     launched_from_host=7, held_device_bytes=100)
@@ -211,10 +213,21 @@ def test_what_is_answered_as_it_was_given_is_kept_to_the_end(step):
 
 def test_memory_that_one_stretch_leaves_for_another_is_the_arenas(recorded, step):
     counts = recorded.counts
-    assert counts.arena_bytes == 2 * BYTES and recorded.launch_bytes == 4 * BYTES
+    assert counts.arena_bytes == 2 * BYTES
     assert (counts.nodes, counts.lanes, counts.held_device_bytes) == (5, 2, 200)
     assert counts.launched_from_host == 7  # a launch counts once
     assert recorded.slot_count == 7
+
+
+def test_a_launch_takes_at_its_peak_what_it_has_not_let_go_of(step, monkeypatch):
+    """Of t, two gradients and an arena: those of its first stretch, or of both less a and b."""
+    assert recorded_of(step)[0].launch_bytes == 3 * BYTES
+    monkeypatch.setattr(OnTheCpu, "arenas", (1, 4))
+    recorded = recorded_of(step)[0]
+    assert recorded.launch_bytes == (2 + 1 - 2 + 4) * BYTES
+    assert recorded.counts.arena_bytes == (1 + 4) * BYTES
+    step.tensors[0].requires_grad_()  # a parameter stays
+    assert recorded_of(step)[0].launch_bytes == (2 + 1 - 1 + 4) * BYTES
 
 
 def test_small_memory_that_the_same_stretches_pass_on_shares_an_allocation():

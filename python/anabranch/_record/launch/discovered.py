@@ -46,7 +46,9 @@ class DiscoveredStep:
         self._blocks = _blocks_of(step, capture, self.buffers)
         self._layouts = layouts
         self._step = self._discover()
-        self._ends = _ends_of_stretches(step, self._step)
+        # Units whose memory a launch in stretches lets go of.
+        self.let_go = _let_go(step)
+        self._ends = self._ends_of_stretches(step)
         self._stretches = _stretches(self._step, self._ends)
         self._formulas: Formulas | None = None
 
@@ -107,20 +109,21 @@ class DiscoveredStep:
         return CapturedStep(self._device, one, two, blocks, noted,
                             (third, capture.third_addresses) if third is not None else None)
 
+    def _ends_of_stretches(self, step: Step) -> list[int]:
+        """Any step but a backward is one stretch, which has no end here."""
+        ends = self._step.stretches(self.let_go) if step.is_backward else []
+        return ends if len(ends) > 1 else []
+
     def close(self) -> None:
         self._step.close()
 
 
-def _ends_of_stretches(step: Step, captured: CapturedStep) -> list[int]:
+def _let_go(step: Step) -> list[int]:
     """A backward's launch frees what was saved for it between its stretches; parameters and
-    tangents stay. Any other step is one stretch, which has no end here."""
-    if not step.is_backward:
-        return []
-    saved = [i for i, unit in enumerate(step.units)
-             if all(number < step.arguments and not step.tensors[number].requires_grad
+    tangents stay."""
+    return [i for i, unit in enumerate(step.units) if step.is_backward
+            and all(number < step.arguments and not step.tensors[number].requires_grad
                     and step.places[number] not in step.tangents for number, _ in unit.members)]
-    ends = captured.stretches(saved)
-    return ends if len(ends) > 1 else []
 
 
 def _stretches(captured: CapturedStep,

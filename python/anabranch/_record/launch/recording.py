@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from anabranch._core.abi import CaptureCounts
 from anabranch._core.capture import ANY_BYTES, CapturedRecording
 from anabranch._core.library import NativeError
 from anabranch._core.timed_recording import nodes_of
+from anabranch._fx.extents import extent_bytes
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.host_draws import Draws
 from anabranch._record.capture.step import Alias, Fresh, Held, Lazy, Step, Wrapped, plain_parts
@@ -49,6 +50,7 @@ from anabranch._record.refusals import Aliased, OtherGraph
 from anabranch._record.tensors import units_overlap, whole_bytes
 
 BAD_BINDING = 402
+Turn = tuple[list[int], list[int], list[int]]
 
 
 class StepRecording:
@@ -118,7 +120,9 @@ class StepRecording:
         self.uses = sorted(self._takes.union(
             (index for pair in self._together for index in pair[:2]),
             (index for index, _ in self._alignments)))
-        self._turns = self._plan_turns()
+        self._turns = self._plan_turns({
+            step.units[unit].members[0][0]: step.units[unit].size_bytes
+            for unit in discovered.let_go})
         # Moves torch's generator as the step does; see random_graph().
         self.random: RngGraph | None = None
         # What is drawn on the CPU and looked at before each launch; see host_draws.
@@ -254,7 +258,10 @@ class StepRecording:
 
     @property
     def launch_bytes(self) -> int:
-        """What a launch allocates: its arena, and what it answers."""
+        """What a launch takes at its peak beside what it is given: its arena and what it answers;
+        in stretches less what it has let go of by then."""
+        if len(self.stretches) > 1:
+            return self._peak_bytes
         return self.counts.arena_bytes + self._buffers.size_bytes
 
     def reserve(self) -> None:
@@ -334,9 +341,10 @@ class StepRecording:
 
     # In stretches.
 
-    def _plan_turns(self) -> list[tuple[list[int], list[int], list[int]]]:
+    def _plan_turns(self, bytes_of: Mapping[int, int]) -> list[Turn]:
         """By stretch, which bases it is the first to name, which of them a launch does not answer
-        and no later stretch names, and of which given tensors nobody needs anything later."""
+        and no later stretch names, and of which given tensors nobody needs anything later.
+        ``bytes_of`` tells of the memory of those of them that a launch frees."""
         named = [stretch.bases for stretch in self.stretches]
         begun = last_named(named[::-1])[::-1]
         begun[-1] += sorted(set(range(self._buffers.bases)).difference(*named))
@@ -352,18 +360,23 @@ class StepRecording:
         self._mask = int.from_bytes(packed([alignment - 1 for _, alignment in self._alignments]),
                                     "little")
         self._all_slots = packed([index for index, _ in self._alignments])
-        self._arena_bytes = self._peak_of_arenas(begun, passed)
-        return list(zip(begun, passed, given, strict=True))
+        turns = list(zip(begun, passed, given, strict=True))
+        answered = [extent_bytes(*layout) for layout in self._buffers.layouts]
+        passed_on = [size for (size,), _, _ in self._layouts[self._buffers.bases:]]
+        self._arena_bytes = self._peak([0] * len(answered) + passed_on, turns, {})
+        self._peak_bytes = self._peak(answered + passed_on, turns, bytes_of)
+        return turns
 
-    def _peak_of_arenas(self, begun: Sequence[Sequence[int]],
-                        passed: Sequence[Sequence[int]]) -> int:
-        """Of what a launch allocates and does not answer."""
-        held = most = 0
-        for stretch, begins, ends in zip(self.stretches, begun, passed, strict=True):
-            held += sum(self._layouts[base][0][0] for base in begins if base >= self._buffers.bases)
-            most = max(most, held + stretch.arena_bytes)
-            held -= sum(self._layouts[base][0][0] for base in ends)
-        return most
+    def _peak(self, bytes_of_bases: Sequence[int], turns: Sequence[Turn],
+              bytes_of_given: Mapping[int, int]) -> int:
+        """Of what a launch holds of bases and arenas, less what it has let go of."""
+        held, peaks = 0, []
+        for stretch, (begun, passed, let_go) in zip(self.stretches, turns, strict=True):
+            held += sum(bytes_of_bases[base] for base in begun)
+            peaks.append(held + stretch.arena_bytes)
+            held -= sum(bytes_of_bases[base] for base in passed)
+            held -= sum(bytes_of_given.get(index, 0) for index in let_go)
+        return max(peaks)
 
     def _launch_in_turn(self, given: Any, offsets: bytes, poison: int | None,
                         frees: list[Any] | None, replay: Callable[[], Any] | None) -> list[Tensor]:

@@ -30,6 +30,7 @@ _LEAST_GAIN = 1.02
 _LEAST_SAMPLES, _SAMPLES = 3, 9
 _AHEAD_CYCLES = 4_000_000  # of the GPU, some two milliseconds: longer than a launch takes the CPU
 _MOST_SECONDS = 1.0
+_STRETCHES_BYTES = 4 << 20
 # To put more than that back from the host's memory some times takes longer than a gain is worth;
 # but that of copies with the host's memory beside kernels, which may halve a step.
 _MOST_COPIED_BYTES = 8 << 30
@@ -52,10 +53,12 @@ def make_to_fit(ordered: StepRecording, spare_bytes: int,
     """A recording side by side. Where it takes more than ``spare_bytes`` beside the one in captured
     order, one that keeps closer to that order, so that fewer microbatches are under way at once:
     ``make`` is given what temporaries may take besides. How they can be placed shows only then, so
-    half as much is tried as well. If none fits, the last one whose kernels leave the order."""
+    half as much is tried as well, and of stretches, whose arenas add up to no peak, none at all. If
+    none fits, the last one whose kernels leave the order."""
     made = make(ANY_BYTES)
-    for bytes_beside in (spare_bytes, spare_bytes // 2):
-        if bytes_beside <= 0 or _grown(ordered, made) <= spare_bytes + bytes_ahead(made):
+    bounds = [spare_bytes, spare_bytes // 2] if spare_bytes > 0 else [0] * _is_cut(ordered)
+    for bytes_beside in bounds:
+        if _grown(ordered, made) <= _room(ordered, spare_bytes) + bytes_ahead(made):
             break
         closer = make(bytes_beside)
         if closer.counts.lanes < 2:
@@ -65,7 +68,17 @@ def make_to_fit(ordered: StepRecording, spare_bytes: int,
 
 
 def _grown(ordered: StepRecording, overlapped: StepRecording) -> int:
-    return overlapped.counts.arena_bytes - ordered.counts.arena_bytes
+    return overlapped.launch_bytes - ordered.launch_bytes
+
+
+def _room(ordered: StepRecording, spare_bytes: int) -> int:
+    """How much more a launch side by side may take. Stretches take a little more than a plain step
+    in captured order, too."""
+    return max(spare_bytes, _STRETCHES_BYTES if _is_cut(ordered) else 0)
+
+
+def _is_cut(recorded: StepRecording) -> bool:
+    return len(recorded.stretches) > 1
 
 
 def choose_overlap(trial: Trial, plain: Run, standing: Run, ordered: StepRecording,
@@ -80,8 +93,9 @@ def choose_overlap(trial: Trial, plain: Run, standing: Run, ordered: StepRecordi
     if is_known and agree(not is_faster):
         return Choice(ordered, 0.0, NOT_FASTER, standing.answer)
     grown, why = _grown(ordered, overlapped), ""
-    if grown > bytes_ahead(overlapped) + max(spare_bytes, 0):
-        why = (f"side by side they would take {grown} bytes more, {max(spare_bytes, 0)} of them "
+    room = _room(ordered, spare_bytes)
+    if grown > bytes_ahead(overlapped) + room:
+        why = (f"side by side they would take {grown} bytes more, {room} of them "
                "beside what the plain step takes (parallel_bytes grants more)")
     elif trial.copied_to == "host" and trial.copied_bytes > _MOST_COPIED_BYTES \
             and not overlapped.counts.host_copies:
