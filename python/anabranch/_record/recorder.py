@@ -23,7 +23,8 @@ from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
 from anabranch._record.following import Following
-from anabranch._record.launch.recording import BAD_BINDING, StepRecording
+from anabranch._record.launch.in_turn import BAD_BINDING
+from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks, handed_over, opened
 from anabranch._record.memory.gpu import empty_cache, free_bytes, is_plentiful
 from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage

@@ -391,8 +391,8 @@ def test_a_later_stretch_without_memory_has_that_of_gradients_that_are_finished(
     monkeypatch.setattr(swapped_out_module, "empty_cache", lambda: sizes.extend(
         tensor.untyped_storage().nbytes() for tensor in finished))
     finished = []
-    take = recording_module.SwappedOut.take
-    monkeypatch.setattr(recording_module.SwappedOut, "take", lambda self, tensors: take(
+    take = swapped_out_module.SwappedOut.take
+    monkeypatch.setattr(swapped_out_module.SwappedOut, "take", lambda self, tensors: take(
         self, finished.extend(tensors) or finished))
     assert agree(recorder_of(recorded, leaves)(), wanted)
     assert len(finished) == 1 and sizes == [0] and leaves == []

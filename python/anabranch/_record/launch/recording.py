@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,35 +22,24 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.abi import CaptureCounts
 from anabranch._core.capture import ANY_BYTES, CapturedRecording
-from anabranch._core.library import NativeError
 from anabranch._core.timed_recording import nodes_of
-from anabranch._fx.extents import extent_bytes
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.host_draws import Draws
 from anabranch._record.capture.step import Alias, Fresh, Held, Lazy, Step, Wrapped, plain_parts
 from anabranch._record.launch.discovered import DiscoveredStep
+from anabranch._record.launch.in_turn import InTurn
+from anabranch._record.launch.output_buffers import OutputBuffer
 from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, OutputBuilder
 from anabranch._record.launch.rng_graph import RngGraph
 from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces, lie_as
-from anabranch._record.launch.stretch import (
-    Stretch,
-    last_named,
-    packed,
-    passed_between,
-    steady_addresses,
-    total,
-)
-from anabranch._record.launch.swapped_out import SwappedOut
+from anabranch._record.launch.stretch import Stretch, packed, passed_between, total
 from anabranch._record.launch.timing import Timing, joined
 from anabranch._record.memory.lasting import has_planned_copies
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.picker import picker
 from anabranch._record.quick import increment_versions
 from anabranch._record.refusals import Aliased, OtherGraph
-from anabranch._record.tensors import units_overlap, whole_bytes
-
-BAD_BINDING = 402
-Turn = tuple[list[int], list[int], list[int]]
+from anabranch._record.tensors import units_overlap
 
 
 class StepRecording:
@@ -120,9 +109,11 @@ class StepRecording:
         self.uses = sorted(self._takes.union(
             (index for pair in self._together for index in pair[:2]),
             (index for index, _ in self._alignments)))
-        self._turns = self._plan_turns({
-            step.units[unit].members[0][0]: step.units[unit].size_bytes
-            for unit in discovered.let_go})
+        freed_bytes = {step.units[unit].members[0][0]: step.units[unit].size_bytes
+                       for unit in discovered.let_go}
+        self._in_turn = None if len(self.stretches) == 1 else InTurn(
+            self.stretches, self._buffers, self._layouts, self._alignments, self._together,
+            self._takes, freed_bytes, step.device)
         # Moves torch's generator as the step does; see random_graph().
         self.random: RngGraph | None = None
         # What is drawn on the CPU and looked at before each launch; see host_draws.
@@ -135,7 +126,8 @@ class StepRecording:
         passed, sizes = passed_between(
             recordings, lambda block: block >= given and block - given not in answered,
             self._buffers.bases)
-        self._layouts = [*self._buffers.layouts, *(((size,), (1,), torch.uint8) for size in sizes)]
+        self._layouts = [*self._buffers.layouts,
+                         *(OutputBuffer((size,), (1,), torch.uint8) for size in sizes)]
         words = len(self._formulas) if self._formulas is not None else 0
         stretches: list[Stretch] = []
         for recording in recordings:
@@ -196,8 +188,8 @@ class StepRecording:
     @property
     def counts(self) -> CaptureCounts:
         made = total([stretch.recording.counts for stretch in self.stretches])
-        if len(self.stretches) > 1:
-            made.arena_bytes = self._arena_bytes
+        if self._in_turn is not None:
+            made.arena_bytes = self._in_turn.arena_bytes
         return made
 
     def fits(self, given: Sequence[Tensor], places: InputPlaces | None = None) -> bool:
@@ -260,8 +252,8 @@ class StepRecording:
     def launch_bytes(self) -> int:
         """What a launch takes at its peak beside what it is given: its arena and what it answers;
         in stretches less what it has let go of by then."""
-        if len(self.stretches) > 1:
-            return self._peak_bytes
+        if self._in_turn is not None:
+            return self._in_turn.peak_bytes
         return self.counts.arena_bytes + self._buffers.size_bytes
 
     def reserve(self) -> None:
@@ -296,12 +288,12 @@ class StepRecording:
         for index in self._cleared:
             parameters[index].grad = None
         replay = None if self.random is None else self.random.replay
-        if len(self.stretches) == 1:
-            fresh = self._buffers.allocate()
-            parts = None if poison is None else _poisoned(poison, fresh, self.stretches[0])
-            self.stretches[0].queue(self._device, at or given, offsets, fresh, parts, words, replay)
+        if self._in_turn is None:
+            fresh, stretch = self._buffers.allocate(), self.stretches[0]
+            parts = None if poison is None else stretch.poisoned(poison, fresh)
+            stretch.queue(self._device, at or given, offsets, fresh, parts, words, replay)
         else:
-            fresh = self._launch_in_turn(at or given, offsets, poison, frees, replay)
+            fresh = self._in_turn.launch(at or given, offsets, poison, frees, replay)
         if in_blocks:
             assert self.layout is not None
             self.layout.sign(fresh)
@@ -339,90 +331,7 @@ class StepRecording:
             self._last_words = now, words
         return words
 
-    # In stretches.
-
-    def _plan_turns(self, bytes_of: Mapping[int, int]) -> list[Turn]:
-        """By stretch, which bases it is the first to name, which of them a launch does not answer
-        and no later stretch names, and of which given tensors nobody needs anything later.
-        ``bytes_of`` tells of the memory of those of them that a launch frees."""
-        named = [stretch.bases for stretch in self.stretches]
-        begun = last_named(named[::-1])[::-1]
-        begun[-1] += sorted(set(range(self._buffers.bases)).difference(*named))
-        ended = last_named(named)
-        passed = [[base for base in some if base >= self._buffers.bases] for some in ended]
-        members: dict[int, list[int]] = {}  # that lie in the unit of the first
-        for first, other, _ in self._together:
-            members.setdefault(first, []).append(other)
-        given = last_named([{member for index, _ in stretch.alignments
-                             for member in (index, *members.get(index, ()))} - self._takes
-                            for stretch in self.stretches])
-        self._finished = [[base for base in some if base < self._buffers.bases] for some in ended]
-        self._mask = int.from_bytes(packed([alignment - 1 for _, alignment in self._alignments]),
-                                    "little")
-        self._all_slots = packed([index for index, _ in self._alignments])
-        turns = list(zip(begun, passed, given, strict=True))
-        answered = [extent_bytes(*layout) for layout in self._buffers.layouts]
-        passed_on = [size for (size,), _, _ in self._layouts[self._buffers.bases:]]
-        self._arena_bytes = self._peak([0] * len(answered) + passed_on, turns, {})
-        self._peak_bytes = self._peak(answered + passed_on, turns, bytes_of)
-        return turns
-
-    def _peak(self, bytes_of_bases: Sequence[int], turns: Sequence[Turn],
-              bytes_of_given: Mapping[int, int]) -> int:
-        """Of what a launch holds of bases and arenas, less what it has let go of."""
-        held, peaks = 0, []
-        for stretch, (begun, passed, let_go) in zip(self.stretches, turns, strict=True):
-            held += sum(bytes_of_bases[base] for base in begun)
-            peaks.append(held + stretch.arena_bytes)
-            held -= sum(bytes_of_bases[base] for base in passed)
-            held -= sum(bytes_of_given.get(index, 0) for index in let_go)
-        return max(peaks)
-
-    def _launch_in_turn(self, given: Any, offsets: bytes, poison: int | None,
-                        frees: list[Any] | None, replay: Callable[[], Any] | None) -> list[Tensor]:
-        """The bases of what is answered. From its second stretch on a launch can only go on."""
-        if int.from_bytes(steady_addresses(given, offsets, self._all_slots), "little") & self._mask:
-            raise NativeError(BAD_BINDING, "launch: an argument lies at an address with which "
-                                            "kernels were not captured")
-        bases: list[Any] = [None] * len(self._layouts)
-        swapped = SwappedOut()
-        for number, stretch in enumerate(self.stretches):
-            begun, passed, let_go = self._turns[number]
-            try:
-                self._queue_one(stretch, given, offsets, bases, begun, poison, replay)
-            except torch.OutOfMemoryError:
-                if number == 0:
-                    raise
-                swapped.take(bases[base] for some in self._finished[:number] for base in some)
-                self._queue_one(stretch, given, offsets, bases, begun, poison, None)
-            replay = None
-            for base in passed:
-                bases[base] = None
-            if frees is not None:
-                frees.clear()
-                for index in let_go:
-                    given[index] = None
-        swapped.put_back()
-        return bases[:self._buffers.bases]
-
-    def _queue_one(self, stretch: Stretch, given: Sequence[Any], offsets: bytes, bases: list[Any],
-                   begun: Sequence[int], poison: int | None,
-                   replay: Callable[[], Any] | None) -> None:
-        for base in begun:
-            bases[base] = _compat.empty_strided_cuda(*self._layouts[base])
-        parts = None if poison is None \
-            else _poisoned(poison, [bases[base] for base in begun], stretch)
-        stretch.queue(self._device, given, offsets, bases, parts, (), replay)
-
 
 def _memory_of(recording: CapturedRecording) -> tuple[list[int], list[int]]:
     """What a launch gives it: parts of its arena, and the blocks of its slots."""
     return list(recording.parts), [slot.block for slot in recording.slots]
-
-
-def _poisoned(poison: int, fresh: Sequence[Tensor], stretch: Stretch) -> list[Tensor]:
-    """The parts of its arena, filled with this byte as what is fresh is."""
-    parts = stretch.allocate_parts()
-    for tensor in (*fresh, *parts):
-        whole_bytes(tensor).fill_(poison)
-    return parts

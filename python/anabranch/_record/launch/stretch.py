@@ -28,7 +28,7 @@ from anabranch._record.capture.step import Step
 from anabranch._record.launch.output_buffers import OutputBuffers, in_blocks
 from anabranch._record.launch.timing import Timer
 from anabranch._record.quick import addresses
-from anabranch._record.tensors import Unit
+from anabranch._record.tensors import Unit, whole_bytes
 
 _address: Callable[[Tensor], int] = Tensor.data_ptr
 
@@ -80,6 +80,13 @@ class Stretch:
 
     def allocate_parts(self) -> list[Tensor]:
         return list(itertools.starmap(_compat.empty_strided_cuda, self._parts))
+
+    def poisoned(self, poison: int, fresh: Sequence[Tensor]) -> list[Tensor]:
+        """The parts of its arena, filled with this byte as what is fresh is."""
+        parts = self.allocate_parts()
+        for tensor in (*fresh, *parts):
+            whole_bytes(tensor).fill_(poison)
+        return parts
 
     def queue(self, device: int, given: Sequence[Any], offsets: bytes, bases: Sequence[Any],
               parts: Sequence[Tensor] | None, words: Sequence[int],
