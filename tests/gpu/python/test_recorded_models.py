@@ -249,3 +249,37 @@ def test_training_a_model_of_images(monkeypatch):
         return model, optimizer, step
 
     assert_launched(train_both(make, inputs=lambda i: (normal(i, 4, 3, 64, 64), words(i, 4) % 10)), 5)
+
+
+class Windows(torch.nn.Module):
+    """Those of an image, each with a rim that others have, too. Compiled, their gradients are added
+    by indices."""
+
+    def __init__(self):
+        super().__init__()
+        self.values = torch.nn.Conv2d(8, 16, 1, bias=False)
+
+    def forward(self, x):
+        values = torch.nn.functional.pad(self.values(x), [2] * 4)
+        windows = values.unfold(2, 12, 8).unfold(3, 12, 8)
+        return windows.reshape(len(x), 16, -1, 144).softmax(-1).square().mean()
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_training_on_windows_that_overlap(is_compiled):
+    def make():
+        model = Windows().to(DEVICE)
+        called = torch.compile(model, backend=anabranch.backend) if is_compiled else model
+        optimizer = adamw(model)
+
+        def step(x):
+            optimizer.zero_grad()
+            with torch.autocast(DEVICE, torch.bfloat16):
+                loss = called(x)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return model, optimizer, step
+
+    assert_launched(train_both(make, inputs=lambda i: (normal(i, 4, 8, 16, 16),)))
