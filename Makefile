@@ -88,7 +88,7 @@ test-page: $(VENV)/ready build ## the pages of reports in a browser, which comes
 	$(call run_pytest,page,$(VENV)/bin/python,$(SPREAD) tests/python/front/test_page.py)
 
 test-oldest: $(VENV_OLDEST)/ready build ## the smaller set of Python tests on the oldest torch
-	$(call run_pytest,oldest,$(VENV_OLDEST)/bin/python,$(SPREAD) -m "oldest and not slow")
+	$(call run_pytest,oldest,$(VENV_OLDEST)/bin/python,$(SPREAD) -m oldest)
 
 test-long: $(VENV)/ready build ## hours: 10,000 random programs in C++, 1,000 of each kind in Python
 	ctest --preset long

@@ -31,7 +31,7 @@ else:
 def pytest_configure(config):
     config.addinivalue_line("markers", "quick: of a room whose tests compile next to nothing")
     config.addinivalue_line("markers", "oldest: also run on the oldest supported torch")
-    config.addinivalue_line("markers", "slow: takes more than some ten seconds; not on the oldest torch")
+    config.addinivalue_line("markers", "slow: takes more than some ten seconds")
     config.addinivalue_line("markers", "own: about Anabranch's own backend, whatever is tested")
     config.addinivalue_line("markers", "wrong_upstream: other backends are known to fail this")
 

@@ -56,6 +56,7 @@ def test_a_transposed_image_keeps_the_strides_that_eager_gives():
 @pytest.mark.parametrize("make, shape, batches", [
     (Mlp, (8,), (3, 5, 3, 7)), (Towers, (8,), (3, 5, 3, 7, 1, 12)),
     (Encoder, (5, 16), (2, 5, 2, 7))], ids=["mlp", "towers", "encoder"])
+@pytest.mark.oldest
 def test_two_batch_sizes_and_then_any(make, shape, batches):
     model = make(True)
     reference = copy.deepcopy(model)

@@ -59,6 +59,7 @@ def runs(name, *option_sets, calls=2):
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name != "spectrum"])
+@pytest.mark.oldest
 def test_annotated_modules_do_run_on_several_streams(name):
     """Else every other test here would compare one stream with itself."""
     call, given = call_of(name), ZOO[name].inputs(0)

@@ -232,7 +232,6 @@ torch.compile(model, backend="anabranch")(torch.randn(4, 4))
 """
 
 
-@pytest.mark.slow
 def test_torchs_own_switches_turn_on_our_logs_and_artefacts(run_python, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     told = run_python("import program", TORCH_LOGS="+anabranch", TORCH_TRACE=str(tmp_path / "traces"))

@@ -290,7 +290,6 @@ def test_without_a_wish_nothing_is_planned():
     assert explained(call_of(made()), batch()) == [None]
 
 
-@pytest.mark.slow
 def test_tensors_whose_sizes_change_stay_and_are_named():
     model = made()
     call = torch.compile(model, backend="anabranch", dynamic=True,
