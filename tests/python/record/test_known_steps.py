@@ -177,7 +177,7 @@ class Made:
     def __init__(self, lanes, arena_bytes, nodes=100, host_copies=0):
         self.counts = CaptureCounts(nodes=nodes, lanes=lanes, arena_bytes=arena_bytes,
                                     host_copies=host_copies)
-        self.launch_bytes = arena_bytes
+        self.launch_bytes = self.peak_bytes = arena_bytes
         self.stretches = [None]
 
 

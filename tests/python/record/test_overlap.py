@@ -65,7 +65,7 @@ class Trial:
 
 def recording(seconds, arena_bytes=1000, ahead_bytes=0, host_copies=0, nodes=5):
     return SimpleNamespace(
-        seconds=seconds, ahead_bytes=ahead_bytes, launch_bytes=arena_bytes, stretches=[None],
+        seconds=seconds, ahead_bytes=ahead_bytes, peak_bytes=arena_bytes, stretches=[None],
         counts=CaptureCounts(nodes=nodes, arena_bytes=arena_bytes, host_copies=host_copies))
 
 
@@ -151,7 +151,7 @@ def to_fit(spare, taken, stretches=1):
     ordered = recording(1e-3)
     ordered.stretches *= stretches
     made = overlap.make_to_fit(ordered, spare, make)
-    return asked, made.launch_bytes - 1000
+    return asked, made.peak_bytes - 1000
 
 
 def test_kernels_keep_closer_to_their_order_where_memory_is_short():

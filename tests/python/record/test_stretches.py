@@ -213,21 +213,21 @@ def test_what_is_answered_as_it_was_given_is_kept_to_the_end(step):
 
 def test_memory_that_one_stretch_leaves_for_another_is_the_arenas(recorded, step):
     counts = recorded.counts
-    assert counts.arena_bytes == 2 * BYTES
+    assert counts.arena_bytes == 2 * BYTES and recorded.launch_bytes == 4 * BYTES
     assert (counts.nodes, counts.lanes, counts.held_device_bytes) == (5, 2, 200)
     assert counts.launched_from_host == 7  # a launch counts once
     assert recorded.slot_count == 7
 
 
-def test_a_launch_takes_at_its_peak_what_it_has_not_let_go_of(step, monkeypatch):
+def test_a_launch_holds_at_its_peak_what_it_has_not_let_go_of(step, monkeypatch):
     """Of t, two gradients and an arena: those of its first stretch, or of both less a and b."""
-    assert recorded_of(step)[0].launch_bytes == 3 * BYTES
+    assert recorded_of(step)[0].peak_bytes == 3 * BYTES
     monkeypatch.setattr(OnTheCpu, "arenas", (1, 4))
     recorded = recorded_of(step)[0]
-    assert recorded.launch_bytes == (2 + 1 - 2 + 4) * BYTES
+    assert recorded.peak_bytes == (2 + 1 - 2 + 4) * BYTES
     assert recorded.counts.arena_bytes == (1 + 4) * BYTES
     step.tensors[0].requires_grad_()  # a parameter stays
-    assert recorded_of(step)[0].launch_bytes == (2 + 1 - 1 + 4) * BYTES
+    assert recorded_of(step)[0].peak_bytes == (2 + 1 - 1 + 4) * BYTES
 
 
 def test_small_memory_that_the_same_stretches_pass_on_shares_an_allocation():

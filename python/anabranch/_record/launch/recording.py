@@ -250,11 +250,13 @@ class StepRecording:
 
     @property
     def launch_bytes(self) -> int:
-        """What a launch takes at its peak beside what it is given: its arena and what it answers;
-        in stretches less what it has let go of by then."""
-        if self._in_turn is not None:
-            return self._in_turn.peak_bytes
+        """What a launch allocates: its arena, and what it answers."""
         return self.counts.arena_bytes + self._buffers.size_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """What it holds of that at its peak; in stretches, less what it has let go of by then."""
+        return self.launch_bytes if self._in_turn is None else self._in_turn.peak_bytes
 
     def reserve(self) -> None:
         """Allocates what a launch does, and lets go of it: torch's errors where that cannot be

@@ -30,7 +30,7 @@ _LEAST_GAIN = 1.02
 _LEAST_SAMPLES, _SAMPLES = 3, 9
 _AHEAD_CYCLES = 4_000_000  # of the GPU, some two milliseconds: longer than a launch takes the CPU
 _MOST_SECONDS = 1.0
-_STRETCHES_BYTES = 4 << 20
+_STRETCHES_BYTES = 4 << 20  # kStretchBytes of src/record/cuda/stretches.h
 # To put more than that back from the host's memory some times takes longer than a gain is worth;
 # but that of copies with the host's memory beside kernels, which may halve a step.
 _MOST_COPIED_BYTES = 8 << 30
@@ -56,7 +56,9 @@ def make_to_fit(ordered: StepRecording, spare_bytes: int,
     half as much is tried as well, and of stretches, whose arenas add up to no peak, none at all. If
     none fits, the last one whose kernels leave the order."""
     made = make(ANY_BYTES)
-    bounds = [spare_bytes, spare_bytes // 2] if spare_bytes > 0 else [0] * _is_cut(ordered)
+    bounds = [spare_bytes, spare_bytes // 2] if spare_bytes > 0 else []
+    if not bounds and _is_cut(ordered):
+        bounds = [0]
     for bytes_beside in bounds:
         if _grown(ordered, made) <= _room(ordered, spare_bytes) + bytes_ahead(made):
             break
@@ -68,7 +70,7 @@ def make_to_fit(ordered: StepRecording, spare_bytes: int,
 
 
 def _grown(ordered: StepRecording, overlapped: StepRecording) -> int:
-    return overlapped.launch_bytes - ordered.launch_bytes
+    return overlapped.peak_bytes - ordered.peak_bytes
 
 
 def _room(ordered: StepRecording, spare_bytes: int) -> int:
