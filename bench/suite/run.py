@@ -146,7 +146,8 @@ class Run:
         for task, row in run_all(self.context, list(tasks), self.chosen.at_once, self.may_start):
             subject, mode = tasks[task]
             if mode != "eager" and "error" not in row:
-                row |= {} if self.chosen.untimed else {"is_warm": are_warm[task]}
+                if not self.chosen.untimed:
+                    row["is_warm"] = are_warm[task]
                 if self.chosen.cold:
                     row.update(self.cold(subject, mode))
             self.keep(subject, mode, row)

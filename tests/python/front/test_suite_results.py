@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 SUITE = Path(__file__).resolve().parents[3] / "bench" / "suite"
 HEAD = {"list": "timm", "model": "some", "kind": "training", "device": "cuda"}
@@ -137,6 +138,17 @@ def test_reasons_stand_once_with_their_models(suite):
         "it draws random numbers on the CPU: one (training, record), "
         "two (training, anabranch), two (training, record)"]
     assert table.page([kept("one", record=row(1.0))]).count("Run plainly") == 0
+
+
+def test_a_table_that_a_model_makes_for_itself_is_not_put_back(suite):
+    model = torch.nn.BatchNorm1d(2)
+    model.register_buffer("table", torch.zeros(1))
+    state = suite("measure").State(model)
+    model.running_mean += 1
+    model.table = torch.arange(4.0)
+    state.put_back()
+    assert torch.equal(model.running_mean, torch.zeros(2))
+    assert torch.equal(model.table, torch.arange(4.0))
 
 
 def test_the_lists_have_the_names_of_the_benchmark(suite):
