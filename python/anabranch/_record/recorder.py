@@ -26,7 +26,7 @@ from anabranch._record.following import Following
 from anabranch._record.launch.in_turn import BAD_BINDING
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks, handed_over, opened
-from anabranch._record.memory.gpu import empty_cache, free_bytes, is_plentiful
+from anabranch._record.memory.gpu import empty_cache, free_bytes, is_plentiful, other_allocator
 from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
@@ -158,6 +158,12 @@ class Recorder:
         tensors = [*(leaf for leaf in opened(leaves) if isinstance(leaf, Tensor)), *state.tensors(),
                    *state.inner_tensors()] if state is not NO_STATE else []
         device = device_of(opened(leaves), tensors)
+        if device is not None and (other := other_allocator()):
+            self.is_refused = True
+            self._refuse(spec, Cause.OTHER_ALLOCATOR.because(
+                f"torch's memory comes from another allocator ({other}), whose captures it cannot "
+                "give addresses of their own"))
+            return self._call_last(leaves)
         # Some of the state may be gone.
         tensors = [tensor for tensor in tensors if tensor is not None]
         spec.foreseen.versions = {id(tensor): version_of(tensor) for tensor in tensors}

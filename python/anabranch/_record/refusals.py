@@ -99,6 +99,9 @@ class Cause(enum.IntEnum):
     NOT_OFFLOADED = 339, (
         "Free memory of the host, or leave hooks on saved tensors out; activation_memory=None "
         "keeps all.")
+    OTHER_ALLOCATOR = 340, (
+        "Leave torch's own allocator in place: no change_current_allocator(), no backend: in "
+        "PYTORCH_CUDA_ALLOC_CONF.")
 
     def because(self, text: str, remedy: str = "") -> Reason:
         return Reason(text, self.value, remedy or self.remedy)

@@ -272,3 +272,33 @@ def test_all_memory_is_given_back_with_the_recordings():
     before = left()
     once()
     assert left() <= before
+
+
+UNDER_ANOTHER_ALLOCATOR = """
+import torch, anabranch
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 8, device="cuda")
+x = torch.randn(4, 8, device="cuda")
+
+def train(model):
+    for one in model.parameters():
+        one.grad = None
+    loss = model(x).square().sum()
+    loss.backward()
+    return [loss.detach(), *(one.grad for one in model.parameters())]
+
+wanted = train(model)
+compiled = torch.compile(model, backend="anabranch")
+step = anabranch.record(lambda: train(model))
+for _ in range(4):
+    for found in (train(compiled), step()):
+        torch.testing.assert_close(found, wanted)
+print([report.code for report in step.reports])
+"""
+
+
+def test_under_another_allocator_of_torch_all_runs_as_torch_runs_it(run_python):
+    found = run_python(UNDER_ANOTHER_ALLOCATOR,
+                       PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.strip() == "[340]" and "E0340" in found.stderr

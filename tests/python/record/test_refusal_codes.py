@@ -234,7 +234,11 @@ def fake_transformers(monkeypatch, stand_in):
     return {"Trainer": Trainer}
 
 
-PREPARED = {314: adam, 323: on_a_gpu, 318: broken_discovery, 319: checked_answers, 324: scheduled,
+def plugged_in(monkeypatch, stand_in):
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "pluggable")
+
+
+PREPARED = {340: plugged_in, 314: adam, 323: on_a_gpu, 318: broken_discovery, 319: checked_answers, 324: scheduled,
             325: checked_arguments, 326: integers_on_the_host, 327: no_gpu, 328: hidden,
             329: frozen_counter, 330: other_processes, 337: fake_transformers,
             321: lambda *_: {"weight": torch.ones(4, requires_grad=True)},

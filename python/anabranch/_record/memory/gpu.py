@@ -41,9 +41,19 @@ class Peaks(NamedTuple):
         return Peaks(max(self.allocated, other.allocated), max(self.reserved, other.reserved))
 
 
+def other_allocator() -> str:
+    """The name of what allocates in the place of torch's caching allocator, such as "pluggable";
+    "" where nothing does."""
+    name = torch.cuda.get_allocator_backend()
+    return "" if name == "native" else name
+
+
 def taken(device: int, which: str = "current") -> Peaks:
-    """What is taken now, or ("peak") was at most since the peaks were last set back."""
-    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    """What is taken now, or ("peak") was at most since the peaks were last set back. Nothing where
+    an allocator does not tell."""
+    stats = {}
+    with contextlib.suppress(RuntimeError):
+        stats = torch.cuda.memory_stats_as_nested_dict(device)
     if not stats:  # nothing has been allocated there
         return Peaks(0, 0)
     return Peaks(*(stats[name]["all"][which] for name in ("allocated_bytes", "reserved_bytes")))
