@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-TOGETHER = "together"  # in the place of a mode: a row of several, timed in one process
+# In the place of a mode, rows of several:
+TOGETHER = "together"  # timed in one process
+ALONE = "alone"  # seconds until fast of processes of one mode each, with nothing else on the GPU
 
 
 def folder_of(out: Path, device: str, batch: str, precision: str) -> Path:
@@ -50,6 +52,20 @@ def merge(path: Path, head: dict[str, Any], mode: str, row: Row, run: dict[str, 
 def load(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("*/*.json")):
         yield json.loads(path.read_text())
+
+
+def with_verdicts(files: Iterable[dict[str, Any]], others: Iterable[dict[str, Any]]
+                  ) -> Iterator[dict[str, Any]]:
+    """Modes that were only timed have the verdict on the same model with another batch, as the
+    benchmark judges results with small ones."""
+    judged = {(kept["list"], kept["kind"], kept["model"]): kept["rows"] for kept in others}
+    for kept in files:
+        rows = judged.get((kept["list"], kept["kind"], kept["model"]), {})
+        known = {mode: {"batch": kept["rows"][TOGETHER]["batch"],
+                        **{name: rows[mode][name] for name in ("accuracy", "error")
+                           if name in rows[mode]}}
+                 for mode in together_of(kept) if mode in rows}
+        yield {**kept, "rows": {**known, **kept["rows"]}}
 
 
 def is_right(row: Row | None) -> bool:

@@ -4,7 +4,8 @@ anabranch.record.
 
     python bench/suite/run.py [--lists hf timm torchbench] [--models ...] [--kinds ...]
         [--modes ...] [--device cuda|cpu] [--batch own|small|1] [--minutes N] [--warm-jobs N]
-        [--at-once N] [--cold] [--together] [--untimed] [--missing] [--share 1/4] [--names]
+        [--at-once N] [--cold] [--together] [--untimed] [--until-fast] [--missing] [--share 1/4]
+        [--names]
 
 A run may do a part: results are merged (results.py), and table.py makes a table of what there is.
 Each model in each mode is a process of its own and has the device for itself while it is timed.
@@ -13,7 +14,8 @@ Before, a process has filled the caches of compiled code, several side by side w
 while that is timed (standstill.py); the seconds until they are fast are then left out. With --together the
 modes of a model are timed in one process and in turn (together.py); the table's ratios are of these
 where they are there. Nothing else is measured then, unless with --untimed, which leaves out the times
-of processes of one mode: a model costs least with both.
+of processes of one mode: a model costs least with both. --until-fast measures nothing but the seconds
+until each mode is fast, with caches that a process before has filled.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from lists import APART, CPU_SUBSET, LISTS, SMALL_BATCH, Entry, precision_of
 from measure import Job
 from modes import CPU_MODES, KINDS, MODES
 from processes import Task, context_for, run_all
-from results import TOGETHER, folder_of, is_right, load, merge, path_of
+from results import ALONE, TOGETHER, folder_of, is_right, load, merge, path_of
 from together import SEPARATOR
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,7 +126,8 @@ class Run:
         """Modes one after the other: what the first compiles the others find."""
         for mode in self.chosen.modes:
             tasks = [self.task(subject, mode, "compile") for subject in subjects
-                     if mode != "eager" and mode in self.wanted(subject)]
+                     if mode != "eager"
+                     and (self.chosen.until_fast or mode in self.wanted(subject))]
             tasks = [task for task in tasks if not self.stamp(task.job).exists()]
             for task, row in run_all(self.context, tasks, self.chosen.warm_jobs, self.may_start):
                 if "error" not in row:
@@ -174,7 +177,30 @@ class Run:
         for task, row in run_all(self.context, list(tasks), self.chosen.at_once, self.may_start):
             self.keep(tasks[task], TOGETHER, row)
 
+    def until_fast(self, subjects: list[Subject]) -> None:
+        """Each mode has the GPU for itself. They begin after one another in an order that turns
+        from model to model: what the first finds in the machine's caches is not always theirs."""
+        modes = [mode for mode in self.chosen.modes if mode != "eager"]
+        self.fill(subjects)
+        for i, subject in enumerate(subjects):
+            if not self.may_start():
+                return
+            turned = modes[i % len(modes):] + modes[:i % len(modes)]
+            rows = {mode: self.alone(self.task(subject, mode, "speed")) for mode in turned}
+            found: dict[str, Any] = {
+                name: {mode: row[name] for mode, row in rows.items() if "error" not in row}
+                for name in ("first_call_s", "until_fast_s")}
+            found["batch"] = self.job(subject, modes[0], "speed").batch
+            self.keep(subject, ALONE, found)
+
     def all(self, subjects: list[Subject]) -> None:
+        if self.chosen.until_fast:
+            subjects = [subject for subject in subjects
+                        if not self.chosen.missing or not self.is_there(subject, ALONE)]
+            size = CHUNK * self.chosen.warm_jobs
+            for first in range(0, len(subjects), size):
+                self.until_fast(subjects[first:first + size])
+            return
         if self.chosen.together and not self.chosen.untimed:
             self.together(subjects)
             return
@@ -191,12 +217,14 @@ class Run:
 def said(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{row['error']['stage']}: {row['error']['message']}"
+    if isinstance(fast := row.get("until_fast_s"), dict):
+        return ", ".join(f"{mode} {took:.1f}" for mode, took in fast.items()) + " s until fast"
     if isinstance(row.get("ms"), dict):
         return ", ".join(f"{mode} {took:.3f}" for mode, took in row["ms"].items()) + " ms"
     right = "right" if is_right(row) else f"WRONG, {row['accuracy']}"
-    fast = f"fast after {row['until_fast_s']:.1f} s, " if "until_fast_s" in row else ""
+    after = f"fast after {fast:.1f} s, " if fast is not None else ""
     took = f"{row['ms']:.3f} ms, " if "ms" in row else ""
-    return f"{took}{fast}{right}"
+    return f"{took}{after}{right}"
 
 
 def entries_of(chosen: argparse.Namespace) -> list[Entry]:
@@ -243,6 +271,8 @@ def arguments() -> argparse.Namespace:
                         help="modes timed in turn in one process")
     parser.add_argument("--untimed", action="store_true",
                         help="no times of processes of one mode")
+    parser.add_argument("--until-fast", action="store_true",
+                        help="only seconds until fast, each mode alone, with filled caches")
     parser.add_argument("--missing", action="store_true", help="only rows that are not there yet")
     parser.add_argument("--share", default="1/1", help="2/4: the second of four parts")
     parser.add_argument("--calls", type=int, default=30, help="timed at least; two or more")
@@ -255,8 +285,8 @@ def arguments() -> argparse.Namespace:
     chosen.modes.sort(key=MODES.index)
     if is_cpu and chosen.models is None and not chosen.names:
         chosen.models = list(CPU_SUBSET)
-    if chosen.cold and chosen.at_once > 1:
-        parser.error("--cold measures seconds, for which each must be alone: leave --at-once out")
+    if (chosen.cold or chosen.until_fast) and chosen.at_once > 1:
+        parser.error("seconds are measured, for which each must be alone: leave --at-once out")
     known = {name for entries in LISTS.values() for name in entries}
     if unknown := set(chosen.models or ()) - known:
         parser.error(f"no model {', '.join(sorted(unknown))}; --names tells what there is")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from results import Row, is_right, load, ms_of, together_of
+from results import ALONE, Row, is_right, load, ms_of, together_of, with_verdicts
 
 MODES = ("eager", "compile", "reduce-overhead", "anabranch", "record")
 RIVALS = ("eager", "compile", "reduce-overhead")
@@ -49,18 +49,28 @@ def memory_ratios(files: Iterable[Kept], ours: str, what: str) -> list[float]:
             if is_right(own) and is_right(theirs) and "memory" in own and "memory" in theirs]
 
 
-def seconds(files: Iterable[Kept], mode: str, of: Callable[[Row], float | None]) -> str:
-    found = [value for kept in files if is_right(row := kept["rows"].get(mode))
-             and (value := of(row)) is not None]
+def seconds(files: Iterable[Kept], mode: str, of: Callable[[Kept, str], float | None]) -> str:
+    found = [value for kept in files if is_right(kept["rows"].get(mode))
+             and (value := of(kept, mode)) is not None]
     return f"{statistics.median(found):.1f}" if found else NONE
 
 
-def warm(row: Row) -> float | None:
-    return row.get("until_fast_s") if row.get("is_warm") else None
+def warm(kept: Kept, mode: str) -> float | None:
+    alone = kept["rows"].get(ALONE, {}).get("until_fast_s", {})
+    row = kept["rows"][mode]
+    return alone.get(mode, row.get("until_fast_s") if row.get("is_warm") else None)
 
 
-def cold(row: Row) -> float | None:
+def cold(kept: Kept, mode: str) -> float | None:
+    row = kept["rows"][mode]
     return row["cold"]["until_fast_s"] if "cold" in row else None
+
+
+def until_fast_ratio(files: Iterable[Kept], ours: str, rival: str) -> float | None:
+    """Geometric mean over models that have both."""
+    pairs = [(warm(kept, ours), warm(kept, rival)) for kept in files
+             if is_right(kept["rows"].get(ours)) and is_right(kept["rows"].get(rival))]
+    return geometric_mean([own / theirs for own, theirs in pairs if own and theirs])
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -86,7 +96,8 @@ def sum_of(name: str, files: Sequence[Kept], mode: str) -> list[str]:
             worse(against["compile"]), worse(against["reduce-overhead"]),
             *(number(geometric_mean(memory_ratios(files, mode, what)) if mode != "compile" else None)
               for what in ("allocated", "reserved")),
-            seconds(files, mode, warm), seconds(files, mode, cold)]
+            seconds(files, mode, warm), seconds(files, mode, cold),
+            number(until_fast_ratio(files, mode, "reduce-overhead"))]
 
 
 def sums(files: Sequence[Kept]) -> str:
@@ -96,7 +107,8 @@ def sums(files: Sequence[Kept]) -> str:
     return markdown(
         ["list, kind, mode", "right", "times eager", "times compile", "times reduce-overhead",
          f"below {WORSE} of compile", f"below {WORSE} of reduce-overhead", "allocated / compile",
-         "reserved / compile", "s until fast, warm", "s until fast, cold"], lines)
+         "reserved / compile", "s until fast, warm", "s until fast, cold",
+         "until fast / reduce-overhead, warm"], lines)
 
 
 def cell(kept: Kept, mode: str) -> str:
@@ -181,7 +193,8 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path(
         __file__).resolve().parents[1] / "results" / "suite" / "cuda-own")
     chosen = parser.parse_args()
-    files = list(load(chosen.folder))
+    small = chosen.folder.with_name(f"{chosen.folder.name.partition('-')[0]}-small")
+    files = list(with_verdicts(load(chosen.folder), load(small)))
     print(page(files) if files else f"no results in {chosen.folder}")
 
 

@@ -106,6 +106,27 @@ def test_times_of_one_process_come_before_those_of_several(suite):
     assert "| untimed, training | 8 | 8.000 | 4.000 | - | - | 2.000 |" in table.models([untimed])
 
 
+def test_seconds_of_processes_alone_come_before_those_beside_others(suite):
+    table = suite("table")
+    alone = {"batch": 8, "until_fast_s": {"reduce-overhead": 4.0, "record": 2.0}}
+    found = kept("some", reduce_overhead=row(1.0, is_warm=True), record=row(1.0), alone=alone)
+    assert [table.warm(found, mode) for mode in ("reduce-overhead", "record")] == [4.0, 2.0]
+    assert table.until_fast_ratio([found, kept("none", record=row(1.0))], "record",
+                                  "reduce-overhead") == 0.5
+
+
+def test_what_was_only_timed_has_the_verdict_on_a_small_batch(suite):
+    table, results = suite("table"), suite("results")
+    together = {"batch": 128, "ms": {"compile": 4.0, "record": 2.0, "anabranch": 3.0}}
+    small = kept("some", compile=row(1.0), record=row(1.0), anabranch=row(1.0, passed=False))
+    (found,) = results.with_verdicts([kept("some", together=together)], [small])
+    assert table.ratios([found], "record", "compile") == [2.0]
+    assert table.ratios([found], "anabranch", "compile") == []
+    assert table.memory_ratios([found], "record", "allocated") == []
+    (found,) = results.with_verdicts([kept("some", together=together)], [])
+    assert table.ratios([found], "record", "compile") == []
+
+
 def test_a_table_has_a_line_a_model_and_sums_a_mode(suite):
     table = suite("table")
     files = [kept("one", eager=row(8.0), compile=row(4.0, memory=200),
