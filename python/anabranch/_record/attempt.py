@@ -444,7 +444,7 @@ class Attempt:
         if agree.on(len(made) > 1):
             answer = None
             recorded, gain, why, answer = choose_overlap(
-                trial, plain, verdict.standing, recorded, made[-1], agree.on,
+                trial, plain, verdict, recorded, made[-1], agree.on,
                 self.spare_bytes(recorded), self._earlier)
             self._spec.note(parallel_gain=gain, why_in_order=why)
             meter.note("the launches side by side")

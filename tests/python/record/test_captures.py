@@ -145,7 +145,7 @@ def test_pinned_memory_that_the_step_writes_is_put_back_and_compared(monkeypatch
         pinned.add_(len(runs) + 1)
         runs.append(trial._after(None, []))
         values.append(trial.values(runs[-1], {"given memory 0"}))
-        apart = values[0].distances(runs[-1])
+        apart = values[0].distances(runs[-1], values[0].names)
         trial.rewind()
         assert torch.equal(pinned, torch.ones(2))
     assert len(waits) == 5  # before each look at it

@@ -19,7 +19,7 @@ from anabranch._record.refusals import NotRecordable
 from anabranch._record.report import RecordingReport
 from anabranch._record.trial import overlap
 from anabranch._record.trial.earlier import Earlier
-from anabranch._record.trial.verify import Untrusted
+from anabranch._record.trial.verify import Untrusted, Verdict
 
 pytestmark = pytest.mark.oldest
 
@@ -77,8 +77,9 @@ def choose(monkeypatch):
 
     def choose(ordered, overlapped, *, agree=lambda found: found, wrong=None, spare=0, copied=1000,
                earlier=None):
-        def verify(trial, plain, recorded, agree, in_order):
+        def verify(trial, plain, recorded, agree, in_order, seen):
             assert trial.now == 0 and recorded is overlapped and in_order is ordered
+            assert seen is verdict.seen
             trial.now += 1
             choose.verified = True
             if wrong is not None:
@@ -90,7 +91,8 @@ def choose(monkeypatch):
         trial = choose.trial = Trial()
         trial.copied_bytes = copied
         standing = SimpleNamespace(answer="standing", let_go=lambda: None)
-        recorded, gain, why, answer = overlap.choose_overlap(trial, None, standing, ordered,
+        verdict = Verdict(False, standing, object())
+        recorded, gain, why, answer = overlap.choose_overlap(trial, None, verdict, ordered,
                                                              overlapped,
                                                              agree, spare, earlier or Earlier())
         assert trial.now == 1  # of the run that has answered

@@ -60,12 +60,13 @@ class Trial:
 
     def __init__(self, *plain):
         self.plains = itertools.chain(plain, itertools.repeat(plain[-1]))
-        self.is_rewound = True
+        self.is_rewound, self.launches = True, 0
 
     def plain(self):
         return self._run(next(self.plains))
 
     def launched(self, recorded):
+        self.launches += 1
         values = recorded.values
         return self._run(values.pop(0) if len(values) > 1 else values[0])
 
@@ -84,20 +85,24 @@ class Trial:
 
     @staticmethod
     def values(run, names):
-        def distances(other):
+        def distances(other, names):
             apart = abs(run.value - other.value)
             return {name: Distance(apart, apart <= ROUNDING) for name in names if apart != 0}
 
-        return SimpleNamespace(distances=distances)
+        return SimpleNamespace(distances=distances, names=frozenset(names))
 
 
-def judge(plain, recorded, ordered=None, agree=bool):
+def verdict_of(plain, recorded, ordered=None, agree=bool, seen=None):
     trial = Trial(*plain)
     first = trial.plain()
     trial.rewind()
-    verdict = verify(trial, first, recorded, agree, ordered)
+    verdict = verify(trial, first, recorded, agree, ordered, seen)
     assert not trial.is_rewound and verdict.standing is trial.last
-    return verdict.is_bitwise
+    return verdict, trial
+
+
+def judge(plain, recorded, ordered=None, agree=bool, seen=None):
+    return verdict_of(plain, recorded, ordered, agree, seen)[0].is_bitwise
 
 
 def test_what_is_the_same_is_right():
@@ -164,6 +169,46 @@ def test_kernels_side_by_side_are_held_to_what_captured_order_gives_now_and_then
     assert judge([1.0], Recorded(1.125), ordered=Recorded(*rarely)) is False
     with pytest.raises(Untrusted, match="by 2 or more, launches in captured order by 0.125"):
         judge([1.0], Recorded(3.125), ordered=Recorded(*rarely))
+
+
+def test_what_captured_order_was_seen_to_give_is_a_bound_for_side_by_side():
+    """Without a further run, where that is enough."""
+    seen = verdict_of([1.0], Recorded(1.25, 1.5, 1.25))[0].seen
+    assert seen.spread == {"result 0": 0.25}
+    verdict, trial = verdict_of([1.0], Recorded(2.0), Recorded(1.25, 1.5), seen=seen)
+    assert not verdict.is_bitwise and trial.launches == 1
+    verdict, trial = verdict_of([1.0], Recorded(9.0), Recorded(1.25, 9.5), seen=seen)
+    assert not verdict.is_bitwise and trial.launches == 3
+    with pytest.raises(Untrusted):
+        judge([1.0], Recorded(9.0), Recorded(1.25, 1.5), seen=seen)
+    with pytest.raises(Untrusted):
+        judge([1.0], Recorded(float("nan")), Recorded(1.25, 1.5), seen=seen)
+
+
+class TwoTensors(Trial):
+    """Each run gives two results."""
+
+    @staticmethod
+    def differing(a, b):
+        return {f"result {i}" for i in range(2) if a.value[i] != b.value[i]}
+
+    def values(self, run, names):
+        def distances(other, wanted):
+            self.looked.append(sorted(wanted))
+            both = {f"result {i}": abs(run.value[i] - other.value[i]) for i in range(2)}
+            return {name: Distance(both[name]) for name in wanted if both[name]}
+
+        return SimpleNamespace(distances=distances, names=frozenset(names))
+
+
+def test_a_tensor_that_is_within_bounds_is_not_looked_at_again():
+    trial = TwoTensors((1.0, 1.0))
+    trial.looked = []
+    first = trial.plain()
+    trial.rewind()
+    launches = Recorded((1.25, 1.25), (1.5, 1.25), (1.25, 1.25), (1.25, 1.5))
+    assert not verify(trial, first, launches, bool).is_bitwise
+    assert trial.looked == [["result 0", "result 1"]] * 2 + [["result 1"]] * 4
 
 
 def test_the_other_capture_is_asked_of_as_well():

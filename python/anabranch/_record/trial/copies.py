@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 import torch
@@ -44,7 +45,8 @@ class Copies:
 
     def __init__(self, tensors: Sequence[Tensor], device_bytes: int) -> None:
         # Each begins aligned, so that pieces can be viewed as whatever type they have.
-        self.size_bytes = sum(_aligned(size_of([tensor])) for tensor in tensors)
+        *self._begins, self.size_bytes = itertools.accumulate(
+            (_aligned(size_of([tensor])) for tensor in tensors), initial=0)
         self.where = "GPU" if self.size_bytes <= device_bytes else "host"
         self._kept = torch.empty(0, dtype=torch.uint8)
         if self.where == "GPU":
@@ -99,15 +101,14 @@ class Copies:
         if self.where == "host":
             free_aside(kept)
 
-    def pieces(self, tensors: Sequence[Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Of tensors of the same layout: which one, a piece of it as it is now, and the same of the
-        copy, on the tensors' device. Flat bytes."""
-        number, end = -1, 0
-        for begin, piece in _pieces_of(tensors):
-            while number < 0 or begin >= end:
-                number += 1
-                end += _aligned(size_of([tensors[number]]))
-            yield number, piece, self._kept[begin:begin + piece.numel()].to(piece.device)
+    def pieces(self, tensors: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Of some tensors, by their number, of the layout of the ones copied: which one, a piece of
+        it as it is now, and the same of the copy, on the tensor's device. Flat bytes."""
+        for number, tensor in tensors.items():
+            begin = self._begins[number]
+            for piece in pieces(tensor, _STAGE_BYTES):
+                yield number, piece, self._kept[begin:begin + piece.numel()].to(piece.device)
+                begin += piece.numel()
 
 
 def _aligned(size_bytes: int) -> int:

@@ -22,7 +22,7 @@ from anabranch._record.launch.recording import StepRecording
 from anabranch._record.trial.earlier import Earlier
 from anabranch._record.trial.run import Run
 from anabranch._record.trial.trial import Trial
-from anabranch._record.trial.verify import Untrusted, verify
+from anabranch._record.trial.verify import Untrusted, Verdict, verify
 
 log = logging.getLogger("anabranch.record")
 NOT_FASTER = "one of about its size was no faster side by side"
@@ -83,13 +83,14 @@ def _is_cut(recorded: StepRecording) -> bool:
     return len(recorded.stretches) > 1
 
 
-def choose_overlap(trial: Trial, plain: Run, standing: Run, ordered: StepRecording,
+def choose_overlap(trial: Trial, plain: Run, verdict: Verdict, ordered: StepRecording,
                    overlapped: StepRecording, agree: Callable[[bool], bool],
                    spare_bytes: int, earlier: Earlier) -> Choice:
-    """One of the two. ``standing`` is the run whose state is there, of a recording in captured
-    order that has been verified; afterwards it is that of the answer's. ``spare_bytes``: what side
+    """One of the two. ``verdict`` is that on the recording in captured order, with the run whose
+    state is there; afterwards it is that of the answer's. ``spare_bytes``: what side
     by side may take beside captured order. Where ``earlier`` tells which is faster, they are not
     timed."""
+    standing = verdict.standing
     is_faster = earlier.is_faster(ordered.counts)
     is_known = not agree(is_faster is None)
     if is_known and agree(not is_faster):
@@ -107,7 +108,7 @@ def choose_overlap(trial: Trial, plain: Run, standing: Run, ordered: StepRecordi
     standing.let_go()
     trial.rewind()
     try:
-        verified = verify(trial, plain, overlapped, agree, ordered).standing
+        verified = verify(trial, plain, overlapped, agree, ordered, verdict.seen).standing
     except Untrusted as error:
         log.warning("anabranch: kernels stay in their captured order: %s [E0329]", error)
         trial.rewind()

@@ -5,7 +5,7 @@ apart."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,24 +38,19 @@ class Values:
 
     def __init__(self, run: Run, names: Sequence[str],
                  kind_of: Callable[[str, Tensor], torch.dtype], device: int) -> None:
-        self._names = [name for name in names if name in run.tensors]
-        self._absent = set(names).difference(self._names)
-        tensors = [run.tensors[name] for name in self._names]
-        self._forms = [run.sums[name][0] for name in self._names]
+        self.names = frozenset(names)
+        self._names = [name for name in names if name in run.tensors]  # those that it has
+        self._sums = {name: run.sums[name] for name in self._names}
         self._kinds = [kind_of(name, run.tensors[name]) for name in self._names]
-        self._copies = Copies(tensors, grantable_bytes(device))
+        self._copies = Copies([run.tensors[name] for name in self._names], grantable_bytes(device))
 
-    def distances(self, run: Run) -> dict[str, Distance]:
-        """How far another run is from this by these names, but for what is the same bit for
+    def distances(self, run: Run, names: Collection[str]) -> dict[str, Distance]:
+        """How far another run is from this by some of these names, but for what is the same bit for
         bit."""
-        alike = [i for i, name in enumerate(self._names)
-                 if name in run.sums and run.sums[name][0] == self._forms[i]]
-        found = dict.fromkeys([name for i, name in enumerate(self._names) if i not in set(alike)],
-                              FAR)
-        found |= dict.fromkeys(self._absent.intersection(run.sums), FAR)
-        if len(alike) != len(self._names):
-            return found | dict.fromkeys(self._names, FAR)
-        tensors = [run.tensors[name] for name in self._names]
+        wanted = self.names.intersection(names)
+        found = dict.fromkeys([name for name in wanted if not self._has_form_of(run, name)], FAR)
+        tensors = {i: run.tensors[name] for i, name in enumerate(self._names)
+                   if name in wanted and name not in found and run.sums[name] != self._sums[name]}
         squares: dict[str, tuple[float, bool]] = {}
         for i, now, then in self._copies.pieces(tensors):
             if not torch.equal(now, then):
@@ -64,6 +59,11 @@ class Values:
                 squares[self._names[i]] = so_far + square, were_rounding and is_rounding
         return found | {name: Distance(square ** 0.5, is_rounding)
                         for name, (square, is_rounding) in squares.items()}
+
+    def _has_form_of(self, run: Run, name: str) -> bool:
+        """Whether both have it in the same form, or neither has it."""
+        one, other = self._sums.get(name), run.sums.get(name)
+        return one is other or (one is not None and other is not None and one[0] == other[0])
 
 
 def form_of(tensor: Tensor) -> Any:

@@ -11,12 +11,15 @@ How far plain runs are apart is no bound: a number that Python counts up makes t
 frozen in a recording. Nor is how far launches side by side are: a race makes those differ. They
 are held to more launches in captured order instead. Where launches in captured order differ from
 one another, these go on, too, with a plain run each: few runs tell little of a tensor that hardly
-ever varies. Failure: Untrusted, with the tensor that is wrong.
+ever varies. A tensor that is within bounds once is not looked at again: more runs bring it nearer
+to one of them, and those in captured order no nearer to one another.
+Failure: Untrusted, with the tensor that is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import functools
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, TypeVar
 
 from anabranch._record.launch.recording import StepRecording
@@ -38,64 +41,94 @@ class Untrusted(Exception):
     code = Cause.LAUNCH_DIFFERS
 
 
+class Seen(NamedTuple):
+    """Of launches in captured order that are right: the first of them by value, by the names that
+    differ between runs, and how far others were from it."""
+
+    first: Values
+    spread: Mapping[str, float]
+
+
 class Verdict(NamedTuple):
     """That a recording may be trusted. ``standing`` is the last run, a right one, whose state is
-    there."""
+    there. ``seen``: what the verdict is by, where runs differ."""
 
     is_bitwise: bool
     standing: Run
+    seen: Seen | None = None
 
 
 def verify(trial: Trial, plain: Run, recorded: StepRecording, agree: Callable[[bool], bool],
-           ordered: StepRecording | None = None) -> Verdict:
+           ordered: StepRecording | None = None, seen: Seen | None = None) -> Verdict:
     """Whether all launches were right bit for bit. ``plain`` is a run from the same state, which
     the trial has rewound since; ``ordered`` the recording in captured order, which has been
-    verified, where ``recorded`` is another."""
-    verdict = _verify(trial, plain, recorded, agree, ordered)
+    verified, where ``recorded`` is another, and ``seen`` what that verdict was by."""
+    verdict = _verify(trial, plain, recorded, agree, ordered, seen)
     if agree(recorded.exchange()):
         verdict.standing.let_go()
         trial.rewind()
-        other = _verify(trial, plain, recorded, agree, ordered)
-        verdict = Verdict(verdict.is_bitwise and other.is_bitwise, other.standing)
+        other = _verify(trial, plain, recorded, agree, ordered, verdict.seen)
+        verdict = Verdict(verdict.is_bitwise and other.is_bitwise, other.standing, other.seen)
         recorded.exchange()
     return verdict
 
 
 def _verify(trial: Trial, plain: Run, recorded: StepRecording, agree: Callable[[bool], bool],
-            ordered: StepRecording | None) -> Verdict:
+            ordered: StepRecording | None, seen: Seen | None) -> Verdict:
     launched = _in_all(agree, lambda: trial.launched(recorded))
     names = trial.differing(plain, launched) - recorded.undefined
     if not agree(bool(names)):
-        return Verdict(True, launched)
-    rounds = _Rounds(trial, recorded, ordered, names, _in_all(
-        agree, lambda: trial.values(launched, names)))
+        return Verdict(True, launched, seen)
+    rounds = _Rounds(trial, recorded, ordered, names)
+    if seen is not None:
+        _in_all(agree, functools.partial(rounds.compare_with, seen, launched))
+        if not agree(bool(rounds.beyond)):
+            return Verdict(False, launched, seen)
+    _in_all(agree, lambda: rounds.keep(launched))
     launched.let_go()
     for number in range(1, _ROUNDS + _MORE_ROUNDS + 1):
         standing = _in_all(agree, rounds.run)
-        beyond = rounds.beyond()
-        if not agree(bool(beyond)):
-            return Verdict(False, standing)
+        if not agree(bool(rounds.beyond)):
+            return Verdict(False, standing, seen or rounds.seen)
         standing.let_go()
-        if number >= _ROUNDS and agree(ordered is None and not rounds.all_vary(beyond)):
+        if number >= _ROUNDS and agree(ordered is None and not rounds.all_vary):
             break
-    name, distance = next(iter(beyond.items()), ("another process", Distance(0.0)))
+    name, distance = next(iter(rounds.beyond.items()), ("another process", Distance(0.0)))
     raise Untrusted(f"its first launch differs from {rounds.plain_runs + 1} plain runs in {name} "
                     f"by {distance.norm:.3g} or more, launches in captured order by "
                     f"{rounds.spread.get(name, 0.0):.3g}")
 
 
 class _Rounds:
-    """More runs, where the first launch was not what the plain run was. ``judged`` is what it had
-    by the names that differ."""
+    """More runs, where the first launch was not what the plain run was. ``beyond`` is what it had
+    by the names that differ, how far from the nearest right run, without what is no farther from
+    that than right runs may be from one another. A NaN that none of them has is never within these
+    bounds: what launches fill fresh memory with is one."""
 
     def __init__(self, trial: Trial, recorded: StepRecording, ordered: StepRecording | None,
-                 names: Collection[str], judged: Values) -> None:
-        self._trial, self._names, self._judged = trial, names, judged
-        self._recorded, self._ordered = recorded, ordered
-        self._in_order = judged if ordered is None else None  # the first launch in captured order
+                 names: Collection[str]) -> None:
+        self._trial, self._recorded, self._ordered = trial, recorded, ordered
+        self._judged: Values | None = None  # the first launch
+        self._in_order: Values | None = None  # the first one in captured order
         self.plain_runs = 0
-        self.apart = dict.fromkeys(names, FAR)  # from the nearest right run
+        self.beyond = dict.fromkeys(sorted(names), FAR)
         self.spread: dict[str, float] = {}  # of launches in captured order
+
+    def compare_with(self, seen: Seen, launched: Run) -> None:
+        """The first launch, with what has been seen of others."""
+        self.spread.update(seen.spread)
+        known = seen.first.names.intersection(self.beyond)
+        self._look(seen.first.distances(launched, known), known)
+
+    def keep(self, launched: Run) -> None:
+        """The first launch, by what is to be looked at."""
+        self._judged = self._trial.values(launched, self.beyond)
+        if self._ordered is None:
+            self._in_order = self._judged
+
+    @property
+    def seen(self) -> Seen | None:
+        return Seen(self._in_order, self.spread) if self._in_order is not None else None
 
     def run(self) -> Run:
         """A launch in captured order and a plain run, of which launches side by side need few: the
@@ -103,30 +136,39 @@ class _Rounds:
         self._trial.rewind()
         standing = self._trial.launched(self._ordered or self._recorded)
         if self._in_order is None:
-            self._in_order = self._trial.values(standing, self._names)
+            self._in_order = self._trial.values(standing, self.beyond)
         else:
-            for name, distance in self._in_order.distances(standing).items():
+            for name, distance in self._in_order.distances(standing, self.beyond).items():
                 self.spread[name] = max(distance.norm, self.spread.get(name, 0.0))
         if self._ordered is not None:
-            self.apart = _nearer(self.apart, self._judged.distances(standing))
+            self._compare(standing)
         if self._ordered is None or self.plain_runs < _ROUNDS:
             self.plain_runs += 1
             standing.let_go()
             self._trial.rewind()
             standing = self._trial.plain()
-            self.apart = _nearer(self.apart, self._judged.distances(standing))
+            self._compare(standing)
+        self._look({}, ())
         return standing
 
-    def beyond(self) -> dict[str, Distance]:
-        """What is farther from all right runs than these may be from one another. A NaN that none
-        of them has is never within bounds: what launches fill fresh memory with is one."""
-        return {name: distance for name, distance in self.apart.items()
-                if not self._is_within(distance, self.spread.get(name, 0.0))}
+    def _compare(self, right: Run) -> None:
+        assert self._judged is not None
+        self._look(self._judged.distances(right, self.beyond), self.beyond)
 
-    def all_vary(self, beyond: dict[str, Distance]) -> bool:
-        """Whether each of them varies from one launch in captured order to the next."""
+    def _look(self, distances: Mapping[str, Distance], names: Collection[str]) -> None:
+        """At how far the first launch is from a right run by these names; what is not told of is
+        the same."""
+        nearest = {name: so_far.nearer(distances[name]) if name in distances else so_far
+                   for name, so_far in self.beyond.items()
+                   if name in distances or name not in names}
+        self.beyond = {name: distance for name, distance in nearest.items()
+                       if not self._is_within(distance, self.spread.get(name, 0.0))}
+
+    @property
+    def all_vary(self) -> bool:
+        """Whether each of those beyond varies from one launch in captured order to the next."""
         return all(distance.norm != FAR.norm and self.spread.get(name, 0.0) > 0
-                   for name, distance in beyond.items())
+                   for name, distance in self.beyond.items())
 
     @staticmethod
     def _is_within(distance: Distance, spread: float) -> bool:
@@ -145,8 +187,3 @@ def _in_all(agree: Callable[[bool], bool], make: Callable[[], _Made]) -> _Made:
     if agree(False):
         raise NotRecordable("another process could not compare it", Cause.PROCESSES_APART)
     return made
-
-
-def _nearer(apart: dict[str, Distance], other: dict[str, Distance]) -> dict[str, Distance]:
-    """What is apart from both of two runs, and how far from the nearer."""
-    return {name: distance.nearer(other[name]) for name, distance in apart.items() if name in other}
