@@ -28,6 +28,9 @@ from anabranch._record.picker import picker
 # Torch serves requests of up to 10 MiB from segments of 20 MiB: a block is not kept from its holes.
 _BLOCK_BYTES = 10 << 20
 _SMALL_BYTES = 2 << 20
+# A backward frees a block with the last tensor in it. So blocks are this part of all that is saved
+# with them, where that is little.
+_SHARE = 16
 # Smaller: one that somebody keeps keeps its block. Torch calls requests up to this size small, too.
 _SMALL_GRADIENT_BYTES = 1 << 20
 _ALIGNMENT = 512  # of torch's allocations
@@ -59,11 +62,11 @@ class OutputBuffers:
         for answer in answers:
             views.setdefault(answer.allocation, []).append(answer)
         made = {allocation: _buffer(some, sizes[allocation]) for allocation, some in views.items()}
-        groups = _alike(made, {i for i in saved if 0 < sizes[i] <= _SMALL_BYTES}, turns)
-        groups += [group for group in _alike(
+        of_saved = _alike(made, {i for i in saved if 0 < sizes[i] <= _SMALL_BYTES}, turns)
+        of_gradients = [group for group in _alike(
             made, {i for i in gradients if 0 < sizes[i] <= _SMALL_GRADIENT_BYTES}, turns)
             if len(group) > 1]  # one alone costs less than a block and a view
-        small = list(itertools.chain.from_iterable(groups))
+        small = list(itertools.chain.from_iterable([*of_saved, *of_gradients]))
         alone = [allocation for allocation in made if allocation not in set(small)]
         self._saved = frozenset(saved)
         self.of = {allocation: i for i, allocation in enumerate([*alone, *small])}
@@ -71,16 +74,20 @@ class OutputBuffers:
         self.alone = len(alone)
         self._bases = [made[allocation] for allocation in alone]
         self._views: list[tuple[int, View]] = []  # base, and where in it, of those behind these
-        for group in groups:
-            self._share([(made[allocation], sizes[allocation]) for allocation in group])
+        share = sum(sizes[i] for i in saved) // _SHARE
+        block_bytes = min(max(share, _SMALL_BYTES), _BLOCK_BYTES)
+        for group in of_saved:
+            self._share([(made[i], sizes[i]) for i in group], block_bytes)
+        for group in of_gradients:
+            self._share([(made[i], sizes[i]) for i in group], _BLOCK_BYTES)
         self._pick_bases = picker([base for base, _ in self._views])
         self._places = list(zip(*(view for _, view in self._views), strict=True))
 
-    def _share(self, parts: Sequence[tuple[OutputBuffer, int]]) -> None:
+    def _share(self, parts: Sequence[tuple[OutputBuffer, int]], block_bytes: int) -> None:
         """Blocks of one type, filled one after the other."""
         dtype, ends = parts[0][0].dtype, dict[int, int]()
-        for (buffer, size), (block, begin) in zip(parts, in_blocks([size for _, size in parts]),
-                                                  strict=True):
+        places = in_blocks([size for _, size in parts], block_bytes)
+        for (buffer, size), (block, begin) in zip(parts, places, strict=True):
             at = (buffer.shape, buffer.stride, begin // dtype.itemsize)
             self._views.append((len(self._bases) + block, at))
             ends[block] = begin + _aligned(size)
@@ -125,12 +132,13 @@ class OutputBuffers:
                                           *self._places)]
 
 
-def in_blocks(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
+def in_blocks(sizes: Iterable[int],
+              block_bytes: int = _BLOCK_BYTES) -> Iterator[tuple[int, int]]:
     """Where pieces of memory of these sizes lie that fill blocks one after the other, each by its
     block and at which byte. One that is larger than a block has one of its own size."""
     block = end = 0
     for size in sizes:
-        if end and end + size > _BLOCK_BYTES:
+        if end and end + size > block_bytes:
             block, end = block + 1, 0
         yield block, end
         end += _aligned(size)
