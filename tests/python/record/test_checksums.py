@@ -105,7 +105,7 @@ def test_copies_come_back_and_are_compared_piece_by_piece(monkeypatch, granted):
     for tensor in given:
         tensor.zero_()
     found = [torch.empty(0, dtype=torch.uint8)] * len(given)
-    for i, now, then in copies.pieces(given):
+    for i, now, then in copies.pieces(dict(enumerate(given))):
         assert not now.any() and now.numel() == then.numel()
         found[i] = torch.cat((found[i], then))
     assert all(map(torch.equal, found, wanted))

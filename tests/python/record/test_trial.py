@@ -12,8 +12,8 @@ from stand_in_recording import StandIn
 from anabranch._record.capture.step import Step
 from anabranch._record.state.state import State
 from anabranch._record.tensors import units_apart
+from anabranch._record.trial import copies, values
 from anabranch._record.trial import trial as trial_module
-from anabranch._record.trial import values
 from anabranch._record.trial.trial import Foreseen, Trial
 
 pytestmark = pytest.mark.oldest
@@ -144,6 +144,22 @@ def test_distances_are_those_of_the_values_and_zeros_of_other_signs_are_not_the_
                             names)["given memory 0"] > (0.0, False)
     found = values.distances(run(lambda: x.copy_(torch.tensor([float("nan"), 3.0, 4.0]))), names)
     assert found == {"given memory 0": (float("inf"), False)}
+
+
+def test_distances_are_those_of_all_pieces_of_the_hosts_copies(monkeypatch, trial_of):
+    """Of which several are on their way at once."""
+    monkeypatch.setattr(copies, "_STAGE_BYTES", 64)
+    x, y, z = torch.arange(999.0), torch.arange(50), torch.arange(1000.0)
+    trial, _ = trial_of(lambda leaves: None, [x, y, z])
+    names = {f"given memory {i}" for i in range(3)}
+    values = trial.values(trial._after(None, []), names)
+    assert values._copies.where == "host"
+    x[500].add_(3), x[998].add_(4), y[49].add_(1), z[999].sub_(2)
+    assert values.distances(trial._after(None, []), names) == {
+        "given memory 0": (5.0, False), "given memory 1": (1.0, False),
+        "given memory 2": (2.0, False)}
+    assert values.distances(trial._after(None, []), ["given memory 2"]) == {
+        "given memory 2": (2.0, False)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])

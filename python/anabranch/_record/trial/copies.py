@@ -33,6 +33,7 @@ from anabranch._record.trial.checksums import pieces
 
 _STAGE_BYTES = 8 << 20  # of one pinned buffer
 _STAGES = 16
+_AHEAD = 4  # pieces on their way to the GPU, fewer than stages
 # Of what the host has available, what copies leave alone, for its other work.
 _HOST_SHARE = 0.9
 _ALIGNMENT = 64
@@ -103,11 +104,31 @@ class Copies:
 
     def pieces(self, tensors: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Of some tensors, by their number, of the layout of the ones copied: which one, a piece of
-        it as it is now, and the same of the copy, on the tensor's device. Flat bytes."""
+        it as it is now, and the same of the copy, on the tensor's device. Flat bytes. Those of the
+        host's memory are on their way while earlier ones are looked at."""
+        if self.where == "GPU":
+            for number, begin, piece in self._pieces_at(tensors):
+                yield number, piece, self._kept[begin:begin + piece.numel()].to(piece.device)
+            return
+        sent: collections.deque[tuple[int, Tensor, Tensor]] = collections.deque()
+        with _Stages() as stages:
+            for number, begin, piece in self._pieces_at(tensors):
+                there = torch.empty_like(piece)
+                stages.send(there, self._kept[begin:begin + piece.numel()])
+                sent.append((number, piece, there))
+                if len(sent) > _AHEAD:
+                    stages.pass_on()
+                    yield sent.popleft()
+            while sent:
+                stages.pass_on()
+                yield sent.popleft()
+
+    def _pieces_at(self, tensors: Mapping[int, Tensor]) -> Iterator[tuple[int, int, Tensor]]:
+        """Which tensor, where its piece begins in the copies, and the piece."""
         for number, tensor in tensors.items():
             begin = self._begins[number]
             for piece in pieces(tensor, _STAGE_BYTES):
-                yield number, piece, self._kept[begin:begin + piece.numel()].to(piece.device)
+                yield number, begin, piece
                 begin += piece.numel()
 
 
@@ -156,7 +177,7 @@ class _Stages:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         while self._sent and kind is None:
-            self._pass_on()
+            self.pass_on()
         if self._threads:
             self._threads.shutdown()
         for stage in self._free:
@@ -179,7 +200,7 @@ class _Stages:
         """To the GPU: a thread moves the bytes into a stage behind its last copy, and the next one
         is queued when there is no other stage, or at the end."""
         if not self._free:
-            self._pass_on()
+            self.pass_on()
         stage = self._free.popleft()
         stage.moved = self._move(stage, stage.buffer[:piece.numel()], source)
         self._sent.append((stage, piece))
@@ -191,8 +212,8 @@ class _Stages:
             return None
         return self._threads.submit(_move_behind, stage.event, to, source)
 
-    def _pass_on(self) -> None:
-        """The first stage that is not on its way to the GPU yet."""
+    def pass_on(self) -> None:
+        """The first stage that is not on its way to the GPU yet: its copy is queued."""
         stage, piece = self._sent.popleft()
         if stage.moved:
             stage.moved.result()
