@@ -50,6 +50,14 @@ from anabranch._record.launch import discovered
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.recording import StepRecording
 
+# What is installed as editable is found before the path is looked at.
+IN_A_PROCESS = """
+import runpy, sys
+sys.meta_path[:] = [one for one in sys.meta_path if "_editable" not in type(one).__module__]
+sys.path.insert(0, sys.argv[1].rpartition("/")[0])
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 LAYERS, PARTS, WIDTH, INPUTS = 16, 9, 8, 8
 SIZE_BYTES = WIDTH * 4
 
@@ -182,8 +190,9 @@ def in_a_process(checkout: Path | None) -> dict[str, list[float]]:
     theirs = {} if checkout is None else {
         "BENCH_PACKAGE": str(checkout / "python"),
         "ANABRANCH_LIBRARY_PATH": str(checkout / "build/dev/bridge/libanabranch_bridge.so")}
-    answer = subprocess.run([sys.executable, __file__, "--one-process"], check=True,
-                            capture_output=True, text=True, env={**os.environ, **theirs})
+    answer = subprocess.run([sys.executable, "-c", IN_A_PROCESS, os.path.abspath(__file__),
+                             "--one-process"], check=True, capture_output=True, text=True,
+                            env={**os.environ, **theirs})
     return json.loads(answer.stdout)
 
 
