@@ -51,6 +51,7 @@ from anabranch._compat.compiling import (
     results_of_forward,
     saves_unseen,
     uncompiled,
+    untraced,
     wrapper_function,
 )
 from anabranch._compat.cuda import (
@@ -227,6 +228,7 @@ __all__ = [
     "tree_map",
     "tree_unflatten",
     "uncompiled",
+    "untraced",
     "use_counts",
     "version",
     "watch_eager_frames",

@@ -13,6 +13,7 @@ import torch._dynamo.config as dynamo_config
 import torch._inductor.config as inductor_config
 from torch._dynamo import compiled_autograd
 from torch._dynamo.callback import callback_handler
+from torch._dynamo.decorators import skip
 from torch._guards import TracingContext, tracing
 from torch._inductor import fx_utils
 from torch._inductor import utils as inductor_utils
@@ -120,6 +121,12 @@ def lays_channels_last(forward: torch.fx.GraphModule) -> bool:
         return bool(GraphLowering.decide_layout_opt(forward, is_inference=False))
     except Exception:  # its heuristics look into nodes as they like
         return False
+
+
+def untraced(function: _Function) -> _Function:
+    """Dynamo traces no call of it; what it calls is compiled as if it were called by itself."""
+    skip(function)
+    return function
 
 
 def in_graph_order() -> contextlib.AbstractContextManager[None]:

@@ -64,7 +64,6 @@ from anabranch._record.refusals import (
 )
 from anabranch._record.rendezvous import Rendezvous
 from anabranch._record.report import RecordingCost
-from anabranch._record.retries import captured_differently
 from anabranch._record.specialization import Specialization
 from anabranch._record.state.paths import Path
 from anabranch._record.state.side_effects import SideEffects
@@ -73,6 +72,7 @@ from anabranch._record.state.stepped_by_hand import SteppedByHand
 from anabranch._record.tensors import size_of
 from anabranch._record.trial.earlier import Earlier, Order
 from anabranch._record.trial.overlap import NOT_FASTER, bytes_ahead, choose_overlap, make_to_fit
+from anabranch._record.trial.retries import captured_differently
 from anabranch._record.trial.run import Run
 from anabranch._record.trial.trial import Trial
 from anabranch._record.trial.verify import Untrusted, verify
@@ -169,7 +169,8 @@ class Attempt:
                 return self._make_and_launch(meter)
         finally:
             meter.close()
-            self._note_memory(meter)
+            with contextlib.suppress(Exception):  # a report, and no more
+                self._note_memory(meter)
 
     def _note_memory(self, meter: Meter) -> None:
         trial = self._trial
@@ -214,10 +215,11 @@ class Attempt:
                 self._plain = self._trial.look(answer, drawn)
         except NotRecordable as error:
             if self._effects.is_complete:
-                self._answered = (self._leave(answer),)
+                self._answered = (self.leave(answer),)
             self._meet()
             self._agree.make(_raising(error))
-        self._check_plainly()
+        with _faults_told(step.device):
+            self._check_plainly()
 
     def _run_unrecorded(self, why: NotRecordable) -> NoReturn:
         """Runs the call all the same, and tells the other processes."""
@@ -521,7 +523,7 @@ class Attempt:
             if effects.is_complete and not (plain.has_history and may_repeat):
                 trial.settle(plain)
                 trial.close()
-                return self._leave(plain.answer)
+                return self.leave(plain.answer)
             trial.give_up()
             plain.let_go()
         self.close()
@@ -533,7 +535,8 @@ class Attempt:
         if self._trial is not None and not self._answered:
             self._trial.give_up()
 
-    def _leave(self, answer: Any) -> Any:
+    def leave(self, answer: Any) -> Any:
+        """A run's answer to the caller, with the step's side effects."""
         return self._effects.apply(answer) if self._step.call is self._effects else answer
 
     def close(self) -> None:

@@ -17,13 +17,14 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
 from anabranch import _compat, config
 from anabranch._arguments import wrong
+from anabranch._record.faults import BEGUN, may_run_plainly, run_users
 from anabranch._record.following import Following
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.lists import Listed, with_lists
@@ -44,6 +45,7 @@ from anabranch._record.state.fingerprint import is_object
 from anabranch._record.state.guards import changed
 from anabranch._record.state.paths import Path, name_of
 from anabranch._record.state.state import State
+from anabranch.errors import AnabranchError
 
 _MOST_NAMES = 4
 _NO_GPU = Cause.NOTHING_ON_GPU.because(
@@ -78,6 +80,7 @@ class RecordedCallable(Generic[_P, _R]):
         """Lets go of all recordings and what was learned for them, and begins anew with the next
         call. Memory that a recording holds is free when the launches that use it have ended."""
         chosen = self._chosen
+        self._is_recorded = chosen.record  # until a mistake of ours
         self._states = StateCache((self._function, *self._made_of[1]), chosen.max_recordings,
                                   chosen.guards)
         self._trees: dict[Any, Any] = {}  # by what leaves[0] says
@@ -150,22 +153,47 @@ class RecordedCallable(Generic[_P, _R]):
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if not self._chosen.record:
+        if not self._is_recorded:
             return self._function(*args, **kwargs)
         if not _has_gpu():
             self._tell_of_no_gpu()
             return self._function(*args, **kwargs)
         if torch.cuda.is_current_stream_capturing():
             return self._function(*args, **kwargs)
-        if not kwargs and self._guard is None and (ready := self._ready.of_args(args)):
-            answer: Any = self._recorder.launch_ready(ready, [ARGUMENTS_ALONE, *args])
-            if answer is not MISSED:
-                if self._states.are_several:
-                    self._note_use(())
-                return answer  # type: ignore[no-any-return]
-        if _compat.is_intercepted():
-            return self._function(*args, **kwargs)
-        return self._call_looked_at(args, kwargs)  # type: ignore[no-any-return]
+        return self._call_recorded(args, kwargs)  # type: ignore[no-any-return]
+
+    @_compat.untraced
+    def _call_recorded(self, args: Any, kwargs: Any) -> Any:
+        begun = BEGUN.runs
+        try:
+            if not kwargs and self._guard is None and (ready := self._ready.of_args(args)):
+                answer = self._recorder.launch_ready(ready, [ARGUMENTS_ALONE, *args])
+                if answer is not MISSED:
+                    if self._states.are_several:
+                        self._note_use(())
+                    return answer
+            if not _compat.is_intercepted():
+                return self._call_looked_at(args, kwargs)
+        except Exception as error:
+            if not may_run_plainly(error, begun):
+                raise
+            self._break_off(error)
+        return self._function(*args, **kwargs)
+
+    def _break_off(self, error: Exception) -> None:
+        """Records nothing any more, after a mistake of ours."""
+        self._is_recorded = False
+        self._recorder.break_off(error)
+
+    @contextlib.contextmanager
+    def _behind_answer(self) -> Iterator[None]:
+        """Around what follows an answer: a mistake of ours does not take it from the caller."""
+        try:
+            yield
+        except AnabranchError:
+            raise
+        except Exception as error:
+            self._break_off(error)
 
     def _call_looked_at(self, args: Any, kwargs: Any) -> Any:
         """A call whose arguments are not known to be like those of the one before."""
@@ -187,13 +215,16 @@ class RecordedCallable(Generic[_P, _R]):
         return answer
 
     def _note_use(self, objects: Sequence[Any]) -> None:
-        if self._states.note_use(objects):
-            self._ready.keep(self._states.kept())
+        with self._behind_answer():
+            if self._states.note_use(objects):
+                self._ready.keep(self._states.kept())
 
+    @_compat.untraced
     def _guarded(self) -> Any:
-        """What the user's guard answers."""
+        """What the user's guard answers, which is not the step."""
         assert self._guard is not None
-        answer = self._guard()
+        answer = run_users(self._guard)
+        BEGUN.runs -= 1
         try:
             hash(answer)
         except TypeError:
@@ -221,10 +252,11 @@ class RecordedCallable(Generic[_P, _R]):
             self._ready.keep(self._states.kept())
             return self._run_and_compare(key, leaves, state, objects)
         answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]), spec)
-        if kind is not None and key is not None \
-                and (ready := self._recorder.ready(key, state, key[-1])):
-            self._ready.keep(self._states.kept())
-            self._ready.add(kind, ready)
+        if kind is not None and key is not None:
+            with self._behind_answer():
+                if ready := self._recorder.ready(key, state, key[-1]):
+                    self._ready.keep(self._states.kept())
+                    self._ready.add(kind, ready)
         return answer
 
     def _tell_of_no_gpu(self) -> None:
@@ -246,17 +278,20 @@ class RecordedCallable(Generic[_P, _R]):
         values, changing = guards.python_values, state.changing_values()
         try:
             answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]))
-        finally:
+        except BaseException:
             state.forget_walk()
-        after = state if state.is_current() else self._states.find(objects)
-        after.forget_walk()
-        known = self._recorder.specializations
-        found, left = changed(values, after.python_values()), known.left_paths(key)
-        self._tell_of_counts(key, (found | changed(changing, state.changing_values())) - left)
-        paths = found | left
-        if values is not None and paths.intersection(path for path, _ in values.each()):
-            self._states.ignore(paths)
-            known.rename(key, (*rest, guards.without(paths)))
+            raise
+        with self._behind_answer():
+            state.forget_walk()
+            after = state if state.is_current() else self._states.find(objects)
+            after.forget_walk()
+            known = self._recorder.specializations
+            found, left = changed(values, after.python_values()), known.left_paths(key)
+            self._tell_of_counts(key, (found | changed(changing, state.changing_values())) - left)
+            paths = found | left
+            if values is not None and paths.intersection(path for path, _ in values.each()):
+                self._states.ignore(paths)
+                known.rename(key, (*rest, guards.without(paths)))
         return answer
 
     def _tell_of_counts(self, key: Any, paths: set[Path]) -> None:
@@ -272,10 +307,10 @@ class RecordedCallable(Generic[_P, _R]):
 
     def _call_flat(self, leaves: list[Any]) -> Any:
         if leaves[0] == ARGUMENTS_ALONE:
-            return self._call(*leaves[1:])
+            return run_users(self._call, *leaves[1:])
         args, kwargs = with_lists(leaves) if isinstance(leaves[0], Listed) else \
             _compat.tree_unflatten(leaves[1:], self._trees[leaves[0]])
-        return self._call(*args, **kwargs)
+        return run_users(self._call, *args, **kwargs)
 
     def _flat(self, args: Any, kwargs: Any) -> list[Any]:
         """The containers, as something hashable, and then the leaves in torch's order."""

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anabranch import config
+from anabranch import _compat, config
+from anabranch._record.faults import BEGUN, may_run_plainly, run_users
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import SavedBlocks, handed_over, opened
 from anabranch._record.recorder import Recorder
@@ -43,25 +44,27 @@ class RecordedGraph:
                  dynamic: bool, saved_from: int | None = None, *, is_backward: bool = False,
                  tangents: Collection[int] = (), label: str = "", may_take_numbers: bool = True,
                  saved: SavedBlocks | None = None) -> None:
-        self._recorder = Recorder(lambda leaves: call(list(opened(leaves))), chosen, name,
-                                  takes_gradients=False,
-                                  call_last=lambda leaves: call(handed_over(leaves)),
+        self._recorder = Recorder(lambda leaves: run_users(call, list(opened(leaves))), chosen,
+                                  name, takes_gradients=False,
+                                  call_last=lambda leaves: run_users(call, handed_over(leaves)),
                                   saved_from=saved_from, frees_inputs=is_backward,
                                   tangents=tangents, pair=saved,
                                   may_pass_blocks=saved_from is not None and not dynamic)
         self._given = saved if is_backward and not dynamic else None
         self._call = call
+        self._is_broken = False  # by a mistake of ours
         self._dynamic = dynamic
         self._label = label
         self._may_take_numbers = may_take_numbers
         self._numbers: list[int] | None = None  # inputs that are no tensors
 
+    @_compat.untraced
     def __call__(self, inputs: list[Any], beside: tuple[Any, ...] = ()) -> Any:
         """``beside``: what else recordings are for, in a signature."""
         leaves = self._given.of_backward(inputs) if self._given else inputs
         if torch.cuda.is_current_stream_capturing():
             return self._call(opened(leaves))  # becomes part of somebody's graph
-        if PLAIN_STEPS.is_trying():  # and is to become part of one
+        if self._is_broken or PLAIN_STEPS.is_trying():  # and is to become part of one
             return self._call(handed_over(leaves))
         if self._numbers is None:
             self._numbers = [i for i, leaf in enumerate(inputs) if not isinstance(leaf, Tensor)]
@@ -74,8 +77,16 @@ class RecordedGraph:
                           if isinstance(leaf, Tensor)])
         if leaves is not inputs:
             inputs.clear()
-        answer = self._recorder.run(key, leaves, NO_STATE,
-                                    lambda: self._label + describe(opened(leaves)))
+        begun, count = BEGUN.runs, len(leaves)
+        try:
+            answer = self._recorder.run(key, leaves, NO_STATE,
+                                        lambda: self._label + describe(opened(leaves)))
+        except Exception as error:
+            if not may_run_plainly(error, begun) or len(leaves) != count:
+                raise
+            self._is_broken = True
+            self._recorder.break_off(error)
+            return self._call(handed_over(leaves))
         inputs.clear()
         return answer
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from anabranch._record.capture.host_draws import DrawnOtherwise
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
+from anabranch._record.faults import BEGUN
 from anabranch._record.following import Following
 from anabranch._record.launch.in_turn import BAD_BINDING
 from anabranch._record.launch.recording import StepRecording
@@ -30,6 +31,7 @@ from anabranch._record.memory.gpu import empty_cache, free_bytes, is_plentiful, 
 from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
+from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.ready_calls import ReadyCall
 from anabranch._record.refusals import (
     ON_CPU,
@@ -40,6 +42,7 @@ from anabranch._record.refusals import (
     NotRecordable,
     Reason,
     reason_for,
+    reason_of_fault,
     strict_error,
     without_frames,
 )
@@ -147,7 +150,8 @@ class Recorder:
             if spec.recording is None and spec.refusal is None:
                 spec.state = state
                 answer = self._record(key, spec, handed_over(leaves))
-                _give_back_memory()
+                with self._behind_answer(spec):
+                    _give_back_memory()
                 return answer
         return self.run(key, leaves, state, describe)  # another thread was first
 
@@ -177,7 +181,8 @@ class Recorder:
                 contextlib.nullcontext() if spec.is_short_of_memory or device is None
                 else on_capture_stream(device)):
             answer = self._call_last(leaves)
-        self._check_answer(spec, answer, device)
+        with self._behind_answer(spec):
+            self._check_answer(spec, answer, device)
         return answer
 
     def _is_short(self, spec: Specialization) -> bool:
@@ -201,6 +206,27 @@ class Recorder:
                 and any(isinstance(leaf, Tensor) and not leaf.is_cuda for leaf in flat):
             self.is_refused = True
             self._refuse(spec, Cause.ANSWER_ON_CPU.because(ON_CPU))
+
+    def break_off(self, error: Exception) -> None:
+        """Behind a mistake of ours: lets go of all recordings, and says so. RecordError under
+        strict."""
+        why = placed(reason_of_fault(error))
+        self.is_refused = True
+        self.specializations.retire_all()
+        self.note_plain("any arguments", why)
+        self._check_is_allowed(self.specializations[why])
+        self.tell(f"{self.name} runs unrecorded", why)
+
+    @contextlib.contextmanager
+    def _behind_answer(self, spec: Specialization) -> Iterator[None]:
+        """Around what follows an answer: a mistake of ours does not take it from the caller."""
+        try:
+            yield
+        except errors.AnabranchError:
+            raise
+        except Exception as error:
+            self.is_refused, spec.recording = True, None
+            self._refuse(spec, reason_of_fault(error))  # which forgets what it has been bound to
 
     def note_plain(self, inputs: str, why: Reason) -> None:
         """Counts a call that is never recorded; the caller runs it."""
@@ -272,22 +298,32 @@ class Recorder:
     def _record(self, key: Any, spec: Specialization, leaves: list[Any]) -> Any:
         try:
             step = self._step(spec, leaves)
+            attempt = self._attempt(spec, step)
         except Unexplained as error:
             self._follow_no_more(spec, error)
             return self._call_last(leaves)
-        except NotRecordable as error:
+        except Exception as error:  # nothing has run yet
             self.is_refused = True
-            self._refuse(spec, error.reason)
+            self._refuse(spec, error.reason if isinstance(error, NotRecordable)
+                         else reason_of_fault(error))
             return self._call_last(leaves)
-        attempt = self._attempt(spec, step)
         numbers = step.numbers
         del step
         made = _made_by(attempt)
         if isinstance(made, Exception):
-            attempt.give_back()
-            self._judge(key, spec, attempt, made)
+            with self._behind_answer(spec):
+                attempt.give_back()
+                self._judge(key, spec, attempt, made)
             return _plain_answer(attempt, made, self._call_last, leaves)
         answer, recording = made
+        with self._behind_answer(spec):
+            self._keep(key, spec, attempt, recording, numbers)
+            return _applied(spec.bind(spec.state), answer)
+        return attempt.leave(answer)
+
+    def _keep(self, key: Any, spec: Specialization, attempt: Attempt, recording: StepRecording,
+              numbers: StepNumbers | None) -> None:
+        """What an attempt has made, for later calls."""
         mutations, known = attempt.mutations, attempt.state_tensors
         attempt.close()
         spec.shortage, spec.shortage_tries = None, 0
@@ -304,7 +340,6 @@ class Recorder:
             self._following.trust(spec.follows)
         self.specializations.retire_beyond_bytes(key)
         log.info("%s: %s", self.name, spec.current_report())
-        return _applied(spec.bind(spec.state), answer)
 
     def _attempt(self, spec: Specialization, step: Step,
                  recorded: StepRecording | None = None) -> Attempt:
@@ -476,6 +511,7 @@ class Recorder:
             self.specializations.retire(key)
         return self.run(key, leaves, state, lambda: spec.report.inputs)
 
+    @_compat.untraced
     def _launch_at(self, spec: Specialization, leaves: list[Any], bound: BoundState,
                    given: list[Tensor], words: Sequence[int] = ()) -> Any:
         recording = spec.recording
@@ -499,6 +535,7 @@ class Recorder:
             if spec.on_host is not None:
                 given[:] = spec.on_host.sent(given)
             run = _compat.in_profiles(recording.launch, self.name)
+            BEGUN.runs += 1
             answer = run(given, owners, bound.objects_now() if bound.objects else (),
                          offsets=offsets, in_blocks=in_blocks, words=words, frees=frees)
         except DrawnOtherwise:

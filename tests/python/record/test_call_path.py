@@ -25,7 +25,7 @@ from anabranch._record.state.namespaces import Variables
 from anabranch._record.state.watch_list import WatchList
 
 PACKAGE = anabranch.__path__[0]
-MOST_FRAMES = 23
+MOST_FRAMES = 24
 
 
 @pytest.fixture

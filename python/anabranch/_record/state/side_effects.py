@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from anabranch import _compat
-from anabranch._record.refusals import Cause, NotRecordable
+from anabranch._record.refusals import Cause, NotRecordable, reason_of_fault
 from anabranch._record.state.paths import Path
 from anabranch._record.state.state import State
 from anabranch._record.state.walk import Walk
@@ -159,10 +159,11 @@ class SideEffects:
     def _find_mutations(self) -> list[Mutation]:
         try:
             return self._holders.mutations()
-        except NotRecordable as error:
+        except Exception as error:
             if not self._is_first_plain:
                 raise
-            self._refusal = error
+            self._refusal = error if isinstance(error, NotRecordable) \
+                else NotRecordable(reason_of_fault(error))
             return []
 
     def check(self) -> None:

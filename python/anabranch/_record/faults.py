@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes of Anabranch's own in a call, of which the caller is to notice no more than a warning.
+
+An error that is not the user's, in a call in which nothing of the user's has run and nothing has
+been launched, is followed by a plain run, and so are all later calls. One that comes behind an
+answer leaves the answer. What is left is raised: a launch that has begun cannot be taken back.
+
+Threads: counts are a thread's own. Failure: none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from anabranch import _compat
+from anabranch.errors import AnabranchError
+
+
+class _Begun(threading.local):
+    """Dynamo would guard on the number: functions that use it are ``untraced``."""
+
+    runs = 0  # of the user's code, and launches
+
+
+BEGUN = _Begun()
+
+
+@_compat.untraced
+def run_users(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls what is the user's, and notes that it has begun."""
+    BEGUN.runs += 1
+    return call(*args, **kwargs)
+
+
+@_compat.untraced
+def may_run_plainly(error: Exception, begun_before: int) -> bool:
+    """Whether an error is a mistake of ours, behind which the call may run from its beginning.
+    ``begun_before``: ``BEGUN.runs`` as the call began."""
+    return BEGUN.runs == begun_before and not isinstance(error, AnabranchError)
