@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functorch.compile import min_cut_rematerialization_partition
 from torch._C import DisableTorchFunctionSubclass
+from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.codecache import write_atomic
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
@@ -138,6 +139,7 @@ __all__ = [
     "OpOverload",
     "PoolHistory",
     "TorchDispatchMode",
+    "TorchDynamoException",
     "all_eager",
     "allocated_in_pools",
     "allocations_so_far",

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -89,6 +90,23 @@ def backend(
     if chosen.streams:
         _ = asked.priorities  # one each, also where a recording has no use for them
     ties = _take_streams_out(chosen, gm)
+    try:
+        compiled = _compile(chosen, config.follow(options, HostOptions.of), asked, ties is not None,
+                            gm, example_inputs)
+    except (errors.AnabranchError, _compat.TorchDynamoException):
+        raise  # by the latter Dynamo is told to begin anew, among others
+    except Exception as error:
+        if not _is_mistake(error):
+            raise
+        compiled = _compat.compile_fx(gm, example_inputs)
+        _tell_mistake(chosen, error)
+    return ties.around(compiled) if ties else compiled
+
+
+def _compile(chosen: config.Options, at_launch: Callable[[], HostOptions], asked: Asked,
+             is_tied: bool, gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
+    """Through AOTAutograd. ``at_launch`` answers the options of a launch on the host; ``is_tied``:
+    streams of torch have been taken out of the graph."""
     is_on_gpu = any(isinstance(given, torch.Tensor) and given.is_cuda for given in example_inputs)
     streamed = chosen.streams and not is_on_gpu and bool(asked.streams)
     memory = None if streamed else ActivationMemory(chosen)
@@ -98,19 +116,17 @@ def backend(
     if is_on_gpu and chosen.record and _lanes(chosen, asked) > 1:
         patches |= _compat.OWN_BUFFERS
     saved = SavedBlocks()
-    is_kept = ties is None and memory is not None and _may_be_kept(gm, chosen)
+    is_kept = not is_tied and memory is not None and _may_be_kept(gm, chosen)
     cache = _compat.graphs_from_cache(functools.partial(_resume, chosen, saved)) if is_kept \
         else _compat.without_autograd_cache()
     with _compat.own_compile_context(), cache:
-        compiled: Any = _compat.compile_fx(
+        return _compat.compile_fx(
             gm,
             example_inputs,
-            inner_compile=functools.partial(_compile_graph, chosen,
-                                            config.follow(options, HostOptions.of), saved,
+            inner_compile=functools.partial(_compile_graph, chosen, at_launch, saved,
                                             SavingBlocks(), memory, is_kept),
             config_patches=patches,
         )
-    return ties.around(compiled) if ties else compiled
 
 
 def _may_be_kept(gm: GraphModule, chosen: config.Options) -> bool:
@@ -149,13 +165,27 @@ def _take_streams_out(chosen: config.Options, gm: GraphModule) -> Ties | None:
         return None
 
 
-def _compile_graph(
+def _compile_graph(chosen: config.Options, *how: Any, **keywords: Any) -> Any:
+    """Compiles one graph of AOTAutograd: as ours, or behind a mistake of ours as Inductor does."""
+    *_, gm, example_inputs = how
+    try:
+        return _compile_ours(chosen, *how, **keywords)
+    except (errors.AnabranchError, _compat.TorchDynamoException):
+        raise
+    except Exception as error:
+        if moves_saved(gm.graph):  # which Inductor alone would not
+            raise
+        compiled = _compat.compile_fx_inner(gm, example_inputs, **keywords)
+        _tell_mistake(chosen, error)
+        return compiled
+
+
+def _compile_ours(
     chosen: config.Options, at_launch: Callable[[], HostOptions], saved: SavedBlocks,
     moved: SavingBlocks, memory: ActivationMemory | None, is_kept: bool, gm: GraphModule,
     example_inputs: Sequence[Any], **keywords: Any
 ) -> Any:
-    """Compiles one graph of AOTAutograd: forward, backward or inference. ``at_launch`` answers the
-    options of a launch on the host; ``is_kept``: it may come from a cache later."""
+    """A forward, backward or inference. ``is_kept``: it may come from a cache later."""
     phases = report.Phases()
     if _kind(keywords) == "forward":
         _compat.keep_saved_tensors()
@@ -319,15 +349,31 @@ def _no_compiler(error: Exception) -> errors.CompileError:
         "Install one (apt-get install g++), or name it in $CXX.")
 
 
-def _fall_back(chosen: config.Options, reason: str) -> None:
+def _fall_back(chosen: config.Options, reason: str,
+               what: str = "a graph with streams runs through Inductor as one region") -> None:
     is_allowed = bool({_FELL_BACK, _REFUSED} & chosen.allow)
     if chosen.strict and not is_allowed:
         raise errors.CompileError(
             _REFUSED, f"compile: {reason}, and strict=True forbids to fall back to Inductor.",
-            "Without strict the graph runs as one region.")
-    what = f"a graph with streams runs through Inductor as one region: {reason}"
-    if note((_FELL_BACK, reason), what, Reason(reason, _FELL_BACK), is_allowed=is_allowed):
-        log.warning("anabranch: %s [E0602]", what)
+            f"Without strict {what}.")
+    told = f"{what}: {reason}"
+    if note((_FELL_BACK, reason), told, Reason(reason, _FELL_BACK), is_allowed=is_allowed):
+        log.warning("anabranch: %s [E0602]", told)
+
+
+def _is_mistake(error: Exception) -> bool:
+    """Whether something of ours is among what led to it, besides the call of torch's compiler."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__", "").startswith("anabranch.")
+               and frame.f_code not in (backend.__code__, _compile.__code__)
+               for frame, _ in frames)
+
+
+def _tell_mistake(chosen: config.Options, error: Exception) -> None:
+    log.debug("a mistake of Anabranch's", exc_info=error)
+    first = (str(error).strip().splitlines() or [""])[0]
+    _fall_back(chosen, f"a mistake of Anabranch's, {type(error).__name__}: {first}",
+               "a graph is compiled by Inductor alone")
 
 
 def _miss_budget(chosen: config.Options, planned: Planned) -> None:
