@@ -123,6 +123,10 @@ def lays_channels_last(forward: torch.fx.GraphModule) -> bool:
         return False
 
 
+# Sets what Dynamo traces this thread's frames by, None: nothing; answers what that was.
+trace_by: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
+
+
 def untraced(function: _Function) -> _Function:
     """Dynamo traces no call of it; what it calls is compiled as if it were called by itself."""
     skip(function)

@@ -5,6 +5,9 @@ An error that is not the user's, in a call in which nothing of the user's has ru
 been launched, is followed by a plain run, and so are all later calls. One that comes behind an
 answer leaves the answer. What is left is raised: a launch that has begun cannot be taken back.
 
+Compiled code that calls a recorded step breaks there, and Dynamo goes on to trace what is called.
+It is stopped for what is ours, of which it can make nothing, and goes on for what is the user's.
+
 Threads: counts are a thread's own. Failure: none.
 """
 
@@ -22,6 +25,7 @@ class _Begun(threading.local):
     """Dynamo would guard on the number: functions that use it are ``untraced``."""
 
     runs = 0  # of the user's code, and launches
+    tracer: Any = None  # Dynamo's, where it is stopped for ours
 
 
 BEGUN = _Begun()
@@ -31,7 +35,15 @@ BEGUN = _Begun()
 def run_users(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls what is the user's, and notes that it has begun."""
     BEGUN.runs += 1
-    return call(*args, **kwargs)
+    if BEGUN.tracer is None:
+        return call(*args, **kwargs)
+    tracer, BEGUN.tracer = BEGUN.tracer, None
+    _compat.trace_by(tracer)
+    try:
+        return call(*args, **kwargs)
+    finally:
+        _compat.trace_by(None)
+        BEGUN.tracer = tracer
 
 
 @_compat.untraced

@@ -164,7 +164,9 @@ class RecordedCallable(Generic[_P, _R]):
 
     @_compat.untraced
     def _call_recorded(self, args: Any, kwargs: Any) -> Any:
-        begun = BEGUN.runs
+        begun, tracer = BEGUN.runs, _compat.trace_by(None)
+        if tracer is not None:
+            BEGUN.tracer = tracer
         try:
             if not kwargs and self._guard is None and (ready := self._ready.of_args(args)):
                 answer = self._recorder.launch_ready(ready, [ARGUMENTS_ALONE, *args])
@@ -178,6 +180,10 @@ class RecordedCallable(Generic[_P, _R]):
             if not may_run_plainly(error, begun):
                 raise
             self._break_off(error)
+        finally:
+            if tracer is not None:
+                BEGUN.tracer = None  # as in all that is the user's
+                _compat.trace_by(tracer)
         return self._function(*args, **kwargs)
 
     def _break_off(self, error: Exception) -> None:
