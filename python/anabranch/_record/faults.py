@@ -13,8 +13,9 @@ Threads: counts are a thread's own. Failure: none.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from anabranch import _compat
@@ -51,3 +52,15 @@ def may_run_plainly(error: Exception, begun_before: int) -> bool:
     """Whether an error is a mistake of ours, behind which the call may run from its beginning.
     ``begun_before``: ``BEGUN.runs`` as the call began."""
     return BEGUN.runs == begun_before and not isinstance(error, AnabranchError)
+
+
+@contextlib.contextmanager
+def behind_answer(break_off: Callable[[Exception], None]) -> Iterator[None]:
+    """Around what follows an answer: a mistake of ours does not take it from the caller, and is
+    given to ``break_off``."""
+    try:
+        yield
+    except AnabranchError:
+        raise
+    except Exception as error:
+        break_off(error)

@@ -17,14 +17,14 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
 from anabranch import _compat, config
 from anabranch._arguments import wrong
-from anabranch._record.faults import BEGUN, may_run_plainly, run_users
+from anabranch._record.faults import BEGUN, behind_answer, may_run_plainly, run_users
 from anabranch._record.following import Following
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.lists import Listed, with_lists
@@ -45,7 +45,6 @@ from anabranch._record.state.fingerprint import is_object
 from anabranch._record.state.guards import changed
 from anabranch._record.state.paths import Path, name_of
 from anabranch._record.state.state import State
-from anabranch.errors import AnabranchError
 
 _MOST_NAMES = 4
 _NO_GPU = Cause.NOTHING_ON_GPU.because(
@@ -191,16 +190,6 @@ class RecordedCallable(Generic[_P, _R]):
         self._is_recorded = False
         self._recorder.break_off(error)
 
-    @contextlib.contextmanager
-    def _behind_answer(self) -> Iterator[None]:
-        """Around what follows an answer: a mistake of ours does not take it from the caller."""
-        try:
-            yield
-        except AnabranchError:
-            raise
-        except Exception as error:
-            self._break_off(error)
-
     def _call_looked_at(self, args: Any, kwargs: Any) -> Any:
         """A call whose arguments are not known to be like those of the one before."""
         objects: Sequence[Any] = ()
@@ -221,7 +210,7 @@ class RecordedCallable(Generic[_P, _R]):
         return answer
 
     def _note_use(self, objects: Sequence[Any]) -> None:
-        with self._behind_answer():
+        with behind_answer(self._break_off):
             if self._states.note_use(objects):
                 self._ready.keep(self._states.kept())
 
@@ -259,7 +248,7 @@ class RecordedCallable(Generic[_P, _R]):
             return self._run_and_compare(key, leaves, state, objects)
         answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]), spec)
         if kind is not None and key is not None:
-            with self._behind_answer():
+            with behind_answer(self._break_off):
                 if ready := self._recorder.ready(key, state, key[-1]):
                     self._ready.keep(self._states.kept())
                     self._ready.add(kind, ready)
@@ -287,7 +276,7 @@ class RecordedCallable(Generic[_P, _R]):
         except BaseException:
             state.forget_walk()
             raise
-        with self._behind_answer():
+        with behind_answer(self._break_off):
             state.forget_walk()
             after = state if state.is_current() else self._states.find(objects)
             after.forget_walk()

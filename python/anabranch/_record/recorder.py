@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from anabranch._record.capture.host_draws import DrawnOtherwise
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
-from anabranch._record.faults import BEGUN
+from anabranch._record.faults import BEGUN, behind_answer
 from anabranch._record.following import Following
 from anabranch._record.launch.in_turn import BAD_BINDING
 from anabranch._record.launch.recording import StepRecording
@@ -217,16 +217,12 @@ class Recorder:
         self._check_is_allowed(self.specializations[why])
         self.tell(f"{self.name} runs unrecorded", why)
 
-    @contextlib.contextmanager
-    def _behind_answer(self, spec: Specialization) -> Iterator[None]:
-        """Around what follows an answer: a mistake of ours does not take it from the caller."""
-        try:
-            yield
-        except errors.AnabranchError:
-            raise
-        except Exception as error:
+    def _behind_answer(self, spec: Specialization) -> contextlib.AbstractContextManager[None]:
+        def refuse(error: Exception) -> None:
             self.is_refused, spec.recording = True, None
             self._refuse(spec, reason_of_fault(error))  # which forgets what it has been bound to
+
+        return behind_answer(refuse)
 
     def note_plain(self, inputs: str, why: Reason) -> None:
         """Counts a call that is never recorded; the caller runs it."""

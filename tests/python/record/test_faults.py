@@ -23,8 +23,7 @@ HERE = str(Path(anabranch.__file__).parent)
 CALLS = 4  # plain, and once more with a momentum; recorded; launched
 # What catches mistakes, and what a launch is here: the user's own Python.
 NOT_BROKEN = {"RecordedCallable.__call__", "RecordedCallable._call_recorded",
-              "RecordedCallable._behind_answer",
-              "Recorder._behind_answer", "PlainSteps.__exit__", "RecordedCallable._call_flat",
+              "behind_answer", "Recorder._behind_answer", "PlainSteps.__exit__", "RecordedCallable._call_flat",
               "run_users", "_told", "SideEffects.__call__.<locals>.<listcomp>",
               "SideEffects._find_mutations", "HolderSnapshot.put_back"}
 
