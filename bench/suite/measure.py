@@ -20,7 +20,7 @@ from case import Case, make_case
 from clock import WARM_UP, Clock
 from judge import Reference, judge, left_behind, make_reference, tensors_of
 from lists import LISTS
-from modes import Step
+from modes import OURS, Step
 from standstill import Turn
 from together import SEPARATOR, timed_together
 
@@ -135,6 +135,9 @@ class Measured:
             self.row.update(timed(step, job, self._turn))
         if job.what != "speed":
             self._rest(step, case, state, reference)
+        elif job.mode in OURS:
+            self.stage = "reports"
+            self.row["recording_s"] = step.seconds_of_recording()
 
     def _warm(self, step: Step) -> None:
         self.stage = "calls"

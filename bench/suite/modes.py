@@ -16,6 +16,7 @@ from case import Case
 import anabranch
 
 MODES = ("eager", "compile", "reduce-overhead", "anabranch", "record")
+OURS = ("anabranch", "record")
 CPU_MODES = ("eager", "compile", "anabranch")  # the others do the same as compile there
 KINDS = ("inference", "training")
 RATE = 1e-5
@@ -26,7 +27,7 @@ _TOLD_OF_EACH = ("lanes", "parallel_gain", "why_in_order", "arena_bytes",
 def compiled(model: torch.nn.Module, mode: str) -> Callable[..., Any]:
     if mode == "eager":
         return model
-    if mode in ("anabranch", "record"):
+    if mode in OURS:
         return torch.compile(model, backend=anabranch.backend)
     return torch.compile(model, mode="reduce-overhead" if mode == "reduce-overhead" else None)
 
@@ -75,11 +76,24 @@ class Step:
         if self.mode == "record":
             return _told(self._call.reports, [])
         if self.mode == "anabranch":
-            graphs = anabranch.explain(self._plain, *self._inputs[0], **self._inputs[1]).graphs
+            graphs = self._graphs()
             reports = [report for graph in graphs for report in graph.recordings]
             return {"graphs": len(graphs), **_told(
                 reports, [said for graph in graphs for said in (graph.reason, graph.unrecorded)])}
         return None
+
+    def seconds_of_recording(self) -> dict[str, float]:
+        """By phase, of all that is recorded. Calls the step as `recordings` does."""
+        reports = list(self._call.reports) if self.mode == "record" else [
+            report for graph in self._graphs() for report in graph.recordings]
+        found: dict[str, float] = {}
+        for report in reports:
+            for phase, seconds in report.phase_seconds.items():
+                found[phase] = round(found.get(phase, 0.0) + seconds, 3)
+        return found
+
+    def _graphs(self) -> Any:
+        return anabranch.explain(self._plain, *self._inputs[0], **self._inputs[1]).graphs
 
 
 def _told(reports: list[Any], said: list[str | None]) -> dict[str, Any]:
