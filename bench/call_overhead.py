@@ -120,7 +120,7 @@ class Steps:
                     for unit in step.units),  # it clears the gradients that it finds
                   *(Block(0, 0, SIZE_BYTES, False) for _ in fresh)]
         capture = SimpleNamespace(first=first, second=first, blocks=blocks, noted=None, third=None,
-                                  allocations=[SIZE_BYTES] * len(fresh), is_mapped=False)
+                                  is_mapped=False)
         return StepRecording(step, DiscoveredStep(step, capture, None), False)
 
 

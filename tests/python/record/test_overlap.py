@@ -279,17 +279,16 @@ def match(first, second, ahead=()):
     return match_allocations(step, made, history)
 
 
-def test_each_allocation_is_a_block_and_knows_the_largest_at_its_place():
-    blocks, largest = match([(100, 16), (200, 8), (100, 32)], [(500, 16), (600, 8), (500, 32)])
+def test_each_allocation_is_a_block_of_its_own_size():
+    blocks = match([(100, 16), (200, 8), (100, 32)], [(500, 16), (600, 8), (500, 32)])
     assert blocks == [Block(1, 2, 8, True), Block(100, 500, 16, False), Block(200, 600, 8, False),
                       Block(100, 500, 32, False)]
-    assert largest == [32, 8, 32]
 
 
 def test_what_is_allocated_ahead_of_the_step_has_no_size():
-    blocks, largest = match([(100, 64), (200, 64), (100, 16)], [(500, 64), (600, 64), (500, 16)],
-                            ahead=(64, 64))
-    assert [block.size_bytes for block in blocks] == [8, 1, 1, 16] and largest[2] == 16
+    blocks = match([(100, 64), (200, 64), (100, 16)], [(500, 64), (600, 64), (500, 16)],
+                   ahead=(64, 64))
+    assert [block.size_bytes for block in blocks] == [8, 1, 1, 16]
 
 
 def test_captures_that_use_memory_again_in_different_ways_are_refused():

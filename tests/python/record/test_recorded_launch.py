@@ -148,7 +148,7 @@ def step_of(monkeypatch, request):
                         gradients={0: Fresh(0, 0, (COUNT,), (1,), torch.float32)}, mutated=[1])
     blocks = [Block(0, 0, 4 * COUNT, True)] * 2 + [Block(0, 0, 4 * COUNT, False)]
     capture = SimpleNamespace(first=captured, second=captured, blocks=blocks,
-                              allocations=[4 * COUNT], noted=None, is_mapped=False, third=None)
+                              noted=None, is_mapped=False, third=None)
     return step, capture
 
 
@@ -171,6 +171,17 @@ def test_a_launch_answers_fresh_tensors_views_and_what_it_was_given(recorded):
         addresses, stream = recorded.stretches[0].recording.launched[seed]
         assert stream == 7 and len(set(addresses)) == 5
     assert recorded.slot_count == 3 and recorded.uses == [0, 1]
+
+
+@pytest.mark.parametrize("bytes_named", [4 * COUNT, 16 * COUNT])
+def test_what_is_answered_takes_as_much_as_its_nodes_may_mean(step_of, monkeypatch, bytes_named):
+    """And no more, whatever has been at its address before."""
+    monkeypatch.setattr(OnTheCpu, "slots", [*OnTheCpu.slots[:2], Slot(2, bytes_named, 512)])
+    step, capture = step_of
+    assert recording_of(step, capture).launch_bytes == bytes_named
+    answer = recording_of(step, capture).launch([step.tensors[0], step.tensors[1]],
+                                                [step.tensors[1]])
+    assert answer["y"].untyped_storage().nbytes() == bytes_named
 
 
 def test_a_launch_that_is_timed_goes_another_way_and_answers_the_same(recorded, monkeypatch):
@@ -294,10 +305,9 @@ def saving(step_of, monkeypatch):
     [_], capture.first.shape = flatten([list(range(5))])
     capture.first.gradients, capture.first.mutated = {}, []
     capture.blocks += [Block(0, 0, 4 * COUNT, False)] * 2
-    capture.allocations *= 3
     forward = recording_of(step, capture, saved_from=2)
     monkeypatch.setattr(discovered, "CapturedRecording", OnTheCpu)
-    capture.blocks, capture.allocations = capture.blocks[:3], capture.allocations[:1]
+    capture.blocks = capture.blocks[:3]
     capture.first.result = [Fresh(0, 0, *row)]
     [_], capture.first.shape = flatten([[0]])
     return forward, recording_of(step, capture), (step, capture)

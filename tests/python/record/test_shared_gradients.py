@@ -74,7 +74,7 @@ def recording_of(results, gradients, owners, *, saved_from=None, is_backward=Fal
     captured = Captured(None, None, [], object(), None, list(results), shape, gradients=gradients,
                         mutated=[])
     capture = SimpleNamespace(
-        first=captured, second=captured, allocations=sizes, noted=None, is_mapped=False, third=None,
+        first=captured, second=captured, noted=None, is_mapped=False, third=None,
         blocks=[Block(0, 0, 4, True), *(Block(0, 0, size, False) for size in sizes)])
     step = Step(lambda leaves: None, [x], [0], [x], units_of([x]), 0, owners, 0, None,
                 is_backward=is_backward)

@@ -123,7 +123,7 @@ def recorded_of(step, *more):
     captured = Captured(None, None, [], object(), None, parts, shape, gradients={}, mutated=[])
     blocks = [Block(0, 0, BYTES, True)] * 3 + [Block(0, 0, BYTES, False)] * 3
     capture = SimpleNamespace(first=captured, second=captured, blocks=blocks,
-                              allocations=[BYTES] * 3, noted=None, is_mapped=False, third=None)
+                              noted=None, is_mapped=False, third=None)
     found = DiscoveredStep(step, capture, None)
     return StepRecording(step, found, True), found
 

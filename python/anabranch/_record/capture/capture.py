@@ -20,7 +20,13 @@ import torch
 from torch import Tensor
 
 from anabranch import _compat
-from anabranch._core.capture import CaptureDevice, CaptureMemory, CaptureSnapshot
+from anabranch._core.capture import (
+    Block,
+    CaptureDevice,
+    CaptureMemory,
+    CaptureSnapshot,
+    Noted,
+)
 from anabranch._core.library import NativeError
 from anabranch._record.capture.captured import Capture, Captured, Noting
 from anabranch._record.capture.compare import compare, describe, match_allocations, open_answers
@@ -109,10 +115,9 @@ def _capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None
                             return one
                 draws = _draws_of(step, made, random)
                 told = history()
-                blocks, sizes = match_allocations(step, made[:2], told)
-                others = match_allocations(step, [made[0], made[2]], told)[0] if made[2:] else []
-                noting = made[0].noting
-                noted = noting.noted(len(step.units), len(sizes)) if noting else None
+                blocks = match_allocations(step, made[:2], told)
+                others = match_allocations(step, [made[0], made[2]], told) if made[2:] else []
+                noted = _noted(step, made[0], blocks)
             open_answers(step, made)
             for i, captured in enumerate(made):
                 describe(step, captured, others if i == 2 else blocks, second=i > 0)
@@ -129,20 +134,25 @@ def _capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None
                 raise NotRecordable(reason_of(error)) from error
             raise
     third = made[2] if made[2:] else None
-    return Capture(memory, made[0], made[1], blocks, sizes, noted, _alive_beside(made, told),
+    return Capture(memory, made[0], made[1], blocks, noted, _alive_beside(made, told),
                    told.is_mapped, third, [block.second_address for block in others], draws)
 
 
 def _of_one(step: Step, memory: CaptureMemory, only: Captured,
             told: _compat.PoolHistory) -> Capture:
     """What the first capture tells by itself. It stays as it is, so that a second may follow."""
-    blocks, sizes = match_allocations(step, [only, only], told)
-    noted = only.noting.noted(len(step.units), len(sizes)) if only.noting else None
+    blocks = match_allocations(step, [only, only], told)
+    noted = _noted(step, only, blocks)
     described = dataclasses.replace(only)
     open_answers(step, [described])
     describe(step, described, blocks, second=False)
-    return Capture(memory, described, None, blocks, sizes, noted, _alive_beside([only], told),
+    return Capture(memory, described, None, blocks, noted, _alive_beside([only], told),
                    told.is_mapped)
+
+
+def _noted(step: Step, captured: Captured, blocks: Sequence[Block]) -> Noted | None:
+    given = len(step.units)
+    return captured.noting.noted(given, len(blocks) - given) if captured.noting else None
 
 
 def _draws_of(step: Step, made: Sequence[Captured], before: Tensor) -> Draws | None:

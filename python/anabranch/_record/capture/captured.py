@@ -137,7 +137,6 @@ class Capture:
     first: Captured
     second: Captured | None
     blocks: list[Block]  # the units that were given, then what was allocated, in order of time
-    allocations: list[int]  # the largest size at the place of each
     noted: Noted | None  # during the first
     alive: list[tuple[int, int]]
     is_mapped: bool  # launches will be given mapped memory

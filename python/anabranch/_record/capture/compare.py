@@ -38,7 +38,7 @@ def open_answers(step: Step, made: Sequence[Captured]) -> None:
 
 
 def match_allocations(step: Step, made: Sequence[Captured],
-                      history: _compat.PoolHistory) -> tuple[list[Block], list[int]]:
+                      history: _compat.PoolHistory) -> list[Block]:
     """The blocks of both captures, where they allocated alike."""
     traces = []
     for captured in made:
@@ -51,7 +51,6 @@ def match_allocations(step: Step, made: Sequence[Captured],
     first, second = traces
     if len(first) != len(second):
         raise OtherGraph(f"two captures of it allocate {len(first)} times and {len(second)}")
-    largest: dict[int, int] = {}  # by address
     partner: dict[int, int] = {}
     for i, ((address, size), (other, other_size)) in enumerate(zip(first, second, strict=True)):
         if size != other_size:
@@ -59,11 +58,9 @@ def match_allocations(step: Step, made: Sequence[Captured],
                 f"allocation {i} has {size} bytes in one capture and {other_size} in another")
         if partner.setdefault(address, other) != other:
             raise OtherGraph(f"allocation {i} takes memory used before in one capture only")
-        largest[address] = max(largest.get(address, 0), size)
     given = [Block(a, b, unit.size_bytes, True)
              for a, b, unit in zip(made[0].given_at, made[1].given_at, step.units, strict=True)]
-    return [*given, *(Block(address, partner[address], size, False) for address, size in first)], \
-        [largest[address] for address, _ in first]
+    return [*given, *(Block(address, partner[address], size, False) for address, size in first)]
 
 
 def describe(step: Step, captured: Captured, blocks: Sequence[Block], *, second: bool) -> None:

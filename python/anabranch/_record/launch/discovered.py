@@ -40,7 +40,8 @@ class DiscoveredStep:
                  saved_from: int | None = None, layouts: CaptureLayouts | None = None) -> None:
         self.first = capture.first
         self._make_buffers = functools.partial(_buffers_of, step, capture, saved_from)
-        self.buffers = self._make_buffers()
+        self._sizes = [block.size_bytes for block in capture.blocks[len(step.units):]]
+        self.buffers = self._make_buffers(self._sizes)
         self._capture, self._device = capture, device
         self._given = len(step.units)
         self._blocks = _blocks_of(step, capture, self.buffers)
@@ -55,14 +56,20 @@ class DiscoveredStep:
     def record(self, accept_unsure: bool, lanes: int = 1, ahead_bytes: int = 0,
                parallel_bytes: int = ANY_BYTES) -> list[CapturedRecording]:
         """One of each stretch of the step, which launches queue one after the other. ``buffers``
-        have blocks for each of them from then on."""
+        are as large as these use them from then on, and have blocks for each stretch."""
         made = [CapturedRecording(stretch, accept_unsure, lanes, ahead_bytes,
                                   self._capture.is_mapped, parallel_bytes)
                 for stretch in self._stretches]
-        if len(made) > 1:
-            self.buffers = self._make_buffers(turns={
-                slot.block - self._given: turn for turn, recording in reversed([*enumerate(made)])
-                for slot in recording.slots if slot.block >= self._given})
+        slots = [(slot.block - self._given, slot.size_bytes, turn)
+                 for turn, recording in reversed([*enumerate(made)])
+                 for slot in recording.slots if slot.block >= self._given]
+        # What has been at its address before, where nodes do not tell whom they mean, may be larger
+        # than an allocation.
+        sizes = [*self._sizes]
+        for allocation, size, _ in slots:
+            sizes[allocation] = max(sizes[allocation], size)
+        self.buffers = self._make_buffers(sizes, turns={
+            allocation: turn for allocation, _, turn in slots} if len(made) > 1 else {})
         return made
 
     def record_exchanged(self) -> list[CapturedRecording]:
@@ -133,7 +140,7 @@ def _stretches(captured: CapturedStep,
     return list(itertools.starmap(captured.stretch, itertools.pairwise([0, *ends])))
 
 
-def _buffers_of(step: Step, capture: Capture, saved_from: int | None,
+def _buffers_of(step: Step, capture: Capture, saved_from: int | None, sizes: Sequence[int],
                 turns: Mapping[int, int] = MappingProxyType({})) -> OutputBuffers:
     first = capture.first
     end = len(first.result) if saved_from is None else saved_from
@@ -144,7 +151,7 @@ def _buffers_of(step: Step, capture: Capture, saved_from: int | None,
     # Those inside of wrapping classes lie alone: a class may ask where in its memory each begins.
     plain = [part for part in gradients if isinstance(part, Fresh)]
     others = [*answered, *(part for part in gradients if not isinstance(part, Fresh))]
-    return OutputBuffers(_fresh_in([*answered, *saved, *gradients]), capture.allocations,
+    return OutputBuffers(_fresh_in([*answered, *saved, *gradients]), sizes,
                          saved=_used_alone(saved, [*answered, *gradients]),
                          gradients=_used_alone(plain, [*others, *saved]), turns=turns)
 

@@ -334,6 +334,6 @@ class StepRecording:
         return words
 
 
-def _memory_of(recording: CapturedRecording) -> tuple[list[int], list[int]]:
-    """What a launch gives it: parts of its arena, and the blocks of its slots."""
-    return list(recording.parts), [slot.block for slot in recording.slots]
+def _memory_of(recording: CapturedRecording) -> tuple[list[int], list[tuple[int, int]]]:
+    """What a launch gives it: parts of its arena, and the blocks of its slots, so large."""
+    return list(recording.parts), [(slot.block, slot.size_bytes) for slot in recording.slots]
