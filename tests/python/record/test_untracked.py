@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from anabranch import _compat
 from anabranch._record.capture import untracked
 from anabranch._record.state import paths
 from anabranch._record.state.cache import StateCache
@@ -28,26 +29,37 @@ def as_on_a_gpu(monkeypatch):
 
 
 def test_where_torchs_generator_keeps_its_seed_for_graphs_is_no_tensor_of_the_step(monkeypatch):
-    """Python has it where a graph of torch's own came first: all that one draw names."""
-    seed, offset, other, both = (torch.zeros(1, dtype=torch.int64) for _ in range(4))
-    named = {seed.data_ptr(), offset.data_ptr()}
-    both.set_(seed)  # the same memory
+    """Python has it where a graph of torch's own came first: all that one draw names. What else a
+    capture names is looked for, and where nothing is left nobody looks."""
+    seed, offset, other = (torch.zeros(1, dtype=torch.int64) for _ in range(3))
+    memory = [(tensor.data_ptr(), 8) for tensor in (seed, offset, other)]
 
     class Snapshot:
         def __init__(self, device, graph):
-            pass
+            self.named = {begin for begin, _ in memory[:2]}
 
         def mentions(self, ranges):
             assert list(ranges) == sorted(ranges)
-            return [(i, "kernel 0") for i, (begin, _) in enumerate(ranges) if begin in named]
+            return [(i, "kernel 0") for i, (begin, _) in enumerate(ranges) if begin in self.named]
 
+    graph = SimpleNamespace(raw_cuda_graph=lambda: 0, capture_end=lambda: None,
+                            capture_begin=lambda capture_error_mode: None)
     monkeypatch.setattr(untracked, "CaptureSnapshot", Snapshot)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph",
-                        lambda keep_graph: SimpleNamespace(raw_cuda_graph=lambda: 0))
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **how: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda keep_graph: graph)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch, "empty", lambda size, device: torch.zeros(size))
-    step = SimpleNamespace(stream=None, device=0)
-    assert untracked._of_generator([other, seed, offset, both], step, None) == {1, 2, 3}
+    monkeypatch.setattr(untracked, "named_of", lambda tensors, step, device: tensors)
+    step = SimpleNamespace(stream=None, device=0, fixed=[], tensors=[])
+    captured = SimpleNamespace(snapshot=Snapshot(None, 0))
+    capture = SimpleNamespace(alive=memory, captures=[captured, captured])
+    looks = []
+    monkeypatch.setattr(_compat, "tensors_alive", lambda: looks.append(1) or [seed, offset, other])
+    untracked.check_all_tracked(step, capture, None)
+    assert not looks
+    captured.snapshot.named = {begin for begin, _ in memory}  # and Snapshot's draw two of them
+    with pytest.raises(untracked.UntrackedTensors) as refused:
+        untracked.check_all_tracked(step, capture, None)
+    assert refused.value.tensors == [other]
 
 
 def ids(tensors):

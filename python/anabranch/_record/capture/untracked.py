@@ -26,7 +26,7 @@ from anabranch._record.capture.stand_ins import one_at_a_time
 from anabranch._record.capture.step import Step
 from anabranch._record.memory.shortage import is_out_of_memory, short_of
 from anabranch._record.refusals import Cause, NotRecordable, reason_of
-from anabranch._record.tensors import Unit, units_behind, units_of
+from anabranch._record.tensors import Unit, units_behind
 
 
 def named_of(tensors: Sequence[Tensor], step: Step, device: CaptureDevice) -> list[Tensor]:
@@ -81,10 +81,10 @@ def check_all_tracked(step: Step, capture: Capture, device: CaptureDevice) -> No
     over from before."""
     alive = sorted(_without(capture.alive, step.fixed))
     named_in = [_mentioned(captured, alive) for captured in capture.captures]
-    suspects = _tensors_in(sorted(alive[i] for i in set.intersection(*named_in)), but=step.tensors)
-    if suspects:
-        generators = _of_generator(suspects, step, device)
-        suspects = [tensor for i, tensor in enumerate(suspects) if i not in generators]
+    memory = sorted(alive[i] for i in set.intersection(*named_in))
+    generators = _of_generator(memory, step, device) if memory else set()
+    suspects = _tensors_in([one for i, one in enumerate(memory) if i not in generators],
+                           but=step.tensors)
     # Bytes of a struct that nothing has set may hold an address of long ago. Where they do, a
     # capture does not follow the tensor to another one.
     named = named_of(suspects, step, device) if suspects else []
@@ -92,17 +92,18 @@ def check_all_tracked(step: Step, capture: Capture, device: CaptureDevice) -> No
         raise UntrackedTensors(named)
 
 
-def _of_generator(tensors: Sequence[Tensor], step: Step, device: CaptureDevice) -> set[int]:
-    """Which of them torch's generator keeps seed and offset in, for the kernels of graphs that
-    draw: all that one draw names. torch holds them while it has such a graph, and has told Python
-    of them where a graph of its own came first."""
+def _of_generator(memory: Sequence[tuple[int, int]], step: Step,
+                  device: CaptureDevice) -> set[int]:
+    """In which of some ranges torch's generator keeps seed and offset, for the kernels of graphs
+    that draw: all that one draw names. torch holds tensors there while it has such a graph, and has
+    told Python of them where a graph of its own came first."""
     graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.graph(graph, stream=step.stream, capture_error_mode="thread_local"):
+    with torch.cuda.stream(step.stream):
+        graph.capture_begin(capture_error_mode="thread_local")
         torch.empty(1, device=f"cuda:{step.device}").uniform_()
-    units = units_of(tensors)
-    named = CaptureSnapshot(device, graph.raw_cuda_graph()).mentions(
-        [(unit.address, unit.size_bytes) for unit in units])
-    return {i for number, _ in named for i, _ in units[number].members}
+        graph.capture_end()
+    named = CaptureSnapshot(device, graph.raw_cuda_graph()).mentions(memory)
+    return {number for number, _ in named}
 
 
 def may_name_others(step: Step, capture: Capture) -> bool:
