@@ -43,20 +43,26 @@ class Clock:
 
 
 class Trial:
-    """Launches take what recordings say; `now` is how often the state has changed."""
+    """Launches take what recordings say; `now` is how often the state has changed, and `floats`
+    how often large tensors of floats in it have."""
 
     copied_to, copied_bytes = "host", 1000
 
     def __init__(self):
-        self.now = 1  # a run stands
-        self.launches = 0
+        self.now = self.floats = 1  # a run stands
+        self.launches = self.rewound = 0
 
-    def rewind(self):
+    def rewind(self, is_whole=True):
         self.now = 0
+        if is_whole:
+            self.floats = 0
+            self.rewound += 1
 
     def launch(self, recorded):
-        assert self.now == 0, "from another state than the step has met"
+        assert self.now == 0, "what it counts is not what the step has met"
+        assert self.floats < 2 * overlap._LEAST_SAMPLES
         self.now += 1
+        self.floats += 1
         self.launches += 1
         Clock.now += recorded.seconds(self.launches) if callable(recorded.seconds) \
             else recorded.seconds
@@ -78,9 +84,9 @@ def choose(monkeypatch):
     def choose(ordered, overlapped, *, agree=lambda found: found, wrong=None, spare=0, copied=1000,
                earlier=None):
         def verify(trial, plain, recorded, agree, in_order, seen):
-            assert trial.now == 0 and recorded is overlapped and in_order is ordered
-            assert seen is verdict.seen
-            trial.now += 1
+            assert trial.now == trial.floats == 0
+            assert recorded is overlapped and in_order is ordered and seen is verdict.seen
+            trial.now = trial.floats = 1
             choose.verified = True
             if wrong is not None:
                 raise wrong
@@ -95,7 +101,7 @@ def choose(monkeypatch):
         recorded, gain, why, answer = overlap.choose_overlap(trial, None, verdict, ordered,
                                                              overlapped,
                                                              agree, spare, earlier or Earlier())
-        assert trial.now == 1  # of the run that has answered
+        assert trial.now == trial.floats == 1  # of the run that has answered
         assert answer == (f"answer {trial.launches}" if trial.launches else "standing")
         return recorded, gain, why
 
@@ -209,14 +215,15 @@ def test_all_processes_keep_the_same(choose):
 def test_samples_are_taken_until_all_say_the_same(choose):
     for seconds in (1e-3, 0.5e-3):
         choose(recording(1e-3), recording(seconds))
-        assert choose.trial.launches == 2 * overlap._LEAST_SAMPLES
+        assert choose.trial.launches == 2 * overlap._LEAST_SAMPLES + 1  # which has answered
     kept, *_ = choose(recording(1e-3), recording(lambda i: 2e-3 if i == 2 else 0.5e-3))
-    assert choose.trial.launches == 2 * overlap._SAMPLES and kept.seconds != 1e-3
+    assert choose.trial.launches == 2 * overlap._SAMPLES + 1 and kept.seconds != 1e-3
+    assert choose.trial.rewound == 5  # for those who verify, three times three samples, the answer
 
 
 def test_long_steps_are_sampled_less(choose):
     choose(recording(5.0), recording(5.0))
-    assert choose.trial.launches == 2
+    assert choose.trial.launches == 2 + 1
 
 
 @pytest.fixture

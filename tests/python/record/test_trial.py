@@ -57,6 +57,28 @@ def test_what_is_only_read_is_not_copied(trial_of):
     assert torch.equal(w, torch.full((100,), 2.0))
 
 
+def test_what_a_step_may_count_by_is_put_back_even_where_its_large_floats_are_not(
+        trial_of, monkeypatch):
+    """Not a large tensor's values, which no index is, but for one that is also seen as integers."""
+    monkeypatch.setattr(trial_module, "_SMALL_BYTES", 1 << 20)
+    large, small, position = torch.ones(1 << 19), torch.ones(9), torch.zeros(1 << 19).long()
+    both = torch.ones(1 << 19)
+    given = [large, small, position, both, both.view(torch.int32)]
+    before = [one.clone() for one in given]
+
+    def step(leaves):
+        for leaf in leaves[:4]:
+            leaf.add_(1)
+        return leaves[0].sum()
+
+    trial, _ = trial_of(step, given, Foreseen({id(one): one._version - 1 for one in given}))
+    trial.plain()
+    trial.rewind(is_whole=False)
+    assert [torch.equal(*pair) for pair in zip(given, before)] == [False, True, True, True, True]
+    trial.rewind()
+    assert all(map(torch.equal, given, before))
+
+
 def test_gradients_that_a_step_clears_are_not_held_while_it_runs(trial_of):
     w = parameter(torch.full((100,), 3.0))
     old = weakref.ref(w.grad)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 import torch
@@ -69,17 +69,19 @@ class Copies:
         except (RuntimeError, MemoryError, OSError) as error:  # a limit of the process
             raise Short("copies of what the step writes", self.size_bytes, available,
                         "host") from error
-        with _Stages() as stages:
+        with _Stages(self.size_bytes) as stages:
             for begin, piece in _pieces_of(tensors):
                 stages.fetch(self._kept[begin:begin + piece.numel()], piece)
 
-    def put_back(self, tensors: Sequence[Tensor]) -> None:
-        """Into tensors of the same layout, on the current stream."""
+    def put_back(self, tensors: Sequence[Tensor], but: Collection[int] = ()) -> None:
+        """Into tensors of the same layout, on the current stream. What is in the host's memory of
+        the tensors with the numbers ``but`` stays there."""
         if self.where == "GPU":
             self._copy_on_device(tensors, is_back=True)
             return
-        with _Stages() as stages:
-            for begin, piece in _pieces_of(tensors):
+        wanted = {i: tensor for i, tensor in enumerate(tensors) if i not in but}
+        with _Stages(size_of([*wanted.values()])) as stages:
+            for _, begin, piece in self._pieces_at(wanted):
                 stages.send(piece, self._kept[begin:begin + piece.numel()])
 
     def _copy_on_device(self, tensors: Sequence[Tensor], is_back: bool) -> None:
@@ -111,7 +113,7 @@ class Copies:
                 yield number, piece, self._kept[begin:begin + piece.numel()].to(piece.device)
             return
         sent: collections.deque[tuple[int, Tensor, Tensor]] = collections.deque()
-        with _Stages() as stages:
+        with _Stages(size_of([*tensors.values()])) as stages:
             for number, begin, piece in self._pieces_at(tensors):
                 there = torch.empty_like(piece)
                 stages.send(there, self._kept[begin:begin + piece.numel()])
@@ -158,16 +160,18 @@ class _Stage:
 
 class _Stages:
     """Pinned buffers between the GPU and the host's other memory, used in turn: while the GPU
-    copies some, threads move the bytes of others. Where the system pins no memory they are ordinary
+    copies some, threads move the bytes of others. As many as so many bytes have a use for, since
+    pinning takes half a second a gigabyte. Where the system pins no memory they are ordinary
     ones, and each of the GPU's copies waits for its end. Used as a context, behind which all has
     been copied."""
 
-    def __init__(self) -> None:
+    def __init__(self, size_bytes: int) -> None:
+        count = min(_STAGES, _AHEAD + 2 + size_bytes // _STAGE_BYTES)
         try:
             buffers = [torch.empty(_STAGE_BYTES, dtype=torch.uint8, pin_memory=True)
-                       for _ in range(_STAGES)]
+                       for _ in range(count)]
         except RuntimeError:
-            buffers = [torch.empty(_STAGE_BYTES, dtype=torch.uint8) for _ in range(_STAGES)]
+            buffers = [torch.empty(_STAGE_BYTES, dtype=torch.uint8) for _ in range(count)]
         self._free = collections.deque(_Stage(buffer, torch.cuda.Event()) for buffer in buffers)
         self._sent: collections.deque[tuple[_Stage, Tensor]] = collections.deque()
 

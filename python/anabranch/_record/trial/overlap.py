@@ -124,21 +124,22 @@ def choose_overlap(trial: Trial, plain: Run, verdict: Verdict, ordered: StepReco
 
 def _seconds(trial: Trial, recordings: Sequence[StepRecording],
              agree: Callable[[bool], bool]) -> tuple[list[float], Any]:
-    """Medians of samples taken in turn, and the last answer. Processes that run a step together
-    take as many. Each recording has been launched before."""
+    """Medians of samples taken in turn, and the answer of a launch that stands. Processes that run
+    a step together take as many. Each recording has been launched before. What a step counts may be
+    an index, and a few steps on be behind the end of something: that is put back before each
+    sample. All of the state, which may take longer than the sample, is before every few."""
     samples: list[list[float]] = [[] for _ in recordings]
-    answer = None
     start = time.perf_counter()
     for i in range(_SAMPLES):
-        for recorded, of_it in zip(recordings, samples, strict=True):
-            answer = None  # its memory is that of the next one's
-            seconds, answer = _sample(trial, recorded)
-            of_it.append(seconds)
+        for number, recorded in enumerate(recordings):
+            trial.rewind(is_whole=number == 0 and i % _LEAST_SAMPLES == 0)
+            samples[number].append(_sample(trial, recorded))
         if agree(time.perf_counter() - start > _MOST_SECONDS):
             break
         if i + 1 >= _LEAST_SAMPLES and not agree(not _are_clear(*samples)):
             break
-    return [statistics.median(of_it) for of_it in samples], answer
+    trial.rewind()
+    return [statistics.median(of_it) for of_it in samples], trial.launch(recordings[0])
 
 
 def _are_clear(ordered: Sequence[float], overlapped: Sequence[float]) -> bool:
@@ -147,15 +148,13 @@ def _are_clear(ordered: Sequence[float], overlapped: Sequence[float]) -> bool:
         or min(overlapped) * _LEAST_GAIN > max(ordered)
 
 
-def _sample(trial: Trial, recorded: StepRecording) -> tuple[float, Any]:
-    """Of one launch, and its answer, from the state that the step has met: what it counts may be an
-    index, and a few steps on be behind the end of something. What the GPU takes, as in a row of
-    launches."""
+def _sample(trial: Trial, recorded: StepRecording) -> float:
+    """Of one launch: what the GPU takes, as in a row of launches."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    trial.rewind()
     _compat.keep_gpu_busy(_AHEAD_CYCLES)
     begin.record()
     answer = trial.launch(recorded)
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / 1000, answer
+    del answer
+    return float(begin.elapsed_time(end)) / 1000

@@ -64,9 +64,10 @@ class _Given:
 
     number: int
     memory: Tensor  # its bytes
-    kind: torch.dtype
+    kind: torch.dtype  # of that tensor
     members: list[Tensor] = dataclasses.field(default_factory=list)
     is_saved: bool = False
+    may_count: bool = True  # the step by it; not a large tensor of floats
 
     @property
     def name(self) -> str:
@@ -84,7 +85,10 @@ def _given_memory(step: Step, state: State, without: Collection[int],
         kept = [unit for unit in units if base or unit.members[0][0] not in without]
         for unit, memory in zip(kept, bytes_of(tensors, kept), strict=True):
             members = [tensors[i] for i, _ in unit.members]
-            found.append(_Given(base + unit.members[0][0], memory, members[0].dtype, members))
+            may_count = memory.numel() <= _SMALL_BYTES \
+                or not all(tensor.dtype.is_floating_point for tensor in members)
+            found.append(_Given(base + unit.members[0][0], memory, members[0].dtype, members,
+                                may_count=may_count))
     return found
 
 
@@ -288,11 +292,14 @@ class Trial:
         self._put(self._before)
         self._old.stand_in()
 
-    def rewind(self) -> None:
+    def rewind(self, is_whole: bool = True) -> None:
         """Back to before the call. Of gradients that were let go what was in them is lost; no run
-        that this is for reads it."""
+        that this is for reads it. Unless ``is_whole``, large tensors of floats stay as they are
+        where it takes long to put them back: what a step may count by is put back."""
         _wait_for_copies(self._memory)
-        self._copies.put_back(self._saved)
+        saved = [one for one in self._given if one.is_saved]
+        self._copies.put_back([one.memory for one in saved], () if is_whole else [
+            i for i, one in enumerate(saved) if not one.may_count])
         self.rewind_python()
 
     def give_up(self) -> None:
