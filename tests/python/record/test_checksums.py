@@ -13,7 +13,8 @@ from anabranch._record.memory import host
 from anabranch._record.memory.shortage import Short
 from anabranch._record.trial import checksums as checksums_module
 from anabranch._record.trial import copies as copies_module
-from anabranch._record.trial.checksums import checksums, on_device, pieces
+from anabranch._record.trial import stages
+from anabranch._record.trial.checksums import as_it_lies, checksums, on_device, pieces
 from anabranch._record.trial.copies import Copies
 
 pytestmark = pytest.mark.oldest
@@ -85,13 +86,27 @@ def test_what_changes_places_or_signs_changes_the_sum(sums_of):
         sums.update(sums_of([other]))
 
 
-def test_pieces_are_the_bytes_in_the_order_of_the_elements():
-    for tensor in tensors():
-        wanted = tensor.contiguous().resolve_conj().reshape(-1).view(torch.uint8)
+def test_pieces_are_the_bytes_in_the_order_in_which_they_lie():
+    for tensor in [*tensors(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)]:
+        lies = as_it_lies(tensor)
+        wanted = lies.contiguous().resolve_conj().reshape(-1).view(torch.uint8)
         for most in (16, 100 * 1024):
             found = list(pieces(tensor, most))
             assert all(piece.numel() <= most for piece in found)
             assert torch.equal(torch.cat([wanted[:0], *found]), wanted)
+
+
+def test_a_tensor_that_fills_its_memory_is_hashed_as_it_lies_there():
+    """Whatever the order of its dimensions: no copy of it is made."""
+    filling = [torch.randn(40, 30).t(), torch.randn(2, 3, 4, 5).permute(2, 0, 3, 1),
+               torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)]
+    for tensor in filling:
+        lies = as_it_lies(tensor)
+        assert lies.is_contiguous() and lies.data_ptr() == tensor.data_ptr()
+        assert [piece.data_ptr() for piece in pieces(tensor)] == [tensor.data_ptr()]
+    for tensor in (torch.randn(7, 5, 3)[:, 1], torch.randn(3, 1).expand(3, 4),
+                   torch.randn(4, 4, dtype=torch.cfloat).mH):
+        assert [piece.data_ptr() for piece in pieces(tensor)] != [tensor.data_ptr()]
 
 
 @pytest.mark.parametrize("granted", [0, 1 << 30], ids=["host", "GPU"])
@@ -109,6 +124,27 @@ def test_copies_come_back_and_are_compared_piece_by_piece(monkeypatch, granted):
         assert not now.any() and now.numel() == then.numel()
         found[i] = torch.cat((found[i], then))
     assert all(map(torch.equal, found, wanted))
+    copies.put_back(given)
+    assert all(map(torch.equal, given, wanted))
+
+
+def test_small_tensors_go_many_at_a_time(monkeypatch):
+    """To the host and back: a copy costs the CPU as much as that of megabytes."""
+    StandIn(monkeypatch)  # stages of 4 KiB
+    sent, fetched = [], []
+    for name, calls in (("send", sent), ("fetch", fetched)):
+        original = getattr(stages.Stages, name)
+        monkeypatch.setattr(stages.Stages, name, lambda self, *of_what, original=original,
+                            calls=calls: calls.append(1) or original(self, *of_what))
+    given = [torch.full((9,), i, dtype=torch.uint8) for i in range(250)]  # 64 bytes each
+    given.insert(100, torch.randint(0, 9, (10_000,), dtype=torch.uint8))
+    wanted = [tensor.clone() for tensor in given]
+    copies = Copies(given, 0)
+    assert len(fetched) <= 8  # three of which are the large one's
+    for tensor in given:
+        tensor.zero_()
+    copies.put_back(given, but=[100])
+    assert len(sent) <= 5 and not given[100].any()
     copies.put_back(given)
     assert all(map(torch.equal, given, wanted))
 

@@ -12,7 +12,7 @@ from stand_in_recording import StandIn
 from anabranch._record.capture.step import Step
 from anabranch._record.state.state import State
 from anabranch._record.tensors import units_apart
-from anabranch._record.trial import copies, values
+from anabranch._record.trial import copies, stages, values
 from anabranch._record.trial import trial as trial_module
 from anabranch._record.trial.trial import Foreseen, Trial
 
@@ -170,7 +170,8 @@ def test_distances_are_those_of_the_values_and_zeros_of_other_signs_are_not_the_
 
 def test_distances_are_those_of_all_pieces_of_the_hosts_copies(monkeypatch, trial_of):
     """Of which several are on their way at once."""
-    monkeypatch.setattr(copies, "_STAGE_BYTES", 64)
+    for module in (copies, stages):
+        monkeypatch.setattr(module, "STAGE_BYTES", 64)
     x, y, z = torch.arange(999.0), torch.arange(50), torch.arange(1000.0)
     trial, _ = trial_of(lambda leaves: None, [x, y, z])
     names = {f"given memory {i}" for i in range(3)}

@@ -14,7 +14,7 @@ from anabranch._record import attempt, recorded_callable, recorder, specializati
 from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.memory import gpu
 from anabranch._record.memory.gpu import Peaks
-from anabranch._record.trial import copies, old_gradients, trial, values
+from anabranch._record.trial import copies, old_gradients, stages, trial, values
 
 GIB = 1 << 30
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1.00 GiB"
@@ -138,7 +138,8 @@ class StandIn:
         monkeypatch.setattr(trial, "_SMALL_BYTES", 0)
         for module in (trial, values):
             monkeypatch.setattr(module, "grantable_bytes", lambda device: self.granted)
-        monkeypatch.setattr(copies, "_STAGE_BYTES", 1 << 12)
+        for module in (copies, stages):
+            monkeypatch.setattr(module, "STAGE_BYTES", 1 << 12)
         self.granted = 0  # copies are in the host's memory
         for module, name in ((trial, "checksums"), (old_gradients, "checksums"),
                              (trial, "Copies"), (values, "Copies")):

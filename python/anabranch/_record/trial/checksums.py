@@ -32,10 +32,12 @@ _ALL = (1 << 64) - 1
 
 
 def pieces(tensor: Tensor, most_bytes: int = PIECE_BYTES) -> Iterator[Tensor]:
-    """A tensor's bytes in the order of its elements, as flat views of at most so many bytes; copies
-    where the elements do not lie in that order, one piece at a time."""
+    """A tensor's bytes in the order in which its elements lie, as flat views of at most so many
+    bytes; where they lie apart, or one on another, copies in the order of its elements, one piece
+    at a time."""
     if tensor.numel() == 0:
         return
+    tensor = as_it_lies(tensor)
     if tensor.dtype is torch.uint8 and tensor.dim() == 1 and tensor.numel() <= most_bytes \
             and not tensor.requires_grad and _lies_in_order(tensor):
         yield tensor
@@ -54,12 +56,23 @@ def pieces(tensor: Tensor, most_bytes: int = PIECE_BYTES) -> Iterator[Tensor]:
             yield from pieces(part if part.shape[0] > 1 else part[0], most_bytes)
 
 
+def as_it_lies(tensor: Tensor) -> Tensor:
+    """With its dimensions in the order of its memory, where it fills that, as one of channels last
+    does."""
+    if _lies_in_order(tensor):
+        return tensor
+    steps = tensor.stride()
+    moved = tensor.permute(sorted(range(tensor.dim()), key=lambda i: -steps[i]))
+    return moved if _lies_in_order(moved) else tensor
+
+
 def checksums(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """One a tensor, of its bytes in the order of its elements: shapes and types are the caller's
+    """One a tensor, of its bytes as pieces() has them: shapes, strides and types are the caller's
     matter. BLAKE2 where a tensor is on the CPU; what is pinned, and large, goes by way of the GPU,
     to which it is copied many times as fast as it is hashed here."""
     sums: dict[int, tuple[int, int]] = {}
     with torch.no_grad():
+        tensors = list(map(as_it_lies, tensors))
         ways = [_way_of(tensor) for tensor in tensors]
         for way in set(ways):
             numbers = [i for i, one in enumerate(ways) if one == way]

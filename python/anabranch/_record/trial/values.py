@@ -4,6 +4,7 @@ apart."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -51,12 +52,17 @@ class Values:
         found = dict.fromkeys([name for name in wanted if not self._has_form_of(run, name)], FAR)
         tensors = {i: run.tensors[name] for i, name in enumerate(self._names)
                    if name in wanted and name not in found and run.sums[name] != self._sums[name]}
-        squares: dict[str, tuple[float, bool]] = {}
+        pieces, names = [], []
         for i, now, then in self._copies.pieces(tensors):
-            if not torch.equal(now, then):
-                so_far, were_rounding = squares.get(self._names[i], (0.0, True))
-                square, is_rounding = _square(now, then, self._kinds[i])
-                squares[self._names[i]] = so_far + square, were_rounding and is_rounding
+            pieces.append(_apart(now, then, self._kinds[i]))
+            names.append(self._names[i])
+        # All told at once: hundreds of pieces would each wait for the GPU.
+        told = torch.stack([one.to(pieces[0].device) for one in pieces]).tolist() if pieces else []
+        squares: dict[str, tuple[float, bool]] = {}
+        for name, (differs, square, is_rounding) in zip(names, told, strict=True):
+            if differs:
+                so_far, were_rounding = squares.get(name, (0.0, True))
+                squares[name] = so_far + square, were_rounding and bool(is_rounding)
         return found | {name: Distance(square ** 0.5, is_rounding)
                         for name, (square, is_rounding) in squares.items()}
 
@@ -72,18 +78,22 @@ def form_of(tensor: Tensor) -> Any:
     return tensor.shape, tuple(stride), tensor.dtype
 
 
-def _square(now: Tensor, then: Tensor, kind: torch.dtype) -> tuple[float, bool]:
-    """Of the distance between two pieces of bytes, and whether it is rounding."""
+def _apart(now: Tensor, then: Tensor, kind: torch.dtype) -> Tensor:
+    """Of two pieces of bytes: whether they differ, the square of their distance, and whether that
+    is rounding; three doubles, where the pieces are."""
     x, y = now.view(kind), then.view(kind)
+    differ = (now != then).any()
     if not (kind.is_floating_point or kind.is_complex):
-        return float((x != y).sum()) ** 2, False
+        return torch.stack([differ.double(), (x != y).sum().double() ** 2,
+                            torch.zeros_like(differ, dtype=torch.float64)])
     wide = torch.complex128 if kind.is_complex else torch.float64
     a, b = x.to(wide), y.to(wide)
-    if not torch.equal(a.isnan(), b.isnan()):
-        return float("inf"), False
+    has_other_nans = (a.isnan() != b.isnan()).any()
     apart = (a - b).nan_to_num().abs()
     least = torch.finfo(kind)
     units = torch.maximum(a.abs(), b.abs()).nan_to_num().clamp(min=least.tiny) * least.eps
     # Zeros of other signs, NaNs of other bits: no distance, and not the same.
-    return (max(float(apart.square().sum()), sys.float_info.min),
-            bool((apart <= _ROUNDING * units).all()))
+    square = apart.square().sum().clamp(min=sys.float_info.min)
+    return torch.stack([
+        differ.double(), square.masked_fill(has_other_nans, math.inf),
+        ((apart <= _ROUNDING * units).all() & ~has_other_nans).double()])
