@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,6 +79,25 @@ def test_what_a_step_may_count_by_is_put_back_even_where_its_large_floats_are_no
     assert [torch.equal(*pair) for pair in zip(given, before)] == [False, True, True, True, True]
     trial.rewind()
     assert all(map(torch.equal, given, before))
+
+
+def test_what_garbage_of_late_holds_is_free_before_a_launch(trial_of):
+    """Python looks for none by itself meanwhile: it would look through the whole process."""
+    trial, _ = trial_of(lambda leaves: None, [torch.ones(3)])
+
+    class Ring:
+        def __init__(self):
+            self.next, self.tensor = self, torch.ones(3)
+
+    gc.collect()
+    gc.disable()
+    try:
+        gone = weakref.ref(Ring())
+        assert gone() is not None
+        trial.reserve(SimpleNamespace(reserve=lambda: None))
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_gradients_that_a_step_clears_are_not_held_while_it_runs(trial_of):

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from anabranch._record.memory.host import move_bytes, mover_threads
 
-STAGE_BYTES = 8 << 20  # of one pinned buffer
-_STAGES, _MOST_AHEAD = 12, 6
+STAGE_BYTES = 4 << 20  # of one pinned buffer
+_STAGES, _MOST_AHEAD = 16, 12
 
 
 @dataclasses.dataclass

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import pickle
 import random
 import sys
@@ -47,6 +48,9 @@ from anabranch._record.trial.values import Values, form_of
 
 _POISON = 0xFF
 _SMALL_BYTES = 1 << 20  # of what is copied whether it is written or not
+_OF_LATE = 1  # generations of garbage
+
+
 @dataclasses.dataclass
 class Foreseen:
     """What is known of a signature's runs before a trial; what a trial finds out is for the next
@@ -242,7 +246,9 @@ class Trial:
             raise Short(OF_LAUNCH, recorded.launch_bytes, free) from error
 
     def _give_back(self) -> None:
+        """What garbage of late holds, too: that of a try waits."""
         if not self._is_plenty:
+            gc.collect(_OF_LATE)
             give_back(self._step.device)
 
     def launched(self, recorded: StepRecording) -> Run:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -52,19 +52,34 @@ class Values:
         found = dict.fromkeys([name for name in wanted if not self._has_form_of(run, name)], FAR)
         tensors = {i: run.tensors[name] for i, name in enumerate(self._names)
                    if name in wanted and name not in found and run.sums[name] != self._sums[name]}
-        pieces, names = [], []
+        squares, are_rounding = self._apart(tensors, _apart)
+        # What has a NaN, or an infinity, is looked at once more: that takes twice as many kernels.
+        strange = {i: tensor for i, tensor in tensors.items()
+                   if not math.isfinite(squares.get(self._names[i], 0.0))}
+        if strange:
+            exactly, rounding_exactly = self._apart(strange, _apart_exactly)
+            squares |= exactly
+            are_rounding |= rounding_exactly
+        # Zeros of other signs, NaNs of other bits: no distance, and not the same.
+        return found | {name: Distance(max(square, sys.float_info.min) ** 0.5, are_rounding[name])
+                        for name, square in squares.items()}
+
+    def _apart(self, tensors: Mapping[int, Tensor],
+               of_pieces: Callable[[Tensor, Tensor, torch.dtype], Tensor]
+               ) -> tuple[dict[str, float], dict[str, bool]]:
+        """The squares of distances, and whether these are rounding. All is told at once: hundreds
+        of pieces would each wait for the GPU."""
+        names, found = [], []
         for i, now, then in self._copies.pieces(tensors):
-            pieces.append(_apart(now, then, self._kinds[i]))
             names.append(self._names[i])
-        # All told at once: hundreds of pieces would each wait for the GPU.
-        told = torch.stack([one.to(pieces[0].device) for one in pieces]).tolist() if pieces else []
-        squares: dict[str, tuple[float, bool]] = {}
-        for name, (differs, square, is_rounding) in zip(names, told, strict=True):
-            if differs:
-                so_far, were_rounding = squares.get(name, (0.0, True))
-                squares[name] = so_far + square, were_rounding and bool(is_rounding)
-        return found | {name: Distance(square ** 0.5, is_rounding)
-                        for name, (square, is_rounding) in squares.items()}
+            found.append(of_pieces(now, then, self._kinds[i]))
+        told = torch.stack([one.to(found[0].device) for one in found]).tolist() if found else []
+        squares: dict[str, float] = {}
+        are_rounding: dict[str, bool] = {}
+        for name, (norm, is_rounding) in zip(names, told, strict=True):
+            squares[name] = squares.get(name, 0.0) + norm * norm
+            are_rounding[name] = are_rounding.get(name, True) and bool(is_rounding)
+        return squares, are_rounding
 
     def _has_form_of(self, run: Run, name: str) -> bool:
         """Whether both have it in the same form, or neither has it."""
@@ -79,21 +94,33 @@ def form_of(tensor: Tensor) -> Any:
 
 
 def _apart(now: Tensor, then: Tensor, kind: torch.dtype) -> Tensor:
-    """Of two pieces of bytes: whether they differ, the square of their distance, and whether that
-    is rounding; three doubles, where the pieces are."""
+    """Of two pieces of bytes: the norm of their difference, and whether that is rounding; two
+    doubles, where the pieces are. Not finite where one has a NaN or an infinity. Of few kernels: a
+    driver takes ten milliseconds to load one."""
     x, y = now.view(kind), then.view(kind)
-    differ = (now != then).any()
     if not (kind.is_floating_point or kind.is_complex):
-        return torch.stack([differ.double(), (x != y).sum().double() ** 2,
-                            torch.zeros_like(differ, dtype=torch.float64)])
+        count = (x != y).sum().double()
+        return torch.stack([count, torch.zeros_like(count)])
     wide = torch.complex128 if kind.is_complex else torch.float64
     a, b = x.to(wide), y.to(wide)
+    apart = (a - b).abs()
+    units = _units(torch.maximum(a.abs(), b.abs()), kind)
+    return torch.stack([torch.linalg.vector_norm(apart), (apart <= units).all().double()])
+
+
+def _apart_exactly(now: Tensor, then: Tensor, kind: torch.dtype) -> Tensor:
+    """The same, with what is alike in both left out, NaNs and infinities too; infinite where one
+    has a NaN that the other has not."""
+    wide = torch.complex128 if kind.is_complex else torch.float64
+    a, b = now.view(kind).to(wide), then.view(kind).to(wide)
     has_other_nans = (a.isnan() != b.isnan()).any()
     apart = (a - b).nan_to_num().abs()
+    units = _units(torch.maximum(a.abs(), b.abs()).nan_to_num(), kind)
+    return torch.stack([torch.linalg.vector_norm(apart).masked_fill(has_other_nans, math.inf),
+                        ((apart <= units).all() & ~has_other_nans).double()])
+
+
+def _units(size: Tensor, kind: torch.dtype) -> Tensor:
+    """That rounding may make, of elements of such sizes."""
     least = torch.finfo(kind)
-    units = torch.maximum(a.abs(), b.abs()).nan_to_num().clamp(min=least.tiny) * least.eps
-    # Zeros of other signs, NaNs of other bits: no distance, and not the same.
-    square = apart.square().sum().clamp(min=sys.float_info.min)
-    return torch.stack([
-        differ.double(), square.masked_fill(has_other_nans, math.inf),
-        ((apart <= _ROUNDING * units).all() & ~has_other_nans).double()])
+    return size.clamp(min=least.tiny) * (_ROUNDING * least.eps)
