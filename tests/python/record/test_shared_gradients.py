@@ -237,8 +237,8 @@ def test_blocks_are_of_one_type_and_bounded_and_large_gradients_lie_alone():
 
 def test_blocks_of_little_that_is_saved_are_small():
     """A sixteenth of all that is saved, so that a backward frees it nearly as it goes."""
-    mib, sizes = 1 << 20, [1 << 20] * 24
-    for more, block in (([], 2 * mib), ([40 * mib], 4 * mib), ([400 * mib], 10 * mib)):
+    mib, sizes = 1 << 20, [1 << 19] * 48
+    for more, block in (([], 1.5 * mib), ([40 * mib], 4 * mib), ([400 * mib], 10 * mib)):
         of_all = [*sizes, *more]
         made = OutputBuffers([Fresh(i, 0, (size // 4,), (1,), torch.float32)
                               for i, size in enumerate(of_all)], of_all, saved=range(len(of_all)))

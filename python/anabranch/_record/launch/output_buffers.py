@@ -29,8 +29,8 @@ from anabranch._record.picker import picker
 _BLOCK_BYTES = 10 << 20
 _SMALL_BYTES = 2 << 20
 # A backward frees a block with the last tensor in it. So blocks are this part of all that is saved
-# with them, where that is little.
-_SHARE = 16
+# with them, where that is little; no smaller than what torch calls small.
+_SHARE, _LEAST_BLOCK_BYTES = 16, 1 << 20
 # Smaller: one that somebody keeps keeps its block. Torch calls requests up to this size small, too.
 _SMALL_GRADIENT_BYTES = 1 << 20
 _ALIGNMENT = 512  # of torch's allocations
@@ -75,7 +75,7 @@ class OutputBuffers:
         self._bases = [made[allocation] for allocation in alone]
         self._views: list[tuple[int, View]] = []  # base, and where in it, of those behind these
         share = sum(sizes[i] for i in saved) // _SHARE
-        block_bytes = min(max(share, _SMALL_BYTES), _BLOCK_BYTES)
+        block_bytes = min(max(share, _LEAST_BLOCK_BYTES), _BLOCK_BYTES)
         for group in of_saved:
             self._share([(made[i], sizes[i]) for i in group], block_bytes)
         for group in of_gradients:
