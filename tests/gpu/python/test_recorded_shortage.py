@@ -288,7 +288,7 @@ def train(model):
     return [loss.detach(), *(one.grad for one in model.parameters())]
 
 wanted = train(model)
-compiled = torch.compile(model, backend="anabranch")
+compiled = torch.compile(model, backend=anabranch.backend)
 step = anabranch.record(lambda: train(model))
 for _ in range(4):
     for found in (train(compiled), step()):
