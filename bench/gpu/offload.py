@@ -13,7 +13,7 @@ fresh model. The peak is that of allocated memory in a step, over what lies ther
 time is the median of steps, each to the end of a synchronise. Losses are compared before times.
 
 Beside it is what our plan expects: the peak, which is torch.compile's less what the plan leaves out
-of what is saved, and the bound below which no plan can be, the longer of torch.compile's step with
+of what is saved; the peak that our recordings tell before they are launched; and the bound below which no plan can be, the longer of torch.compile's step with
 what is computed again, and of the copies each way.
 
 The first model also trains where the GPU has too little free memory for it, the rest being taken by
@@ -28,6 +28,7 @@ import collections
 import contextlib
 import dataclasses
 import gc
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -279,11 +280,12 @@ def measure(make: Callable[[bool], Problem], way: Way, is_quick: bool,
     peak = torch.cuda.max_memory_allocated() - before
     times = Sample([round(time_call(step)[0], 1) for _ in range(rounds)])
     graphs = [] if way.is_recorded else anabranch.explain(step).graphs
-    reports = step.reports if way.is_recorded else [
-        report for graph in graphs for report in graph.recordings]
+    reports = [report for report in (step.reports if way.is_recorded else [
+        report for graph in graphs for report in graph.recordings]) if report.nodes]
     return {"peak_mib": round(peak / MIB, 1), "step_us": times.median, "iqr": times.iqr,
             "ready_s": round(ready_s, 1), "losses": losses, "rounds": times.rounds,
-            "planned": planned(graphs), "arenas_mib": arenas(reports)}
+            "planned": planned(graphs), "arenas_mib": arenas(reports),
+            "recordings_mib": round(peak_of(reports) / MIB, 1) if reports else None}
 
 
 def planned(graphs: list[Any]) -> list[dict[str, Any]]:
@@ -298,7 +300,15 @@ def arenas(reports: list[Any]) -> list[tuple[float, float]]:
     """What each recording holds beside what it is given and answers, and the least that this could
     be in its order."""
     return [(round(one.arena_bytes / MIB, 1), round(one.arena_lower_bound_bytes / MIB, 1))
-            for one in reports if one.nodes]
+            for one in reports]
+
+
+def peak_of(reports: list[Any]) -> int:
+    """Of launches one after the other, a forward's and its backward's, say: what an earlier one
+    answers is there while a later one runs, which tells what of that it lets go of."""
+    answered = [0, *itertools.accumulate(report.answered_bytes for report in reports)]
+    return max(before + report.launch_peak_bytes
+               for before, report in zip(answered, reports, strict=False))
 
 
 def expected(row: dict[str, Any], plain: dict[str, Any]) -> dict[str, float]:

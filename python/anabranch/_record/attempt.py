@@ -265,7 +265,7 @@ class Attempt:
         if self._trial is None:
             with phase(OF_LAUNCH, self._step.device):
                 answer = made[0].launch_as_captured(self._step)
-            self._spec.note(slots=made[0].slot_count)
+            self._note_size(made[0])
             return answer, made[0]
         try:
             return self._first_launch(made, meter)
@@ -454,9 +454,13 @@ class Attempt:
         if len(made) > 1 and verdict.is_bitwise and why in ("", NOT_FASTER):
             self._earlier.best = Order(recorded is made[-1], recorded.counts.nodes,
                                        recorded.counts.arena_bytes)
-        self._spec.note(slots=recorded.slot_count,
-                        verified="bitwise" if verdict.is_bitwise else "within bounds")
+        self._note_size(recorded)
+        self._spec.note(verified="bitwise" if verdict.is_bitwise else "within bounds")
         return answer, recorded
+
+    def _note_size(self, recorded: StepRecording) -> None:
+        self._spec.note(slots=recorded.slot_count, launch_peak_bytes=recorded.peak_bytes,
+                        answered_bytes=recorded.answered_bytes)
 
     def _prove_numbers(self, trial: Trial, recorded: StepRecording) -> None:
         """Compares a launch with a plain run once with numbers of the step that no capture has had.

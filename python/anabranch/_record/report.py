@@ -84,6 +84,10 @@ class RecordingReport:
     known: int = 0  # nodes of which is known what they read and write
     host_copies: int = 0  # copies from memory of the host
     lanes: int = 0  # on which kernels may run side by side; 1: in their captured order
+    # What a launch takes at its peak beside what it is given, and how much of that it answers; as
+    # the recording has planned it, before the first one.
+    launch_peak_bytes: int = 0
+    answered_bytes: int = 0
     arena_bytes: int = 0
     arena_lower_bound_bytes: int = 0
     held_device_bytes: int = 0

@@ -57,7 +57,9 @@ class Followed:
     """In the place of a StepRecording."""
 
     size = 8  # bytes of a word
-    needs_gradients, launch_bytes, device, slot_count, has_overlaps = False, 1 << 20, 0, 1, False
+    needs_gradients, device, slot_count, has_overlaps = False, 0, 1, False
+    launch_bytes = peak_bytes = 1 << 20
+    answered_bytes = 0
     undefined, objects, layout, ahead_bytes, random = frozenset(), (), None, 0, None
     timing = None
 

@@ -96,6 +96,7 @@ def test_without_a_failure_the_step_is_recorded_and_like_eager(stand_in):
     [report] = recorder.specializations.reports()
     assert report.reason is None and report.launched == CALLS - 2 and report.verified == "bitwise"
     assert report.recording.copied_to == "host" and report.recording.copied >= 2 * 5000 * 4
+    assert (report.launch_peak_bytes, report.answered_bytes) == (1 << 20, 1 << 10)
     assert [*report.phase_seconds] == [
         "copies", "plain run", "checksums", "captures", "discovery", "executables",
         "captures given back", "copies put back", "comparison"]

@@ -52,7 +52,9 @@ def stand_in_memory(monkeypatch, free=lambda: GIB):
 class Launched:
     """In the place of a recording: its launches run the step."""
 
-    needs_gradients, launch_bytes, device, slot_count = False, 1 << 20, 0, 1
+    needs_gradients, device, slot_count = False, 0, 1
+    launch_bytes = peak_bytes = 1 << 20
+    answered_bytes = 1 << 10
     has_overlaps = False
     undefined, objects, layout, ahead_bytes = frozenset(), (), None, 0
     timing, is_timed = None, False

@@ -249,9 +249,14 @@ class StepRecording:
         return self._device
 
     @property
+    def answered_bytes(self) -> int:
+        """What a launch allocates for what it answers."""
+        return self._buffers.size_bytes
+
+    @property
     def launch_bytes(self) -> int:
         """What a launch allocates: its arena, and what it answers."""
-        return self.counts.arena_bytes + self._buffers.size_bytes
+        return self.counts.arena_bytes + self.answered_bytes
 
     @property
     def peak_bytes(self) -> int:
