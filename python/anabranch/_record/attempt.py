@@ -161,12 +161,13 @@ class Attempt:
         self._groups = _compat.collectives_so_far()
         meter = Meter(self._step.device)
         try:
-            if self._chosen.verify:
-                self._run_plainly(meter)
             # All objects of the process would be looked through several times, for what a try makes
             # by the thousand: 0.3 s each time. What it has made is (see Trial).
-            with _faults_told(self._step.device), no_collection():
-                return self._make_and_launch(meter)
+            with no_collection():
+                if self._chosen.verify:
+                    self._run_plainly(meter)
+                with _faults_told(self._step.device):
+                    return self._make_and_launch(meter)
         finally:
             meter.close()
             with contextlib.suppress(Exception):  # a report, and no more
