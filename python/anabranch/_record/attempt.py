@@ -64,7 +64,7 @@ from anabranch._record.refusals import (
 )
 from anabranch._record.rendezvous import Rendezvous
 from anabranch._record.report import RecordingCost
-from anabranch._record.specialization import Specialization
+from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.paths import Path
 from anabranch._record.state.side_effects import SideEffects
 from anabranch._record.state.state import NO_STATE

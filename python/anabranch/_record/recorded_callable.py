@@ -25,14 +25,14 @@ import torch
 from anabranch import _compat, config
 from anabranch._arguments import wrong
 from anabranch._record.faults import BEGUN, behind_answer, may_run_plainly, run_users
-from anabranch._record.following import Following
 from anabranch._record.launch.recording import StepRecording
-from anabranch._record.lists import Listed, with_lists
-from anabranch._record.ready_calls import ReadyCalls
 from anabranch._record.recorder import MISSED, Recorder
 from anabranch._record.refusals import Cause
 from anabranch._record.report import RecordingReport
-from anabranch._record.signature import (
+from anabranch._record.signatures.following import Following
+from anabranch._record.signatures.lists import Listed, with_lists
+from anabranch._record.signatures.ready_calls import ReadyCalls
+from anabranch._record.signatures.signature import (
     ARGUMENTS_ALONE,
     LEAF_TYPES,
     describe,

@@ -16,7 +16,7 @@ from anabranch._record.launch.saved_blocks import SavedBlocks, handed_over, open
 from anabranch._record.recorder import Recorder
 from anabranch._record.refusals import Cause
 from anabranch._record.report import RecordingReport
-from anabranch._record.signature import describe
+from anabranch._record.signatures.signature import describe
 from anabranch._record.state.state import NO_STATE
 from anabranch._record.trial.plain_steps import PLAIN_STEPS
 

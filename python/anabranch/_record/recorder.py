@@ -23,7 +23,6 @@ from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
 from anabranch._record.faults import BEGUN, behind_answer
-from anabranch._record.following import Following
 from anabranch._record.launch.in_turn import BAD_BINDING
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks, handed_over, opened
@@ -32,7 +31,6 @@ from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
-from anabranch._record.ready_calls import ReadyCall
 from anabranch._record.refusals import (
     ON_CPU,
     Again,
@@ -46,9 +44,11 @@ from anabranch._record.refusals import (
     strict_error,
     without_frames,
 )
-from anabranch._record.signature import ChangingValues
-from anabranch._record.specialization import BoundState, Specialization
-from anabranch._record.specializations import Differences, Specializations
+from anabranch._record.signatures.following import Following
+from anabranch._record.signatures.ready_calls import ReadyCall
+from anabranch._record.signatures.signature import ChangingValues
+from anabranch._record.signatures.specialization import BoundState, Specialization
+from anabranch._record.signatures.specializations import Differences, Specializations
 from anabranch._record.state.guards import Guards
 from anabranch._record.state.number_places import NO_NUMBERS
 from anabranch._record.state.paths import Path

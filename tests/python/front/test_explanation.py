@@ -22,7 +22,7 @@ from anabranch._explain import text
 from anabranch._explain.contents import VERSION, last_launch
 from anabranch._explain.reasons import reasons_of
 from anabranch._record.report import RecordingReport
-from anabranch._record.specializations import Specializations
+from anabranch._record.signatures.specializations import Specializations
 from anabranch._record.state.state import State
 from anabranch.errors import PlanFileError, WrongArgument
 

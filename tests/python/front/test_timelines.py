@@ -19,7 +19,7 @@ from anabranch._core.abi import CaptureCounts
 from anabranch._explain.page import page_of
 from anabranch._explain.stalls import stalls_of
 from anabranch._explain.timelines import chrome_events_of, timelines_of
-from anabranch._record.specialization import Specialization
+from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.state import State
 
 pytestmark = [pytest.mark.oldest, pytest.mark.own]

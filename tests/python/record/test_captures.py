@@ -17,7 +17,7 @@ from anabranch._record.capture import capture
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.stand_ins import StandIns
 from anabranch._record.capture.step import Step
-from anabranch._record.specialization import Specialization
+from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state import state as state_module
 from anabranch._record.state.state import State
 from anabranch._record.tensors import inner_places, inner_tensors, units_of

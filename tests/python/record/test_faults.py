@@ -17,7 +17,7 @@ import anabranch
 from anabranch import errors
 from anabranch._record import recorded_graph, recorder
 from anabranch._record.recorded_graph import RecordedGraph
-from anabranch._record.signature import ARGUMENTS_ALONE
+from anabranch._record.signatures.signature import ARGUMENTS_ALONE
 
 HERE = str(Path(anabranch.__file__).parent)
 CALLS = 4  # plain, and once more with a momentum; recorded; launched

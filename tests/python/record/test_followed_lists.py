@@ -15,13 +15,13 @@ import torch
 from stand_in_recording import IntegersOnTheHost, Launched, StandIn
 
 import anabranch
-from anabranch._record import specialization
 from anabranch._record.capture import host_tables
 from anabranch._record.capture.host_tables import HostTables
 from anabranch._record.capture.noted_lists import noted
-from anabranch._record.lists import FollowedLists, Listed, with_lists
 from anabranch._record.refusals import NotRecordable
-from anabranch._record.signature import unpack
+from anabranch._record.signatures import specialization
+from anabranch._record.signatures.lists import FollowedLists, Listed, with_lists
+from anabranch._record.signatures.signature import unpack
 
 pytestmark = pytest.mark.oldest
 

@@ -17,15 +17,15 @@ from stand_in_recording import IntegersOnTheHost, Launched, StandIn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import anabranch
-from anabranch._record import specialization
 from anabranch._record.attempt import Attempt
 from anabranch._record.capture import host_constants, host_tables
 from anabranch._record.capture.host_constants import HostConstants
 from anabranch._record.capture.host_tables import HostTables
 from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.refusals import NotRecordable
-from anabranch._record.signature import ARGUMENTS_ALONE
-from anabranch._record.specialization import Specialization
+from anabranch._record.signatures import specialization
+from anabranch._record.signatures.signature import ARGUMENTS_ALONE
+from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.state import NO_STATE
 
 pytestmark = pytest.mark.oldest

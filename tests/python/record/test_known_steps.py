@@ -20,7 +20,7 @@ from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy, Step, Wrapped
 from anabranch._record.launch import known
 from anabranch._record.launch.known import CAPTURES_DIFFER, KnownSteps
-from anabranch._record.specialization import Specialization
+from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.state import State
 from anabranch._record.trial.earlier import Earlier, Order
 from anabranch._record.trial.verify import Untrusted

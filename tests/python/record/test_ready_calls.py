@@ -12,9 +12,9 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anabranch import _compat
-from anabranch._record import ready_calls
-from anabranch._record.ready_calls import ReadyCalls
-from anabranch._record.signature import ARGUMENTS_ALONE, kind_of
+from anabranch._record.signatures import ready_calls
+from anabranch._record.signatures.ready_calls import ReadyCalls
+from anabranch._record.signatures.signature import ARGUMENTS_ALONE, kind_of
 from anabranch._record.state.number_places import NO_NUMBERS
 
 pytestmark = pytest.mark.oldest

@@ -26,7 +26,7 @@ from anabranch._record.launch.output_buffers import OutputBuffers
 from anabranch._record.launch.saved_blocks import SavedBlocks
 from anabranch._record.record import record
 from anabranch._record.recorded_callable import RecordedCallable
-from anabranch._record.specialization import Specialization
+from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state import state as state_module
 from anabranch._record.state.state import State
 from anabranch._record.tensors import units_apart, units_of, units_overlap

@@ -32,7 +32,7 @@ from anabranch._record.launch import stretch as stretch_module
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import InBlocks, InputPlaces, opened
-from anabranch._record.specialization import BoundState, Specialization
+from anabranch._record.signatures.specialization import BoundState, Specialization
 from anabranch._record.state import state as state_module
 from anabranch._record.state.state import State
 from anabranch._record.tensors import units_of

@@ -32,7 +32,7 @@ from anabranch import _compat, config, errors
 from anabranch._compile.cuts import find_cuts
 from anabranch._compile.report import GraphReport
 from anabranch._explain.text import describe_graph
-from anabranch._record import attempt, recorded_callable, refusals, rendezvous, specialization
+from anabranch._record import attempt, recorded_callable, refusals, rendezvous
 from anabranch._record.capture.compare import open_answers
 from anabranch._record.capture.host_constants import HostConstants
 from anabranch._record.capture.host_tables import HostTables
@@ -41,7 +41,8 @@ from anabranch._record.memory.shortage import is_out_of_memory, short_of
 from anabranch._record.recorder import Recorder
 from anabranch._record.refusals import Cause, NotRecordable, reason_of
 from anabranch._record.rendezvous import Rendezvous
-from anabranch._record.signature import ARGUMENTS_ALONE
+from anabranch._record.signatures import specialization
+from anabranch._record.signatures.signature import ARGUMENTS_ALONE
 
 pytestmark = pytest.mark.oldest
 

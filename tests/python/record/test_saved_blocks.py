@@ -25,7 +25,7 @@ from anabranch._record.launch.saved_blocks import (
 )
 from anabranch._record.memory import shortage
 from anabranch._record.memory.shortage import Short
-from anabranch._record.specialization import Specialization
+from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.state import NO_STATE
 from anabranch.config import Options
 

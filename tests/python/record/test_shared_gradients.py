@@ -25,7 +25,7 @@ from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.output_buffers import OutputBuffers
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.recorder import Recorder
-from anabranch._record.specialization import Specialization
+from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.state import NO_STATE
 from anabranch._record.tensors import units_of, whole_bytes
 

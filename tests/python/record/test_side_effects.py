@@ -14,9 +14,10 @@ from torch import Tensor, nn
 import anabranch
 from anabranch._core.abi import CaptureCounts
 from anabranch._record import attempt as attempt_module
-from anabranch._record import recorded_callable, recorder, specialization
+from anabranch._record import recorded_callable, recorder
 from anabranch._record.refusals import NotRecordable
-from anabranch._record.specialization import BoundState
+from anabranch._record.signatures import specialization
+from anabranch._record.signatures.specialization import BoundState
 from anabranch._record.state.side_effects import HolderSnapshot, SideEffects, bind_mutations
 from anabranch._record.state.state import State
 

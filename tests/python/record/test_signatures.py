@@ -12,14 +12,14 @@ from torch import nn
 
 from anabranch import config
 from anabranch._record import recorder as recorder_module
-from anabranch._record.signature import (
+from anabranch._record.signatures.signature import (
     ARGUMENTS_ALONE,
     describe,
     differences,
     kind_of,
     signature_of,
 )
-from anabranch._record.specializations import Admission
+from anabranch._record.signatures.specializations import Admission
 from anabranch._record.state.number_places import NumberPlaces
 from anabranch._record.state.state import NO_STATE, State
 from anabranch.errors import RecordError

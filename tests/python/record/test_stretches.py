@@ -33,7 +33,7 @@ from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InBlocks, InputPlaces
 from anabranch._record.launch.stretch import passed_between
 from anabranch._record.launch.timing import Sample, Timing, joined
-from anabranch._record.specialization import BoundState
+from anabranch._record.signatures.specialization import BoundState
 from anabranch._record.state import state as state_module
 from anabranch._record.state.state import State
 from anabranch._record.tensors import Unit

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import torch
 
 from anabranch._core.abi import CaptureCounts
-from anabranch._record import attempt, recorded_callable, recorder, specialization
+from anabranch._record import attempt, recorded_callable, recorder
 from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.memory import gpu
 from anabranch._record.memory.gpu import Peaks
+from anabranch._record.signatures import specialization
 from anabranch._record.trial import copies, old_gradients, stages, trial, values
 
 GIB = 1 << 30

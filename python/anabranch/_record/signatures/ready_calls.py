@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from anabranch import _compat
 from anabranch._record.quick import answers_are
-from anabranch._record.signature import ARGUMENTS_ALONE, kind_of
-from anabranch._record.specialization import BoundState, Specialization
+from anabranch._record.signatures.signature import ARGUMENTS_ALONE, kind_of
+from anabranch._record.signatures.specialization import BoundState, Specialization
 from anabranch._record.state.guards import Guards
 from anabranch._record.state.number_places import NumberPlaces
 from anabranch._record.state.state import State

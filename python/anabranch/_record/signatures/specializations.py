@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.report import RecordingReport
-from anabranch._record.specialization import Specialization
+from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE, State
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from anabranch._record.lists import FollowedLists
 from anabranch._record.numbers.formulas import OtherRounding
 from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.refusals import Reason
-from anabranch._record.signature import floats_apart
-from anabranch._record.specialization import Specialization
+from anabranch._record.signatures.lists import FollowedLists
+from anabranch._record.signatures.signature import floats_apart
+from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.cache import StateCache
 from anabranch._record.state.number_places import NO_NUMBERS, NumberPlaces
 from anabranch._record.state.state import State

@@ -22,7 +22,7 @@ import torch
 from anabranch._record.capture.noted_lists import noted
 from anabranch._record.capture.now import is_recording
 from anabranch._record.picker import picker
-from anabranch._record.signature import LEAF
+from anabranch._record.signatures.signature import LEAF
 
 
 class _Run(NamedTuple):
