@@ -100,8 +100,10 @@ def _of_generator(memory: Sequence[tuple[int, int]], step: Step,
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.stream(step.stream):
         graph.capture_begin(capture_error_mode="thread_local")
-        torch.empty(1, device=f"cuda:{step.device}").uniform_()
-        graph.capture_end()
+        try:
+            torch.empty(1, device=f"cuda:{step.device}").uniform_()
+        finally:
+            graph.capture_end()
     named = CaptureSnapshot(device, graph.raw_cuda_graph()).mentions(memory)
     return {number for number, _ in named}
 
