@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -254,18 +254,27 @@ def constants_of_generated_code() -> list[Any]:
     return [value for module in PyCodeCache.modules for value in vars(module).values()]
 
 
-@contextlib.contextmanager
-def keep_generated_tensors() -> Iterator[list[Any]]:
-    """Around a capture: what Inductor's wrappers allocate stays allocated, so that each of their
-    tensors has an address, and so a life, of its own. Storages are kept and not tensors, whose
-    use counts AccumulateGrad looks at."""
-    from torch._inductor.codecache import PyCodeCache
+_generated: list[torch.Tensor] = []  # that a capture keeps, of which there is one at a time
 
-    kept: list[Any] = []
+
+def let_go_of_generated(tensors: Iterable[Any]) -> None:
+    """Of what a capture keeps, what these tensors lie in: somebody counts who uses that."""
+    begins = {tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+              for tensor in tensors if isinstance(tensor, torch.Tensor)}
+    _generated[:] = [kept for kept in _generated if kept.data_ptr() not in begins]
+
+
+@contextlib.contextmanager
+def keep_generated_tensors() -> Iterator[None]:
+    """Around a capture: what Inductor's wrappers allocate stays allocated, so that each of their
+    tensors has an address, and so a life, of its own. Kept are other tensors over their memory:
+    AccumulateGrad looks at their own use counts, and the engine at those of their storages, of
+    which one counts as used from then on that Python has known."""
+    from torch._inductor.codecache import PyCodeCache
 
     def allocate(*arguments: Any) -> torch.Tensor:
         tensor = empty_strided_cuda(*arguments)
-        kept.append(tensor.untyped_storage())
+        _generated.append(reinterpret_tensor(tensor, (), (), 0))
         return tensor
 
     modules = [module for module in PyCodeCache.modules if hasattr(module, "empty_strided_cuda")]
@@ -273,8 +282,8 @@ def keep_generated_tensors() -> Iterator[list[Any]]:
     for module in modules:
         module.empty_strided_cuda = allocate  # type: ignore[attr-defined]
     try:
-        yield kept
+        yield
     finally:
         for module, function in zip(modules, before, strict=True):
             module.empty_strided_cuda = function  # type: ignore[attr-defined]
-        kept.clear()
+        _generated.clear()

@@ -9,23 +9,29 @@ import functools
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, NoneType
 from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame
 from torch.library import _scoped_library
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode_temporarily,
+)
 
 # Called in place of a method, with the method and then its own arguments.
 Around = Callable[..., Any]
 
 
 @contextlib.contextmanager
-def _around(module: str, owner: str, method: str, around: Around) -> Iterator[None]:
+def _around(module: str, owner: str | None, method: str, around: Around) -> Iterator[None]:
+    """Of a class, or of the module itself."""
     try:
-        kind: Any = getattr(importlib.import_module(module), owner)
+        kind: Any = importlib.import_module(module)
+        kind = kind if owner is None else getattr(kind, owner)
         original = vars(kind)[method]
     except (ImportError, AttributeError, KeyError):
         yield
@@ -56,6 +62,11 @@ def operators_on_cpu(functions: Mapping[str, Callable[..., Any]]) -> Iterator[No
 def dispatch_modes() -> list[TorchDispatchMode]:
     """That are on in this thread, outermost first."""
     return _get_current_dispatch_mode_stack()
+
+
+def without_innermost_mode() -> contextlib.AbstractContextManager[Any]:
+    """Inside, that mode is off in this thread, and on autograd's that work for it."""
+    return _pop_mode_temporarily()
 
 
 # By which torch refuses to capture a step; the name of 2.11, and of later ones.
@@ -115,6 +126,30 @@ def runs_of_generated_kernels(around: Around) -> contextlib.AbstractContextManag
     """While inside, every launch of a Triton kernel by a generated wrapper goes through ``around``.
     Faster ways of a launcher are behind this method in all releases known."""
     return _around("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "run", around)
+
+
+def runs_of_backward(around: Around) -> contextlib.AbstractContextManager[None]:
+    """While inside, every run of autograd's engine goes through ``around``, with the tensors that
+    it begins from as the first argument."""
+    return _around("torch.autograd", None, "_engine_run_backward", around)
+
+
+def is_backward_of_compiled_graphs(roots: Iterable[Any], most_others: int) -> bool:
+    """Whether a run of the engine from these tensors, or edges, goes through several compiled
+    graphs, and next to no nodes besides; leaves do not count."""
+    todo: list[Any] = [getattr(root, "grad_fn", None) or getattr(root, "node", None)
+                       for root in roots]
+    seen, compiled, others = set[Any](), 0, 0
+    while todo and others <= most_others:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        name = node.name()
+        compiled += name == "CompiledFunctionBackward"
+        others += name not in ("CompiledFunctionBackward", "torch::autograd::AccumulateGrad")
+        todo += [other for other, _ in node.next_functions]
+    return compiled > 1 and others <= most_others
 
 
 def lines_behind_generated_code(path: str, line: int) -> list[tuple[str, int, str]] | None:

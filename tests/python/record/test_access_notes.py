@@ -7,14 +7,18 @@ No GPU is needed: the notes are asked for the CPU's work, and a counter stands f
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from noting import Marks, at, compiled, compiled_notes, notes_of, overwrite, reads, tuner_of, writes
+from torch._inductor.codecache import PyCodeCache
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
+from anabranch import _compat
+from anabranch._compat import cuda
 from anabranch._fx import schema
 from anabranch._record.capture.access_notes import AccessNotes
 
@@ -357,6 +361,44 @@ def test_forward_and_backward_are_noted_on_whatever_thread_they_run(name):
     assert torch.equal(weight.grad, expected)
     marks = [work.mark for work in notes.works]
     assert marks == sorted(set(marks))
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_gradients_of_several_compiled_graphs_are_added_up_in_place(is_compiled):
+    """As in a plain backward: a third gradient would be in the recording. Of eager code all is noted
+    all the same."""
+    def layer(x, w):
+        return (x @ w).relu()
+
+    if is_compiled:
+        layer = torch.compile(layer, backend="aot_eager")
+    x, w = torch.randn(3, 5), torch.randn(5, 5, requires_grad=True)
+    loss = layer(layer(x, w), w).sum()
+    loss.backward(retain_graph=True)
+    expected, w.grad = w.grad, None
+    notes = AccessNotes(Marks(), "cpu")
+    with torch.profiler.profile() as profile, notes.known_calls():
+        loss.backward()
+    added = {event.key: event.count for event in profile.key_averages()}
+    assert ("aten::add_" in added, "aten::add" in added) == (is_compiled, not is_compiled)
+    assert (len(notes.works) == 1) is is_compiled  # the ones that it begins with
+    assert torch.equal(w.grad, expected)
+    assert not _compat.dispatch_modes()
+
+
+@pytest.mark.oldest
+def test_a_capture_lets_go_of_the_gradients_that_compiled_graphs_make(monkeypatch):
+    """Their storages are kept for nobody else, or the engine would think that somebody has them."""
+    module, generated = SimpleNamespace(empty_strided_cuda=None), cuda._generated
+    monkeypatch.setattr(PyCodeCache, "modules", [module])
+    monkeypatch.setattr("anabranch._compat.cuda.empty_strided_cuda", torch.empty_strided)
+    with _compat.keep_generated_tensors():
+        saved, gradient = (module.empty_strided_cuda((4,), (1,)) for _ in range(2))
+        assert [kept.data_ptr() for kept in generated] == [saved.data_ptr(), gradient.data_ptr()]
+        _compat.let_go_of_generated([None, gradient])
+        assert [kept.data_ptr() for kept in generated] == [saved.data_ptr()]
+    assert not generated
 
 
 @pytest.mark.oldest

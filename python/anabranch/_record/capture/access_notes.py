@@ -60,6 +60,7 @@ _WITH_HOST = frozenset(("aten::copy_", "aten::_to_copy", "prims::device_put"))
 # and where that keeps partial sums no schema tells.
 _BY_CUSOLVER = re.compile(
     r"aten::(_?linalg_(?!vector_norm|cross)|_?cholesky|_?lu_|geqrf|ormqr|orgqr|triangular_solve|_?svd|lstsq)")
+_MOST_OTHERS = 8  # nodes of a backward beside those of compiled graphs, whose work is unknown then
 _UNKNOWN_TAGS = frozenset((torch.Tag.maybe_aliasing_or_mutating,))
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -80,6 +81,7 @@ class AccessNotes:
         self._eager = eager
         self._device = device
         self._backends = backends
+        self._lets_gradients_go = False
         self._thread = threading.local()
         self._lock = threading.Lock()  # over the two below
         self._users = 0
@@ -91,10 +93,29 @@ class AccessNotes:
         noted; and graphs that Inductor has compiled do, on whatever thread."""
         def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             with self.noted():
-                return original(*args, **kwargs)
+                answer = original(*args, **kwargs)
+            if self._lets_gradients_go:
+                _compat.let_go_of_generated(answer)
+            return answer
 
-        with _compat.calls_of_compiled_graphs(call), _Mode(self):
+        with _compat.calls_of_compiled_graphs(call), \
+                _compat.runs_of_backward(self._backward), _Mode(self):
             yield
+
+    def _backward(self, original: Callable[..., Any], roots: Sequence[Tensor], *args: Any,
+                  **kwargs: Any) -> Any:
+        """A run of autograd's engine. It adds up the gradients that several compiled graphs make of
+        a tensor: in place where nobody else has them and no mode is on, and else into a third one.
+        So where it does little else it runs without ours; the graphs note what they do."""
+        is_innermost = any(map(self._is_mine, _compat.dispatch_modes()[-1:]))
+        if not is_innermost or not _compat.is_backward_of_compiled_graphs(roots, _MOST_OTHERS):
+            return original(roots, *args, **kwargs)
+        self._lets_gradients_go = True
+        try:
+            with _compat.without_innermost_mode():
+                return original(roots, *args, **kwargs)
+        finally:
+            self._lets_gradients_go = False
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -115,9 +136,11 @@ class AccessNotes:
 
     def _mode(self) -> contextlib.AbstractContextManager[Any]:
         """One that sends operators here, unless one is on in this thread."""
-        is_on = any(isinstance(mode, _Mode) and mode.notes is self
-                    for mode in _compat.dispatch_modes())
+        is_on = any(map(self._is_mine, _compat.dispatch_modes()))
         return contextlib.nullcontext() if is_on else _Mode(self)
+
+    def _is_mine(self, mode: Any) -> bool:
+        return isinstance(mode, _Mode) and mode.notes is self
 
     def _operator(self, function: Callable[..., Any], args: Sequence[Any],
                   kwargs: Mapping[str, Any]) -> Any:
