@@ -56,9 +56,16 @@ def with_recordings(head: str, reports: Sequence[RecordingReport]) -> str:
     made = sum(report.nodes > 0 for report in reports)
     if made:
         dropped = sum(report.nodes > 0 and report.dropped for report in reports)
+        peak = max(report.launch_peak_bytes for report in reports)
+        answered = max(report.answered_bytes for report in reports)
         lines.append(f"  recordings: {made} made, launched "
-                     f"{sum(report.launched for report in reports)} times, {dropped} dropped")
+                     f"{sum(report.launched for report in reports)} times, {dropped} dropped; a "
+                     f"launch takes {_mib(peak)} at its peak, and answers {_mib(answered)}")
     return "\n".join(lines)
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.2f} MiB"
 
 
 def describe_stalls(stalls: Sequence[dict[str, Any]]) -> str:

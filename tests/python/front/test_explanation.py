@@ -183,12 +183,14 @@ def test_recordings_that_were_dropped_are_told_apart():
         spec, _ = known.admit(key, lambda: key, State())
         spec.recording = SimpleNamespace(
             timing=None, counts=CaptureCounts(nodes=3, launched_from_host=2))
+        spec.note(launch_peak_bytes=3 << 20, answered_bytes=1 << 19)
         if key == "a":
             known.retire(key)
     reports = known.reports()
     assert [report.dropped for report in reports] == [True, False]
     told = text.with_recordings("step", reports)
-    assert "recordings: 2 made, launched 4 times, 1 dropped" in told
+    assert "recordings: 2 made, launched 4 times, 1 dropped; a launch takes 3.00 MiB at its peak" \
+        in told and "answers 0.50 MiB" in told
     assert told.count("dropped since, for others") == 1
 
 
