@@ -73,27 +73,25 @@ class Step:
     def recordings(self) -> dict[str, Any] | None:
         """How many there are, and why the rest runs plainly; None for a mode that records nothing.
         Calls the step once more where it has to be watched."""
-        if self.mode == "record":
-            return _told(self._call.reports, [])
-        if self.mode == "anabranch":
-            graphs = self._graphs()
-            reports = [report for graph in graphs for report in graph.recordings]
-            return {"graphs": len(graphs), **_told(
-                reports, [said for graph in graphs for said in (graph.reason, graph.unrecorded)])}
-        return None
+        if self.mode not in OURS:
+            return None
+        graphs, reports = self._graphs_and_reports()
+        told = _told(reports, [said for graph in graphs for said in (graph.reason, graph.unrecorded)])
+        return told if self.mode == "record" else {"graphs": len(graphs), **told}
 
     def seconds_of_recording(self) -> dict[str, float]:
         """By phase, of all that is recorded. Calls the step as `recordings` does."""
-        reports = list(self._call.reports) if self.mode == "record" else [
-            report for graph in self._graphs() for report in graph.recordings]
         found: dict[str, float] = {}
-        for report in reports:
+        for report in self._graphs_and_reports()[1]:
             for phase, seconds in report.phase_seconds.items():
                 found[phase] = round(found.get(phase, 0.0) + seconds, 3)
         return found
 
-    def _graphs(self) -> Any:
-        return anabranch.explain(self._plain, *self._inputs[0], **self._inputs[1]).graphs
+    def _graphs_and_reports(self) -> tuple[list[Any], list[Any]]:
+        if self.mode == "record":
+            return [], list(self._call.reports)
+        graphs = anabranch.explain(self._plain, *self._inputs[0], **self._inputs[1]).graphs
+        return graphs, [report for graph in graphs for report in graph.recordings]
 
 
 def _told(reports: list[Any], said: list[str | None]) -> dict[str, Any]:

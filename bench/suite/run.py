@@ -188,7 +188,8 @@ class Run:
             turned = modes[i % len(modes):] + modes[:i % len(modes)]
             rows = {mode: self.alone(self.task(subject, mode, "speed")) for mode in turned}
             found: dict[str, Any] = {
-                name: {mode: row[name] for mode, row in rows.items() if name in row and "error" not in row}
+                name: {mode: row[name] for mode, row in rows.items()
+                       if name in row and "error" not in row}
                 for name in ("first_call_s", "until_fast_s", "recording_s")}
             found["batch"] = self.job(subject, modes[0], "speed").batch
             self.keep(subject, ALONE, found)

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from anabranch import config
 from anabranch._compile.report import GraphReport
+from anabranch._offload.planned import mib
 from anabranch._record.report import RecordingReport
 from anabranch.errors import code_text
 
@@ -60,12 +61,9 @@ def with_recordings(head: str, reports: Sequence[RecordingReport]) -> str:
         answered = max(report.answered_bytes for report in reports)
         lines.append(f"  recordings: {made} made, launched "
                      f"{sum(report.launched for report in reports)} times, {dropped} dropped; a "
-                     f"launch takes {_mib(peak)} at its peak, and answers {_mib(answered)}")
+                     f"launch takes {mib(peak)} at its peak, and answers "
+                     f"{mib(answered)}")
     return "\n".join(lines)
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 20):.2f} MiB"
 
 
 def describe_stalls(stalls: Sequence[dict[str, Any]]) -> str:

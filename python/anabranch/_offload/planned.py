@@ -59,20 +59,20 @@ class Planned:
 
     def lines(self) -> Iterator[str]:
         """As explanations show it."""
-        yield (f"saved tensors: {_size(self.saved_bytes)} by torch, {_size(self.peak_bytes)} at "
-               f"most as planned (budget {_size(self.budget_bytes)}), {_size(self.pinned_bytes)} "
+        yield (f"saved tensors: {mib(self.saved_bytes)} by torch, {mib(self.peak_bytes)} at "
+               f"most as planned (budget {mib(self.budget_bytes)}), {mib(self.pinned_bytes)} "
                "of the host's memory")
         told = {"keep": "kept", "recompute": "computed again", "offload": "moved"}
         counts = [(len(self.of(choice)), sum(t.bytes for t in self.of(choice)), words)
                   for choice, words in told.items()]
-        yield "  " + ", ".join(f"{count} {words} ({_size(size)})" for count, size, words in counts)
+        yield "  " + ", ".join(f"{count} {words} ({mib(size)})" for count, size, words in counts)
         yield (f"  predicted: {self.step_ns / 1e6:.3f} ms, {self.added_ns / 1e6:.3f} of it added "
                f"({self.recompute_ns / 1e6:.3f} computing again); copies out at "
                f"{self.out_bytes_per_s / 1e9:.1f} GB/s, in at {self.in_bytes_per_s / 1e9:.1f}")
         if self.reason:
             yield f"  {self.reason}"
         for tensor in self.tensors:
-            yield f"  {tensor.name}: {_size(tensor.bytes)}, {self._told(tensor)}"
+            yield f"  {tensor.name}: {mib(tensor.bytes)}, {self._told(tensor)}"
 
     def _told(self, tensor: PlannedTensor) -> str:
         why = f" ({tensor.why})" if tensor.why else ""
@@ -86,5 +86,5 @@ class Planned:
         return f"kept{why}"
 
 
-def _size(size_bytes: int) -> str:
+def mib(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 20):.2f} MiB"

@@ -26,7 +26,7 @@ import torch
 from anabranch import _compat, config
 from anabranch._core.capture import ANY_BYTES, capture_device
 from anabranch._core.library import NativeError
-from anabranch._record.capture.capture import capture_twice, close_abandoned, no_collection
+from anabranch._record.capture.capture import capture_twice, close_abandoned
 from anabranch._record.capture.captured import Capture
 from anabranch._record.capture.preallocate import noted_sizes
 from anabranch._record.capture.step import Step
@@ -39,6 +39,7 @@ from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.known import CAPTURES_DIFFER
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.rng_graph import make_rng_graph
+from anabranch._record.memory.garbage import no_collection
 from anabranch._record.memory.gpu import (
     Meter,
     empty_cache,

@@ -7,8 +7,9 @@ to be. What is not known for certain gets no note and stands for reading and wri
 
 Noted are operators, which a dispatch mode around the step sees: in eager code, on autograd's
 threads, and in the wrappers of graphs that Inductor has compiled; and the kernels of these graphs.
-The mode says of itself that it leaves compiled code alone, so Dynamo runs what it would run. What
-reaches the GPU in other ways, such as a Triton kernel of the user's, is not known.
+The mode says of itself that it leaves compiled code alone, so Dynamo runs what it would run. It is
+off while autograd's engine runs next to nothing but compiled graphs, which are noted all the same.
+What reaches the GPU in other ways, such as a Triton kernel of the user's, is not known.
 
 Three sources are trusted. The schema of torch's own operators: beside what it calls written, they
 write memory that they allocate, workspaces, and a few arguments known by their names. The names

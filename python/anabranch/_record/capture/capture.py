@@ -37,6 +37,7 @@ from anabranch._record.capture.now import captured_now
 from anabranch._record.capture.preallocate import allocate_ahead
 from anabranch._record.capture.stand_ins import StandIns, one_at_a_time
 from anabranch._record.capture.step import Step
+from anabranch._record.memory.garbage import collect_of_late, no_collection
 from anabranch._record.memory.gpu import capture_allocator
 from anabranch._record.memory.lasting import lasting
 from anabranch._record.memory.shortage import Short, is_out_of_memory, phase, short_of
@@ -56,7 +57,6 @@ from anabranch._record.refusals import (
 )
 from anabranch._record.tensors import MemoryOf, units_of, version_of
 
-_OF_LATE = 1  # generations of garbage
 # Of a capture and those behind it: whether the one tells enough.
 IsEnough = Callable[[Capture], bool]
 # Captures that failed, in whose memory torch's tensors may still lie, and that memory: stand-ins
@@ -81,7 +81,7 @@ def capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None 
     of it. Gradient accumulators of graphs that are garbage live on, on other streams, and what they
     break is captured once more. To collect all garbage takes as long as the captures, and is done
     where these fail; that of late takes next to nothing."""
-    gc.collect(_OF_LATE)
+    collect_of_late()
     try:
         return _capture_twice(step, device, is_enough)
     except (Short, BrokeWhileNoted, BrokeUntold, CopiedFromTheCpu):
@@ -384,18 +384,6 @@ def _end_of_capture() -> None:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         graph.capture_begin(capture_error_mode="thread_local")
         graph.capture_end()
-
-
-@contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """Garbage waits. A finalizer that frees a graph or an event would end a capture."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _check_nothing_is_kept(made: Sequence[Captured]) -> None:

@@ -28,10 +28,10 @@ class _Stage:
 
 class Stages:
     """Pinned buffers between the GPU and the host's other memory, used in turn: while the GPU
-    copies some, threads move the bytes of others. No more than so many bytes have a use for, since
-    pinning takes half a second a gigabyte. ``ahead`` may be sent before one is passed on. Where the
-    system pins no memory they are ordinary ones, and each of the GPU's copies waits for its end.
-    Used as a context, behind which all has been copied."""
+    copies some, threads move the bytes of others. There are no more than so many bytes have a use
+    for, since pinning takes half a second a gigabyte. At most ``ahead`` and one may have been sent
+    and not passed on. Where the system pins no memory they are ordinary ones, and each of the GPU's
+    copies waits for its end. Used as a context, behind which all that was passed on is there."""
 
     def __init__(self, size_bytes: int) -> None:
         count = min(_STAGES, 2 + 2 * size_bytes // STAGE_BYTES)
@@ -49,8 +49,6 @@ class Stages:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        while self._sent and kind is None:
-            self.pass_on()
         if self._threads:
             self._threads.shutdown()
         for stage in self._free:
@@ -70,10 +68,8 @@ class Stages:
         stage.moved = self._move(stage, to, buffer)
 
     def send(self, piece: Tensor, source: Tensor) -> None:
-        """To the GPU: a thread moves the bytes into a stage behind its last copy, and the next one
-        is queued when there is no other stage, or at the end."""
-        if not self._free:
-            self.pass_on()
+        """To the GPU: a thread moves the bytes into a stage behind its last copy. pass_on()
+        queues the next one."""
         stage = self._free.popleft()
         stage.moved = self._move(stage, stage.buffer[:piece.numel()], source)
         self._sent.append((stage, piece))

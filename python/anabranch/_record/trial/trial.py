@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import pickle
 import random
 import sys
@@ -29,6 +28,7 @@ from torch import Tensor
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.step import Step
 from anabranch._record.launch.recording import StepRecording
+from anabranch._record.memory.garbage import collect_of_late
 from anabranch._record.memory.gpu import free_bytes, give_back
 from anabranch._record.memory.shortage import OF_LAUNCH, Short, phase
 from anabranch._record.state.state import State
@@ -48,7 +48,6 @@ from anabranch._record.trial.values import Values, form_of
 
 _POISON = 0xFF
 _SMALL_BYTES = 1 << 20  # of what is copied whether it is written or not
-_OF_LATE = 1  # generations of garbage
 
 
 @dataclasses.dataclass
@@ -248,7 +247,7 @@ class Trial:
     def _give_back(self) -> None:
         """What garbage of late holds, too: that of a try waits."""
         if not self._is_plenty:
-            gc.collect(_OF_LATE)
+            collect_of_late()
             give_back(self._step.device)
 
     def launched(self, recorded: StepRecording) -> Run:

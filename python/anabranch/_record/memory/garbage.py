@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python's garbage while a step is recorded: what holds the GPU's memory in a ring, and finalizers.
+
+Threads: collection is the whole process's. Failure: none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+_OF_LATE = 1  # generations
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Garbage waits. A finalizer that frees a graph or an event would end a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def collect_of_late() -> None:
+    """What has been made of late, which takes next to nothing; all of the process takes as long as
+    captures do."""
+    gc.collect(_OF_LATE)
