@@ -44,7 +44,8 @@ struct CaptureBlock {
   bool given = false;  // an argument of each launch; else it lies in the arena
   // Given memory in which nothing stands when a launch begins, such as what a launch allocates for
   // a result: until the first node that names it, blocks that are not given may lie in it. All that
-  // its slot says, size and alignment, must then be free for the launch. Nothing lies in it where
+  // its slot says, size and alignment, must then be free for the launch; the size of one of a MiB
+  // or more may be up to a 64th larger than the block's, for them. Nothing lies in it where
   // its slot asks for less alignment than 512, or where its address is that of other given memory,
   // too. Of no account where it is not given.
   bool fresh = false;
@@ -193,7 +194,7 @@ class CapturedStep {
   ANABRANCH_API std::vector<std::uint32_t> stretches(std::span<const std::uint32_t> let_go) const;
   // The nodes of one such stretch, to be recorded by themselves. Blocks that were not given, and
   // that other stretches name as well, are slots: a launch of all stretches in turn, on one stream,
-  // gives them memory for as long as any of these needs it.
+  // gives them memory for as long as any of these needs it, as much as the largest of their slots.
   ANABRANCH_API CapturedStep stretch(std::uint32_t begin, std::uint32_t end) const;
   ANABRANCH_API Result<CapturedRecording> record(const CaptureOptions& options = {}) const;
 

@@ -206,14 +206,14 @@ Result<std::shared_ptr<CudaRecording>> make_recording(const Driver& driver,
                                discovery.slots, discovery.tables, options.least_part_bytes);
   if (!placement.ok()) return placement.error();
   const PlacedStep placed{step.sites,      placement->sites, discovery.units,
-                          discovery.kinds, discovery.slots,  placement->rules};
+                          discovery.kinds, placement->slots, placement->rules};
   if (Status apart = check_places(ordered, placed, discovery.tables); !apart.ok()) return apart;
   RecordingParts parts;
   parts.numbers = place_numbers(step.numbers, *placement);
   parts.original = discovery.original;
   parts.repointing = make_repointing(std::move(ordered), step.facts, order, *placement);
   parts.repointing.is_stretch = discovery.is_stretch;
-  parts.slots = discovery.slots;
+  parts.slots = std::move(placement->slots);
   parts.arena = std::move(placement->arena);
   parts.rules = std::move(placement->rules);
   parts.table_bytes = discovery.table_bytes;

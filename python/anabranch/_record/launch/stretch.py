@@ -137,7 +137,7 @@ def passed_between(recordings: Sequence[CapturedRecording], is_passed: Callable[
         for slot in recording.slots:
             if is_passed(slot.block):
                 turns[slot.block] = turns.get(slot.block, (turn, turn))[0], turn
-                size_of[slot.block] = slot.size_bytes
+                size_of[slot.block] = max(size_of.get(slot.block, 0), slot.size_bytes)
     alike: dict[tuple[int, int], list[int]] = {}
     for block, named in turns.items():
         alike.setdefault(named, []).append(block)

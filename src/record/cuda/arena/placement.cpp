@@ -18,6 +18,18 @@ std::uint64_t alignment_of(const Unit& unit) {
   return std::min(alignment_of(unit.first_address), alignment_of(unit.second_address));
 }
 
+std::vector<CudaSlot> with_room(std::span<const CudaSlot> slots, std::span<const Unit> units,
+                                std::span<const Loan> loans) {
+  std::vector<std::uint64_t> ends(units.size());  // of what lies in a unit
+  for (const Loan& loan : loans) {
+    std::uint64_t& end = ends[index_of(loan.lender)];
+    end = std::max(end, loan.offset + units[index_of(loan.temporary)].bytes);
+  }
+  std::vector<CudaSlot> made(slots.begin(), slots.end());
+  for (CudaSlot& slot : made) slot.bytes = std::max(slot.bytes, ends[slot.unit]);
+  return made;
+}
+
 void list_sources(std::span<const CudaSlot> slots, std::span<const std::uint64_t> part_bytes,
                   Placement& placement) {
   const auto add = [&](std::uint64_t bytes, std::uint64_t alignment) {
@@ -96,9 +108,10 @@ Result<Placement> place_units(const GraphImage& image, std::span<const Site> sit
   if (!plan.ok()) return plan.error();
   Placement placement;
   placement.arena = std::move(plan->parts.arena);
+  placement.slots = with_room(slots, units, plan->loans);
   const ArenaParts parts = cut_arena(placement.arena, units, least_part_bytes);
-  list_sources(slots, parts.bytes, placement);
-  const auto of_units = offsets_of_units(parts.places, slots, plan->loans);
+  list_sources(placement.slots, parts.bytes, placement);
+  const auto of_units = offsets_of_units(parts.places, placement.slots, plan->loans);
   for (const Site& site : sites) {
     const auto [source, offset] = of_units[site.unit];
     placement.sites.push_back({site.node, site.operand, site.offset, source, site.shift + offset});

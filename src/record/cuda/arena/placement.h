@@ -38,6 +38,7 @@ std::vector<CudaSlot> find_slots(std::span<const Unit> units,
 UnitKind kind_of_allocated(const Unit& unit);
 
 struct Placement {
+  std::vector<CudaSlot> slots;            // those that lend have room for what lies in them
   ArenaLayout arena;                      // as it was planned, before it was cut
   std::vector<SourceRule> rules;          // by source
   std::vector<std::uint32_t> with_bytes;  // sources that have any

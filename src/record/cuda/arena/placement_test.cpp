@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "record/cuda/arena/arena_parts.h"
+#include "record/cuda/arena/check_places.h"
 #include "record/cuda/image/graph_image_testing.h"
 
 namespace anabranch::cuda {
@@ -96,6 +97,33 @@ TEST_F(PlacedUnits, ATemporaryThatIsOverBeforeAFreshResultLiesInItsSlot) {
   const Placement placed = place(kFresh);
   EXPECT_THAT(sources_of(placed), ElementsAre(0, 1, 1, 2, 2, 1));
   EXPECT_EQ(placed.rules[2].bytes(), kBytes);
+}
+
+// A matrix padded for a product, and the product, before the result that is cut out of it.
+TEST(Placement, ALargeResultGrowsByA64thForATemporaryAndBySoMuchOnly) {
+  constexpr std::uint64_t kLarge = std::uint64_t{1} << 20;
+  const std::vector<Site> sites{{0, Operand::kParam, 0, 0, 0}, {1, Operand::kParam, 0, 1, 0}};
+  const GraphImage image = image_of(std::vector<NodeImage>(2, testing::fill(0)), {{0, 1}});
+  const std::vector<UnitKind> kinds{kTemporary, kFresh};
+  const auto bytes_of_sources = [&](std::uint64_t temporary, std::uint64_t result) {
+    const std::vector<Unit> units{{kLarge, kLarge, temporary}, {4 * kLarge, 4 * kLarge, result}};
+    const std::vector<CudaSlot> slots{{1, 1, result, 512}};
+    const auto placed = place_units(image, sites, units, kinds, slots, {}, kLeastPartBytes);
+    EXPECT_TRUE(placed.ok());
+    const PlacedStep step{sites, placed->sites, units, kinds, placed->slots, placed->rules};
+    EXPECT_TRUE(check_places(image, step).ok());
+    std::vector<std::uint64_t> bytes;
+    for (const SourceRule& rule : placed->rules) bytes.push_back(rule.bytes());
+    EXPECT_EQ(placed->slots[0].bytes, bytes[0]);
+    return bytes;
+  };
+  const std::uint64_t most = kLarge + kLarge / 64;
+  EXPECT_THAT(bytes_of_sources(kLarge, kLarge), ElementsAre(kLarge));
+  EXPECT_THAT(bytes_of_sources(most, kLarge), ElementsAre(most));
+  EXPECT_THAT(bytes_of_sources(most + 1, kLarge), ElementsAre(kLarge, most + 1));
+  EXPECT_THAT(bytes_of_sources(kBytes, kLarge),
+              ElementsAre(kLarge));  // who needs no more gets no more
+  EXPECT_THAT(bytes_of_sources(kBytes + 1, kBytes), ElementsAre(kBytes, kBytes + 1));
 }
 
 }  // namespace

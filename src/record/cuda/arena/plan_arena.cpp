@@ -11,6 +11,9 @@
 namespace anabranch::cuda {
 namespace {
 
+// A result that is larger than itself is a view of its memory, which costs a launch a little.
+constexpr std::uint64_t kLeastToGrow = std::uint64_t{1} << 20, kShareToGrow = 64;
+
 bool is_programmatic(const EdgeImage& edge) { return edge.data.type == kEdgeProgrammatic; }
 
 // The chain of each node: that of a node it comes after, if that is the chain's last so far.
@@ -78,7 +81,9 @@ Result<Program> make_program(const GraphImage& image, std::span<const Site> site
   for (std::uint32_t i = 1; i < chains; ++i) builder.add_stream(fmt::format("chain {}", i));
   for (std::uint32_t i = 0; i < units.size(); ++i) {
     const Role role = kinds[i] == UnitKind::kTemporary ? Role::kTemporary : Role::kInput;
-    builder.add_buffer({fmt::format("unit {}", i), role, units[i].bytes, kUnitAlignment});
+    const std::uint64_t bytes =
+        kinds[i] == UnitKind::kFresh ? bytes_to_lend(units[i]) : units[i].bytes;
+    builder.add_buffer({fmt::format("unit {}", i), role, bytes, kUnitAlignment});
   }
   const auto used = units_of_nodes(image, sites, tables);
   for (std::uint32_t node = 0; node < image.nodes.size(); ++node) {
@@ -92,6 +97,10 @@ Result<Program> make_program(const GraphImage& image, std::span<const Site> site
 }
 
 }  // namespace
+
+std::uint64_t bytes_to_lend(const Unit& unit) {
+  return unit.bytes < kLeastToGrow ? unit.bytes : unit.bytes + unit.bytes / kShareToGrow;
+}
 
 Result<ArenaPlan> plan_arena(const GraphImage& image, std::span<const Site> sites,
                              std::span<const Unit> units, std::span<const UnitKind> kinds,

@@ -33,6 +33,11 @@ enum class UnitKind : std::uint8_t {
   kFresh,      // given, and nothing stands in it before a node names it: till then it lends
 };
 
+// What temporaries may have of a fresh unit: where it is large, a 64th more than itself, which a
+// launch then gives with it. The product of a matrix that was padded is a little larger than the
+// result that is cut out of it.
+std::uint64_t bytes_to_lend(const Unit& unit);
+
 struct ArenaPlan {
   Program program;  // steps are nodes and buffers are units, by number
   PlanParts parts;
