@@ -12,6 +12,7 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -57,11 +58,23 @@ bool is_tensor(PyObject* thing) {
   return is_ordinary(thing) || (thing && PyType_IsSubtype(Py_TYPE(thing), tensors.type));
 }
 
-void* word_at(PyObject* thing, std::size_t offset) {
+void* word_at(const void* thing, std::size_t offset) {
   void* word = nullptr;
-  std::memcpy(&word, reinterpret_cast<const char*>(thing) + offset, sizeof word);
+  std::memcpy(&word, static_cast<const char*>(thing) + offset, sizeof word);
   return word;
 }
+
+// Asks for memory that is read soon. Where other work came between two calls, what they look at is
+// in no near cache, and a processor waits for one piece of it after the other unless it is asked
+// for many. It may be any address: one that cannot be read is left.
+void fetch(const void* at, std::initializer_list<std::size_t> offsets = {0}) {
+  for (const std::size_t offset : offsets) {
+    __builtin_prefetch(
+        reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(at) + offset));
+  }
+}
+
+constexpr Py_ssize_t kAtOnce = 32;  // objects whose memory is asked for together
 
 // A tuple or a list. Its items are borrowed; of anything else size and items are errors.
 class Items {
@@ -76,6 +89,56 @@ class Items {
  private:
   PyObject* sequence_;
   bool is_tuple_;
+};
+
+// Bytes that are numbers of 8 bytes each, or none.
+struct Words {
+  char* bytes = nullptr;
+  Py_ssize_t size = 0;
+
+  bool read(PyObject* from) {
+    Py_ssize_t count = 0;
+    if (PyBytes_AsStringAndSize(from, &bytes, &count)) return false;
+    size = count / static_cast<Py_ssize_t>(sizeof(std::uint64_t));
+    return true;
+  }
+  std::uint64_t operator[](Py_ssize_t i) const {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes + static_cast<std::size_t>(i) * sizeof word, sizeof word);
+    return word;
+  }
+  PyObject* object(Py_ssize_t i) const { return reinterpret_cast<PyObject*>((*this)[i]); }
+};
+
+// Where what the copies of a tensor share has pointers, as torch builds it. Only what is asked for
+// ahead follows them.
+constexpr std::size_t kStorage = 16, kAutograd = 24, kVersion = 40;
+
+// Some tensors of many, and what the copies of each share; null where it is none.
+struct Batch {
+  PyObject* things[kAtOnce];
+  void* shared[kAtOnce];
+  Py_ssize_t size = 0;
+
+  // Those from `begin` on, of `end`; by the numbers `which`, where there are any. Asks for what
+  // they share.
+  void read(const Items& all, Py_ssize_t begin, Py_ssize_t end, const Words* which) {
+    size = std::min(end - begin, kAtOnce);
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      const Py_ssize_t at = begin + i;
+      fetch(things[i] = all[which ? static_cast<Py_ssize_t>((*which)[at]) : at]);
+    }
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      const bool is_known = tensors.offset != 0 && is_tensor(things[i]);
+      shared[i] = is_known ? word_at(things[i], tensors.offset) : nullptr;
+      if (shared[i]) fetch(shared[i], {0, 64, 128});
+    }
+  }
+  void fetch_behind(std::size_t pointer, std::initializer_list<std::size_t> offsets) const {
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      if (shared[i]) fetch(word_at(shared[i], pointer), offsets);
+    }
+  }
 };
 
 // False instead of an Exception that is set; null for anything else that is.
@@ -109,25 +172,6 @@ PyObject* stand(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   Py_RETURN_TRUE;
 }
-
-// Bytes that are numbers of 8 bytes each, or none.
-struct Words {
-  char* bytes = nullptr;
-  Py_ssize_t size = 0;
-
-  bool read(PyObject* from) {
-    Py_ssize_t count = 0;
-    if (PyBytes_AsStringAndSize(from, &bytes, &count)) return false;
-    size = count / static_cast<Py_ssize_t>(sizeof(std::uint64_t));
-    return true;
-  }
-  std::uint64_t operator[](Py_ssize_t i) const {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes + static_cast<std::size_t>(i) * sizeof word, sizeof word);
-    return word;
-  }
-  PyObject* object(Py_ssize_t i) const { return reinterpret_cast<PyObject*>((*this)[i]); }
-};
 
 // Whether a dictionary has the values that stand from `i` on, in their order, each behind its key
 // where these are there.
@@ -185,11 +229,9 @@ bool is_attribute(PyObject* thing, PyObject* name, PyObject* value) {
   return found == value;
 }
 
-// Whether a tensor requires a gradient, and has none.
-bool is_told(PyObject* tensor, bool requires_grad, bool has_none) {
-  void* const shared =
-      autograd.grad && is_ordinary(tensor) ? word_at(tensor, tensors.offset) : nullptr;
-  if (shared) {
+// Whether a tensor requires a gradient, and has none. `shared`: as in a Batch.
+bool is_told(PyObject* tensor, void* shared, bool requires_grad, bool has_none) {
+  if (shared && autograd.grad && is_ordinary(tensor)) {
     return autograd.requires_grad(shared) == requires_grad &&
            (*autograd.grad(shared) == autograd.none) == has_none;
   }
@@ -205,9 +247,17 @@ PyObject* gradients_are(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 2 || PyBytes_AsStringAndSize(args[1], &told, &size)) return no();
   const Items parameters(args[0]);
   if (parameters.size() != size) return no();
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    PyObject* const parameter = parameters[i];
-    if (!parameter || !is_told(parameter, (told[i] & 1) != 0, (told[i] & 2) != 0)) return no();
+  Batch some;
+  for (Py_ssize_t begin = 0; begin < size; begin += some.size) {
+    some.read(parameters, begin, size, nullptr);
+    some.fetch_behind(kAutograd, {0, 128});
+    for (Py_ssize_t i = 0; i < some.size; ++i) {
+      const char is_so = told[begin + i];
+      if (!some.things[i] ||
+          !is_told(some.things[i], some.shared[i], (is_so & 1) != 0, (is_so & 2) != 0)) {
+        return no();
+      }
+    }
   }
   Py_RETURN_TRUE;
 }
@@ -285,7 +335,7 @@ PyObject* increment_versions(PyObject*, PyObject* const* args, Py_ssize_t count)
   for (Py_ssize_t i = 0; i < which.size; ++i) {
     PyObject* const tensor = some[static_cast<Py_ssize_t>(which[i])];
     if (!is_tensor(tensor)) return no();
-    void* const shared = word_at(tensor, tensors.offset);
+    void* shared = word_at(tensor, tensors.offset);
     if (!shared) return no();
     try {
       autograd.bump_version(&shared);
@@ -296,23 +346,22 @@ PyObject* increment_versions(PyObject*, PyObject* const* args, Py_ssize_t count)
   Py_RETURN_TRUE;
 }
 
-bool address_of(PyObject* thing, std::uint64_t* address) {
-  if (!is_tensor(thing)) return false;
-  void* shared = word_at(thing, tensors.offset);
-  void* found = nullptr;
-  if (!shared || tensors.get_data_ptr(&shared, &found) != 0) return false;
-  *address = reinterpret_cast<std::uint64_t>(found);
-  return true;
-}
-
 // Into 8 bytes for each; false where one cannot be told.
-bool write_addresses(const Items& some, Py_ssize_t size, const Words& offsets, const Words* which,
+bool write_addresses(const Items& all, Py_ssize_t size, const Words& offsets, const Words* which,
                      char* to) {
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    std::uint64_t address = 0;
-    if (!address_of(some[which ? static_cast<Py_ssize_t>((*which)[i]) : i], &address)) return false;
-    if (offsets.size) address += offsets[i];
-    std::memcpy(to + static_cast<std::size_t>(i) * sizeof address, &address, sizeof address);
+  Batch some;
+  for (Py_ssize_t begin = 0; begin < size; begin += some.size) {
+    some.read(all, begin, size, which);
+    some.fetch_behind(kStorage, {0, 64});
+    some.fetch_behind(kVersion, {0});  // which is counted behind a launch
+    for (Py_ssize_t i = 0; i < some.size; ++i) {
+      void* found = nullptr;
+      if (!some.shared[i] || tensors.get_data_ptr(&some.shared[i], &found) != 0) return false;
+      auto address = reinterpret_cast<std::uint64_t>(found);
+      if (offsets.size) address += offsets[begin + i];
+      std::memcpy(to, &address, sizeof address);
+      to += sizeof address;
+    }
   }
   return true;
 }
