@@ -15,19 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anabranch import _compat, config, errors
+from anabranch import _compat, config
 from anabranch._core.library import NativeError
 from anabranch._record.attempt import Attempt
-from anabranch._record.capture.host_draws import DrawnOtherwise
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
-from anabranch._record.faults import BEGUN, behind_answer
-from anabranch._record.launch.in_turn import BAD_BINDING
+from anabranch._record.faults import behind_answer
 from anabranch._record.launch.recording import StepRecording
-from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks, handed_over, opened
+from anabranch._record.launch.saved_blocks import SavedBlocks, handed_over, opened
+from anabranch._record.launches import Launches, applied
 from anabranch._record.memory.gpu import empty_cache, free_bytes, is_plentiful, other_allocator
-from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
+from anabranch._record.memory.shortage import Short, Shortage
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
@@ -47,13 +46,13 @@ from anabranch._record.refusals import (
 from anabranch._record.signatures.following import Following
 from anabranch._record.signatures.ready_calls import ReadyCall
 from anabranch._record.signatures.signature import ChangingValues
-from anabranch._record.signatures.specialization import BoundState, Specialization
+from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.signatures.specializations import Differences, Specializations
 from anabranch._record.state.guards import Guards
 from anabranch._record.state.number_places import NO_NUMBERS
 from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE, State
-from anabranch._record.tensors import any_overlap, device_of, size_of, version_of
+from anabranch._record.tensors import device_of, size_of, version_of
 from anabranch._record.trial.earlier import Earlier
 from anabranch._record.trial.plain_steps import PLAIN_STEPS, capture_stream, on_capture_stream
 from anabranch._record.trial.verify import Untrusted
@@ -115,6 +114,7 @@ class Recorder:
         # that one call allocates are freed by the next.
         self._has_plenty: bool | None = None
         self._lock = self.specializations.lock
+        self._launches = Launches(name, call, self._call_last, self._saved, frees_inputs, self.tell)
 
     def run(self, key: Any, leaves: list[Any], state: State, describe: Callable[[], str],
             spec: Specialization | None = None) -> Any:
@@ -135,7 +135,7 @@ class Recorder:
         spec.calls += 1
         if spec.recording is not None:
             if self._is_short(spec):
-                return self._call_plainly(spec, leaves)
+                return self._launches.run_plainly(spec, leaves)
             return self._launch(key, spec, leaves, state)
         if spec.refusal is not None:
             if spec.shortage and self._has_memory_again(spec):
@@ -314,7 +314,7 @@ class Recorder:
         answer, recording = made
         with self._behind_answer(spec):
             self._keep(key, spec, attempt, recording, numbers)
-            return _applied(spec.bind(spec.state), answer)
+            return applied(spec.bind(spec.state), answer)
         return attempt.leave(answer)
 
     def _keep(self, key: Any, spec: Specialization, attempt: Attempt, recording: StepRecording,
@@ -354,7 +354,7 @@ class Recorder:
                 with contextlib.suppress(OtherWay):  # a number that has changed just now
                     words = self._following.words(spec, leaves, state)
             if spec.is_retired or spec.recording is None or words is None:
-                return self._call_plainly(spec, leaves)
+                return self._launches.run_plainly(spec, leaves)
             tried = spec.as_tried(state)  # of which the attempt may note what it finds
             try:
                 attempt = self._attempt(tried, self._step(tried, leaves), spec.recording)
@@ -372,7 +372,7 @@ class Recorder:
             spec.note_proven(words)
             if spec.on_host is not None:
                 spec.on_host.note_compared([leaves[i] for i in spec.arguments])
-            return _applied(spec.bind(state), made[0])
+            return applied(spec.bind(state), made[0])
 
     def _judge(self, key: Any, spec: Specialization, attempt: Attempt, why: Exception) -> None:
         """Decides what happens to a signature that was not recorded."""
@@ -453,7 +453,7 @@ class Recorder:
                 continue
             if words is not None:
                 spec.calls += 1
-                return self._launch_at(spec, leaves, ready.bound, given, words)
+                return self._launches.launch(spec, leaves, ready.bound, given, words)
         return MISSED
 
     def _words(self, spec: Specialization, leaves: Sequence[Any],
@@ -493,7 +493,7 @@ class Recorder:
             return self._go_another_way(key, spec, leaves, state, error)
         if words is None:
             return self._prove(spec, leaves, state)
-        return self._launch_at(spec, leaves, bound, given, words)
+        return self._launches.launch(spec, leaves, bound, given, words)
 
     def _go_another_way(self, key: Any, spec: Specialization, leaves: list[Any], state: State,
                         why: OtherWay) -> Any:
@@ -507,109 +507,6 @@ class Recorder:
             self.specializations.retire(key)
         return self.run(key, leaves, state, lambda: spec.report.inputs)
 
-    @_compat.untraced
-    def _launch_at(self, spec: Specialization, leaves: list[Any], bound: BoundState,
-                   given: list[Tensor], words: Sequence[int] = ()) -> Any:
-        recording = spec.recording
-        if recording is None:  # another thread has just found that it is wrong
-            return self._call_last(leaves)
-        offsets: bytes | None = b""
-        places = leaves.places if isinstance(leaves, InBlocks) else None
-        if places is not None:
-            offsets = recording.offsets(places, spec.arguments)
-            if offsets is None:
-                return self._launch_opened(spec, leaves, bound, given)
-        if recording.has_overlaps and not recording.fits(given, places):
-            spec.plain_calls += 1
-            return self._call(leaves)
-        saved, layout = self._saved, recording.layout
-        in_blocks = saved is not None and layout is not None and saved.may_pass(layout)
-        owners = spec.owners(leaves, bound.parameters) if spec.leaf_owners else bound.parameters
-        frees = leaves if self._frees_inputs else None
-        short: Short | None = None
-        try:
-            if spec.on_host is not None:
-                given[:] = spec.on_host.sent(given)
-            run = _compat.in_profiles(recording.launch, self.name)
-            BEGUN.runs += 1
-            answer = run(given, owners, bound.objects_now() if bound.objects else (),
-                         offsets=offsets, in_blocks=in_blocks, words=words, frees=frees)
-        except DrawnOtherwise:
-            return self._call_plainly(spec, leaves)
-        except torch.OutOfMemoryError:
-            if frees == []:
-                raise  # a part of it has run, and let go of what it was given
-            short = Short(OF_LAUNCH, recording.launch_bytes, free_bytes(recording.device))
-        except NativeError as error:
-            if error.code != BAD_BINDING:
-                raise errors.from_native(error.code, str(error.message)) from None
-            if places is not None:
-                return self._launch_opened(spec, leaves, bound, given)
-            return self._launch_elsewhere(spec, recording, leaves, bound, given, owners, words)
-        if short is not None:
-            return self._launch_later(spec, short, recording.device, leaves)
-        if saved is not None and layout is not None and not in_blocks:
-            saved.watch(layout, answer)
-        return answer if bound.mutations is None else bound.apply(answer)
-
-    def _call_plainly(self, spec: Specialization, leaves: list[Any]) -> Any:
-        spec.plain_calls += 1
-        return self._call_last(leaves)
-
-    def _launch_opened(self, spec: Specialization, leaves: list[Any], bound: BoundState,
-                       given: list[Tensor]) -> Any:
-        """Launches with the tensors that lie in blocks, where their addresses are not enough. A
-        backward's lists of blocks are emptied: its stretches free what nobody else holds."""
-        tensors = opened(leaves)
-        if self._frees_inputs:
-            leaves.clear()
-            given.clear()
-        in_them = spec.given(tensors, bound, [])
-        assert in_them is not None  # compiled graphs, whose leaves these are, read no gradients
-        return self._launch_at(spec, tensors, bound, in_them)
-
-    def _launch_later(self, spec: Specialization, short: Short, device: int,
-                      leaves: list[Any]) -> Any:
-        """Runs plainly: there is no memory for a launch, and the plain step takes less at once."""
-        empty_cache()
-        spec.shortage_tries += 1
-        spec.shortage = Shortage(short, device, free_bytes(device), spec.shortage_tries)
-        spec.note(shortage=str(spec.shortage))
-        spec.plain_calls += 1
-        self.tell(f"{self.name} runs unrecorded for now",
-                   short.reason._replace(text=str(spec.shortage)))
-        return self._call_last(leaves)
-
-    def _launch_elsewhere(self, spec: Specialization, recording: StepRecording, leaves: list[Any],
-                          bound: BoundState, given: list[Tensor], owners: list[Tensor],
-                          words: Sequence[int] = ()) -> Any:
-        """Launches with copies of arguments whose addresses the kernels do not take, and copies
-        them back. A backward lets go of them instead. Runs plainly where that would write one, and
-        where tensors overlap now that did not when the step was recorded."""
-        misaligned = recording.misaligned(given)
-        if misaligned and all(i < len(spec.arguments) for i in misaligned) \
-                and not any_overlap(given, set(misaligned)) \
-                and not (self._frees_inputs and recording.writes(misaligned)):
-            with torch.no_grad():
-                copies = {i: given[i].detach().clone() for i in misaligned}
-            moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
-            frees = leaves if self._frees_inputs else None
-            if frees is not None:
-                given[:] = moved
-                moved, copies = [], {}  # nothing else holds them
-            try:
-                answer = _applied(bound, recording.launch(
-                    given, owners, bound.objects_now(), at=moved, words=words, frees=frees))
-            except (NativeError, torch.OutOfMemoryError):
-                if frees == []:
-                    raise  # as in _launch_at
-            else:
-                for i, copy in copies.items():
-                    given[i].data.copy_(copy)
-                return answer
-        spec.plain_calls += 1
-        return self._call(leaves)
-
 
 def _made_by(attempt: Attempt) -> tuple[Any, StepRecording] | Exception:
     """The answer and the recording, or why there is none."""
@@ -622,10 +519,6 @@ def _made_by(attempt: Attempt) -> tuple[Any, StepRecording] | Exception:
 def _plain_answer(attempt: Attempt, why: Exception, call: Callable[[list[Any]], Any],
                   leaves: list[Any]) -> Any:
     return attempt.fall_back(call, leaves, may_repeat=not isinstance(why, Apart))
-
-
-def _applied(bound: BoundState | None, answer: Any) -> Any:
-    return answer if bound is None or bound.mutations is None else bound.apply(answer)
 
 
 def _give_back_memory() -> None:

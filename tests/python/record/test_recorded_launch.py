@@ -416,10 +416,10 @@ def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itsel
                                         takes_gradients=False)
     x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT), off=4)
     assert recorded.misaligned([x, w]) == [1]
-    answer = recorder._launch_elsewhere(spec, recorded, [x, w], view, [x, w], [w])
+    answer = recorder._launches._launch_elsewhere(spec, recorded, [x, w], view, [x, w], [w])
     assert torch.equal(answer["y"], x * w + 1) and answer["view"].data_ptr() == w.data_ptr()
     assert recorded.stretches[0].recording.launched[0][0][1] != w.data_ptr()
-    assert recorder._launch_elsewhere(spec, recorded, [w, w], view, [w, w], [w]) == "plain"
+    assert recorder._launches._launch_elsewhere(spec, recorded, [w, w], view, [w, w], [w]) == "plain"
     assert spec.plain_calls == 1
 
 

@@ -14,7 +14,7 @@ import torch._dynamo
 from torch._dynamo.backends.common import aot_autograd
 
 from anabranch import _compat
-from anabranch._record import recorder
+from anabranch._record import launches, recorder
 from anabranch._record.launch.output_buffers import part_of
 from anabranch._record.launch.saved_blocks import (
     BlockLayout,
@@ -239,15 +239,15 @@ def test_tensors_that_went_another_way_are_not_taken_for_those_of_the_forward():
 def test_while_a_backward_is_plain_for_want_of_memory_its_forward_is_too(monkeypatch):
     """What a launched forward saves lies otherwise than a plain one's, and may not fit."""
     free = 1 << 30
-    monkeypatch.setattr(recorder, "free_bytes", lambda device: free)
+    monkeypatch.setattr(launches, "free_bytes", lambda device: free)
     monkeypatch.setattr(shortage, "free_bytes", lambda device: free)
-    monkeypatch.setattr(recorder, "empty_cache", lambda: None)
+    monkeypatch.setattr(launches, "empty_cache", lambda: None)
     monkeypatch.setattr(recorder, "tell", lambda head, why, **how: None)
     pair, is_full = SavedBlocks(), False
 
     def launch(self, key, spec, leaves, state):
         short = Short("a launch", 2 << 30, free)
-        return self._launch_later(spec, short, 0, leaves) if is_full else "launched"
+        return self._launches._launch_later(spec, short, 0, leaves) if is_full else "launched"
 
     monkeypatch.setattr(recorder.Recorder, "_launch", launch)
 

@@ -20,6 +20,7 @@ from anabranch._core.abi import CaptureCounts
 from anabranch._core.capture import Block, Slot
 from anabranch._core.library import NativeError
 from anabranch._core.timed_recording import RecordedNode
+from anabranch._record import launches
 from anabranch._record import recorder as recorder_module
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import flatten
@@ -377,8 +378,8 @@ def recorder_of(recorded, leaves):
 
 @pytest.fixture
 def _plain(monkeypatch):
-    monkeypatch.setattr(recorder_module, "free_bytes", lambda device: 0)
-    monkeypatch.setattr(recorder_module, "empty_cache", lambda: None)
+    monkeypatch.setattr(launches, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(launches, "empty_cache", lambda: None)
 
 
 # A launch allocates t and the first gradient, its arena, and then the second gradient.
