@@ -22,6 +22,7 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         if was_on:
+            _count_anew()
             gc.enable()
 
 
@@ -29,3 +30,13 @@ def collect_of_late() -> None:
     """What has been made of late, which takes next to nothing; all of the process takes as long as
     captures do."""
     gc.collect(_OF_LATE)
+
+
+def _count_anew() -> None:
+    """Python looks through the whole process once what is young has been looked through often
+    enough, which we may have done ourselves meanwhile. What is frozen moves all counts to nothing;
+    it is thawed into the oldest generation, to which what is not garbage goes in any case."""
+    collect_of_late()
+    if gc.get_freeze_count() == 0:  # else somebody has frozen what must not be thawed
+        gc.freeze()
+        gc.unfreeze()
