@@ -206,6 +206,15 @@ def test_distances_are_those_of_all_pieces_of_the_hosts_copies(monkeypatch, tria
         "given memory 2": (2.0, False)}
 
 
+def test_pinned_buffers_grow_with_what_goes_through_them_to_128_mib_together():
+    mib = 1 << 20
+    assert [stages.stage_bytes_for(size * mib) // mib for size in (0, 300, 640, 10_000)] \
+        == [4, 4, 10, 16]
+    for size, buffers in ((1, 2), (9, 6), (300, 16), (640, 12), (10_000, 8)):
+        made = stages.Stages(size * mib, stages.stage_bytes_for(size * mib))
+        assert len(made._free) == buffers and 0 <= made.ahead <= buffers - 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
 def test_an_element_that_is_rounded_another_way_is_told_from_one_that_is_wrong(trial_of, dtype):
     x = torch.tensor([1.0, 3e-6, 0.0], dtype=dtype)

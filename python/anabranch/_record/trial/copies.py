@@ -23,7 +23,7 @@ from anabranch._record.memory.host import free_aside, fresh_bytes, host_free_byt
 from anabranch._record.memory.shortage import Short
 from anabranch._record.tensors import size_of
 from anabranch._record.trial.checksums import pieces
-from anabranch._record.trial.stages import STAGE_BYTES, Stages
+from anabranch._record.trial.stages import STAGE_BYTES, Stages, stage_bytes_for
 
 # Of what the host has available, what copies leave alone, for its other work.
 _HOST_SHARE = 0.9
@@ -67,6 +67,7 @@ class Copies:
         # Each begins aligned, so that pieces can be viewed as whatever type they have.
         *self._begins, self.size_bytes = itertools.accumulate(
             (_aligned(size_of([tensor])) for tensor in tensors), initial=0)
+        self._stage_bytes = stage_bytes_for(self.size_bytes)
         self.where = "GPU" if self.size_bytes <= device_bytes else "host"
         self._kept = torch.empty(0, dtype=torch.uint8)
         if self.where == "GPU":
@@ -88,7 +89,7 @@ class Copies:
         except (RuntimeError, MemoryError, OSError) as error:  # a limit of the process
             raise Short("copies of what the step writes", self.size_bytes, available,
                         "host") from error
-        with Stages(self.size_bytes) as stages:
+        with Stages(self.size_bytes, self._stage_bytes) as stages:
             for batch in self._batches(dict(enumerate(tensors))):
                 there = batch.whole
                 if there is None:
@@ -129,7 +130,7 @@ class Copies:
         """The copies in the host's memory, a batch at a time: where ``place`` says, or in memory of
         their own on the tensors' device, when what brings them there has been queued."""
         sent: collections.deque[tuple[_Batch, Tensor]] = collections.deque()
-        with Stages(size_of([*tensors.values()])) as stages:
+        with Stages(size_of([*tensors.values()]), self._stage_bytes) as stages:
             for batch in self._batches(tensors):
                 given = place(batch)
                 there = batch.place() if given is None else given
@@ -144,9 +145,9 @@ class Copies:
 
     def _batches(self, tensors: Mapping[int, Tensor]) -> Iterator[_Batch]:
         batch: _Batch | None = None
-        for number, begin, piece in self._pieces_at(tensors, STAGE_BYTES):
+        for number, begin, piece in self._pieces_at(tensors, self._stage_bytes):
             end = begin + piece.numel()
-            if batch is not None and (end - batch.begin > STAGE_BYTES
+            if batch is not None and (end - batch.begin > self._stage_bytes
                                       or piece.device != batch.pieces[0][2].device):
                 yield batch
                 batch = None

@@ -127,12 +127,12 @@ def _seconds(trial: Trial, recordings: Sequence[StepRecording],
     """Medians of samples taken in turn, and the answer of a launch that stands. Processes that run
     a step together take as many. Each recording has been launched before. What a step counts may be
     an index, and a few steps on be behind the end of something: that is put back before each
-    sample. All of the state, which may take longer than the sample, is before every few."""
+    sample. All of the state, which may take longer than the sample, is after every few."""
     samples: list[list[float]] = [[] for _ in recordings]
     start = time.perf_counter()
     for i in range(_SAMPLES):
         for number, recorded in enumerate(recordings):
-            trial.rewind(is_whole=number == 0 and i % _LEAST_SAMPLES == 0)
+            trial.rewind(is_whole=number == 0 and i > 0 and i % _LEAST_SAMPLES == 0)
             samples[number].append(_sample(trial, recorded))
         if agree(time.perf_counter() - start > _MOST_SECONDS):
             break

@@ -15,8 +15,17 @@ from torch import Tensor
 
 from anabranch._record.memory.host import move_bytes, mover_threads
 
-STAGE_BYTES = 4 << 20  # of one pinned buffer
+STAGE_BYTES = 4 << 20  # of one pinned buffer, at least
+_MOST_STAGE_BYTES, _MOST_BYTES = 16 << 20, 128 << 20  # of one, and of all together
+_SHARE = 64  # of what goes through them
 _STAGES, _MOST_AHEAD = 16, 12
+
+
+def stage_bytes_for(size_bytes: int) -> int:
+    """Of one pinned buffer, where so many bytes go through them. A turn of one takes Python as long
+    however much is in it: 4 MiB at a time came to a third of what the link moves."""
+    mib = size_bytes // _SHARE >> 20
+    return max(STAGE_BYTES, min(mib << 20, _MOST_STAGE_BYTES))
 
 
 @dataclasses.dataclass
@@ -33,14 +42,14 @@ class Stages:
     and not passed on. Where the system pins no memory they are ordinary ones, and each of the GPU's
     copies waits for its end. Used as a context, behind which all that was passed on is there."""
 
-    def __init__(self, size_bytes: int) -> None:
-        count = min(_STAGES, 2 + 2 * size_bytes // STAGE_BYTES)
+    def __init__(self, size_bytes: int, stage_bytes: int = STAGE_BYTES) -> None:
+        count = min(_STAGES, _MOST_BYTES // stage_bytes, 2 + 2 * size_bytes // stage_bytes)
         self.ahead = min(_MOST_AHEAD, count - 2)
         try:
-            buffers = [torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True)
+            buffers = [torch.empty(stage_bytes, dtype=torch.uint8, pin_memory=True)
                        for _ in range(count)]
         except RuntimeError:
-            buffers = [torch.empty(STAGE_BYTES, dtype=torch.uint8) for _ in range(count)]
+            buffers = [torch.empty(stage_bytes, dtype=torch.uint8) for _ in range(count)]
         self._free = collections.deque(_Stage(buffer, torch.cuda.Event()) for buffer in buffers)
         self._sent: collections.deque[tuple[_Stage, Tensor]] = collections.deque()
 
