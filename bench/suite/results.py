@@ -2,7 +2,8 @@
 """The suite's results: a file a model and kind, with a row a mode, merged over runs.
 
 A row tells where it comes from (machine, versions, commit, command), since its neighbours may come
-from other runs.
+from other runs. A row of a run that did not time it keeps the time of the row before, and tells of
+which run that is (``timed_in``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ Row = dict[str, Any]
 # In the place of a mode, rows of several:
 TOGETHER = "together"  # timed in one process
 ALONE = "alone"  # seconds until fast of processes of one mode each, with nothing else on the GPU
+
+
+_TIMED = ("ms", "iqr_ms", "calls", "first_call_s", "until_fast_s")
 
 
 def folder_of(out: Path, device: str, batch: str, precision: str) -> Path:
@@ -37,10 +41,13 @@ def merge(path: Path, head: dict[str, Any], mode: str, row: Row, run: dict[str, 
     old = kept["rows"].get(mode, {})
     if "cold" in old and "cold" not in row and "error" not in row:
         row = {**row, "cold": old["cold"]}  # measured only where it is asked for
+    if "ms" in old and "ms" not in row and "error" not in row:
+        row = {**row, **{name: old[name] for name in _TIMED if name in old},
+               "timed_in": old.get("timed_in", old["run"])}
     key = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:8]
     rows = {**kept["rows"], mode: {**row, "run": key}}
     runs = {**kept["runs"], key: run}
-    used = {row["run"] for row in rows.values()}
+    used = {row[of] for row in rows.values() for of in ("run", "timed_in") if of in row}
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps({

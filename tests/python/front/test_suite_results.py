@@ -73,6 +73,22 @@ def test_cold_seconds_stay_until_they_are_measured_anew(suite, tmp_path):
     assert "cold" not in json.loads(path.read_text())["rows"]["compile"]
 
 
+def test_a_row_that_was_not_timed_keeps_the_time_and_says_of_which_run(suite, tmp_path):
+    results = suite("results")
+    path = tmp_path / "timm-training" / "some.json"
+    untimed = {name: value for name, value in row(0.0).items() if name != "ms"}
+    results.merge(path, HEAD, "record", row(4.0), {"commit": "a"})
+    for commit in "bc":
+        results.merge(path, HEAD, "record", {**untimed, "memory": commit}, {"commit": commit})
+    found = json.loads(path.read_text())
+    kept = found["rows"]["record"]
+    assert (kept["ms"], kept["memory"]) == (4.0, "c")
+    assert found["runs"][kept["timed_in"]] == {"commit": "a"}
+    assert found["runs"][kept["run"]] == {"commit": "c"} and len(found["runs"]) == 2
+    results.merge(path, HEAD, "record", row(3.0), {"commit": "d"})
+    assert "timed_in" not in json.loads(path.read_text())["rows"]["record"]
+
+
 def test_other_batches_and_precisions_are_other_files(suite, tmp_path):
     results = suite("results")
     folders = {results.folder_of(tmp_path, device, batch, precision)
