@@ -450,7 +450,8 @@ typedef struct AnabranchCaptureOptions {
   uint32_t lanes;
   uint64_t ahead_bytes;
   uint64_t parallel_bytes; /* the largest number for no bound */
-  uint64_t mapped_memory; /* launches give memory of cuMemMap, not of cuMemAlloc */
+  uint64_t mapped_memory;  /* launches give memory of cuMemMap, not of cuMemAlloc */
+  uint64_t few_launches;   /* see CaptureOptions in captured_recording.h */
 } AnabranchCaptureOptions;
 /* A third capture, made with other numbers; `addresses` of the blocks there, one each. */
 typedef struct AnabranchCaptureNumbers {

@@ -270,6 +270,7 @@ AnabranchCapturedRecording* anabranch_captured_step_record(const AnabranchCaptur
     chosen.ahead_bytes = options->ahead_bytes;
     chosen.parallel_bytes = options->parallel_bytes;
     chosen.mapped_memory = options->mapped_memory != 0;
+    chosen.few_launches = options->few_launches != 0;
     return ab::bridge::handle_of<AnabranchCapturedRecording>(step->step.record(chosen));
   });
 }

@@ -126,6 +126,9 @@ struct CaptureOptions {
   // host's memory take only the kind that they were made for: a launch that gives them the other
   // one is refused. At mapped memory each of them costs a launch about a microsecond more.
   bool mapped_memory = false;
+  // For a few launches, one after the other, such as those that are compared: one executable is
+  // made, whose nodes the host sets. Else there are two more, which set their nodes on the device.
+  bool few_launches = false;
 };
 
 // The recording of a captured step. As a Recording it has a slot for each of slots(), then one for

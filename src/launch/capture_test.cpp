@@ -101,6 +101,23 @@ TEST_F(CaptureTest, ACapturedStepLaunchesAtItsArguments) {
             3u);
 }
 
+TEST_F(CaptureTest, ARecordingForAFewLaunchesHasOneExecutableThatTheHostSets) {
+  const Device device = open();
+  const auto recording = make(device, blocks(), {.few_launches = true});
+  ASSERT_TRUE(recording.ok()) << recording.error().message();
+  for (std::uint32_t round = 0; round < 3; ++round) {
+    const std::uint64_t in = allocate(kBytes), out = allocate(kBytes);
+    put_words(in, round);
+    ASSERT_TRUE(
+        queue_launch(*recording, std::vector{in, out, allocate_part(1024)}, CudaStream(work_stream))
+            .ok());
+    EXPECT_CU(d->cuStreamSynchronize(work_stream));
+    expect_result(out, round);
+  }
+  EXPECT_EQ(recording->counts().launched_from_host, 3u);
+  EXPECT_EQ(recording->counts().held_host_bytes, 0u);
+}
+
 TEST_F(CaptureTest, StretchesOfACapturedStepAreLaunchedInTurn) {
   const Device device = open();
   const auto step = discover(device, blocks());

@@ -162,7 +162,8 @@ class CaptureOptions(ctypes.Structure):
     """How a recording is made; see CaptureOptions in captured_recording.h."""
 
     _fields_ = [("accept_unsure", c_uint32), ("lanes", c_uint32), ("ahead_bytes", c_uint64),
-                ("parallel_bytes", c_uint64), ("mapped_memory", c_uint64)]
+                ("parallel_bytes", c_uint64), ("mapped_memory", c_uint64),
+                ("few_launches", c_uint64)]
 
 
 class RegionCall(ctypes.Structure):

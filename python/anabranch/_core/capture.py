@@ -272,7 +272,8 @@ class CapturedRecording(Handle):
     copies from the host's memory are up to ``ahead_bytes`` ahead of who reads what they bring.
     ``parallel_bytes`` bounds what temporaries take beside those of the captured order.
     ``mapped_memory``: launches give memory of cuMemMap, as torch's allocator has it with
-    expandable_segments, and not of cuMemAlloc.
+    expandable_segments, and not of cuMemAlloc. ``few_launches``: it is made for some that are
+    compared, and has one executable in place of three.
     """
 
     _free = "captured_free"
@@ -280,9 +281,10 @@ class CapturedRecording(Handle):
 
     def __init__(self, step: CapturedStep | CapturedStretch, accept_unsure: bool = False,
                  lanes: int = 1, ahead_bytes: int = 0, mapped_memory: bool = False,
-                 parallel_bytes: int = ANY_BYTES) -> None:
+                 parallel_bytes: int = ANY_BYTES, few_launches: bool = False) -> None:
         options = CaptureOptions(accept_unsure=accept_unsure, lanes=lanes, ahead_bytes=ahead_bytes,
-                                 parallel_bytes=parallel_bytes, mapped_memory=mapped_memory)
+                                 parallel_bytes=parallel_bytes, mapped_memory=mapped_memory,
+                                 few_launches=few_launches)
         super().__init__(core.captured_step_record(step.handle, ctypes.byref(options)), step.device)
 
     @property

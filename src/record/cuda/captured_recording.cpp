@@ -247,6 +247,7 @@ Result<CapturedRecording> CapturedStep::record(const CaptureOptions& chosen) con
   options.ahead_bytes = chosen.ahead_bytes;
   options.parallel_bytes = chosen.parallel_bytes;
   options.mapped_memory = chosen.mapped_memory;
+  if (chosen.few_launches) options.updating_executables = 0;
   auto recording = cuda::make_recording(device_->driver(), *discovery_, options);
   if (!recording.ok()) return recording.error();
   return CapturedRecording(std::make_shared<cuda::StepRecording>(device_, *std::move(recording)));

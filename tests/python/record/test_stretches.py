@@ -271,6 +271,9 @@ def test_another_capture_is_exchanged_for_all_stretches(step, monkeypatch):
     assert agree(recorded.launch(saved(4), []), expected(saved(4)))
     assert [one.launched for one in made] == [1, 1, 1, 1]
     assert not recorded.exchange()
+    assert agree(recorded.launch(saved(5), []), expected(saved(5)))
+    assert [one.launched for one in made] == [2, 2, 1, 1]  # the first ones again
+    assert not recorded.exchange()
 
 
 def test_tensors_in_blocks_are_found_by_every_stretch(recorded):

@@ -73,10 +73,12 @@ class DiscoveredStep:
         return made
 
     def record_exchanged(self) -> list[CapturedRecording]:
-        """Of the other capture, in captured order. A word of which one cannot know what it is
-        differs between the two: nothing reads it where launches of both give the same."""
+        """Of the other capture, in captured order, for launches that are compared. A word of which
+        one cannot know what it is differs between the two: nothing reads it where launches of both
+        give the same."""
         step = self._discover(is_exchanged=True)
-        made = [CapturedRecording(stretch, True, mapped_memory=self._capture.is_mapped)
+        made = [CapturedRecording(stretch, True, mapped_memory=self._capture.is_mapped,
+                                  few_launches=True)
                 for stretch in _stretches(step, self._ends)]
         step.close()
         return made

@@ -64,6 +64,7 @@ class StepRecording:
         # Side by side nothing else is read than in captured order, which has been verified then.
         is_unsure = recordings[0].counts.unsure and lanes == 1
         self._other = discovered.record_exchanged() if is_unsure else None
+        self._is_exchanged = False
         self._formulas = discovered.formulas(recordings[0])
         if self._formulas is not None and self._other is not None \
                 and self._other[0].numbers != recordings[0].numbers:
@@ -213,10 +214,12 @@ class StepRecording:
         know what they are. Called again, it forgets the other capture and answers False."""
         if self._other is None:
             return False
+        ours = [stretch.recording for stretch in self.stretches]
         for stretch, other in zip(self.stretches, self._other, strict=True):
             stretch.recording = other
-        self._other = None
-        return True
+        self._is_exchanged = not self._is_exchanged
+        self._other = ours if self._is_exchanged else None
+        return self._is_exchanged
 
     def time(self, every: int | None = None) -> None:
         """Times launches from now on, one in so many, or as many as cost next to nothing."""
