@@ -113,10 +113,28 @@ def _row_of(task: Task, process: Any, timed_out: bool) -> dict[str, Any]:
             "error": {"stage": "process", "message": f"{why}; it said last: {said}"}}
 
 
+def is_short(row: dict[str, Any]) -> bool:
+    """Whether memory ran out: the step's, or that of the reference by which it is judged."""
+    said = row.get("error", {}).get("message", ""), row.get("accuracy", {}).get("by", "")
+    return any("OutOfMemoryError" in text for text in said)
+
+
 def run_all(context: BaseContext, tasks: Sequence[Task], at_once: int,
             may_start: Callable[[], bool] = lambda: True
             ) -> Iterator[tuple[Task, dict[str, Any]]]:
-    """Rows as they come; no further task is begun once ``may_start`` says no."""
+    """Rows as they come; no further task is begun once ``may_start`` says no. What ran out of memory
+    beside others is run once more when they are done, by itself, and has no row before."""
+    short = []
+    for task, row in _run_side_by_side(context, tasks, at_once, may_start):
+        if at_once > 1 and is_short(row):
+            short.append(task)
+        else:
+            yield task, row
+    yield from _run_side_by_side(context, short, 1, may_start)
+
+
+def _run_side_by_side(context: BaseContext, tasks: Sequence[Task], at_once: int,
+                      may_start: Callable[[], bool]) -> Iterator[tuple[Task, dict[str, Any]]]:
     waiting, running, turns = list(tasks), [], Turns()
     while running or (waiting and may_start()):
         while waiting and len(running) < at_once and turns.is_free and may_start():

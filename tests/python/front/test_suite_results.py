@@ -89,6 +89,28 @@ def test_a_row_that_was_not_timed_keeps_the_time_and_says_of_which_run(suite, tm
     assert "timed_in" not in json.loads(path.read_text())["rows"]["record"]
 
 
+def test_what_ran_out_of_memory_beside_others_is_run_once_more_by_itself(suite, monkeypatch):
+    processes, begun = suite("processes"), []
+    by_cosine = row(1.0)
+    by_cosine["accuracy"]["by"] = "cosine (OutOfMemoryError: CUDA out of memory)"
+    rows = {"fits": row(1.0), "large": failed("OutOfMemoryError: CUDA out of memory"),
+            "judged": by_cosine, "breaks": failed("RuntimeError: no")}
+
+    def run(context, tasks, at_once, may_start):
+        for task in tasks:
+            if may_start():
+                begun.append((task, at_once))
+                yield task, rows[task] if at_once > 1 else row(2.0)
+
+    monkeypatch.setattr(processes, "_run_side_by_side", run)
+    found = dict(processes.run_all(None, list(rows), 4))
+    assert begun[4:] == [("large", 1), ("judged", 1)] and found.keys() == rows.keys()
+    assert found["large"]["ms"] == found["judged"]["ms"] == 2.0 and "error" in found["breaks"]
+    may = iter([True] * 4 + [False] * 4)
+    found = dict(processes.run_all(None, list(rows), 4, lambda: next(may)))
+    assert found.keys() == {"fits", "breaks"}  # what was not run again is missing
+
+
 def test_other_batches_and_precisions_are_other_files(suite, tmp_path):
     results = suite("results")
     folders = {results.folder_of(tmp_path, device, batch, precision)
