@@ -12,8 +12,8 @@ share of what torch saves, as compiled graphs and in one recording of the whole 
 fresh model. The peak is that of allocated memory in a step, over what lies there between steps; the
 time is the median of steps, each to the end of a synchronise. Losses are compared before times.
 
-Beside it is what our plan expects: the peak, which is torch.compile's less what the plan leaves out
-of what is saved; the peak that our recordings tell before they are launched; and the bound below
+Beside it is what our plan expects before anything is compiled: the peak, which is torch.compile's
+less what the plan expects to leave out of it; the peak that our recordings tell before they are launched; and the bound below
 which no plan can be, the longer of torch.compile's step with what is computed again, and of the
 copies each way.
 
@@ -315,7 +315,7 @@ def peak_of(reports: list[Any]) -> int:
 def expected(row: dict[str, Any], plain: dict[str, Any]) -> dict[str, float]:
     """The peak, and the time below which no plan with these choices can be."""
     plans = row["planned"]
-    less = sum(plan["saved_bytes"] - plan["peak_bytes"] for plan in plans)
+    less = sum(plan["step_kept_bytes"] - plan["step_peak_bytes"] for plan in plans)
     copies_us = max(sum(plan["pinned_bytes"] / plan[way] for plan in plans) * 1e6
                     for way in ("out_bytes_per_s", "in_bytes_per_s"))
     computed_us = plain["step_us"] + sum(plan["recompute_ns"] for plan in plans) / 1e3

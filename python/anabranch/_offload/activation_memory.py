@@ -33,6 +33,7 @@ from anabranch._offload.durations import durations_ns
 from anabranch._offload.host_memory import ALIGNMENT
 from anabranch._offload.layouts import foresee
 from anabranch._offload.link import MeasuredLink, link_of
+from anabranch._offload.peak import expected_bytes
 from anabranch._offload.planned import Planned, PlannedTensor
 from anabranch._offload.recompute import Way, compute_again, find_ways
 from anabranch._offload.rewrite import Move, move
@@ -75,7 +76,7 @@ class ActivationMemory:
         forward.graph, backward.graph = changed[0].graph, changed[1].graph
 
     def _change(self, pair: Pair) -> Planned:
-        planner = _Planner(pair, self._budget)
+        planner, kept_bytes = _Planner(pair, self._budget), _peak_bytes(pair)
         ways = find_ways(pair)
         first = plan = planner.plan(pair, ways)
         again = [(saved, ways[saved]) for saved, decision
@@ -85,7 +86,7 @@ class ActivationMemory:
             pair = compute_again(pair, again)
             plan = planner.plan(pair, {})
         moves = list(_moves(pair, plan))
-        told = planner.tell(pair, plan, first, [saved for saved, _ in again])
+        told = planner.tell(pair, plan, first, [saved for saved, _ in again], kept_bytes)
         if moves:
             foresee(pair)
             move(pair, moves, plan.predicted.pinned_bytes, self._is_allowed)
@@ -124,7 +125,7 @@ class _Planner:
         return plan_offload(problem)
 
     def tell(self, pair: Pair, plan: OffloadPlan, first: OffloadPlan,
-             computed: list[Saved]) -> Planned:
+             computed: list[Saved], kept_bytes: int) -> Planned:
         told = plan.predicted
         tensors = [_told(saved, decision, self._begins) for saved, decision
                    in zip(pair.saved, plan.decisions, strict=True)]
@@ -134,7 +135,17 @@ class _Planner:
             self._saved_bytes, self._budget_bytes, told.peak_bytes, told.pinned_bytes,
             told.total_ns, told.added_ns + first.predicted.recompute_ns * bool(computed),
             first.predicted.recompute_ns, plan.least_bytes, plan.reason,
-            self._link.out_rate, self._link.in_rate)
+            self._link.out_rate, self._link.in_rate, kept_bytes,
+            _peak_bytes(pair, plan.decisions))
+
+
+def _peak_bytes(pair: Pair, decisions: Sequence[Decision] | None = None) -> int:
+    """0 where it cannot be told: it is told to users, and nothing is decided by it."""
+    try:
+        return max(expected_bytes(pair, decisions), default=0)
+    except Exception:
+        log.debug("what a step takes at its peak cannot be told", exc_info=True)
+        return 0
 
 
 def _aligned(size_bytes: int) -> int:

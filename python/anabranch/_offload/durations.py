@@ -11,10 +11,11 @@ Threads: any; two may measure the same. Failure: none; what cannot be run is est
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,33 +25,38 @@ from anabranch import _compat
 from anabranch._fx.schema import is_getitem, is_scalar, is_view, overload_of, tensors_in
 
 log = logging.getLogger("anabranch.offload")
+
+
+class _Measured(NamedTuple):
+    """Of one call. ``workspace_bytes``: what it takes beside its answer, on a GPU."""
+
+    ns: int = 0
+    workspace_bytes: int = 0
+
+
 _RUNS = 3
 _MEASURED = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution",
                        "aten::convolution_backward"))
 _ATTENTION = "aten::_scaled_dot_product_"
 _HEAD_START = 200_000  # cycles, in which the host queues what is timed
-_known: dict[tuple[Any, ...], int] = {}
+_known: dict[tuple[Any, ...], _Measured] = {}
 
 
 def durations_ns(steps: Sequence[Node], bytes_per_s: float) -> list[int]:
     """By step, of a forward and its backward. ``bytes_per_s``: at which the device copies within
     its own memory."""
-    measured = {node: found for node in steps if (found := _measured_ns(node))}
+    measured = {node: found for node in steps if (found := _measured(node).ns)}
     moved = _moved_bytes(steps, measured)
     return [measured.get(node) or int(moved[node] / (2 * bytes_per_s) * 1e9) + 1 for node in steps]
 
 
 def _moved_bytes(steps: Sequence[Node], apart: Container[Node]) -> dict[Node, int]:
-    """What each step reads and writes. Those that are ``apart`` fuse with nobody; others do with
-    whatever is as many of these from the inputs on."""
-    level: dict[Node, int] = {}
+    """What each step reads and writes. Those that are ``apart`` fuse with nobody."""
+    level = levels(steps, apart)
     has_read: set[tuple[int, Node]] = set()
     moved = {}
     for node in steps:
-        made_by = {given: maker for given in node.all_input_nodes
-                   if not _is_constant(maker := _made_by(given))}
-        level[node] = max((level.get(maker, 0) + ((maker in apart) != (node in apart))
-                           for maker in made_by.values()), default=0)
+        made_by = _makers(node)
         moved[node] = 0
         if _is_reshaped(node):
             continue
@@ -66,6 +72,22 @@ def _moved_bytes(steps: Sequence[Node], apart: Container[Node]) -> dict[Node, in
         if any(level.get(user) != level[node] or user in apart for user in _read_by(node)):
             moved[node] += _bytes_in(node)
     return moved
+
+
+def levels(steps: Sequence[Node], apart: Container[Node]) -> dict[Node, int]:
+    """Those that are not ``apart`` fuse with whatever is as many of these from the inputs on: by
+    step, how many. Others have one of their own."""
+    level: dict[Node, int] = {}
+    for node in steps:
+        level[node] = max((level.get(maker, 0) + ((maker in apart) != (node in apart))
+                           for maker in _makers(node).values()), default=0)
+    return level
+
+
+def _makers(node: Node) -> dict[Node, Node]:
+    """What a step is given, without constants, and who has made it."""
+    return {given: maker for given in node.all_input_nodes
+            if not _is_constant(maker := _made_by(given))}
 
 
 def _made_by(node: Node) -> Node:
@@ -103,28 +125,53 @@ def _bytes_in(node: Node) -> int:
                for value in tensors_in(node.meta["val"]))
 
 
-def _measured_ns(node: Node) -> int:
-    """0 where it is not measured."""
+def is_apart(node: Node) -> bool:
+    """Whether a library's kernels run it, which fuse with nobody."""
     op = overload_of(node)
-    if op is None or not (op._schema.name in _MEASURED or op._schema.name.startswith(_ATTENTION)):
-        return 0
-    key = (op, *_compat.tree_flatten((_described(node.args), _described(node.kwargs)))[0])
+    return op is not None and (op._schema.name in _MEASURED
+                               or op._schema.name.startswith(_ATTENTION))
+
+
+def workspace_bytes(node: Node) -> int:
+    """What a step takes beside its answer while it runs, where a library's kernels run it."""
+    return _measured(node).workspace_bytes
+
+
+def _measured(node: Node) -> _Measured:
+    """All 0 where it is not measured."""
+    if not is_apart(node):
+        return _Measured()
+    key = (overload_of(node),
+           *_compat.tree_flatten((_described(node.args), _described(node.kwargs)))[0])
     if key not in _known:
         try:
-            _known[key] = _time(node)
+            _known[key] = _measure(node)
         except Exception as error:  # kernels that take no ones, or no memory for them
             log.debug("%s cannot be measured: %s", node, error)
-            _known[key] = 0
+            _known[key] = _Measured()
     return _known[key]
 
 
-def _time(node: Node) -> int:
+def _measure(node: Node) -> _Measured:
     op: Any = node.target
     with _compat.real_tensors(), torch.no_grad():
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _real)
         device = next((value.device for value in tensors_in(list(args))), torch.device("cpu"))
         op(*args, **kwargs)
-        return min(elapsed_ns(device, lambda: op(*args, **kwargs)) for _ in range(_RUNS))
+        ns = min(elapsed_ns(device, lambda: op(*args, **kwargs)) for _ in range(_RUNS))
+        return _Measured(ns, _workspace_bytes(device, lambda: op(*args, **kwargs)))
+
+
+def _workspace_bytes(device: torch.device, call: Callable[[], Any]) -> int:
+    if device.type != "cuda":
+        return 0
+    with _compat.memory_history(device.index) as history:
+        answer = call()
+        events = history().events
+    taken = itertools.accumulate(-event.bytes if event.is_freed else event.bytes
+                                 for event in events)
+    return max(0, max(taken, default=0) - sum(
+        one.untyped_storage().nbytes() for one in tensors_in([answer])))
 
 
 def elapsed_ns(device: torch.device, call: Callable[[], object]) -> int:

@@ -34,7 +34,8 @@ class PlannedTensor:
 class Planned:
     """Bytes are those of saved tensors, without what is there anyway, and times are predicted.
     ``reason``: why the budget is missed, or nothing; ``least_bytes``: the least peak that can be
-    had."""
+    had. The last two are of all that forward and backward take at their peak beside what is there
+    anyway, before anything is compiled: where all is kept, and as planned. 0: not known."""
 
     tensors: list[PlannedTensor]
     forward_steps: int
@@ -49,6 +50,8 @@ class Planned:
     reason: str
     out_bytes_per_s: float
     in_bytes_per_s: float
+    step_kept_bytes: int = 0
+    step_peak_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """In JSON's types."""
@@ -69,6 +72,9 @@ class Planned:
         yield (f"  predicted: {self.step_ns / 1e6:.3f} ms, {self.added_ns / 1e6:.3f} of it added "
                f"({self.recompute_ns / 1e6:.3f} computing again); copies out at "
                f"{self.out_bytes_per_s / 1e9:.1f} GB/s, in at {self.in_bytes_per_s / 1e9:.1f}")
+        if self.step_peak_bytes:
+            yield (f"  with all else that is alive: {mib(self.step_peak_bytes)} at the peak, "
+                   f"{mib(self.step_kept_bytes)} where all is kept")
         if self.reason:
             yield f"  {self.reason}"
         for tensor in self.tensors:

@@ -92,6 +92,8 @@ def test_whatever_the_budget_results_and_gradients_are_eagers(budget):
     assert bool(planned.of("recompute") or planned.of("offload")) == is_cut
     if planned.reason == "":
         assert planned.peak_bytes <= planned.budget_bytes
+    assert 0 < planned.step_peak_bytes <= planned.step_kept_bytes
+    assert (planned.step_peak_bytes == planned.step_kept_bytes) != is_cut
 
 
 class Convolutions(nn.Module):

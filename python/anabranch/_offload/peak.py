@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a forward and its backward are expected to take at each step, before they are compiled.
+
+Products, convolutions and attention write what they answer. Everything else is fused: of what such
+steps make, that is written which somebody reads who is not fused with them, over what has been read
+there for the last time where that is as large. Libraries' workspaces are measured (``durations``).
+
+Threads: any. Failure: none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Iterable, Sequence
+
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from anabranch._core.offload import Choice, Decision
+from anabranch._offload.durations import is_apart, levels, workspace_bytes
+from anabranch._offload.saved import Pair, Saved, bytes_of, step_of, users_of
+
+
+def expected_bytes(pair: Pair, decisions: Sequence[Decision] | None = None) -> list[int]:
+    """By step, beside what is there before: what is saved, what else is alive, and workspaces.
+    Without decisions, where all that is saved is kept."""
+    saved = {each.tensor for each in pair.saved}
+    beside = [*_Lives(pair.forward.graph, pair.forward_steps, saved).bytes(),
+              *_Lives(pair.backward.graph, pair.backward_steps, ()).bytes()]
+    there = _saved_bytes(pair, decisions or [None] * len(pair.saved))
+    return list(map(sum, zip(beside, there, map(workspace_bytes, pair.steps), strict=True)))
+
+
+def _saved_bytes(pair: Pair, decisions: Sequence[Decision | None]) -> list[int]:
+    return _summed(len(pair.steps), (
+        (first, last, saved.bytes) for saved, made in zip(pair.saved, decisions, strict=True)
+        for first, last in _times_there(saved, made)))
+
+
+def _times_there(saved: Saved, made: Decision | None) -> list[tuple[int, int]]:
+    if made is None or made.choice != Choice.OFFLOAD:
+        return [(saved.made_after, saved.last_backward_use)]
+    assert made.freed_before is not None and made.in_before is not None
+    return [(saved.made_after, made.freed_before - 1), (made.in_before, saved.last_backward_use)]
+
+
+def _summed(steps: int, lives: Iterable[tuple[int, int, int]]) -> list[int]:
+    """Of the first and the last step of each, and its bytes."""
+    change = [0] * (steps + 1)
+    for first, last, size in lives:
+        change[first] += size
+        change[last + 1] -= size
+    return list(itertools.accumulate(change[:-1]))
+
+
+class _Lives:
+    """Of what the steps of a graph make, but for what is counted elsewhere."""
+
+    def __init__(self, graph: Graph, steps: Sequence[Node], elsewhere: Container[Node]) -> None:
+        self._steps = steps
+        self._number = {node: i for i, node in enumerate(steps)}
+        self._apart = set(filter(is_apart, steps))
+        self._level = levels(steps, self._apart)
+        self._values: dict[Node, list[Node]] = {step: [] for step in steps}
+        for value in graph.nodes:
+            if isinstance(value.meta.get("val"), Tensor) and step_of(value) in self._values:
+                self._values[step_of(value)].append(value)
+        self._elsewhere = elsewhere
+        self._read_at: dict[Node, int] = {}  # when a step's kernel reads
+
+    def bytes(self) -> list[int]:
+        for step in reversed(self._steps):
+            self._read_at[step] = self._number[step] if self._is_written(step) else max(
+                (self._read_at[user] for user in self._users(step)), default=self._number[step])
+        lives = {value: (first, self._last_read(value)) for first, step in enumerate(self._steps)
+                 for value in self._values[step]
+                 if value not in self._elsewhere and self._is_value_written(step, value)}
+        for value, (first, _) in list(lives.items()):
+            self._write_over(value, first, lives)
+        return _summed(len(self._steps), ((first, last, bytes_of(value.meta["val"]))
+                                          for value, (first, last) in lives.items()))
+
+    def _users(self, step: Node) -> Iterable[Node]:
+        return (user for value in self._values[step] for user in users_of(value)
+                if user in self._number)
+
+    def _is_written(self, step: Node) -> bool:
+        return any(self._is_value_written(step, value) for value in self._values[step])
+
+    def _is_value_written(self, step: Node, value: Node) -> bool:
+        return step in self._apart or value in self._elsewhere or any(
+            user.op == "output" or user in self._apart
+            or self._level.get(user, self._level[step]) != self._level[step]
+            for user in users_of(value))
+
+    def _last_read(self, value: Node) -> int:
+        """Results live to the end."""
+        users = list(users_of(value))
+        if any(user.op == "output" for user in users):
+            return len(self._steps) - 1
+        return max((self._read_at[user] for user in users if user in self._number),
+                   default=self._number[step_of(value)])
+
+    def _write_over(self, value: Node, at: int, lives: dict[Node, tuple[int, int]]) -> None:
+        """A fused kernel writes over one that it is the last to read."""
+        if step_of(value) in self._apart:
+            return
+        size = bytes_of(value.meta["val"])
+        for given, (first, last) in lives.items():
+            if last == at > first and bytes_of(given.meta["val"]) == size:
+                lives[given] = first, last - 1
+                return
