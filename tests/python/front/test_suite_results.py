@@ -17,8 +17,11 @@ HEAD = {"list": "timm", "model": "some", "kind": "training", "device": "cuda"}
 
 @pytest.fixture
 def suite(monkeypatch):
-    """Imports a module of the suite, which is gone again after the test."""
+    """Imports a module of the suite, which is gone again after the test. Another module may have its
+    name, of what tests share."""
     monkeypatch.syspath_prepend(str(SUITE))
+    for path in SUITE.glob("*.py"):
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
     before = set(sys.modules)
     yield importlib.import_module
     for name in set(sys.modules) - before:

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What steps of a graph are expected to take, by the bytes that its fused kernels move."""
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from anabranch import _compat
+from anabranch._offload import durations
 from anabranch._offload.durations import durations_ns
 from anabranch._offload.saved import steps_of
 
@@ -52,3 +57,21 @@ def test_a_view_moves_nothing_and_of_a_part_its_bytes_count():
 def test_a_reduction_and_what_is_made_of_it_read_their_input_once():
     moved = bytes_of_steps(lambda x: F.softmax(x, -1).exp(), (ROWS, WIDTH))
     assert sum(moved.values()) == 2 * ONE
+
+
+def test_what_a_call_takes_beside_its_answer_is_told_by_torchs_history(monkeypatch):
+    events = [_compat.Event(address, size, is_freed) for address, size, is_freed in (
+        (1, 100, False), (2, 4 * ROWS, False), (1, 100, True), (3, 30, False), (3, 30, True))]
+    history = SimpleNamespace(events=events)
+    monkeypatch.setattr(_compat, "memory_history",
+                        lambda device: contextlib.nullcontext(lambda: history))
+    answer = torch.empty(ROWS)
+    device = torch.device("cuda", 0)
+    assert durations._workspace_bytes(device, lambda: (answer, answer[1:])) == 100
+    assert durations._workspace_bytes(torch.device("cpu"), lambda: answer) == 0
+
+    def untold(device):
+        raise RuntimeError("the recorded memory history is too short")
+
+    monkeypatch.setattr(_compat, "memory_history", untold)
+    assert durations._workspace_bytes(device, lambda: answer) == 0
