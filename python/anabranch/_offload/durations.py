@@ -56,7 +56,7 @@ def _moved_bytes(steps: Sequence[Node], apart: Container[Node]) -> dict[Node, in
     has_read: set[tuple[int, Node]] = set()
     moved = {}
     for node in steps:
-        made_by = _makers(node)
+        made_by = makers_of(node)
         moved[node] = 0
         if _is_reshaped(node):
             continue
@@ -80,11 +80,11 @@ def levels(steps: Sequence[Node], apart: Container[Node]) -> dict[Node, int]:
     level: dict[Node, int] = {}
     for node in steps:
         level[node] = max((level.get(maker, 0) + ((maker in apart) != (node in apart))
-                           for maker in _makers(node).values()), default=0)
+                           for maker in makers_of(node).values()), default=0)
     return level
 
 
-def _makers(node: Node) -> dict[Node, Node]:
+def makers_of(node: Node) -> dict[Node, Node]:
     """What a step is given, without constants, and who has made it."""
     return {given: maker for given in node.all_input_nodes
             if not _is_constant(maker := _made_by(given))}

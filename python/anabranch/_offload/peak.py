@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from anabranch._core.offload import Choice, Decision
-from anabranch._offload.durations import is_apart, levels, workspace_bytes
+from anabranch._offload.durations import is_apart, levels, makers_of, workspace_bytes
 from anabranch._offload.saved import Pair, Saved, bytes_of, step_of, users_of
 
 
@@ -58,7 +58,6 @@ class _Lives:
 
     def __init__(self, graph: Graph, steps: Sequence[Node], elsewhere: Container[Node]) -> None:
         self._steps = steps
-        self._number = {node: i for i, node in enumerate(steps)}
         self._apart = set(filter(is_apart, steps))
         self._level = levels(steps, self._apart)
         self._values: dict[Node, list[Node]] = {step: [] for step in steps}
@@ -66,13 +65,31 @@ class _Lives:
             if isinstance(value.meta.get("val"), Tensor) and step_of(value) in self._values:
                 self._values[step_of(value)].append(value)
         self._elsewhere = elsewhere
+        self._at = self._places()
         self._read_at: dict[Node, int] = {}  # when a step's kernel reads
+
+    def _places(self) -> dict[Node, int]:
+        """When each step runs: in the graph's order, but for what is only returned. That is fused
+        with who reads the same, however late it stands in the graph."""
+        only_returned: set[Node] = set()
+        for step in reversed(self._steps):
+            users = {user for value in self._values[step] for user in users_of(value)
+                     if user in self._values}
+            if step not in self._apart and users <= only_returned:
+                only_returned.add(step)
+        at: dict[Node, int] = {}
+        for i, step in enumerate(self._steps):
+            at[step] = i
+            if step in only_returned:
+                at[step] = max((at[maker] + (maker in self._apart)
+                                for maker in makers_of(step).values() if maker in at), default=i)
+        return at
 
     def bytes(self) -> list[int]:
         for step in reversed(self._steps):
-            self._read_at[step] = self._number[step] if self._is_written(step) else max(
-                (self._read_at[user] for user in self._users(step)), default=self._number[step])
-        lives = {value: (first, self._last_read(value)) for first, step in enumerate(self._steps)
+            self._read_at[step] = self._at[step] if self._is_written(step) else max(
+                (self._read_at[user] for user in self._users(step)), default=self._at[step])
+        lives = {value: (self._at[step], self._last_read(value)) for step in self._steps
                  for value in self._values[step]
                  if value not in self._elsewhere and self._is_value_written(step, value)}
         for value, (first, _) in list(lives.items()):
@@ -82,7 +99,7 @@ class _Lives:
 
     def _users(self, step: Node) -> Iterable[Node]:
         return (user for value in self._values[step] for user in users_of(value)
-                if user in self._number)
+                if user in self._values)
 
     def _is_written(self, step: Node) -> bool:
         return any(self._is_value_written(step, value) for value in self._values[step])
@@ -98,8 +115,8 @@ class _Lives:
         users = list(users_of(value))
         if any(user.op == "output" for user in users):
             return len(self._steps) - 1
-        return max((self._read_at[user] for user in users if user in self._number),
-                   default=self._number[step_of(value)])
+        return max((self._read_at[user] for user in users if user in self._values),
+                   default=self._at[step_of(value)])
 
     def _write_over(self, value: Node, at: int, lives: dict[Node, tuple[int, int]]) -> None:
         """A fused kernel writes over one that it is the last to read."""

@@ -30,7 +30,7 @@ def tensors_alive(function, elsewhere=()):
 
 
 def test_of_what_is_fused_the_end_alone_is_written():
-    assert tensors_alive(lambda x, w: x.sin().cos().exp()) == [0, 0, 1]
+    assert tensors_alive(lambda x, w: x.sin().cos().exp() @ w) == [0, 0, 1, 2]
 
 
 def test_a_product_reads_and_writes_memory_and_what_reads_it_last_writes_over_it():
@@ -49,10 +49,18 @@ def test_what_is_read_again_lives_until_then():
 def test_what_a_fused_chain_reads_lives_until_the_chain_writes():
     def chain(x, w):
         y = x @ w
-        z = y.cos()  # is not written
-        return z.exp(), y @ w
+        z, v = y.cos(), w @ w  # z is not written
+        return z.exp() @ v
 
-    assert tensors_alive(chain) == [1, 1, 2, 3]
+    assert tensors_alive(chain) == [1, 1, 2, 2, 3]
+
+
+def test_what_is_only_returned_is_made_where_its_inputs_are():
+    def late(x, w):
+        y = x @ w
+        return y.sin() @ w, y.cos()
+
+    assert tensors_alive(late) == [1, 2, 3, 2]
 
 
 def test_results_live_to_the_end_and_what_is_saved_is_counted_elsewhere():
