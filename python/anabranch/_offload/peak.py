@@ -10,6 +10,7 @@ Threads: any. Failure: none.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Container, Iterable, Sequence
 
@@ -89,13 +90,12 @@ class _Lives:
         for step in reversed(self._steps):
             self._read_at[step] = self._at[step] if self._is_written(step) else max(
                 (self._read_at[user] for user in self._users(step)), default=self._at[step])
-        lives = {value: (self._at[step], self._last_read(value)) for step in self._steps
-                 for value in self._values[step]
-                 if value not in self._elsewhere and self._is_value_written(step, value)}
-        for value, (first, _) in list(lives.items()):
-            self._write_over(value, first, lives)
-        return _summed(len(self._steps), ((first, last, bytes_of(value.meta["val"]))
-                                          for value, (first, last) in lives.items()))
+        lives = [_Life(self._at[step], self._last_read(value), bytes_of(value.meta["val"]),
+                       step not in self._apart)
+                 for step in self._steps for value in self._values[step]
+                 if value not in self._elsewhere and self._is_value_written(step, value)]
+        _write_over(lives)
+        return _summed(len(self._steps), ((life.first, life.last, life.bytes) for life in lives))
 
     def _users(self, step: Node) -> Iterable[Node]:
         return (user for value in self._values[step] for user in users_of(value)
@@ -118,12 +118,26 @@ class _Lives:
         return max((self._read_at[user] for user in users if user in self._values),
                    default=self._at[step_of(value)])
 
-    def _write_over(self, value: Node, at: int, lives: dict[Node, tuple[int, int]]) -> None:
-        """A fused kernel writes over one that it is the last to read."""
-        if step_of(value) in self._apart:
-            return
-        size = bytes_of(value.meta["val"])
-        for given, (first, last) in lives.items():
-            if last == at > first and bytes_of(given.meta["val"]) == size:
-                lives[given] = first, last - 1
-                return
+
+@dataclasses.dataclass
+class _Life:
+    """Of a value: the first and the last step that it is there, and whether it is made by a fused
+    kernel."""
+
+    first: int
+    last: int
+    bytes: int
+    is_fused: bool
+
+
+def _write_over(lives: Sequence[_Life]) -> None:
+    """A fused kernel writes over a value that it is the last to read."""
+    ends: dict[tuple[int, int], list[_Life]] = {}
+    for life in lives:
+        ends.setdefault((life.last, life.bytes), []).append(life)
+    for life in lives:
+        given = next((other for other in ends.get((life.first, life.bytes), ())
+                      if other.first < life.first), None) if life.is_fused else None
+        if given is not None:
+            ends[life.first, life.bytes].remove(given)
+            given.last -= 1
