@@ -22,10 +22,11 @@ _STAGES, _MOST_AHEAD = 16, 12
 
 
 def stage_bytes_for(size_bytes: int) -> int:
-    """Of one pinned buffer, where so many bytes go through them. A turn of one takes Python as long
-    however much is in it: 4 MiB at a time came to a third of what the link moves."""
-    mib = size_bytes // _SHARE >> 20
-    return max(STAGE_BYTES, min(mib << 20, _MOST_STAGE_BYTES))
+    """Of one pinned buffer, where so many bytes go through them: a power of two, as torch pins. A
+    turn of one takes Python as long however much is in it: 4 MiB at a time came to a third of what
+    the link moves."""
+    share = size_bytes // _SHARE
+    return max(STAGE_BYTES, min(1 << share.bit_length() >> 1, _MOST_STAGE_BYTES))
 
 
 @dataclasses.dataclass
