@@ -68,11 +68,15 @@ def test_what_a_try_leaves_is_found_like_any_garbage():
 
 
 def test_what_the_user_has_frozen_stays_frozen():
+    theirs = [[]]
     gc.freeze()
-    frozen = gc.get_freeze_count()
     with no_collection():
         collect_of_late()
-    assert gc.get_freeze_count() == frozen > 0
+    assert gc.get_freeze_count() and not any(one is theirs for one in gc.get_objects())
+    gc.unfreeze()
+    with no_collection():
+        collect_of_late()
+    assert any(one is theirs for one in gc.get_objects())
 
 
 def test_who_has_turned_collection_off_finds_it_off():
