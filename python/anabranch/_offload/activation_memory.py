@@ -33,11 +33,11 @@ from anabranch._offload.durations import durations_ns
 from anabranch._offload.host_memory import ALIGNMENT
 from anabranch._offload.layouts import foresee
 from anabranch._offload.link import MeasuredLink, link_of
-from anabranch._offload.peak import expected_bytes
+from anabranch._offload.peak import base_bytes, expected_bytes
 from anabranch._offload.planned import Planned, PlannedTensor
 from anabranch._offload.recompute import Way, compute_again, find_ways
 from anabranch._offload.rewrite import Move, move
-from anabranch._offload.saved import Pair, Saved, bytes_of, step_of, users_of
+from anabranch._offload.saved import Pair, Saved
 from anabranch._record.memory.gpu import free_bytes
 from anabranch._record.memory.host import host_free_bytes
 from anabranch._record.refusals import Cause
@@ -198,26 +198,3 @@ def _told(saved: Saved, made: Decision, begins: Sequence[int]) -> PlannedTensor:
 def _free_bytes(device: torch.device) -> int:
     """That a step could take now."""
     return free_bytes(device.index) if device.type == "cuda" else host_free_bytes()
-
-
-def base_bytes(pair: Pair) -> list[int]:
-    """By step, what is alive beside what is saved and what was there before: as torch runs it,
-    before anything is fused. Results live to the end."""
-    saved = {each.tensor for each in pair.saved}
-    return [*_alive(pair.forward.graph, pair.forward_steps, saved),
-            *_alive(pair.backward.graph, pair.backward_steps, set())]
-
-
-def _alive(graph: Graph, steps: list[Node], beside: set[Node]) -> list[int]:
-    number = {node: i for i, node in enumerate(steps)}
-    change = [0] * (len(steps) + 1)
-    for value in graph.nodes:
-        step = number.get(step_of(value))
-        if step is None or value in beside or not isinstance(value.meta.get("val"), torch.Tensor):
-            continue
-        users = list(users_of(value))
-        last = len(steps) - 1 if any(user.op == "output" for user in users) else \
-            max([step, *(number[user] for user in users if user in number)])
-        change[step] += bytes_of(value.meta["val"])
-        change[last + 1] -= bytes_of(value.meta["val"])
-    return list(itertools.accumulate(change[:-1]))

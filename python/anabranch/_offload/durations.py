@@ -25,6 +25,12 @@ from anabranch import _compat
 from anabranch._fx.schema import is_getitem, is_scalar, is_view, overload_of, tensors_in
 
 log = logging.getLogger("anabranch.offload")
+_RUNS = 3
+_MEASURED = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution",
+                       "aten::convolution_backward"))
+_ATTENTION = "aten::_scaled_dot_product_"
+_HEAD_START = 200_000  # cycles, in which the host queues what is timed
+_known: dict[tuple[Any, ...], _Measured] = {}
 
 
 class _Measured(NamedTuple):
@@ -32,14 +38,6 @@ class _Measured(NamedTuple):
 
     ns: int = 0
     workspace_bytes: int = 0
-
-
-_RUNS = 3
-_MEASURED = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution",
-                       "aten::convolution_backward"))
-_ATTENTION = "aten::_scaled_dot_product_"
-_HEAD_START = 200_000  # cycles, in which the host queues what is timed
-_known: dict[tuple[Any, ...], _Measured] = {}
 
 
 def durations_ns(steps: Sequence[Node], bytes_per_s: float) -> list[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from torch import Tensor
 from torch.fx import Graph, Node
@@ -30,6 +30,32 @@ def expected_bytes(pair: Pair, decisions: Sequence[Decision] | None = None) -> l
               *_Lives(pair.backward.graph, pair.backward_steps, ()).bytes()]
     there = _saved_bytes(pair, decisions or [None] * len(pair.saved))
     return list(map(sum, zip(beside, there, map(workspace_bytes, pair.steps), strict=True)))
+
+
+def base_bytes(pair: Pair) -> list[int]:
+    """By step, what is alive beside what is saved and what was there before: as torch runs it,
+    before anything is fused. Results live to the end."""
+    saved = {each.tensor for each in pair.saved}
+    return [*_unfused_bytes(pair.forward.graph, pair.forward_steps, saved),
+            *_unfused_bytes(pair.backward.graph, pair.backward_steps, ())]
+
+
+def _unfused_bytes(graph: Graph, steps: Sequence[Node], elsewhere: Container[Node]) -> list[int]:
+    number = {step: i for i, step in enumerate(steps)}
+    lives = []
+    for value in _values(graph):
+        first = number.get(step_of(value))
+        if first is None or value in elsewhere:
+            continue
+        users = list(users_of(value))
+        last = len(steps) - 1 if any(user.op == "output" for user in users) else \
+            max([first, *(number[user] for user in users if user in number)])
+        lives.append((first, last, bytes_of(value.meta["val"])))
+    return _summed(len(steps), lives)
+
+
+def _values(graph: Graph) -> Iterator[Node]:
+    return (node for node in graph.nodes if isinstance(node.meta.get("val"), Tensor))
 
 
 def _saved_bytes(pair: Pair, decisions: Sequence[Decision | None]) -> list[int]:
@@ -62,8 +88,8 @@ class _Lives:
         self._apart = set(filter(is_apart, steps))
         self._level = levels(steps, self._apart)
         self._values: dict[Node, list[Node]] = {step: [] for step in steps}
-        for value in graph.nodes:
-            if isinstance(value.meta.get("val"), Tensor) and step_of(value) in self._values:
+        for value in _values(graph):
+            if step_of(value) in self._values:
                 self._values[step_of(value)].append(value)
         self._elsewhere = elsewhere
         self._at = self._places()

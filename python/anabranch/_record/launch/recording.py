@@ -211,7 +211,8 @@ class StepRecording:
 
     def exchange(self) -> bool:
         """Launches what the other capture says from now on, if there are words of which one cannot
-        know what they are. Called again, it forgets the other capture and answers False."""
+        know what they are. Called again, it launches the first one's again, forgets the other's and
+        answers False."""
         if self._other is None:
             return False
         ours = [stretch.recording for stretch in self.stretches]
