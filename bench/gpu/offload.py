@@ -13,9 +13,9 @@ fresh model. The peak is that of allocated memory in a step, over what lies ther
 time is the median of steps, each to the end of a synchronise. Losses are compared before times.
 
 Beside it is what our plan expects before anything is compiled: the peak, which is torch.compile's
-less what the plan expects to leave out of it; the peak that our recordings tell before they are launched; and the bound below
-which no plan can be, the longer of torch.compile's step with what is computed again, and of the
-copies each way.
+less what the plan expects to leave out of it; the peak that our recordings tell before they are
+launched; and the bound below which no plan can be, the longer of torch.compile's step with what is
+computed again, and of the copies each way.
 
 The first model also trains where the GPU has too little free memory for it, the rest being taken by
 a block: plainly, which has to run out of memory; with activation_memory="fit"; and plainly with
