@@ -2,6 +2,7 @@
 #include "record/cuda/stretches.h"
 
 #include <algorithm>
+#include <ranges>
 
 #include "record/cuda/arena/placement.h"
 
@@ -44,14 +45,20 @@ std::vector<std::uint32_t> ends_of_pieces(const Discovery& step, std::span<const
   return ends;
 }
 
-// The memory of a step, by the pieces where it begins to be needed and is needed no more.
+// So many places are looked at, so that it takes little time.
+constexpr std::uint32_t kMostCuts = 128;
+
+// The memory of a step, by the pieces where it begins to be needed and is needed no more, and what
+// launches in stretches of these pieces take. `begun_` and the like are of all pieces before one.
 class Memory {
  public:
   Memory(const Discovery& step, std::span<const std::uint32_t> let_go) {
     const std::vector<Life> lives = lives_of(step);
     ends_ = ends_of_pieces(step, lives);
-    pieces_.resize(ends_.size());
-    dying_.resize(ends_.size());
+    given_.resize(ends_.size() + 1);
+    begun_.resize(ends_.size() + 1);
+    over_.resize(ends_.size() + 1);
+    temporaries_.resize(ends_.size());
     std::vector<bool> is_let_go(step.units.size());
     for (const std::uint32_t allocation : let_go) is_let_go[step.unit_of[allocation]] = true;
     for (std::size_t unit = 0; unit < lives.size(); ++unit) {
@@ -59,53 +66,69 @@ class Memory {
       const Life life{piece_of(lives[unit].first), piece_of(lives[unit].last)};
       add(life, step.units[unit].bytes, step.kinds[unit], is_let_go[unit]);
     }
+    for (std::size_t i = 0; i < ends_.size(); ++i) {
+      begun_[i + 1] += begun_[i];
+      over_[i + 1] += over_[i];
+    }
+    for (std::size_t i = ends_.size(); i > 0; --i) given_[i - 1] += given_[i];
   }
+
+  // The last node of each piece, and one more.
+  std::span<const std::uint32_t> ends() const { return ends_; }
+  bool has_let_go() const { return !given_.empty() && given_.front() > 0; }
 
   // Of all that the nodes name, without temporaries.
   std::uint64_t named() const { return named_; }
 
   // What the pieces take at once, one by one.
   std::uint64_t peak() const {
-    std::uint64_t given = let_go_, made = 0, most = 0;
-    for (std::size_t i = 0; i < pieces_.size(); ++i) {
-      made += pieces_[i].begins;
-      most = std::max(most, given + made);
-      given -= pieces_[i].let_go;
-      for (const Temporary& temporary : dying_[i]) made -= temporary.bytes;
+    std::uint64_t most = 0;
+    for (std::size_t i = 0; i < ends_.size(); ++i) {
+      most = std::max(most, given_[i] + begun_[i + 1] - over_[i]);
     }
     return most;
   }
 
-  // Where each of the fewest stretches ends that take no more than `bound`, which is peak() at
-  // least. What was made for an earlier stretch stays until the one that needs it last is queued;
-  // temporaries lie in fresh memory until that is needed.
-  std::vector<std::uint32_t> cut(std::uint64_t bound) const {
-    std::vector<std::uint32_t> ends;
-    std::uint64_t given = let_go_, later_given = let_go_, made = 0, kept = 0;
-    std::uint32_t begin = 0;
-    for (std::uint32_t i = 0; i < pieces_.size(); ++i) {
-      made += pieces_[i].begins;
-      if (given + made + kept > bound) {
-        begin = i;
-        ends.push_back(ends_[i - 1]);
-        given = later_given;
-        kept = 0;
+  // Where stretches may begin and end, as numbers of pieces: at the start, behind the last one, and
+  // between them where little is there.
+  std::vector<std::uint32_t> cuts() const {
+    const auto pieces = static_cast<std::uint32_t>(ends_.size());
+    const std::uint32_t step = pieces / kMostCuts + 1;
+    std::vector<std::uint32_t> found{0};
+    for (std::uint32_t begin = 1; begin < pieces; begin += step) {
+      std::uint32_t best = begin;
+      for (std::uint32_t i = begin; i < std::min(begin + step, pieces); ++i) {
+        if (held_at(i) < held_at(best)) best = i;
       }
-      later_given -= pieces_[i].let_go;
-      for (const Temporary& temporary : dying_[i]) {
-        made -= temporary.bytes;
-        if (temporary.first < begin) kept += temporary.bytes;
-      }
+      found.push_back(best);
     }
-    if (!ends_.empty()) ends.push_back(ends_.back());
-    return ends;
+    found.push_back(pieces);
+    return found;
+  }
+
+  // What a launch takes while it runs the stretch from `begin` to each of `cuts` behind that. All
+  // is there at once that other stretches need as well, that is answered, or that was given and is
+  // let go of behind it; the others are temporaries, which take what they take at their peak.
+  std::vector<std::uint64_t> taken_from(std::uint32_t begin,
+                                        std::span<const std::uint32_t> cuts) const {
+    std::vector<std::uint64_t> taken, live(ends_.size());
+    std::uint64_t within = 0, most = 0;
+    std::uint32_t piece = begin;
+    for (const std::uint32_t end : cuts) {
+      if (end <= begin) continue;
+      for (; piece < end; ++piece) {
+        for (const auto& [first, bytes] : temporaries_[piece]) {
+          if (first < begin) continue;
+          within += bytes;
+          for (std::uint32_t i = first; i <= piece; ++i) most = std::max(most, live[i] += bytes);
+        }
+      }
+      taken.push_back(given_[begin] + begun_[end] - over_[begin] - within + most);
+    }
+    return taken;
   }
 
  private:
-  struct Piece {
-    std::uint64_t begins = 0;  // fresh memory and temporaries that it names first
-    std::uint64_t let_go = 0;  // given memory that it names last
-  };
   struct Temporary {
     std::uint32_t first = 0;
     std::uint64_t bytes = 0;
@@ -114,25 +137,79 @@ class Memory {
   std::uint32_t piece_of(std::uint32_t node) const {
     return static_cast<std::uint32_t>(std::ranges::upper_bound(ends_, node) - ends_.begin());
   }
+  // Between a piece and the one before it.
+  std::uint64_t held_at(std::uint32_t piece) const {
+    return given_[piece] + begun_[piece] - over_[piece];
+  }
 
   void add(const Life& life, std::uint64_t bytes, UnitKind kind, bool is_let_go) {
     if (kind == UnitKind::kTemporary) {
-      dying_[life.last].push_back({life.first, bytes});
+      temporaries_[life.last].push_back({life.first, bytes});
+      over_[life.last + 1] += bytes;
     } else {
       named_ += bytes;
     }
     if (kind != UnitKind::kGiven) {
-      pieces_[life.first].begins += bytes;
+      begun_[life.first + 1] += bytes;
     } else if (is_let_go) {
-      let_go_ += bytes;
-      pieces_[life.last].let_go += bytes;
+      given_[life.last] += bytes;
     }
   }
 
-  std::vector<std::uint32_t> ends_;  // of pieces, as nodes
-  std::vector<Piece> pieces_;
-  std::vector<std::vector<Temporary>> dying_;  // by the piece that names them last
-  std::uint64_t let_go_ = 0, named_ = 0;
+  std::vector<std::uint32_t> ends_;   // of pieces, as nodes
+  std::vector<std::uint64_t> begun_;  // that a launch makes
+  std::vector<std::uint64_t> over_;   // of these, what is needed no more
+  std::vector<std::uint64_t> given_;  // by piece, what is let go of behind it or later
+  std::vector<std::vector<Temporary>> temporaries_;  // by the piece that names them last
+  std::uint64_t named_ = 0;
+};
+
+// Of each number of stretches, those with the lowest peak: by the cut where they have come to, what
+// they take, and the cut before it.
+class Cutting {
+ public:
+  explicit Cutting(const Memory& memory) : memory_(memory), cuts_(memory.cuts()) {
+    reached_.assign(kMostStretches + 1, std::vector<Reached>(cuts_.size()));
+    reached_[0][0].bytes = 0;
+    for (std::uint32_t from = 0; from + 1 < cuts_.size(); ++from) {
+      const auto taken = memory.taken_from(cuts_[from], cuts_);
+      for (std::uint32_t i = 0; i < taken.size(); ++i) go_on(from, from + 1 + i, taken[i]);
+    }
+  }
+
+  std::uint64_t least_peak() const {
+    const auto peak = [](const std::vector<Reached>& cuts) { return cuts.back().bytes; };
+    return std::ranges::min(reached_ | std::views::transform(peak));
+  }
+  // All bytes that there are where there are too few cuts for so many.
+  std::uint64_t peak(std::uint32_t stretches) const { return reached_[stretches].back().bytes; }
+
+  std::vector<std::uint32_t> ends(std::uint32_t stretches) const {
+    std::vector<std::uint32_t> found(stretches);
+    auto cut = static_cast<std::uint32_t>(cuts_.size()) - 1;
+    for (; stretches > 0; cut = reached_[stretches--][cut].from) {
+      found[stretches - 1] = memory_.ends()[cuts_[cut] - 1];
+    }
+    return found;
+  }
+
+ private:
+  struct Reached {
+    std::uint64_t bytes = ~std::uint64_t{0};
+    std::uint32_t from = 0;
+  };
+
+  void go_on(std::uint32_t from, std::uint32_t to, std::uint64_t bytes) {
+    for (std::uint32_t stretches = 0; stretches < kMostStretches; ++stretches) {
+      const std::uint64_t peak = std::max(reached_[stretches][from].bytes, bytes);
+      Reached& there = reached_[stretches + 1][to];
+      if (peak < there.bytes) there = {peak, from};
+    }
+  }
+
+  const Memory& memory_;
+  std::vector<std::uint32_t> cuts_;
+  std::vector<std::vector<Reached>> reached_;  // by stretches, by cut
 };
 
 bool is_one_stretch(const Discovery& step) {
@@ -177,12 +254,14 @@ StepGraph taken(const StepGraph& step, std::uint32_t begin, std::uint32_t end) {
 std::vector<std::uint32_t> find_stretches(const Discovery& whole,
                                           std::span<const std::uint32_t> let_go) {
   const Memory memory(whole, let_go);
-  if (is_one_stretch(whole)) return memory.cut(~std::uint64_t{0});
+  if (memory.ends().empty()) return {};
+  if (is_one_stretch(whole) || !memory.has_let_go()) return {memory.ends().back()};
+  const Cutting cutting(memory);
   const std::uint64_t room = std::max(kStretchBytes, memory.named() / kStretchShare);
-  for (std::uint64_t bound = memory.peak() + room;; bound += room / 4) {
-    auto ends = memory.cut(bound);
-    if (ends.size() <= kMostStretches) return ends;
-  }
+  const std::uint64_t bound = std::max(memory.peak() + room, cutting.least_peak() + room / 4);
+  std::uint32_t stretches = 1;
+  while (cutting.peak(stretches) > bound) ++stretches;
+  return cutting.ends(stretches);
 }
 
 Discovery take_stretch(const Discovery& whole, std::uint32_t begin, std::uint32_t end) {
