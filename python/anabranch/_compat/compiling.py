@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -22,6 +23,7 @@ from torch._inductor.codecache import CppCodeCache
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 from torch._subclasses import fake_tensor
 
@@ -137,6 +139,47 @@ def in_graph_order() -> contextlib.AbstractContextManager[None]:
     """Around ``compile_fx_inner`` on this thread: Inductor keeps nodes in the graph's order, but
     for what it fuses."""
     return inductor_config.patch(reorder_for_peak_memory=False, reorder_for_locality=False)
+
+
+class _FusedWhereUsed:
+    """Inductor's choices, but for two kernels that share what they read and have a library's call
+    between them: what the later one makes would be there before that call."""
+
+    def __init__(self, choices: Any) -> None:
+        self._choices = choices
+        self._known: tuple[Any, list[int]] = (None, [])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._choices, name)
+
+    def can_fuse_horizontal(self, scheduler: Any, first: Any, second: Any, *rest: Any) -> bool:
+        if not self._choices.can_fuse_horizontal(scheduler, first, second, *rest):
+            return False
+        try:
+            return not self._are_apart(scheduler, first, second)
+        except Exception:  # what it is told of nodes is Inductor's own
+            return True
+
+    def _are_apart(self, scheduler: Any, first: Any, second: Any) -> bool:
+        if self._known[0] is not scheduler:
+            self._known = scheduler, sorted(node.min_order for node in scheduler.nodes
+                                            if node.is_extern())
+        calls = self._known[1]
+        if first.min_order > second.min_order:
+            first, second = second, first
+        made = sum(write.numbytes_hint() for write in second.read_writes.writes)
+        return made >= _MUCH and bisect.bisect(calls, first.max_order) \
+            < bisect.bisect_left(calls, second.min_order)
+
+
+_MUCH = 1 << 20  # bytes
+
+
+def fused_where_used() -> contextlib.AbstractContextManager[None]:
+    """Around ``compile_fx_inner`` on this thread: no kernel makes much for a later one because both
+    read the same."""
+    choices: Any = _FusedWhereUsed(V.choices)
+    return V.set_choices_handler(choices)
 
 
 @contextlib.contextmanager

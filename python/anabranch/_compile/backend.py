@@ -201,7 +201,8 @@ def _compile_ours(
     kept = report.keep(gm)
     streamed, reason = _split(chosen, at_launch, gm, asked, keywords, is_whole, phases)
     cuts = _cuts(chosen, gm) if is_whole and not moves_saved(gm.graph) else Cuts()
-    compiled = streamed or _compile_unsplit(gm, example_inputs, keywords, cuts, phases)
+    is_planned = memory is not None and memory.planned is not None
+    compiled = streamed or _compile_unsplit(gm, example_inputs, keywords, cuts, phases, is_planned)
     facts, unrecorded = _facts_of(gm, _kind(keywords), _lanes(chosen, asked), cuts), None
     if is_on_gpu:
         if streamed and chosen.record:
@@ -259,10 +260,12 @@ def _split(chosen: config.Options, at_launch: Callable[[], HostOptions], gm: Gra
 
 
 def _compile_unsplit(gm: GraphModule, example_inputs: Sequence[Any], keywords: dict[str, Any],
-                     cuts: Cuts, phases: report.Phases) -> Any:
+                     cuts: Cuts, phases: report.Phases, is_planned: bool) -> Any:
+    """``is_planned``: what is saved has been, so memory counts."""
     in_order = _compat.in_graph_order if moves_saved(gm.graph) else contextlib.nullcontext
+    where_used = _compat.fused_where_used if is_planned else contextlib.nullcontext
     try:
-        with cuts.compiling(), phases.of("Inductor"), in_order():
+        with cuts.compiling(), phases.of("Inductor"), in_order(), where_used():
             return without_broken_libraries(
                 lambda: _compat.compile_fx_inner(gm, example_inputs, **keywords))
     except Exception as error:

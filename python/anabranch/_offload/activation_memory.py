@@ -35,7 +35,7 @@ from anabranch._offload.layouts import foresee
 from anabranch._offload.link import MeasuredLink, link_of
 from anabranch._offload.peak import base_bytes, expected_bytes
 from anabranch._offload.planned import Planned, PlannedTensor
-from anabranch._offload.recompute import Way, compute_again, find_ways
+from anabranch._offload.recompute import Way, calls_in, compute_again, find_ways, groups
 from anabranch._offload.rewrite import Move, move
 from anabranch._offload.saved import Pair, Saved
 from anabranch._record.memory.gpu import free_bytes
@@ -114,7 +114,8 @@ class _Planner:
         self._begins = [0, *itertools.accumulate(step_ns)]
         of_node = dict(zip(pair.steps, step_ns, strict=True))
         index = {saved: i for i, saved in enumerate(pair.saved)}
-        tensors = [_tensor(saved, ways, of_node, index) for saved in pair.saved]
+        calls = calls_in(pair.backward.graph)
+        tensors = [_tensor(saved, ways, of_node, index, calls) for saved in pair.saved]
         wished = sum(_aligned(tensor.size_bytes) for tensor in tensors
                      if tensor.must == Choice.OFFLOAD)
         problem = Problem(
@@ -153,7 +154,7 @@ def _aligned(size_bytes: int) -> int:
 
 
 def _tensor(saved: Saved, ways: Mapping[Saved, Way], step_ns: Mapping[Node, int],
-            index: Mapping[Saved, int]) -> SavedTensor:
+            index: Mapping[Saved, int], calls: Sequence[Node]) -> SavedTensor:
     way = ways.get(saved)
     may_recompute = way is not None and not wishes.must_be_saved(saved.tensor) \
         and all(index[need] < index[saved] for need in way.needs)
@@ -162,7 +163,7 @@ def _tensor(saved: Saved, ways: Mapping[Saved, Way], step_ns: Mapping[Node, int]
         last_forward_use=saved.last_forward_use, first_backward_use=saved.first_backward_use,
         last_backward_use=saved.last_backward_use,
         recompute_ns=sum(step_ns.get(node, 0) for node in way.nodes)
-        if way is not None and may_recompute else -1,
+        * len(groups(saved, way, calls)) if way is not None and may_recompute else -1,
         may_offload=not saved.why_kept,
         must=Choice.NONE if saved.why_kept else wishes.wish_of(saved.tensor),
         needs=[index[need] for need in way.needs] if way is not None and may_recompute else [])

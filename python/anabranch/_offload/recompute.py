@@ -10,7 +10,9 @@ Threads: any. Failure: none.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -26,6 +28,7 @@ from anabranch._fx.schema import (
     results_of,
     written_arguments,
 )
+from anabranch._offload.durations import is_apart
 from anabranch._offload.saved import Pair, Saved, base_of
 
 _PURE = ("aten", "prims")
@@ -95,8 +98,9 @@ def compute_again(pair: Pair, chosen: Sequence[tuple[Saved, Way]]) -> Pair:
     """Both graphs without these tensors; the pair as it is then. Those that others need come before
     them in the list."""
     _hand_over(pair, list(dict.fromkeys(node for _, way in chosen for node in way.inputs)))
+    calls = calls_in(pair.backward.graph)
     for saved, way in reversed(chosen):
-        _compute(pair.backward.graph, saved, way)
+        _compute(pair.backward.graph, saved, way, calls)
         take_from_results(pair.forward.graph, set(saved.answers))
     for module in (pair.forward, pair.backward):
         module.graph.eliminate_dead_code()
@@ -128,22 +132,45 @@ def _inputs_of(graph: Graph) -> dict[str, Node]:
     return {str(node.target): node for node in graph.find_nodes(op="placeholder")}
 
 
-def _compute(graph: Graph, saved: Saved, way: Way) -> None:
-    """In place of inputs, right before their first use."""
+def _compute(graph: Graph, saved: Saved, way: Way, calls: list[Node]) -> None:
+    """In place of inputs, right before the first use of each of groups()."""
     there = _inputs_of(graph)
-    order = {node: i for i, node in enumerate(graph.nodes)}
-    first = min((user for given in saved.inputs for user in given.users), key=order.__getitem__)
-    made: dict[Node, Node] = {}
+    for users in groups(saved, way, calls):
+        made: dict[Node, Node] = {}
 
-    def in_backward(node: Node) -> Node:
-        return made[node] if node in made else there[node.name]
+        def in_backward(node: Node, made: dict[Node, Node] = made) -> Node:
+            return made[node] if node in made else there[node.name]
 
-    with graph.inserting_before(first):
-        for node in way.nodes:
-            made[node] = graph.node_copy(node, in_backward)
-    for answer, given in saved.views:
-        given.replace_all_uses_with(made[answer])
+        with graph.inserting_before(users[0]):
+            for node in way.nodes:
+                made[node] = graph.node_copy(node, in_backward)
+                if is_apart(node):
+                    bisect.insort(calls, made[node])
+        for answer, given in saved.views:
+            given.replace_all_uses_with(made[answer], users.__contains__)
+    for given in saved.inputs:
         graph.erase_node(given)
+
+
+def calls_in(graph: Graph) -> list[Node]:
+    """The calls of libraries, in the graph's order."""
+    return list(filter(is_apart, graph.nodes))
+
+
+def groups(saved: Saved, way: Way, calls: Sequence[Node]) -> list[list[Node]]:
+    """Who uses a saved tensor in the backward, in the graph's order: those for whom it is computed
+    once. A library's call between two of them, such as a product, parts them: the tensor would lie
+    there meanwhile, and what is fused with each is computed again for little. What takes such a
+    call itself is computed once for all."""
+    users = sorted({user for given in saved.inputs for user in given.users})
+    if any(map(is_apart, way.nodes)):
+        return [users]
+    found = [users[:1]]
+    for last, user in itertools.pairwise(users):
+        if bisect.bisect_left(calls, user) > bisect.bisect_right(calls, last):
+            found.append([])
+        found[-1].append(user)
+    return found
 
 
 def take_from_results(graph: Graph, gone: set[Node]) -> None:

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from compare import Tolerance, assert_same, observe
 from torch import nn
+from torch._inductor.utils import run_and_get_code
 from zoo import normal
 
 import anabranch
-from anabranch import errors
+from anabranch import _compat, errors
 from anabranch._core.offload import Choice
 from anabranch._offload import activation_memory, copies, recompute, rewrite, saved
 
@@ -125,6 +126,66 @@ def test_what_only_the_forward_has_is_handed_over_where_it_is_computed_from(monk
     assert {"addmm", "getitem"} <= {tensor.name.split("_")[0]
                                     for tensor in planned.of("recompute")}
     assert_is_eager(model, call)
+
+
+class Gate(nn.Module):
+    """The backward needs what the first layer makes at its beginning and at its end."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x):
+        first, second, third, last = self.layers
+        made = F.gelu(first(x))
+        return last(third(second(made).sin()) * made)
+
+
+@pytest.mark.parametrize("has_call", [False, True])
+def test_what_is_computed_again_is_held_for_no_later_use_unless_a_library_computes_it(
+        has_call, monkeypatch):
+    tensor_of, graphs = activation_memory._tensor, []
+
+    def computed(saved, ways, *rest):
+        tensor, way = tensor_of(saved, ways, *rest), ways.get(saved)
+        is_asked = way is not None and has_call == any(map(recompute.is_apart, way.nodes))
+        return dataclasses.replace(
+            tensor, must=Choice.RECOMPUTE if is_asked else Choice.KEEP)
+
+    monkeypatch.setattr(activation_memory, "_tensor", computed)
+    monkeypatch.setattr(activation_memory, "move", None)
+    monkeypatch.setattr(activation_memory, "compute_again", lambda *args: graphs.append(
+        recompute.compute_again(*args)) or graphs[-1])
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    model = Gate()
+    call = call_of(model, activation_memory=0, allow={616})
+    (planned,) = explained(call, batch())
+    assert planned.of("recompute")
+    (pair,) = graphs
+    made = [node for node in pair.backward.graph.nodes if node.op == "call_function"]
+    calls = [node for node in made if "addmm" in str(node.target)]
+    assert len(calls) == (3 if has_call else 0)
+    if not has_call:  # for the inputs of two products, a product of elements, and gelu's gradient
+        assert sum("erf" in str(node.target) for node in made) == 4
+    assert_is_eager(model, call)
+
+
+def test_where_memory_counts_no_kernel_makes_much_before_a_product_that_is_used_behind_it():
+    def function(x, weight):
+        return x.cos() @ (x.sin() @ weight)
+
+    def kernels():
+        torch._dynamo.reset()
+        with torch._inductor.config.patch(force_disable_caches=True):
+            _, (code,) = run_and_get_code(torch.compile(function), *inputs)
+        return re.findall(r"cpp_fused_\w+(?=\()|extern_kernels.mm", code[code.index("def call("):])
+
+    inputs = normal(5, 512, 512), normal(6, 512, 512)
+    assert kernels() == ["cpp_fused_cos_sin_0", *["extern_kernels.mm"] * 2]
+    with _compat.fused_where_used():
+        assert kernels() == ["cpp_fused_sin_0", "extern_kernels.mm",
+                             "cpp_fused_cos_1", "extern_kernels.mm"]
 
 
 def test_tensors_that_the_compiler_lays_out_otherwise_come_back_right():
