@@ -12,6 +12,7 @@ import torch
 from stand_in_recording import StandIn
 
 from anabranch._record.capture.step import Step
+from anabranch._record.memory import gpu
 from anabranch._record.state.state import State
 from anabranch._record.tensors import units_apart
 from anabranch._record.trial import copies, stages, values
@@ -42,6 +43,23 @@ def parameter(gradient=None):
     made = torch.nn.Parameter(torch.ones(100))
     made.grad = gradient
     return made
+
+
+@pytest.mark.parametrize(("reserved", "free", "used", "granted"), [
+    (1, 79, 5, 80 / 32),  # most of the GPU is free
+    (1, 45, 8, 1 / 32),  # not six times what the step uses
+    (64, 15, 5, 1),
+    (79, 1, 5, 1 / 4),
+])
+def test_copies_take_little_of_a_gpu_unless_most_of_it_is_free(
+        monkeypatch, reserved, free, used, granted):
+    gib = 1 << 30
+    for module in (copies, gpu):
+        monkeypatch.setattr(module, "free_bytes", lambda device: free * gib)
+    monkeypatch.setattr(gpu._compat, "memory_fraction", lambda device: 1.0)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved * gib)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * gib, 80 * gib))
+    assert copies.grantable_bytes(0, used * gib) == granted * gib
 
 
 def test_what_is_only_read_is_not_copied(trial_of):
@@ -163,7 +181,7 @@ def test_a_gradient_that_somebody_else_has_is_held(trial_of):
 
 def test_memory_of_all_that_is_small_is_copied_on_the_gpu(monkeypatch, trial_of):
     for module in (trial_module, values):
-        monkeypatch.setattr(module, "grantable_bytes", lambda device: 1 << 20)
+        monkeypatch.setattr(module, "grantable_bytes", lambda *asked: 1 << 20)
     w = parameter(torch.ones(100))
     trial, _ = trial_of(lambda leaves: w.detach().sum(), [w])
     assert trial.copied_to == "GPU" and trial.copied_bytes == 896

@@ -47,7 +47,7 @@ def stand_in_memory(monkeypatch, free=lambda: GIB):
         lambda: SimpleNamespace(events=[])))
     monkeypatch.setattr("anabranch._record.memory.shortage.free_bytes", lambda device: free())
     for module in (trial, values):
-        monkeypatch.setattr(module, "grantable_bytes", lambda device: free() // 4)
+        monkeypatch.setattr(module, "grantable_bytes", lambda *asked: free() // 4)
 
 
 class Launched:
@@ -140,7 +140,7 @@ class StandIn:
         monkeypatch.setattr(recorder, "_give_back_memory", lambda: None)
         monkeypatch.setattr(trial, "_SMALL_BYTES", 0)
         for module in (trial, values):
-            monkeypatch.setattr(module, "grantable_bytes", lambda device: self.granted)
+            monkeypatch.setattr(module, "grantable_bytes", lambda *asked: self.granted)
         for module in (copies, stages):
             monkeypatch.setattr(module, "STAGE_BYTES", 1 << 12)
         self.granted = 0  # copies are in the host's memory

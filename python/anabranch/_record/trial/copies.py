@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from anabranch import _compat
-from anabranch._record.memory.gpu import free_bytes
+from anabranch._record.memory.gpu import free_bytes, is_plentiful
 from anabranch._record.memory.host import free_aside, fresh_bytes, host_free_bytes
 from anabranch._record.memory.shortage import Short
 from anabranch._record.tensors import size_of
@@ -31,6 +31,7 @@ _ALIGNMENT = 64
 _WORD = 8
 _SMALL_BYTES = 32 << 20
 _SMALL_SHARE = 64
+_PLENTY_SHARE = 32
 
 
 @dataclasses.dataclass
@@ -192,8 +193,11 @@ def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def grantable_bytes(device: int) -> int:
-    """How much of the GPU's memory copies may take: a 64th of what torch has reserved there, at
-    least 32 MiB, and at most a quarter of what is free."""
-    reserved = torch.cuda.memory_reserved(device)
-    return min(max(_SMALL_BYTES, reserved // _SMALL_SHARE), free_bytes(device) // 4)
+def grantable_bytes(device: int, used: int) -> int:
+    """How much of the GPU's memory copies may take, for a callable that uses so many bytes: a 64th
+    of what torch has reserved there, a 32nd of all where that is_plentiful(), and 32 MiB at least;
+    and at most a quarter of what is free."""
+    most = max(_SMALL_BYTES, torch.cuda.memory_reserved(device) // _SMALL_SHARE)
+    if is_plentiful(device, used):
+        most = max(most, torch.cuda.mem_get_info(device)[1] // _PLENTY_SHARE)
+    return min(most, free_bytes(device) // 4)

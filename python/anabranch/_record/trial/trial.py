@@ -122,8 +122,9 @@ class Trial:
         self._step, self._state, self._foreseen = step, state, foreseen
         self._on_callers_stream, self._is_plenty = on_callers_stream, is_plenty
         self._histories: dict[int, Any] = {}  # of what a run is given, by tensor
-        granted = free_bytes(step.device) // 4 if is_plenty else grantable_bytes(step.device)
         given = sum(unit.size_bytes for unit in step.units)
+        granted = free_bytes(step.device) // 4 if is_plenty \
+            else grantable_bytes(step.device, size_of(step.tensors))
         may_let_go = given > granted and not foreseen.needs_gradients
         self._old = OldGradients(step if may_let_go else None)
         of_optimizers = _of_optimizers(step)

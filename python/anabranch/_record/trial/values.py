@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from anabranch._record.tensors import size_of
 from anabranch._record.trial.copies import Copies, grantable_bytes
 from anabranch._record.trial.run import Run
 
@@ -43,7 +44,8 @@ class Values:
         self._names = [name for name in names if name in run.tensors]  # those that it has
         self._sums = {name: run.sums[name] for name in self._names}
         self._kinds = [kind_of(name, run.tensors[name]) for name in self._names]
-        self._copies = Copies([run.tensors[name] for name in self._names], grantable_bytes(device))
+        self._copies = Copies([run.tensors[name] for name in self._names],
+                              grantable_bytes(device, size_of([*run.tensors.values()])))
 
     def distances(self, run: Run, names: Collection[str]) -> dict[str, Distance]:
         """How far another run is from this by some of these names, but for what is the same bit for
