@@ -111,8 +111,7 @@ class SharedMemoryTest : public CudaLaunchTest {
     library_launches(on, memory[1].address, 4'096);
   }
   void library_launches(CuStream on, CuDevicePtr in_place, unsigned shared_bytes) {
-    constexpr auto kMost = CuFunctionAttribute::kMaxDynamicSharedSizeBytes;
-    EXPECT_CU(d->cuFuncSetAttribute(function_, kMost, static_cast<int>(shared_bytes)));
+    sim->allow_shared_memory(function_, static_cast<int>(shared_bytes));
     std::uint32_t count = testing::kWords;
     void* params[] = {&in_place, &in_place, &count};
     EXPECT_CU(d->cuLaunchKernel(function_, 1, 1, 1, 32, 1, 1, shared_bytes, on, params, nullptr));
@@ -135,7 +134,8 @@ TEST_P(SharedMemoryTest, FunctionsAreAllowedWhatTheirNodesHave) {
     must_launch(*recording, memory);
     EXPECT_CU(d->cuStreamSynchronize(work_stream));
     expect_result(memory[1], 102);
-    library_launches(work_stream, memory[1], 1'024);  // a plain call of it
+    library_launches(work_stream, memory[1], 1'024);  // plain calls of it
+    library_launches(work_stream, memory[1], 200'000);
   }
 }
 

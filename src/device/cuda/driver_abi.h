@@ -56,6 +56,7 @@ enum class CuDeviceAttribute : int {
   kComputeCapabilityMajor = 75,
   kComputeCapabilityMinor = 76,
   kCooperativeLaunch = 95,
+  kMaxSharedMemoryPerBlockOptin = 97,
   kVirtualMemoryManagement = 102,
   kTensorMapAccess = 127,
 };

@@ -14,7 +14,9 @@ int attribute_of(CuDeviceAttribute attribute) {
     case CuDeviceAttribute::kMaxThreadsPerBlock:
       return 1024;
     case CuDeviceAttribute::kMaxSharedMemoryPerBlock:
-      return 49152;
+      return kPlainSharedBytes;
+    case CuDeviceAttribute::kMaxSharedMemoryPerBlockOptin:
+      return kMostSharedBytes;
     case CuDeviceAttribute::kWarpSize:
       return 32;
     case CuDeviceAttribute::kMultiprocessorCount:

@@ -12,8 +12,7 @@ namespace anabranch::sim {
 namespace {
 
 constexpr unsigned kMaxThreads = 1024;
-// More shared memory, or a larger cluster, has to be allowed on the function first.
-constexpr int kPlainSharedBytes = 49'152;
+// A larger cluster has to be allowed on the function first.
 constexpr unsigned kPortableCluster = 8, kMaxCluster = 16;
 
 // The names after ".entry" in an image, which is PTX or looks like it.
@@ -50,8 +49,8 @@ int attribute_of(const Function& function, CuFunctionAttribute attribute, int ot
 
 CuResult check_shape(const Function& function, const CuKernelNodeParams& p, CuDim3 cluster) {
   const std::uint64_t threads = std::uint64_t{p.block_x} * p.block_y * p.block_z;
-  const auto shared_bytes = static_cast<unsigned>(
-      attribute_of(function, CuFunctionAttribute::kMaxDynamicSharedSizeBytes, kPlainSharedBytes));
+  const auto shared_bytes = static_cast<unsigned>(attribute_of(
+      function, CuFunctionAttribute::kMaxDynamicSharedSizeBytes, function.kernel_shared_bytes));
   if (threads == 0 || threads > kMaxThreads || p.shared_bytes > shared_bytes ||
       std::uint64_t{p.grid_x} * p.grid_y * p.grid_z == 0) {
     return CuResult::kInvalidValue;
@@ -188,7 +187,7 @@ CuResult Machine::cuFuncGetAttribute(int* value, CuFunctionAttribute attribute,
       *value = 90;
       break;
     case CuFunctionAttribute::kMaxDynamicSharedSizeBytes:
-      *value = attribute_of(*found, attribute, kPlainSharedBytes);
+      *value = attribute_of(*found, attribute, found->kernel_shared_bytes);
       break;
     default:
       *value = attribute_of(*found, attribute, 0);
@@ -202,6 +201,9 @@ CuResult Machine::cuFuncSetAttribute(CuFunction function, CuFunctionAttribute at
   if (!found) return CuResult::kInvalidHandle;
   if (attribute != CuFunctionAttribute::kMaxDynamicSharedSizeBytes &&
       attribute != CuFunctionAttribute::kNonPortableClusterSizeAllowed) {
+    return CuResult::kInvalidValue;
+  }
+  if (attribute == CuFunctionAttribute::kMaxDynamicSharedSizeBytes && value > kMostSharedBytes) {
     return CuResult::kInvalidValue;
   }
   found->attributes[attribute] = value;

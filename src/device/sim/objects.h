@@ -54,6 +54,9 @@ struct Device {
   int retained = 0;
 };
 
+// Shared memory of a block: what any may have, and the most that one may be allowed.
+inline constexpr int kPlainSharedBytes = 49'152, kMostSharedBytes = 232'448;
+
 struct Function {
   CuFunction handle = nullptr;
   CuModule module = nullptr;
@@ -61,6 +64,7 @@ struct Function {
   const Kernel* kernel = nullptr;
   std::size_t block_bytes = 0;  // of parameters
   std::map<CuFunctionAttribute, int> attributes;
+  int kernel_shared_bytes = kPlainSharedBytes;  // what counts where no attribute says it
 };
 
 struct Module {

@@ -138,6 +138,10 @@ class SimDriver {
   // lost.
   std::vector<std::string> violations() const;
 
+  // As the CUDA runtime allows a kernel shared memory (cuKernelSetAttribute): without effect where
+  // cuFuncSetAttribute says it, before or afterwards.
+  void allow_shared_memory(cuda::CuFunction function, int bytes);
+
   // A node of a type that the table cannot make (memory, conditional, ...), so that it can be met.
   cuda::CuGraphNode add_opaque_node(cuda::CuGraph graph, cuda::CuNodeType type);
 

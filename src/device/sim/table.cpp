@@ -176,6 +176,13 @@ std::vector<std::string> SimDriver::violations() const {
   return machine_->violations_;
 }
 
+void SimDriver::allow_shared_memory(cuda::CuFunction function, int bytes) {
+  const std::lock_guard lock(machine_->mutex_);
+  if (Function* const found = machine_->functions_.find(function)) {
+    found->kernel_shared_bytes = bytes;
+  }
+}
+
 cuda::CuGraphNode SimDriver::add_opaque_node(cuda::CuGraph graph, cuda::CuNodeType type) {
   const std::lock_guard lock(machine_->mutex_);
   CuGraphNode node = nullptr;

@@ -260,6 +260,19 @@ class Reader {
   GraphImage image_;
 };
 
+// What a function may have of the current device at most; 0 where that is not told.
+int most_shared_bytes(const Driver& driver, CuFunction function) {
+  CuDevice device = 0;
+  int of_block = 0, own = 0;
+  const bool is_told =
+      driver.cuCtxGetDevice(&device) == CuResult::kSuccess &&
+      driver.cuDeviceGetAttribute(&of_block, CuDeviceAttribute::kMaxSharedMemoryPerBlockOptin,
+                                  device) == CuResult::kSuccess &&
+      driver.cuFuncGetAttribute(&own, CuFunctionAttribute::kSharedSizeBytes, function) ==
+          CuResult::kSuccess;
+  return is_told ? of_block - own : 0;
+}
+
 }  // namespace
 
 CuKernelNodeParams launch_of(KernelImage& kernel, LaunchRoom& room) {
@@ -282,11 +295,17 @@ CuKernelNodeParams launch_of(KernelImage& kernel, LaunchRoom& room) {
 
 bool allow_shared_memory(const Driver& driver, const KernelImage& kernel) {
   constexpr auto kMost = CuFunctionAttribute::kMaxDynamicSharedSizeBytes;
+  const CuFunction function = kernel.launch.func;
   const auto needed = static_cast<int>(kernel.launch.shared_bytes);
   int allowed = 0;
-  return driver.cuFuncGetAttribute(&allowed, kMost, kernel.launch.func) == CuResult::kSuccess &&
-         allowed < needed &&
-         driver.cuFuncSetAttribute(kernel.launch.func, kMost, needed) == CuResult::kSuccess;
+  if (driver.cuFuncGetAttribute(&allowed, kMost, function) != CuResult::kSuccess ||
+      allowed >= needed) {
+    return false;
+  }
+  const auto allow = [&](int bytes) {
+    return driver.cuFuncSetAttribute(function, kMost, bytes) == CuResult::kSuccess;
+  };
+  return allow(std::max(needed, most_shared_bytes(driver, function))) || allow(needed);
 }
 
 std::string_view type_text(CuNodeType type) {
