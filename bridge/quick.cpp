@@ -141,6 +141,24 @@ struct Batch {
   }
 };
 
+// Where a dictionary keeps its table, as Python builds it. Only what is asked for ahead follows it.
+constexpr std::size_t kTable = 32;
+
+// Some objects of many. Asks for them, and for the tables of those that are dictionaries.
+struct Dicts {
+  PyObject* things[kAtOnce];
+  Py_ssize_t size = 0;
+
+  void add(PyObject* thing) { fetch(things[size++] = thing); }
+  void fetch_tables() const {
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      if (things[i] && PyDict_CheckExact(things[i])) {
+        fetch(word_at(things[i], kTable), {0, 64, 128});
+      }
+    }
+  }
+};
+
 // False instead of an Exception that is set; null for anything else that is.
 PyObject* no() {
   if (PyErr_Occurred()) {
@@ -150,25 +168,40 @@ PyObject* no() {
   Py_RETURN_FALSE;
 }
 
+// Names of attributes, for ever.
+PyObject* kGrad = nullptr;
+PyObject* kRequiresGrad = nullptr;
+PyObject* kCount = nullptr;
+PyObject* kCellContents = nullptr;
+
 bool stands(PyObject* holder, PyObject* key, PyObject* thing) {
   if (PyDict_CheckExact(holder)) return PyDict_GetItemWithError(holder, key) == thing;
   if (PyList_CheckExact(holder) && PyLong_CheckExact(key)) {
     return PyList_GetItem(holder, PyLong_AsSsize_t(key)) == thing;
   }
-  PyObject* const found = PyObject_GetItem(holder, key);
+  const bool is_cell = key == reinterpret_cast<PyObject*>(Py_TYPE(holder));
+  PyObject* const found =
+      is_cell ? PyObject_GetAttr(holder, kCellContents) : PyObject_GetItem(holder, key);
   Py_XDECREF(found);
   return found == thing;
 }
 
-// stand(holders, keys, things): whether the very same thing is still at each key of its holder.
+// stand(holders, keys, things): whether the very same thing is still at each key of its holder, or
+// in it, where that is a cell and the key the class of cells.
 PyObject* stand(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 3) return no();
   const Items holders(args[0]), keys(args[1]), things(args[2]);
   const Py_ssize_t size = things.size();
   if (size < 0 || holders.size() != size || keys.size() != size) return no();
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    PyObject* const thing = things[i];
-    if (!thing || !stands(holders[i], keys[i], thing)) return no();
+  for (Py_ssize_t begin = 0; begin < size; begin += kAtOnce) {
+    const Py_ssize_t end = std::min(size, begin + kAtOnce);
+    Dicts some;
+    for (Py_ssize_t i = begin; i < end; ++i) some.add(holders[i]);
+    some.fetch_tables();
+    for (Py_ssize_t i = begin; i < end; ++i) {
+      PyObject* const thing = things[i];
+      if (!thing || !stands(some.things[i - begin], keys[i], thing)) return no();
+    }
   }
   Py_RETURN_TRUE;
 }
@@ -192,11 +225,20 @@ bool has_items(PyObject* dict, const Words& rows, Py_ssize_t i, Py_ssize_t count
 PyObject* items_stand(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Words rows;
   if (count != 2 || !rows.read(args[0])) return no();
-  for (Py_ssize_t i = 0; i + 3 <= rows.size;) {
-    const bool has_keys = rows[i + 1] != 0;
-    const auto items = static_cast<Py_ssize_t>(rows[i + 2]);
-    if (!has_items(rows.object(i), rows, i + 3, items, has_keys)) return no();
-    i += 3 + items * (has_keys ? 2 : 1);
+  const auto is_row = [&](Py_ssize_t i) { return i + 3 <= rows.size; };
+  const auto next = [&](Py_ssize_t i) {
+    return i + 3 + static_cast<Py_ssize_t>(rows[i + 2]) * (rows[i + 1] != 0 ? 2 : 1);
+  };
+  for (Py_ssize_t i = 0; is_row(i);) {
+    Dicts some;
+    for (Py_ssize_t at = i; is_row(at) && some.size < kAtOnce; at = next(at)) {
+      some.add(rows.object(at));
+    }
+    some.fetch_tables();
+    for (Py_ssize_t row = 0; row < some.size; ++row, i = next(i)) {
+      const auto items = static_cast<Py_ssize_t>(rows[i + 2]);
+      if (!has_items(some.things[row], rows, i + 3, items, rows[i + 1] != 0)) return no();
+    }
   }
   Py_RETURN_TRUE;
 }
@@ -217,10 +259,6 @@ PyObject* answers_are(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   Py_RETURN_TRUE;
 }
-
-PyObject* kGrad = nullptr;
-PyObject* kRequiresGrad = nullptr;
-PyObject* kCount = nullptr;
 
 // Whether an attribute is this object.
 bool is_attribute(PyObject* thing, PyObject* name, PyObject* value) {
@@ -559,9 +597,10 @@ PyMODINIT_FUNC PyInit_anabranch_quick() {
   kGrad = PyUnicode_InternFromString("grad");
   kRequiresGrad = PyUnicode_InternFromString("requires_grad");
   kCount = PyUnicode_InternFromString("count");
-  if (!kGrad || !kRequiresGrad || !kCount) return nullptr;
+  kCellContents = PyUnicode_InternFromString("cell_contents");
+  if (!kGrad || !kRequiresGrad || !kCount || !kCellContents) return nullptr;
   PyObject* const made = PyModule_Create(&kModule);
-  if (made && PyModule_AddIntConstant(made, "version", 5) != 0) {
+  if (made && PyModule_AddIntConstant(made, "version", 6) != 0) {
     Py_DECREF(made);
     return nullptr;
   }

@@ -2,7 +2,8 @@
 """What a call of a recorded step looks at before it is launched, for hundreds of tensors at once: a
 compiled module (bridge/quick.cpp), or the same in Python where there is none.
 
-* ``stand(holders, keys, things)``: whether the very same thing is still at each key of its holder.
+* ``stand(holders, keys, things)``: whether the very same thing is still at each key of its holder,
+  or in it, where that is a cell and the key the class of cells.
 * ``holding(whole)``: what tells whether each dictionary has the very keys and values that come with
   it, in their order; where the keys are None, they may be any.
 * ``answers_are(functions, arguments, answers)``: whether each function, called with its tuple of
@@ -40,6 +41,7 @@ import itertools
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import CellType
 from typing import Any
 
 import torch
@@ -48,7 +50,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.library import library_path
 
-_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 5
+_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 6
 _address: Callable[[Tensor], int] = Tensor.data_ptr
 _flat = itertools.chain.from_iterable
 
@@ -107,11 +109,17 @@ def _can_tell_autograd(module: Any) -> bool:
 def _stand(holders: Sequence[Any], keys: Sequence[Any], things: Sequence[Any]) -> bool:
     try:
         return len(holders) == len(keys) == len(things) and all(
-            map(operator.is_, map(operator.getitem, holders, keys), things))
+            map(operator.is_, map(_at, holders, keys), things))
     except Exception:
         return False
 
 
+def _at(holder: Any, key: Any) -> Any:
+    return holder.cell_contents if key is CellType else holder[key]
+
+
+# A function, its arguments, and what it answers as long as nothing changes: for answers_are().
+Question = tuple[Callable[..., Any], tuple[Any, ...], Any]
 # A dictionary, its keys or None, and its values.
 Whole = tuple[dict[Any, Any], tuple[Any, ...] | None, tuple[Any, ...]]
 

@@ -7,6 +7,7 @@ import collections
 import gc
 import struct
 import weakref
+from types import CellType
 
 import pytest
 import torch
@@ -54,6 +55,10 @@ def test_the_very_same_things_stand_there_or_they_do_not(ways):
     assert not stand(holders, keys, things)
     plain["a"] = a
     assert stand(holders, keys, things)
+    cell = CellType(a)
+    assert stand((cell,), (CellType,), (a,)) and not stand((cell,), (CellType,), (b,))
+    del cell.cell_contents
+    assert not stand((cell,), (CellType,), (a,))
     for gone in (lambda: own.things.clear(), lambda: listed.pop(), lambda: plain.clear()):
         gone()
         assert not stand(holders, keys, things)

@@ -70,7 +70,8 @@ def recorded(step, *objects):
     made = anabranch.record(step)
     for _ in range(2):
         assert not isinstance(made(*objects, X), Launched)
-    assert_launches(made, step, *objects)
+    for _ in range(4):  # as often as calls take to be like the one before in all that is looked at
+        assert_launches(made, step, *objects)
     return made
 
 

@@ -25,11 +25,12 @@ from anabranch._record.memory.shortage import Shortage
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.refusals import Cause, NotRecordable, Reason
 from anabranch._record.report import RecordingReport
+from anabranch._record.state.namespaces import Lookup
 from anabranch._record.state.number_places import NO_NUMBERS
 from anabranch._record.state.paths import Path, Place
 from anabranch._record.state.side_effects import BoundMutations, Mutation, bind_mutations
 from anabranch._record.state.state import NO_STATE, State, standing
-from anabranch._record.state.watch_list import Lookup, WatchList
+from anabranch._record.state.watch_list import WatchList
 from anabranch._record.tensors import (
     inner_places,
     inner_tensors,

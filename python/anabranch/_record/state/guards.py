@@ -19,12 +19,14 @@ import sys
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from numbers import Number
+from types import CellType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from anabranch._record.quick import stand
+from anabranch._record.quick import Question, stand
+from anabranch._record.state.namespaces import CELL, place_of
 from anabranch._record.state.paths import Path, name_of
 
 
@@ -173,6 +175,19 @@ class GuardSet:
             self._last = _Last(tuple([value for value, is_count in there if not is_count]),
                                [value for value, is_count in there if is_count], filled, now)
         return now
+
+
+    def questions(self, values: GuardValues | None) -> list[Question] | None:
+        """Whether now() still answers this; None where it does not any more, or where contents have
+        to be looked at."""
+        objects, counts, filled, last = self._last
+        if last is None or last is not values or filled:
+            return None
+        places = list(map(place_of, zip(self._holders, self._keys, strict=True)))
+        return [(stand, (tuple([holder for holder, _ in places]),
+                         tuple([CellType if key is CELL else key for _, key in places]), objects),
+                 True), *((len, (holder,), count) for holder, count in
+                          zip(self._counted, counts, strict=True))]
 
 
 class _Last(NamedTuple):

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from anabranch._record.quick import Question
+
 _OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -37,6 +39,10 @@ class Hooks:
             self._registered = registered
         return tuple([(place, *hooks) for place, hooks in self._some if hooks]) \
             if self._some else ()
+
+    def questions(self) -> list[Question] | None:
+        """Whether there are still no hooks; None where there are some."""
+        return None if self._some else [(getattr, (RemovableHandle, "next_id"), self._registered)]
 
     def _all(self, parameters: Iterable[Tensor]) -> Iterator[tuple[Any, Any]]:
         for kind, things, names in (("module", self._modules, _OF_MODULES),

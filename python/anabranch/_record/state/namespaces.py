@@ -14,6 +14,9 @@ from typing import Any
 
 from torch import nn
 
+CELL = object()  # in the place of a key: what is in a cell
+Lookup = tuple[Any, Any]  # holder and key
+
 
 class Variables(MutableMapping[str, Any]):
     """Variables that a function uses and that are not local to it: those of its closure, and the
@@ -51,6 +54,15 @@ class Variables(MutableMapping[str, Any]):
             del self.cells[name].cell_contents
         else:
             del self.globals[name]
+
+
+def place_of(lookup: Lookup) -> Lookup:
+    """For variables of a function, the cell or the globals that hold them: looking these up calls
+    no Python code."""
+    holder, key = lookup
+    if not isinstance(holder, Variables):
+        return lookup
+    return (holder.cells[key], CELL) if key in holder.cells else (holder.globals, key)
 
 
 class Slotted(MutableMapping[str, Any]):

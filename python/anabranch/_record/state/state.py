@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from anabranch._record.quick import gradients_are, holding, stand, tell_gradients
+from anabranch._record.quick import Question, gradients_are, holding, stand, tell_gradients
 from anabranch._record.state.guard_collector import GuardCollector
 from anabranch._record.state.guards import Guards, GuardSet, GuardValues, is_plain
 from anabranch._record.state.hooks import Hooks
+from anabranch._record.state.namespaces import Lookup
 from anabranch._record.state.number_places import (
     FOLLOWED,
     NO_NUMBERS,
@@ -34,7 +35,7 @@ from anabranch._record.state.number_places import (
 )
 from anabranch._record.state.paths import ARGUMENT, Everywhere, Found, Ignored, Path, Place
 from anabranch._record.state.walk import Walk
-from anabranch._record.state.watch_list import Lookup, WatchList
+from anabranch._record.state.watch_list import WatchList
 from anabranch._record.tensors import inner_tensors, is_wrapper, may_be_parameter, version_of
 
 _COUNTER_BYTES = 1 << 16
@@ -345,6 +346,36 @@ class State:
         if self._guards is None or self._guards.values != now:
             self._guards = Guards(now)
         return self._guards
+
+    def questions(self, guards: Guards) -> list[Question] | None:
+        """Whether guards() still answers these, in the same modes of torch; None where it does not
+        any more, or where that takes more than questions."""
+        if self.on_cpu or self.pinned or self.followed is not NO_NUMBERS:
+            return None
+        modes, gradients, hyperparameters, _, _, hooks, values = guards.values
+        asked: list[Question] = [(stand, (self._modes, self._training, modes), True)]
+        if gradients is not None:
+            asked.append((gradients_are, (self._parameters, gradients), True))
+        for part in (self._asked_of_groups(hyperparameters),
+                     None if hooks else self._hooks.questions(), self._guard_set.questions(values)):
+            if part is None:
+                return None
+            asked += part
+        return asked
+
+    def _asked_of_groups(self, told: tuple[Any, ...]) -> list[Question] | None:
+        _, hold, last = self._last_groups
+        if last is not told:
+            return None
+        asked: list[Question] = [(hold, (), True)]
+        for optimizer in self.optimizers:
+            groups, attributes = optimizer.param_groups, getattr(optimizer, "__dict__", {})
+            if attributes.get("param_groups") is not groups or type(groups) is not list:
+                return None
+            asked += [(len, (groups,), len(groups)),
+                      (stand, ((attributes, *[groups] * len(groups)),
+                               ("param_groups", *range(len(groups))), (groups, *groups)), True)]
+        return asked
 
     def _modes_told(self) -> tuple[Any, ...]:
         """Which modules train."""

@@ -21,10 +21,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 from torch import nn
 
-from anabranch._record.quick import Whole, holding, stand
-from anabranch._record.state.namespaces import Variables
-
-Lookup = tuple[Any, Any]  # holder and key
+from anabranch._record.quick import Question, Whole, holding, stand
+from anabranch._record.state.namespaces import CELL, Lookup, place_of
 
 
 class WatchList:
@@ -49,20 +47,20 @@ class WatchList:
     def _sort(self) -> None:
         """Separates items of dictionaries and the like from cells of closures, the fixed ones first
         in both."""
-        found = [(*_where(lookup), thing) for lookup, thing in self._fixed]
-        items = [(holder, key, thing) for holder, key, thing in found if key is not _CELL]
-        cells = [(holder, thing) for holder, key, thing in found if key is _CELL]
-        movable = list(map(_where, self._movable))
+        found = [(*place_of(lookup), thing) for lookup, thing in self._fixed]
+        items = [(holder, key, thing) for holder, key, thing in found if key is not CELL]
+        cells = [(holder, thing) for holder, key, thing in found if key is CELL]
+        movable = list(map(place_of, self._movable))
         places = [*((holder, key) for holder, key, _ in items),
-                  *((holder, key) for holder, key in movable if key is not _CELL)]
+                  *((holder, key) for holder, key in movable if key is not CELL)]
         self._holders = tuple([holder for holder, _ in places])
         self._keys = tuple([key for _, key in places])
         self._seen: _Seen | None = None  # replaced, since threads may look at once
         self._cells: list[CellType] = [*(cell for cell, _ in cells),
-                                       *(cell for cell, key in movable if key is _CELL)]
+                                       *(cell for cell, key in movable if key is CELL)]
         self._things = [thing for _, _, thing in items]
         self._cell_things = [thing for _, thing in cells]
-        self._are_cells = [key is _CELL for _, key in movable]
+        self._are_cells = [key is CELL for _, key in movable]
         self._has_movable_cells = any(self._are_cells)
 
     @property
@@ -104,6 +102,17 @@ class WatchList:
         except RuntimeError:  # another thread put something into one of these dictionaries
             return None
         return seen.movable
+
+    def questions(self, found: list[Any]) -> list[Question] | None:
+        """Whether everything stands where it stood when look() answered this; None where something
+        has moved since, or where that takes more than questions."""
+        seen = self._seen
+        if seen is None or seen.movable is not found or self._other_mappings:
+            return None
+        count = len(self._cells)
+        return [(self._dicts_stand, (), True), (seen.are_whole, (), True),
+                (stand, ((*seen.holders, *self._cells), (*seen.keys, *[CellType] * count),
+                         (*seen.things, *seen.cells)), True)]
 
     def _look_up(self, seen: _Seen | None, cells: list[Any]) -> _Seen | None:
         """What stands there now, given what is in the cells; None where a fixed thing is
@@ -183,15 +192,3 @@ def _is_plain(mapping: Mapping[Any, Any]) -> TypeGuard[dict[Any, Any]]:
     """Whether it has what dict finds in it."""
     return isinstance(mapping, dict) and type(mapping).values is dict.values \
         and type(mapping).__len__ is dict.__len__
-
-
-_CELL = object()  # in the place of a key
-
-
-def _where(lookup: Lookup) -> tuple[Any, Any]:
-    """For variables of a function, the cell or the globals that hold them: looking these up calls
-    no Python code."""
-    holder, key = lookup
-    if not isinstance(holder, Variables):
-        return lookup
-    return (holder.cells[key], _CELL) if key in holder.cells else (holder.globals, key)
