@@ -17,7 +17,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule
 
 from anabranch import config
 from anabranch._core.offload import (
@@ -35,7 +35,7 @@ from anabranch._offload.layouts import foresee
 from anabranch._offload.link import MeasuredLink, link_of
 from anabranch._offload.peak import base_bytes, expected_bytes
 from anabranch._offload.planned import Planned, PlannedTensor
-from anabranch._offload.recompute import Way, calls_in, compute_again, find_ways, groups
+from anabranch._offload.recompute import Calls, Way, compute_again, find_ways, groups
 from anabranch._offload.rewrite import Move, move
 from anabranch._offload.saved import Pair, Saved
 from anabranch._record.memory.gpu import free_bytes
@@ -83,7 +83,7 @@ class ActivationMemory:
                  in zip(pair.saved, first.decisions, strict=True)
                  if decision.choice == Choice.RECOMPUTE]
         if again:
-            pair = compute_again(pair, again)
+            pair = compute_again(pair, again, planner.step_ns)
             plan = planner.plan(pair, {})
         moves = list(_moves(pair, plan))
         told = planner.tell(pair, plan, first, [saved for saved, _ in again], kept_bytes)
@@ -112,10 +112,10 @@ class _Planner:
     def plan(self, pair: Pair, ways: Mapping[Saved, Way]) -> OffloadPlan:
         step_ns = durations_ns(pair.steps, self._link.own_rate)
         self._begins = [0, *itertools.accumulate(step_ns)]
-        of_node = dict(zip(pair.steps, step_ns, strict=True))
+        self.step_ns = dict(zip(pair.steps, step_ns, strict=True))
         index = {saved: i for i, saved in enumerate(pair.saved)}
-        calls = calls_in(pair.backward.graph)
-        tensors = [_tensor(saved, ways, of_node, index, calls) for saved in pair.saved]
+        calls = Calls(pair.backward.graph, self.step_ns)
+        tensors = [_tensor(saved, ways, calls, index) for saved in pair.saved]
         wished = sum(_aligned(tensor.size_bytes) for tensor in tensors
                      if tensor.must == Choice.OFFLOAD)
         problem = Problem(
@@ -153,8 +153,8 @@ def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def _tensor(saved: Saved, ways: Mapping[Saved, Way], step_ns: Mapping[Node, int],
-            index: Mapping[Saved, int], calls: Sequence[Node]) -> SavedTensor:
+def _tensor(saved: Saved, ways: Mapping[Saved, Way], calls: Calls,
+            index: Mapping[Saved, int]) -> SavedTensor:
     way = ways.get(saved)
     may_recompute = way is not None and not wishes.must_be_saved(saved.tensor) \
         and all(index[need] < index[saved] for need in way.needs)
@@ -162,8 +162,8 @@ def _tensor(saved: Saved, ways: Mapping[Saved, Way], step_ns: Mapping[Node, int]
         size_bytes=saved.bytes, made_after=saved.made_after,
         last_forward_use=saved.last_forward_use, first_backward_use=saved.first_backward_use,
         last_backward_use=saved.last_backward_use,
-        recompute_ns=sum(step_ns.get(node, 0) for node in way.nodes)
-        * len(groups(saved, way, calls)) if way is not None and may_recompute else -1,
+        recompute_ns=calls.ns_of(way) * len(groups(saved, way, calls))
+        if way is not None and may_recompute else -1,
         may_offload=not saved.why_kept,
         must=Choice.NONE if saved.why_kept else wishes.wish_of(saved.tensor),
         needs=[index[need] for need in way.needs] if way is not None and may_recompute else [])

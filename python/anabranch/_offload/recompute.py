@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.fx import Graph, Node
@@ -32,6 +32,7 @@ from anabranch._offload.durations import is_apart
 from anabranch._offload.saved import Pair, Saved, base_of
 
 _PURE = ("aten", "prims")
+_WORTH = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +95,12 @@ def _is_pure(node: Node) -> bool:
         and (is_view(node) or not is_random(node) or argument_of(node, "dropout_p") == 0)
 
 
-def compute_again(pair: Pair, chosen: Sequence[tuple[Saved, Way]]) -> Pair:
+def compute_again(pair: Pair, chosen: Sequence[tuple[Saved, Way]],
+                  step_ns: Mapping[Node, int]) -> Pair:
     """Both graphs without these tensors; the pair as it is then. Those that others need come before
-    them in the list."""
+    them in the list. ``step_ns``: how long steps take."""
     _hand_over(pair, list(dict.fromkeys(node for _, way in chosen for node in way.inputs)))
-    calls = calls_in(pair.backward.graph)
+    calls = Calls(pair.backward.graph, step_ns)
     for saved, way in reversed(chosen):
         _compute(pair.backward.graph, saved, way, calls)
         take_from_results(pair.forward.graph, set(saved.answers))
@@ -132,7 +134,7 @@ def _inputs_of(graph: Graph) -> dict[str, Node]:
     return {str(node.target): node for node in graph.find_nodes(op="placeholder")}
 
 
-def _compute(graph: Graph, saved: Saved, way: Way, calls: list[Node]) -> None:
+def _compute(graph: Graph, saved: Saved, way: Way, calls: Calls) -> None:
     """In place of inputs, right before the first use of each of groups()."""
     there = _inputs_of(graph)
     for users in groups(saved, way, calls):
@@ -144,30 +146,46 @@ def _compute(graph: Graph, saved: Saved, way: Way, calls: list[Node]) -> None:
         with graph.inserting_before(users[0]):
             for node in way.nodes:
                 made[node] = graph.node_copy(node, in_backward)
-                if is_apart(node):
-                    bisect.insort(calls, made[node])
+                calls.note(made[node], node)
         for answer, given in saved.views:
             given.replace_all_uses_with(made[answer], users.__contains__)
     for given in saved.inputs:
         graph.erase_node(given)
 
 
-def calls_in(graph: Graph) -> list[Node]:
-    """The calls of libraries, in the graph's order."""
-    return list(filter(is_apart, graph.nodes))
+class Calls:
+    """The calls of libraries in a backward, such as products, and how long steps take, in ns."""
+
+    def __init__(self, graph: Graph, step_ns: Mapping[Node, int]) -> None:
+        self._nodes, self._ns = list(filter(is_apart, graph.nodes)), dict(step_ns)
+
+    def ns_between(self, first: Node, second: Node) -> int:
+        """Of the calls between two nodes of the graph."""
+        begin = bisect.bisect_right(self._nodes, first)
+        end = bisect.bisect_left(self._nodes, second)
+        return sum(self._ns[node] for node in self._nodes[begin:end])
+
+    def ns_of(self, way: Way) -> int:
+        return sum(self._ns.get(node, 0) for node in way.nodes)
+
+    def note(self, copy: Node, original: Node) -> None:
+        """A copy that is in the graph now."""
+        if is_apart(original):
+            bisect.insort(self._nodes, copy)
+            self._ns[copy] = self._ns.get(original, 0)
 
 
-def groups(saved: Saved, way: Way, calls: Sequence[Node]) -> list[list[Node]]:
+def groups(saved: Saved, way: Way, calls: Calls) -> list[list[Node]]:
     """Who uses a saved tensor in the backward, in the graph's order: those for whom it is computed
-    once. A library's call between two of them, such as a product, parts them: the tensor would lie
-    there meanwhile, and what is fused with each is computed again for little. What takes such a
-    call itself is computed once for all."""
+    once. It is computed again where libraries' calls between two uses take many times as long as
+    that: the tensor would lie there meanwhile. What takes such a call to compute is computed once
+    for all."""
     users = sorted({user for given in saved.inputs for user in given.users})
     if any(map(is_apart, way.nodes)):
         return [users]
-    found = [users[:1]]
+    found, worth_ns = [users[:1]], _WORTH * calls.ns_of(way)
     for last, user in itertools.pairwise(users):
-        if bisect.bisect_left(calls, user) > bisect.bisect_right(calls, last):
+        if calls.ns_between(last, user) > worth_ns:
             found.append([])
         found[-1].append(user)
     return found
