@@ -2,7 +2,6 @@
 #include "record/cuda/stretches.h"
 
 #include <algorithm>
-#include <ranges>
 
 #include "record/cuda/arena/placement.h"
 
@@ -59,6 +58,7 @@ class Memory {
     begun_.resize(ends_.size() + 1);
     over_.resize(ends_.size() + 1);
     temporaries_.resize(ends_.size());
+    made_.resize(ends_.size());
     std::vector<bool> is_let_go(step.units.size());
     for (const std::uint32_t allocation : let_go) is_let_go[step.unit_of[allocation]] = true;
     for (std::size_t unit = 0; unit < lives.size(); ++unit) {
@@ -106,9 +106,10 @@ class Memory {
     return found;
   }
 
-  // What a launch takes while it runs the stretch from `begin` to each of `cuts` behind that. All
-  // is there at once that other stretches need as well, that is answered, or that was given and is
-  // let go of behind it; the others are temporaries, which take what they take at their peak.
+  // What a launch takes at most while it runs the stretch from `begin` to each of `cuts` behind
+  // that. All is there at once that other stretches need as well, that is answered, or that was
+  // given and is let go of behind it; the others are temporaries, which take what they take at
+  // their peak.
   std::vector<std::uint64_t> taken_from(std::uint32_t begin,
                                         std::span<const std::uint32_t> cuts) const {
     std::vector<std::uint64_t> taken, live(ends_.size());
@@ -128,10 +129,57 @@ class Memory {
     return taken;
   }
 
+  // The same of one stretch, whose temporaries lie in what it makes for later where they are over
+  // before that and no larger. An estimate: one that fits in time lies at its beginning.
+  std::uint64_t taken(std::uint32_t begin, std::uint32_t end) const {
+    std::vector<Block> temporaries;
+    std::vector<Lender> lenders;
+    std::uint64_t within = 0;
+    for (std::uint32_t piece = begin; piece < end; ++piece) {
+      for (const Block& block : made_[piece]) {
+        const bool is_over = block.life.last < end;
+        if (!is_over) lenders.push_back({block, {}});
+        if (is_over) temporaries.push_back(block);
+        within += is_over ? block.bytes : 0;
+      }
+    }
+    std::ranges::stable_sort(temporaries, std::ranges::greater(), &Block::bytes);
+    std::vector<std::uint64_t> live(end - begin);
+    for (const Block& block : temporaries) {
+      if (std::ranges::any_of(lenders, [&](Lender& lender) { return lender.lend(block); }))
+        continue;
+      for (std::uint32_t i = block.life.first; i <= block.life.last; ++i) {
+        live[i - begin] += block.bytes;
+      }
+    }
+    return given_[begin] + begun_[end] - over_[begin] - within + std::ranges::max(live);
+  }
+
  private:
   struct Temporary {
     std::uint32_t first = 0;
     std::uint64_t bytes = 0;
+  };
+  // What a launch makes. What it answers is never over.
+  struct Block {
+    Life life;
+    std::uint64_t bytes = 0;
+  };
+  struct Lender {
+    Block block;
+    std::vector<Life> lent;
+
+    bool lend(const Block& to) {
+      const auto is_apart = [&](const Life& other) {
+        return other.last < to.life.first || to.life.last < other.first;
+      };
+      if (to.life.last >= block.life.first || to.bytes > block.bytes ||
+          !std::ranges::all_of(lent, is_apart)) {
+        return false;
+      }
+      lent.push_back(to.life);
+      return true;
+    }
   };
 
   std::uint32_t piece_of(std::uint32_t node) const {
@@ -151,6 +199,8 @@ class Memory {
     }
     if (kind != UnitKind::kGiven) {
       begun_[life.first + 1] += bytes;
+      const std::uint32_t last = kind == UnitKind::kTemporary ? life.last : kNever;
+      made_[life.first].push_back({{life.first, last}, bytes});
     } else if (is_let_go) {
       given_[life.last] += bytes;
     }
@@ -161,6 +211,7 @@ class Memory {
   std::vector<std::uint64_t> over_;   // of these, what is needed no more
   std::vector<std::uint64_t> given_;  // by piece, what is let go of behind it or later
   std::vector<std::vector<Temporary>> temporaries_;  // by the piece that names them last
+  std::vector<std::vector<Block>> made_;             // by the piece that names it first
   std::uint64_t named_ = 0;
 };
 
@@ -178,26 +229,44 @@ class Cutting {
   }
 
   std::uint64_t least_peak() const {
-    const auto peak = [](const std::vector<Reached>& cuts) { return cuts.back().bytes; };
-    return std::ranges::min(reached_ | std::views::transform(peak));
+    std::uint64_t least = kNone;
+    for (std::uint32_t i = 1; i <= kMostStretches; ++i) least = std::min(least, peak(i));
+    return least;
   }
-  // All bytes that there are where there are too few cuts for so many.
-  std::uint64_t peak(std::uint32_t stretches) const { return reached_[stretches].back().bytes; }
+  // As an estimate; all bytes that there are where there are too few cuts for so many.
+  std::uint64_t peak(std::uint32_t stretches) const {
+    if (reached_[stretches].back().bytes == kNone) return kNone;
+    std::uint64_t most = 0;
+    std::uint32_t begin = 0;
+    for (const std::uint32_t end : pieces(stretches)) {
+      most = std::max(most, memory_.taken(begin, end));
+      begin = end;
+    }
+    return most;
+  }
 
   std::vector<std::uint32_t> ends(std::uint32_t stretches) const {
-    std::vector<std::uint32_t> found(stretches);
-    auto cut = static_cast<std::uint32_t>(cuts_.size()) - 1;
-    for (; stretches > 0; cut = reached_[stretches--][cut].from) {
-      found[stretches - 1] = memory_.ends()[cuts_[cut] - 1];
-    }
+    std::vector<std::uint32_t> found;
+    for (const std::uint32_t piece : pieces(stretches)) found.push_back(memory_.ends()[piece - 1]);
     return found;
   }
 
  private:
+  static constexpr std::uint64_t kNone = ~std::uint64_t{0};
   struct Reached {
-    std::uint64_t bytes = ~std::uint64_t{0};
+    std::uint64_t bytes = kNone;
     std::uint32_t from = 0;
   };
+
+  // Where each stretch ends.
+  std::vector<std::uint32_t> pieces(std::uint32_t stretches) const {
+    std::vector<std::uint32_t> found(stretches);
+    auto cut = static_cast<std::uint32_t>(cuts_.size()) - 1;
+    for (; stretches > 0; cut = reached_[stretches--][cut].from) {
+      found[stretches - 1] = cuts_[cut];
+    }
+    return found;
+  }
 
   void go_on(std::uint32_t from, std::uint32_t to, std::uint64_t bytes) {
     for (std::uint32_t stretches = 0; stretches < kMostStretches; ++stretches) {
