@@ -18,7 +18,14 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "ahead.h"
+
 namespace {
+
+using anabranch::quick::Dicts;
+using anabranch::quick::fetch;
+using anabranch::quick::kAtOnce;
+using anabranch::quick::word_at;
 
 // aoti_torch_get_data_ptr of torch's stable C interface. A handle is the address of a tensor of
 // C++, and that is one pointer to what all its copies share.
@@ -57,24 +64,6 @@ bool is_ordinary(PyObject* thing) {
 bool is_tensor(PyObject* thing) {
   return is_ordinary(thing) || (thing && PyType_IsSubtype(Py_TYPE(thing), tensors.type));
 }
-
-void* word_at(const void* thing, std::size_t offset) {
-  void* word = nullptr;
-  std::memcpy(&word, static_cast<const char*>(thing) + offset, sizeof word);
-  return word;
-}
-
-// Asks for memory that is read soon. Where other work came between two calls, what they look at is
-// in no near cache, and a processor waits for one piece of it after the other unless it is asked
-// for many. It may be any address: one that cannot be read is left.
-void fetch(const void* at, std::initializer_list<std::size_t> offsets = {0}) {
-  for (const std::size_t offset : offsets) {
-    __builtin_prefetch(
-        reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(at) + offset));
-  }
-}
-
-constexpr Py_ssize_t kAtOnce = 32;  // objects whose memory is asked for together
 
 // A tuple or a list. Its items are borrowed; of anything else size and items are errors.
 class Items {
@@ -137,24 +126,6 @@ struct Batch {
   void fetch_behind(std::size_t pointer, std::initializer_list<std::size_t> offsets) const {
     for (Py_ssize_t i = 0; i < size; ++i) {
       if (shared[i]) fetch(word_at(shared[i], pointer), offsets);
-    }
-  }
-};
-
-// Where a dictionary keeps its table, as Python builds it. Only what is asked for ahead follows it.
-constexpr std::size_t kTable = 32;
-
-// Some objects of many. Asks for them, and for the tables of those that are dictionaries.
-struct Dicts {
-  PyObject* things[kAtOnce];
-  Py_ssize_t size = 0;
-
-  void add(PyObject* thing) { fetch(things[size++] = thing); }
-  void fetch_tables() const {
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      if (things[i] && PyDict_CheckExact(things[i])) {
-        fetch(word_at(things[i], kTable), {0, 64, 128});
-      }
     }
   }
 };

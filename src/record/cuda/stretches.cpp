@@ -2,6 +2,7 @@
 #include "record/cuda/stretches.h"
 
 #include <algorithm>
+#include <array>
 
 #include "record/cuda/arena/placement.h"
 
@@ -73,7 +74,7 @@ class Memory {
     for (std::size_t i = ends_.size(); i > 0; --i) given_[i - 1] += given_[i];
   }
 
-  // The last node of each piece, and one more.
+  // The node behind each piece.
   std::span<const std::uint32_t> ends() const { return ends_; }
   bool has_let_go() const { return !given_.empty() && given_.front() > 0; }
 
@@ -118,10 +119,12 @@ class Memory {
     for (const std::uint32_t end : cuts) {
       if (end <= begin) continue;
       for (; piece < end; ++piece) {
-        for (const auto& [first, bytes] : temporaries_[piece]) {
-          if (first < begin) continue;
+        for (const auto& [life, bytes] : temporaries_[piece]) {
+          if (life.first < begin) continue;
           within += bytes;
-          for (std::uint32_t i = first; i <= piece; ++i) most = std::max(most, live[i] += bytes);
+          for (std::uint32_t i = life.first; i <= piece; ++i) {
+            most = std::max(most, live[i] += bytes);
+          }
         }
       }
       taken.push_back(given_[begin] + begun_[end] - over_[begin] - within + most);
@@ -156,10 +159,6 @@ class Memory {
   }
 
  private:
-  struct Temporary {
-    std::uint32_t first = 0;
-    std::uint64_t bytes = 0;
-  };
   // What a launch makes. What it answers is never over.
   struct Block {
     Life life;
@@ -192,7 +191,7 @@ class Memory {
 
   void add(const Life& life, std::uint64_t bytes, UnitKind kind, bool is_let_go) {
     if (kind == UnitKind::kTemporary) {
-      temporaries_[life.last].push_back({life.first, bytes});
+      temporaries_[life.last].push_back({life, bytes});
       over_[life.last + 1] += bytes;
     } else {
       named_ += bytes;
@@ -206,12 +205,12 @@ class Memory {
     }
   }
 
-  std::vector<std::uint32_t> ends_;   // of pieces, as nodes
-  std::vector<std::uint64_t> begun_;  // that a launch makes
-  std::vector<std::uint64_t> over_;   // of these, what is needed no more
-  std::vector<std::uint64_t> given_;  // by piece, what is let go of behind it or later
-  std::vector<std::vector<Temporary>> temporaries_;  // by the piece that names them last
-  std::vector<std::vector<Block>> made_;             // by the piece that names it first
+  std::vector<std::uint32_t> ends_;              // of pieces, as nodes
+  std::vector<std::uint64_t> begun_;             // that a launch makes
+  std::vector<std::uint64_t> over_;              // of these, what is needed no more
+  std::vector<std::uint64_t> given_;             // by piece, what is let go of behind it or later
+  std::vector<std::vector<Block>> temporaries_;  // by the piece that names them last
+  std::vector<std::vector<Block>> made_;         // by the piece that names it first
   std::uint64_t named_ = 0;
 };
 
@@ -228,11 +227,6 @@ class Cutting {
     }
   }
 
-  std::uint64_t least_peak() const {
-    std::uint64_t least = kNone;
-    for (std::uint32_t i = 1; i <= kMostStretches; ++i) least = std::min(least, peak(i));
-    return least;
-  }
   // As an estimate; all bytes that there are where there are too few cuts for so many.
   std::uint64_t peak(std::uint32_t stretches) const {
     if (reached_[stretches].back().bytes == kNone) return kNone;
@@ -327,10 +321,11 @@ std::vector<std::uint32_t> find_stretches(const Discovery& whole,
   if (is_one_stretch(whole) || !memory.has_let_go()) return {memory.ends().back()};
   const Cutting cutting(memory);
   const std::uint64_t room = std::max(kStretchBytes, memory.named() / kStretchShare);
-  const std::uint64_t bound = std::max(memory.peak() + room, cutting.least_peak() + room / 4);
-  std::uint32_t stretches = 1;
-  while (cutting.peak(stretches) > bound) ++stretches;
-  return cutting.ends(stretches);
+  std::array<std::uint64_t, kMostStretches> peaks;  // of 1, 2 and so on
+  for (std::uint32_t i = 0; i < peaks.size(); ++i) peaks[i] = cutting.peak(i + 1);
+  const std::uint64_t bound = std::max(memory.peak() + room, std::ranges::min(peaks) + room / 4);
+  const auto fewest = std::ranges::find_if(peaks, [&](auto peak) { return peak <= bound; });
+  return cutting.ends(static_cast<std::uint32_t>(fewest - peaks.begin()) + 1);
 }
 
 Discovery take_stretch(const Discovery& whole, std::uint32_t begin, std::uint32_t end) {

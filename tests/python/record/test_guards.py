@@ -30,7 +30,6 @@ from test_walk import (  # noqa: F401
 from torch import nn
 
 from anabranch._record.state.state import State
-from anabranch._record.state.watch_list import WatchList
 
 pytestmark = pytest.mark.oldest
 
@@ -562,30 +561,6 @@ def test_what_code_of_the_step_reads_of_a_batch_is_told_apart(read):
     made = recorded(step, Counted(0))
     assert_recorded_anew(made, step, Counted(1))
     assert_launches(made, step, Counted(0))
-
-
-def test_where_nothing_has_moved_all_is_asked_at_once(monkeypatch):
-    """Of a closure, an optimizer, modules, numbers and a global."""
-    model, rate = Scaled(), 0.5
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(x):
-        optimizer.zero_grad()
-        model(x * rate)
-        return list(model.parameters())
-
-    made = recorded(step)
-    seen, look = [], WatchList.look
-    monkeypatch.setattr(WatchList, "look", lambda watch: (seen.append(watch), look(watch))[1])
-    assert_launches(made, step)
-    assert not seen
-    for change in (lambda: setattr(model, "scale", 2.0), model.eval,
-                   lambda: optimizer.param_groups[0].update(lr=0.2),
-                   lambda: setattr(optimizer, "param_groups", [*optimizer.param_groups, {
-                       "params": [], "lr": 1.0}]),
-                   lambda: monkeypatch.setitem(globals(), "SCALE", 2.0)):
-        change()
-        assert_recorded_anew(made, step)
 
 
 def test_a_hook_that_is_registered_later_is_recorded_with_and_one_that_has_gone_without():
