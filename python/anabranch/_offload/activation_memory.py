@@ -17,7 +17,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from anabranch import config
 from anabranch._core.offload import (
@@ -33,9 +33,9 @@ from anabranch._offload.durations import durations_ns
 from anabranch._offload.host_memory import ALIGNMENT
 from anabranch._offload.layouts import foresee
 from anabranch._offload.link import MeasuredLink, link_of
-from anabranch._offload.peak import base_bytes, expected_bytes
+from anabranch._offload.peak import base_bytes, expected_bytes, near_peak
 from anabranch._offload.planned import Planned, PlannedTensor
-from anabranch._offload.recompute import Calls, Way, compute_again, find_ways, groups
+from anabranch._offload.recompute import Calls, Way, compute_again, find_ways, groups, ns_of
 from anabranch._offload.rewrite import Move, move
 from anabranch._offload.saved import Pair, Saved
 from anabranch._record.memory.gpu import free_bytes
@@ -82,11 +82,16 @@ class ActivationMemory:
         again = [(saved, ways[saved]) for saved, decision
                  in zip(pair.saved, first.decisions, strict=True)
                  if decision.choice == Choice.RECOMPUTE]
+        again_ns = 0
         if again:
-            pair = compute_again(pair, again, planner.step_ns)
+            calls = Calls(pair.backward.graph, planner.step_ns,
+                          _near_peak(pair, first.decisions))
+            again_ns = sum(calls.ns_of(way) * len(groups(saved, way, calls))
+                           for saved, way in again)
+            pair = compute_again(pair, again, calls)
             plan = planner.plan(pair, {})
         moves = list(_moves(pair, plan))
-        told = planner.tell(pair, plan, first, [saved for saved, _ in again], kept_bytes)
+        told = planner.tell(pair, plan, again_ns, [saved for saved, _ in again], kept_bytes)
         if moves:
             foresee(pair)
             move(pair, moves, plan.predicted.pinned_bytes, self._is_allowed)
@@ -114,8 +119,7 @@ class _Planner:
         self._begins = [0, *itertools.accumulate(step_ns)]
         self.step_ns = dict(zip(pair.steps, step_ns, strict=True))
         index = {saved: i for i, saved in enumerate(pair.saved)}
-        calls = Calls(pair.backward.graph, self.step_ns)
-        tensors = [_tensor(saved, ways, calls, index) for saved in pair.saved]
+        tensors = [_tensor(saved, ways, self.step_ns, index) for saved in pair.saved]
         wished = sum(_aligned(tensor.size_bytes) for tensor in tensors
                      if tensor.must == Choice.OFFLOAD)
         problem = Problem(
@@ -125,8 +129,8 @@ class _Planner:
             base_bytes=base_bytes(pair) if self._is_fit else None)
         return plan_offload(problem)
 
-    def tell(self, pair: Pair, plan: OffloadPlan, first: OffloadPlan,
-             computed: list[Saved], kept_bytes: int) -> Planned:
+    def tell(self, pair: Pair, plan: OffloadPlan, again_ns: int, computed: list[Saved],
+             kept_bytes: int) -> Planned:
         told = plan.predicted
         tensors = [_told(saved, decision, self._begins) for saved, decision
                    in zip(pair.saved, plan.decisions, strict=True)]
@@ -134,8 +138,7 @@ class _Planner:
         return Planned(
             sorted(tensors, key=lambda each: -each.bytes), len(pair.forward_steps),
             self._saved_bytes, self._budget_bytes, told.peak_bytes, told.pinned_bytes,
-            told.total_ns, told.added_ns + first.predicted.recompute_ns * bool(computed),
-            first.predicted.recompute_ns, plan.least_bytes, plan.reason,
+            told.total_ns, told.added_ns + again_ns, again_ns, plan.least_bytes, plan.reason,
             self._link.out_rate, self._link.in_rate, kept_bytes,
             _peak_bytes(pair, plan.decisions))
 
@@ -149,11 +152,20 @@ def _peak_bytes(pair: Pair, decisions: Sequence[Decision] | None = None) -> int:
         return 0
 
 
+def _near_peak(pair: Pair, decisions: Sequence[Decision]) -> list[Node]:
+    """Nothing where it cannot be told: what is computed again is so once then."""
+    try:
+        return near_peak(pair, decisions)
+    except Exception:
+        log.debug("where a step takes most cannot be told", exc_info=True)
+        return []
+
+
 def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def _tensor(saved: Saved, ways: Mapping[Saved, Way], calls: Calls,
+def _tensor(saved: Saved, ways: Mapping[Saved, Way], step_ns: Mapping[Node, int],
             index: Mapping[Saved, int]) -> SavedTensor:
     way = ways.get(saved)
     may_recompute = way is not None and not wishes.must_be_saved(saved.tensor) \
@@ -162,8 +174,7 @@ def _tensor(saved: Saved, ways: Mapping[Saved, Way], calls: Calls,
         size_bytes=saved.bytes, made_after=saved.made_after,
         last_forward_use=saved.last_forward_use, first_backward_use=saved.first_backward_use,
         last_backward_use=saved.last_backward_use,
-        recompute_ns=calls.ns_of(way) * len(groups(saved, way, calls))
-        if way is not None and may_recompute else -1,
+        recompute_ns=ns_of(way, step_ns) if way is not None and may_recompute else -1,
         may_offload=not saved.why_kept,
         must=Choice.NONE if saved.why_kept else wishes.wish_of(saved.tensor),
         needs=[index[need] for need in way.needs] if way is not None and may_recompute else [])

@@ -21,6 +21,8 @@ from anabranch._core.offload import Choice, Decision
 from anabranch._offload.durations import is_apart, levels, makers_of, workspace_bytes
 from anabranch._offload.saved import Pair, Saved, bytes_of, step_of, users_of
 
+_NEAR_PEAK = 0.9
+
 
 def expected_bytes(pair: Pair, decisions: Sequence[Decision] | None = None) -> list[int]:
     """By step, beside what is there before: what is saved, what else is alive, and workspaces.
@@ -30,6 +32,15 @@ def expected_bytes(pair: Pair, decisions: Sequence[Decision] | None = None) -> l
               *_Lives(pair.backward.graph, pair.backward_steps, ()).bytes()]
     there = _saved_bytes(pair, decisions or [None] * len(pair.saved))
     return list(map(sum, zip(beside, there, map(workspace_bytes, pair.steps), strict=True)))
+
+
+def near_peak(pair: Pair, decisions: Sequence[Decision]) -> list[Node]:
+    """The steps of the backward at which nearly as much is expected as ever, in their order."""
+    expected = expected_bytes(pair, decisions)
+    much = _NEAR_PEAK * max(expected, default=0)
+    return [step for step, size in
+            zip(pair.backward_steps, expected[len(pair.forward_steps):], strict=True)
+            if size >= much]
 
 
 def base_bytes(pair: Pair) -> list[int]:
@@ -65,8 +76,11 @@ def _saved_bytes(pair: Pair, decisions: Sequence[Decision | None]) -> list[int]:
 
 
 def _times_there(saved: Saved, made: Decision | None) -> list[tuple[int, int]]:
-    if made is None or made.choice != Choice.OFFLOAD:
+    if made is None or made.choice == Choice.KEEP:
         return [(saved.made_after, saved.last_backward_use)]
+    if made.choice == Choice.RECOMPUTE:
+        return [(saved.made_after, saved.last_forward_use),
+                (saved.first_backward_use, saved.last_backward_use)]
     assert made.freed_before is not None and made.in_before is not None
     return [(saved.made_after, made.freed_before - 1), (made.in_before, saved.last_backward_use)]
 

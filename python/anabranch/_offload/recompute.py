@@ -95,12 +95,10 @@ def _is_pure(node: Node) -> bool:
         and (is_view(node) or not is_random(node) or argument_of(node, "dropout_p") == 0)
 
 
-def compute_again(pair: Pair, chosen: Sequence[tuple[Saved, Way]],
-                  step_ns: Mapping[Node, int]) -> Pair:
+def compute_again(pair: Pair, chosen: Sequence[tuple[Saved, Way]], calls: Calls) -> Pair:
     """Both graphs without these tensors; the pair as it is then. Those that others need come before
-    them in the list. ``step_ns``: how long steps take."""
+    them in the list."""
     _hand_over(pair, list(dict.fromkeys(node for _, way in chosen for node in way.inputs)))
-    calls = Calls(pair.backward.graph, step_ns)
     for saved, way in reversed(chosen):
         _compute(pair.backward.graph, saved, way, calls)
         take_from_results(pair.forward.graph, set(saved.answers))
@@ -154,10 +152,13 @@ def _compute(graph: Graph, saved: Saved, way: Way, calls: Calls) -> None:
 
 
 class Calls:
-    """The calls of libraries in a backward, such as products, and how long steps take, in ns."""
+    """The calls of libraries in a backward, such as products, and how long steps take, in ns.
+    ``near_peak``: the steps at which memory is short, in their order."""
 
-    def __init__(self, graph: Graph, step_ns: Mapping[Node, int]) -> None:
+    def __init__(self, graph: Graph, step_ns: Mapping[Node, int],
+                 near_peak: Sequence[Node]) -> None:
         self._nodes, self._ns = list(filter(is_apart, graph.nodes)), dict(step_ns)
+        self._near_peak = near_peak
 
     def ns_between(self, first: Node, second: Node) -> int:
         """Of the calls between two nodes of the graph."""
@@ -165,8 +166,13 @@ class Calls:
         end = bisect.bisect_left(self._nodes, second)
         return sum(self._ns[node] for node in self._nodes[begin:end])
 
+    def is_short_between(self, first: Node, second: Node) -> bool:
+        """Whether memory is, between two nodes of the graph."""
+        return bisect.bisect_right(self._near_peak, first) \
+            < bisect.bisect_left(self._near_peak, second)
+
     def ns_of(self, way: Way) -> int:
-        return sum(self._ns.get(node, 0) for node in way.nodes)
+        return ns_of(way, self._ns)
 
     def note(self, copy: Node, original: Node) -> None:
         """A copy that is in the graph now."""
@@ -175,17 +181,22 @@ class Calls:
             self._ns[copy] = self._ns.get(original, 0)
 
 
+def ns_of(way: Way, step_ns: Mapping[Node, int]) -> int:
+    """How long it takes once."""
+    return sum(step_ns.get(node, 0) for node in way.nodes)
+
+
 def groups(saved: Saved, way: Way, calls: Calls) -> list[list[Node]]:
     """Who uses a saved tensor in the backward, in the graph's order: those for whom it is computed
-    once. It is computed again where libraries' calls between two uses take many times as long as
-    that: the tensor would lie there meanwhile. What takes such a call to compute is computed once
-    for all."""
+    once. It is computed again where memory is short between two uses, and libraries' calls there
+    take many times as long as that: the tensor would lie there meanwhile. What takes such a call to
+    compute is computed once for all."""
     users = sorted({user for given in saved.inputs for user in given.users})
     if any(map(is_apart, way.nodes)):
         return [users]
     found, worth_ns = [users[:1]], _WORTH * calls.ns_of(way)
     for last, user in itertools.pairwise(users):
-        if calls.ns_between(last, user) > worth_ns:
+        if calls.is_short_between(last, user) and calls.ns_between(last, user) > worth_ns:
             found.append([])
         found[-1].append(user)
     return found

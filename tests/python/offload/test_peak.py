@@ -88,6 +88,10 @@ def test_a_step_takes_what_is_saved_what_is_beside_it_and_workspaces(monkeypatch
     moved = SimpleNamespace(choice=Choice.OFFLOAD, freed_before=2, in_before=5)
     kept = SimpleNamespace(choice=Choice.KEEP)
     assert [size // ONE for size in peak.expected_bytes(pair, [moved, kept])] == [1, 2, 2, 2, 3, 3]
+    again = SimpleNamespace(choice=Choice.RECOMPUTE)
+    pair.saved[0].last_forward_use, pair.saved[0].first_backward_use = 1, 4
+    assert [size // ONE for size in peak.expected_bytes(pair, [again, kept])] == [1, 2, 2, 2, 4, 3]
+    assert peak.near_peak(pair, [again, kept]) == [pair.steps[4]]
     monkeypatch.setattr(peak, "workspace_bytes",
                         lambda step: 5 * ONE if step is pair.steps[3] else 0)
     assert [size // ONE for size in peak.expected_bytes(pair)] == [1, 2, 3, 8, 4, 3]
