@@ -136,6 +136,14 @@ def test_rounding_is_within_bounds_where_launches_differ_at_all():
         judge([1.0], Recorded(1.0 + 2 * ROUNDING), ordered=Recorded(*hardly))
 
 
+def test_what_differs_by_rounding_may_hardly_ever_vary():
+    """In the first launch it did, and in the tenth plain run."""
+    near = 1.0 + ROUNDING / 2
+    assert judge([1.0] * 9 + [near], Recorded(near, *[1.0] * 9)) is False
+    with pytest.raises(Untrusted, match="differs from 4 plain runs"):
+        judge([1.0] * 9 + [1.0 + 2 * ROUNDING], Recorded(1.0 + 2 * ROUNDING))
+
+
 def test_a_nan_that_no_plain_run_has_is_never_within_bounds():
     """One launch has it and the next one not, so that they are infinitely far from one another."""
     with pytest.raises(Untrusted, match="result 0 by inf or more"):
@@ -151,6 +159,8 @@ def test_a_plain_run_that_was_the_odd_one_is_told_by_others():
 def test_a_number_that_python_counts_up_is_no_reason_to_trust():
     with pytest.raises(Untrusted, match="differs from 4 plain runs"):
         judge([1.0, 2.0, 3.0, 4.0], Recorded(1.5))
+    with pytest.raises(Untrusted, match="differs from 12 plain runs"):  # the last digit of it
+        judge([1.0], Recorded(1.0 + ROUNDING))
 
 
 def test_launches_side_by_side_that_differ_are_a_race_and_no_bound():

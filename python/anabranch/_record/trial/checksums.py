@@ -83,8 +83,9 @@ def checksums(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 def _way_of(tensor: Tensor) -> tuple[torch.device, torch.device]:
     """Where a tensor is, and where it is hashed."""
-    lies, size_bytes = tensor.device, tensor.numel() * tensor.element_size()
-    if lies.type == "cpu" and size_bytes >= _SENT_BYTES and tensor.is_pinned():
+    lies = tensor.device
+    if not tensor.is_cuda and lies.type == "cpu" and tensor.nbytes >= _SENT_BYTES \
+            and tensor.is_pinned():
         return lies, torch.device("cuda", torch.cuda.current_device())
     return lies, lies
 
@@ -99,11 +100,11 @@ def _summed(tensors: Sequence[Tensor], lie: torch.device,
 def _on_gpu(tensors: Sequence[Tensor], device: torch.device) -> list[tuple[int, int]]:
     """By our device code, at the speed of memory, where there is any and elements lie in their
     order; by torch's operators otherwise, with the same result."""
-    plain = [i for i, tensor in enumerate(tensors) if _lies_in_order(tensor)]
-    others = [i for i, tensor in enumerate(tensors) if not _lies_in_order(tensor)]
+    plain, others = list[int](), list[int]()
+    for i, tensor in enumerate(tensors):
+        (plain if _lies_in_order(tensor) else others).append(i)
     try:
-        ranges = [(tensors[i].data_ptr(), tensors[i].numel() * tensors[i].element_size())
-                  for i in plain]
+        ranges = [(tensors[i].data_ptr(), tensors[i].nbytes) for i in plain]
         found = capture_device(device.index).checksums(ranges, _compat.current_stream(device.index))
     except NativeError:
         return on_device(tensors, device)
@@ -113,7 +114,7 @@ def _on_gpu(tensors: Sequence[Tensor], device: torch.device) -> list[tuple[int, 
 
 
 def _lies_in_order(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def on_device(tensors: Sequence[Tensor], device: torch.device) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -62,7 +63,8 @@ class _Batch:
 
 class Copies:
     """Of tensors of one GPU, as they are when it is made. ``where`` says in whose memory;
-    ``device_bytes`` may be taken of the GPU's. The tensors themselves are not held."""
+    ``device_bytes`` may be taken of the GPU's. The tensors themselves are not held, but those into
+    which they were put back last."""
 
     def __init__(self, tensors: Sequence[Tensor], device_bytes: int) -> None:
         # Each begins aligned, so that pieces can be viewed as whatever type they have.
@@ -71,6 +73,7 @@ class Copies:
         self._stage_bytes = stage_bytes_for(self.size_bytes)
         self.where = "GPU" if self.size_bytes <= device_bytes else "host"
         self._kept = torch.empty(0, dtype=torch.uint8)
+        self._way_back: tuple[Sequence[Tensor], _Pairs] | None = None  # into which tensors
         if self.where == "GPU":
             self._keep_on_device(tensors)
         else:
@@ -79,7 +82,7 @@ class Copies:
     def _keep_on_device(self, tensors: Sequence[Tensor]) -> None:
         on_gpu = next((tensor.device for tensor in tensors if tensor.is_cuda), self._kept.device)
         self._kept = torch.empty(self.size_bytes, dtype=torch.uint8, device=on_gpu)
-        _copy_all((ours, piece) for _, piece, ours in self._pieces(dict(enumerate(tensors))))
+        _Pairs((ours, piece) for _, piece, ours in self._pieces(dict(enumerate(tensors)))).copy()
 
     def _keep_on_host(self, tensors: Sequence[Tensor]) -> None:
         available = host_free_bytes()
@@ -95,22 +98,33 @@ class Copies:
                 there = batch.whole
                 if there is None:
                     there = batch.place()
-                    _copy_all((part, piece) for _, piece, part in batch.parts(there))
+                    _Pairs((part, piece) for _, piece, part in batch.parts(there)).copy()
                 stages.fetch(self._kept[batch.begin:batch.end], there)
 
     def put_back(self, tensors: Sequence[Tensor], but: Collection[int] = ()) -> None:
         """Into tensors of the same layout, on the current stream. What is in the host's memory of
         the tensors with the numbers ``but`` stays there."""
         if self.where == "GPU":
-            _copy_all((piece, ours) for _, piece, ours in self._pieces(dict(enumerate(tensors))))
+            self._back_into(tensors).copy()
             return
         wanted = {i: tensor for i, tensor in enumerate(tensors) if i not in but}
         for batch, there in self._sent(wanted, lambda batch: batch.whole):
             if there is not batch.whole:
-                _copy_all((piece, part) for _, piece, part in batch.parts(there))
+                _Pairs((piece, part) for _, piece, part in batch.parts(there)).copy()
+
+    def _back_into(self, tensors: Sequence[Tensor]) -> _Pairs:
+        """All pieces and their copies on the GPU. Made once for the same tensors: to make them
+        takes longer than to copy them."""
+        into, pairs = self._way_back or ((), None)
+        if pairs is None or len(into) != len(tensors) or not all(map(operator.is_, into, tensors)):
+            pairs = _Pairs((piece, ours) for _, piece, ours in
+                           self._pieces(dict(enumerate(tensors))))
+            self._way_back = list(tensors), pairs
+        return pairs
 
     def close(self) -> None:
         """Lets go of them."""
+        self._way_back = None
         kept, self._kept = [self._kept], self._kept[:0].clone()
         if self.where == "host":
             free_aside(kept)
@@ -175,18 +189,22 @@ class Copies:
                 begin += piece.numel()
 
 
-def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """The second of each pair, flat bytes, into the first. All at once, since they may be hundreds,
-    and in words where that can be."""
-    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for pair in pairs:
-        are_words = pair[0].numel() % _WORD == 0 and not any(
-            one.storage_offset() % _WORD for one in pair)
-        kind = torch.int64 if are_words else torch.uint8
-        for some, one in zip(kinds.setdefault(kind, ([], [])), pair, strict=True):
-            some.append(one.view(kind))
-    for to, source in kinds.values():
-        _compat.copy_all(to, source)
+class _Pairs:
+    """Flat bytes, of which the second of each pair goes into the first: all at once, since they may
+    be hundreds, and in words where that can be."""
+
+    def __init__(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        self._of_kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for pair in pairs:
+            are_words = pair[0].numel() % _WORD == 0 and not any(
+                one.storage_offset() % _WORD for one in pair)
+            kind = torch.int64 if are_words else torch.uint8
+            for some, one in zip(self._of_kinds.setdefault(kind, ([], [])), pair, strict=True):
+                some.append(one.view(kind))
+
+    def copy(self) -> None:
+        for to, source in self._of_kinds.values():
+            _compat.copy_all(to, source)
 
 
 def _aligned(size_bytes: int) -> int:
