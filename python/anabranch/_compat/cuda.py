@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -240,11 +241,26 @@ def keep_gpu_busy(cycles: int) -> None:
 
 
 def tensors_alive() -> list[torch.Tensor]:
-    """All tensors with memory of their own that Python knows."""
-    # isinstance() would ask every object for its class, and some are more than they seem.
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)
-            and type(thing).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-            and thing.layout is torch.strided and not hasattr(type(thing), "__tensor_flatten__")]
+    """All tensors with memory of their own that Python knows. The process' objects are told apart
+    by type, in C, since they may be millions: isinstance() would ask each for its class, and some
+    are more than they seem."""
+    things, kinds = gc.get_objects(), set(_kinds_with_memory(torch.Tensor))
+    try:
+        found = list(itertools.compress(things, map(kinds.__contains__, map(type, things))))
+    except TypeError:  # a type whose own type has no hash
+        found = [thing for thing in things
+                 if issubclass(type(thing), torch.Tensor) and type(thing) in kinds]
+    return [thing for thing in found if thing.layout is torch.strided]
+
+
+def _kinds_with_memory(kind: type[torch.Tensor]) -> Iterator[type[torch.Tensor]]:
+    """Of a type and those that inherit from it."""
+    if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ \
+            and not hasattr(kind, "__tensor_flatten__"):
+        yield kind
+    others: list[type[torch.Tensor]] = type.__subclasses__(kind)
+    for other in others:
+        yield from _kinds_with_memory(other)
 
 
 def constants_of_generated_code() -> list[Any]:

@@ -107,6 +107,32 @@ class Attention(nn.Linear):
         return super().forward(x) * self.rotary.cache["cos"]
 
 
+def test_tensors_that_are_alive_are_found_by_their_type_whatever_else_lives():
+    class Kind(type):
+        __hash__ = None
+
+        def __eq__(cls, other):
+            raise AssertionError("asked whom it is like")
+
+    class Named(Tensor):
+        pass
+
+    class Dispatching(Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    class OfDispatching(Dispatching):
+        pass
+
+    found = [torch.zeros(1), nn.Parameter(torch.zeros(1)), torch.zeros(1).as_subclass(Named)]
+    others = [Tensor._make_subclass(Dispatching, torch.zeros(1)),
+              Tensor._make_subclass(OfDispatching, torch.zeros(1)), torch.zeros(1).to_sparse()]
+    for strange in ((), [Kind("Strange", (), {})()]):
+        alive = set(map(id, _compat.tensors_alive()))
+        assert alive.issuperset(map(id, found)) and alive.isdisjoint(map(id, others)), strange
+
+
 def test_objects_of_modules():
     model = nn.Sequential(Attention(), Attention())
 
