@@ -19,6 +19,7 @@
 #include <initializer_list>
 
 #include "ahead.h"
+#include "modes.h"
 
 namespace {
 
@@ -548,6 +549,9 @@ PyMethodDef kMethods[] = {
     {"increment_versions", as_method(increment_versions), METH_FASTCALL, nullptr},
     {"calibrate", as_method(calibrate), METH_VARARGS, nullptr},
     {"learn_autograd", as_method(learn_autograd), METH_VARARGS, nullptr},
+    {"learn_modes", as_method(anabranch::quick::learn_modes), METH_O, nullptr},
+    {"modes_told", as_method(anabranch::quick::modes_told), METH_NOARGS, nullptr},
+    {"modes_are", as_method(anabranch::quick::modes_are), METH_O, nullptr},
     {"addresses", as_method(addresses), METH_FASTCALL, nullptr},
     {"call_launch", as_method(call_launch), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr}};
@@ -571,7 +575,7 @@ PyMODINIT_FUNC PyInit_anabranch_quick() {
   kCellContents = PyUnicode_InternFromString("cell_contents");
   if (!kGrad || !kRequiresGrad || !kCount || !kCellContents) return nullptr;
   PyObject* const made = PyModule_Create(&kModule);
-  if (made && PyModule_AddIntConstant(made, "version", 6) != 0) {
+  if (made && PyModule_AddIntConstant(made, "version", 7) != 0) {
     Py_DECREF(made);
     return nullptr;
   }

@@ -58,7 +58,6 @@ from anabranch._compat.compiling import (
     wrapper_function,
 )
 from anabranch._compat.cuda import (
-    AskedOfTorch,
     Event,
     PoolHistory,
     allocated_in_pools,
@@ -73,14 +72,12 @@ from anabranch._compat.cuda import (
     empty_strided_cpu,
     empty_strided_cuda,
     end_pool,
-    is_intercepted,
     keep_generated_tensors,
     keep_gpu_busy,
     let_go_of_generated,
     likeness_of,
     memory_fraction,
     memory_history,
-    modes,
     processes_here,
     read_otherwise,
     reinterpret_tensor,
@@ -132,15 +129,22 @@ from anabranch._compat.streams import (
     stream_operation,
     take_events_behind_writes,
 )
+from anabranch._compat.torch_modes import (
+    Intercepting,
+    is_intercepted,
+    modes,
+    modes_in_cpp,
+    numbers_of_modes,
+)
 
 __all__ = [
     "OWN_BUFFERS",
-    "AskedOfTorch",
     "CustomPartitionerFn",
     "DisableTorchFunctionSubclass",
     "Event",
     "FakeTensorMode",
     "HigherOrderOperator",
+    "Intercepting",
     "NothingCompiled",
     "OpOverload",
     "PoolHistory",
@@ -208,7 +212,9 @@ __all__ = [
     "memory_history",
     "min_cut_rematerialization_partition",
     "modes",
+    "modes_in_cpp",
     "must_save",
+    "numbers_of_modes",
     "object_of_graph",
     "openmp_function",
     "operators_on_cpu",

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -46,50 +45,6 @@ def read_otherwise(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.T
     not where it did."""
     tensor = torch._conj(tensor) if is_conj else tensor
     return torch._neg_view(tensor) if is_neg else tensor
-
-
-# Settings by which torch chooses what it records for autograd, types, and kernels on a GPU, as
-# functions and what each is called with.
-_precision: Any = torch._C._get_fp32_precision_getter
-_MODES: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
-    (torch.is_grad_enabled, ()), (torch.is_inference_mode_enabled, ()),
-    (torch.is_autocast_enabled, ("cuda",)), (torch.get_autocast_dtype, ("cuda",)),
-    (torch.get_default_dtype, ()), (torch._C._get_deterministic_algorithms, ()),
-    (torch._C._get_cudnn_deterministic, ()), (torch._C._get_cudnn_enabled, ()),
-    (_precision, ("cuda", "matmul")), (_precision, ("cuda", "conv")),
-    (torch._C._get_cublas_allow_fp16_accumulation, ()),
-    (torch._C._get_cublas_allow_fp16_reduced_precision_reduction, ()),
-    (torch._C._get_cublas_allow_bf16_reduced_precision_reduction, ()),
-    (torch._C._get_flash_sdp_enabled, ()), (torch._C._get_mem_efficient_sdp_enabled, ()),
-    (torch._C._get_math_sdp_enabled, ()), (torch._C._get_cudnn_sdp_enabled, ())]
-# What tells whether somebody sees each operator that this thread runs, or derives it: a dispatch
-# mode, a transform of torch.func, derivatives in forward mode, a search for anomalies.
-_INTERCEPTING: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
-    (torch._C._len_torch_dispatch_stack, ()), (torch._C._functorch.peek_interpreter_stack, ()),
-    (operator.attrgetter("_current_level"), (torch.autograd.forward_ad,)),
-    (torch.is_anomaly_enabled, ())]
-_NOT_INTERCEPTED = 0, None, -1, False
-
-
-def modes() -> tuple[Any, ...]:
-    return tuple([function(*arguments) for function, arguments in _MODES])
-
-
-def is_intercepted() -> bool:
-    return tuple([function(*arguments) for function, arguments in _INTERCEPTING]) \
-        != _NOT_INTERCEPTED
-
-
-class AskedOfTorch:
-    """Functions and their arguments, which answer what they did where this thread is in the same
-    modes and not intercepted."""
-
-    functions = tuple([function for function, _ in (*_MODES, *_INTERCEPTING)])
-    arguments = tuple([arguments for _, arguments in (*_MODES, *_INTERCEPTING)])
-
-    @staticmethod
-    def answers(in_modes: tuple[Any, ...]) -> tuple[Any, ...]:
-        return *in_modes, *_NOT_INTERCEPTED
 
 
 # The raw current stream of a device, by its number.

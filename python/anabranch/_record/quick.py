@@ -8,6 +8,8 @@ compiled module (bridge/quick.cpp), or the same in Python where there is none.
   it, in their order; where the keys are None, they may be any.
 * ``answers_are(functions, arguments, answers)``: whether each function, called with its tuple of
   arguments, answers what is equal to this.
+* ``modes_told()``: in which of torch's modes this thread is; ``modes_are(told)``: whether it still
+  is in those.
 * ``gradients_are(parameters, told)``: whether each parameter's byte still says whether it requires
   a gradient (1) and whether it has none (2).
 * ``increment_versions(tensors, which)``: torch's increment_version of the tensors with the numbers
@@ -26,7 +28,7 @@ Sequences are lists or tuples.
 
 The compiled module reads a tensor's pointer where objects of Python's keep it. Where that is, is
 found out from tensors that say it themselves, once a process, and compared with what torch answers.
-So are torch's functions of C++ for gradients and versions, which are found by their names.
+So are torch's functions of C++ for gradients, versions and modes, which are found by their names.
 
 Threads: any. Failure: what addresses() raises is what Tensor.data_ptr() raises.
 """
@@ -34,6 +36,7 @@ Threads: any. Failure: what addresses() raises is what Tensor.data_ptr() raises.
 from __future__ import annotations
 
 import array
+import contextlib
 import functools
 import importlib.machinery
 import importlib.util
@@ -50,7 +53,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.library import library_path
 
-_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 6
+_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 7
 _address: Callable[[Tensor], int] = Tensor.data_ptr
 _flat = itertools.chain.from_iterable
 
@@ -104,6 +107,21 @@ def _can_tell_autograd(module: Any) -> bool:
         return True
     module.learn_autograd((0, 0, 0), owner, gradient, plain)
     return False
+
+
+def _can_tell_modes(module: Any) -> bool:
+    """Whether torch's C++ says of this thread's modes what its Python says."""
+    with contextlib.suppress(Exception):  # an answer of Python's that has no number here, say
+        module.learn_modes(array.array("Q", _compat.modes_in_cpp()).tobytes())
+        told = module.modes_told()
+        if told is not None and array.array("H", told).tolist() == _compat.numbers_of_modes():
+            return True
+    module.learn_modes(b"")
+    return False
+
+
+def _modes_are(told: Any) -> bool:
+    return bool(_compat.modes() == told)
 
 
 def _stand(holders: Sequence[Any], keys: Sequence[Any], things: Sequence[Any]) -> bool:
@@ -191,6 +209,9 @@ _module = _load(library_path.with_name(_FILE))
 is_compiled: bool = _module is not None
 _is_calibrated = is_compiled and _can_tell_addresses(_module)
 tells_autograd: bool = _is_calibrated and _can_tell_autograd(_module)
+tells_modes: bool = is_compiled and _can_tell_modes(_module)
+modes_told: Callable[[], Any] = _module.modes_told if tells_modes else _compat.modes
+modes_are: Callable[[Any], bool] = _module.modes_are if tells_modes else _modes_are
 stand: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], bool] = \
     _stand if _module is None else _module.stand
 holding: Callable[[Sequence[Whole]], Callable[[], bool]] = \

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from anabranch import _compat
-from anabranch._record.quick import answers_are
+from anabranch._record.quick import answers_are, modes_are, modes_told
 from anabranch._record.signatures.signature import ARGUMENTS_ALONE, kind_of
 from anabranch._record.signatures.specialization import BoundState, Specialization
 from anabranch._record.state.guards import Guards
@@ -85,7 +85,7 @@ class _AsLast(NamedTuple):
     tensors: list[Tensor]
 
 
-_asked = _compat.AskedOfTorch
+_intercepting = _compat.Intercepting
 
 
 class _Front(NamedTuple):
@@ -96,11 +96,10 @@ class _Front(NamedTuple):
     calls: Sequence[ReadyCall]
     by_kind: dict[Any, list[ReadyCall]]  # in which they were found
     guarded: Any
-    modes: Any
+    modes: Any  # as modes_told() tells them
     containers: Any
     leaf_count: int
     are_alike: Callable[..., bool]
-    asked: Sequence[Any]  # what torch answers in these modes
     args_count: int  # -1 unless the leaves are just that
 
     def has(self, leaves: Sequence[Any], guarded: Any, modes: Any) -> bool:
@@ -123,13 +122,15 @@ class ReadyCalls:
         front = self._front
         return front.calls if front is not None and front.by_kind is self.by_kind \
             and len(args) == front.args_count \
-            and answers_are(_asked.functions, _asked.arguments, front.asked) \
+            and modes_are(front.modes) \
+            and answers_are(_intercepting.functions, _intercepting.arguments,
+                            _intercepting.answers) \
             and (not args or front.are_alike(*args)) else ()
 
     def look(self, leaves: Sequence[Any], guarded: Any,
              followed: NumberPlaces) -> tuple[Any, Sequence[ReadyCall]]:
         """What is seen of the arguments, and the ready calls for that."""
-        modes, front, by_kind = _compat.modes(), self._front, self.by_kind
+        modes, front, by_kind = modes_told(), self._front, self.by_kind
         if front is not None and front.by_kind is by_kind and front.has(leaves, guarded, modes):
             return front.kind, front.calls
         kind = guarded, *kind_of(leaves, followed, modes)
@@ -138,8 +139,7 @@ class ReadyCalls:
             if front is None or front.by_kind is not by_kind or front.kind != kind:
                 is_args = leaves[0] == ARGUMENTS_ALONE and guarded is None
                 self._front = _Front(kind, calls, by_kind, guarded, modes, leaves[0], len(leaves),
-                                     _likeness_of(leaves[1:]), _asked.answers(modes),
-                                     len(leaves) - 1 if is_args else -1)
+                                     _likeness_of(leaves[1:]), len(leaves) - 1 if is_args else -1)
         elif calls:
             self._last_kind = kind
         return kind, calls
