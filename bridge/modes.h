@@ -38,11 +38,6 @@ struct Modes {
   static constexpr std::size_t kMost = 32;
   Mode of[kMost];
   std::size_t size = 0;
-  std::uint16_t told[kMost];
-
-  void look() {
-    for (std::size_t i = 0; i < size; ++i) told[i] = of[i].now();
-  }
 };
 inline Modes modes;
 
@@ -60,9 +55,10 @@ inline PyObject* learn_modes(PyObject*, PyObject* rows) {
 // modes_told(): what they answer now, two bytes each.
 inline PyObject* modes_told(PyObject*, PyObject*) {
   if (modes.size == 0) Py_RETURN_NONE;
-  modes.look();
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(modes.told),
-                                   static_cast<Py_ssize_t>(modes.size * sizeof modes.told[0]));
+  std::uint16_t told[Modes::kMost];
+  for (std::size_t i = 0; i < modes.size; ++i) told[i] = modes.of[i].now();
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(told),
+                                   static_cast<Py_ssize_t>(modes.size * sizeof told[0]));
 }
 
 // modes_are(told): whether they still answer that.
@@ -73,10 +69,14 @@ inline PyObject* modes_are(PyObject*, PyObject* told) {
     PyErr_Clear();
     Py_RETURN_FALSE;
   }
-  const std::size_t size = modes.size * sizeof modes.told[0];
-  if (size == 0 || static_cast<std::size_t>(bytes) != size) Py_RETURN_FALSE;
-  modes.look();
-  if (std::memcmp(modes.told, at, size) != 0) Py_RETURN_FALSE;
+  std::uint16_t then = 0;
+  if (modes.size == 0 || static_cast<std::size_t>(bytes) != modes.size * sizeof then) {
+    Py_RETURN_FALSE;
+  }
+  for (std::size_t i = 0; i < modes.size; ++i) {
+    std::memcpy(&then, at + i * sizeof then, sizeof then);
+    if (modes.of[i].now() != then) Py_RETURN_FALSE;
+  }
   Py_RETURN_TRUE;
 }
 

@@ -35,7 +35,7 @@ from anabranch._offload.layouts import foresee
 from anabranch._offload.link import MeasuredLink, link_of
 from anabranch._offload.peak import base_bytes, expected_bytes, near_peak
 from anabranch._offload.planned import Planned, PlannedTensor
-from anabranch._offload.recompute import Calls, Way, compute_again, find_ways, groups, ns_of
+from anabranch._offload.recompute import Calls, Way, compute_again, find_ways, ns_of
 from anabranch._offload.rewrite import Move, move
 from anabranch._offload.saved import Pair, Saved
 from anabranch._record.memory.gpu import free_bytes
@@ -86,9 +86,8 @@ class ActivationMemory:
         if again:
             calls = Calls(pair.backward.graph, planner.step_ns,
                           _near_peak(pair, first.decisions))
-            again_ns = sum(calls.ns_of(way) * len(groups(saved, way, calls))
-                           for saved, way in again)
             pair = compute_again(pair, again, calls)
+            again_ns = calls.again_ns
             plan = planner.plan(pair, {})
         moves = list(_moves(pair, plan))
         told = planner.tell(pair, plan, again_ns, [saved for saved, _ in again], kept_bytes)

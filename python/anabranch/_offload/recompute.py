@@ -153,12 +153,14 @@ def _compute(graph: Graph, saved: Saved, way: Way, calls: Calls) -> None:
 
 class Calls:
     """The calls of libraries in a backward, such as products, and how long steps take, in ns.
-    ``near_peak``: the steps at which memory is short, in their order."""
+    ``near_peak``: the steps at which memory is short, in their order. ``again_ns``: of all that has
+    been noted."""
 
     def __init__(self, graph: Graph, step_ns: Mapping[Node, int],
                  near_peak: Sequence[Node]) -> None:
         self._nodes, self._ns = list(filter(is_apart, graph.nodes)), dict(step_ns)
         self._near_peak = near_peak
+        self.again_ns = 0
 
     def ns_between(self, first: Node, second: Node) -> int:
         """Of the calls between two nodes of the graph."""
@@ -176,9 +178,10 @@ class Calls:
 
     def note(self, copy: Node, original: Node) -> None:
         """A copy that is in the graph now."""
+        self._ns[copy] = self._ns.get(original, 0)
+        self.again_ns += self._ns[copy]
         if is_apart(original):
             bisect.insort(self._nodes, copy)
-            self._ns[copy] = self._ns.get(original, 0)
 
 
 def ns_of(way: Way, step_ns: Mapping[Node, int]) -> int:

@@ -127,18 +127,19 @@ def test_a_limit_below_what_the_step_needs_is_torchs_own_error(allowed):
 
 
 def test_peaks_of_torch_are_those_of_memory_and_not_of_addresses(plain):
-    """The device tells what was really taken; the peak goes no higher than that, and, where memory
-    is plentiful, what little each of two streams may keep cached and copies in a 32nd of it."""
+    """The device tells what was really taken; the peak goes no higher than that, and what little
+    each of two streams may keep cached where memory is plentiful, and copies in a 32nd of it."""
     _, peak = plain
     clean()
     before, total = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[1]
     torch.cuda.reset_peak_memory_stats()
     _, step = train("record")
-    assert torch.cuda.max_memory_reserved() - before <= 1.05 * peak + 128 * MIB + total // 32, \
-        told(step)
     [report] = [one for one in step.reports if one.nodes]
+    copied, is_there = report.recording.copied, report.recording.copied_to == "GPU"
+    assert copied > 0 and (not is_there or copied <= total // 32)
+    assert torch.cuda.max_memory_reserved() - before \
+        <= 1.05 * peak + 128 * MIB + copied * is_there, told(step)
     assert report.recording.peak <= torch.cuda.max_memory_reserved() + 32 * MIB
-    assert 0 < report.recording.copied <= total // 32 or report.recording.copied_to == "host"
 
 
 def test_copies_lie_in_the_hosts_memory_where_somebody_has_set_a_limit(plain, allowed):
