@@ -348,6 +348,10 @@ class Attempt:
         return made
 
     @property
+    def _ours(self) -> Sequence[torch.Tensor]:
+        return self._trial.own_memory if self._trial is not None else ()
+
+    @property
     def _is_of_one(self) -> bool:
         """Whether the step has been captured once alone."""
         return self._discovered is not None
@@ -361,7 +365,7 @@ class Attempt:
 
         def is_enough(capture: Capture) -> bool:
             # Of mapped memory drivers need not say that it is memory.
-            if not capture.is_mapped or not may_name_others(step, capture):
+            if not capture.is_mapped or not may_name_others(step, capture, self._ours):
                 self._discovered = self._earlier.steps.discover(
                     step, capture, capture_device(step.device), self._saved_from)
             return self._is_of_one
@@ -405,7 +409,7 @@ class Attempt:
         """Raises UntrackedTensors if the walk has missed a tensor that the capture names, and makes
         later walks find it."""
         try:
-            check_all_tracked(step, capture, capture_device(step.device))
+            check_all_tracked(step, capture, capture_device(step.device), self._ours)
         except UntrackedTensors as error:
             ways = self._spec.state.ways_to(error.tensors)
             if ways is None:

@@ -111,7 +111,8 @@ def tried(monkeypatch):
         has_any=True, add=lambda found: None,
         discover=lambda *given: seen.asked.append(given) or "discovered")
     monkeypatch.setattr(attempt_module, "free_bytes", lambda device: 0)
-    monkeypatch.setattr(attempt_module, "may_name_others", lambda step, capture: seen.names_others)
+    monkeypatch.setattr(attempt_module, "may_name_others",
+                        lambda step, capture, ours: seen.names_others)
     monkeypatch.setattr(attempt_module, "capture_device", lambda device: None)
     step = Step(lambda leaves: None, [], [], [], [], 0, [], 0, None)
 
@@ -135,7 +136,8 @@ def tried(monkeypatch):
         made = Attempt("step", Specialization("()", State()), dataclasses.replace(step, **changes),
                        config.resolve({"verify": verify}), takes_gradients=True, has_lanes=True,
                        saved_from=None, earlier=seen.earlier, look_farther=lambda ways: None)
-        made._trial = SimpleNamespace(rewind=lambda: None, use=lambda step: None, let_go_bytes=0)
+        made._trial = SimpleNamespace(rewind=lambda: None, use=lambda step: None, let_go_bytes=0,
+                                      own_memory=())
         made._agree = SimpleNamespace(has_others=others, make=lambda make: make(),
                                       on=lambda found: found)
         return made

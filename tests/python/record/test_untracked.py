@@ -54,12 +54,13 @@ def test_where_torchs_generator_keeps_its_seed_for_graphs_is_no_tensor_of_the_st
     capture = SimpleNamespace(alive=memory, captures=[captured, captured])
     looks = []
     monkeypatch.setattr(_compat, "tensors_alive", lambda: looks.append(1) or [seed, offset, other])
-    untracked.check_all_tracked(step, capture, None)
+    untracked.check_all_tracked(step, capture, None, ())
     assert not looks
     captured.snapshot.named = {begin for begin, _ in memory}  # and Snapshot's draw two of them
     with pytest.raises(untracked.UntrackedTensors) as refused:
-        untracked.check_all_tracked(step, capture, None)
+        untracked.check_all_tracked(step, capture, None, ())
     assert refused.value.tensors == [other]
+    untracked.check_all_tracked(step, capture, None, [other])
 
 
 def ids(tensors):

@@ -149,7 +149,7 @@ class StandIn:
             self._count(monkeypatch, module, name)
         monkeypatch.setattr(attempt, "capture_device", lambda device: None)
         monkeypatch.setattr(attempt, "make_rng_graph", lambda graph, device, stream: None)
-        monkeypatch.setattr(attempt, "check_all_tracked", lambda step, capture, device: None)
+        monkeypatch.setattr(attempt, "check_all_tracked", lambda *given: None)
         monkeypatch.setattr(attempt, "capture_twice", self._capture)
         monkeypatch.setattr(attempt, "DiscoveredStep", no_discovery)
         monkeypatch.setattr(attempt, "StepRecording", self._made)

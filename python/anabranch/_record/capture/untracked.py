@@ -75,11 +75,12 @@ class UntrackedTensors(NotRecordable):
         self.tensors = tensors
 
 
-def check_all_tracked(step: Step, capture: Capture, device: CaptureDevice) -> None:
+def check_all_tracked(step: Step, capture: Capture, device: CaptureDevice,
+                      ours: Iterable[Tensor]) -> None:
     """Raises UntrackedTensors where it was not. Memory that no tensor in Python has is left alone:
     torch's generators have some, and libraries. So is what one of both captures names alone, left
-    over from before."""
-    alive = sorted(_without(capture.alive, step.fixed))
+    over from before, and what is ``ours``, which a step cannot use."""
+    alive = sorted(_without(capture.alive, (*step.fixed, *ours)))
     named_in = [_mentioned(captured, alive) for captured in capture.captures]
     memory = sorted(alive[i] for i in set.intersection(*named_in))
     generators = _of_generator(memory, step, device) if memory else set()
@@ -108,10 +109,10 @@ def _of_generator(memory: Sequence[tuple[int, int]], step: Step,
     return {number for number, _ in named}
 
 
-def may_name_others(step: Step, capture: Capture) -> bool:
+def may_name_others(step: Step, capture: Capture, ours: Iterable[Tensor]) -> bool:
     """Whether the first capture has a word that may be the address of a tensor which is alive and
-    not the step's."""
-    alive = sorted(_without(capture.alive, step.fixed))
+    neither the step's nor ours."""
+    alive = sorted(_without(capture.alive, (*step.fixed, *ours)))
     named = _mentioned(capture.first, alive)
     return bool(_tensors_in(sorted(alive[i] for i in named), but=step.tensors))
 
@@ -122,8 +123,8 @@ def _mentioned(captured: Captured, memory: Sequence[tuple[int, int]]) -> set[int
 
 
 def _without(memory: Sequence[tuple[int, int]], fixed: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """Ranges in which none of those is that may not move, which launches check: a library has views
-    of them that nobody finds, as FSDP has of its shards."""
+    """Ranges in which none of some tensors is. Those that may not move, which launches check, have
+    views that nobody finds, as FSDP has of its shards."""
     addresses = sorted(map(_address, fixed))
     return [(begin, size) for begin, size in memory
             if (i := bisect.bisect_left(addresses, begin)) == len(addresses)

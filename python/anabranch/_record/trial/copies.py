@@ -79,6 +79,11 @@ class Copies:
         else:
             self._keep_on_host(tensors)
 
+    @property
+    def device_memory(self) -> list[Tensor]:
+        """Where those of the GPU are."""
+        return [self._kept] if self.where == "GPU" else []
+
     def _keep_on_device(self, tensors: Sequence[Tensor]) -> None:
         on_gpu = next((tensor.device for tensor in tensors if tensor.is_cuda), self._kept.device)
         self._kept = torch.empty(self.size_bytes, dtype=torch.uint8, device=on_gpu)

@@ -155,6 +155,12 @@ class Trial:
         return [one.memory for one in self._given if one.is_saved]
 
     @property
+    def own_memory(self) -> Sequence[Tensor]:
+        """Of the GPU, in which it keeps copies. No step can use it, but kernels that made these
+        have left its addresses where kernels of a capture may have words that nothing sets."""
+        return self._copies.device_memory
+
+    @property
     def copied_bytes(self) -> int:
         return self._copies.size_bytes
 
