@@ -32,22 +32,4 @@ inline void fetch(const void* at, std::initializer_list<std::size_t> offsets = {
 
 inline constexpr Py_ssize_t kAtOnce = 32;  // objects whose memory is asked for together
 
-// Where a dictionary keeps its table, as Python builds it. Only what is asked for ahead follows it.
-inline constexpr std::size_t kTable = 32;
-
-// Some objects of many. Asks for them, and for the tables of those that are dictionaries.
-struct Dicts {
-  PyObject* things[kAtOnce];
-  Py_ssize_t size = 0;
-
-  void add(PyObject* thing) { fetch(things[size++] = thing); }
-  void fetch_tables() const {
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      if (things[i] && PyDict_CheckExact(things[i])) {
-        fetch(word_at(things[i], kTable), {0, 64, 128});
-      }
-    }
-  }
-};
-
 }  // namespace anabranch::quick

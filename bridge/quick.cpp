@@ -19,14 +19,18 @@
 #include <initializer_list>
 
 #include "ahead.h"
+#include "given.h"
 #include "modes.h"
+#include "standing.h"
 
 namespace {
 
-using anabranch::quick::Dicts;
 using anabranch::quick::fetch;
+using anabranch::quick::Items;
 using anabranch::quick::kAtOnce;
+using anabranch::quick::no;
 using anabranch::quick::word_at;
+using anabranch::quick::Words;
 
 // aoti_torch_get_data_ptr of torch's stable C interface. A handle is the address of a tensor of
 // C++, and that is one pointer to what all its copies share.
@@ -66,40 +70,6 @@ bool is_tensor(PyObject* thing) {
   return is_ordinary(thing) || (thing && PyType_IsSubtype(Py_TYPE(thing), tensors.type));
 }
 
-// A tuple or a list. Its items are borrowed; of anything else size and items are errors.
-class Items {
- public:
-  explicit Items(PyObject* sequence)
-      : sequence_(sequence), is_tuple_(PyTuple_Check(sequence) != 0) {}
-  Py_ssize_t size() const { return is_tuple_ ? PyTuple_Size(sequence_) : PyList_Size(sequence_); }
-  PyObject* operator[](Py_ssize_t i) const {
-    return is_tuple_ ? PyTuple_GetItem(sequence_, i) : PyList_GetItem(sequence_, i);
-  }
-
- private:
-  PyObject* sequence_;
-  bool is_tuple_;
-};
-
-// Bytes that are numbers of 8 bytes each, or none.
-struct Words {
-  char* bytes = nullptr;
-  Py_ssize_t size = 0;
-
-  bool read(PyObject* from) {
-    Py_ssize_t count = 0;
-    if (PyBytes_AsStringAndSize(from, &bytes, &count)) return false;
-    size = count / static_cast<Py_ssize_t>(sizeof(std::uint64_t));
-    return true;
-  }
-  std::uint64_t operator[](Py_ssize_t i) const {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes + static_cast<std::size_t>(i) * sizeof word, sizeof word);
-    return word;
-  }
-  PyObject* object(Py_ssize_t i) const { return reinterpret_cast<PyObject*>((*this)[i]); }
-};
-
 // Where what the copies of a tensor share has pointers, as torch builds it. Only what is asked for
 // ahead follows them.
 constexpr std::size_t kStorage = 16, kAutograd = 24, kVersion = 40;
@@ -131,89 +101,10 @@ struct Batch {
   }
 };
 
-// False instead of an Exception that is set; null for anything else that is.
-PyObject* no() {
-  if (PyErr_Occurred()) {
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;
-    PyErr_Clear();
-  }
-  Py_RETURN_FALSE;
-}
-
 // Names of attributes, for ever.
 PyObject* kGrad = nullptr;
 PyObject* kRequiresGrad = nullptr;
 PyObject* kCount = nullptr;
-PyObject* kCellContents = nullptr;
-
-bool stands(PyObject* holder, PyObject* key, PyObject* thing) {
-  if (PyDict_CheckExact(holder)) return PyDict_GetItemWithError(holder, key) == thing;
-  if (PyList_CheckExact(holder) && PyLong_CheckExact(key)) {
-    return PyList_GetItem(holder, PyLong_AsSsize_t(key)) == thing;
-  }
-  const bool is_cell = key == reinterpret_cast<PyObject*>(Py_TYPE(holder));
-  PyObject* const found =
-      is_cell ? PyObject_GetAttr(holder, kCellContents) : PyObject_GetItem(holder, key);
-  Py_XDECREF(found);
-  return found == thing;
-}
-
-// stand(holders, keys, things): whether the very same thing is still at each key of its holder, or
-// in it, where that is a cell and the key the class of cells.
-PyObject* stand(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3) return no();
-  const Items holders(args[0]), keys(args[1]), things(args[2]);
-  const Py_ssize_t size = things.size();
-  if (size < 0 || holders.size() != size || keys.size() != size) return no();
-  for (Py_ssize_t begin = 0; begin < size; begin += kAtOnce) {
-    const Py_ssize_t end = std::min(size, begin + kAtOnce);
-    Dicts some;
-    for (Py_ssize_t i = begin; i < end; ++i) some.add(holders[i]);
-    some.fetch_tables();
-    for (Py_ssize_t i = begin; i < end; ++i) {
-      PyObject* const thing = things[i];
-      if (!thing || !stands(some.things[i - begin], keys[i], thing)) return no();
-    }
-  }
-  Py_RETURN_TRUE;
-}
-
-// Whether a dictionary has the values that stand from `i` on, in their order, each behind its key
-// where these are there.
-bool has_items(PyObject* dict, const Words& rows, Py_ssize_t i, Py_ssize_t count, bool has_keys) {
-  if (rows.size - i < count * (has_keys ? 2 : 1) || PyDict_Size(dict) != count) return false;
-  PyObject *key = nullptr, *value = nullptr;
-  for (Py_ssize_t at = 0; count > 0; --count) {
-    if (!PyDict_Next(dict, &at, &key, &value)) return false;
-    if (has_keys && rows.object(i++) != key) return false;
-    if (rows.object(i++) != value) return false;
-  }
-  return true;
-}
-
-// items_stand(rows, owners): whether each dictionary has these very items. A row is its address,
-// whether there are keys (1), how many items, and the addresses of these. The owners keep alive
-// what the rows name.
-PyObject* items_stand(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  Words rows;
-  if (count != 2 || !rows.read(args[0])) return no();
-  const auto is_row = [&](Py_ssize_t i) { return i + 3 <= rows.size; };
-  const auto next = [&](Py_ssize_t i) {
-    return i + 3 + static_cast<Py_ssize_t>(rows[i + 2]) * (rows[i + 1] != 0 ? 2 : 1);
-  };
-  for (Py_ssize_t i = 0; is_row(i);) {
-    Dicts some;
-    for (Py_ssize_t at = i; is_row(at) && some.size < kAtOnce; at = next(at)) {
-      some.add(rows.object(at));
-    }
-    some.fetch_tables();
-    for (Py_ssize_t row = 0; row < some.size; ++row, i = next(i)) {
-      const auto items = static_cast<Py_ssize_t>(rows[i + 2]);
-      if (!has_items(some.things[row], rows, i + 3, items, rows[i + 1] != 0)) return no();
-    }
-  }
-  Py_RETURN_TRUE;
-}
 
 // answers_are(functions, arguments, answers): whether each function, called with its tuple of
 // arguments, answers this, or what is equal to it.
@@ -542,8 +433,10 @@ PyCFunction as_method(Function* function) {
 }
 
 PyMethodDef kMethods[] = {
-    {"stand", as_method(stand), METH_FASTCALL, nullptr},
-    {"items_stand", as_method(items_stand), METH_FASTCALL, nullptr},
+    {"stand", as_method(anabranch::quick::stand), METH_FASTCALL, nullptr},
+    {"all_stand", as_method(anabranch::quick::all_stand), METH_FASTCALL, nullptr},
+    {"version_of", as_method(anabranch::quick::version_of), METH_O, nullptr},
+    {"learn_versions", as_method(anabranch::quick::learn_versions), METH_O, nullptr},
     {"answers_are", as_method(answers_are), METH_FASTCALL, nullptr},
     {"gradients_are", as_method(gradients_are), METH_FASTCALL, nullptr},
     {"increment_versions", as_method(increment_versions), METH_FASTCALL, nullptr},
@@ -572,10 +465,9 @@ PyMODINIT_FUNC PyInit_anabranch_quick() {
   kGrad = PyUnicode_InternFromString("grad");
   kRequiresGrad = PyUnicode_InternFromString("requires_grad");
   kCount = PyUnicode_InternFromString("count");
-  kCellContents = PyUnicode_InternFromString("cell_contents");
-  if (!kGrad || !kRequiresGrad || !kCount || !kCellContents) return nullptr;
+  if (!kGrad || !kRequiresGrad || !kCount || !anabranch::quick::names_are_made()) return nullptr;
   PyObject* const made = PyModule_Create(&kModule);
-  if (made && PyModule_AddIntConstant(made, "version", 7) != 0) {
+  if (made && PyModule_AddIntConstant(made, "version", 8) != 0) {
     Py_DECREF(made);
     return nullptr;
   }

@@ -5,7 +5,6 @@ autograd, types, and kernels on a GPU; and whether somebody sees each operator t
 from __future__ import annotations
 
 import ctypes
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -96,8 +95,8 @@ class Intercepting:
 
     functions: tuple[Callable[..., Any], ...] = (
         torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack,
-        operator.attrgetter("_current_level"), torch.is_anomaly_enabled)
-    arguments: tuple[tuple[Any, ...], ...] = (), (), (torch.autograd.forward_ad,), ()
+        vars(torch.autograd.forward_ad).__getitem__, torch.is_anomaly_enabled)
+    arguments: tuple[tuple[Any, ...], ...] = (), (), ("_current_level",), ()
     answers = 0, None, -1, False
 
 

@@ -6,6 +6,8 @@ compiled module (bridge/quick.cpp), or the same in Python where there is none.
   or in it, where that is a cell and the key the class of cells.
 * ``holding(whole)``: what tells whether each dictionary has the very keys and values that come with
   it, in their order; where the keys are None, they may be any.
+* ``standing(holders, keys, things)``: the same as ``stand``, as questions of functions that have
+  been given what does not change.
 * ``answers_are(functions, arguments, answers)``: whether each function, called with its tuple of
   arguments, answers what is equal to this.
 * ``modes_told()``: in which of torch's modes this thread is; ``modes_are(told)``: whether it still
@@ -29,6 +31,8 @@ Sequences are lists or tuples.
 The compiled module reads a tensor's pointer where objects of Python's keep it. Where that is, is
 found out from tensors that say it themselves, once a process, and compared with what torch answers.
 So are torch's functions of C++ for gradients, versions and modes, which are found by their names.
+A dictionary of Python 3.11 and 3.12 counts its changes, so that one that has none is not looked
+through again; whether its counter is where these keep it is found out, too.
 
 Threads: any. Failure: what addresses() raises is what Tensor.data_ptr() raises.
 """
@@ -38,13 +42,15 @@ from __future__ import annotations
 import array
 import contextlib
 import functools
+import gc
 import importlib.machinery
 import importlib.util
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import CellType
+from types import CellType, MappingProxyType
 from typing import Any
 
 import torch
@@ -53,7 +59,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.library import library_path
 
-_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 7
+_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 8
 _address: Callable[[Tensor], int] = Tensor.data_ptr
 _flat = itertools.chain.from_iterable
 
@@ -120,6 +126,55 @@ def _can_tell_modes(module: Any) -> bool:
     return False
 
 
+_KEEPS_VERSIONS = ((3, 11), (3, 12))  # of Python
+
+
+def _can_tell_versions(module: Any) -> bool:
+    """Whether the compiled module finds another number in a dictionary behind each change of it,
+    and the same one where there was none."""
+    is_so = sys.implementation.name == "cpython" and sys.version_info[:2] in _KEEPS_VERSIONS \
+        and all(map(functools.partial(_is_told, module.version_of), _changed_dicts()))
+    module.learn_versions(is_so)
+    return is_so
+
+
+def _is_told(version_of: Callable[[Any], int], changed: tuple[dict[Any, Any], Any]) -> bool:
+    one, change = changed
+    before = version_of(one), version_of({}), version_of(dict(one))
+    len(one), one.get("a"), list(one.items()), dict(one), one == {}
+    is_same = version_of(one) == before[0]
+    change(one)
+    return is_same and len({*before, version_of(one)}) == 4
+
+
+class _Thing:
+    def __init__(self) -> None:
+        self.a = self.b = None
+
+
+_CHANGES: tuple[Callable[[dict[Any, Any]], Any], ...] = (
+    dict.popitem, dict.clear, operator.methodcaller("pop", "a"),
+    operator.methodcaller("setdefault", "c"), operator.methodcaller("update", a=0),
+    operator.methodcaller("update", c=0), operator.methodcaller("__setitem__", "a", 0),
+    operator.methodcaller("__delitem__", "b"), operator.methodcaller("__ior__", {"a": 0}))
+
+
+def _changed_dicts() -> Iterator[tuple[dict[Any, Any], Callable[[dict[Any, Any]], Any]]]:
+    """Dictionaries, and ways to change each: also the attributes of an object, by code of one's own
+    that has run often enough for Python to go its shortest way."""
+    for change in _CHANGES:
+        yield {"a": None, "b": None}, change
+        yield vars(_Thing()), change
+    for begin in range(3):
+        thing = _Thing()
+        yield vars(thing), functools.partial(_set_often, thing, begin)
+
+
+def _set_often(thing: Any, by: int, changed: dict[Any, Any]) -> None:
+    for i in range(100):
+        thing.a = by + i
+
+
 def _modes_are(told: Any) -> bool:
     return bool(_compat.modes() == told)
 
@@ -132,6 +187,11 @@ def _stand(holders: Sequence[Any], keys: Sequence[Any], things: Sequence[Any]) -
         return False
 
 
+def _standing(holders: Sequence[Any], keys: Sequence[Any],
+              things: Sequence[Any]) -> list[Question]:
+    return [(stand, (tuple(holders), tuple(keys), tuple(things)), True)]
+
+
 def _at(holder: Any, key: Any) -> Any:
     return holder.cell_contents if key is CellType else holder[key]
 
@@ -142,12 +202,65 @@ Question = tuple[Callable[..., Any], tuple[Any, ...], Any]
 Whole = tuple[dict[Any, Any], tuple[Any, ...] | None, tuple[Any, ...]]
 
 
+_VALUES, _ITEMS, _LOOKUPS, _LISTED = range(4)
+
+
+class _Standing:
+    """What stands in dictionaries and lists, as the compiled module compares it."""
+
+    def __init__(self) -> None:
+        self._all, self._rows = array.array("Q"), array.array("Q")
+
+    def add(self, holder: Any, kind: int, words: Sequence[int]) -> None:
+        count = len(words) // (1 if kind == _VALUES else 2)
+        is_versioned = type(holder) is dict
+        self._all.extend((id(holder), 0, len(self._rows), 8 * count + 2 * kind + is_versioned))
+        self._rows.extend(words)
+
+    def question(self, owners: Any) -> Callable[[], bool]:
+        """The owners are kept alive."""
+        return functools.partial(_module.all_stand, bytearray(self._all), self._rows.tobytes(),
+                                 owners)
+
+
 def _holding_compiled(whole: Sequence[Whole]) -> Callable[[], bool]:
-    rows = array.array("Q")
+    made = _Standing()
     for one, keys, values in whole:
-        items = values if keys is None else _flat(zip(keys, values, strict=True))
-        rows.extend((id(one), keys is not None, len(values), *map(id, items)))
-    return functools.partial(_module.items_stand, rows.tobytes(), whole)
+        if keys is None:
+            made.add(one, _VALUES, list(map(id, values)))
+        else:
+            made.add(one, _ITEMS, list(map(id, _flat(zip(keys, values, strict=True)))))
+    return made.question(whole)
+
+
+def _standing_compiled(holders: Sequence[Any], keys: Sequence[Any],
+                       things: Sequence[Any]) -> list[Question]:
+    places = [(_dict_of(holder), key, thing)
+              for holder, key, thing in zip(holders, keys, things, strict=True)]
+    found: dict[int, tuple[Any, int, list[int]]] = {}  # by holder
+    others = []
+    for place in places:
+        holder, key, thing = place
+        if type(holder) is dict:
+            found.setdefault(id(holder), (holder, _LOOKUPS, []))[-1].extend((id(key), id(thing)))
+        elif type(holder) is list and type(key) is int and key >= 0:
+            found.setdefault(id(holder), (holder, _LISTED, []))[-1].extend((key, id(thing)))
+        else:
+            others.append(place)
+    made = _Standing()
+    for one in found.values():
+        made.add(*one)
+    asked: list[Question] = [(made.question(places), (), True)] if found else []
+    return [*asked, *(_standing(*zip(*others, strict=True)) if others else ())]
+
+
+def _dict_of(holder: Any) -> Any:
+    """The dictionary of a class, where it is asked for by what shows it; else the holder itself."""
+    if type(holder) is MappingProxyType:
+        shown = gc.get_referents(holder)
+        if len(shown) == 1 and type(shown[0]) is dict:
+            return shown[0]
+    return holder
 
 
 def _holding(whole: Sequence[Whole]) -> Callable[[], bool]:
@@ -212,8 +325,11 @@ tells_autograd: bool = _is_calibrated and _can_tell_autograd(_module)
 tells_modes: bool = is_compiled and _can_tell_modes(_module)
 modes_told: Callable[[], Any] = _module.modes_told if tells_modes else _compat.modes
 modes_are: Callable[[Any], bool] = _module.modes_are if tells_modes else _modes_are
+tells_versions: bool = is_compiled and _can_tell_versions(_module)
 stand: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], bool] = \
     _stand if _module is None else _module.stand
+standing: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Question]] = \
+    _standing if _module is None else _standing_compiled
 holding: Callable[[Sequence[Whole]], Callable[[], bool]] = \
     _holding if _module is None else _holding_compiled
 answers_are: Callable[[Sequence[Callable[..., Any]], Sequence[tuple[Any, ...]], Sequence[Any]],

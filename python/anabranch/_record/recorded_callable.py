@@ -154,7 +154,7 @@ class RecordedCallable(Generic[_P, _R]):
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         if not self._is_recorded:
             return self._function(*args, **kwargs)
-        if not _has_gpu():
+        if not (self._ready.by_kind or _has_gpu()):  # calls that are ready have been launched
             self._tell_of_no_gpu()
             return self._function(*args, **kwargs)
         if torch.cuda.is_current_stream_capturing():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import gc
 import struct
+import sys
 import weakref
 from concurrent import futures
 from types import CellType
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.oldest
 WAYS = {"compiled": (quick.stand, quick.gradients_are, quick.addresses),
         "python": (quick._stand, quick._gradients_are, quick._addresses)}
 HOLDING = {"compiled": quick.holding, "python": quick._holding}
+STANDING = {"compiled": quick.standing, "python": quick._standing}
 ANSWERS_ARE = {"compiled": quick.answers_are, "python": quick._answers_are}
 
 
@@ -32,6 +34,7 @@ def ways(request):
 def test_the_compiled_module_is_there_and_knows_where_tensors_are():
     assert quick._module is not None and quick.addresses is quick._module.addresses
     assert quick.tells_autograd and quick.tells_modes
+    assert quick.tells_versions == (sys.version_info[:2] in ((3, 11), (3, 12)))
 
 
 class Holder:
@@ -77,6 +80,83 @@ def test_what_a_holder_raises_is_a_no_unless_it_ends_the_program(ways):
         stand((Raising(),), (KeyboardInterrupt(),), (None,))
 
 
+@pytest.fixture(params=[True, False], ids=["versions", "no versions"])
+def versions(request):
+    """Whether the compiled module goes by the versions of dictionaries."""
+    quick._module.learn_versions(request.param and quick.tells_versions)
+    yield request.param and quick.tells_versions
+    quick._module.learn_versions(quick.tells_versions)
+
+
+def is_so(questions):
+    return quick.answers_are(*zip(*questions, strict=True)) if questions else True
+
+
+@pytest.mark.parametrize("standing", STANDING.values(), ids=STANDING)
+def test_questions_are_whether_the_very_same_things_stand_there(standing, versions):
+    class Named:
+        scale = [1]
+
+    a, b, equal = [1], [2], [1]
+    plain, listed, own, cell = {"a": a, "b": b}, [a, b], Holder(b=b), CellType(a)
+    ordered, of_class = collections.OrderedDict(a=a), vars(Named)
+    before = Named.scale
+    places = [(plain, "a", a), (listed, 1, b), (own, "b", b), (ordered, "a", a), (plain, "b", b),
+              (cell, CellType, a), (of_class, "scale", before), (listed, 0, a)]
+    asked = standing(*zip(*places, strict=True))
+    assert is_so(asked) and is_so(asked) and is_so(standing((), (), ()))
+    assert not is_so(standing((plain, {}), ("a", "a"), (a, a)))
+    for change, back in (
+            (lambda: plain.update(a=equal), lambda: plain.update(a=a)),
+            (lambda: plain.pop("b"), lambda: plain.update(b=b)),
+            (lambda: listed.reverse(), lambda: listed.reverse()),
+            (lambda: listed.pop(), lambda: listed.append(b)),
+            (lambda: own.things.clear(), lambda: own.things.update(b=b)),
+            (lambda: ordered.update(a=b), lambda: ordered.update(a=a)),
+            (lambda: setattr(cell, "cell_contents", b), lambda: setattr(cell, "cell_contents", a)),
+            (lambda: setattr(Named, "scale", equal), lambda: setattr(Named, "scale", before))):
+        change()
+        assert not is_so(asked) and not is_so(asked)
+        back()
+        assert is_so(asked) and is_so(asked)
+    plain["more"] = listed[:]  # which nobody asks for
+    assert is_so(asked)
+
+
+def test_what_has_not_changed_is_not_looked_through_again(versions):
+    looks = []
+
+    class Key:
+        def __init__(self, change=lambda: None):
+            self.change = change
+
+        def __hash__(self):
+            return 7
+
+        def __eq__(self, other):
+            looks.append(other)
+            self.change()
+            return False
+
+    thing, first, key = [1], Key(), Key()
+    holder = {first: None, key: thing}  # of one hash, so that the first is looked at
+    asked = quick.standing([holder], [key], [thing])
+
+    def looks_of_next():
+        looks.clear()
+        assert is_so(asked)
+        return len(looks)
+
+    holder["more"] = None
+    assert looks_of_next() == 1 and looks_of_next() == (0 if versions else 1)
+    holder["more"] = thing
+    assert looks_of_next() == 1
+    # It changes while it is looked at: what has been seen then may not be so any more.
+    first.change = lambda: holder.update(more=len(looks))
+    holder["more"] = None
+    assert looks_of_next() == looks_of_next() == 1
+
+
 def whole(dicts, values, has_keys=False):
     return [(one, tuple(one) if has_keys else None, some)
             for one, some in zip(dicts, values, strict=True)]
@@ -84,7 +164,8 @@ def whole(dicts, values, has_keys=False):
 
 @pytest.mark.parametrize("holding", HOLDING.values(), ids=HOLDING)
 @pytest.mark.parametrize("has_keys", [False, True])
-def test_dictionaries_have_the_very_same_items_in_their_order_or_they_do_not(holding, has_keys):
+def test_dictionaries_have_the_very_same_items_in_their_order_or_they_do_not(
+        holding, has_keys, versions):
     a, b, equal = [1], [2], [1]
     plain, by_default = {"x": a, "y": b}, collections.defaultdict(list, z=a)
     hold = holding(whole((plain, by_default, {}), ((a, b), (a,), ()), has_keys))

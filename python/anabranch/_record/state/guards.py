@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from anabranch._record.quick import Question, stand
+from anabranch._record.quick import Question, stand, standing
 from anabranch._record.state.namespaces import CELL, place_of
 from anabranch._record.state.paths import Path, name_of
 
@@ -184,10 +184,10 @@ class GuardSet:
         if last is None or last is not values or filled:
             return None
         places = list(map(place_of, zip(self._holders, self._keys, strict=True)))
-        return [(stand, (tuple([holder for holder, _ in places]),
-                         tuple([CellType if key is CELL else key for _, key in places]), objects),
-                 True), *((len, (holder,), count) for holder, count in
-                          zip(self._counted, counts, strict=True))]
+        return [*standing([holder for holder, _ in places],
+                          [CellType if key is CELL else key for _, key in places], objects),
+                *((len, (holder,), count) for holder, count in
+                  zip(self._counted, counts, strict=True))]
 
 
 class _Last(NamedTuple):

@@ -57,9 +57,11 @@ class Variables(MutableMapping[str, Any]):
 
 
 def place_of(lookup: Lookup) -> Lookup:
-    """For variables of a function, the cell or the globals that hold them: looking these up calls
-    no Python code."""
+    """For variables of a function and of closures, the cell or the globals that hold them: looking
+    these up calls no Python code."""
     holder, key = lookup
+    if isinstance(holder, Cells):
+        return holder.cells[key], CELL
     if not isinstance(holder, Variables):
         return lookup
     return (holder.cells[key], CELL) if key in holder.cells else (holder.globals, key)
@@ -167,13 +169,13 @@ class Cells:
     """Variables of closures, by index."""
 
     def __init__(self, cells: Sequence[types.CellType]) -> None:
-        self._cells = cells
+        self.cells = cells
 
     def __getitem__(self, number: int) -> Any:
-        return self._cells[number].cell_contents
+        return self.cells[number].cell_contents
 
     def __setitem__(self, number: int, value: Any) -> None:
-        self._cells[number].cell_contents = value
+        self.cells[number].cell_contents = value
 
 
 @functools.lru_cache(4096)

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from anabranch._record.quick import Question, gradients_are, holding, stand, tell_gradients
+from anabranch._record import quick
+from anabranch._record.quick import Question, gradients_are, holding, tell_gradients
 from anabranch._record.state.guard_collector import GuardCollector
 from anabranch._record.state.guards import Guards, GuardSet, GuardValues, is_plain
 from anabranch._record.state.hooks import Hooks
@@ -353,7 +354,7 @@ class State:
         if self.on_cpu or self.pinned or self.followed is not NO_NUMBERS:
             return None
         modes, gradients, hyperparameters, _, _, hooks, values = guards.values
-        asked: list[Question] = [(stand, (self._modes, self._training, modes), True)]
+        asked = quick.standing(self._modes, self._training, modes)
         if gradients is not None:
             asked.append((gradients_are, (self._parameters, gradients), True))
         for part in (self._asked_of_groups(hyperparameters),
@@ -372,14 +373,14 @@ class State:
             groups, attributes = optimizer.param_groups, getattr(optimizer, "__dict__", {})
             if attributes.get("param_groups") is not groups or type(groups) is not list:
                 return None
-            asked += [(len, (groups,), len(groups)),
-                      (stand, ((attributes, *[groups] * len(groups)),
-                               ("param_groups", *range(len(groups))), (groups, *groups)), True)]
+            asked += [(len, (groups,), len(groups)), *quick.standing(
+                (attributes, *[groups] * len(groups)), ("param_groups", *range(len(groups))),
+                (groups, *groups))]
         return asked
 
     def _modes_told(self) -> tuple[Any, ...]:
         """Which modules train."""
-        if not stand(self._modes, self._training, self._last_modes):
+        if not quick.stand(self._modes, self._training, self._last_modes):
             self._last_modes = tuple(map(_TRAINING, self._modes))
         return self._last_modes
 

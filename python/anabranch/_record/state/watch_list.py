@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from torch import nn
 
-from anabranch._record.quick import Question, Whole, holding, stand
+from anabranch._record.quick import Question, Whole, holding, stand, standing
 from anabranch._record.state.namespaces import CELL, Lookup, place_of
 
 
@@ -111,8 +111,8 @@ class WatchList:
             return None
         count = len(self._cells)
         return [(self._dicts_stand, (), True), (seen.are_whole, (), True),
-                (stand, ((*seen.holders, *self._cells), (*seen.keys, *[CellType] * count),
-                         (*seen.things, *seen.cells)), True)]
+                *standing((*seen.holders, *self._cells), (*seen.keys, *[CellType] * count),
+                          (*seen.things, *seen.cells))]
 
     def _look_up(self, seen: _Seen | None, cells: list[Any]) -> _Seen | None:
         """What stands there now, given what is in the cells; None where a fixed thing is
