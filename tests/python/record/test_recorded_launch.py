@@ -457,18 +457,27 @@ def test_a_launch_that_is_called_by_its_address_fails_as_another_does(called, me
     assert len(memory.taken) == 6 and sorted(memory.freed) == sorted(memory.taken)
 
 
+def refused(addresses, stream):
+    raise NativeError(402, "refused")
+
+
 @pytest.mark.parametrize("is_short", [False, True])
-def test_the_generator_moves_in_launches_and_not_for_want_of_memory(
+def test_the_generator_moves_in_launches_and_not_in_what_is_refused(
         step_of, memory, is_short, monkeypatch):
     if is_short:  # of torch's two functions for memory without a tensor, and of tensors
         memory.fails_at = 1
         monkeypatch.setattr(_compat, "byte_allocator", memory.addresses)
     recorded, moved = recording_of(*step_of), []
     launched = recorded.stretches[0].recording.launched
-    recorded.random = SimpleNamespace(replay=lambda: moved.append(len(launched)))
+    recorded.random = SimpleNamespace(replay=lambda: moved.append(len(launched)),
+                                      take_back=moved.pop)
     x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
     recorded.launch([x, w], [w])
     assert moved == [0] and len(launched) == 1
+    monkeypatch.setattr(recorded.stretches[0].recording, "launch", refused)
+    with pytest.raises(NativeError):  # an address that does not suit, say: it is launched elsewhere
+        recorded.launch([x, w], [w])
+    assert moved == [0]
 
     def short():
         raise torch.OutOfMemoryError

@@ -79,6 +79,8 @@ def test_each_launch_moves_the_generator_as_far_as_the_step(generator, draws):
     for launch in range(1, 4):
         graph.replay()
         assert generator.offset == 40 + 4 * draws * launch
+    graph.take_back()
+    assert generator.offset == 40 + 4 * draws * 2
 
 
 def test_a_step_that_draws_nothing_needs_no_graph(generator):

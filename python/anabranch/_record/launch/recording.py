@@ -22,6 +22,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.abi import CaptureCounts
 from anabranch._core.capture import ANY_BYTES, CapturedRecording
+from anabranch._core.library import NativeError
 from anabranch._core.timed_recording import nodes_of
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.host_draws import Draws
@@ -302,7 +303,12 @@ class StepRecording:
         if self._in_turn is None:
             fresh, stretch = self._buffers.allocate(), self.stretches[0]
             parts = None if poison is None else stretch.poisoned(poison, fresh)
-            stretch.queue(self._device, at or given, offsets, fresh, parts, words, replay)
+            try:
+                stretch.queue(self._device, at or given, offsets, fresh, parts, words, replay)
+            except NativeError:  # behind the replay
+                if self.random is not None:
+                    self.random.take_back()
+                raise
         else:
             fresh = self._in_turn.launch(at or given, offsets, poison, frees, replay)
         if in_blocks:

@@ -16,11 +16,13 @@ _MOST_DRAWS = 1 << 10
 
 
 class RngGraph:
-    """A graph that draws, without its nodes, and how much farther it is to move the generator."""
+    """A graph that draws, without its nodes; how many numbers the step draws, and how many of these
+    the generator is to be moved by besides."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, generator: torch.Generator,
+    def __init__(self, graph: torch.cuda.CUDAGraph, generator: torch.Generator, drawn: int,
                  farther: int) -> None:
-        self._graph, self._generator, self._farther = graph, generator, farther
+        self._graph, self._generator = graph, generator
+        self._drawn, self._farther = drawn, farther
 
     def replay(self) -> None:
         """Sets what kernels read, and moves the generator. Another thread that draws at this very
@@ -28,6 +30,10 @@ class RngGraph:
         self._graph.replay()
         if self._farther:
             self._generator.set_offset(self._generator.get_offset() + self._farther)
+
+    def take_back(self) -> None:
+        """The same backwards, where what was to draw has been refused."""
+        self._generator.set_offset(self._generator.get_offset() - self._drawn)
 
 
 def make_rng_graph(graph: torch.cuda.CUDAGraph, device: CaptureDevice,
@@ -56,7 +62,7 @@ def make_rng_graph(graph: torch.cuda.CUDAGraph, device: CaptureDevice,
     if farther and draws <= _MOST_DRAWS:
         raise NotRecordable(f"it draws {drawn} random numbers a thread, which cannot be repeated",
                             Cause.GENERATOR_STATE)
-    return RngGraph(stand_in, generator, farther)
+    return RngGraph(stand_in, generator, drawn, farther)
 
 
 def _drawn(graph: torch.cuda.CUDAGraph, device: CaptureDevice, generator: torch.Generator) -> int:
