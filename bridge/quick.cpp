@@ -427,6 +427,70 @@ PyObject* call_launch(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return PyLong_FromLong(code);
 }
 
+// Of each tuple of arguments what the function answers, in a new list; null where it fails.
+PyObject* answers_of(PyObject* function, const Items& arguments) {
+  PyObject* const made = PyList_New(0);
+  for (Py_ssize_t i = 0, size = arguments.size(); made && i < size; ++i) {
+    PyObject* const answer = PyObject_Call(function, arguments[i], nullptr);
+    const bool is_added = answer && PyList_Append(made, answer) == 0;
+    Py_XDECREF(answer);
+    if (!is_added) {
+      Py_DECREF(made);
+      return nullptr;
+    }
+  }
+  return made;
+}
+
+// None where an Exception is set, or none is; null for anything else that is.
+PyObject* nothing() {
+  PyObject* const told = no();
+  Py_XDECREF(told);
+  if (!told) return nullptr;
+  Py_RETURN_NONE;
+}
+
+// What is launched by launch_if(), in this order.
+enum Launched : Py_ssize_t { kAllocator, kLayouts, kStream, kDevice, kOfLaunch, kMutated, kFields };
+constexpr Py_ssize_t kOfStream = 2, kOfGiven = 4, kOfBases = 7, kLaunchArguments = 15;
+
+// launch_if(functions, arguments, answers, (allocate, layouts, current_stream, (device,), arguments
+// of call_launch() with any stream, given and bases, which are written), given): where
+// answers_are() the answers, allocates a base for each layout, launches on that stream, and
+// increments versions. The bases and whether versions have been incremented; a number, where the
+// launch was refused with that; None where nothing was launched.
+PyObject* launch_if(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 5) return PyErr_Format(PyExc_TypeError, "launch_if() takes five arguments");
+  PyObject* const is_so = answers_are(nullptr, args, 3);
+  Py_XDECREF(is_so);
+  if (is_so != Py_True) return is_so ? nothing() : nullptr;
+  PyObject* of[kFields];
+  for (Py_ssize_t i = 0; i < kFields; ++i) of[i] = PyTuple_GetItem(args[3], i);
+  if (PyErr_Occurred()) return nothing();
+  PyObject* const bases = answers_of(of[kAllocator], Items(of[kLayouts]));
+  PyObject* const stream = bases ? PyObject_Call(of[kStream], of[kDevice], nullptr) : nullptr;
+  PyObject* code = nullptr;
+  if (stream && PyTuple_Size(of[kOfLaunch]) == kLaunchArguments) {
+    PyObject* given[kLaunchArguments];
+    for (Py_ssize_t i = 0; i < kLaunchArguments; ++i) given[i] = PyTuple_GetItem(of[kOfLaunch], i);
+    given[kOfStream] = stream, given[kOfGiven] = args[4], given[kOfBases] = bases;
+    code = call_launch(nullptr, given, kLaunchArguments);
+  }
+  PyObject* answer = code;
+  if (!code) {
+    answer = nothing();
+  } else if (code != Py_None && PyLong_AsLong(code) == 0) {
+    PyObject* const written[] = {args[4], of[kMutated]};
+    PyObject* const are_told = increment_versions(nullptr, written, 2);
+    answer = are_told ? PyTuple_Pack(2, bases, are_told) : nullptr;
+    Py_XDECREF(are_told);
+    Py_DECREF(code);
+  }
+  Py_XDECREF(stream);
+  Py_XDECREF(bases);
+  return answer;
+}
+
 template <typename Function>
 PyCFunction as_method(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
@@ -447,6 +511,7 @@ PyMethodDef kMethods[] = {
     {"modes_are", as_method(anabranch::quick::modes_are), METH_O, nullptr},
     {"addresses", as_method(addresses), METH_FASTCALL, nullptr},
     {"call_launch", as_method(call_launch), METH_FASTCALL, nullptr},
+    {"launch_if", as_method(launch_if), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef kModule = {PyModuleDef_HEAD_INIT,
@@ -467,7 +532,7 @@ PyMODINIT_FUNC PyInit_anabranch_quick() {
   kCount = PyUnicode_InternFromString("count");
   if (!kGrad || !kRequiresGrad || !kCount || !anabranch::quick::names_are_made()) return nullptr;
   PyObject* const made = PyModule_Create(&kModule);
-  if (made && PyModule_AddIntConstant(made, "version", 8) != 0) {
+  if (made && PyModule_AddIntConstant(made, "version", 9) != 0) {
     Py_DECREF(made);
     return nullptr;
   }

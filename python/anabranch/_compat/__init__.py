@@ -119,7 +119,7 @@ from anabranch._compat.optimizers import (
     steps_by_its_class,
     with_hooks,
 )
-from anabranch._compat.profiling import in_profiles
+from anabranch._compat.profiling import NO_PROFILE, in_profiles
 from anabranch._compat.resuming import resume_streams, watch_eager_frames
 from anabranch._compat.streams import (
     breaks_around,
@@ -138,6 +138,7 @@ from anabranch._compat.torch_modes import (
 )
 
 __all__ = [
+    "NO_PROFILE",
     "OWN_BUFFERS",
     "CustomPartitionerFn",
     "DisableTorchFunctionSubclass",

@@ -9,6 +9,9 @@ from typing import Any
 
 from torch.autograd import profiler
 
+# Where it stands that no profile is being taken, and what.
+NO_PROFILE = ((vars(profiler),), ("_is_profiler_enabled",), (False,))
+
 
 def in_profiles(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """The function. Where a profile is being taken, its call is a launch of this name in it; else

@@ -121,10 +121,11 @@ class Launches:
                           bound: BoundState, given: list[Tensor], owners: list[Tensor],
                           words: Sequence[int] = ()) -> Any:
         """Launches with copies of arguments whose addresses the kernels do not take, and copies
-        them back. A backward lets go of them instead. Runs plainly where that would write one, and
-        where tensors overlap now that did not when the step was recorded."""
+        them back. A backward lets go of them instead. Runs plainly where that would write one,
+        where tensors overlap now that did not when the step was recorded, and where it draws: other
+        kernels draw for such addresses, and other numbers."""
         misaligned = recording.misaligned(given)
-        if misaligned and all(i < len(spec.arguments) for i in misaligned) \
+        if misaligned and recording.random is None and all(i < len(spec.arguments) for i in misaligned) \
                 and not any_overlap(given, set(misaligned)) \
                 and not (self._frees_inputs and recording.writes(misaligned)):
             with torch.no_grad():

@@ -25,6 +25,11 @@ compiled module (bridge/quick.cpp), or the same in Python where there is none.
   freed when it has returned, and with the words. Right before that it calls ``before``, unless that
   is None. What the function returns; None where neither has been called, which is left to the
   caller: ``swaps.count`` is odd, an address is not told here, or there is no memory.
+* ``launch_if(functions, arguments, answers, launch, given)``: where answers_are() these, allocates
+  bases, calls call_launch() and increment_versions(), as ``launch`` says, a LaunchOf: without a
+  function of Python's in between. What it answers is the bases, and whether versions have been
+  incremented; a number where the function has returned that instead of 0; None where it has not
+  been called.
 
 Sequences are lists or tuples.
 
@@ -51,7 +56,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CellType, MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,7 +64,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.library import library_path
 
-_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 8
+_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 9
 _address: Callable[[Tensor], int] = Tensor.data_ptr
 _flat = itertools.chain.from_iterable
 
@@ -311,6 +316,21 @@ def _call_launch(*of_what: Any) -> int | None:
     return None
 
 
+class LaunchOf(NamedTuple):
+    """What launch_if() is told of a recording."""
+
+    allocate: Callable[..., Tensor]
+    layouts: tuple[Sequence[Any], ...]  # of the bases: with each ``allocate`` is called
+    current_stream: Callable[[int], int]
+    device: tuple[int]
+    call: tuple[Any, ...]  # of call_launch(), with None for the stream, what is given, and bases
+    mutated: bytes  # of increment_versions()
+
+
+def _launch_if(*of_what: Any) -> None:
+    return None
+
+
 def _addresses(tensors: Sequence[Tensor], offsets: bytes, which: bytes | None) -> bytes:
     at = map(_address, tensors if which is None
              else map(tensors.__getitem__, array.array("Q", which)))
@@ -341,5 +361,7 @@ increment_versions: Callable[[Sequence[Tensor], bytes], bool] = \
 calls_launches = _is_calibrated
 call_launch: Callable[..., int | None] = \
     _module.call_launch if _is_calibrated else _call_launch
+launch_if: Callable[..., tuple[list[Tensor], bool] | int | None] = \
+    _module.launch_if if _is_calibrated else _launch_if
 addresses: Callable[[Sequence[Tensor], bytes, bytes | None], bytes] = \
     _module.addresses if _is_calibrated else _addresses

@@ -21,7 +21,7 @@ from anabranch._record.attempt import Attempt
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
-from anabranch._record.faults import behind_answer
+from anabranch._record.faults import BEGUN, behind_answer
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import SavedBlocks, handed_over, opened
 from anabranch._record.launches import Launches, applied
@@ -30,6 +30,7 @@ from anabranch._record.memory.shortage import Short, Shortage
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
+from anabranch._record.quick import launch_if
 from anabranch._record.refusals import (
     ON_CPU,
     Again,
@@ -442,6 +443,9 @@ class Recorder:
         """Launches the first that fits what is found now; nothing, and MISSED, if none does."""
         for ready in alike:
             spec = ready.spec
+            answer = self._launch_as_last(ready, leaves)
+            if answer is not MISSED:
+                return answer
             known = ready.tensors() if not spec.is_retired and not spec.shortage else None
             given = spec.given(leaves, ready.bound, known) if known is not None else None
             if given is None:
@@ -454,6 +458,27 @@ class Recorder:
             if words is not None:
                 spec.calls += 1
                 return self._launches.launch(spec, leaves, ready.bound, given, words)
+        return MISSED
+
+    @_compat.untraced
+    def _launch_as_last(self, ready: ReadyCall, leaves: list[Any]) -> Any:
+        """Launches it where nothing has changed since the last call, and answers; MISSED where that
+        cannot be told at once, or a launch takes more than addresses."""
+        spec, as_last = ready.spec, ready.as_last
+        recording = spec.recording
+        if as_last is None or as_last.of_launch is None or recording is None or spec.is_retired \
+                or recording.launch_of is None or spec.shortage or self._frees_inputs or self._pair:
+            return MISSED
+        given = [*map(leaves.__getitem__, spec.arguments), *as_last.tensors] if spec.arguments \
+            else as_last.tensors
+        BEGUN.runs += 1
+        launched = launch_if(*as_last.of_launch, recording.launch_of, given)
+        if isinstance(launched, tuple):
+            spec.calls += 1
+            return recording.answer_of(given, *launched)
+        BEGUN.runs -= 1
+        if launched is not None and recording.random is not None:
+            recording.random.take_back()
         return MISSED
 
     def _words(self, spec: Specialization, leaves: Sequence[Any],

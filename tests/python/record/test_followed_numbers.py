@@ -98,6 +98,8 @@ class Followed:
     def reserve(self):
         pass
 
+    launch_of, tell_launch = None, reserve
+
     def fits(self, given, places=None):
         return True
 

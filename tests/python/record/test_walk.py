@@ -50,7 +50,7 @@ def as_on_a_gpu(monkeypatch):
             uses=[arguments + i for i in used], needs_gradients=False, has_overlaps=False,
             objects=[i for i, thing in enumerate(objects.values()) if id(thing) in ids(answer)],
             counts=CaptureCounts(nodes=1), timing=None,
-            layout=None, launch=lambda given, owners, held, **how: Launched(
+            launch_of=None, tell_launch=lambda: None, layout=None, launch=lambda given, owners, held, **how: Launched(
                 [*(given[arguments + i] for i in order), *held])),
             known, None)
         return answer

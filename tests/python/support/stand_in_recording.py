@@ -58,7 +58,7 @@ class Launched:
     answered_bytes = 1 << 10
     has_overlaps = False
     undefined, objects, layout, ahead_bytes = frozenset(), (), None, 0
-    timing, is_timed = None, False
+    timing, is_timed, launch_of = None, False, None
 
     def __init__(self, stand_in, step, lanes):
         self._stand_in, self._call = stand_in, step.call
@@ -68,6 +68,9 @@ class Launched:
 
     def exchange(self):
         return False
+
+    def tell_launch(self):
+        pass
 
     def reserve(self):
         self._stand_in.take("the memory of a launch")

@@ -38,7 +38,7 @@ from anabranch._record.launch.timing import Timing, joined
 from anabranch._record.memory.lasting import has_planned_copies
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.picker import picker
-from anabranch._record.quick import increment_versions
+from anabranch._record.quick import LaunchOf, increment_versions
 from anabranch._record.refusals import Aliased, OtherGraph
 from anabranch._record.tensors import units_overlap
 
@@ -120,6 +120,8 @@ class StepRecording:
         self.random: RngGraph | None = None
         # What is drawn on the CPU and looked at before each launch; see host_draws.
         self.draws: Draws | None = None
+        # For quick.launch_if(), once it is known that launches are of a kind that it can do.
+        self.launch_of: LaunchOf | None = None
 
     def _stretches_of(self, step: Step, discovered: DiscoveredStep,
                       recordings: Sequence[CapturedRecording]) -> list[Stretch]:
@@ -210,12 +212,27 @@ class StepRecording:
         """Whether it writes one of some given tensors."""
         return not set(self._mutated).isdisjoint(indices)
 
+    def tell_launch(self) -> None:
+        """Sets ``launch_of``, where a launch takes nothing but addresses and sets no gradients."""
+        is_more = self._in_turn or self.draws or self._formulas or self._together or self.objects \
+            or self.needs_gradients or self._cleared or self._whole_gradients or self._gradients
+        self.launch_of = None if is_more else self.stretches[0].launch_of(
+            self._device, self._buffers.layouts, self._quickly_mutated,
+            None if self.random is None else self.random.replay)
+
+    def answer_of(self, given: Sequence[Tensor], bases: list[Tensor], are_counted: bool) -> Any:
+        """Of a launch by quick.launch_if(): its bases, and whether it has incremented versions."""
+        if self._mutated and not are_counted:
+            self._increment_versions(given)
+        return self._result.build(given, self._buffers.tensors(bases))
+
     def exchange(self) -> bool:
         """Launches what the other capture says from now on, if there are words of which one cannot
         know what they are. Called again, it launches the first one's again, forgets the other's and
         answers False."""
         if self._other is None:
             return False
+        self.launch_of = None
         ours = [stretch.recording for stretch in self.stretches]
         for stretch, other in zip(self.stretches, self._other, strict=True):
             stretch.recording = other
@@ -225,6 +242,7 @@ class StepRecording:
 
     def time(self, every: int | None = None) -> None:
         """Times launches from now on, one in so many, or as many as cost next to nothing."""
+        self.launch_of = None
         for stretch in self.stretches:
             stretch.time(every)
 

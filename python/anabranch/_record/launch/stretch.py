@@ -110,6 +110,19 @@ class Stretch:
             before()
         (recording if timer is None else timer).launch(gathered, stream)
 
+    def launch_of(self, device: int, layouts: Sequence[Any], mutated: bytes,
+                  before: Callable[[], Any] | None) -> quick.LaunchOf | None:
+        """What quick.launch_if() is told of launches; None where these are timed, or not called by
+        their address. Arguments as of queue(); bases are allocated by ``layouts``."""
+        if not self._is_called_directly or self.timer is not None:
+            return None
+        recording = self.recording
+        return quick.LaunchOf(
+            _compat.empty_strided_cuda, tuple(layouts), _compat.current_stream, (device,),
+            (recording.launch_address, recording.handle.value, None, Swaps, None, b"",
+             self._given_slots, None, self._base_offsets, self._base_slots, self._part_sizes,
+             self._allocate, self._free, (), before), mutated)
+
     def _gather(self, given: Sequence[Any], offsets: bytes, bases: Sequence[Any],
                 parts: Sequence[Tensor], words: Sequence[int] = ()) -> bytes:
         """One address a slot, and one a part of the arena."""

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from anabranch import _compat
-from anabranch._record.quick import answers_are, modes_are, modes_told
+from anabranch._record.quick import Question, answers_are, modes_are, modes_told, standing
 from anabranch._record.signatures.signature import ARGUMENTS_ALONE, kind_of
 from anabranch._record.signatures.specialization import BoundState, Specialization
 from anabranch._record.state.guards import Guards
-from anabranch._record.state.number_places import NumberPlaces
+from anabranch._record.state.number_places import NO_NUMBERS, NumberPlaces
 from anabranch._record.state.state import State
 
 _MOST_ALIKE = 4  # ready calls whose arguments look alike: a model in training and not, say
@@ -37,20 +37,22 @@ class ReadyCall:
         self._watch = bound.watch(state, spec.wrappers)
         self._guards = guards
         self._found: list[Any] | None = None  # that the watch list answered last
-        self._as_last: _AsLast | None = None
+        self.as_last: AsLast | None = None
         self._may_ask = not spec.fixed and not bound.mutations
         # Where there is nothing besides the arguments that could have changed.
         self._is_bare = state.is_bare and self._watch.is_empty and not spec.fixed \
             and not bound.mutations
+        if self._is_bare:
+            self._keep_as_last([], [])
 
     def tensors(self) -> list[Tensor] | None:
         """The state's tensors as they are now; None unless all is as it was."""
         if self._is_bare:
             return []
-        if (as_last := self._as_last) is not None:
+        if (as_last := self.as_last) is not None:
             if answers_are(*as_last.questions):
                 return as_last.tensors
-            self._as_last = None
+            self.as_last = None
         found = self._watch.look()
         if found is None:
             return None
@@ -74,15 +76,36 @@ class ReadyCall:
         watched, guarded = self._watch.questions(found), self.state.questions(guards)
         self._may_ask = watched is not None and guarded is not None
         if watched is not None and guarded is not None:
-            functions, arguments, answers = zip(*watched, *guarded, strict=True)
-            self._as_last = _AsLast((functions, arguments, answers), tensors)
+            self._keep_as_last([*watched, *guarded], tensors)
+
+    def _keep_as_last(self, asked: list[Question], tensors: list[Tensor]) -> None:
+        recording, bound = self.spec.recording, self.bound
+        launched: Asked | None = None
+        if recording is not None and self.spec.on_host is None \
+                and self.spec.follows is NO_NUMBERS and not bound.mutations and not bound.objects:
+            recording.tell_launch()
+            if recording.launch_of is not None:
+                launched = _asked([(_compat.current_device, (), recording.device),
+                                   *standing(*_compat.NO_PROFILE), *asked])
+        self.as_last = AsLast(_asked(asked), tensors, launched)
 
 
-class _AsLast(NamedTuple):
-    """What answers_are() is asked, and the state's tensors where it is so."""
+# Functions, their arguments, and what they answer, for answers_are().
+Asked = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
 
-    questions: tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
+
+def _asked(questions: Sequence[Question]) -> Asked:
+    functions, arguments, answers = zip(*questions, strict=True) if questions else ((), (), ())
+    return functions, arguments, answers
+
+
+class AsLast(NamedTuple):
+    """What is asked, and the state's tensors where it is so; and what is asked besides where that
+    is launched at once, None where it is not."""
+
+    questions: Asked
     tensors: list[Tensor]
+    of_launch: Asked | None
 
 
 _intercepting = _compat.Intercepting
