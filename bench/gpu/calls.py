@@ -6,7 +6,9 @@
 `small`: one kernel over eight tensors, called in a row. `training`: a step of a 16-layer transformer
 with fused AdamW, one call at a time with the GPU idle: alone, and right behind a step of
 torch.compile, which leaves nothing of ours in the processor's caches. Once the step's gradients are
-gone when it ends, and once they stay, each a tensor that a launch allocates.
+gone when it ends, and once they stay, each a tensor that a launch allocates. `frozen`: a graph of
+CUDA with as many nodes, which torch replays, in both ways. It tells machines apart: some take twice
+as long for it as others.
 """
 
 from __future__ import annotations
@@ -71,7 +73,32 @@ def training(calls: int) -> list[dict[str, Any]]:
 
         return step
 
-    return [_of_step(step_of(stay), stay, calls) for stay in (False, True)]
+    found = [_of_step(step_of(stay), stay, calls) for stay in (False, True)]
+    return [frozen(found[0]["nodes"], step_of(False), calls), *found]
+
+
+def frozen(nodes: int, other_work: Callable[[], Any], calls: int) -> dict[str, Any]:
+    """A kernel a node, each over a tensor of its own."""
+    some = [torch.ones(64, device="cuda") for _ in range(nodes)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for one in some:
+            one.add_(1)
+    for _ in range(WARM_UP):
+        graph.replay()
+    return {"kind": "frozen", "nodes": nodes, "judged": [],
+            "cpu_us": alone_and_behind(graph.replay, other_work, calls)}
+
+
+def alone_and_behind(call: Callable[[], Any], other_work: Callable[[], Any],
+                     calls: int) -> dict[str, list[float]]:
+    """Microseconds of single calls."""
+    alone = [seconds_of(call) * 1e6 for _ in range(calls)]
+    behind = []
+    for _ in range(max(15, calls // 10)):
+        other_work()
+        behind.append(seconds_of(call) * 1e6)
+    return {"alone": alone, "behind": behind}
 
 
 def _of_step(step: Callable[[], torch.Tensor], do_gradients_stay: bool,
@@ -79,15 +106,13 @@ def _of_step(step: Callable[[], torch.Tensor], do_gradients_stay: bool,
     recorded = anabranch.record(step)
     for _ in range(WARM_UP):
         recorded()
-    alone = [seconds_of(recorded) * 1e6 for _ in range(calls)]
-    behind = []
-    for _ in range(max(15, calls // 10)):
-        step()
-        behind.append(seconds_of(recorded) * 1e6)
+    us = alone_and_behind(recorded, step, calls)
     name = "gradients stay" if do_gradients_stay else "no gradients left"
-    return {"kind": f"training, {name}", "cpu_us": {"alone": alone, "behind": behind},
-            "slots": recorded.reports[-1].slots, "judged": [] if do_gradients_stay else [
-                judged("training alone", alone), judged("training behind torch.compile", behind)]}
+    report = recorded.reports[-1]
+    return {"kind": f"training, {name}", "cpu_us": us, "slots": report.slots, "nodes": report.nodes,
+            "judged": [] if do_gradients_stay else [
+                judged("training alone", us["alone"]),
+                judged("training behind torch.compile", us["behind"])]}
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
