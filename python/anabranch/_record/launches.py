@@ -125,7 +125,8 @@ class Launches:
         where tensors overlap now that did not when the step was recorded, and where it draws: other
         kernels draw for such addresses, and other numbers."""
         misaligned = recording.misaligned(given)
-        if misaligned and recording.random is None and all(i < len(spec.arguments) for i in misaligned) \
+        if misaligned and recording.random is None \
+                and all(i < len(spec.arguments) for i in misaligned) \
                 and not any_overlap(given, set(misaligned)) \
                 and not (self._frees_inputs and recording.writes(misaligned)):
             with torch.no_grad():

@@ -326,6 +326,10 @@ class LaunchOf(NamedTuple):
     call: tuple[Any, ...]  # of call_launch(), with None for the stream, what is given, and bases
     mutated: bytes  # of increment_versions()
 
+    def with_offsets(self, offsets: bytes) -> LaunchOf:
+        """The same, which adds these to the addresses of what is given."""
+        return self._replace(call=(*self.call[:5], offsets, *self.call[6:]))
+
 
 def _launch_if(*of_what: Any) -> None:
     return None

@@ -23,7 +23,7 @@ from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
 from anabranch._record.faults import BEGUN, behind_answer
 from anabranch._record.launch.recording import StepRecording
-from anabranch._record.launch.saved_blocks import SavedBlocks, handed_over, opened
+from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks, handed_over, opened
 from anabranch._record.launches import Launches, applied
 from anabranch._record.memory.gpu import empty_cache, free_bytes, is_plentiful, other_allocator
 from anabranch._record.memory.shortage import Short, Shortage
@@ -44,6 +44,7 @@ from anabranch._record.refusals import (
     strict_error,
     without_frames,
 )
+from anabranch._record.signatures.as_last import AsLast, as_last
 from anabranch._record.signatures.following import Following
 from anabranch._record.signatures.ready_calls import ReadyCall
 from anabranch._record.signatures.signature import ChangingValues
@@ -133,6 +134,10 @@ class Recorder:
         spec = spec or self.specializations.get(key)
         if spec is None:
             spec = self._new_specialization(key, leaves, state, describe)
+        if spec.as_last is not None:
+            answer = self._launch_as_last(spec, spec.as_last, leaves)
+            if answer is not MISSED:
+                return answer
         spec.calls += 1
         if spec.recording is not None:
             if self._is_short(spec):
@@ -443,9 +448,10 @@ class Recorder:
         """Launches the first that fits what is found now; nothing, and MISSED, if none does."""
         for ready in alike:
             spec = ready.spec
-            answer = self._launch_as_last(ready, leaves)
-            if answer is not MISSED:
-                return answer
+            if ready.as_last is not None:
+                answer = self._launch_as_last(spec, ready.as_last, leaves)
+                if answer is not MISSED:
+                    return answer
             known = ready.tensors() if not spec.is_retired and not spec.shortage else None
             given = spec.given(leaves, ready.bound, known) if known is not None else None
             if given is None:
@@ -461,21 +467,30 @@ class Recorder:
         return MISSED
 
     @_compat.untraced
-    def _launch_as_last(self, ready: ReadyCall, leaves: list[Any]) -> Any:
+    def _launch_as_last(self, spec: Specialization, last: AsLast, leaves: list[Any]) -> Any:
         """Launches it where nothing has changed since the last call, and answers; MISSED where that
         cannot be told at once, or a launch takes more than addresses."""
-        spec, as_last = ready.spec, ready.as_last
-        recording = spec.recording
-        if as_last is None or as_last.of_launch is None or recording is None or spec.is_retired \
-                or recording.launch_of is None or spec.shortage or self._frees_inputs or self._pair:
+        recording, pair, saved = spec.recording, self._pair, self._saved
+        launch_of = recording.launch_of if recording is not None else None
+        if last.of_launch is None or recording is None or launch_of is None or spec.is_retired \
+                or spec.shortage or (pair and pair.backward_is_short):
             return MISSED
-        given = [*map(leaves.__getitem__, spec.arguments), *as_last.tensors] if spec.arguments \
-            else as_last.tensors
+        if isinstance(leaves, InBlocks):
+            launch_of = recording.launch_of_blocks(leaves.places, spec.arguments)
+            if launch_of is None:
+                return MISSED
+        layout = recording.layout if saved is not None else None
+        in_blocks = saved is not None and layout is not None and saved.may_pass(layout)
+        given = [*map(leaves.__getitem__, spec.arguments), *last.tensors] if spec.arguments \
+            else last.tensors
         BEGUN.runs += 1
-        launched = launch_if(*as_last.of_launch, recording.launch_of, given)
+        launched = launch_if(*last.of_launch, launch_of, given)
         if isinstance(launched, tuple):
             spec.calls += 1
-            return recording.answer_of(given, *launched)
+            answer = recording.answer_of(given, *launched, in_blocks)
+            if saved is not None and layout is not None and not in_blocks:
+                saved.watch(layout, answer)
+            return answer
         BEGUN.runs -= 1
         if launched is not None and recording.random is not None:
             recording.random.take_back()
@@ -518,7 +533,11 @@ class Recorder:
             return self._go_another_way(key, spec, leaves, state, error)
         if words is None:
             return self._prove(spec, leaves, state)
-        return self._launches.launch(spec, leaves, bound, given, words)
+        answer = self._launches.launch(spec, leaves, bound, given, words)
+        if state is NO_STATE and spec.as_last is None:
+            with self._behind_answer(spec):
+                spec.as_last = as_last([], [], spec.recording if spec.takes_tensors_alone else None)
+        return answer
 
     def _go_another_way(self, key: Any, spec: Specialization, leaves: list[Any], state: State,
                         why: OtherWay) -> Any:

@@ -32,7 +32,7 @@ from anabranch._record.launch import recording as recording_module
 from anabranch._record.launch import stretch as stretch_module
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.recording import StepRecording
-from anabranch._record.launch.saved_blocks import InBlocks, InputPlaces, opened
+from anabranch._record.launch.saved_blocks import InBlocks, InputPlaces, SavedBlocks, opened
 from anabranch._record.memory.shortage import Short, Shortage
 from anabranch._record.signatures.ready_calls import ReadyCall
 from anabranch._record.signatures.specialization import BoundState, Specialization
@@ -296,11 +296,17 @@ class Saving(OnTheCpu):
             floats(total)[i] = floats(x)[i] + floats(w)[i]
 
 
+class SavingByItsAddress(CalledByItsAddress, Saving):
+    pass
+
+
 @pytest.fixture
 def saving(step_of, monkeypatch):
     """A forward's recording, and a backward's that multiplies two of its three inputs and adds
     1."""
-    monkeypatch.setattr(discovered, "CapturedRecording", Saving)
+    of_backward = discovered.CapturedRecording
+    monkeypatch.setattr(discovered, "CapturedRecording",
+                        Saving if of_backward is OnTheCpu else SavingByItsAddress)
     step, capture = step_of
     row = ((COUNT,), (1,), torch.float32)
     capture.first.result = [Fresh(0, 0, *row), Alias(0, None), Fresh(1, 0, *row), Fresh(2, 0, *row),
@@ -309,7 +315,7 @@ def saving(step_of, monkeypatch):
     capture.first.gradients, capture.first.mutated = {}, []
     capture.blocks += [Block(0, 0, 4 * COUNT, False)] * 2
     forward = recording_of(step, capture, saved_from=2)
-    monkeypatch.setattr(discovered, "CapturedRecording", OnTheCpu)
+    monkeypatch.setattr(discovered, "CapturedRecording", of_backward)
     capture.blocks = capture.blocks[:3]
     capture.first.result = [Fresh(0, 0, *row)]
     [_], capture.first.shape = flatten([[0]])
@@ -536,7 +542,6 @@ def test_what_takes_more_than_addresses_is_not_launched_at_once(told, monkeypatc
     told.tell_launch()
     assert told.launch_of is None
     told.time_no_more()
-    told.tell_launch()
     assert told.launch_of is not None
     told.draws = SimpleNamespace()
     told.tell_launch()
@@ -598,6 +603,42 @@ def test_what_is_refused_at_once_is_launched_elsewhere_with_the_same_numbers(tol
     recording.code = 0
     recorder.launch_ready([ready], [None, x, w])
     assert len(moved) == 1
+
+
+@needs_module
+@by_its_address
+def test_compiled_graphs_are_launched_at_once_and_pass_blocks(saving, monkeypatch):
+    pair, launches, launch = SavedBlocks(), [], StepRecording.launch
+    monkeypatch.setattr(StepRecording, "launch", lambda *given, **how: launches.append(1) or launch(
+        *given, **how))
+
+    def runs(recording, arguments, **how):
+        recorder = recorder_module.Recorder(lambda leaves: "plain", config.resolve({}), "graph",
+                                            takes_gradients=False, pair=pair, **how)
+        spec = recorder._new_specialization("key", [], state_module.NO_STATE, lambda: "()")
+        spec.arguments, spec.recording = arguments, recording
+        spec._bound[state_module.NO_STATE] = BoundState(State(), [], [], [], 0, None, None)
+        return spec, lambda leaves: recorder.run("key", leaves, state_module.NO_STATE, lambda: "()")
+
+    spec, forward = runs(saving[0], [0, 1], saved_from=2, may_pass_blocks=True)
+    other, backward = runs(saving[1], [0, 1, 3], frees_inputs=True)
+    for i in range(5):
+        x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT))
+        y, same, *saved, part = forward([x, w])
+        assert torch.equal(y, x * w + 1) and same is x
+        leaves = pair.of_backward([*saved, 5, part])
+        assert isinstance(leaves, InBlocks) == (i > 0)
+        assert torch.equal(backward(leaves)[0], x * w * (x + w) + 1)
+        assert len(launches) == 2
+    assert spec.calls == other.calls == 5
+    saving[1]._takes = {0}  # more than its address
+    saving[1].tell_launch()
+    saving[1]._slot_offsets.clear()
+    _, _, *saved, part = forward([x, w])
+    assert torch.equal(backward(pair.of_backward([*saved, 5, part]))[0], x * w * (x + w) + 1)
+    assert len(launches) == 3
+    pair.backward_is_short = True
+    assert forward([x, w]) == "plain"
 
 
 @pytest.mark.parametrize("is_short", [False, True])

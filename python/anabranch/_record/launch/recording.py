@@ -122,6 +122,7 @@ class StepRecording:
         self.draws: Draws | None = None
         # For quick.launch_if(), once it is known that launches are of a kind that it can do.
         self.launch_of: LaunchOf | None = None
+        self._launches_of_blocks: dict[InputPlaces, LaunchOf | None] = {}
 
     def _stretches_of(self, step: Step, discovered: DiscoveredStep,
                       recordings: Sequence[CapturedRecording]) -> list[Stretch]:
@@ -219,12 +220,32 @@ class StepRecording:
         self.launch_of = None if is_more else self.stretches[0].launch_of(
             self._device, self._buffers.layouts, self._quickly_mutated,
             None if self.random is None else self.random.replay)
+        self._launches_of_blocks = {}
 
-    def answer_of(self, given: Sequence[Tensor], bases: list[Tensor], are_counted: bool) -> Any:
-        """Of a launch by quick.launch_if(): its bases, and whether it has incremented versions."""
+    def launch_of_blocks(self, places: InputPlaces, arguments: Sequence[int]) -> LaunchOf | None:
+        """``launch_of`` where some of the arguments are blocks, as in offsets()."""
+        if places not in self._launches_of_blocks:
+            offsets, launch_of = self.offsets(places, arguments), self.launch_of
+            self._launches_of_blocks[places] = launch_of.with_offsets(offsets) \
+                if offsets is not None and launch_of is not None else None
+        return self._launches_of_blocks[places]
+
+    def answer_of(self, given: Sequence[Tensor], bases: list[Tensor], are_counted: bool,
+                  in_blocks: bool = False) -> Any:
+        """Of a launch by quick.launch_if(): its bases, and whether it has incremented versions;
+        ``in_blocks`` as in launch()."""
         if self._mutated and not are_counted:
             self._increment_versions(given)
-        return self._result.build(given, self._buffers.tensors(bases))
+        fresh = self._fresh(bases, in_blocks)
+        return (self._result_in_blocks if in_blocks else self._result).build(given, fresh)
+
+    def _fresh(self, bases: list[Tensor], in_blocks: bool) -> list[Tensor]:
+        """What results are built of."""
+        if not in_blocks:
+            return self._buffers.tensors(bases)
+        assert self.layout is not None
+        self.layout.sign(bases)
+        return bases
 
     def exchange(self) -> bool:
         """Launches what the other capture says from now on, if there are words of which one cannot
@@ -250,6 +271,7 @@ class StepRecording:
         """What was timed is told no more."""
         for stretch in self.stretches:
             stretch.time_no_more()
+        self.tell_launch()
 
     def described(self) -> Timing:
         """What its nodes are, with their times where launches are timed."""
@@ -329,11 +351,7 @@ class StepRecording:
                 raise
         else:
             fresh = self._in_turn.launch(at or given, offsets, poison, frees, replay)
-        if in_blocks:
-            assert self.layout is not None
-            self.layout.sign(fresh)
-        else:
-            fresh = self._buffers.tensors(fresh)
+        fresh = self._fresh(fresh, in_blocks)
         for index, buffer in self._whole_gradients.items():
             parameters[index].grad = fresh[buffer]
         for index, build in self._gradients:

@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from anabranch import _compat
-from anabranch._record.quick import Question, answers_are, modes_are, modes_told, standing
+from anabranch._record.launch.recording import StepRecording
+from anabranch._record.quick import answers_are, modes_are, modes_told
+from anabranch._record.signatures.as_last import AsLast, as_last
 from anabranch._record.signatures.signature import ARGUMENTS_ALONE, kind_of
 from anabranch._record.signatures.specialization import BoundState, Specialization
 from anabranch._record.state.guards import Guards
-from anabranch._record.state.number_places import NO_NUMBERS, NumberPlaces
+from anabranch._record.state.number_places import NumberPlaces
 from anabranch._record.state.state import State
 
 _MOST_ALIKE = 4  # ready calls whose arguments look alike: a model in training and not, say
@@ -43,15 +45,22 @@ class ReadyCall:
         self._is_bare = state.is_bare and self._watch.is_empty and not spec.fixed \
             and not bound.mutations
         if self._is_bare:
-            self._keep_as_last([], [])
+            self.as_last = as_last([], [], self._launched)
+
+    @property
+    def _launched(self) -> StepRecording | None:
+        """The recording, where launches take tensors alone and have no side effects."""
+        spec, bound = self.spec, self.bound
+        return spec.recording if spec.takes_tensors_alone and not bound.mutations \
+            and not bound.objects else None
 
     def tensors(self) -> list[Tensor] | None:
         """The state's tensors as they are now; None unless all is as it was."""
         if self._is_bare:
             return []
-        if (as_last := self.as_last) is not None:
-            if answers_are(*as_last.questions):
-                return as_last.tensors
+        if (last := self.as_last) is not None:
+            if answers_are(*last.questions):
+                return last.tensors
             self.as_last = None
         found = self._watch.look()
         if found is None:
@@ -76,36 +85,7 @@ class ReadyCall:
         watched, guarded = self._watch.questions(found), self.state.questions(guards)
         self._may_ask = watched is not None and guarded is not None
         if watched is not None and guarded is not None:
-            self._keep_as_last([*watched, *guarded], tensors)
-
-    def _keep_as_last(self, asked: list[Question], tensors: list[Tensor]) -> None:
-        recording, bound = self.spec.recording, self.bound
-        launched: Asked | None = None
-        if recording is not None and self.spec.on_host is None \
-                and self.spec.follows is NO_NUMBERS and not bound.mutations and not bound.objects:
-            recording.tell_launch()
-            if recording.launch_of is not None:
-                launched = _asked([(_compat.current_device, (), recording.device),
-                                   *standing(*_compat.NO_PROFILE), *asked])
-        self.as_last = AsLast(_asked(asked), tensors, launched)
-
-
-# Functions, their arguments, and what they answer, for answers_are().
-Asked = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
-
-
-def _asked(questions: Sequence[Question]) -> Asked:
-    functions, arguments, answers = zip(*questions, strict=True) if questions else ((), (), ())
-    return functions, arguments, answers
-
-
-class AsLast(NamedTuple):
-    """What is asked, and the state's tensors where it is so; and what is asked besides where that
-    is launched at once, None where it is not."""
-
-    questions: Asked
-    tensors: list[Tensor]
-    of_launch: Asked | None
+            self.as_last = as_last([*watched, *guarded], tensors, self._launched)
 
 
 _intercepting = _compat.Intercepting

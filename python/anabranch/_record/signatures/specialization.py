@@ -25,6 +25,7 @@ from anabranch._record.memory.shortage import Shortage
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.refusals import Cause, NotRecordable, Reason
 from anabranch._record.report import RecordingReport
+from anabranch._record.signatures.as_last import AsLast
 from anabranch._record.state.namespaces import Lookup
 from anabranch._record.state.number_places import NO_NUMBERS
 from anabranch._record.state.paths import Path, Place
@@ -145,6 +146,7 @@ class Specialization:
         self.refusal: Reason | None = None  # why it runs plainly; the report tells of it
         self.calls = self.plain_calls = 0
         self.recording: StepRecording | None = None
+        self.as_last: AsLast | None = None  # of a step that uses its arguments alone
         self.plain = 0  # calls so far
         self.constants: list[Any] = []  # leaves that are no tensors; the key may have their ids
         self.foreseen = Foreseen()
@@ -263,7 +265,12 @@ class Specialization:
             state, places, self._indices, self._layouts, self._count, mutations,
             bind_mutations(state, mutations) if mutations else None,
             state.places_of(self.object_paths) or ())
-        self.recording = recording
+        self.recording, self.as_last = recording, None
+
+    @property
+    def takes_tensors_alone(self) -> bool:
+        """Whether launches are given no numbers, and nothing of the CPU's."""
+        return self.on_host is None and self.follows is NO_NUMBERS
 
     @property
     def mutations(self) -> Sequence[Mutation]:
