@@ -8,12 +8,12 @@ import sys
 
 import pytest
 import torch
-from test_recorded_launch import (
+from launched_on_cpu import (  # noqa: F401
     COUNT,
     CalledByItsAddress,
     aligned,
+    given_step,
     recording_of,
-    step_of,  # noqa: F401
 )
 from torch import Tensor, nn
 
@@ -29,7 +29,7 @@ MOST_FRAMES = 24
 
 
 @pytest.fixture
-def training(monkeypatch, step_of):  # noqa: F811
+def training(monkeypatch, step_of):
     """A recorded training step over a module and an optimizer of its closure, and the module. Its
     launches run on the CPU."""
     captured_step, capture = step_of

@@ -4,7 +4,6 @@ the GPU's is, and computes y = x * w + 1 there by way of its arena."""
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import struct
 import threading
@@ -12,147 +11,37 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from launched_on_cpu import (  # noqa: F401
+    COUNT,
+    OnTheCpu,
+    aligned,
+    by_its_address,
+    byte_memory,
+    given_step,
+    needs_module,
+    recording_of,
+    saving_pair,
+)
 
 from anabranch import _compat, config
-from anabranch._core.abi import CaptureCounts
 from anabranch._core.capture import Block, Slot
 from anabranch._core.library import NativeError
 from anabranch._core.timed_recording import RecordedNode
 from anabranch._record import attempt as attempt_module
-from anabranch._record import quick, refusals
 from anabranch._record import recorder as recorder_module
+from anabranch._record import refusals
 from anabranch._record.capture import compare
-from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.stand_ins import StandIns, one_at_a_time, wait_for_captures
-from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy, Step
-from anabranch._record.faults import BEGUN
-from anabranch._record.launch import discovered, timing
+from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy
 from anabranch._record.launch import recording as recording_module
 from anabranch._record.launch import stretch as stretch_module
-from anabranch._record.launch.discovered import DiscoveredStep
-from anabranch._record.launch.recording import StepRecording
-from anabranch._record.launch.saved_blocks import InBlocks, InputPlaces, SavedBlocks, opened
-from anabranch._record.memory.shortage import Short, Shortage
-from anabranch._record.signatures.ready_calls import ReadyCall
+from anabranch._record.launch import timing
+from anabranch._record.launch.saved_blocks import InBlocks, InputPlaces, opened
 from anabranch._record.signatures.specialization import BoundState, Specialization
 from anabranch._record.state import state as state_module
 from anabranch._record.state.state import State
-from anabranch._record.tensors import units_of
 from anabranch._record.trial.earlier import Earlier
-
-COUNT = 16
-ALIGNMENT = 64
-
-
-def floats(address):
-    return (ctypes.c_float * COUNT).from_address(address)
-
-
-class OnTheCpu:
-    """In the place of CapturedRecording."""
-
-    counts, launch_address = CaptureCounts(nodes=2), 0
-    slots = [Slot(0, 4 * COUNT, 4), Slot(1, 4 * COUNT, ALIGNMENT), Slot(2, 4 * COUNT, 512)]
-    parts = [4 * COUNT, 512]
-
-    def __init__(self, *_, **__):
-        self.launched = []
-
-    def launch(self, addresses, stream):
-        x, w, y, scratch, other = addresses = struct.unpack("5Q", addresses)
-        ctypes.memset(other, 0, 512)
-        for i in range(COUNT):
-            floats(scratch)[i] = floats(x)[i] * floats(w)[i]
-        for i in range(COUNT):
-            floats(y)[i] = floats(scratch)[i] + 1
-        self.launched.append((addresses, stream))
-
-
-class ByteAllocator:
-    """In the place of torch's two functions for memory without a tensor."""
-
-    def __init__(self):
-        self.taken, self.freed, self.fails_at = {}, [], None
-        integer, word = ctypes.c_int32, ctypes.c_void_p
-        self._functions = (
-            ctypes.CFUNCTYPE(integer, ctypes.c_uint64, ctypes.POINTER(word))(self._take),
-            ctypes.CFUNCTYPE(integer, word)(self._free))
-
-    def addresses(self):
-        return tuple([ctypes.cast(one, ctypes.c_void_p).value for one in self._functions])
-
-    def _take(self, size, address):
-        if len(self.taken) == self.fails_at:
-            return 1
-        block = ctypes.create_string_buffer(size)
-        address[0] = ctypes.addressof(block)
-        self.taken[address[0]] = block
-        return 0
-
-    def _free(self, address):
-        self.freed.append(address)
-        return 0
-
-
-class CalledByItsAddress(OnTheCpu):
-    """The same, whose launch is a function of C."""
-
-    def __init__(self, *_, **__):
-        super().__init__()
-        self.handle, self.code = ctypes.c_void_p(3), 0
-        self._function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p,
-                                          ctypes.c_uint32, ctypes.c_void_p)(self._called)
-        self.launch_address = ctypes.cast(self._function, ctypes.c_void_p).value
-        self.called = 0
-
-    def _called(self, handle, addresses, count, stream):
-        assert handle == 3
-        self.called += 1
-        if self.code == 0:
-            self.launch(ctypes.string_at(addresses, 8 * count), stream)
-        return self.code
-
-
-def aligned(values, off=0):
-    block = torch.empty(4 * COUNT + 2 * ALIGNMENT, dtype=torch.uint8)
-    begin = -block.data_ptr() % ALIGNMENT + off
-    made = block[begin:begin + 4 * COUNT].view(torch.float32)
-    return made.copy_(values)
-
-
-def recording_of(step, capture, saved_from=None):
-    return StepRecording(step, DiscoveredStep(step, capture, None, saved_from), True)
-
-
-@pytest.fixture(params=[OnTheCpu, CalledByItsAddress])
-def step_of(monkeypatch, request):
-    """The step and what its captures found."""
-    monkeypatch.setattr(_compat, "empty_strided_cuda", _compat.empty_strided_cpu)
-    memory = ByteAllocator() if request.param is CalledByItsAddress else None
-    monkeypatch.setattr(_compat, "byte_allocator",
-                        lambda: memory.addresses() if memory else (0, 0))
-    monkeypatch.setattr(_compat, "current_device", lambda: 0)
-    monkeypatch.setattr(_compat, "current_stream", lambda device: 7)
-    monkeypatch.setattr(discovered, "CapturedStep", lambda *_: SimpleNamespace())
-    monkeypatch.setattr(discovered, "CapturedRecording", request.param)
-    x, w = aligned(torch.ones(COUNT)), aligned(torch.ones(COUNT))
-    step = Step(lambda leaves: None, [x], [0], [x, w], units_of([x, w]), 0, [w], 0, None)
-    if step.units[0].members[0][0] == 1:  # units come by address: the first shall be x
-        step.units.reverse()
-    rows, whole = (4, COUNT // 4), ((COUNT,), (1,), 0, torch.float32)
-    result = {"y": 0, "x": 1, "rows": 2, "view": 3, "number": 4, "empty": 5}
-    [flat], shape = flatten([result])
-    assert flat == list(range(6))
-    parts = [Fresh(0, 0, (COUNT,), (1,), torch.float32), Alias(0, None),
-             Fresh(0, 0, rows, (rows[1], 1), torch.float32), Alias(1, whole), Constant(5),
-             Fresh(-1, 0, (0, 3), (3, 1), torch.int64)]
-    captured = Captured(None, None, [], object(), None, parts, shape,
-                        gradients={0: Fresh(0, 0, (COUNT,), (1,), torch.float32)}, mutated=[1])
-    blocks = [Block(0, 0, 4 * COUNT, True)] * 2 + [Block(0, 0, 4 * COUNT, False)]
-    capture = SimpleNamespace(first=captured, second=captured, blocks=blocks,
-                              noted=None, is_mapped=False, third=None)
-    return step, capture
 
 
 @pytest.fixture
@@ -283,45 +172,6 @@ def test_views_that_torch_reads_conjugated_or_negated_are_known_for_what_they_ar
     assert describer.describe(view) == Lazy((Alias(0, ((4,), (2,), 4, torch.float32)),), False, True)
 
 
-class Saving(OnTheCpu):
-    """Answers y and saves x * w and x + w, the second of which lies behind the first in a block."""
-
-    slots = [*OnTheCpu.slots, Slot(3, 4 * COUNT, 512), Slot(4, 4 * COUNT, 512)]
-
-    def launch(self, addresses, stream):
-        x, w, y, product, total, scratch, other = struct.unpack("7Q", addresses)
-        super().launch(struct.pack("5Q", x, w, y, scratch, other), stream)
-        for i in range(COUNT):
-            floats(product)[i] = floats(x)[i] * floats(w)[i]
-            floats(total)[i] = floats(x)[i] + floats(w)[i]
-
-
-class SavingByItsAddress(CalledByItsAddress, Saving):
-    pass
-
-
-@pytest.fixture
-def saving(step_of, monkeypatch):
-    """A forward's recording, and a backward's that multiplies two of its three inputs and adds
-    1."""
-    of_backward = discovered.CapturedRecording
-    monkeypatch.setattr(discovered, "CapturedRecording",
-                        Saving if of_backward is OnTheCpu else SavingByItsAddress)
-    step, capture = step_of
-    row = ((COUNT,), (1,), torch.float32)
-    capture.first.result = [Fresh(0, 0, *row), Alias(0, None), Fresh(1, 0, *row), Fresh(2, 0, *row),
-                            Fresh(2, 8, (2, 2), (1, 2), torch.float32)]
-    [_], capture.first.shape = flatten([list(range(5))])
-    capture.first.gradients, capture.first.mutated = {}, []
-    capture.blocks += [Block(0, 0, 4 * COUNT, False)] * 2
-    forward = recording_of(step, capture, saved_from=2)
-    monkeypatch.setattr(discovered, "CapturedRecording", of_backward)
-    capture.blocks = capture.blocks[:3]
-    capture.first.result = [Fresh(0, 0, *row)]
-    [_], capture.first.shape = flatten([[0]])
-    return forward, recording_of(step, capture), (step, capture)
-
-
 def test_what_a_launch_saves_is_answered_in_the_block_that_it_lies_in(saving):
     forward, _, _ = saving
     for _ in range(2):
@@ -435,19 +285,10 @@ def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itsel
 
 
 @pytest.fixture
-def memory():
-    return ByteAllocator()
-
-
-@pytest.fixture
 def called(step_of, memory, monkeypatch):
     """A recording whose launches have their arena of ``memory``."""
     monkeypatch.setattr(_compat, "byte_allocator", memory.addresses)
     return recording_of(*step_of)
-
-
-by_its_address = pytest.mark.parametrize("step_of", [CalledByItsAddress], indirect=True)
-needs_module = pytest.mark.skipif(not quick.is_compiled, reason="what is compiled calls addresses")
 
 
 @needs_module
@@ -470,175 +311,6 @@ def test_a_launch_that_is_called_by_its_address_fails_as_another_does(called, me
 
 def refused(addresses, stream):
     raise NativeError(402, "refused")
-
-
-@pytest.fixture
-def told(step_of, memory, monkeypatch):
-    """A recording that sets no gradients, of which quick.launch_if() has been told."""
-    monkeypatch.setattr(_compat, "byte_allocator", memory.addresses)
-    step, capture = step_of
-    capture.first.gradients.clear()
-    made = recording_of(step, capture)
-    made.tell_launch()
-    return made
-
-
-ASKED = (len,), (("ab",),), (2,)
-
-
-@needs_module
-@by_its_address
-def test_a_launch_at_once_does_what_another_does(told, memory):
-    recording = told.stretches[0].recording
-    for seed in range(3):
-        x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
-        version = w._version
-        answer = told.answer_of([x, w], *quick.launch_if(*ASKED, told.launch_of, [x, w]))
-        assert torch.equal(answer["y"], x * w + 1) and answer["x"] is x
-        assert torch.equal(answer["rows"].flatten(), answer["y"])
-        assert answer["view"].data_ptr() == w.data_ptr() and w._version == version + 1
-        assert recording.launched[seed][1] == 7 and recording.called == seed + 1
-    assert len(memory.taken) == 6 and sorted(memory.freed) == sorted(memory.taken)
-
-
-@needs_module
-@by_its_address
-def test_where_anything_is_not_as_it_was_nothing_is_launched_at_once(told, memory, monkeypatch):
-    def short(*layout):
-        raise torch.OutOfMemoryError
-
-    def stopped():
-        raise KeyboardInterrupt
-
-    recording, launch_of = told.stretches[0].recording, told.launch_of
-    x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
-    version = w._version
-    assert quick.launch_if(*ASKED[:2], (3,), launch_of, [x, w]) is None
-    assert quick.launch_if(*ASKED, launch_of._replace(allocate=short), [x, w]) is None
-    assert quick.launch_if(*ASKED, launch_of, [x, None]) is None
-    assert quick.launch_if(*ASKED, launch_of._replace(call=()), [x, w]) is None
-    with monkeypatch.context() as patch:
-        patch.setattr(stretch_module.Swaps, "count", 1)
-        assert quick.launch_if(*ASKED, launch_of, [x, w]) is None
-    memory.fails_at = len(memory.taken) + 1
-    assert quick.launch_if(*ASKED, launch_of, [x, w]) is None
-    memory.fails_at = None
-    with pytest.raises(KeyboardInterrupt):
-        quick.launch_if((stopped,), ((),), (None,), launch_of, [x, w])
-    assert recording.called == 0
-    recording.code = 402
-    assert quick.launch_if(*ASKED, launch_of, [x, w]) == 402
-    assert recording.called == 1 and not recording.launched and w._version == version
-    assert sorted(memory.freed) == sorted(memory.taken)
-
-
-@needs_module
-@by_its_address
-def test_what_takes_more_than_addresses_is_not_launched_at_once(told, monkeypatch):
-    monkeypatch.setattr(stretch_module, "Timer",
-                        lambda *of_what: SimpleNamespace(close=lambda: None))
-    told.time()
-    assert told.launch_of is None
-    told.tell_launch()
-    assert told.launch_of is None
-    told.time_no_more()
-    assert told.launch_of is not None
-    told.draws = SimpleNamespace()
-    told.tell_launch()
-    assert told.launch_of is None
-
-
-def test_what_sets_gradients_is_not_launched_at_once(recorded):
-    recorded.tell_launch()
-    assert recorded.launch_of is None
-
-
-@needs_module
-@by_its_address
-def test_a_call_like_the_one_before_is_launched_at_once(told, monkeypatch):
-    recorder = recorder_module.Recorder(lambda leaves: "plain", config.resolve({}), "step",
-                                        takes_gradients=True)
-    spec, state = Specialization("", State()), State()
-    spec.arguments, spec.recording = [1, 2], told
-    ready = ReadyCall(spec, state, BoundState(state, [], [], [], 0, None, None), state.guards())
-    launches, launch = [], StepRecording.launch
-    monkeypatch.setattr(StepRecording, "launch", lambda *given, **how: launches.append(1) or launch(
-        *given, **how))
-    x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
-
-    def assert_right(*, at_once):
-        begun, launches[:] = BEGUN.runs, []
-        answer = recorder.launch_ready([ready], [None, x, w])
-        assert torch.equal(answer["y"], x * w + 1) and len(launches) == (0 if at_once else 1)
-        assert BEGUN.runs == begun + 1
-
-    assert_right(at_once=True)
-    with torch.autograd.profiler.profile() as profile:
-        assert_right(at_once=False)
-    assert any("anabranch: launch of step" in event.name for event in profile.function_events)
-    assert_right(at_once=True)
-    spec.shortage = Shortage(Short("a launch", 1, 0), 0, 0, 1)
-    assert recorder.launch_ready([ready], [None, x, w]) is recorder_module.MISSED
-    spec.shortage, spec.is_retired = None, True
-    assert recorder.launch_ready([ready], [None, x, w]) is recorder_module.MISSED
-    assert spec.calls == 3
-
-
-@needs_module
-@by_its_address
-def test_what_is_refused_at_once_is_launched_elsewhere_with_the_same_numbers(told, monkeypatch):
-    """At an address that its kernels do not take, say."""
-    recorder = recorder_module.Recorder(lambda leaves: "plain", config.resolve({}), "step",
-                                        takes_gradients=True)
-    spec, state, moved = Specialization("", State()), State(), []
-    spec.arguments, spec.recording = [1, 2], told
-    told.random = SimpleNamespace(replay=lambda: moved.append(1), take_back=moved.pop)
-    ready = ReadyCall(spec, state, BoundState(state, [], [], [], 0, None, None), state.guards())
-    x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
-    recording = told.stretches[0].recording
-    recording.code = 402
-    monkeypatch.setattr(stretch_module, "last_error", lambda: NativeError(402, "it lies badly"))
-    assert recorder.launch_ready([ready], [None, x, w]) == "plain"  # nothing lies badly
-    assert recording.called == 2 and not moved
-    recording.code = 0
-    recorder.launch_ready([ready], [None, x, w])
-    assert len(moved) == 1
-
-
-@needs_module
-@by_its_address
-def test_compiled_graphs_are_launched_at_once_and_pass_blocks(saving, monkeypatch):
-    pair, launches, launch = SavedBlocks(), [], StepRecording.launch
-    monkeypatch.setattr(StepRecording, "launch", lambda *given, **how: launches.append(1) or launch(
-        *given, **how))
-
-    def runs(recording, arguments, **how):
-        recorder = recorder_module.Recorder(lambda leaves: "plain", config.resolve({}), "graph",
-                                            takes_gradients=False, pair=pair, **how)
-        spec = recorder._new_specialization("key", [], state_module.NO_STATE, lambda: "()")
-        spec.arguments, spec.recording = arguments, recording
-        spec._bound[state_module.NO_STATE] = BoundState(State(), [], [], [], 0, None, None)
-        return spec, lambda leaves: recorder.run("key", leaves, state_module.NO_STATE, lambda: "()")
-
-    spec, forward = runs(saving[0], [0, 1], saved_from=2, may_pass_blocks=True)
-    other, backward = runs(saving[1], [0, 1, 3], frees_inputs=True)
-    for i in range(5):
-        x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT))
-        y, same, *saved, part = forward([x, w])
-        assert torch.equal(y, x * w + 1) and same is x
-        leaves = pair.of_backward([*saved, 5, part])
-        assert isinstance(leaves, InBlocks) == (i > 0)
-        assert torch.equal(backward(leaves)[0], x * w * (x + w) + 1)
-        assert len(launches) == 2
-    assert spec.calls == other.calls == 5
-    saving[1]._takes = {0}  # more than its address
-    saving[1].tell_launch()
-    saving[1]._slot_offsets.clear()
-    _, _, *saved, part = forward([x, w])
-    assert torch.equal(backward(pair.of_backward([*saved, 5, part]))[0], x * w * (x + w) + 1)
-    assert len(launches) == 3
-    pair.backward_is_short = True
-    assert forward([x, w]) == "plain"
 
 
 @pytest.mark.parametrize("is_short", [False, True])

@@ -117,8 +117,10 @@ class Stretch:
         if not self._is_called_directly or self.timer is not None:
             return None
         recording = self.recording
+        # Plain tuples: torch 2.11's function takes no others.
         return quick.LaunchOf(
-            _compat.empty_strided_cuda, tuple(layouts), _compat.current_stream, (device,),
+            _compat.empty_strided_cuda, tuple(map(tuple, layouts)), _compat.current_stream,
+            (device,),
             (recording.launch_address, recording.handle.value, None, Swaps, None, b"",
              self._given_slots, None, self._base_offsets, self._base_slots, self._part_sizes,
              self._allocate, self._free, (), before), mutated)
