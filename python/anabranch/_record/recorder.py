@@ -534,7 +534,7 @@ class Recorder:
         if words is None:
             return self._prove(spec, leaves, state)
         answer = self._launches.launch(spec, leaves, bound, given, words)
-        if state is NO_STATE and spec.as_last is None:
+        if state is NO_STATE and spec.as_last is None and not spec.fixed:
             with self._behind_answer(spec):
                 spec.as_last = as_last([], [], spec.recording if spec.takes_tensors_alone else None)
         return answer

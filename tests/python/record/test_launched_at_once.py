@@ -15,6 +15,7 @@ from launched_on_cpu import (  # noqa: F401
     given_step,
     needs_module,
     recording_of,
+    recording_of_step,
     saving_pair,
 )
 
@@ -33,12 +34,6 @@ from anabranch._record.state import state as state_module
 from anabranch._record.state.state import State
 
 pytestmark = pytest.mark.oldest
-
-
-@pytest.fixture
-def recorded(step_of):
-    step, capture = step_of
-    return recording_of(step, capture)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from launched_on_cpu import (  # noqa: F401
     given_step,
     needs_module,
     recording_of,
+    recording_of_step,
     saving_pair,
 )
 
@@ -42,12 +43,6 @@ from anabranch._record.signatures.specialization import BoundState, Specializati
 from anabranch._record.state import state as state_module
 from anabranch._record.state.state import State
 from anabranch._record.trial.earlier import Earlier
-
-
-@pytest.fixture
-def recorded(step_of):
-    step, capture = step_of
-    return recording_of(step, capture)
 
 
 def test_a_launch_answers_fresh_tensors_views_and_what_it_was_given(recorded):

@@ -137,6 +137,11 @@ def given_step(monkeypatch, request):
     return step, capture
 
 
+@pytest.fixture(name="recorded")
+def recording_of_step(step_of):
+    return recording_of(*step_of)
+
+
 class Saving(OnTheCpu):
     """Answers y and saves x * w and x + w, the second of which lies behind the first in a block."""
 
