@@ -451,7 +451,7 @@ class Recorder:
             if ready.as_last is not None:
                 answer = self._launch_as_last(spec, ready.as_last, leaves)
                 if answer is not MISSED:
-                    return answer
+                    return applied(ready.bound, answer)
             known = ready.tensors() if not spec.is_retired and not spec.shortage else None
             given = spec.given(leaves, ready.bound, known) if known is not None else None
             if given is None:

@@ -23,6 +23,7 @@ from anabranch import _compat, config
 from anabranch._core.library import NativeError
 from anabranch._record import quick
 from anabranch._record import recorder as recorder_module
+from anabranch._record.capture.pytree import flatten
 from anabranch._record.faults import BEGUN
 from anabranch._record.launch import stretch as stretch_module
 from anabranch._record.launch.recording import StepRecording
@@ -146,6 +147,29 @@ def test_a_call_like_the_one_before_is_launched_at_once(told, monkeypatch):
     spec.shortage, spec.is_retired = None, True
     assert recorder.launch_ready([ready], [None, x, w]) is recorder_module.MISSED
     assert spec.calls == 3
+
+
+@needs_module
+@by_its_address
+def test_what_was_recorded_without_verification_answers_the_steps_own_at_once(step_of, memory,
+                                                                              monkeypatch):
+    """Its launches answer side effects as well, also where there are none."""
+    monkeypatch.setattr(_compat, "byte_allocator", memory.addresses)
+    step, capture = step_of
+    capture.first.gradients.clear()
+    capture.first.result[1:] = []
+    [_], capture.first.shape = flatten([(0, [])])
+    told = recording_of(step, capture)
+    told.tell_launch()
+    recorder = recorder_module.Recorder(lambda leaves: "plain", config.resolve({"verify": False}),
+                                        "step", takes_gradients=True)
+    spec, state = Specialization("", State()), State()
+    spec.arguments, spec.recording = [1, 2], told
+    ready = ReadyCall(spec, state, BoundState(state, [], [], [], 0, [], None), state.guards())
+    monkeypatch.setattr(StepRecording, "launch", None)  # at once, or not at all
+    for _ in range(3):
+        x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
+        assert torch.equal(recorder.launch_ready([ready], [None, x, w]), x * w + 1)
 
 
 @needs_module
