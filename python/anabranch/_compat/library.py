@@ -20,6 +20,8 @@ LIBRARY_FUNCTIONS = {
     "delete_tensor": "aoti_torch_delete_tensor_object",
     "new_handle": "aoti_torch_new_tensor_handle",
     "data_pointer": "aoti_torch_get_data_ptr",
+    "assign": "aoti_torch_assign_tensors",
+    "reinterpret": "aoti_torch__reinterpret_tensor",
     "strides": "aoti_torch_get_strides",
     "copy": "aoti_torch_copy_",
     "dispatch": "torch_call_dispatcher",
@@ -35,6 +37,7 @@ LIBRARY_FUNCTIONS = {
     # Of C++: a name says the types that a function is given, and not what it answers.
     "requires_gradient": "_ZNK3c1010TensorImpl13requires_gradEv",
     "gradient": "_ZNK3c1010TensorImpl4gradEv",
+    "mutable_gradient": "_ZN3c1010TensorImpl12mutable_gradEv",
     "increment_version": "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
     "global_context": "_ZN2at13globalContextEv",
     "is_grad_enabled": "_ZN3c108GradMode10is_enabledEv",

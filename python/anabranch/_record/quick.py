@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call of a recorded step looks at before it is launched, for hundreds of tensors at once: a
-compiled module (bridge/quick.cpp), or the same in Python where there is none.
+compiled module (bridge/quick), or the same in Python where there is none.
 
 * ``stand(holders, keys, things)``: whether the very same thing is still at each key of its holder,
   or in it, where that is a cell and the key the class of cells.
@@ -14,6 +14,10 @@ compiled module (bridge/quick.cpp), or the same in Python where there is none.
   is in those.
 * ``gradients_are(parameters, told)``: whether each parameter's byte still says whether it requires
   a gradient (1) and whether it has none (2).
+* ``let_go_of_gradients(owners, which)``: leaves those of the owners with the numbers ``which``, 8
+  bytes each, without a gradient. ``set_gradients(owners, bases, rows)`` sets them: a row, as
+  gradient_row() makes it, says whose gradient which base is, or a view of it. Both answer False
+  where that is left to torch's Python; some may have been done then.
 * ``increment_versions(tensors, which)``: torch's increment_version of the tensors with the numbers
   ``which``, 8 bytes each. False where that is left to torch; some may have been counted then.
 * ``addresses(tensors, offsets, which)``: 8 bytes for each tensor, or each of those with the numbers
@@ -25,11 +29,11 @@ compiled module (bridge/quick.cpp), or the same in Python where there is none.
   freed when it has returned, and with the words. Right before that it calls ``before``, unless that
   is None. What the function returns; None where neither has been called, which is left to the
   caller: ``swaps.count`` is odd, an address is not told here, or there is no memory.
-* ``launch_if(functions, arguments, answers, launch, given)``: where answers_are() these, allocates
-  bases, calls call_launch() and increment_versions(), as ``launch`` says, a LaunchOf: without a
-  function of Python's in between. What it answers is the bases, and whether versions have been
-  incremented; a number where the function has returned that instead of 0; None where it has not
-  been called.
+* ``launch_if(functions, arguments, answers, launch, given, owners)``: where answers_are() these,
+  lets go of the owners' gradients, allocates bases, calls call_launch() and increment_versions(),
+  as ``launch`` says, a LaunchOf: without a function of Python's in between. What it answers is the
+  bases, and whether versions have been incremented; a number where the function has returned that
+  instead of 0, and -1 where it has not been called but gradients may be gone; else None.
 
 Sequences are lists or tuples.
 
@@ -52,7 +56,9 @@ import importlib.machinery
 import importlib.util
 import itertools
 import operator
+import struct
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CellType, MappingProxyType
@@ -64,7 +70,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.library import library_path
 
-_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 9
+_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 10
 _address: Callable[[Tensor], int] = Tensor.data_ptr
 _flat = itertools.chain.from_iterable
 
@@ -118,6 +124,34 @@ def _can_tell_autograd(module: Any) -> bool:
         return True
     module.learn_autograd((0, 0, 0), owner, gradient, plain)
     return False
+
+
+def _can_set_gradients(module: Any) -> bool:
+    """Whether what the compiled module leaves of gradients is what torch's Python would leave."""
+    functions = map(_compat.library_function, (
+        "mutable_gradient", "assign", "reinterpret", "delete_tensor"))
+    base, plain = torch.arange(8., device="cpu"), torch.empty(2, 3, device="cpu")
+    owner, other = torch.nn.Parameter(plain.clone()), torch.nn.Parameter(torch.empty_like(base))
+    owner.grad = plain
+    gone = weakref.ref(plain)
+    del plain
+    view = base[1:7].view(3, 2).t()
+    rows = gradient_row(0, 0, ((2, 3), view.stride(), 1)) + gradient_row(1, 0, None)
+    if module.learn_setters(*functions) and module.let_go_of_gradients([owner], bytes(8)) \
+            and owner.grad is None and gone() is None \
+            and module.set_gradients([owner, other], [base], rows) and other.grad is base \
+            and owner.grad is not None and torch.equal(owner.grad, view) \
+            and owner.grad.stride() == view.stride() and owner.grad.data_ptr() == view.data_ptr():
+        return True
+    module.learn_setters(0, 0, 0, 0)
+    return False
+
+
+def gradient_row(owner: int, base: int, view: View | None) -> bytes:
+    """For set_gradients(), by their numbers. ``view``: None, where the gradient is the base."""
+    shape, stride, begin = view or ((), (), 0)
+    return struct.pack(f"{4 + 2 * len(shape)}q", owner, base, len(shape) if view else -1, begin,
+                       *shape, *stride)
 
 
 def _can_tell_modes(module: Any) -> bool:
@@ -201,6 +235,8 @@ def _at(holder: Any, key: Any) -> Any:
     return holder.cell_contents if key is CellType else holder[key]
 
 
+# Sizes, strides, and the element to begin at.
+View = tuple[Sequence[int], Sequence[int], int]
 # A function, its arguments, and what it answers as long as nothing changes: for answers_are().
 Question = tuple[Callable[..., Any], tuple[Any, ...], Any]
 # A dictionary, its keys or None, and its values.
@@ -312,6 +348,14 @@ def _increment_versions(tensors: Sequence[Tensor], which: bytes) -> bool:
     return False
 
 
+def _let_go_of_gradients(owners: Sequence[Tensor], which: bytes) -> bool:
+    return False
+
+
+def _set_gradients(owners: Sequence[Tensor], bases: Sequence[Tensor], rows: bytes) -> bool:
+    return False
+
+
 def _call_launch(*of_what: Any) -> int | None:
     return None
 
@@ -325,6 +369,7 @@ class LaunchOf(NamedTuple):
     device: tuple[int]
     call: tuple[Any, ...]  # of call_launch(), with None for the stream, what is given, and bases
     mutated: bytes  # of increment_versions()
+    let_go: bytes  # of let_go_of_gradients()
 
     def with_offsets(self, offsets: bytes) -> LaunchOf:
         """The same, which adds these to the addresses of what is given."""
@@ -346,6 +391,7 @@ _module = _load(library_path.with_name(_FILE))
 is_compiled: bool = _module is not None
 _is_calibrated = is_compiled and _can_tell_addresses(_module)
 tells_autograd: bool = _is_calibrated and _can_tell_autograd(_module)
+sets_gradients: bool = tells_autograd and _can_set_gradients(_module)
 tells_modes: bool = is_compiled and _can_tell_modes(_module)
 modes_told: Callable[[], Any] = _module.modes_told if tells_modes else _compat.modes
 modes_are: Callable[[Any], bool] = _module.modes_are if tells_modes else _modes_are
@@ -362,6 +408,10 @@ gradients_are: Callable[[Sequence[Tensor], bytes], bool] = \
     _gradients_are if _module is None else _module.gradients_are
 increment_versions: Callable[[Sequence[Tensor], bytes], bool] = \
     _module.increment_versions if _is_calibrated else _increment_versions
+let_go_of_gradients: Callable[[Sequence[Tensor], bytes], bool] = \
+    _module.let_go_of_gradients if sets_gradients else _let_go_of_gradients
+set_gradients: Callable[[Sequence[Tensor], Sequence[Tensor], bytes], bool] = \
+    _module.set_gradients if sets_gradients else _set_gradients
 calls_launches = _is_calibrated
 call_launch: Callable[..., int | None] = \
     _module.call_launch if _is_calibrated else _call_launch

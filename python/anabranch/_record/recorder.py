@@ -48,7 +48,7 @@ from anabranch._record.signatures.as_last import AsLast, as_last
 from anabranch._record.signatures.following import Following
 from anabranch._record.signatures.ready_calls import ReadyCall
 from anabranch._record.signatures.signature import ChangingValues
-from anabranch._record.signatures.specialization import Specialization
+from anabranch._record.signatures.specialization import BoundState, Specialization
 from anabranch._record.signatures.specializations import Differences, Specializations
 from anabranch._record.state.guards import Guards
 from anabranch._record.state.number_places import NO_NUMBERS
@@ -135,7 +135,7 @@ class Recorder:
         if spec is None:
             spec = self._new_specialization(key, leaves, state, describe)
         if spec.as_last is not None:
-            answer = self._launch_as_last(spec, spec.as_last, leaves)
+            answer = self._launch_as_last(spec, spec.as_last, leaves, None)
             if answer is not MISSED:
                 return answer
         spec.calls += 1
@@ -449,9 +449,9 @@ class Recorder:
         for ready in alike:
             spec = ready.spec
             if ready.as_last is not None:
-                answer = self._launch_as_last(spec, ready.as_last, leaves)
+                answer = self._launch_as_last(spec, ready.as_last, leaves, ready.bound)
                 if answer is not MISSED:
-                    return applied(ready.bound, answer)
+                    return answer
             known = ready.tensors() if not spec.is_retired and not spec.shortage else None
             given = spec.given(leaves, ready.bound, known) if known is not None else None
             if given is None:
@@ -467,9 +467,11 @@ class Recorder:
         return MISSED
 
     @_compat.untraced
-    def _launch_as_last(self, spec: Specialization, last: AsLast, leaves: list[Any]) -> Any:
+    def _launch_as_last(self, spec: Specialization, last: AsLast, leaves: list[Any],
+                        bound: BoundState | None) -> Any:
         """Launches it where nothing has changed since the last call, and answers; MISSED where that
-        cannot be told at once, or a launch takes more than addresses."""
+        cannot be told at once, or a launch takes more than addresses. ``bound``: None of a compiled
+        graph, which sets no gradients."""
         recording, pair, saved = spec.recording, self._pair, self._saved
         launch_of = recording.launch_of if recording is not None else None
         if last.of_launch is None or recording is None or launch_of is None or spec.is_retired \
@@ -483,18 +485,23 @@ class Recorder:
         in_blocks = saved is not None and layout is not None and saved.may_pass(layout)
         given = [*map(leaves.__getitem__, spec.arguments), *last.tensors] if spec.arguments \
             else last.tensors
+        owners = spec.owners(leaves, bound.parameters) if bound is not None else []
         BEGUN.runs += 1
-        launched = launch_if(*last.of_launch, launch_of, given)
+        launched = launch_if(*last.of_launch, launch_of, given, owners)
         if isinstance(launched, tuple):
             spec.calls += 1
-            answer = recording.answer_of(given, *launched, in_blocks)
+            answer = recording.answer_of(given, owners, *launched, in_blocks)
             if saved is not None and layout is not None and not in_blocks:
                 saved.watch(layout, answer)
-            return answer
+            return applied(bound, answer)
         BEGUN.runs -= 1
-        if launched is not None and recording.random is not None:
+        if launched is not None and launched >= 0 and recording.random is not None:
             recording.random.take_back()
-        return MISSED
+        if launched is None or bound is None or not recording.gradients.are_any:
+            return MISSED
+        # Old gradients are gone: what is asked before a launch has other answers now.
+        spec.calls += 1
+        return self._launches.launch(spec, leaves, bound, [*given])
 
     def _words(self, spec: Specialization, leaves: Sequence[Any],
                state: State) -> Sequence[int] | None:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 from launched_on_cpu import (  # noqa: F401
     COUNT,
+    SavingByItsAddress,
     aligned,
     by_its_address,
     byte_memory,
@@ -20,11 +22,14 @@ from launched_on_cpu import (  # noqa: F401
 )
 
 from anabranch import _compat, config
+from anabranch._core.capture import Block
 from anabranch._core.library import NativeError
 from anabranch._record import quick
 from anabranch._record import recorder as recorder_module
 from anabranch._record.capture.pytree import flatten
+from anabranch._record.capture.step import Fresh
 from anabranch._record.faults import BEGUN
+from anabranch._record.launch import discovered
 from anabranch._record.launch import stretch as stretch_module
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks
@@ -58,7 +63,7 @@ def test_a_launch_at_once_does_what_another_does(told, memory):
     for seed in range(3):
         x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
         version = w._version
-        answer = told.answer_of([x, w], *quick.launch_if(*ASKED, told.launch_of, [x, w]))
+        answer = told.answer_of([x, w], [], *quick.launch_if(*ASKED, told.launch_of, [x, w], []))
         assert torch.equal(answer["y"], x * w + 1) and answer["x"] is x
         assert torch.equal(answer["rows"].flatten(), answer["y"])
         assert answer["view"].data_ptr() == w.data_ptr() and w._version == version + 1
@@ -78,21 +83,21 @@ def test_where_anything_is_not_as_it_was_nothing_is_launched_at_once(told, memor
     recording, launch_of = told.stretches[0].recording, told.launch_of
     x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
     version = w._version
-    assert quick.launch_if(*ASKED[:2], (3,), launch_of, [x, w]) is None
-    assert quick.launch_if(*ASKED, launch_of._replace(allocate=short), [x, w]) is None
-    assert quick.launch_if(*ASKED, launch_of, [x, None]) is None
-    assert quick.launch_if(*ASKED, launch_of._replace(call=()), [x, w]) is None
+    assert quick.launch_if(*ASKED[:2], (3,), launch_of, [x, w], []) is None
+    assert quick.launch_if(*ASKED, launch_of._replace(allocate=short), [x, w], []) is None
+    assert quick.launch_if(*ASKED, launch_of, [x, None], []) is None
+    assert quick.launch_if(*ASKED, launch_of._replace(call=()), [x, w], []) is None
     with monkeypatch.context() as patch:
         patch.setattr(stretch_module.Swaps, "count", 1)
-        assert quick.launch_if(*ASKED, launch_of, [x, w]) is None
+        assert quick.launch_if(*ASKED, launch_of, [x, w], []) is None
     memory.fails_at = len(memory.taken) + 1
-    assert quick.launch_if(*ASKED, launch_of, [x, w]) is None
+    assert quick.launch_if(*ASKED, launch_of, [x, w], []) is None
     memory.fails_at = None
     with pytest.raises(KeyboardInterrupt):
-        quick.launch_if((stopped,), ((),), (None,), launch_of, [x, w])
+        quick.launch_if((stopped,), ((),), (None,), launch_of, [x, w], [])
     assert recording.called == 0
     recording.code = 402
-    assert quick.launch_if(*ASKED, launch_of, [x, w]) == 402
+    assert quick.launch_if(*ASKED, launch_of, [x, w], []) == 402
     assert recording.called == 1 and not recording.launched and w._version == version
     assert sorted(memory.freed) == sorted(memory.taken)
 
@@ -113,9 +118,85 @@ def test_what_takes_more_than_addresses_is_not_launched_at_once(told, monkeypatc
     assert told.launch_of is None
 
 
-def test_what_sets_gradients_is_not_launched_at_once(recorded):
-    recorded.tell_launch()
-    assert recorded.launch_of is None
+needs_setters = pytest.mark.skipif(not quick.sets_gradients, reason="torch's Python sets them")
+
+
+@pytest.fixture
+def leaves_gradients(step_of, memory, monkeypatch):
+    """A recorder with a call that is ready, and its step's recording. w owns a gradient that is y,
+    and two others lie in a block."""
+    monkeypatch.setattr(_compat, "byte_allocator", memory.addresses)
+    step, capture = step_of
+    row = (COUNT,), (1,), torch.float32
+    capture.first.gradients = {i: Fresh(place, 0, *row) for i, place in enumerate((0, 1, 2))}
+    capture.blocks += [Block(0, 0, 4 * COUNT, False)] * 2
+    monkeypatch.setattr(discovered, "CapturedRecording", SavingByItsAddress)
+    made = recording_of(step, capture)
+    assert len(made._buffers.layouts) == 2
+    made.tell_launch()
+    recorder = recorder_module.Recorder(lambda leaves: "plain", config.resolve({}), "step",
+                                        takes_gradients=True)
+    spec, state = Specialization("", State()), State()
+    spec.arguments, spec.recording = [1, 2], made
+    bound = BoundState(state, [], [], [], 0, None, None)
+    bound.parameters = [torch.nn.Parameter(torch.zeros(COUNT)) for _ in range(3)]
+    return recorder, ReadyCall(spec, state, bound, state.guards()), made
+
+
+@needs_module
+@needs_setters
+@by_its_address
+def test_gradients_are_let_go_of_and_set_at_once(leaves_gradients, monkeypatch):
+    recorder, ready, _ = leaves_gradients
+    owners, last = ready.bound.parameters, [()] * 3
+    monkeypatch.setattr(StepRecording, "launch", None)  # at once, or not at all
+    for _ in range(3):
+        x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
+        answer = recorder.launch_ready([ready], [None, x, w])
+        assert all(gone() is None for gone in last if gone)
+        y, product, total = (owner.grad for owner in owners)
+        assert y is answer["y"] and torch.equal(y, x * w + 1)
+        assert torch.equal(product, x * w) and torch.equal(total, x + w)
+        assert product.untyped_storage().data_ptr() == total.untyped_storage().data_ptr()
+        last = [weakref.ref(one) for one in (y, product, total)]
+        del answer, y, product, total
+
+
+@needs_module
+@needs_setters
+@by_its_address
+def test_where_old_gradients_are_gone_the_launch_is_made_all_the_same(leaves_gradients, memory,
+                                                                      monkeypatch):
+    recorder, ready, made = leaves_gradients
+    launches, launch, recording = [], StepRecording.launch, made.stretches[0].recording
+    monkeypatch.setattr(StepRecording, "launch", lambda *given, **how: launches.append(1) or launch(
+        *given, **how))
+    x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
+
+    def answered():
+        return recorder.launch_ready([ready], [None, x, w])
+
+    answered()
+    assert not launches
+    memory.fails_at = len(memory.taken)  # memory without a tensor: what Python allocates is there
+    assert torch.equal(answered()["y"], x * w + 1) and launches == [1]
+    memory.fails_at = None
+    assert torch.equal(ready.bound.parameters[1].grad, x * w)
+    recording.code = 402
+    monkeypatch.setattr(stretch_module, "last_error", lambda: NativeError(402, "it lies badly"))
+    assert answered() == "plain" and launches == [1, 1]  # nothing lies badly
+    assert all(owner.grad is None for owner in ready.bound.parameters)
+
+
+@needs_module
+@by_its_address
+def test_gradients_that_python_has_to_set_are_not_set_at_once(step_of, memory, monkeypatch):
+    monkeypatch.setattr(_compat, "byte_allocator", memory.addresses)
+    step, capture = step_of
+    capture.first.gradients = {0: Fresh(0, 0, (COUNT // 2,), (2,), torch.float32)}  # a part of y
+    made = recording_of(step, capture)
+    made.tell_launch()
+    assert made.launch_of is None
 
 
 @needs_module

@@ -253,6 +253,49 @@ def test_versions_are_counted_as_torch_counts_them_or_left_to_it():
     assert not quick._increment_versions(some, bytes(8)) and base._version == before[0] + 1
 
 
+@pytest.mark.skipif(not quick.sets_gradients, reason="torch's Python sets gradients")
+def test_gradients_are_let_go_of_and_set_as_torchs_python_does():
+    owners = [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(6)), torch.ones(4)]
+    bases = [torch.arange(8.), torch.rand(6)]
+    view = ((2, 3), (1, 2), 1)
+    rows = quick.gradient_row(0, 0, view) + quick.gradient_row(1, 1, None)
+    for _ in range(3):
+        assert quick.set_gradients(owners, bases, rows)
+        assert torch.equal(owners[0].grad, torch.as_strided(bases[0], *view))
+        assert owners[0].grad.stride() == (1, 2) and not owners[0].grad._is_view()
+        assert owners[0].grad.untyped_storage().data_ptr() == bases[0].data_ptr()
+        assert owners[1].grad is bases[1] and owners[2].grad is None
+    gone = [weakref.ref(owners[0].grad), weakref.ref(bases.pop())]
+    kept = owners[0].grad
+    assert quick.let_go_of_gradients(owners, struct.pack("2Q", 0, 1))
+    assert all(owner.grad is None for owner in owners)
+    assert gone[0]() is kept and gone[1]() is None
+    del kept
+    assert gone[0]() is None
+    (owners[0].sum() + owners[1].sum()).backward()  # as where Python has let go of them
+    assert torch.equal(owners[0].grad, torch.ones(2, 3))
+
+
+@pytest.mark.skipif(not quick.sets_gradients, reason="torch's Python sets gradients")
+def test_gradients_of_what_is_no_tensor_of_torchs_own_are_left_to_python():
+    class Mine(nn.Parameter):
+        grad = property(lambda owner: "mine")
+
+    base, row = torch.ones(2), quick.gradient_row(0, 0, None)
+    for owner in (Mine(torch.ones(2)), base.as_subclass(Mine), None, 3):
+        assert not quick.let_go_of_gradients([owner], bytes(8))
+        assert not quick.set_gradients([owner], [base], row)
+    owner = nn.Parameter(torch.ones(2))
+    for other in (None, base.as_subclass(Mine)):
+        assert not quick.set_gradients([owner], [other], row)
+    for rows in (row[:-8], quick.gradient_row(0, 0, ((2,), (1,), 0))[:-8],
+                 quick.gradient_row(1, 0, None), quick.gradient_row(0, 1, None)):
+        assert not quick.set_gradients([owner], [base], rows) and owner.grad is None, rows
+    assert not quick.let_go_of_gradients([], bytes(8)) and not quick.let_go_of_gradients([owner], 3)
+    assert not quick._let_go_of_gradients([owner], bytes(8))
+    assert not quick._set_gradients([owner], [base], row)
+
+
 def test_addresses_are_those_that_torch_says(ways):
     _, _, addresses = ways
     base = torch.zeros(64)

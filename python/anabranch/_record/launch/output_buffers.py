@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from anabranch import _compat
 from anabranch._fx.extents import extent_bytes
 from anabranch._record.capture.step import Fresh
 from anabranch._record.picker import picker
+from anabranch._record.quick import View
 
 # Torch serves requests of up to 10 MiB from segments of 20 MiB: a block is not kept from its holes.
 _BLOCK_BYTES = 10 << 20
@@ -42,7 +43,20 @@ class OutputBuffer(NamedTuple):
     dtype: torch.dtype
 
 
-View = tuple[Sequence[int], Sequence[int], int]  # sizes, strides, elements to begin at
+
+
+class _Views:
+    """``views``, and None for so many more behind them."""
+
+    def __init__(self, views: Sequence[tuple[int, View]], missing: int) -> None:
+        self._pick_bases = picker([base for base, _ in views])
+        self._places = list(zip(*(view for _, view in views), strict=True))
+        self._missing = [None] * missing
+
+    def of(self, bases: Sequence[Tensor]) -> list[Any]:
+        made = map(_compat.reinterpret_tensor, self._pick_bases(bases), *self._places) \
+            if self._places else ()
+        return [*made, *self._missing]
 
 
 class OutputBuffers:
@@ -80,8 +94,9 @@ class OutputBuffers:
             self._share([(made[i], sizes[i]) for i in group], block_bytes)
         for group in of_gradients:
             self._share([(made[i], sizes[i]) for i in group], _BLOCK_BYTES)
-        self._pick_bases = picker([base for base, _ in self._views])
-        self._places = list(zip(*(view for _, view in self._views), strict=True))
+        last = sum(map(len, of_gradients))
+        self._viewed = _Views(self._views, 0)
+        self._viewed_without = _Views(self._views[:len(self._views) - last], last)
 
     def _share(self, parts: Sequence[tuple[OutputBuffer, int]], block_bytes: int) -> None:
         """Blocks of one type, filled one after the other."""
@@ -124,12 +139,16 @@ class OutputBuffers:
         """The bases, on the current device."""
         return list(itertools.starmap(_compat.empty_strided_cuda, self._bases))
 
-    def tensors(self, bases: list[Tensor]) -> list[Tensor]:
-        """One a buffer."""
+    def view(self, buffer: int) -> tuple[int, View | None]:
+        """Its base, and what it is of that; None where it is the base."""
+        return (buffer, None) if buffer < self.alone else self._views[buffer - self.alone]
+
+    def tensors(self, bases: list[Tensor], has_gradients: bool = True) -> list[Any]:
+        """One a buffer; None for gradients that share blocks, where these are not wanted."""
         if not self._views:
             return bases
-        return [*bases[:self.alone], *map(_compat.reinterpret_tensor, self._pick_bases(bases),
-                                          *self._places)]
+        viewed = self._viewed if has_gradients else self._viewed_without
+        return [*bases[:self.alone], *viewed.of(bases)]
 
 
 def in_blocks(sizes: Iterable[int],

@@ -28,6 +28,7 @@ from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.host_draws import Draws
 from anabranch._record.capture.step import Alias, Fresh, Held, Lazy, Step, Wrapped, plain_parts
 from anabranch._record.launch.discovered import DiscoveredStep
+from anabranch._record.launch.gradients import Gradients
 from anabranch._record.launch.in_turn import InTurn
 from anabranch._record.launch.output_buffers import OutputBuffer
 from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, OutputBuilder
@@ -91,11 +92,6 @@ class StepRecording:
             first.result, first.shape, BlockLeafBuilder(self._buffers, self.objects))
         self._slot_offsets: dict[InputPlaces, bytes | None] = {}
         self._overlaps_outside: dict[InputPlaces, list[tuple[int, int, int]]] = {}
-        self._whole_gradients = {i: buffer for i, grad in first.gradients.items()
-                                 if (buffer := build.whole(grad)) is not None
-                                 and buffer < len(self._buffers.buffers)}
-        self._gradients = [(i, build.part(grad)) for i, grad in first.gradients.items()
-                           if i not in self._whole_gradients]
         self._mutated, self._pick_mutated = first.mutated, picker(first.mutated)
         # As bytes, until there are tensors without versions among them.
         self._quickly_mutated = packed(first.mutated)
@@ -104,8 +100,7 @@ class StepRecording:
                    if isinstance(part, Alias)]
         self.needs_gradients = any(index >= step.own for index in (
             *(index for index, _ in self._alignments), *aliases))
-        # Whose gradients a launch lets go of before it allocates others, as the step does.
-        self._cleared = [] if self.needs_gradients else list(first.gradients)
+        self.gradients = Gradients(first.gradients, self.needs_gradients, self._buffers, build)
         # Given tensors of which a launch takes more than addresses, and all that it looks at.
         self._takes = {*self._mutated, *aliases}
         self.uses = sorted(self._takes.union(
@@ -214,12 +209,13 @@ class StepRecording:
         return not set(self._mutated).isdisjoint(indices)
 
     def tell_launch(self) -> None:
-        """Sets ``launch_of``, where a launch takes nothing but addresses and sets no gradients."""
+        """Sets ``launch_of``, where a launch takes nothing but addresses, and gradients are set
+        quickly."""
         is_more = self._in_turn or self.draws or self._formulas or self._together or self.objects \
-            or self.needs_gradients or self._cleared or self._whole_gradients or self._gradients
+            or self.needs_gradients or (self.gradients.are_any and not self.gradients.are_quick)
         self.launch_of = None if is_more else self.stretches[0].launch_of(
             self._device, self._buffers.layouts, self._quickly_mutated,
-            None if self.random is None else self.random.replay)
+            None if self.random is None else self.random.replay, self.gradients.let_go_bytes)
         self._launches_of_blocks = {}
 
     def launch_of_blocks(self, places: InputPlaces, arguments: Sequence[int]) -> LaunchOf | None:
@@ -230,22 +226,27 @@ class StepRecording:
                 if offsets is not None and launch_of is not None else None
         return self._launches_of_blocks[places]
 
-    def answer_of(self, given: Sequence[Tensor], bases: list[Tensor], are_counted: bool,
-                  in_blocks: bool = False) -> Any:
+    def answer_of(self, given: Sequence[Tensor], owners: Sequence[Tensor], bases: list[Tensor],
+                  are_counted: bool, in_blocks: bool = False) -> Any:
         """Of a launch by quick.launch_if(): its bases, and whether it has incremented versions;
-        ``in_blocks`` as in launch()."""
+        ``owners``: of gradients; ``in_blocks`` as in launch()."""
+        fresh = self._fresh(given, owners, bases, in_blocks)
         if self._mutated and not are_counted:
             self._increment_versions(given)
-        fresh = self._fresh(bases, in_blocks)
         return (self._result_in_blocks if in_blocks else self._result).build(given, fresh)
 
-    def _fresh(self, bases: list[Tensor], in_blocks: bool) -> list[Tensor]:
-        """What results are built of."""
-        if not in_blocks:
-            return self._buffers.tensors(bases)
-        assert self.layout is not None
-        self.layout.sign(bases)
-        return bases
+    def _fresh(self, given: Sequence[Tensor], owners: Sequence[Tensor], bases: list[Tensor],
+               in_blocks: bool) -> list[Tensor]:
+        """What results are built of. Sets gradients."""
+        if in_blocks:  # of a compiled graph, which sets none
+            assert self.layout is not None
+            self.layout.sign(bases)
+            return bases
+        if self.gradients.set_quickly(owners, bases):
+            return self._buffers.tensors(bases, has_gradients=False)
+        fresh = self._buffers.tensors(bases)
+        self.gradients.set(owners, given, fresh)
+        return fresh
 
     def exchange(self) -> bool:
         """Launches what the other capture says from now on, if there are words of which one cannot
@@ -337,25 +338,20 @@ class StepRecording:
             with self.draws.repeated():
                 return self.launch(given, parameters, objects, poison, at, offsets, in_blocks,
                                    words, has_drawn=True, frees=frees)
-        for index in self._cleared:
-            parameters[index].grad = None
+        self.gradients.let_go(parameters)
         replay = None if self.random is None else self.random.replay
         if self._in_turn is None:
-            fresh, stretch = self._buffers.allocate(), self.stretches[0]
-            parts = None if poison is None else stretch.poisoned(poison, fresh)
+            bases, stretch = self._buffers.allocate(), self.stretches[0]
+            parts = None if poison is None else stretch.poisoned(poison, bases)
             try:
-                stretch.queue(self._device, at or given, offsets, fresh, parts, words, replay)
+                stretch.queue(self._device, at or given, offsets, bases, parts, words, replay)
             except NativeError:  # behind the replay
                 if self.random is not None:
                     self.random.take_back()
                 raise
         else:
-            fresh = self._in_turn.launch(at or given, offsets, poison, frees, replay)
-        fresh = self._fresh(fresh, in_blocks)
-        for index, buffer in self._whole_gradients.items():
-            parameters[index].grad = fresh[buffer]
-        for index, build in self._gradients:
-            parameters[index].grad = build(given, fresh)
+            bases = self._in_turn.launch(at or given, offsets, poison, frees, replay)
+        fresh = self._fresh(given, parameters, bases, in_blocks)
         if self._mutated:
             self._increment_versions(given)
         result = self._result_in_blocks if in_blocks else self._result

@@ -111,9 +111,10 @@ class Stretch:
         (recording if timer is None else timer).launch(gathered, stream)
 
     def launch_of(self, device: int, layouts: Sequence[Any], mutated: bytes,
-                  before: Callable[[], Any] | None) -> quick.LaunchOf | None:
+                  before: Callable[[], Any] | None, let_go: bytes) -> quick.LaunchOf | None:
         """What quick.launch_if() is told of launches; None where these are timed, or not called by
-        their address. Arguments as of queue(); bases are allocated by ``layouts``."""
+        their address. Arguments as of queue(); bases are allocated by ``layouts``, once those
+        owners have been left without a gradient that ``let_go`` names."""
         if not self._is_called_directly or self.timer is not None:
             return None
         recording = self.recording
@@ -123,7 +124,7 @@ class Stretch:
             (device,),
             (recording.launch_address, recording.handle.value, None, Swaps, None, b"",
              self._given_slots, None, self._base_offsets, self._base_slots, self._part_sizes,
-             self._allocate, self._free, (), before), mutated)
+             self._allocate, self._free, (), before), mutated, let_go)
 
     def _gather(self, given: Sequence[Any], offsets: bytes, bases: Sequence[Any],
                 parts: Sequence[Tensor], words: Sequence[int] = ()) -> bytes:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether things still stand where they stood. For quick.cpp, which chooses Python's API first.
+// Whether things still stand where they stood. For module.cpp, which chooses Python's API first.
 // Ownership: borrows; callers keep alive what addresses name.
 // Threads:   any that holds the interpreter's lock.
 // Failure:   False where it cannot be told.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that is asked for before it is read. For quick.cpp, which chooses Python's API first.
+// Memory that is asked for before it is read. For module.cpp, which chooses Python's API first.
 // Ownership: borrows.
 // Threads:   any that holds the interpreter's lock.
 // Failure:   none; what cannot be read is left.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What functions of the module are given, and how they answer no. For quick.cpp, which chooses
+// What functions of the module are given, and how they answer no. For module.cpp, which chooses
 // Python's API first.
 // Ownership: borrows.
 // Threads:   any that holds the interpreter's lock.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In which of torch's modes a thread is, asked of torch's C++ itself. For quick.cpp, which chooses
+// In which of torch's modes a thread is, asked of torch's C++ itself. For module.cpp, which chooses
 // Python's API first. Behind other work Python's functions for it take some 55 us, of which most is
 // that they read texts, such as a device's name.
 // Ownership: keeps addresses of torch's functions and of its context, which live for ever.

@@ -19,92 +19,17 @@
 #include <initializer_list>
 
 #include "ahead.h"
+#include "autograd.h"
 #include "given.h"
 #include "modes.h"
 #include "standing.h"
+#include "tensors.h"
 
 namespace {
 
-using anabranch::quick::fetch;
-using anabranch::quick::Items;
-using anabranch::quick::kAtOnce;
-using anabranch::quick::no;
-using anabranch::quick::word_at;
-using anabranch::quick::Words;
+using namespace anabranch::quick;  // the headers of this module
 
-// aoti_torch_get_data_ptr of torch's stable C interface. A handle is the address of a tensor of
-// C++, and that is one pointer to what all its copies share.
-using GetDataPtr = std::int32_t (*)(void* handle, void** address);
-// Functions of C++ that the package has found by their whole names. `shared` is that pointer.
-using RequiresGrad = bool (*)(const void* shared);  // c10::TensorImpl::requires_grad
-using Grad = void* const* (*)(const void* shared);  // c10::TensorImpl::grad, a tensor of C++
-using BumpVersion = void (*)(void* const* tensor);  // torch::autograd::impl::bump_version
-
-struct Tensors {
-  PyTypeObject* type = nullptr;
-  PyTypeObject* plain = nullptr;   // the class of tensors
-  PyTypeObject* common = nullptr;  // the class of parameters
-  GetDataPtr get_data_ptr = nullptr;
-  std::size_t offset = 0;      // of that pointer in an object of Python's; 0 while it is not known
-  PyObject* others = nullptr;  // the same as addresses(), of what is told otherwise
-};
-Tensors tensors;
-
-// Null where torch has no such function, or says something else by it.
-struct Autograd {
-  RequiresGrad requires_grad = nullptr;
-  Grad grad = nullptr;
-  void* none = nullptr;  // what grad() answers where there is none
-  BumpVersion bump_version = nullptr;
-};
-Autograd autograd;
-
-constexpr std::size_t kFirstWord = 2, kEndWord = 8;  // where it is looked for
-
-// Of one of torch's own two classes, as nearly all are.
-bool is_ordinary(PyObject* thing) {
-  return thing && (Py_TYPE(thing) == tensors.plain || Py_TYPE(thing) == tensors.common);
-}
-
-bool is_tensor(PyObject* thing) {
-  return is_ordinary(thing) || (thing && PyType_IsSubtype(Py_TYPE(thing), tensors.type));
-}
-
-// Where what the copies of a tensor share has pointers, as torch builds it. Only what is asked for
-// ahead follows them.
-constexpr std::size_t kStorage = 16, kAutograd = 24, kVersion = 40;
-
-// Some tensors of many, and what the copies of each share; null where it is none.
-struct Batch {
-  PyObject* things[kAtOnce];
-  void* shared[kAtOnce];
-  Py_ssize_t size = 0;
-
-  // Those from `begin` on, of `end`; by the numbers `which`, where there are any. Asks for what
-  // they share.
-  void read(const Items& all, Py_ssize_t begin, Py_ssize_t end, const Words* which) {
-    size = std::min(end - begin, kAtOnce);
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      const Py_ssize_t at = begin + i;
-      fetch(things[i] = all[which ? static_cast<Py_ssize_t>((*which)[at]) : at]);
-    }
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      const bool is_known = tensors.offset != 0 && is_tensor(things[i]);
-      shared[i] = is_known ? word_at(things[i], tensors.offset) : nullptr;
-      if (shared[i]) fetch(shared[i], {0, 64, 128});
-    }
-  }
-  void fetch_behind(std::size_t pointer, std::initializer_list<std::size_t> offsets) const {
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      if (shared[i]) fetch(word_at(shared[i], pointer), offsets);
-    }
-  }
-};
-
-// Names of attributes, for ever.
-PyObject* kGrad = nullptr;
-PyObject* kRequiresGrad = nullptr;
-PyObject* kCount = nullptr;
+PyObject* kCount = nullptr;  // the name of the attribute, for ever
 
 // answers_are(functions, arguments, answers): whether each function, called with its tuple of
 // arguments, answers this, or what is equal to it.
@@ -123,63 +48,10 @@ PyObject* answers_are(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-// Whether an attribute is this object.
-bool is_attribute(PyObject* thing, PyObject* name, PyObject* value) {
-  PyObject* const found = PyObject_GetAttr(thing, name);
-  Py_XDECREF(found);
-  return found == value;
-}
-
-// Whether a tensor requires a gradient, and has none. `shared`: as in a Batch.
-bool is_told(PyObject* tensor, void* shared, bool requires_grad, bool has_none) {
-  if (shared && autograd.grad && is_ordinary(tensor)) {
-    return autograd.requires_grad(shared) == requires_grad &&
-           (*autograd.grad(shared) == autograd.none) == has_none;
-  }
-  return is_attribute(tensor, kRequiresGrad, requires_grad ? Py_True : Py_False) &&
-         is_attribute(tensor, kGrad, Py_None) == has_none && !PyErr_Occurred();
-}
-
-// gradients_are(parameters, told): whether each one's byte still says whether it requires a
-// gradient (1) and whether it has none (2).
-PyObject* gradients_are(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  char* told = nullptr;
-  Py_ssize_t size = 0;
-  if (count != 2 || PyBytes_AsStringAndSize(args[1], &told, &size)) return no();
-  const Items parameters(args[0]);
-  if (parameters.size() != size) return no();
-  Batch some;
-  for (Py_ssize_t begin = 0; begin < size; begin += some.size) {
-    some.read(parameters, begin, size, nullptr);
-    some.fetch_behind(kAutograd, {0, 128});
-    for (Py_ssize_t i = 0; i < some.size; ++i) {
-      const char is_so = told[begin + i];
-      if (!some.things[i] ||
-          !is_told(some.things[i], some.shared[i], (is_so & 1) != 0, (is_so & 2) != 0)) {
-        return no();
-      }
-    }
-  }
-  Py_RETURN_TRUE;
-}
-
-// At which byte of each sample its pointer lies; 0 where that is not told. Null for what is set.
-std::size_t where_shared(const Items& sample, const Items& shared_by) {
-  for (std::size_t word = kFirstWord; word < kEndWord; ++word) {
-    bool is_here = true;
-    for (Py_ssize_t i = 0; i < sample.size() && is_here; ++i) {
-      void* const shared = PyLong_AsVoidPtr(shared_by[i]);
-      is_here = shared && word_at(sample[i], word * sizeof(void*)) == shared;
-    }
-    if (is_here) return word * sizeof(void*);
-  }
-  return 0;
-}
-
 // calibrate(types, tensors, _cdata of each, address of aoti_torch_get_data_ptr, others): whether it
 // is known from now on where tensors keep what addresses() reads. The types are the one of all
 // tensors and the two ordinary ones below it.
-PyObject* calibrate(PyObject*, PyObject* args) {
+inline PyObject* calibrate(PyObject*, PyObject* args) {
   PyObject *type = nullptr, *plain = nullptr, *common = nullptr;
   PyObject *some = nullptr, *told = nullptr, *others = nullptr;
   unsigned long long get_data_ptr = 0;
@@ -200,50 +72,6 @@ PyObject* calibrate(PyObject*, PyObject* args) {
              reinterpret_cast<GetDataPtr>(get_data_ptr),
              found,
              others};
-  Py_RETURN_TRUE;
-}
-
-// learn_autograd(addresses of requires_grad, grad and bump_version, a tensor with a gradient, its
-// gradient, a tensor without): whether gradients and versions are asked of these from now on; else
-// of torch's Python. Addresses are all or none. After calibrate().
-PyObject* learn_autograd(PyObject*, PyObject* args) {
-  PyObject *owner = nullptr, *gradient = nullptr, *other = nullptr;
-  unsigned long long requires_grad = 0, grad = 0, bump_version = 0;
-  if (!PyArg_ParseTuple(args, "(KKK)OOO", &requires_grad, &grad, &bump_version, &owner, &gradient,
-                        &other)) {
-    return nullptr;
-  }
-  autograd = {};
-  const bool are_there = requires_grad && grad && bump_version && tensors.offset;
-  if (!are_there || !is_ordinary(owner) || !is_ordinary(gradient) || !is_ordinary(other)) {
-    return no();
-  }
-  const auto grad_of = reinterpret_cast<Grad>(grad);
-  void* const none = *grad_of(word_at(other, tensors.offset));
-  void* const there = word_at(gradient, tensors.offset);
-  if (none == there || *grad_of(word_at(owner, tensors.offset)) != there) return no();
-  autograd = {reinterpret_cast<RequiresGrad>(requires_grad), grad_of, none,
-              reinterpret_cast<BumpVersion>(bump_version)};
-  Py_RETURN_TRUE;
-}
-
-// increment_versions(tensors, which): whether each of the tensors with the numbers `which` (8 bytes
-// each) has another version now. Some may have where the answer is no.
-PyObject* increment_versions(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  Words which;
-  if (count != 2 || !which.read(args[1]) || !autograd.bump_version) return no();
-  const Items some(args[0]);
-  for (Py_ssize_t i = 0; i < which.size; ++i) {
-    PyObject* const tensor = some[static_cast<Py_ssize_t>(which[i])];
-    if (!is_tensor(tensor)) return no();
-    void* shared = word_at(tensor, tensors.offset);
-    if (!shared) return no();
-    try {
-      autograd.bump_version(&shared);
-    } catch (...) {  // it was made in inference mode, and has none
-      return no();
-    }
-  }
   Py_RETURN_TRUE;
 }
 
@@ -451,42 +279,72 @@ PyObject* nothing() {
 }
 
 // What is launched by launch_if(), in this order.
-enum Launched : Py_ssize_t { kAllocator, kLayouts, kStream, kDevice, kOfLaunch, kMutated, kFields };
+enum Launched : Py_ssize_t {
+  kAllocator,
+  kLayouts,
+  kStream,
+  kDevice,
+  kOfLaunch,
+  kMutated,
+  kLetGo,
+  kFields
+};
 constexpr Py_ssize_t kOfStream = 2, kOfGiven = 4, kOfBases = 7, kLaunchArguments = 15;
 
+// What call_launch() answers once the bases are there. Null where an error is set.
+PyObject* launched_with(PyObject* const* of, PyObject* given, PyObject* bases) {
+  if (PyTuple_Size(of[kOfLaunch]) != kLaunchArguments) return nullptr;
+  PyObject* const stream = PyObject_Call(of[kStream], of[kDevice], nullptr);
+  if (!stream) return nullptr;
+  PyObject* arguments[kLaunchArguments];
+  for (Py_ssize_t i = 0; i < kLaunchArguments; ++i) {
+    arguments[i] = PyTuple_GetItem(of[kOfLaunch], i);
+  }
+  arguments[kOfStream] = stream, arguments[kOfGiven] = given, arguments[kOfBases] = bases;
+  PyObject* const code = call_launch(nullptr, arguments, kLaunchArguments);
+  Py_DECREF(stream);
+  return code;
+}
+
+// The bases, and whether versions have been incremented.
+PyObject* answer_of_launch(PyObject* const* of, PyObject* given, PyObject* bases) {
+  PyObject* const written[] = {given, of[kMutated]};
+  PyObject* const are_told = increment_versions(nullptr, written, 2);
+  PyObject* const answer = are_told ? PyTuple_Pack(2, bases, are_told) : nullptr;
+  Py_XDECREF(are_told);
+  return answer;
+}
+
 // launch_if(functions, arguments, answers, (allocate, layouts, current_stream, (device,), arguments
-// of call_launch() with any stream, given and bases, which are written), given): where
-// answers_are() the answers, allocates a base for each layout, launches on that stream, and
-// increments versions. The bases and whether versions have been incremented; a number, where the
-// launch was refused with that; None where nothing was launched.
+// of call_launch() with any stream, given and bases, which are written, which owners), given,
+// owners): where answers_are() the answers, lets go of these owners' gradients, allocates a base
+// for each layout, launches on that stream, and increments versions. The bases and whether versions
+// have been incremented; a number, where the launch was refused with that; None where nothing was
+// done, and -1 where it was no more than to let go of gradients.
 PyObject* launch_if(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 5) return PyErr_Format(PyExc_TypeError, "launch_if() takes five arguments");
+  if (count != 6) return PyErr_Format(PyExc_TypeError, "launch_if() takes six arguments");
   PyObject* const is_so = answers_are(nullptr, args, 3);
   Py_XDECREF(is_so);
   if (is_so != Py_True) return is_so ? nothing() : nullptr;
   PyObject* of[kFields];
   for (Py_ssize_t i = 0; i < kFields; ++i) of[i] = PyTuple_GetItem(args[3], i);
   if (PyErr_Occurred()) return nothing();
-  PyObject* const bases = answers_of(of[kAllocator], Items(of[kLayouts]));
-  PyObject* const stream = bases ? PyObject_Call(of[kStream], of[kDevice], nullptr) : nullptr;
-  PyObject* code = nullptr;
-  if (stream && PyTuple_Size(of[kOfLaunch]) == kLaunchArguments) {
-    PyObject* given[kLaunchArguments];
-    for (Py_ssize_t i = 0; i < kLaunchArguments; ++i) given[i] = PyTuple_GetItem(of[kOfLaunch], i);
-    given[kOfStream] = stream, given[kOfGiven] = args[4], given[kOfBases] = bases;
-    code = call_launch(nullptr, given, kLaunchArguments);
+  const bool lets_go = PyBytes_Size(of[kLetGo]) > 0;
+  PyObject* code = Py_None;
+  PyObject* bases = nullptr;
+  if (!lets_go || are_let_go(args[5], of[kLetGo])) {
+    bases = answers_of(of[kAllocator], Items(of[kLayouts]));
+    code = bases ? launched_with(of, args[4], bases) : nullptr;
   }
   PyObject* answer = code;
-  if (!code) {
-    answer = nothing();
-  } else if (code != Py_None && PyLong_AsLong(code) == 0) {
-    PyObject* const written[] = {args[4], of[kMutated]};
-    PyObject* const are_told = increment_versions(nullptr, written, 2);
-    answer = are_told ? PyTuple_Pack(2, bases, are_told) : nullptr;
-    Py_XDECREF(are_told);
+  if (code && code != Py_None && PyLong_AsLong(code) == 0) {
+    answer = answer_of_launch(of, args[4], bases);
     Py_DECREF(code);
+  } else if (!code || code == Py_None) {
+    PyObject* const told = nothing();
+    Py_XDECREF(code);
+    answer = told && lets_go ? PyLong_FromLong(-1) : told;
   }
-  Py_XDECREF(stream);
   Py_XDECREF(bases);
   return answer;
 }
@@ -497,18 +355,21 @@ PyCFunction as_method(Function* function) {
 }
 
 PyMethodDef kMethods[] = {
-    {"stand", as_method(anabranch::quick::stand), METH_FASTCALL, nullptr},
-    {"all_stand", as_method(anabranch::quick::all_stand), METH_FASTCALL, nullptr},
-    {"version_of", as_method(anabranch::quick::version_of), METH_O, nullptr},
-    {"learn_versions", as_method(anabranch::quick::learn_versions), METH_O, nullptr},
+    {"stand", as_method(stand), METH_FASTCALL, nullptr},
+    {"all_stand", as_method(all_stand), METH_FASTCALL, nullptr},
+    {"version_of", as_method(version_of), METH_O, nullptr},
+    {"learn_versions", as_method(learn_versions), METH_O, nullptr},
     {"answers_are", as_method(answers_are), METH_FASTCALL, nullptr},
     {"gradients_are", as_method(gradients_are), METH_FASTCALL, nullptr},
+    {"let_go_of_gradients", as_method(let_go_of_gradients), METH_FASTCALL, nullptr},
+    {"set_gradients", as_method(set_gradients), METH_FASTCALL, nullptr},
     {"increment_versions", as_method(increment_versions), METH_FASTCALL, nullptr},
     {"calibrate", as_method(calibrate), METH_VARARGS, nullptr},
     {"learn_autograd", as_method(learn_autograd), METH_VARARGS, nullptr},
-    {"learn_modes", as_method(anabranch::quick::learn_modes), METH_O, nullptr},
-    {"modes_told", as_method(anabranch::quick::modes_told), METH_NOARGS, nullptr},
-    {"modes_are", as_method(anabranch::quick::modes_are), METH_O, nullptr},
+    {"learn_setters", as_method(learn_setters), METH_VARARGS, nullptr},
+    {"learn_modes", as_method(learn_modes), METH_O, nullptr},
+    {"modes_told", as_method(modes_told), METH_NOARGS, nullptr},
+    {"modes_are", as_method(modes_are), METH_O, nullptr},
     {"addresses", as_method(addresses), METH_FASTCALL, nullptr},
     {"call_launch", as_method(call_launch), METH_FASTCALL, nullptr},
     {"launch_if", as_method(launch_if), METH_FASTCALL, nullptr},
@@ -527,12 +388,10 @@ PyModuleDef kModule = {PyModuleDef_HEAD_INIT,
 }  // namespace
 
 PyMODINIT_FUNC PyInit_anabranch_quick() {
-  kGrad = PyUnicode_InternFromString("grad");
-  kRequiresGrad = PyUnicode_InternFromString("requires_grad");
   kCount = PyUnicode_InternFromString("count");
-  if (!kGrad || !kRequiresGrad || !kCount || !anabranch::quick::names_are_made()) return nullptr;
+  if (!kCount || !names_of_gradients_are_made() || !names_are_made()) return nullptr;
   PyObject* const made = PyModule_Create(&kModule);
-  if (made && PyModule_AddIntConstant(made, "version", 9) != 0) {
+  if (made && PyModule_AddIntConstant(made, "version", 10) != 0) {
     Py_DECREF(made);
     return nullptr;
   }

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a launch does to gradients: it lets go of those that the step lets go of, before it
+allocates others, and sets these when it has been queued.
+
+Threads: immutable once made. Failure: what torch raises where a gradient is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from anabranch._record.launch.output_buffers import OutputBuffers
+from anabranch._record.launch.outputs import LeafBuilder
+from anabranch._record.launch.stretch import packed
+from anabranch._record.quick import (
+    gradient_row,
+    let_go_of_gradients,
+    set_gradients,
+    sets_gradients,
+)
+
+
+class Gradients:
+    """``found`` are the gradients that a capture has left, by the numbers of their owners;
+    ``are_read`` where it reads those that it finds, which a launch then keeps until it is queued.
+    Owners are given in the order of these numbers."""
+
+    def __init__(self, found: Mapping[int, Any], are_read: bool, buffers: OutputBuffers,
+                 build: LeafBuilder) -> None:
+        self._let_go = [] if are_read else list(found)
+        self.let_go_bytes = packed(self._let_go)
+        whole = {i: buffer for i, part in found.items()
+                 if (buffer := build.whole(part)) is not None and buffer < len(buffers.buffers)}
+        self._whole = list(whole.items())
+        self._parts = [(i, build.part(part)) for i, part in found.items() if i not in whole]
+        self._rows = b"".join(gradient_row(i, *buffers.view(buffer)) for i, buffer in self._whole)
+        self.are_any, self.are_read = bool(found), are_read
+        # Whether nothing but owners and bases is needed to set them.
+        self.are_quick = sets_gradients and not self._parts
+
+    def let_go(self, owners: Sequence[Tensor]) -> None:
+        if self._let_go and not let_go_of_gradients(owners, self.let_go_bytes):
+            for index in self._let_go:
+                owners[index].grad = None
+
+    def set_quickly(self, owners: Sequence[Tensor], bases: Sequence[Tensor]) -> bool:
+        """Whether they have all been set; ``bases`` are those that a launch has allocated."""
+        return self.are_any and self.are_quick and set_gradients(owners, bases, self._rows)
+
+    def set(self, owners: Sequence[Tensor], given: Sequence[Tensor],
+            fresh: Sequence[Tensor]) -> None:
+        for index, buffer in self._whole:
+            owners[index].grad = fresh[buffer]
+        for index, build in self._parts:
+            owners[index].grad = build(given, fresh)
