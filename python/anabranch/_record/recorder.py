@@ -485,7 +485,8 @@ class Recorder:
         in_blocks = saved is not None and layout is not None and saved.may_pass(layout)
         given = [*map(leaves.__getitem__, spec.arguments), *last.tensors] if spec.arguments \
             else last.tensors
-        owners = spec.owners(leaves, bound.parameters) if bound is not None else []
+        owners = spec.owners(leaves, bound.parameters) \
+            if bound is not None and recording.gradients.are_any else ()
         BEGUN.runs += 1
         launched = launch_if(*last.of_launch, launch_of, given, owners)
         if isinstance(launched, tuple):
@@ -493,7 +494,7 @@ class Recorder:
             answer = recording.answer_of(given, owners, *launched, in_blocks)
             if saved is not None and layout is not None and not in_blocks:
                 saved.watch(layout, answer)
-            return applied(bound, answer)
+            return answer if bound is None or bound.mutations is None else bound.apply(answer)
         BEGUN.runs -= 1
         if launched is not None and launched >= 0 and recording.random is not None:
             recording.random.take_back()

@@ -139,6 +139,10 @@ class OutputBuffers:
         """The bases, on the current device."""
         return list(itertools.starmap(_compat.empty_strided_cuda, self._bases))
 
+    def base_of(self, buffer: int | None) -> int | None:
+        """The base that it is; None where it is a view of one, or none."""
+        return buffer if buffer is not None and buffer < self.alone else None
+
     def view(self, buffer: int) -> tuple[int, View | None]:
         """Its base, and what it is of that; None where it is the base."""
         return (buffer, None) if buffer < self.alone else self._views[buffer - self.alone]

@@ -32,12 +32,12 @@ class OutputBuilder:
         self._count = len(leaves)
         self._wrap = _wrapper(len(leaves), shape)
         self.is_flat = self._wrap in (list, tuple)
-        # Where all that it answers is one fresh tensor.
-        self._alone = whole[0] if self._wrap is _ALONE and self._is_fresh else None
+        # Where all that it answers is one fresh tensor: which.
+        self.alone = whole[0] if self._wrap is _ALONE and self._is_fresh else None
 
     def build(self, given: Sequence[Tensor], fresh: Sequence[Tensor]) -> Any:
-        if self._alone is not None:
-            return fresh[self._alone]
+        if self.alone is not None:
+            return fresh[self.alone]
         leaves = list(self._pick(fresh if self._is_fresh else [*fresh, *given])) \
             if self._pick else [None] * self._count
         for index, make in self._others:

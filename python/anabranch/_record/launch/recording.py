@@ -118,6 +118,9 @@ class StepRecording:
         # For quick.launch_if(), once it is known that launches are of a kind that it can do.
         self.launch_of: LaunchOf | None = None
         self._launches_of_blocks: dict[InputPlaces, LaunchOf | None] = {}
+        # Which base is all that a launch by it answers and leaves, as most losses are.
+        self._answers_base = None if self.gradients.are_any \
+            else self._buffers.base_of(self._result.alone)
 
     def _stretches_of(self, step: Step, discovered: DiscoveredStep,
                       recordings: Sequence[CapturedRecording]) -> list[Stretch]:
@@ -230,9 +233,11 @@ class StepRecording:
                   are_counted: bool, in_blocks: bool = False) -> Any:
         """Of a launch by quick.launch_if(): its bases, and whether it has incremented versions;
         ``owners``: of gradients; ``in_blocks`` as in launch()."""
-        fresh = self._fresh(given, owners, bases, in_blocks)
         if self._mutated and not are_counted:
             self._increment_versions(given)
+        if self._answers_base is not None:
+            return bases[self._answers_base]
+        fresh = self._fresh(given, owners, bases, in_blocks)
         return (self._result_in_blocks if in_blocks else self._result).build(given, fresh)
 
     def _fresh(self, given: Sequence[Tensor], owners: Sequence[Tensor], bases: list[Tensor],
