@@ -259,6 +259,10 @@ def test_gradients_are_let_go_of_and_set_as_torchs_python_does():
     bases = [torch.arange(8.), torch.rand(6)]
     view = ((2, 3), (1, 2), 1)
     rows = quick.gradient_row(0, 0, view) + quick.gradient_row(1, 1, None)
+    twice = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    assert quick.set_gradients(twice, bases, b"".join(
+        quick.gradient_row(i, 0, ((2,), (1,), 2 * i + 1)) for i in range(2)))
+    assert [owner.grad.tolist() for owner in twice] == [[1, 2], [3, 4]]
     for _ in range(3):
         assert quick.set_gradients(owners, bases, rows)
         assert torch.equal(owners[0].grad, torch.as_strided(bases[0], *view))
