@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients and versions of tensors, asked of torch's C++ and set by it. For module.cpp, which
 // chooses Python's API first.
-// Ownership: keeps addresses of torch's functions, which live for ever. What it sets as a gradient
-// is
+// Ownership: keeps addresses of torch's functions, which live for ever. A gradient that it sets is
 //            owned by the tensor whose it is, as where Python sets it.
 // Threads:   any that holds the interpreter's lock.
 // Failure:   no, where it cannot be told or done here; that is left to torch's Python.

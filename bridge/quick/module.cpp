@@ -3,7 +3,7 @@
 // module of Python's, against its limited API of 3.11, so that one build serves all later ones.
 // The package goes the same ways in Python where the module is missing (python/anabranch/_record/
 // quick.py says what each function answers).
-// Ownership: keeps the type of torch's tensors and one function of the package for ever.
+// Ownership: keeps the types of torch's tensors and one function of the package for ever.
 // Threads:   any that holds the interpreter's lock.
 // Failure:   what cannot be told quickly is False, or asked of the package's function; what is not
 //            an Exception, such as KeyboardInterrupt, passes through.
@@ -51,7 +51,7 @@ PyObject* answers_are(PyObject*, PyObject* const* args, Py_ssize_t count) {
 // calibrate(types, tensors, _cdata of each, address of aoti_torch_get_data_ptr, others): whether it
 // is known from now on where tensors keep what addresses() reads. The types are the one of all
 // tensors and the two ordinary ones below it.
-inline PyObject* calibrate(PyObject*, PyObject* args) {
+PyObject* calibrate(PyObject*, PyObject* args) {
   PyObject *type = nullptr, *plain = nullptr, *common = nullptr;
   PyObject *some = nullptr, *told = nullptr, *others = nullptr;
   unsigned long long get_data_ptr = 0;

@@ -37,7 +37,7 @@ class Gradients:
         self._whole = list(whole.items())
         self._parts = [(i, build.part(part)) for i, part in found.items() if i not in whole]
         self._rows = b"".join(gradient_row(i, *buffers.view(buffer)) for i, buffer in self._whole)
-        self.are_any, self.are_read = bool(found), are_read
+        self.are_any = bool(found)
         # Whether nothing but owners and bases is needed to set them.
         self.are_quick = sets_gradients and not self._parts
 
