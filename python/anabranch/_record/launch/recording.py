@@ -237,6 +237,8 @@ class StepRecording:
             self._increment_versions(given)
         if self._answers_base is not None:
             return bases[self._answers_base]
+        if not in_blocks and not self.gradients.are_any:
+            return self._result.build(given, self._buffers.tensors(bases))
         fresh = self._fresh(given, owners, bases, in_blocks)
         return (self._result_in_blocks if in_blocks else self._result).build(given, fresh)
 
