@@ -267,6 +267,7 @@ def test_what_is_refused_at_once_is_launched_elsewhere_with_the_same_numbers(tol
     recording = told.stretches[0].recording
     recording.code = 402
     monkeypatch.setattr(stretch_module, "last_error", lambda: NativeError(402, "it lies badly"))
+    monkeypatch.setattr(ReadyCall, "tensors", None)  # nothing is asked again
     assert recorder.launch_ready([ready], [None, x, w]) == "plain"  # nothing lies badly
     assert recording.called == 2 and not moved
     recording.code = 0
