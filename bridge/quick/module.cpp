@@ -330,20 +330,20 @@ PyObject* launch_if(PyObject*, PyObject* const* args, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < kFields; ++i) of[i] = PyTuple_GetItem(args[3], i);
   if (PyErr_Occurred()) return nothing();
   const bool lets_go = PyBytes_Size(of[kLetGo]) > 0;
-  PyObject* code = Py_None;
-  PyObject* bases = nullptr;
-  if (!lets_go || are_let_go(args[5], of[kLetGo])) {
-    bases = answers_of(of[kAllocator], Items(of[kLayouts]));
-    code = bases ? launched_with(of, args[4], bases) : nullptr;
-  }
+  const bool may_go_on = !lets_go || are_let_go(args[5], of[kLetGo]);
+  PyObject* const bases = may_go_on ? answers_of(of[kAllocator], Items(of[kLayouts])) : nullptr;
+  PyObject* const code = bases ? launched_with(of, args[4], bases) : nullptr;
   PyObject* answer = code;
-  if (code && code != Py_None && PyLong_AsLong(code) == 0) {
+  if (!code || code == Py_None) {
+    Py_XDECREF(code);
+    answer = nothing();
+    if (answer && lets_go) {
+      Py_DECREF(answer);
+      answer = PyLong_FromLong(-1);
+    }
+  } else if (PyLong_AsLong(code) == 0) {
     answer = answer_of_launch(of, args[4], bases);
     Py_DECREF(code);
-  } else if (!code || code == Py_None) {
-    PyObject* const told = nothing();
-    Py_XDECREF(code);
-    answer = told && lets_go ? PyLong_FromLong(-1) : told;
   }
   Py_XDECREF(bases);
   return answer;
