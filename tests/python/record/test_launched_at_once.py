@@ -189,6 +189,23 @@ def test_where_old_gradients_are_gone_the_launch_is_made_all_the_same(leaves_gra
 
 
 @needs_module
+@needs_setters
+@by_its_address
+def test_an_owner_of_a_class_of_its_own_is_left_to_python(leaves_gradients):
+    class Mine(torch.nn.Parameter):
+        pass
+
+    recorder, ready, _ = leaves_gradients
+    ready.bound.parameters[1] = Mine(torch.zeros(COUNT))
+    for _ in range(3):
+        x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
+        answer = recorder.launch_ready([ready], [None, x, w])
+        y, product, total = (owner.grad for owner in ready.bound.parameters)
+        assert y is answer["y"] and torch.equal(y, x * w + 1)
+        assert torch.equal(product, x * w) and torch.equal(total, x + w)
+
+
+@needs_module
 @by_its_address
 def test_gradients_that_python_has_to_set_are_not_set_at_once(step_of, memory, monkeypatch):
     monkeypatch.setattr(_compat, "byte_allocator", memory.addresses)
