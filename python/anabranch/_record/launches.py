@@ -22,7 +22,6 @@ from anabranch._core.library import NativeError
 from anabranch._record.capture.host_draws import DrawnOtherwise
 from anabranch._record.faults import BEGUN
 from anabranch._record.launch.in_turn import BAD_BINDING
-from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks, opened
 from anabranch._record.memory.gpu import empty_cache, free_bytes
 from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
@@ -82,7 +81,7 @@ class Launches:
                 raise errors.from_native(error.code, str(error.message)) from None
             if places is not None:
                 return self._launch_opened(spec, leaves, bound, given)
-            return self._launch_elsewhere(spec, recording, leaves, bound, given, owners, words)
+            return self.launch_elsewhere(spec, leaves, bound, given, words)
         if short is not None:
             return self._launch_later(spec, short, recording.device, leaves)
         if saved is not None and layout is not None and not in_blocks:
@@ -117,15 +116,15 @@ class Launches:
                    short.reason._replace(text=str(spec.shortage)))
         return self._call_last(leaves)
 
-    def _launch_elsewhere(self, spec: Specialization, recording: StepRecording, leaves: list[Any],
-                          bound: BoundState, given: list[Tensor], owners: list[Tensor],
-                          words: Sequence[int] = ()) -> Any:
-        """Launches with copies of arguments whose addresses the kernels do not take, and copies
-        them back. A backward lets go of them instead. Runs plainly where that would write one,
-        where tensors overlap now that did not when the step was recorded, and where it draws: other
-        kernels draw for such addresses, and other numbers."""
-        misaligned = recording.misaligned(given)
-        if misaligned and recording.random is None \
+    def launch_elsewhere(self, spec: Specialization, leaves: list[Any], bound: BoundState,
+                         given: list[Tensor], words: Sequence[int] = ()) -> Any:
+        """Launches, after a launch has been refused, with copies of arguments whose addresses the
+        kernels do not take, and copies them back. A backward lets go of them instead. Runs plainly
+        where that would write one, where tensors overlap now that did not when the step was
+        recorded, and where it draws: other kernels draw for such addresses, and other numbers."""
+        recording = spec.recording
+        misaligned = recording.misaligned(given) if recording is not None else []
+        if recording is not None and misaligned and recording.random is None \
                 and all(i < len(spec.arguments) for i in misaligned) \
                 and not any_overlap(given, set(misaligned)) \
                 and not (self._frees_inputs and recording.writes(misaligned)):
@@ -133,9 +132,11 @@ class Launches:
                 copies = {i: given[i].detach().clone() for i in misaligned}
             moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
             frees = leaves if self._frees_inputs else None
+            owners = spec.owners(leaves, bound.parameters)
             if frees is not None:
                 given[:] = moved
                 moved, copies = [], {}  # nothing else holds them
+            BEGUN.runs += 1
             try:
                 answer = applied(bound, recording.launch(
                     given, owners, bound.objects_now(), at=moved, words=words, frees=frees))

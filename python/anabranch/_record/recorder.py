@@ -22,6 +22,7 @@ from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
 from anabranch._record.faults import BEGUN, behind_answer
+from anabranch._record.launch.in_turn import BAD_BINDING
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks, handed_over, opened
 from anabranch._record.launches import Launches, applied
@@ -502,6 +503,8 @@ class Recorder:
             return MISSED
         # All was as it was, and old gradients may be gone: nothing is asked again.
         spec.calls += 1
+        if launched == BAD_BINDING:
+            return self._launches.launch_elsewhere(spec, leaves, bound, [*given])
         return self._launches.launch(spec, leaves, bound, [*given])
 
     def _words(self, spec: Specialization, leaves: Sequence[Any],

@@ -33,7 +33,7 @@ def ways(request):
 
 def test_the_compiled_module_is_there_and_knows_where_tensors_are():
     assert quick._module is not None and quick.addresses is quick._module.addresses
-    assert quick.tells_autograd and quick.tells_modes
+    assert quick.tells_autograd and quick.tells_modes and quick.sets_gradients
     assert quick.tells_versions == (sys.version_info[:2] in ((3, 11), (3, 12)))
 
 

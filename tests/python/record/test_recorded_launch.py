@@ -264,19 +264,20 @@ def test_a_graph_that_names_memory_twice_is_told_from_one_that_names_it_once(ste
 
 def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itself(recorded):
     spec, view = Specialization("", State()), BoundState(State(), [], [], [], 0, None, None)
-    spec.arguments = [0, 1]
+    spec.arguments, spec.recording = [0, 1], recorded
     recorder = recorder_module.Recorder(lambda leaves: "plain",
                                         config.resolve({"max_recordings": 1}), "step",
                                         takes_gradients=False)
     x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT), off=4)
+    view.parameters = [w]
     assert recorded.misaligned([x, w]) == [1]
-    answer = recorder._launches._launch_elsewhere(spec, recorded, [x, w], view, [x, w], [w])
+    answer = recorder._launches.launch_elsewhere(spec, [x, w], view, [x, w])
     assert torch.equal(answer["y"], x * w + 1) and answer["view"].data_ptr() == w.data_ptr()
     assert recorded.stretches[0].recording.launched[0][0][1] != w.data_ptr()
-    assert recorder._launches._launch_elsewhere(spec, recorded, [w, w], view, [w, w], [w]) == "plain"
+    assert recorder._launches.launch_elsewhere(spec, [w, w], view, [w, w]) == "plain"
     assert spec.plain_calls == 1
     recorded.random = SimpleNamespace()  # whose numbers others draw for such an address
-    assert recorder._launches._launch_elsewhere(spec, recorded, [x, w], view, [x, w], [w]) == "plain"
+    assert recorder._launches.launch_elsewhere(spec, [x, w], view, [x, w]) == "plain"
 
 
 @pytest.fixture

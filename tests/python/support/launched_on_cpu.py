@@ -20,6 +20,7 @@ from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.step import Alias, Constant, Fresh, Step
 from anabranch._record.launch import discovered
 from anabranch._record.launch.discovered import DiscoveredStep
+from anabranch._record.launch.in_turn import BAD_BINDING
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.tensors import units_of
 
@@ -91,9 +92,12 @@ class CalledByItsAddress(OnTheCpu):
     def _called(self, handle, addresses, count, stream):
         assert handle == 3
         self.called += 1
-        if self.code == 0:
-            self.launch(ctypes.string_at(addresses, 8 * count), stream)
-        return self.code
+        told = ctypes.string_at(addresses, 8 * count)
+        is_misaligned = struct.unpack_from("2Q", told)[1] % self.slots[1].alignment != 0
+        code = BAD_BINDING if is_misaligned else self.code
+        if code == 0:
+            self.launch(told, stream)
+        return code
 
 
 def aligned(values, off=0):

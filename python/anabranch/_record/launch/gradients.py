@@ -48,7 +48,7 @@ class Gradients:
 
     def set_quickly(self, owners: Sequence[Tensor], bases: Sequence[Tensor]) -> bool:
         """Whether they have all been set; ``bases`` are those that a launch has allocated."""
-        return self.are_any and self.are_quick and set_gradients(owners, bases, self._rows)
+        return self.are_quick and set_gradients(owners, bases, self._rows)
 
     def set(self, owners: Sequence[Tensor], given: Sequence[Tensor],
             fresh: Sequence[Tensor]) -> None:

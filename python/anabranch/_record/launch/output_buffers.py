@@ -124,10 +124,8 @@ class OutputBuffers:
 
     def place(self, buffer: int) -> tuple[int, int]:
         """Its base, and at which byte of that it begins."""
-        if buffer < self.alone:
-            return buffer, 0
-        base, (_, _, offset) = self._views[buffer - self.alone]
-        return base, offset * self._bases[base].dtype.itemsize
+        base, view = self.view(buffer)
+        return base, view[-1] * self._bases[base].dtype.itemsize if view else 0
 
     def in_block(self, allocation: int) -> tuple[int, int] | None:
         """The same of an allocation of the capture, if it lies in a block of what is saved."""
@@ -138,10 +136,6 @@ class OutputBuffers:
     def allocate(self) -> list[Tensor]:
         """The bases, on the current device."""
         return list(itertools.starmap(_compat.empty_strided_cuda, self._bases))
-
-    def base_of(self, buffer: int | None) -> int | None:
-        """The base that it is; None where it is a view of one, or none."""
-        return buffer if buffer is not None and buffer < self.alone else None
 
     def view(self, buffer: int) -> tuple[int, View | None]:
         """Its base, and what it is of that; None where it is the base."""

@@ -119,8 +119,9 @@ class StepRecording:
         self.launch_of: LaunchOf | None = None
         self._launches_of_blocks: dict[InputPlaces, LaunchOf | None] = {}
         # Which base is all that a launch by it answers and leaves, as most losses are.
-        self._answers_base = None if self.gradients.are_any \
-            else self._buffers.base_of(self._result.alone)
+        alone = self._result.alone
+        is_base = alone is not None and self._buffers.view(alone)[1] is None
+        self._answers_base = alone if is_base and not self.gradients.are_any else None
 
     def _stretches_of(self, step: Step, discovered: DiscoveredStep,
                       recordings: Sequence[CapturedRecording]) -> list[Stretch]:
@@ -237,8 +238,6 @@ class StepRecording:
             self._increment_versions(given)
         if self._answers_base is not None:
             return bases[self._answers_base]
-        if not in_blocks and not self.gradients.are_any:
-            return self._result.build(given, self._buffers.tensors(bases))
         fresh = self._fresh(given, owners, bases, in_blocks)
         return (self._result_in_blocks if in_blocks else self._result).build(given, fresh)
 
@@ -249,6 +248,8 @@ class StepRecording:
             assert self.layout is not None
             self.layout.sign(bases)
             return bases
+        if not self.gradients.are_any:
+            return self._buffers.tensors(bases)
         if self.gradients.set_quickly(owners, bases):
             return self._buffers.tensors(bases, has_gradients=False)
         fresh = self._buffers.tensors(bases)
