@@ -121,15 +121,15 @@ def test_what_takes_more_than_addresses_is_not_launched_at_once(told, monkeypatc
 needs_setters = pytest.mark.skipif(not quick.sets_gradients, reason="torch's Python sets them")
 
 
-@pytest.fixture
-def leaves_gradients(step_of, memory, monkeypatch):
+@pytest.fixture(params=[0, 64], ids=["as large as their memory", "smaller than their memory"])
+def leaves_gradients(step_of, memory, monkeypatch, request):
     """A recorder with a call that is ready, and its step's recording. w owns a gradient that is y,
     and two others lie in a block."""
     monkeypatch.setattr(_compat, "byte_allocator", memory.addresses)
     step, capture = step_of
     row = (COUNT,), (1,), torch.float32
     capture.first.gradients = {i: Fresh(place, 0, *row) for i, place in enumerate((0, 1, 2))}
-    capture.blocks += [Block(0, 0, 4 * COUNT, False)] * 2
+    capture.blocks += [Block(0, 0, 4 * COUNT + request.param, False)] * 2
     monkeypatch.setattr(discovered, "CapturedRecording", SavingByItsAddress)
     made = recording_of(step, capture)
     assert len(made._buffers.layouts) == 2
@@ -206,11 +206,30 @@ def test_an_owner_of_a_class_of_its_own_is_left_to_python(leaves_gradients):
 
 
 @needs_module
+@needs_setters
+@by_its_address
+def test_a_gradient_that_is_a_part_of_an_answer_is_set_at_once(step_of, memory, monkeypatch):
+    monkeypatch.setattr(_compat, "byte_allocator", memory.addresses)
+    step, capture = step_of
+    capture.first.gradients = {0: Fresh(0, 8, (2, 3), (1, 4), torch.float32)}
+    made = recording_of(step, capture)
+    made.tell_launch()
+    owner = torch.nn.Parameter(torch.zeros(2, 3))
+    for _ in range(3):
+        x, w = (aligned(torch.randn(COUNT)) for _ in range(2))
+        launched = quick.launch_if(*ASKED, made.launch_of, [x, w], [owner])
+        answer = made.answer_of([x, w], [owner], *launched)
+        expected = (x * w + 1).as_strided((2, 3), (1, 4), 2)
+        assert torch.equal(owner.grad, expected) and owner.grad.stride() == (1, 4)
+        assert owner.grad.data_ptr() == answer["y"].data_ptr() + 8
+
+
+@needs_module
 @by_its_address
 def test_gradients_that_python_has_to_set_are_not_set_at_once(step_of, memory, monkeypatch):
     monkeypatch.setattr(_compat, "byte_allocator", memory.addresses)
     step, capture = step_of
-    capture.first.gradients = {0: Fresh(0, 0, (COUNT // 2,), (2,), torch.float32)}  # a part of y
+    capture.first.gradients = {0: Fresh(0, 0, (COUNT,), (1,), torch.int32)}  # the bytes of y
     made = recording_of(step, capture)
     made.tell_launch()
     assert made.launch_of is None

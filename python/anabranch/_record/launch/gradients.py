@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from anabranch._record.capture.step import Fresh
 from anabranch._record.launch.output_buffers import OutputBuffers
 from anabranch._record.launch.outputs import LeafBuilder
 from anabranch._record.launch.stretch import packed
@@ -36,10 +37,12 @@ class Gradients:
                  if (buffer := build.whole(part)) is not None and buffer < len(buffers.buffers)}
         self._whole = list(whole.items())
         self._parts = [(i, build.part(part)) for i, part in found.items() if i not in whole]
-        self._rows = b"".join(gradient_row(i, *buffers.view(buffer)) for i, buffer in self._whole)
+        places = {i: buffers.place_of(part) for i, part in found.items() if isinstance(part, Fresh)}
+        rows = [gradient_row(i, *place) for i, place in places.items() if place is not None]
+        self._rows = b"".join(rows)
         self.are_any = bool(found)
         # Whether nothing but owners and bases is needed to set them.
-        self.are_quick = sets_gradients and not self._parts
+        self.are_quick = sets_gradients and len(rows) == len(found)
 
     def let_go(self, owners: Sequence[Tensor]) -> None:
         if self._let_go and not let_go_of_gradients(owners, self.let_go_bytes):

@@ -141,6 +141,21 @@ class OutputBuffers:
         """Its base, and what it is of that; None where it is the base."""
         return (buffer, None) if buffer < self.alone else self._views[buffer - self.alone]
 
+    def place_of(self, part: Fresh) -> tuple[int, View | None] | None:
+        """As view(), of a part of what a launch allocates; None where it is no view of a base's
+        type, or of nothing."""
+        if part.allocation < 0:
+            return None
+        buffer = self.of[part.allocation]
+        base, view = self.view(buffer)
+        if self.buffers[buffer] == OutputBuffer(part.shape, part.stride, part.dtype):
+            return base, view
+        dtype = self._bases[base].dtype
+        if dtype != part.dtype or part.offset_bytes % dtype.itemsize:
+            return None
+        begin = view[-1] if view else 0
+        return base, (part.shape, part.stride, begin + part.offset_bytes // dtype.itemsize)
+
     def tensors(self, bases: list[Tensor], has_gradients: bool = True) -> list[Any]:
         """One a buffer; None for gradients that share blocks, where these are not wanted."""
         if not self._views:
