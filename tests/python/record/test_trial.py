@@ -188,6 +188,18 @@ def test_memory_of_all_that_is_small_is_copied_on_the_gpu(monkeypatch, trial_of)
     assert not trial.has_let_gradients_go
 
 
+def test_memory_of_values_that_are_compared_is_no_tensor_of_the_steps(monkeypatch, trial_of):
+    for module in (trial_module, values):
+        monkeypatch.setattr(module, "grantable_bytes", lambda device, used_bytes: 1 << 20)
+    trial, _ = trial_of(lambda leaves: None, [torch.ones(100)])
+    assert [one.numel() for one in trial.own_memory] == [trial.copied_bytes]
+    kept = trial.values(trial._after(None, []), {"given memory 0"})
+    assert [one.numel() for one in trial.own_memory] == [trial.copied_bytes, 448]
+    assert trial.own_memory[1] is kept.copies.device_memory[0]
+    del kept
+    assert len(trial.own_memory) == 1
+
+
 def test_distances_are_those_of_the_values_and_zeros_of_other_signs_are_not_the_same(trial_of):
     x, whole = torch.tensor([0.0, 3.0, 4.0]), torch.tensor([1, 2, 3])
     trial, _ = trial_of(lambda leaves: None, [x, whole])
@@ -215,7 +227,7 @@ def test_distances_are_those_of_all_pieces_of_the_hosts_copies(monkeypatch, tria
     trial, _ = trial_of(lambda leaves: None, [x, y, z])
     names = {f"given memory {i}" for i in range(3)}
     values = trial.values(trial._after(None, []), names)
-    assert values._copies.where == "host"
+    assert values.copies.where == "host"
     x[500].add_(3), x[998].add_(4), y[49].add_(1), z[999].sub_(2)
     assert values.distances(trial._after(None, []), names) == {
         "given memory 0": (5.0, False), "given memory 1": (1.0, False),

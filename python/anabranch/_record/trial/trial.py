@@ -19,6 +19,7 @@ import dataclasses
 import pickle
 import random
 import sys
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -138,6 +139,7 @@ class Trial:
             one.members = []
         _wait_for_copies(self._memory)
         self._copies = Copies(self._saved, granted)
+        self._compared: weakref.WeakSet[Values] = weakref.WeakSet()
         read = [one for one in self._given if not one.is_saved]
         self._read_sums = dict(zip([one.number for one in read],
                                    checksums([one.memory for one in read]), strict=True))
@@ -156,9 +158,11 @@ class Trial:
 
     @property
     def own_memory(self) -> Sequence[Tensor]:
-        """Of the GPU, in which it keeps copies. No step can use it, but kernels that made these
-        have left its addresses where kernels of a capture may have words that nothing sets."""
-        return self._copies.device_memory
+        """Of the GPU, in which it and its values() keep copies. No step can use it, but kernels
+        that made these have left its addresses where kernels of a capture may have words that
+        nothing sets."""
+        return [memory for copies in (self._copies, *(values.copies for values in self._compared))
+                for memory in copies.device_memory]
 
     @property
     def copied_bytes(self) -> int:
@@ -350,7 +354,9 @@ class Trial:
     def values(self, run: Run, names: Collection[str]) -> Values:
         """Those of some of what a run has left, to be compared with another run's."""
         with phase("copies of what differs between runs", self._step.device):
-            return Values(run, sorted(names), self._kind_of, self._step.device)
+            made = Values(run, sorted(names), self._kind_of, self._step.device)
+        self._compared.add(made)
+        return made
 
     def _kind_of(self, name: str, tensor: Tensor) -> torch.dtype:
         kind = next((one.kind for one in self._given if one.name == name), tensor.dtype)

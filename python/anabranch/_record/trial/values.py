@@ -44,8 +44,8 @@ class Values:
         self._names = [name for name in names if name in run.tensors]  # those that it has
         self._sums = {name: run.sums[name] for name in self._names}
         self._kinds = [kind_of(name, run.tensors[name]) for name in self._names]
-        self._copies = Copies([run.tensors[name] for name in self._names],
-                              grantable_bytes(device, size_of([*run.tensors.values()])))
+        self.copies = Copies([run.tensors[name] for name in self._names],
+                             grantable_bytes(device, size_of([*run.tensors.values()])))
 
     def distances(self, run: Run, names: Collection[str]) -> dict[str, Distance]:
         """How far another run is from this by some of these names, but for what is the same bit for
@@ -72,7 +72,7 @@ class Values:
         """The squares of distances, and whether these are rounding. All is told at once: hundreds
         of pieces would each wait for the GPU."""
         names, found = [], []
-        for i, now, then in self._copies.pieces(tensors):
+        for i, now, then in self.copies.pieces(tensors):
             names.append(self._names[i])
             found.append(of_pieces(now, then, self._kinds[i]))
         told = torch.stack([one.to(found[0].device) for one in found]).tolist() if found else []
