@@ -115,13 +115,14 @@ def cell(kept: Kept, mode: str) -> str:
     row = kept["rows"].get(mode)
     if row is not None and "error" in row:
         return "fails"
-    took = (row or {}).get("ms", together_of(kept).get(mode))
+    took = together_of(kept).get(mode, (row or {}).get("ms"))
     return NONE if row is None or took is None else \
         f"{took:.3f}" + ("" if is_right(row) else " (wrong)")
 
 
 def models(files: Iterable[Kept]) -> str:
-    """A line a model and kind: milliseconds a call, and how many times as fast as the rivals."""
+    """A line a model and kind: milliseconds a call, those of one process where there are such, and
+    how many times as fast as the rivals."""
     lines = []
     for kept in sorted(files, key=lambda kept: (kept["list"], kept["kind"], kept["model"].lower())):
         rows = kept["rows"]
