@@ -15,7 +15,8 @@ while that is timed (standstill.py); the seconds until they are fast are then le
 modes of a model are timed in one process and in turn (together.py); the table's ratios are of these
 where they are there. Nothing else is measured then, unless with --untimed, which leaves out the times
 of processes of one mode: a model costs least with both. --until-fast measures nothing but the seconds
-until each mode is fast, with caches that a process before has filled.
+until each mode is fast, with caches that a process before has filled; with --cold those of that process
+as well, whose caches were empty.
 """
 
 from __future__ import annotations
@@ -181,18 +182,32 @@ class Run:
         """Each mode has the GPU for itself. They begin after one another in an order that turns
         from model to model: what the first finds in the machine's caches is not always theirs."""
         modes = [mode for mode in self.chosen.modes if mode != "eager"]
-        self.fill(subjects)
+        if not self.chosen.cold:
+            self.fill(subjects)
         for i, subject in enumerate(subjects):
             if not self.may_start():
                 return
             turned = modes[i % len(modes):] + modes[:i % len(modes)]
-            rows = {mode: self.alone(self.task(subject, mode, "speed")) for mode in turned}
-            found: dict[str, Any] = {
-                name: {mode: row[name] for mode, row in rows.items()
-                       if name in row and "error" not in row}
-                for name in ("first_call_s", "until_fast_s", "recording_s")}
-            found["batch"] = self.job(subject, modes[0], "speed").batch
-            self.keep(subject, ALONE, found)
+            cold: dict[str, dict[str, Any]] = {}
+            warm: dict[str, dict[str, Any]] = {}
+            for mode in turned:
+                if self.chosen.cold:
+                    cold[mode], warm[mode] = self.cold_and_warm(subject, mode)
+                else:
+                    warm[mode] = self.alone(self.task(subject, mode, "speed"))
+            batch = self.job(subject, modes[0], "speed").batch
+            self.keep(subject, ALONE, {**seconds_of(warm), "batch": batch}
+                      | ({"cold": seconds_of(cold)} if cold else {}))
+
+    def cold_and_warm(self, subject: Subject,
+                      mode: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Of a process with empty caches, and of one that finds what that has left there."""
+        cache = Path(tempfile.mkdtemp(prefix="cold-", dir=self.places))
+        task = self.task(subject, mode, "speed", cache)
+        first = dataclasses.replace(task, place=task.place.with_name(f"{task.place.name}-cold"))
+        found = self.alone(first), self.alone(task)
+        shutil.rmtree(cache, ignore_errors=True)
+        return found
 
     def all(self, subjects: list[Subject]) -> None:
         if self.chosen.until_fast:
@@ -215,11 +230,20 @@ class Run:
         shutil.rmtree(self.places, ignore_errors=True)
 
 
+def seconds_of(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By what was measured, and by mode."""
+    return {name: {mode: row[name] for mode, row in rows.items()
+                   if name in row and "error" not in row}
+            for name in ("first_call_s", "until_fast_s", "recording_s")}
+
+
 def said(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{row['error']['stage']}: {row['error']['message']}"
     if isinstance(fast := row.get("until_fast_s"), dict):
-        return ", ".join(f"{mode} {took:.1f}" for mode, took in fast.items()) + " s until fast"
+        cold = row.get("cold", {}).get("until_fast_s", {})
+        return ", ".join(f"{mode} {took:.1f}" + (f" (cold {cold[mode]:.1f})" if mode in cold else "")
+                         for mode, took in fast.items()) + " s until fast"
     if isinstance(row.get("ms"), dict):
         return ", ".join(f"{mode} {took:.3f}" for mode, took in row["ms"].items()) + " ms"
     right = "right" if is_right(row) else f"WRONG, {row['accuracy']}"

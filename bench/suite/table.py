@@ -62,8 +62,8 @@ def warm(kept: Kept, mode: str) -> float | None:
 
 
 def cold(kept: Kept, mode: str) -> float | None:
-    row = kept["rows"][mode]
-    return row["cold"]["until_fast_s"] if "cold" in row else None
+    alone = kept["rows"].get(ALONE, {}).get("cold", {}).get("until_fast_s", {})
+    return alone.get(mode, kept["rows"][mode].get("cold", {}).get("until_fast_s"))
 
 
 def until_fast_ratio(files: Iterable[Kept], ours: str, rival: str) -> float | None:

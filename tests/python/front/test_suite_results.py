@@ -149,9 +149,11 @@ def test_times_of_one_process_come_before_those_of_several(suite):
 
 def test_seconds_of_processes_alone_come_before_those_beside_others(suite):
     table = suite("table")
-    alone = {"batch": 8, "until_fast_s": {"reduce-overhead": 4.0, "record": 2.0}}
+    alone = {"batch": 8, "until_fast_s": {"reduce-overhead": 4.0, "record": 2.0},
+             "cold": {"until_fast_s": {"record": 20.0}}}
     found = kept("some", reduce_overhead=row(1.0, is_warm=True), record=row(1.0), alone=alone)
     assert [table.warm(found, mode) for mode in ("reduce-overhead", "record")] == [4.0, 2.0]
+    assert [table.cold(found, mode) for mode in ("reduce-overhead", "record")] == [None, 20.0]
     assert table.until_fast_ratio([found, kept("none", record=row(1.0))], "record",
                                   "reduce-overhead") == 0.5
 
