@@ -20,11 +20,12 @@ def files_of(folder):
 
 
 def imported_as(path):
-    """From which folder, and by which name: a package stands beside the scripts that use it."""
-    if not (path.parent / "__init__.py").exists():
-        return path.parent, path.stem
-    name = "" if path.stem == "__init__" else f".{path.stem}"
-    return path.parents[1], path.parent.name + name
+    """From which folder, and by which name: packages stand beside the scripts that use them."""
+    folder, names = path.parent, [path.stem] if path.stem != "__init__" else []
+    while (folder / "__init__.py").exists():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(names)
 
 
 @pytest.mark.parametrize("path", sorted(BENCH.rglob("*.py")), ids=lambda path: path.stem)
