@@ -33,10 +33,7 @@ class Gradients:
                  build: LeafBuilder) -> None:
         self._let_go = [] if are_read else list(found)
         self.let_go_bytes = packed(self._let_go)
-        whole = {i: buffer for i, part in found.items()
-                 if (buffer := build.whole(part)) is not None and buffer < len(buffers.buffers)}
-        self._whole = list(whole.items())
-        self._parts = [(i, build.part(part)) for i, part in found.items() if i not in whole]
+        self._builds = [(i, build.part(part)) for i, part in found.items()]
         places = {i: buffers.place_of(part) for i, part in found.items() if isinstance(part, Fresh)}
         rows = [gradient_row(i, *place) for i, place in places.items() if place is not None]
         self._rows = b"".join(rows)
@@ -55,7 +52,5 @@ class Gradients:
 
     def set(self, owners: Sequence[Tensor], given: Sequence[Tensor],
             fresh: Sequence[Tensor]) -> None:
-        for index, buffer in self._whole:
-            owners[index].grad = fresh[buffer]
-        for index, build in self._parts:
+        for index, build in self._builds:
             owners[index].grad = build(given, fresh)

@@ -141,14 +141,18 @@ class OutputBuffers:
         """Its base, and what it is of that; None where it is the base."""
         return (buffer, None) if buffer < self.alone else self._views[buffer - self.alone]
 
+    def is_filled_by(self, part: Fresh) -> bool:
+        """Whether a part of an allocation of the capture is all that a launch has for that."""
+        buffer = self.buffers[self.of[part.allocation]]
+        return buffer == OutputBuffer(part.shape, part.stride, part.dtype)
+
     def place_of(self, part: Fresh) -> tuple[int, View | None] | None:
         """As view(), of a part of what a launch allocates; None where it is no view of a base's
         type, or of nothing."""
         if part.allocation < 0:
             return None
-        buffer = self.of[part.allocation]
-        base, view = self.view(buffer)
-        if self.buffers[buffer] == OutputBuffer(part.shape, part.stride, part.dtype):
+        base, view = self.view(self.of[part.allocation])
+        if self.is_filled_by(part):
             return base, view
         dtype = self._bases[base].dtype
         if dtype != part.dtype or part.offset_bytes % dtype.itemsize:

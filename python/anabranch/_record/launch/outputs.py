@@ -13,7 +13,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._record.capture.pytree import Shape
 from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy, Wrapped
-from anabranch._record.launch.output_buffers import OutputBuffer, OutputBuffers, part_of, view_at
+from anabranch._record.launch.output_buffers import OutputBuffers, part_of, view_at
 from anabranch._record.picker import picker
 
 # (given, fresh) -> a part of the answer
@@ -73,13 +73,9 @@ class LeafBuilder:
         """Which of the fresh and then the given tensors it is, if it is one."""
         if isinstance(leaf, Alias) and leaf.view is None:
             return self.fresh + leaf.tensor
-        if isinstance(leaf, Fresh) and leaf.allocation >= 0 and self._fills(leaf):
+        if isinstance(leaf, Fresh) and leaf.allocation >= 0 and self._buffers.is_filled_by(leaf):
             return self._buffers.of[leaf.allocation]
         return None
-
-    def _fills(self, leaf: Fresh) -> bool:
-        buffer = self._buffers.buffers[self._buffers.of[leaf.allocation]]
-        return buffer == OutputBuffer(leaf.shape, leaf.stride, leaf.dtype)
 
     def part(self, leaf: Any) -> Build:
         if isinstance(leaf, Constant):
@@ -99,7 +95,7 @@ class LeafBuilder:
             return lambda given, fresh: _compat.empty_strided_cuda(leaf.shape, leaf.stride,
                                                                    leaf.dtype)
         buffer = self._buffers.of[leaf.allocation]
-        if self._fills(leaf):
+        if self._buffers.is_filled_by(leaf):
             return lambda given, fresh: fresh[buffer]
         at = leaf.offset_bytes, leaf.shape, leaf.stride, leaf.dtype
         return lambda given, fresh: part_of(fresh[buffer], *at)
