@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 import torch._inductor.config
+from cases.clients import LAYERS, VOCABULARY, llama_of_transformers
 from turns import Times, faster, save
 
 from anabranch.integrations import transformers as integration
 
-LAYERS, WIDTH, HIDDEN, HEADS, VOCABULARY = 8, 1024, 2816, 16, 32000
 BATCH, LENGTH, TEXTS = 1, 256, 512
 STEPS, UNTIMED, COMPARED = 80, 20, 100
 OURS, PLAIN = "one line of ours", "torch_compile"
@@ -42,13 +42,7 @@ JUDGED = "weights in bf16"
 
 
 def make_model(is_autocast: bool) -> Any:
-    import transformers
-
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        hidden_size=WIDTH, intermediate_size=HIDDEN, num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS, num_key_value_heads=HEADS, vocab_size=VOCABULARY,
-        max_position_embeddings=4096))
+    model = llama_of_transformers()
     return model if is_autocast else model.to(torch.bfloat16)
 
 

@@ -22,12 +22,14 @@ as well, whose caches were empty.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +138,9 @@ class Run:
                     self.stamp(task.job).touch()
 
     def cold(self, subject: Subject, mode: str) -> dict[str, Any]:
-        """Seconds with empty caches, of which nothing is left."""
-        cache = Path(tempfile.mkdtemp(prefix="cold-", dir=self.places))
-        row = self.alone(self.task(subject, mode, "speed", cache))
-        shutil.rmtree(cache, ignore_errors=True)
+        """Seconds with empty caches."""
+        with self.empty_cache() as cache:
+            row = self.alone(self.task(subject, mode, "speed", cache))
         return {"cold": {name: row[name] for name in ("first_call_s", "until_fast_s")}} \
             if "error" not in row else {}
 
@@ -202,12 +203,19 @@ class Run:
     def cold_and_warm(self, subject: Subject,
                       mode: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Of a process with empty caches, and of one that finds what that has left there."""
+        with self.empty_cache() as cache:
+            task = self.task(subject, mode, "speed", cache)
+            first = dataclasses.replace(task, place=task.place.with_name(f"{task.place.name}-cold"))
+            return self.alone(first), self.alone(task)
+
+    @contextlib.contextmanager
+    def empty_cache(self) -> Iterator[Path]:
+        """Nothing is left of it."""
         cache = Path(tempfile.mkdtemp(prefix="cold-", dir=self.places))
-        task = self.task(subject, mode, "speed", cache)
-        first = dataclasses.replace(task, place=task.place.with_name(f"{task.place.name}-cold"))
-        found = self.alone(first), self.alone(task)
-        shutil.rmtree(cache, ignore_errors=True)
-        return found
+        try:
+            yield cache
+        finally:
+            shutil.rmtree(cache, ignore_errors=True)
 
     def all(self, subjects: list[Subject]) -> None:
         if self.chosen.until_fast:

@@ -13,6 +13,7 @@ from torch import Tensor
 from turns import time_call
 
 import anabranch
+from cases.llama import Llama, Shape, rotation
 
 DEVICE = "cuda"
 LAYERS, WIDTH, HIDDEN, HEADS, VOCABULARY = 8, 1024, 2816, 16, 32000
@@ -41,6 +42,17 @@ class Client:
     unit: str
     make: Callable[[str], Made]
     ways: tuple[str, ...] = WAYS
+
+
+def steps(call: Callable[..., Tensor], way: str, *given: Tensor) -> Made:
+    """Calls with the same arguments; recorded, if that is the way."""
+    step, made = recorded(call, way)
+
+    def one() -> Tensor:
+        begin(way)
+        return step(*given)
+
+    return calls(one, recorded=made)
 
 
 def calls(call: Callable[[], Tensor], units: int = 1, recorded: Any = None) -> Made:
@@ -86,6 +98,13 @@ def begin(way: str) -> None:
 def words(count: int, length: int, seed: int = 0) -> Tensor:
     return torch.randint(0, VOCABULARY, (count, length),
                          generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def llama(kind: torch.dtype) -> tuple[Llama, tuple[Tensor, Tensor]]:
+    """The benchmarks' own, and its cosines and sines."""
+    torch.manual_seed(0)
+    shape = Shape(layers=LAYERS, width=WIDTH, vocabulary=VOCABULARY)
+    return Llama(shape).to(DEVICE, kind), rotation(shape, DEVICE, kind)
 
 
 def llama_of_transformers() -> Any:

@@ -17,7 +17,6 @@ from cases.clients import (
     EAGER,
     LAYERS,
     RECORD,
-    VOCABULARY,
     WIDTH,
     Client,
     Made,
@@ -25,11 +24,12 @@ from cases.clients import (
     calls,
     compiled_in_place,
     how_compiled,
+    llama,
     llama_of_transformers,
     recorded,
+    steps,
     words,
 )
-from cases.llama import Llama, Shape, rotation
 
 PROMPT, ANSWERED = 16, 64  # words
 PICTURE, DENOISING = 256, 8  # pixels a side, and steps
@@ -110,21 +110,17 @@ def pictures(way: str) -> Made:
 
 
 def exported(way: str) -> Made:
-    shape = Shape(layers=LAYERS, width=WIDTH, vocabulary=VOCABULARY)
-    torch.manual_seed(0)
-    model = Llama(shape).to(DEVICE, torch.bfloat16).eval()
-    given = words(2, 64), *rotation(shape, DEVICE, torch.bfloat16)
+    model, tables = llama(torch.bfloat16)
+    given = words(2, 64), *tables
     sizes = ({0: torch.export.Dim("batch", min=2, max=64)}, None, None)
-    module = torch.export.export(model, given, dynamic_shapes=sizes).module()
+    module = torch.export.export(model.eval(), given, dynamic_shapes=sizes).module()
     compiled = module if way in (EAGER, RECORD) else torch.compile(module, **how_compiled(way))
-    call, made = recorded(compiled, way)
 
-    @torch.no_grad()
-    def answered() -> Tensor:
-        begin(way)
-        return call(*given)
+    def answered(*given: Tensor) -> Tensor:
+        with torch.no_grad():
+            return compiled(*given)
 
-    return calls(answered, recorded=made)
+    return steps(answered, way, *given)
 
 
 CLIENTS = {

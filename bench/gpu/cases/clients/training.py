@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,33 +14,22 @@ from cases.clients import (
     COMPILE,
     DEVICE,
     EAGER,
-    LAYERS,
     RECORD,
-    VOCABULARY,
-    WIDTH,
     Client,
     Made,
     begin,
-    calls,
     compiled_in_place,
     how_compiled,
+    llama,
     recorded,
+    steps,
     words,
 )
-from cases.llama import Llama, Shape, loss_of, rotation
+from cases.llama import loss_of
 
 LENGTH = 256  # words of a text
 PICTURES = 16  # of a batch
 UNTIMED, STEPS = 20, 60  # of an epoch of Lightning's
-
-
-def _shape() -> Shape:
-    return Shape(layers=LAYERS, width=WIDTH, vocabulary=VOCABULARY)
-
-
-def _llama() -> Llama:
-    torch.manual_seed(0)
-    return Llama(_shape()).to(DEVICE)
 
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -53,9 +41,8 @@ def accelerated(way: str) -> Made:
     import accelerate
 
     accelerator = accelerate.Accelerator(mixed_precision="bf16")
-    model = compiled_in_place(_llama(), way)
-    model, optimizer = accelerator.prepare(model, _optimizer(model))
-    tables = rotation(_shape(), DEVICE, torch.float32)
+    model, tables = llama(torch.float32)
+    model, optimizer = accelerator.prepare(compiled_in_place(model, way), _optimizer(model))
 
     def train(text: Tensor) -> Tensor:
         loss = loss_of(model(text, *tables), text)
@@ -65,18 +52,17 @@ def accelerated(way: str) -> Made:
         optimizer.zero_grad()
         return loss.detach()
 
-    return _steps(train, way)
+    return steps(train, way, words(1, LENGTH))
 
 
 def torchtitans(way: str) -> Made:
     """As torchtitan 0.3 compiles: each block whole and in place, and the loss."""
-    model, measured = _llama().to(torch.bfloat16), loss_of
+    (model, tables), measured = llama(torch.bfloat16), loss_of
     if way != EAGER:
         for block in model.blocks:
             block.compile(fullgraph=True, **how_compiled(way))
         measured = torch.compile(loss_of, **how_compiled(way))
     optimizer = _optimizer(model)
-    tables = rotation(_shape(), DEVICE, torch.bfloat16)
 
     def train(text: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -86,18 +72,7 @@ def torchtitans(way: str) -> Made:
         optimizer.step()
         return loss.detach()
 
-    return _steps(train, way)
-
-
-def _steps(train: Callable[[Tensor], Tensor], way: str) -> Made:
-    step, made = recorded(train, way)
-    text = words(1, LENGTH)
-
-    def one() -> Tensor:
-        begin(way)
-        return step(text)
-
-    return calls(one, recorded=made)
+    return steps(train, way, words(1, LENGTH))
 
 
 def timms(way: str) -> Made:
@@ -125,13 +100,7 @@ def timms(way: str) -> Made:
         average.update(model)
         return loss.detach()
 
-    step, made = recorded(train, way)
-
-    def one() -> Tensor:
-        begin(way)
-        return step(pictures, classes)
-
-    return calls(one, recorded=made)
+    return steps(train, way, pictures, classes)
 
 
 def lightnings(way: str) -> Made:
@@ -158,12 +127,12 @@ def lightnings(way: str) -> Made:
 def _lightning_module(way: str) -> Any:
     import lightning
 
-    tables = rotation(_shape(), DEVICE, torch.bfloat16)
+    model, tables = llama(torch.bfloat16)
 
     class Automatic(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.net = compiled_in_place(_llama().to(torch.bfloat16), way)
+            self.net = compiled_in_place(model, way)
             self.last = torch.zeros(())
 
         def configure_optimizers(self) -> Any:
