@@ -46,6 +46,7 @@ class StateCache:
         self._farther: frozenset[Path] = frozenset()
         # Paths of values that are not guarded: those that the step itself changes, or all.
         self._ignored: Ignored = frozenset[Path]() if has_guards else AllPaths()
+        self._often_new: frozenset[Path] = frozenset()  # where the program puts new lists
         self.followed = NO_NUMBERS
         self._lock = threading.Lock()
 
@@ -67,7 +68,7 @@ class StateCache:
                     or not state.base.is_of(_base_of(objects)) or not state.base.is_current():
                 return None
             return self._keep(State(self._roots, objects, state, self._farther, state.base,
-                                    self._ignored, self.followed), ids)
+                                    self._ignored, self.followed, self._often_new), ids)
 
     def note_use(self, objects: Sequence[Any]) -> bool:
         """To be called in every call, with what it is given, where there are several states. At
@@ -89,12 +90,15 @@ class StateCache:
         with self._lock:
             ids = _lasting(objects)
             before = self._states.get(ids) or self._before
+            replaced = before.replaced_containers() if before is not None else ()
+            if replaced:
+                self._often_new = self._often_new.union(replaced)
             of_base = _base_of(objects)
             state = State(self._roots, of_base, before, self._farther, ignored=self._ignored,
-                          followed=self.followed)
+                          followed=self.followed, often_new=self._often_new)
             if None in of_base:
                 state = State(self._roots, objects, before, self._farther, state, self._ignored,
-                              self.followed)
+                              self.followed, self._often_new)
             return self._keep(state, ids)
 
     def _keep(self, state: State, ids: _Ids) -> State:
@@ -115,7 +119,8 @@ class StateCache:
             self._states.clear()
 
     def _is_as_told(self, state: State) -> bool:
-        return state.ignored is self._ignored and state.followed is self.followed
+        return state.ignored is self._ignored and state.followed is self.followed \
+            and state.often_new is self._often_new
 
     def follow(self, numbers: NumberPlaces) -> None:
         """From now on recordings follow these numbers, and no others."""

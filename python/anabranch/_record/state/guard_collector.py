@@ -3,11 +3,14 @@
 
 That code is all functions that the walk has met, and the methods of classes that are named in such
 code. Objects and containers on the way to a value are guarded by identity, since another one may
-take their place. Threads: as the objects found. Failure: none.
+take their place. Where a program puts new lists of plain values, as peft does with the names of
+active adapters, whatever list stands there is looked into. Threads: as the objects found. Failure:
+none.
 """
 
 from __future__ import annotations
 
+import collections
 import string
 import types
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -23,12 +26,14 @@ from anabranch._record.state.guards import (
     MOST_ITEMS,
     GuardSet,
     is_guarded,
+    is_often_new,
     is_plain,
 )
 from anabranch._record.state.namespaces import (
     LIBRARY_BASES,
     Cells,
     Slotted,
+    Standing,
     Variables,
     attributes_of,
     is_librarys,
@@ -53,7 +58,8 @@ _BY_NO_NAME = frozenset(("getattr", "attrgetter", "vars", "dir", "getmembers", "
 _ANY_NAME = "*"  # among names, where there is such code
 # The walk looks into these itself, for tensors.
 _OTHERS_MATTERS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
-OF_MODULES = frozenset(vars(nn.Module()))  # registries, and what has a guard of its own
+# Registries, what has a guard of its own, and what DistributedDataParallel notes of its buckets.
+OF_MODULES = frozenset((*vars(nn.Module()), "_has_rebuilt_buckets"))
 
 
 class Stand(NamedTuple):
@@ -69,17 +75,20 @@ class GuardCollector:
 
     Args:
         names: names that code mentions which an earlier walk has met.
+        often_new: paths at which the program puts new lists or dictionaries.
     """
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
+    def __init__(self, names: Iterable[str] = (),
+                 often_new: frozenset[Path] = frozenset()) -> None:
         self.names = {*names, *_ALWAYS_CALLED}
         self._functions: dict[types.FunctionType, Path] = {}
+        self._often_new = often_new
         self._kinds: dict[type, None] = {}
         self._attributes: dict[int, tuple[type, Mapping[str, Any], Path]] = {}
         self._containers: dict[int, tuple[dict[Any, Any] | list[Any], Path]] = {}
         self._stands: dict[Path, Stand] = {}
         self._methods: dict[types.FunctionType, Path] = {}  # that code names
-        self.watched: list[Stand] = []  # those on the way to guarded values
+        self.watched: dict[Path, Stand] = {}  # those on the way to guarded values
 
     def add_function(self, function: types.FunctionType, path: Path) -> None:
         if not is_librarys(module_of(function)):  # such as a wrapper around a user's function
@@ -106,13 +115,14 @@ class GuardCollector:
     def places(self, leading: Container[int]) -> GuardSet:
         """The guards on all that was met. ``leading`` has the ids of objects that lead to tensors:
         callables among them are not guarded, since others of their type may take their places."""
-        found, unread = _Found(leading), self._unread()
+        found, unread, often_new = _Found(leading), self._unread(), self._replaced()
         for container, path in self._containers.values():
             if _leads_through(path, unread):
                 continue
+            holder = often_new.get(path, container)
             if len(container) <= MOST_ITEMS:
-                found.add(container, _items(container), path)
-            found.add_count(container, (*path, LENGTH))
+                found.add(holder, _items(container), path)
+            found.add_count(holder, (*path, LENGTH))
         in_class = {kind: self._named_in_class(kind) for kind in self._kinds}
         for kind, attributes, path in self._attributes.values():
             if _leads_through(path, unread):
@@ -121,7 +131,7 @@ class GuardCollector:
             if any(name not in attributes for name in in_class[kind]):
                 found.add_count(attributes, (*path, ATTRIBUTES))  # a new one may hide the class's
         self._watch({path for _, paths in (*found.held.values(), *found.counts.values())
-                     for path in paths.values()})
+                     for path in paths.values()}, often_new)
         for kind in {base: None for met in self._kinds for base in met.__mro__}:
             if kind not in LIBRARY_BASES:
                 found.add(vars(kind), self._named(vars(kind)), ("", f"class {kind.__name__}"))
@@ -137,10 +147,21 @@ class GuardCollector:
         found.add_cells(list(cells.values()))
         return GuardSet([*found.held.values(), *found.counts.values()])
 
-    def _watch(self, paths: Iterable[Path]) -> None:
+    def _watch(self, paths: Iterable[Path], often_new: Container[Path]) -> None:
         on_the_way = {path[:end] for path in paths for end in range(len(path))}
         things = {id(stand.thing) for path, stand in self._stands.items() if path in on_the_way}
-        self.watched = [stand for stand in self._stands.values() if id(stand.thing) in things]
+        self.watched = {path: stand for path, stand in self._stands.items()
+                        if id(stand.thing) in things and path not in often_new}
+
+    def _replaced(self) -> dict[Path, Standing]:
+        """By path, whatever stands where a program puts new containers; not where one stands in
+        several places."""
+        if not self._often_new:
+            return {}
+        times = collections.Counter(id(stand.thing) for stand in self._stands.values())
+        return {path: Standing(stand.holder, stand.key, type(stand.thing))
+                for path in self._often_new if (stand := self._stands.get(path)) is not None
+                and times[id(stand.thing)] == 1 and is_often_new(stand.thing)}
 
     def _named_in_class(self, kind: type) -> list[str]:
         return [name for base in kind.__mro__ if base not in LIBRARY_BASES

@@ -17,7 +17,7 @@ import itertools
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from numbers import Number
 from types import CellType
 from typing import Any, NamedTuple
@@ -134,11 +134,12 @@ class GuardSet:
                        for keys, some in self._layout.alike.items()]
         places = [(self.held[i][0], key) for keys, some in self._layout.alike.items()
                   for i in some for key in keys]
-        self._are_counted = [key is COUNT for _, key in places]
+        self._are_counts = [key is COUNT for _, key in places]
+        self._are_objects = [key is not COUNT for _, key in places]
         self._counted = [holder for holder, key in places if key is COUNT]
         self._holders = tuple([holder for holder, key in places if key is not COUNT])
         self._keys = tuple([key for _, key in places if key is not COUNT])
-        self._last = _Last((), [], [], None)  # replaced, since threads may look at once
+        self._last = _Last((), [], [], [], None)  # replaced, since threads may look at once
 
     def without(self, ignored: Container[Path]) -> GuardSet:
         held = [(holder, _without(paths, ignored)) for holder, paths in self.held]
@@ -153,34 +154,33 @@ class GuardSet:
     def now(self) -> GuardValues | None:
         """The values now; None where one is gone. Mostly the very objects of last time stand
         there, and the answer is that of last time."""
-        objects, counts, filled, last = self._last
+        objects, counts, filled, there, last = self._last
         try:
             if last is not None and stand(self._holders, self._keys, objects) \
-                    and (not counts or list(map(len, self._counted)) == counts) and (
-                    not filled or all(_told(value) == told for value, told in filled)):
+                    and (not counts or list(map(len, self._counted)) == counts) \
+                    and all(_told(there[i]) == last[i] for i in filled):
                 return last
             values: list[Any] = []
             for get, holders, is_one in self._alike:
                 values += map(get, holders) if is_one else _flat(map(get, holders))
         except (KeyError, IndexError, ValueError, AttributeError):
             return None
-        are_told = list(map(is_guarded, values))
-        now = self._layout.with_values(
-            _told(value) if is_told else object()
-            for value, is_told in zip(values, are_told, strict=True))
-        if all(are_told):  # else it would keep a tensor alive
-            filled = [(value, told) for value, told in zip(values, now, strict=True)
-                      if _can_be_filled(value)]
-            there = list(zip(values, self._are_counted, strict=True))
-            self._last = _Last(tuple([value for value, is_count in there if not is_count]),
-                               [value for value, is_count in there if is_count], filled, now)
+        told, everywhere = list(last or values), range(len(values))
+        others: Collection[int] = everywhere if last is None else {
+            *itertools.compress(everywhere, map(operator.is_not, values, there)), *filled}
+        for i in others:
+            told[i] = _told(values[i]) if is_guarded(values[i]) else object()
+        now = self._layout.with_values(told)
+        if not any(type(told[i]) is object for i in others):  # else it would keep a tensor alive
+            self._last = _Last(tuple(itertools.compress(values, self._are_objects)),
+                               list(itertools.compress(values, self._are_counts)),
+                               [i for i in others if _can_be_filled(values[i])], values, now)
         return now
-
 
     def questions(self, values: GuardValues | None) -> list[Question] | None:
         """Whether now() still answers this; None where it does not any more, or where contents have
         to be looked at."""
-        objects, counts, filled, last = self._last
+        objects, counts, filled, _, last = self._last
         if last is None or last is not values or filled:
             return None
         places = list(map(place_of, zip(self._holders, self._keys, strict=True)))
@@ -195,8 +195,9 @@ class _Last(NamedTuple):
 
     objects: tuple[Any, ...]
     counts: list[int]
-    filled: list[tuple[Any, Any]]  # objects whose contents may change, and what these were
-    values: GuardValues | None
+    filled: list[int]  # which of all are objects whose contents may change
+    there: list[Any]  # all that stood there
+    values: GuardValues | None  # and what is told of it
 
 
 class SameObject:
@@ -232,6 +233,12 @@ def is_guarded(value: Any) -> bool:
         return all(map(is_guarded, value))
     return is_plain(value) or isinstance(value, _THEMSELVES) or _is_array(value) \
         or (callable(value) and not isinstance(value, nn.Module))
+
+
+def is_often_new(value: Any) -> bool:
+    """Whether another one of these may take its place and is compared by what is in it."""
+    return type(value) in (list, dict) and len(value) <= MOST_ITEMS \
+        and all(map(is_plain, value.values() if type(value) is dict else value))
 
 
 def _told(value: Any) -> Any:

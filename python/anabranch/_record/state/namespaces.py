@@ -94,6 +94,26 @@ class Slotted(MutableMapping[str, Any]):
         delattr(self._thing, name)
 
 
+class Standing:
+    """Whatever list or dictionary stands in a place now, of the kind that stood there. KeyError
+    where none does."""
+
+    def __init__(self, holder: Any, key: Any, kind: type) -> None:
+        self._holder, self._key, self._kind = holder, key, kind
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._now()[key]
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def _now(self) -> Any:
+        thing = self._holder[self._key]
+        if type(thing) is not self._kind:
+            raise KeyError(self._key)
+        return thing
+
+
 class OfClass(MutableMapping[str, Any]):
     """The attributes of a class itself, none of those that it inherits."""
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from anabranch._record import quick
 from anabranch._record.quick import Question, gradients_are, holding, tell_gradients
 from anabranch._record.state.guard_collector import GuardCollector
-from anabranch._record.state.guards import Guards, GuardSet, GuardValues, is_plain
+from anabranch._record.state.guards import Guards, GuardSet, GuardValues, is_often_new, is_plain
 from anabranch._record.state.hooks import Hooks
 from anabranch._record.state.namespaces import Lookup
 from anabranch._record.state.number_places import (
@@ -55,21 +55,23 @@ class State:
             reused, and only the batches are walked: they are new in each call and lead to little.
         ignored: paths of values that are not guarded, since the step itself changes them.
         followed: numbers that recordings follow, which are not guarded either.
+        often_new: paths at which the program puts new lists; whatever stands there is looked into.
     """
 
     def __init__(self, roots: Iterable[Any] = (), arguments: Sequence[Any] = (),
                  before: State | None = None, farther: frozenset[Path] = frozenset(),
                  base: State | None = None, ignored: Ignored = frozenset(),
-                 followed: NumberPlaces = NO_NUMBERS) -> None:
+                 followed: NumberPlaces = NO_NUMBERS,
+                 often_new: frozenset[Path] = frozenset()) -> None:
         self._names: set[str]
         self._changing: GuardSet
         self._guard_set: GuardSet
         self.number = 0  # equal for states that one recording may serve
         self._roots, self._arguments, self._farther = tuple(roots), list(arguments), farther
-        self.ignored, self.followed = ignored, followed
+        self.ignored, self.followed, self.often_new = ignored, followed, often_new
         self._begin(base)
         indices = base._indices_now() if base else {}
-        collector = GuardCollector(base._names if base else ())
+        collector = GuardCollector(base._names if base else (), often_new)
         walk = Walk((), _others(arguments, base), farther, base._known(indices), collector) \
             if base else self.walk_again(collector)
         self._walk = None if base else walk  # of everything, until forget_walk()
@@ -87,9 +89,10 @@ class State:
         self._guard_set = GuardSet([*base._guard_set.held, *places.held]) if base else places
         self._names = collector.names
         # Objects on the way to guarded values, where there are any.
-        watched = [stand for stand in collector.watched if id(stand.thing) not in leading] \
-            if self._guard_set.held else []
-        self._watched += [((holder, key), thing) for holder, key, thing in watched]
+        watched = {path: stand for path, stand in collector.watched.items()
+                   if id(stand.thing) not in leading} if self._guard_set.held else {}
+        self._watched |= {path: ((holder, key), thing)
+                          for path, (holder, key, thing) in watched.items()}
         self._guards: Guards | None = None
         for found in walk.tensors:
             self._sort(found, walk.more_places[id(found.tensor)])
@@ -142,7 +145,7 @@ class State:
         self.fingerprint: list[tuple[Path, Any]] = begun("fingerprint")
         # Where the objects stand that lead to tensors, and those that lead to guarded values only.
         self._ways: list[tuple[Lookup, Any]] = begun("_ways")
-        self._watched: list[tuple[Lookup, Any]] = begun("_watched")
+        self._watched: dict[Path, tuple[Lookup, Any]] = dict(base._watched) if base else {}
         # The ids of arguments that lead to tensors.
         self.leading: set[int] = set(begun("leading"))
 
@@ -199,7 +202,7 @@ class State:
         self.fingerprint += walk.fingerprint
         self.leading |= {id(value) for place, value in walk.ways if place.path[:-1] == (ARGUMENT,)}
         self._ways += [((place.holder, place.key), thing) for place, thing in walk.ways]
-        self.watch = WatchList([*self._ways, *self._watched], self.modules,
+        self.watch = WatchList([*self._ways, *self._watched.values()], self.modules,
                                [one.state for one in self.optimizers])
         # Objects that were looked into beside the base.
         self.entered_beside = {path: place for path, (place, _) in walk.entered.items()} \
@@ -259,6 +262,13 @@ class State:
         """Whether all objects on the way to tensors and guarded values still stand in their
         places."""
         return self.watch.look() is not None
+
+    def replaced_containers(self) -> set[Path]:
+        """Where a list or dictionary of plain values has been replaced by another one since. Only
+        where a dictionary holds it, such as the attributes of an object."""
+        return {path for path, ((holder, key), thing) in self._watched.items()
+                if type(holder) is dict and (now := holder.get(key)) is not thing
+                and type(now) is type(thing) and is_often_new(now) and is_often_new(thing)}
 
     def leads_as(self, other: State) -> bool:
         """Whether the same objects lead to the tensors."""
