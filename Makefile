@@ -141,6 +141,7 @@ bench-gpu: $(GPU_READY) release ## the benchmarks that need a GPU, into bench/re
 	$(GPU_PYTHON) bench/gpu/optimizer.py bench/results/gpu_optimizer.json
 	$(GPU_PYTHON) bench/gpu/streams.py bench/results/gpu_streams.json
 	$(GPU_PYTHON) bench/gpu/timing.py bench/results/gpu_timing.json
+	$(GPU_PYTHON) bench/gpu/ddp.py bench/results/gpu_ddp.json
 	$(GPU_PYTHON) bench/gpu/fsdp.py bench/results/gpu_fsdp.json
 	$(GPU_PYTHON) bench/gpu/fsdp_limits.py bench/results/gpu_fsdp_limits.json
 	$(GPU_PYTHON) bench/gpu/collectives.py bench/results/gpu_collectives.json

@@ -29,6 +29,7 @@ from anabranch._core.library import NativeError
 from anabranch._record.capture.capture import capture_twice, close_abandoned
 from anabranch._record.capture.captured import Capture
 from anabranch._record.capture.preallocate import noted_sizes
+from anabranch._record.capture.reducers import untimed
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import (
     UntrackedTensors,
@@ -125,6 +126,8 @@ class Attempt:
         if spec.state is not NO_STATE:
             step.call = self._effects
         self._stepped = SteppedByHand(step.optimizers, step.objects)
+        self._distributed = _compat.distributed_models(spec.state.modules)
+        self._buckets: list[torch.Tensor] = []  # of their reducers
         self._trial: Trial | None = None
         self._plain: Run | None = None  # until its memory is put back
         self._agree = Rendezvous(torch.device("cuda", step.device), [])
@@ -305,7 +308,7 @@ class Attempt:
         device = capture_device(step.device)
         if not self._is_plenty:
             give_back(step.device)
-        with no_limit(step.device):
+        with no_limit(step.device), untimed(self._distributed):
             try:
                 self._discovered, self._is_in_best = None, False
                 capture = capture_twice(step, device, self._is_enough(step))
@@ -344,6 +347,7 @@ class Attempt:
         random = make_rng_graph(capture.first.graph, device, step.stream)
         for recorded in made:
             recorded.random, recorded.draws = random, capture.draws
+            recorded.buckets = self._buckets
         self._laps.end("executables")
         return made
 
@@ -409,7 +413,8 @@ class Attempt:
         """Raises UntrackedTensors if the walk has missed a tensor that the capture names, and makes
         later walks find it."""
         try:
-            check_all_tracked(step, capture, capture_device(step.device), self._ours)
+            self._buckets = check_all_tracked(step, capture, capture_device(step.device),
+                                              self._ours, bool(self._distributed))
         except UntrackedTensors as error:
             ways = self._spec.state.ways_to(error.tensors)
             if ways is None:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python/support"))
 
@@ -218,9 +219,79 @@ def processes_that_see_other_shapes():
     assert "in the same call" in told(recorded), told(recorded)
 
 
+class Layers(nn.Module):
+    """As many as fill some buckets, with running means in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.norm(x)
+
+
+def distributed(compiled=None, stream=None, **options):
+    """A model of torch's DDP and its training step, and how to leave out the exchange."""
+    torch.manual_seed(0)
+    net = Layers().cuda()
+    if compiled is not None:
+        net.compile(dynamic=False, **compiled)
+    with torch.cuda.stream(stream or torch.cuda.Stream()):
+        model = DistributedDataParallel(net, device_ids=[dist.get_rank()], bucket_cap_mb=1,
+                                        **options)
+    torch.cuda.synchronize()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+
+    def accumulate(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    def train(x):
+        loss = accumulate(x)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return train, accumulate, model
+
+
+def assert_trains_as_plainly(calls=CALLS, accumulates=False, **how):
+    """What a recorded step leaves in a model of DDP's, and what the plain one does."""
+    (train, accumulate, model), (plain, gather, other) = distributed(**how), distributed(**how)
+    train, accumulate = anabranch.record(train), anabranch.record(accumulate)
+    for i in range(calls):
+        x = normal(100 * dist.get_rank() + i, 64, WIDTH)
+        if accumulates:
+            with model.no_sync(), other.no_sync():
+                assert torch.equal(accumulate(x), gather(x)), f"call {i}"
+        assert torch.equal(train(x), plain(x)), f"call {i}\n{told(train)}"
+        for mine, theirs in zip(model.state_dict().values(), other.state_dict().values(),
+                                strict=True):
+            assert torch.equal(mine, theirs), f"call {i}"
+    return train
+
+
+def gradients_are_averaged_by_ddp():
+    for how in ({}, {"static_graph": True}, {"find_unused_parameters": True}, {"compiled": {}},
+                {"compiled": {"backend": anabranch.backend}}, {"accumulates": True}):
+        assert_launched(assert_trains_as_plainly(**how), CALLS - 3)
+
+
+def steps_under_ddp_that_stay_plain():
+    """For longer than until torch takes times again, of the hundredth iteration."""
+    for how, reason in (({"stream": torch.cuda.current_stream()}, "DistributedDataParallel(model)"),
+                        ({"gradient_as_bucket_view": True}, "gradient_as_bucket_view=False")):
+        assert reason in told(assert_trains_as_plainly(110, **how)), how
+
+
 STEPS = {step.__name__: step for step in (
     layers_in_order, gradients_are_scattered, two_groups, all_kinds, a_process_with_a_kernel_more,
-    asked_by_overlap, gathers_in_groups, processes_that_see_other_shapes)}
+    asked_by_overlap, gathers_in_groups, processes_that_see_other_shapes,
+    gradients_are_averaged_by_ddp, steps_under_ddp_that_stay_plain)}
 
 
 def main(name):

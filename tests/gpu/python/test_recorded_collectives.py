@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of compiled graphs in recordings of two processes, a GPU each: they run beside
-kernels and change no bit. What each process does is in collective_recordings.py."""
+"""Collectives of compiled graphs, and of torch's DDP, in recordings of two processes, a GPU each:
+they run beside kernels and change no bit. What each process does is in collective_recordings.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fixtures import DEADLINE_S
 GPUS = 2
 STEPS = ("layers_in_order", "gradients_are_scattered", "two_groups", "all_kinds",
          "a_process_with_a_kernel_more", "asked_by_overlap", "gathers_in_groups",
-         "processes_that_see_other_shapes")
+         "processes_that_see_other_shapes", "gradients_are_averaged_by_ddp",
+         "steps_under_ddp_that_stay_plain")
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < GPUS, reason="there are no two GPUs")
 
