@@ -29,6 +29,7 @@ from test_walk import (  # noqa: F401
 )
 from torch import nn
 
+import anabranch
 from anabranch._record.state import guards as guards_module
 from anabranch._record.state.cache import StateCache
 from anabranch._record.state.state import State
@@ -344,6 +345,19 @@ def test_containers_that_the_program_replaces_in_each_call_are_looked_into_witho
         assert_recorded_anew(made, lambda x: [net.weight])
     setattr(net, name, first)
     assert_launches(made, lambda x: [net.weight])
+
+
+def test_a_switch_of_lists_and_of_what_requires_gradients_is_recorded_once_a_side():
+    """As peft's set_adapter is."""
+    net = Configured()
+    net.other = nn.Parameter(torch.ones(2))
+    made = anabranch.record(lambda x: [net.weight, net.other])
+    with torch.no_grad():
+        for i in range(12):
+            net.rates = [("first", "second")[i % 2]]
+            net.weight.requires_grad_(i % 2 == 0)
+            net.other.requires_grad_(i % 2 == 1)
+            assert isinstance(made(X), Launched) == (i > 3), i
 
 
 def test_a_list_in_two_places_of_which_one_is_replaced():

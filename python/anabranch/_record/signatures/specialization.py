@@ -291,6 +291,7 @@ class Specialization:
         if not state.leads_as(self.state) and (
                 self.fixed or state.fingerprint != self._fingerprint):
             return None
+        state.parameters()  # those of now: what requires gradients may have changed since
         if state.parameter_paths != self._parameter_paths:
             return None
         last = self._bound.get(self.state)
