@@ -127,7 +127,7 @@ class Attempt:
             step.call = self._effects
         self._stepped = SteppedByHand(step.optimizers, step.objects)
         self._distributed = _compat.distributed_models(spec.state.modules)
-        self._buckets: list[torch.Tensor] = []  # of their reducers
+        self._buckets: list[torch.UntypedStorage] = []  # of their reducers
         self._trial: Trial | None = None
         self._plain: Run | None = None  # until its memory is put back
         self._agree = Rendezvous(torch.device("cuda", step.device), [])

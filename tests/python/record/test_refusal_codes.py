@@ -198,7 +198,7 @@ def no_gpu(monkeypatch, stand_in):
 def hidden(monkeypatch, stand_in):
     table = torch.ones(4)
 
-    def check(step, capture, device, ours):
+    def check(step, capture, device, ours, has_reducer):
         raise UntrackedTensors([table])
 
     monkeypatch.setattr(attempt, "check_all_tracked", check)

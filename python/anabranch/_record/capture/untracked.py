@@ -76,13 +76,13 @@ class UntrackedTensors(NotRecordable):
 
 
 def check_all_tracked(step: Step, capture: Capture, device: CaptureDevice,
-                      ours: Iterable[Tensor], has_reducer: bool = False) -> list[Tensor]:
+                      ours: Iterable[Tensor], has_reducer: bool = False) -> list[torch.UntypedStorage]:
     """Raises UntrackedTensors where it was not. Memory that no tensor in Python has is left alone:
     torch's generators have some, and libraries. So is what one of both captures names alone, left
     over from before, and what is ``ours``, which a step cannot use.
 
-    Answers tensors that are to be kept as long as the recording. Where the step ``has_reducer``,
-    that of DistributedDataParallel, its buckets have been seen in Python, but belong to C++."""
+    Answers memory that is to be kept as long as the recording. Where the step ``has_reducer``, that
+    of DistributedDataParallel, its buckets have been seen in Python, but belong to C++."""
     alive = sorted(_without(capture.alive, (*step.fixed, *ours)))
     named_in = [_mentioned(captured, alive) for captured in capture.captures]
     memory = sorted(alive[i] for i in set.intersection(*named_in))
@@ -92,12 +92,12 @@ def check_all_tracked(step: Step, capture: Capture, device: CaptureDevice,
     # Bytes of a struct that nothing has set may hold an address of long ago. Where they do, a
     # capture does not follow the tensor to another one.
     named = named_of(suspects, step, device) if suspects else []
-    suspects.clear()
+    del suspects
     buckets = _compat.of_cpp_alone(named) if has_reducer else []
     if len(buckets) < len(named):
         kept = set(map(id, buckets))
         raise UntrackedTensors([tensor for tensor in named if id(tensor) not in kept])
-    return buckets
+    return [bucket.untyped_storage() for bucket in buckets]
 
 
 def _of_generator(memory: Sequence[tuple[int, int]], step: Step,

@@ -115,7 +115,8 @@ class StepRecording:
         self.random: RngGraph | None = None
         # What is drawn on the CPU and looked at before each launch; see host_draws.
         self.draws: Draws | None = None
-        self.buckets: Sequence[Tensor] = ()  # that launches write, and C++ alone has besides
+        # That launches write and C++ has. No tensors: a later capture would think them Python's.
+        self.buckets: Sequence[torch.UntypedStorage] = ()
         # For quick.launch_if(), once it is known that launches are of a kind that it can do.
         self.launch_of: LaunchOf | None = None
         self._launches_of_blocks: dict[InputPlaces, LaunchOf | None] = {}

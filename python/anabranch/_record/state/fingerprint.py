@@ -22,7 +22,8 @@ from anabranch._record.state.namespaces import attributes_of, may_enter, parts_o
 from anabranch._record.state.paths import Place
 
 _DEEPEST, _MOST = 3, 100  # levels of containers and objects; items; beyond, by identity
-_NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training")  # of a module
+# Of a module, and what DistributedDataParallel notes of its buckets.
+_NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training", "_has_rebuilt_buckets")
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 PLAIN_TYPES = frozenset(PLAIN)
 _NO_OBJECTS = (Tensor, *PLAIN)
