@@ -92,6 +92,7 @@ from anabranch._compat.distributed import (
     count_past_timed,
     distributed_models,
     end_reduction,
+    exchanges,
     of_cpp_alone,
 )
 from anabranch._compat.graph_cache import (
@@ -189,6 +190,7 @@ __all__ = [
     "end_pool",
     "end_reduction",
     "example_of",
+    "exchanges",
     "free_unbacked_symbols",
     "fused_where_used",
     "gather_together",

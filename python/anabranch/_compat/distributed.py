@@ -25,6 +25,13 @@ def distributed_models(modules: Iterable[nn.Module]) -> list[DistributedDataPara
             and hasattr(module, "reducer") and getattr(module, "logger", None) is not None]
 
 
+def exchanges(models: Iterable[DistributedDataParallel]) -> list[bool]:
+    """Of models with buffers, whether the next forward brings those of the first process to all. It
+    does not behind a forward under no_sync()."""
+    return [model.require_forward_param_sync for model in models
+            if model.broadcast_buffers and model.modules_buffers]
+
+
 def count_past_timed(model: DistributedDataParallel) -> bool:
     """Counts iterations of a model that has run before, until the next that is timed is far.
     Nothing depends on their number but what torch logs. False where every one is timed."""

@@ -127,6 +127,7 @@ class Attempt:
             step.call = self._effects
         self._stepped = SteppedByHand(step.optimizers, step.objects)
         self._distributed = _compat.distributed_models(spec.state.modules)
+        self._exchanges = _compat.exchanges(self._distributed)
         self._buckets: list[torch.UntypedStorage] = []  # of their reducers
         self._trial: Trial | None = None
         self._plain: Run | None = None  # until its memory is put back
@@ -308,7 +309,7 @@ class Attempt:
         device = capture_device(step.device)
         if not self._is_plenty:
             give_back(step.device)
-        with no_limit(step.device), untimed(self._distributed):
+        with no_limit(step.device), untimed(self._distributed, self._exchanges):
             try:
                 self._discovered, self._is_in_best = None, False
                 capture = capture_twice(step, device, self._is_enough(step))

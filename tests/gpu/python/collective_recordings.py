@@ -220,12 +220,12 @@ def processes_that_see_other_shapes():
 
 
 class Layers(nn.Module):
-    """As many as fill some buckets, with running means in a buffer."""
+    """As many as fill some buckets."""
 
-    def __init__(self):
+    def __init__(self, has_buffers):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
-        self.norm = nn.BatchNorm1d(WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH) if has_buffers else nn.Identity()
 
     def forward(self, x):
         for layer in self.layers:
@@ -233,10 +233,10 @@ class Layers(nn.Module):
         return self.norm(x)
 
 
-def distributed(compiled=None, stream=None, **options):
-    """A model of torch's DDP and its training step, and how to leave out the exchange."""
+def distributed(compiled=None, stream=None, has_buffers=True, **options):
+    """A training step of a model of torch's DDP, the same without its optimizer, and the model."""
     torch.manual_seed(0)
-    net = Layers().cuda()
+    net = Layers(has_buffers).cuda()
     if compiled is not None:
         net.compile(dynamic=False, **compiled)
     with torch.cuda.stream(stream or torch.cuda.Stream()):
@@ -260,7 +260,8 @@ def distributed(compiled=None, stream=None, **options):
 
 
 def assert_trains_as_plainly(calls=CALLS, accumulates=False, **how):
-    """What a recorded step leaves in a model of DDP's, and what the plain one does."""
+    """What a recorded step leaves in a model of DDP's, and what the plain one does. A batch before
+    may be accumulated in a recorded step of its own."""
     (train, accumulate, model), (plain, gather, other) = distributed(**how), distributed(**how)
     train, accumulate = anabranch.record(train), anabranch.record(accumulate)
     for i in range(calls):
@@ -277,14 +278,16 @@ def assert_trains_as_plainly(calls=CALLS, accumulates=False, **how):
 
 def gradients_are_averaged_by_ddp():
     for how in ({}, {"static_graph": True}, {"find_unused_parameters": True}, {"compiled": {}},
-                {"compiled": {"backend": anabranch.backend}}, {"accumulates": True}):
-        assert_launched(assert_trains_as_plainly(**how), CALLS - 3)
+                {"compiled": {"backend": anabranch.backend}},
+                {"accumulates": True, "has_buffers": False}):
+        assert_launched(assert_trains_as_plainly(**how), CALLS - 4)
 
 
 def steps_under_ddp_that_stay_plain():
     """For longer than until torch takes times again, of the hundredth iteration."""
     for how, reason in (({"stream": torch.cuda.current_stream()}, "DistributedDataParallel(model)"),
-                        ({"gradient_as_bucket_view": True}, "gradient_as_bucket_view=False")):
+                        ({"gradient_as_bucket_view": True}, "gradient_as_bucket_view=False"),
+                        ({"accumulates": True}, "broadcast_buffers=False")):
         assert reason in told(assert_trains_as_plainly(110, **how)), how
 
 

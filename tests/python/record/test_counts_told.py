@@ -7,7 +7,7 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
-from test_walk import Net, X, as_on_a_gpu, recorded  # noqa: F401
+from test_walk import Launched, Net, X, as_on_a_gpu, recorded  # noqa: F401
 
 import anabranch
 
@@ -61,3 +61,22 @@ def test_without_guards_no_count_is_told():
             made(X)
 
     assert told_while(call) == []
+
+
+def test_what_ddp_notes_of_its_buffers_stays_a_guard_and_is_not_told():
+    """In steps that are recorded it does not matter, see capture/reducers.py; in others it does."""
+    net = Net()
+    net.require_forward_param_sync = True
+
+    def step(x):
+        net.require_forward_param_sync = False
+        return [net.head.weight]
+
+    made = anabranch.record(step)
+
+    def call(flag):
+        net.require_forward_param_sync = flag
+        return isinstance(made(X), Launched)
+
+    assert told_while(lambda: [call(True) for _ in range(2)]) == []
+    assert [call(True), call(False), call(True)] == [True, False, True]

@@ -4,6 +4,8 @@ capture, its buckets stay where they are, and a capture that breaks leaves a mod
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -38,6 +40,10 @@ def train(model, times=1):
         model(torch.ones(2, 4)).sum().backward()
 
 
+def capturing(*models):
+    return untimed(models, _compat.exchanges(models))
+
+
 def timed(model):
     """The last iteration of which times were taken."""
     return model._get_ddp_logging_data()["iteration"]
@@ -47,7 +53,7 @@ def timed(model):
 def test_no_iteration_is_timed_while_a_step_is_captured(before):
     model = made()
     train(model, before)
-    with untimed([model]):
+    with capturing(model):
         last = timed(model)
         train(model, 60)
         assert timed(model) == last
@@ -57,7 +63,7 @@ def test_no_iteration_is_timed_while_a_step_is_captured(before):
 
 def test_a_capture_that_comes_to_a_timed_iteration_leaves_its_events_to_nobody():
     model = made()
-    with untimed([model]):
+    with capturing(model):
         last = timed(model)
         train(model, 100 - (last + 1))
     train(model, 3)
@@ -69,14 +75,14 @@ def test_a_capture_that_comes_to_a_timed_iteration_leaves_its_events_to_nobody()
 def test_a_model_that_is_timed_in_every_iteration_is_refused():
     model = made()
     model.reducer._set_ddp_runtime_logging_sample_rate(1)
-    with pytest.raises(NotRecordable, match="times of every iteration"), untimed([model]):
+    with pytest.raises(NotRecordable, match="times of every iteration"), capturing(model):
         pass
     train(model, 3)
 
 
 def test_gradients_in_buckets_are_refused():
     model = made(gradient_as_bucket_view=True)
-    with pytest.raises(NotRecordable) as refused, untimed([model]):
+    with pytest.raises(NotRecordable) as refused, capturing(model):
         pass
     assert "gradient_as_bucket_view=False" in refused.value.reason.remedy
 
@@ -96,7 +102,7 @@ def test_a_backward_that_breaks_in_a_capture_leaves_a_model_that_trains():
     layers = model.module
     layers.insert(1, nn.Identity())
     handle = layers[1].register_forward_hook(lambda module, x, answer: Breaks.apply(answer))
-    with pytest.raises(NotRecordable, match="it broke"), untimed([model]):
+    with pytest.raises(NotRecordable, match="it broke"), capturing(model):
         train(model)  # the gradients of the last layer have come to their bucket
     handle.remove()
     for one in (model, reference):
@@ -109,10 +115,42 @@ def test_a_backward_that_breaks_in_a_capture_leaves_a_model_that_trains():
 @pytest.mark.parametrize("models, told", [(1, True), (0, False)])
 def test_a_model_made_on_the_default_stream_is_told_what_to_do(models, told):
     refusal = NotRecordable("the legacy stream would depend on it", Cause.LEGACY_STREAM)
-    with pytest.raises(NotRecordable) as raised, untimed([made() for _ in range(models)]):
+    with pytest.raises(NotRecordable) as raised, capturing(*(made() for _ in range(models))):
         raise refusal
     assert raised.value is refusal
     assert ("torch.cuda.stream" in refusal.reason.remedy) == told
+
+
+def with_buffers(**options):
+    model = DistributedDataParallel(nn.BatchNorm1d(4), **options)
+    train(model)
+    return model
+
+
+@pytest.mark.parametrize("options, is_refused", [({}, True), ({"broadcast_buffers": False}, False)])
+def test_a_step_that_leaves_out_the_next_exchange_of_buffers_is_refused(options, is_refused):
+    """Whether the plain run of it has done so, or a capture."""
+    model = with_buffers(**options)
+    refused = pytest.raises(NotRecordable, match="exchange of buffers") if is_refused \
+        else contextlib.nullcontext()
+    with refused, capturing(model), model.no_sync():
+        train(model)
+    train(model)
+    before = _compat.exchanges([model])
+    with model.no_sync():
+        train(model)
+    refused = pytest.raises(NotRecordable, match="exchange of buffers") if is_refused \
+        else contextlib.nullcontext()
+    with refused, untimed([model], before):
+        pass
+
+
+def test_batches_of_an_accumulation_in_one_step_are_captured():
+    model = with_buffers()
+    with capturing(model):
+        with model.no_sync():
+            train(model)
+        train(model)
 
 
 def test_models_are_found_among_modules():

@@ -22,17 +22,13 @@ _ON_A_STREAM = ("Make the model on a stream of its own: with torch.cuda.stream("
 
 
 @contextlib.contextmanager
-def untimed(models: Sequence[Any]) -> Iterator[None]:
-    """Around captures. The models' reducers take no times meanwhile."""
-    if any(model.gradient_as_bucket_view for model in models):
-        raise NotRecordable(_IN_BUCKETS, Cause.UNTRACKED_TENSOR,
-                            "Make the model with gradient_as_bucket_view=False.")
-    if not all(map(_compat.count_past_timed, models)):
-        raise NotRecordable(
-            "DistributedDataParallel is told to take the times of every iteration, for which it "
-            "waits for the GPU", Cause.WAITS_FOR_GPU, "Leave its sample rate as it is, 100.")
+def untimed(models: Sequence[Any], exchanges: Sequence[bool]) -> Iterator[None]:
+    """Around captures. The models' reducers take no times meanwhile. ``exchanges`` is what torch's
+    models were to do when the call began, see _compat; a launch would not change it."""
+    _check(models, exchanges)
     try:
         yield
+        _check_exchanges(models, exchanges)
     except Exception as error:
         for model in models:
             _compat.end_reduction(model)
@@ -43,3 +39,22 @@ def untimed(models: Sequence[Any]) -> Iterator[None]:
     finally:
         for model in models:
             _compat.count_iteration(model)
+
+
+def _check(models: Sequence[Any], exchanges: Sequence[bool]) -> None:
+    if any(model.gradient_as_bucket_view for model in models):
+        raise NotRecordable(_IN_BUCKETS, Cause.UNTRACKED_TENSOR,
+                            "Make the model with gradient_as_bucket_view=False.")
+    if not all(map(_compat.count_past_timed, models)):
+        raise NotRecordable(
+            "DistributedDataParallel is told to take the times of every iteration, for which it "
+            "waits for the GPU", Cause.WAITS_FOR_GPU, "Leave its sample rate as it is, 100.")
+    _check_exchanges(models, exchanges)
+
+
+def _check_exchanges(models: Sequence[Any], exchanges: Sequence[bool]) -> None:
+    if _compat.exchanges(models) != exchanges:
+        raise NotRecordable(
+            "behind no_sync() DistributedDataParallel leaves out an exchange of buffers, which it "
+            "notes in Python", Cause.PYTHON_CHANGES, "Put all batches of an accumulation into one "
+            "step, or make the model with broadcast_buffers=False.")

@@ -75,8 +75,8 @@ class UntrackedTensors(NotRecordable):
         self.tensors = tensors
 
 
-def check_all_tracked(step: Step, capture: Capture, device: CaptureDevice,
-                      ours: Iterable[Tensor], has_reducer: bool = False) -> list[torch.UntypedStorage]:
+def check_all_tracked(step: Step, capture: Capture, device: CaptureDevice, ours: Iterable[Tensor],
+                      has_reducer: bool = False) -> list[torch.UntypedStorage]:
     """Raises UntrackedTensors where it was not. Memory that no tensor in Python has is left alone:
     torch's generators have some, and libraries. So is what one of both captures names alone, left
     over from before, and what is ``ours``, which a step cannot use.
