@@ -233,8 +233,9 @@ class Layers(nn.Module):
         return self.norm(x)
 
 
-def distributed(compiled=None, stream=None, has_buffers=True, **options):
-    """A training step of a model of torch's DDP, the same without its optimizer, and the model."""
+def distributed(compiled=None, stream=None, has_buffers=True, gathers=False, **options):
+    """A training step of a model of torch's DDP, the same without its optimizer, and the model. The
+    step may gather the gradients of a batch before."""
     torch.manual_seed(0)
     net = Layers(has_buffers).cuda()
     if compiled is not None:
@@ -251,6 +252,9 @@ def distributed(compiled=None, stream=None, has_buffers=True, **options):
         return loss.detach()
 
     def train(x):
+        if gathers:
+            with model.no_sync():
+                accumulate(x + 1)
         loss = accumulate(x)
         optimizer.step()
         optimizer.zero_grad()
@@ -278,7 +282,7 @@ def assert_trains_as_plainly(calls=CALLS, accumulates=False, **how):
 
 def gradients_are_averaged_by_ddp():
     for how in ({}, {"static_graph": True}, {"find_unused_parameters": True}, {"compiled": {}},
-                {"compiled": {"backend": anabranch.backend}},
+                {"compiled": {"backend": anabranch.backend}}, {"gathers": True},
                 {"accumulates": True, "has_buffers": False}):
         assert_launched(assert_trains_as_plainly(**how), CALLS - 4)
 
