@@ -3,16 +3,13 @@
 
     python bench/gpu/ddp.py [results.json]
 
-Starts itself under torchrun. Rivals have a model each, from the same weights, and take turns: eager,
-compiled in place by Inductor and by the backend, and the step over Inductor's code recorded. Losses are compared over the first steps.
+Starts itself under torchrun. Rivals have a model each, from the same weights, and take turns:
+eager, compiled in place by Inductor and by the backend, and the step over Inductor's code recorded.
+Losses are compared over the first steps.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +27,7 @@ from cases.clients import (
 )
 from cases.llama import loss_of
 from torch.nn.parallel import DistributedDataParallel
-from turns import Step, faster, over_gpus, race, save
+from turns import Step, compare_over_gpus, faster, race
 
 GPUS, LENGTH, STEPS = 2, 256, 20
 RIVALS = (EAGER, COMPILE, BACKEND, RECORD)
@@ -57,45 +54,20 @@ def step_of(way: str) -> tuple[Step, Any]:
     return lambda: step(text), made
 
 
-def worker(rounds: int) -> None:
-    torch.cuda.set_device(int(os.environ["RANK"]))
-    dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
+def compare(rounds: int) -> dict[str, Any]:
     torch._dynamo.config.recompile_limit *= len(RIVALS)  # they share the code it counts for
     made = {way: step_of(way) for way in RIVALS}
     losses = {way: [step().item() for _ in range(STEPS)] for way, (step, _) in made.items()}
     found = race({way: step for way, (step, _) in made.items()}, rounds,
                  begin_together=dist.barrier)
-    answer: dict[str, Any] = {
-        "report": [str(report) for report in made[RECORD][1].reports],
-        "losses_apart": {way: max(abs(one - other) for one, other in
-                                  zip(losses[way], losses[EAGER], strict=True)) for way in RIVALS},
-        "rows": {way: times.row() for way, times in found.items()},
-        "over_compile": {way: faster(found, way, COMPILE) for way in (BACKEND, RECORD)},
-        "rounds": {way: times.raw() for way, times in found.items()}}
-    if dist.get_rank() == 0:
-        print(json.dumps(answer), flush=True)
-    torch.cuda.synchronize()
-    dist.barrier()
-    os._exit(0)  # graphs with collectives go before their communicator, and here both just go
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", nargs="?", type=Path)
-    parser.add_argument("--rounds", type=int, default=15)
-    chosen = parser.parse_args()
-    if "RANK" in os.environ:
-        return worker(chosen.rounds)
-    answer = over_gpus(GPUS, __file__, "--rounds", str(chosen.rounds))
-    if answer is None:
-        return None
-    print(*answer["report"], sep="\n")
-    print(json.dumps({key: answer[key] for key in answer if key not in ("rounds", "report")},
-                     indent=1))
-    save(chosen.results, "gpu_ddp", gpus=GPUS, nccl=".".join(map(str, torch.cuda.nccl.version())),
-         **answer)
-    return None
+    return {"report": [str(report) for report in made[RECORD][1].reports],
+            "losses_apart": {way: max(abs(one - other) for one, other in
+                                      zip(losses[way], losses[EAGER], strict=True))
+                             for way in RIVALS},
+            "rows": {way: times.row() for way, times in found.items()},
+            "over_compile": {way: faster(found, way, COMPILE) for way in (BACKEND, RECORD)},
+            "rounds": {way: times.raw() for way, times in found.items()}}
 
 
 if __name__ == "__main__":
-    main()
+    compare_over_gpus(GPUS, "gpu_ddp", __file__, compare)

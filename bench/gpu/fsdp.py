@@ -11,17 +11,13 @@ itself.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from cases.llama import Llama, Shape, loss_of, rotation
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from turns import Step, faster, frozen, over_gpus, race, save
+from turns import Step, compare_over_gpus, faster, frozen, race
 
 import anabranch
 
@@ -69,6 +65,8 @@ def losses(recorded: bool) -> list[str]:
 
 
 def compare(rounds: int) -> dict[str, Any]:
+    eager = losses(False), losses(False)
+    is_equal = losses(True) == eager[0]
     case = Case(compiled=True)
     recorded = anabranch.record(case.step)
     steps: dict[str, Step] = {"torch.compile": lambda: case.step(case.tokens),
@@ -79,46 +77,12 @@ def compare(rounds: int) -> dict[str, Any]:
     steps["frozen graph"] = frozen(steps["torch.compile"], capture_error_mode="thread_local")
     found = race(steps, rounds, begin_together=dist.barrier)
     over, spread = faster(found, "frozen graph", "anabranch.record")
-    return {"report": [str(report) for report in recorded.reports],
+    return {"eager_equals_itself": eager[0] == eager[1], "recorded_equals_eager": is_equal,
+            "report": [str(report) for report in recorded.reports],
             "rows": {name: times.row() for name, times in found.items()},
             "over_frozen": {"median": over, "iqr": spread, "reach": 1.03, "reached": over <= 1.03},
             "rounds": {name: times.raw() for name, times in found.items()}}
 
 
-def worker(rounds: int) -> None:
-    rank = int(os.environ["RANK"])
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
-    eager = losses(False), losses(False)
-    answer: dict[str, Any] = {"eager_equals_itself": eager[0] == eager[1],
-                              "recorded_equals_eager": losses(True) == eager[0]}
-    if rank == 0:
-        print(answer, flush=True)
-    answer.update(compare(rounds))
-    if rank == 0:
-        print(json.dumps(answer), flush=True)
-    torch.cuda.synchronize()
-    dist.barrier()
-    os._exit(0)  # graphs with collectives go before their communicator, and here both just go
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", nargs="?", type=Path)
-    parser.add_argument("--rounds", type=int, default=15)
-    chosen = parser.parse_args()
-    if "RANK" in os.environ:
-        return worker(chosen.rounds)
-    answer = over_gpus(GPUS, __file__, "--rounds", str(chosen.rounds))
-    if answer is None:
-        return None
-    print(*answer["report"], sep="\n")
-    print(json.dumps({key: answer[key] for key in answer if key not in ("rounds", "report")},
-                     indent=1))
-    save(chosen.results, "gpu_fsdp", gpus=GPUS, nccl=".".join(map(str, torch.cuda.nccl.version())),
-         **answer)
-    return None
-
-
 if __name__ == "__main__":
-    main()
+    compare_over_gpus(GPUS, "gpu_fsdp", __file__, compare)

@@ -5,8 +5,10 @@ the end of a synchronise. Many calls in one go would hide what the CPU costs, wh
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from torch_common import Sample, fresh_code, machine, ratio  # noqa: F401 (scripts take it here)
@@ -98,6 +101,39 @@ def over_gpus(count: int, program: str, *arguments: str) -> Any:
                f"--nproc-per-node={count}", program, *arguments]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return json.loads(said.splitlines()[-1])
+
+
+def compare_over_gpus(count: int, bench: str, program: str,
+                      compare: Callable[[int], dict[str, Any]]) -> None:
+    """The main program of a benchmark whose steps race in so many processes. ``compare`` is given
+    the rounds, and answers what its process has found: ``report``, ``rounds`` and what is shown."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("results", nargs="?", type=Path)
+    parser.add_argument("--rounds", type=int, default=15)
+    chosen = parser.parse_args()
+    if "RANK" in os.environ:
+        return _process(compare, chosen.rounds)
+    answer = over_gpus(count, program, "--rounds", str(chosen.rounds))
+    if answer is None:
+        return None
+    print(*answer["report"], sep="\n")
+    print(json.dumps({key: answer[key] for key in answer if key not in ("rounds", "report")},
+                     indent=1))
+    save(chosen.results, bench, gpus=count, nccl=".".join(map(str, torch.cuda.nccl.version())),
+         **answer)
+    return None
+
+
+def _process(compare: Callable[[int], dict[str, Any]], rounds: int) -> None:
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    answer = compare(rounds)
+    if rank == 0:
+        print(json.dumps(answer), flush=True)
+    torch.cuda.synchronize()
+    dist.barrier()
+    os._exit(0)  # graphs with collectives go before their communicator, and here both just go
 
 
 def driver() -> str | None:
