@@ -29,7 +29,6 @@ from anabranch._core.library import NativeError
 from anabranch._record.capture.capture import capture_twice, close_abandoned
 from anabranch._record.capture.captured import Capture
 from anabranch._record.capture.preallocate import noted_sizes
-from anabranch._record.capture.reducers import untimed
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import (
     UntrackedTensors,
@@ -54,6 +53,7 @@ from anabranch._record.memory.shortage import OF_LAUNCH, is_out_of_memory, phase
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
+from anabranch._record.reducers import untimed
 from anabranch._record.refusals import (
     Again,
     BrokeUntold,

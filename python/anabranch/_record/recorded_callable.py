@@ -47,7 +47,7 @@ from anabranch._record.state.paths import Path, name_of
 from anabranch._record.state.state import State
 
 _MOST_NAMES = 4
-# What DistributedDataParallel changes in a step stays guarded: capture/reducers.py refuses steps in
+# What DistributedDataParallel changes in a step stays guarded: reducers.py refuses steps in
 # which that matters.
 _STAYS_GUARDED = frozenset(("require_forward_param_sync",))
 _NO_GPU = Cause.NOTHING_ON_GPU.because(

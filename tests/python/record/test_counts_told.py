@@ -64,7 +64,7 @@ def test_without_guards_no_count_is_told():
 
 
 def test_what_ddp_notes_of_its_buffers_stays_a_guard_and_is_not_told():
-    """In steps that are recorded it does not matter, see capture/reducers.py; in others it does."""
+    """In steps that are recorded it does not matter, see reducers.py; in others it does."""
     net = Net()
     net.require_forward_param_sync = True
 

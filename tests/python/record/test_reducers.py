@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from anabranch import _compat
-from anabranch._record.capture.reducers import untimed
+from anabranch._record.reducers import untimed
 from anabranch._record.refusals import Cause, NotRecordable
 
 pytestmark = [pytest.mark.own, pytest.mark.oldest]
