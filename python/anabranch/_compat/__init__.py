@@ -93,6 +93,7 @@ from anabranch._compat.distributed import (
     distributed_models,
     end_reduction,
     exchanges,
+    has_hook_with_state,
     of_cpp_alone,
 )
 from anabranch._compat.graph_cache import (
@@ -196,6 +197,7 @@ __all__ = [
     "gather_together",
     "get_hash_for_files",
     "graphs_from_cache",
+    "has_hook_with_state",
     "in_graph_order",
     "in_parts",
     "in_profiles",

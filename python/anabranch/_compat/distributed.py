@@ -12,6 +12,7 @@ import gc
 from collections.abc import Iterable
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,6 +31,13 @@ def exchanges(models: Iterable[DistributedDataParallel]) -> list[bool]:
     does not behind a forward under no_sync()."""
     return [model.require_forward_param_sync for model in models
             if model.broadcast_buffers and model.modules_buffers]
+
+
+def has_hook_with_state(model: DistributedDataParallel) -> bool:
+    """Whether one of its communication hooks keeps something besides a process group, as PowerSGD's
+    does, which counts iterations there."""
+    return any(state is not None and not isinstance(state, dist.ProcessGroup)
+               for _, state in model._comm_hooks)
 
 
 def count_past_timed(model: DistributedDataParallel) -> bool:

@@ -45,6 +45,10 @@ def _check(models: Sequence[Any], exchanges: Sequence[bool]) -> None:
     if any(model.gradient_as_bucket_view for model in models):
         raise NotRecordable(_IN_BUCKETS, Cause.UNTRACKED_TENSOR,
                             "Make the model with gradient_as_bucket_view=False.")
+    if any(map(_compat.has_hook_with_state, models)):
+        raise NotRecordable(
+            "a communication hook of its DistributedDataParallel keeps a state, in which it may "
+            "count", Cause.PYTHON_CHANGES, "Register a hook without one: None or a process group.")
     if not all(map(_compat.count_past_timed, models)):
         raise NotRecordable(
             "DistributedDataParallel is told to take the times of every iteration, for which it "

@@ -87,6 +87,28 @@ def test_gradients_in_buckets_are_refused():
     assert "gradient_as_bucket_view=False" in refused.value.reason.remedy
 
 
+class State:
+    """What a hook may keep."""
+
+
+@pytest.mark.parametrize("state, is_refused", [
+    (lambda: None, False), (lambda: dist.group.WORLD, False), (State, True)],
+    ids=["none", "a group", "a state"])
+def test_a_communication_hook_that_keeps_a_state_is_refused(state, is_refused):
+    model = made()
+    model.register_comm_hook(state(), _halved)
+    refused = pytest.raises(NotRecordable, match="communication hook") if is_refused \
+        else contextlib.nullcontext()
+    with refused, capturing(model):
+        train(model)
+
+
+def _halved(state, bucket):
+    made = torch.futures.Future()
+    made.set_result(bucket.buffer() / 2)
+    return made
+
+
 def test_a_backward_that_breaks_in_a_capture_leaves_a_model_that_trains():
     model, reference = made(), made()
 
