@@ -88,6 +88,8 @@ from anabranch._compat.cuda import (
     use_counts,
 )
 from anabranch._compat.distributed import (
+    NOTED_OF_BUCKETS,
+    NOTED_OF_EXCHANGES,
     count_iteration,
     count_past_timed,
     distributed_models,
@@ -147,6 +149,8 @@ from anabranch._compat.torch_modes import (
 )
 
 __all__ = [
+    "NOTED_OF_BUCKETS",
+    "NOTED_OF_EXCHANGES",
     "NO_PROFILE",
     "OWN_BUFFERS",
     "CustomPartitionerFn",

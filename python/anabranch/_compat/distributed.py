@@ -16,6 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+# Attributes in which a model notes what it has done, and decides by it.
+NOTED_OF_BUCKETS = "_has_rebuilt_buckets"
+NOTED_OF_EXCHANGES = "require_forward_param_sync"
+
 _FIRST = 10  # iterations that are all timed
 _MOST = 1000  # that are counted to find the next one
 
@@ -29,7 +33,7 @@ def distributed_models(modules: Iterable[nn.Module]) -> list[DistributedDataPara
 def exchanges(models: Iterable[DistributedDataParallel]) -> list[bool]:
     """Of models with buffers, whether the next forward brings those of the first process to all. It
     does not behind a forward under no_sync()."""
-    return [model.require_forward_param_sync for model in models
+    return [getattr(model, NOTED_OF_EXCHANGES) for model in models
             if model.broadcast_buffers and model.modules_buffers]
 
 

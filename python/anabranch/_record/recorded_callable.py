@@ -47,9 +47,6 @@ from anabranch._record.state.paths import Path, name_of
 from anabranch._record.state.state import State
 
 _MOST_NAMES = 4
-# What DistributedDataParallel changes in a step stays guarded: reducers.py refuses steps in
-# which that matters.
-_STAYS_GUARDED = frozenset(("require_forward_param_sync",))
 _NO_GPU = Cause.NOTHING_ON_GPU.because(
     "torch finds no GPU, and nothing else is recorded",
     "anabranch.doctor.report() says what torch finds; what torch.compile(backend=\"anabranch\") "
@@ -285,7 +282,9 @@ class RecordedCallable(Generic[_P, _R]):
             after.forget_walk()
             known = self._recorder.specializations
             found, left = changed(values, after.python_values()), known.left_paths(key)
-            found = {path for path in found if path[-1] not in _STAYS_GUARDED}
+            # What a model of DDP notes of exchanges stays guarded: reducers.py refuses steps in which
+            # it matters that they change it.
+            found = {path for path in found if path[-1] != _compat.NOTED_OF_EXCHANGES}
             self._tell_of_counts(key, (found | changed(changing, state.changing_values())) - left)
             paths = found | left
             if values is not None and paths.intersection(path for path, _ in values.each()):

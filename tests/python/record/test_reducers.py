@@ -44,6 +44,10 @@ def capturing(*models):
     return untimed(models, _compat.exchanges(models))
 
 
+def refusal(is_refused, told):
+    return pytest.raises(NotRecordable, match=told) if is_refused else contextlib.nullcontext()
+
+
 def timed(model):
     """The last iteration of which times were taken."""
     return model._get_ddp_logging_data()["iteration"]
@@ -97,9 +101,7 @@ class State:
 def test_a_communication_hook_that_keeps_a_state_is_refused(state, is_refused):
     model = made()
     model.register_comm_hook(state(), _halved)
-    refused = pytest.raises(NotRecordable, match="communication hook") if is_refused \
-        else contextlib.nullcontext()
-    with refused, capturing(model):
+    with refusal(is_refused, "communication hook"), capturing(model):
         train(model)
 
 
@@ -153,17 +155,13 @@ def with_buffers(**options):
 def test_a_step_that_leaves_out_the_next_exchange_of_buffers_is_refused(options, is_refused):
     """Whether the plain run of it has done so, or a capture."""
     model = with_buffers(**options)
-    refused = pytest.raises(NotRecordable, match="exchange of buffers") if is_refused \
-        else contextlib.nullcontext()
-    with refused, capturing(model), model.no_sync():
+    with refusal(is_refused, "exchange of buffers"), capturing(model), model.no_sync():
         train(model)
     train(model)
     before = _compat.exchanges([model])
     with model.no_sync():
         train(model)
-    refused = pytest.raises(NotRecordable, match="exchange of buffers") if is_refused \
-        else contextlib.nullcontext()
-    with refused, untimed([model], before):
+    with refusal(is_refused, "exchange of buffers"), untimed([model], before):
         pass
 
 

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anabranch import _compat
 from anabranch._record.state.guards import PLAIN
 from anabranch._record.state.namespaces import attributes_of, may_enter, parts_of_function
 from anabranch._record.state.paths import Place
 
 _DEEPEST, _MOST = 3, 100  # levels of containers and objects; items; beyond, by identity
 # Of a module, and what DistributedDataParallel notes of its buckets.
-_NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training", "_has_rebuilt_buckets")
+_NOT_CONSTANT = ("_parameters", "_buffers", "_modules", "training", _compat.NOTED_OF_BUCKETS)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 PLAIN_TYPES = frozenset(PLAIN)
 _NO_OBJECTS = (Tensor, *PLAIN)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from anabranch import _compat
 from anabranch._record.state.guards import (
     ATTRIBUTES,
     COUNT,
@@ -33,7 +34,7 @@ from anabranch._record.state.namespaces import (
     LIBRARY_BASES,
     Cells,
     Slotted,
-    Standing,
+    StandsNow,
     Variables,
     attributes_of,
     is_librarys,
@@ -59,7 +60,7 @@ _ANY_NAME = "*"  # among names, where there is such code
 # The walk looks into these itself, for tensors.
 _OTHERS_MATTERS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
 # Registries, what has a guard of its own, and what DistributedDataParallel notes of its buckets.
-OF_MODULES = frozenset((*vars(nn.Module()), "_has_rebuilt_buckets"))
+OF_MODULES = frozenset((*vars(nn.Module()), _compat.NOTED_OF_BUCKETS))
 
 
 class Stand(NamedTuple):
@@ -153,13 +154,13 @@ class GuardCollector:
         self.watched = {path: stand for path, stand in self._stands.items()
                         if id(stand.thing) in things and path not in often_new}
 
-    def _replaced(self) -> dict[Path, Standing]:
+    def _replaced(self) -> dict[Path, StandsNow]:
         """By path, whatever stands where a program puts new containers; not where one stands in
         several places."""
         if not self._often_new:
             return {}
         times = collections.Counter(id(stand.thing) for stand in self._stands.values())
-        return {path: Standing(stand.holder, stand.key, type(stand.thing))
+        return {path: StandsNow(stand.holder, stand.key, type(stand.thing))
                 for path in self._often_new if (stand := self._stands.get(path)) is not None
                 and times[id(stand.thing)] == 1 and is_often_new(stand.thing)}
 

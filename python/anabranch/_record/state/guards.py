@@ -134,7 +134,6 @@ class GuardSet:
                        for keys, some in self._layout.alike.items()]
         places = [(self.held[i][0], key) for keys, some in self._layout.alike.items()
                   for i in some for key in keys]
-        self._are_counts = [key is COUNT for _, key in places]
         self._are_objects = [key is not COUNT for _, key in places]
         self._counted = [holder for holder, key in places if key is COUNT]
         self._holders = tuple([holder for holder, key in places if key is not COUNT])
@@ -173,7 +172,8 @@ class GuardSet:
         now = self._layout.with_values(told)
         if not any(type(told[i]) is object for i in others):  # else it would keep a tensor alive
             self._last = _Last(tuple(itertools.compress(values, self._are_objects)),
-                               list(itertools.compress(values, self._are_counts)),
+                               list(itertools.compress(
+                                   values, map(operator.not_, self._are_objects))),
                                [i for i in others if _can_be_filled(values[i])], values, now)
         return now
 

@@ -94,7 +94,7 @@ class Slotted(MutableMapping[str, Any]):
         delattr(self._thing, name)
 
 
-class Standing:
+class StandsNow:
     """Whatever list or dictionary stands in a place now, of the kind that stood there. KeyError
     where none does."""
 
