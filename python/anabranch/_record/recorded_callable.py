@@ -282,8 +282,8 @@ class RecordedCallable(Generic[_P, _R]):
             after.forget_walk()
             known = self._recorder.specializations
             found, left = changed(values, after.python_values()), known.left_paths(key)
-            # What a model of DDP notes of exchanges stays guarded: reducers.py refuses steps in which
-            # it matters that they change it.
+            # What a model of DDP notes of exchanges stays guarded. Where a step's change of it
+            # matters, reducers.py refuses the step.
             found = {path for path in found if path[-1] != _compat.NOTED_OF_EXCHANGES}
             self._tell_of_counts(key, (found | changed(changing, state.changing_values())) - left)
             paths = found | left
