@@ -31,12 +31,12 @@ from anabranch._record.state.guards import (
     is_plain,
 )
 from anabranch._record.state.namespaces import (
-    LIBRARY_BASES,
     Cells,
     Slotted,
     StandsNow,
     Variables,
     attributes_of,
+    is_library_base,
     is_librarys,
     may_enter,
     methods_of,
@@ -60,7 +60,15 @@ _ANY_NAME = "*"  # among names, where there is such code
 # The walk looks into these itself, for tensors.
 _OTHERS_MATTERS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
 # Registries, what has a guard of its own, and what DistributedDataParallel notes of its buckets.
-OF_MODULES = frozenset((*vars(nn.Module()), _compat.NOTED_OF_BUCKETS))
+_OF_MODULES = frozenset((*vars(nn.Module()), _compat.NOTED_OF_BUCKETS))
+# The same, and what schedulers put there: a step around the optimizer's, which notes its calls.
+_OF_OPTIMIZERS = frozenset((*vars(torch.optim.Optimizer([torch.empty(0)], {})), "step",
+                            "_opt_called"))
+
+
+def of_base(kind: type) -> frozenset[str]:
+    """Attributes of a class's objects that are torch's own."""
+    return _OF_OPTIMIZERS if issubclass(kind, torch.optim.Optimizer) else _OF_MODULES
 
 
 class Stand(NamedTuple):
@@ -128,14 +136,14 @@ class GuardCollector:
         for kind, attributes, path in self._attributes.values():
             if _leads_through(path, unread):
                 continue
-            found.add(attributes, self._named(attributes), path)
+            found.add(attributes, self._named(attributes, kind), path)
             if any(name not in attributes for name in in_class[kind]):
                 found.add_count(attributes, (*path, ATTRIBUTES))  # a new one may hide the class's
         self._watch({path for _, paths in (*found.held.values(), *found.counts.values())
                      for path in paths.values()}, often_new)
         for kind in {base: None for met in self._kinds for base in met.__mro__}:
-            if kind not in LIBRARY_BASES:
-                found.add(vars(kind), self._named(vars(kind)), ("", f"class {kind.__name__}"))
+            if not is_library_base(kind):
+                found.add(vars(kind), self._named(vars(kind), kind), ("", f"class {kind.__name__}"))
         cells: dict[int, tuple[types.CellType, Path]] = {}
         for function, path in {**self._methods, **self._functions}.items():
             variables = Variables(function)
@@ -165,12 +173,13 @@ class GuardCollector:
                 and times[id(stand.thing)] == 1 and is_often_new(stand.thing)}
 
     def _named_in_class(self, kind: type) -> list[str]:
-        return [name for base in kind.__mro__ if base not in LIBRARY_BASES
-                for name, value in self._named(vars(base)) if is_plain(value)]
+        return [name for base in kind.__mro__ if not is_library_base(base)
+                for name, value in self._named(vars(base), base) if is_plain(value)]
 
-    def _named(self, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    def _named(self, attributes: Mapping[str, Any], kind: type) -> Iterator[tuple[str, Any]]:
+        hidden = of_base(kind)
         return ((name, attributes[name]) for name in attributes
-                if self._is_named(name) and name not in OF_MODULES)
+                if self._is_named(name) and name not in hidden)
 
     def may_be_read(self, name: str) -> bool:
         """Whether code may read an attribute of this name; asked after follow_names()."""
@@ -210,8 +219,8 @@ class GuardCollector:
                     variables = Variables(method)
                     for name, value in variables.items():
                         self._look_at(variables, name, ("", method.__module__, name), value)
-            for thing, (_, attributes, path) in list(self._attributes.items()):
-                for name, value in list(self._named(attributes)):
+            for thing, (kind, attributes, path) in list(self._attributes.items()):
+                for name, value in list(self._named(attributes, kind)):
                     if (thing, name) not in looked_at:
                         looked_at.add((thing, name))
                         self._look_at(attributes, name, (*path, name), value)

@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 CELL = object()  # in the place of a key: what is in a cell
@@ -182,7 +183,11 @@ def attributes_of(thing: Any) -> Any:
     return Slotted(thing) if _slots_in(thing) else vars(thing)
 
 
-LIBRARY_BASES = (object, nn.Module)  # their methods read nothing of the user's
+def is_library_base(kind: type) -> bool:
+    """Whether its methods read nothing of the user's: those of torch's optimizers read groups,
+    whose numbers are guarded by themselves."""
+    return kind in (object, nn.Module) or (
+        issubclass(kind, torch.optim.Optimizer) and is_librarys(kind.__module__))
 
 
 class Cells:
@@ -219,7 +224,7 @@ def methods_of(kind: type) -> dict[str, list[types.FunctionType]]:
     """By their names, those that it overrides as well: these may be called by the others."""
     found: dict[str, list[types.FunctionType]] = {}
     for base in kind.__mro__:
-        if base not in LIBRARY_BASES:
+        if not is_library_base(base):
             for name, value in vars(base).items():
                 found.setdefault(name, []).extend(_functions_in(value))
     return found

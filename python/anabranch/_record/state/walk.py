@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from anabranch._record.state.fingerprint import PLAIN_TYPES, Fingerprinter, is_object
-from anabranch._record.state.guard_collector import OF_MODULES, GuardCollector
+from anabranch._record.state.guard_collector import GuardCollector, of_base
 from anabranch._record.state.namespaces import (
     OfClass,
     Variables,
@@ -136,9 +136,11 @@ class Walk:
         elif isinstance(thing, torch.optim.Optimizer):
             name = name_of_wrapped(thing)
             if name is None:
-                self._visit_optimizer(thing, path)
+                self._visit_optimizer(thing, path, depth)
             else:
                 self._look(Place(vars(thing), name, (*path, name)), depth)
+                if self._collector is not None:
+                    self._collector.add_object(thing, vars(thing), path)
         elif isinstance(thing, torch.Generator):
             self._finds += 1
             self.generators.append(thing)
@@ -225,20 +227,23 @@ class Walk:
             for key, child in part._modules.items():
                 self._fingerprinted.append(((*path, name, key), child, None))
 
-    def _look_into_attributes(self, module: nn.Module, path: Path, depth: int) -> None:
-        """Looks into containers only, such as a cache of keys and values. A module's attributes may
-        name any objects, its trainer and all data."""
-        attributes, depth = vars(module), max(depth, _DEEPEST - 3)
+    def _look_into_attributes(self, thing: nn.Module | torch.optim.Optimizer, path: Path,
+                              depth: int) -> None:
+        """Looks into containers, such as a cache of keys and values, and into optimizers of an
+        optimizer. A module's attributes may name any objects, its trainer and all data."""
+        attributes, depth = vars(thing), max(depth, _DEEPEST - 3)
         if self._collector is not None:
-            self._collector.add_object(module, attributes, path)
+            self._collector.add_object(thing, attributes, path)
+        hidden, is_optimizer = of_base(type(thing)), isinstance(thing, torch.optim.Optimizer)
         for key, value in list(attributes.items()):
-            is_filled = isinstance(value, (dict, list, tuple)) and value
-            if key not in OF_MODULES and (is_filled or (
+            is_wanted = (isinstance(value, (dict, list, tuple)) and value) \
+                or (is_optimizer and isinstance(value, torch.optim.Optimizer))
+            if key not in hidden and (is_wanted or (
                     self._farther and is_object(value) and (*path, key) in self._farther)):
                 self._look(Place(attributes, key, (*path, key)), depth)
-        self._look_farther(module, path, depth)
+        self._look_farther(thing, path, depth)
 
-    def _visit_optimizer(self, optimizer: torch.optim.Optimizer, path: Path) -> None:
+    def _visit_optimizer(self, optimizer: torch.optim.Optimizer, path: Path, depth: int) -> None:
         self._finds += 1
         self.optimizers.append(optimizer)
         groups, states, attributes = optimizer.param_groups, optimizer.state, vars(optimizer)
@@ -258,6 +263,9 @@ class Walk:
             self._add_way(Place(group, "params", (*path, i, "params")), group["params"])
         self._add_way(Place(attributes, "param_groups", path), groups)
         self._add_way(Place(attributes, "state", (*path, "state")), states)
+        self.holders.append((attributes, path))
+        self._add_tensors(attributes, path)
+        self._look_into_attributes(optimizer, path, depth)
 
     def _add_tensors(self, holder: Any, path: Path, counts: bool = False) -> None:
         items = holder.items() if isinstance(holder, dict) else enumerate(holder)
