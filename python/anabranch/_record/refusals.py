@@ -68,8 +68,8 @@ class Cause(enum.IntEnum):
     ANSWER_ON_CPU = 319, "Answer it on the GPU, and copy it to the CPU after the step."
     OTHER_ANSWER = 320, "Answer tensors, and compute in Python outside of the step."
     ANSWER_WANTS_GRADIENT = 321, (
-        "Call it under torch.no_grad(), put the backward inside, or use "
-        'torch.compile(backend="anabranch").')
+        "Answer what is only looked at detached, call it under torch.no_grad(), put the backward "
+        'inside, or use torch.compile(backend="anabranch").')
     RANDOM_ON_CPU = 322, (
         "Draw them on the GPU, or outside and give it them; or compile the model with "
         'backend="anabranch", which records what lies between.')

@@ -13,6 +13,7 @@ from stand_in_recording import StandIn
 
 from anabranch._record.capture.step import Step
 from anabranch._record.memory import gpu
+from anabranch._record.refusals import NotRecordable
 from anabranch._record.state.state import State
 from anabranch._record.tensors import units_apart
 from anabranch._record.trial import copies, stages, values
@@ -258,3 +259,63 @@ def test_an_element_that_is_rounded_another_way_is_told_from_one_that_is_wrong(t
         found = values.distances(trial._after(None, []), ["given memory 0"])
         assert found["given memory 0"].is_rounding is is_rounding
         x.copy_(before)
+
+
+def loss_of(leaves):
+    w, x = leaves
+    return (torch.sin(w) * x).sum() / x.sum()
+
+
+def backward(leaves):
+    loss = loss_of(leaves)
+    loss.backward()
+    return loss
+
+
+def backward_and_another_loss(leaves):
+    backward(leaves)
+    return loss_of(leaves)
+
+
+def zeroed(leaves):
+    leaves[0].grad.zero_()
+    return loss_of(leaves)
+
+
+def backward_without_saved_tensors(leaves):
+    total = leaves[0].sum()
+    total.backward()
+    return total
+
+
+def backward_and_a_metric(leaves):
+    prediction = torch.sin(leaves[0])
+    (prediction * leaves[1]).sum().backward()
+    return prediction.square().mean()
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize("step", [backward, backward_and_a_metric])
+def test_answers_have_no_history_where_the_backward_has_run(trial_of, step, has_gradients):
+    """Gradients that are there are added to, and no new ones set."""
+    gradient = torch.ones(100) if has_gradients else None
+    trial, made = trial_of(step, [parameter(gradient), torch.ones(100)])
+    run = trial.plain()
+    assert run.has_history and not run.answer.requires_grad
+    run.check(made)
+
+
+def test_a_graph_that_saves_nothing_is_behind_the_backward_that_has_set_gradients(trial_of):
+    trial, made = trial_of(backward_without_saved_tensors, [parameter()])
+    trial.plain().check(made)
+
+
+@pytest.mark.parametrize("step, has_gradients", [
+    (loss_of, False), (loss_of, True), (zeroed, True),
+    (backward_and_another_loss, False), (backward_and_another_loss, True),
+])
+def test_a_loss_whose_backward_may_follow_outside_is_refused(trial_of, step, has_gradients):
+    gradient = torch.ones(100) if has_gradients else None
+    trial, made = trial_of(step, [parameter(gradient), torch.ones(100)])
+    with pytest.raises(NotRecordable, match="runs no backward through them"):
+        trial.plain().check(made)

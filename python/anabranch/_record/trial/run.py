@@ -37,8 +37,8 @@ class Run:
     tensors: dict[str, Tensor]  # results, gradients and given memory, by name
     sums: dict[str, Sum]
     has_history: bool = False  # a result had a grad_fn
+    is_missed: bool = False  # a backward may follow through one of these
     drawn: str = ""  # whose generator on the CPU has moved: "torch", or "other"
-    has_gradients: bool = False  # it has set some
     has_moved: bool = False  # tensors that it was given have other memory since
 
     def check(self, step: Step) -> None:
@@ -52,9 +52,9 @@ class Run:
             step.drawn_to = self.after.random[1]
         if self.has_moved:
             raise Moved()
-        if self.has_history and not self.has_gradients:
+        if self.is_missed:
             raise NotRecordable(
-                "it answers tensors that require gradients and runs no backward itself",
+                "it answers tensors that require gradients and runs no backward through them",
                 Cause.ANSWER_WANTS_GRADIENT)
 
     def let_go(self) -> None:

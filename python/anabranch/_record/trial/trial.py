@@ -43,6 +43,7 @@ from anabranch._record.tensors import (
 )
 from anabranch._record.trial.checksums import checksums, forget_places
 from anabranch._record.trial.copies import Copies, grantable_bytes
+from anabranch._record.trial.histories import Histories, detached, is_behind_backward
 from anabranch._record.trial.old_gradients import OldGradients
 from anabranch._record.trial.run import Moment, Run
 from anabranch._record.trial.values import Values, form_of
@@ -122,7 +123,7 @@ class Trial:
                  on_callers_stream: bool = False, is_plenty: bool = False) -> None:
         self._step, self._state, self._foreseen = step, state, foreseen
         self._on_callers_stream, self._is_plenty = on_callers_stream, is_plenty
-        self._histories: dict[int, Any] = {}  # of what a run is given, by tensor
+        self._histories, self._versions = Histories(), list[int | None]()  # before a run
         given = sum(unit.size_bytes for unit in step.units)
         granted = free_bytes(step.device) // 4 if is_plenty \
             else grantable_bytes(step.device, size_of(step.tensors))
@@ -203,8 +204,8 @@ class Trial:
         """The step's own answer, and whose generator on the CPU it has moved: "torch", "other" or
         none. Errors are the step's."""
         before = generators_of_the_cpu()
-        self._histories = {id(tensor): tensor.grad_fn for tensor in self._step.tensors
-                           if tensor.grad_fn is not None}
+        self._histories = Histories(self._step.tensors)
+        self._versions = self._versions_of_gradients()
         with self._stream():
             answer = self._step.call(list(self._step.leaves))
         of_torch, *others = generators_of_the_cpu()
@@ -216,19 +217,34 @@ class Trial:
         none: what they belonged to would live on into the capture."""
         self._take_back_gradients()
         [flat], shape = flatten([answer], self._step.object_numbers)
-        has_history = any(map(self._has_new_history, flat))
+        with_history = list(filter(self._histories.is_new, flat))
+        has_history, is_missed = bool(with_history), any(map(self._may_be_missed, with_history))
         if has_history:
-            flat = list(map(_detached, flat))
+            flat = list(map(detached, flat))
             answer = shape.unflatten(flat)
+        with_history.clear()
         self._histories.clear()
-        return self._after(answer, flat, has_history, drawn)
+        return self._after(answer, flat, has_history, is_missed, drawn)
 
-    def _has_new_history(self, leaf: Any) -> bool:
-        """Of the run's. What the run was given, and answers as it was, is answered so by launches:
-        graphs of forwards save such tensors, which other graphs have made."""
-        if not isinstance(leaf, Tensor) or not leaf.requires_grad or leaf.is_leaf:
-            return False
-        return self._histories.get(id(leaf)) is not leaf.grad_fn
+    def _may_be_missed(self, answer: Tensor) -> bool:
+        """Whether a backward may follow outside of the step, through the history of an answer."""
+        has_set = bool(self._new_gradients())
+        if not has_set and self._versions_of_gradients() == self._versions:
+            return True
+        is_behind = is_behind_backward(answer)
+        return not (has_set if is_behind is None else is_behind)
+
+    def _new_gradients(self) -> dict[int, Tensor]:
+        """By parameter, those that a run has set."""
+        stand_ins = self._old.stand_ins()
+        return {i: parameter.grad for i, (parameter, before) in
+                enumerate(zip(self._step.parameters, self._before.gradients, strict=True))
+                if parameter.grad is not None and parameter.grad is not before
+                and id(parameter.grad) not in stand_ins}
+
+    def _versions_of_gradients(self) -> list[int | None]:
+        return [None if parameter.grad is None else version_of(parameter.grad)
+                for parameter in self._step.parameters]
 
     def _take_back_gradients(self) -> None:
         """Those that are still there behind the run: it has not let go of them."""
@@ -272,15 +288,11 @@ class Trial:
             return recorded.launch_as_captured(self._step, poison)
 
     def _after(self, answer: Any, flat: list[Any], has_history: bool = False,
-               drawn: str = "") -> Run:
+               is_missed: bool = False, drawn: str = "") -> Run:
         after = self._moment()
         _wait_for_copies(self._memory)
         tensors = {f"result {i}": leaf for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
-        stand_ins = self._old.stand_ins()
-        gradients = {f"gradient {i}": grad for i, (grad, before) in
-                     enumerate(zip(after.gradients, self._before.gradients, strict=True))
-                     if grad is not None and grad is not before and id(grad) not in stand_ins}
-        tensors |= gradients
+        tensors |= {f"gradient {i}": grad for i, grad in self._new_gradients().items()}
         tensors = {name if len(inner) == 1 else f"{name}, part {part}": one
                    for name, tensor in tensors.items()
                    for inner in [inner_tensors(tensor)] for part, one in enumerate(inner)}
@@ -289,7 +301,7 @@ class Trial:
             sums = dict(zip(tensors, checksums(list(tensors.values())), strict=True))
         return Run(answer, after, tensors,
                    {name: (form_of(one), sums[name]) for name, one in tensors.items()},
-                   has_history, drawn, bool(gradients),
+                   has_history, is_missed, drawn,
                    bool(self._before.memory.moved()))
 
     def written_unforeseen(self, run: Run) -> set[int]:
@@ -382,10 +394,6 @@ def on_stream(stream: torch.cuda.Stream, device: int) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
     current.wait_stream(stream)
-
-
-def _detached(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, Tensor) and leaf.grad_fn is not None else leaf
 
 
 def _wait_for_copies(memory: Sequence[Tensor]) -> None:
