@@ -47,6 +47,19 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def layout_of(tensor: Tensor) -> tuple[Any, ...]:
+    """What kernels are chosen by, and given, but for the address: shape, strides, type, device, and
+    whether torch reads the elements conjugated or negated."""
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_conj(),
+            tensor.is_neg())
+
+
+def as_it_lies(tensor: Tensor) -> Tensor:
+    """The same memory, read neither conjugated nor negated: of what is, torch may ask a copy."""
+    is_conj, is_neg = tensor.is_conj(), tensor.is_neg()
+    return _compat.read_otherwise(tensor, is_conj, is_neg) if is_conj or is_neg else tensor
+
+
 def may_be_parameter(tensor: Tensor) -> bool:
     return tensor.is_leaf and (tensor.requires_grad or isinstance(tensor, nn.Parameter))
 
@@ -145,7 +158,10 @@ class MemoryOf:
 
 
 def _share_place(one: Tensor, other: Tensor) -> bool:
-    return one.device == other.device and one.dtype == other.dtype and one.is_set_to(other)
+    if (one.device, one.dtype, one.is_conj(), one.is_neg()) \
+            != (other.device, other.dtype, other.is_conj(), other.is_neg()):
+        return False
+    return as_it_lies(one).is_set_to(as_it_lies(other))
 
 
 def memory_on_cpu(tensor: Tensor) -> int | None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import torch
 from recordings import assert_follows, assert_launched, assert_plain, batch, mlp, normal, told
-from torch import Tensor
+from torch import Tensor, nn
 
 import anabranch
 
@@ -185,3 +185,21 @@ def test_conjugated_and_negated_views_are_answered_as_such():
             assert (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg())
             assert torch.equal(a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg())
     assert_launched(recorded)
+
+
+def test_arguments_and_weights_that_torch_reads_conjugated_or_negated_are_told_apart():
+    """They have one memory and one layout; their kernels are others."""
+    model = nn.Module()
+
+    def step(z):
+        return z * model.turn + 1, z, z[1:], model.turn.conj()
+
+    recorded = anabranch.record(step)
+    for seed in range(24):
+        z, turn = (torch.complex(normal(seed + i, 8), normal(seed - i, 8)) for i in (1, 2))
+        given = (z, z.conj(), torch._neg_view(z), z.conj().imag)[seed % 4]
+        model.turn = turn.conj() if seed % 8 < 4 else turn
+        for a, b in zip(recorded(given), step(given), strict=True):
+            assert (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg())
+            assert torch.equal(a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg())
+    assert_launched(recorded, 8)

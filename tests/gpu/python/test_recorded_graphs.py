@@ -8,7 +8,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_same, compiled
-from recordings import CALLS, assert_launched, batch, everything, mlp, normal, train_both, training
+from recordings import (
+    CALLS,
+    DEVICE,
+    assert_launched,
+    batch,
+    everything,
+    mlp,
+    normal,
+    train_both,
+    training,
+)
 from torch import nn
 
 import anabranch
@@ -56,6 +66,35 @@ def assert_trains_as_unrecorded(make_model, steps=8, inputs=batch, dynamic=False
 def test_forward_and_backward_are_recorded_each(make_model):
     step = assert_trains_as_unrecorded(make_model)
     assert_kinds_launched(recordings_in(step, *batch(50)), "forward", "backward")
+
+
+class Rotated(nn.Module):
+    """By complex numbers, as Llama was published."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x, turns):
+        turns = turns[:x.shape[1]].view(1, x.shape[1], 16)
+        q, k = (torch.view_as_complex(part(x).unflatten(-1, (-1, 2))) * turns
+                for part in (self.q, self.k))
+        return (torch.view_as_real(q) * torch.view_as_real(k)).sum()
+
+
+def test_a_backward_that_is_given_conjugated_numbers_is_recorded():
+    torch.manual_seed(0)
+    model = Rotated().to(DEVICE)
+    turns = torch.polar(torch.ones(64, 16), torch.rand(64, 16)).to(DEVICE)
+    call = compiled(model)
+
+    def gradients(of, x):
+        return torch.autograd.grad(of(x, turns), list(model.parameters()))
+
+    for seed in range(6):
+        x = normal(seed, 4, 8, 32)
+        torch.testing.assert_close(gradients(call, x), gradients(model, x))
+    assert_kinds_launched(recordings_in(lambda: gradients(call, x)), "forward", "backward")
 
 
 def test_inference_is_recorded_and_its_outputs_last():

@@ -20,7 +20,7 @@ from anabranch._record.capture.step import Step
 from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state import state as state_module
 from anabranch._record.state.state import State
-from anabranch._record.tensors import inner_places, inner_tensors, units_of
+from anabranch._record.tensors import inner_places, inner_tensors, layout_of, units_of
 from anabranch._record.trial import trial as trial_module
 
 ALIGNMENT = 64
@@ -65,6 +65,24 @@ def test_stand_ins_have_the_layout_of_the_given_and_memory_of_the_capture():
     assert inside.data_ptr() - first.data_ptr() == 16 and len(blocks) == 2
     inside.fill_(0x3F800000)  # the bits of 1.0
     assert first.T.flatten().tolist() == [0.0] * 4 + [1.0] * 2 + [0.0] * 10
+
+
+def test_stand_ins_are_read_conjugated_or_negated_as_the_given_are():
+    z = torch.randn(3, dtype=torch.complex64)
+    given, memory = [z.conj(), z.clone().conj().imag, z.clone()], Memory()
+    stand_ins = StandIns(given, units_of(given), memory)
+    for tensor, stand_in in zip(given, stand_ins.tensors, strict=True):
+        assert layout_of(stand_in) == layout_of(tensor)
+    conjugated, negated, plain = stand_ins.tensors
+    plain.fill_(1 + 2j)
+    assert plain.resolve_conj().tolist() == [1 + 2j] * 3
+    conjugated.fill_(1 + 2j)
+    assert conjugated.conj().tolist() == [1 - 2j] * 3 and not conjugated.conj().is_conj()
+    negated.fill_(3)
+    assert torch._neg_view(negated).tolist() == [-3] * 3
+    originals = [torch.zeros(3, dtype=torch.complex64).conj()]
+    with stand_ins.in_place_of(originals, 0):
+        assert originals[0].data_ptr() == conjugated.data_ptr() and originals[0].is_conj()
 
 
 def test_a_closed_capture_has_no_pool_whoever_holds_it():

@@ -140,3 +140,24 @@ def test_writing_a_tensor_moves_nothing():
     x.add_(1).copy_(torch.ones(4))
     x.data = x.data  # the same memory
     assert not memory.moved() and torch.equal(x, torch.ones(4))
+
+
+READ_OTHERWISE = {"conjugated": lambda z: z.conj(), "negated": lambda z: z.conj().imag,
+                  "both": lambda z: torch._neg_view(z.conj())}
+
+
+@pytest.mark.parametrize("read", READ_OTHERWISE.values(), ids=READ_OTHERWISE.keys())
+def test_tensors_that_torch_reads_conjugated_or_negated_stay_where_they_are(read):
+    """As the complex rotations that attention saves for its backward."""
+    z = torch.randn(6, dtype=torch.complex64)
+    x = read(z)
+    memory = MemoryOf([x])
+    assert not memory.moved()
+    x.mul_(2)
+    assert not memory.moved()
+    x.data = read(z.clone())
+    assert memory.moved() == [x]
+    memory.give_back()
+    assert not memory.moved() and torch.equal(x, read(z))
+    x.data = z if z.dtype == x.dtype else torch.view_as_real(z)[:, 1]
+    assert memory.moved() == [x]

@@ -166,6 +166,14 @@ def test_states_that_a_step_may_be_in_are_no_changing_values(name):
     assert told == []
 
 
+def test_tensors_that_torch_reads_conjugated_or_negated_are_other_signatures():
+    """They have the same memory and layout; kernels read it differently."""
+    z = torch.ones(4, dtype=torch.complex64)
+    given = [z, z.conj(), torch._neg_view(z), z.conj().imag, z.imag]
+    kinds = {kind_of(["containers", x], NumberPlaces(), ()) for x in given}
+    assert len(kinds) == len({signature_of([x], NO_STATE, ()) for x in given}) == len(given)
+
+
 FOLLOWED_ARGUMENTS = NumberPlaces(arguments=(10, 2))  # in the order of their places' names
 CALL = (("containers",), 1, 0.5, *"abcdefg", 1.5)
 

@@ -72,4 +72,5 @@ class StandIns:
 
 def _view_of(storage: torch.UntypedStorage, offset: int, like: Tensor) -> Tensor:
     made = torch.empty(0, dtype=like.dtype, device=like.device)
-    return made.set_(storage, offset // like.element_size(), like.shape, like.stride())
+    made.set_(storage, offset // like.element_size(), like.shape, like.stride())
+    return _compat.read_otherwise(made, like.is_conj(), like.is_neg())

@@ -25,6 +25,7 @@ from anabranch._record.state.number_places import (
 )
 from anabranch._record.state.paths import Path
 from anabranch._record.state.state import State
+from anabranch._record.tensors import layout_of
 
 # Calls with these alone need no tree of containers to be walked.
 LEAF_TYPES = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None)))
@@ -205,7 +206,7 @@ def _told(name: str) -> Reason:
 def _guard_of(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         wants_gradient = (leaf.is_leaf, leaf.grad is None) if leaf.requires_grad else None
-        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, type(leaf), wants_gradient
+        return layout_of(leaf), type(leaf), wants_gradient
     try:
         hash(leaf)
     except TypeError:

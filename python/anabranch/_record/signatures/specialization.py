@@ -36,6 +36,7 @@ from anabranch._record.tensors import (
     inner_places,
     inner_tensors,
     is_wrapper,
+    layout_of,
     may_be_parameter,
     units_apart,
 )
@@ -390,8 +391,7 @@ _NO_TENSOR = torch.empty(0)
 
 
 def _layout(tensor: Any) -> Any:
-    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) \
-        if isinstance(tensor, Tensor) else None
+    return layout_of(tensor) if isinstance(tensor, Tensor) else None
 
 
 def _on_gpu(on_host: HostArguments, arguments: list[Tensor]) -> list[Tensor]:
