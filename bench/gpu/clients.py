@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 import torch._dynamo.config
-from cases.clients import BACKEND, COMPILE, EAGER, RECORD, Client, Made, serving, training
+from cases.clients import BACKEND, COMPILE, EAGER, RECORD, Client, Made, serving, titan, training
 from turns import Sample, ratio, save
 
-CLIENTS: dict[str, Client] = {**serving.CLIENTS, **training.CLIENTS}
+CLIENTS: dict[str, Client] = {**serving.CLIENTS, **training.CLIENTS, **titan.CLIENTS}
 WARM_UP = 4  # units, in each of which something is called twice
 FORM = "{:20s} {:24s} {:>9s} {:>8s} {:>14s}"
 
