@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the Python values that a step may read, by the names that its code mentions.
 
-That code is all functions that the walk has met, and the methods of classes that are named in such
-code. Objects and containers on the way to a value are guarded by identity, since another one may
-take their place. Where a program puts new lists of plain values, as peft does with the names of
-active adapters, whatever list stands there is looked into. Threads: as the objects found. Failure:
-none.
+That code is all functions that the walk has met, the methods of classes that are named in such
+code, and functions of the user's that it reaches by dotted names (``dotted``). Objects and
+containers on the way to a value are guarded by identity, since another one may take their place.
+Where a program puts new lists of plain values, as peft does with the names of active adapters,
+whatever list stands there is looked into. Threads: as the objects found. Failure: none.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from anabranch import _compat
+from anabranch._record.state.dotted import DottedNames, Read, is_users, run_by
 from anabranch._record.state.guards import (
     ATTRIBUTES,
     COUNT,
@@ -63,7 +64,7 @@ _OTHERS_MATTERS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.Generat
 _OF_MODULES = frozenset((*vars(nn.Module()), _compat.NOTED_OF_BUCKETS))
 # The same, and what schedulers put there: a step around the optimizer's, which notes its calls.
 _OF_OPTIMIZERS = frozenset((*vars(torch.optim.Optimizer([torch.empty(0)], {})), "step",
-                            "_opt_called"))
+                            "_opt_called")) - {"defaults"}
 
 
 def of_base(kind: type) -> frozenset[str]:
@@ -97,14 +98,19 @@ class GuardCollector:
         self._containers: dict[int, tuple[dict[Any, Any] | list[Any], Path]] = {}
         self._stands: dict[Path, Stand] = {}
         self._methods: dict[types.FunctionType, Path] = {}  # that code names
+        self._dotted = DottedNames()
+        self._reads: dict[tuple[int, str], Read] = {}  # by the holder's id, and the name
+        self._unread_code: list[types.FunctionType] = []  # whose dotted names are still to be read
         self.watched: dict[Path, Stand] = {}  # those on the way to guarded values
 
     def add_function(self, function: types.FunctionType, path: Path) -> None:
         if not is_librarys(module_of(function)):  # such as a wrapper around a user's function
             self._functions.setdefault(function, path)
-            self._add_names(function)
+            self._add_code(function)
 
-    def _add_names(self, function: types.FunctionType) -> None:
+    def _add_code(self, function: types.FunctionType) -> None:
+        if is_users(module_of(function)):
+            self._unread_code.append(function)
         names = names_in(function.__code__)
         self.names.update(names)
         if not names.isdisjoint(_BY_NO_NAME) and not is_librarys(module_of(function)):
@@ -144,6 +150,9 @@ class GuardCollector:
         for kind in {base: None for met in self._kinds for base in met.__mro__}:
             if not is_library_base(kind):
                 found.add(vars(kind), self._named(vars(kind), kind), ("", f"class {kind.__name__}"))
+        for read in self._reads.values():
+            if read.name in read.holder:
+                found.add(read.holder, [(read.name, read.holder[read.name])], read.path[:-1])
         cells: dict[int, tuple[types.CellType, Path]] = {}
         for function, path in {**self._methods, **self._functions}.items():
             variables = Variables(function)
@@ -209,13 +218,14 @@ class GuardCollector:
         looked_at: set[tuple[int, str]] = set()
         known = -1
         while known != len(self.names) + len(self._kinds) + len(self._attributes):
+            self._follow_dotted_names()
             known = len(self.names) + len(self._kinds) + len(self._attributes)
             for kind in list(self._kinds):
                 methods = methods_of(kind)
                 for method in [method for name in methods if self._is_named(name)
                                for method in methods[name] if method not in reached]:
                     reached[method] = ("", f"class {kind.__name__}", method.__name__)
-                    self._add_names(method)
+                    self._add_code(method)
                     variables = Variables(method)
                     for name, value in variables.items():
                         self._look_at(variables, name, ("", method.__module__, name), value)
@@ -224,6 +234,27 @@ class GuardCollector:
                     if (thing, name) not in looked_at:
                         looked_at.add((thing, name))
                         self._look_at(attributes, name, (*path, name), value)
+
+    def _follow_dotted_names(self) -> None:
+        """And to the functions behind these and behind variables, which name more."""
+        while self._unread_code:
+            function = self._unread_code.pop()
+            for name, value in Variables(function).items():
+                self._add_run_by(value, ("", function.__module__, name))
+            for read in self._dotted.read_by(function):
+                place = id(read.holder), read.name
+                if place not in self._reads:
+                    self._reads[place] = read
+                    self._add_run_by(read.value, read.path)
+                    self._look_at(read.holder, read.name, read.path, read.value)
+
+    def _add_run_by(self, value: Any, path: Path) -> None:
+        for function in run_by(value):
+            if function not in self._functions and function not in self._methods:
+                self.add_function(function, path)
+                variables = Variables(function)
+                for name, inner in variables.items():
+                    self._look_at(variables, name, ("", function.__module__, name), inner)
 
     def _look_at(self, holder: Any, key: str, path: Path, value: Any) -> None:
         if type(value) in (dict, list):

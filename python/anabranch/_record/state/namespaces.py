@@ -187,7 +187,8 @@ def is_library_base(kind: type) -> bool:
     """Whether its methods read nothing of the user's: those of torch's optimizers read groups,
     whose numbers are guarded by themselves."""
     return kind in (object, nn.Module) or (
-        issubclass(kind, torch.optim.Optimizer) and is_librarys(kind.__module__))
+        issubclass(kind, (torch.optim.Optimizer, torch.Tensor, torch._C.TensorBase))
+        and is_librarys(kind.__module__))
 
 
 class Cells:

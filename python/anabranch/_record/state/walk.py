@@ -205,6 +205,8 @@ class Walk:
             self.more_places.setdefault(id(tensor), []).append(place)
             return
         self._mark(tensor)
+        if self._collector is not None and (attributes := vars(tensor)):
+            self._collector.add_object(tensor, attributes, place.path)
         self.more_places[id(tensor)] = []
         self.tensors.append(Found(place, tensor, counts))
 
