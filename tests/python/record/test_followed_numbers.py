@@ -221,6 +221,32 @@ def test_an_attribute_that_changes_is_followed_by_one_recording():
     assert sum(report.launched for report in step.reports) >= len(SCHEDULE) - 6, step.reports
 
 
+class OfItsClass(Scaled):
+    scale = 1.5
+
+    def __init__(self):
+        self.weight = torch.ones(8)
+
+
+class Settings:
+    scale = 1.5
+
+
+class ByDottedName(Scaled):
+    def step(self, x):
+        self.weight.mul_(1 - Settings.scale * 0.1)
+        return (x * self.weight).add(self.weight, alpha=-Settings.scale)
+
+
+@pytest.mark.parametrize("kind, holder", [(OfItsClass, OfItsClass), (ByDottedName, Settings)])
+def test_an_attribute_of_a_class_that_changes_is_followed(kind, holder, monkeypatch):
+    monkeypatch.setattr(holder, "scale", holder.scale)
+    step = follow(kind, SCHEDULE, lambda made, value: setattr(holder, "scale", value))
+    [report] = kept(step)
+    assert report.reason is None, report
+    assert sum(report.launched for report in step.reports) >= len(SCHEDULE) - 6, step.reports
+
+
 def test_a_number_that_goes_back_and_stays_is_followed_too():
     step = follow(Scaled, [0.1, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1, -0.0, 0.0, float("inf"), 0.1],
                   set_scale)

@@ -15,7 +15,7 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, MutableMapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -34,23 +34,32 @@ _OF_GRADIENTS = ("forward", "backward", "setup_context", "jvp", "vmap")
 class Read(NamedTuple):
     """A value that code reads from a holder; the path is made of the names in the code."""
 
-    holder: Mapping[str, Any]
+    holder: MutableMapping[str, Any]
     name: str
     value: Any
     path: Path
 
 
-class Inherited(Mapping[str, Any]):
+class Inherited(MutableMapping[str, Any]):
     """The attributes of a class, and those that it inherits from classes of the user's."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
 
-    def __getitem__(self, name: str) -> Any:
+    def _owner_of(self, name: str) -> type:
         for base in self._kind.__mro__:
             if name in vars(base) and not is_library_base(base):
-                return vars(base)[name]
+                return base
         raise KeyError(name)
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self._owner_of(name))[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self._owner_of(name), name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self._owner_of(name), name)
 
     def __iter__(self) -> Iterator[str]:
         return iter({name: None for base in self._kind.__mro__ if not is_library_base(base)
@@ -78,7 +87,7 @@ class DottedNames:
                 value, path = holder[name], (*path, name)
                 yield Read(holder, name, value, path)
 
-    def _holder_of(self, thing: Any) -> Mapping[str, Any] | None:
+    def _holder_of(self, thing: Any) -> MutableMapping[str, Any] | None:
         """Of a module, a class or a function of the user's; None of anything else."""
         if isinstance(thing, types.ModuleType):
             return vars(thing) if is_users(thing.__name__) else None

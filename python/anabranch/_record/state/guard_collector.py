@@ -33,6 +33,7 @@ from anabranch._record.state.guards import (
 )
 from anabranch._record.state.namespaces import (
     Cells,
+    OfClass,
     Slotted,
     StandsNow,
     Variables,
@@ -94,6 +95,7 @@ class GuardCollector:
         self._functions: dict[types.FunctionType, Path] = {}
         self._often_new = often_new
         self._kinds: dict[type, None] = {}
+        self._classes: dict[int, type] = {}  # by the ids of the mappings that show their attributes
         self._attributes: dict[int, tuple[type, Mapping[str, Any], Path]] = {}
         self._containers: dict[int, tuple[dict[Any, Any] | list[Any], Path]] = {}
         self._stands: dict[Path, Stand] = {}
@@ -149,7 +151,9 @@ class GuardCollector:
                      for path in paths.values()}, often_new)
         for kind in {base: None for met in self._kinds for base in met.__mro__}:
             if not is_library_base(kind):
-                found.add(vars(kind), self._named(vars(kind), kind), ("", f"class {kind.__name__}"))
+                shown = vars(kind)
+                self._classes[id(shown)] = kind
+                found.add(shown, self._named(shown, kind), ("", f"class {kind.__name__}"))
         for read in self._reads.values():
             if read.name in read.holder:
                 found.add(read.holder, [(read.name, read.holder[read.name])], read.path[:-1])
@@ -164,6 +168,11 @@ class GuardCollector:
                     cells.setdefault(id(cell), (cell, (*path, name)))
         found.add_cells(list(cells.values()))
         return GuardSet([*found.held.values(), *found.counts.values()])
+
+    def settable(self, holder: Any) -> Any:
+        """A holder of what was found, or another one of the same, whose items can be set."""
+        kind = self._classes.get(id(holder))
+        return holder if kind is None else OfClass(kind)
 
     def _watch(self, paths: Iterable[Path], often_new: Container[Path]) -> None:
         on_the_way = {path[:end] for path in paths for end in range(len(path))}

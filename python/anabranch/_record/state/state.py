@@ -79,7 +79,8 @@ class State:
         places = collector.places(leading)
         self._followed_at: dict[Path, Lookup] = dict(base._followed_at) if base else {}
         if followed.paths:
-            self._followed_at |= {path: (holder, key) for holder, paths in places.held
+            self._followed_at |= {path: (collector.settable(holder), key)
+                                  for holder, paths in places.held
                                   for key, path in paths.items() if path in followed.paths}
             ignored = ignored.union(followed.paths)
         # What the step itself changes, as earlier calls have shown; not where all is ignored.
