@@ -69,6 +69,7 @@ TEST_F(Checksums, OfManyRangesAreTheDefinitions) {
 
 // Pieces are done four at a time, two at a time and one by one.
 TEST_F(Checksums, OfLargeRangesOfAnyAlignmentAreTheDefinitions) {
+  ANABRANCH_SKIP_UNDER_TSAN();
   make_field(7 * kChecksumPiece + 64);
   for (const std::uint64_t begin : {0, 8, 4, 2, 1, 15}) {
     expect_the_definition({{begin, 7 * kChecksumPiece + 13},

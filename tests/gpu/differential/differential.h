@@ -24,6 +24,14 @@ inline void PrintTo(CuResult result, std::ostream* out) { *out << result_text(re
 #define ASSERT_CU(call) ASSERT_EQ(call, ::anabranch::cuda::CuResult::kSuccess)
 #define EXPECT_CU(call) EXPECT_EQ(call, ::anabranch::cuda::CuResult::kSuccess)
 
+// For cases that one thread does over much memory: ThreadSanitizer has nothing to find there, and
+// takes minutes.
+#ifdef __SANITIZE_THREAD__
+#define ANABRANCH_SKIP_UNDER_TSAN() GTEST_SKIP() << "one thread, over much memory"
+#else
+#define ANABRANCH_SKIP_UNDER_TSAN() static_cast<void>(0)
+#endif
+
 // PTX of the kernels, which the simulated driver reads for their names:
 //   add_one(in, out, u32 count)        out[i] = in[i] + 1 on 32-bit words
 //   store(u32 count, {out, u32 value}) out[i] = value

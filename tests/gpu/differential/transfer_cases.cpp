@@ -127,6 +127,7 @@ TEST_F(Transfers, FillsOfAnyShapeAndAlignmentAreTheDrivers) {
 
 // More than all blocks take in one go, with a rest.
 TEST_F(Transfers, LargeOnesAreDoneToTheLastByte) {
+  ANABRANCH_SKIP_UNDER_TSAN();
   constexpr std::size_t kLarge = std::size_t{24} << 20;
   const CuDevicePtr from = allocate(kLarge), to = allocate(kLarge);
   randomize(from, kLarge);
