@@ -134,6 +134,23 @@ def test_an_argument_that_wants_a_gradient(has_one):
     assert_launched(train_both(make, inputs=inputs))
 
 
+def test_a_loss_may_be_answered_undetached():
+    def make():
+        model = mlp()
+        optimizer = fused(model.parameters())
+
+        def step(x, y):
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return model, optimizer, step
+
+    assert_launched(train_both(make))
+
+
 def test_clipping():
     def make():
         model = mlp()

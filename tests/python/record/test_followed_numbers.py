@@ -265,6 +265,24 @@ def test_an_optimizers_rate_under_a_schedule_is_followed(how):
     assert kept(step)[0].launched >= 6, kept(step)
 
 
+class Undetached(Training):
+    """Clears its gradients behind itself."""
+
+    def step(self, x):
+        loss = self.model(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+
+def test_a_step_that_answers_its_loss_undetached_is_followed():
+    step = follow(lambda: Undetached(torch.optim.SGD), SCHEDULE,
+                  lambda made, rate: made.optimizer.param_groups[0].update(lr=rate))
+    [report] = kept(step)
+    assert report.reason is None and report.launched >= len(SCHEDULE) - 6, report
+
+
 def test_a_comparison_with_other_numbers_changes_nothing_of_the_recording_but_what_is_proven():
     made = Scaled()
     step = recorded(made.step)

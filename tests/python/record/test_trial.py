@@ -282,6 +282,15 @@ def zeroed(leaves):
     return loss_of(leaves)
 
 
+def whole_step(leaves):
+    """Leaves no gradients."""
+    loss = backward(leaves)
+    with torch.no_grad():
+        leaves[0].sub_(leaves[0].grad)
+    leaves[0].grad = None
+    return loss
+
+
 def backward_without_saved_tensors(leaves):
     total = leaves[0].sum()
     total.backward()
@@ -295,9 +304,9 @@ def backward_and_a_metric(leaves):
 
 
 @pytest.mark.parametrize("has_gradients", [False, True])
-@pytest.mark.parametrize("step", [backward, backward_and_a_metric])
+@pytest.mark.parametrize("step", [backward, whole_step, backward_and_a_metric])
 def test_answers_have_no_history_where_the_backward_has_run(trial_of, step, has_gradients):
-    """Gradients that are there are added to, and no new ones set."""
+    """Whether gradients are set, added to, or cleared again."""
     gradient = torch.ones(100) if has_gradients else None
     trial, made = trial_of(step, [parameter(gradient), torch.ones(100)])
     run = trial.plain()

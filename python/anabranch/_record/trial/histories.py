@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-_MOST_NODES = 1000  # of a graph that are looked at
+_MOST_NODES, _MOST_ALIVE = 1000, 16  # of a graph that are looked at
 
 
 class Histories:
@@ -40,21 +40,24 @@ def detached(leaf: Any) -> Any:
 
 
 def is_behind_backward(tensor: Tensor) -> bool | None:
-    """Whether a backward has freed what the tensor's graph saved, or some of it. None where it has
-    saved nothing, as sums have. Where it is still there, hooks that unpack it are called."""
-    nodes, is_alive = [tensor.grad_fn], False
+    """Whether a backward has freed what the tensor's graph saved, or some of it: of the nodes next
+    to the tensor those tell that have saved tensors. None where none has, as with sums. Where they
+    are still there, hooks that unpack them are called."""
+    nodes, alive = [tensor.grad_fn], 0
     known = set(nodes)
     for node in nodes:
         try:
-            is_alive |= any(isinstance(value, Tensor) for value in _saved_by(node))
+            alive += any(isinstance(value, Tensor) for value in _saved_by(node))
         except RuntimeError as error:
             if "freed" in str(error):
                 return True
+        if alive == _MOST_ALIVE or len(nodes) >= _MOST_NODES:
+            break
         new = [before for before, _ in getattr(node, "next_functions", ())
                if before is not None and before not in known]
         known.update(new)
-        nodes.extend(new if len(nodes) < _MOST_NODES else ())
-    return False if is_alive else None
+        nodes.extend(new)
+    return False if alive else None
 
 
 def _saved_by(node: Any) -> Iterator[Any]:

@@ -123,7 +123,7 @@ class Trial:
                  on_callers_stream: bool = False, is_plenty: bool = False) -> None:
         self._step, self._state, self._foreseen = step, state, foreseen
         self._on_callers_stream, self._is_plenty = on_callers_stream, is_plenty
-        self._histories, self._versions = Histories(), list[int | None]()  # before a run
+        self._histories = Histories()  # of what a run is given
         given = sum(unit.size_bytes for unit in step.units)
         granted = free_bytes(step.device) // 4 if is_plenty \
             else grantable_bytes(step.device, size_of(step.tensors))
@@ -205,7 +205,6 @@ class Trial:
         none. Errors are the step's."""
         before = generators_of_the_cpu()
         self._histories = Histories(self._step.tensors)
-        self._versions = self._versions_of_gradients()
         with self._stream():
             answer = self._step.call(list(self._step.leaves))
         of_torch, *others = generators_of_the_cpu()
@@ -228,11 +227,8 @@ class Trial:
 
     def _may_be_missed(self, answer: Tensor) -> bool:
         """Whether a backward may follow outside of the step, through the history of an answer."""
-        has_set = bool(self._new_gradients())
-        if not has_set and self._versions_of_gradients() == self._versions:
-            return True
         is_behind = is_behind_backward(answer)
-        return not (has_set if is_behind is None else is_behind)
+        return not (self._new_gradients() if is_behind is None else is_behind)
 
     def _new_gradients(self) -> dict[int, Tensor]:
         """By parameter, those that a run has set."""
@@ -241,10 +237,6 @@ class Trial:
                 enumerate(zip(self._step.parameters, self._before.gradients, strict=True))
                 if parameter.grad is not None and parameter.grad is not before
                 and id(parameter.grad) not in stand_ins}
-
-    def _versions_of_gradients(self) -> list[int | None]:
-        return [None if parameter.grad is None else version_of(parameter.grad)
-                for parameter in self._step.parameters]
 
     def _take_back_gradients(self) -> None:
         """Those that are still there behind the run: it has not let go of them."""
