@@ -186,9 +186,8 @@ def attributes_of(thing: Any) -> Any:
 def is_library_base(kind: type) -> bool:
     """Whether its methods read nothing of the user's: those of torch's optimizers read groups,
     whose numbers are guarded by themselves."""
-    return kind in (object, nn.Module) or (
-        issubclass(kind, (torch.optim.Optimizer, torch.Tensor, torch._C.TensorBase))
-        and is_librarys(kind.__module__))
+    return kind is nn.Module or kind in torch.Tensor.__mro__ or (
+        issubclass(kind, (torch.optim.Optimizer, torch.Tensor)) and is_librarys(kind.__module__))
 
 
 class Cells:
