@@ -83,7 +83,8 @@ def layers_in_order():
     report = assert_follows(inference(dist.group.WORLD))
     # The gathers are known, with NCCL's events around each. Between processes on one GPU each has a
     # function of the host, too, which is not.
-    assert report.known >= report.nodes - LAYERS, report
+    unknown = LAYERS if torch.cuda.device_count() < dist.get_world_size() else LAYERS - 1
+    assert report.known >= report.nodes - unknown, report
 
 
 def gradients(model, call):

@@ -32,7 +32,8 @@ def test_recorded_parts_leave_what_they_leave_unrecorded(options, tmp_path):
     parts = []
 
     def record(trainer):
-        trainer.forward_backward_step = anabranch.record(trainer.forward_backward_step, guards=False)
+        step = anabranch.record(trainer.forward_backward_step, guards=False)
+        trainer.forward_backward_step = step
         trainer.optimizers.step = anabranch.record(trainer.optimizers.step)
         parts.extend((trainer.forward_backward_step, trainer.optimizers.step))
 

@@ -77,8 +77,9 @@ def train(folder: Path, *options: str, steps: int,
 def _settings(folder: Path, steps: int, options: tuple[str, ...]) -> Any:
     return ConfigManager().parse_args([
         "--model.name", "words", "--model.flavor", "debugmodel", "--debug.seed", "0",
-        "--job.dump_folder", str(folder), "--training.steps", str(steps), "--training.seq_len", str(LENGTH),
-        "--training.local_batch_size", "1", "--lr_scheduler.warmup_steps", "2",
+        "--job.dump_folder", str(folder), "--training.steps", str(steps),
+        "--training.seq_len", str(LENGTH), "--training.local_batch_size", "1",
+        "--lr_scheduler.warmup_steps", "2",
         "--metrics.log_freq", "1", *options])
 
 
@@ -92,7 +93,8 @@ def _alone() -> Iterator[None]:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     with mock.patch.dict(os.environ, {**ALONE, "MASTER_PORT": port}), \
-            torch._dynamo.config.patch({}), mock.patch.dict(train_spec._extra_train_specs, {"words": spec}):
+            torch._dynamo.config.patch({}), \
+            mock.patch.dict(train_spec._extra_train_specs, {"words": spec}):
         try:
             yield
         finally:

@@ -98,8 +98,9 @@ def _trainer(options: list[str]) -> Any:
             spec, model_args={"small": shape}, build_dataloader_fn=Words, build_tokenizer_fn=None))
     trainer = Trainer(ConfigManager().parse_args([
         "--model.name", "words", "--model.flavor", "small", "--debug.seed", "0",
-        "--job.dump_folder", tempfile.mkdtemp(), "--training.steps", "100000", "--training.seq_len", str(LENGTH),
-        "--training.local_batch_size", "1", "--metrics.log_freq", "100000", *options]))
+        "--job.dump_folder", tempfile.mkdtemp(), "--training.steps", "100000",
+        "--training.seq_len", str(LENGTH), "--training.local_batch_size", "1",
+        "--metrics.log_freq", "100000", *options]))
     torch.cuda.synchronize()
     return trainer
 
