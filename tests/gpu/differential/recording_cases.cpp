@@ -179,6 +179,7 @@ TEST_P(Recordings, EveryNodeWithAnAddressIsForTheUpdaterIfThereIsOne) {
 }
 
 TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
+  ANABRANCH_SKIP_UNDER_TSAN();
   constexpr std::size_t kPlaces = 16, kPlace = 2048;
   ASSERT_TRUE(recording);
   const auto parts = recording->part_bytes();

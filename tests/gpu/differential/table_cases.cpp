@@ -188,6 +188,7 @@ class TableRecordings : public Tables, public ::testing::WithParamInterface<bool
 };
 
 TEST_P(TableRecordings, LaunchesAtRandomPlacesWriteThereAndNowhereElse) {
+  ANABRANCH_SKIP_UNDER_TSAN();
   constexpr std::size_t kPlaces = 8, kPlace = 65'536;  // the arena takes a place, too
   ASSERT_TRUE(recording);
   ASSERT_EQ(recording->slots().size(), 3u);

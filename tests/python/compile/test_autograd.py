@@ -39,7 +39,6 @@ def assert_equal_gradients(compiled_loss, model, eager_loss, reference):
     assert_same(gradients(compiled_loss, model), gradients(eager_loss, reference), Tolerance())
 
 
-@pytest.mark.oldest
 def test_backward_twice_through_a_retained_graph_adds_the_same_again():
     model, _, call = pair()
     loss = weighted_sum(call(normal(1, 3, 8)))

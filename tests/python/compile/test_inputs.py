@@ -30,9 +30,9 @@ def empty(seed):
     return (normal(seed, 0, 8, grad=True),)
 
 
-@pytest.mark.parametrize("make_inputs", [transposed, every_second_row, expanded, one_element_off,
-                                         empty], ids=lambda inputs: inputs.__name__)
-@pytest.mark.oldest
+@pytest.mark.parametrize("make_inputs", [
+    pytest.param(transposed, marks=pytest.mark.oldest), every_second_row, expanded,
+    one_element_off, empty], ids=lambda inputs: inputs.__name__)
 def test_inputs_of_any_layout_equal_eager(make_inputs):
     compare_with_eager(Towers, make_inputs, calls=2)
 
@@ -54,9 +54,9 @@ def test_a_transposed_image_keeps_the_strides_that_eager_gives():
 
 # One row is compiled for itself, of whatever model.
 @pytest.mark.parametrize("make, shape, batches", [
-    (Mlp, (8,), (3, 5, 3, 7)), (Towers, (8,), (3, 5, 3, 7, 1, 12)),
-    (Encoder, (5, 16), (2, 5, 2, 7))], ids=["mlp", "towers", "encoder"])
-@pytest.mark.oldest
+    pytest.param(Mlp, (8,), (3, 5, 3, 7), id="mlp"),
+    pytest.param(Towers, (8,), (3, 5, 3, 7, 1, 12), id="towers", marks=pytest.mark.oldest),
+    pytest.param(Encoder, (5, 16), (2, 5, 2, 7), id="encoder")])
 def test_two_batch_sizes_and_then_any(make, shape, batches):
     model = make(True)
     reference = copy.deepcopy(model)

@@ -13,7 +13,7 @@ from anabranch._compile import backend
 from anabranch._compile.graph import Unsupported
 from anabranch._fx import pack_saved
 
-pytestmark = [pytest.mark.own, pytest.mark.oldest]
+pytestmark = pytest.mark.own
 
 
 def compare(model, inputs, function=None):
@@ -31,6 +31,7 @@ def forward_of(model, *inputs):
     return told.graphs[0].streamed
 
 
+@pytest.mark.oldest
 def test_they_lie_in_one_block_for_each_dtype():
     model, x = Towers(), normal(3, 3, 8).requires_grad_()
     compare(model, (x,))
@@ -89,6 +90,7 @@ def test_large_ones_are_left_alone(monkeypatch):
     assert len(forward_of(model, x).last.outputs) > 2
 
 
+@pytest.mark.oldest
 def test_a_full_block_is_followed_by_another(monkeypatch):
     monkeypatch.setattr(pack_saved, "MAX_BLOCK_BYTES", 128)
     model, x = Towers(), normal(5, 3, 8).requires_grad_()
@@ -96,6 +98,7 @@ def test_a_full_block_is_followed_by_another(monkeypatch):
     assert len(forward_of(model, x).last.outputs) > 2
 
 
+@pytest.mark.oldest
 def test_hooks_on_saved_tensors_see_the_blocks():
     model, x = Towers(), normal(3, 3, 8).requires_grad_()
     call = compiled(model)

@@ -21,7 +21,7 @@ from anabranch import _compat, errors
 from anabranch._core.offload import Choice
 from anabranch._offload import activation_memory, copies, recompute, rewrite, saved
 
-pytestmark = [pytest.mark.own, pytest.mark.oldest]
+pytestmark = pytest.mark.own
 WIDTH, TOKENS = 16, 12
 
 
@@ -82,7 +82,8 @@ def made(wraps=lambda function: function):
     return Model(wraps)
 
 
-@pytest.mark.parametrize("budget", [1.0, 0.5, 0.2, 0, "fit"])
+@pytest.mark.parametrize("budget", [
+    1.0, pytest.param(0.5, marks=pytest.mark.oldest), 0.2, 0, "fit"])
 def test_whatever_the_budget_results_and_gradients_are_eagers(budget):
     model = made()
     call = call_of(model, activation_memory=budget, allow={616})
@@ -174,6 +175,7 @@ def test_what_is_computed_again_is_not_held_over_the_peak_unless_a_library_compu
     assert_is_eager(model, call)
 
 
+@pytest.mark.oldest
 def test_where_memory_counts_no_kernel_makes_much_before_a_product_that_is_used_behind_it():
     def function(x, weight):
         return x.cos() @ (x.sin() @ weight)
@@ -191,6 +193,7 @@ def test_where_memory_counts_no_kernel_makes_much_before_a_product_that_is_used_
                              "cpp_fused_cos_1", "extern_kernels.mm"]
 
 
+@pytest.mark.oldest
 def test_tensors_that_the_compiler_lays_out_otherwise_come_back_right():
     torch.manual_seed(1)
     model = Convolutions()
@@ -222,6 +225,7 @@ def test_what_is_made_inside_offload_is_moved_and_the_rest_stays(offloading):
     assert planned.pinned_bytes >= sum(tensor.bytes for tensor in planned.of("offload"))
 
 
+@pytest.mark.oldest
 def test_moved_tensors_change_no_bit(offloading):
     model, call, _ = offloading
     torch._dynamo.reset()
@@ -281,6 +285,7 @@ def test_a_copy_that_is_not_done_when_the_forward_ends_is_waited_for_in_the_back
     assert_same(observe(call, model, (batch(),)), wanted)
 
 
+@pytest.mark.oldest
 def test_forwards_before_their_backwards_have_memory_of_their_own(offloading):
     model, call, _ = offloading
     xs, alone = [batch(seed) for seed in range(3)], [batch(seed) for seed in range(3)]
@@ -291,6 +296,7 @@ def test_forwards_before_their_backwards_have_memory_of_their_own(offloading):
     assert all(torch.equal(x.grad, other.grad) for x, other in zip(xs, alone, strict=True))
 
 
+@pytest.mark.oldest
 def test_a_second_backward_finds_what_the_first_found(offloading):
     _, call, _ = offloading
     x = batch()
@@ -301,6 +307,7 @@ def test_a_second_backward_finds_what_the_first_found(offloading):
     assert torch.equal(first, second)
 
 
+@pytest.mark.oldest
 def test_double_backward_is_refused_as_without_it(offloading):
     _, call, _ = offloading
     x = batch()
@@ -309,6 +316,7 @@ def test_double_backward_is_refused_as_without_it(offloading):
         grad.sum().backward()
 
 
+@pytest.mark.oldest
 def test_hooks_on_saved_tensors_see_the_block_and_may_move_it_once_more(offloading):
     _, call, planned = offloading
     alone, x = batch(), batch()
@@ -323,6 +331,7 @@ def test_hooks_on_saved_tensors_see_the_block_and_may_move_it_once_more(offloadi
     assert [t.numel() for t in packed if t.dtype == torch.uint8] == [planned.pinned_bytes]
 
 
+@pytest.mark.oldest
 def test_what_is_saved_and_then_changed_by_the_caller_is_told_by_autograd(offloading):
     """An input is saved as it is, and never moved."""
     model, call, _ = offloading

@@ -44,7 +44,6 @@ from anabranch._record.rendezvous import Rendezvous
 from anabranch._record.signatures import specialization
 from anabranch._record.signatures.signature import ARGUMENTS_ALONE
 
-pytestmark = pytest.mark.oldest
 
 PAGE = (Path(__file__).parents[3] / "docs/errors.md").read_text()
 OURS = [code for code in errors.CODES if code < 400]
@@ -246,12 +245,14 @@ PREPARED = {340: plugged_in, 314: adam, 323: on_a_gpu, 318: broken_discovery, 31
             313: lambda *_: {"weight": torch.ones(4, requires_grad=True)}}
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("code", [code for code in OURS if code not in OF_GRAPHS])
 def test_the_example_of_a_code_says_what_its_section_shows(train, code):
     told, _ = train(code)
     assert told == [block(code, "text")] and told[0].count("\n") <= 2
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("code", [335, 336])
 def test_explain_names_the_code_of_a_graph_that_is_recorded_in_parts(code):
     given = {"torch": torch}
@@ -264,6 +265,7 @@ def test_explain_names_the_code_of_a_graph_that_is_recorded_in_parts(code):
     assert block(code, "text") in describe_graph("graph 0: inference", report, report.to_dict())
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("code", [code for code in OURS if code not in ALONE])
 def test_under_strict_a_code_raises_unless_it_is_allowed(train, code):
     with pytest.raises(errors.RecordError) as raised:
@@ -274,6 +276,7 @@ def test_under_strict_a_code_raises_unless_it_is_allowed(train, code):
     assert not told
 
 
+@pytest.mark.oldest
 def test_every_code_has_a_cause_with_a_remedy_of_the_same_name():
     causes = {cause.value: cause for cause in Cause if cause >= 311}
     assert list(causes) == OURS
@@ -282,6 +285,7 @@ def test_every_code_has_a_cause_with_a_remedy_of_the_same_name():
         assert causes[code].remedy.endswith(".")
 
 
+@pytest.mark.oldest
 def test_one_failure_is_told_once_and_reports_count_the_rest(train):
     told, given = train(311)
     with warnings.catch_warnings(record=True) as more:
