@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "base/seeds_testing.h"
 #include "record/cuda/cuda_recording_testing.h"
 
 namespace anabranch::cuda {
@@ -263,19 +264,12 @@ TEST_P(CudaLaunchTest, AChildGraphRunsWhereItsOwnMemoryIs) {
   }
 }
 
-// ThreadSanitizer finds in fifty what it finds in a thousand, and takes minutes for these.
-#ifdef __SANITIZE_THREAD__
-constexpr std::uint32_t kRounds = 50;
-#else
-constexpr std::uint32_t kRounds = 1000;
-#endif
-
 TEST_P(CudaLaunchTest, AThousandLaunchesAtFreshAddressesTouchNothingElse) {
   const auto recording = record();
   destroy_captures();
   std::mt19937 random(5);
   Memory memory = fresh(*recording);
-  for (std::uint32_t round = 0; round < kRounds; ++round) {
+  for (std::uint32_t round = 0; round < rounds_of(1000); ++round) {
     const Memory before = memory;
     memory = fresh(*recording);
     if (random() % 2) std::swap(memory[0], memory[1]);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "anabranch/experimental/offload.h"
+#include "base/seeds_testing.h"
 #include "offload/choose.h"
 #include "offload/improve.h"
 #include "offload/lives.h"
@@ -53,7 +54,7 @@ void visit_choices(const Problem& problem, Visit visit) {
 }
 
 TEST(OffloadPlan, MeetsItsBudgetOrSaysWhyNot) {
-  for (std::uint64_t seed = 0; seed < 2'000; ++seed) {
+  for (std::uint64_t seed = 0; seed < rounds_of(2'000); ++seed) {
     const Problem problem = random_problem(seed, static_cast<std::uint32_t>(seed % 30),
                                            static_cast<std::uint32_t>(2 + seed % 17));
     const Result<OffloadPlan> plan = plan_offload(problem);
@@ -67,7 +68,7 @@ TEST(OffloadPlan, MeetsItsBudgetOrSaysWhyNot) {
 }
 
 TEST(OffloadPlan, TakesLittleMoreTimeThanTheBestOfAllChoices) {
-  for (std::uint64_t seed = 0; seed < 700; ++seed) {
+  for (std::uint64_t seed = 0; seed < rounds_of(700); ++seed) {
     const Problem problem = tiny_problem(seed);
     const OffloadPlan plan = *plan_offload(problem);
     const std::uint64_t limit = std::max(problem.budget_bytes, plan.least_bytes);

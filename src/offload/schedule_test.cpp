@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "base/seeds_testing.h"
 #include "offload/lives.h"
 #include "offload/random_problem.h"
 
@@ -77,7 +78,7 @@ class BruteForce {
 TEST(OffloadSchedule, TakesLittleMoreTimeThanTheBestOfAllSchedules) {
   double sum = 0;
   int problems = 0;
-  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+  for (std::uint64_t seed = 0; seed < rounds_of(60); ++seed) {
     const Problem problem = offloaded_problem(seed);
     const std::vector<Choice> choices(problem.tensors.size(), Choice::kOffload);
     const auto floor = find_floor(problem, choices, find_stays(problem, choices));

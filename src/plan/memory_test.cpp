@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/seeds_testing.h"
 #include "plan/antichain.h"
 #include "plan/check_brute.h"
 #include "plan/memory_bound.h"
@@ -63,14 +64,14 @@ void expect_apart(const Planned& planned, const ArenaLayout& arena) {
 }
 
 TEST(PlanMemory, TwoLiveBuffersNeverShareAByte) {
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+  for (std::uint64_t seed = 0; seed < rounds_of(300); ++seed) {
     const Planned planned(small_program(seed));
     expect_apart(planned, planned.arena);
   }
 }
 
 TEST(PlanMemory, EveryWayOfPlacingKeepsLiveBuffersApart) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+  for (std::uint64_t seed = 0; seed < rounds_of(100); ++seed) {
     const Planned planned(small_program(seed));
     const Clocks clocks(planned.program, planned.order, planned.waits);
     const Lives lives(planned.program, planned.order, clocks);
@@ -92,7 +93,7 @@ TEST(PlanMemory, EveryWayOfPlacingKeepsLiveBuffersApart) {
 }
 
 TEST(PlanMemory, ConflictsAreExactlyThePairsThatLiveTogether) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+  for (std::uint64_t seed = 0; seed < rounds_of(100); ++seed) {
     const Planned planned(small_program(seed));
     const BruteForce brute(planned.program);
     const std::vector<StepMask> ended =
@@ -117,7 +118,7 @@ TEST(PlanMemory, ConflictsAreExactlyThePairsThatLiveTogether) {
 }
 
 TEST(PlanMemory, IsNeitherBelowItsBoundNorAboveTheNaiveSum) {
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+  for (std::uint64_t seed = 0; seed < rounds_of(300); ++seed) {
     const Planned planned(small_program(seed, 150));
     EXPECT_LE(planned.arena.lower_bound_bytes, planned.arena.size_bytes);
     EXPECT_LE(planned.arena.size_bytes, planned.arena.naive_bytes);

@@ -33,7 +33,7 @@ from anabranch._compile.streamed_graph import StreamedGraph
 pytestmark = pytest.mark.own
 
 SEEDS_AT_A_TIME = 30
-LACKING, LACKING_AT_A_TIME = 60, 20
+LACKING = 20
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_torchs_streams_change_nothing_and_nothing_is_told(seeds, graphs, monkey
     assert max(len(graph.regions) for graph in graphs) >= 5
 
 
-@in_parts(LACKING, LACKING_AT_A_TIME)
+@in_parts(LACKING, LACKING)
 def test_less_some_syncs_a_program_means_the_same_or_is_refused(seeds, graphs, monkeypatch):
     """Where no order is the only one that has a meaning, and then alone, it may be refused."""
     place, compared, refused = host(), 0, 0
@@ -147,7 +147,7 @@ def test_less_some_syncs_a_program_means_the_same_or_is_refused(seeds, graphs, m
     assert compared and refused
 
 
-@in_parts(LACKING, LACKING_AT_A_TIME)
+@in_parts(LACKING, LACKING)
 def test_every_sync_that_is_left_out_is_told_exactly_if_it_is_missed(seeds):
     place = host()
     for seed in seeds:

@@ -44,7 +44,6 @@ from anabranch._record.rendezvous import Rendezvous
 from anabranch._record.signatures import specialization
 from anabranch._record.signatures.signature import ARGUMENTS_ALONE
 
-
 PAGE = (Path(__file__).parents[3] / "docs/errors.md").read_text()
 OURS = [code for code in errors.CODES if code < 400]
 # A warning about something that is recorded, or that no call raises.

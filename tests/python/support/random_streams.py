@@ -26,7 +26,7 @@ STEPS = 14
 INPUTS = 4  # the last two may be overwritten
 START = 0  # the number of whatever the caller did
 FIRST_SEED = int(os.environ.get("ANABRANCH_FIRST_SEED", "0"))  # others than the suite's are others
-SEEDS = int(os.environ.get("ANABRANCH_SEEDS", "60"))  # of each kind of program; make test-long has more
+SEEDS = int(os.environ.get("ANABRANCH_SEEDS", "30"))  # of each kind of program; make test-long has more
 
 
 def seed_parts(count: int, at_a_time: int) -> list[range]:
