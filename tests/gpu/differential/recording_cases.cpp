@@ -11,6 +11,7 @@
 #include <string>
 #include <tuple>
 
+#include "base/seeds_testing.h"
 #include "device/cuda/device_code.h"
 #include "differential.h"
 #include "launch/cuda_launch.h"
@@ -179,7 +180,7 @@ TEST_P(Recordings, EveryNodeWithAnAddressIsForTheUpdaterIfThereIsOne) {
 }
 
 TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
-  ANABRANCH_SKIP_UNDER_TSAN();
+  const std::uint32_t rounds = rounds_of(1000);
   constexpr std::size_t kPlaces = 16, kPlace = 2048;
   ASSERT_TRUE(recording);
   const auto parts = recording->part_bytes();
@@ -188,7 +189,7 @@ TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
   const CuDevicePtr first = (field + 511) / 512 * 512;
   const CuStream on = stream();
   std::mt19937 random(11);
-  for (std::uint32_t round = 0; round < 1000; ++round) {
+  for (std::uint32_t round = 0; round < rounds; ++round) {
     std::array<std::size_t, kPlaces> places{};  // of x, y, z and the parts
     std::iota(places.begin(), places.end(), 0u);
     std::shuffle(places.begin(), places.end(), random);
@@ -216,7 +217,7 @@ TEST_P(Recordings, AThousandLaunchesAtRandomPlacesWriteThereAndNowhereElse) {
     }
     ASSERT_EQ(std::memcmp(words.data(), expected.data(), words.size() * 4), 0) << "round " << round;
   }
-  EXPECT_EQ(get(counter, kWords), std::vector<std::uint32_t>(kWords, 1000));
+  EXPECT_EQ(get(counter, kWords), std::vector<std::uint32_t>(kWords, rounds));
 }
 
 // The count in the child graph is of no one launch, and not looked at.

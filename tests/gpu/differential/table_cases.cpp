@@ -9,6 +9,7 @@
 #include <random>
 #include <string>
 
+#include "base/seeds_testing.h"
 #include "device/cuda/device_code.h"
 #include "differential.h"
 #include "record/cuda/discover.h"
@@ -188,7 +189,6 @@ class TableRecordings : public Tables, public ::testing::WithParamInterface<bool
 };
 
 TEST_P(TableRecordings, LaunchesAtRandomPlacesWriteThereAndNowhereElse) {
-  ANABRANCH_SKIP_UNDER_TSAN();
   constexpr std::size_t kPlaces = 8, kPlace = 65'536;  // the arena takes a place, too
   ASSERT_TRUE(recording);
   ASSERT_EQ(recording->slots().size(), 3u);
@@ -199,7 +199,7 @@ TEST_P(TableRecordings, LaunchesAtRandomPlacesWriteThereAndNowhereElse) {
   std::iota(places.begin(), places.end(), std::size_t{0});
   std::mt19937 random(23);
   const CuStream on = stream();
-  for (std::uint32_t round = 0; round < 200; ++round) {
+  for (std::uint32_t round = 0; round < rounds_of(200); ++round) {
     std::shuffle(places.begin(), places.end(), random);
     ASSERT_CU(d.cuMemsetD32Async(first, kPoison, kPlaces * kPlace / 4, on));
     ASSERT_CU(d.cuStreamSynchronize(on));

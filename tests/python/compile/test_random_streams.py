@@ -63,7 +63,7 @@ def graphs(monkeypatch):
 
 def in_parts(count, at_a_time):
     return pytest.mark.parametrize("seeds", [
-        pytest.param(part, id=str(part.start), marks=pytest.mark.oldest if i < 1 else ())
+        pytest.param(part, id=str(part.start), marks=pytest.mark.oldest if i == 0 else ())
         for i, part in enumerate(seed_parts(count, at_a_time))])
 
 

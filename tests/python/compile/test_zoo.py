@@ -5,7 +5,7 @@ import pytest
 from compare import compare_with_eager
 from zoo import ZOO
 
-# Inference is the forward of training once more: the oldest torch is asked for the latter alone.
+# The oldest torch is asked for training alone: inference is its forward once more.
 CASES = [pytest.param(name, id=name, marks=[pytest.mark.oldest] if case.oldest else [])
          for name, case in ZOO.items()]
 FORMS = [pytest.param(False, id="plain"), pytest.param(True, id="streams")]
