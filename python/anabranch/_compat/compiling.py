@@ -52,6 +52,18 @@ class NothingCompiled:
             raise RuntimeError("nothing is compiled here")
 
 
+@contextlib.contextmanager
+def around_compiling(begins: Callable[[], None], ends: Callable[[], None]) -> Iterator[None]:
+    """Inside, these are called around whatever Dynamo compiles, on the thread that does."""
+    started = callback_handler.register_start_callback(lambda what: begins())
+    ended = callback_handler.register_end_callback(lambda what: ends())
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(started)
+        callback_handler.remove_end_callback(ended)
+
+
 def must_save() -> Any:
     """The partitioner's mark for a value that backward must not compute again."""
     from torch.utils.checkpoint import CheckpointPolicy

@@ -53,6 +53,7 @@ from anabranch._record.memory.shortage import OF_LAUNCH, is_out_of_memory, phase
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
+from anabranch._record.observe.observing import check_inputs
 from anabranch._record.reducers import untimed
 from anabranch._record.refusals import (
     Again,
@@ -248,6 +249,7 @@ class Attempt:
         trial.rewind_python()
         agree.make(lambda: check_run(plain, self._effects, self._step))
         agree.make(self._check_arguments)
+        agree.make(self._check_inputs)
         agree.make(self._stepped.check)
         self._laps.end("checksums")
         # Most steps have no side effects; their answers then stay as they are.
@@ -261,6 +263,10 @@ class Attempt:
         if self._agree.has_others and self._step.on_host:
             raise NotRecordable("it is given tensors on the CPU, and other processes have "
                                 "collectives with it", Cause.ARGUMENT_REFUSED)
+
+    def _check_inputs(self) -> None:
+        if self._takes_gradients and Cause.HIDDEN_INPUT not in self._chosen.allow:
+            check_inputs()
 
     # The recording.
 

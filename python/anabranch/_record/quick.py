@@ -7,7 +7,7 @@ compiled module (bridge/quick), or the same in Python where there is none.
 * ``holding(whole)``: what tells whether each dictionary has the very keys and values that come with
   it, in their order; where the keys are None, they may be any.
 * ``standing(holders, keys, things)``: the same as ``stand``, as questions of functions that have
-  been given what does not change.
+  been given what does not change. ABSENT is no thing: nothing is at the key of a dictionary.
 * ``answers_are(functions, arguments, answers)``: whether each function, called with its tuple of
   arguments, answers what is equal to this.
 * ``modes_told()``: in which of torch's modes this thread is; ``modes_are(told)``: whether it still
@@ -232,7 +232,12 @@ def _standing(holders: Sequence[Any], keys: Sequence[Any],
 
 
 def _at(holder: Any, key: Any) -> Any:
+    if type(holder) is dict:
+        return holder.get(key, ABSENT)
     return holder.cell_contents if key is CellType else holder[key]
+
+
+ABSENT = object()  # in place of what stands at a key of a dictionary
 
 
 # Sizes, strides, and the element to begin at.
@@ -276,14 +281,15 @@ def _holding_compiled(whole: Sequence[Whole]) -> Callable[[], bool]:
 
 def _standing_compiled(holders: Sequence[Any], keys: Sequence[Any],
                        things: Sequence[Any]) -> list[Question]:
-    places = [(_dict_of(holder), key, thing)
+    places = [(dict_behind(holder), key, thing)
               for holder, key, thing in zip(holders, keys, things, strict=True)]
     found: dict[int, tuple[Any, int, list[int]]] = {}  # by holder
     others = []
     for place in places:
         holder, key, thing = place
         if type(holder) is dict:
-            found.setdefault(id(holder), (holder, _LOOKUPS, []))[-1].extend((id(key), id(thing)))
+            found.setdefault(id(holder), (holder, _LOOKUPS, []))[-1].extend(
+                (id(key), 0 if thing is ABSENT else id(thing)))
         elif type(holder) is list and type(key) is int and key >= 0:
             found.setdefault(id(holder), (holder, _LISTED, []))[-1].extend((key, id(thing)))
         else:
@@ -295,7 +301,7 @@ def _standing_compiled(holders: Sequence[Any], keys: Sequence[Any],
     return [*asked, *(_standing(*zip(*others, strict=True)) if others else ())]
 
 
-def _dict_of(holder: Any) -> Any:
+def dict_behind(holder: Any) -> Any:
     """The dictionary of a class, where it is asked for by what shows it; else the holder itself."""
     if type(holder) is MappingProxyType:
         shown = gc.get_referents(holder)

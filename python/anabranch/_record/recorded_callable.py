@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import operator
 import sys
 import threading
@@ -26,6 +27,9 @@ from anabranch import _compat, config
 from anabranch._arguments import wrong
 from anabranch._record.faults import BEGUN, behind_answer, may_run_plainly, run_users
 from anabranch._record.launch.recording import StepRecording
+from anabranch._record.observe.observer import Observer
+from anabranch._record.observe.observing import observing, run_observed
+from anabranch._record.observe.reads import reads_of
 from anabranch._record.recorder import MISSED, Recorder
 from anabranch._record.refusals import Cause
 from anabranch._record.report import RecordingReport
@@ -42,7 +46,7 @@ from anabranch._record.signatures.signature import (
 )
 from anabranch._record.state.cache import StateCache, is_lasting
 from anabranch._record.state.fingerprint import is_object
-from anabranch._record.state.guards import changed
+from anabranch._record.state.guards import Guards, changed
 from anabranch._record.state.paths import Path, name_of
 from anabranch._record.state.state import State
 
@@ -271,8 +275,10 @@ class RecordedCallable(Generic[_P, _R]):
         anyway."""
         *rest, guards = key
         values, changing = guards.python_values, state.changing_values()
+        observer = Observer()
         try:
-            answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]))
+            with observing(observer):
+                answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]))
         except BaseException:
             state.forget_walk()
             raise
@@ -282,14 +288,20 @@ class RecordedCallable(Generic[_P, _R]):
             after.forget_walk()
             known = self._recorder.specializations
             found, left = changed(values, after.python_values()), known.left_paths(key)
+            found |= changed(guards.seen, after.seen_values())
             # What a model of DDP notes of exchanges stays guarded. Where a step's change of it
             # matters, reducers.py refuses the step.
             found = {path for path in found if path[-1] != _compat.NOTED_OF_EXCHANGES}
             self._tell_of_counts(key, (found | changed(changing, state.changing_values())) - left)
             paths = found | left
-            if values is not None and paths.intersection(path for path, _ in values.each()):
+            each = itertools.chain(guards.seen.each(), values.each() if values is not None else ())
+            if paths.intersection(path for path, _ in each):
                 self._states.ignore(paths)
                 known.rename(key, (*rest, guards.without(paths)))
+            if self._states.see(reads_of(observer)):
+                seen = self._states.find(objects).seen_values()
+                known.rename_all(lambda key: (*key[:-1], key[-1].with_seen(seen))
+                                 if isinstance(key[-1], Guards) else key)
         return answer
 
     def _tell_of_counts(self, key: Any, paths: set[Path]) -> None:
@@ -304,6 +316,9 @@ class RecordedCallable(Generic[_P, _R]):
                 "decides by that stays as it is now"), key=(self.name, "changes", *names))
 
     def _call_flat(self, leaves: list[Any]) -> Any:
+        return run_observed(self._call_unflattened, leaves)
+
+    def _call_unflattened(self, leaves: list[Any]) -> Any:
         if leaves[0] == ARGUMENTS_ALONE:
             return run_users(self._call, *leaves[1:])
         args, kwargs = with_lists(leaves) if isinstance(leaves[0], Listed) else \

@@ -31,6 +31,7 @@ from anabranch._record.memory.shortage import Short, Shortage
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
+from anabranch._record.observe.observing import UNOBSERVED, is_observed
 from anabranch._record.quick import launch_if
 from anabranch._record.refusals import (
     ON_CPU,
@@ -190,6 +191,10 @@ class Recorder:
             answer = self._call_last(leaves)
         with self._behind_answer(spec):
             self._check_answer(spec, answer, device)
+            if self._takes_gradients and not is_observed():
+                spec.plain -= 1  # the next call warms up
+                self.tell(f"{self.name} runs unrecorded", Cause.RECORDING_FAULT.because(
+                    UNOBSERVED, "It is recorded when that has ended."), key=UNOBSERVED)
         return answer
 
     def _is_short(self, spec: Specialization) -> bool:

@@ -103,6 +103,10 @@ class Cause(enum.IntEnum):
         "Leave torch's own allocator in place: no change_current_allocator(), no backend: in "
         "PYTORCH_CUDA_ALLOC_CONF.")
 
+    HIDDEN_INPUT = 341, (
+        "Read it outside of the step and give it as an argument, or allow it where the GPU's work "
+        "does not depend on it.")
+
     def because(self, text: str, remedy: str = "") -> Reason:
         return Reason(text, self.value, remedy or self.remedy)
 

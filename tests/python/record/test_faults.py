@@ -21,11 +21,12 @@ from anabranch._record.signatures.signature import ARGUMENTS_ALONE
 
 HERE = str(Path(anabranch.__file__).parent)
 CALLS = 4  # plain, and once more with a momentum; recorded; launched
-# What catches mistakes, and what a launch is here: the user's own Python.
+# What catches mistakes and ends what was begun, and what a launch is here: the user's own Python.
 NOT_BROKEN = {"RecordedCallable.__call__", "RecordedCallable._call_recorded",
               "behind_answer", "Recorder._behind_answer", "PlainSteps.__exit__", "RecordedCallable._call_flat",
               "run_users", "_told", "SideEffects.__call__.<locals>.<listcomp>",
-              "SideEffects._find_mutations", "HolderSnapshot.put_back"}
+              "SideEffects._find_mutations", "HolderSnapshot.put_back", "run_observed", "Observer.end",
+              "_Profiled.end", "_Monitored.end"}
 
 
 class Broken(Exception):
@@ -60,11 +61,11 @@ def step_of(monkeypatch):
 def run(step, left, on_call=lambda number: None):
     found = []
     for number in range(CALLS):
-        sys.setprofile(on_call(number))
+        sys.settrace(on_call(number))
         try:
             found.append(step(torch.full((3, 4), number + 1.0)))
         finally:
-            sys.setprofile(None)
+            sys.settrace(None)
     return [*found, *left()]
 
 
@@ -90,7 +91,7 @@ def breaking(code, number):
     def on_call(now):
         def fail(frame, event, argument):
             if ours(frame, event) and frame.f_code is code:
-                sys.setprofile(None)
+                sys.settrace(None)
                 raise Broken("by a test")
         return fail if now == number else None
     return on_call

@@ -163,11 +163,11 @@ def differences(key: Any, keys: Sequence[Any]) -> list[str]:
     """In what a signature differs from the one that is nearest to it."""
     def parts(key: Any) -> dict[str, Any]:
         modes, guarded, told, number, guards = key
-        *guards, values = guards.values
+        *guards, seen, values = guards.values
         arguments = {f"argument {i}": leaf for i, leaf in enumerate(told)}
         return {"torch's modes": modes, "what guard= answers": guarded, **arguments,
                 "the objects that it uses": number, **dict(zip(_GUARDS, guards, strict=True)),
-                **(values.told() if values else {})}
+                **seen.told(), **(values.told() if values else {})}
 
     mine = parts(key)
     apart = [[name for name in {**mine, **other} if mine.get(name) != other.get(name)]

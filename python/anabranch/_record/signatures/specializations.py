@@ -94,6 +94,13 @@ class Specializations(dict[Any, Specialization]):
             if key in self and to not in self:
                 self[to] = self.pop(key)
 
+    def rename_all(self, renamed: Callable[[Any], Any]) -> None:
+        """From now on all have other keys, in the same order."""
+        with self.lock:
+            some = [(renamed(key), spec) for key, spec in self.items()]
+            self.clear()
+            self.update(some)
+
     def left_paths(self, key: Any) -> set[Path]:
         """Where launches of a signature have side effects."""
         spec = self.get(key)

@@ -19,6 +19,7 @@ from torch import nn
 
 from anabranch._record.state.number_places import NO_NUMBERS, NumberPlaces
 from anabranch._record.state.paths import AllPaths, Ignored, Path
+from anabranch._record.state.read_set import NOTHING_READ, ReadSet
 from anabranch._record.state.state import State
 
 _UNUSED_CALLS = 256  # after which models that are no longer given are let go of
@@ -47,6 +48,7 @@ class StateCache:
         # Paths of values that are not guarded: those that the step itself changes, or all.
         self._ignored: Ignored = frozenset[Path]() if has_guards else AllPaths()
         self._often_new: frozenset[Path] = frozenset()  # where the program puts new lists
+        self.seen = NOTHING_READ  # by code that ran
         self.followed = NO_NUMBERS
         self._lock = threading.Lock()
 
@@ -68,7 +70,7 @@ class StateCache:
                     or not state.base.is_of(_base_of(objects)) or not state.base.is_current():
                 return None
             return self._keep(State(self._roots, objects, state, self._farther, state.base,
-                                    self._ignored, self.followed, self._often_new), ids)
+                                    self._ignored, self.followed, self._often_new, self.seen), ids)
 
     def note_use(self, objects: Sequence[Any]) -> bool:
         """To be called in every call, with what it is given, where there are several states. At
@@ -95,10 +97,10 @@ class StateCache:
                 self._often_new = self._often_new.union(replaced)
             of_base = _base_of(objects)
             state = State(self._roots, of_base, before, self._farther, ignored=self._ignored,
-                          followed=self.followed, often_new=self._often_new)
+                          followed=self.followed, often_new=self._often_new, seen=self.seen)
             if None in of_base:
                 state = State(self._roots, objects, before, self._farther, state, self._ignored,
-                              self.followed, self._often_new)
+                              self.followed, self._often_new, self.seen)
             return self._keep(state, ids)
 
     def _keep(self, state: State, ids: _Ids) -> State:
@@ -120,7 +122,7 @@ class StateCache:
 
     def _is_as_told(self, state: State) -> bool:
         return state.ignored is self._ignored and state.followed is self.followed \
-            and state.often_new is self._often_new
+            and state.often_new is self._often_new and state.told_seen is self.seen
 
     def follow(self, numbers: NumberPlaces) -> None:
         """From now on recordings follow these numbers, and no others."""
@@ -131,6 +133,14 @@ class StateCache:
         """From now on the values at these paths are not guarded."""
         with self._lock:
             self._ignored = self._ignored.union(paths)
+            self.seen = self.seen.without(self._ignored)
+
+    def see(self, reads: ReadSet) -> bool:
+        """From now on this is guarded, too. Whether there is something new in it."""
+        with self._lock:
+            seen = self.seen.joined(reads.without(self._ignored))
+            is_new, self.seen = seen is not self.seen, seen
+            return is_new
 
     def _number_of(self, state: State, before: State | None) -> int:
         known = next((one for one in self._fingerprints if one[0] == state.fingerprint), None)

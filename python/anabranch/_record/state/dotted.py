@@ -46,6 +46,10 @@ class Inherited(MutableMapping[str, Any]):
     def __init__(self, kind: type) -> None:
         self._kind = kind
 
+    def owner_of(self, name: str) -> Any:
+        """The attributes of the class that has it."""
+        return vars(self._owner_of(name))
+
     def _owner_of(self, name: str) -> type:
         for base in self._kind.__mro__:
             if name in vars(base) and not is_library_base(base):

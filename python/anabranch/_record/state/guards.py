@@ -44,10 +44,23 @@ class Guards:
         last: GuardValues | None = self.values[-1]
         return last
 
+    @property
+    def seen(self) -> GuardValues:
+        """Those that code was seen to read besides."""
+        values: GuardValues = self.values[-2]
+        return values
+
     def without(self, ignored: Container[Path]) -> Guards:
         """The same, but for the values at some paths."""
         last = self.python_values
-        return Guards((*self.values[:-1], last and last.without(ignored)))
+        return Guards((*self.values[:-2], self.seen.without(ignored),
+                       last and last.without(ignored)))
+
+    def with_seen(self, now: GuardValues) -> Guards:
+        """The same, where more was seen to be read, with the values of now for that."""
+        before = dict(self.seen.each())
+        seen = now.of.with_values(before.get(path, value) for path, value in now.each())
+        return Guards((*self.values[:-2], seen, self.python_values))
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Guards) and self.values == other.values)
@@ -250,6 +263,11 @@ def _told(value: Any) -> Any:
         return value
     contents = _contents(value)
     return SameObject(value) if contents is None else contents
+
+
+def told_of(value: Any) -> Any:
+    """What a guard has for any value: that itself where it is plain, else which object it is."""
+    return _told(value) if is_plain(value) else SameObject(value)
 
 
 def _can_be_filled(value: Any) -> bool:

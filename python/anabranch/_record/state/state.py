@@ -35,6 +35,7 @@ from anabranch._record.state.number_places import (
     hyperparameter_items,
 )
 from anabranch._record.state.paths import ARGUMENT, Everywhere, Found, Ignored, Path, Place
+from anabranch._record.state.read_set import NOTHING_READ, ReadSet
 from anabranch._record.state.walk import Walk
 from anabranch._record.state.watch_list import WatchList
 from anabranch._record.tensors import inner_tensors, is_wrapper, may_be_parameter, version_of
@@ -56,19 +57,21 @@ class State:
         ignored: paths of values that are not guarded, since the step itself changes them.
         followed: numbers that recordings follow, which are not guarded either.
         often_new: paths at which the program puts new lists; whatever stands there is looked into.
+        seen: what code was seen to read besides.
     """
 
     def __init__(self, roots: Iterable[Any] = (), arguments: Sequence[Any] = (),
                  before: State | None = None, farther: frozenset[Path] = frozenset(),
                  base: State | None = None, ignored: Ignored = frozenset(),
                  followed: NumberPlaces = NO_NUMBERS,
-                 often_new: frozenset[Path] = frozenset()) -> None:
+                 often_new: frozenset[Path] = frozenset(), seen: ReadSet = NOTHING_READ) -> None:
         self._names: set[str]
         self._changing: GuardSet
         self._guard_set: GuardSet
         self.number = 0  # equal for states that one recording may serve
         self._roots, self._arguments, self._farther = tuple(roots), list(arguments), farther
         self.ignored, self.followed, self.often_new = ignored, followed, often_new
+        self.told_seen = seen
         self._begin(base)
         indices = base._indices_now() if base else {}
         collector = GuardCollector(base._names if base else (), often_new)
@@ -77,6 +80,7 @@ class State:
         self._walk = None if base else walk  # of everything, until forget_walk()
         leading = {id(value) for _, value in walk.ways}
         places = collector.places(leading)
+        self._seen: ReadSet = base._seen if base else seen.beyond(places.held)
         self._followed_at: dict[Path, Lookup] = dict(base._followed_at) if base else {}
         if followed.paths:
             self._followed_at |= {path: (collector.settable(holder), key)
@@ -171,7 +175,7 @@ class State:
     def is_bare(self) -> bool:
         """Whether it has nothing, and no guards."""
         return not (self.places or self.wrapped or self.on_cpu or self.pinned or self.modules
-                    or self.optimizers or self._guard_set.held or self.followed)
+                    or self.optimizers or self._guard_set.held or self.followed or self._seen)
 
     @property
     def base(self) -> State:
@@ -353,6 +357,7 @@ class State:
             tuple([(id(tensor), tensor.data_ptr()) for tensor in standing(self.pinned)])
             if self.pinned else (),
             self._hooks.now((self._hooked or self)._parameters),
+            self._seen.now(),
             self._guard_set.now(),
         )
         if self._guards is None or self._guards.values != now:
@@ -364,12 +369,13 @@ class State:
         any more, or where that takes more than questions."""
         if self.on_cpu or self.pinned or self.followed is not NO_NUMBERS:
             return None
-        modes, gradients, hyperparameters, _, _, hooks, values = guards.values
+        modes, gradients, hyperparameters, _, _, hooks, seen, values = guards.values
         asked = quick.standing(self._modes, self._training, modes)
         if gradients is not None:
             asked.append((gradients_are, (self._parameters, gradients), True))
         for part in (self._asked_of_groups(hyperparameters),
-                     None if hooks else self._hooks.questions(), self._guard_set.questions(values)):
+                     None if hooks else self._hooks.questions(), self._seen.questions(seen),
+                     self._guard_set.questions(values)):
             if part is None:
                 return None
             asked += part
@@ -420,6 +426,10 @@ class State:
     def python_values(self) -> GuardValues | None:
         """The Python values that the step may read, as they are now; None where one is gone."""
         return self._guard_set.now()
+
+    def seen_values(self) -> GuardValues:
+        """What code was seen to read besides, as it is now."""
+        return self._seen.now()
 
     def changing_values(self) -> GuardValues | None:
         """Of those that the step itself changes, as they are now; None where one is gone."""

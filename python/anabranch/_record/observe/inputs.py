@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step takes in that no guard can hold: clocks, random numbers, files, queues. And context
+variables and the environment, which guards can.
+
+They are told by the function of C that code calls. What counts is who calls it, by the nearest
+frame that is not Python's own: a clock is an input where the user's code reads it, since libraries
+read clocks to say how long something took. Torch, Triton and Anabranch read files when something is
+loaded or compiled for the first time, which is no input.
+
+Threads: one run at a time. Failure: none.
+"""
+
+from __future__ import annotations
+
+import _queue
+import contextvars
+import datetime
+import io
+import os
+import queue
+import random
+import socket
+import sys
+import time
+import types
+from typing import Any, NamedTuple
+
+from anabranch._record.refusals import line_of
+from anabranch._record.state.dotted import is_users
+
+_CLOCK, _RANDOM, _FILE, _QUEUE = "a clock", "random numbers", "a file", "a queue"
+_LOADERS = ("torch", "triton", "anabranch")
+_BUILTIN = types.BuiltinFunctionType
+
+
+def _named(module: types.ModuleType, *names: str) -> list[Any]:
+    return [function for name in names if (function := getattr(module, name, None)) is not None]
+
+
+_KINDS: dict[Any, str] = {
+    **dict.fromkeys(_named(time, "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic",
+                           "monotonic_ns", "process_time", "process_time_ns", "thread_time",
+                           "localtime", "gmtime", "ctime"), _CLOCK),
+    **dict.fromkeys(_named(os, "urandom", "getrandom"), _RANDOM),
+    **dict.fromkeys(_named(io, "open", "FileIO"), _FILE),
+    **dict.fromkeys(_named(os, "open", "read", "write", "stat", "listdir", "scandir", "remove",
+                           "rename", "replace", "mkdir", "rmdir"), _FILE),
+    input: _FILE}
+_KINDS_OF: tuple[tuple[type, frozenset[str], str], ...] = (
+    (random.Random, frozenset(("random", "getrandbits", "seed")), _RANDOM),
+    (_queue.SimpleQueue, frozenset(("get", "get_nowait", "put")), _QUEUE),
+    (socket.socket, frozenset(("recv", "recv_into", "send", "sendall", "accept")), "a socket"))
+_METHODS = {getattr(kind, name): found for kind, names, found in _KINDS_OF for name in names
+            if hasattr(kind, name)}
+_DATES = frozenset(("now", "today", "utcnow"))
+_NUMPY = frozenset(("RandomState", "Generator", "BitGenerator"))
+_FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
+_ENVIRONMENT = type(os.environ).__getitem__.__code__
+_QUEUES = (queue.Queue.get.__code__, queue.Queue.put.__code__)
+
+
+class Taken(NamedTuple):
+    """``what`` a step takes in, and the line where it does: "train.py:88 in step"."""
+
+    what: str
+    place: str
+
+
+class Inputs:
+    """What is called while a step runs. ``called`` is told each call of a function of C, and
+    ``started`` each run of code that is in ``codes``."""
+
+    codes = frozenset((_ENVIRONMENT, *_QUEUES))
+
+    def __init__(self) -> None:
+        self.variables: dict[contextvars.ContextVar[Any], None] = {}  # that it reads
+        self.environment: dict[str, None] = {}
+        self.taken: dict[Taken, None] = {}
+
+    def started(self, frame: types.FrameType) -> None:
+        if frame.f_code is _ENVIRONMENT:
+            key = frame.f_locals["key"]
+            if isinstance(key, str) and self._counts(_FILE, frame.f_back):
+                self.environment[key] = None
+        else:
+            self._take(_QUEUE, frame.f_back)
+
+    def called(self, function: Any, first: Any, frame: types.FrameType) -> None:
+        if type(first) is contextvars.ContextVar:
+            if function.__name__ == "get":
+                self.variables[first] = None
+            return
+        what = _kind_of(function, first)
+        if what is not None:
+            self._take(what, frame)
+
+    def _take(self, what: str, frame: types.FrameType | None) -> None:
+        by = _caller_of(frame)
+        if by is not None and self._counts(what, by):
+            self.taken[Taken(what, line_of(by, by.f_lineno))] = None
+
+    @staticmethod
+    def _counts(what: str, frame: types.FrameType | None) -> bool:
+        by = _caller_of(frame)
+        module = str(by.f_globals.get("__name__", "")) if by is not None else ""
+        return is_users(module) if what == _CLOCK \
+            else module.partition(".")[0] not in ("", *_LOADERS)
+
+
+def _kind_of(function: Any, first: Any) -> str | None:
+    try:
+        if (what := _KINDS.get(function) or _METHODS.get(function)) is not None:
+            return what
+    except TypeError:  # one that cannot be hashed
+        return None
+    owner = first if type(function) is not _BUILTIN else function.__self__
+    if isinstance(owner, type):
+        return _CLOCK if issubclass(owner, datetime.date) and _name_of(function) in _DATES else None
+    for kind, names, what in _KINDS_OF:
+        if isinstance(owner, kind) and _name_of(function) in names:
+            return what
+    if isinstance(owner, _FILES) and owner not in (sys.stdout, sys.stderr, sys.stdin):
+        return _FILE
+    kind = type(owner)
+    return _RANDOM if kind.__name__ in _NUMPY and kind.__module__.startswith("numpy.") else None
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", ""))
+
+
+def _caller_of(frame: types.FrameType | None) -> types.FrameType | None:
+    """The nearest frame whose code is not in Python's own library."""
+    while frame is not None and _top(frame) in sys.stdlib_module_names:
+        frame = frame.f_back
+    return frame
+
+
+def _top(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+

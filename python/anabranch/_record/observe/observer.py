@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Python code a plain run of a step executes, and which functions of C it calls.
+
+Python 3.12 and newer tell it by ``sys.monitoring``, also of the threads on which torch runs a
+backward; 3.11 by ``sys.setprofile``, of the thread that runs the step alone. While torch compiles
+nothing is observed: what a compiler reads is no input of the step.
+
+Threads: one observer at a time in a process; another one observes nothing. Failure: ``is_complete``
+stays False where others have taken what observers need, such as a debugger or a profiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import types
+from typing import Any, Protocol
+
+from anabranch import _compat
+from anabranch._record.observe.inputs import Inputs
+
+_TOOLS = (4, 3)  # of sys.monitoring: those that nobody claims by convention
+_one = threading.Lock()
+
+
+class Ran:
+    """Code that ran: with these globals, and these values of free variables when it first did."""
+
+    def __init__(self, frame: types.FrameType) -> None:
+        self.code, self.globals = frame.f_code, frame.f_globals
+        self.free: dict[str, Any] = {}
+        if frame.f_code.co_freevars:
+            there = frame.f_locals
+            self.free = {name: there[name] for name in frame.f_code.co_freevars if name in there}
+
+
+class _Teller(Protocol):
+    def begin(self) -> bool: ...
+    def end(self) -> None: ...
+
+
+class Observer:
+    """Observes this thread from ``begin()`` to ``end()``. ``ran``: by code. ``inputs``: what it has
+    called of C."""
+
+    def __init__(self) -> None:
+        self.ran: dict[types.CodeType, Ran] = {}
+        self.inputs = Inputs()
+        self.is_complete = False  # whether all was observed
+        self._thread = threading.get_ident()
+        self._teller: _Teller = _Monitored(self) if sys.version_info >= (3, 12) else _Profiled(self)
+        self._open = contextlib.ExitStack()
+
+    def begin(self) -> None:
+        if _one.acquire(blocking=False):
+            self._open.callback(_one.release)
+            self.is_complete = self._teller.begin()
+            if self.is_complete:
+                self._open.enter_context(_compat.around_compiling(self._pause, self._go_on))
+
+    def end(self) -> None:
+        self._teller.end()  # before more of Python's own code runs
+        self._open.close()
+
+    def _pause(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._teller.end()
+
+    def _go_on(self) -> None:
+        if threading.get_ident() == self._thread:
+            self.is_complete &= self._teller.begin()
+
+    def is_elsewhere(self) -> bool:
+        """Whether this is another thread of Python's. Torch's own are none of these."""
+        thread = threading.get_ident()
+        return thread != self._thread and thread in threading._active  # type: ignore[attr-defined]
+
+    def note(self, frame: types.FrameType) -> None:
+        if frame.f_code not in self.ran and not _is_ours(frame):
+            self.ran[frame.f_code] = Ran(frame)
+        if frame.f_code in self.inputs.codes:
+            self.inputs.started(frame)
+
+
+def _is_ours(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "anabranch"
+
+
+class _Monitored:
+    """By sys.monitoring. Of each code, the first start is told."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer, self._tool = observer, -1
+
+    def begin(self) -> bool:
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        self._tool = next((one for one in _TOOLS if monitoring.get_tool(one) is None), -1)
+        if self._tool < 0:
+            return False
+        monitoring.use_tool_id(self._tool, "anabranch")
+        events = monitoring.events
+        for event, callback in ((events.PY_START, self._started), (events.PY_RESUME, self._started),
+                                (events.CALL, self._calls)):
+            monitoring.register_callback(self._tool, event, callback)
+        monitoring.restart_events()  # an earlier observer may have seen enough of some
+        monitoring.set_events(self._tool, events.PY_START | events.PY_RESUME | events.CALL)
+        return True
+
+    def end(self) -> None:
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        if self._tool >= 0:
+            monitoring.set_events(self._tool, 0)
+            monitoring.free_tool_id(self._tool)
+            self._tool = -1
+
+    def _started(self, code: types.CodeType, offset: int) -> Any:
+        if self._observer.is_elsewhere():
+            return None
+        self._observer.note(sys._getframe(1))
+        return None if code in self._observer.inputs.codes \
+            else sys.monitoring.DISABLE  # type: ignore[attr-defined]
+
+    def _calls(self, code: types.CodeType, offset: int, function: Any, first: Any) -> None:
+        if type(function) is not types.FunctionType and not self._observer.is_elsewhere():
+            missing = sys.monitoring.MISSING  # type: ignore[attr-defined]
+            self._observer.inputs.called(
+                function, None if first is missing else first, sys._getframe(1))
+
+
+class _Profiled:
+    """By sys.setprofile."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def begin(self) -> bool:
+        if sys.getprofile() is not None:
+            return False
+        sys.setprofile(self._told)
+        return True
+
+    def end(self) -> None:
+        if sys.getprofile() == self._told:
+            sys.setprofile(None)
+
+    def _told(self, frame: types.FrameType, event: str, function: Any) -> None:
+        if event == "call":
+            self._observer.note(frame)
+        elif event == "c_call":
+            self._observer.inputs.called(function, getattr(function, "__self__", None), frame)

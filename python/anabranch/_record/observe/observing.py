@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The observation of one call: the first run of a step in it, which is the plain one.
+
+Threads: a call's own. Failure: a mistake of ours in an observer ends the observation, and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from anabranch._record.observe.inputs import Taken
+from anabranch._record.observe.observer import Observer
+from anabranch._record.refusals import Again, Cause, NotRecordable
+
+
+class _Current(threading.local):
+    waiting: Observer | None = None  # for the first run of the call
+    of_call: Observer | None = None
+
+
+_CURRENT = _Current()
+
+
+@contextlib.contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """A call whose first run of a step is observed; not the runs of what that step calls."""
+    before = _CURRENT.waiting, _CURRENT.of_call
+    _CURRENT.waiting = _CURRENT.of_call = observer
+    try:
+        yield
+    finally:
+        _CURRENT.waiting, _CURRENT.of_call = before
+
+
+def run_observed(call: Callable[[list[Any]], Any], leaves: list[Any]) -> Any:
+    """Runs a step, which is observed where a call waits for its first run."""
+    observer, _CURRENT.waiting = _CURRENT.waiting, None
+    if observer is None:
+        return call(leaves)
+    with contextlib.suppress(Exception):
+        observer.begin()
+    try:
+        return call(leaves)
+    finally:
+        with contextlib.suppress(Exception):
+            observer.end()
+
+
+def is_observed() -> bool:
+    """Whether all that this call has run was observed, or nothing was to be."""
+    observer = _CURRENT.of_call
+    return observer is None or observer.is_complete
+
+
+def check_inputs() -> None:
+    """Raises NotRecordable where the step takes in what no guard can hold."""
+    if not is_observed():
+        raise Again(UNOBSERVED)
+    observer = _CURRENT.of_call
+    if observer is not None and observer.inputs.taken:
+        first: Taken = next(iter(observer.inputs.taken))
+        reason = Cause.HIDDEN_INPUT.because(
+            f"its Python takes in {first.what}, which launches would not do")
+        raise NotRecordable(reason._replace(place=f"at {first.place}"))
+
+
+UNOBSERVED = ("a profiler or debugger has taken what shows which values its Python reads "
+              "(sys.setprofile, or the tools 3 and 4 of sys.monitoring)")

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the values stand that code was seen to read: variables of modules, also of torch's and of
+other libraries, what is read of modules and classes by dotted names, context variables, and the
+environment.
+
+What a step's own objects hold is found by the walk (``state``), and not here. Tensors, modules and
+optimizers may be replaced between launches, and are no guards. Threads: any. Failure: none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anabranch._record.observe.names import Chain, chains_of
+from anabranch._record.observe.observer import Observer, Ran
+from anabranch._record.quick import ABSENT, dict_behind
+from anabranch._record.state.dotted import is_users
+from anabranch._record.state.paths import Path
+from anabranch._record.state.read_set import Read, ReadSet
+
+_MOVABLE = (Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
+_MOST_ITEMS = 256  # of a library's table of functions that is looked into
+_IN_TABLES = (types.FunctionType, types.BuiltinFunctionType, type, bool, str)
+
+
+def reads_of(observer: Observer) -> ReadSet:
+    """What code that was observed has read."""
+    inputs = observer.inputs
+    by_names = itertools.chain.from_iterable(
+        _reads_by(chain, one) for one in observer.ran.values() for chain in chains_of(one.code))
+    return ReadSet([*by_names, *map(_environment, inputs.environment)], inputs.variables)
+
+
+def _environment(name: str) -> Read:
+    environment: Any = os.environ
+    return Read(environment._data, environment.encodekey(name), ("", "os", "environ", name))
+
+
+def _reads_by(chain: Chain, ran: Ran) -> Iterator[Read]:
+    module = str(ran.globals.get("__name__", ""))
+    path: Path = ("", module, chain.variable)
+    if chain.is_global:
+        read = Read(ran.globals, chain.variable, path)
+        value = ran.globals.get(chain.variable, ABSENT)
+        if isinstance(value, _MOVABLE):
+            return
+        yield read
+        if value is ABSENT:
+            builtins = ran.globals.get("__builtins__")
+            holder = vars(builtins) if isinstance(builtins, types.ModuleType) else builtins
+            if isinstance(holder, dict) and chain.variable in holder:
+                yield Read(holder, chain.variable, ("", "builtins", chain.variable))
+            return
+    elif chain.variable in ran.free:
+        value = ran.free[chain.variable]
+    else:
+        return
+    yield from _attributes(value, path, chain.attributes, is_users(module))
+
+
+def _attributes(value: Any, path: Path, names: tuple[str, ...], of_users: bool) -> Iterator[Read]:
+    """As far as attributes are items of dictionaries: those of modules and classes, and of objects
+    that libraries have for themselves. The user's objects are the walk's."""
+    for name in names:
+        if isinstance(value, _MOVABLE) \
+                or (of_users and not isinstance(value, (types.ModuleType, type))):
+            return
+        path = (*path, name)
+        holders = _holders_of(value, name)
+        if not holders or isinstance(value := holders[-1].get(name, ABSENT), _MOVABLE):
+            return
+        yield from (Read(holder, name, path) for holder in holders)
+        if value is ABSENT or hasattr(type(value), "__get__"):
+            return  # a function, or what a property answers
+    if type(value) is dict and len(value) <= _MOST_ITEMS:
+        for key, item in list(value.items()):
+            if isinstance(key, str) and isinstance(item, _IN_TABLES):
+                yield Read(value, key, (*path, key))
+
+
+def _holders_of(thing: Any, name: str) -> list[dict[str, Any]]:
+    """Where the attribute is looked for: it is in the last one, and in none of those before."""
+    if isinstance(thing, types.ModuleType):
+        return [vars(thing)] if name in vars(thing) else []
+    own = getattr(thing, "__dict__", None)
+    is_class = isinstance(thing, type)
+    if not is_class and type(own) is dict and name in own:
+        return [own]
+    bases = thing.__mro__ if is_class else type(thing).__mro__
+    count = next((i for i, base in enumerate(bases, 1) if name in vars(base)), 0)
+    holders = [dict_behind(vars(base)) for base in bases[:count]]
+    return [*([own] if not is_class and type(own) is dict else []), *holders] if holders else []

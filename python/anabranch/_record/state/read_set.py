@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guards on what code was seen to read: items of dictionaries, which variables of modules and
+attributes of classes are, and context variables.
+
+Threads: immutable, but for what was found last, which is replaced. Failure: none.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+from collections.abc import Container, Iterable
+from typing import Any, NamedTuple
+
+from anabranch._record.quick import ABSENT, Question, dict_behind, standing
+from anabranch._record.state.dotted import Inherited
+from anabranch._record.state.guards import GuardLayout, GuardValues, told_of
+from anabranch._record.state.paths import Path
+
+
+class Read(NamedTuple):
+    """An item of a dictionary, or none: ABSENT."""
+
+    holder: dict[Any, Any]
+    key: Any
+    path: Path
+
+    def named_apart(self, taken: Container[Path]) -> Read:
+        """With a path that is none of these: other objects may have stood there meanwhile."""
+        return self if self.path not in taken else self._replace(path=next(
+            path for i in itertools.count(2) if (path := (*self.path, i)) not in taken))
+
+    @property
+    def id(self) -> tuple[int, Any]:
+        return id(self.holder), self.key
+
+
+class ReadSet:
+    """Items of dictionaries, and context variables. It keeps both alive."""
+
+    def __init__(self, reads: Iterable[Read] = (),
+                 variables: Iterable[contextvars.ContextVar[Any]] = ()) -> None:
+        self._reads: dict[tuple[int, Any], Read] = {}
+        taken = set[Path]()
+        for read in reads:
+            if read.id not in self._reads:
+                self._reads[read.id] = named = read.named_apart(taken)
+                taken.add(named.path)
+        self._variables = list(dict.fromkeys(variables))
+        paths = [*(read.path for read in self._reads.values()), *map(_path_of, self._variables)]
+        self._layout = GuardLayout([dict(enumerate(paths))] if paths else [])
+        self._last: _Last | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._reads or self._variables)
+
+    def joined(self, other: ReadSet) -> ReadSet:
+        """Both; this very one where the other has nothing more."""
+        if self._reads.keys() >= other._reads.keys() \
+                and set(self._variables).issuperset(other._variables):
+            return self
+        return ReadSet([*self._reads.values(), *other._reads.values()],
+                       [*self._variables, *other._variables])
+
+    def beyond(self, held: Iterable[tuple[Any, Iterable[Any]]]) -> ReadSet:
+        """What holders with these keys do not have."""
+        known = {(id(dict_behind(owner)), key) for holder, keys in held for key in keys
+                 for owner in [holder.owner_of(key) if isinstance(holder, Inherited) else holder]}
+        return ReadSet([one for one in self._reads.values() if one.id not in known],
+                       self._variables)
+
+    def without(self, ignored: Container[Path]) -> ReadSet:
+        return ReadSet([one for one in self._reads.values() if one.path not in ignored],
+                       [one for one in self._variables if _path_of(one) not in ignored])
+
+    def now(self) -> GuardValues:
+        """The values now. Mostly the very objects of last time stand there, and the answer is that
+        of last time."""
+        last = self._last
+        if last is not None and all(function(*given) == answer
+                                    for function, given, answer in last.questions):
+            return last.values
+        things = [read.holder.get(read.key, ABSENT) for read in self._reads.values()]
+        set_to = [one.get(ABSENT) for one in self._variables]
+        values = self._layout.with_values(map(told_of, (*things, *set_to)))
+        if last is not None and last.values == values:
+            values = last.values
+        self._last = _Last(values, self._questions(things, set_to))
+        return values
+
+    def questions(self, values: GuardValues) -> list[Question] | None:
+        """Whether now() still answers this; None where it does not."""
+        last = self._last
+        return last.questions if last is not None and last.values is values else None
+
+    def _questions(self, things: list[Any], set_to: list[Any]) -> list[Question]:
+        asked = standing([read.holder for read in self._reads.values()],
+                         [read.key for read in self._reads.values()], things) if things else []
+        return [*asked, *((_IsSetTo(one, value), (), True)
+                          for one, value in zip(self._variables, set_to, strict=True))]
+
+
+class _Last(NamedTuple):
+    values: GuardValues
+    questions: list[Question]
+
+
+class _IsSetTo:
+    """Whether a context variable has this very value."""
+
+    def __init__(self, variable: contextvars.ContextVar[Any], value: Any) -> None:
+        self._variable, self._value = variable, value
+
+    def __call__(self) -> bool:
+        return self._variable.get(ABSENT) is self._value
+
+
+def _path_of(variable: contextvars.ContextVar[Any]) -> Path:
+    return "", "context", variable.name
+
+
+NOTHING_READ = ReadSet()

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step's Python was seen to read is guarded, also in libraries and in torch: a launch happens
+only where it stands as it stood. What was not read tells nothing apart."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import io
+import os
+import queue
+import random
+import sys
+import time
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tape_recording import OnTape
+from torch import nn
+
+import anabranch
+from anabranch import errors
+
+WINDOW = contextvars.ContextVar("window", default=1.0)
+UNSET = contextvars.ContextVar("unset")
+X = torch.full((3,), 2.0)
+
+library = types.ModuleType("a_library")
+library.__file__ = "/somewhere/site-packages/a_library.py"
+exec("""
+FACTOR, other = 2.0, 1.0
+def doubled(x): return x * FACTOR
+def halved(x): return x / FACTOR
+class Registry:
+    functions = {"double": doubled, "halve": halved}
+    def chosen(self, name): return Registry.functions[name]
+registry = Registry()
+def applied(x): return registry.chosen("double")(x)
+""", vars(library))
+
+
+@pytest.fixture(autouse=True, name="tape")
+def on_tape(monkeypatch):
+    monkeypatch.setitem(sys.modules, "a_library", library)
+    return OnTape(monkeypatch)
+
+
+def launches(step, tape, *args):
+    """How many launches a call is: 1 or 0."""
+    before = tape.launches
+    step(*args)
+    return tape.launches - before
+
+
+def recorded(function, *args, **options):
+    step = anabranch.record(function, **options)
+    for _ in range(3):
+        step(*args)
+    return step
+
+
+def attended(x):
+    return F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
+
+
+CHANGES = {
+    "a function of torch": (lambda x: F.gelu(x), F, "gelu", torch.relu),
+    "a function that torch's Python calls": (nn.SiLU(), F, "silu",
+                                         lambda x, inplace: x * 3),
+    "a method of torch's": (nn.ReLU(), nn.ReLU, "forward", lambda self, x: x * 3),
+    "a builtin": (lambda x: x * abs(-2), "builtins", "abs", lambda x: 7),
+    "a library's number": (lambda x: library.applied(x), library, "FACTOR", 5.0),
+    "a library's object": (lambda x: library.applied(x), library, "registry",
+                           types.SimpleNamespace(chosen=lambda name: library.halved)),
+    "a library's method": (lambda x: library.applied(x), library.Registry, "chosen",
+                           lambda self, name: library.halved),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_step_reads_anywhere_is_guarded(name, tape, monkeypatch):
+    function, holder, key, other = CHANGES[name]
+    holder = sys.modules[holder] if isinstance(holder, str) else holder
+    step = recorded(function, X)
+    assert launches(step, tape, X) == 1
+    with monkeypatch.context() as changed:
+        changed.setattr(holder, key, other, raising=False)
+        assert launches(step, tape, X) == 0
+        assert torch.equal(step(X), function(X))
+    print([r.differs for r in step.reports])
+    assert launches(step, tape, X) == 1 and torch.equal(step(X), function(X))
+
+
+def test_an_entry_of_a_librarys_table_is_guarded(tape, monkeypatch):
+    step = recorded(lambda x: library.applied(x), X)
+    monkeypatch.setitem(library.Registry.functions, "double", library.halved)
+    assert launches(step, tape, X) == 0 and torch.equal(step(X), X / 2)
+
+
+def test_what_a_step_does_not_read_tells_nothing_apart(tape, monkeypatch):
+    step = recorded(lambda x: F.gelu(library.applied(x)), X)
+    monkeypatch.setattr(library, "other", 5.0)
+    monkeypatch.setattr(library, "new", 5.0, raising=False)
+    monkeypatch.setattr(F, "celu", None)
+    monkeypatch.setenv("SOMETHING_ELSE", "1")
+    monkeypatch.setitem(library.Registry.functions, "third", library.halved)
+    token = UNSET.set(1)
+    assert launches(step, tape, X) == 1 and len(step.reports) == 1
+    UNSET.reset(token)
+
+
+@contextlib.contextmanager
+def set_to(variable, value):
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def test_a_context_variable_that_is_read_is_guarded(tape):
+    step = recorded(lambda x: x * WINDOW.get() * UNSET.get(1.0), X)
+    assert launches(step, tape, X) == 1
+    for variable in (WINDOW, UNSET):
+        with set_to(variable, 3.0):
+            assert torch.equal(step(X), X * 3)
+    assert launches(step, tape, X) == 1 and torch.equal(step(X), X)
+
+
+def test_a_variable_of_the_environment_that_is_read_is_guarded(tape, monkeypatch):
+    def step(x):
+        return x * int(os.environ.get("TIMES", "1")) * int(os.getenv("OTHER_TIMES", "1"))
+
+    made = recorded(step, X)
+    for name in ("TIMES", "OTHER_TIMES"):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, "3")
+            assert torch.equal(made(X), X * 3)
+    assert launches(made, tape, X) == 1
+
+
+HIDDEN = {
+    "a clock": lambda x: x * (time.perf_counter() > 0),
+    "random numbers": lambda x: x * (random.Random(3).random() < 2),
+    "a file": lambda x: x * (len(os.listdir("/")) > 0),
+    "a queue": lambda x: x * 2 if QUEUE.put(1) or QUEUE.get() else x,
+}
+QUEUE = queue.Queue()
+
+
+@pytest.mark.parametrize("what", HIDDEN)
+def test_what_no_guard_can_hold_runs_plainly_and_says_where(what):
+    with pytest.warns(errors.RecordWarning) as told:
+        step = recorded(HIDDEN[what], X)
+    assert [report.code for report in step.reports] == [341]
+    assert f"takes in {what}" in str(told[0].message) and "test_observed" in str(told[0].message)
+
+
+def test_what_is_allowed_is_launched_all_the_same(tape):
+    step = recorded(HIDDEN["a clock"], X, allow=["E0341"])
+    assert launches(step, tape, X) == 1
+
+
+def test_what_libraries_read_clocks_and_write_texts_for_is_no_input(tape, monkeypatch):
+    monkeypatch.setattr(library, "timed", None, raising=False)
+    exec("import time\ndef timed(x):\n  time.time()\n  return x * 2", vars(library))
+    monkeypatch.setattr("anabranch._record.observe.inputs.is_users", lambda name: name == __name__)
+    step = recorded(lambda x: library.timed(x) if print("", end="", file=io.StringIO()) is None else x,
+                    X)
+    assert launches(step, tape, X) == 1
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.monitoring is what observes")
+def test_under_a_profiler_calls_are_plain_and_afterwards_recorded(tape):
+    step = anabranch.record(lambda x: x * 2)
+    sys.setprofile(lambda *event: None)
+    with pytest.warns(errors.RecordWarning, match="profiler"):
+        assert [launches(step, tape, X) for _ in range(4)] == [0] * 4
+    sys.setprofile(None)
+    assert [launches(step, tape, X) for _ in range(4)] == [0, 0, 1, 1] or \
+        [launches(step, tape, X) for _ in range(4)][-1] == 1
