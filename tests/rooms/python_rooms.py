@@ -40,7 +40,7 @@ ROOMS: dict[str, set[str]] = {
 }
 
 _RECORD_BELOW = {"refusals", "tensors", "picker", "quick"}
-_RECORD_STAGES = _RECORD_BELOW | {"memory", "state", "numbers", "capture", "launch", "trial"}
+_RECORD_STAGES = _RECORD_BELOW | {"memory", "state", "effects", "numbers", "capture", "launch", "trial"}
 _COMPILE_GRAPHS = {"groups", "asked", "graph", "layouts", "program", "threads", "progress", "regions",
                    "views"}
 # The same inside of a room.
@@ -54,6 +54,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "memory": {"refusals"},
         "state": _RECORD_BELOW,
         "observe": _RECORD_BELOW | {"state"},
+        "effects": _RECORD_BELOW | {"state"},
         "numbers": {"refusals", "picker"},
         "capture": _RECORD_BELOW | {"memory", "numbers"},
         "launch": _RECORD_BELOW | {"memory", "numbers", "capture"},

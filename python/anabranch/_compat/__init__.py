@@ -113,6 +113,7 @@ from anabranch._compat.library import (
     openmp_function,
     version,
 )
+from anabranch._compat.loaders import LOADERS_NEXT
 from anabranch._compat.noting import (
     arguments_of_generated_kernel,
     calls_of_compiled_graphs,
@@ -150,6 +151,7 @@ from anabranch._compat.torch_modes import (
 )
 
 __all__ = [
+    "LOADERS_NEXT",
     "NOTED_OF_BUCKETS",
     "NOTED_OF_EXCHANGES",
     "NO_PROFILE",

@@ -35,6 +35,8 @@ from anabranch._record.capture.untracked import (
     check_all_tracked,
     may_name_others,
 )
+from anabranch._record.effects.side_effects import SideEffects
+from anabranch._record.effects.stepped_by_hand import SteppedByHand
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.known import CAPTURES_DIFFER
 from anabranch._record.launch.recording import StepRecording
@@ -53,7 +55,7 @@ from anabranch._record.memory.shortage import OF_LAUNCH, is_out_of_memory, phase
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
-from anabranch._record.observe.observing import check_inputs
+from anabranch._record.observe.observing import check_inputs, collection_read_at
 from anabranch._record.reducers import untimed
 from anabranch._record.refusals import (
     Again,
@@ -69,9 +71,7 @@ from anabranch._record.rendezvous import Rendezvous
 from anabranch._record.report import RecordingCost
 from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.paths import Path
-from anabranch._record.state.side_effects import SideEffects
 from anabranch._record.state.state import NO_STATE
-from anabranch._record.state.stepped_by_hand import SteppedByHand
 from anabranch._record.tensors import size_of
 from anabranch._record.trial.earlier import Earlier, Order
 from anabranch._record.trial.overlap import NOT_FASTER, bytes_ahead, choose_overlap, make_to_fit
@@ -123,10 +123,12 @@ class Attempt:
         self._is_plenty = earlier.has_any and is_plentiful(step.device, size_of(step.tensors))
         self._laps = _Laps()
         self._call = step.call
-        self._effects = SideEffects(self._call, spec.state, is_first_plain=chosen.verify)
+        self._stepped = SteppedByHand(step.optimizers, step.objects)
+        self._effects = SideEffects(
+            self._call, spec.state, is_first_plain=chosen.verify, read_at=collection_read_at,
+            are_left_out=Cause.PYTHON_CHANGES in chosen.allow, check=self._stepped.check)
         if spec.state is not NO_STATE:
             step.call = self._effects
-        self._stepped = SteppedByHand(step.optimizers, step.objects)
         self._distributed = _compat.distributed_models(spec.state.modules)
         self._exchanges = _compat.exchanges(self._distributed)
         self._buckets: list[torch.UntypedStorage] = []  # of their reducers
@@ -221,8 +223,7 @@ class Attempt:
             with _faults_told(step.device):
                 self._plain = self._trial.look(answer, drawn)
         except NotRecordable as error:
-            if self._effects.is_complete:
-                self._answered = (self.leave(answer),)
+            self._answered = (self.leave(answer),)
             self._meet()
             self._agree.make(_raising(error))
         with _faults_told(step.device):
@@ -250,7 +251,6 @@ class Attempt:
         agree.make(lambda: check_run(plain, self._effects, self._step))
         agree.make(self._check_arguments)
         agree.make(self._check_inputs)
-        agree.make(self._stepped.check)
         self._laps.end("checksums")
         # Most steps have no side effects; their answers then stay as they are.
         if self._step.call is self._effects and not self._effects.mutations:
@@ -318,7 +318,11 @@ class Attempt:
         with no_limit(step.device), untimed(self._distributed, self._exchanges):
             try:
                 self._discovered, self._is_in_best = None, False
-                capture = capture_twice(step, device, self._is_enough(step))
+                self._effects.begin_captures()
+                try:
+                    capture = capture_twice(step, device, self._is_enough(step))
+                finally:
+                    self._effects.end_captures()
                 self._spec.note(captures=len(capture.captures))
                 self._laps.end("captures")
                 try:
@@ -371,7 +375,8 @@ class Attempt:
         """Whether a capture tells enough by itself; None where it cannot. Processes that run a step
         together capture it as often as one another."""
         if (not self._earlier.steps.has_any or not self._chosen.verify or self._needs_two
-                or self._agree.has_others or step.numbers is not None or step.has_constants):
+                or self._agree.has_others or step.numbers is not None or step.has_constants
+                or self._effects.counts):
             return None
 
         def is_enough(capture: Capture) -> bool:
@@ -538,11 +543,11 @@ class Attempt:
         ``call(leaves)`` runs instead where the state has been put back, and where the answer needs
         its autograd history; not without ``may_repeat``, since then no other process would take
         part in its collectives. Nothing but ``leaves`` holds what the step was given then."""
-        trial, plain, effects = self._trial, self._plain, self._effects
+        trial, plain = self._trial, self._plain
         if self._answered:
             return self._answered[0]
         if plain is not None and trial is not None and not self._is_rewound:
-            if effects.is_complete and not (plain.has_history and may_repeat):
+            if not (plain.has_history and may_repeat):
                 trial.settle(plain)
                 trial.close()
                 return self.leave(plain.answer)
@@ -557,9 +562,16 @@ class Attempt:
         if self._trial is not None and not self._answered:
             self._trial.give_up()
 
+    def leave_rest(self) -> None:
+        """What launches leave out of the step's side effects."""
+        self._effects.leave_rest()
+
     def leave(self, answer: Any) -> Any:
-        """A run's answer to the caller, with the step's side effects."""
-        return self._effects.apply(answer) if self._step.call is self._effects else answer
+        """The plain run's answer to the caller, with the step's side effects."""
+        if self._step.call is not self._effects:
+            return answer
+        self._effects.leave_first()
+        return answer[0]
 
     def close(self) -> None:
         if self._trial is not None:

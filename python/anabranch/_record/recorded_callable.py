@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import itertools
 import operator
 import sys
 import threading
@@ -235,15 +234,15 @@ class RecordedCallable(Generic[_P, _R]):
                     guarded: Any) -> Any:
         """Finds state, signature and specialization. ``kind`` is what is seen of the arguments,
         None where the next call with such arguments cannot be quick."""
-        state = self._states.current(objects)
-        key = signature_of(leaves, state, guarded) if state is not None else None
+        state, named = self._states.current(objects), self._recorder.specializations.now_named
+        key = named(signature_of(leaves, state, guarded)) if state is not None else None
         spec = self._recorder.specializations.get(key)
         is_new = spec is None and not self._recorder.specializations.is_full
         if state is None or is_new or (spec and spec.recording is None
                                        and spec.refusal is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
             state = self._states.find(objects)
-            key = signature_of(leaves, state, guarded)
+            key = named(signature_of(leaves, state, guarded))
             if is_new and self._recorder.follow(key, state):
                 leaves = self._lists.taken_from(leaves)
                 state = self._states.find(objects)
@@ -270,12 +269,9 @@ class RecordedCallable(Generic[_P, _R]):
 
     def _run_and_compare(self, key: Any, leaves: list[Any], state: State,
                          objects: Sequence[Any]) -> Any:
-        """A call whose Python runs. It shows which values the step itself changes; these are no
-        guards from then on. Neither are the places of its side effects, which launches look at
-        anyway."""
-        *rest, guards = key
-        values, changing = guards.python_values, state.changing_values()
-        observer = Observer()
+        """A call whose Python runs. It shows which values the step itself changes, and what its
+        code reads."""
+        changing, observer = state.changing_values(), Observer()
         try:
             with observing(observer):
                 answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]))
@@ -286,23 +282,38 @@ class RecordedCallable(Generic[_P, _R]):
             state.forget_walk()
             after = state if state.is_current() else self._states.find(objects)
             after.forget_walk()
-            known = self._recorder.specializations
-            found, left = changed(values, after.python_values()), known.left_paths(key)
-            found |= changed(guards.seen, after.seen_values())
-            # What a model of DDP notes of exchanges stays guarded. Where a step's change of it
-            # matters, reducers.py refuses the step.
-            found = {path for path in found if path[-1] != _compat.NOTED_OF_EXCHANGES}
-            self._tell_of_counts(key, (found | changed(changing, state.changing_values())) - left)
-            paths = found | left
-            each = itertools.chain(guards.seen.each(), values.each() if values is not None else ())
-            if paths.intersection(path for path, _ in each):
-                self._states.ignore(paths)
-                known.rename(key, (*rest, guards.without(paths)))
+            self._note_changes(key, after, changed(changing, state.changing_values()))
             if self._states.see(reads_of(observer)):
                 seen = self._states.find(objects).seen_values()
-                known.rename_all(lambda key: (*key[:-1], key[-1].with_seen(seen))
-                                 if isinstance(key[-1], Guards) else key)
+                self._recorder.specializations.rename_all(
+                    lambda key: (*key[:-1], key[-1].with_seen(seen))
+                    if isinstance(key[-1], Guards) else key)
         return answer
+
+    def _note_changes(self, key: Any, after: State, changing: set[Path]) -> None:
+        """What a call has changed that it is guarded by. Only what changes in further calls, too,
+        is no guard from then on: the first may have set up what stays. What launches leave where
+        it changes is no guard either, unless they leave the same each time. ``changing``: values
+        that are no guards, and have changed."""
+        *rest, guards = key
+        known = self._recorder.specializations
+        spec, effects = known.get(key), known.effects_of(key)
+        found = changed(guards.python_values, after.python_values()) \
+            | changed(guards.seen, after.seen_values())
+        if spec is not None and spec.recording is None and spec.refusal is None:
+            known.note_changed(key, found)
+            return
+        known.note_changed(key, None)
+        # What a model of DDP notes of exchanges stays guarded. Where a step's change of it matters,
+        # reducers.py refuses the step.
+        found = {path for path in found
+                 if path[-1] != _compat.NOTED_OF_EXCHANGES and not effects.set_again(path)}
+        self._tell_of_counts(key, {path for path in found | changing
+                                   if not effects.are_repeated(path)})
+        paths = found.union(filter(effects.are_repeated, guards.paths()))
+        if paths:
+            self._states.ignore(paths)
+            known.rename(key, (*rest, guards.without(paths)))
 
     def _tell_of_counts(self, key: Any, paths: set[Path]) -> None:
         """Warns where a step has been recorded whose Python changes values that it may read: in

@@ -326,6 +326,7 @@ class Recorder:
         answer, recording = made
         with self._behind_answer(spec):
             self._keep(key, spec, attempt, recording, numbers)
+            attempt.leave_rest()
             return applied(spec.bind(spec.state), answer)
         return attempt.leave(answer)
 

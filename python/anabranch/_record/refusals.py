@@ -166,6 +166,12 @@ class OtherGraph(NotRecordable):
     cause = Cause.CAPTURES_DIFFER
 
 
+class CountsFound(NotRecordable):
+    """A first capture has shown numbers that it changes; the next ones tell how."""
+
+    cause = Cause.PYTHON_CHANGES
+
+
 class Again(NotRecordable):
     """The plain run has told what a try has to know; the next call records."""
 

@@ -25,7 +25,7 @@ CALLS = 4  # plain, and once more with a momentum; recorded; launched
 NOT_BROKEN = {"RecordedCallable.__call__", "RecordedCallable._call_recorded",
               "behind_answer", "Recorder._behind_answer", "PlainSteps.__exit__", "RecordedCallable._call_flat",
               "run_users", "_told", "SideEffects.__call__.<locals>.<listcomp>",
-              "SideEffects._find_mutations", "HolderSnapshot.put_back", "run_observed", "Observer.end",
+              "SideEffects._find_mutations", "SideEffects._called", "SideEffects._ours", "run_observed", "Observer.end",
               "_Profiled.end", "_Monitored.end"}
 
 

@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 import torch
-from stand_in_recording import IntegersOnTheHost, Launched, StandIn
+from stand_in_recording import IntegersOnTheHost, Launched, StandIn, hidden_list
 
 import anabranch
 from anabranch._record.capture import host_tables
@@ -218,10 +218,10 @@ def recorded(monkeypatch):
 
 
 def test_a_list_that_changes_is_followed_by_one_recording(recorded):
-    ran, x = [], torch.ones(4)
+    (ran, note), x = hidden_list(), torch.ones(4)
 
     def step(x, positions):
-        ran.append(recorded.is_launching)
+        note(recorded.is_launching)
         return x * torch.tensor(positions)
 
     call = anabranch.record(step, guards=False)

@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
-from stand_in_recording import IntegersOnTheHost, Launched, StandIn
+from stand_in_recording import IntegersOnTheHost, Launched, StandIn, hidden_list
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import anabranch
@@ -247,10 +247,10 @@ def recorded(monkeypatch):
 
 
 def test_bytes_that_change_are_launched_once_a_launch_was_compared(recorded):
-    ran = []
+    ran, note = hidden_list()
 
     def step(x, table):
-        ran.append(recorded.is_launching)
+        note(recorded.is_launching)
         return x * table
 
     call, x = anabranch.record(step, guards=False), torch.ones(4)
@@ -265,10 +265,10 @@ def test_bytes_that_change_are_launched_once_a_launch_was_compared(recorded):
 
 
 def test_the_bytes_that_were_captured_are_launched_at_once(recorded):
-    ran = []
+    ran, note = hidden_list()
 
     def step(x, table):
-        ran.append(recorded.is_launching)
+        note(recorded.is_launching)
         return x * table
 
     call, x = anabranch.record(step, guards=False), torch.ones(4)
@@ -278,11 +278,11 @@ def test_the_bytes_that_were_captured_are_launched_at_once(recorded):
 
 
 def test_a_step_that_has_seen_the_bytes_in_some_other_way_runs_plainly(recorded):
-    seen = []
+    seen, note = hidden_list()
 
     def step(x, table):
-        seen.append(table.tolist())
-        return x * torch.tensor(seen[1] if recorded.is_launching else table.tolist())
+        note(table.tolist())
+        return x * torch.tensor(note.__self__[1] if recorded.is_launching else table.tolist())
 
     call, x = anabranch.record(step, guards=False), torch.ones(4)
     with warnings.catch_warnings(record=True) as warned:

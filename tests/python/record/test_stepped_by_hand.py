@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from anabranch._record.effects.stepped_by_hand import SteppedByHand
 from anabranch._record.refusals import NotRecordable
-from anabranch._record.state.stepped_by_hand import SteppedByHand
 
 
 class ByHand(torch.optim.Optimizer):

@@ -96,6 +96,13 @@ class Launched:
         return True
 
 
+def hidden_list():
+    """A list and what appends to it, by which a step tells a test of its runs: nothing looks behind
+    a method of C for what the step changes."""
+    made = []
+    return made, made.append
+
+
 def arguments_on_the_gpu(leaves, arguments, device):
     """In the place of HostArguments: all lie there."""
     return SimpleNamespace(numbers=[])

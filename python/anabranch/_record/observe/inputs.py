@@ -25,6 +25,7 @@ import time
 import types
 from typing import Any, NamedTuple
 
+from anabranch import _compat
 from anabranch._record.refusals import line_of
 from anabranch._record.state.dotted import is_users
 
@@ -57,6 +58,7 @@ _NUMPY = frozenset(("RandomState", "Generator", "BitGenerator"))
 _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 _ENVIRONMENT = type(os.environ).__getitem__.__code__
 _QUEUES = (queue.Queue.get.__code__, queue.Queue.put.__code__)
+_LOADERS_NEXT = _compat.LOADERS_NEXT.__code__
 
 
 class Taken(NamedTuple):
@@ -70,7 +72,7 @@ class Inputs:
     """What is called while a step runs. ``called`` is told each call of a function of C, and
     ``started`` each run of code that is in ``codes``."""
 
-    codes = frozenset((_ENVIRONMENT, *_QUEUES))
+    codes = frozenset((_ENVIRONMENT, _LOADERS_NEXT, *_QUEUES))
 
     def __init__(self) -> None:
         self.variables: dict[contextvars.ContextVar[Any], None] = {}  # that it reads
@@ -83,7 +85,7 @@ class Inputs:
             if isinstance(key, str) and self._counts(_FILE, frame.f_back):
                 self.environment[key] = None
         else:
-            self._take(_QUEUE, frame.f_back)
+            self._take("a DataLoader" if frame.f_code is _LOADERS_NEXT else _QUEUE, frame.f_back)
 
     def called(self, function: Any, first: Any, frame: types.FrameType) -> None:
         if type(first) is contextvars.ContextVar:

@@ -44,3 +44,37 @@ def chains_of(code: types.CodeType) -> tuple[Chain, ...]:
         if chain is not None:
             found[chain] = None
     return tuple(found)
+
+
+# Methods that change a collection, and answer nothing of what is in it.
+_CHANGING = frozenset(("append", "appendleft", "extend", "extendleft", "add", "discard", "remove",
+                       "clear", "insert", "update", "reverse", "rotate"))
+_POPPING = frozenset(("pop", "popleft"))
+_LOADS = (*_GLOBALS, *_FREE, *_ATTRIBUTES, "LOAD_FAST", "LOAD_FAST_CHECK")
+
+
+def contents_read_at(code: types.CodeType, name: str) -> str | None:
+    """Where code reads what is in a collection of this name: its line; empty where it only changes
+    it. None where it does not name it."""
+    found: str | None = None
+    steps = [one for one in dis.get_instructions(code) if one.opname not in _BETWEEN]
+    line = code.co_firstlineno
+    for i, one in enumerate(steps):
+        line = one.starts_line if type(one.starts_line) is int else line
+        if one.opname in _LOADS and one.argval == name:
+            found = ""
+            if not _only_changes(steps[i + 1:]):
+                return f"{code.co_filename.rpartition('/')[2]}:{line} in {code.co_name}"
+    return found
+
+
+def _only_changes(following: list[dis.Instruction]) -> bool:
+    """Whether a method that changes the collection is read of it, and called."""
+    if not following or following[0].opname not in _ATTRIBUTES:
+        return False
+    if following[0].argval in _CHANGING:
+        return True
+    calls = (i for i, one in enumerate(following) if one.opname.startswith("CALL"))
+    call = next(calls, len(following))
+    return following[0].argval in _POPPING and call + 1 < len(following) \
+        and following[call + 1].opname == "POP_TOP"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from anabranch._record.observe.inputs import Taken
+from anabranch._record.observe.names import contents_read_at
 from anabranch._record.observe.observer import Observer
 from anabranch._record.refusals import Again, Cause, NotRecordable
 
@@ -65,6 +66,17 @@ def check_inputs() -> None:
         reason = Cause.HIDDEN_INPUT.because(
             f"its Python takes in {first.what}, which launches would not do")
         raise NotRecordable(reason._replace(place=f"at {first.place}"))
+
+
+def collection_read_at(name: str) -> str | None:
+    """Where code that ran does more with a collection of this name than to change it; None where it
+    does not; empty where none names it."""
+    observer = _CURRENT.of_call
+    if observer is None:
+        return None
+    places = [contents_read_at(one.code, name) for one in observer.ran.values()]
+    is_named = any(place is not None for place in places)
+    return next((place for place in places if place), None if is_named else "")
 
 
 UNOBSERVED = ("a profiler or debugger has taken what shows which values its Python reads "

@@ -22,8 +22,9 @@ from anabranch._record.observe.names import Chain, chains_of
 from anabranch._record.observe.observer import Observer, Ran
 from anabranch._record.quick import ABSENT, dict_behind
 from anabranch._record.state.dotted import is_users
+from anabranch._record.state.namespaces import OfClass
 from anabranch._record.state.paths import Path
-from anabranch._record.state.read_set import Read, ReadSet
+from anabranch._record.state.read_set import Namespace, Read, ReadSet
 
 _MOVABLE = (Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
 _MOST_ITEMS = 256  # of a library's table of functions that is looked into
@@ -35,7 +36,20 @@ def reads_of(observer: Observer) -> ReadSet:
     inputs = observer.inputs
     by_names = itertools.chain.from_iterable(
         _reads_by(chain, one) for one in observer.ran.values() for chain in chains_of(one.code))
-    return ReadSet([*by_names, *map(_environment, inputs.environment)], inputs.variables)
+    return ReadSet([*by_names, *map(_environment, inputs.environment)], inputs.variables,
+                   itertools.chain.from_iterable(map(_namespaces, observer.ran.values())))
+
+
+def _namespaces(ran: Ran) -> Iterator[Namespace]:
+    module = str(ran.globals.get("__name__", ""))
+    if not is_users(module):
+        return
+    yield Namespace(ran.globals, ran.globals, ("", module))
+    for chain in chains_of(ran.code):
+        value = (ran.globals if chain.is_global else ran.free).get(chain.variable)
+        if isinstance(value, type) and is_users(value.__module__):
+            yield Namespace(dict_behind(vars(value)), OfClass(value),
+                            ("", f"class {value.__name__}"))
 
 
 def _environment(name: str) -> Read:

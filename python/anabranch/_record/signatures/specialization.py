@@ -19,6 +19,8 @@ from torch import Tensor
 
 from anabranch._core.abi import CaptureCounts
 from anabranch._record.capture.step import Step
+from anabranch._record.effects.mutations import Mutation
+from anabranch._record.effects.side_effects import BoundMutations, bind_mutations
 from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.memory.shortage import Shortage
@@ -29,7 +31,6 @@ from anabranch._record.signatures.as_last import AsLast
 from anabranch._record.state.namespaces import Lookup
 from anabranch._record.state.number_places import NO_NUMBERS
 from anabranch._record.state.paths import Path, Place
-from anabranch._record.state.side_effects import BoundMutations, Mutation, bind_mutations
 from anabranch._record.state.state import NO_STATE, State, standing
 from anabranch._record.state.watch_list import WatchList
 from anabranch._record.tensors import (

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from anabranch._record.effects.side_effects import EffectPaths
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.report import RecordingReport
 from anabranch._record.signatures.specialization import Specialization
@@ -45,6 +46,7 @@ class Specializations(dict[Any, Specialization]):
         self._are_timed = are_timed
         self._admission = Admission(most_bytes)
         self._differences = differences
+        self._changed: tuple[Any, set[Path]] | None = None  # by the last call, if it was plain
         self._retired: collections.deque[RecordingReport] = collections.deque(maxlen=most)
 
     @property
@@ -94,18 +96,34 @@ class Specializations(dict[Any, Specialization]):
             if key in self and to not in self:
                 self[to] = self.pop(key)
 
+    def note_changed(self, key: Any, paths: set[Path] | None) -> None:
+        """A call of a signature that is not recorded yet has changed what it is guarded by at these
+        paths. None: one that is."""
+        self._changed = (key, paths) if paths else None
+
+    def now_named(self, key: Any) -> Any:
+        """To be called with the signature of a call, which is answered. It is that of the call
+        before, if it differs in nothing but what that one has changed."""
+        if self._changed is not None and key not in self:
+            before, paths = self._changed
+            if before in self and key[:-1] == before[:-1] \
+                    and key[-1].without(paths) == before[-1].without(paths):
+                self.rename(before, key)
+        return key
+
     def rename_all(self, renamed: Callable[[Any], Any]) -> None:
         """From now on all have other keys, in the same order."""
         with self.lock:
             some = [(renamed(key), spec) for key, spec in self.items()]
             self.clear()
             self.update(some)
+            if self._changed is not None:
+                self._changed = renamed(self._changed[0]), self._changed[1]
 
-    def left_paths(self, key: Any) -> set[Path]:
-        """Where launches of a signature have side effects."""
+    def effects_of(self, key: Any) -> EffectPaths:
+        """Of the launches of a signature."""
         spec = self.get(key)
-        return {(*one.path, one.key) for one in spec.mutations
-                if not isinstance(one.key, slice)} if spec is not None else set()
+        return EffectPaths(spec.mutations if spec is not None else ())
 
     def known(self) -> list[Specialization]:
         """One specialization a signature, and the one of all signatures without a place."""

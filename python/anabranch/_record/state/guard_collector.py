@@ -169,6 +169,11 @@ class GuardCollector:
         found.add_cells(list(cells.values()))
         return GuardSet([*found.held.values(), *found.counts.values()])
 
+    def looked_at(self) -> list[tuple[Any, Path]]:
+        """The attributes of objects, and the containers, that were met, with the way to each."""
+        return [*((attributes, path) for _, attributes, path in self._attributes.values()),
+                *self._containers.values()]
+
     def settable(self, holder: Any) -> Any:
         """A holder of what was found, or another one of the same, whose items can be set."""
         kind = self._classes.get(id(holder))

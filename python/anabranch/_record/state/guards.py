@@ -50,6 +50,10 @@ class Guards:
         values: GuardValues = self.values[-2]
         return values
 
+    def paths(self) -> list[Path]:
+        """Of all that Python holds."""
+        return [*self.seen.of.paths, *(self.python_values.of.paths if self.python_values else ())]
+
     def without(self, ignored: Container[Path]) -> Guards:
         """The same, but for the values at some paths."""
         last = self.python_values
@@ -156,6 +160,9 @@ class GuardSet:
     def without(self, ignored: Container[Path]) -> GuardSet:
         held = [(holder, _without(paths, ignored)) for holder, paths in self.held]
         return GuardSet((holder, paths) for holder, paths in held if paths)
+
+    def paths(self) -> list[Path]:
+        return self._layout.paths
 
     def only(self, some: Container[Path]) -> GuardSet:
         """Those of some paths."""

@@ -19,6 +19,7 @@ from anabranch._record.quick import Question
 
 _OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+HOOKS = (*_OF_MODULES, *_OF_OPTIMIZERS)  # names of what has them
 _OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 

@@ -73,26 +73,26 @@ class Slotted(MutableMapping[str, Any]):
     has one."""
 
     def __init__(self, thing: Any) -> None:
-        self._thing = thing
+        self.thing = thing
 
     def __getitem__(self, name: str) -> Any:
         try:
-            return getattr(self._thing, name)
+            return getattr(self.thing, name)
         except AttributeError:
             raise KeyError(name) from None
 
     def __iter__(self) -> Iterator[str]:
-        names = (*_slots_in(self._thing), *getattr(self._thing, "__dict__", ()))
+        names = (*_slots_in(self.thing), *getattr(self.thing, "__dict__", ()))
         return (name for name in names if name in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self._thing, name, value)
+        setattr(self.thing, name, value)
 
     def __delitem__(self, name: str) -> None:
-        delattr(self._thing, name)
+        delattr(self.thing, name)
 
 
 class StandsNow:

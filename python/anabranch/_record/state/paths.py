@@ -18,6 +18,11 @@ def name_of(path: Path) -> str:
     return ".".join(str(name) for name in path[1:] if name != "")
 
 
+def bare(path: Path) -> Path:
+    """Without the parts that name nothing: by which guards and holders name the same place."""
+    return tuple([part for part in path if part != ""])
+
+
 class Place(NamedTuple):
     """Where something is found: ``holder[key]``."""
 

@@ -35,11 +35,22 @@ class Read(NamedTuple):
         return id(self.holder), self.key
 
 
+class Namespace(NamedTuple):
+    """The user's variables of a module whose code ran, or attributes of a class that such code
+    names: ``names``, by way of ``holder``. Code may have changed them."""
+
+    names: dict[str, Any]
+    holder: Any
+    path: Path
+
+
 class ReadSet:
     """Items of dictionaries, and context variables. It keeps both alive."""
 
     def __init__(self, reads: Iterable[Read] = (),
-                 variables: Iterable[contextvars.ContextVar[Any]] = ()) -> None:
+                 variables: Iterable[contextvars.ContextVar[Any]] = (),
+                 namespaces: Iterable[Namespace] = ()) -> None:
+        self.namespaces = list({id(one.names): one for one in namespaces}.values())
         self._reads: dict[tuple[int, Any], Read] = {}
         taken = set[Path]()
         for read in reads:
@@ -54,24 +65,31 @@ class ReadSet:
     def __bool__(self) -> bool:
         return bool(self._reads or self._variables)
 
+    def paths(self) -> list[Path]:
+        return self._layout.paths
+
     def joined(self, other: ReadSet) -> ReadSet:
         """Both; this very one where the other has nothing more."""
         if self._reads.keys() >= other._reads.keys() \
-                and set(self._variables).issuperset(other._variables):
+                and set(self._variables).issuperset(other._variables) \
+                and {id(one.names) for one in self.namespaces}.issuperset(
+                    id(one.names) for one in other.namespaces):
             return self
         return ReadSet([*self._reads.values(), *other._reads.values()],
-                       [*self._variables, *other._variables])
+                       [*self._variables, *other._variables],
+                       [*self.namespaces, *other.namespaces])
 
     def beyond(self, held: Iterable[tuple[Any, Iterable[Any]]]) -> ReadSet:
         """What holders with these keys do not have."""
         known = {(id(dict_behind(owner)), key) for holder, keys in held for key in keys
                  for owner in [holder.owner_of(key) if isinstance(holder, Inherited) else holder]}
         return ReadSet([one for one in self._reads.values() if one.id not in known],
-                       self._variables)
+                       self._variables, self.namespaces)
 
     def without(self, ignored: Container[Path]) -> ReadSet:
         return ReadSet([one for one in self._reads.values() if one.path not in ignored],
-                       [one for one in self._variables if _path_of(one) not in ignored])
+                       [one for one in self._variables if _path_of(one) not in ignored],
+                       self.namespaces)
 
     def now(self) -> GuardValues:
         """The values now. Mostly the very objects of last time stand there, and the answer is that

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +34,15 @@ from anabranch._record.state.number_places import (
     TupleItems,
     hyperparameter_items,
 )
-from anabranch._record.state.paths import ARGUMENT, Everywhere, Found, Ignored, Path, Place
+from anabranch._record.state.paths import (
+    ARGUMENT,
+    Everywhere,
+    Found,
+    Ignored,
+    Path,
+    Place,
+    bare,
+)
 from anabranch._record.state.read_set import NOTHING_READ, ReadSet
 from anabranch._record.state.walk import Walk
 from anabranch._record.state.watch_list import WatchList
@@ -426,6 +434,13 @@ class State:
     def python_values(self) -> GuardValues | None:
         """The Python values that the step may read, as they are now; None where one is gone."""
         return self._guard_set.now()
+
+    def guarded_paths(self) -> Container[Path]:
+        """Of Python values, bare."""
+        if not isinstance(self.ignored, frozenset):
+            return self.ignored  # none is, and that is what the user wants
+        return {bare(path) for paths in (self._guard_set.paths(), self._seen.paths())
+                for path in paths}
 
     def seen_values(self) -> GuardValues:
         """What code was seen to read besides, as it is now."""

@@ -12,6 +12,7 @@ Threads: as the objects found. Failure: none; what cannot be walked is left out.
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
 import types
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from anabranch._record.state.fingerprint import PLAIN_TYPES, Fingerprinter, is_object
 from anabranch._record.state.guard_collector import GuardCollector, of_base
+from anabranch._record.state.hooks import HOOKS
 from anabranch._record.state.namespaces import (
     OfClass,
     Variables,
@@ -68,6 +70,8 @@ class Walk:
         self.entered: dict[Path, tuple[Place, Any]] = {}
         # Their containers and attributes, and the way to each.
         self.holders: list[tuple[Any, Path]] = []
+        # Those of objects that only guarded values are read of; with a collector.
+        self.looked_at: list[tuple[Any, Path]] = []
         self._farther, self._collector = farther, collector
         # Path and object, and a fingerprint if it is not the usual one.
         self._fingerprinted: list[tuple[Path, Any, Any]] = []
@@ -80,6 +84,7 @@ class Walk:
         if collector is not None:
             collector.follow_names()
             fingerprinter = Fingerprinter(self._leads, collector.may_be_read)
+            self.looked_at = collector.looked_at()
             self.fingerprint = [(path, known or fingerprinter.of(thing, path[0] == ARGUMENT))
                                 for path, thing, known in self._fingerprinted]
         del self._finds, self._leads, self._keep, self._fingerprinted
@@ -149,7 +154,9 @@ class Walk:
                 self._collector.add_container(thing, path)
             self._look_into(thing, path, depth)
         else:
-            if isinstance(thing, types.FunctionType):
+            if isinstance(thing, (set, collections.deque)):
+                self.holders.append((thing, path))
+            elif isinstance(thing, types.FunctionType):
                 self.holders.append((Variables(thing), path))
             elif may_enter(thing):
                 self.holders.append((attributes_of(thing), path))
@@ -236,6 +243,10 @@ class Walk:
         attributes, depth = vars(thing), max(depth, _DEEPEST - 3)
         if self._collector is not None:
             self._collector.add_object(thing, attributes, path)
+        for name in HOOKS:
+            if hooks := attributes.get(name):
+                for i, key in enumerate(list(hooks)):
+                    self._look(Place(hooks, key, (*path, name, i)), depth)
         hidden, is_optimizer = of_base(type(thing)), isinstance(thing, torch.optim.Optimizer)
         for key, value in list(attributes.items()):
             is_wanted = (isinstance(value, (dict, list, tuple)) and value) \

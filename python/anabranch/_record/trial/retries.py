@@ -17,6 +17,7 @@ from anabranch._record.refusals import (
     BrokeUntold,
     BrokeWhileNoted,
     CopiedFromTheCpu,
+    CountsFound,
     OtherGraph,
 )
 from anabranch._record.trial.verify import Untrusted
@@ -29,6 +30,7 @@ from anabranch._record.trial.verify import Untrusted
 _RETRIES: dict[type[Exception], Callable[[Step], Step | None]] = {
     Aliased: Step.joined,
     OtherGraph: lambda step: step,
+    CountsFound: lambda step: step,
     Unexplained: lambda step: step,
     BrokeWhileNoted: lambda step: dataclasses.replace(step, is_noted=False),
     Untrusted: lambda step: (dataclasses.replace(step, is_noted=False, is_backward=False)
