@@ -14,24 +14,40 @@ WorkRef Engine::add(Work work, const std::vector<After>& after) {
   auto pending = std::make_unique<Pending>();
   pending->work = std::move(work);
   pending->mark = std::make_shared<Mark>();
-  pending->ready_ns = now_ns_;
-  for (const auto& [first, at_start] : after) {
+  pending->begin_ns = now_ns_;
+  for (const auto& [first, at_start, waits] : after) {
     if (!first) continue;
-    if (first->done) {
-      pending->ready_ns = std::max(pending->ready_ns, at_start ? first->start_ns : first->end_ns);
-      continue;
+    const bool may_begin = at_start ? first->begun : first->done;
+    const bool may_run = first->done || (at_start && !waits);
+    if (may_begin) {
+      pending->begin_ns = std::max(pending->begin_ns, at_start ? first->start_ns : first->end_ns);
     }
-    first->next.push_back({pending.get(), at_start});
-    ++pending->waits_for;
+    pending->to_begin += may_begin ? 0 : 1;
+    pending->to_run += may_run ? 0 : 1;
+    if (!may_begin || !may_run) first->next.push_back({pending.get(), at_start, waits});
   }
   WorkRef mark = pending->mark;
-  if (pending->waits_for == 0) {
-    ready_.push_back(std::move(pending));
-  } else {
-    Pending* const key = pending.get();
-    waiting_.emplace(key, std::move(pending));
-  }
+  Pending& added = *pending;
+  waiting_.emplace(&added, std::move(pending));
+  settle(added);
   return mark;
+}
+
+// Lets it begin, and what may begin with it; and takes it to what is ready.
+void Engine::settle(Pending& pending) {
+  Mark& mark = *pending.mark;
+  if (!mark.begun && pending.to_begin == 0) {
+    mark.begun = true;
+    mark.start_ns = pending.begin_ns;
+    for (const auto& [next, at_start, _] : mark.next) {
+      if (!at_start) continue;
+      next->begin_ns = std::max(next->begin_ns, mark.start_ns);
+      --next->to_begin;
+      settle(*next);
+    }
+  }
+  if (!mark.begun || pending.to_run > 0) return;
+  ready_.push_back(std::move(waiting_.extract(&pending).mapped()));
 }
 
 bool Engine::run_one() {
@@ -48,17 +64,20 @@ void Engine::finish(Pending& pending) {
   Mark& mark = *pending.mark;
   const Work& work = pending.work;
   const bool timed = work.duration_ns > 0 && jitter_ns_ > 0;
-  mark.start_ns = pending.ready_ns;
   mark.end_ns = mark.start_ns + work.duration_ns + (timed ? random_() % (jitter_ns_ + 1) : 0);
   mark.done = true;
   latest_ns_ = std::max(latest_ns_, mark.end_ns);
   if (finished_.size() < kMaxFinished) {
     finished_.push_back({work.name, work.stream, mark.start_ns, mark.end_ns});
   }
-  for (const auto& [next, at_start] : mark.next) {
-    next->ready_ns = std::max(next->ready_ns, at_start ? mark.start_ns : mark.end_ns);
-    if (--next->waits_for > 0) continue;
-    ready_.push_back(std::move(waiting_.extract(next).mapped()));
+  for (const auto& [next, at_start, waits] : mark.next) {
+    if (at_start && !waits) continue;
+    if (!at_start) {
+      next->begin_ns = std::max(next->begin_ns, mark.end_ns);
+      --next->to_begin;
+    }
+    --next->to_run;
+    settle(*next);
   }
   mark.next.clear();
 }

@@ -22,21 +22,23 @@ namespace anabranch::sim {
 struct Pending;
 
 struct Mark {
-  bool done = false;
+  bool begun = false, done = false;
   std::uint64_t start_ns = 0, end_ns = 0;
   struct Next {
     Pending* work;
-    bool at_start;
+    bool at_start, waits;
   };
   std::vector<Next> next;
 };
 using WorkRef = std::shared_ptr<Mark>;
 
-// A programmatic edge lets the second start when the first has started: here that moves its virtual
-// time only, since a kernel that starts early still waits before it reads.
+// A programmatic edge lets the second begin when the first has begun. Where the second waits for
+// the first before it reads, that moves its virtual time only. Where it does not, it may run before
+// the first does, and so may what comes behind it.
 struct After {
   WorkRef work;
   bool at_start = false;
+  bool waits = true;
 };
 
 struct Work {
@@ -49,8 +51,8 @@ struct Work {
 struct Pending {
   Work work;
   WorkRef mark;
-  std::uint64_t ready_ns = 0;
-  std::size_t waits_for = 0;
+  std::uint64_t begin_ns = 0;
+  std::size_t to_begin = 0, to_run = 0;  // so many others it waits for
 };
 
 class Engine {
@@ -67,6 +69,7 @@ class Engine {
   const std::vector<WorkRecord>& finished() const { return finished_; }
 
  private:
+  void settle(Pending& pending);
   void finish(Pending& pending);
 
   std::mt19937_64 random_;

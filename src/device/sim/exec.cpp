@@ -75,9 +75,10 @@ void Machine::flatten(const Graph& graph, Exec& exec, std::optional<std::size_t>
     const Node& node = *nodes_.find(handle);
     std::vector<ExecNode::After> after;
     for (const Edge* edge : edges[handle]) {
-      after.push_back({exec.index.at(edge->from), edge->data.from_port != kPortDefault});
+      after.push_back({exec.index.at(edge->from), edge->data.from_port != kPortDefault,
+                       edge->data.type == kEdgeProgrammatic});
     }
-    if (after.empty() && inside) after.push_back({*inside, false});
+    if (after.empty() && inside) after.push_back({*inside, false, false});
     const std::size_t index = exec.nodes.size();
     exec.nodes.push_back(
         {handle, std::make_shared<const Op>(node.op), true, node.device_node, std::move(after)});
@@ -86,8 +87,8 @@ void Machine::flatten(const Graph& graph, Exec& exec, std::optional<std::size_t>
     const auto* child = std::get_if<ChildOp>(&node.op);
     if (!child) continue;
     flatten(*graphs_.find(child->graph), exec, index);
-    ExecNode end{nullptr, std::make_shared<const Op>(EmptyOp{}), true, nullptr, {{index, false}}};
-    for (std::size_t i = index + 1; i < exec.nodes.size(); ++i) end.after.push_back({i, false});
+    ExecNode end{nullptr, std::make_shared<const Op>(EmptyOp{}), true, nullptr, {}};
+    for (std::size_t i = index; i < exec.nodes.size(); ++i) end.after.push_back({i, false, false});
     exec.index[handle] = exec.nodes.size();
     exec.nodes.push_back(std::move(end));
   }
@@ -205,9 +206,12 @@ std::vector<After> Machine::launch_nodes(const std::shared_ptr<Exec>& exec, cons
   std::vector<After> launched;
   for (std::size_t i = 0; i < exec->nodes.size(); ++i) {
     const ExecNode& node = exec->nodes[i];
+    const auto* const kernel = std::get_if<KernelOp>(node.op.get());
+    const bool waits = kernel && kernel->kernel->waits;
     std::vector<After> after;
-    for (const auto& [index, at_start] : node.after)
-      after.push_back({launched[index].work, at_start});
+    for (const auto& [index, at_start, may_wait] : node.after) {
+      after.push_back({launched[index].work, at_start, may_wait && waits});
+    }
     if (after.empty()) after.push_back({root});
     launched.push_back({launch_node(exec, node, i, stream, std::move(after))});
   }

@@ -29,6 +29,24 @@ class SimGraph : public SimTest {
     EXPECT_CU(d->cuGraphGetEdges(graph, from.data(), to.data(), data.data(), &count));
     return data;
   }
+  // Of `before`, `ahead`, `early`, which may begin once `ahead` has, and `behind`: all orders in
+  // which seeds run them.
+  std::set<std::vector<std::string>> orders(bool waits, const CuEdgeData& data) {
+    std::set<std::vector<std::string>> seen;
+    for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+      start({.seed = seed});
+      order.clear();
+      EXPECT_CU(d->cuGraphCreate(&graph, 0));
+      const CuGraphNode before = add_kernel(noting("before")),
+                        ahead = add_kernel(noting("ahead"), {before}),
+                        early = add_kernel(noting("early", 1000, waits));
+      EXPECT_CU(d->cuGraphAddDependencies(graph, &ahead, &early, &data, 1));
+      add_kernel(noting("behind"), {early});
+      run(graph);
+      seen.insert(order);
+    }
+    return seen;
+  }
   void run(CuGraph of) {
     ASSERT_CU(d->cuGraphLaunch(instantiate(of), nullptr));
     ASSERT_CU(d->cuCtxSynchronize());
@@ -81,6 +99,40 @@ TEST_F(SimGraph, ProgrammaticEdgesGoFromKernelToKernel) {
   run(graph);
   EXPECT_THAT(order, ElementsAre("a", "b"));
   EXPECT_EQ(sim->now_ns(), 1000u);  // they overlap
+}
+
+TEST_F(SimGraph, AKernelThatNeverWaitsMayEndBeforeTheOneAheadAndSoMayWhatIsBehindIt) {
+  for (const std::uint8_t port : {kPortProgrammatic, kPortLaunchOrder}) {
+    const CuEdgeData data{port, 0, kEdgeProgrammatic, {}};
+    EXPECT_THAT(orders(true, data), ElementsAre(ElementsAre("before", "ahead", "early", "behind")));
+    EXPECT_THAT(orders(false, data),
+                ElementsAre(ElementsAre("before", "ahead", "early", "behind"),
+                            ElementsAre("before", "early", "ahead", "behind"),
+                            ElementsAre("before", "early", "behind", "ahead")));
+  }
+}
+
+// There is nothing that it could wait for.
+TEST_F(SimGraph, ALaunchBehindTheBeginOfAnotherMayEndBeforeIt) {
+  EXPECT_EQ(orders(true, {kPortLaunchOrder, 0, kEdgeDefault, {}}).size(), 3u);
+}
+
+TEST_F(SimGraph, AKernelBeginsWhenTheOneAheadHasBegunThoughThatOneWaits) {
+  std::set<std::vector<std::string>> seen;
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    start({.seed = seed});
+    order.clear();
+    ASSERT_CU(d->cuGraphCreate(&graph, 0));
+    const CuGraphNode a = add_kernel(noting("a")), b = add_kernel(noting("b")),
+                      c = add_kernel(noting("c", 1000, false));
+    const CuEdgeData data{kPortProgrammatic, 0, kEdgeProgrammatic, {}};
+    ASSERT_CU(d->cuGraphAddDependencies(graph, &a, &b, &data, 1));
+    ASSERT_CU(d->cuGraphAddDependencies(graph, &b, &c, &data, 1));
+    run(graph);
+    seen.insert(order);
+  }
+  EXPECT_THAT(seen, ElementsAre(ElementsAre("a", "b", "c"), ElementsAre("a", "c", "b"),
+                                ElementsAre("c", "a", "b")));
 }
 
 // The fault of drivers 13000 to 13040: facts that record relies on.

@@ -208,7 +208,7 @@ struct ExecNode {
   CuDeviceNode device_node = nullptr;
   struct After {
     std::size_t index;
-    bool at_start;
+    bool at_start, may_wait;  // may_wait: for its end, once it has begun
   };
   std::vector<After> after;
   std::array<MemoryKind, 2> copied{};  // from, to; as they were when it was instantiated

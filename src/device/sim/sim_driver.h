@@ -84,6 +84,9 @@ struct Kernel {
   std::function<void(const KernelCall&)> run;
   std::uint64_t duration_ns = 1000;
   bool device_updatable = true;  // some functions are refused by the driver
+  // Where it is launched before those ahead of it have ended (programmatic edges), whether it waits
+  // for them before it touches memory (griddepcontrol.wait).
+  bool waits = true;
 };
 
 // One piece of work that has run.

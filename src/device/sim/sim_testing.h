@@ -118,11 +118,12 @@ class SimTest : public ::testing::Test {
     return function;
   }
   // A kernel without parameters that notes its name in `order`.
-  CuFunction noting(const std::string& name, std::uint64_t duration_ns = 1000) {
+  CuFunction noting(const std::string& name, std::uint64_t duration_ns = 1000, bool waits = true) {
     return load({.name = name,
                  .params = {},
                  .run = [this, name](const KernelCall&) { order.push_back(name); },
-                 .duration_ns = duration_ns});
+                 .duration_ns = duration_ns,
+                 .waits = waits});
   }
   CuResult launch(CuFunction function, CuStream on, std::vector<void*> params = {}) {
     return d->cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, on,
