@@ -83,6 +83,7 @@ class SimTest : public ::testing::Test {
     sim.reset();
     sim = std::make_unique<SimDriver>(options);
     d = &sim->table();
+    add_one_ = nullptr;
     sim->add_kernel(add_one_kernel());
     EXPECT_CU(d->cuInit(0));
     EXPECT_CU(d->cuDevicePrimaryCtxRetain(&context, 0));

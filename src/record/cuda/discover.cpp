@@ -11,6 +11,7 @@
 #include "record/cuda/image/match_captures.h"
 #include "record/cuda/order/check_captured.h"
 #include "record/cuda/order/check_relaxed.h"
+#include "record/cuda/order/early_edges.h"
 #include "record/cuda/order/relax_order.h"
 #include "record/cuda/rewrite/transfer_kernels.h"
 #include "record/cuda/sites/host_copies.h"
@@ -111,6 +112,7 @@ Result<Discovery> make_discovery(const Driver& driver, CuGraph original, GraphIm
   if (Status told = find_host_copies(driver, found.tables, made.step); !told.ok()) return told;
   auto tables = replace_nodes(driver, code, found.tables, made.step);
   if (!tables.ok()) return tables.error();
+  close_early_edges(made.step.image);
   made.original = original;
   made.tables = std::move(tables->writes);
   made.table_bytes = std::move(tables->bytes);

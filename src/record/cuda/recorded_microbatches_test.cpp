@@ -78,7 +78,7 @@ class RecordedMicrobatchesTest : public sim::SimTest {
   std::vector<std::uint32_t> firsts() const { return firsts_; }
   static Reachability order_of(const CudaRecording& recording) {
     Reachability before(recording.image().nodes.size());
-    for (const EdgeImage& edge : recording.image().edges) before.add(edge.to, edge.from);
+    for (const EdgeImage& edge : recording.image().edges) before.add(edge);
     return before;
   }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random steps on one stream, whose allocator gives addresses out again, noted while they are
 // captured: recorded on several lanes they do what they say, whatever ends first. So do steps over
-// two streams, and what they lack is found. What is left at the end is a result, in whose memory
-// temporaries may lie before.
+// two streams, and what they lack is found; and steps of which some kernels start early, and end
+// before those ahead of them. What is left at the end is a result, in whose memory temporaries may
+// lie before.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -133,6 +134,63 @@ class RandomSteps {
   std::vector<std::size_t> live_{0, 1, 2, 3}, free_;
 };
 
+// Places that a step uses, and whether it writes there. Host memory is behind all of the device's.
+using Places = std::vector<std::pair<std::size_t, bool>>;
+
+Places places_of(const RandomSteps& random, const Step& step) {
+  constexpr std::size_t kHost = 1 << 20;
+  const bool to_host = step.kind == Step::kToHost, from_host = step.kind == Step::kFromHost;
+  Places places;
+  places.push_back({to_host ? kHost + step.host : random.place(step.to), true});
+  if (from_host) places.push_back({kHost + step.host, false});
+  if (step.kind != Step::kFill && !from_host) places.push_back({random.place(step.a), false});
+  if (step.kind == Step::kMix || step.kind == Step::kEach) {
+    places.push_back({random.place(step.b), false});
+  }
+  if (step.kind == Step::kMix) places.push_back({random.place(random.scratch()), true});
+  if (step.kind == Step::kEach) places.push_back({random.place(step.also), true});
+  return places;
+}
+
+// Which kernels start early, as a seed says, and which of these never wait for the one ahead. None
+// shares a place, one of the two writing, with a kernel that may run when it does.
+class EarlyLaunches {
+ public:
+  enum How : std::uint8_t { kBehind, kWaiting, kHasty };
+  explicit EarlyLaunches(std::uint64_t seed) : random_(seed), is_on_(seed != 0) {}
+
+  How next(const Step& step, const Places& places) {
+    const How how = choose(step, places);
+    if (how == kBehind) begun_.clear(), running_.clear();
+    if (how == kHasty) running_ = begun_;
+    const bool is_kernel =
+        step.kind == Step::kAdd || step.kind == Step::kMix || step.kind == Step::kEach;
+    ahead_ = is_kernel ? places : Places{};
+    begun_.insert(begun_.end(), ahead_.begin(), ahead_.end());
+    return how;
+  }
+
+ private:
+  How choose(const Step& step, const Places& places) {
+    if (!is_on_ || step.kind != Step::kAdd || ahead_.empty() || random_() % 2) return kBehind;
+    if (!clash(begun_, places) && random_() % 3) return kHasty;
+    return clash(running_, places) ? kBehind : kWaiting;
+  }
+  static bool clash(const Places& a, const Places& b) {
+    return std::ranges::any_of(a, [&](const auto& one) {
+      return std::ranges::any_of(b, [&](const auto& other) {
+        return one.first == other.first && (one.second || other.second);
+      });
+    });
+  }
+
+  std::mt19937_64 random_;
+  const bool is_on_;
+  Places ahead_;    // of the last step, if that is a kernel
+  Places begun_;    // of that and of all that may run beside it
+  Places running_;  // of all that may still run when it has ended
+};
+
 // The waits that steps need which are queued on two streams by turns that a seed takes: each comes
 // behind those on the other stream that use the same place, one of the two writing.
 class TwoStreams {
@@ -141,7 +199,7 @@ class TwoStreams {
   int next_stream() { return static_cast<int>(random_() % 2); }
 
   // Whether a step that uses these places there has to wait for the other stream.
-  bool has_to_wait(int stream, const std::vector<std::pair<std::size_t, bool>>& places) {
+  bool has_to_wait(int stream, const Places& places) {
     ++now_;
     bool waits = false;
     for (const auto& [place, writes] : places) {
@@ -190,6 +248,10 @@ class RelaxedRandomTest : public sim::SimTest {
                    *to = *scratch + *b;
                  }});
     add_ = load("add_one");
+    sim::Kernel hasty = sim::add_one_kernel();
+    hasty.name = "hasty";
+    hasty.waits = false;
+    hasty_ = load(hasty);
     each_ = load({.name = "each",
                   .params = sim::layout_of({8, 8, 8}),
                   .run = [](const sim::KernelCall& call) {
@@ -259,7 +321,8 @@ class RelaxedRandomTest : public sim::SimTest {
                     {graphs[1], memory[1], &images[1], of_second ? &notes : nullptr}, kinds,
                     {.device_code = code_.get()});
   }
-  int waits() const { return waits_; }  // of the latest capture, also one that was left out
+  int waits() const { return waits_; }        // of the latest capture, also one that was left out
+  int hasty() const { return hasty_count_; }  // kernels of the latest capture that never wait
 
   std::vector<std::uint64_t> new_places(const CudaRecording& recording) {
     std::vector<std::uint64_t> at;
@@ -299,6 +362,10 @@ class RelaxedRandomTest : public sim::SimTest {
     ASSERT_EQ(a.part_bytes(), b.part_bytes());
     ASSERT_EQ(a.arena().offsets, b.arena().offsets);
   }
+  static std::size_t count_early_edges(const CudaRecording& recording) {
+    return static_cast<std::size_t>(std::ranges::count_if(
+        recording.image().edges, [](const EdgeImage& edge) { return is_early(edge); }));
+  }
   // Whether temporaries lie in a result, and one not at its beginning: others are not counted.
   static bool has_loans(const CudaRecording& recording) {
     return std::ranges::any_of(recording.sites(), [&](const PlacedSite& site) {
@@ -308,6 +375,7 @@ class RelaxedRandomTest : public sim::SimTest {
   static std::vector<std::uint32_t> expected_of(const RandomSteps& random) {
     return random.interpret({0, 1000, 2000, 3000}, kOnHost);
   }
+  std::uint64_t early_seed = 0;  // of captures in which kernels start early; 0: none does
 
  private:
   static constexpr std::array<std::uint32_t, kHostWords> kOnHost{10'000, 20'000, 30'000};
@@ -318,7 +386,8 @@ class RelaxedRandomTest : public sim::SimTest {
     EXPECT_CU(d->cuStreamBeginCapture(stream_, CuCaptureMode::kRelaxed));
     TwoStreams turns(branches ? branches->seed : 0);
     if (branches) wait(side_, stream_);
-    waits_ = 0;
+    EarlyLaunches early(early_seed);
+    waits_ = hasty_count_ = 0;
     for (const Step& step : random.steps()) {
       if (step.kind == Step::kAllocate) {
         ++allocations;
@@ -327,7 +396,7 @@ class RelaxedRandomTest : public sim::SimTest {
       const CuStream on = branches ? next_stream(random, step, turns, *branches) : stream_;
       const bool is_noted = marks && step.is_noted && step.kind <= Step::kToHost;
       if (is_noted) (void)*marks->mark(on, allocations);
-      queue(on, step, memory, random.scratch());
+      queue(on, step, memory, random.scratch(), early.next(step, places_of(random, step)));
       if (is_noted) note(step, memory, *marks->mark(on, allocations));
     }
     if (branches) wait(stream_, side_);
@@ -336,20 +405,9 @@ class RelaxedRandomTest : public sim::SimTest {
   // Behind what the step needs.
   CuStream next_stream(const RandomSteps& random, const Step& step, TwoStreams& turns,
                        const Branches& branches) {
-    constexpr std::size_t kHost = 1 << 20;  // behind all places of the device
-    const bool to_host = step.kind == Step::kToHost, from_host = step.kind == Step::kFromHost;
-    std::vector<std::pair<std::size_t, bool>> places;
-    places.push_back({to_host ? kHost + step.host : random.place(step.to), true});
-    if (from_host) places.push_back({kHost + step.host, false});
-    if (step.kind != Step::kFill && !from_host) places.push_back({random.place(step.a), false});
-    if (step.kind == Step::kMix || step.kind == Step::kEach) {
-      places.push_back({random.place(step.b), false});
-    }
-    if (step.kind == Step::kMix) places.push_back({random.place(random.scratch()), true});
-    if (step.kind == Step::kEach) places.push_back({random.place(step.also), true});
     const int turn = turns.next_stream();
     const CuStream on = turn == 0 ? stream_ : side_;
-    if (turns.has_to_wait(turn, places) && waits_++ != branches.without) {
+    if (turns.has_to_wait(turn, places_of(random, step)) && waits_++ != branches.without) {
       wait(on, turn == 0 ? side_ : stream_);
     }
     return on;
@@ -360,12 +418,13 @@ class RelaxedRandomTest : public sim::SimTest {
     EXPECT_CU(d->cuStreamWaitEvent(on, done, 0));
   }
   void queue(CuStream on, const Step& step, const std::vector<CaptureAllocation>& memory,
-             std::size_t scratch) {
+             std::size_t scratch, EarlyLaunches::How how) {
     CuDevicePtr a = memory[step.a].address, b = memory[step.b].address,
                 to = memory[step.to].address, also = memory[step.also].address,
                 between = memory[scratch].address, left = memory[step.left].address;
     std::uint32_t words = 1;
     const auto queued = [&] {
+      if (how != EarlyLaunches::kBehind) return launch_early(on, how, {&a, &to, &words});
       if (step.kind == Step::kAdd) return launch(add_, on, {&a, &to, &words});
       if (step.kind == Step::kEach) return launch(each_, on, {&a, &to, &left});
       if (step.kind == Step::kMix) return launch(mix_, on, {&a, &b, &between, &to});
@@ -378,6 +437,15 @@ class RelaxedRandomTest : public sim::SimTest {
     EXPECT_CU(queued());
     if (step.kind != Step::kEach) return;
     EXPECT_CU(launch(each_, on, {&b, &also, &left}));
+  }
+  CuResult launch_early(CuStream on, EarlyLaunches::How how, std::vector<void*> params) {
+    const bool is_hasty = how == EarlyLaunches::kHasty;
+    hasty_count_ += is_hasty;
+    CuLaunchAttribute attribute{};
+    attribute.id = CuLaunchAttributeId::kProgrammaticStreamSerialization;
+    attribute.value.programmatic_stream_serialization_allowed = 1;
+    const CuLaunchConfig config{1, 1, 1, 32, 1, 1, 0, on, &attribute, 1};
+    return d->cuLaunchKernelEx(&config, is_hasty ? hasty_ : add_, params.data(), nullptr);
   }
   void note(const Step& step, const std::vector<CaptureAllocation>& memory, std::uint32_t mark) {
     const std::size_t before = uses_.size();
@@ -393,10 +461,10 @@ class RelaxedRandomTest : public sim::SimTest {
   }
 
   std::unique_ptr<DeviceCode> code_;
-  CuFunction mix_ = nullptr, add_ = nullptr, each_ = nullptr;
+  CuFunction mix_ = nullptr, add_ = nullptr, each_ = nullptr, hasty_ = nullptr;
   std::uint32_t* host_ = nullptr;
   CuStream stream_ = nullptr, side_ = nullptr;
-  int waits_ = 0;
+  int waits_ = 0, hasty_count_ = 0;
   std::vector<CaptureWork> works_;
   std::vector<CaptureUse> uses_;
 };
@@ -483,11 +551,37 @@ TEST_F(RelaxedRandomTest, LaunchesDoWhatTheStepSays) {
   EXPECT_GT(shared, 30u);
 }
 
+TEST_F(RelaxedRandomTest, KernelsThatStartEarlyAndNeverWaitLeaveEveryStepItsResults) {
+  std::size_t early = 0, on_lanes = 0;
+  int hasty_kernels = 0;
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    make(seed);
+    early_seed = seed;
+    const RandomSteps random(seed);
+    const auto recording = record(random, static_cast<std::uint32_t>(1 + seed % 4), seed % 3 == 0);
+    ASSERT_TRUE(recording) << "seed " << seed;
+    early += count_early_edges(*recording);
+    on_lanes += recording->step_counts().lanes > 1;
+    hasty_kernels += hasty();
+    const auto expected = expected_of(random);
+    for (CudaExec* exec : {recording->executables()[0].get(), recording->updating()[0].get()}) {
+      for (int i = 0; i < 3; ++i) {
+        ASSERT_EQ(launch_at_new_places(*recording, *exec, random), expected) << "seed " << seed;
+      }
+    }
+    ASSERT_THAT(sim->violations(), ::testing::IsEmpty()) << "seed " << seed;
+  }
+  EXPECT_GT(early, 500u);  // or nothing would have been tried
+  EXPECT_GT(hasty_kernels, 200);
+  EXPECT_GT(on_lanes, 50u);
+}
+
 // With an event behind each node, whatever the nodes are: kernels that were made again, copies with
 // the host's memory, fills, tables, on all lanes.
 TEST_F(RelaxedRandomTest, ATimedTwinGivesTheSameAndNoNodeBeginsBeforeWhatItWaitsFor) {
   for (std::uint64_t seed = 1; seed <= 150; ++seed) {
     make(seed);
+    early_seed = seed % 2 == 0 ? 0 : seed;
     const RandomSteps random(seed);
     const auto recording = record(random, static_cast<std::uint32_t>(1 + seed % 4), seed % 3 == 0);
     ASSERT_TRUE(recording) << "seed " << seed;
@@ -500,7 +594,8 @@ TEST_F(RelaxedRandomTest, ATimedTwinGivesTheSameAndNoNodeBeginsBeforeWhatItWaits
       const auto times = (*twin)->times();
       ASSERT_TRUE(times.ok());
       for (const EdgeImage& edge : recording->image().edges) {
-        ASSERT_GE((*times)[edge.to].begin_ns, (*times)[edge.from].end_ns) << "seed " << seed;
+        const NodeTime &before = (*times)[edge.from], &node = (*times)[edge.to];
+        ASSERT_GE(node.begin_ns, is_early(edge) ? before.begin_ns : before.end_ns) << seed;
       }
     }
     ASSERT_THAT(sim->violations(), ::testing::IsEmpty()) << "seed " << seed;

@@ -178,7 +178,7 @@ TEST_F(StreamedWeightsTest, ACopyComesBehindNoKernelButThoseThatHoldItsMemory) {
   ASSERT_TRUE(recording.ok()) << recording.error().message();
   const GraphImage& image = (*recording)->image();
   Reachability before(image.nodes.size());
-  for (const EdgeImage& edge : image.edges) before.add(edge.to, edge.from);
+  for (const EdgeImage& edge : image.edges) before.add(edge);
   for (std::uint32_t copy = 0; copy < image.nodes.size(); copy += 2) {
     for (std::uint32_t kernel = 1; kernel < copy; kernel += 2) {
       // Of four weights that may be there three stay when a copy waits.

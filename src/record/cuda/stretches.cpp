@@ -305,7 +305,7 @@ StepGraph taken(const StepGraph& step, std::uint32_t begin, std::uint32_t end) {
   made.image.nodes.assign(nodes.begin() + begin, nodes.begin() + end);
   for (const EdgeImage& edge : edges) {
     if (edge.from < begin || edge.to >= end) continue;
-    made.image.edges.push_back({edge.from - begin, edge.to - begin, edge.data});
+    made.image.edges.push_back({edge.from - begin, edge.to - begin, edge.data, edge.is_ours});
   }
   made.facts.assign(step.facts.begin() + begin, step.facts.begin() + end);
   made.sites = taken(step.sites, begin, end);

@@ -190,13 +190,14 @@ TEST(Stretches, CopiesFromTheHostDoNotKeepAStepWhole) {
 TEST(Stretches, OneHasItsOwnNodesAndWhatTheyName) {
   const Backward backward(6, kMiB, kMiB);
   Discovery whole = backward.step;
-  whole.step.image.edges = {{0, 2}, {2, 3}, {3, 4}, {1, 5}};
+  whole.step.image.edges = {{0, 2}, {2, 3, {}, true}, {3, 4}, {1, 5}};
   const Discovery stretch = take_stretch(whole, 2, 4);
   EXPECT_TRUE(stretch.is_stretch);
   EXPECT_EQ(stretch.step.image.nodes.size(), 2u);
   ASSERT_EQ(stretch.step.image.edges.size(), 1u);
   EXPECT_EQ(stretch.step.image.edges[0].from, 0u);
   EXPECT_EQ(stretch.step.image.edges[0].to, 1u);
+  EXPECT_TRUE(stretch.step.image.edges[0].is_ours);
   std::vector<UnitKind> kinds;
   for (const CudaSlot& slot : stretch.slots) kinds.push_back(stretch.kinds[slot.unit]);
   using enum UnitKind;

@@ -68,7 +68,7 @@ class PlaceCheck {
   std::vector<UnitPlace> places_;                  // by unit
   std::vector<std::vector<std::uint32_t>> nodes_;  // by unit, in their order
   std::vector<Demand> demands_;
-  std::vector<std::uint64_t> ended_at_begin_, ended_at_end_;  // by node: which of 64 nodes
+  std::vector<std::uint64_t> ended_;  // by node: which of 64 nodes have when it begins
 };
 
 Status PlaceCheck::find_places() {
@@ -205,20 +205,15 @@ Status PlaceCheck::check_demands() {
 
 // Demands whose first nodes are of one block of 64.
 Status PlaceCheck::check_block(std::span<const Demand> demands) {
-  ended_at_begin_.assign(image_.nodes.size(), 0);
-  ended_at_end_.assign(image_.nodes.size(), 0);
+  ended_.assign(image_.nodes.size(), 0);
   const std::uint32_t block = demands[0].first / 64;
-  auto edge = image_.edges.begin();
-  for (std::uint32_t node = 0; node < image_.nodes.size(); ++node) {
-    if (node / 64 == block) ended_at_end_[node] = std::uint64_t{1} << node % 64;
-    for (; edge != image_.edges.end() && edge->to == node; ++edge) {
-      const bool is_early = edge->data.type == kEdgeProgrammatic;
-      ended_at_begin_[node] |= is_early ? ended_at_begin_[edge->from] : ended_at_end_[edge->from];
-      ended_at_end_[node] |= ended_at_end_[edge->from];
-    }
+  for (const EdgeImage& edge : image_.edges) {  // sorted by `to`: those to `from` are done
+    ended_[edge.to] |= ended_[edge.from];
+    const bool counts = edge.from / 64 == block && !is_early(edge);
+    if (counts) ended_[edge.to] |= std::uint64_t{1} << edge.from % 64;
   }
   for (const Demand& demand : demands) {
-    if (ended_at_begin_[demand.second] >> demand.first % 64 & 1) continue;
+    if (ended_[demand.second] >> demand.first % 64 & 1) continue;
     return Status(
         StatusCode::kRace,
         fmt::format("record: {} and {} use two temporaries, or a temporary and a result, "

@@ -10,9 +10,9 @@
 // a unit and once as it names a source. Of what planned the places it shares nothing but
 // `table_reach`, which says what a table is read by. It has no chains and no waits, only the edges.
 //
-// A unit is over at a node if every node that uses it has ended when that one begins. A
-// programmatic edge leads to a node that may begin before the one it comes from has ended, and
-// whose own end comes behind that one's.
+// A unit is over at a node if every node that uses it has ended when that one begins. An early edge
+// (is_early) does not say so of the node it comes from, neither there nor behind the node to which
+// it leads.
 //
 // Time is the number of edges times that of nodes / 64, where sharing asks for all nodes; memory is
 // linear but for what is asked: pairs of nodes of units that follow one another in some byte.

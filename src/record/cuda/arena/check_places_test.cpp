@@ -9,6 +9,7 @@
 
 #include "record/cuda/arena/arena_parts.h"
 #include "record/cuda/image/graph_image_testing.h"
+#include "record/cuda/order/early_edges.h"
 
 namespace anabranch::cuda {
 namespace {
@@ -49,6 +50,7 @@ struct Placed {
     return node;
   }
   void plan(std::uint64_t least_part_bytes = kGranule) {
+    close_early_edges(image);
     auto planned = plan_arena(image, by_unit, units, kinds);
     ASSERT_TRUE(planned.ok());
     arena = planned->parts.arena;
@@ -119,8 +121,8 @@ class Oracle {
       for (const EdgeImage& edge : placed.image.edges) {  // from < to, sorted by `to`
         if (!reaches[from][edge.from]) continue;
         reaches[from][edge.to] = true;
-        // Whoever has a whole edge on the way begins when the first node has ended.
-        if (ends_before_[from][edge.from] || edge.data.type != kEdgeProgrammatic) {
+        // A whole edge waits for the end of the node that it comes from, and of no other.
+        if (ends_before_[from][edge.from] || (edge.from == from && !is_early(edge))) {
           ends_before_[from][edge.to] = true;
         }
       }
@@ -328,9 +330,13 @@ TEST(CheckPlaces, ANodeThatMayBeginEarlyHasNothingOver) {
   Placed step = two_nodes(kFresh);
   step.image.edges[0].data.type = kEdgeProgrammatic;
   EXPECT_EQ(step.check().code(), StatusCode::kRace);
-  // Behind its end the other has ended, too.
+  step.image.edges[0].data = {kPortLaunchOrder, 0, kEdgeDefault, {}};
+  EXPECT_EQ(step.check().code(), StatusCode::kRace);
+  // Nor has what comes behind its end, if that does not come behind the other's end as well.
   const std::uint32_t late = step.add_node({}, {1});
   step.by_unit[1].node = step.by_source[1].node = late;
+  EXPECT_EQ(step.check().code(), StatusCode::kRace);
+  close_early_edges(step.image);
   EXPECT_TRUE(step.check().ok()) << step.check().message();
 }
 

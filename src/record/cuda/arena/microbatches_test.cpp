@@ -83,7 +83,7 @@ struct Step {
     EXPECT_TRUE(check_relaxed(graph, found.edges).ok());
     order = std::move(found.edges);
     Reachability before(graph.facts.size());
-    for (const EdgeImage& edge : order) before.add(edge.to, edge.from);
+    for (const EdgeImage& edge : order) before.add(edge);
     return before;
   }
   std::uint64_t arena_bytes() const {

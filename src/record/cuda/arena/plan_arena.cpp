@@ -14,8 +14,6 @@ namespace {
 // A result that is larger than itself is a view of its memory, which costs a launch a little.
 constexpr std::uint64_t kLeastToGrow = std::uint64_t{1} << 20, kShareToGrow = 64;
 
-bool is_programmatic(const EdgeImage& edge) { return edge.data.type == kEdgeProgrammatic; }
-
 // The chain of each node: that of a node it comes after, if that is the chain's last so far.
 std::vector<std::uint32_t> make_chains(const GraphImage& image, std::uint32_t& count) {
   constexpr std::uint32_t kNone = ~0u;
@@ -38,8 +36,8 @@ std::vector<std::uint32_t> make_chains(const GraphImage& image, std::uint32_t& c
   return chain;
 }
 
-// The units that each node uses, sorted. A node that may start before one it depends on has ended
-// (programmatic launch) keeps that one's units alive until its own end.
+// The units that each node uses, sorted. A node that may overtake one it depends on (is_early)
+// keeps that one's units alive until its own end; what comes behind it comes behind both.
 std::vector<std::vector<std::uint32_t>> units_of_nodes(const GraphImage& image,
                                                        std::span<const Site> sites,
                                                        std::span<const TableWrite> tables) {
@@ -47,7 +45,7 @@ std::vector<std::vector<std::uint32_t>> units_of_nodes(const GraphImage& image,
   for (const Site& site : sites) units[site.node].push_back(site.unit);
   add_units_of_tables(image, tables, units);
   for (const EdgeImage& edge : image.edges) {
-    if (!is_programmatic(edge)) continue;
+    if (!is_early(edge)) continue;
     units[edge.to].insert(units[edge.to].end(), units[edge.from].begin(), units[edge.from].end());
   }
   for (auto& used : units) {

@@ -6,8 +6,9 @@
 // Edges:     a unit that no node names is not in the arena, and lends nothing.
 //
 // Every node is a step, every unit a buffer, and a node that names a unit may write all of it. The
-// graph's edges give the order: chains of nodes become streams, edges between chains waits. So the
-// planner's arena and its checker serve captured graphs as they serve programs.
+// graph's edges give the order, its early ones closed (early_edges.h): chains of nodes become
+// streams, edges between chains waits. So the planner's arena and its checker serve captured graphs
+// as they serve programs.
 //
 // A node that names memory into which a table was written names what the table names as well, from
 // the table's node on until one behind it writes the same words.

@@ -5,6 +5,7 @@
 
 #include "record/cuda/image/graph_image_testing.h"
 #include "record/cuda/order/copy_window_testing.h"
+#include "record/cuda/order/early_edges.h"
 #include "record/cuda/order/relax_order.h"
 
 namespace anabranch::cuda {
@@ -30,7 +31,9 @@ ArenaPlan plan_of(std::vector<std::vector<std::uint32_t>> units_of_node,
     }
   }
   const std::vector<Unit> units(kinds.size(), Unit{0, 0, kBytes});
-  auto plan = plan_arena(image_of(std::move(nodes), arrows), sites, units, kinds);
+  GraphImage image = image_of(std::move(nodes), arrows);
+  close_early_edges(image);
+  auto plan = plan_arena(image, sites, units, kinds);
   EXPECT_TRUE(plan.ok());
   return *std::move(plan);
 }

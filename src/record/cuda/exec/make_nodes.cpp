@@ -116,7 +116,8 @@ NodeMaker::Call NodeMaker::make_other(const NodeImage& node, CuGraphNode* made) 
 // One call an edge: drivers give every edge of a call the data of the first.
 Status NodeMaker::connect(std::span<const EdgeImage> edges) {
   for (const EdgeImage& edge : edges) {
-    if (!is_reordered_ && !is_new_[edge.from] && !is_new_[edge.to]) continue;
+    const bool is_there = !edge.is_ours && !is_new_[edge.from] && !is_new_[edge.to];
+    if (!is_reordered_ && is_there) continue;
     if (Status added =
             recorded("cuGraphAddDependencies",
                      driver_.cuGraphAddDependencies(graph_, &nodes_[edge.from].handle,

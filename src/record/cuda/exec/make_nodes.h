@@ -38,7 +38,8 @@ class NodeMaker {
  public:
   // `nodes` have handles in this graph, those of opened children in these, and get those of what
   // is made for them; several kernels of ours may stand for one node. `making` is by node. Of the
-  // image's edges the graph has those between nodes that stay, or with `is_reordered` none.
+  // image's edges the graph has those between nodes that stay, but for ours, or with `is_reordered`
+  // none.
   NodeMaker(const Driver& driver, CuGraph graph, CuContext context, std::span<NodeImage> nodes,
             std::span<const NodeMaking> making, bool is_reordered);
 

@@ -112,6 +112,16 @@ class NodeMakerTest : public sim::SimTest {
   std::vector<NodeMaking> making;  // of the image that was made last
 };
 
+TEST_F(NodeMakerTest, AnEdgeOfOursIsAddedWhereNothingIsMadeAgain) {
+  GraphImage image = image_of({kernel(0, "a"), kernel(0, "b"), kernel(0, "c")}, {{0, 1}, {1, 2}});
+  image.edges[0].data = {kPortProgrammatic, 0, kEdgeProgrammatic, {}};
+  add(image, true);
+  image.edges.insert(image.edges.begin() + 1, {0, 2, {}, true});
+  remake(image, false);
+  EXPECT_THAT(order_of(image), ElementsAre(0, 1, 2));
+  expect_edges(image);
+}
+
 TEST_F(NodeMakerTest, WhatIsReorderedIsMadeLaneByLaneAndCopiesLastOneWayBehindTheOther) {
   GraphImage image = image_of({from_host(4), kernel(0, "a"), kernel(1, "b"), to_host(5),
                                from_host(4), kernel(0, "c"), kernel(1, "d"), to_host(5)},

@@ -7,14 +7,6 @@
 #include "device/cuda/relaxed_mode.h"
 
 namespace anabranch::cuda {
-namespace {
-
-// Whether the second waits for the end of the first, and not for some place within it.
-bool is_behind_end(const EdgeImage& edge) {
-  return edge.data.from_port == kPortDefault && edge.data.type == kEdgeDefault;
-}
-
-}  // namespace
 
 Result<std::unique_ptr<CudaExec>> CudaExec::make_stamped(const CudaExec& of,
                                                          std::span<const std::uint64_t> addresses,
@@ -84,7 +76,7 @@ Status CudaExec::put_stamps(const Stamps& stamps) {
 
 Status CudaExec::wait_for_stamps(std::span<const CuGraphNode> behind) {
   for (const EdgeImage& edge : repointing_.image.edges) {
-    if (!is_behind_end(edge)) continue;
+    if (is_early(edge)) continue;
     const CuGraphNode from = nodes_[edge.from].handle, to = nodes_[edge.to].handle;
     if (Status gone = recorded("cuGraphRemoveDependencies", driver_.cuGraphRemoveDependencies(
                                                                 graph_, &from, &to, &edge.data, 1));
@@ -189,7 +181,7 @@ Result<std::vector<NodeTime>> TimedExec::times() const {
   for (const EdgeImage& edge : image_.edges) {
     const NodeTime& before = times[edge.from];
     NodeTime& node = times[edge.to];
-    node.begin_ns = std::max(node.begin_ns, is_behind_end(edge) ? before.end_ns : before.begin_ns);
+    node.begin_ns = std::max(node.begin_ns, is_early(edge) ? before.begin_ns : before.end_ns);
   }
   for (NodeTime& node : times) node.begin_ns = std::min(node.begin_ns, node.end_ns);
   return times;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A twin of an executable, with an event behind each of its nodes and one before all. What waited
 // for a node waits for its event, so that nothing runs between the two and nothing of the order is
-// lost. Programmatic edges stay between their kernels: the event is beside them.
+// lost. Early edges stay between their kernels: the event is beside them.
 // Ownership: owns its graph, executable and events; borrows what the executable was made from.
 // Threads:   make() while nobody launches the executable; the rest as a CudaExec.
 // Failure:   a Status of a driver call.

@@ -86,7 +86,14 @@ struct NodeImage {
 struct EdgeImage {
   std::uint32_t from = 0, to = 0;  // nodes; from < to
   CuEdgeData data{};
+  bool is_ours = false;  // the captured graph has none there; see early_edges.h
 };
+
+// Whether the second may begin when the first has begun (a programmatic launch, or one behind
+// another's begin). Then it may also end first: not every kernel waits that could.
+inline bool is_early(const EdgeImage& edge) {
+  return edge.data.type != kEdgeDefault || edge.data.from_port != kPortDefault;
+}
 
 struct GraphImage {
   std::vector<NodeImage> nodes;

@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "record/cuda/order/reachability.h"
@@ -18,7 +19,7 @@ namespace {
 
 Reachability reachability_of(std::size_t nodes, std::span<const EdgeImage> edges) {
   Reachability before(nodes);
-  for (const EdgeImage& edge : edges) before.add(edge.to, edge.from);
+  for (const EdgeImage& edge : edges) before.add(edge);
   return before;
 }
 
@@ -27,7 +28,7 @@ std::vector<bool> find_open_nodes(const StepGraph& step, std::span<const TableWr
   std::vector<bool> is_open;
   for (const NodeFacts& node : step.facts) is_open.push_back(!node.is_known);
   for (const EdgeImage& edge : step.image.edges) {
-    if (edge.data.type == kEdgeDefault && edge.data.from_port == 0) continue;
+    if (!is_early(edge)) continue;
     is_open[edge.from] = is_open[edge.to] = true;
   }
   std::set<std::uint32_t> with_tables;
@@ -43,8 +44,24 @@ class OrderCheck {
  public:
   OrderCheck(const StepGraph& step, std::span<const EdgeImage> made)
       : step_(step),
+        edges_(made),
         captured_(reachability_of(step.image.nodes.size(), step.image.edges)),
         made_(reachability_of(step.image.nodes.size(), made)) {}
+
+  // A kernel may wait by one of these.
+  Status check_early_edges() const {
+    const auto key = [](const EdgeImage& edge) {
+      return std::tuple(edge.from, edge.to, edge.data.from_port, edge.data.type);
+    };
+    std::set<std::tuple<std::uint32_t, std::uint32_t, std::uint8_t, std::uint8_t>> kept;
+    for (const EdgeImage& edge : edges_) kept.insert(key(edge));
+    for (const EdgeImage& edge : step_.image.edges) {
+      if (!is_early(edge) || kept.contains(key(edge))) continue;
+      if (made_.contains(edge.to, edge.from)) continue;
+      return refuse(edge.from, edge.to, "the second may wait for the first");
+    }
+    return {};
+  }
 
   Status check_open(const std::vector<bool>& is_open) const {
     std::vector<std::uint64_t> open((is_open.size() + 63) / 64);
@@ -128,6 +145,7 @@ class OrderCheck {
   }
 
   const StepGraph& step_;
+  const std::span<const EdgeImage> edges_;  // those that are made
   const Reachability captured_, made_;
 };
 
@@ -137,6 +155,7 @@ Status check_relaxed(const StepGraph& step, std::span<const EdgeImage> made,
                      std::span<const TableWrite> tables) {
   const OrderCheck check(step, made);
   const auto is_open = find_open_nodes(step, tables);
+  if (Status early = check.check_early_edges(); !early.ok()) return early;
   if (Status open = check.check_open(is_open); !open.ok()) return open;
   if (Status works = check.check_works(); !works.ok()) return works;
   if (Status host = check.check_host_memory(); !host.ok()) return host;

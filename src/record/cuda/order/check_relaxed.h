@@ -19,8 +19,9 @@ namespace anabranch::cuda {
 
 // Whether the edges `made` keep the order that the step's capture gave to every two nodes that need
 // one: those that share memory, the host's included, one of the two writing, those of which not all
-// is known, and those of one work. Two nodes that the capture left unordered are not asked about: a
-// step's own streams may use parts of a unit side by side.
+// is known, both ends of an early edge, and those of one work. Early edges are kept, too. Two nodes
+// that the capture left unordered are not asked about: a step's own streams may use parts of a unit
+// side by side.
 Status check_relaxed(const StepGraph& step, std::span<const EdgeImage> made,
                      std::span<const TableWrite> tables = {});
 

@@ -91,7 +91,7 @@ struct Oracle {
 
   Oracle(const Step& of, const std::vector<EdgeImage>& edges)
       : step(of), before(of.graph.facts.size()) {
-    for (const EdgeImage& edge : edges) before.add(edge.to, edge.from);
+    for (const EdgeImage& edge : edges) before.add(edge);
   }
   bool is_copy(const Site& site) const { return !step.graph.facts[site.node].host_bytes.empty(); }
   std::vector<std::uint32_t> readers(const Site& copy) const {

@@ -33,7 +33,7 @@ struct Step {
     MemoryWindow window(graph, unit_bytes, bytes);
     Reachability before(graph.facts.size());
     for (std::uint32_t node = 0; node < graph.facts.size(); ++node) {
-      for (const std::uint32_t other : window.waits_of(node, before)) before.add(node, other);
+      for (const std::uint32_t other : window.waits_of(node, before)) before.add({other, node});
     }
     return before;
   }
@@ -44,7 +44,7 @@ struct Step {
     for (std::uint32_t node = 0; node < graph.facts.size(); ++node) {
       const auto waits = window.waits_of(node, before);
       all.emplace_back(waits.begin(), waits.end());
-      for (const std::uint32_t other : all.back()) before.add(node, other);
+      for (const std::uint32_t other : all.back()) before.add({other, node});
       std::sort(all.back().begin(), all.back().end());
     }
     return all;
@@ -99,6 +99,23 @@ TEST(MemoryWindow, WhatIsUsedForTheLastTimeFirstIsAwaitedFirst) {
   EXPECT_THAT(step.waits(99).back(), ElementsAre(0, 1, 2));
 }
 
+TEST(MemoryWindow, WhoBeginsEarlySaysNothingOfTheNodeThatItMayOvertake) {
+  Step step;
+  const auto used = step.unit(100);
+  step.node({used});
+  step.node({used});
+  step.node({step.unit(100)});
+  for (const bool begins_early : {false, true}) {
+    EdgeImage edge{0, 1};
+    edge.data.type = begins_early ? kEdgeProgrammatic : kEdgeDefault;
+    Reachability before(3);
+    before.add(edge);
+    MemoryWindow window(step.graph, step.unit_bytes, 0);
+    const auto waits = window.waits_of(2, before);
+    EXPECT_EQ(waits.size(), begins_early ? 2u : 1u);
+  }
+}
+
 // What units take that may be in use at once while the highest node that has begun is this one.
 std::uint64_t most_bytes(const Step& step, std::uint32_t node, const Reachability& before) {
   std::uint64_t bytes = 0;
@@ -127,7 +144,7 @@ TEST(MemoryWindow, UnitsTakeNoMoreThanInCapturedOrderAndTheBound) {
       step.node(units);
     }
     Reachability captured(24);
-    for (std::uint32_t node = 1; node < 24; ++node) captured.add(node, node - 1);
+    for (std::uint32_t node = 1; node < 24; ++node) captured.add({node - 1, node});
     const std::uint64_t bytes = seed % 20;
     const Reachability order = step.order(bytes);
     for (std::uint32_t node = 0; node < 24; ++node) {

@@ -2,7 +2,6 @@
 #include "record/cuda/order/relax_order.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -88,9 +87,9 @@ class NeededOrder {
         users_(users),
         captured_(size()),
         is_free_(size()) {
-    for (const EdgeImage& edge : step.image.edges) captured_.add(edge.to, edge.from);
+    for (const EdgeImage& edge : step.image.edges) captured_.add(edge);
     for (std::size_t node = 0; node < size(); ++node) is_free_[node] = step.facts[node].is_known;
-    bind_programmatic_launches();
+    bind_early_launches();
     bind_readers_of_tables(tables);
   }
 
@@ -108,11 +107,11 @@ class NeededOrder {
  private:
   std::size_t size() const { return step_.facts.size(); }
 
-  void bind_programmatic_launches() {
+  void bind_early_launches() {
     for (const EdgeImage& edge : step_.image.edges) {
-      if (edge.data.type == kEdgeDefault && edge.data.from_port == 0) continue;
+      if (!is_early(edge)) continue;
       is_free_[edge.from] = is_free_[edge.to] = false;
-      data_[{edge.from, edge.to}] = edge.data;
+      early_.push_back(edge);
     }
   }
 
@@ -134,10 +133,10 @@ class NeededOrder {
   void find_earlier(std::uint32_t node, const Reachability& before) {
     earlier_.clear();
     const auto add = [&](std::uint32_t other) {
-      if (!captured_.contains(node, other)) return;
-      const auto data = data_.find({other, node});
-      earlier_.push_back({other, node, data == data_.end() ? CuEdgeData{} : data->second});
+      if (captured_.contains(node, other)) earlier_.push_back({other, node});
     };
+    const auto early = std::ranges::equal_range(early_, node, {}, &EdgeImage::to);
+    earlier_.insert(earlier_.end(), early.begin(), early.end());
     users_.find_conflicts(node, add);
     // A piece of work begins when all of it may: what its first node wrote for the next, into
     // scratch, would lie there until then.
@@ -169,8 +168,8 @@ class NeededOrder {
   MemoryWindow memory_;
   Users& users_;
   Reachability captured_;
-  std::vector<bool> is_free_;  // by node
-  std::map<std::pair<std::uint32_t, std::uint32_t>, CuEdgeData> data_;
+  std::vector<bool> is_free_;     // by node
+  std::vector<EdgeImage> early_;  // sorted by `to`
   std::vector<EdgeImage> earlier_;
 };
 
@@ -188,7 +187,7 @@ ReducedEdges order_with_lanes(std::span<const EdgeImage> needed,
   for (std::uint32_t node = 0; node < places.size(); ++node) {
     earlier.clear();
     for (; edge != needed.end() && edge->to == node; ++edge) earlier.push_back(*edge);
-    if (places[node].behind != NodePlace::kNone) earlier.push_back({places[node].behind, node, {}});
+    if (places[node].behind != NodePlace::kNone) earlier.push_back({places[node].behind, node});
     all.add(earlier);
   }
   return all;
@@ -196,8 +195,9 @@ ReducedEdges order_with_lanes(std::span<const EdgeImage> needed,
 
 // Whether any node need not wait any more for one that the capture put before it.
 bool leaves_order(std::span<const EdgeImage> captured, const Reachability& made) {
-  return std::any_of(captured.begin(), captured.end(),
-                     [&](const EdgeImage& edge) { return !made.contains(edge.to, edge.from); });
+  return std::any_of(captured.begin(), captured.end(), [&](const EdgeImage& edge) {
+    return !is_early(edge) && !made.contains(edge.to, edge.from);
+  });
 }
 
 // As many lanes as have nodes; collectives have one of their own, where they wait for others.

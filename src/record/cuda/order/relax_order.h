@@ -6,10 +6,10 @@
 // Threads:   pure.
 // Failure:   none.
 // Edges:     nodes of which not all is known stay behind all that was captured before them, and
-//            before all that was captured behind them; so do those of a programmatic launch. The
-//            nodes of one piece of work stay in order among themselves, and those of all works in
-//            turn. Nothing is ever ordered that the capture did not order, but by the lanes. Every
-//            edge leads from a node to one that was captured later.
+//            before all that was captured behind them; so do both ends of an early edge, which
+//            stays. The nodes of one piece of work stay in order among themselves, and those of all
+//            works in turn. Nothing is ever ordered that the capture did not order, but by the
+//            lanes. Every edge leads from a node to one that was captured later.
 #pragma once
 
 #include <cstdint>

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "record/cuda/image/graph_image_testing.h"
+#include "record/cuda/order/early_edges.h"
 #include "record/cuda/order/list_schedule.h"
 
 namespace anabranch::cuda {
@@ -256,11 +257,23 @@ TEST(RelaxOrder, WhereOneLaneHasAllTheEdgesAreThoseOfTheCapture) {
   EXPECT_EQ(step.order.lanes, 1u);
 }
 
-TEST(RelaxOrder, AProgrammaticLaunchKeepsItsPlaceAndItsEdge) {
-  Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}, {{}, {3}}}, {{0, 1}, {1, 2, true}, {2, 3}});
-  EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 1), Pair(1, 2), Pair(2, 3)));
-  EXPECT_EQ(step.graph.image.edges[1].data.type, kEdgeProgrammatic);
-  EXPECT_EQ(step.graph.image.edges[0].data.type, kEdgeDefault);
+TEST(RelaxOrder, AnEarlyLaunchKeepsItsPlaceAndItsEdge) {
+  // Nodes 4 and 5 run side by side; 1 and 2 do so by the edge that the capture has.
+  Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}, {{}, {3}}, {{}, {4}}, {{}, {5}}},
+            {{0, 1}, {1, 2, true}, {2, 3}, {3, 4}, {4, 5}});
+  close_early_edges(step.graph.image);
+  EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 1), Pair(1, 2), Pair(1, 3), Pair(2, 3),
+                                          Pair(1, 4), Pair(2, 4), Pair(1, 5), Pair(2, 5)));
+  std::vector<std::uint8_t> types;
+  for (const EdgeImage& edge : step.order.edges) types.push_back(edge.data.type);
+  EXPECT_THAT(types, ElementsAre(kEdgeDefault, kEdgeProgrammatic, kEdgeDefault, kEdgeDefault,
+                                 kEdgeDefault, kEdgeDefault, kEdgeDefault, kEdgeDefault));
+}
+
+TEST(RelaxOrder, ThatAnEarlyLaunchKeepsItsEdgeIsNoReasonToLeaveTheCapturedOrder) {
+  Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}}, {{0, 1, true}, {1, 2, true}});
+  EXPECT_THAT(step.overlap(), ElementsAre(Pair(0, 1), Pair(1, 2)));
+  EXPECT_EQ(step.order.lanes, 1u);
 }
 
 TEST(RelaxOrder, WhoeverReadsATableMayReachAnything) {
@@ -278,24 +291,34 @@ TEST(RelaxOrder, ATableThatNeverMovesMayBeReadByAnyone) {
   EXPECT_THAT(step.overlap(8, {table}), ElementsAre(Pair(0, 1), Pair(1, 2), Pair(2, 3)));
 }
 
-// Who comes before whom, by brute force.
+// Who has ended when whom begins, by brute force.
 using Matrix = std::vector<std::vector<bool>>;
+using Edges = std::vector<EdgeImage>;
 
-Matrix closure(std::size_t nodes,
-               const std::vector<std::pair<std::uint32_t, std::uint32_t>>& edges) {
-  Matrix before(nodes, std::vector<bool>(nodes));
-  for (const auto& [from, to] : edges) before[from][to] = true;
+Matrix closure(std::size_t nodes, const Edges& edges) {
+  Matrix leads(nodes, std::vector<bool>(nodes)), before = leads;
+  for (std::size_t i = 0; i < nodes; ++i) leads[i][i] = true;
+  for (const EdgeImage& edge : edges) leads[edge.from][edge.to] = true;
   for (std::size_t k = 0; k < nodes; ++k) {
     for (std::size_t i = 0; i < nodes; ++i) {
-      for (std::size_t j = 0; before[i][k] && j < nodes; ++j) {
-        if (before[k][j]) before[i][j] = true;
+      for (std::size_t j = 0; leads[i][k] && j < nodes; ++j) {
+        if (leads[k][j]) leads[i][j] = true;
       }
+    }
+  }
+  for (const EdgeImage& edge : edges) {
+    for (std::size_t j = 0; !is_early(edge) && j < nodes; ++j) {
+      if (leads[edge.to][j]) before[edge.from][j] = true;
     }
   }
   return before;
 }
 
-using Edges = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+bool are_same(const Edges& a, const Edges& b) {
+  return std::ranges::equal(a, b, [](const EdgeImage& one, const EdgeImage& other) {
+    return one.from == other.from && one.to == other.to && is_early(one) == is_early(other);
+  });
+}
 
 // Bytes of a unit of 8; all of them where nothing is known.
 struct Part {
@@ -306,7 +329,7 @@ struct Part {
 };
 
 // Nodes with a unit that they read and one that they write, or parts of these, some nodes of one
-// work, captured on one stream or on several.
+// work, captured on one stream or on several. Some begin early.
 struct RandomCase {
   static constexpr std::uint32_t kNodes = 12;
   std::vector<Node> nodes;
@@ -328,21 +351,36 @@ struct RandomCase {
       const std::uint32_t some[] = {0, 1, NodeFacts::kInTurn};
       works.push_back(below(3) == 0 ? some[below(3)] : NodeFacts::kNoWork);
       for (std::uint32_t j = 0; j < i; ++j) {
-        if (j + 1 == i ? seed % 2 == 0 : below(4) == 0) captured.emplace_back(j, i);
+        if (j + 1 == i ? seed % 2 == 0 : below(4) == 0) captured.push_back({j, i});
       }
     }
     for (std::uint32_t unit = 0; unit < 5; ++unit) unit_ns.push_back(below(3) * below(20000));
+    if (seed % 4 == 3) begin_early(random);
+  }
+  void begin_early(std::mt19937_64& random) {
+    for (EdgeImage& edge : captured) {
+      if (random() % 10 == 0) edge.data.type = kEdgeProgrammatic;
+    }
+    GraphImage image{std::vector<NodeImage>(kNodes), std::move(captured)};
+    close_early_edges(image);
+    captured = std::move(image.edges);
   }
   Edges overlap(std::uint32_t lanes) const {
     Case step(nodes, {});
-    for (const auto& [from, to] : captured) step.graph.image.edges.push_back({from, to, {}});
+    step.graph.image.edges = captured;
     for (std::uint32_t i = 0; i < kNodes; ++i) step.graph.facts[i].work = works[i];
     for (std::uint32_t i = 0; i < parts.size(); ++i) {
       step.graph.sites[i].shift = parts[i].begin;
       step.graph.sites[i].bytes = parts[i].bytes;
     }
     for (std::uint32_t unit = 0; unit < 5; ++unit) step.set_ns(unit, unit_ns[unit]);
-    return step.overlap(lanes);
+    (void)step.overlap(lanes);
+    return step.order.edges;
+  }
+  bool begins_early_or_is_overtaken(std::uint32_t node) const {
+    return std::ranges::any_of(captured, [&](const EdgeImage& edge) {
+      return is_early(edge) && (edge.from == node || edge.to == node);
+    });
   }
   bool touch_one_byte(std::uint32_t i, bool i_writes, std::uint32_t j, bool j_writes) const {
     const auto unit = [&](std::uint32_t k, bool w) {
@@ -361,6 +399,7 @@ struct RandomCase {
   }
   bool need_order(std::uint32_t i, std::uint32_t j) const {
     return conflict(i, j) || !nodes[i].is_known || !nodes[j].is_known ||
+           begins_early_or_is_overtaken(i) || begins_early_or_is_overtaken(j) ||
            (works[i] == works[j] && works[i] != NodeFacts::kNoWork);
   }
   // A piece of work begins when all of it may.
@@ -377,9 +416,10 @@ struct RandomCase {
   Matrix needed() const {
     const Matrix was = closure(kNodes, captured);
     Edges asked;
+    std::ranges::copy_if(captured, std::back_inserter(asked), is_early);
     for (std::uint32_t j = 0; j < kNodes; ++j) {
       for (std::uint32_t i = 0; i < j; ++i) {
-        if (was[i][j] && (need_order(i, j) || holds_up(i, j))) asked.emplace_back(i, j);
+        if (was[i][j] && (need_order(i, j) || holds_up(i, j))) asked.push_back({i, j});
       }
     }
     return closure(kNodes, asked);
@@ -390,25 +430,43 @@ void expect_no_edge_is_too_much(const Edges& edges) {
   for (std::size_t i = 0; i < edges.size(); ++i) {
     auto others = edges;
     others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
-    const auto [from, to] = edges[i];
-    ASSERT_FALSE(closure(RandomCase::kNodes, others)[from][to]) << from << " before " << to;
+    const EdgeImage& edge = edges[i];
+    ASSERT_FALSE(closure(RandomCase::kNodes, others)[edge.from][edge.to])
+        << edge.from << " before " << edge.to;
+  }
+}
+
+// Kernels may wait by them, for nodes that have not ended otherwise.
+void expect_early_edges_are_kept(const Edges& captured, const Edges& made) {
+  const Matrix before = closure(RandomCase::kNodes, made);
+  for (const EdgeImage& edge : captured) {
+    if (!is_early(edge) || before[edge.from][edge.to]) continue;
+    ASSERT_TRUE(std::ranges::any_of(made,
+                                    [&](const EdgeImage& other) {
+                                      return other.from == edge.from && other.to == edge.to &&
+                                             other.data.type == kEdgeProgrammatic;
+                                    }))
+        << edge.from << " before " << edge.to;
   }
 }
 
 TEST(RelaxOrder, TheOrderIsWhatMemoryAsksForAndNoEdgeIsTooMuch) {
-  std::size_t reordered = 0;
+  std::size_t reordered = 0, early = 0;
   for (std::uint64_t seed = 1; seed <= 500; ++seed) {
     SCOPED_TRACE(seed);
     const RandomCase random(seed);
     const Edges edges = random.overlap(RandomCase::kNodes);
-    if (edges == random.captured) continue;  // one lane had all
+    if (are_same(edges, random.captured)) continue;  // one lane had all
     ++reordered;
+    early += static_cast<std::size_t>(std::ranges::count_if(edges, is_early));
+    expect_early_edges_are_kept(random.captured, edges);
     // Every node can have a lane of its own, and lanes only follow what is ordered anyway.
     ASSERT_EQ(closure(RandomCase::kNodes, edges), random.needed());
     expect_no_edge_is_too_much(edges);
     if (HasFatalFailure()) return;
   }
   EXPECT_GT(reordered, 400u);
+  EXPECT_GT(early, 100u);
 }
 
 TEST(RelaxOrder, FewLanesAddAnEdgeANodeAtMostAndNoneThatLeadsBack) {
@@ -417,12 +475,14 @@ TEST(RelaxOrder, FewLanesAddAnEdgeANodeAtMostAndNoneThatLeadsBack) {
     SCOPED_TRACE(seed);
     const RandomCase random(seed);
     const Edges edges = random.overlap(static_cast<std::uint32_t>(2 + seed % 3));
-    if (edges == random.captured) continue;  // one lane had all
+    if (are_same(edges, random.captured)) continue;  // one lane had all
+    expect_early_edges_are_kept(random.captured, edges);
     const Matrix is = closure(RandomCase::kNodes, edges), needed = random.needed();
     std::vector<std::uint32_t> of_lanes(RandomCase::kNodes);
-    for (const auto& [from, to] : edges) {
+    for (const EdgeImage& edge : edges) {
+      const std::uint32_t from = edge.from, to = edge.to;
       ASSERT_LT(from, to);
-      if (needed[from][to]) continue;
+      if (needed[from][to] || is_early(edge)) continue;
       ASSERT_EQ(++of_lanes[to], 1u) << from << " before " << to;
       ++added;
     }

@@ -21,9 +21,14 @@ class Reach {
   bool contains(std::uint32_t node) const { return may_read_[node]; }
 
  private:
+  // Whoever has ended when this node begins.
   void drop_before(const GraphImage& image, std::uint32_t node) {
+    std::vector<bool> has_begun(image.nodes.size());
+    has_begun[node] = true;
     for (auto edge = image.edges.rbegin(); edge != image.edges.rend(); ++edge) {
-      if (edge->to == node || !may_read_[edge->to]) may_read_[edge->from] = false;
+      if (!has_begun[edge->to]) continue;
+      has_begun[edge->from] = true;
+      if (!is_early(*edge)) may_read_[edge->from] = false;
     }
   }
 
@@ -33,9 +38,10 @@ class Reach {
     for (const TableWrite& other : tables) ends[other.node] = writes_over(other, table);
     is_behind[table.node] = true;
     for (const EdgeImage& edge : image.edges) {
-      if (!is_behind[edge.from]) continue;
+      if (!is_behind[edge.from] || (edge.from == table.node && is_early(edge))) continue;
       is_behind[edge.to] = true;
-      if (ends[edge.from] || !may_read_[edge.from]) may_read_[edge.to] = false;
+      const bool is_over = ends[edge.from] && !is_early(edge);
+      if (is_over || !may_read_[edge.from]) may_read_[edge.to] = false;
     }
   }
 

@@ -63,6 +63,17 @@ TEST(TableReach, ATableOnAnotherBranchDoesNotEndIt) {
       ElementsAre(ElementsAre(5), ElementsAre(5, 7, 8), ElementsAre(5), ElementsAre(5, 8)));
 }
 
+TEST(TableReach, ANodeThatMayHaveBeenOvertakenMayReadATableThatComesBehindTheOther) {
+  EXPECT_THAT(read_by({{5}, {5}, {5}}, {{0, 1, true}, {1, 2}}, {table(2, 5, {7})}),
+              ElementsAre(ElementsAre(5, 7), ElementsAre(5), ElementsAre(5)));
+}
+
+TEST(TableReach, ANodeThatBeginsBeforeATableHasEndedMayReadTheOneBefore) {
+  EXPECT_THAT(read_by({{5}, {5}, {5}, {5}}, {{0, 1}, {1, 2, true}, {1, 3}, {2, 3}},
+                      {table(0, 5, {7}), table(1, 5, {8})}),
+              ElementsAre(ElementsAre(5), ElementsAre(5), ElementsAre(5, 7, 8), ElementsAre(5, 8)));
+}
+
 TEST(TableReach, ATableInATableIsFollowed) {
   EXPECT_THAT(read_by({{6}, {5}, {5}}, {{0, 1}, {1, 2}}, {table(0, 6, {9}), table(1, 5, {6})}),
               ElementsAre(ElementsAre(6), ElementsAre(5), ElementsAre(5, 6, 9)));
