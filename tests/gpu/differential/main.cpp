@@ -19,6 +19,18 @@ using namespace anabranch;
 
 constexpr int kSkipped = 77;
 
+void add_early_kernels(sim::SimDriver& driver) {
+  const auto add_one = [](const auto& call) {
+    const auto* in =
+        call.template memory<std::uint32_t>(call.template param<cuda::CuDevicePtr>(0), 1);
+    auto* out = call.template memory<std::uint32_t>(call.template param<cuda::CuDevicePtr>(8), 1);
+    if (in && out) *out = *in + 1;
+  };
+  driver.add_kernel({.name = "late_add_one", .params = sim::layout_of({8, 8, 4}), .run = add_one});
+  driver.add_kernel(
+      {.name = "hasty_add_one", .params = sim::layout_of({8, 8}), .run = add_one, .waits = false});
+}
+
 std::unique_ptr<sim::SimDriver> make_simulated(std::string* device_code) {
   auto made = std::make_unique<sim::SimDriver>();
   made->add_kernel(
@@ -61,6 +73,7 @@ std::unique_ptr<sim::SimDriver> make_simulated(std::string* device_code) {
          out[3] = call.template param<std::uint16_t>(20);
        }});
   made->add_kernel({.name = "nothing", .params = {}, .run = nullptr});
+  add_early_kernels(*made);
   *device_code = sim::add_device_code(*made);
   return made;
 }
