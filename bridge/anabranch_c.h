@@ -385,6 +385,7 @@ typedef struct AnabranchCaptureCounts {
   uint64_t known;
   uint64_t host_copies;
   uint64_t lanes;
+  uint64_t captured_lanes;
   uint64_t arena_bytes;
   uint64_t arena_lower_bound_bytes;
   uint64_t held_device_bytes;

@@ -86,7 +86,8 @@ struct CaptureCounts {
   // That nodes are on, one for copies either way between device and host among them; 1: in captured
   // order.
   std::uint32_t lanes = 0;
-  std::uint64_t arena_bytes = 0;  // all parts together
+  std::uint32_t captured_lanes = 0;  // that this has then, by streams of the step's own
+  std::uint64_t arena_bytes = 0;     // all parts together
   // What lies in the arena takes this at least; it says nothing of what lies in fresh blocks.
   std::uint64_t arena_lower_bound_bytes = 0;
   // Held between launches: tables on the device and in pinned memory, and what the device's free

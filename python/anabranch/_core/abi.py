@@ -115,6 +115,7 @@ class CaptureCounts(ctypes.Structure):
     known: int
     host_copies: int
     lanes: int
+    captured_lanes: int
     arena_bytes: int
     arena_lower_bound_bytes: int
     held_device_bytes: int
@@ -124,9 +125,9 @@ class CaptureCounts(ctypes.Structure):
     launched_from_host: int
     launched_from_device: int
 
-    names = ("nodes", "sites", "unsure", "known", "host_copies", "lanes", "arena_bytes",
-             "arena_lower_bound_bytes", "held_device_bytes", "held_host_bytes",
-             "held_driver_bytes", "launched_unchanged", "launched_from_host",
+    names = ("nodes", "sites", "unsure", "known", "host_copies", "lanes",
+             "captured_lanes", "arena_bytes", "arena_lower_bound_bytes", "held_device_bytes",
+             "held_host_bytes", "held_driver_bytes", "launched_unchanged", "launched_from_host",
              "launched_from_device")
     _fields_ = [(name, c_uint64) for name in names]
 

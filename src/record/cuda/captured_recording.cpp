@@ -286,6 +286,7 @@ CaptureCounts CapturedRecording::counts() const {
   counts.known = of_step.known;
   counts.host_copies = of_step.host_copies;
   counts.lanes = of_step.lanes;
+  counts.captured_lanes = of_step.captured_lanes;
   for (const std::uint64_t bytes : graph.part_bytes()) counts.arena_bytes += bytes;
   counts.arena_lower_bound_bytes = graph.arena().lower_bound_bytes;
   counts.held_device_bytes = graph.held().device;

@@ -280,6 +280,10 @@ TEST_F(TwoStreamsTest, CopiesIntoPartsOfOneBufferThatWereNeverOrderedKeepNobodyF
   const auto recording = try_branched(3, code);
   ASSERT_TRUE(recording.ok()) << recording.error().message();
   EXPECT_GT((*recording)->step_counts().lanes, 1u);
+  const auto as_captured = try_branched(1, code);
+  ASSERT_TRUE(as_captured.ok()) << as_captured.error().message();
+  EXPECT_EQ((*as_captured)->step_counts().lanes, 1u);
+  EXPECT_EQ((*as_captured)->step_counts().captured_lanes, 2u);
   const CuDevicePtr y = launch_with_words_from(**recording, 100);
   const auto words = get_words(y);
   for (std::uint32_t i = 0; i < words.size(); ++i) {

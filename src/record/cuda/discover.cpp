@@ -126,8 +126,9 @@ Result<Discovery> make_discovery(const Driver& driver, CuGraph original, GraphIm
   return made;
 }
 
-StepCounts count_step(const Discovery& discovery, std::uint32_t lanes) {
-  StepCounts counts{.unsure = discovery.unsure, .lanes = lanes};
+StepCounts count_step(const Discovery& discovery, const RelaxedOrder& order) {
+  StepCounts counts{
+      .unsure = discovery.unsure, .lanes = order.lanes, .captured_lanes = order.captured_lanes};
   for (const NodeFacts& node : discovery.step.facts) {
     counts.known += node.is_known;
     counts.host_copies += !node.host_bytes.empty();
@@ -219,7 +220,7 @@ Result<std::shared_ptr<CudaRecording>> make_recording(const Driver& driver,
   parts.arena = std::move(placement->arena);
   parts.rules = std::move(placement->rules);
   parts.table_bytes = discovery.table_bytes;
-  parts.counts = count_step(discovery, order.lanes);
+  parts.counts = count_step(discovery, order);
   CudaRecordOptions chosen = options;
   if (discovery.is_of_one) chosen.updating_executables = std::min(1u, options.updating_executables);
   return CudaRecording::make(driver, std::move(parts), chosen);

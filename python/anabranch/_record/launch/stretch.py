@@ -189,7 +189,8 @@ def steady_addresses(given: Sequence[Any], offsets: bytes, slots: bytes) -> byte
         wait_for_captures()
 
 
-_LARGEST = ("lanes", "arena_bytes", "arena_lower_bound_bytes")  # one stretch has it at a time
+# One stretch has it at a time.
+_LARGEST = ("lanes", "captured_lanes", "arena_bytes", "arena_lower_bound_bytes")
 _LAUNCHED = ("launched_unchanged", "launched_from_host", "launched_from_device")
 
 

@@ -163,5 +163,35 @@ TEST(PlanArena, AStepOfManyLayersTakesMemoryForThoseThatAreAhead) {
   EXPECT_GE(arena_bytes(kUnbound), kLayers * kWeight);
 }
 
+TEST(PlanArena, TwoBranchesOfProductsSideBySideTakeTheScratchOfOneMore) {
+  constexpr std::uint64_t kScratch = 32 << 20, kValue = 64 << 10;
+  const auto arena_bytes = [&](std::uint32_t lanes) {
+    testing::StreamedStep step;
+    const std::uint32_t x = step.add_unit(kValue);
+    step.kernel({}, {x});
+    std::vector<std::uint32_t> ends;
+    for (int branch = 0; branch < 2; ++branch) {
+      ends.push_back(x);
+      for (int product = 0; product < 150; ++product) {
+        const std::uint32_t y = step.add_unit(kValue);
+        step.kernel({ends.back()}, {y, step.add_unit(kScratch)});
+        ends.back() = y;
+      }
+    }
+    step.kernel(ends, {step.add_unit(kValue)});
+    StepGraph& graph = step.graph;
+    RelaxedOrder order = relax_order(graph, {}, step.units, {lanes});
+    EXPECT_EQ(order.lanes, lanes == 1 ? 1u : 2u);
+    graph.image.edges = std::move(order.edges);
+    const std::vector<UnitKind> kinds(step.units.size(), UnitKind::kTemporary);
+    const auto plan = plan_arena(graph.image, graph.sites, step.units, kinds);
+    EXPECT_TRUE(plan.ok());
+    return plan->parts.arena.size_bytes;
+  };
+  EXPECT_LT(arena_bytes(1), kScratch + 8 * kValue);
+  EXPECT_GT(arena_bytes(4), 2 * kScratch);
+  EXPECT_LT(arena_bytes(4), 2 * kScratch + 8 * kValue);
+}
+
 }  // namespace
 }  // namespace anabranch::cuda

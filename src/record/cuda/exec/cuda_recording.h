@@ -68,10 +68,11 @@ struct CudaLaunchCounts {
 
 // What was found of a step while it was recorded; for reports.
 struct StepCounts {
-  std::uint32_t unsure = 0;       // words that differ between the captures and are no address
-  std::uint32_t known = 0;        // nodes whose use of memory is known
-  std::uint32_t host_copies = 0;  // of these, copies with the host's memory
-  std::uint32_t lanes = 1;        // that are used; 1 where the captured order stays
+  std::uint32_t unsure = 0;          // words that differ between the captures and are no address
+  std::uint32_t known = 0;           // nodes whose use of memory is known
+  std::uint32_t host_copies = 0;     // of these, copies with the host's memory
+  std::uint32_t lanes = 1;           // that are used; 1 where the captured order stays
+  std::uint32_t captured_lanes = 1;  // that this has then, by streams of the step's own
 };
 
 // All of a recording but its executables.

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "record/cuda/order/check_captured.h"
 #include "record/cuda/order/copy_window.h"
 #include "record/cuda/order/list_schedule.h"
 #include "record/cuda/order/reachability.h"
@@ -216,6 +217,21 @@ std::vector<std::uint32_t> lanes_of(std::span<const NodePlace> places) {
   return lanes;
 }
 
+// More streams of a step than that are not told apart.
+constexpr std::uint32_t kMostCapturedLanes = 64;
+
+RelaxedOrder keep_captured(const GraphImage& image) {
+  const std::size_t nodes = image.nodes.size();
+  RelaxedOrder kept{image.edges, std::vector<std::uint32_t>(nodes)};
+  if (!has_branches(image) || nodes > kMostRelaxedNodes) return kept;
+  const ReducedEdges order = order_with_lanes(image.edges, std::vector<NodePlace>(nodes));
+  const Schedule schedule = list_schedule(std::vector<NodeCost>(nodes), order.edges(),
+                                          order.before(), kMostCapturedLanes);
+  kept.lane_of = lanes_of(schedule.places);
+  kept.captured_lanes = schedule.lanes;
+  return kept;
+}
+
 // What the nodes need of one another, and where that puts them.
 struct ScheduledOrder {
   std::vector<EdgeImage> needed;
@@ -245,15 +261,12 @@ ScheduledOrder schedule_order(const StepGraph& step, std::span<const TableWrite>
 RelaxedOrder relax_order(const StepGraph& step, std::span<const TableWrite> tables,
                          std::span<const Unit> units, const RelaxBounds& bounds) {
   const GraphImage& image = step.image;
-  const auto as_captured = [&] {
-    return RelaxedOrder{image.edges, std::vector<std::uint32_t>(image.nodes.size()), 1};
-  };
-  if (bounds.lanes < 2 || image.nodes.size() > kMostRelaxedNodes) return as_captured();
+  if (bounds.lanes < 2 || image.nodes.size() > kMostRelaxedNodes) return keep_captured(image);
   const auto [needed, schedule] = schedule_order(step, tables, units, bounds);
   const std::uint32_t used = count_lanes(step.facts, schedule);
-  if (used < 2) return as_captured();
+  if (used < 2) return keep_captured(image);
   ReducedEdges made = order_with_lanes(needed, schedule.places);
-  if (!leaves_order(image.edges, made.before())) return as_captured();
+  if (!leaves_order(image.edges, made.before())) return keep_captured(image);
   return {made.take_edges(), lanes_of(schedule.places), used};
 }
 

@@ -32,6 +32,9 @@ struct RelaxedOrder {
   // That have nodes, one of either way between device and host among them. With one the captured
   // order stays, and the edges are those of the capture.
   std::uint32_t lanes = 1;
+  // That the captured order has where it stays, by streams of the step's own: nodes are on these
+  // then. A graph of more than kMostRelaxedNodes is not looked at.
+  std::uint32_t captured_lanes = 1;
 };
 
 // How far nodes may leave the captured order.

@@ -257,6 +257,27 @@ TEST(RelaxOrder, WhereOneLaneHasAllTheEdgesAreThoseOfTheCapture) {
   EXPECT_EQ(step.order.lanes, 1u);
 }
 
+TEST(RelaxOrder, WhereTheCapturedOrderStaysStreamsOfTheStepAreItsLanes) {
+  const auto kept = [](std::size_t nodes, std::initializer_list<Arrow> arrows) {
+    Case step(std::vector<Node>(nodes), arrows);
+    (void)step.overlap(1);
+    EXPECT_EQ(step.order.lanes, 1u);
+    EXPECT_EQ(step.order.edges.size(), arrows.size());
+    return step.order;
+  };
+  EXPECT_EQ(kept(0, {}).captured_lanes, 1u);
+  EXPECT_EQ(kept(3, {{0, 1}, {1, 2}}).captured_lanes, 1u);
+  // Forked twice, and joined in between.
+  const RelaxedOrder twice =
+      kept(7, {{0, 1}, {0, 2}, {1, 3}, {2, 3}, {3, 4}, {3, 5}, {4, 6}, {5, 6}});
+  EXPECT_EQ(twice.captured_lanes, 2u);
+  EXPECT_NE(twice.lane_of[1], twice.lane_of[2]);
+  EXPECT_NE(twice.lane_of[4], twice.lane_of[5]);
+  // Three streams: two branches of two kernels each, and one of a single kernel.
+  EXPECT_EQ(
+      kept(7, {{0, 1}, {0, 2}, {0, 3}, {1, 4}, {2, 5}, {3, 6}, {4, 6}, {5, 6}}).captured_lanes, 3u);
+}
+
 TEST(RelaxOrder, AnEarlyLaunchKeepsItsPlaceAndItsEdge) {
   // Nodes 4 and 5 run side by side; 1 and 2 do so by the edge that the capture has.
   Case step({{{}, {0}}, {{}, {1}}, {{}, {2}}, {{}, {3}}, {{}, {4}}, {{}, {5}}},
