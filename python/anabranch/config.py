@@ -81,9 +81,10 @@ class Options:
     prefetch_bytes: int = _option(
         256 << 20, "Bytes that copies from pinned memory to the GPU may bring in a recording "
         "before the kernels that were queued earlier have read what came before.", 0, _MOST_BYTES)
-    parallel_bytes: int = _option(
-        0, "Bytes that a recording may take more than the plain step does, for kernels that run "
-        "side by side.", 0, _MOST_BYTES)
+    parallel_bytes: int | None = _option(
+        None, "Bytes that a launch may take more than the plain step does, for kernels that run "
+        "side by side. None: a 1024th of the GPU's memory, or that much for each lane that streams "
+        "and overlap ask for by name.", 0, _MOST_BYTES)
     activation_memory: float | int | str | None = _option(
         None, "How much of what a forward saves for its backward may stay on the GPU: a share of "
         "it (0.6), bytes (an int), or 'fit', which takes off as little as makes the step fit what "
@@ -414,7 +415,7 @@ if TYPE_CHECKING:  # the module's attributes, which _Config answers; a test hold
     verify: bool
     max_parallel_kernels: int
     prefetch_bytes: int
-    parallel_bytes: int
+    parallel_bytes: int | None
     activation_memory: float | int | str | None
     bucket_bytes: int
     max_recordings: int

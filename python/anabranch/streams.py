@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -24,6 +25,49 @@ OFFLOAD = "anabranch.offload"
 # Keys and values, as constants that Dynamo can write into the code behind a break.
 Pair = tuple[str, Any]
 
+
+class Asked:
+    """What blocks ask for by name: ``names`` are those of streams, ``most`` is how many lanes any
+    ``overlap`` asks for."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.most = 1
+
+    def add(self, name: str | None, lanes: int | None) -> None:
+        if name is not None and name != "ambient":
+            self.names.add(name)
+        self.most = max(self.most, lanes or 1)
+
+    @property
+    def lanes(self) -> int:
+        """How many: one a stream and the caller's own. 1 where nothing is asked for."""
+        return max(self.most, len(self.names) + 1 if self.names else 1)
+
+
+# Where what is entered in eager is noted, of who records it.
+_noted: contextvars.ContextVar[Asked | None] = contextvars.ContextVar("noted", default=None)
+
+
+@contextlib.contextmanager
+def asked_within() -> Iterator[Asked]:
+    """What the code inside asks for, in this thread: its blocks in eager, and compiled graphs that
+    it runs, which ask() for what was in them."""
+    asked = Asked()
+    token = _noted.set(asked)
+    try:
+        yield asked
+    finally:
+        _noted.reset(token)
+
+
+def ask(name: str | None, lanes: int | None) -> None:
+    """To whoever notes it."""
+    asked = _noted.get()
+    if asked is not None:
+        asked.add(name, lanes)
+
+
 # Asked with the frame of each block that is entered in eager, once the backend is there.
 entered_in_eager: Callable[[FrameType, tuple[Pair, ...]], None] | None = None
 
@@ -39,7 +83,8 @@ def stream(name: str, *, priority: int = 0) -> contextlib._GeneratorContextManag
     Steps of one stream run in order, those of different streams may run at the same time. The
     meaning of a program is that of the program without streams: every wait that this needs is
     derived, in the forward and in the backward. Streams nest, the inner name wins. In eager mode
-    and under other compilers this does nothing. Also a decorator of functions. Raises CompileError
+    and under other compilers this does nothing, unless ``anabranch.record`` records the code: a
+    lane each is then asked for. Also a decorator of functions. Raises CompileError
     [E0601] unless ``name`` is a string that is not empty, of UTF-8 and without NUL; "ambient" is
     the stream of the caller.
 
@@ -47,8 +92,8 @@ def stream(name: str, *, priority: int = 0) -> contextlib._GeneratorContextManag
     must share threads, the more urgent ones are given theirs first. On a GPU streams are CUDA's
     where nothing is recorded (``record=False``), or where one has a priority other than 0, and have
     that priority or the nearest that the GPU has; kernels of a recording keep it. Other recordings
-    find by themselves what runs beside what. A name has one priority in a graph: CompileError
-    [E0608].
+    have a lane for each name, and the memory that takes; which kernel runs on which is found in
+    them. A name has one priority in a graph: CompileError [E0608].
     """
     if not isinstance(name, str) or not name or "\0" in name \
             or name.encode("utf-8", "replace").decode() != name:
@@ -66,10 +111,10 @@ def overlap(lanes: int = 4) -> contextlib._GeneratorContextManager[None]:
             x = x @ weight
 
     On a GPU the recording of a graph with this in it runs about ``lanes`` kernels side by side,
-    even where the option ``max_parallel_kernels`` says fewer, and collectives beside them. On the
-    CPU collectives of such a graph get a stream of their own. As with a stream nothing changes what
-    the program means, and in eager mode and under other compilers this does nothing: a step that
-    ``anabranch.record`` records finds by itself what may run side by side, microbatches too. Raises
+    even where the option ``max_parallel_kernels`` says fewer, and collectives beside them. So does
+    that of a step that ``anabranch.record`` records, unless the option is 1 there. On the CPU
+    collectives of such a graph get a stream of their own. As with a stream nothing changes what the
+    program means, and in eager mode and under other compilers this does nothing else. Raises
     CompileError [E0601] unless ``lanes`` is an int from 2 to 1024.
     """
     if type(lanes) is not int or not 2 <= lanes <= MOST_LANES:
@@ -94,8 +139,10 @@ def _block(*pairs: Pair) -> Iterator[None]:
     if entered_in_eager is not None:
         entered_in_eager(sys._getframe(2), pairs)  # behind contextlib's __enter__
     is_traced_here = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-    with _kept_by_export() if is_traced_here else contextlib.nullcontext(), \
-            fx.annotate(dict(pairs)):
+    wishes = dict(pairs)
+    if not torch.compiler.is_dynamo_compiling():
+        ask(wishes.get(ANNOTATION), wishes.get(OVERLAP))
+    with _kept_by_export() if is_traced_here else contextlib.nullcontext(), fx.annotate(wishes):
         yield
 
 

@@ -88,7 +88,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "streamed_graph": _COMPILE_GRAPHS,
         "host": _COMPILE_GRAPHS | {"streamed_graph"},
         "cuda_streams": _COMPILE_GRAPHS | {"streamed_graph"},
-        "cuts": set(),
+        "cuts": {"asked"},
         "kept_graphs": {"cuts"},
         "contents": {"streamed_graph"},
         "report": {"contents", "cuts", "kept_graphs", "streamed_graph"},

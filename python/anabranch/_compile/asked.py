@@ -8,26 +8,25 @@ asked for.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from anabranch import _compat, errors
+from anabranch import _compat, errors, streams
 from anabranch._fx.source import source_of
 from anabranch.streams import ANNOTATION, OVERLAP, PRIORITY
 
 
-class Asked:
-    """``streams`` are the names of streams, in the order in which they appear; ``lanes`` how many
-    kernels of a part may run side by side: the most that any part asks for, 1 where none does."""
+class Asked(streams.Asked):
+    """``streams`` are the names of streams, in the order in which they appear."""
 
     def __init__(self, gm: GraphModule) -> None:
-        self.lanes = 1
+        super().__init__()
         self._priorities: dict[str, dict[int, Node]] = {}  # by stream, each where it first stands
         for node in nodes_of(gm):
-            self.lanes = max(self.lanes, _compat.annotation(node, OVERLAP) or 1)
             name = _compat.annotation(node, ANNOTATION)
+            self.add(name, _compat.annotation(node, OVERLAP))
             if name is not None:
                 priority = _compat.annotation(node, PRIORITY) or 0
                 self._priorities.setdefault(name, {}).setdefault(priority, node)
@@ -47,6 +46,19 @@ class Asked:
                     608, f"compile: the stream {name!r} has the priority {one} at {_place_of(at)}, "
                          f"and {other} at {_place_of(also_at)}.", "Give a name one priority.")
         return {name: next(iter(found)) for name, found in self._priorities.items()}
+
+
+def asking(lanes: int, call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """``call`` of what was compiled, which asks for so many lanes wherever it is captured: by
+    itself, or as part of a step."""
+    if lanes < 2:
+        return call
+
+    def asks(inputs: list[Any]) -> Any:
+        streams.ask(None, lanes)
+        return call(inputs)
+
+    return asks
 
 
 def nodes_of(gm: GraphModule) -> Iterator[Any]:

@@ -23,7 +23,7 @@ from torch.fx import Graph, GraphModule
 from anabranch import _compat, config, errors, streams
 from anabranch._arguments import wrong
 from anabranch._compile import kept_graphs, report
-from anabranch._compile.asked import Asked, nodes_of
+from anabranch._compile.asked import Asked, asking, nodes_of
 from anabranch._compile.broken_libraries import without_broken_libraries
 from anabranch._compile.cuda_streams.instance import CudaInstance, CudaQueues
 from anabranch._compile.cuts import Cuts, find_cuts, record_parts
@@ -113,7 +113,7 @@ def _compile(chosen: config.Options, at_launch: Callable[[], HostOptions], asked
     patches: dict[str, Any] = {
         "custom_partitioner_fn": SavingPartitioner(streamed, memory, kept_graphs.version(chosen)),
         "triton.cudagraphs": False}
-    if is_on_gpu and chosen.record and _lanes(chosen, asked) > 1:
+    if is_on_gpu and chosen.record and _lanes(chosen, _asked_lanes(chosen, asked)) > 1:
         patches |= _compat.OWN_BUFFERS
     saved = SavedBlocks()
     is_kept = not is_tied and memory is not None and _may_be_kept(gm, chosen)
@@ -203,7 +203,7 @@ def _compile_ours(
     cuts = _cuts(chosen, gm) if is_whole and not moves_saved(gm.graph) else Cuts()
     is_planned = memory is not None and memory.planned is not None
     compiled = streamed or _compile_unsplit(gm, example_inputs, keywords, cuts, phases, is_planned)
-    facts, unrecorded = _facts_of(gm, _kind(keywords), _lanes(chosen, asked), cuts), None
+    facts, unrecorded = _facts_of(gm, _kind(keywords), _asked_lanes(chosen, asked), cuts), None
     if is_on_gpu:
         if streamed and chosen.record:
             compiled = RecordedStreams(streamed)
@@ -220,10 +220,10 @@ def _compile_ours(
     return _boxed(compiled) if streamed else compiled
 
 
-def _facts_of(gm: GraphModule, kind: str, lanes: int, cuts: Cuts) -> GraphFacts:
+def _facts_of(gm: GraphModule, kind: str, asked_lanes: int, cuts: Cuts) -> GraphFacts:
     nodes = gm.graph.nodes
     return GraphFacts(kind, sum(node.op == "call_function" for node in nodes), lines_of(nodes),
-                      _is_on_gpu(gm), _is_dynamic(gm), lanes, cuts,
+                      _is_on_gpu(gm), _is_dynamic(gm), asked_lanes, cuts,
                       _compat.results_of_forward() if kind == "forward" else None,
                       tangents_in(recorded_inputs(gm.graph)))
 
@@ -246,7 +246,7 @@ def _split(chosen: config.Options, at_launch: Callable[[], HostOptions], gm: Gra
            asked: Asked, keywords: dict[str, Any], is_whole: bool, phases: report.Phases,
            ) -> tuple[StreamedGraph | None, str | None]:
     """The graph in regions; or nothing, and why, if it has streams that are not followed."""
-    if not asked.streams and not (asked.lanes > 1 and has_collectives(gm)):
+    if not asked.streams and not (asked.most > 1 and has_collectives(gm)):
         return None, None
     if not chosen.streams:
         return None, "streams=False"
@@ -323,10 +323,11 @@ def _record(chosen: config.Options, facts: GraphFacts, compiled: Any, saved: Sav
     if not _compat.is_inductors_graph(compiled):
         return Cause.NOTHING_ON_GPU.because("it has no operators")
     name, whole = f"a {facts.kind} graph", None
-    chosen = dataclasses.replace(chosen, max_parallel_kernels=facts.lanes)
+    lanes = facts.asked_lanes
+    chosen = dataclasses.replace(chosen, max_parallel_kernels=_lanes(chosen, lanes))
 
     def record(call: Callable[[list[Any]], Any]) -> RecordedGraph:
-        return RecordedGraph(call, chosen, name, facts.is_dynamic, facts.saved_from,
+        return RecordedGraph(asking(lanes, call), chosen, name, facts.is_dynamic, facts.saved_from,
                              is_backward=facts.kind == "backward", tangents=facts.tangents,
                              saved=saved if facts.kind != "inference" else None)
 
@@ -335,7 +336,7 @@ def _record(chosen: config.Options, facts: GraphFacts, compiled: Any, saved: Sav
         return None
     if not facts.cuts.reasons:
         whole = compiled.current_callable = record(compiled.current_callable)
-    record_parts(compiled, chosen, name, facts.is_dynamic, facts.cuts, whole)
+    record_parts(compiled, chosen, name, facts.is_dynamic, facts.cuts, whole, lanes)
     return facts.cuts.reasons[0] if facts.cuts.reasons else None
 
 
@@ -398,13 +399,14 @@ def _boxed(graph: StreamedGraph | RecordedStreams) -> Callable[[list[Any]], Any]
     return call
 
 
-def _lanes(chosen: config.Options, asked: Asked) -> int:
+def _asked_lanes(chosen: config.Options, asked: Asked) -> int:
+    return asked.lanes if chosen.streams else 1
+
+
+def _lanes(chosen: config.Options, asked_lanes: int) -> int:
     """How many kernels of its recording may run side by side. On a GPU, streams that are named mean
     that some should: which, and what waits for what, is found in the recording."""
-    if not chosen.streams:
-        return chosen.max_parallel_kernels
-    streams = len(asked.streams)
-    return max(chosen.max_parallel_kernels, streams + 1 if streams else 1, asked.lanes)
+    return max(chosen.max_parallel_kernels, asked_lanes)
 
 
 def _is_on_gpu(gm: GraphModule) -> bool:

@@ -19,6 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from anabranch import _compat, config
+from anabranch._compile.asked import asking
 from anabranch._fx.schema import tensors_in
 from anabranch._fx.source import source_of
 from anabranch._record.recorded_graph import RecordedGraph
@@ -109,11 +110,12 @@ class _Part:
 
 
 def record_parts(compiled: Any, chosen: config.Options, kind: str, dynamic: bool, cuts: Cuts,
-                 whole: RecordedGraph | None) -> None:
+                 whole: RecordedGraph | None, asked_lanes: int = 1) -> None:
     """Has the parts of a graph that was compiled with its cuts recorded as they run; once ``whole``
-    is refused, where there is one."""
+    is refused, where there is one. All of them ask for ``asked_lanes``."""
     parts = _compat.parts_of(compiled)
-    alone = [RecordedGraph(part, chosen, f"part {i} of {kind}", dynamic or cuts.depends_on_data,
+    alone = [RecordedGraph(asking(asked_lanes, part), chosen, f"part {i} of {kind}",
+                           dynamic or cuts.depends_on_data,
                            label=f"part {i} of {len(parts)}: ",
                            may_take_numbers=not cuts.depends_on_data)
              for i, part in enumerate(parts)]

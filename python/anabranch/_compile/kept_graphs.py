@@ -28,8 +28,8 @@ _SEVERAL = "several"  # in a file in the facts' place
 
 @dataclasses.dataclass(frozen=True)
 class GraphFacts:
-    """``operators``: how many. ``lanes``: how many kernels of a recording may run side by side.
-    ``saved_from`` is the index of the first result that a forward saves, ``tangents`` are the
+    """``operators``: how many. ``asked_lanes``: for how many lanes it asks by name, 1 where it does
+    not. ``saved_from`` is the index of the first result that a forward saves, ``tangents`` are the
     inputs of a backward that autograd holds."""
 
     kind: str  # "forward", "backward" or "inference"
@@ -37,7 +37,7 @@ class GraphFacts:
     lines: Sequence[SourceLine]
     is_on_gpu: bool
     is_dynamic: bool
-    lanes: int
+    asked_lanes: int
     cuts: Cuts
     saved_from: int | None
     tangents: Sequence[int]

@@ -49,6 +49,7 @@ from anabranch._record.memory.gpu import (
     give_back,
     is_plentiful,
     no_limit,
+    slack_bytes,
     taken,
 )
 from anabranch._record.memory.shortage import OF_LAUNCH, is_out_of_memory, phase, short_of
@@ -74,7 +75,13 @@ from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE
 from anabranch._record.tensors import size_of
 from anabranch._record.trial.earlier import Earlier, Order
-from anabranch._record.trial.overlap import NOT_FASTER, bytes_ahead, choose_overlap, make_to_fit
+from anabranch._record.trial.overlap import (
+    NOT_FASTER,
+    Room,
+    bytes_ahead,
+    choose_overlap,
+    make_to_fit,
+)
 from anabranch._record.trial.retries import captured_differently
 from anabranch._record.trial.run import Run
 from anabranch._record.trial.trial import Trial
@@ -141,6 +148,8 @@ class Attempt:
         # A recording, and what its kernels were given when it was compared with other numbers.
         self._proven: tuple[StepRecording | None, list[int]] = (None, [])
         self._plain_bytes = 0  # the plain run's peak, less what was allocated before
+        self._asked_lanes = 1  # by name, in its first capture
+        self._slack_bytes = slack_bytes(step.device) if has_lanes else 0
         self.device = step.device
         self.free_before = free_bytes(step.device)
 
@@ -347,6 +356,8 @@ class Attempt:
         try:
             discovered = self._discovered or DiscoveredStep(step, capture, device, self._saved_from)
             self._laps.end("discovery")
+            self._asked_lanes = capture.first.asked_lanes
+            self._spec.note(asked_lanes=self._asked_lanes)
             with contextlib.closing(discovered):
                 made = self._made_with_lanes(step, discovered, capture.noted is not None)
                 if not self._is_of_one:
@@ -391,6 +402,7 @@ class Attempt:
     def _made_with_lanes(self, step: Step, discovered: DiscoveredStep,
                          is_noted: bool) -> list[StepRecording]:
         chosen = self._chosen
+        lanes = max(chosen.max_parallel_kernels, self._asked_lanes)
 
         def with_lanes(lanes: int, parallel_bytes: int = ANY_BYTES) -> StepRecording:
             return StepRecording(step, discovered, chosen.verify, lanes, chosen.prefetch_bytes,
@@ -398,7 +410,7 @@ class Attempt:
 
         best = self._earlier.best if self._is_of_one and self._trial is not None else None
         if best is not None:
-            made = [with_lanes(chosen.max_parallel_kernels if best.is_side_by_side else 1)]
+            made = [with_lanes(lanes if best.is_side_by_side else 1)]
             self._is_in_best = self._does_as(best, made[0])
             if self._is_in_best:
                 self._spec.note(why_in_order="" if best.is_side_by_side else NOT_FASTER)
@@ -409,8 +421,8 @@ class Attempt:
                         else self._why_in_order(step, is_noted))
         if is_noted and not stays:
             try:
-                made.append(make_to_fit(made[0], self.spare_bytes(made[0]), lambda beside:
-                                        with_lanes(chosen.max_parallel_kernels, beside)))
+                made.append(make_to_fit(made[0], self.room(made[0]),
+                                        lambda beside: with_lanes(lanes, beside)))
             except NativeError as error:
                 self._spec.note(why_in_order=str(error))
                 log.warning("anabranch: %s keeps its captured order: %s", self._name, error)
@@ -418,8 +430,9 @@ class Attempt:
 
     def _does_as(self, best: Order, made: StepRecording) -> bool:
         """Whether a recording in the best order may do without another one in captured order."""
+        most = self._plain_takes + self._granted_bytes + bytes_ahead(made)
         return best.is_about(made.counts) and (
-            not best.is_side_by_side or self.spare_bytes(made) + bytes_ahead(made) >= 0)
+            not best.is_side_by_side or made.launch_bytes <= most)
 
     def _check_all_was_found(self, step: Step, capture: Capture) -> None:
         """Raises UntrackedTensors if the walk has missed a tensor that the capture names, and makes
@@ -469,8 +482,8 @@ class Attempt:
         if agree.on(len(made) > 1):
             answer = None
             recorded, gain, why, answer = choose_overlap(
-                trial, plain, verdict, recorded, made[-1], agree.on,
-                self.spare_bytes(recorded), self._earlier)
+                trial, plain, verdict, recorded, made[-1], agree.on, self.room(recorded),
+                self._earlier)
             self._spec.note(parallel_gain=gain, why_in_order=why)
             meter.note("the launches side by side")
             self._laps.end("side by side")
@@ -482,8 +495,11 @@ class Attempt:
         return answer, recorded
 
     def _note_size(self, recorded: StepRecording) -> None:
+        is_parallel = self._trial is not None and recorded.counts.lanes > 1
         self._spec.note(slots=recorded.slot_count, launch_peak_bytes=recorded.peak_bytes,
-                        answered_bytes=recorded.answered_bytes)
+                        answered_bytes=recorded.answered_bytes,
+                        parallel_bytes=max(0, recorded.peak_bytes - self._plain_takes)
+                        if is_parallel else 0)
 
     def _prove_numbers(self, trial: Trial, recorded: StepRecording) -> None:
         """Compares a launch with a plain run once with numbers of the step that no capture has had.
@@ -512,12 +528,32 @@ class Attempt:
         self._proven = recorded, words
         self._laps.end("other numbers")
 
-    def spare_bytes(self, recorded: StepRecording) -> int:
-        """How much more memory than a launch in captured order one side by side may take: up to
-        what the plain step takes, and what the user grants."""
-        chosen, trial = self._chosen, self._trial
-        let_go_bytes = (trial.let_go_bytes if trial is not None else 0) - self._freed_bytes
-        return self._plain_bytes - recorded.launch_bytes + let_go_bytes + chosen.parallel_bytes
+    @property
+    def _plain_takes(self) -> int:
+        """What a launch may take without taking more than the plain step."""
+        let_go_bytes = self._trial.let_go_bytes if self._trial is not None else 0
+        return self._plain_bytes + let_go_bytes - self._freed_bytes
+
+    @property
+    def _granted_bytes(self) -> int:
+        """What a launch side by side may take beside that: what the user says, or slack, for each
+        lane that is asked for by name. Of slack no more than half of what is free then: others have
+        to find memory, too."""
+        chosen = self._chosen
+        if not self._earlier.has_slack:
+            return 0
+        if chosen.parallel_bytes is not None:
+            return chosen.parallel_bytes
+        free = max(0, self.free_before - self._plain_bytes)
+        return min(self._slack_bytes * self._asked_lanes, free // 2)
+
+    def room(self, ordered: StepRecording) -> Room:
+        """What one side by side may take beside this one in captured order. What that takes more
+        than the plain step is no reason against lanes that are asked for."""
+        spare, granted = self._plain_takes - ordered.launch_bytes, self._granted_bytes
+        is_asked, is_told = self._asked_lanes > 1, self._chosen.parallel_bytes is not None
+        spare = max(spare, 0) if is_asked else spare
+        return Room(spare + granted, spare + (granted if is_asked or is_told else 0), is_asked)
 
     # Where there is no recording.
 

@@ -142,6 +142,11 @@ class Recorder:
                 return answer
         spec.calls += 1
         if spec.recording is not None:
+            if spec.shortage and spec.report.parallel_bytes:
+                # What is recorded from now on takes no more than the plain step.
+                self._earlier.has_slack = False
+                self.specializations.retire(key)
+                return self.run(key, leaves, state, describe)
             if self._is_short(spec):
                 return self._launches.run_plainly(spec, leaves)
             return self._launch(key, spec, leaves, state)

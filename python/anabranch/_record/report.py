@@ -83,7 +83,12 @@ class RecordingReport:
     unsure: int = 0  # words that differ between captures; found to be read by nothing
     known: int = 0  # nodes of which is known what they read and write
     host_copies: int = 0  # copies from memory of the host
-    lanes: int = 0  # on which kernels may run side by side; 1: in their captured order
+    # On which kernels may run side by side: found, or those of the step's own streams where its
+    # kernels stay in captured order. 1: one behind the other.
+    lanes: int = 0
+    asked_lanes: int = 1  # by name, by streams and overlap
+    # That a launch takes more than the plain step, for kernels side by side.
+    parallel_bytes: int = 0
     # What a launch takes at its peak beside what it is given, and how much of that it answers; as
     # the recording has planned it, before the first one.
     launch_peak_bytes: int = 0
@@ -165,9 +170,13 @@ class RecordingReport:
 
     def _lanes_text(self) -> str:
         if self.why_in_order:
-            return f"  in captured order: {self.why_in_order}\n"
+            lanes = f", on {self.lanes} lanes of its own streams" if self.lanes > 1 else ""
+            return f"  in captured order{lanes}: {self.why_in_order}\n"
         if self.lanes <= 1 and not self.parallel_gain:
             return ""
         gain = (f"side by side {self.parallel_gain:.2f} times as fast" if self.parallel_gain
+                else "as is asked for by name" if self.asked_lanes > 1
                 else "as one of about its size, which was faster side by side")
-        return f"  on {self.lanes} lanes, {self.known} nodes known; {gain}\n"
+        more = f", in {self.parallel_bytes} bytes more than the plain step takes" \
+            if self.parallel_bytes else ""
+        return f"  on {self.lanes} lanes, {self.known} nodes known; {gain}{more}\n"

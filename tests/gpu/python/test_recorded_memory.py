@@ -16,6 +16,7 @@ from recordings import DEVICE, assert_launched, batch, mlp, normal, told, traini
 
 import anabranch
 from anabranch._compile import report as report_module
+from anabranch._record.memory.gpu import slack_bytes
 
 ARENA_BYTES = 1 << 23
 POISON = 0xA5
@@ -256,7 +257,7 @@ def test_a_recorded_backward_takes_about_what_a_plain_one_takes():
     recordings = [recording for _, recording in report_module._all_recordings()]
     assert any(len(recording.stretches) > 1 for recording in recordings)
     assert all(map(torch.equal, gradients, wanted))
-    assert peak <= 1.05 * plain
+    assert peak <= 1.05 * plain + slack_bytes(torch.cuda.current_device())
 
 
 def test_a_graph_that_is_retained_may_go_backward_again():

@@ -11,6 +11,8 @@ from recordings import assert_launched, batch, everything, mlp, normal, told, tr
 from torch import nn
 
 import anabranch
+from anabranch._record import attempt as attempt_module
+from anabranch._record.memory.gpu import slack_bytes
 from anabranch._record.trial import overlap as overlap_module
 
 LANES = 4
@@ -344,3 +346,122 @@ def test_two_models_of_one_step_run_side_by_side():
         return models, None, step
 
     assert_side_by_side(train_both(make, options={"max_parallel_kernels": LANES}).reports)
+
+
+# Lanes that are asked for by name.
+
+
+def on_named_streams(chains):
+    def step(x):
+        with anabranch.stream("left"):
+            a = chains[0](x)
+        with anabranch.stream("right"):
+            b = chains[1](x)
+        return a + b
+
+    return step
+
+
+def under_overlap(chains):
+    def step(x):
+        with anabranch.overlap(lanes=3):
+            return chains[0](x) + chains[1](x)
+
+    return step
+
+
+def on_torchs_streams(chains):
+    left, right = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def step(x):
+        left.wait_stream(torch.cuda.current_stream())
+        right.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(left):
+            a = chains[0](x)
+        with torch.cuda.stream(right):
+            b = chains[1](x)
+        torch.cuda.current_stream().wait_stream(left)
+        torch.cuda.current_stream().wait_stream(right)
+        return a + b
+
+    return step
+
+
+def recordings_of(call, x, is_compiled):
+    if not is_compiled:
+        return [report for report in call.reports if report.nodes]
+    return [report for graph in anabranch.explain(call, x).graphs for report in graph.recordings
+            if report.nodes]
+
+
+def peak_of(call, x):
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    answer = call(x)
+    torch.cuda.synchronize()
+    del answer
+    return torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["recorded", "compiled"])
+@pytest.mark.parametrize("place", [on_named_streams, under_overlap, on_torchs_streams])
+def test_what_is_placed_on_streams_has_its_lanes_in_the_plain_steps_memory_and_slack(
+        place, is_compiled):
+    chains = Branches(count=2, depth=12, width=256).chains.cuda()
+    step = place(chains)
+    with torch.no_grad(), anabranch.config.patch(parallel_bytes=None):
+        call = compiled(step, dynamic=False) if is_compiled else anabranch.record(step)
+        plain = torch.compile(on_named_streams(chains), backend="inductor", dynamic=False) \
+            if is_compiled else step
+        for i in range(8):
+            x = normal(i, 64, 256)
+            assert torch.equal(call(x), plain(x)), i
+        [report] = recordings_of(call, x, is_compiled)
+        peak = peak_of(call, x)
+    assert report.launched and report.lanes >= 2, str(report)
+    is_captured = place is on_torchs_streams and not is_compiled  # as branches
+    assert report.asked_lanes == (1 if is_captured else 3), str(report)
+    slack = slack_bytes(torch.cuda.current_device()) * report.asked_lanes
+    assert report.parallel_bytes <= slack, str(report)
+    assert peak <= report.recording.plain + slack, str(report)
+
+
+def test_torchs_streams_of_a_recorded_step_have_lanes_in_captured_order_too():
+    """However few kernels may run side by side that nobody has placed."""
+    chains = Branches(count=2, depth=12, width=256).chains.cuda()
+    step = on_torchs_streams(chains)
+    call = anabranch.record(step, max_parallel_kernels=1)
+    with torch.no_grad():
+        for i in range(8):
+            assert torch.equal(call(normal(i, 64, 256)), step(normal(i, 64, 256))), i
+    [report] = [report for report in call.reports if report.nodes]
+    assert report.launched and report.lanes == 2 and not report.parallel_bytes, str(report)
+
+
+@pytest.mark.parametrize("place", [on_named_streams, under_overlap])
+def test_where_there_is_no_memory_for_lanes_launches_take_the_plain_steps(place, monkeypatch):
+    monkeypatch.setattr(attempt_module, "slack_bytes", lambda device: 0)
+    chains = Branches(count=2, depth=12, width=256).chains.cuda()
+    step = place(chains)
+    with torch.no_grad(), anabranch.config.patch(parallel_bytes=None):
+        calls = anabranch.record(step), anabranch.record(step, max_parallel_kernels=1)
+        for i in range(8):
+            x = normal(i, 64, 256)
+            assert all(torch.equal(call(x), step(x)) for call in calls), i
+    [report], [ordered] = ([one for one in call.reports if one.nodes] for call in calls)
+    assert report.launched and report.asked_lanes == 3, str(report)
+    assert report.launch_peak_bytes <= max(report.recording.plain, ordered.launch_peak_bytes), \
+        f"{report}\n{ordered}"
+
+
+def test_streams_that_are_named_in_a_compiled_part_of_a_recorded_step_have_lanes():
+    chains = Branches(count=2, depth=12, width=256).chains.cuda()
+    with torch.no_grad(), anabranch.config.patch(parallel_bytes=None):
+        part = compiled(on_named_streams(chains), dynamic=False)
+        call = anabranch.record(lambda x: part(x) * 2)
+        for i in range(8):
+            x = normal(i, 64, 256)
+            assert torch.equal(call(x), part(x) * 2), i
+    [report] = [report for report in call.reports if report.nodes]
+    assert report.launched and report.asked_lanes == 3 and report.lanes >= 2, str(report)

@@ -193,9 +193,11 @@ def test_what_parts_of_a_graph_ask_for_is_how_many_lanes_its_recording_has():
 
     def note(gm, inputs):
         lanes.extend(
-            backend._lanes(config.resolve({"max_parallel_kernels": overlap, "streams": streams}),
-                           Asked(gm))
-            for overlap in (1, 4) for streams in (True, False))
+            (backend._asked_lanes(chosen, asked),
+             backend._lanes(chosen, backend._asked_lanes(chosen, asked)))
+            for overlap in (1, 4) for streams in (True, False)
+            for chosen in [config.resolve({"max_parallel_kernels": overlap, "streams": streams})]
+            for asked in [Asked(gm)])
         return gm
 
     def step(x):
@@ -205,7 +207,7 @@ def test_what_parts_of_a_graph_ask_for_is_how_many_lanes_its_recording_has():
             return x + 1
 
     torch.compile(step, backend=note, fullgraph=True)(torch.randn(4))
-    assert lanes == [3, 1, 4, 4]
+    assert lanes == [(3, 3), (1, 1), (3, 4), (1, 4)]
 
 
 @pytest.mark.parametrize("lanes", [1, 0, -2, True, 2.0, "4", None], ids=repr)

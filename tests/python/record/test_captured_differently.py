@@ -34,6 +34,7 @@ def making(monkeypatch):
     and launches fail with what is put into ``failures``, one a time."""
     seen = SimpleNamespace(made=[], failures=[], rewound=0)
     monkeypatch.setattr(attempt_module, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(attempt_module, "slack_bytes", lambda device: 0)
 
     def fail(kinds):
         if seen.failures and isinstance(seen.failures[0], kinds):

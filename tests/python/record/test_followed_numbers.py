@@ -142,7 +142,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
     stand_in = StandIn(monkeypatch)
     monkeypatch.setattr(attempt, "capture_twice", lambda step, device, is_enough: SimpleNamespace(
-        noted=None, close=lambda: None, first=SimpleNamespace(graph=None), captures=[1, 2, 3],
+        noted=None, close=lambda: None, first=SimpleNamespace(graph=None, asked_lanes=1), captures=[1, 2, 3],
         draws=None))
     monkeypatch.setattr(attempt, "StepRecording",
                         lambda step, *others: Followed(stand_in, step))

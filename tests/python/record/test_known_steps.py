@@ -111,6 +111,7 @@ def tried(monkeypatch):
         has_any=True, add=lambda found: None,
         discover=lambda *given: seen.asked.append(given) or "discovered")
     monkeypatch.setattr(attempt_module, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(attempt_module, "slack_bytes", lambda device: 0)
     monkeypatch.setattr(attempt_module, "may_name_others",
                         lambda step, capture, ours: seen.names_others)
     monkeypatch.setattr(attempt_module, "capture_device", lambda device: None)

@@ -15,10 +15,12 @@ from anabranch._core.library import NativeError
 from anabranch._record.capture import captured
 from anabranch._record.capture.captured import Noting
 from anabranch._record.capture.compare import match_allocations
+from anabranch._record.memory.shortage import Short
 from anabranch._record.refusals import NotRecordable
 from anabranch._record.report import RecordingReport
 from anabranch._record.trial import overlap
 from anabranch._record.trial.earlier import Earlier
+from anabranch._record.trial.overlap import Room
 from anabranch._record.trial.verify import Untrusted, Verdict
 
 pytestmark = pytest.mark.oldest
@@ -58,6 +60,10 @@ class Trial:
             self.floats = 0
             self.rewound += 1
 
+    def reserve(self, recorded):
+        if self.is_full:
+            raise Short("a launch", 100, 50)
+
     def launch(self, recorded):
         assert self.now == 0, "what it counts is not what the step has met"
         assert self.floats <= 2 * overlap._LEAST_SAMPLES  # beside the one that has been compared
@@ -82,7 +88,7 @@ def choose(monkeypatch):
     monkeypatch.setattr(overlap._compat, "keep_gpu_busy", lambda cycles: None)
 
     def choose(ordered, overlapped, *, agree=lambda found: found, wrong=None, spare=0, copied=1000,
-               earlier=None):
+               earlier=None, is_asked=False, is_full=False):
         def verify(trial, plain, recorded, agree, in_order, seen):
             assert trial.now == trial.floats == 0
             assert recorded is overlapped and in_order is ordered and seen is verdict.seen
@@ -95,12 +101,12 @@ def choose(monkeypatch):
         choose.verified = False
         monkeypatch.setattr(overlap, "verify", verify)
         trial = choose.trial = Trial()
-        trial.copied_bytes = copied
+        trial.copied_bytes, trial.is_full = copied, is_full
         standing = SimpleNamespace(answer="standing", let_go=lambda: None)
         verdict = Verdict(False, standing, object())
-        recorded, gain, why, answer = overlap.choose_overlap(trial, None, verdict, ordered,
-                                                             overlapped,
-                                                             agree, spare, earlier or Earlier())
+        recorded, gain, why, answer = overlap.choose_overlap(
+            trial, None, verdict, ordered, overlapped, agree, Room(spare, spare, is_asked),
+            earlier or Earlier())
         assert trial.now == trial.floats == 1  # of the run that has answered
         assert answer == (f"answer {trial.launches}" if trial.launches else "standing")
         return recorded, gain, why
@@ -115,6 +121,25 @@ def test_the_faster_recording_is_kept_and_its_gain_told(choose):
         kept, gain, why = choose(ordered, overlapped)
         assert kept is (overlapped if is_kept else ordered) and not why
         assert gain == pytest.approx(1e-3 / seconds)
+
+
+def test_lanes_that_are_asked_for_by_name_are_kept_unless_they_are_slower(choose):
+    ordered, much = recording(1e-3), 9 << 30
+    for seconds, is_kept in ((0.5e-3, True), (1.01e-3, True), (1.04e-3, False)):
+        kept, gain, why = choose(ordered, recording(seconds), is_asked=True)
+        assert (kept is not ordered) == is_kept and not why
+        assert gain == pytest.approx(1e-3 / seconds)
+    kept, gain, why = choose(ordered, recording(2e-3), is_asked=True, copied=much)
+    assert kept is not ordered and (gain, why) == (0, "")  # verified, and not timed
+    assert choose.verified and not choose.trial.launches
+
+
+def test_where_a_launch_side_by_side_finds_no_memory_the_captured_order_stays(choose):
+    ordered = recording(1e-3)
+    kept, gain, why = choose(ordered, recording(0.5e-3, 1100), spare=100, is_full=True)
+    assert (kept, gain, why) == (ordered, 0, overlap.NO_MEMORY) and not choose.verified
+    kept, gain, _ = choose(ordered, recording(0.5e-3), is_full=True)  # it takes no more
+    assert kept is not ordered and gain == pytest.approx(2)
 
 
 def test_of_recordings_of_about_a_size_one_is_timed(choose):
@@ -140,11 +165,12 @@ def test_more_memory_than_the_plain_step_takes_is_not_taken_unless_it_is_granted
     for grown, is_kept in ((0, True), (100, True), (101, False)):
         kept, gain, why = choose(ordered, recording(0.5e-3, 10_000 + grown), spare=100)
         assert ((kept is not ordered), bool(gain), not why) == (is_kept, is_kept, is_kept)
-    assert why.startswith("side by side they would take 101 bytes more, 100 of them beside")
+    assert why.startswith("side by side they would take 101 bytes more than in captured order, and "
+                          "may take 100 ")
     assert choose(ordered, recording(0.5e-3, 10_001), spare=-5)[0] is ordered
 
 
-def to_fit(spare, taken, stretches=1):
+def to_fit(spare, taken, stretches=1, slack=0):
     """What a recording was made with last, and what it takes, of those that were made with each
     bound: ``taken`` in all, and how many lanes."""
     asked = []
@@ -158,7 +184,7 @@ def to_fit(spare, taken, stretches=1):
 
     ordered = recording(1e-3)
     ordered.stretches *= stretches
-    made = overlap.make_to_fit(ordered, spare, make)
+    made = overlap.make_to_fit(ordered, Room(spare + slack, spare), make)
     return asked, made.peak_bytes - 1000
 
 
@@ -167,6 +193,13 @@ def test_kernels_keep_closer_to_their_order_where_memory_is_short():
     assert to_fit(500, lambda bound: (min(bound, 800), 4)) == ([ANY_BYTES, 500], 500)
     # Placed, temporaries may take more than they were bound to.
     assert to_fit(500, lambda bound: (min(bound, 800) + 10, 4)) == ([ANY_BYTES, 500, 250], 260)
+
+
+def test_slack_is_for_all_at_once_and_lets_nothing_run_ahead_that_takes_more():
+    """Otherwise each step of much memory would take all of it, whatever it gains."""
+    assert to_fit(0, lambda bound: (800, 4), slack=800) == ([ANY_BYTES], 800)
+    assert to_fit(50, lambda bound: (min(bound, 801), 4), slack=750) == ([ANY_BYTES, 50], 50)
+    assert to_fit(0, lambda bound: (min(bound, 801), 4), slack=800) == ([ANY_BYTES], 801)
 
 
 def test_where_no_bound_helps_the_recording_that_needs_too_much_is_told_of():
@@ -310,4 +343,11 @@ def test_a_report_says_how_much_faster_side_by_side_is_or_why_not():
     assert "lanes" not in str(report) and "order" not in str(report)  # it was not asked for
     ordered = dataclasses.replace(report, why_in_order="no two of its kernels may run at once")
     assert "in captured order: no two of its kernels may run at once" in str(ordered)
-    assert "side by side 1.25 times as fast" in str(dataclasses.replace(report, parallel_gain=1.25))
+    beside = dataclasses.replace(report, parallel_gain=1.25, lanes=2, known=3)
+    assert "on 2 lanes, 3 nodes known; side by side 1.25 times as fast\n" in str(beside)
+    more = str(dataclasses.replace(beside, parallel_bytes=4096))
+    assert "1.25 times as fast, in 4096 bytes more than the plain step takes\n" in more
+    asked = str(dataclasses.replace(beside, parallel_gain=0.0, asked_lanes=3))
+    assert "on 2 lanes, 3 nodes known; as is asked for by name\n" in asked
+    own = str(dataclasses.replace(ordered, lanes=2))
+    assert "in captured order, on 2 lanes of its own streams: no two of its kernels" in own

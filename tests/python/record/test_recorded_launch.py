@@ -402,9 +402,37 @@ def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkey
     assert step.run("key", [1], State(), lambda: "()") == [2]
 
 
+def test_lanes_are_granted_slack_and_each_that_is_asked_for_as_much(monkeypatch, step_of):
+    """Of what is free beside the plain step half at most; and no slack once a launch has run out
+    of memory by it."""
+    monkeypatch.setattr(attempt_module, "slack_bytes", lambda device: 100)
+
+    def room(plain=0, ordered=0, free=10_000, lanes=1, parallel_bytes=None, has_slack=True):
+        monkeypatch.setattr(attempt_module, "free_bytes", lambda device: free)
+        earlier = Earlier()
+        earlier.has_slack = has_slack
+        attempt = attempt_module.Attempt(
+            "step", Specialization("()", State()), step_of[0],
+            config.resolve({"parallel_bytes": parallel_bytes}), takes_gradients=True,
+            has_lanes=True, saved_from=None, earlier=earlier, look_farther=lambda ways: None)
+        attempt._plain_bytes, attempt._asked_lanes = plain, lanes
+        return attempt.room(SimpleNamespace(launch_bytes=ordered))
+
+    assert room() == (100, 0, False)
+    assert room(plain=70, ordered=30) == (140, 40, False)
+    assert room(plain=30, ordered=70) == (60, -40, False)
+    assert room(plain=30, ordered=70, lanes=3) == (300, 300, True)
+    assert room(free=160, plain=50) == (50 + 55, 50, False)
+    assert room(free=40, plain=50) == (50, 50, False)
+    assert room(parallel_bytes=7, lanes=3) == (7, 7, True)
+    assert room(parallel_bytes=700, free=0) == (700, 700, False)
+    assert room(parallel_bytes=700, has_slack=False) == room(has_slack=False) == (0, 0, False)
+
+
 def test_a_backward_grants_no_lanes_the_memory_that_its_plain_calls_free(monkeypatch, step_of):
     """A launch holds all that was saved to its end, and the trial's plain run does as well."""
     monkeypatch.setattr(attempt_module, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(attempt_module, "slack_bytes", lambda device: 0)
     saved, weight = torch.zeros(100), torch.zeros(10, requires_grad=True)
     step = dataclasses.replace(step_of[0], tensors=[saved, weight], places=[0, 1])
 
@@ -414,7 +442,7 @@ def test_a_backward_grants_no_lanes_the_memory_that_its_plain_calls_free(monkeyp
             takes_gradients=False, has_lanes=True, saved_from=None, frees_inputs=frees_inputs,
             earlier=Earlier(), look_farther=lambda ways: None)
         attempt._trial = SimpleNamespace(let_go_bytes=20)
-        return attempt.spare_bytes(SimpleNamespace(launch_bytes=30))
+        return attempt.room(SimpleNamespace(launch_bytes=30)).size_bytes
 
     assert spare(False) == -30 + 20 + 5
     assert spare(True) == -30 + 20 + 5 - 400

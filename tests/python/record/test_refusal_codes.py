@@ -133,7 +133,7 @@ def train(monkeypatch):
             made = [captured(code, step) for _ in range(2)]
             open_answers(SimpleNamespace(object_numbers={}), made)
             return SimpleNamespace(noted=None, close=lambda: None, captures=made,
-                                   first=SimpleNamespace(graph=None), draws=None)
+                                   first=SimpleNamespace(graph=None, asked_lanes=1), draws=None)
 
         monkeypatch.setattr(attempt, "capture_twice", capture_twice)
         given = {"__name__": "train", "anabranch": anabranch, "torch": torch, "random": random,

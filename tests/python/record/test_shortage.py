@@ -81,6 +81,23 @@ def stand_in(monkeypatch):
     return StandIn(monkeypatch, arguments=3)
 
 
+def test_what_has_no_memory_for_lanes_is_recorded_again_in_that_of_the_plain_step(stand_in):
+    """A launch that takes more than the plain step for its lanes runs out of memory."""
+    training = Training()
+    recorder = recorder_of(training)
+    found = run(recorder, training, 4)
+    spec = recorder.specializations["key"]
+    spec.note(parallel_bytes=1 << 20)
+    stand_in.fail_at = len(stand_in.taken) + 1
+    found += run(recorder, training, 5)  # short, plain, recorded, launched twice
+    assert_like_eager(found)
+    assert stand_in.taken[stand_in.fail_at - 1] == "a later launch"
+    assert recorder.specializations["key"] is not spec and not recorder._earlier.has_slack
+    dropped, report = sorted(recorder.specializations.reports(), key=lambda one: not one.dropped)
+    assert "bytes were free" in dropped.shortage and dropped.launched == 2
+    assert report.reason is None and not report.shortage and report.launched == 2
+
+
 @pytest.fixture
 def no_collection():
     gc.collect()

@@ -340,6 +340,7 @@ def launching(monkeypatch):
     monkeypatch.setattr(recorder, "_give_back_memory", lambda: None)
     monkeypatch.setattr(recorder, "is_plentiful", lambda device, used: False)
     monkeypatch.setattr(attempt_module, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(attempt_module, "slack_bytes", lambda device: 0)
     monkeypatch.setattr(attempt_module, "is_plentiful", lambda device, used: False)
 
     def recorded(step, compute, uses):

@@ -34,6 +34,7 @@ def stand_in_memory(monkeypatch, free=lambda: GIB):
 
     for module in (attempt, launches, recorder, trial, gpu):
         for name, answer in (("free_bytes", lambda device: free()),
+                             ("slack_bytes", lambda device: free() // 8),
                              ("is_plentiful", lambda device, used: False),
                              ("give_back", lambda device: None),
                              ("taken", lambda device: Peaks(0, 0)), ("Meter", Meter),
@@ -183,8 +184,8 @@ class StandIn:
     def _capture(self, step, device, is_enough=None):
         for number in ("first", "second"):
             self.take(f"the {number} capture")
-        return SimpleNamespace(noted=None, close=lambda: None, first=SimpleNamespace(graph=None),
-                               captures=[1, 2], draws=None)
+        return SimpleNamespace(noted=None, close=lambda: None, first=SimpleNamespace(
+            graph=None, asked_lanes=1), captures=[1, 2], draws=None)
 
     def _made(self, step, discovered, verify, lanes, ahead_bytes, parallel_bytes):
         self.take("an executable")

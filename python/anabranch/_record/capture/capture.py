@@ -56,6 +56,7 @@ from anabranch._record.refusals import (
     reason_of,
 )
 from anabranch._record.tensors import MemoryOf, units_of, version_of
+from anabranch.streams import asked_within
 
 # Of a capture and those behind it: whether the one tells enough.
 IsEnough = Callable[[Capture], bool]
@@ -279,7 +280,8 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
         try:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                with captured_now(), _untold(step), lasting(step.lasting), \
+                with captured_now(), asked_within() as asked, _untold(step), \
+                        lasting(step.lasting), \
                         _compat.captures_of_fused_steps(step.optimizers), \
                         _noting(step, captured, device if has_marks else None), \
                         _constants(captured), \
@@ -289,6 +291,7 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
                         contextlib.nullcontext():
                     allocate_ahead(step.ahead)
                     answer = step.call(leaves)
+                captured.asked_lanes = asked.lanes
                 graph.capture_end()  # raises where a stream was not joined
             except BaseException:
                 with contextlib.suppress(RuntimeError):

@@ -101,6 +101,7 @@ class Captured:
     owners: dict[int, int] = dataclasses.field(default_factory=dict)  # of the tensors, by their ids
     gradients: dict[int, Any] = dataclasses.field(default_factory=dict)  # by parameter
     mutated: list[int] = dataclasses.field(default_factory=list)  # of the tensors
+    asked_lanes: int = 1  # by name: streams and overlap; 1 where none are
     noting: Noting | None = None
     trace: Trace | None = None  # of what is computed from the step's numbers
     constants: HostConstants | None = None

@@ -25,6 +25,9 @@ from anabranch._core.library import NativeError, library_path
 # Times what a callable uses, as a first call begins: with that much free its memory is not short,
 # whatever gradients, moments and intermediates there will be.
 _ROOMY = 6
+# Of a GPU's memory, the share that it does not feel: 140 MiB of an H200, where each product of
+# cuBLAS that runs beside others wants 32 MiB of scratch memory of its own.
+_SLACK_SHARE = 1024
 # Of what is cached, what is not worth giving back: to ask the driver for it again takes as long.
 _SMALL_CACHE = 64 << 20
 # Torch takes requests from here on in multiples of the granule, smaller ones in blocks of 20 MiB.
@@ -68,6 +71,12 @@ def free_bytes(device: int) -> int:
     if fraction < 1:
         free = min(free, int(fraction * total) - now.reserved)
     return max(free, 0) + now.reserved - now.allocated
+
+
+def slack_bytes(device: int) -> int:
+    """What a launch may take more than the plain step does, for kernels side by side."""
+    total = torch.cuda.mem_get_info(device)[1]
+    return int(total * min(_compat.memory_fraction(device), 1.0)) // _SLACK_SHARE
 
 
 def is_plentiful(device: int, used: int) -> bool:

@@ -37,12 +37,14 @@ class Earlier:
     """``has_any``: whether something of this callable has been recorded. ``steps``: what is known
     of those that have been captured twice. ``best``: the order of the last recording whose launches
     were right bit for bit, where one of two has been chosen; another one in that order can be
-    compared without one in captured order beside it."""
+    compared without one in captured order beside it. ``has_slack``: whether launches may take more
+    memory than plain steps; not once one has run out of it by that."""
 
     def __init__(self) -> None:
         self.has_any = False
         self.steps = KnownSteps()
         self.best: Order | None = None
+        self.has_slack = True
         self._timed: list[Order] = []  # by what they are in captured order
 
     def note(self, ordered: CaptureCounts, is_faster: bool) -> None:

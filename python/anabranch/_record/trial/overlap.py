@@ -2,8 +2,8 @@
 """Whether a recording whose kernels may run side by side is worth having.
 
 It is kept where it does what the step does, is faster than the one in captured order, and takes no
-more memory than the plain step, or than the user has granted. Threads and failure as in
-``verify``.
+more memory than the plain step and what is granted beside that. Where lanes are asked for by name,
+it is kept unless it is slower. Threads and failure as in ``verify``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from anabranch import _compat
 from anabranch._core.capture import ANY_BYTES
 from anabranch._record.launch.recording import StepRecording
+from anabranch._record.memory.shortage import Short
 from anabranch._record.trial.earlier import Earlier
 from anabranch._record.trial.run import Run
 from anabranch._record.trial.trial import Trial
@@ -26,7 +27,8 @@ from anabranch._record.trial.verify import Untrusted, Verdict, verify
 
 log = logging.getLogger("anabranch.record")
 NOT_FASTER = "one of about its size was no faster side by side"
-_LEAST_GAIN = 1.02
+NO_MEMORY = "a launch side by side finds no memory"
+_LEAST_GAIN, _LEAST_ASKED_GAIN = 1.02, 0.98
 _LEAST_SAMPLES, _SAMPLES = 3, 9
 _AHEAD_CYCLES = 4_000_000  # of the GPU, some two milliseconds: longer than a launch takes the CPU
 _MOST_SECONDS = 1.0
@@ -34,6 +36,16 @@ _STRETCHES_BYTES = 4 << 20  # kStretchBytes of src/record/cuda/stretches.h
 # To put more than that back from the host's memory some times takes longer than a gain is worth;
 # but that of copies with the host's memory beside kernels, which may halve a step.
 _MOST_COPIED_BYTES = 8 << 30
+
+
+class Room(NamedTuple):
+    """What a launch side by side may take beside one in captured order: up to what the plain step
+    takes, and what is granted. Where it takes more, kernels run no further ahead of their order
+    than ``window_bytes``. ``is_asked``: lanes are asked for by name."""
+
+    size_bytes: int
+    window_bytes: int
+    is_asked: bool = False
 
 
 class Choice(NamedTuple):
@@ -48,19 +60,19 @@ def bytes_ahead(recorded: StepRecording) -> int:
     return recorded.ahead_bytes if recorded.counts.host_copies else 0
 
 
-def make_to_fit(ordered: StepRecording, spare_bytes: int,
+def make_to_fit(ordered: StepRecording, room: Room,
                 make: Callable[[int], StepRecording]) -> StepRecording:
-    """A recording side by side. Where it takes more than ``spare_bytes`` beside the one in captured
+    """A recording side by side. Where it takes more than there is room beside the one in captured
     order, one that keeps closer to that order, so that fewer microbatches are under way at once:
     ``make`` is given what temporaries may take besides. How they can be placed shows only then, so
     half as much is tried as well, and of stretches, whose arenas add up to no peak, none at all. If
     none fits, the last one whose kernels leave the order."""
-    made = make(ANY_BYTES)
-    bounds = [spare_bytes, spare_bytes // 2] if spare_bytes > 0 else []
+    made, window = make(ANY_BYTES), room.window_bytes
+    bounds = [window, window // 2] if window > 0 else []
     if not bounds and _is_cut(ordered):
         bounds = [0]
     for bytes_beside in bounds:
-        if _grown(ordered, made) <= _room(ordered, spare_bytes) + bytes_ahead(made):
+        if _grown(ordered, made) <= _most_grown(ordered, made, room):
             break
         closer = make(bytes_beside)
         if closer.counts.lanes < 2:
@@ -73,10 +85,10 @@ def _grown(ordered: StepRecording, overlapped: StepRecording) -> int:
     return overlapped.peak_bytes - ordered.peak_bytes
 
 
-def _room(ordered: StepRecording, spare_bytes: int) -> int:
-    """How much more a launch side by side may take. Stretches take a little more than a plain step
-    in captured order, too."""
-    return max(spare_bytes, _STRETCHES_BYTES if _is_cut(ordered) else 0)
+def _most_grown(ordered: StepRecording, overlapped: StepRecording, room: Room) -> int:
+    """Stretches take a little more than a plain step in captured order, too."""
+    return max(room.size_bytes, _STRETCHES_BYTES if _is_cut(ordered) else 0) \
+        + bytes_ahead(overlapped)
 
 
 def _is_cut(recorded: StepRecording) -> bool:
@@ -85,28 +97,24 @@ def _is_cut(recorded: StepRecording) -> bool:
 
 def choose_overlap(trial: Trial, plain: Run, verdict: Verdict, ordered: StepRecording,
                    overlapped: StepRecording, agree: Callable[[bool], bool],
-                   spare_bytes: int, earlier: Earlier) -> Choice:
+                   room: Room, earlier: Earlier) -> Choice:
     """One of the two. ``verdict`` is that on the recording in captured order, with the run whose
-    state is there; afterwards it is that of the answer's. ``spare_bytes``: what side
-    by side may take beside captured order. Where ``earlier`` tells which is faster, they are not
-    timed."""
+    state is there; afterwards it is that of the answer's. Where ``earlier`` tells which is faster,
+    they are not timed."""
     standing = verdict.standing
     is_faster = earlier.is_faster(ordered.counts)
+    if is_faster is None and room.is_asked and _takes_long(trial, overlapped):
+        is_faster = True  # which is not measured
     is_known = not agree(is_faster is None)
     if is_known and agree(not is_faster):
         return Choice(ordered, 0.0, NOT_FASTER, standing.answer)
-    grown, why = _grown(ordered, overlapped), ""
-    room = _room(ordered, spare_bytes)
-    if grown > bytes_ahead(overlapped) + room:
-        why = (f"side by side they would take {grown} bytes more, {room} of them "
-               "beside what the plain step takes (parallel_bytes grants more)")
-    elif trial.copied_to == "host" and trial.copied_bytes > _MOST_COPIED_BYTES \
-            and not overlapped.counts.host_copies:
-        why = f"side by side was not tried: each try puts {trial.copied_bytes} bytes back"
+    why = _why_not_tried(trial, ordered, overlapped, room)
     if agree(bool(why)):
         return Choice(ordered, 0.0, why or "another process keeps it", standing.answer)
     standing.let_go()
     trial.rewind()
+    if agree(not _has_memory(trial, ordered, overlapped)):
+        return Choice(ordered, 0.0, NO_MEMORY, trial.launch(ordered))
     try:
         verified = verify(trial, plain, overlapped, agree, ordered, verdict.seen).standing
     except Untrusted as error:
@@ -117,9 +125,38 @@ def choose_overlap(trial: Trial, plain: Run, verdict: Verdict, ordered: StepReco
         return Choice(overlapped, 0.0, "", verified.answer)
     verified.let_go()
     (one, other), answer = _seconds(trial, (ordered, overlapped), agree)
-    is_kept = not agree(one / other < _LEAST_GAIN)
+    least = min(_LEAST_ASKED_GAIN, _LEAST_GAIN) if room.is_asked else _LEAST_GAIN
+    is_kept = not agree(one / other < least)
     earlier.note(ordered.counts, is_kept)
     return Choice(overlapped if is_kept else ordered, one / other, "", answer)
+
+
+def _takes_long(trial: Trial, overlapped: StepRecording) -> bool:
+    """Whether to put the state back for each sample takes longer than a gain is worth."""
+    return trial.copied_to == "host" and trial.copied_bytes > _MOST_COPIED_BYTES \
+        and not overlapped.counts.host_copies
+
+
+def _why_not_tried(trial: Trial, ordered: StepRecording, overlapped: StepRecording,
+                   room: Room) -> str:
+    grown, most = _grown(ordered, overlapped), _most_grown(ordered, overlapped, room)
+    if grown > most:
+        return (f"side by side they would take {grown} bytes more than in captured order, and may "
+                f"take {most} (parallel_bytes grants more)")
+    if _takes_long(trial, overlapped) and not room.is_asked:
+        return f"side by side was not tried: each try puts {trial.copied_bytes} bytes back"
+    return ""
+
+
+def _has_memory(trial: Trial, ordered: StepRecording, overlapped: StepRecording) -> bool:
+    """Whether there is the memory for its launch. What one in captured order takes has just been
+    there."""
+    try:
+        if _grown(ordered, overlapped) > 0:
+            trial.reserve(overlapped)
+    except Short:
+        return False
+    return True
 
 
 def _seconds(trial: Trial, recordings: Sequence[StepRecording],
