@@ -271,7 +271,7 @@ def _run_tape(assembly: Assembly, part: RegionPart, inputs: Sequence[Any],
     outputs = [_new(numbers.layout(value)) for value in region.outputs]
     addresses = [one.data_ptr() - offset for one, offset in
                  zip([*tensors, *outputs], part.access_offsets, strict=True)]
-    scratch = torch.empty(part.scratch_bytes + _ALIGNMENT, dtype=torch.uint8)
+    scratch = torch.empty(part.scratch_bytes + _ALIGNMENT, dtype=torch.uint8, device="cpu")
     addresses += [constant.data_ptr() for constant in part.constants]
     addresses.append(-(-scratch.data_ptr() // _ALIGNMENT) * _ALIGNMENT)
     run_region(assembly.functions[region.name], addresses)
@@ -301,10 +301,10 @@ def _laid_out(tensor: Tensor, layout: TensorLayout) -> Tensor:
 
 def _new(layout: TensorLayout) -> Tensor:
     """Filled with what nobody would have written there."""
-    memory = torch.full((layout.size_bytes,), _POISON, dtype=torch.uint8)
+    memory = torch.full((layout.size_bytes,), _POISON, dtype=torch.uint8, device="cpu")
     return memory.view(layout.dtype).as_strided(layout.sizes, layout.strides) \
-        if memory.numel() else torch.empty_strided(layout.sizes, layout.strides,
-                                                   dtype=layout.dtype)
+        if memory.numel() else torch.empty_strided(
+            layout.sizes, layout.strides, dtype=layout.dtype, device="cpu")
 
 
 def streams_of(regions: Sequence[CompiledRegion]) -> list[str | None]:

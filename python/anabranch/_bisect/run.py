@@ -59,7 +59,8 @@ class Runner:
         parameters = [one for one in self.snapshot.tensors().values() if one.requires_grad]
         for tensor in (*copied, *parameters):
             if tensor.is_floating_point() and tensor.layout is torch.strided:
-                signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device)
+                signs = torch.randint(0, 2, tensor.shape, generator=generator,
+                                      device="cpu").to(tensor.device)
                 last_bits = (2 * signs - 1) * torch.finfo(tensor.dtype).eps
                 tensor.data = tensor.data * (1 + last_bits).to(tensor.dtype)
 

@@ -225,7 +225,7 @@ for _name, _function in (("host_memory", _host_memory), ("copy_out", _copy_out),
 
 @torch.library.register_fake("anabranch::host_memory", lib=_library)
 def _(like: Tensor, size_bytes: int, is_allowed: bool) -> Tensor:
-    return torch.empty(size_bytes, dtype=torch.uint8)
+    return torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
 
 
 @torch.library.register_fake("anabranch::copy_out", lib=_library)

@@ -90,7 +90,7 @@ def pinned_like(value: Tensor, dtype: torch.dtype, least_free: int) -> Tensor:
         raise RuntimeError(f"the host has {free} bytes left")
     memory = pinned_bytes(size_bytes).untyped_storage()
     stride = torch.empty_like(value, device="meta").stride()
-    return torch.empty(0, dtype=dtype).set_(memory, 0, value.shape, stride)
+    return torch.empty(0, dtype=dtype, device="cpu").set_(memory, 0, value.shape, stride)
 
 
 def _bytes(size_bytes: int, device: torch.device) -> Tensor:

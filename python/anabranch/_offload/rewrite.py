@@ -171,4 +171,4 @@ def _sink_views(graph: Graph, given: set[Node]) -> None:
 
 def _host_value(like: Node, size_bytes: int) -> torch.Tensor:
     with like.meta["val"].fake_mode:
-        return torch.empty(size_bytes, dtype=torch.uint8)
+        return torch.empty(size_bytes, dtype=torch.uint8, device="cpu")

@@ -44,7 +44,8 @@ def python_region(compiled: Any, inputs: Sequence[Any], outputs: Sequence[Tensor
 
 def tensor_at(address: int, layout: TensorLayout) -> torch.Tensor:
     if layout.size_bytes == 0:
-        return torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype)
+        return torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype,
+                                   device="cpu")
     memory = (ctypes.c_char * layout.size_bytes).from_address(address)
     flat = torch.frombuffer(memory, dtype=layout.dtype)
     return flat.as_strided(layout.sizes, layout.strides)

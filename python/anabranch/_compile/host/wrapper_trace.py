@@ -66,7 +66,7 @@ class StandInTensor:
 
     def fake(self) -> torch.Tensor:
         """A tensor of this layout without memory; only inside a fake mode."""
-        return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype)
+        return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device="cpu")
 
 
 @dataclasses.dataclass

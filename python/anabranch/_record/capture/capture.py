@@ -271,7 +271,8 @@ def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemor
     graph, pool = captured.graph, captured.pool_id
     torch.cuda.synchronize()
     if step.has_constants:
-        pinned = torch.empty(CONSTANTS_BYTES, dtype=torch.uint8, pin_memory=True)
+        pinned = torch.empty(CONSTANTS_BYTES, dtype=torch.uint8, device="cpu",
+                             pin_memory=True)
         captured.constants = HostConstants(pinned, step.on_cpu)
     with no_collection(), torch.cuda.stream(step.stream), _compat.keep_generated_tensors():
         _compat.clear_workspaces()

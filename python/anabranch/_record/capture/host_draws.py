@@ -138,7 +138,7 @@ class HostDraws:
         @torch.compiler.disable
         def draw(*args: Any, **kwargs: Any) -> Tensor:
             *limits, size = args
-            made = fill(torch.empty(size, **defaults | kwargs), *limits)
+            made = fill(torch.empty(size, **defaults | kwargs | {"device": "cpu"}), *limits)
             if threading.get_ident() != self._thread or not self._is_on:
                 return made
             if self._is_compiled:

@@ -115,7 +115,7 @@ class HostTables(_compat.TorchDispatchMode):
         if memory is None or memory in self._numbers or memory in self._known:
             _refuse(function)
         if not self.is_table(target):
-            whole = torch.empty(0, dtype=target.dtype)
+            whole = torch.empty(0, dtype=target.dtype, device="cpu")
             whole.set_(storage, 0, (storage.nbytes() // whole.element_size(),), (1,))
             self._add(whole, _copied(whole))
 

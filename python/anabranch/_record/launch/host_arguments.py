@@ -55,7 +55,8 @@ class HostArguments:
         tensor = tensor.detach()
         if size_of([tensor]) <= _STAGED_BYTES:
             with contextlib.suppress(RuntimeError):  # where the system pins no memory
-                staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                staged = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu",
+                                     pin_memory=True)
                 return staged.copy_(tensor).to(self._device, non_blocking=True)
         # Of pageable memory the driver has taken the bytes when the call returns.
         return tensor.to(self._device, non_blocking=not (is_waited_for and tensor.is_pinned()))

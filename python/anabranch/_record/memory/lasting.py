@@ -92,4 +92,4 @@ def pinned_bytes(size_bytes: int) -> Tensor:
     capture's pool."""
     with ThreadPoolExecutor(1, "anabranch-pin") as thread:
         return thread.submit(lambda: torch.empty(
-            size_bytes, dtype=torch.uint8, pin_memory=True)).result()
+            size_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)).result()

@@ -389,7 +389,7 @@ class Specialization:
                                    times=times, timing=timing, **told)
 
 
-_NO_TENSOR = torch.empty(0)
+_NO_TENSOR = torch.empty(0, device="cpu")
 
 
 def _layout(tensor: Any) -> Any:

@@ -64,8 +64,8 @@ _OTHERS_MATTERS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.Generat
 # Registries, what has a guard of its own, and what DistributedDataParallel notes of its buckets.
 _OF_MODULES = frozenset((*vars(nn.Module()), _compat.NOTED_OF_BUCKETS))
 # The same, and what schedulers put there: a step around the optimizer's, which notes its calls.
-_OF_OPTIMIZERS = frozenset((*vars(torch.optim.Optimizer([torch.empty(0)], {})), "step",
-                            "_opt_called")) - {"defaults"}
+_OF_OPTIMIZERS = frozenset((*vars(torch.optim.Optimizer([torch.empty(0, device="cpu")], {})),
+                            "step", "_opt_called")) - {"defaults"}
 
 
 def of_base(kind: type) -> frozenset[str]:

@@ -175,9 +175,10 @@ class _Hasher:
 
     def finish(self, count: int) -> Tensor:
         self._flush()
-        sums = torch.zeros(count, 2, dtype=torch.int64)
+        sums = torch.zeros(count, 2, dtype=torch.int64, device="cpu")
         if self._sums:
-            sums.index_add_(0, torch.tensor(self._owners), torch.cat(self._sums).cpu())
+            sums.index_add_(0, torch.tensor(self._owners, device="cpu"),
+                            torch.cat(self._sums).cpu())
         return sums
 
 

@@ -72,7 +72,7 @@ class Copies:
             (_aligned(size_of([tensor])) for tensor in tensors), initial=0)
         self._stage_bytes = stage_bytes_for(self.size_bytes)
         self.where = "GPU" if self.size_bytes <= device_bytes else "host"
-        self._kept = torch.empty(0, dtype=torch.uint8)
+        self._kept = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._way_back: tuple[Sequence[Tensor], _Pairs] | None = None  # into which tensors
         if self.where == "GPU":
             self._keep_on_device(tensors)

@@ -109,6 +109,6 @@ def _holders(tensors: Sequence[Tensor], number: int) -> tuple[int, int, int]:
 
 def _fewest_holders() -> tuple[int, int, int]:
     """How many that is: versions of torch count differently."""
-    parameter = torch.zeros(1, requires_grad=True)
-    parameter.grad = torch.zeros(1)
+    parameter = torch.zeros(1, device="cpu", requires_grad=True)
+    parameter.grad = torch.zeros(1, device="cpu")
     return _holders([parameter.grad], 0)

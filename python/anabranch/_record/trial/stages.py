@@ -47,10 +47,11 @@ class Stages:
         count = min(_STAGES, _MOST_BYTES // stage_bytes, 2 + 2 * size_bytes // stage_bytes)
         self.ahead = min(_MOST_AHEAD, count - 2)
         try:
-            buffers = [torch.empty(stage_bytes, dtype=torch.uint8, pin_memory=True)
+            buffers = [torch.empty(stage_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
                        for _ in range(count)]
         except RuntimeError:
-            buffers = [torch.empty(stage_bytes, dtype=torch.uint8) for _ in range(count)]
+            buffers = [torch.empty(stage_bytes, dtype=torch.uint8, device="cpu")
+                       for _ in range(count)]
         self._free = collections.deque(_Stage(buffer, torch.cuda.Event()) for buffer in buffers)
         self._sent: collections.deque[tuple[_Stage, Tensor]] = collections.deque()
 
