@@ -367,9 +367,10 @@ PyMethodDef kMethods[] = {
     {"calibrate", as_method(calibrate), METH_VARARGS, nullptr},
     {"learn_autograd", as_method(learn_autograd), METH_VARARGS, nullptr},
     {"learn_setters", as_method(learn_setters), METH_VARARGS, nullptr},
-    {"learn_modes", as_method(learn_modes), METH_O, nullptr},
+    {"learn_modes", as_method(learn_modes), METH_FASTCALL, nullptr},
     {"modes_told", as_method(modes_told), METH_NOARGS, nullptr},
     {"modes_are", as_method(modes_are), METH_O, nullptr},
+    {"is_intercepted", as_method(is_intercepted), METH_NOARGS, nullptr},
     {"addresses", as_method(addresses), METH_FASTCALL, nullptr},
     {"call_launch", as_method(call_launch), METH_FASTCALL, nullptr},
     {"launch_if", as_method(launch_if), METH_FASTCALL, nullptr},
@@ -391,7 +392,7 @@ PyMODINIT_FUNC PyInit_anabranch_quick() {
   kCount = PyUnicode_InternFromString("count");
   if (!kCount || !names_of_gradients_are_made() || !names_are_made()) return nullptr;
   PyObject* const made = PyModule_Create(&kModule);
-  if (made && PyModule_AddIntConstant(made, "version", 10) != 0) {
+  if (made && PyModule_AddIntConstant(made, "version", 11) != 0) {
     Py_DECREF(made);
     return nullptr;
   }

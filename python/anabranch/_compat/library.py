@@ -56,6 +56,41 @@ LIBRARY_FUNCTIONS = {
     "efficient_attention": "_ZNK2at7Context26userEnabledMemEfficientSDPEv",
     "math_attention": "_ZNK2at7Context18userEnabledMathSDPEv",
     "cudnn_attention": "_ZNK2at7Context19userEnabledCuDNNSDPEv",
+    "warns_of_nondeterministic": "_ZNK2at7Context31deterministicAlgorithmsWarnOnlyEv",
+    "fills_memory": "_ZNK2at7Context36deterministicFillUninitializedMemoryEv",
+    "is_cudnn_benchmark": "_ZNK2at7Context14benchmarkCuDNNEv",
+    "cudnn_benchmark_limit": "_ZNK2at7Context19benchmarkLimitCuDNNEv",
+    "multiprocessors_left": "_ZNK2at7Context24_SMCarveout_EXPERIMENTALEv",
+    "workspace_of_cublaslt": "_ZN2at4cuda26getCUDABlasLtWorkspaceSizeEv",
+    "tuning_context": "_ZN2at4cuda7tunable16getTuningContextEv",
+    "is_tunable": "_ZNK2at4cuda7tunable13TuningContext18IsTunableOpEnabledEv",
+    "is_tuned": "_ZNK2at4cuda7tunable13TuningContext15IsTuningEnabledEv",
+    "prefers_grouped_products": "_ZNK2at7Context25preferCublasltGroupedGemmEv",
+    "blas_library": "_ZN2at7Context20blasPreferredBackendEv",
+    "linear_algebra_library": "_ZNK2at7Context22linalgPreferredBackendEv",
+    "is_native_aot": "_ZNK2at7Context14allowNativeAotEv",
+    "is_native_aot_masked": "_ZNK2at7Context26maskUnconditionalNativeAotEv",
+    "overrideable_attention": "_ZNK2at7Context26userEnabledOverrideableSDPEv",
+    "flash_attention_3": "_ZNK2at7Context17userEnabledFA3SDPEv",
+    "flash_attention_4": "_ZNK2at7Context17userEnabledFA4SDPEv",
+    "math_attention_reduction": "_ZNK2at7Context29allowFP16BF16ReductionMathSDPEv",
+    "is_autocast_cache_enabled": "_ZN2at8autocast25is_autocast_cache_enabledEv",
+    "autograd_state": "_ZN3c1013AutogradState13get_tls_stateEv",
+    "reapplies_views": "_ZN2at17functionalization4impl35getFunctionalizationReapplyViewsTLSEv",
+    "replicates_implicitly": "_ZN2at38get_dtensor_allow_implicit_replicationEv",
+    "function_modes": "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv",
+    "dispatch_modes": "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",
+    "transforms": "_ZN2at9functorch20getDynamicLayerStackEv",
+    "has_forward_level": "_ZN5torch8autograd14ForwardADLevel13has_any_levelEv",  # 2.15
+    "searches_anomalies": "_ZN5torch8autograd11AnomalyMode8_enabledE",  # a byte
+    "tracing_state": "_ZN5torch3jit6tracer15getTracingStateEv",
+    "depthwise_kernel": "_ZNK2at7Context20cudnnDepthwiseKernelEv",  # 2.15
+    "attention_order": "_ZN2at7Context16sDPPriorityOrderEv",
+    "saved_tensors_hooks": "_ZN2at23SavedTensorDefaultHooks13get_tls_stateEv",
+    "may_hook_saved_tensors": "_ZN2at23SavedTensorDefaultHooks10is_enabledEv",
+    "has_no_node_hooks": "_ZN2at4impl17NodeCreationHooks5emptyEv",  # 2.15
+    "disabled_functions": "_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv",
+    "dispatch_keys": "_ZN3c104impl26raw_local_dispatch_key_setE",  # words of each thread
     "prepare_threads": "torch_get_num_threads",
     "set_mkl_threads": "MKL_Set_Num_Threads_Local",  # the lower-case symbol is Fortran's
 }
@@ -67,6 +102,13 @@ _NEWEST_KNOWN = (2, 15)  # of whose functions of C++ it is known what they answe
 @functools.cache
 def _torch_library() -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+@functools.cache
+def _cuda_library() -> ctypes.CDLL | None:
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+    return None
 
 
 @functools.cache
@@ -83,9 +125,8 @@ def _openmp_library() -> ctypes.CDLL | None:
 def byte_allocator() -> tuple[int, int]:
     """The addresses of two functions of torch's C ABI that take memory from its allocator for GPUs,
     for the current device and stream, and give it back; 0 where it has none."""
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
-    except OSError:
+    library = _cuda_library()
+    if library is None:
         return 0, 0
     name = "aoti_torch_cuda_caching_allocator_raw_"
     return _address(library, name + "alloc"), _address(library, name + "delete")
@@ -96,8 +137,16 @@ def library_function(name: str) -> int:
     """The address of a function of torch's C ABI, by our name for it; 0 if this torch lacks it. Of
     C++ only where this torch has been tried: a newer one might answer something else."""
     symbol = LIBRARY_FUNCTIONS[name]
-    is_known = not symbol.startswith("_Z") or version <= _NEWEST_KNOWN
-    return _address(_torch_library(), symbol) if is_known else 0
+    if symbol.startswith("_Z") and version > _NEWEST_KNOWN:
+        return 0
+    library = _cuda_library() if "2at4cuda" in symbol else _torch_library()
+    return _address(library, symbol) if library is not None else 0
+
+
+def dispatch_keys() -> tuple[int, bytes]:
+    """Where each thread finds the keys by which it dispatches operators: the library, as the loader
+    knows it, and the name there."""
+    return _torch_library()._handle, LIBRARY_FUNCTIONS["dispatch_keys"].encode()
 
 
 @functools.cache

@@ -10,8 +10,8 @@ compiled module (bridge/quick), or the same in Python where there is none.
   been given what does not change. ABSENT is no thing: nothing is at the key of a dictionary.
 * ``answers_are(functions, arguments, answers)``: whether each function, called with its tuple of
   arguments, answers what is equal to this.
-* ``modes_told()``: in which of torch's modes this thread is; ``modes_are(told)``: whether it still
-  is in those.
+* ``modes_told()``: torch's ambient state in this thread, as a key; ``modes_are(told)``: whether it
+  still is that; ``is_intercepted()``: whether it is one in which somebody sees each operator.
 * ``gradients_are(parameters, told)``: whether each parameter's byte still says whether it requires
   a gradient (1) and whether it has none (2).
 * ``let_go_of_gradients(owners, which)``: leaves those of the owners with the numbers ``which``, 8
@@ -49,7 +49,6 @@ Threads: any. Failure: what addresses() raises is what Tensor.data_ptr() raises.
 from __future__ import annotations
 
 import array
-import contextlib
 import functools
 import gc
 import importlib.machinery
@@ -59,7 +58,7 @@ import operator
 import struct
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CellType, MappingProxyType
 from typing import Any, NamedTuple
@@ -70,7 +69,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.library import library_path
 
-_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 10
+_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 11
 _address: Callable[[Tensor], int] = Tensor.data_ptr
 _flat = itertools.chain.from_iterable
 
@@ -155,14 +154,25 @@ def gradient_row(owner: int, base: int, view: View | None) -> bytes:
 
 
 def _can_tell_modes(module: Any) -> bool:
-    """Whether torch's C++ says of this thread's modes what its Python says."""
-    with contextlib.suppress(Exception):  # an answer of Python's that has no number here, say
-        module.learn_modes(array.array("Q", _compat.modes_in_cpp()).tobytes())
-        told = module.modes_told()
-        if told is not None and array.array("H", told).tolist() == _compat.numbers_of_modes():
-            return True
-    module.learn_modes(b"")
-    return False
+    """After this it asks torch's C++ for the modes of which that says what torch's Python says, and
+    Python for the others."""
+    rows = _compat.modes_in_cpp()
+    try:
+        for trial in _compat.trials_of_modes():
+            with trial():
+                _learn_modes(module, rows, ())
+                [told] = module.modes_told()
+                rows = {i: rows[i] for i in _compat.are_told(rows, array.array("Q", told))}
+        _learn_modes(module, rows, _compat.asked_modes(rows))
+    except Exception:
+        return False
+    return True
+
+
+def _learn_modes(module: Any, rows: Mapping[int, Sequence[int]],
+                 asked: Sequence[tuple[Any, ...]]) -> None:
+    module.learn_modes(array.array("Q", _flat(rows.values())).tobytes(), tuple(asked),
+                       _compat.SWITCHES, *_compat.dispatch_keys())
 
 
 _KEEPS_VERSIONS = ((3, 11), (3, 12))  # of Python
@@ -401,6 +411,8 @@ sets_gradients: bool = tells_autograd and _can_set_gradients(_module)
 tells_modes: bool = is_compiled and _can_tell_modes(_module)
 modes_told: Callable[[], Any] = _module.modes_told if tells_modes else _compat.modes
 modes_are: Callable[[Any], bool] = _module.modes_are if tells_modes else _modes_are
+is_intercepted: Callable[[], bool] = \
+    _module.is_intercepted if tells_modes else _compat.is_intercepted
 tells_versions: bool = is_compiled and _can_tell_versions(_module)
 stand: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], bool] = \
     _stand if _module is None else _module.stand

@@ -29,6 +29,7 @@ from anabranch._record.launch.recording import StepRecording
 from anabranch._record.observe.observer import Observer
 from anabranch._record.observe.observing import observing, run_observed
 from anabranch._record.observe.reads import reads_of
+from anabranch._record.quick import is_intercepted
 from anabranch._record.recorder import MISSED, Recorder
 from anabranch._record.refusals import Cause
 from anabranch._record.report import RecordingReport
@@ -176,7 +177,7 @@ class RecordedCallable(Generic[_P, _R]):
                     if self._states.are_several:
                         self._note_use(())
                     return answer
-            if not _compat.is_intercepted():
+            if not is_intercepted():
                 return self._call_looked_at(args, kwargs)
         except Exception as error:
             if not may_run_plainly(error, begun):

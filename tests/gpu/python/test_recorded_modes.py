@@ -1,23 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's modes around and inside a recorded step: autocast, no_grad, inference, determinism."""
+"""torch's ambient state around and inside a recorded step: autocast, no_grad, inference, determinism,
+hooks for all modules, on saved tensors and on nodes, modes that see functions, a default device."""
 
 from __future__ import annotations
+
+import contextlib
 
 import pytest
 import torch
 import torch.nn.functional as F
+from ambient_states import HOOKS, SEEN, VALUES, between
 from recordings import (
     CALLS,
     DEVICE,
     assert_launched,
     assert_plain,
     batch,
+    everything,
     launches,
     mlp,
     normal,
     told,
     train_both,
 )
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+from torch.overrides import TorchFunctionMode
 
 import anabranch
 
@@ -184,3 +193,154 @@ def test_where_that_way_cannot_be_captured_the_other_one_is_if_it_answers_the_sa
             assert torch.equal(differs(x), model(x))
     assert_launched(recorded)
     assert_plain(differs, "Code outside torch asks whether it is captured")
+
+
+class Coarse(TorchFunctionMode):
+    """As emulators of low precision use it."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        answer = function(*args, **(kwargs or {}))
+        return torch.round(answer * 8) / 8 if function is F.linear else answer
+
+
+def packed(tensor):
+    return (tensor * 4).round() / 4 if tensor.is_floating_point() else tensor
+
+
+def registered(register, hook):
+    @contextlib.contextmanager
+    def around():
+        handle = register(hook)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    return around
+
+
+def halved(optimizer, args, kwargs):
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad.mul_(0.5)
+
+
+def rounded(module, args, answer):
+    return packed(answer) if isinstance(module, nn.Linear) else None
+
+
+# Each changes what a training step leaves.
+CHANGES = {
+    "hooks on saved tensors": lambda: torch.autograd.graph.saved_tensors_hooks(packed, lambda x: x),
+    "a mode that sees functions": Coarse,
+    "a hook behind all modules": registered(modules.register_module_forward_hook, rounded),
+    "a hook before all modules": registered(
+        modules.register_module_forward_pre_hook, lambda module, args: tuple(map(packed, args))),
+    "a hook on all backwards": registered(
+        modules.register_module_full_backward_hook,
+        lambda module, given, answered: tuple(None if one is None else one * 2 for one in given)),
+    "a hook before all optimizers": registered(
+        optimizers.register_optimizer_step_pre_hook, halved),
+    "autocast": lambda: torch.autocast(DEVICE, torch.bfloat16),
+    "products in TF32": VALUES["products in TF32"],
+    "sums in another order": VALUES["library of products"],
+}
+
+
+def made_step():
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 64)).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return model, optimizer, step
+
+
+@pytest.mark.parametrize("begin", [False, True], ids=["set later", "set before"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_training_step_in_another_state_leaves_what_eager_leaves(name, begin):
+    """On in some calls and off in others, whichever was recorded first."""
+    runs = []
+    for records in (False, True):
+        model, optimizer, step = made_step()
+        made, seen = anabranch.record(step) if records else step, []
+        for part in range(4):
+            is_on = begin == (part % 2 == 0)
+            with CHANGES[name]() if is_on else contextlib.nullcontext():
+                for i in range(4):
+                    answer = made(normal(10 * part + i, 32, 256))
+                    seen.append(everything(answer, model, optimizer))
+        runs.append(seen)
+    for i, (wanted, found) in enumerate(zip(*runs, strict=True)):
+        for key, tensor in wanted.items():
+            assert torch.equal(found[key], tensor), (i, key, told(made))
+    assert launches(made) >= 4, told(made)
+
+
+# What eager does not do with these tensors, or what writes a file.
+NOT_HERE = {"a transform", "a tracer", "determinism", "TunableOp"}
+OTHERS = {name: around for name, around in {**VALUES, **HOOKS, **SEEN}.items()
+          if name not in NOT_HERE}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_call_in_any_other_state_answers_as_eager(name):
+    """Whatever it changes; and calls without it are launched as before."""
+    model, around = mlp(), OTHERS[name]
+    step = anabranch.record(lambda x: model(x).sin())
+    with torch.no_grad():
+        for i in range(12):
+            x, _ = batch(i)
+            with around() if i % 6 > 3 else contextlib.nullcontext():
+                found, wanted = step(x), model(x).sin()
+            assert torch.equal(found, wanted) and found.dtype == wanted.dtype, (i, told(step))
+    assert launches(step) >= 2, told(step)
+
+
+def test_steps_are_launched_under_a_default_device_that_is_set_for_good():
+    """And what they make lies there, as eager's does."""
+    def make():
+        model = mlp(nn.Dropout(0.1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, capturable=True)
+
+        def step(x, y):
+            optimizer.zero_grad()
+            scale = torch.linspace(0, 1, 4)
+            loss = F.mse_loss(model(x) * scale, y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return model, optimizer, step
+
+    torch.set_default_device(DEVICE)
+    try:
+        assert_launched(train_both(make))
+    finally:
+        torch.set_default_device(None)
+
+
+def test_a_tensor_lies_where_the_default_device_of_the_call_says():
+    step = anabranch.record(lambda x: x + torch.ones(4).to(DEVICE))
+    for i in range(12):
+        x = normal(i, 4)
+        with torch.device(DEVICE) if i % 4 < 2 else contextlib.nullcontext():
+            assert torch.equal(step(x), x + 1), told(step)
+
+
+def test_the_default_type_of_tensors_is_that_of_the_call():
+    """With its device, which is no mode."""
+    on_gpu = between(lambda: torch.set_default_tensor_type(torch.cuda.FloatTensor),
+                     lambda: torch.set_default_tensor_type(torch.FloatTensor))
+    step = anabranch.record(lambda x: (x * 2, torch.empty(3, dtype=x.dtype).is_cuda))
+    for i in range(12):
+        x = normal(i, 4)
+        with on_gpu() if i % 6 > 2 else contextlib.nullcontext():
+            found, is_on_gpu = step(x)
+        assert torch.equal(found, x * 2) and is_on_gpu == (i % 6 > 2), told(step)

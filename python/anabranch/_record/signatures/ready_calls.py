@@ -41,11 +41,10 @@ class ReadyCall:
         self._found: list[Any] | None = None  # that the watch list answered last
         self.as_last: AsLast | None = None
         self._may_ask = not spec.fixed and not bound.mutations
-        # Where there is nothing besides the arguments that could have changed.
-        self._is_bare = state.is_bare and self._watch.is_empty and not spec.fixed \
-            and not bound.mutations
-        if self._is_bare:
-            self.as_last = as_last([], [], self._launched)
+        hooks = state.hook_questions()
+        if hooks is not None and self._may_ask and state.is_bare and self._watch.is_empty:
+            # There is nothing else besides the arguments that could have changed.
+            self.as_last = as_last(hooks, [], self._launched)
 
     @property
     def _launched(self) -> StepRecording | None:
@@ -56,8 +55,6 @@ class ReadyCall:
 
     def tensors(self) -> list[Tensor] | None:
         """The state's tensors as they are now; None unless all is as it was."""
-        if self._is_bare:
-            return []
         if (last := self.as_last) is not None:
             if answers_are(*last.questions):
                 return last.tensors
@@ -86,9 +83,6 @@ class ReadyCall:
         self._may_ask = watched is not None and guarded is not None
         if watched is not None and guarded is not None:
             self.as_last = as_last([*watched, *guarded], tensors, self._launched)
-
-
-_intercepting = _compat.Intercepting
 
 
 class _Front(NamedTuple):
@@ -120,14 +114,12 @@ class ReadyCalls:
         self._last_kind: Any = None
 
     def of_args(self, args: Sequence[Any]) -> Sequence[ReadyCall]:
-        """Of a call that is like the one before, has these arguments alone, and is not intercepted;
-        none of another one. Only where nothing is guarded by the user."""
+        """Of a call that is like the one before, so that it is not intercepted either, and has
+        these arguments alone; none of another one. Only where nothing is guarded by the user."""
         front = self._front
         return front.calls if front is not None and front.by_kind is self.by_kind \
             and len(args) == front.args_count \
             and modes_are(front.modes) \
-            and answers_are(_intercepting.functions, _intercepting.arguments,
-                            _intercepting.answers) \
             and (not args or front.are_alike(*args)) else ()
 
     def look(self, leaves: Sequence[Any], guarded: Any,

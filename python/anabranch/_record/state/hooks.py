@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guards on the hooks of modules, optimizers and parameters. A recording repeats what the hooks did
-that there were when it was made, so another hook is another signature.
+"""Guards on the hooks of modules, optimizers and parameters, and on torch's hooks for all modules
+and optimizers. A recording repeats what the hooks did that there were when it was made, so another
+hook is another signature.
 
 Most objects have no hooks. They are searched again only when a hook has been registered anywhere in
 the process since. Threads: as the modules. Failure: none.
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from anabranch import _compat
 from anabranch._record.quick import Question
 
 _OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -46,6 +48,7 @@ class Hooks:
         return None if self._some else [(getattr, (RemovableHandle, "next_id"), self._registered)]
 
     def _all(self, parameters: Iterable[Tensor]) -> Iterator[tuple[Any, Any]]:
+        yield from _compat.global_hooks()
         for kind, things, names in (("module", self._modules, _OF_MODULES),
                                     ("optimizer", self._optimizers, _OF_OPTIMIZERS),
                                     ("parameter", parameters, _OF_PARAMETERS)):

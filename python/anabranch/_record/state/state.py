@@ -364,7 +364,7 @@ class State:
             if self.on_cpu else (),
             tuple([(id(tensor), tensor.data_ptr()) for tensor in standing(self.pinned)])
             if self.pinned else (),
-            self._hooks.now((self._hooked or self)._parameters),
+            self._hooks_now(),
             self._seen.now(),
             self._guard_set.now(),
         )
@@ -388,6 +388,13 @@ class State:
                 return None
             asked += part
         return asked
+
+    def hook_questions(self) -> list[Question] | None:
+        """Whether there are still no hooks; None where there are some."""
+        return None if self._hooks_now() else self._hooks.questions()
+
+    def _hooks_now(self) -> tuple[Any, ...]:
+        return self._hooks.now((self._hooked or self)._parameters)
 
     def _asked_of_groups(self, told: tuple[Any, ...]) -> list[Question] | None:
         _, hold, last = self._last_groups

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of a recorded step in another ambient state of torch than that of its recording: never
+launched as if nothing were different.
+
+A recording is stood in for: it says with which tensors it was launched.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ambient_states import HOOKS, SEEN, VALUES
+from test_walk import Launched, X, as_on_a_gpu, assert_launches, recorded  # noqa: F401
+from torch import nn
+
+import anabranch
+from anabranch import _compat
+from anabranch._record import quick, recorded_callable
+from anabranch._record.signatures import ready_calls
+
+pytestmark = pytest.mark.oldest
+NET = nn.Linear(2, 2)
+TOLD = VALUES | HOOKS
+
+
+def trains(x):
+    return list(NET.parameters())
+
+
+def uses_nothing(x):
+    return []
+
+
+EACH = pytest.mark.parametrize("name, step", [
+    *((name, trains) for name in TOLD), *((name, uses_nothing) for name in HOOKS)])
+
+
+@pytest.fixture(params=["compiled", "Python's"], autouse=True)
+def way(request, monkeypatch):
+    """How the state is asked for."""
+    if request.param == "compiled":
+        if not quick.tells_modes:
+            pytest.skip("there is no compiled module")
+        return
+    monkeypatch.setattr(ready_calls, "modes_told", _compat.modes)
+    monkeypatch.setattr(ready_calls, "modes_are", quick._modes_are)
+    monkeypatch.setattr(recorded_callable, "is_intercepted", _compat.is_intercepted)
+
+
+@EACH
+def test_a_call_in_another_state_has_a_recording_of_its_own(name, step):
+    made, around = recorded(step), TOLD[name]
+    with around():
+        assert not any(isinstance(made(X), Launched) for _ in range(2))
+        assert_launches(made, step)
+    assert_launches(made, step)
+    assert len(made._recorder.specializations) == 2
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_state_that_comes_back_has_the_recording_that_it_had(name):
+    made, around = recorded(trains), VALUES[name]
+    for i in range(6):
+        with around():
+            assert isinstance(made(X), Launched) == (i > 1)
+        assert_launches(made, trains)
+
+
+@EACH
+def test_what_was_recorded_in_a_state_is_not_launched_without_it(name, step):
+    around = TOLD[name]
+    with around():
+        made = recorded(step)
+    for _ in range(2):
+        assert not isinstance(made(X), Launched)
+    assert_launches(made, step)
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_where_somebody_sees_operators_calls_run_plainly(name):
+    made, around = recorded(trains), SEEN[name]
+    for _ in range(3):
+        with around():
+            assert not isinstance(made(X), Launched)
+    assert_launches(made, trains)
+    with around():
+        made = anabranch.record(trains)
+        for _ in range(4):
+            assert not isinstance(made(X), Launched)
+    assert len(made._recorder.specializations) == 0
+    for _ in range(2):
+        assert not isinstance(made(X), Launched)
+    assert_launches(made, trains)
+
+
+@pytest.mark.parametrize("transform", [
+    lambda call: torch.vmap(call)(torch.ones(3, 2)),
+    lambda call: torch.func.grad(lambda x: call(x).sum())(X),
+    lambda call: torch.func.jvp(call, (X,), (X,)),
+    lambda call: torch.jit.trace(call, (X,)),
+], ids=["vmap", "grad", "jvp", "trace"])
+def test_transforms_and_tracers_get_the_step_itself(transform):
+    made, answers = recorded(trains), []
+
+    def call(x):
+        answers.append(made(x))
+        return x * 2
+
+    transform(call)
+    assert answers and not any(isinstance(answer, Launched) for answer in answers)
+    assert_launches(made, trains)
+
+
+def test_a_default_device_that_is_set_for_good_keeps_no_call_from_being_launched():
+    torch.set_default_device("meta")
+    try:
+        made = recorded(trains)
+        torch.set_default_device("meta")  # another mode for the same device
+        assert_launches(made, trains)
+    finally:
+        torch.set_default_device(None)
+    assert not isinstance(made(X), Launched)
+    with torch.device("meta"):
+        assert_launches(made, trains)
