@@ -17,6 +17,7 @@ import ctypes
 import itertools
 import math
 import struct
+import traceback
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -36,11 +37,13 @@ from anabranch._record.capture.stand_ins import StandIns
 from anabranch._record.launch import discovered, known
 from anabranch._record.launch.in_turn import BAD_BINDING
 from anabranch._record.launch.known import CAPTURES_DIFFER
+from anabranch._record.memory import garbage
 from anabranch._record.signatures import specialization
 from anabranch._record.tensors import whole_bytes
 from anabranch._record.trial import trial, values
 
 GIB = 1 << 30
+FAILED = 399
 REFUSED = "CUDA error: operation not permitted when stream is capturing"
 STREAM = SimpleNamespace(cuda_stream=7, device_index=0)
 _aten = torch.ops.aten
@@ -358,7 +361,11 @@ class Recording:
             raise native_error(code, "an address does not fit")
 
     def _called(self, handle: int, addresses: int, count: int, stream: int) -> int:
-        return self._launched(ctypes.string_at(addresses, 8 * count))
+        try:
+            return self._launched(ctypes.string_at(addresses, 8 * count))
+        except BaseException:  # which C would not see
+            traceback.print_exc()
+            return FAILED
 
     def _launched(self, told: bytes) -> int:
         given = struct.unpack(f"{len(told) // 8}Q", told)
@@ -402,8 +409,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
 def as_on_a_gpu_alone() -> Any:
     """Nothing of torch's modes reaches what a graph does."""
     with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), \
-            torch._C.DisableTorchFunction(), _disable_current_modes(), \
-            torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+            torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
 
 
@@ -440,6 +446,8 @@ class OnTape:
         put(attempt.Attempt, _is_enough=lambda self, step: None)
         put(known.KnownSteps, add=lambda self, step: None)
         put(discovered, CapturedStep=Step, CapturedRecording=Recording)
+        # Counts what is frozen, of which tests have much.
+        put(garbage, _count_anew=lambda: None)
         put(recorded_callable, _has_gpu=lambda: True)
         put(recorder, device_of=lambda leaves, tensors: 0, capture_stream=lambda device: STREAM,
             _give_back_memory=lambda: None)
