@@ -24,8 +24,10 @@ from anabranch._record.state.dotted import DottedNames, Read, is_users, run_by
 from anabranch._record.state.guards import (
     ATTRIBUTES,
     COUNT,
+    ITEMS,
     LENGTH,
     MOST_ITEMS,
+    Contents,
     GuardSet,
     is_guarded,
     is_often_new,
@@ -139,6 +141,8 @@ class GuardCollector:
             holder = often_new.get(path, container)
             if len(container) <= MOST_ITEMS:
                 found.add(holder, _items(container), path)
+            else:
+                found.add_contents(container, (*path, ITEMS))
             found.add_count(holder, (*path, LENGTH))
         in_class = {kind: self._named_in_class(kind) for kind in self._kinds}
         for kind, attributes, path in self._attributes.values():
@@ -295,6 +299,10 @@ class _Found:
         for key, value in items:
             if self.is_wanted(value):
                 self.held.setdefault(id(holder), (holder, {}))[1][key] = (*path, key)
+
+    def add_contents(self, container: dict[Any, Any] | list[Any], path: Path) -> None:
+        holder = Contents(container)
+        self.held[id(holder)] = holder, {"": path}
 
     def add_count(self, holder: Any, path: Path) -> None:
         self.counts[id(holder)] = holder, {COUNT: path}

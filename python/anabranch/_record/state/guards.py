@@ -81,12 +81,13 @@ _PLAIN_TYPES = frozenset(PLAIN)
 # Number has those of numpy, but for its truth.
 _ALIKE = (enum.Enum, Number, str, bytes, range, torch.memory_format, torch.layout,
           type(Ellipsis))
-MOST_ITEMS = 100  # of a container that is looked at
-# Compared by their contents, where these are few, and otherwise by identity.
+MOST_ITEMS = 1000  # of a container that have a guard each; beyond, one is for all
+_MOST_NEW = 100  # of a container in whose place others come
 _FILLED = (set, collections.deque)
 _THEMSELVES = (*_FILLED, frozenset, slice, torch.finfo, torch.iinfo)
-_MOST_BYTES = 1024  # of an array that is looked at
-LENGTH, ATTRIBUTES = "its length", "how many attributes it has"  # in a path
+_MOST_BYTES = 1 << 20  # of an array that is looked at
+# In a path.
+LENGTH, ITEMS, ATTRIBUTES = "its length", "its items", "how many attributes it has"
 COUNT = object()  # in place of a key: how many items a holder has
 
 
@@ -137,6 +138,24 @@ def _without(paths: Mapping[Any, Path], ignored: Container[Path]) -> dict[Any, P
     """Where the length of a container is ignored, so are its items."""
     return {key: path for key, path in paths.items()
             if path not in ignored and (*path[:-1], LENGTH) not in ignored}
+
+
+class Contents:
+    """The items of a large container, as one value that stands at any key: the same one as long as
+    it has the very same items."""
+
+    def __init__(self, container: dict[Any, Any] | list[Any]) -> None:
+        self._container = container
+        self._last: tuple[tuple[Any, ...], tuple[Any, ...]] = (), ()
+
+    def __getitem__(self, key: Any) -> tuple[Any, ...]:
+        there = self._container
+        now = (*there, *there.values()) if isinstance(there, dict) else tuple(there)
+        before, guarded = self._last
+        if len(now) != len(before) or not all(map(operator.is_, now, before)):
+            guarded = tuple([item if is_guarded(item) else type(item) for item in now])
+            self._last = now, guarded
+        return guarded
 
 
 class GuardSet:
@@ -257,7 +276,7 @@ def is_guarded(value: Any) -> bool:
 
 def is_often_new(value: Any) -> bool:
     """Whether another one of these may take its place and is compared by what is in it."""
-    return type(value) in (list, dict) and len(value) <= MOST_ITEMS \
+    return type(value) in (list, dict) and len(value) <= _MOST_NEW \
         and all(map(is_plain, value.values() if type(value) is dict else value))
 
 
@@ -284,9 +303,9 @@ def _can_be_filled(value: Any) -> bool:
 
 
 def _contents(value: Any) -> Any:
-    """The contents of a set, a deque or an array, as they are now, unless these are many. None for
-    anything else."""
-    if isinstance(value, _FILLED) and len(value) <= MOST_ITEMS and all(map(is_plain, value)):
+    """The contents of a set, a deque or an array, as they are now. None for anything else, and for
+    a large array."""
+    if isinstance(value, _FILLED) and all(map(is_plain, value)):
         return type(value), frozenset(value) if isinstance(value, set) else tuple(value)
     if _is_array(value) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
         return value.dtype.str, value.shape, value.tobytes()

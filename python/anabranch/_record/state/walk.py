@@ -36,7 +36,7 @@ from anabranch._record.state.namespaces import (
 )
 from anabranch._record.state.paths import ARGUMENT, Found, Path, Place
 
-_DEEPEST = 8  # containers and objects within one another
+_DEEPEST = 32  # containers and objects within one another
 _CACHE = type(functools.cache(int))
 
 
