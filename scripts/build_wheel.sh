@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1 machine=$2
 built=build/manylinux/$machine
-targets='anabranch_bridge;anabranch_quick;anabranch_tool'
+targets='anabranch_bridge;anabranch_call;anabranch_tool'
 
 rm -rf "$built/wheel"
 mkdir -p "$built" .cache/zig dist

@@ -25,7 +25,7 @@ from test_consumer import build_consumer, check, check_runpaths, run
 ROOT = Path(__file__).resolve().parents[2]
 CONTENT = ("anabranch/py.typed", "anabranch/_explain/page.html",
            "anabranch/lib/libanabranch_bridge.so",
-           "anabranch/lib/anabranch_quick.abi3.so", "anabranch/bin/anabranch",
+           "anabranch/lib/anabranch_call.abi3.so", "anabranch/bin/anabranch",
            "anabranch/include/anabranch/anabranch.h", "anabranch/include/anabranch/codes.inc",
            "anabranch/lib/cmake/anabranch/anabranchConfig.cmake")
 NO_TORCH = """

@@ -39,8 +39,9 @@ ROOMS: dict[str, set[str]] = {
                           "doctor"},
 }
 
-_RECORD_BELOW = {"refusals", "tensors", "picker", "quick"}
-_RECORD_STAGES = _RECORD_BELOW | {"memory", "state", "effects", "numbers", "capture", "launch", "trial"}
+_RECORD_BELOW = {"refusals", "tensors", "picker", "quick", "checks"}
+_RECORD_STAGES = _RECORD_BELOW | {"memory", "state", "effects", "numbers", "capture", "launch",
+                                  "trial"}
 _COMPILE_GRAPHS = {"groups", "asked", "graph", "layouts", "program", "threads", "progress", "regions",
                    "views"}
 # The same inside of a room.
@@ -50,6 +51,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "tensors": set(),
         "picker": set(),
         "quick": set(),
+        "checks": {"quick"},
         "warn": {"refusals"},
         "memory": {"refusals"},
         "state": _RECORD_BELOW,

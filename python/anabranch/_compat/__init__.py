@@ -18,7 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import SUPPORTED_NODES, tree_flatten, tree_map, tree_unflatten
 
 from anabranch._compat.compiling import (
     OWN_BUFFERS,
@@ -160,6 +160,7 @@ __all__ = [
     "NOTED_OF_EXCHANGES",
     "NO_PROFILE",
     "OWN_BUFFERS",
+    "SUPPORTED_NODES",
     "SWITCHES",
     "CustomPartitionerFn",
     "DisableTorchFunctionSubclass",

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.autograd import profiler
 
-# Where it stands that no profile is being taken, and what.
-NO_PROFILE = ((vars(profiler),), ("_is_profiler_enabled",), (False,))
+# Where it stands that no profile is being taken, and what: holder, key and value.
+NO_PROFILE = vars(profiler), "_is_profiler_enabled", False
 
 
 def in_profiles(function: Callable[..., Any], name: str) -> Callable[..., Any]:

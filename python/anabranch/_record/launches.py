@@ -44,8 +44,10 @@ class Launches:
 
     @_compat.untraced
     def launch(self, spec: Specialization, leaves: list[Any], bound: BoundState,
-               given: list[Tensor], words: Sequence[int] = ()) -> Any:
-        """Of the recording of ``spec``, with what is ``given`` and where that is ``bound``."""
+               given: list[Tensor], words: Sequence[int] = (),
+               owners: Sequence[Tensor] | None = None) -> Any:
+        """Of the recording of ``spec``, with what is ``given`` and where that is ``bound``;
+        ``owners`` of gradients, where they are known."""
         recording = spec.recording
         if recording is None:  # another thread has just found that it is wrong
             return self._call_last(leaves)
@@ -60,7 +62,8 @@ class Launches:
             return self._call(leaves)
         saved, layout = self._saved, recording.layout
         in_blocks = saved is not None and layout is not None and saved.may_pass(layout)
-        owners = spec.owners(leaves, bound.parameters) if spec.leaf_owners else bound.parameters
+        if owners is None:
+            owners = spec.owners(leaves, bound.parameters)
         frees = leaves if self._frees_inputs else None
         short: Short | None = None
         try:
@@ -81,7 +84,7 @@ class Launches:
                 raise errors.from_native(error.code, str(error.message)) from None
             if places is not None:
                 return self._launch_opened(spec, leaves, bound, given)
-            return self.launch_elsewhere(spec, leaves, bound, given, words)
+            return self.launch_elsewhere(spec, leaves, bound, given, words, owners)
         if short is not None:
             return self._launch_later(spec, short, recording.device, leaves)
         if saved is not None and layout is not None and not in_blocks:
@@ -117,7 +120,8 @@ class Launches:
         return self._call_last(leaves)
 
     def launch_elsewhere(self, spec: Specialization, leaves: list[Any], bound: BoundState,
-                         given: list[Tensor], words: Sequence[int] = ()) -> Any:
+                         given: list[Tensor], words: Sequence[int] = (),
+                         owners: Sequence[Tensor] | None = None) -> Any:
         """Launches, after a launch has been refused, with copies of arguments whose addresses the
         kernels do not take, and copies them back. A backward lets go of them instead. Runs plainly
         where that would write one, where tensors overlap now that did not when the step was
@@ -132,7 +136,8 @@ class Launches:
                 copies = {i: given[i].detach().clone() for i in misaligned}
             moved = [copies.get(i, tensor) for i, tensor in enumerate(given)]
             frees = leaves if self._frees_inputs else None
-            owners = spec.owners(leaves, bound.parameters)
+            if owners is None:
+                owners = spec.owners(leaves, bound.parameters)
             if frees is not None:
                 given[:] = moved
                 moved, copies = [], {}  # nothing else holds them

@@ -1,19 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of a recorded step looks at before it is launched, for hundreds of tensors at once: a
-compiled module (bridge/quick), or the same in Python where there is none.
+"""What is done for hundreds of tensors at once: by a compiled module (bridge/call), or in Python
+where there is none. ``checks`` has what else that module is for.
 
-* ``stand(holders, keys, things)``: whether the very same thing is still at each key of its holder,
-  or in it, where that is a cell and the key the class of cells.
-* ``holding(whole)``: what tells whether each dictionary has the very keys and values that come with
-  it, in their order; where the keys are None, they may be any.
-* ``standing(holders, keys, things)``: the same as ``stand``, as questions of functions that have
-  been given what does not change. ABSENT is no thing: nothing is at the key of a dictionary.
-* ``answers_are(functions, arguments, answers)``: whether each function, called with its tuple of
-  arguments, answers what is equal to this.
 * ``modes_told()``: torch's ambient state in this thread, as a key; ``modes_are(told)``: whether it
   still is that; ``is_intercepted()``: whether it is one in which somebody sees each operator.
-* ``gradients_are(parameters, told)``: whether each parameter's byte still says whether it requires
-  a gradient (1) and whether it has none (2).
 * ``let_go_of_gradients(owners, which)``: leaves those of the owners with the numbers ``which``, 8
   bytes each, without a gradient. ``set_gradients(owners, bases, rows)`` sets them: a row, as
   gradient_row() makes it, says whose gradient which base is, or a view of it. Both answer False
@@ -22,18 +12,6 @@ compiled module (bridge/quick), or the same in Python where there is none.
   ``which``, 8 bytes each. False where that is left to torch; some may have been counted then.
 * ``addresses(tensors, offsets, which)``: 8 bytes for each tensor, or each of those with the numbers
   ``which``: its address and what ``offsets`` add, which are 8 bytes each, or none at all.
-* ``call_launch(function, recording, stream, swaps, given, offsets, which, bases, base_offsets,
-  which_bases, sizes, allocate, free, words, before)``: calls the core's captured_launch, or one
-  like it at the address ``function``, with what addresses() answers for the given and for the
-  bases, with memory of these sizes (8 bytes each) by the functions of torch's byte_allocator(),
-  freed when it has returned, and with the words. Right before that it calls ``before``, unless that
-  is None. What the function returns; None where neither has been called, which is left to the
-  caller: ``swaps.count`` is odd, an address is not told here, or there is no memory.
-* ``launch_if(functions, arguments, answers, launch, given, owners)``: where answers_are() these,
-  lets go of the owners' gradients, allocates bases, calls call_launch() and increment_versions(),
-  as ``launch`` says, a LaunchOf: without a function of Python's in between. What it answers is the
-  bases, and whether versions have been incremented; a number where the function has returned that
-  instead of 0, and -1 where it has not been called but gradients may be gone; else None.
 
 Sequences are lists or tuples.
 
@@ -60,8 +38,8 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import CellType, MappingProxyType
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,9 +47,8 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.library import library_path
 
-_NAME, _FILE, _VERSION = "anabranch_quick", "anabranch_quick.abi3.so", 11
+_NAME, _FILE, _VERSION = "anabranch_call", "anabranch_call.abi3.so", 12
 _address: Callable[[Tensor], int] = Tensor.data_ptr
-_flat = itertools.chain.from_iterable
 
 
 def _load(path: Path) -> Any:
@@ -171,8 +148,9 @@ def _can_tell_modes(module: Any) -> bool:
 
 def _learn_modes(module: Any, rows: Mapping[int, Sequence[int]],
                  asked: Sequence[tuple[Any, ...]]) -> None:
-    module.learn_modes(array.array("Q", _flat(rows.values())).tobytes(), tuple(asked),
-                       _compat.SWITCHES, *_compat.dispatch_keys())
+    numbers = itertools.chain.from_iterable(rows.values())
+    module.learn_modes(array.array("Q", numbers).tobytes(), tuple(asked), _compat.SWITCHES,
+                       *_compat.dispatch_keys())
 
 
 _KEEPS_VERSIONS = ((3, 11), (3, 12))  # of Python
@@ -228,136 +206,20 @@ def _modes_are(told: Any) -> bool:
     return bool(_compat.modes() == told)
 
 
-def _stand(holders: Sequence[Any], keys: Sequence[Any], things: Sequence[Any]) -> bool:
-    try:
-        return len(holders) == len(keys) == len(things) and all(
-            map(operator.is_, map(_at, holders, keys), things))
-    except Exception:
-        return False
-
-
-def _standing(holders: Sequence[Any], keys: Sequence[Any],
-              things: Sequence[Any]) -> list[Question]:
-    return [(stand, (tuple(holders), tuple(keys), tuple(things)), True)]
-
-
-def _at(holder: Any, key: Any) -> Any:
-    if type(holder) is dict:
-        return holder.get(key, ABSENT)
-    return holder.cell_contents if key is CellType else holder[key]
-
-
-ABSENT = object()  # in place of what stands at a key of a dictionary
-
-
 # Sizes, strides, and the element to begin at.
 View = tuple[Sequence[int], Sequence[int], int]
-# A function, its arguments, and what it answers as long as nothing changes: for answers_are().
-Question = tuple[Callable[..., Any], tuple[Any, ...], Any]
-# A dictionary, its keys or None, and its values.
-Whole = tuple[dict[Any, Any], tuple[Any, ...] | None, tuple[Any, ...]]
 
 
-_VALUES, _ITEMS, _LOOKUPS, _LISTED = range(4)
-
-
-class _Standing:
-    """What stands in dictionaries and lists, as the compiled module compares it."""
-
-    def __init__(self) -> None:
-        self._all, self._rows = array.array("Q"), array.array("Q")
-
-    def add(self, holder: Any, kind: int, words: Sequence[int]) -> None:
-        count = len(words) // (1 if kind == _VALUES else 2)
-        is_versioned = type(holder) is dict
-        self._all.extend((id(holder), 0, len(self._rows), 8 * count + 2 * kind + is_versioned))
-        self._rows.extend(words)
-
-    def question(self, owners: Any) -> Callable[[], bool]:
-        """The owners are kept alive."""
-        return functools.partial(_module.all_stand, bytearray(self._all), self._rows.tobytes(),
-                                 owners)
-
-
-def _holding_compiled(whole: Sequence[Whole]) -> Callable[[], bool]:
-    made = _Standing()
-    for one, keys, values in whole:
-        if keys is None:
-            made.add(one, _VALUES, list(map(id, values)))
-        else:
-            made.add(one, _ITEMS, list(map(id, _flat(zip(keys, values, strict=True)))))
-    return made.question(whole)
-
-
-def _standing_compiled(holders: Sequence[Any], keys: Sequence[Any],
-                       things: Sequence[Any]) -> list[Question]:
-    places = [(dict_behind(holder), key, thing)
-              for holder, key, thing in zip(holders, keys, things, strict=True)]
-    found: dict[int, tuple[Any, int, list[int]]] = {}  # by holder
-    others = []
-    for place in places:
-        holder, key, thing = place
-        if type(holder) is dict:
-            found.setdefault(id(holder), (holder, _LOOKUPS, []))[-1].extend(
-                (id(key), 0 if thing is ABSENT else id(thing)))
-        elif type(holder) is list and type(key) is int and key >= 0:
-            found.setdefault(id(holder), (holder, _LISTED, []))[-1].extend((key, id(thing)))
-        else:
-            others.append(place)
-    made = _Standing()
-    for one in found.values():
-        made.add(*one)
-    asked: list[Question] = [(made.question(places), (), True)] if found else []
-    return [*asked, *(_standing(*zip(*others, strict=True)) if others else ())]
-
-
-def dict_behind(holder: Any) -> Any:
-    """The dictionary of a class, where it is asked for by what shows it; else the holder itself."""
-    if type(holder) is MappingProxyType:
-        shown = gc.get_referents(holder)
-        if len(shown) == 1 and type(shown[0]) is dict:
-            return shown[0]
-    return holder
-
-
-def _holding(whole: Sequence[Whole]) -> Callable[[], bool]:
-    dicts, values = [one for one, _, _ in whole], [values for _, _, values in whole]
-    named = [(one, keys) for one, keys, _ in whole if keys is not None]
-    sizes = list(map(len, values))
-
-    def stand() -> bool:
-        try:
-            return list(map(len, dicts)) == sizes \
-                and all(map(operator.is_, _flat(map(dict.values, dicts)), _flat(values))) \
-                and all(all(map(operator.is_, one, keys)) for one, keys in named)
-        except Exception:
-            return False
-
-    return stand
-
-
-def _answers_are(functions: Sequence[Callable[..., Any]], arguments: Sequence[tuple[Any, ...]],
-                 answers: Sequence[Any]) -> bool:
-    try:
-        return len(functions) == len(arguments) == len(answers) and all(map(
-            operator.eq, itertools.starmap(_called, zip(functions, arguments, strict=True)),
-            answers))
-    except Exception:
-        return False
-
-
-def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    return function(*arguments)
+def dict_behind(shown: Any) -> Any:
+    """The dictionary of a class by what shows it; else what it is given."""
+    found = gc.get_referents(shown) if type(shown) is MappingProxyType else ()
+    return found[0] if len(found) == 1 and type(found[0]) is dict else shown
 
 
 def tell_gradients(parameters: Sequence[Tensor]) -> bytes:
-    """What gradients_are() compares."""
+    """Of each whether it requires a gradient (1), and whether it has none (2)."""
     return bytes([parameter.requires_grad + 2 * (parameter.grad is None)
                   for parameter in parameters])
-
-
-def _gradients_are(parameters: Sequence[Tensor], told: bytes) -> bool:
-    return tell_gradients(parameters) == told
 
 
 def _increment_versions(tensors: Sequence[Tensor], which: bytes) -> bool:
@@ -372,30 +234,6 @@ def _set_gradients(owners: Sequence[Tensor], bases: Sequence[Tensor], rows: byte
     return False
 
 
-def _call_launch(*of_what: Any) -> int | None:
-    return None
-
-
-class LaunchOf(NamedTuple):
-    """What launch_if() is told of a recording."""
-
-    allocate: Callable[..., Tensor]
-    layouts: tuple[Sequence[Any], ...]  # of the bases: with each ``allocate`` is called
-    current_stream: Callable[[int], int]
-    device: tuple[int]
-    call: tuple[Any, ...]  # of call_launch(), with None for the stream, what is given, and bases
-    mutated: bytes  # of increment_versions()
-    let_go: bytes  # of let_go_of_gradients()
-
-    def with_offsets(self, offsets: bytes) -> LaunchOf:
-        """The same, which adds these to the addresses of what is given."""
-        return self._replace(call=(*self.call[:5], offsets, *self.call[6:]))
-
-
-def _launch_if(*of_what: Any) -> None:
-    return None
-
-
 def _addresses(tensors: Sequence[Tensor], offsets: bytes, which: bytes | None) -> bytes:
     at = map(_address, tensors if which is None
              else map(tensors.__getitem__, array.array("Q", which)))
@@ -403,37 +241,22 @@ def _addresses(tensors: Sequence[Tensor], offsets: bytes, which: bytes | None) -
                        else at).tobytes()
 
 
-_module = _load(library_path.with_name(_FILE))
-is_compiled: bool = _module is not None
-_is_calibrated = is_compiled and _can_tell_addresses(_module)
-tells_autograd: bool = _is_calibrated and _can_tell_autograd(_module)
-sets_gradients: bool = tells_autograd and _can_set_gradients(_module)
-tells_modes: bool = is_compiled and _can_tell_modes(_module)
-modes_told: Callable[[], Any] = _module.modes_told if tells_modes else _compat.modes
-modes_are: Callable[[Any], bool] = _module.modes_are if tells_modes else _modes_are
+module = _load(library_path.with_name(_FILE))
+is_compiled: bool = module is not None
+tells_addresses = is_compiled and _can_tell_addresses(module)  # and so calls launches
+tells_autograd: bool = tells_addresses and _can_tell_autograd(module)
+sets_gradients: bool = tells_autograd and _can_set_gradients(module)
+tells_modes: bool = is_compiled and _can_tell_modes(module)
+tells_versions: bool = is_compiled and _can_tell_versions(module)
+modes_told: Callable[[], Any] = module.modes_told if tells_modes else _compat.modes
+modes_are: Callable[[Any], bool] = module.modes_are if tells_modes else _modes_are
 is_intercepted: Callable[[], bool] = \
-    _module.is_intercepted if tells_modes else _compat.is_intercepted
-tells_versions: bool = is_compiled and _can_tell_versions(_module)
-stand: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], bool] = \
-    _stand if _module is None else _module.stand
-standing: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Question]] = \
-    _standing if _module is None else _standing_compiled
-holding: Callable[[Sequence[Whole]], Callable[[], bool]] = \
-    _holding if _module is None else _holding_compiled
-answers_are: Callable[[Sequence[Callable[..., Any]], Sequence[tuple[Any, ...]], Sequence[Any]],
-                      bool] = _answers_are if _module is None else _module.answers_are
-gradients_are: Callable[[Sequence[Tensor], bytes], bool] = \
-    _gradients_are if _module is None else _module.gradients_are
+    module.is_intercepted if tells_modes else _compat.is_intercepted
 increment_versions: Callable[[Sequence[Tensor], bytes], bool] = \
-    _module.increment_versions if _is_calibrated else _increment_versions
+    module.increment_versions if tells_addresses else _increment_versions
 let_go_of_gradients: Callable[[Sequence[Tensor], bytes], bool] = \
-    _module.let_go_of_gradients if sets_gradients else _let_go_of_gradients
+    module.let_go_of_gradients if sets_gradients else _let_go_of_gradients
 set_gradients: Callable[[Sequence[Tensor], Sequence[Tensor], bytes], bool] = \
-    _module.set_gradients if sets_gradients else _set_gradients
-calls_launches = _is_calibrated
-call_launch: Callable[..., int | None] = \
-    _module.call_launch if _is_calibrated else _call_launch
-launch_if: Callable[..., tuple[list[Tensor], bool] | int | None] = \
-    _module.launch_if if _is_calibrated else _launch_if
+    module.set_gradients if sets_gradients else _set_gradients
 addresses: Callable[[Sequence[Tensor], bytes, bytes | None], bytes] = \
-    _module.addresses if _is_calibrated else _addresses
+    module.addresses if tells_addresses else _addresses

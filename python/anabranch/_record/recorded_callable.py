@@ -24,18 +24,19 @@ import torch
 
 from anabranch import _compat, config
 from anabranch._arguments import wrong
+from anabranch._record.checks import MISSED, call
 from anabranch._record.faults import BEGUN, behind_answer, may_run_plainly, run_users
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.observe.observer import Observer
 from anabranch._record.observe.observing import observing, run_observed
 from anabranch._record.observe.reads import reads_of
 from anabranch._record.quick import is_intercepted
-from anabranch._record.recorder import MISSED, Recorder
+from anabranch._record.recorder import Recorder
 from anabranch._record.refusals import Cause
 from anabranch._record.report import RecordingReport
+from anabranch._record.signatures.call_plans import Call, CallPlans
 from anabranch._record.signatures.following import Following
 from anabranch._record.signatures.lists import Listed, with_lists
-from anabranch._record.signatures.ready_calls import ReadyCalls
 from anabranch._record.signatures.signature import (
     ARGUMENTS_ALONE,
     LEAF_TYPES,
@@ -88,7 +89,7 @@ class RecordedCallable(Generic[_P, _R]):
                                   chosen.guards)
         self._trees: dict[Any, Any] = {}  # by what leaves[0] says
         self._has_told = False  # of what its Python counts
-        self._ready = ReadyCalls()
+        self._plans = CallPlans()
         following = Following(self._states)
         self._lists = following.lists
         self._recorder = Recorder(self._call_flat, chosen, _name_of(self._function),
@@ -158,7 +159,7 @@ class RecordedCallable(Generic[_P, _R]):
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         if not self._is_recorded:
             return self._function(*args, **kwargs)
-        if not (self._ready.by_kind or _has_gpu()):  # calls that are ready have been launched
+        if not (self._plans.of_args or _has_gpu()):  # calls that are ready have been launched
             self._tell_of_no_gpu()
             return self._function(*args, **kwargs)
         if torch.cuda.is_current_stream_capturing():
@@ -171,14 +172,16 @@ class RecordedCallable(Generic[_P, _R]):
         if tracer is not None:
             BEGUN.tracer = tracer
         try:
-            if not kwargs and self._guard is None and (ready := self._ready.of_args(args)):
-                answer = self._recorder.launch_ready(ready, [ARGUMENTS_ALONE, *args])
-                if answer is not MISSED:
-                    if self._states.are_several:
-                        self._note_use(())
-                    return answer
+            guarded = None if self._guard is None else self._guarded()
+            BEGUN.runs += 1  # a plan may launch; its checks raise nothing
+            answer = call(self._plans.of_args, args, kwargs, guarded)
+            if answer is not MISSED:
+                if self._states.are_several:
+                    self._note_use(self._leaves(args, kwargs)[1:])
+                return answer
+            BEGUN.runs -= 1
             if not is_intercepted():
-                return self._call_looked_at(args, kwargs)
+                return self._call_fully(args, kwargs, guarded)
         except Exception as error:
             if not may_run_plainly(error, begun):
                 raise
@@ -194,36 +197,20 @@ class RecordedCallable(Generic[_P, _R]):
         self._is_recorded = False
         self._recorder.break_off(error)
 
-    def _call_looked_at(self, args: Any, kwargs: Any) -> Any:
-        """A call whose arguments are not known to be like those of the one before."""
-        objects: Sequence[Any] = ()
-        if kwargs or not LEAF_TYPES.issuperset(map(type, args)):
-            leaves = self._flat(args, kwargs)
-            if not LEAF_TYPES.issuperset(map(type, leaves)):
-                objects = list(filter(is_object, leaves[1:]))
-        else:
-            leaves = [ARGUMENTS_ALONE, *args]
-        guarded = self._guarded() if self._guard is not None else None
-        kind, ready = self._ready.look(leaves, guarded, self._states.followed) \
-            if not objects or all(map(is_lasting, objects)) else (None, ())
-        answer = self._recorder.launch_ready(ready, leaves)
-        if answer is MISSED:
-            return self._call_fully(leaves, objects, kind, guarded)
-        if self._states.are_several:
-            self._note_use(objects)
-        return answer
-
-    def _note_use(self, objects: Sequence[Any]) -> None:
+    def _note_use(self, leaves: Sequence[Any]) -> None:
+        objects = list(filter(is_object, leaves))
         with behind_answer(self._break_off):
             if self._states.note_use(objects):
-                self._ready.keep(self._states.kept())
+                self._plans.keep(self._states.kept())
 
     @_compat.untraced
     def _guarded(self) -> Any:
         """What the user's guard answers, which is not the step."""
         assert self._guard is not None
-        answer = run_users(self._guard)
-        BEGUN.runs -= 1
+        begun = BEGUN.runs
+        BEGUN.runs += 1
+        answer = self._guard() if BEGUN.tracer is None else run_users(self._guard)
+        BEGUN.runs = begun
         try:
             hash(answer)
         except TypeError:
@@ -231,10 +218,18 @@ class RecordedCallable(Generic[_P, _R]):
                         "A tuple of numbers and texts can.") from None
         return answer
 
-    def _call_fully(self, leaves: list[Any], objects: Sequence[Any], kind: Any,
-                    guarded: Any) -> Any:
-        """Finds state, signature and specialization. ``kind`` is what is seen of the arguments,
-        None where the next call with such arguments cannot be quick."""
+    def _call_fully(self, args: Any, kwargs: Any, guarded: Any) -> Any:
+        """A call that no plan serves, unless one does by its leaves."""
+        leaves = self._leaves(args, kwargs)
+        if self._plans.of_leaves:
+            BEGUN.runs += 1
+            answer = call(self._plans.of_leaves, leaves, None, guarded)
+            if answer is not MISSED:
+                if self._states.are_several:
+                    self._note_use(leaves[1:])
+                return answer
+            BEGUN.runs -= 1
+        objects = [leaf for leaf in leaves[1:] if is_object(leaf)]
         state, named = self._states.current(objects), self._recorder.specializations.now_named
         key = named(signature_of(leaves, state, guarded)) if state is not None else None
         spec = self._recorder.specializations.get(key)
@@ -248,14 +243,16 @@ class RecordedCallable(Generic[_P, _R]):
                 leaves = self._lists.taken_from(leaves)
                 state = self._states.find(objects)
                 key = signature_of(leaves, state, guarded)
-            self._ready.keep(self._states.kept())
+            self._plans.keep(self._states.kept())
             return self._run_and_compare(key, leaves, state, objects)
+        assert key is not None
         answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]), spec)
-        if kind is not None and key is not None:
-            with behind_answer(self._break_off):
-                if ready := self._recorder.ready(key, state, key[-1]):
-                    self._ready.keep(self._states.kept())
-                    self._ready.add(kind, ready)
+        with behind_answer(self._break_off):
+            self._plans.keep(self._states.kept())
+            self._recorder.plan(self._plans, Call(
+                args, kwargs, guarded, leaves, key[2], tuple([id(thing) for thing in objects
+                                                      if is_lasting(thing)]), state, key[-1]),
+                key, self._leaves)
         return answer
 
     def _tell_of_no_gpu(self) -> None:
@@ -336,6 +333,15 @@ class RecordedCallable(Generic[_P, _R]):
         args, kwargs = with_lists(leaves) if isinstance(leaves[0], Listed) else \
             _compat.tree_unflatten(leaves[1:], self._trees[leaves[0]])
         return run_users(self._call, *args, **kwargs)
+
+    def _leaves(self, args: Any, kwargs: Any) -> list[Any]:
+        """What a plan was called with: leaves, where there are no keywords."""
+        if kwargs is None:
+            given: list[Any] = args
+            return given
+        if kwargs or not LEAF_TYPES.issuperset(map(type, args)):
+            return self._flat(args, kwargs)
+        return [ARGUMENTS_ALONE, *args]
 
     def _flat(self, args: Any, kwargs: Any) -> list[Any]:
         """The containers, as something hashable, and then the leaves in torch's order."""

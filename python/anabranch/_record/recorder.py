@@ -8,6 +8,7 @@ be recorded runs plainly for ever, with its reason. Threads: any; one thread rec
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
@@ -21,10 +22,17 @@ from anabranch._record.attempt import Attempt
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
+from anabranch._record.checks import MISSED, Kind, call, item
 from anabranch._record.faults import BEGUN, behind_answer
 from anabranch._record.launch.in_turn import BAD_BINDING
 from anabranch._record.launch.recording import StepRecording
-from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks, handed_over, opened
+from anabranch._record.launch.saved_blocks import (
+    InBlocks,
+    InputPlaces,
+    SavedBlocks,
+    handed_over,
+    opened,
+)
 from anabranch._record.launches import Launches, applied
 from anabranch._record.memory.gpu import empty_cache, free_bytes, is_plentiful, other_allocator
 from anabranch._record.memory.shortage import Short, Shortage
@@ -32,7 +40,6 @@ from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.observe.observing import UNOBSERVED, is_observed
-from anabranch._record.quick import launch_if
 from anabranch._record.refusals import (
     ON_CPU,
     Again,
@@ -46,13 +53,11 @@ from anabranch._record.refusals import (
     strict_error,
     without_frames,
 )
-from anabranch._record.signatures.as_last import AsLast, as_last
+from anabranch._record.signatures.call_plans import Call, CallPlans, plan_of_graph
 from anabranch._record.signatures.following import Following
-from anabranch._record.signatures.ready_calls import ReadyCall
 from anabranch._record.signatures.signature import ChangingValues
 from anabranch._record.signatures.specialization import BoundState, Specialization
 from anabranch._record.signatures.specializations import Differences, Specializations
-from anabranch._record.state.guards import Guards
 from anabranch._record.state.number_places import NO_NUMBERS
 from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE, State
@@ -65,9 +70,6 @@ from anabranch._record.warn import placed, tell
 log = logging.getLogger("anabranch.record")
 _WARM_UP = 1  # plain calls of a signature before it is recorded
 _MOST_TRIES_AGAIN = 3
-
-MISSED = object()  # in place of an answer
-
 
 class Recorder:
     """The specializations of one callable.
@@ -136,11 +138,11 @@ class Recorder:
         spec = spec or self.specializations.get(key)
         if spec is None:
             spec = self._new_specialization(key, leaves, state, describe)
-        if spec.as_last is not None:
-            answer = self._launch_as_last(spec, spec.as_last, leaves, None)
+        if spec.plans:
+            answer = self._call_planned_graph(spec, leaves)
             if answer is not MISSED:
                 return answer
-        spec.calls += 1
+        spec.other_calls += 1
         if spec.recording is not None:
             if spec.shortage and spec.report.parallel_bytes:
                 # What is recorded from now on takes no more than the plain step.
@@ -245,7 +247,7 @@ class Recorder:
         """Counts a call that is never recorded; the caller runs it."""
         with self._lock:
             spec = self.specializations.setdefault(why, Specialization(inputs, NO_STATE))
-            spec.calls += 1
+            spec.other_calls += 1
             spec.refuse(why)
 
     def _new_specialization(self, key: Any, leaves: Sequence[Any], state: State,
@@ -456,67 +458,78 @@ class Recorder:
 
     # Launching.
 
-    def launch_ready(self, alike: Sequence[ReadyCall], leaves: list[Any]) -> Any:
-        """Launches the first that fits what is found now; nothing, and MISSED, if none does."""
-        for ready in alike:
-            spec = ready.spec
-            if ready.as_last is not None:
-                answer = self._launch_as_last(spec, ready.as_last, leaves, ready.bound)
-                if answer is not MISSED:
-                    return answer
-            known = ready.tensors() if not spec.is_retired and not spec.shortage else None
-            given = spec.given(leaves, ready.bound, known) if known is not None else None
-            if given is None:
-                continue
-            try:
-                words = () if spec.on_host is None and spec.follows is NO_NUMBERS \
-                    else self._words(spec, leaves, ready.state)
-            except OtherWay:
-                continue
-            if words is not None:
-                spec.calls += 1
-                return self._launches.launch(spec, leaves, ready.bound, given, words)
-        return MISSED
-
     @_compat.untraced
-    def _launch_as_last(self, spec: Specialization, last: AsLast, leaves: list[Any],
-                        bound: BoundState | None) -> Any:
-        """Launches it where nothing has changed since the last call, and answers; MISSED where that
-        cannot be told at once, or a launch takes more than addresses. ``bound``: None of a compiled
-        graph, which sets no gradients."""
-        recording, pair, saved = spec.recording, self._pair, self._saved
-        launch_of = recording.launch_of if recording is not None else None
-        if last.of_launch is None or recording is None or launch_of is None or spec.is_retired \
-                or spec.shortage or (pair and pair.backward_is_short):
-            return MISSED
-        if isinstance(leaves, InBlocks):
-            launch_of = recording.launch_of_blocks(leaves.places, spec.arguments)
-            if launch_of is None:
-                return MISSED
-        layout = recording.layout if saved is not None else None
-        in_blocks = saved is not None and layout is not None and saved.may_pass(layout)
-        given = [*map(leaves.__getitem__, spec.arguments), *last.tensors] if spec.arguments \
-            else last.tensors
-        owners = spec.owners(leaves, bound.parameters) \
-            if bound is not None and recording.gradients.are_any else ()
+    def _call_planned_graph(self, spec: Specialization, leaves: list[Any]) -> Any:
+        """A launch of a compiled graph by its plan; MISSED where that cannot be."""
+        places = leaves.places if isinstance(leaves, InBlocks) else None
+        if places not in spec.plans:
+            self._plan_graph(spec, places)
+        plans = spec.plans.get(places, [])
         BEGUN.runs += 1
-        launched = launch_if(*last.of_launch, launch_of, given, owners)
-        if isinstance(launched, tuple):
-            spec.calls += 1
-            answer = recording.answer_of(given, owners, *launched, in_blocks)
+        answer = call(plans, leaves, None, None)
+        if answer is MISSED:
+            BEGUN.runs -= 1
+            spec.plans = {}  # until it is launched
+        return answer
+
+    def _plan_graph(self, spec: Specialization, places: InputPlaces | None) -> None:
+        """For later calls of a compiled graph."""
+        recording, saved, pair = spec.recording, self._saved, self._pair
+        offsets = b"" if recording is None or places is None \
+            else recording.offsets(places, spec.arguments)
+        if recording is None or offsets is None:
+            return
+
+        def finish(given: Sequence[Tensor], owners: Any, bases: list[Tensor], are_counted: bool,
+                   are_set: bool) -> Any:
+            layout = recording.layout if saved is not None else None
+            in_blocks = layout is not None and saved is not None and saved.may_pass(layout)
+            answer = recording.finish(given, owners, bases, are_counted, are_set, in_blocks)
             if saved is not None and layout is not None and not in_blocks:
                 saved.watch(layout, answer)
-            return answer if bound is None or bound.mutations is None else bound.apply(answer)
-        BEGUN.runs -= 1
-        if launched is not None and launched >= 0 and recording.random is not None:
-            recording.random.take_back()
-        if launched is None or bound is None:
+            return answer
+
+        def refused(code: int, *of_call: Any) -> Any:
+            if code and recording.random is not None:
+                recording.random.take_back()
             return MISSED
-        # All was as it was, and old gradients may be gone: nothing is asked again.
-        spec.calls += 1
-        if launched == BAD_BINDING:
-            return self._launches.launch_elsewhere(spec, leaves, bound, [*given])
-        return self._launches.launch(spec, leaves, bound, [*given])
+
+        more = [] if pair is None else [item(vars(pair), "backward_is_short", Kind.IS, False)]
+        plan = plan_of_graph(spec, more, finish, refused, offsets)
+        if plan is not None:
+            spec.plans = {**spec.plans, places: [plan]}
+
+    def plan(self, plans: CallPlans, found: Call, key: Any,
+             leaves_of: Callable[[Any, Any], list[Any]]) -> None:
+        """Leaves a plan for calls like the one that has just been launched; ``leaves_of(args,
+        kwargs)`` answers the leaves of such a call."""
+        spec = self.specializations.get(key)
+        if spec is not None and spec.recording is not None and not spec.shortage:
+            bound = spec.bind(found.state)
+            if bound is not None:
+                plans.add(found, spec, bound, functools.partial(
+                    self._launch_planned, spec, bound, leaves_of))
+
+    @_compat.untraced
+    def _launch_planned(self, spec: Specialization, bound: BoundState,
+                        leaves_of: Callable[[Any, Any], list[Any]], code: int, args: Any,
+                        kwargs: Any, given: list[Tensor], owners: list[Tensor],
+                        words: Sequence[int]) -> Any:
+        """A launch that a plan leaves to Python, whose checks have held: it takes more than
+        addresses, or has been refused with this code."""
+        recording = spec.recording
+        if recording is None:
+            return MISSED
+        if code and recording.random is not None:
+            recording.random.take_back()
+        leaves = leaves_of(args, kwargs)
+        all_given = spec.with_gradients(given, owners)
+        if all_given is None or (spec.on_host is not None and not spec.on_host.are_as_compared(
+                [leaves[i] for i in spec.arguments])):
+            return MISSED
+        BEGUN.runs -= 1  # which the call has counted for a direct launch
+        launch = self._launches.launch_elsewhere if code == BAD_BINDING else self._launches.launch
+        return launch(spec, leaves, bound, all_given, words, owners)
 
     def _words(self, spec: Specialization, leaves: Sequence[Any],
                state: State) -> Sequence[int] | None:
@@ -530,14 +543,6 @@ class Recorder:
         assert self._following is not None
         words = self._following.words(spec, leaves, state)
         return words if words is not None and spec.may_be_launched_with(words) else None
-
-    def ready(self, key: Any, state: State, guards: Guards) -> ReadyCall | None:
-        """What later calls like the one that has just been launched may be launched with."""
-        spec = self.specializations.get(key)
-        if spec is None or spec.recording is None or spec.shortage:
-            return None
-        bound = spec.bind(state)
-        return ReadyCall(spec, state, bound, guards) if bound is not None else None
 
     def _launch(self, key: Any, spec: Specialization, leaves: list[Any], state: State) -> Any:
         """Launches the recording, or records anew where it does not fit the state."""
@@ -555,10 +560,11 @@ class Recorder:
             return self._go_another_way(key, spec, leaves, state, error)
         if words is None:
             return self._prove(spec, leaves, state)
+        places = leaves.places if isinstance(leaves, InBlocks) else None
         answer = self._launches.launch(spec, leaves, bound, given, words)
-        if state is NO_STATE and spec.as_last is None and not spec.fixed:
+        if state is NO_STATE:
             with self._behind_answer(spec):
-                spec.as_last = as_last([], [], spec.recording if spec.takes_tensors_alone else None)
+                self._plan_graph(spec, places)
         return answer
 
     def _go_another_way(self, key: Any, spec: Specialization, leaves: list[Any], state: State,

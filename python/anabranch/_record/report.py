@@ -64,6 +64,9 @@ class RecordingReport:
     remedy: str = ""
     times: int = 0
     plain_calls: int = 0  # of a recorded one, that a launch would not have served
+    # Calls in which all had to be looked for again, and what was another one in the last of them.
+    slow_calls: int = 0
+    slow_because: str = ""
     shortage: str = ""  # of which memory something ran out last, and what comes of it
     recording: RecordingCost = dataclasses.field(default_factory=RecordingCost)
     # Of the last try, in the order in which they ended. The GPU's work counts where it is waited
@@ -150,6 +153,7 @@ class RecordingReport:
                 f"  {self.memory}\n"
                 f"  {self.recording}\n"
                 f"{self._shortage_text()}"
+                f"{self._slow_text()}"
                 f"{self._lanes_text()}"
                 f"  captured in {self.capture_seconds:.2f} s, made in {self.make_seconds:.2f} s, "
                 f"verified in {self.verify_seconds:.2f} s ({self.verified})"
@@ -163,6 +167,10 @@ class RecordingReport:
 
     def _shortage_text(self) -> str:
         return f"  ran plainly for want of memory: {self.shortage}\n" if self.shortage else ""
+
+    def _slow_text(self) -> str:
+        return (f"  {self.slow_calls} calls looked for everything again, the last because of "
+                f"{self.slow_because}\n") if self.slow_calls else ""
 
     def _timing_text(self) -> str:
         lines = text_of_timing(self.timing) if self.timing is not None else ()

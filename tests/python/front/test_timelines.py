@@ -91,7 +91,7 @@ def recorded(monkeypatch):
                         lambda: [("step", one) for one in step._recordings()])
 
     def call():
-        spec.calls += 1
+        spec.other_calls += 1
         spec.recording.timing = STEP
 
     return SimpleNamespace(step=step, recording=spec.recording, call=call, waits=waits)

@@ -15,9 +15,10 @@ from torch import nn
 
 import anabranch
 from anabranch import errors
-from anabranch._record import recorded_graph, recorder
+from anabranch._record import recorded_graph
 from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._record.signatures.signature import ARGUMENTS_ALONE
+from anabranch._record.state.cache import StateCache
 
 HERE = str(Path(anabranch.__file__).parent)
 CALLS = 4  # plain, and once more with a momentum; recorded; launched
@@ -117,7 +118,7 @@ def test_whatever_of_ours_breaks_a_program_goes_on_and_is_right(step_of):
 def test_a_mistake_is_told_once_and_nothing_is_recorded_any_more(step_of, monkeypatch):
     step, left = step_of()
     recorded = anabranch.record(step)
-    monkeypatch.setattr(recorder.Recorder, "launch_ready", fail)
+    monkeypatch.setattr(StateCache, "current", fail)
     with pytest.warns(errors.RecordWarning) as told:
         run(recorded, left)
     assert len(told) == 1
@@ -128,7 +129,7 @@ def test_a_mistake_is_told_once_and_nothing_is_recorded_any_more(step_of, monkey
 
 def test_under_strict_a_mistake_raises(step_of, monkeypatch):
     step, _ = step_of()
-    monkeypatch.setattr(recorder.Recorder, "launch_ready", fail)
+    monkeypatch.setattr(StateCache, "current", fail)
     with pytest.raises(errors.RecordError) as raised:
         anabranch.record(step, strict=True)(torch.ones(3, 4))
     assert raised.value.code == 318

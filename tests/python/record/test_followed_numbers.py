@@ -98,7 +98,10 @@ class Followed:
     def reserve(self):
         pass
 
-    launch_of, tell_launch = None, reserve
+    has_words = True
+
+    def direct_or_none(self):
+        return None
 
     def fits(self, given, places=None):
         return True

@@ -146,7 +146,7 @@ def test_a_model_that_is_answered_is_the_one_of_the_call():
 def found(state):
     """What there is to know of a state, whatever the order in which it was found."""
     places = {path: id(place.get()) for path, place in state.by_path().items()}
-    ways = {id(thing) for _, thing in state._ways}
+    ways = {id(thing) for _, (_, thing) in state._ways}
     return places, ways, sorted(map(repr, (path for path, _ in state.fingerprint))), \
         sorted(map(id, state.tensors())), {id(thing) for thing in state.modules}, \
         [id(tensor) for tensor in sorted(state.parameters(), key=id)]

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import collections
-import gc
 import struct
 import sys
 import weakref
-from types import CellType
+from concurrent import futures
 
 import pytest
 import torch
@@ -18,11 +16,8 @@ from anabranch import _compat
 from anabranch._record import quick
 
 pytestmark = pytest.mark.oldest
-WAYS = {"compiled": (quick.stand, quick.gradients_are, quick.addresses),
-        "python": (quick._stand, quick._gradients_are, quick._addresses)}
-HOLDING = {"compiled": quick.holding, "python": quick._holding}
-STANDING = {"compiled": quick.standing, "python": quick._standing}
-ANSWERS_ARE = {"compiled": quick.answers_are, "python": quick._answers_are}
+WAYS = {"compiled": (quick.module.gradients_are, quick.addresses),
+        "python": (lambda some, told: quick.tell_gradients(some) == told, quick._addresses)}
 
 
 @pytest.fixture(params=WAYS)
@@ -31,194 +26,13 @@ def ways(request):
 
 
 def test_the_compiled_module_is_there_and_knows_where_tensors_are():
-    assert quick._module is not None and quick.addresses is quick._module.addresses
+    assert quick.module is not None and quick.addresses is quick.module.addresses
     assert quick.tells_autograd and quick.tells_modes and quick.sets_gradients
     assert quick.tells_versions == (sys.version_info[:2] in ((3, 11), (3, 12)))
 
 
-class Holder:
-    """One that Python looks up itself."""
-
-    def __init__(self, **things):
-        self.things = things
-
-    def __getitem__(self, key):
-        return self.things[key]
-
-
-def test_the_very_same_things_stand_there_or_they_do_not(ways):
-    stand, _, _ = ways
-    a, b, equal = [1], [2], [1]
-    plain, listed, own = {"a": a}, [a, b], Holder(b=b)
-    ordered = collections.OrderedDict(a=a)
-    holders, keys, things = (plain, listed, own, ordered), ("a", 1, "b", "a"), (a, b, b, a)
-    assert stand(holders, keys, things) and stand((), (), ())
-    assert not stand(holders, keys, ()) and not stand(holders[:3], keys, things)
-    plain["a"] = equal
-    assert not stand(holders, keys, things)
-    plain["a"] = a
-    assert stand(holders, keys, things)
-    cell = CellType(a)
-    assert stand((cell,), (CellType,), (a,)) and not stand((cell,), (CellType,), (b,))
-    del cell.cell_contents
-    assert not stand((cell,), (CellType,), (a,))
-    for gone in (lambda: own.things.clear(), lambda: listed.pop(), lambda: plain.clear()):
-        gone()
-        assert not stand(holders, keys, things)
-
-
-def test_what_a_holder_raises_is_a_no_unless_it_ends_the_program(ways):
-    stand, _, _ = ways
-
-    class Raising:
-        def __getitem__(self, key):
-            raise key
-
-    assert not stand((Raising(),), (OverflowError(),), (None,))
-    with pytest.raises(KeyboardInterrupt):
-        stand((Raising(),), (KeyboardInterrupt(),), (None,))
-
-
-@pytest.fixture(params=[True, False], ids=["versions", "no versions"])
-def versions(request):
-    """Whether the compiled module goes by the versions of dictionaries."""
-    quick._module.learn_versions(request.param and quick.tells_versions)
-    yield request.param and quick.tells_versions
-    quick._module.learn_versions(quick.tells_versions)
-
-
-def is_so(questions):
-    return quick.answers_are(*zip(*questions, strict=True)) if questions else True
-
-
-@pytest.mark.parametrize("standing", STANDING.values(), ids=STANDING)
-def test_questions_are_whether_the_very_same_things_stand_there(standing, versions):
-    class Named:
-        scale = [1]
-
-    a, b, equal = [1], [2], [1]
-    plain, listed, own, cell = {"a": a, "b": b}, [a, b], Holder(b=b), CellType(a)
-    ordered, of_class = collections.OrderedDict(a=a), vars(Named)
-    before = Named.scale
-    places = [(plain, "a", a), (listed, 1, b), (own, "b", b), (ordered, "a", a), (plain, "b", b),
-              (cell, CellType, a), (of_class, "scale", before), (listed, 0, a)]
-    asked = standing(*zip(*places, strict=True))
-    assert is_so(asked) and is_so(asked) and is_so(standing((), (), ()))
-    assert not is_so(standing((plain, {}), ("a", "a"), (a, a)))
-    for change, back in (
-            (lambda: plain.update(a=equal), lambda: plain.update(a=a)),
-            (lambda: plain.pop("b"), lambda: plain.update(b=b)),
-            (lambda: listed.reverse(), lambda: listed.reverse()),
-            (lambda: listed.pop(), lambda: listed.append(b)),
-            (lambda: own.things.clear(), lambda: own.things.update(b=b)),
-            (lambda: ordered.update(a=b), lambda: ordered.update(a=a)),
-            (lambda: setattr(cell, "cell_contents", b), lambda: setattr(cell, "cell_contents", a)),
-            (lambda: setattr(Named, "scale", equal), lambda: setattr(Named, "scale", before))):
-        change()
-        assert not is_so(asked) and not is_so(asked)
-        back()
-        assert is_so(asked) and is_so(asked)
-    plain["more"] = listed[:]  # which nobody asks for
-    assert is_so(asked)
-
-
-def test_what_has_not_changed_is_not_looked_through_again(versions):
-    looks = []
-
-    class Key:
-        def __init__(self, change=lambda: None):
-            self.change = change
-
-        def __hash__(self):
-            return 7
-
-        def __eq__(self, other):
-            looks.append(other)
-            self.change()
-            return False
-
-    thing, first, key = [1], Key(), Key()
-    holder = {first: None, key: thing}  # of one hash, so that the first is looked at
-    asked = quick.standing([holder], [key], [thing])
-
-    def looks_of_next():
-        looks.clear()
-        assert is_so(asked)
-        return len(looks)
-
-    holder["more"] = None
-    assert looks_of_next() == 1 and looks_of_next() == (0 if versions else 1)
-    holder["more"] = thing
-    assert looks_of_next() == 1
-    # It changes while it is looked at: what has been seen then may not be so any more.
-    first.change = lambda: holder.update(more=len(looks))
-    holder["more"] = None
-    assert looks_of_next() == looks_of_next() == 1
-
-
-def whole(dicts, values, has_keys=False):
-    return [(one, tuple(one) if has_keys else None, some)
-            for one, some in zip(dicts, values, strict=True)]
-
-
-@pytest.mark.parametrize("holding", HOLDING.values(), ids=HOLDING)
-@pytest.mark.parametrize("has_keys", [False, True])
-def test_dictionaries_have_the_very_same_items_in_their_order_or_they_do_not(
-        holding, has_keys, versions):
-    a, b, equal = [1], [2], [1]
-    plain, by_default = {"x": a, "y": b}, collections.defaultdict(list, z=a)
-    hold = holding(whole((plain, by_default, {}), ((a, b), (a,), ()), has_keys))
-    assert hold() and holding(())()
-    by_default["more"] = b
-    assert not hold()
-    del by_default["more"]
-    assert hold()
-    plain["x"] = equal
-    assert not hold()
-    plain["x"], plain["y"] = b, a
-    assert not hold()
-    del plain["x"]
-    assert not hold()
-    plain["x"] = b  # in another place of the order
-    assert hold() is not has_keys
-    del plain["x"], plain["y"]
-    plain["x"], plain["another"] = a, b
-    assert hold() is not has_keys
-
-
-@pytest.mark.parametrize("holding", HOLDING.values(), ids=HOLDING)
-def test_what_dictionaries_are_compared_with_lives_as_long_as_the_comparison(holding):
-    """And no longer, where the two are of one cycle."""
-    hold = holding([({"a": Holder()}, None, ())])
-    gc.collect()
-    assert not hold()
-    one = {"x": Holder()}
-    one["itself"] = holding([(one, ("x",), (one["x"],))])
-    seen = weakref.ref(one["x"])
-    del one
-    gc.collect()
-    assert seen() is None
-
-
-@pytest.mark.parametrize("answers_are", ANSWERS_ARE.values(), ids=ANSWERS_ARE)
-def test_functions_answer_what_is_equal_or_they_do_not(answers_are):
-    def failing():
-        raise OverflowError
-
-    def stopping():
-        raise KeyboardInterrupt
-
-    functions, arguments = (len, abs, str), (("ab",), (-3.5,), (12,))
-    assert answers_are(functions, arguments, (2, 3.5, "12")) and answers_are((), (), ())
-    assert not answers_are(functions, arguments, (2, 3.5, "13"))
-    assert not answers_are(functions, arguments, (2, 3.5))
-    assert not answers_are((failing,), ((),), (None,))
-    with pytest.raises(KeyboardInterrupt):
-        answers_are((stopping,), ((),), (None,))
-
-
 def test_which_gradients_there_are_is_seen(ways):
-    _, gradients_are, _ = ways
+    gradients_are, _ = ways
     some = [nn.Parameter(torch.ones(2)), torch.ones(2), torch.ones(2, requires_grad=True)]
     assert gradients_are(some, bytes([3, 2, 3])) and gradients_are((), b"")
     assert not gradients_are(some, bytes([3, 2])) and not gradients_are(some, bytes([3, 3, 3]))
@@ -300,7 +114,7 @@ def test_gradients_of_what_is_no_tensor_of_torchs_own_are_left_to_python():
 
 
 def test_addresses_are_those_that_torch_says(ways):
-    _, _, addresses = ways
+    _, addresses = ways
     base = torch.zeros(64)
 
     class Mine(Tensor):
@@ -325,7 +139,7 @@ def test_addresses_are_those_that_torch_says(ways):
 
 def test_an_address_is_that_of_now(ways):
     """Also of an object that has become another tensor, whose memory may be gone."""
-    _, _, addresses = ways
+    _, addresses = ways
     one, other = torch.ones(4), torch.zeros(4)
     before, after = one.data_ptr(), other.data_ptr()
     assert addresses([one], b"", None) == struct.pack("Q", before)
@@ -336,7 +150,7 @@ def test_an_address_is_that_of_now(ways):
 
 
 def test_what_has_no_address_raises_as_torch_does(ways):
-    _, _, addresses = ways
+    _, addresses = ways
     with pytest.raises(TypeError):
         addresses([None], b"", None)
     sparse = torch.eye(2).to_sparse()
@@ -350,3 +164,80 @@ def test_functions_of_cxx_are_called_in_known_releases_alone(monkeypatch):
     assert named("gradient") and named("data_pointer")
     monkeypatch.setattr("anabranch._compat.library.version", (99, 0))
     assert named("gradient") == named("increment_version") == 0 and named("data_pointer")
+
+
+C, CUDA, CUDNN = torch._C, torch.backends.cuda, torch.backends.cudnn
+
+
+def of_attribute(owner, name, value):
+    before = getattr(owner, name)
+    return (lambda: setattr(owner, name, value)), (lambda: setattr(owner, name, before))
+
+
+SETTINGS = {
+    "gradients": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
+    "autocast": (lambda: torch.set_autocast_enabled("cuda", True),
+                 lambda: torch.set_autocast_enabled("cuda", False)),
+    "type of autocast": (lambda: torch.set_autocast_dtype("cuda", torch.bfloat16),
+                         lambda: torch.set_autocast_dtype("cuda", torch.float16)),
+    "default type": (lambda: torch.set_default_dtype(torch.float64),
+                     lambda: torch.set_default_dtype(torch.float32)),
+    "determinism": (lambda: torch.use_deterministic_algorithms(True),
+                    lambda: torch.use_deterministic_algorithms(False)),
+    "cuDNN's determinism": of_attribute(CUDNN, "deterministic", True),
+    "cuDNN": of_attribute(CUDNN, "enabled", False),
+    "products in TF32": of_attribute(CUDA.matmul, "fp32_precision", "tf32"),
+    "products in IEEE's": of_attribute(CUDA.matmul, "fp32_precision", "ieee"),
+    "convolutions in IEEE's": of_attribute(CUDNN.conv, "fp32_precision", "ieee"),
+    "sums in half": of_attribute(CUDA.matmul, "allow_fp16_accumulation", True),
+    "reductions in half": of_attribute(
+        CUDA.matmul, "allow_fp16_reduced_precision_reduction", False),
+    "reductions in bfloat16": of_attribute(
+        CUDA.matmul, "allow_bf16_reduced_precision_reduction", False),
+    "no split sums": (
+        lambda: C._set_cublas_allow_bf16_reduced_precision_reduction(False, False),
+        lambda: C._set_cublas_allow_bf16_reduced_precision_reduction(True, True)),
+    "flash attention": (lambda: C._set_sdp_use_flash(False), lambda: C._set_sdp_use_flash(True)),
+    "efficient attention": (lambda: C._set_sdp_use_mem_efficient(False),
+                            lambda: C._set_sdp_use_mem_efficient(True)),
+    "attention by products": (lambda: C._set_sdp_use_math(False),
+                              lambda: C._set_sdp_use_math(True)),
+    "cuDNN's attention": (lambda: C._set_sdp_use_cudnn(False), lambda: C._set_sdp_use_cudnn(True)),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_torchs_cpp_tells_of_each_mode_what_its_python_does(name):
+    change, change_back = SETTINGS[name]
+    before, in_python = quick.modes_told(), _compat.modes()
+    assert quick.modes_are(before) and quick._modes_are(in_python)
+    change()
+    try:
+        assert not quick.modes_are(before) and not quick._modes_are(in_python)
+        told = list(struct.unpack(f"{len(in_python)}H", quick.modes_told()))
+        assert told == _compat.numbers_of_modes()
+    finally:
+        change_back()
+    assert quick.modes_are(before) and quick._modes_are(in_python)
+
+
+def test_modes_are_those_of_the_thread():
+    told = quick.modes_told()
+    with torch.inference_mode():
+        assert not quick.modes_are(told)
+        with futures.ThreadPoolExecutor(1) as pool:
+            assert pool.submit(quick.modes_are, told).result()
+
+
+def test_modes_of_a_torch_that_is_not_known_are_asked_of_its_python(monkeypatch):
+    told = quick.modes_told()
+    assert not quick.modes_are(told[:-1]) and not quick.modes_are(None)
+    monkeypatch.setattr(_compat, "numbers_of_modes", lambda: [2] * len(_compat.modes()))
+    assert not quick._can_tell_modes(quick.module)
+    assert quick.module.modes_told() is None and not quick.modes_are(told)
+    monkeypatch.undo()
+    assert quick._can_tell_modes(quick.module) and quick.modes_are(told)
+    monkeypatch.setattr(_compat.library, "version", (99, 0))
+    monkeypatch.setattr("anabranch._compat.torch_modes.library_function",
+                        _compat.library_function.__wrapped__)
+    assert _compat.modes_in_cpp() == []

@@ -11,7 +11,7 @@ import copy
 
 import pytest
 import torch
-from test_guards import Configured, Scaled
+from test_guards import Configured
 from test_walk import (  # noqa: F401
     Launched,
     X,
@@ -23,9 +23,7 @@ from test_walk import (  # noqa: F401
 from torch import nn
 
 import anabranch
-from anabranch._record.state import guards as guards_module
 from anabranch._record.state.cache import StateCache
-from anabranch._record.state.state import State
 
 pytestmark = pytest.mark.oldest
 
@@ -81,17 +79,3 @@ def test_a_list_in_two_places_of_which_one_is_replaced():
     for change in (lambda: net.nested[0].append(7), lambda: setattr(net, "rates", [9])):
         change()
         assert_recorded_anew(made, lambda x: [net.weight])
-
-
-def test_what_changes_beside_many_guarded_values_is_looked_at_alone(monkeypatch):
-    """A value that is another one in every call, in a model with many."""
-    net = Scaled()
-    guards = State([lambda: net]).guards()
-    state, looked_at = State([lambda: net]), []
-    assert state.guards() == guards
-    monkeypatch.setattr(guards_module, "_told", lambda value, told=guards_module._told:
-                        looked_at.append(value) or told(value))
-    net.scale = 5.0
-    assert state.guards() != guards and set(looked_at) == {5.0}
-    net.scale = 1.0
-    assert state.guards() == guards and set(looked_at) == {5.0, 1.0}

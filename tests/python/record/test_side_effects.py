@@ -354,7 +354,8 @@ def launching(monkeypatch):
             answer = attempt._step.call(attempt._step.leaves)
             return answer, SimpleNamespace(
                 uses=list(range(uses)), objects=[], launch=launch, needs_gradients=False,
-                layout=None, has_overlaps=False, counts=CaptureCounts(nodes=1), timing=None)
+                layout=None, has_overlaps=False, direct_or_none=lambda: None,
+                has_words=False, counts=CaptureCounts(nodes=1), timing=None)
 
         monkeypatch.setattr(attempt_module.Attempt, "record", record)
         return made, launched

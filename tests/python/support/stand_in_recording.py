@@ -59,7 +59,7 @@ class Launched:
     answered_bytes = 1 << 10
     has_overlaps = False
     undefined, objects, layout, ahead_bytes = frozenset(), (), None, 0
-    timing, is_timed, launch_of = None, False, None
+    timing, is_timed, has_words = None, False, False
 
     def __init__(self, stand_in, step, lanes):
         self._stand_in, self._call = stand_in, step.call
@@ -70,8 +70,8 @@ class Launched:
     def exchange(self):
         return False
 
-    def tell_launch(self):
-        pass
+    def direct_or_none(self):
+        return None
 
     def reserve(self):
         self._stand_in.take("the memory of a launch")

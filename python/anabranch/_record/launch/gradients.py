@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from anabranch._record.capture.step import Fresh
+from anabranch._record.checks import packed
 from anabranch._record.launch.output_buffers import OutputBuffers
 from anabranch._record.launch.outputs import LeafBuilder
-from anabranch._record.launch.stretch import packed
 from anabranch._record.quick import (
     gradient_row,
     let_go_of_gradients,
@@ -36,10 +36,10 @@ class Gradients:
         self._builds = [(i, build.part(part)) for i, part in found.items()]
         places = {i: buffers.place_of(part) for i, part in found.items() if isinstance(part, Fresh)}
         rows = [gradient_row(i, *place) for i, place in places.items() if place is not None]
-        self._rows = b"".join(rows)
         self.are_any = bool(found)
-        # Whether nothing but owners and bases is needed to set them.
+        # Whether nothing but owners and bases is needed to set them; and how, then.
         self.are_quick = sets_gradients and len(rows) == len(found)
+        self.rows = b"".join(rows) if self.are_quick else b""
 
     def let_go(self, owners: Sequence[Tensor]) -> None:
         if self._let_go and not let_go_of_gradients(owners, self.let_go_bytes):
@@ -48,7 +48,7 @@ class Gradients:
 
     def set_quickly(self, owners: Sequence[Tensor], bases: Sequence[Tensor]) -> bool:
         """Whether they have all been set; ``bases`` are those that a launch has allocated."""
-        return self.are_quick and set_gradients(owners, bases, self._rows)
+        return self.are_quick and set_gradients(owners, bases, self.rows)
 
     def set(self, owners: Sequence[Tensor], given: Sequence[Tensor],
             fresh: Sequence[Tensor]) -> None:

@@ -20,8 +20,9 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.library import NativeError
 from anabranch._fx.extents import extent_bytes
+from anabranch._record.checks import packed
 from anabranch._record.launch.output_buffers import OutputBuffer, OutputBuffers
-from anabranch._record.launch.stretch import Stretch, last_named, packed, steady_addresses
+from anabranch._record.launch.stretch import Stretch, last_named, steady_addresses
 from anabranch._record.launch.swapped_out import SwappedOut
 
 BAD_BINDING = 402

@@ -27,6 +27,7 @@ from anabranch._core.timed_recording import nodes_of
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.host_draws import Draws
 from anabranch._record.capture.step import Alias, Fresh, Held, Lazy, Step, Wrapped, plain_parts
+from anabranch._record.checks import Direct, Kind, answers, holding, item, packed
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.gradients import Gradients
 from anabranch._record.launch.in_turn import InTurn
@@ -34,12 +35,12 @@ from anabranch._record.launch.output_buffers import OutputBuffer
 from anabranch._record.launch.outputs import BlockLeafBuilder, LeafBuilder, OutputBuilder
 from anabranch._record.launch.rng_graph import RngGraph
 from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InputPlaces, lie_as
-from anabranch._record.launch.stretch import Stretch, packed, passed_between, total
+from anabranch._record.launch.stretch import Stretch, passed_between, total
 from anabranch._record.launch.timing import Timing, joined
 from anabranch._record.memory.lasting import has_planned_copies
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.picker import picker
-from anabranch._record.quick import LaunchOf, increment_versions
+from anabranch._record.quick import increment_versions
 from anabranch._record.refusals import Aliased, OtherGraph
 from anabranch._record.tensors import units_overlap
 
@@ -117,13 +118,12 @@ class StepRecording:
         self.draws: Draws | None = None
         # That launches write and C++ has. No tensors: a later capture would think them Python's.
         self.buckets: Sequence[torch.UntypedStorage] = ()
-        # For quick.launch_if(), once it is known that launches are of a kind that it can do.
-        self.launch_of: LaunchOf | None = None
-        self._launches_of_blocks: dict[InputPlaces, LaunchOf | None] = {}
-        # Which base is all that a launch by it answers and leaves, as most losses are.
+        # How call plans launch it, where that takes nothing but addresses and words.
+        self.direct: Direct | None = None
+        # Which base is all that it answers, as most losses are.
         alone = self._result.alone
         is_base = alone is not None and self._buffers.view(alone)[1] is None
-        self._answers_base = alone if is_base and not self.gradients.are_any else None
+        self._answers_base = -1 if alone is None or not is_base else alone
 
     def _stretches_of(self, step: Step, discovered: DiscoveredStep,
                       recordings: Sequence[CapturedRecording]) -> list[Stretch]:
@@ -214,45 +214,60 @@ class StepRecording:
         """Whether it writes one of some given tensors."""
         return not set(self._mutated).isdisjoint(indices)
 
-    def tell_launch(self) -> None:
-        """Sets ``launch_of``, where a launch takes nothing but addresses, and gradients are set
-        quickly."""
-        is_more = self._in_turn or self.draws or self._formulas or self._together or self.objects \
+    def direct_or_none(self) -> Direct | None:
+        """``direct``, once it is known."""
+        if self.direct is None:
+            self.tell_direct()
+        return self.direct
+
+    def tell_direct(self) -> None:
+        """Sets ``direct``, where launches are of that kind, and gradients are set quickly."""
+        is_more = self._in_turn or self.draws or self._together or self.objects \
             or self.needs_gradients or (self.gradients.are_any and not self.gradients.are_quick)
-        self.launch_of = None if is_more else self.stretches[0].launch_of(
-            self._device, self._buffers.layouts, self._quickly_mutated,
-            None if self.random is None else self.random.replay, self.gradients.let_go_bytes)
-        self._launches_of_blocks = {}
+        launch = None if is_more else self.stretches[0].launch
+        if launch is None:
+            self.direct = None
+            return
+        when = holding([answers(_compat.current_device, (), self._device, "the current device"),
+                        item(*_compat.NO_PROFILE[:2], Kind.IS, _compat.NO_PROFILE[2])])
+        # Plain tuples: torch 2.11's function takes no others.
+        self.direct = Direct(
+            when, launch, _compat.empty_strided_cuda, tuple(map(tuple, self._buffers.layouts)),
+            _compat.current_stream, (self._device,),
+            None if self.random is None else self.random.replay, self.finish,
+            mutated=self._quickly_mutated, let_go=self.gradients.let_go_bytes,
+            rows=self.gradients.rows, answer=-1 if self._has_versions_left
+            else self._answers_base)
 
-    def launch_of_blocks(self, places: InputPlaces, arguments: Sequence[int]) -> LaunchOf | None:
-        """``launch_of`` where some of the arguments are blocks, as in offsets()."""
-        if places not in self._launches_of_blocks:
-            offsets, launch_of = self.offsets(places, arguments), self.launch_of
-            self._launches_of_blocks[places] = launch_of.with_offsets(offsets) \
-                if offsets is not None and launch_of is not None else None
-        return self._launches_of_blocks[places]
+    @property
+    def has_words(self) -> bool:
+        """Whether launches take words that follow numbers."""
+        return self._formulas is not None
 
-    def answer_of(self, given: Sequence[Tensor], owners: Sequence[Tensor], bases: list[Tensor],
-                  are_counted: bool, in_blocks: bool = False) -> Any:
-        """Of a launch by quick.launch_if(): its bases, and whether it has incremented versions;
-        ``owners``: of gradients; ``in_blocks`` as in launch()."""
-        if self._mutated and not are_counted:
+    @property
+    def _has_versions_left(self) -> bool:
+        """Whether torch's Python increments versions."""
+        return bool(self._mutated) and not self._quickly_mutated
+
+    def finish(self, given: Sequence[Tensor], owners: Sequence[Tensor], bases: list[Tensor],
+               are_counted: bool, are_set: bool, in_blocks: bool = False) -> Any:
+        """The answer of a direct launch, with these bases, and what it has left to do of versions
+        and gradients; ``in_blocks`` as in launch()."""
+        if not are_counted or self._has_versions_left:
             self._increment_versions(given)
-        if self._answers_base is not None:
-            return bases[self._answers_base]
-        fresh = self._fresh(given, owners, bases, in_blocks)
+        fresh = self._fresh(given, owners, bases, in_blocks, are_set)
         return (self._result_in_blocks if in_blocks else self._result).build(given, fresh)
 
     def _fresh(self, given: Sequence[Tensor], owners: Sequence[Tensor], bases: list[Tensor],
-               in_blocks: bool) -> list[Tensor]:
-        """What results are built of. Sets gradients."""
+               in_blocks: bool, are_set: bool = False) -> list[Tensor]:
+        """What results are built of. Sets gradients, unless they are."""
         if in_blocks:  # of a compiled graph, which sets none
             assert self.layout is not None
             self.layout.sign(bases)
             return bases
         if not self.gradients.are_any:
             return self._buffers.tensors(bases)
-        if self.gradients.set_quickly(owners, bases):
+        if are_set or self.gradients.set_quickly(owners, bases):
             return self._buffers.tensors(bases, has_gradients=False)
         fresh = self._buffers.tensors(bases)
         self.gradients.set(owners, given, fresh)
@@ -264,17 +279,17 @@ class StepRecording:
         answers False."""
         if self._other is None:
             return False
-        self.launch_of = None
+        self.direct = None
         ours = [stretch.recording for stretch in self.stretches]
         for stretch, other in zip(self.stretches, self._other, strict=True):
-            stretch.recording = other
+            stretch.exchange(other)
         self._is_exchanged = not self._is_exchanged
         self._other = ours if self._is_exchanged else None
         return self._is_exchanged
 
     def time(self, every: int | None = None) -> None:
         """Times launches from now on, one in so many, or as many as cost next to nothing."""
-        self.launch_of = None
+        self.direct = None
         for stretch in self.stretches:
             stretch.time(every)
 
@@ -282,7 +297,7 @@ class StepRecording:
         """What was timed is told no more."""
         for stretch in self.stretches:
             stretch.time_no_more()
-        self.tell_launch()
+        self.tell_direct()
 
     def described(self) -> Timing:
         """What its nodes are, with their times where launches are timed."""

@@ -25,6 +25,7 @@ from anabranch._record import quick
 from anabranch._record.capture.labels import Label
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
+from anabranch._record.checks import packed
 from anabranch._record.launch.output_buffers import OutputBuffers, in_blocks
 from anabranch._record.launch.timing import Timer
 from anabranch._record.quick import addresses
@@ -57,8 +58,9 @@ class Stretch:
         self._part_sizes = packed(recording.parts)
         self.arena_bytes = sum(recording.parts)
         self._allocate, self._free = _compat.byte_allocator()
-        self._is_called_directly = quick.calls_launches and recording.launch_address != 0 \
+        self._is_called_directly = quick.tells_addresses and recording.launch_address != 0 \
             and (not self._parts or self._allocate != 0 != self._free)
+        self._launch: Any = None  # by the address of its function, made when it is wanted
         self._pack_rest = struct.Struct(f"{len(self._parts) + words}Q").pack
 
     def _name_slots(self, step: Step, buffers: OutputBuffers,
@@ -95,11 +97,8 @@ class Stretch:
         none; ``before`` is called when all that can be refused beforehand has been."""
         recording, stream = self.recording, _compat.current_stream(device)
         timer, offsets = self.timer, offsets[self._slots]
-        if parts is None and timer is None and self._is_called_directly:
-            code = quick.call_launch(
-                recording.launch_address, recording.handle.value, stream, Swaps, given, offsets,
-                self._given_slots, bases, self._base_offsets, self._base_slots,
-                self._part_sizes, self._allocate, self._free, words, before)
+        if parts is None and (launch := self.launch) is not None:
+            code = launch.queue(given, offsets, bases, words, before, stream)
             if code == 0:
                 return
             if code is not None:
@@ -110,21 +109,22 @@ class Stretch:
             before()
         (recording if timer is None else timer).launch(gathered, stream)
 
-    def launch_of(self, device: int, layouts: Sequence[Any], mutated: bytes,
-                  before: Callable[[], Any] | None, let_go: bytes) -> quick.LaunchOf | None:
-        """What quick.launch_if() is told of launches; None where these are timed, or not called by
-        their address. Arguments as of queue(); bases are allocated by ``layouts``, once those
-        owners have been left without a gradient that ``let_go`` names."""
+    @property
+    def launch(self) -> Any:
+        """A quick.module.Launch; None where launches are timed, or not called by their address."""
         if not self._is_called_directly or self.timer is not None:
             return None
-        recording = self.recording
-        # Plain tuples: torch 2.11's function takes no others.
-        return quick.LaunchOf(
-            _compat.empty_strided_cuda, tuple(map(tuple, layouts)), _compat.current_stream,
-            (device,),
-            (recording.launch_address, recording.handle.value, None, Swaps, None, b"",
-             self._given_slots, None, self._base_offsets, self._base_slots, self._part_sizes,
-             self._allocate, self._free, (), before), mutated, let_go)
+        if self._launch is None:
+            recording = self.recording
+            self._launch = quick.module.Launch(
+                recording.launch_address, recording.handle.value or 0, Swaps,
+                (self._given_slots, self._base_slots, self._base_offsets),
+                (self._part_sizes, self._allocate, self._free))
+        return self._launch
+
+    def exchange(self, recording: CapturedRecording) -> None:
+        """From now on it is this graph, which names the same memory."""
+        self.recording, self._launch = recording, None
 
     def _gather(self, given: Sequence[Any], offsets: bytes, bases: Sequence[Any],
                 parts: Sequence[Tensor], words: Sequence[int] = ()) -> bytes:
@@ -204,8 +204,3 @@ def total(counts: Sequence[CaptureCounts]) -> CaptureCounts:
         setattr(made, name, of_each[0] if name in _LAUNCHED
                 else max(of_each) if name in _LARGEST else sum(of_each))
     return made
-
-
-def packed(numbers: Sequence[int]) -> bytes:
-    """8 bytes each."""
-    return struct.pack(f"{len(numbers)}Q", *numbers)

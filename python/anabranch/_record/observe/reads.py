@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from anabranch._record.observe.names import Chain, chains_of
 from anabranch._record.observe.observer import Observer, Ran
-from anabranch._record.quick import ABSENT, dict_behind
+from anabranch._record.quick import dict_behind
 from anabranch._record.state.dotted import is_users
 from anabranch._record.state.namespaces import OfClass
 from anabranch._record.state.paths import Path
-from anabranch._record.state.read_set import Namespace, Read, ReadSet
+from anabranch._record.state.read_set import ABSENT, Namespace, Read, ReadSet
 
 _MOVABLE = (Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
 _MOST_ITEMS = 256  # of a library's table of functions that is looked into

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import operator
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -23,16 +24,15 @@ from anabranch._record.effects.mutations import Mutation
 from anabranch._record.effects.side_effects import BoundMutations, bind_mutations
 from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.launch.recording import StepRecording
+from anabranch._record.launch.saved_blocks import InputPlaces
 from anabranch._record.memory.shortage import Shortage
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.refusals import Cause, NotRecordable, Reason
 from anabranch._record.report import RecordingReport
-from anabranch._record.signatures.as_last import AsLast
 from anabranch._record.state.namespaces import Lookup
 from anabranch._record.state.number_places import NO_NUMBERS
 from anabranch._record.state.paths import Path, Place
 from anabranch._record.state.state import NO_STATE, State, standing
-from anabranch._record.state.watch_list import WatchList
 from anabranch._record.tensors import (
     inner_places,
     inner_tensors,
@@ -79,11 +79,18 @@ class BoundState:
             made._lookups[i] = place.holder, place.key
         return made
 
-    def watch(self, state: State, fixed: Iterable[tuple[Lookup, Any]]) -> WatchList:
-        """A watch list of the state, of the objects on the way to side effects, and of
-        ``fixed``."""
-        ways = self._bound_mutations.ways if self._bound_mutations else ()
-        return state.watch.joined([*ways, *fixed], self._lookups)
+    @property
+    def lookups(self) -> Sequence[Lookup]:
+        """Where tensors stand, in the order of the paths that the recording has for them."""
+        return self._lookups
+
+    def ways(self) -> Sequence[tuple[Lookup, Any]]:
+        """Where objects on the way to side effects stand."""
+        return self._bound_mutations.ways if self._bound_mutations else ()
+
+    def finds_mutations(self) -> bool:
+        """Whether side effects have the places that they had."""
+        return self._bound_mutations is not None and self._bound_mutations.find_as_before()
 
     def tensors(self, state: State) -> list[Tensor] | None:
         """The tensors of the state as they are now, or None where the recording does not fit."""
@@ -93,23 +100,12 @@ class BoundState:
             found = [holder[key] for holder, key in self._lookups]
         except (KeyError, IndexError, AttributeError):
             return None
-        return self.tensors_of(found, state)
-
-    def tensors_of(self, found: list[Any], state: State) -> list[Tensor] | None:
-        """The same, given what stands at the movable places of ``watch()``."""
-        if self.mutations and (self._bound_mutations is None
-                                or not self._bound_mutations.find_as_before()):
+        if self.mutations and not self.finds_mutations():
             return None
-        before, known = self._last
-        if found is before:
-            return known
-        if all(map(operator.is_, found, before)):
-            self._last = found, known  # the very list comes again as long as nothing moves
-            return known
         return self._moved_tensors(found, state)
 
     def _moved_tensors(self, found: list[Any], state: State) -> list[Tensor] | None:
-        """The tensors, where some are not those of last time."""
+        """The tensors, of which some may not be those of last time."""
         before, known = self._last
         others = [i for i, tensor in enumerate(found) if tensor is not before[i]]
         if any(_layout(found[i]) != self._layouts[i] for i in others):
@@ -146,9 +142,13 @@ class Specialization:
         # Without what every call changes; see current_report().
         self.report = RecordingReport(inputs)
         self.refusal: Reason | None = None  # why it runs plainly; the report tells of it
-        self.calls = self.plain_calls = 0
+        self.launches = bytearray(8)  # calls that a plan has served; it counts them itself
+        self.other_calls = self.plain_calls = 0
         self.recording: StepRecording | None = None
-        self.as_last: AsLast | None = None  # of a step that uses its arguments alone
+        # Of a compiled graph, by where its inputs lie in blocks; None: they are tensors.
+        self.plans: dict[InputPlaces | None, list[Any]] = {}
+        self.slow_calls, self.slow_because = 0, ""  # see the report
+        self.plan_misses: dict[Any, int] = {}  # of full calls, since a plan of it was of use
         self.plain = 0  # calls so far
         self.constants: list[Any] = []  # leaves that are no tensors; the key may have their ids
         self.foreseen = Foreseen()
@@ -267,12 +267,20 @@ class Specialization:
             state, places, self._indices, self._layouts, self._count, mutations,
             bind_mutations(state, mutations) if mutations else None,
             state.places_of(self.object_paths) or ())
-        self.recording, self.as_last = recording, None
+        self.recording, self.plans = recording, {}
 
     @property
-    def takes_tensors_alone(self) -> bool:
-        """Whether launches are given no numbers, and nothing of the CPU's."""
-        return self.on_host is None and self.follows is NO_NUMBERS
+    def calls(self) -> int:
+        return self.other_calls + self.planned_calls
+
+    @property
+    def planned_calls(self) -> int:
+        """Those that a plan has served."""
+        return int.from_bytes(self.launches, sys.byteorder)
+
+    def places_in(self, bound: BoundState) -> list[tuple[Lookup, Path, int]]:
+        """Where tensors stand, with their paths, and which of the state's tensors they are."""
+        return list(zip(bound.lookups, self._paths, self._indices, strict=True))
 
     @property
     def mutations(self) -> Sequence[Mutation]:
@@ -325,13 +333,17 @@ class Specialization:
         answer. None where the recording reads gradients, and other ones are missing than when it
         was made."""
         given = [*map(leaves.__getitem__, self.arguments), *known] if self.arguments else known
-        if self.recording is not None and self.recording.needs_gradients:
-            gradients = [owner.grad for owner in self.owners(leaves, bound.parameters)]
-            if [grad is None for grad in gradients] != self.lacks_gradient:
-                return None
-            given = [*given, *(grad for grad in gradients
-                               if grad is not None and not is_wrapper(grad))]
-        return given
+        return self.with_gradients(given, self.owners(leaves, bound.parameters))
+
+    def with_gradients(self, given: list[Tensor], owners: Sequence[Tensor]) -> list[Tensor] | None:
+        """What is given, and behind it the gradients that the recording reads; None as above."""
+        if self.recording is None or not self.recording.needs_gradients:
+            return given
+        gradients = [owner.grad for owner in owners]
+        if [grad is None for grad in gradients] != self.lacks_gradient:
+            return None
+        return [*given, *(grad for grad in gradients
+                          if grad is not None and not is_wrapper(grad))]
 
     def fix(self, inner: Sequence[Tensor]) -> None:
         """Notes tensors inside of wrapping ones, which may not move."""
@@ -386,6 +398,7 @@ class Specialization:
         told = {name: getattr(counts, name) for name in CaptureCounts.names}
         told["lanes"] = max(counts.lanes, told.pop("captured_lanes"))
         return dataclasses.replace(self.report, calls=self.calls, plain_calls=self.plain_calls,
+                                   slow_calls=self.slow_calls, slow_because=self.slow_because,
                                    times=times, timing=timing, **told)
 
 

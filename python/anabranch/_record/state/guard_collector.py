@@ -210,12 +210,10 @@ class GuardCollector:
 
     def may_be_read(self, name: str) -> bool:
         """Whether code may read an attribute of this name; asked after follow_names()."""
-        return _ANY_NAME in self.names or self._is_named(name)
+        return may_be_read(name, self.names)
 
     def _is_named(self, name: str) -> bool:
-        """Whether code mentions the name, also as f"name{number}"."""
-        return name in self.names \
-            or (name[-1:] in string.digits and name.rstrip(string.digits) in self.names)
+        return _is_among(name, self.names)
 
     def _unread(self) -> set[Path]:
         """Paths of objects that stand only in attributes which no code names."""
@@ -282,6 +280,16 @@ class GuardCollector:
         else:
             self.add_object(value, attributes_of(value), path)
         self._stands.setdefault(path, Stand(holder, key, value))
+
+
+def may_be_read(name: str, names: Container[str]) -> bool:
+    """Whether code that mentions these names may read an attribute of this one."""
+    return _ANY_NAME in names or _is_among(name, names)
+
+
+def _is_among(name: str, names: Container[str]) -> bool:
+    """Also as f"name{number}"."""
+    return name in names or (name[-1:] in string.digits and name.rstrip(string.digits) in names)
 
 
 class _Found:

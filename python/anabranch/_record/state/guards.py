@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import collections
 import enum
-import itertools
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from numbers import Number
-from types import CellType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from anabranch._record.quick import Question, stand, standing
-from anabranch._record.state.namespaces import CELL, place_of
+from anabranch._record.checks import Kind, answers
 from anabranch._record.state.paths import Path, name_of
+from anabranch._record.state.place_checks import NotQuick, PlaceChecks
 
 
 class Guards:
@@ -54,6 +52,17 @@ class Guards:
         """Of all that Python holds."""
         return [*self.seen.of.paths, *(self.python_values.of.paths if self.python_values else ())]
 
+    @property
+    def gradients(self) -> bytes | None:
+        """Which parameters require gradients, and which have none; None where that is no guard."""
+        told: bytes | None = self.values[_GRADIENTS]
+        return told
+
+    def are_but_for_gradients(self, other: Guards) -> bool:
+        """Whether nothing else is another one, as behind a launch that has set some."""
+        return self is other or all(i == _GRADIENTS or mine == theirs for i, (mine, theirs)
+                                    in enumerate(zip(self.values, other.values, strict=True)))
+
     def without(self, ignored: Container[Path]) -> Guards:
         """The same, but for the values at some paths."""
         last = self.python_values
@@ -75,6 +84,7 @@ class Guards:
         return self._hash
 
 
+_GRADIENTS = 1  # among the values
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device,
          torch.Size)  # where they are equal they are the same
 _PLAIN_TYPES = frozenset(PLAIN)
@@ -89,9 +99,6 @@ _MOST_BYTES = 1 << 20  # of an array that is looked at
 # In a path.
 LENGTH, ITEMS, ATTRIBUTES = "its length", "its items", "how many attributes it has"
 COUNT = object()  # in place of a key: how many items a holder has
-
-
-_flat = itertools.chain.from_iterable
 
 
 class GuardValues(tuple):  # type: ignore[type-arg]
@@ -164,17 +171,9 @@ class GuardSet:
     def __init__(self, held: Iterable[tuple[Any, Mapping[Any, Path]]]) -> None:
         self.held = list(held)
         self._layout = GuardLayout(paths for _, paths in self.held)
-        self._alike: list[tuple[Callable[[Any], Any], list[Any], bool]] = [
-                       (len if keys == (COUNT,) else operator.itemgetter(*keys),
-                        [self.held[i][0] for i in some], len(keys) == 1)
-                       for keys, some in self._layout.alike.items()]
-        places = [(self.held[i][0], key) for keys, some in self._layout.alike.items()
-                  for i in some for key in keys]
-        self._are_objects = [key is not COUNT for _, key in places]
-        self._counted = [holder for holder, key in places if key is COUNT]
-        self._holders = tuple([holder for holder, key in places if key is not COUNT])
-        self._keys = tuple([key for _, key in places if key is not COUNT])
-        self._last = _Last((), [], [], [], None)  # replaced, since threads may look at once
+        # In the order of the layout's paths.
+        self._places = [(self.held[i][0], key) for keys, some in self._layout.alike.items()
+                        for i in some for key in keys]
 
     def without(self, ignored: Container[Path]) -> GuardSet:
         held = [(holder, _without(paths, ignored)) for holder, paths in self.held]
@@ -190,53 +189,31 @@ class GuardSet:
         return GuardSet((holder, paths) for holder, paths in held if paths)
 
     def now(self) -> GuardValues | None:
-        """The values now; None where one is gone. Mostly the very objects of last time stand
-        there, and the answer is that of last time."""
-        objects, counts, filled, there, last = self._last
+        """The values now; None where one is gone."""
         try:
-            if last is not None and stand(self._holders, self._keys, objects) \
-                    and (not counts or list(map(len, self._counted)) == counts) \
-                    and all(_told(there[i]) == last[i] for i in filled):
-                return last
-            values: list[Any] = []
-            for get, holders, is_one in self._alike:
-                values += map(get, holders) if is_one else _flat(map(get, holders))
+            values = list(map(_value_at, self._places))
         except (KeyError, IndexError, ValueError, AttributeError):
             return None
-        told, everywhere = list(last or values), range(len(values))
-        others: Collection[int] = everywhere if last is None else {
-            *itertools.compress(everywhere, map(operator.is_not, values, there)), *filled}
-        for i in others:
-            told[i] = _told(values[i]) if is_guarded(values[i]) else object()
-        now = self._layout.with_values(told)
-        if not any(type(told[i]) is object for i in others):  # else it would keep a tensor alive
-            self._last = _Last(tuple(itertools.compress(values, self._are_objects)),
-                               list(itertools.compress(
-                                   values, map(operator.not_, self._are_objects))),
-                               [i for i in others if _can_be_filled(values[i])], values, now)
-        return now
+        return self._layout.with_values(_told(value) if is_guarded(value) else object()
+                                        for value in values)
 
-    def questions(self, values: GuardValues | None) -> list[Question] | None:
-        """Whether now() still answers this; None where it does not any more, or where contents have
-        to be looked at."""
-        objects, counts, filled, _, last = self._last
-        if last is None or last is not values or filled:
-            return None
-        places = list(map(place_of, zip(self._holders, self._keys, strict=True)))
-        return [*standing([holder for holder, _ in places],
-                          [CellType if key is CELL else key for _, key in places], objects),
-                *((len, (holder,), count) for holder, count in
-                  zip(self._counted, counts, strict=True))]
+    def add_checks(self, checks: PlaceChecks) -> None:
+        """That all values are those of now."""
+        for (holder, key), path in zip(self._places, self._layout.paths, strict=True):
+            value = _value_at((holder, key))
+            if key is COUNT:
+                checks.add_length(holder, value, path)
+            elif not is_guarded(value):
+                raise NotQuick(f"{name_of(path)} is nothing that is guarded")
+            else:
+                checks.add((holder, key), Kind.EQUALS if is_plain(value) else Kind.IS, value, path)
+                if _can_be_filled(value):
+                    checks.all.append(answers(_told, (value,), _told(value), name_of(path)))
 
 
-class _Last(NamedTuple):
-    """What a set of guards found last."""
-
-    objects: tuple[Any, ...]
-    counts: list[int]
-    filled: list[int]  # which of all are objects whose contents may change
-    there: list[Any]  # all that stood there
-    values: GuardValues | None  # and what is told of it
+def _value_at(place: tuple[Any, Any]) -> Any:
+    holder, key = place
+    return len(holder) if key is COUNT else holder[key]
 
 
 class SameObject:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from anabranch import _compat
-from anabranch._record.quick import Question
+from anabranch._record.checks import Kind, answers
+from anabranch._record.state.place_checks import PlaceChecks
 
 _OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -43,9 +44,11 @@ class Hooks:
         return tuple([(place, *hooks) for place, hooks in self._some if hooks]) \
             if self._some else ()
 
-    def questions(self) -> list[Question] | None:
-        """Whether there are still no hooks; None where there are some."""
-        return None if self._some else [(getattr, (RemovableHandle, "next_id"), self._registered)]
+    def add_checks(self, checks: PlaceChecks) -> None:
+        """That there are still those of the last look."""
+        checks.add((vars(RemovableHandle), "next_id"), Kind.EQUALS, self._registered, name="hooks")
+        for _, hooks in self._some:
+            checks.all.append(answers(tuple, (hooks,), tuple(hooks), "hooks"))
 
     def _all(self, parameters: Iterable[Tensor]) -> Iterator[tuple[Any, Any]]:
         yield from _compat.global_hooks()

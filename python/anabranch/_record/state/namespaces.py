@@ -82,7 +82,7 @@ class Slotted(MutableMapping[str, Any]):
             raise KeyError(name) from None
 
     def __iter__(self) -> Iterator[str]:
-        names = (*_slots_in(self.thing), *getattr(self.thing, "__dict__", ()))
+        names = (*slots_of(self.thing), *getattr(self.thing, "__dict__", ()))
         return (name for name in names if name in self)
 
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ class StandsNow:
     where none does."""
 
     def __init__(self, holder: Any, key: Any, kind: type) -> None:
-        self._holder, self._key, self._kind = holder, key, kind
+        self.place, self.kind = (holder, key), kind
 
     def __getitem__(self, key: Any) -> Any:
         return self._now()[key]
@@ -109,9 +109,10 @@ class StandsNow:
         return len(self._now())
 
     def _now(self) -> Any:
-        thing = self._holder[self._key]
-        if type(thing) is not self._kind:
-            raise KeyError(self._key)
+        holder, key = self.place
+        thing = holder[key]
+        if type(thing) is not self.kind:
+            raise KeyError(key)
         return thing
 
 
@@ -119,22 +120,22 @@ class OfClass(MutableMapping[str, Any]):
     """The attributes of a class itself, none of those that it inherits."""
 
     def __init__(self, kind: type) -> None:
-        self._kind = kind
+        self.kind = kind
 
     def __getitem__(self, name: str) -> Any:
-        return vars(self._kind)[name]
+        return vars(self.kind)[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(list(vars(self._kind)))
+        return iter(list(vars(self.kind)))
 
     def __len__(self) -> int:
-        return len(vars(self._kind))
+        return len(vars(self.kind))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self._kind, name, value)
+        setattr(self.kind, name, value)
 
     def __delitem__(self, name: str) -> None:
-        delattr(self._kind, name)
+        delattr(self.kind, name)
 
 
 @functools.lru_cache(4096)
@@ -144,13 +145,13 @@ def named_in(code: types.CodeType) -> tuple[str, ...]:
     return (*code.co_names, *(name for constant in inner for name in named_in(constant)))
 
 
-def _slots_in(thing: Any) -> tuple[str, ...]:
+def slots_of(thing: Any) -> tuple[str, ...]:
     kind: type = type(thing)
-    return _slots_of(kind)
+    return _slots_in_class(kind)
 
 
 @functools.lru_cache(1024)
-def _slots_of(kind: type) -> tuple[str, ...]:
+def _slots_in_class(kind: type) -> tuple[str, ...]:
     named = [vars(base).get("__slots__", ()) for base in kind.__mro__]
     names = [name for names in named for name in ([names] if isinstance(names, str) else names)]
     return tuple([name for name in names if not name.startswith("__")])
@@ -165,7 +166,7 @@ def may_enter(thing: Any) -> bool:
     """Whether it is an object of the user's, with attributes."""
     if isinstance(thing, (type, types.ModuleType)):
         return False
-    if not hasattr(thing, "__dict__") and not _slots_in(thing):
+    if not hasattr(thing, "__dict__") and not slots_of(thing):
         return False
     return not is_librarys(type(thing).__module__)
 
@@ -180,7 +181,7 @@ def module_of(function: types.FunctionType) -> str:
 
 
 def attributes_of(thing: Any) -> Any:
-    return Slotted(thing) if _slots_in(thing) else vars(thing)
+    return Slotted(thing) if slots_of(thing) else vars(thing)
 
 
 def is_library_base(kind: type) -> bool:

@@ -12,10 +12,14 @@ import itertools
 from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
-from anabranch._record.quick import ABSENT, Question, dict_behind, standing
+from anabranch._record.checks import Kind, answers, item
+from anabranch._record.quick import dict_behind
 from anabranch._record.state.dotted import Inherited
-from anabranch._record.state.guards import GuardLayout, GuardValues, told_of
-from anabranch._record.state.paths import Path
+from anabranch._record.state.guards import GuardLayout, GuardValues, is_plain, told_of
+from anabranch._record.state.paths import Path, name_of
+from anabranch._record.state.place_checks import PlaceChecks
+
+ABSENT = object()  # in place of what stands at a key
 
 
 class Read(NamedTuple):
@@ -60,7 +64,6 @@ class ReadSet:
         self._variables = list(dict.fromkeys(variables))
         paths = [*(read.path for read in self._reads.values()), *map(_path_of, self._variables)]
         self._layout = GuardLayout([dict(enumerate(paths))] if paths else [])
-        self._last: _Last | None = None
 
     def __bool__(self) -> bool:
         return bool(self._reads or self._variables)
@@ -92,45 +95,31 @@ class ReadSet:
                        self.namespaces)
 
     def now(self) -> GuardValues:
-        """The values now. Mostly the very objects of last time stand there, and the answer is that
-        of last time."""
-        last = self._last
-        if last is not None and all(function(*given) == answer
-                                    for function, given, answer in last.questions):
-            return last.values
-        things = [read.holder.get(read.key, ABSENT) for read in self._reads.values()]
-        set_to = [one.get(ABSENT) for one in self._variables]
-        values = self._layout.with_values(map(told_of, (*things, *set_to)))
-        if last is not None and last.values == values:
-            values = last.values
-        self._last = _Last(values, self._questions(things, set_to))
-        return values
+        things = (read.holder.get(read.key, ABSENT) for read in self._reads.values())
+        set_to = (one.get(ABSENT) for one in self._variables)
+        return self._layout.with_values(map(told_of, (*things, *set_to)))
 
-    def questions(self, values: GuardValues) -> list[Question] | None:
-        """Whether now() still answers this; None where it does not."""
-        last = self._last
-        return last.questions if last is not None and last.values is values else None
-
-    def _questions(self, things: list[Any], set_to: list[Any]) -> list[Question]:
-        asked = standing([read.holder for read in self._reads.values()],
-                         [read.key for read in self._reads.values()], things) if things else []
-        return [*asked, *((_IsSetTo(one, value), (), True)
-                          for one, value in zip(self._variables, set_to, strict=True))]
-
-
-class _Last(NamedTuple):
-    values: GuardValues
-    questions: list[Question]
+    def add_checks(self, checks: PlaceChecks) -> None:
+        """That all is as it is now."""
+        for read in self._reads.values():
+            thing = read.holder.get(read.key, ABSENT)
+            kind = Kind.ABSENT if thing is ABSENT else \
+                Kind.EQUALS if is_plain(thing) else Kind.IS
+            checks.all.append(item(read.holder, read.key, kind,
+                                   None if thing is ABSENT else thing, name=name_of(read.path)))
+        checks.all += [answers(_IsSetTo(one, one.get(ABSENT)), (), True, name_of(_path_of(one)))
+                       for one in self._variables]
 
 
 class _IsSetTo:
-    """Whether a context variable has this very value."""
+    """Whether a context variable has this value."""
 
     def __init__(self, variable: contextvars.ContextVar[Any], value: Any) -> None:
         self._variable, self._value = variable, value
 
     def __call__(self) -> bool:
-        return self._variable.get(ABSENT) is self._value
+        now, then = self._variable.get(ABSENT), self._value
+        return now is then or (type(now) is type(then) and is_plain(then) and now == then)
 
 
 def _path_of(variable: contextvars.ContextVar[Any]) -> Path:

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anabranch._record import quick
-from anabranch._record.quick import Question, gradients_are, holding, tell_gradients
-from anabranch._record.state.guard_collector import GuardCollector
+from anabranch._record.checks import At, Check, Kind, answers, holding, packed
+from anabranch._record.quick import tell_gradients
+from anabranch._record.state.guard_collector import GuardCollector, may_be_read
 from anabranch._record.state.guards import Guards, GuardSet, GuardValues, is_often_new, is_plain
 from anabranch._record.state.hooks import Hooks
 from anabranch._record.state.namespaces import Lookup
@@ -43,13 +43,12 @@ from anabranch._record.state.paths import (
     Place,
     bare,
 )
+from anabranch._record.state.place_checks import NotQuick, PlaceChecks, Registers
 from anabranch._record.state.read_set import NOTHING_READ, ReadSet
 from anabranch._record.state.walk import Walk
-from anabranch._record.state.watch_list import WatchList
 from anabranch._record.tensors import inner_tensors, is_wrapper, may_be_parameter, version_of
 
 _COUNTER_BYTES = 1 << 16
-_TRAINING = operator.itemgetter("training")
 
 
 class State:
@@ -113,9 +112,6 @@ class State:
             self._add_places(index, walk.more_places.get(tensor_id, []))
         self._keep(walk)
         self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
-        self._training = ("training",) * len(self._modes)
-        self._last_modes: tuple[Any, ...] = ()
-        self._last_groups = _Groups([], holding(()), ())  # replaced: threads may look at once
         # Guards compare these by their ids. While they are held, nothing else gets these ids.
         pinned = standing(self.pinned)
         self.held = [*standing(self.on_cpu), *pinned]
@@ -125,7 +121,6 @@ class State:
         self.written = [tensor for tensor in pinned
                         if known.get(id(tensor), version_of(tensor)) != version_of(tensor)]
         self._parameters: list[Tensor] = []  # and what may become one
-        self._told = b""
         self.parameter_paths: list[Path] = []
         self.parameters()
         # The base, where it has all modules and optimizers already. Never this state
@@ -157,7 +152,7 @@ class State:
         # other objects whose fingerprints are equal.
         self.fingerprint: list[tuple[Path, Any]] = begun("fingerprint")
         # Where the objects stand that lead to tensors, and those that lead to guarded values only.
-        self._ways: list[tuple[Lookup, Any]] = begun("_ways")
+        self._ways: list[tuple[Path, tuple[Lookup, Any]]] = begun("_ways")
         self._watched: dict[Path, tuple[Lookup, Any]] = dict(base._watched) if base else {}
         # The ids of arguments that lead to tensors.
         self.leading: set[int] = set(begun("leading"))
@@ -203,7 +198,7 @@ class State:
     def _known(self, indices: dict[int, int]) -> Iterator[int]:
         """The ids of everything alive that is a tensor of this state or leads to one."""
         others = [place.get() for place in (*self.wrapped, *self.on_cpu, *self.pinned)]
-        stood = [thing for _, thing in self._ways]
+        stood = [thing for _, (_, thing) in self._ways]
         things = (stood, self.modules, self.generators, self.counters, others)
         return itertools.chain(indices, map(id, itertools.chain(*things)))
 
@@ -214,9 +209,14 @@ class State:
         self.optimizers += walk.optimizers
         self.fingerprint += walk.fingerprint
         self.leading |= {id(value) for place, value in walk.ways if place.path[:-1] == (ARGUMENT,)}
-        self._ways += [((place.holder, place.key), thing) for place, thing in walk.ways]
-        self.watch = WatchList([*self._ways, *self._watched.values()], self.modules,
-                               [one.state for one in self.optimizers])
+        self._ways += [(place.path, ((place.holder, place.key), thing))
+                       for place, thing in walk.ways]
+        self._members = [(registry, tuple(dict.values(registry))) for registry in (
+            module._modules for module in self.modules) if registry]
+        self._states = [(one.state, list(one.state.values())) for one in self.optimizers]
+        checks = PlaceChecks(Registers())
+        self._add_ways(checks)
+        self._stands = holding(checks.in_order(()))
         # Objects that were looked into beside the base.
         self.entered_beside = {path: place for path, (place, _) in walk.entered.items()} \
             if self._base else {}
@@ -274,7 +274,7 @@ class State:
     def is_current(self) -> bool:
         """Whether all objects on the way to tensors and guarded values still stand in their
         places."""
-        return self.watch.look() is not None
+        return bool(self._stands.holds())
 
     def replaced_containers(self) -> set[Path]:
         """Where a list or dictionary of plain values has been replaced by another one since. Only
@@ -286,9 +286,14 @@ class State:
     def leads_as(self, other: State) -> bool:
         """Whether the same objects lead to the tensors."""
         return len(self._ways) == len(other._ways) \
-            and all(thing is theirs for (_, thing), (_, theirs) in
+            and all(thing is theirs for (_, (_, thing)), (_, (_, theirs)) in
                     zip(self._ways, other._ways, strict=True)) \
-            and self.watch.has_members_of(other.watch)
+            and [values for _, values in self._members] \
+            == [values for _, values in other._members] \
+            and len(self._states) == len(other._states) \
+            and all(mapping is theirs and _are_same(values, values_there) for (
+                mapping, values), (theirs, values_there) in
+                zip(self._states, other._states, strict=True))
 
     def by_path(self) -> dict[Path, Place]:
         """All places of tensors that may move, by their paths."""
@@ -372,71 +377,120 @@ class State:
             self._guards = Guards(now)
         return self._guards
 
-    def questions(self, guards: Guards) -> list[Question] | None:
-        """Whether guards() still answers these, in the same modes of torch; None where it does not
-        any more, or where that takes more than questions."""
-        if self.on_cpu or self.pinned or self.followed is not NO_NUMBERS:
-            return None
-        modes, gradients, hyperparameters, _, _, hooks, seen, values = guards.values
-        asked = quick.standing(self._modes, self._training, modes)
-        if gradients is not None:
-            asked.append((gradients_are, (self._parameters, gradients), True))
-        for part in (self._asked_of_groups(hyperparameters),
-                     None if hooks else self._hooks.questions(), self._seen.questions(seen),
-                     self._guard_set.questions(values)):
-            if part is None:
-                return None
-            asked += part
-        return asked
-
-    def hook_questions(self) -> list[Question] | None:
-        """Whether there are still no hooks; None where there are some."""
-        return None if self._hooks_now() else self._hooks.questions()
-
     def _hooks_now(self) -> tuple[Any, ...]:
         return self._hooks.now((self._hooked or self)._parameters)
 
-    def _asked_of_groups(self, told: tuple[Any, ...]) -> list[Question] | None:
-        _, hold, last = self._last_groups
-        if last is not told:
-            return None
-        asked: list[Question] = [(hold, (), True)]
-        for optimizer in self.optimizers:
-            groups, attributes = optimizer.param_groups, getattr(optimizer, "__dict__", {})
-            if attributes.get("param_groups") is not groups or type(groups) is not list:
-                return None
-            asked += [(len, (groups,), len(groups)), *quick.standing(
-                (attributes, *[groups] * len(groups)), ("param_groups", *range(len(groups))),
-                (groups, *groups))]
-        return asked
-
     def _modes_told(self) -> tuple[Any, ...]:
         """Which modules train."""
-        if not quick.stand(self._modes, self._training, self._last_modes):
-            self._last_modes = tuple(map(_TRAINING, self._modes))
-        return self._last_modes
+        return tuple([attributes["training"] for attributes in self._modes])
 
     def _hyperparameters_told(self) -> tuple[Any, ...]:
-        """Of all groups, without tensors. Mostly the very objects of last time stand there."""
-        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        before, hold, told = self._last_groups
-        if self.followed is NO_NUMBERS and len(groups) == len(before) \
-                and all(map(operator.is_, groups, before)) and hold():
-            return told
+        """Of all groups, without tensors."""
         found = [None if isinstance(value, Tensor) else value
-                 for group in groups for key, value in group.items() if key != "params"]
-        if self.followed is not NO_NUMBERS:
-            return tuple(self._with_followed(found))
-        hold, told = holding([(group, tuple(group), tuple(group.values()))
-                              for group in groups]), tuple(found)
-        self._last_groups = _Groups(groups, hold, told)
-        return told
+                 for _, group in self._groups() for key, value in group.items() if key != "params"]
+        return tuple(found if self.followed is NO_NUMBERS else self._with_followed(found))
+
+    def _groups(self) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
+        """By their numbers: of the optimizer, and of its group."""
+        return (((i, j), group) for i, optimizer in enumerate(self.optimizers)
+                for j, group in enumerate(optimizer.param_groups))
 
     def _gradients_told(self) -> bytes:
         """Which parameters require gradients (1), and which have none (2)."""
-        if not gradients_are(self._parameters, self._told):
-            self._told = tell_gradients(self._parameters)
-        return self._told
+        return tell_gradients(self._parameters)
+
+    def add_checks(self, checks: PlaceChecks, follows: NumberPlaces, guards: Guards) -> None:
+        """That all is as it is now, but for tensors that may move, and numbers that are followed;
+        gradients are to be as these guards tell. Raises NotQuick."""
+        for attributes in self._modes:
+            checks.add((attributes, "training"), Kind.EQUALS, attributes["training"],
+                       name="which modules train")
+        self._add_ways(checks)
+        self._add_groups(checks, follows)
+        self._add_followed(checks, follows)
+        self._seen.add_checks(checks)
+        self._guard_set.add_checks(checks)
+        (self._hooked or self)._hooks.add_checks(checks)
+        for place in (*self.on_cpu, *self.pinned):
+            checks.add((place.holder, place.key), Kind.IS, place.get(), place.path)
+        checks.all += [answers(version_of, (tensor,), version_of(tensor), "tensors on the CPU")
+                       for tensor in standing(self.on_cpu)]
+        checks.all += [answers(Tensor.data_ptr, (tensor,), tensor.data_ptr(), "pinned tensors")
+                       for tensor in standing(self.pinned)]
+        if guards.gradients:
+            which = packed(map(checks.registers.of, self._parameters))
+            checks.all.append(Check(Kind.GRADIENTS, At.ITSELF, None, which, guards.gradients,
+                                    name="which gradients there are"))
+
+    def _add_ways(self, checks: PlaceChecks) -> None:
+        """That all objects on the way to tensors and guarded values stand in their places."""
+        for path, (lookup, thing) in (*self._ways, *self._watched.items()):
+            checks.add(lookup, Kind.IS, thing, path)
+        for registry, values in self._members:
+            checks.all.append(Check(Kind.VALUES, At.ITSELF, registry, None, values,
+                                    name="the modules in a module"))
+        for mapping, states in self._states:
+            if type(mapping).values is dict.values and type(mapping).__len__ is dict.__len__:
+                checks.all.append(Check(Kind.VALUES, At.ITSELF, mapping, None, tuple(states),
+                                        name="an optimizer's state"))
+            else:
+                checks.add_length(mapping, len(states), name="an optimizer's state")
+                for key, state in zip(mapping, states, strict=True):
+                    checks.add((mapping, key), Kind.IS, state, name="an optimizer's state")
+
+    def _add_groups(self, checks: PlaceChecks, follows: NumberPlaces) -> None:
+        """That optimizers have the same groups, with the same hyperparameters."""
+        for optimizer in self.optimizers:
+            groups = optimizer.param_groups
+            if vars(optimizer).get("param_groups") is not groups or type(groups) is not list:
+                raise NotQuick("an optimizer shows another one's groups")
+            checks.add((vars(optimizer), "param_groups"), Kind.IS, groups, name="param_groups")
+            checks.add_length(groups, len(groups), name="param_groups")
+            for j, group in enumerate(groups):
+                checks.add((groups, j), Kind.IS, group, name="param_groups")
+        for numbers, group in self._groups():
+            checks.add_length(group, len(group), name="an optimizer's numbers")
+            for key, value in group.items():
+                if isinstance(value, Tensor):
+                    checks.add((group, key), Kind.TYPE, type(value))
+                elif key != "params":
+                    self._add_hyperparameter(checks, follows, (*numbers, key), group, value)
+
+    @staticmethod
+    def _add_hyperparameter(checks: PlaceChecks, follows: NumberPlaces,
+                            name: tuple[int, int, str], group: dict[str, Any], value: Any) -> None:
+        numbers = {one: len(follows.arguments) + number
+                   for number, one in enumerate(follows.hyperparameters)}
+        told, items = f"an optimizer's {name[2]}", hyperparameter_items((*name, None), value)
+        if numbers.keys().isdisjoint(one for one, _ in items):
+            kind = Kind.EQUALS if is_plain(value) else Kind.IS
+            checks.add((group, name[2]), kind, value, name=told)
+        elif type(value) is not tuple:
+            checks.add((group, name[2]), Kind.FLOAT, to=numbers[items[0][0]], name=told)
+        else:
+            register = checks.registers.new()
+            checks.add((group, name[2]), Kind.TYPE, tuple, to=register, name=told)
+            checks.all.append(Check(Kind.LENGTH, At.ITSELF, None, None, len(value), register))
+            for one, part in items:
+                kind = Kind.FLOAT if one in numbers else Kind.EQUALS
+                checks.all.append(Check(kind, At.ITEM, None, one[3], part, register,
+                                        numbers.get(one, -1), told))
+
+    def _add_followed(self, checks: PlaceChecks, follows: NumberPlaces) -> None:
+        """Of the values that code names."""
+        first = len(follows.arguments) + len(follows.hyperparameters)
+        for path in self.followed.paths:
+            holder, key = self._followed_at[path]
+            if path in follows.paths:
+                checks.add((holder, key), Kind.FLOAT, path=path,
+                           to=first + follows.paths.index(path))
+            else:
+                value = holder[key]
+                checks.add((holder, key), Kind.EQUALS if is_plain(value) else Kind.IS, value, path)
+
+    def may_be_read(self, name: str) -> bool:
+        """Whether the step's code may read an attribute of this name."""
+        return may_be_read(name, self._names)
 
     def python_values(self) -> GuardValues | None:
         """The Python values that the step may read, as they are now; None where one is gone."""
@@ -465,14 +519,6 @@ class State:
                    for key, value in group.items() if key != "params"])
             for group in optimizer.param_groups
         ])
-
-
-class _Groups(NamedTuple):
-    """The groups of optimizers, and what guards have of them."""
-
-    groups: list[dict[str, Any]]
-    hold: Callable[[], bool]  # whether they have what they had
-    told: tuple[Any, ...]
 
 
 def standing(places: Iterable[Place]) -> list[Tensor]:

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <initializer_list>
 
-namespace anabranch::quick {
+namespace anabranch::call {
 
 inline void* word_at(const void* thing, std::size_t offset) {
   void* word = nullptr;
@@ -32,4 +32,4 @@ inline void fetch(const void* at, std::initializer_list<std::size_t> offsets = {
 
 inline constexpr Py_ssize_t kAtOnce = 32;  // objects whose memory is asked for together
 
-}  // namespace anabranch::quick
+}  // namespace anabranch::call

@@ -19,7 +19,7 @@
 
 #include "given.h"
 
-namespace anabranch::quick {
+namespace anabranch::call {
 
 // Where the loader finds words that torch keeps for each thread.
 struct OfThread {
@@ -233,25 +233,31 @@ inline PyObject* modes_told(PyObject*, PyObject*) {
   return nullptr;
 }
 
-// modes_are(told): whether they still tell that.
-inline PyObject* modes_are(PyObject*, PyObject* told) {
+// Whether they still tell that; with or without an error where not.
+inline bool are_modes(PyObject* told) {
   ToldModes now;
   char* then = nullptr;
   Py_ssize_t bytes = 0;
   if (!now.read() || !PyTuple_Check(told) || PyTuple_Size(told) != 1 + modes.asked_count ||
       PyBytes_AsStringAndSize(PyTuple_GetItem(told, 0), &then, &bytes) ||
-      static_cast<std::size_t>(bytes) != modes.bytes()) {
-    return no();
+      static_cast<std::size_t>(bytes) != modes.bytes() ||
+      std::memcmp(now.words, then, modes.bytes()) != 0) {
+    return false;
   }
-  if (std::memcmp(now.words, then, modes.bytes()) != 0) Py_RETURN_FALSE;
   for (Py_ssize_t i = 0; i < modes.asked_count; ++i) {
     PyObject* const answer = modes.asked[i].now(now.words);
     PyObject* const before = PyTuple_GetItem(told, 1 + i);
     const bool is_same =
         answer && (answer == before || PyObject_RichCompareBool(answer, before, Py_EQ) == 1);
     Py_XDECREF(answer);
-    if (!is_same) return no();
+    if (!is_same) return false;
   }
+  return true;
+}
+
+// modes_are(told): the same.
+inline PyObject* modes_are(PyObject*, PyObject* told) {
+  if (!are_modes(told)) return no();
   Py_RETURN_TRUE;
 }
 
@@ -274,4 +280,4 @@ inline PyObject* is_intercepted(PyObject*, PyObject*) {
   Py_RETURN_FALSE;
 }
 
-}  // namespace anabranch::quick
+}  // namespace anabranch::call

@@ -11,8 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
-namespace anabranch::quick {
+namespace anabranch::call {
 
 // A tuple or a list. Its items are borrowed; of anything else size and items are errors.
 class Items {
@@ -48,6 +49,37 @@ struct Words {
   PyObject* object(Py_ssize_t i) const { return reinterpret_cast<PyObject*>((*this)[i]); }
 };
 
+// Numbers of 8 bytes each, of its own.
+class OwnWords {
+ public:
+  bool read(PyObject* from) {
+    Words some;
+    if (!some.read(from)) return false;
+    for (Py_ssize_t i = 0; i < some.size; ++i) words_.push_back(some[i]);
+    return true;
+  }
+  void add(std::uint64_t word) { words_.push_back(word); }
+  Words view() const {
+    return {reinterpret_cast<char*>(const_cast<std::uint64_t*>(words_.data())),
+            static_cast<Py_ssize_t>(words_.size())};
+  }
+  std::uint64_t operator[](std::size_t i) const { return words_[i]; }
+  std::size_t size() const { return words_.size(); }
+
+ private:
+  std::vector<std::uint64_t> words_;
+};
+
+// Some of what a call has found, by the numbers of its registers. Borrowed.
+struct Picked {
+  PyObject* const* registers;
+  const OwnWords* which;
+
+  PyObject* operator[](Py_ssize_t i) const {
+    return registers[(*which)[static_cast<std::size_t>(i)]];
+  }
+};
+
 // False instead of an Exception that is set; null for anything else that is.
 inline PyObject* no() {
   if (PyErr_Occurred()) {
@@ -57,4 +89,4 @@ inline PyObject* no() {
   Py_RETURN_FALSE;
 }
 
-}  // namespace anabranch::quick
+}  // namespace anabranch::call

@@ -20,7 +20,7 @@
 #include "given.h"
 #include "tensors.h"
 
-namespace anabranch::quick {
+namespace anabranch::call {
 
 // Functions of C++ that the package has found by their whole names. `shared` is that pointer.
 using RequiresGrad = bool (*)(const void* shared);  // c10::TensorImpl::requires_grad
@@ -64,11 +64,13 @@ inline Setters setters;
 // Names of attributes, for ever.
 inline PyObject* kGrad = nullptr;
 inline PyObject* kRequiresGrad = nullptr;
+inline PyObject* kIsLeaf = nullptr;
 
 inline bool names_of_gradients_are_made() {
   kGrad = PyUnicode_InternFromString("grad");
   kRequiresGrad = PyUnicode_InternFromString("requires_grad");
-  return kGrad && kRequiresGrad;
+  kIsLeaf = PyUnicode_InternFromString("is_leaf");
+  return kGrad && kRequiresGrad && kIsLeaf;
 }
 
 // Whether an attribute is this object.
@@ -88,14 +90,10 @@ inline bool is_told(PyObject* tensor, void* shared, bool requires_grad, bool has
          is_attribute(tensor, kGrad, Py_None) == has_none && !PyErr_Occurred();
 }
 
-// gradients_are(parameters, told): whether each one's byte still says whether it requires a
-// gradient (1) and whether it has none (2).
-inline PyObject* gradients_are(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  char* told = nullptr;
-  Py_ssize_t size = 0;
-  if (count != 2 || PyBytes_AsStringAndSize(args[1], &told, &size)) return no();
-  const Items parameters(args[0]);
-  if (parameters.size() != size) return no();
+// Whether each one's byte still says whether it requires a gradient (1) and whether it has none
+// (2).
+template <typename All>
+inline bool are_told(const All& parameters, const char* told, Py_ssize_t size) {
   Batch some;
   for (Py_ssize_t begin = 0; begin < size; begin += some.size) {
     some.read(parameters, begin, size, nullptr);
@@ -104,10 +102,20 @@ inline PyObject* gradients_are(PyObject*, PyObject* const* args, Py_ssize_t coun
       const char is_so = told[begin + i];
       if (!some.things[i] ||
           !is_told(some.things[i], some.shared[i], (is_so & 1) != 0, (is_so & 2) != 0)) {
-        return no();
+        return false;
       }
     }
   }
+  return true;
+}
+
+// gradients_are(parameters, told): the same.
+inline PyObject* gradients_are(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  char* told = nullptr;
+  Py_ssize_t size = 0;
+  if (count != 2 || PyBytes_AsStringAndSize(args[1], &told, &size)) return no();
+  const Items parameters(args[0]);
+  if (parameters.size() != size || !are_told(parameters, told, size)) return no();
   Py_RETURN_TRUE;
 }
 
@@ -135,23 +143,28 @@ inline PyObject* learn_autograd(PyObject*, PyObject* args) {
   Py_RETURN_TRUE;
 }
 
-// increment_versions(tensors, which): whether each of the tensors with the numbers `which` (8 bytes
-// each) has another version now. Some may have where the answer is no.
-inline PyObject* increment_versions(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  Words which;
-  if (count != 2 || !which.read(args[1]) || !autograd.bump_version) return no();
-  const Items some(args[0]);
+// Whether each of the tensors with the numbers `which` has another version now. Some may have where
+// the answer is no.
+template <typename All>
+inline bool are_incremented(const All& some, const Words& which) {
+  if (!autograd.bump_version) return false;
   for (Py_ssize_t i = 0; i < which.size; ++i) {
     PyObject* const tensor = some[static_cast<Py_ssize_t>(which[i])];
-    if (!is_tensor(tensor)) return no();
-    void* shared = word_at(tensor, tensors.offset);
-    if (!shared) return no();
+    void* shared = is_tensor(tensor) ? word_at(tensor, tensors.offset) : nullptr;
+    if (!shared) return false;
     try {
       autograd.bump_version(&shared);
     } catch (...) {  // it was made in inference mode, and has none
-      return no();
+      return false;
     }
   }
+  return true;
+}
+
+// increment_versions(tensors, which): the same; `which` are 8 bytes each.
+inline PyObject* increment_versions(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Words which;
+  if (count != 2 || !which.read(args[1]) || !are_incremented(Items(args[0]), which)) return no();
   Py_RETURN_TRUE;
 }
 
@@ -170,12 +183,11 @@ inline PyObject* learn_setters(PyObject*, PyObject* args) {
   Py_RETURN_TRUE;
 }
 
-// Whether the owners with these numbers (8 bytes each) have no gradient any more. Some may have
-// none where the answer is no.
-inline bool are_let_go(PyObject* of, PyObject* numbers) {
-  Words which;
-  if (!setters.assign || !which.read(numbers)) return false;
-  const Items owners(of);
+// Whether the owners with these numbers have no gradient any more. Some may have none where the
+// answer is no.
+template <typename All>
+inline bool are_let_go(const All& owners, const Words& which) {
+  if (!setters.assign) return false;
   Batch some;
   for (Py_ssize_t begin = 0; begin < which.size; begin += some.size) {
     some.read(owners, begin, which.size, &which);
@@ -188,9 +200,10 @@ inline bool are_let_go(PyObject* of, PyObject* numbers) {
   return true;
 }
 
-// let_go_of_gradients(owners, which): the same.
+// let_go_of_gradients(owners, which): the same; `which` are 8 bytes each.
 inline PyObject* let_go_of_gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2 || !are_let_go(args[0], args[1])) return no();
+  Words which;
+  if (count != 2 || !which.read(args[1]) || !are_let_go(Items(args[0]), which)) return no();
   Py_RETURN_TRUE;
 }
 
@@ -209,7 +222,8 @@ struct GradientRow {
         sizes(reinterpret_cast<const std::int64_t*>(rows.bytes) + at + kFixed) {}
   Py_ssize_t size() const { return kFixed + 2 * std::max<std::int64_t>(dims, 0); }
 
-  bool set(const Items& owners, const Items& bases) const {
+  template <typename All>
+  bool set(const All& owners, const Items& bases) const {
     PyObject* const of = owners[owner];
     PyObject* const whole = bases[base];
     if (!is_ordinary(of) || !is_ordinary(whole)) return false;
@@ -225,19 +239,27 @@ struct GradientRow {
   }
 };
 
-// set_gradients(owners, bases, rows): whether the gradients are what the rows say (8 bytes a
-// number, as in a GradientRow; -1 sizes: the base itself). Some may be where the answer is no.
-inline PyObject* set_gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  Words rows;
-  if (count != 3 || !setters.assign || !rows.read(args[2])) return no();
-  const Items owners(args[0]), bases(args[1]);
+// Whether the gradients are what the rows say: 8 bytes a number, as in a GradientRow; -1 sizes: the
+// base itself. Some may be where the answer is no.
+template <typename All>
+inline bool are_set(const All& owners, const Items& bases, const Words& rows) {
+  if (!setters.assign) return false;
   for (Py_ssize_t at = 0; at < rows.size;) {
-    if (rows.size - at < GradientRow::kFixed) return no();
+    if (rows.size - at < GradientRow::kFixed) return false;
     const GradientRow row(rows, at);
     at += row.size();
-    if (at > rows.size || !row.set(owners, bases)) return no();
+    if (at > rows.size || !row.set(owners, bases)) return false;
+  }
+  return true;
+}
+
+// set_gradients(owners, bases, rows): the same.
+inline PyObject* set_gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Words rows;
+  if (count != 3 || !rows.read(args[2]) || !are_set(Items(args[0]), Items(args[1]), rows)) {
+    return no();
   }
   Py_RETURN_TRUE;
 }
 
-}  // namespace anabranch::quick
+}  // namespace anabranch::call

@@ -19,7 +19,7 @@
 #include "ahead.h"
 #include "given.h"
 
-namespace anabranch::quick {
+namespace anabranch::call {
 
 // aoti_torch_get_data_ptr of torch's stable C interface. A handle is the address of a tensor of
 // C++, and that is one pointer to what all its copies share.
@@ -57,7 +57,8 @@ struct Batch {
 
   // Those from `begin` on, of `end`; by the numbers `which`, where there are any. Asks for what
   // they share.
-  void read(const Items& all, Py_ssize_t begin, Py_ssize_t end, const Words* which) {
+  template <typename All>
+  void read(const All& all, Py_ssize_t begin, Py_ssize_t end, const Words* which) {
     size = std::min(end - begin, kAtOnce);
     for (Py_ssize_t i = 0; i < size; ++i) {
       const Py_ssize_t at = begin + i;
@@ -89,4 +90,4 @@ inline std::size_t where_shared(const Items& sample, const Items& shared_by) {
   return 0;
 }
 
-}  // namespace anabranch::quick
+}  // namespace anabranch::call
