@@ -73,11 +73,9 @@ class OwnWords {
 // Some of what a call has found, by the numbers of its registers. Borrowed.
 struct Picked {
   PyObject* const* registers;
-  const OwnWords* which;
+  Words which;
 
-  PyObject* operator[](Py_ssize_t i) const {
-    return registers[(*which)[static_cast<std::size_t>(i)]];
-  }
+  PyObject* operator[](Py_ssize_t i) const { return registers[which[i]]; }
 };
 
 // False instead of an Exception that is set; null for anything else that is.

@@ -295,9 +295,9 @@ class Plan {
   }
 
   static bool are_gradients(const Check& check, Look& look) {
-    OwnWords which;
+    Words which;
     if (!which.read(check.key)) return false;
-    return are_told(Picked{look.registers(), &which}, PyBytes_AsString(check.expected),
+    return are_told(Picked{look.registers(), which}, PyBytes_AsString(check.expected),
                     PyBytes_Size(check.expected));
   }
 
@@ -416,7 +416,8 @@ class Plan {
   }
 
   Outcome launched_directly(Look& look, PyObject* as_words) const {
-    const Picked of_given{look.registers(), &given}, of_owners{look.registers(), &owners};
+    const Picked of_given{look.registers(), given.view()},
+        of_owners{look.registers(), owners.view()};
     Outcome outcome;
     if (direct.let_go.size() != 0 && !are_let_go(of_owners, direct.let_go.view())) return outcome;
     PyObject* const fresh = bases();

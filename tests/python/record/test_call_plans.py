@@ -74,8 +74,8 @@ class Planned:
         self.spec, state = Specialization("", State()), State()
         self.spec.arguments, self.spec.recording = [1, 2], recording
         self.spec._paths, self.spec._indices = [], []
+        state.parameters = lambda: list(owners)
         self.bound = BoundState(state, [], [], [], 0, mutations, None)
-        self.bound.parameters = list(owners)
         args = aligned(torch.ones(COUNT)), aligned(torch.ones(COUNT))
         leaves = leaves_of(args, {})
         of_call = Call(args, {}, None, leaves, signature_of(leaves, state, None)[2], (), state,

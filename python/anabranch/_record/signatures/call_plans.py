@@ -19,6 +19,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from anabranch._record.checks import (
     ARGUMENTS,
     GUARDED,
@@ -40,6 +42,7 @@ from anabranch._record.state.guards import Guards
 from anabranch._record.state.paths import name_of
 from anabranch._record.state.place_checks import NotQuick, PlaceChecks, Registers
 from anabranch._record.state.state import State
+from anabranch._record.tensors import layout_of
 
 _MOST = 64  # plans of one callable
 
@@ -137,6 +140,7 @@ class _Maker:
         self._is_of_args = is_of_args
         self._registers = Registers()
         self._follows = spec.follows
+        self._likenesses: dict[Any, Any] = {}
         self._shape = CallShape(self._registers, call.state.leading, call.told[1:], {
             leaf - 1: number for number, leaf in enumerate(self._follows.arguments)},
             call.state.may_be_read)
@@ -205,9 +209,15 @@ class _Maker:
             if (path in state.beside) != (id(tensor) in registers.inside):
                 raise NotQuick(f"{name_of(path)} is where arguments are not looked at, or both")
             if id(tensor) not in registers.inside:
-                checks.add(lookup, Kind.LIKE, likeness_to(tensor), path,
-                           to=found[index])
+                checks.add(lookup, Kind.LIKE, self._likeness_to(tensor), path, to=found[index])
         return found
+
+    def _likeness_to(self, tensor: Tensor) -> Any:
+        """The same for all that lie alike."""
+        kind = type(tensor), layout_of(tensor), tensor.requires_grad
+        if kind not in self._likenesses:
+            self._likenesses[kind] = likeness_to(tensor)
+        return self._likenesses[kind]
 
     def _add_side_effects(self, checks: PlaceChecks) -> None:
         """That they go where they went, and that what may not move has not."""

@@ -31,7 +31,6 @@ from anabranch._record.tensors import layout_of
 LEAF_TYPES = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None)))
 ARGUMENTS_ALONE = -1  # in place of the containers
 LEAF = 0
-_FLOATS = frozenset((float,))
 _MOST_DESCRIBED = 12  # leaves
 
 
@@ -54,23 +53,6 @@ def unpack(thing: Any, leaves: list[Any]) -> Any:
         return kind, keys
     inner = tuple([unpack(part, leaves) for part in parts])
     return None if None in inner else (kind, keys, inner)
-
-
-def kind_of(leaves: Sequence[Any], followed: NumberPlaces, modes: Any) -> Any:
-    """The part of a signature that comes from the arguments and torch's modes alone. The first leaf
-    stands for the containers that the others lie in."""
-    if not followed.arguments:
-        return modes, leaves[0], *map(_guard_of, leaves[1:])
-    count = len(leaves)
-    if followed.least_leaves <= count \
-            and _FLOATS.issuperset(map(type, followed.pick_arguments(leaves))):
-        others = followed.pick_others(count)(leaves)
-        return modes, leaves[0], FOLLOWED, *map(_guard_of, others)
-    told = [modes, leaves[0], *map(_guard_of, leaves[1:])]
-    for i in followed.arguments:
-        if i < len(leaves) and type(leaves[i]) is float:
-            told[i + 1] = FOLLOWED
-    return tuple(told)
 
 
 def signature_of(leaves: Sequence[Any], state: State, guarded: Any) -> Any:

@@ -38,7 +38,6 @@ from anabranch._record.tensors import (
     inner_tensors,
     is_wrapper,
     layout_of,
-    may_be_parameter,
     units_apart,
 )
 from anabranch._record.trial.trial import Foreseen
@@ -62,9 +61,7 @@ class BoundState:
         self._lookups = [(place.holder, place.key) for place in places]
         self._indices = indices  # of what stands there among ``count`` tensors of the state
         self._layouts = layouts
-        # What stood there last, and the list of the state's tensors made of it. Tensors that the
-        # recording does not use are left out of that list.
-        self._last: tuple[list[Any], list[Tensor]] = ([None] * len(places), [_NO_TENSOR] * count)
+        self._count = count
 
     def moved(self, places: Iterable[tuple[int, Place]], objects: Iterable[tuple[int, Place]],
               parameters: list[Tensor]) -> BoundState:
@@ -100,25 +97,16 @@ class BoundState:
             found = [holder[key] for holder, key in self._lookups]
         except (KeyError, IndexError, AttributeError):
             return None
-        if self.mutations and not self.finds_mutations():
+        if (self.mutations and not self.finds_mutations()) \
+                or list(map(_layout, found)) != self._layouts:
             return None
-        return self._moved_tensors(found, state)
-
-    def _moved_tensors(self, found: list[Any], state: State) -> list[Tensor] | None:
-        """The tensors, of which some may not be those of last time."""
-        before, known = self._last
-        others = [i for i, tensor in enumerate(found) if tensor is not before[i]]
-        if any(_layout(found[i]) != self._layouts[i] for i in others):
-            return None
-        tensors = list(known)
+        # Tensors that the recording does not use are left out.
+        tensors = [_NO_TENSOR] * self._count
         for i, tensor in zip(self._indices, found, strict=True):
             tensors[i] = tensor
         if any(tensors[i] is not tensor for i, tensor in zip(self._indices, found, strict=True)):
             return None  # one tensor stood in two places, and now two do
-        if any(tensor is not None and may_be_parameter(tensor) for i in others
-               for tensor in (found[i], before[i])):
-            self.parameters = state.parameters()
-        self._last = found, tensors
+        self.parameters = state.parameters()
         return tensors
 
     def objects_now(self) -> Sequence[Any]:

@@ -126,11 +126,7 @@ class GuardLayout:
 
     def __init__(self, holders: Iterable[Mapping[Any, Path]]) -> None:
         self._holders = list(holders)
-        self.alike: dict[tuple[Any, ...], list[int]] = {}  # holders, by their keys
-        for i, paths in enumerate(self._holders):
-            self.alike.setdefault(tuple(paths), []).append(i)
-        self.paths = [path for some in self.alike.values() for i in some
-                      for path in self._holders[i].values()]
+        self.paths = [path for paths in self._holders for path in paths.values()]
 
     def without(self, ignored: Container[Path]) -> GuardLayout:
         return GuardLayout(filter(None, (_without(paths, ignored) for paths in self._holders)))
@@ -172,8 +168,7 @@ class GuardSet:
         self.held = list(held)
         self._layout = GuardLayout(paths for _, paths in self.held)
         # In the order of the layout's paths.
-        self._places = [(self.held[i][0], key) for keys, some in self._layout.alike.items()
-                        for i in some for key in keys]
+        self._places = [(holder, key) for holder, paths in self.held for key in paths]
 
     def without(self, ignored: Container[Path]) -> GuardSet:
         held = [(holder, _without(paths, ignored)) for holder, paths in self.held]

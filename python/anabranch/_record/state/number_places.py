@@ -38,21 +38,6 @@ class NumberPlaces:
         """These of a call's leaves; IndexError where there are fewer."""
         return picker(self.arguments)
 
-    @functools.cached_property
-    def least_leaves(self) -> int:
-        """So many leaves has a call that has all of the arguments."""
-        return max(self.arguments, default=-1) + 1
-
-    def pick_others(self, count: int) -> _Pick:
-        """Of so many leaves all but these, and but the first, which stands for the containers."""
-        if count not in self._others:
-            self._others[count] = picker(sorted({*range(1, count)}.difference(self.arguments)))
-        return self._others[count]
-
-    @functools.cached_property
-    def _others(self) -> dict[int, _Pick]:
-        return {}
-
     def each(self) -> list[NumberPlaces]:
         """One place each, in the order of the numbers."""
         return [*(NumberPlaces(arguments=(i,)) for i in self.arguments),

@@ -175,12 +175,6 @@ class State:
             self.on_cpu.append(place)
 
     @property
-    def is_bare(self) -> bool:
-        """Whether it has nothing, and no guards."""
-        return not (self.places or self.wrapped or self.on_cpu or self.pinned or self.modules
-                    or self.optimizers or self._guard_set.held or self.followed or self._seen)
-
-    @property
     def base(self) -> State:
         return self._base or self
 
