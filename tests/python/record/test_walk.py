@@ -41,8 +41,9 @@ def as_on_a_gpu(monkeypatch):
         spec.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         answer = recorder._call(leaves)
         used = [i for i, tensor in enumerate(known) if id(tensor) in ids(answer)]
+        given = [*(leaves[i] for i in spec.arguments), *known]
         # In the order in which the step answered them.
-        order = [next(i for i in used if known[i] is thing) for thing in answer
+        order = [next(i for i, one in enumerate(given) if one is thing) for thing in answer
                  if isinstance(thing, Tensor)]
         arguments, objects = len(spec.arguments), spec.state.objects()
         spec.object_paths = list(objects)
@@ -51,7 +52,7 @@ def as_on_a_gpu(monkeypatch):
             objects=[i for i, thing in enumerate(objects.values()) if id(thing) in ids(answer)],
             counts=CaptureCounts(nodes=1), timing=None,
             direct_or_none=lambda: None, has_words=False, layout=None, launch=lambda given, owners, held, **how: Launched(
-                [*(given[arguments + i] for i in order), *held])),
+                [*(given[i] for i in order), *held])),
             known, None)
         return answer
 
