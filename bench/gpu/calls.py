@@ -29,7 +29,7 @@ from anabranch._record import quick
 
 INPUTS, LENGTH = 8, 256
 WARM_UP = 30
-REACH = {"small": 12, "training alone": 80, "training behind torch.compile": 200}
+REACH = {"small": 7, "training alone": 40, "training behind torch.compile": 150}
 
 
 def small(calls: int) -> dict[str, Any]:
