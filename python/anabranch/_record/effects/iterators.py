@@ -12,9 +12,10 @@ import operator
 import types
 from typing import Any
 
-_PLAIN = tuple({type(iter(made)) for made in (
-    [], (), {}, {}.keys(), {}.values(), {}.items(), set(), range(1), range(1 << 70), "", b"",
-    collections.deque())} | {type(reversed([])), type(reversed({}))})
+_MADE: tuple[Any, ...] = (
+    [], (), {}, {}.values(), {}.items(), set(), range(1), range(1 << 70), "", b"",
+    collections.deque())
+_PLAIN = tuple({*(type(iter(made)) for made in _MADE), type(reversed([])), type(reversed({}))})
 _OVER_OTHERS = (enumerate, zip, map, filter, itertools.chain, itertools.cycle, itertools.islice,
                 itertools.count, itertools.repeat, itertools.accumulate, itertools.starmap,
                 itertools.takewhile, itertools.dropwhile)
