@@ -105,8 +105,9 @@ struct Mode {
   std::uint64_t now() const { return number() & mask; }
 };
 
-// What Python is asked for: (function, arguments, (what it answers where nobody sees operators,) or
-// (), number of a mode of C++ or -1, what this one answers where that one's number is 0).
+// What Python is asked for: (function, arguments, (what it answers where nobody sees operators, who
+// does else) or (), number of a mode of C++ or -1, what this one answers where that one's number is
+// 0).
 struct AskedMode {
   PyObject* function;
   PyObject* arguments;

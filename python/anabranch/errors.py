@@ -64,6 +64,7 @@ CODES: dict[int, tuple[str, str]] = {
     339: ("NotOffloaded", "saved tensors that should be in the host's memory are on the GPU"),
     340: ("OtherAllocator", "the GPU's memory comes from another allocator than torch's own"),
     341: ("HiddenInput", "a step takes in a clock, random numbers, a file or a queue"),
+    342: ("OperatorsSeen", "a step is called where somebody sees its operators"),
     601: ("StreamName", "a stream's name or a number of lanes cannot be used"),
     602: ("FellBack", "a graph cannot be compiled in streams and runs through Inductor"),
     603: ("TorchTooOld", "the installed torch is older than the oldest supported one"),

@@ -152,6 +152,7 @@ from anabranch._compat.torch_modes import (
     modes,
     modes_in_cpp,
     trials_of_modes,
+    who_intercepts,
 )
 
 __all__ = [
@@ -285,6 +286,7 @@ __all__ = [
     "use_counts",
     "version",
     "watch_eager_frames",
+    "who_intercepts",
     "with_hooks",
     "without_autograd_cache",
     "without_innermost_mode",

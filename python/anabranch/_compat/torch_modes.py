@@ -57,8 +57,8 @@ class _Cpp(NamedTuple):
 
 class _Mode(NamedTuple):
     """A function of torch's and what it is called with, and the same in C++. ``nobody``: empty, or
-    what it answers where nobody sees operators. ``without``: it answers this as long as there are
-    no function modes, which is asked first."""
+    what it answers where nobody sees operators, and who does else. ``without``: it answers this as
+    long as there are no function modes, which is asked first."""
 
     ask: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
@@ -114,7 +114,7 @@ def _hooks_on_new_nodes() -> list[_Mode]:
     """Only C++ tells of them."""
     address = library_function("has_no_node_hooks")
     return [_Mode(ctypes.PYFUNCTYPE(ctypes.c_bool)(address), (),
-                  _Cpp("has_no_node_hooks", ""), (True,))] if address else []
+                  _Cpp("has_no_node_hooks", ""), (True, "hooks on new nodes"))] if address else []
 
 
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
@@ -209,25 +209,27 @@ _MODES = [
     *_c("_get_math_sdp_allow_fp16_bf16_reduction", "math_attention_reduction"),
     _ORDER_OF_ATTENTION,
     # Who sees each operator, or derives it; and whether nobody does that somebody would.
-    *_c("_len_torch_dispatch_stack", _Cpp("dispatch_modes", ""), nobody=(0,)),
+    *_c("_len_torch_dispatch_stack", _Cpp("dispatch_modes", ""),
+        nobody=(0, "a mode that sees operators")),
     *_c("peek_interpreter_stack", _Cpp("transforms", "", mask=_WORD, how=_BETWEEN, at=1 << 8),
-        nobody=(None,), of=torch._C._functorch),
+        nobody=(None, "a transform of torch.func"), of=torch._C._functorch),
     _Mode(vars(forward_ad).__getitem__, ("_current_level",), _Cpp("has_forward_level", ""),
-          (-1,)),
-    _Mode(torch.is_anomaly_enabled, (), _Cpp("searches_anomalies", "", how=_THERE), (False,)),
-    _Mode(_others_than_a_device, nobody=(0,), without=(0,)),
+          (-1, "derivatives in forward mode")),
+    _Mode(torch.is_anomaly_enabled, (), _Cpp("searches_anomalies", "", how=_THERE),
+          (False, "a search for anomalies")),
+    _Mode(_others_than_a_device, nobody=(0, "a mode that sees functions"), without=(0,)),
     _Mode(torch._C._get_torch_function_state, (), _Cpp("disabled_functions", ""),
-          (torch._C._TorchFunctionState.ENABLED,)),
+          (torch._C._TorchFunctionState.ENABLED, "a ban on functions of tensors' classes")),
     *_c("_top_saved_tensors_default_hooks",
         _Cpp("saved_tensors_hooks", "", mask=_WORD, how=_BETWEEN, at=6 << 8 | 2), True,
-        nobody=(None,), of=torch._C._autograd),
-    *_c("_saved_tensors_hooks_is_enabled", _Cpp("may_hook_saved_tensors", ""), nobody=(True,),
-        of=torch._C._autograd),
+        nobody=(None, "hooks on saved tensors"), of=torch._C._autograd),
+    *_c("_saved_tensors_hooks_is_enabled", _Cpp("may_hook_saved_tensors", ""),
+        nobody=(True, "a ban on hooks on saved tensors"), of=torch._C._autograd),
     *_hooks_on_new_nodes(),
     *_c("_get_tracing_state", _Cpp("tracing_state", "", mask=_WORD, how=_BEHIND),
-        nobody=(None,)),
+        nobody=(None, "a tracer")),
     *_c("_get_graph_exec_group", _Cpp("autograd_state", "", how=_BEHIND, at=128),
-        nobody=(None,))]
+        nobody=(None, "a group of checkpoints"))]
 
 # Switches that torch's Python keeps in variables of its modules: these, a name, and the values that
 # there have been, by whose numbers they are told.
@@ -269,10 +271,18 @@ def _number_of_value(value: Any, values: list[Any]) -> int:
 
 
 def is_intercepted() -> bool:
-    """Whether somebody sees each operator that this thread runs, or derives it: modes, transforms
-    of torch.func, derivatives in forward mode, a search for anomalies, hooks on what is saved or on
-    new nodes, a tracer. Or nobody does that otherwise would: functions are disabled."""
-    return any(mode.ask(*mode.arguments) != mode.nobody[0] for mode in _MODES if mode.nobody)
+    """Whether somebody sees each operator that this thread runs, or derives it; or nobody does that
+    otherwise would."""
+    return any(_sees(mode) for mode in _MODES if mode.nobody)
+
+
+def who_intercepts() -> str:
+    """The first of these, in words; empty where there is none."""
+    return next((mode.nobody[1] for mode in _MODES if mode.nobody and _sees(mode)), "")
+
+
+def _sees(mode: _Mode) -> bool:
+    return bool(mode.ask(*mode.arguments) != mode.nobody[0])
 
 
 @contextlib.contextmanager
@@ -324,12 +334,11 @@ def are_told(rows: Mapping[int, Any], words: Sequence[int]) -> list[int]:
 
 
 def _is_told(mode: _Mode, word: int) -> bool:
-    answer = mode.ask(*mode.arguments)
     if mode.nobody:
-        return bool((answer == mode.nobody[0]) == (word == _number_of_nobody(mode)))
+        return _sees(mode) == (word != _number_of_nobody(mode))
     assert mode.cpp is not None
     try:
-        return mode.cpp.number(answer) == word
+        return mode.cpp.number(mode.ask(*mode.arguments)) == word
     except (TypeError, ValueError, LookupError):  # it has no number here
         return False
 

@@ -32,7 +32,7 @@ from anabranch._record.observe.observing import observing, run_observed
 from anabranch._record.observe.reads import reads_of
 from anabranch._record.quick import is_intercepted
 from anabranch._record.recorder import Recorder
-from anabranch._record.refusals import Cause
+from anabranch._record.refusals import Cause, Reason
 from anabranch._record.report import RecordingReport
 from anabranch._record.signatures.call_plans import Call, CallPlans
 from anabranch._record.signatures.following import Following
@@ -50,6 +50,7 @@ from anabranch._record.state.fingerprint import is_object
 from anabranch._record.state.guards import Guards, changed
 from anabranch._record.state.paths import Path, name_of
 from anabranch._record.state.state import State
+from anabranch._record.trial.plain_steps import PLAIN_STEPS
 
 _MOST_NAMES = 4
 _NO_GPU = Cause.NOTHING_ON_GPU.because(
@@ -182,6 +183,7 @@ class RecordedCallable(Generic[_P, _R]):
             BEGUN.runs -= 1
             if not is_intercepted():
                 return self._call_fully(args, kwargs, guarded)
+            self._tell_who_intercepts()
         except Exception as error:
             if not may_run_plainly(error, begun):
                 raise
@@ -260,10 +262,17 @@ class RecordedCallable(Generic[_P, _R]):
         without a GPU is right there, and not quicker."""
         if torch.compiler.is_compiling():
             return
-        is_first = not self._recorder.specializations
-        self._recorder.note_plain("any arguments", _NO_GPU)
-        if is_first:
-            self._recorder.tell(f"{self.name} runs as it is", _NO_GPU)
+        self._note_plain(_NO_GPU)
+
+    def _note_plain(self, why: Reason) -> None:
+        if self._recorder.note_plain("any arguments", why):
+            self._recorder.tell(f"{self.name} runs as it is", why)
+
+    def _tell_who_intercepts(self) -> None:
+        """Unless that is a try of ours to record a step around it."""
+        if not PLAIN_STEPS.is_trying():
+            self._note_plain(Cause.OPERATORS_SEEN.because(
+                f"it is called under {_compat.who_intercepts()}, which a launch would pass by"))
 
     def _run_and_compare(self, key: Any, leaves: list[Any], state: State,
                          objects: Sequence[Any]) -> Any:

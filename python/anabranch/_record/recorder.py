@@ -233,7 +233,7 @@ class Recorder:
         self.is_refused = True
         self.specializations.retire_all()
         self.note_plain("any arguments", why)
-        self._check_is_allowed(self.specializations[why])
+        self._check_is_allowed(self.specializations.plain[why])
         self.tell(f"{self.name} runs unrecorded", why)
 
     def _behind_answer(self, spec: Specialization) -> contextlib.AbstractContextManager[None]:
@@ -243,12 +243,17 @@ class Recorder:
 
         return behind_answer(refuse)
 
-    def note_plain(self, inputs: str, why: Reason) -> None:
-        """Counts a call that is never recorded; the caller runs it."""
+    def note_plain(self, inputs: str, why: Reason) -> bool:
+        """Counts a call that is never recorded; the caller runs it. Whether it is the first one for
+        this reason."""
         with self._lock:
-            spec = self.specializations.setdefault(why, Specialization(inputs, NO_STATE))
-            spec.other_calls += 1
-            spec.refuse(why)
+            plain = self.specializations.plain
+            is_first = why not in plain
+            if is_first:
+                plain[why] = Specialization(inputs, NO_STATE)
+                plain[why].refuse(why)
+            plain[why].other_calls += 1
+            return is_first
 
     def _new_specialization(self, key: Any, leaves: Sequence[Any], state: State,
                             describe: Callable[[], str]) -> Specialization:

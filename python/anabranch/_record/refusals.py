@@ -106,6 +106,8 @@ class Cause(enum.IntEnum):
     HIDDEN_INPUT = 341, (
         "Read it outside of the step and give it as an argument, or allow it where the GPU's work "
         "does not depend on it.")
+    OPERATORS_SEEN = 342, (
+        "Put it inside the step, whose recording repeats what it does on the GPU, or leave it out.")
 
     def because(self, text: str, remedy: str = "") -> Reason:
         return Reason(text, self.value, remedy or self.remedy)

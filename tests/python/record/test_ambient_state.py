@@ -17,6 +17,7 @@ import anabranch
 from anabranch import _compat
 from anabranch._record import quick, recorded_callable
 from anabranch._record.signatures import ready_calls
+from anabranch._record.trial.plain_steps import PLAIN_STEPS
 
 pytestmark = pytest.mark.oldest
 NET = nn.Linear(2, 2)
@@ -122,3 +123,28 @@ def test_a_default_device_that_is_set_for_good_keeps_no_call_from_being_launched
     assert not isinstance(made(X), Launched)
     with torch.device("meta"):
         assert_launches(made, trains)
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_reports_say_under_what_calls_ran_plainly_and_one_warning_does(name):
+    made = recorded(trains)
+    with SEEN[name](), pytest.warns(anabranch.RecordWarning, match="E0342") as told:
+        for _ in range(3):
+            made(X)
+    assert len(told) == 1 and made.reports[-1].reason in str(told[0].message)
+    assert (made.reports[-1].code, made.reports[-1].calls) == (342, 3)
+    assert made.reports[0].code is None and len(made.reports) == 2
+
+
+def test_precompile_ends_where_somebody_sees_operators():
+    made = anabranch.record(trains, strict=True, allow=["E0342"])
+    with SEEN["hooks on saved tensors"]():
+        assert made.precompile(X).code == 342
+    assert made.precompile(X).code is None
+
+
+def test_a_step_inside_one_that_is_being_recorded_tells_of_no_mode_of_ours():
+    made = recorded(trains)
+    with PLAIN_STEPS, SEEN["a mode that sees operators"]():
+        made(X)
+    assert len(made.reports) == 1

@@ -42,6 +42,7 @@ class Specializations(dict[Any, Specialization]):
         super().__init__()
         self.lock = threading.RLock()
         self.beyond: Specialization | None = None  # shared by all signatures without a place
+        self.plain: dict[Any, Specialization] = {}  # of calls that have no signature, by reason
         self._most = most
         self._are_timed = are_timed
         self._admission = Admission(most_bytes)
@@ -126,9 +127,10 @@ class Specializations(dict[Any, Specialization]):
         return EffectPaths(spec.mutations if spec is not None else ())
 
     def known(self) -> list[Specialization]:
-        """One specialization a signature, and the one of all signatures without a place."""
+        """One specialization a signature, the one of all signatures without a place, and those of
+        calls that have none."""
         with self.lock:
-            return [*self.values(), *([self.beyond] if self.beyond else [])]
+            return [*self.values(), *([self.beyond] if self.beyond else []), *self.plain.values()]
 
     def recordings(self) -> list[StepRecording]:
         """That there are now."""
