@@ -33,7 +33,7 @@ _MORE_EAGER_RUNS = 2  # where the first ones differ
 _MOST_LAUNCHES = 8  # calls until a callable is launched
 
 
-def bisect(fn: Callable[..., Any], *args: Any, atol: float | None = None,
+def bisect(fn: Callable[..., Any], /, *args: Any, atol: float | None = None,
            rtol: float | None = None, reproducer: str | os.PathLike[str] | None = None,
            **kwargs: Any) -> Verdict:
     """Runs ``fn`` in eager and then with one part more at a time, until a result differs::

@@ -385,6 +385,16 @@ def constant_when_compiled(function: _Function) -> _Function:
     return function
 
 
+def traced_as(other: Callable[..., Any]) -> Callable[[_Function], _Function]:
+    """Dynamo traces another function in place of the decorated one, where compiled code calls
+    it."""
+    def traced(function: _Function) -> _Function:
+        function._torchdynamo_inline = other  # type: ignore[attr-defined]
+        return function
+
+    return traced
+
+
 def annotation(node: torch.fx.Node, key: str) -> Any:
     """What a node was annotated with, or None."""
     return (node.meta.get("custom") or {}).get(key)

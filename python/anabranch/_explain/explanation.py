@@ -147,7 +147,7 @@ class Explanation:
         return path
 
 
-def explain(fn: Callable[..., Any], *args: Any, timing: bool = False,
+def explain(fn: Callable[..., Any], /, *args: Any, timing: bool = False,
             **kwargs: Any) -> Explanation:
     """Calls ``fn`` once and tells what its compiled graphs did::
 

@@ -33,7 +33,7 @@ BEGUN = _Begun()
 
 
 @_compat.untraced
-def run_users(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_users(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Calls what is the user's, and notes that it has begun."""
     BEGUN.runs += 1
     if BEGUN.tracer is None:

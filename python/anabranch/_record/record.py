@@ -16,7 +16,11 @@ from torch import Tensor, nn
 
 from anabranch import config
 from anabranch._arguments import check_function, wrong
-from anabranch._record.recorded_callable import RecordedCallable
+from anabranch._record.recorded_callable import (
+    RecordedCallable,
+    RecordedOfClass,
+    RecordedStatic,
+)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -74,13 +78,17 @@ def record(function: Callable[..., Any] | None = None, *, state: Iterable[Any] =
     if guard is not None:
         check_function("record", guard, "guard= is called without arguments before each launch.")
 
-    def recorded(given: Any) -> RecordedCallable[..., Any]:
+    def recorded(given: Any) -> Any:
+        kind = next((made for of, made in _KINDS.items() if isinstance(given, of)), None)
+        given = given.__func__ if kind is not None else given
         check_function("record", given, "Give a function, or a model: anabranch.record(step). As a "
-                       "decorator it stands below @classmethod and @property.")
-        return RecordedCallable(given, roots, guard, wanted)
+                       "decorator it stands below @property.")
+        return (kind or RecordedCallable)(given, roots, guard, wanted)
 
     return recorded if function is None else recorded(function)
 
+
+_KINDS = {staticmethod: RecordedStatic, classmethod: RecordedOfClass}
 
 # Options that have keywords of their own, where None is not given.
 _KEYWORDS = frozenset(("record", "strict", "allow", "verify", "guards", "max_recordings",

@@ -57,10 +57,19 @@ _NO_GPU = Cause.NOTHING_ON_GPU.because(
     "torch finds no GPU, and nothing else is recorded",
     "anabranch.doctor.report() says what torch finds; what torch.compile(backend=\"anabranch\") "
     "has compiled runs in streams all the same.")._replace(place="on this machine")
+# Of a call by precompile() that says nothing of its signature.
+_UNCOUNTED = ("it ran plainly, as it does with record=False, while somebody else captures, and in "
+              "modes that see each operator")
+_RESET = "it was reset while it ran"
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _lock = threading.Lock()
 _callables: weakref.WeakSet[RecordedCallable[..., Any]] = weakref.WeakSet()
+
+
+def _bound(recorded: Any, instance: Any, owner: type | None = None) -> Any:
+    """Its ``__get__`` to Dynamo, which knows partials and no classes of ours."""
+    return recorded if instance is None else functools.partial(recorded, instance)
 
 
 class RecordedCallable(Generic[_P, _R]):
@@ -98,15 +107,20 @@ class RecordedCallable(Generic[_P, _R]):
                                   following=following if chosen.follow_numbers else None,
                                   look_farther=self._states.look_farther)
 
-    def precompile(self, *args: _P.args, **kwargs: _P.kwargs) -> RecordingReport:
+    def precompile(self, /, *args: _P.args, **kwargs: _P.kwargs) -> RecordingReport:
         """Calls it with these arguments until they are launched, or are not going to be, and
         answers what became of them. Each call is one: a step that trains has trained. So it is for
         before a checkpoint is loaded, or for steps that change nothing."""
         while True:
-            before = {id(spec): spec.calls for spec in self._recorder.specializations.known()}
+            known = self._recorder.specializations
+            before = {id(spec): spec.calls for spec in known.known()}
             self(*args, **kwargs)
-            spec = next(spec for spec in self._recorder.specializations.known()
-                        if spec.calls != before.get(id(spec), 0))
+            spec = next((spec for spec in known.known()
+                         if spec.calls != before.get(id(spec), 0)), None)
+            if spec is None or known is not self._recorder.specializations:
+                leaves, _ = _compat.tree_flatten((args, kwargs))
+                return RecordingReport(describe(leaves), calls=1, reason=_UNCOUNTED if spec is None
+                                       else _RESET)
             if spec.recording is not None or spec.refusal is not None:
                 return spec.current_report()
 
@@ -122,12 +136,16 @@ class RecordedCallable(Generic[_P, _R]):
 
     def __copy__(self) -> RecordedCallable[_P, _R]:
         """Over the same callable. No copy has recordings: they belong to addresses."""
-        return RecordedCallable(*self._made_of)
+        return self._anew(*self._made_of)  # type: ignore[no-any-return]
 
-    def with_options(self, **options: Any) -> RecordedCallable[_P, _R]:
+    def with_options(self, /, **options: Any) -> RecordedCallable[_P, _R]:
         """A copy with these options besides its own, which they beat."""
         function, state, guard, own = self._made_of
-        return RecordedCallable(function, state, guard, {**own, **options})
+        return self._anew(  # type: ignore[no-any-return]
+            function, state, guard, {**own, **options})
+
+    def _anew(self, *made_of: Any) -> Any:
+        return type(self)(*made_of)
 
     @property
     def state(self) -> tuple[Any, ...]:
@@ -137,7 +155,7 @@ class RecordedCallable(Generic[_P, _R]):
     def __deepcopy__(self, memo: dict[int, Any]) -> RecordedCallable[_P, _R]:
         """Over a copy of the callable: a method's is that of its object's copy, a function is
         itself."""
-        made = memo[id(self)] = RecordedCallable.__new__(RecordedCallable)
+        made = memo[id(self)] = type(self).__new__(type(self))
         made.__init__(*copy.deepcopy(self._made_of, memo))  # type: ignore[misc]
         return made
 
@@ -148,16 +166,17 @@ class RecordedCallable(Generic[_P, _R]):
         name = getattr(self, "__qualname__", "")
         if _at(module, name) is self:
             return name
-        return RecordedCallable.__new__, (RecordedCallable,), self._made_of
+        return type(self).__new__, (type(self),), self._made_of
 
     def __setstate__(self, made_of: tuple[Any, ...]) -> None:
         self.__init__(*made_of)  # type: ignore[misc]
 
+    @_compat.traced_as(_bound)
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """In a class it is a method; objects of one make share its recordings."""
-        return self if instance is None else types.MethodType(self, instance)
+        return self if instance is None else RecordedMethod(self, instance)
 
-    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         if not self._is_recorded:
             return self._function(*args, **kwargs)
         if not (self._plans.of_args or _has_gpu()):  # calls that are ready have been launched
@@ -375,6 +394,70 @@ class RecordedCallable(Generic[_P, _R]):
         return self._recorder.specializations.recordings()
 
 
+class RecordedStatic(RecordedCallable[_P, _R]):
+    """What ``record`` answers of a staticmethod."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self
+
+
+class RecordedOfClass(RecordedCallable[_P, _R]):
+    """What ``record`` answers of a classmethod: its first argument is the class."""
+
+    @_compat.traced_as(lambda recorded, instance, owner: functools.partial(recorded, owner))
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return RecordedMethod(self, type(instance) if owner is None else owner)
+
+
+class RecordedMethod(functools.partial[Any]):
+    # A recorded callable as the method of an object, or of a class. It is called by C, takes the
+    # object itself for precompile, and leaves all else to the callable, whose reports and
+    # recordings are those of all objects. Equal, hashed, copied and pickled as Python's methods.
+    __doc__ = property(lambda self: self.func.__doc__)
+
+    func: Any
+
+    @property
+    def __self__(self) -> Any:
+        return self.args[0]
+
+    @property
+    def __func__(self) -> Any:
+        return self.func
+
+    @property
+    def __wrapped__(self) -> Any:
+        return types.MethodType(self.func.__wrapped__, self.args[0])
+
+    def precompile(self, /, *args: Any, **kwargs: Any) -> RecordingReport:
+        report: RecordingReport = self.func.precompile(self.args[0], *args, **kwargs)
+        return report
+
+    def with_options(self, /, **options: Any) -> RecordedMethod:
+        return RecordedMethod(self.func.with_options(**options), self.args[0])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in ("__name__", "__qualname__"):
+            raise AttributeError(name)
+        return getattr(self.func, name)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> RecordedMethod:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RecordedMethod) and self.func is other.func \
+            and self.args[0] is other.args[0]
+
+    def __hash__(self) -> int:
+        return hash((id(self.func), id(self.args[0])))
+
+    def __repr__(self) -> str:
+        return f"<method of {self.args[0]!r}: {self.func!r}>"
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.args[0], self.func.__name__)
+
+
 def recordings_of_callables() -> list[tuple[str, StepRecording]]:
     """Those that there are now, with the names of their callables."""
     return [(step.name, recording) for step in recorded_callables()
@@ -387,9 +470,12 @@ def recorded_callables() -> list[RecordedCallable[..., Any]]:
         return list(_callables)
 
 
-@functools.cache
+@_compat.constant_when_compiled
 def _has_gpu() -> bool:
-    return torch.cuda.is_available()
+    return _finds_gpu()
+
+
+_finds_gpu = functools.cache(torch.cuda.is_available)
 
 
 def _at(module: Any, name: str) -> Any:

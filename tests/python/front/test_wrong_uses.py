@@ -40,8 +40,10 @@ USES = [
     ("record()(3)", WrongArgument, 611, r"the function is 3 \(int\)"),
     ("record()(None)", WrongArgument, 611, r"the function is None \(NoneType\)"),
     ("record(strict=True)(model(x))", WrongArgument, 611, r"of the type torch\.Tensor"),
-    ("record(classmethod(step))", WrongArgument, 611, r"(?s)\(classmethod\).*below @classmethod"),
-    ("record(property(step))", WrongArgument, 611, r"(?s)\(property\).*below @classmethod"),
+    ("record(classmethod(3))", WrongArgument, 611, r"the function is 3 \(int\)"),
+    ("record(staticmethod(yielding))", WrongArgument, 612, r"yielding is a generator function"),
+    ("record(property(step))", WrongArgument, 611, r"(?s)\(property\).*stands below @property"),
+    ("record(functools.cached_property(step))", WrongArgument, 611, r"stands below @property"),
     ("record(nn.Linear)", WrongArgument, 611, r"(?s)a model and not its class.*object of it: "
                                               r"Linear\("),
     ("record(waiting)", WrongArgument, 612, r"record: .*waiting is an async function, which "
@@ -323,6 +325,7 @@ def test_every_code_of_python_that_can_be_raised_here_is_in_the_table():
 RIGHT_USES = [
     "record(step)", "record(model)", "record(model.forward)", "record(functools.partial(step))",
     "record()(step)", "record(strict=False)(step)", "record(staticmethod(step))",
+    "record(classmethod(step))",
     "record(record(step))",
     "record(step, state=[model, optimizer, x, None])", "record(step, state=model.parameters())",
     "record(step, state=(layer for layer in [model]))", "record(step, state={model})",
