@@ -136,6 +136,9 @@ class Recorder:
     def _run(self, key: Any, leaves: list[Any], state: State, describe: Callable[[], str],
              spec: Specialization | None) -> Any:
         spec = spec or self.specializations.get(key)
+        if (spec is None or spec.recording is None) and self._takes_gradients \
+                and PLAIN_STEPS.is_trying_here():
+            return self._call_last(leaves)  # it becomes part of another callable's recording
         if spec is None:
             spec = self._new_specialization(key, leaves, state, describe)
         if spec.plans:

@@ -23,9 +23,11 @@ from anabranch._record import recorder as recorder_module
 from anabranch._record.capture import now
 from anabranch._record.capture.capture import captured_now
 from anabranch._record.refusals import Cause, NotRecordable
+from anabranch._record.trial.plain_steps import PLAIN_STEPS
 
 pytestmark = pytest.mark.oldest
 
+SHARED = torch.ones(2)
 RECORD = recorder_module.Recorder._record  # the fixture above has another one in its place
 
 
@@ -96,6 +98,36 @@ def test_precompile_calls_until_a_launch_serves_the_signature():
     assert report.calls == 2 and report.reason is None
     assert is_launched(made)
     assert made.precompile(torch.ones(3)).inputs == "(float32[3])" and len(made.reports) == 2
+
+
+class Owner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    @anabranch.record
+    def method(self, x):
+        return [self.weight]
+
+
+@pytest.mark.parametrize("inner", [anabranch.record(lambda x: [SHARED]), Owner().method],
+                         ids=["a callable", "a method"])
+def test_what_is_recorded_inside_a_recorded_step_is_part_of_that(inner):
+    inner.reset()
+    made = anabranch.record(lambda x: inner(x))
+    assert [is_launched(made) for _ in range(3)] == [False, False, True]
+    assert inner.reports == [] and len(made.reports) == 1
+    # Called by itself it is recorded for itself.
+    assert [is_launched(inner) for _ in range(3)] == [False, False, True]
+
+
+def test_what_is_recorded_already_is_launched_inside_a_step_that_is_tried():
+    layer = nn.Linear(2, 2)
+    inner = recorded(lambda x: [layer.weight])
+    with PLAIN_STEPS:
+        assert is_launched(inner) and inner.precompile(X).reason is None
+        assert "it ran plainly" in inner.precompile(torch.ones(3)).reason
+    assert len(inner.reports) == 1
 
 
 def test_precompile_ends_where_nothing_is_recorded(monkeypatch):

@@ -3,7 +3,8 @@
 
 These share the stream of captures. Compiled graphs run on the caller's stream and do not wait: a
 callable's run may wait for their backward, on autograd's thread. While a callable is tried, the
-graphs that it calls are part of what is to be recorded, and have no recordings of their own.
+graphs and the recorded callables that it calls are part of what is to be recorded, and are not
+recorded themselves.
 
 Threads: any. Failure: torch's errors.
 """
@@ -27,10 +28,12 @@ class PlainSteps:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._depth = 0
+        self._thread = 0
 
     def __enter__(self) -> None:
         self._lock.acquire()
         self._depth += 1
+        self._thread = threading.get_ident()
 
     def __exit__(self, *raised: object) -> None:
         self._depth -= 1
@@ -39,6 +42,10 @@ class PlainSteps:
     def is_trying(self) -> bool:
         """Whether some thread tries a callable now."""
         return self._depth > 0
+
+    def is_trying_here(self) -> bool:
+        """Whether this thread does."""
+        return self._depth > 0 and self._thread == threading.get_ident()
 
 
 PLAIN_STEPS = PlainSteps()
