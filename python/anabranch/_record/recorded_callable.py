@@ -200,9 +200,10 @@ class RecordedCallable(Generic[_P, _R]):
                     self._note_use(self._leaves(args, kwargs)[1:])
                 return answer
             BEGUN.runs -= 1
-            if not is_intercepted():
-                return self._call_fully(args, kwargs, guarded)
-            self._tell_who_intercepts()
+            if not _compat.is_fx_tracing():
+                if not is_intercepted():
+                    return self._call_fully(args, kwargs, guarded)
+                self._tell_who_intercepts()
         except Exception as error:
             if not may_run_plainly(error, begun):
                 raise

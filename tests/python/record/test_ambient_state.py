@@ -148,3 +148,17 @@ def test_a_step_inside_one_that_is_being_recorded_tells_of_no_mode_of_ours():
     with PLAIN_STEPS, SEEN["a mode that sees operators"]():
         made(X)
     assert len(made.reports) == 1
+
+
+def test_torch_fx_gets_the_step_itself_once_and_nothing_is_recorded():
+    weight, runs = torch.ones(2), []
+
+    def step(x):
+        runs.append(x)
+        return x * weight
+
+    made = anabranch.record(step)
+    for times in range(1, 4):
+        traced = torch.fx.symbolic_trace(lambda x: made(x) + 1)
+        assert len(runs) == times and torch.equal(traced(torch.ones(2) * 3), torch.ones(2) * 4)
+    assert made.reports == []
