@@ -29,19 +29,21 @@ if TYPE_CHECKING:
     from anabranch._record.capture.now import is_recording
     from anabranch._record.record import record
     from anabranch._record.recorded_callable import RecordedCallable
+    from anabranch._record.recorded_module import RecordedModule
     from anabranch._record.report import RecordingReport
     from anabranch.streams import offload, overlap, stream
 
 __version__ = "0.1.0"
 __all__ = ["AnabranchError", "Explanation", "GraphReport", "RecordWarning", "RecordedCallable",
-           "RecordingReport", "Verdict", "__version__", "backend", "bisect", "config", "doctor",
-           "errors", "explain", "is_recording", "label_profile", "offload", "offload_optimizer",
-           "overlap", "record", "stream"]
+           "RecordedModule", "RecordingReport", "Verdict", "__version__", "backend", "bisect",
+           "config", "doctor", "errors", "explain", "is_recording", "label_profile", "offload",
+           "offload_optimizer", "overlap", "record", "stream"]
 
 _LAZY = {
     "Explanation": "_explain.explanation",
     "GraphReport": "_compile.report",
     "RecordedCallable": "_record.recorded_callable",
+    "RecordedModule": "_record.recorded_module",
     "RecordingReport": "_record.report",
     "Verdict": "_bisect.verdict",
     "backend": "_compile.backend",

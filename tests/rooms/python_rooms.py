@@ -73,7 +73,8 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "recorded_graph": _RECORD_STAGES | {"faults", "report", "signatures", "recorder"},
         "recorded_callable": _RECORD_STAGES | {"faults", "report", "signatures", "recorder",
                                                "observe"},
-        "record": {"recorded_callable"},
+        "recorded_module": {"recorded_callable"},
+        "record": {"recorded_callable", "recorded_module"},
     },
     "_compile": {
         "groups": set(),

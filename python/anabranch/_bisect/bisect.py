@@ -26,6 +26,7 @@ from anabranch._bisect.verdict import Place, Rung, Verdict
 from anabranch._compile.report import Collector, collect
 from anabranch._compile.threads import HostOptions
 from anabranch._record.recorded_callable import RecordedCallable
+from anabranch._record.recorded_module import callable_of
 
 _EAGER_RUNS = 2
 _ROUNDINGS = (1, 2)  # seeds
@@ -69,6 +70,7 @@ def bisect(fn: Callable[..., Any], /, *args: Any, atol: float | None = None,
 class _Bisection:
     def __init__(self, fn: Any, args: Any, kwargs: Any, tolerance: Tolerance, path: Path | None,
                  collector: Collector) -> None:
+        fn = callable_of(fn)
         self._recorded = fn if isinstance(fn, RecordedCallable) else None
         self._function: Any = fn.__wrapped__ if self._recorded else _compat.uncompiled(fn)
         state = self._recorded.state if self._recorded else ()
@@ -160,7 +162,7 @@ class _Bisection:
 
     def _runs(self, rung: ladder.Rung) -> Iterator[dict[str, Any]]:
         if self._recorded is not None:
-            again: Any = rung.compile(self._recorded)
+            again: Any = callable_of(rung.compile(self._recorded))
             yield from self._launches(again)
             return
         if rung.compiled_as not in self._compiled:

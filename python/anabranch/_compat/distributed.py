@@ -16,6 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+# The method of a module by which DataParallel makes replicas of it.
+REPLICATE = "_replicate_for_data_parallel"
+
 # Attributes in which a model notes what it has done, and decides by it.
 NOTED_OF_BUCKETS = "_has_rebuilt_buckets"
 NOTED_OF_EXCHANGES = "require_forward_param_sync"

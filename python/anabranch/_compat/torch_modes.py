@@ -29,7 +29,6 @@ import torch.optim.optimizer as optimizers
 import torch.utils.checkpoint
 from torch.autograd import forward_ad, grad_mode
 from torch.utils._device import DeviceContext
-from torch.fx._symbolic_trace import is_fx_tracing
 
 from anabranch._compat.library import dtype_code, library_function
 

@@ -21,9 +21,22 @@ from anabranch._record.recorded_callable import (
     RecordedOfClass,
     RecordedStatic,
 )
+from anabranch._record.recorded_module import RecordedModule, model_of, record_module
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+
+@overload
+def record(function: nn.Module, *, state: Iterable[Any] = (),  # type: ignore[overload-overlap]
+           guard: Callable[[], Any] | None = None, options: Mapping[str, Any] | None = None,
+           record: bool | None = None, strict: bool | None = None,
+           allow: Collection[str | int] | None = None, verify: bool | None = None,
+           guards: bool | None = None, max_recordings: int | None = None,
+           max_recording_bytes: int | None = None,
+           max_parallel_kernels: int | None = None, parallel_bytes: int | None = None,
+           prefetch_bytes: int | None = None,
+           timing: bool | None = None) -> RecordedModule: ...
 
 
 @overload
@@ -53,7 +66,8 @@ def record(function: None = None, *, state: Iterable[Any] = (),
 def record(function: Callable[..., Any] | None = None, *, state: Iterable[Any] = (),
            guard: Callable[[], Any] | None = None, options: Mapping[str, Any] | None = None,
            **keywords: Any) -> Any:
-    """Records a callable of tensors: inference, or a whole training step with its optimizer.
+    """Records a callable of tensors: inference, or a whole training step with its optimizer. What
+    it answers of a model is a module, a RecordedModule of the model's class.
 
     ``state`` names modules, optimizers and tensors that the callable uses and that cannot be
     found from it (those in its closure, its globals, its object and its arguments are found).
@@ -80,9 +94,11 @@ def record(function: Callable[..., Any] | None = None, *, state: Iterable[Any] =
 
     def recorded(given: Any) -> Any:
         kind = next((made for of, made in _KINDS.items() if isinstance(given, of)), None)
-        given = given.__func__ if kind is not None else given
+        given = given.__func__ if kind is not None else model_of(given)
         check_function("record", given, "Give a function, or a model: anabranch.record(step). As a "
                        "decorator it stands below @property.")
+        if isinstance(given, nn.Module):
+            return record_module(given, roots, guard, wanted)
         return (kind or RecordedCallable)(given, roots, guard, wanted)
 
     return recorded if function is None else recorded(function)

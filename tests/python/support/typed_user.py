@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_type
 
 import anabranch
-from anabranch import GraphReport, RecordedCallable, RecordingReport
+from anabranch import GraphReport, RecordedCallable, RecordedModule, RecordingReport
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Linear
     from torch.optim import AdamW
 
     def step(x: Tensor, scale: float = 1.0) -> tuple[Tensor, int]:
@@ -39,4 +40,6 @@ if TYPE_CHECKING:
     assert_type(anabranch.explain(decorated).to_dict(), dict[str, Any])
     assert_type(anabranch.explain(decorated).html("it.html"), Path)
     assert_type(anabranch.is_recording(), bool)
+    module = anabranch.record(Linear(1, 1), max_recordings=2)
+    assert_type(module, RecordedModule)
     assert_type(anabranch.offload_optimizer(AdamW([Tensor()]), in_flight_bytes=1 << 28), AdamW)

@@ -186,8 +186,9 @@ def attributes_of(thing: Any) -> Any:
 
 def is_library_base(kind: type) -> bool:
     """Whether its methods read nothing of the user's: those of torch's optimizers read groups,
-    whose numbers are guarded by themselves."""
-    return kind is nn.Module or kind in torch.Tensor.__mro__ or (
+    whose numbers are guarded by themselves, and those of recorded modules lead to the model's."""
+    return kind is nn.Module or kind in torch.Tensor.__mro__ \
+            or kind.__module__ == "anabranch._record.recorded_module" or (
         issubclass(kind, (torch.optim.Optimizer, torch.Tensor)) and is_librarys(kind.__module__))
 
 
