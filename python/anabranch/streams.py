@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.fx.traceback as fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from anabranch.config import MOST_LANES
 
@@ -24,6 +27,8 @@ OFFLOAD = "anabranch.offload"
 
 # Keys and values, as constants that Dynamo can write into the code behind a break.
 Pair = tuple[str, Any]
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Asked:
@@ -74,7 +79,7 @@ entered_in_eager: Callable[[FrameType, tuple[Pair, ...]], None] | None = None
 _LEAST, _MOST = -(1 << 31), (1 << 31) - 1  # of a priority
 
 
-def stream(name: str, *, priority: int = 0) -> contextlib._GeneratorContextManager[None]:
+def stream(name: str, *, priority: int = 0) -> Block:
     """What runs inside belongs to the stream ``name``::
 
         with anabranch.stream("side"):
@@ -87,6 +92,9 @@ def stream(name: str, *, priority: int = 0) -> contextlib._GeneratorContextManag
     lane each is then asked for. Also a decorator of functions. Raises CompileError
     [E0601] unless ``name`` is a string that is not empty, of UTF-8 and without NUL; "ambient" is
     the stream of the caller.
+
+    What it answers may be kept and entered as often as one likes, also within itself and by several
+    threads at once: ``self.side = anabranch.stream("side")``, and then ``with self.side:``.
 
     The lower ``priority`` is, the more urgent the stream, as CUDA counts: on a CPU, where streams
     must share threads, the more urgent ones are given theirs first. On a GPU streams are CUDA's
@@ -103,7 +111,7 @@ def stream(name: str, *, priority: int = 0) -> contextlib._GeneratorContextManag
     return annotated((ANNOTATION, name), (PRIORITY, priority))
 
 
-def overlap(lanes: int = 4) -> contextlib._GeneratorContextManager[None]:
+def overlap(lanes: int = 4) -> Block:
     """What runs inside may run beside what it does not need, without a stream being named::
 
         with anabranch.overlap():
@@ -122,7 +130,7 @@ def overlap(lanes: int = 4) -> contextlib._GeneratorContextManager[None]:
     return annotated((OVERLAP, lanes))
 
 
-def offload() -> contextlib._GeneratorContextManager[None]:
+def offload() -> Block:
     """What a forward makes inside and saves for its backward is in the host's memory meanwhile::
 
         with anabranch.offload():
@@ -135,19 +143,79 @@ def offload() -> contextlib._GeneratorContextManager[None]:
     return annotated((OFFLOAD, True))
 
 
-def _block(*pairs: Pair) -> Iterator[None]:
-    if entered_in_eager is not None:
-        entered_in_eager(sys._getframe(2), pairs)  # behind contextlib's __enter__
-    is_traced_here = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-    wishes = dict(pairs)
-    if not torch.compiler.is_dynamo_compiling():
+class Block:
+    """What ``stream``, ``overlap`` and ``offload`` answer: a context without a state of its own,
+    and a decorator. Copied and pickled with what holds it."""
+
+    __slots__ = ("__weakref__", "pairs")
+
+    def __init__(self, *pairs: Pair) -> None:
+        self.pairs = pairs
+
+    def __enter__(self) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return  # under other compilers: with our backend Dynamo does not look in here
+        if entered_in_eager is not None:
+            entered_in_eager(sys._getframe(1), self.pairs)
+        wishes = dict(self.pairs)
         ask(wishes.get(ANNOTATION), wishes.get(OVERLAP))
-    with _kept_by_export() if is_traced_here else contextlib.nullcontext(), fx.annotate(wishes):
+        traced = _annotated(self.pairs) if get_proxy_mode() is not None else None
+        if traced is not None:
+            traced.__enter__()
+        _here.blocks.append((self, traced))
+
+    def __exit__(self, *raised: object) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
+        entered = _here.blocks
+        for i in reversed(range(len(entered))):  # generators may leave theirs in any order
+            if entered[i][0] is self:
+                _, traced = entered.pop(i)
+                if traced is not None:
+                    traced.__exit__(None, None, None)
+                return
+
+    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def inside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            with self:
+                return function(*args, **kwargs)
+
+        return inside
+
+    def __repr__(self) -> str:
+        return f"<anabranch block: {dict(self.pairs)}>"
+
+
+class _Here(threading.local):
+    """The blocks that this thread has entered in eager, and what has been entered for who
+    traces its operators."""
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[Block, contextlib.AbstractContextManager[None] | None]] = []
+
+
+_here = _Here()
+
+
+def around() -> dict[str, Any]:
+    """What the blocks say in which this thread is, in eager. The inner ones win."""
+    return dict(pair for block, _ in _here.blocks for pair in block.pairs)
+
+
+def annotated(*pairs: Pair) -> Block:
+    """The block of a stream. Dynamo calls it anew behind a break (``_compat.resume_streams``)."""
+    if torch.compiler.is_dynamo_compiling():  # as under other compilers, and in an export
+        return fx.annotate(dict(pairs))  # type: ignore[return-value]
+    return Block(*pairs)
+
+
+@contextlib.contextmanager
+def _annotated(pairs: tuple[Pair, ...]) -> Iterator[None]:
+    """For who makes a graph of operators as they run."""
+    with _kept_by_export() if torch.compiler.is_exporting() else contextlib.nullcontext(), \
+            fx.annotate(dict(pairs)):
         yield
-
-
-# The block of a stream. Dynamo calls it anew behind a break (``_compat.resume_streams``).
-annotated = contextlib.contextmanager(_block)
 
 
 @contextlib.contextmanager
@@ -163,7 +231,9 @@ def _kept_by_export() -> Iterator[None]:
 
 
 # What runs where a block is entered in eager, with nothing in it for Dynamo.
-IN_EAGER = (stream, overlap, offload, _block)
+IN_EAGER = (stream, overlap, offload, annotated, Block.__init__, Block.__enter__, Block.__exit__)
+# What runs where one decorates: what it is on is compiled inside the block, or by itself.
+DECORATED = Block()(stream).__code__
 
 
 def _refuse_lanes(lanes: object) -> None:

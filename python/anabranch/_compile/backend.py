@@ -149,7 +149,7 @@ def _wish_as_around(gm: GraphModule) -> None:
     """What is compiled by itself, since it is called where a graph breaks, overlaps and offloads as
     what is around the break. The name of a stream around means nothing there: a graph runs as a
     whole."""
-    around = torch.fx.traceback.get_current_meta().get("custom") or {}
+    around = streams.around()
     wishes = {key: around[key] for key in (OVERLAP, OFFLOAD) if key in around}
     if wishes:
         for node in gm.graph.nodes:
@@ -442,5 +442,6 @@ def _kind(keywords: Mapping[str, Any]) -> str:
 
 
 _compat.take_events_behind_writes(backend)
-_compat.resume_streams(streams.__name__, "annotated", "_block")
-streams.entered_in_eager = _compat.watch_eager_frames(backend, streams.IN_EAGER, lose)
+_compat.resume_streams(streams.__name__, "annotated", streams.Block)
+streams.entered_in_eager = _compat.watch_eager_frames(backend, streams.IN_EAGER, streams.DECORATED,
+                                                      lose)

@@ -466,6 +466,7 @@ class Attempt:
             self._spec.foreseen.needs_gradients = True
             raise Again("it reads the gradients that it finds")
         plain.let_go()
+        self._effects.forget_first()
         self._is_rewound = True
         trial.rewind()
         agree.make(lambda: trial.reserve(recorded))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded models and methods on a GPU: they train, are saved and are launched as modules."""
+"""Recorded models and methods on a GPU: they train, are saved and are launched as modules; streams
+that are kept."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ import copy
 import io
 import warnings
 
+import pytest
 import torch
 import torch.nn.functional as F
-from compare import assert_same
+from compare import assert_same, compiled
 from recordings import (
     CALLS,
     DEVICE,
@@ -223,3 +225,29 @@ def test_methods_are_precompiled_and_launched():
             assert torch.equal(owner.of_class(x), torch.relu(x + 1))
     for step in (Owner.method, Owner.static, Owner.of_class):
         assert_launched(step)
+
+
+@pytest.mark.parametrize("record", [True, False], ids=["recorded", "on streams"])
+def test_kept_streams_are_entered_often(record):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.side, self.layer = anabranch.stream("side", priority=-1), nn.Linear(16, 16)
+
+        def forward(self, x):
+            with self.side:
+                y = self.layer(x)
+            z = torch.sin(x)
+            with self.side:
+                with self.side:
+                    y = torch.tanh(self.layer(y))
+            return y + z
+
+    torch.manual_seed(0)
+    model = Model().to(DEVICE)
+    call = compiled(model, options={"record": record, "strict": True})
+    for seed in range(CALLS):
+        x = normal(seed, 8, 16)
+        torch.testing.assert_close(call(x), model(x))
+    told_of = anabranch.explain(call, normal(0, 8, 16))
+    assert "without effect" not in str(told_of), told_of

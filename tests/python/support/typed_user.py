@@ -42,4 +42,7 @@ if TYPE_CHECKING:
     assert_type(anabranch.is_recording(), bool)
     module = anabranch.record(Linear(1, 1), max_recordings=2)
     assert_type(module, RecordedModule)
+    side = anabranch.stream("side")
+    with side, side:
+        assert_type(side(step)(Tensor(), scale=2.0), tuple[Tensor, int])
     assert_type(anabranch.offload_optimizer(AdamW([Tensor()]), in_flight_bytes=1 << 28), AdamW)

@@ -120,7 +120,7 @@ class SideEffects:
 
     def _find_mutations(self) -> list[Mutation]:
         try:
-            self._first = self._holders.left()
+            self._first = self._holders.left() if self._is_first_plain else []
             self._check()
             return list(self._mutations())
         except Exception as error:
@@ -216,6 +216,10 @@ class SideEffects:
         """Leaves all as the first run has left it."""
         for held in self._first:
             held.put_back()
+
+    def forget_first(self) -> None:
+        """Lets go of the tensors among that."""
+        self._first = []
 
     def leave_rest(self) -> None:
         """What launches leave out, as the first run has left it."""

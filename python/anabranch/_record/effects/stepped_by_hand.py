@@ -8,7 +8,7 @@ step a scheduler once more. Threads: one try to record. Failure: NotRecordable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +24,12 @@ class SteppedByHand:
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer],
                  objects: Iterable[Any]) -> None:
         self._optimizers = optimizers
-        self._numbers = self._numbers_now()
+        self._numbers, self._counts = self._numbers_now(), list(map(_counts_in, optimizers))
         self._schedulers = [(one, one.last_epoch) for one in objects
                             if isinstance(one, (LRScheduler, ReduceLROnPlateau))]
 
     def _numbers_now(self) -> list[tuple[Any, ...]]:
-        return [(*State.hyperparameters(one), *_counts_in(one)) for one in self._optimizers]
+        return list(map(State.hyperparameters, self._optimizers))
 
     def check(self) -> None:
         """Raises NotRecordable where one is another now."""
@@ -37,14 +37,18 @@ class SteppedByHand:
             raise NotRecordable(
                 "it steps a learning-rate scheduler, which a launch would not do",
                 Cause.STEPPED_BY_HAND, "Call scheduler.step() outside of the step.")
-        if self._numbers != self._numbers_now():
+        if self._numbers != self._numbers_now() or any(
+                counts.get(number, before) != before for one, known in zip(
+                    self._optimizers, self._counts, strict=True)
+                for counts in [_counts_in(one)] for number, before in known.items()):
             raise NotRecordable(
                 "it changes an optimizer's numbers in Python", Cause.STEPPED_BY_HAND,
                 "Keep them in tensors (lr=torch.tensor(...)), or change them outside of the step.")
 
 
-def _counts_in(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
-    """Numbers of Python's in the states of its parameters, such as how often it has stepped."""
-    for state in list(optimizer.state.values()):
-        if isinstance(state, dict):
-            yield [value for value in state.values() if isinstance(value, (int, float))]
+def _counts_in(optimizer: torch.optim.Optimizer) -> dict[tuple[int, Any], Any]:
+    """Numbers of Python's in the states of its parameters, such as how often it has stepped. By the
+    parameter's id and their name."""
+    return {(id(parameter), name): value for parameter, state in list(optimizer.state.items())
+            if isinstance(state, dict) for name, value in state.items()
+            if isinstance(value, (int, float))}

@@ -89,7 +89,7 @@ class Inputs:
 
     def called(self, function: Any, first: Any, frame: types.FrameType) -> None:
         if type(first) is contextvars.ContextVar:
-            if function.__name__ == "get":
+            if function.__name__ == "get" and _top(frame) != "anabranch":
                 self.variables[first] = None
             return
         what = _kind_of(function, first)
