@@ -7,6 +7,7 @@ import bisect
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ import torch._inductor.config as inductor_config
 from torch._dynamo import compiled_autograd
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.decorators import skip
+from torch._dynamo.eval_frame import OptimizedModule
 from torch._guards import TracingContext, tracing
 from torch._inductor import fx_utils
 from torch._inductor import utils as inductor_utils
@@ -110,6 +112,21 @@ def uncompiled(function: Any) -> Any:
     """What torch.compile was given, or what it is."""
     return getattr(function, "_orig_mod", None) \
         or getattr(function, "_torchdynamo_orig_callable", None) or function
+
+
+def compiled_from(thing: Any) -> Any:
+    """The function or module that torch.compile has made this of; None where it has not."""
+    if isinstance(thing, torch.nn.Module):
+        original = getattr(thing, "_orig_mod", None) if isinstance(thing, OptimizedModule) else None
+        return original or (thing if thing.__dict__.get("_compiled_call_impl") else None)
+    return thing.__dict__.get("_torchdynamo_orig_callable") \
+        if isinstance(thing, FunctionType) else None
+
+
+def is_compilers(module: str) -> bool:
+    """Whether code in a module of this name compiles, and is not compiled."""
+    return module.startswith(("anabranch", "torch._dynamo", "torch._inductor", "torch._functorch",
+                              "torch.fx"))
 
 
 def changed_settings() -> str:

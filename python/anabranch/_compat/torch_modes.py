@@ -28,6 +28,7 @@ import torch.nn.utils.parametrize
 import torch.optim.optimizer as optimizers
 import torch.utils.checkpoint
 from torch.autograd import forward_ad, grad_mode
+from torch.fx import _symbolic_trace
 from torch.utils._device import DeviceContext
 
 from anabranch._compat.library import dtype_code, library_function
@@ -256,6 +257,11 @@ def global_hooks() -> list[tuple[str, dict[int, Any]]]:
     return [(name, hooks) for variables, prefix in _OF_ALL_MODULES
             for name, hooks in variables.items()
             if name.startswith(prefix) and isinstance(hooks, dict)]
+
+
+# Older ones have one function, which says so of an export, too.
+is_fx_tracing: Callable[[], bool] = getattr(
+    _symbolic_trace, "is_fx_symbolic_tracing", None) or _symbolic_trace.is_fx_tracing
 
 
 def modes() -> tuple[Any, ...]:

@@ -306,11 +306,12 @@ class RecordedCallable(Generic[_P, _R]):
             state.forget_walk()
             raise
         with behind_answer(self._break_off):
+            things = [thing for _, thing in state.walk_before_run().entered.values()]
             state.forget_walk()
             after = state if state.is_current() else self._states.find(objects)
             after.forget_walk()
             self._note_changes(key, after, changed(changing, state.changing_values()))
-            if self._states.see(reads_of(observer)):
+            if self._states.see(reads_of(observer, things)):
                 seen = self._states.find(objects).seen_values()
                 self._recorder.specializations.rename_all(
                     lambda key: (*key[:-1], key[-1].with_seen(seen))

@@ -16,7 +16,7 @@ from torch import nn
 import anabranch
 from anabranch import _compat
 from anabranch._record import quick, recorded_callable
-from anabranch._record.signatures import ready_calls
+from anabranch._record.signatures import call_plans
 from anabranch._record.trial.plain_steps import PLAIN_STEPS
 
 pytestmark = pytest.mark.oldest
@@ -43,8 +43,9 @@ def way(request, monkeypatch):
         if not quick.tells_modes:
             pytest.skip("there is no compiled module")
         return
-    monkeypatch.setattr(ready_calls, "modes_told", _compat.modes)
-    monkeypatch.setattr(ready_calls, "modes_are", quick._modes_are)
+    monkeypatch.setattr(quick, "tells_modes", False)
+    for module in (quick, call_plans):
+        monkeypatch.setattr(module, "modes_told", _compat.modes)
     monkeypatch.setattr(recorded_callable, "is_intercepted", _compat.is_intercepted)
 
 

@@ -180,3 +180,29 @@ def test_under_a_profiler_calls_are_plain_and_afterwards_recorded(tape):
     sys.setprofile(None)
     assert [launches(step, tape, X) for _ in range(4)] == [0, 0, 1, 1] or \
         [launches(step, tape, X) for _ in range(4)][-1] == 1
+
+
+class Compiled(nn.Module):
+    def forward(self, x):
+        return attended(x) * WINDOW.get() + self.scaled(x)
+
+    def scaled(self, x):
+        return library.doubled(x)
+
+
+@pytest.mark.parametrize("compiled", [
+    lambda: torch.compile(Compiled(), backend="eager"),
+    lambda: torch.compile(Compiled().forward, backend="eager")], ids=["module", "method"])
+def test_what_compiled_code_reads_is_guarded_though_it_runs_no_more(compiled, tape, monkeypatch):
+    inner = compiled()
+    step = recorded(lambda x: inner(x), X)
+    assert launches(step, tape, X) == 1
+    with set_to(WINDOW, 3.0):
+        assert torch.equal(step(X), Compiled()(X))
+    with monkeypatch.context() as changed:
+        changed.setattr(library, "FACTOR", 5.0)
+        assert torch.equal(step(X), Compiled()(X))
+    with monkeypatch.context() as changed:
+        changed.setattr(F, "scaled_dot_product_attention", lambda q, k, v: v * 7)
+        assert torch.equal(step(X), Compiled()(X))
+    assert launches(step, tape, X) == 1 and torch.equal(step(X), Compiled()(X))

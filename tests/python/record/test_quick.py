@@ -6,7 +6,6 @@ from __future__ import annotations
 import struct
 import sys
 import weakref
-from concurrent import futures
 
 import pytest
 import torch
@@ -172,72 +171,3 @@ C, CUDA, CUDNN = torch._C, torch.backends.cuda, torch.backends.cudnn
 def of_attribute(owner, name, value):
     before = getattr(owner, name)
     return (lambda: setattr(owner, name, value)), (lambda: setattr(owner, name, before))
-
-
-SETTINGS = {
-    "gradients": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
-    "autocast": (lambda: torch.set_autocast_enabled("cuda", True),
-                 lambda: torch.set_autocast_enabled("cuda", False)),
-    "type of autocast": (lambda: torch.set_autocast_dtype("cuda", torch.bfloat16),
-                         lambda: torch.set_autocast_dtype("cuda", torch.float16)),
-    "default type": (lambda: torch.set_default_dtype(torch.float64),
-                     lambda: torch.set_default_dtype(torch.float32)),
-    "determinism": (lambda: torch.use_deterministic_algorithms(True),
-                    lambda: torch.use_deterministic_algorithms(False)),
-    "cuDNN's determinism": of_attribute(CUDNN, "deterministic", True),
-    "cuDNN": of_attribute(CUDNN, "enabled", False),
-    "products in TF32": of_attribute(CUDA.matmul, "fp32_precision", "tf32"),
-    "products in IEEE's": of_attribute(CUDA.matmul, "fp32_precision", "ieee"),
-    "convolutions in IEEE's": of_attribute(CUDNN.conv, "fp32_precision", "ieee"),
-    "sums in half": of_attribute(CUDA.matmul, "allow_fp16_accumulation", True),
-    "reductions in half": of_attribute(
-        CUDA.matmul, "allow_fp16_reduced_precision_reduction", False),
-    "reductions in bfloat16": of_attribute(
-        CUDA.matmul, "allow_bf16_reduced_precision_reduction", False),
-    "no split sums": (
-        lambda: C._set_cublas_allow_bf16_reduced_precision_reduction(False, False),
-        lambda: C._set_cublas_allow_bf16_reduced_precision_reduction(True, True)),
-    "flash attention": (lambda: C._set_sdp_use_flash(False), lambda: C._set_sdp_use_flash(True)),
-    "efficient attention": (lambda: C._set_sdp_use_mem_efficient(False),
-                            lambda: C._set_sdp_use_mem_efficient(True)),
-    "attention by products": (lambda: C._set_sdp_use_math(False),
-                              lambda: C._set_sdp_use_math(True)),
-    "cuDNN's attention": (lambda: C._set_sdp_use_cudnn(False), lambda: C._set_sdp_use_cudnn(True)),
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_torchs_cpp_tells_of_each_mode_what_its_python_does(name):
-    change, change_back = SETTINGS[name]
-    before, in_python = quick.modes_told(), _compat.modes()
-    assert quick.modes_are(before) and quick._modes_are(in_python)
-    change()
-    try:
-        assert not quick.modes_are(before) and not quick._modes_are(in_python)
-        told = list(struct.unpack(f"{len(in_python)}H", quick.modes_told()))
-        assert told == _compat.numbers_of_modes()
-    finally:
-        change_back()
-    assert quick.modes_are(before) and quick._modes_are(in_python)
-
-
-def test_modes_are_those_of_the_thread():
-    told = quick.modes_told()
-    with torch.inference_mode():
-        assert not quick.modes_are(told)
-        with futures.ThreadPoolExecutor(1) as pool:
-            assert pool.submit(quick.modes_are, told).result()
-
-
-def test_modes_of_a_torch_that_is_not_known_are_asked_of_its_python(monkeypatch):
-    told = quick.modes_told()
-    assert not quick.modes_are(told[:-1]) and not quick.modes_are(None)
-    monkeypatch.setattr(_compat, "numbers_of_modes", lambda: [2] * len(_compat.modes()))
-    assert not quick._can_tell_modes(quick.module)
-    assert quick.module.modes_told() is None and not quick.modes_are(told)
-    monkeypatch.undo()
-    assert quick._can_tell_modes(quick.module) and quick.modes_are(told)
-    monkeypatch.setattr(_compat.library, "version", (99, 0))
-    monkeypatch.setattr("anabranch._compat.torch_modes.library_function",
-                        _compat.library_function.__wrapped__)
-    assert _compat.modes_in_cpp() == []

@@ -45,11 +45,11 @@ def test_modes_are_those_of_the_thread():
 @pytest.fixture
 def learned_again():
     yield
-    assert quick._can_tell_modes(quick._module)
+    assert quick._can_tell_modes(quick.module)
 
 
 def words_told():
-    return len(quick._module.modes_told()[0]) // 8 - len(_compat.SWITCHES)
+    return len(quick.module.modes_told()[0]) // 8 - len(_compat.SWITCHES)
 
 
 @pytest.mark.parametrize("change", [
@@ -60,14 +60,14 @@ def test_what_torchs_cpp_does_not_tell_is_asked_of_its_python(change, monkeypatc
     told, known = quick.modes_told(), words_told()
     assert not quick.modes_are(told[:-1]) and not quick.modes_are(None) and known > 40
     change(monkeypatch)
-    assert quick._can_tell_modes(quick._module) and words_told() == 0
+    assert quick._can_tell_modes(quick.module) and words_told() == 0
     before = quick.modes_told()
     assert quick.modes_are(before) and not quick.modes_are(told)
     for name, around in AROUND.items():
         with around():
             assert not quick.modes_are(before) and quick.is_intercepted() == (name in SEEN)
     monkeypatch.undo()
-    assert quick._can_tell_modes(quick._module) and words_told() == known and quick.modes_are(told)
+    assert quick._can_tell_modes(quick.module) and words_told() == known and quick.modes_are(told)
 
 
 def test_a_function_that_torchs_cpp_lacks_takes_none_of_the_others_away(monkeypatch, learned_again):
@@ -75,7 +75,7 @@ def test_a_function_that_torchs_cpp_lacks_takes_none_of_the_others_away(monkeypa
     named = torch_modes.library_function
     monkeypatch.setattr(torch_modes, "library_function",
                         lambda name: 0 if name == "fills_memory" else named(name))
-    assert quick._can_tell_modes(quick._module) and words_told() == known - 1
+    assert quick._can_tell_modes(quick.module) and words_told() == known - 1
     before = quick.modes_told()
     with VALUES["no fills"]():
         assert not quick.modes_are(before)

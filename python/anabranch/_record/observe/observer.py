@@ -15,7 +15,7 @@ import contextlib
 import sys
 import threading
 import types
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from anabranch import _compat
 from anabranch._record.observe.inputs import Inputs
@@ -24,15 +24,28 @@ _TOOLS = (4, 3)  # of sys.monitoring: those that nobody claims by convention
 _one = threading.Lock()
 
 
-class Ran:
+class Ran(NamedTuple):
     """Code that ran: with these globals, and these values of free variables when it first did."""
 
-    def __init__(self, frame: types.FrameType) -> None:
-        self.code, self.globals = frame.f_code, frame.f_globals
-        self.free: dict[str, Any] = {}
-        if frame.f_code.co_freevars:
-            there = frame.f_locals
-            self.free = {name: there[name] for name in frame.f_code.co_freevars if name in there}
+    code: types.CodeType
+    globals: dict[str, Any]
+    free: dict[str, Any]
+
+    @classmethod
+    def in_frame(cls, frame: types.FrameType) -> Ran:
+        names = frame.f_code.co_freevars
+        there = frame.f_locals if names else {}
+        return cls(frame.f_code, frame.f_globals,
+                   {name: there[name] for name in names if name in there})
+
+    @classmethod
+    def of_function(cls, function: types.FunctionType) -> Ran:
+        free = {}
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (),
+                              strict=True):
+            with contextlib.suppress(ValueError):  # an empty one
+                free[name] = cell.cell_contents
+        return cls(function.__code__, function.__globals__, free)
 
 
 class _Teller(Protocol):
@@ -78,13 +91,14 @@ class Observer:
 
     def note(self, frame: types.FrameType) -> None:
         if frame.f_code not in self.ran and not _is_ours(frame):
-            self.ran[frame.f_code] = Ran(frame)
+            self.ran[frame.f_code] = Ran.in_frame(frame)
         if frame.f_code in self.inputs.codes:
             self.inputs.started(frame)
 
 
 def _is_ours(frame: types.FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "anabranch"
+    """Or a compiler's, which counts what it compiles."""
+    return _compat.is_compilers(str(frame.f_globals.get("__name__", "")))
 
 
 class _Monitored:

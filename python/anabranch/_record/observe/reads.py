@@ -9,15 +9,17 @@ optimizers may be replaced between launches, and are no guards. Threads: any. Fa
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import os
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from anabranch._record.observe.compiled import code_behind
 from anabranch._record.observe.names import Chain, chains_of
 from anabranch._record.observe.observer import Observer, Ran
 from anabranch._record.quick import dict_behind
@@ -31,13 +33,19 @@ _MOST_ITEMS = 256  # of a library's table of functions that is looked into
 _IN_TABLES = (types.FunctionType, types.BuiltinFunctionType, type, bool, str)
 
 
-def reads_of(observer: Observer) -> ReadSet:
-    """What code that was observed has read."""
-    inputs = observer.inputs
+def reads_of(observer: Observer, things: Iterable[Any] = ()) -> ReadSet:
+    """What code that was observed has read, and code that is compiled among ``things``, to which
+    the step leads."""
+    inputs, compiled = observer.inputs, list(code_behind(things))
+    ran = [*observer.ran.values(), *compiled]
     by_names = itertools.chain.from_iterable(
-        _reads_by(chain, one) for one in observer.ran.values() for chain in chains_of(one.code))
-    return ReadSet([*by_names, *map(_environment, inputs.environment)], inputs.variables,
-                   itertools.chain.from_iterable(map(_namespaces, observer.ran.values())))
+        _reads_by(chain, one) for one in ran for chain in chains_of(one.code))
+    variables = [value for one in compiled for chain in chains_of(one.code)
+                 if type(value := (one.globals if chain.is_global else one.free).get(
+                     chain.variable)) is contextvars.ContextVar]
+    return ReadSet([*by_names, *map(_environment, inputs.environment)],
+                   [*inputs.variables, *variables],
+                   itertools.chain.from_iterable(map(_namespaces, ran)))
 
 
 def _namespaces(ran: Ran) -> Iterator[Namespace]:
