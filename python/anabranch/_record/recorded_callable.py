@@ -306,7 +306,8 @@ class RecordedCallable(Generic[_P, _R]):
             state.forget_walk()
             raise
         with behind_answer(self._break_off):
-            things = [thing for _, thing in state.walk_before_run().entered.values()]
+            things = [self._function, *state.modules, *(
+                thing for _, thing in state.walk_before_run().entered.values())]
             state.forget_walk()
             after = state if state.is_current() else self._states.find(objects)
             after.forget_walk()

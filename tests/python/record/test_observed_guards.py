@@ -190,12 +190,19 @@ class Compiled(nn.Module):
         return library.doubled(x)
 
 
+def called(inner):
+    return lambda x: inner(x)
+
+
 @pytest.mark.parametrize("compiled", [
+    lambda: called(torch.compile(Compiled(), backend="eager")),
+    lambda: called(torch.compile(Compiled().forward, backend="eager")),
+    lambda: called(nn.Sequential(torch.compile(Compiled(), backend="eager"))),
     lambda: torch.compile(Compiled(), backend="eager"),
-    lambda: torch.compile(Compiled().forward, backend="eager")], ids=["module", "method"])
+    lambda: torch.compile(lambda x: Compiled()(x), backend="eager")],
+    ids=["module", "method", "child", "itself", "function"])
 def test_what_compiled_code_reads_is_guarded_though_it_runs_no_more(compiled, tape, monkeypatch):
-    inner = compiled()
-    step = recorded(lambda x: inner(x), X)
+    step = recorded(compiled(), X)
     assert launches(step, tape, X) == 1
     with set_to(WINDOW, 3.0):
         assert torch.equal(step(X), Compiled()(X))

@@ -39,7 +39,7 @@ def code_behind(things: Iterable[Any]) -> Iterator[Ran]:
 
 def _functions_in(thing: Any) -> Iterator[types.FunctionType]:
     """A function of Python's; those of a method and its object, of all modules in a module, and of
-    an object of the user's."""
+    an object or a class of the user's."""
     if isinstance(thing, types.MethodType):
         yield from _functions_in(thing.__func__)
         thing = thing.__self__
@@ -50,8 +50,9 @@ def _functions_in(thing: Any) -> Iterator[types.FunctionType]:
         for kind in {type(module): None for module in thing.modules()}:
             yield from _functions_of(base for base in kind.__mro__
                                      if base is not nn.Module and issubclass(base, nn.Module))
-    elif not isinstance(thing, type) and is_users(type(thing).__module__):
-        yield from _functions_of(type(thing).__mro__[:-1])
+    else:
+        kind = thing if isinstance(thing, type) else type(thing)
+        yield from _functions_of(base for base in kind.__mro__ if is_users(base.__module__))
 
 
 def _functions_of(kinds: Iterable[type]) -> Iterator[types.FunctionType]:
