@@ -17,7 +17,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "ahead.h"
 #include "given.h"
+#include "standing.h"
 
 namespace anabranch::call {
 
@@ -129,18 +131,32 @@ struct AskedMode {
 };
 
 // A switch in a variable of one of torch's modules of Python: told as the number of the value among
-// those that it has had, which are kept.
+// those that it has had, which are kept. Variables that count their changes are looked up where
+// they have one.
 struct Switch {
   PyObject* variables;
   PyObject* name;
   PyObject* values;  // a list
+  std::uint64_t changes;
+  Py_ssize_t known;
 
   void read(PyObject* row) {
     variables = PyTuple_GetItem(row, 0), name = PyTuple_GetItem(row, 1);
     values = PyTuple_GetItem(row, 2);
+    changes = 0, known = -1;
   }
   // Negative with an error.
-  Py_ssize_t now() const {
+  Py_ssize_t now() {
+    if (!tells_changes) return looked_up();
+    if (const std::uint64_t counted = changes_of(variables); counted != changes || known < 0) {
+      known = looked_up();
+      changes = counted;
+    }
+    return known;
+  }
+
+ private:
+  Py_ssize_t looked_up() const {
     PyObject* found = PyDict_GetItemWithError(variables, name);
     if (!found && PyErr_Occurred()) return -1;
     if (!found) found = Py_None;
@@ -158,7 +174,8 @@ struct Modes {
   static constexpr std::size_t kMost = 96;
   static constexpr Py_ssize_t kMostAsked = kMost, kMostSwitches = 16;
   Mode of[kMost];
-  std::size_t size = 0;
+  std::size_t size = 0;  // of which these are compared
+  std::size_t all = 0;
   AskedMode asked[kMostAsked];
   Py_ssize_t asked_count = 0;
   Switch switches[kMostSwitches];
@@ -177,6 +194,7 @@ struct ToldModes {
   // False with an error.
   bool read() {
     if (!modes.rows) PyErr_SetString(PyExc_RuntimeError, "learn_modes() comes first");
+    for (Py_ssize_t i = 0; i < modes.switch_count; ++i) fetch(modes.switches[i].variables);
     for (std::size_t i = 0; i < modes.size; ++i) words[i] = modes.of[i].now();
     for (Py_ssize_t i = 0; i < modes.switch_count; ++i) {
       const Py_ssize_t value = modes.switches[i].now();
@@ -186,33 +204,37 @@ struct ToldModes {
   }
 };
 
-// learn_modes(rows, asked, switches, library, name): functions and what each is called with, as a
-// Mode has them, 64 bytes each; tuples of what Python is asked for, as an AskedMode has it, and of
-// switches; and where words of a thread's are.
+// learn_modes(rows, count, asked, switches, library, name): functions and what each is called with,
+// as a Mode has them, 64 bytes each, of which so many are compared, for where others change the
+// first ones do, too; tuples of what Python is asked for, as an AskedMode has it, and of switches;
+// and where words of a thread's are.
 inline PyObject* learn_modes(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 5) return PyErr_Format(PyExc_TypeError, "learn_modes() takes five arguments");
+  if (count != 6) return PyErr_Format(PyExc_TypeError, "learn_modes() takes six arguments");
   char *rows = nullptr, *name = nullptr;
   Py_ssize_t bytes = 0, length = 0;
   if (PyBytes_AsStringAndSize(args[0], &rows, &bytes) ||
-      PyBytes_AsStringAndSize(args[4], &name, &length)) {
+      PyBytes_AsStringAndSize(args[5], &name, &length)) {
     return nullptr;
   }
-  const std::size_t size = static_cast<std::size_t>(bytes) / sizeof(Mode);
-  const Py_ssize_t asked = PyTuple_Size(args[1]), switches = PyTuple_Size(args[2]);
-  if (size > Modes::kMost || asked > Modes::kMostAsked || switches > Modes::kMostSwitches ||
+  const std::size_t all = static_cast<std::size_t>(bytes) / sizeof(Mode);
+  const std::size_t size = PyLong_AsSize_t(args[1]);
+  const Py_ssize_t asked = PyTuple_Size(args[2]), switches = PyTuple_Size(args[3]);
+  if (PyErr_Occurred()) return nullptr;
+  if (all > Modes::kMost || size > all || asked > Modes::kMostAsked ||
+      switches > Modes::kMostSwitches ||
       static_cast<std::size_t>(length) >= sizeof of_thread.name) {
     return PyErr_Format(PyExc_ValueError, "learn_modes() was given too much");
   }
-  PyObject* const kept = PyTuple_Pack(2, args[1], args[2]);
+  PyObject* const kept = PyTuple_Pack(2, args[2], args[3]);
   if (!kept) return nullptr;
   Py_XDECREF(modes.rows);
   modes.rows = kept;
-  of_thread.library = PyLong_AsVoidPtr(args[3]);
+  of_thread.library = PyLong_AsVoidPtr(args[4]);
   std::memcpy(of_thread.name, name, static_cast<std::size_t>(length) + 1);
-  std::memcpy(modes.of, rows, size * sizeof(Mode));
-  modes.size = size, modes.asked_count = asked, modes.switch_count = switches;
-  for (Py_ssize_t i = 0; i < asked; ++i) modes.asked[i].read(PyTuple_GetItem(args[1], i));
-  for (Py_ssize_t i = 0; i < switches; ++i) modes.switches[i].read(PyTuple_GetItem(args[2], i));
+  std::memcpy(modes.of, rows, all * sizeof(Mode));
+  modes.size = size, modes.all = all, modes.asked_count = asked, modes.switch_count = switches;
+  for (Py_ssize_t i = 0; i < asked; ++i) modes.asked[i].read(PyTuple_GetItem(args[2], i));
+  for (Py_ssize_t i = 0; i < switches; ++i) modes.switches[i].read(PyTuple_GetItem(args[3], i));
   Py_RETURN_NONE;
 }
 
@@ -266,8 +288,10 @@ inline PyObject* modes_are(PyObject*, PyObject* told) {
 inline PyObject* is_intercepted(PyObject*, PyObject*) {
   ToldModes now;
   if (!now.read()) return nullptr;
-  for (std::size_t i = 0; i < modes.size; ++i) {
-    if (modes.of[i].nobody != Mode::kByValue && now.words[i] != modes.of[i].nobody) Py_RETURN_TRUE;
+  for (std::size_t i = 0; i < modes.all; ++i) {
+    const Mode& one = modes.of[i];
+    if (one.nobody == Mode::kByValue) continue;
+    if ((i < modes.size ? now.words[i] : one.now()) != one.nobody) Py_RETURN_TRUE;
   }
   for (Py_ssize_t i = 0; i < modes.asked_count; ++i) {
     if (!modes.asked[i].nobody) continue;

@@ -156,6 +156,7 @@ from anabranch._compat.torch_modes import (
     is_intercepted,
     modes,
     modes_in_cpp,
+    told_by_keys,
     trials_of_modes,
     who_intercepts,
 )
@@ -284,6 +285,7 @@ __all__ = [
     "stream_operation",
     "take_events_behind_writes",
     "tensors_alive",
+    "told_by_keys",
     "trace_by",
     "trace_structured",
     "traced_as",

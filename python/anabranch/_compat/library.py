@@ -40,8 +40,6 @@ LIBRARY_FUNCTIONS = {
     "mutable_gradient": "_ZN3c1010TensorImpl12mutable_gradEv",
     "increment_version": "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
     "global_context": "_ZN2at13globalContextEv",
-    "is_grad_enabled": "_ZN3c108GradMode10is_enabledEv",
-    "is_inference_mode": "_ZN3c1013InferenceMode10is_enabledEv",
     "is_autocast_enabled": "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE",
     "autocast_dtype": "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE",
     "default_dtype": "_ZN3c1017get_default_dtypeEv",
@@ -87,7 +85,6 @@ LIBRARY_FUNCTIONS = {
     "depthwise_kernel": "_ZNK2at7Context20cudnnDepthwiseKernelEv",  # 2.15
     "attention_order": "_ZN2at7Context16sDPPriorityOrderEv",
     "saved_tensors_hooks": "_ZN2at23SavedTensorDefaultHooks13get_tls_stateEv",
-    "may_hook_saved_tensors": "_ZN2at23SavedTensorDefaultHooks10is_enabledEv",
     "has_no_node_hooks": "_ZN2at4impl17NodeCreationHooks5emptyEv",  # 2.15
     "disabled_functions": "_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv",
     "dispatch_keys": "_ZN3c104impl26raw_local_dispatch_key_setE",  # words of each thread

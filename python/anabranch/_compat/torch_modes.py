@@ -35,8 +35,7 @@ from anabranch._compat.library import dtype_code, library_function
 
 _BY_VALUE = (1 << 64) - 1  # in place of the number where nobody sees operators
 _ANSWER, _OPTIONAL, _BEHIND, _BETWEEN, _ORDER, _OF_THREAD, _THERE = range(7)
-_BIT, _BYTE, _SHORT, _INT, _INT_OR_NONE, _WORD = (
-    (1 << bits) - 1 for bits in (1, 8, 16, 32, 33, 64))
+_BYTE, _SHORT, _INT, _INT_OR_NONE, _WORD = ((1 << bits) - 1 for bits in (8, 16, 32, 33, 64))
 
 
 class _Cpp(NamedTuple):
@@ -59,22 +58,24 @@ class _Cpp(NamedTuple):
 class _Mode(NamedTuple):
     """A function of torch's and what it is called with, and the same in C++. ``nobody``: empty, or
     what it answers where nobody sees operators, and who does else. ``without``: it answers this as
-    long as there are no function modes, which is asked first."""
+    long as there are no function modes, which is asked first. ``is_of_keys``: where it changes, so
+    do the keys by which this thread dispatches."""
 
     ask: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
     cpp: _Cpp | None = None
     nobody: tuple[Any, ...] = ()
     without: tuple[Any, ...] = ()
+    is_of_keys: bool = False
 
 
 def _c(name: str, cpp: _Cpp | str | None = None, *arguments: Any,
-       nobody: tuple[Any, ...] = (), of: Any = torch._C) -> list[_Mode]:
+       nobody: tuple[Any, ...] = (), of: Any = torch._C, is_of_keys: bool = False) -> list[_Mode]:
     """A function of torch's C module, where this torch has it. ``cpp`` is a switch of torch's
     context where it is a name alone."""
     ask = getattr(of, name, None)
-    return [_Mode(ask, arguments, _Cpp(cpp) if isinstance(cpp, str) else cpp, nobody)] \
-        if ask else []
+    return [_Mode(ask, arguments, _Cpp(cpp) if isinstance(cpp, str) else cpp, nobody,
+                  is_of_keys=is_of_keys)] if ask else []
 
 
 # As torch's C++ numbers them.
@@ -86,10 +87,10 @@ _DEPTHWISE = ("auto", "cudnn", "native")  # at::CuDNNDepthwiseKernel
 
 
 def _autocast(device: str, number: int) -> list[_Mode]:
-    given = "", (number,)
-    return [_Mode(torch.is_autocast_enabled, (device,), _Cpp("is_autocast_enabled", *given)),
+    return [_Mode(torch.is_autocast_enabled, (device,),
+                  _Cpp("is_autocast_enabled", "", (number,)), is_of_keys=True),
             _Mode(torch.get_autocast_dtype, (device,),
-                  _Cpp("autocast_dtype", *given, number=dtype_code))]
+                  _Cpp("autocast_dtype", "", (number,), number=dtype_code))]
 
 
 def _precision(of: str, number: int) -> list[_Mode]:
@@ -97,9 +98,16 @@ def _precision(of: str, number: int) -> list[_Mode]:
                                                  number=_PRECISIONS.index), "cuda", of)
 
 
-def _of_autograd(name: str, bit: int) -> list[_Mode]:
-    """A switch of c10::AutogradState, where they lie behind an optional object."""
-    return _c(name, _Cpp("autograd_state", "", mask=_BIT, how=_BEHIND, at=192 + bit))
+_OF_AUTOGRAD: list[Callable[[], bool]] = [
+    torch.is_grad_enabled, torch.is_inference_mode_enabled, torch._C._is_fwd_grad_enabled,
+    torch._C._is_multithreading_enabled, torch._C._is_view_replay_enabled]
+if hasattr(torch._C, "_is_grad_layout_enforcement_enabled"):  # 2.15
+    _OF_AUTOGRAD.append(torch._C._is_grad_layout_enforcement_enabled)
+
+
+def _autograd_state() -> int:
+    """The switches of c10::AutogradState, where they lie behind an optional object."""
+    return sum(ask() << bit for bit, ask in enumerate(_OF_AUTOGRAD))
 
 
 def _of_keys(name: str, at: int) -> _Mode:
@@ -134,12 +142,6 @@ def _others_than_a_device() -> int:
     return count - (count > 0 and type(_function_mode_at(0)) is DeviceContext)
 
 
-def _workspace_of_cublas() -> list[_Mode]:
-    """Nothing before there is a GPU: torch would look for one."""
-    ask = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)  # 2.15
-    return [_Mode(lambda: ask() if torch.cuda._initialized else None)] if ask else []
-
-
 def _or_none(number: int | None) -> int:
     return 0 if number is None else 1 << 32 | number & _INT
 
@@ -154,15 +156,11 @@ def _in_order(numbers: tuple[int, ...]) -> int:
 
 _ORDER_OF_ATTENTION = _Mode(_attention_order, (), _Cpp(
     "attention_order", mask=_WORD, how=_ORDER, at=len(_attention_order()), number=_in_order))
-_COUNT_OF_FUNCTION_MODES = _Mode(_function_modes, (), _Cpp("function_modes", ""))
+_COUNT_OF_FUNCTION_MODES = _Mode(_function_modes, (), _Cpp("function_modes", "", mask=_INT))
 _MODES = [
     # How operators are chosen, typed and recorded for autograd.
-    _Mode(torch.is_grad_enabled, (), _Cpp("is_grad_enabled", "")),
-    _Mode(torch.is_inference_mode_enabled, (), _Cpp("is_inference_mode", "")),
-    *_of_autograd("_is_fwd_grad_enabled", 2),
-    *_of_autograd("_is_multithreading_enabled", 3),
-    *_of_autograd("_is_view_replay_enabled", 4),
-    *_of_autograd("_is_grad_layout_enforcement_enabled", 5),  # 2.15
+    _Mode(_autograd_state, (), _Cpp("autograd_state", "", mask=(1 << len(_OF_AUTOGRAD)) - 1,
+                                    how=_BEHIND, at=192)),
     *_autocast("cuda", _CUDA), *_autocast("cpu", _CPU),
     _Mode(torch.is_autocast_cache_enabled, (), _Cpp("is_autocast_cache_enabled", "")),
     _Mode(torch.get_default_dtype, (), _Cpp("default_dtype", "", mask=_SHORT,
@@ -194,8 +192,8 @@ _MODES = [
     *_c("_get_linalg_preferred_backend", "linear_algebra_library"),
     *_c("_get_sm_carveout_experimental",
         _Cpp("multiprocessors_left", mask=_INT_OR_NONE, how=_OPTIONAL, number=_or_none)),
-    *_workspace_of_cublas(),
-    *_c("_cuda_getCublasLtWorkspaceSize", _Cpp("workspace_of_cublaslt", "", mask=_WORD)),
+    *_c("_cuda_getCublasLtWorkspaceSize",  # 2.15
+        _Cpp("workspace_of_cublaslt", "", mask=_WORD)),
     *_c("_cuda_tunableop_is_enabled", _Cpp("is_tunable", "tuning_context")),
     *_c("_cuda_tunableop_tuning_is_enabled", _Cpp("is_tuned", "tuning_context")),
     *_c("_get_native_aot_enabled", "is_native_aot"),  # 2.15
@@ -210,10 +208,10 @@ _MODES = [
     *_c("_get_math_sdp_allow_fp16_bf16_reduction", "math_attention_reduction"),
     _ORDER_OF_ATTENTION,
     # Who sees each operator, or derives it; and whether nobody does that somebody would.
-    *_c("_len_torch_dispatch_stack", _Cpp("dispatch_modes", ""),
-        nobody=(0, "a mode that sees operators")),
+    *_c("_len_torch_dispatch_stack", _Cpp("dispatch_modes", "", mask=_INT),
+        nobody=(0, "a mode that sees operators"), is_of_keys=True),
     *_c("peek_interpreter_stack", _Cpp("transforms", "", mask=_WORD, how=_BETWEEN, at=1 << 8),
-        nobody=(None, "a transform of torch.func"), of=torch._C._functorch),
+        nobody=(None, "a transform of torch.func"), of=torch._C._functorch, is_of_keys=True),
     _Mode(vars(forward_ad).__getitem__, ("_current_level",), _Cpp("has_forward_level", ""),
           (-1, "derivatives in forward mode")),
     _Mode(torch.is_anomaly_enabled, (), _Cpp("searches_anomalies", "", how=_THERE),
@@ -224,8 +222,9 @@ _MODES = [
     *_c("_top_saved_tensors_default_hooks",
         _Cpp("saved_tensors_hooks", "", mask=_WORD, how=_BETWEEN, at=6 << 8 | 2), True,
         nobody=(None, "hooks on saved tensors"), of=torch._C._autograd),
-    *_c("_saved_tensors_hooks_is_enabled", _Cpp("may_hook_saved_tensors", ""),
-        nobody=(True, "a ban on hooks on saved tensors"), of=torch._C._autograd),
+    *_c("_saved_tensors_hooks_get_disabled_error_message",
+        _Cpp("saved_tensors_hooks", "", how=_BEHIND, at=14 * 64),
+        nobody=(None, "a ban on hooks on saved tensors"), of=torch._C._autograd),
     *_hooks_on_new_nodes(),
     *_c("_get_tracing_state", _Cpp("tracing_state", "", mask=_WORD, how=_BEHIND),
         nobody=(None, "a tracer")),
@@ -308,6 +307,7 @@ def trials_of_modes() -> list[Callable[[], AbstractContextManager[Any]]]:
         functools.partial(grad_mode._force_original_view_tracking, True),
         functools.partial(forward_ad._set_fwd_grad_enabled, False),
         functools.partial(torch.autograd.graph.saved_tensors_hooks, torch.clone, torch.clone),
+        functools.partial(torch.autograd.graph.disable_saved_tensors_hooks, "a trial"),
         torch.utils.checkpoint.GraphExecGroup, torch._C.DisableTorchFunctionSubclass]
     if hasattr(grad_mode, "enforce_grad_layout_policy"):  # 2.15
         trials.append(functools.partial(grad_mode.enforce_grad_layout_policy, False))
@@ -321,6 +321,12 @@ def modes_in_cpp() -> dict[int, list[int]]:
     made = {mode.cpp.of: _object_of(mode.cpp.of) for mode in _MODES if mode.cpp and mode.cpp.of}
     return {i: _row(mode, mode.cpp, made.get(mode.cpp.of)) for i, mode in enumerate(_MODES)
             if mode.cpp and library_function(mode.cpp.function) and made.get(mode.cpp.of, True)}
+
+
+def told_by_keys(rows: Mapping[int, Any]) -> list[int]:
+    """Of these modes those that need not be compared, since keys are that change where they do."""
+    keys = [i for i, mode in enumerate(_MODES) if mode.cpp and mode.cpp.how == _OF_THREAD]
+    return [i for i in rows if _MODES[i].is_of_keys] if rows.keys() >= set(keys) else []
 
 
 def _object_of(function: str) -> int | None:
@@ -356,7 +362,7 @@ def _number_of_nobody(mode: _Mode) -> int:
 def asked_modes(rows: Mapping[int, Any]) -> list[tuple[Any, ...]]:
     """The others, for which Python is asked: a function, its arguments, what it answers where
     nobody sees operators, which of the rows may answer 0, and what this function answers then."""
-    count = _MODES.index(_COUNT_OF_FUNCTION_MODES)
-    at = list(rows).index(count) if count in rows else -1
+    count, by_keys = _MODES.index(_COUNT_OF_FUNCTION_MODES), told_by_keys(rows)
+    at = [i for i in rows if i not in by_keys].index(count) if count in rows else -1
     return [(mode.ask, mode.arguments, mode.nobody, at if mode.without else -1,
              *(mode.without or (None,))) for i, mode in enumerate(_MODES) if i not in rows]

@@ -36,7 +36,7 @@ import operator
 import struct
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -137,19 +137,21 @@ def _can_tell_modes(module: Any) -> bool:
     try:
         for trial in _compat.trials_of_modes():
             with trial():
-                _learn_modes(module, rows, ())
+                _learn_modes(module, rows, [], ())
                 [told] = module.modes_told()
                 rows = {i: rows[i] for i in _compat.are_told(rows, array.array("Q", told))}
-        _learn_modes(module, rows, _compat.asked_modes(rows))
+        _learn_modes(module, rows, _compat.told_by_keys(rows), _compat.asked_modes(rows))
     except Exception:
         return False
     return True
 
 
-def _learn_modes(module: Any, rows: Mapping[int, Sequence[int]],
+def _learn_modes(module: Any, rows: Mapping[int, Sequence[int]], by_others: Collection[int],
                  asked: Sequence[tuple[Any, ...]]) -> None:
-    numbers = itertools.chain.from_iterable(rows.values())
-    module.learn_modes(array.array("Q", numbers).tobytes(), tuple(asked), _compat.SWITCHES,
+    """``by_others``: these rows need not be compared."""
+    some = [row for i, row in rows.items() if i not in by_others]
+    words = array.array("Q", itertools.chain.from_iterable([*some, *map(rows.__getitem__, by_others)]))
+    module.learn_modes(words.tobytes(), len(some), tuple(asked), _compat.SWITCHES,
                        *_compat.dispatch_keys())
 
 

@@ -54,7 +54,6 @@ GUARDED: dict[str, str] = {
     "_get_blas_preferred_backend": "_set_blas_preferred_backend _get_blas_default_backend",
     "_get_linalg_preferred_backend": "_set_linalg_preferred_backend",
     "_get_sm_carveout_experimental": "_set_sm_carveout_experimental",
-    "_cuda_getCublasWorkspaceSize": "_cuda_setCublasWorkspaceSize",
     "_cuda_getCublasLtWorkspaceSize": "_cuda_setCublasLtWorkspaceSize",
     "_cuda_tunableop_is_enabled": "_cuda_tunableop_enable",
     "_cuda_tunableop_tuning_is_enabled": "_cuda_tunableop_tuning_enable",
@@ -82,8 +81,8 @@ GUARDED: dict[str, str] = {
         "_set_torch_function_state DisableTorchFunction* _EnableTorchFunction "
         "_is_torch_function_enabled _is_torch_function_all_disabled",
     "_top_saved_tensors_default_hooks": "_p*_saved_tensors_default_hooks",
-    "_saved_tensors_hooks_is_enabled": "_saved_tensors_hooks_enable _saved_tensors_hooks_disable "
-                                       "_saved_tensors_hooks_get_disabled_error_message",
+    "_saved_tensors_hooks_get_disabled_error_message":
+        "_saved_tensors_hooks_enable _saved_tensors_hooks_disable _saved_tensors_hooks_is_enabled",
     "has_no_node_hooks": "_p*_node_creation_hook",
     "_get_tracing_state": "_set_tracing_state _is_tracing _get_value_trace _set_value_trace",
     "_get_graph_exec_group": "_set_graph_exec_group",
@@ -140,6 +139,8 @@ UNGUARDED: dict[str, str] = {
         "*et_inplace_requires_grad_allowed *et_single_level_autograd_function_allowed "
         "_*skip*_torch_function _set_only_lift_cpu_tensors _saved_tensors_hooks_set_tracing",
     "of the backward that runs": "_get_current_graph_task_keep_graph",
+    "memory for products: it cannot be asked for before there is a GPU":
+        "_cuda_*etCublasWorkspaceSize",
     "of a capture": "_set_override_stale_capture_stream",
     "frees the cache of casts": "autocast_*crement_nesting",
     "objects that no operator reads": "*_obj_in_tls *_obj_from_tls _is_key_in_tls",
@@ -165,7 +166,8 @@ OF_THREADS: dict[str, str] = {
 OF_BACKENDS: dict[str, str] = {
     "cuda.preferred_linalg_library": "_get_linalg_preferred_backend",
     "cuda.preferred_blas_library": "_get_blas_preferred_backend",
-    "cuda.cublas_workspace_size": "_cuda_getCublasWorkspaceSize",
+    "cuda.cublas_workspace_size":
+        "memory for products: it cannot be asked for before there is a GPU",
     "cuda.cublaslt_workspace_size": "_cuda_getCublasLtWorkspaceSize",
     "cuda.enable_flash_sdp": "_get_flash_sdp_enabled",
     "cuda.enable_mem_efficient_sdp": "_get_mem_efficient_sdp_enabled",
