@@ -466,9 +466,9 @@ class Attempt:
             self._spec.foreseen.needs_gradients = True
             raise Again("it reads the gradients that it finds")
         plain.let_go()
-        self._effects.forget_first()
         self._is_rewound = True
         trial.rewind()
+        self._effects.forget_first()
         agree.make(lambda: trial.reserve(recorded))
         self._laps.end("copies put back")
         if self._recorded is None:

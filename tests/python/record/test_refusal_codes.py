@@ -206,8 +206,8 @@ def hidden(monkeypatch, stand_in):
 
 def frozen_counter(monkeypatch, stand_in):
     """Where nothing looks."""
-    calls, there = itertools.count(1), weakref.ref(stand_in)
-    return {"calls": lambda: 1 if there().is_launching else next(calls)}
+    following, there = itertools.count(1).__next__, weakref.ref(stand_in)
+    return {"calls": lambda: 1 if there().is_launching else following()}
 
 
 def other_processes(monkeypatch, stand_in):
