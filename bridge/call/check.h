@@ -63,6 +63,9 @@ struct Check {
   // Whether what stands in a dictionary alone decides, so that it is so as long as that does not
   // change.
   bool is_of_content() const {
+    if (at == At::kItself) {
+      return kind == Kind::kLength || kind == Kind::kKeys || kind == Kind::kValues;
+    }
     return at == At::kItem && (kind == Kind::kIs || kind == Kind::kEquals || kind == Kind::kLike ||
                                kind == Kind::kAbsent || (kind == Kind::kType && to < 0));
   }

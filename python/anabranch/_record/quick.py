@@ -150,7 +150,8 @@ def _learn_modes(module: Any, rows: Mapping[int, Sequence[int]], by_others: Coll
                  asked: Sequence[tuple[Any, ...]]) -> None:
     """``by_others``: these rows need not be compared."""
     some = [row for i, row in rows.items() if i not in by_others]
-    words = array.array("Q", itertools.chain.from_iterable([*some, *map(rows.__getitem__, by_others)]))
+    others = map(rows.__getitem__, by_others)
+    words = array.array("Q", itertools.chain.from_iterable([*some, *others]))
     module.learn_modes(words.tobytes(), len(some), tuple(asked), _compat.SWITCHES,
                        *_compat.dispatch_keys())
 

@@ -31,17 +31,20 @@ UNREAD_NAME = "campaign_unread"
 _numbers = itertools.count()
 
 
-class Runs:
-    """How often the Python of steps has run, inside of recorded callables."""
+# Behind a method of C, where nothing looks for what a step changes.
+note_run = (_runs := list[None]()).append
 
-    count = 0
+
+def runs_so_far() -> int:
+    """How often the Python of steps has run, inside of recorded callables."""
+    return len(_runs)
 
 
 def count_runs(monkeypatch: Any) -> None:
     run_users = recorded_callable.run_users
 
     def counted(call: Any, *args: Any, **kwargs: Any) -> Any:
-        Runs.count += 1
+        note_run(None)
         return run_users(call, *args, **kwargs)
 
     monkeypatch.setattr(recorded_callable, "run_users", counted)
@@ -142,11 +145,11 @@ class Pair:
         """Where the copies differ behind one more call."""
         number = next(self._number)
         want = self.eager.call(number)
-        runs, calls = Runs.count, self._calls()
+        runs, calls = runs_so_far(), self._calls()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             got = self.recorded.call(number)
-        self.runs = Runs.count - runs
+        self.runs = runs_so_far() - runs
         self.was_launched = self.runs == 0 and self._calls() > calls
         self.most_runs = max(self.most_runs, self.runs)
         found = differing(*(picture(side.roots) for side in self.sides))

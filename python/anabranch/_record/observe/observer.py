@@ -30,13 +30,15 @@ class Ran(NamedTuple):
     code: types.CodeType
     globals: dict[str, Any]
     free: dict[str, Any]
+    of: type = type(None)  # its first argument, or the class of that
 
     @classmethod
     def in_frame(cls, frame: types.FrameType) -> Ran:
-        names = frame.f_code.co_freevars
-        there = frame.f_locals if names else {}
-        return cls(frame.f_code, frame.f_globals,
-                   {name: there[name] for name in names if name in there})
+        code, there = frame.f_code, frame.f_locals
+        first = there.get(code.co_varnames[0]) if code.co_argcount else None
+        return cls(code, frame.f_globals,
+                   {name: there[name] for name in code.co_freevars if name in there},
+                   first if isinstance(first, type) else type(first))
 
     @classmethod
     def of_function(cls, function: types.FunctionType) -> Ran:

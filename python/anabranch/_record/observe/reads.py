@@ -26,7 +26,7 @@ from anabranch._record.quick import dict_behind
 from anabranch._record.state.dotted import is_users
 from anabranch._record.state.namespaces import OfClass
 from anabranch._record.state.paths import Path
-from anabranch._record.state.read_set import ABSENT, Namespace, Read, ReadSet
+from anabranch._record.state.read_set import ABSENT, Namespace, OfFunction, Read, ReadSet
 
 _MOVABLE = (Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
 _MOST_ITEMS = 256  # of a library's table of functions that is looked into
@@ -43,9 +43,24 @@ def reads_of(observer: Observer, things: Iterable[Any] = ()) -> ReadSet:
     variables = [value for one in compiled for chain in chains_of(one.code)
                  if type(value := (one.globals if chain.is_global else one.free).get(
                      chain.variable)) is contextvars.ContextVar]
-    return ReadSet([*by_names, *map(_environment, inputs.environment)],
+    methods = itertools.chain.from_iterable(map(_methods, ran))
+    return ReadSet([*by_names, *methods, *map(_environment, inputs.environment)],
                    [*inputs.variables, *variables],
                    itertools.chain.from_iterable(map(_namespaces, ran)))
+
+
+def _methods(ran: Ran) -> Iterator[Read]:
+    """Where code stands that ran as a method: in a class of its first argument, or in that which it
+    is named by."""
+    *names, name = ran.code.co_qualname.split(".")
+    named = ran.globals.get(names[0]) if len(names) == 1 else None
+    for kind in (*ran.of.__mro__, *(named.__mro__ if isinstance(named, type) else ())):
+        found = vars(kind).get(name)
+        for part in ("fget", "func", "__func__"):
+            found = getattr(found, part, found)
+        if getattr(found, "__code__", None) is ran.code:
+            yield Read(dict_behind(vars(kind)), name, ("", kind.__module__, kind.__name__, name))
+            return
 
 
 def _namespaces(ran: Ran) -> Iterator[Namespace]:
@@ -74,6 +89,8 @@ def _reads_by(chain: Chain, ran: Ran) -> Iterator[Read]:
         if isinstance(value, _MOVABLE):
             return
         yield read
+        if isinstance(value, types.FunctionType) and is_users(value.__module__ or ""):
+            yield from (Read(OfFunction(value), part, (*path, part)) for part in OfFunction.PARTS)
         if value is ABSENT:
             builtins = ran.globals.get("__builtins__")
             holder = vars(builtins) if isinstance(builtins, types.ModuleType) else builtins

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+import types
 from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
-from anabranch._record.checks import Kind, answers, item
+from anabranch._record.checks import At, Check, Kind, answers, item
 from anabranch._record.quick import dict_behind
 from anabranch._record.state.dotted import Inherited
 from anabranch._record.state.guards import GuardLayout, GuardValues, is_plain, told_of
@@ -22,10 +23,22 @@ from anabranch._record.state.place_checks import PlaceChecks
 ABSENT = object()  # in place of what stands at a key
 
 
+class OfFunction:
+    """What a function may be given anew."""
+
+    PARTS = ("__code__", "__defaults__", "__kwdefaults__")
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self.function = function
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self.function, name)
+
+
 class Read(NamedTuple):
     """An item of a dictionary, or none: ABSENT."""
 
-    holder: dict[Any, Any]
+    holder: dict[Any, Any] | OfFunction
     key: Any
     path: Path
 
@@ -36,7 +49,17 @@ class Read(NamedTuple):
 
     @property
     def id(self) -> tuple[int, Any]:
-        return id(self.holder), self.key
+        holder = self.holder
+        return id(holder.function if isinstance(holder, OfFunction) else holder), self.key
+
+    def check(self) -> Check:
+        """That it is as it is now."""
+        holder, thing = self.holder, self.holder.get(self.key, ABSENT)
+        kind = Kind.ABSENT if thing is ABSENT else Kind.EQUALS if is_plain(thing) else Kind.IS
+        name, expected = name_of(self.path), None if thing is ABSENT else thing
+        if isinstance(holder, OfFunction):
+            return Check(kind, At.ATTRIBUTE, holder.function, self.key, expected, name=name)
+        return item(holder, self.key, kind, expected, name=name)
 
 
 class Namespace(NamedTuple):
@@ -101,12 +124,7 @@ class ReadSet:
 
     def add_checks(self, checks: PlaceChecks) -> None:
         """That all is as it is now."""
-        for read in self._reads.values():
-            thing = read.holder.get(read.key, ABSENT)
-            kind = Kind.ABSENT if thing is ABSENT else \
-                Kind.EQUALS if is_plain(thing) else Kind.IS
-            checks.all.append(item(read.holder, read.key, kind,
-                                   None if thing is ABSENT else thing, name=name_of(read.path)))
+        checks.all += [read.check() for read in self._reads.values()]
         checks.all += [answers(_IsSetTo(one, one.get(ABSENT)), (), True, name_of(_path_of(one)))
                        for one in self._variables]
 

@@ -50,6 +50,7 @@ from anabranch._record.tensors import inner_tensors, is_wrapper, may_be_paramete
 
 _COUNTER_BYTES = 1 << 16
 
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 class State:
     """The tensors, modules and optimizers that can be reached from a step, and the guards on them.
@@ -207,6 +208,9 @@ class State:
                        for place, thing in walk.ways]
         self._members = [(registry, tuple(dict.values(registry))) for registry in (
             module._modules for module in self.modules) if registry]
+        self._classes = list(map(type, self.modules))
+        self._in_groups = [list(map(id, group["params"])) for optimizer in self.optimizers
+                           for group in optimizer.param_groups]
         self._states = [(one.state, list(one.state.values())) for one in self.optimizers]
         checks = PlaceChecks(Registers())
         self._add_ways(checks)
@@ -282,6 +286,8 @@ class State:
         return len(self._ways) == len(other._ways) \
             and all(thing is theirs for (_, (_, thing)), (_, (_, theirs)) in
                     zip(self._ways, other._ways, strict=True)) \
+            and self._classes == other._classes \
+            and list(map(len, self._in_groups)) == list(map(len, other._in_groups)) \
             and [values for _, values in self._members] \
             == [values for _, values in other._members] \
             and len(self._states) == len(other._states) \
@@ -420,6 +426,11 @@ class State:
         """That all objects on the way to tensors and guarded values stand in their places."""
         for path, (lookup, thing) in (*self._ways, *self._watched.items()):
             checks.add(lookup, Kind.IS, thing, path)
+        for module, kind in zip(self.modules, self._classes, strict=True):
+            self._add_module(checks, module, kind)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                checks.add_length(group["params"], len(group["params"]), name="param_groups")
         for registry, values in self._members:
             checks.all.append(Check(Kind.VALUES, At.ITSELF, registry, None, values,
                                     name="the modules in a module"))
@@ -431,6 +442,17 @@ class State:
                 checks.add_length(mapping, len(states), name="an optimizer's state")
                 for key, state in zip(mapping, states, strict=True):
                     checks.add((mapping, key), Kind.IS, state, name="an optimizer's state")
+
+    @staticmethod
+    def _add_module(checks: PlaceChecks, module: nn.Module, kind: type) -> None:
+        """That it has the same class, and as many tensors by the same names."""
+        checks.all.append(Check(Kind.TYPE, At.ITSELF, module, None, kind, name="a module's class"))
+        for name in _REGISTRIES:
+            registry = vars(module)[name]
+            checks.add((vars(module), name), Kind.IS, registry, name="a module's tensors")
+            if registry and name != "_modules":
+                checks.all.append(Check(Kind.KEYS, At.ITSELF, registry, None, tuple(registry),
+                                        name="a module's tensors"))
 
     def _add_groups(self, checks: PlaceChecks, follows: NumberPlaces) -> None:
         """That optimizers have the same groups, with the same hyperparameters."""

@@ -170,6 +170,8 @@ class Walk:
         assert self._collector is not None
         if isinstance(thing, types.FunctionType):
             self._collector.add_function(thing, path)
+        elif isinstance(thing, functools.partial):
+            self._collector.add_container(thing.keywords, path)
         elif may_enter(thing):
             self._collector.add_object(thing, attributes_of(thing), path)
 
@@ -300,7 +302,8 @@ def name_of_wrapped(optimizer: torch.optim.Optimizer) -> str | None:
 def _parts(thing: Any) -> Iterator[tuple[Any, Any, Any]]:
     """The parts of a callable or an object that the walk looks at: name, holder and key."""
     if isinstance(thing, functools.partial):
-        yield from numbered((thing.func, *thing.args, *thing.keywords.values()))
+        yield from numbered((thing.func, *thing.args))
+        yield from ((f"keyword {name}", thing.keywords, name) for name in list(thing.keywords))
     elif isinstance(thing, types.MethodType):
         yield from numbered((thing.__self__, thing.__func__))
     elif isinstance(thing, types.FunctionType):
