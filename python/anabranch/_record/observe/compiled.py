@@ -18,6 +18,7 @@ from anabranch import _compat
 from anabranch._record.observe.names import Chain, chains_of
 from anabranch._record.observe.observer import Ran
 from anabranch._record.state.dotted import is_users
+from anabranch._record.state.namespaces import found_in
 
 _MOST = 4096  # functions
 
@@ -58,7 +59,7 @@ def _functions_in(thing: Any) -> Iterator[types.FunctionType]:
 def _functions_of(kinds: Iterable[type]) -> Iterator[types.FunctionType]:
     for kind in kinds:
         for value in vars(kind).values():
-            value = getattr(value, "__func__", value)  # noqa: PLW2901
+            value = found_in(value, "__func__", value)  # noqa: PLW2901
             if isinstance(value, types.FunctionType):
                 yield value
 

@@ -24,7 +24,7 @@ from anabranch._record.observe.names import Chain, chains_of
 from anabranch._record.observe.observer import Observer, Ran
 from anabranch._record.quick import dict_behind
 from anabranch._record.state.dotted import is_users
-from anabranch._record.state.namespaces import OfClass
+from anabranch._record.state.namespaces import OfClass, found_in
 from anabranch._record.state.paths import Path
 from anabranch._record.state.read_set import ABSENT, Namespace, OfFunction, Read, ReadSet
 
@@ -57,8 +57,8 @@ def _methods(ran: Ran) -> Iterator[Read]:
     for kind in (*ran.of.__mro__, *(named.__mro__ if isinstance(named, type) else ())):
         found = vars(kind).get(name)
         for part in ("fget", "func", "__func__"):
-            found = getattr(found, part, found)
-        if getattr(found, "__code__", None) is ran.code:
+            found = found_in(found, part, found)
+        if found_in(found, "__code__") is ran.code:
             yield Read(dict_behind(vars(kind)), name, ("", kind.__module__, kind.__name__, name))
             return
 
@@ -128,7 +128,7 @@ def _holders_of(thing: Any, name: str) -> list[dict[str, Any]]:
     """Where the attribute is looked for: it is in the last one, and in none of those before."""
     if isinstance(thing, types.ModuleType):
         return [vars(thing)] if name in vars(thing) else []
-    own = getattr(thing, "__dict__", None)
+    own = found_in(thing, "__dict__")
     is_class = isinstance(thing, type)
     if not is_class and type(own) is dict and name in own:
         return [own]

@@ -82,7 +82,7 @@ class Slotted(MutableMapping[str, Any]):
             raise KeyError(name) from None
 
     def __iter__(self) -> Iterator[str]:
-        names = (*slots_of(self.thing), *getattr(self.thing, "__dict__", ()))
+        names = (*slots_of(self.thing), *found_in(self.thing, "__dict__", ()))
         return (name for name in names if name in self)
 
     def __len__(self) -> int:
@@ -145,6 +145,17 @@ def named_in(code: types.CodeType) -> tuple[str, ...]:
     return (*code.co_names, *(name for constant in inner for name in named_in(constant)))
 
 
+def found_in(thing: Any, name: str, default: Any = None) -> Any:
+    """The attribute that an object or its class has, without code of theirs: one that is made when
+    it is asked for, as of lazy modules, may import something or fail."""
+    of_kind: Any = type(thing).__getattribute__  # one of C's, as of threading.local, is its own
+    get = object.__getattribute__ if isinstance(of_kind, types.FunctionType) else of_kind
+    try:
+        return get(thing, name)
+    except AttributeError:
+        return default
+
+
 def slots_of(thing: Any) -> tuple[str, ...]:
     kind: type = type(thing)
     return _slots_in_class(kind)
@@ -166,7 +177,7 @@ def may_enter(thing: Any) -> bool:
     """Whether it is an object of the user's, with attributes."""
     if isinstance(thing, (type, types.ModuleType)):
         return False
-    if not hasattr(thing, "__dict__") and not slots_of(thing):
+    if found_in(thing, "__dict__") is None and not slots_of(thing):
         return False
     return not is_librarys(type(thing).__module__)
 
@@ -242,7 +253,7 @@ def _functions_in(value: Any) -> Iterator[types.FunctionType]:
     while value is not None:
         if isinstance(value, types.FunctionType):
             yield value
-        value = getattr(value, "__wrapped__", None)
+        value = found_in(value, "__wrapped__")
 
 
 def numbered(things: tuple[Any, ...], name: Callable[[int], Any] = int) -> Iterator[Any]:

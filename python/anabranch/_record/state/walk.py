@@ -29,6 +29,7 @@ from anabranch._record.state.namespaces import (
     OfClass,
     Variables,
     attributes_of,
+    found_in,
     is_librarys,
     may_enter,
     numbered,
@@ -310,7 +311,7 @@ def _parts(thing: Any) -> Iterator[tuple[Any, Any, Any]]:
         yield from parts_of_function(thing)
     elif isinstance(thing, (set, frozenset)):
         yield from numbered(tuple(thing))
-    elif callable(wrapped := getattr(thing, "__wrapped__", None)):  # a recorded callable
+    elif callable(wrapped := found_in(thing, "__wrapped__")):  # a recorded callable
         yield "wrapped", (wrapped,), 0
     elif may_enter(thing):
         attributes = attributes_of(thing)
@@ -329,4 +330,4 @@ def _is_of_library(thing: Any) -> bool:
     """Whether it is an object of a library: it has attributes, and the walk enters it only along
     ``farther``."""
     return not isinstance(thing, (type, types.FunctionType, nn.Module)) \
-        and isinstance(getattr(thing, "__dict__", None), dict) and not may_enter(thing)
+        and isinstance(found_in(thing, "__dict__"), dict) and not may_enter(thing)
