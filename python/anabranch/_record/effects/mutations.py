@@ -84,8 +84,11 @@ class Count(Mutation):
     def left(self) -> Any:
         now = self.get()
         tag, self.tag = self.tag, None
-        is_ours = isinstance(now, (TaggedInt, TaggedFloat)) and now.tag is tag
-        if tag is not None and (tag.is_read or (is_ours and type(now) is TaggedFloat)):
+        is_tagged = isinstance(now, (TaggedInt, TaggedFloat))
+        is_ours = is_tagged and now.tag is tag
+        is_anothers = is_tagged and not is_ours  # two numbers that have changed places
+        if tag is not None and (tag.is_read or is_anothers
+                                or (is_ours and type(now) is TaggedFloat)):
             raise NotRecordable(Cause.PYTHON_CHANGES.because(
                 f"its Python changes {self}, and decides or computes by it")._replace(
                     place=f"at {tag.read_at}" if tag.read_at else ""))
@@ -105,6 +108,7 @@ class Grown(Mutation):
 
     items: list[Any] = dataclasses.field(default_factory=list)  # before each run
     is_tail: bool = False  # what is appended alone: items before have mutations of their own
+    dropped: int = 0
 
     def get(self) -> Any:
         now, before = list(self.holder), self.items
@@ -128,7 +132,12 @@ class Grown(Mutation):
         self.holder.extend(added)
 
     def finds_as_before(self) -> bool:
-        return type(self.holder) is self.before
+        """Where all items were dropped, by clear() as likely as one by one, there have to be as
+        many."""
+        is_alike = type(self.holder) is self.before
+        length = len(self.holder) if is_alike else -1
+        return length == self.dropped if self.dropped == len(self.items) > 0 \
+            else length >= self.dropped
 
 
 @dataclasses.dataclass

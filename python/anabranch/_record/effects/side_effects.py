@@ -169,6 +169,9 @@ class SideEffects:
                 made.is_tail = True
                 first, last, added = made.get()
             dropped = (*held.before[:first], *held.before[len(held.before) - last:])
+            made.dropped = len(dropped)
+            if {id(item) for item in dropped}.intersection(map(id, added)):
+                raise NotRecordable(f"its Python changes the order of {made}", Cause.PYTHON_CHANGES)
             has_tensors = any(map(_concerns_tensors, (*dropped, *added)))
             if has_tensors and (last or (first and isinstance(held.holder, list))):
                 raise NotRecordable(f"it makes a list of tensors shorter ({made})",
@@ -180,7 +183,7 @@ class SideEffects:
         else:
             has_tensors, can_be_left = False, is_constant(made.get()[0], ())
         name = next((part for part in reversed(held.path) if isinstance(part, str) and part), "")
-        place = self._read_at(name.rpartition(" ")[2]) if not has_tensors else None
+        place = self._read_at(name.rpartition(" ")[2])
         if can_be_left and place is None:
             yield made
         else:

@@ -113,11 +113,14 @@ class Specializations(dict[Any, Specialization]):
         return key
 
     def rename_all(self, renamed: Callable[[Any], Any]) -> None:
-        """From now on all have other keys, in the same order."""
+        """From now on all have other keys, in the same order; of those that are one now, the first
+        that has a recording stays."""
         with self.lock:
             some = [(renamed(key), spec) for key, spec in self.items()]
             self.clear()
-            self.update(some)
+            for key, spec in some:
+                if key not in self or self[key].recording is None:
+                    self[key] = spec
             if self._changed is not None:
                 self._changed = renamed(self._changed[0]), self._changed[1]
 

@@ -11,6 +11,7 @@ whatever list stands there is looked into. Threads: as the objects found. Failur
 from __future__ import annotations
 
 import collections
+import operator
 import string
 import types
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -119,6 +120,17 @@ class GuardCollector:
         self.names.update(names)
         if not names.isdisjoint(_BY_NO_NAME) and not is_librarys(module_of(function)):
             self.names.add(_ANY_NAME)
+        self._add_told(Variables(function).values())
+
+    def _add_told(self, values: Iterable[Any]) -> None:
+        """Names that are values themselves: of what ``operator.attrgetter`` made, and texts, where
+        code reads attributes without naming them."""
+        for value in values:
+            if type(value) in (operator.attrgetter, operator.methodcaller):
+                texts = [text for text in value.__reduce__()[1] if isinstance(text, str)]
+            else:
+                texts = [value] if type(value) is str and _ANY_NAME in self.names else []
+            self.names.update(name for text in texts for name in text.split("."))
 
     def add_stand(self, holder: Any, key: Any, path: Path, thing: Any) -> None:
         """Notes where an object or a container stands that may lead to guarded values."""
@@ -235,6 +247,11 @@ class GuardCollector:
         known = -1
         while known != len(self.names) + len(self._kinds) + len(self._attributes):
             self._follow_dotted_names()
+            for _, attributes, _ in list(self._attributes.values()):
+                self._add_told(attributes.values())
+            for container, _ in self._containers.values():
+                if len(container) <= MOST_ITEMS:
+                    self._add_told(value for _, value in _items(container))
             known = len(self.names) + len(self._kinds) + len(self._attributes)
             for kind in list(self._kinds):
                 methods = methods_of(kind)
