@@ -60,10 +60,10 @@ struct LaunchRoom {
 CuKernelNodeParams launch_of(KernelImage& kernel, LaunchRoom& room);
 
 // A driver refuses nodes with more dynamic shared memory than their function may have at the time,
-// and libraries set that for each launch of theirs (cuDNN's batch norms do). Raises it as far as the
-// device lets it; false where that is not the reason. What the function is allowed here counts from
-// then on, whatever the CUDA runtime allows its kernel (see cuKernelSetAttribute), so less than the
-// most would break a library's next larger launch.
+// and libraries set that for each launch of theirs (cuDNN's batch norms do). Raises it as far as
+// the device lets it; false where that is not the reason. What the function is allowed here counts
+// from then on, whatever the CUDA runtime allows its kernel (see cuKernelSetAttribute), so less
+// than the most would break a library's next larger launch.
 bool allow_shared_memory(const Driver& driver, const KernelImage& kernel);
 
 struct GraphImage;
