@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from anabranch import config
+from anabranch._core.abi import CaptureCounts
 from anabranch._record import recorder as recorder_module
 from anabranch._record.signatures.signature import (
     ARGUMENTS_ALONE,
@@ -18,7 +19,7 @@ from anabranch._record.signatures.signature import (
     differences,
     signature_of,
 )
-from anabranch._record.signatures.specializations import Admission
+from anabranch._record.signatures.specializations import Admission, Specializations
 from anabranch._record.state.state import NO_STATE, State
 from anabranch.errors import RecordError
 
@@ -169,3 +170,17 @@ def test_tensors_that_torch_reads_conjugated_or_negated_are_other_signatures():
     z = torch.ones(4, dtype=torch.complex64)
     given = [z, z.conj(), torch._neg_view(z), z.conj().imag, z.imag]
     assert len({signature_of([x], NO_STATE, ()) for x in given}) == len(given)
+
+
+@pytest.mark.parametrize("recorded", ["a", "b", "ab", ""])
+def test_of_signatures_that_become_one_the_recorded_one_stays_and_the_other_is_told(recorded):
+    known = Specializations(4, 1 << 30, lambda key, keys: [])
+    specs = {key: known.admit(key, lambda: "step", NO_STATE)[0] for key in "abc"}
+    for key in recorded:
+        specs[key].recording = SimpleNamespace(timing=None, counts=CaptureCounts())
+    known.rename_all(lambda key: {"a": "b"}.get(key, key))
+    stays = specs["b" if recorded == "b" else "a"]
+    assert known == {"b": stays, "c": specs["c"]}
+    assert [spec.is_retired for spec in specs.values()] == [stays is specs["b"],
+                                                            stays is specs["a"], False]
+    assert [report.dropped for report in known.reports()] == [True, False, False]

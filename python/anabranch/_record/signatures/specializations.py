@@ -83,8 +83,11 @@ class Specializations(dict[Any, Specialization]):
         with self.lock:
             spec = self.pop(key, None)
             if spec is not None:
-                spec.is_retired = True
-                self._retired.append(dataclasses.replace(spec.current_report(), dropped=True))
+                self._let_go(spec)
+
+    def _let_go(self, spec: Specialization) -> None:
+        spec.is_retired = True
+        self._retired.append(dataclasses.replace(spec.current_report(), dropped=True))
 
     def retire_all(self) -> None:
         with self.lock:
@@ -113,14 +116,17 @@ class Specializations(dict[Any, Specialization]):
         return key
 
     def rename_all(self, renamed: Callable[[Any], Any]) -> None:
-        """From now on all have other keys, in the same order; of those that are one now, the first
-        that has a recording stays."""
+        """From now on all have other keys, in the same order. Of two that have the same one now,
+        that with a recording stays, and the other is retired."""
         with self.lock:
             some = [(renamed(key), spec) for key, spec in self.items()]
             self.clear()
             for key, spec in some:
-                if key not in self or self[key].recording is None:
-                    self[key] = spec
+                there = self.setdefault(key, spec)
+                if there is not spec:
+                    is_kept = there.recording is not None or spec.recording is None
+                    self[key] = there if is_kept else spec
+                    self._let_go(spec if is_kept else there)
             if self._changed is not None:
                 self._changed = renamed(self._changed[0]), self._changed[1]
 
