@@ -136,8 +136,9 @@ class NeededOrder {
     const auto add = [&](std::uint32_t other) {
       if (captured_.contains(node, other)) earlier_.push_back({other, node});
     };
-    const auto early = std::ranges::equal_range(early_, node, {}, &EdgeImage::to);
-    earlier_.insert(earlier_.end(), early.begin(), early.end());
+    const auto early = std::ranges::lower_bound(early_, node, {}, &EdgeImage::to);
+    earlier_.insert(earlier_.end(), early,
+                    std::ranges::upper_bound(early, early_.end(), node, {}, &EdgeImage::to));
     users_.find_conflicts(node, add);
     // A piece of work begins when all of it may: what its first node wrote for the next, into
     // scratch, would lie there until then.
