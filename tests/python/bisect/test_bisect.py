@@ -4,9 +4,9 @@ changed by asking."""
 
 from __future__ import annotations
 
-import collections
 import copy
 import json
+import queue
 import random
 
 import pytest
@@ -111,15 +111,16 @@ def test_what_rounding_alone_changes_is_no_fault(monkeypatch):
 
 
 def test_what_is_compiled_already_is_looked_at_as_it_was_written():
-    seen = collections.deque()  # a list would be put back
+    seen = queue.SimpleQueue()  # a list would be put back
 
     def program(x):
-        seen.append(torch.compiler.is_compiling())
+        seen.put(torch.compiler.is_compiling())
         return x * 2
 
     compiled = torch.compile(program, backend="eager")
     verdict = anabranch.bisect(compiled, torch.ones(3))
-    assert verdict.rung is None and [*seen][:2] == [False, False], str(verdict)
+    assert verdict.rung is None and [seen.get_nowait() for _ in range(2)] == [False, False], str(
+        verdict)
 
 
 def test_a_model_that_is_not_deterministic_sets_the_tolerance_itself():

@@ -65,11 +65,13 @@ def deadline():
 
 @pytest.fixture(autouse=True)
 def fresh_torch(request):
-    """Every test starts from the same seed and leaves no compiled code in the process."""
+    """Every test starts from the same seed and the same precision of products, which
+    set_float32_matmul_precision cannot put back, and leaves no compiled code in the process."""
     if torch is None:
         yield
         return
     torch.manual_seed(0)
+    torch.backends.cuda.matmul.fp32_precision = "none"
     if told := sys.modules.get("anabranch._record.warn"):  # what is told once is told in each
         for known in (told._times, told._lines, told._told):
             known.clear()
