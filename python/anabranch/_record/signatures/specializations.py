@@ -113,6 +113,7 @@ class Specializations(dict[Any, Specialization]):
             if before in self and key[:-1] == before[:-1] \
                     and key[-1].without(paths) == before[-1].without(paths):
                 self.rename(before, key)
+                self._changed = key, paths  # once more is asked where more is looked for
         return key
 
     def rename_all(self, renamed: Callable[[Any], Any]) -> None:
