@@ -15,6 +15,8 @@ namespace {
 // torch's allocators are functions without a context, so they serve what is open now.
 std::mutex open_mutex;
 AnabranchCaptureMemory* open_memory = nullptr;
+// That have given allocations memory of their own.
+std::vector<AnabranchCaptureMemory*> kept_memories;
 
 std::vector<ab::CaptureBlock> blocks_of(const AnabranchCaptureBlock* blocks, size_t count) {
   std::vector<ab::CaptureBlock> all;
@@ -105,16 +107,29 @@ int32_t anabranch_capture_checksums(const AnabranchCaptureDevice* device,
   });
 }
 
-AnabranchCaptureMemory* anabranch_capture_memory_new(const AnabranchCaptureDevice* device) {
+AnabranchCaptureMemory* anabranch_capture_memory_new(const AnabranchCaptureDevice* device,
+                                                     int32_t is_kept) {
   return ab::bridge::guard([&] {
-    return ab::bridge::handle_of<AnabranchCaptureMemory>(ab::CaptureMemory::make(device->device));
+    return ab::bridge::handle_of<AnabranchCaptureMemory>(
+        ab::CaptureMemory::make(device->device, is_kept != 0));
   });
 }
 
 void anabranch_capture_memory_free(AnabranchCaptureMemory* memory) {
   const std::lock_guard lock(open_mutex);
   if (open_memory == memory) open_memory = nullptr;
+  std::erase(kept_memories, memory);
   delete memory;
+}
+
+int32_t anabranch_capture_memory_give_own(AnabranchCaptureMemory* memory,
+                                          const AnabranchCaptureRange* ranges, size_t count) {
+  const std::lock_guard lock(open_mutex);
+  return ab::bridge::guard([&] {
+    kept_memories.push_back(memory);
+    const ab::Status given = memory->memory.give_own(ranges_of(ranges, count));
+    return given.ok() ? 0 : ab::bridge::fail(given);
+  });
 }
 
 void anabranch_capture_memory_begin_capture(AnabranchCaptureMemory* memory) {
@@ -148,7 +163,12 @@ void* anabranch_capture_allocate(ptrdiff_t bytes, int, void*) {
   return nullptr;
 }
 
-void anabranch_capture_release(void*, ptrdiff_t, int, void*) {}
+void anabranch_capture_release(void* address, ptrdiff_t, int, void*) {
+  const std::lock_guard lock(open_mutex);
+  for (AnabranchCaptureMemory* memory : kept_memories) {
+    memory->memory.take_own(reinterpret_cast<uint64_t>(address));
+  }
+}
 
 AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureDevice* device,
                                                          void* graph,

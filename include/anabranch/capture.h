@@ -66,12 +66,19 @@ ANABRANCH_API Result<std::vector<CaptureChecksum>> make_checksums(
 // that runs on them reads and writes that one page.
 class CaptureMemory {
  public:
-  ANABRANCH_API static Result<CaptureMemory> make(const Device& device);
+  // `is_kept`: give_own() may be called.
+  ANABRANCH_API static Result<CaptureMemory> make(const Device& device, bool is_kept = false);
   // To be called before each capture: the addresses of two captures that allocate alike then differ
   // in both halves, so that half an old address beside a number is taken for none.
   ANABRANCH_API void begin_capture();
   // Aligned to a granule of the driver (2 MiB). Also while a stream is captured.
   ANABRANCH_API Result<std::uint64_t> allocate(std::uint64_t size_bytes);
+  // Behind a capture: gives the first bytes of allocations, by their addresses, memory of their
+  // own, so that the graph may be launched as it is. Once. kOutOfMemory as the driver has it; the
+  // graph may not be launched then.
+  ANABRANCH_API Status give_own(std::span<const CaptureRange> ranges);
+  // Takes it away from one; nothing may use its addresses any more.
+  ANABRANCH_API void take_own(std::uint64_t address);
 
  private:
   explicit CaptureMemory(std::shared_ptr<cuda::CaptureMemory> memory)

@@ -190,6 +190,13 @@ def allocated_in_pools(pools: Collection[tuple[int, int]]) -> int:
                for block in segment["blocks"] if block["state"] == "active_allocated")
 
 
+def reserved_in_pools(pools: Collection[tuple[int, int]]) -> int:
+    """Bytes of some pools, allocated or cached."""
+    return sum(segment["total_size"]
+               for segment in torch.cuda.memory_snapshot(include_traces=False)
+               if tuple(segment["segment_pool_id"]) in pools)
+
+
 def keep_gpu_busy(cycles: int) -> None:
     """Queues a kernel on the current stream that does nothing for so long."""
     torch.cuda._sleep(cycles)

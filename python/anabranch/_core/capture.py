@@ -100,12 +100,13 @@ def capture_device(ordinal: int) -> CaptureDevice:
 
 
 class CaptureMemory(Handle):
-    """Fresh addresses over one page; whatever lies there must be gone before it is closed."""
+    """Fresh addresses over one page; whatever lies there must be gone before it is closed.
+    ``is_kept``: give_own() may be called."""
 
     _free = "capture_memory_free"
 
-    def __init__(self, device: CaptureDevice) -> None:
-        super().__init__(core.capture_memory_new(device.handle), device)
+    def __init__(self, device: CaptureDevice, is_kept: bool = False) -> None:
+        super().__init__(core.capture_memory_new(device.handle, is_kept), device)
 
     def begin_capture(self) -> None:
         """What is allocated from now on is of another capture."""
@@ -116,6 +117,13 @@ class CaptureMemory(Handle):
         if not address:
             raise last_error()
         return address
+
+    def give_own(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Behind a capture: gives the first bytes of allocations, (address, bytes), memory of their
+        own, so that the graph may be launched as it is. Each goes when torch gives the allocation
+        back. Once."""
+        if core.capture_memory_give_own(self.handle, _ranges(ranges), len(ranges)) != 0:
+            raise last_error()
 
     def open(self) -> None:
         """Makes torch's allocations in a pool over anabranch_capture_allocate come from here."""

@@ -75,6 +75,7 @@ from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE
 from anabranch._record.tensors import size_of
 from anabranch._record.trial.earlier import Earlier, Order
+from anabranch._record.trial.kept_capture import capture_beside, check_fits
 from anabranch._record.trial.overlap import (
     NOT_FASTER,
     Room,
@@ -124,6 +125,7 @@ class Attempt:
         self._freed_bytes = 0 if not frees_inputs else size_of(
             [tensor for tensor in step.tensors[:step.arguments] if not tensor.requires_grad])
         self._recorded, self._earlier = recorded, earlier
+        self._kept = spec.kept if recorded is None else None  # whose launches are its plain runs
         self._discovered: DiscoveredStep | None = None  # of one capture, where that is enough
         self._needs_two = False  # captures, whatever is known
         self._is_in_best = False  # order of earlier ones, so that one recording is made
@@ -180,7 +182,7 @@ class Attempt:
         try:
             # All objects of the process would be looked through several times, for what a try makes
             # by the thousand: 0.3 s each time. What it has made is (see Trial).
-            with no_collection():
+            with no_collection(), self._as_kept():
                 if self._chosen.verify:
                     self._run_plainly(meter)
                 with _faults_told(self._step.device):
@@ -189,6 +191,20 @@ class Attempt:
             meter.close()
             with contextlib.suppress(Exception):  # a report, and no more
                 self._note_memory(meter)
+
+    @contextlib.contextmanager
+    def _as_kept(self) -> Iterator[None]:
+        """The call before, where that was kept: launches of it stand for plain runs."""
+        if self._kept is None:
+            yield
+            return
+        with _faults_told(self._step.device):
+            check_fits(self._kept.capture, self._step)
+            self._effects.adopt(self._kept.mutations)
+            if not self._kept.mutations:
+                self._step.call = self._call
+        with self._kept.capture.lent(self._step):
+            yield
 
     def _note_memory(self, meter: Meter) -> None:
         trial = self._trial
@@ -206,10 +222,13 @@ class Attempt:
         try:
             with _faults_told(step.device), phase("copies of what the step writes", step.device):
                 self._trial = Trial(step, self._spec.state, self._spec.foreseen,
-                                    self._spec.is_short_of_memory, self._is_plenty)
+                                    self._spec.is_short_of_memory, self._is_plenty,
+                                    self._kept.capture if self._kept is not None else None)
         except NotRecordable as error:
             self._run_unrecorded(error)
         assert self._trial
+        if self._kept is not None and not self._trial.is_whole:
+            raise Again("there is no copy of all that it is given")
         meter.note("copies of what the step writes")
         self._laps.end("copies")
         _compat.clear_workspaces()
@@ -218,7 +237,7 @@ class Attempt:
         try:
             with noted_sizes(step.device) as sizes:
                 answer, drawn = self._trial.run()
-                step.ahead = sizes()
+                step.ahead = sizes() if self._kept is None else self._kept.capture.ahead
         except Exception as error:
             # After a collective it cannot be run again: other processes would not take part.
             if not is_out_of_memory(error) or _compat.collectives_so_far() != self._groups:
@@ -227,10 +246,14 @@ class Attempt:
         if short is not None:
             raise short
         self._plain_bytes = meter.note("the plain run").allocated - before.allocated
+        if self._kept is not None:
+            self._plain_bytes = self._kept.capture.peak_bytes
         self._laps.end("plain run")
         try:
             with _faults_told(step.device):
                 self._plain = self._trial.look(answer, drawn)
+                if self._kept is not None:  # it is none of Python's answers
+                    self._plain.has_history = True
         except NotRecordable as error:
             self._answered = (self.leave(answer),)
             self._meet()
@@ -274,7 +297,8 @@ class Attempt:
                                 "collectives with it", Cause.ARGUMENT_REFUSED)
 
     def _check_inputs(self) -> None:
-        if self._takes_gradients and Cause.HIDDEN_INPUT not in self._chosen.allow:
+        is_run = self._kept is None  # the step's Python, by now
+        if self._takes_gradients and is_run and Cause.HIDDEN_INPUT not in self._chosen.allow:
             check_inputs()
 
     # The recording.
@@ -292,8 +316,8 @@ class Attempt:
             return self._first_launch(made, meter)
         except (Untrusted, NativeError) as error:
             is_of_one_process = isinstance(error, NativeError) and self._agree.has_others
-            if self._recorded is not None or is_of_one_process:  # others would not try again
-                raise
+            if self._recorded is not None or self._kept is not None or is_of_one_process:
+                raise  # others would not try again
             if self._is_of_one and isinstance(error, Untrusted):
                 self._needs_two = True
             else:
@@ -307,6 +331,8 @@ class Attempt:
         """Recordings of ``step``. Where it breaks, it is captured differently, see ``retries``."""
         if self._recorded is not None:
             return [self._recorded]
+        if self._kept is not None:
+            return self._make_of(step, meter)
         tried: set[type[Exception]] = set()
         while True:
             try:
@@ -329,7 +355,9 @@ class Attempt:
                 self._discovered, self._is_in_best = None, False
                 self._effects.begin_captures()
                 try:
-                    capture = capture_twice(step, device, self._is_enough(step))
+                    capture = capture_twice(step, device, self._is_enough(step)) \
+                        if self._kept is None else \
+                        capture_beside(step, device, self._kept.capture)
                 finally:
                     self._effects.end_captures()
                 self._spec.note(captures=len(capture.captures))

@@ -19,6 +19,8 @@ from torch import Tensor
 from anabranch import _compat, config
 from anabranch._core.library import NativeError
 from anabranch._record.attempt import Attempt
+from anabranch._record.capture.capture import close_abandoned
+from anabranch._record.capture.preallocate import noted_sizes
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
@@ -39,7 +41,12 @@ from anabranch._record.memory.shortage import Short, Shortage
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
-from anabranch._record.observe.observing import UNOBSERVED, is_observed
+from anabranch._record.observe.observing import (
+    UNOBSERVED,
+    check_inputs,
+    collection_read_at,
+    is_observed,
+)
 from anabranch._record.refusals import (
     ON_CPU,
     Again,
@@ -63,6 +70,7 @@ from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE, State
 from anabranch._record.tensors import device_of, size_of, version_of
 from anabranch._record.trial.earlier import Earlier
+from anabranch._record.trial.kept_call import run_kept
 from anabranch._record.trial.plain_steps import PLAIN_STEPS, capture_stream, on_capture_stream
 from anabranch._record.trial.verify import Untrusted
 from anabranch._record.warn import placed, tell
@@ -195,17 +203,31 @@ class Recorder:
         spec.is_short_of_memory = device is None or not self._has_plenty
         if device is not None and Swaps.count % 2:
             wait_for_captures()
+        keeps = self._chosen.python_once and self._takes_gradients
         with self._alone, self._compiled_for_lanes(), (
                 contextlib.nullcontext() if spec.is_short_of_memory or device is None
-                else on_capture_stream(device)):
+                else on_capture_stream(device)), (
+                noted_sizes(device) if keeps and device is not None
+                else contextlib.nullcontext(list)) as sizes:
             answer = self._call_last(leaves)
+            spec.ahead = sizes()
         with self._behind_answer(spec):
+            if keeps:
+                self._check_may_keep(spec)
             self._check_answer(spec, answer, device)
             if self._takes_gradients and not is_observed():
                 spec.plain -= 1  # the next call warms up
                 self.tell(f"{self.name} runs unrecorded", Cause.RECORDING_FAULT.because(
                     UNOBSERVED, "It is recorded when that has ended."), key=UNOBSERVED)
         return answer
+
+    @staticmethod
+    def _check_may_keep(spec: Specialization) -> None:
+        """What takes something in is not captured, where it might break and have to run again."""
+        try:
+            check_inputs()
+        except NotRecordable:
+            spec.may_keep_call = False
 
     def _is_short(self, spec: Specialization) -> bool:
         """Whether a call is to be plain for want of memory: its own, or its backward's."""
@@ -321,6 +343,8 @@ class Recorder:
     def _record(self, key: Any, spec: Specialization, leaves: list[Any]) -> Any:
         try:
             step = self._step(spec, leaves)
+            if self._may_keep(spec, step):
+                return self._call_kept(spec, step, leaves)
             attempt = self._attempt(spec, step)
         except Unexplained as error:
             self._follow_no_more(spec, error)
@@ -345,11 +369,41 @@ class Recorder:
             return applied(spec.bind(spec.state), answer)
         return attempt.leave(answer)
 
+    def _may_keep(self, spec: Specialization, step: Step) -> bool:
+        """Whether the capture of this call is to be launched as the call."""
+        chosen = self._chosen
+        return chosen.python_once and chosen.verify and self._takes_gradients \
+            and spec.kept is None and spec.may_keep_call and step.numbers is None \
+            and not step.on_host and is_plentiful(step.device, size_of(step.tensors)) \
+            and not _compat.distributed_models(spec.state.modules)
+
+    def _call_kept(self, spec: Specialization, step: Step, leaves: list[Any]) -> Any:
+        """Where it breaks, a plain run follows, and later calls are recorded in the other way."""
+        step.ahead = spec.ahead
+        try:
+            answer, kept = run_kept(step, spec.state, self._chosen.allow, collection_read_at,
+                                    check_inputs)
+        except Exception as error:
+            spec.drop_kept()
+            log.info("%s: a call is not kept: %s", self.name, error)
+        else:
+            with self._behind_answer(spec):
+                spec.kept = kept
+                if kept.refusal is not None and not self._chosen.strict:
+                    self.is_refused = True
+                    self._refuse(spec, kept.refusal.reason)
+                if kept.refusal is not None or not kept.is_of_use:
+                    spec.drop_kept()
+            return answer
+        close_abandoned()
+        return self._call_last(leaves)
+
     def _keep(self, key: Any, spec: Specialization, attempt: Attempt, recording: StepRecording,
               numbers: StepNumbers | None) -> None:
         """What an attempt has made, for later calls."""
         mutations, known = attempt.mutations, attempt.state_tensors
         attempt.close()
+        spec.drop_kept()
         spec.shortage, spec.shortage_tries = None, 0
         spec.note(shortage="")
         spec.set_recording(recording, known, mutations)
@@ -404,6 +458,10 @@ class Recorder:
 
     def _judge(self, key: Any, spec: Specialization, attempt: Attempt, why: Exception) -> None:
         """Decides what happens to a signature that was not recorded."""
+        if spec.kept is not None:
+            spec.drop_kept()
+            log.info("%s: not recorded with a call that was kept: %s", self.name, why)
+            return
         if isinstance(why, UntrackedTensors):
             # The next call makes another one, with a state that has these tensors, too.
             self.specializations.pop(key, None)

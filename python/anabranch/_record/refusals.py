@@ -113,6 +113,7 @@ class Cause(enum.IntEnum):
         return Reason(text, self.value, remedy or self.remedy)
 
 
+ANSWER_MISSED = "it answers tensors that require gradients and runs no backward through them"
 RANDOM_ON_CPU = ("it draws random numbers on the CPU (torch's, Python's or numpy's), and launches "
                  "would go on with those of its recording")
 

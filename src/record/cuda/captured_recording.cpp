@@ -101,12 +101,12 @@ Result<std::vector<CaptureChecksum>> make_checksums(const Device& device,
   return found;
 }
 
-Result<CaptureMemory> CaptureMemory::make(const Device& device) {
+Result<CaptureMemory> CaptureMemory::make(const Device& device, bool is_kept) {
   const auto gpu = gpu_of(device);
   if (!gpu.ok()) return gpu.error();
   const cuda::ContextScope current(**gpu);
   if (!current.status().ok()) return current.status();
-  auto memory = cuda::CaptureMemory::make((*gpu)->driver());
+  auto memory = cuda::CaptureMemory::make((*gpu)->driver(), is_kept);
   if (!memory.ok()) return memory.error();
   return CaptureMemory(kept_with(*gpu, std::shared_ptr<cuda::CaptureMemory>(*std::move(memory))));
 }
@@ -116,6 +116,15 @@ void CaptureMemory::begin_capture() { memory_->begin_capture(); }
 Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t size_bytes) {
   return memory_->allocate(size_bytes);
 }
+
+Status CaptureMemory::give_own(std::span<const CaptureRange> ranges) {
+  for (const CaptureRange& range : ranges) {
+    if (Status given = memory_->give_own(range.begin, range.size_bytes); !given.ok()) return given;
+  }
+  return {};
+}
+
+void CaptureMemory::take_own(std::uint64_t address) { memory_->take_own(address); }
 
 Result<CaptureMarks> CaptureMarks::make(const Device& device) {
   const auto gpu = gpu_of(device);

@@ -14,7 +14,7 @@ from torch import nn
 from anabranch import config, errors
 from anabranch._record import attempt
 from anabranch._record import recorder as recorder_module
-from anabranch._record.capture.capture import _memory_stays
+from anabranch._record.capture.capture import memory_stays
 from anabranch._record.refusals import NotRecordable
 from anabranch._record.state.state import State
 from anabranch._record.tensors import MemoryOf
@@ -51,7 +51,7 @@ def calls(monkeypatch):
     StandIn(monkeypatch)
 
     def capture(step, device, is_enough=None):
-        with _memory_stays(step, step.tensors):
+        with memory_stays(step, step.tensors):
             model.is_captured = True
             try:
                 step.call(list(step.leaves))
@@ -113,7 +113,7 @@ def test_a_capture_that_ends_well_but_moves_a_tensor_is_refused_and_the_tensor_i
     x = torch.ones(3)
     home = x.data_ptr()
     step = SimpleNamespace(beside=[])
-    with pytest.raises(NotRecordable, match="other memory"), _memory_stays(step, [x]):
+    with pytest.raises(NotRecordable, match="other memory"), memory_stays(step, [x]):
         x.set_(torch.zeros(5))
     assert x.data_ptr() == home and torch.equal(x, torch.ones(3))
 

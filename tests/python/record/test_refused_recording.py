@@ -84,7 +84,7 @@ class Trial:
 
     copied_bytes, copied_to = 0, "GPU"
 
-    def __init__(self, step, state, foreseen, on_callers_stream, is_plenty):
+    def __init__(self, step, state, foreseen, on_callers_stream, is_plenty, kept):
         self.step = step
         self.log = self.step.log
 

@@ -15,7 +15,7 @@ from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.memory import gpu
 from anabranch._record.memory.gpu import Peaks
 from anabranch._record.signatures import specialization
-from anabranch._record.trial import copies, old_gradients, stages, trial, values
+from anabranch._record.trial import copies, kept_capture, old_gradients, stages, trial, values
 
 GIB = 1 << 30
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1.00 GiB"
@@ -32,7 +32,7 @@ def stand_in_memory(monkeypatch, free=lambda: GIB):
         def note(self, phase):
             return Peaks(0, 0)
 
-    for module in (attempt, launches, recorder, trial, gpu):
+    for module in (attempt, launches, recorder, trial, kept_capture, gpu):
         for name, answer in (("free_bytes", lambda device: free()),
                              ("slack_bytes", lambda device: free() // 8),
                              ("is_plentiful", lambda device, used: False),

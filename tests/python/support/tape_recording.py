@@ -40,7 +40,7 @@ from anabranch._record.launch.known import CAPTURES_DIFFER
 from anabranch._record.memory import garbage
 from anabranch._record.signatures import specialization
 from anabranch._record.tensors import whole_bytes
-from anabranch._record.trial import trial, values
+from anabranch._record.trial import kept_call, kept_capture, trial, values
 
 GIB = 1 << 30
 FAILED = 399
@@ -95,6 +95,7 @@ class Tape(TorchDispatchMode):
         self.entries: list[Entry] = []
         self.storages: dict[int, torch.UntypedStorage] = {}  # by address
         self.before: dict[int, torch.UntypedStorage] = {}  # older memory, by tensors' addresses
+        self._as_found: dict[int, torch.UntypedStorage] = {}  # what was in that, by its address
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function in _LOOKS or _OF_DATA.intersection(function.tags):
@@ -105,7 +106,9 @@ class Tape(TorchDispatchMode):
         given = [Lies.of(one) if isinstance(one, Tensor) else one for one in flat]
         for one in flat:
             if isinstance(one, Tensor) and one.numel() and not self._is_known(one):
-                self.before[one.data_ptr()] = one.untyped_storage()
+                storage = self.before[one.data_ptr()] = one.untyped_storage()
+                if storage.data_ptr() not in self._as_found:
+                    self._as_found[storage.data_ptr()] = storage.clone()
         answer = function(*args, **(kwargs or {}))
         made = []
         for number, tensor in enumerate(tree_flatten(answer)[0]):
@@ -116,6 +119,31 @@ class Tape(TorchDispatchMode):
         if made or function._schema.is_mutable:
             self.entries.append(Entry(function, given, tree, tuple(made)))
         return answer
+
+    def put_back(self) -> None:
+        """Nothing has run while it was captured."""
+        for storage in self.before.values():
+            found = self._as_found.pop(storage.data_ptr(), None)
+            if found is not None:
+                _bytes_of(storage).copy_(_bytes_of(found))
+
+    def run(self) -> None:
+        """In the memory that it was captured with."""
+        for entry in self.entries:
+            given = [self._there(one) if isinstance(one, Lies) else one for one in entry.given]
+            args, kwargs = tree_unflatten(given, entry.tree)
+            answers = tree_flatten(entry.function(*args, **kwargs))[0]
+            for number, address in entry.made:
+                made = answers[number].untyped_storage()
+                _bytes_of(self.storages[address])[:made.nbytes()] = _bytes_of(made)
+
+    def _there(self, one: Lies) -> Tensor:
+        if one.block is None:
+            return torch.empty_strided(one.shape, one.stride, dtype=one.dtype)
+        storage = self.before.get(one.block) or next(
+            each for begin, each in self.storages.items()
+            if begin <= one.block < begin + each.nbytes())
+        return one.over(storage, one.block - storage.data_ptr())
 
     def _is_known(self, tensor: Tensor) -> bool:
         storage = tensor.untyped_storage().data_ptr()
@@ -129,8 +157,12 @@ class Tape(TorchDispatchMode):
     @property
     def held_bytes(self) -> int:
         """Of its memory what somebody else has."""
-        return sum(one.nbytes() for one in self.storages.values()
-                   if torch._C._storage_Use_Count(one._cdata) > 1)
+        return sum(one.nbytes() for one in self.storages.values() if is_held(one))
+
+
+def is_held(storage: torch.UntypedStorage) -> bool:
+    """By somebody other than its tape."""
+    return bool(torch._C._storage_Use_Count(storage._cdata) > 1)
 
 
 def _constant(value: Tensor) -> Any:
@@ -161,6 +193,11 @@ class Graph:
         if self.tape in self.now:
             self.now.remove(self.tape)
             self.tape.__exit__(None, None, None)
+            self.tape.put_back()
+
+    def replay(self) -> None:
+        with as_on_a_gpu_alone():
+            self.tape.run()
 
     def raw_cuda_graph(self) -> Tape:
         return self.tape
@@ -182,9 +219,10 @@ class Memory:
 
     bases: set[int] = set()  # of all
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Any, is_kept: bool = False) -> None:
         self._blocks: dict[int, Any] = {}
         self.begin_capture = self.open = self.shut = lambda: None
+        self.give_own = lambda ranges: None
 
     def allocate(self, size_bytes: int) -> int:
         block = ctypes.create_string_buffer(size_bytes + _ALIGNMENT)
@@ -231,6 +269,8 @@ def memory_history(device: int) -> Any:
                   for address, storage in tape.storages.items()]
         alive = {(storage.data_ptr(), storage.nbytes(), (0, 0)) for tape in tapes.values()
                  for storage in tape.before.values()}
+        alive |= {(address, storage.nbytes(), pool) for pool, tape in tapes.items()
+                  for address, storage in tape.storages.items() if is_held(storage)}
         return _compat.PoolHistory(events, {pool: set(tape.storages) for pool, tape
                                             in tapes.items()}, sorted(alive), False)
 
@@ -401,6 +441,10 @@ def _standing(one: Any, memory: dict[int, torch.UntypedStorage]) -> Any:
     return one.over(memory[one.block] if type(one.block) is int else one.block, one.offset_bytes)
 
 
+def bytes_at(address: int, size_bytes: int, device: int) -> Tensor:
+    return _bytes_of(_compat.storage_at(address, size_bytes, torch.device("cpu")))
+
+
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
 
@@ -434,12 +478,15 @@ class OnTape:
             empty_strided_cuda=_compat.empty_strided_cpu, byte_allocator=lambda: (0, 0),
             allocated_in_pools=lambda pools: sum(
                 Graph.of_pool[pool].held_bytes for pool in pools if pool in Graph.of_pool),
+            reserved_in_pools=lambda pools: sum(
+                Graph.of_pool[pool].held_bytes for pool in pools if pool in Graph.of_pool),
             end_pool=lambda *_: None, release_pool=lambda *_: None,
             clear_workspaces=lambda: None)
-        for module in (capture, untracked):
-            put(module, CaptureMemory=Memory, CaptureSnapshot=Snapshot)
-        put(capture, StandIns=Filled, _noting=lambda *_: nothing(),
-            capture_allocator=lambda: SimpleNamespace(allocator=lambda: None))
+        for module in (capture, untracked, kept_capture):
+            put(module, CaptureMemory=Memory, CaptureSnapshot=Snapshot, bytes_at=bytes_at,
+                capture_allocator=lambda: SimpleNamespace(allocator=lambda: None))
+        put(capture, StandIns=Filled, _noting=lambda *_: nothing())
+        put(kept_call, capture_device=lambda device: None)
         put(untracked, _of_generator=lambda memory, step, device: set())
         put(attempt, capture_device=lambda device: None,
             make_rng_graph=lambda graph, device, stream: None)
@@ -450,7 +497,7 @@ class OnTape:
         put(garbage, _count_anew=lambda: None)
         put(recorded_callable, _has_gpu=lambda: True)
         put(recorder, device_of=lambda leaves, tensors: 0, capture_stream=lambda device: STREAM,
-            _give_back_memory=lambda: None)
+            _give_back_memory=lambda: None, noted_sizes=lambda device: nothing(list))
         check = specialization._check_argument
         put(specialization, _check_argument=lambda index, leaf, device: check(
             index, leaf, leaf.device.index))

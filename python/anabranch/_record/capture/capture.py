@@ -106,27 +106,27 @@ def _capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None
                         torch.set_rng_state(random)
                     if is_third and step.numbers is not None and made[0].trace is not None:
                         step.numbers = step.numbers.apart(made[0].trace)
-                    _capture(step, memory, device, made, is_third)
+                    capture_over_stand_ins(step, memory, device, made, is_third)
                     if len(made) == 1 and is_enough is not None:
                         one = _of_one(step, memory, made[0], history())
                         one.draws = _draws_of(step, made, random)
                         if is_enough(one):
                             made[0].answer, made[0].gradients = None, {}
-                            _check_nothing_is_kept(made)
+                            check_nothing_is_kept(made)
                             return one
                 draws = _draws_of(step, made, random)
                 told = history()
                 blocks = match_allocations(step, made[:2], told)
                 others = match_allocations(step, [made[0], made[2]], told) if made[2:] else []
-                noted = _noted(step, made[0], blocks)
+                noted = noted_of(step, made[0], blocks)
             open_answers(step, made)
             for i, captured in enumerate(made):
                 describe(step, captured, others if i == 2 else blocks, second=i > 0)
             for captured in made[1:]:
                 compare(made[0], captured)
-            _check_nothing_is_kept(made)
+            check_nothing_is_kept(made)
         except BaseException as error:
-            _abandon(memory, made)
+            abandon(memory, made)
             if isinstance(error, Exception) and is_out_of_memory(error):
                 raise short_of("a capture", error, step.device) from error
             if isinstance(error, NativeError):
@@ -135,7 +135,7 @@ def _capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None
                 raise NotRecordable(reason_of(error)) from error
             raise
     third = made[2] if made[2:] else None
-    return Capture(memory, made[0], made[1], blocks, noted, _alive_beside(made, told),
+    return Capture(memory, made[0], made[1], blocks, noted, alive_beside(made, told),
                    told.is_mapped, third, [block.second_address for block in others], draws)
 
 
@@ -143,15 +143,15 @@ def _of_one(step: Step, memory: CaptureMemory, only: Captured,
             told: _compat.PoolHistory) -> Capture:
     """What the first capture tells by itself. It stays as it is, so that a second may follow."""
     blocks = match_allocations(step, [only, only], told)
-    noted = _noted(step, only, blocks)
+    noted = noted_of(step, only, blocks)
     described = dataclasses.replace(only)
     open_answers(step, [described])
     describe(step, described, blocks, second=False)
-    return Capture(memory, described, None, blocks, noted, _alive_beside([only], told),
+    return Capture(memory, described, None, blocks, noted, alive_beside([only], told),
                    told.is_mapped)
 
 
-def _noted(step: Step, captured: Captured, blocks: Sequence[Block]) -> Noted | None:
+def noted_of(step: Step, captured: Captured, blocks: Sequence[Block]) -> Noted | None:
     given = len(step.units)
     return captured.noting.noted(given, len(blocks) - given) if captured.noting else None
 
@@ -169,13 +169,13 @@ def _draws_of(step: Step, made: Sequence[Captured], before: Tensor) -> Draws | N
     return first
 
 
-def _alive_beside(made: Sequence[Captured],
+def alive_beside(made: Sequence[Captured],
                   told: _compat.PoolHistory) -> list[tuple[int, int]]:
     pools = {captured.pool_id for captured in made}
     return [(address, size) for address, size, pool in told.alive if pool not in pools]
 
 
-def _abandon(memory: CaptureMemory, begun: list[Captured]) -> None:
+def abandon(memory: CaptureMemory, begun: list[Captured]) -> None:
     """Frames may still hold tensors there."""
     for captured in begun:
         captured.answer, captured.result, captured.gradients = None, [], {}
@@ -183,8 +183,8 @@ def _abandon(memory: CaptureMemory, begun: list[Captured]) -> None:
     _abandoned_memory.append(memory)
 
 
-def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
-             begun: list[Captured], is_third: bool = False) -> None:
+def capture_over_stand_ins(step: Step, memory: CaptureMemory, device: CaptureDevice,
+                           begun: list[Captured], is_third: bool = False) -> None:
     """Adds a capture, as soon as there is one."""
     state = step.tensors[step.arguments:]
     memory.begin_capture()
@@ -202,11 +202,11 @@ def _capture(step: Step, memory: CaptureMemory, device: CaptureDevice,
     owners = [*stand_ins.tensors[:step.arguments], *state]
     versions = list(map(version_of, owners))
     before = [parameter.grad for parameter in parameters]
-    with stand_ins.in_place_of(state, step.arguments), _memory_stays(step, owners):
+    with stand_ins.in_place_of(state, step.arguments), memory_stays(step, owners):
         try:
             with _numbers_noted(step, leaves, captured, is_third):
-                captured.answer = _run(step, leaves, captured, memory, device,
-                                       has_marks=len(begun) == 1)
+                captured.answer = run_captured(step, leaves, captured, memory, device,
+                                               has_marks=len(begun) == 1)
             captured.owners = {id(tensor): i for i, tensor in enumerate(owners)}
             captured.gradients = {
                 i: parameter.grad for i, (parameter, grad) in
@@ -238,7 +238,7 @@ def leaves_of(step: Step, stand_ins: StandIns) -> tuple[list[Any], list[tuple[Te
 
 
 @contextlib.contextmanager
-def _memory_stays(step: Step, owners: Sequence[Tensor]) -> Iterator[None]:
+def memory_stays(step: Step, owners: Sequence[Tensor]) -> Iterator[None]:
     """Refuses a step that gives tensors other memory, that of the capture mostly, which nothing
     fills. What breaks midway may have done so, too."""
     memory = MemoryOf([*owners, *step.beside])
@@ -266,8 +266,9 @@ def _like(stand_in: Tensor, original: Tensor) -> Tensor:
     return stand_in
 
 
-def _run(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemory,
-         device: CaptureDevice, has_marks: bool) -> Any:
+def run_captured(step: Step, leaves: list[Any], captured: Captured, memory: CaptureMemory,
+                 device: CaptureDevice, has_marks: bool) -> Any:
+    """The answer of the step's Python, all of whose work is captured."""
     graph, pool = captured.graph, captured.pool_id
     torch.cuda.synchronize()
     if step.has_constants:
@@ -390,7 +391,7 @@ def _end_of_capture() -> None:
         graph.capture_end()
 
 
-def _check_nothing_is_kept(made: Sequence[Captured]) -> None:
+def check_nothing_is_kept(made: Sequence[Captured]) -> None:
     pools = [captured.pool_id for captured in made]
     held = _compat.allocated_in_pools(pools)
     if held:

@@ -144,6 +144,7 @@ class Capture:
     third: Captured | None = None
     third_addresses: Sequence[int] = ()
     draws: Draws | None = None  # random numbers on the CPU, if any
+    is_second_kept: bool = False  # somebody else's, who closes it
 
     @property
     def captures(self) -> list[Captured]:
@@ -151,7 +152,8 @@ class Capture:
 
     def close(self) -> None:
         for captured in self.captures:
-            captured.close()
+            if captured is not self.second or not self.is_second_kept:
+                captured.close()
         if self.noted is not None:
             self.noted.marks.close()
         del self.first, self.second, self.third

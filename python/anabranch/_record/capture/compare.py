@@ -37,17 +37,27 @@ def open_answers(step: Step, made: Sequence[Captured]) -> None:
         captured.result, captured.shape, captured.answer = of_it, shape, None
 
 
+def trace_of(step: Step, captured: Captured,
+             history: _compat.PoolHistory) -> list[tuple[int, int]]:
+    """What a capture has allocated, (address, bytes), in order of time. What is ahead of the step
+    has its addresses, and not its sizes."""
+    segments = history.segments.get(captured.pool_id, ())
+    found = [(event.address, event.bytes) for event in history.events
+             if event.address in segments and not event.is_freed]
+    ahead = len(step.ahead)
+    return [*((address, 1) for address, _ in found[:ahead]), *found[ahead:]]
+
+
 def match_allocations(step: Step, made: Sequence[Captured],
                       history: _compat.PoolHistory) -> list[Block]:
     """The blocks of both captures, where they allocated alike."""
-    traces = []
-    for captured in made:
-        segments = history.segments.get(captured.pool_id, ())
-        found = [(event.address, event.bytes) for event in history.events
-                 if event.address in segments and not event.is_freed]
-        # Those ahead of the step have its addresses, and not its sizes.
-        ahead = len(step.ahead)
-        traces.append([*((address, 1) for address, _ in found[:ahead]), *found[ahead:]])
+    return match(step, [captured.given_at for captured in made],
+                 [trace_of(step, captured, history) for captured in made])
+
+
+def match(step: Step, given_at: Sequence[Sequence[int]],
+          traces: Sequence[Sequence[tuple[int, int]]]) -> list[Block]:
+    """The same, by where the units of the step lie in both, and what both have allocated."""
     first, second = traces
     if len(first) != len(second):
         raise OtherGraph(f"two captures of it allocate {len(first)} times and {len(second)}")
@@ -59,7 +69,7 @@ def match_allocations(step: Step, made: Sequence[Captured],
         if partner.setdefault(address, other) != other:
             raise OtherGraph(f"allocation {i} takes memory used before in one capture only")
     given = [Block(a, b, unit.size_bytes, True)
-             for a, b, unit in zip(made[0].given_at, made[1].given_at, step.units, strict=True)]
+             for a, b, unit in zip(*given_at, step.units, strict=True)]
     return [*given, *(Block(address, partner[address], size, False) for address, size in first)]
 
 

@@ -20,7 +20,11 @@ from torch import Tensor
 
 from anabranch import _compat
 from anabranch._core.capture import CaptureDevice, CaptureMemory, CaptureSnapshot
-from anabranch._record.capture.capture import _abandon, _capture, _check_nothing_is_kept
+from anabranch._record.capture.capture import (
+    abandon,
+    capture_over_stand_ins,
+    check_nothing_is_kept,
+)
 from anabranch._record.capture.captured import Capture, Captured
 from anabranch._record.capture.stand_ins import one_at_a_time
 from anabranch._record.capture.step import Step
@@ -39,13 +43,13 @@ def named_of(tensors: Sequence[Tensor], step: Step, device: CaptureDevice) -> li
     with one_at_a_time, torch.cuda.device(step.device):
         memory, made = CaptureMemory(device), list[Captured]()
         try:
-            _capture(moved, memory, device, made)
+            capture_over_stand_ins(moved, memory, device, made)
             members = {i for number in _named_units(made[0], units)
                        for i, _ in units[number].members}
             made[0].answer, made[0].gradients = None, {}
-            _check_nothing_is_kept(made)
+            check_nothing_is_kept(made)
         except Exception as error:
-            _abandon(memory, made)
+            abandon(memory, made)
             if is_out_of_memory(error):
                 raise short_of("a capture", error, step.device) from error
             raise NotRecordable(reason_of(error)) from error

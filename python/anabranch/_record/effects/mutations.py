@@ -52,6 +52,10 @@ class Mutation:
     def bound_to(self, holder: Any) -> Mutation:
         return dataclasses.replace(self, holder=holder)
 
+    def before_run(self, holder: Any) -> Mutation:
+        """The same of this holder, before another run of the step."""
+        return self.bound_to(holder)
+
     @property
     def place(self) -> Path:
         return *self.path, self.key
@@ -69,7 +73,7 @@ class Mutation:
 @dataclasses.dataclass
 class Count(Mutation):
     """Where a run changes a number: by how much it adds, or to what it sets it. Captures find it
-    tagged, and tell."""
+    tagged, and tell; of what stood there before other runs, ``base``, the difference is taken."""
 
     tag: Tag | None = None
     base: int | float = 0
@@ -94,6 +98,8 @@ class Count(Mutation):
                     place=f"at {tag.read_at}" if tag.read_at else ""))
         if is_ours:
             return "added", int.__int__(now) - self.base
+        if tag is None and type(now) is type(self.base) is int:
+            return "added", now - self.base
         return "set", now
 
     def put(self, value: Any) -> None:
@@ -131,6 +137,9 @@ class Grown(Mutation):
             self.holder.extend(kept)
         self.holder.extend(added)
 
+    def before_run(self, holder: Any) -> Grown:
+        return dataclasses.replace(self, holder=holder, items=list(holder))
+
     def finds_as_before(self) -> bool:
         """Where all items were dropped, by clear() as likely as one by one, there have to be as
         many."""
@@ -153,6 +162,9 @@ class Members(Mutation):
         added, removed = value
         self.holder.difference_update(removed)
         self.holder.update(added)
+
+    def before_run(self, holder: Any) -> Members:
+        return dataclasses.replace(self, holder=holder, items=frozenset(holder))
 
     def finds_as_before(self) -> bool:
         return type(self.holder) is self.before

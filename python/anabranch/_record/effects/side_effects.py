@@ -24,7 +24,7 @@ from anabranch import _compat
 from anabranch._record.effects.constants import are_alike, is_constant
 from anabranch._record.effects.holders import NOTHING, Held, HolderSnapshot, put
 from anabranch._record.effects.mutations import Count, Grown, Mutation, of_collection
-from anabranch._record.refusals import Cause, CountsFound, NotRecordable, reason_of_fault
+from anabranch._record.refusals import Again, Cause, CountsFound, NotRecordable, reason_of_fault
 from anabranch._record.state.paths import Path, bare, name_of
 from anabranch._record.state.state import State
 from anabranch._record.state.walk import Walk
@@ -61,6 +61,30 @@ class SideEffects:
         self._refusal: NotRecordable | None = None
         self._first: list[Held] = []  # what the first run has left
         self._captures = -1  # no run is one
+        self._is_adopted = False
+
+    def adopt(self, found: Sequence[Mutation]) -> None:
+        """What the run of an earlier call has been found to change is what runs change. One that
+        changes something else is refused."""
+        holders = {held.path: held.holder for held in self._holders.held}
+        if any(one.path not in holders for one in found):
+            raise Again("what it changes is not where it was")
+        self.mutations = [one.before_run(holders[one.path]) for one in found]
+        self._is_adopted = True
+
+    def _check_adopted(self) -> None:
+        known = {bare(one.place) for one in self.mutations or ()}
+        for held, pairs in self._holders.changes():
+            places = [(*held.path, key) for key, old, new in pairs if not are_alike(old, new)]
+            for place in places if isinstance(held.before, dict) else [(*held.path, "")]:
+                if bare(place) not in known and not any(
+                        one.holder is held.holder for one in self.mutations or ()):
+                    raise Again(f"its Python changes {name_of(place)}, which it did not before")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether launches leave out some of what the first run has left."""
+        return bool(self._left_out)
 
     def begin_captures(self) -> None:
         """From now on runs are captures, of which each finds other numbers where the step changes
@@ -83,6 +107,8 @@ class SideEffects:
                 self._captures += 1
         try:
             answer = self._called(leaves)
+            if self._is_adopted:
+                self._check_adopted()
             if self.mutations is None:
                 self.mutations = self._find_mutations()
                 if self._captures >= 0 and self.counts:
@@ -150,7 +176,7 @@ class SideEffects:
         elif are_alike(old, new):
             return
         elif type(old) in (int, float) and type(new) is type(old):
-            yield Count(made.holder, made.key, made.path, made.before)
+            yield Count(made.holder, made.key, made.path, made.before, base=old)
         elif (new is NOTHING or is_constant(new, self._holders.objects)) \
                 and bare(made.place) in self._guarded:
             yield dataclasses.replace(made, is_guarded=True)

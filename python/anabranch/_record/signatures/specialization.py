@@ -40,6 +40,7 @@ from anabranch._record.tensors import (
     layout_of,
     units_apart,
 )
+from anabranch._record.trial.kept_call import KeptCall
 from anabranch._record.trial.trial import Foreseen
 from anabranch._record.trial.verify import Untrusted
 from anabranch._record.warn import times_noted
@@ -141,6 +142,10 @@ class Specialization:
         self.constants: list[Any] = []  # leaves that are no tensors; the key may have their ids
         self.foreseen = Foreseen()
         self.is_short_of_memory = False  # so that plain runs stay on the caller's stream
+        # A call whose capture was launched, for the next one; None where calls are not kept.
+        self.kept: KeptCall | None = None
+        self.may_keep_call = True
+        self.ahead: Sequence[int] = ()  # sizes of free blocks that its capture is to find
         self.shortage: Shortage | None = None  # why it is not recorded or launched now
         self.shortage_tries = 0
         self.tries_again = 0  # how often a try has found out what the next one has to know
@@ -172,6 +177,13 @@ class Specialization:
         made.foreseen, made.is_short_of_memory = self.foreseen, self.is_short_of_memory
         made.why_told = self.why_told
         return made
+
+    def drop_kept(self, may_keep_another: bool = False) -> None:
+        """Calls are not kept any more, unless ``may_keep_another``."""
+        self.may_keep_call &= may_keep_another
+        if self.kept is not None:
+            self.kept.capture.close()
+            self.kept = None
 
     def set_words(self, values: Sequence[float], captured: Sequence[int],
                   are_proven: bool) -> None:

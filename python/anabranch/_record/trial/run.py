@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anabranch._record.capture.step import Step
-from anabranch._record.refusals import RANDOM_ON_CPU, Cause, Moved, NotRecordable
+from anabranch._record.refusals import ANSWER_MISSED, RANDOM_ON_CPU, Cause, Moved, NotRecordable
 from anabranch._record.tensors import MemoryOf
 
 Sum = tuple[Any, tuple[int, int]]  # shape and type, and the checksum
@@ -53,9 +53,7 @@ class Run:
         if self.has_moved:
             raise Moved()
         if self.is_missed:
-            raise NotRecordable(
-                "it answers tensors that require gradients and runs no backward through them",
-                Cause.ANSWER_WANTS_GRADIENT)
+            raise NotRecordable(ANSWER_MISSED, Cause.ANSWER_WANTS_GRADIENT)
 
     def let_go(self) -> None:
         """Of all but the checksums."""

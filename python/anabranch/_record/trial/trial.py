@@ -44,6 +44,7 @@ from anabranch._record.tensors import (
 from anabranch._record.trial.checksums import checksums, forget_places
 from anabranch._record.trial.copies import Copies, grantable_bytes
 from anabranch._record.trial.histories import Histories, detached, is_behind_backward
+from anabranch._record.trial.kept_capture import KeptCapture
 from anabranch._record.trial.old_gradients import OldGradients
 from anabranch._record.trial.run import Moment, Run
 from anabranch._record.trial.values import Values, form_of
@@ -117,12 +118,15 @@ def _of_optimizers(step: Step) -> set[int]:
 class Trial:
     """``state`` says what the step has on the CPU, pinned or not; plain runs are on the stream of
     its captures, or where ``on_callers_stream`` on that of the caller. Where memory ``is_plenty``,
-    copies are made on the GPU, and what is cached stays there."""
+    copies are made on the GPU, and what is cached stays there. ``kept``: a capture that is launched
+    in the place of plain runs."""
 
     def __init__(self, step: Step, state: State, foreseen: Foreseen,
-                 on_callers_stream: bool = False, is_plenty: bool = False) -> None:
+                 on_callers_stream: bool = False, is_plenty: bool = False,
+                 kept: KeptCapture | None = None) -> None:
         self._step, self._state, self._foreseen = step, state, foreseen
         self._on_callers_stream, self._is_plenty = on_callers_stream, is_plenty
+        self._kept = kept
         self._histories = Histories()  # of what a run is given
         given = sum(unit.size_bytes for unit in step.units)
         granted = free_bytes(step.device) // 4 if is_plenty \
@@ -166,6 +170,11 @@ class Trial:
                 for memory in copies.device_memory]
 
     @property
+    def is_whole(self) -> bool:
+        """Whether there is a copy of all that the step is given."""
+        return all(one.is_saved for one in self._given) and not self._old.numbers
+
+    @property
     def copied_bytes(self) -> int:
         return self._copies.size_bytes
 
@@ -188,25 +197,20 @@ class Trial:
         self._step = step
 
     def _moment(self) -> Moment:
-        return Moment(
-            [parameter.grad for parameter in self._step.parameters],
-            (torch.cuda.get_rng_state(self._step.device), torch.get_rng_state()),
-            [(one, one.get_state()) for one in self._state.generators],
-            self._step.memory(),
-            [(tensor, version_of(tensor), tensor.detach().clone())
-             for tensor in self._state.on_host()])
+        return moment_of(self._step, self._state)
 
     def plain(self) -> Run:
         """Runs the step as it is."""
         return self.look(*self.run())
 
     def run(self) -> tuple[Any, str]:
-        """The step's own answer, and whose generator on the CPU it has moved: "torch", "other" or
-        none. Errors are the step's."""
+        """The step's own answer, or what a launch of the kept capture has made, and whose generator
+        on the CPU it has moved: "torch", "other" or none. Errors are the step's."""
         before = generators_of_the_cpu()
         self._histories = Histories(self._step.tensors)
         with self._stream():
-            answer = self._step.call(list(self._step.leaves))
+            answer = self._kept.launch_for(self._step) if self._kept is not None \
+                else self._step.call(list(self._step.leaves))
         of_torch, *others = generators_of_the_cpu()
         drawn = "other" if others != list(before[1:]) else "torch" * (of_torch != before[0])
         return answer, drawn
@@ -340,16 +344,7 @@ class Trial:
         forget_places()
 
     def _put(self, moment: Moment) -> None:
-        for parameter, grad in zip(self._step.parameters, moment.gradients, strict=True):
-            parameter.grad = grad
-        torch.cuda.set_rng_state(moment.random[0], self._step.device)
-        torch.set_rng_state(moment.random[1])
-        for generator, drawn in moment.generators:
-            generator.set_state(drawn)
-        moment.memory.give_back()
-        for tensor, version, value in moment.on_host:
-            if version_of(tensor) != version:
-                tensor.detach().copy_(value)
+        put_back(self._step, moment)
 
     def differing(self, a: Run, b: Run) -> set[str]:
         """The names of what is not the same bit for bit."""
@@ -365,6 +360,29 @@ class Trial:
     def _kind_of(self, name: str, tensor: Tensor) -> torch.dtype:
         kind = next((one.kind for one in self._given if one.name == name), tensor.dtype)
         return kind if tensor.numel() % kind.itemsize == 0 or kind == tensor.dtype else tensor.dtype
+
+
+def moment_of(step: Step, state: State) -> Moment:
+    """Of now."""
+    return Moment(
+        [parameter.grad for parameter in step.parameters],
+        (torch.cuda.get_rng_state(step.device), torch.get_rng_state()),
+        [(one, one.get_state()) for one in state.generators],
+        step.memory(),
+        [(tensor, version_of(tensor), tensor.detach().clone()) for tensor in state.on_host()])
+
+
+def put_back(step: Step, moment: Moment) -> None:
+    for parameter, grad in zip(step.parameters, moment.gradients, strict=True):
+        parameter.grad = grad
+    torch.cuda.set_rng_state(moment.random[0], step.device)
+    torch.set_rng_state(moment.random[1])
+    for generator, drawn in moment.generators:
+        generator.set_state(drawn)
+    moment.memory.give_back()
+    for tensor, version, value in moment.on_host:
+        if version_of(tensor) != version:
+            tensor.detach().copy_(value)
 
 
 def generators_of_the_cpu() -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1
 
 }  // namespace
 
-Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver) {
+Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver, bool is_kept) {
   if (!driver.has(Feature::kVirtualMemory)) {
     return Status(StatusCode::kNotRecordable,
                   fmt::format("record: nothing can be captured without virtual memory: {}",
@@ -46,8 +46,8 @@ Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver)
   if (Status got = recorded("cuMemGetInfo", driver.cuMemGetInfo(&free, &total)); !got.ok()) {
     return got;
   }
-  made->page_bytes_ =
-      (free > total / 2 ? kLargePageGranules : kPageGranules) * made->granule_bytes_;
+  const std::size_t granules = free > total / 2 ? kLargePageGranules : kPageGranules;
+  made->page_bytes_ = (is_kept ? 1 : granules) * made->granule_bytes_;
   if (Status created = recorded(
           "cuMemCreate", driver.cuMemCreate(&made->page_, made->page_bytes_, &made->prop_, 0));
       !created.ok()) {
@@ -59,12 +59,21 @@ Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver)
 
 CaptureMemory::~CaptureMemory() {
   for (const Range& range : ranges_) {
-    if (range.mapped != range.begin) {
-      driver_.cuMemUnmap(range.address + range.begin, range.mapped - range.begin);
-    }
+    unmap(range);
     driver_.cuMemAddressFree(range.address, range.bytes);
   }
   if (page_) driver_.cuMemRelease(page_);
+}
+
+// From one place where nothing is mapped to the next.
+void CaptureMemory::unmap(const Range& range) {
+  CuDevicePtr at = range.address + range.begin;
+  const CuDevicePtr end = range.address + range.mapped;
+  for (auto gap = taken_.lower_bound(at); gap != taken_.end() && gap->first < end; ++gap) {
+    if (gap->first != at) driver_.cuMemUnmap(at, gap->first - at);
+    at = gap->first + gap->second;
+  }
+  if (at != end) driver_.cuMemUnmap(at, end - at);
 }
 
 Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
@@ -108,12 +117,40 @@ Status CaptureMemory::map(CuDevicePtr address, std::size_t bytes) {
     failed = recorded("cuMemMap", driver_.cuMemMap(address + mapped, page_bytes_, 0, page_, 0));
     if (failed.ok()) mapped += page_bytes_;
   }
-  if (failed.ok()) {
-    const CuMemAccessDesc access{prop_.location, CuAccess::kReadWrite};
-    failed = recorded("cuMemSetAccess", driver_.cuMemSetAccess(address, bytes, &access, 1));
-  }
+  if (failed.ok()) failed = allow(address, bytes);
   if (!failed.ok() && mapped != 0) driver_.cuMemUnmap(address, mapped);
   return failed;
+}
+
+Status CaptureMemory::allow(CuDevicePtr address, std::size_t bytes) {
+  const CuMemAccessDesc access{prop_.location, CuAccess::kReadWrite};
+  return recorded("cuMemSetAccess", driver_.cuMemSetAccess(address, bytes, &access, 1));
+}
+
+Status CaptureMemory::give_own(std::uint64_t address, std::uint64_t bytes) {
+  const std::size_t needed = round_up(std::max<std::uint64_t>(bytes, 1), granule_bytes_);
+  CuMemoryHandle own = 0;
+  if (Status created = recorded("cuMemCreate", driver_.cuMemCreate(&own, needed, &prop_, 0));
+      !created.ok()) {
+    return created;
+  }
+  Status failed = recorded("cuMemUnmap", driver_.cuMemUnmap(address, needed));
+  if (failed.ok()) failed = recorded("cuMemMap", driver_.cuMemMap(address, needed, 0, own, 0));
+  (failed.ok() ? own_ : taken_)[address] = needed;
+  driver_.cuMemRelease(own);  // the mapping keeps it
+  if (!failed.ok()) return failed;
+  own_bytes_ += needed;
+  return allow(address, needed);
+}
+
+void CaptureMemory::take_own(std::uint64_t address) {
+  const auto own = own_.find(address);
+  if (own == own_.end() || driver_.cuCtxSynchronize() != CuResult::kSuccess) return;
+  if (driver_.cuMemUnmap(own->first, own->second) == CuResult::kSuccess) {
+    taken_.insert(*own);
+    own_bytes_ -= own->second;
+    own_.erase(own);
+  }
 }
 
 }  // namespace anabranch::cuda

@@ -13,11 +13,12 @@
 //            and allocate alike have addresses of which neither the upper nor the lower 32 bits
 //            are the same: what compilers leave between members often is half an old address,
 //            which makes a whole one with a number beside it, and a number is the same in both.
-//            Work that runs on this memory reads and writes the one page: never launch a capture as
-//            it is.
+//            Work that runs on this memory reads and writes the one page: a capture is launched as
+//            it is only where all that it allocated has been given memory of its own.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -35,8 +36,9 @@ struct CaptureAllocation {
 
 class CaptureMemory {
  public:
-  // On the device of the current context.
-  static Result<std::unique_ptr<CaptureMemory>> make(const Driver& driver);
+  // On the device of the current context. `is_kept`: what is allocated may get memory of its own,
+  // so that the mappings of the page are small.
+  static Result<std::unique_ptr<CaptureMemory>> make(const Driver& driver, bool is_kept = false);
   ~CaptureMemory();
   CaptureMemory(const CaptureMemory&) = delete;
   CaptureMemory& operator=(const CaptureMemory&) = delete;
@@ -45,6 +47,15 @@ class CaptureMemory {
   void begin_capture() { is_new_ = true; }
   // May be called while a stream is captured.
   Result<std::uint64_t> allocate(std::uint64_t bytes);
+
+  // Gives an allocation's first bytes memory of their own, in the place of the page. Of a kept one
+  // alone, and once. No stream may use it meanwhile.
+  Status give_own(std::uint64_t address, std::uint64_t bytes);
+  // Takes that memory away, and with it the addresses, behind all that has been queued: nothing may
+  // use them any more. Anything else is left as it is, and so is all while that cannot be waited
+  // for.
+  void take_own(std::uint64_t address);
+  std::uint64_t own_bytes() const { return own_bytes_; }
 
   // Everything that was allocated, in order of time.
   std::span<const CaptureAllocation> allocations() const { return allocations_; }
@@ -62,6 +73,8 @@ class CaptureMemory {
   explicit CaptureMemory(const Driver& driver) : driver_(driver) {}
   Status reserve(std::size_t needed);
   Status map(CuDevicePtr address, std::size_t bytes);
+  Status allow(CuDevicePtr address, std::size_t bytes);
+  void unmap(const Range& range);
 
   const Driver& driver_;
   CuMemAllocationProp prop_{};
@@ -71,6 +84,9 @@ class CaptureMemory {
   std::vector<Range> ranges_;
   bool is_new_ = true;
   std::vector<CaptureAllocation> allocations_;
+  std::map<CuDevicePtr, std::size_t> own_;    // memory of their own, by where it is mapped
+  std::map<CuDevicePtr, std::size_t> taken_;  // where nothing is mapped any more
+  std::uint64_t own_bytes_ = 0;
 };
 
 }  // namespace anabranch::cuda

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <array>
 #include <set>
 
 #include "device/sim/sim_testing.h"
@@ -10,12 +11,13 @@
 namespace anabranch::cuda {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class CaptureMemoryTest : public sim::SimTest {
  protected:
-  std::unique_ptr<CaptureMemory> make() {
-    auto made = CaptureMemory::make(*d);
+  std::unique_ptr<CaptureMemory> make(bool is_kept = false) {
+    auto made = CaptureMemory::make(*d, is_kept);
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message());
     return *std::move(made);
   }
@@ -117,6 +119,61 @@ TEST_F(CaptureMemoryTest, WhenAnyCallFailsNothingIsLeftBehind) {
       break;  // what failed now, if anything, was a call of the destructor
     }
     EXPECT_THAT(message, HasSubstr(failed));
+  }
+}
+
+TEST_F(CaptureMemoryTest, AllocationsWithMemoryOfTheirOwnShareNoBytes) {
+  const auto memory = make(true);
+  const std::uint64_t granule = memory->granule_bytes(), bytes = granule + 8;
+  const auto one = memory->allocate(bytes), other = memory->allocate(10 * granule);
+  ASSERT_TRUE(one.ok() && other.ok());
+  ASSERT_TRUE(memory->give_own(*one, bytes).ok());
+  ASSERT_TRUE(memory->give_own(*other, 64).ok());
+  EXPECT_EQ(memory->own_bytes(), 3 * granule);
+  ASSERT_CU(d->cuMemsetD8Async(*one, 1, bytes, nullptr));
+  ASSERT_CU(d->cuMemsetD8Async(*other, 2, 64, nullptr));
+  std::array<std::uint8_t, 2> last{};
+  ASSERT_CU(d->cuMemcpyDtoHAsync(&last[0], *one + bytes - 1, 1, nullptr));
+  ASSERT_CU(d->cuMemcpyDtoHAsync(&last[1], *other + 63, 1, nullptr));
+  ASSERT_CU(d->cuStreamSynchronize(nullptr));
+  EXPECT_THAT(last, ElementsAre(1, 2));
+}
+
+TEST_F(CaptureMemoryTest, MemoryOfItsOwnIsGivenBackBeforeTheRestIs) {
+  const std::size_t before = sim->live_objects();
+  const std::uint64_t free = free_bytes();
+  {
+    const auto memory = make(true);
+    std::vector<std::uint64_t> all;
+    for (int i = 0; i < 5; ++i) {
+      const auto address = memory->allocate(5 << 20);
+      ASSERT_TRUE(address.ok());
+      ASSERT_TRUE(memory->give_own(*address, 5 << 20).ok());
+      all.push_back(*address);
+    }
+    const std::uint64_t held = free_bytes();
+    memory->take_own(all[2]);
+    memory->take_own(all[2]);
+    memory->take_own(all[0]);
+    memory->take_own(all[4] + 1);  // none of these
+    EXPECT_GE(free_bytes(), held + (std::uint64_t{10} << 20));
+  }
+  EXPECT_EQ(sim->live_objects(), before);
+  EXPECT_EQ(free_bytes(), free);
+}
+
+TEST_F(CaptureMemoryTest, WhereMemoryOfItsOwnIsNotToBeHadNothingIsLeftBehind) {
+  const std::size_t before = sim->live_objects();
+  for (std::uint64_t n = 1; n <= 5; ++n) {
+    {
+      const auto memory = make(true);
+      const auto address = memory->allocate(5 << 20);
+      ASSERT_TRUE(address.ok());
+      sim->fail_call(n, CuResult::kOutOfMemory);
+      const Status given = memory->give_own(*address, 5 << 20);
+      EXPECT_EQ(given.ok(), sim->failed_call() == "cuMemRelease") << sim->failed_call();
+    }
+    EXPECT_EQ(sim->live_objects(), before) << sim->failed_call();
   }
 }
 

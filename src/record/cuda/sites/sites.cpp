@@ -138,10 +138,8 @@ class SiteFinder {
 
   // The place that both addresses mean.
   std::optional<UnitTable::Hit> find_unit(std::uint64_t a, std::uint64_t b) const {
-    const UnitTable::Hit hit = units_.find_in_first(a), other = units_.find_in_second(b);
-    const bool is_one =
-        hit.unit != UnitTable::kNone && hit.unit == other.unit && hit.offset == other.offset;
-    return is_one ? std::optional(hit) : std::nullopt;
+    const UnitTable::Hit hit = units_.find(a, b);
+    return hit.unit != UnitTable::kNone ? std::optional(hit) : std::nullopt;
   }
 
   Status refuse(Operand operand, std::uint32_t offset, const std::string& what) const {

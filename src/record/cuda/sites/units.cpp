@@ -18,8 +18,8 @@ Status differs(const std::string& how) {
 }
 
 template <std::uint64_t Unit::*kAddress>
-UnitTable::Hit find(std::span<const Unit> units, std::span<const std::uint32_t> sorted,
-                    std::uint64_t address) {
+UnitTable::Hit find_in(std::span<const Unit> units, std::span<const std::uint32_t> sorted,
+                       std::uint64_t address) {
   const auto after = std::upper_bound(
       sorted.begin(), sorted.end(), address,
       [&](std::uint64_t value, std::uint32_t unit) { return value < units[unit].*kAddress; });
@@ -30,22 +30,27 @@ UnitTable::Hit find(std::span<const Unit> units, std::span<const std::uint32_t> 
                                      : UnitTable::Hit{UnitTable::kNone, 0};
 }
 
+// Whether there is a gap between each and the next, so that an end pointer of one is no address of
+// the other. Refused where they overlap, and without a gap where there `has_to_be` one.
 template <std::uint64_t Unit::*kAddress>
-Status sort_units(std::span<const Unit> units, std::vector<std::uint32_t>& sorted) {
+Result<bool> sort_units(std::span<const Unit> units, bool has_to_be,
+                        std::vector<std::uint32_t>& sorted) {
   sorted.resize(units.size());
   std::iota(sorted.begin(), sorted.end(), 0u);
   std::sort(sorted.begin(), sorted.end(), [&](std::uint32_t a, std::uint32_t b) {
     return units[a].*kAddress < units[b].*kAddress;
   });
+  bool are_apart = true;
   for (std::size_t i = 1; i < sorted.size(); ++i) {
     const Unit &low = units[sorted[i - 1]], &high = units[sorted[i]];
-    // A gap, so that an end pointer of one is no address of the next.
-    if (low.*kAddress + low.bytes >= high.*kAddress) {
+    const std::uint64_t end = low.*kAddress + low.bytes;
+    are_apart &= end < high.*kAddress;
+    if (end > high.*kAddress || (has_to_be && !are_apart)) {
       return differs(fmt::format("units of {} bytes at {:#x} and {} at {:#x} touch", low.bytes,
                                  low.*kAddress, high.bytes, high.*kAddress));
     }
   }
-  return {};
+  return are_apart;
 }
 
 }  // namespace
@@ -77,16 +82,28 @@ Result<UnitTable> UnitTable::make(std::span<const CaptureAllocation> first,
 }
 
 Status UnitTable::sort() {
-  if (Status first = sort_units<&Unit::first_address>(units_, by_first_); !first.ok()) return first;
-  return sort_units<&Unit::second_address>(units_, by_second_);
+  const auto first = sort_units<&Unit::first_address>(units_, false, by_first_);
+  if (!first.ok()) return first.error();
+  are_apart_in_first_ = *first;
+  const auto second = sort_units<&Unit::second_address>(units_, !*first, by_second_);
+  return second.ok() ? Status() : second.error();
+}
+
+UnitTable::Hit UnitTable::find(std::uint64_t first, std::uint64_t second) const {
+  const Hit hit = are_apart_in_first_ ? find_in_first(first) : find_in_second(second);
+  if (hit.unit == kNone) return hit;
+  const Unit& unit = units_[hit.unit];
+  const bool is_one =
+      unit.first_address + hit.offset == first && unit.second_address + hit.offset == second;
+  return is_one ? hit : Hit{kNone, 0};
 }
 
 UnitTable::Hit UnitTable::find_in_first(std::uint64_t address) const {
-  return find<&Unit::first_address>(units_, by_first_, address);
+  return find_in<&Unit::first_address>(units_, by_first_, address);
 }
 
 UnitTable::Hit UnitTable::find_in_second(std::uint64_t address) const {
-  return find<&Unit::second_address>(units_, by_second_, address);
+  return find_in<&Unit::second_address>(units_, by_second_, address);
 }
 
 }  // namespace anabranch::cuda

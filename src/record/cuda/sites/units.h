@@ -31,7 +31,8 @@ struct Unit {
 // Sorted by address in either capture, to find the unit of a word.
 class UnitTable {
  public:
-  // Units are numbered by the time of their first allocation.
+  // Units are numbered by the time of their first allocation. None touches another in one of the
+  // captures at least; in the other one they may, as the memory does that a step is given.
   static Result<UnitTable> make(std::span<const CaptureAllocation> first,
                                 std::span<const CaptureAllocation> second);
 
@@ -42,12 +43,16 @@ class UnitTable {
     std::uint64_t offset = 0;  // up to and including the unit's size: an end pointer
   };
   static constexpr std::uint32_t kNone = ~0u;
-  // `unit` is kNone where the address lies in none.
+  // `unit` is kNone where the address lies in none. Where units touch, an end pointer of one is
+  // taken for an address of the next.
   Hit find_in_first(std::uint64_t address) const;
   Hit find_in_second(std::uint64_t address) const;
+  // The place that an address of the first and one of the second mean; kNone where they mean two.
+  Hit find(std::uint64_t first, std::uint64_t second) const;
 
  private:
   Status sort();
+  bool are_apart_in_first_ = true;
   std::vector<Unit> units_;
   std::vector<std::uint32_t> by_first_;
   std::vector<std::uint32_t> by_second_;

@@ -59,11 +59,31 @@ TEST(Units, CapturesThatAllocateDifferentlyAreRefused) {
               HasSubstr("allocation 1 takes memory used before in one only"));
 }
 
-TEST(Units, UnitsWithoutAGapAreRefusedSinceAnEndPointerCouldBeEither) {
-  EXPECT_THAT(difference({{0x1000, 64}, {0x1040, 64}}, {{0x9000, 64}, {0xa000, 64}}),
+TEST(Units, UnitsWithoutAGapInEitherAreRefusedSinceAnEndPointerCouldBeEither) {
+  EXPECT_THAT(difference({{0x1000, 64}, {0x1040, 64}}, {{0x9000, 64}, {0x9040, 64}}),
               HasSubstr("touch"));
-  EXPECT_THAT(difference({{0x1000, 64}, {0x2000, 64}}, {{0x9000, 64}, {0x9020, 64}}),
-              HasSubstr("touch"));
+}
+
+TEST(Units, UnitsThatOverlapInOneAreRefused) {
+  const Allocations apart{{0x1000, 64}, {0x2000, 64}}, over{{0x9000, 64}, {0x9020, 64}};
+  EXPECT_THAT(difference(apart, over), HasSubstr("touch"));
+  EXPECT_THAT(difference(over, apart), HasSubstr("touch"));
+}
+
+TEST(Units, WhereUnitsTouchInOneTheOtherTellsWhoseAnEndPointerIs) {
+  const Allocations apart{{0x1000, 64}, {0x2000, 64}}, touching{{0x9000, 64}, {0x9040, 64}};
+  const UnitTable second = table_of(apart, touching), first = table_of(touching, apart);
+  for (const auto& [at, unit, offset] :
+       {std::tuple(0x1000u, 0u, 0u), std::tuple(0x1040u, 0u, 64u), std::tuple(0x2000u, 1u, 0u)}) {
+    const std::uint64_t other = (unit == 0 ? 0x9000 : 0x9040) + offset;
+    for (const UnitTable::Hit hit : {second.find(at, other), first.find(other, at)}) {
+      EXPECT_EQ(hit.unit, unit);
+      EXPECT_EQ(hit.offset, offset);
+    }
+  }
+  EXPECT_EQ(second.find(0x1000, 0x9040).unit, UnitTable::kNone);
+  EXPECT_EQ(second.find(0x1001, 0x9000).unit, UnitTable::kNone);
+  EXPECT_EQ(second.find(0x3000, 0x9000).unit, UnitTable::kNone);
 }
 
 }  // namespace

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture that is the call: the step's Python runs once, over the step's own memory, and the
+graph is launched as it is.
+
+What the capture allocates gets memory of its own behind it, since nothing has run there before. The
+graph is kept until the next call is captured, at other addresses: both tell the recording, and this
+one, launched again, what the step does. So the next call is compared without running its Python
+twice.
+
+Source: "A call may be its own capture" in docs/decisions.md. Threads: one capture at a time
+in a process. Failure: NotRecordable and NativeError; nothing has run on the GPU then, and what the
+step's Python has done is the caller's to put back.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anabranch import _compat
+from anabranch._core.capture import CaptureDevice, CaptureMemory
+from anabranch._record.capture.capture import (
+    abandon,
+    alive_beside,
+    capture_over_stand_ins,
+    check_nothing_is_kept,
+    memory_stays,
+    noted_of,
+    run_captured,
+)
+from anabranch._record.capture.captured import Capture, Captured
+from anabranch._record.capture.compare import compare, describe, match, open_answers, trace_of
+from anabranch._record.capture.stand_ins import one_at_a_time
+from anabranch._record.capture.step import Alias, Constant, Held, Step
+from anabranch._record.launch.output_buffers import part_of, view_at
+from anabranch._record.memory.garbage import collect_of_late, no_collection
+from anabranch._record.memory.gpu import capture_allocator, empty_cache, no_limit
+from anabranch._record.memory.shortage import phase
+from anabranch._record.refusals import ANOTHER_ANSWER, Again, Cause, NotRecordable
+from anabranch._record.tensors import Unit, bytes_of, is_wrapper, version_of
+
+# Captures that are done with, whose answers callers may still have: their memory.
+_outlived: list[tuple[Any, CaptureMemory]] = []
+
+
+class KeptCapture:
+    """One that has been launched as a call. ``ahead``: of the step that was captured."""
+
+    def __init__(self, step: Step, captured: Captured, memory: CaptureMemory) -> None:
+        self._captured, self._memory, self._device = captured, memory, step.device
+        self._units, self._given = step.units, bytes_of(step.tensors, step.units)
+        self._numbers = {tuple(unit.members): i for i, unit in enumerate(step.units)}
+        self._arguments, self.ahead = step.arguments, step.ahead
+        self.trace: list[tuple[int, int]] = []  # what it has allocated, (address, bytes)
+        self.peak_bytes = 0  # of that, at once
+        self._live: list[Tensor] = []  # the bytes of what was there when it ended
+
+    def note(self, step: Step, told: _compat.PoolHistory) -> None:
+        """What it has allocated."""
+        captured = self._captured
+        self.trace = trace_of(step, captured, told)
+        segments = told.segments.get(captured.pool_id, ())
+        self.peak_bytes = _peak_of(event for event in told.events if event.address in segments)
+        self._live = [bytes_at(address, size, step.device) for address, size, pool in told.alive
+                      if pool == captured.pool_id]
+
+    def launch(self) -> None:
+        """The call's launch, on the current stream."""
+        most: dict[int, int] = {}
+        for address, size in self.trace:
+            most[address] = max(size, most.get(address, 0))
+        with phase("memory of a capture that is launched", self._device):
+            self._memory.give_own(sorted(most.items()))
+        self._captured.graph.replay()
+
+    def fits(self, step: Step) -> bool:
+        """Whether the step has the same tensors, and what of them lies elsewhere by now lies apart
+        from all that was captured."""
+        ours = [self._numbers.get(tuple(unit.members)) for unit in step.units]
+        if step.arguments != self._arguments or len(ours) != len(self._units) or None in ours:
+            return False
+        pairs = [(self._units[number], unit) for number, unit in zip(ours, step.units, strict=True)
+                 if number is not None]
+        moved = [unit for mine, unit in pairs if mine.address != unit.address]
+        return all(mine.size_bytes == unit.size_bytes for mine, unit in pairs) \
+            and not overlapping(moved, self._units)
+
+    def given_at(self, step: Step) -> list[int]:
+        """Where its units lie, in the order of the step's."""
+        return [self._units[self._numbers[tuple(unit.members)]].address for unit in step.units]
+
+    def _moved(self, step: Step) -> list[tuple[Tensor, Tensor]]:
+        """The bytes of what lies elsewhere than it did when it was captured: ours first."""
+        ours = [self._given[self._numbers[tuple(unit.members)]] for unit in step.units]
+        return [(mine, theirs) for mine, theirs in
+                zip(ours, bytes_of(step.tensors, step.units), strict=True)
+                if mine.data_ptr() != theirs.data_ptr()]
+
+    @contextlib.contextmanager
+    def lent(self, step: Step) -> Iterator[None]:
+        """Around launches for the step: callers may have the call's arguments and answers still,
+        which are as before afterwards, all but what the step is given of them."""
+        torch.cuda.synchronize(self._device)
+        memory = [*self._live, *(mine for mine, _ in self._moved(step))]
+        with phase("copies of what a call has answered", self._device):
+            before = [each.clone() for each in memory]
+        try:
+            yield
+        finally:
+            live = [Unit(each.data_ptr(), each.numel(), []) for each in self._live]
+            given = bytes_of(step.tensors, overlapping(step.units, live))
+            now = [each.clone() for each in given]
+            for each, value in (*zip(memory, before, strict=True), *zip(given, now, strict=True)):
+                each.copy_(value)
+            torch.cuda.synchronize(self._device)
+
+    def launch_for(self, step: Step) -> Any:
+        """Does what the step does, and answers what it answers, without running its Python."""
+        moved = self._moved(step)
+        for mine, theirs in moved:
+            mine.copy_(theirs)
+        self._captured.graph.replay()
+        for i, grad in self._captured.gradients.items():
+            step.parameters[i].grad = self._made(grad, step)
+        shape = self._captured.shape
+        assert shape is not None
+        answer = shape.unflatten([self._made(part, step) for part in self._captured.result])
+        for mine, theirs in moved:  # which may lie in what has been answered
+            theirs.copy_(mine)
+        return answer
+
+    @property
+    def sets_gradients(self) -> bool:
+        return bool(self._captured.gradients)
+
+    def _made(self, part: Any, step: Step) -> Any:
+        """What it stands for; of its own memory a copy."""
+        if isinstance(part, Constant):
+            return part.value
+        if isinstance(part, Held):
+            return step.objects[part.index]
+        if isinstance(part, Alias):
+            owner = step.leaves[step.places[part.tensor]] if part.tensor < step.arguments \
+                else step.tensors[part.tensor]
+            if part.view is None:
+                return owner
+            shape, stride, offset, dtype = part.view
+            return view_at(owner, offset, shape, stride, dtype)
+        made = _compat.empty_strided_cuda(part.shape, part.stride, part.dtype)
+        if part.allocation >= 0:
+            address, size = self.trace[part.allocation]
+            memory = bytes_at(address, size, self._device)
+            made.copy_(part_of(memory, part.offset_bytes, part.shape, part.stride, part.dtype))
+        return made
+
+    def second(self) -> Captured:
+        """As the second of two captures, which closes nothing."""
+        return dataclasses.replace(self._captured)
+
+    def close(self) -> None:
+        """May be called again."""
+        if self._captured.pool is None:
+            return
+        pool = self._captured.pool_id
+        self._live, self._given = [], []
+        self._captured.close()
+        _outlived.append((pool, self._memory))
+        close_outlived()
+
+
+def close_outlived() -> None:
+    """Gives back the memory of captures of which nobody has a tensor any more, and the addresses
+    that torch has given back."""
+    if any(not _compat.allocated_in_pools([pool]) for pool, _ in _outlived):
+        empty_cache()
+    for pool, memory in list(_outlived):
+        if not _compat.reserved_in_pools([pool]):
+            _outlived.remove((pool, memory))
+            memory.close()
+
+
+def capture_call(step: Step, device: CaptureDevice,
+                 repeated: Callable[[Any], Any]) -> tuple[Any, KeptCapture]:
+    """Captures a call over its own memory, and launches it: its answer, and what is kept.
+    ``repeated(answer)`` is what of it launches answer."""
+    collect_of_late()
+    close_outlived()
+    with one_at_a_time, torch.cuda.device(step.device), no_collection(), no_limit(step.device):
+        memory = CaptureMemory(device, is_kept=True)
+        memory.begin_capture()
+        captured = Captured(
+            torch.cuda.CUDAGraph(keep_graph=True),
+            torch.cuda.MemPool(capture_allocator().allocator(), no_split=True),
+            [unit.address for unit in step.units], device=step.device)
+        try:
+            with _compat.memory_history(step.device) as history:
+                answer = _captured(step, captured, memory, device)
+                told = history()
+            kept = KeptCapture(step, captured, memory)
+            kept.note(step, told)
+            _describe(step, captured, kept.trace, repeated(answer))
+            kept.launch()
+        except BaseException:
+            abandon(memory, [captured])
+            raise
+    return answer, kept
+
+
+def _captured(step: Step, captured: Captured, memory: CaptureMemory, device: CaptureDevice) -> Any:
+    owners = [*(step.leaves[place] for place in step.places), *step.tensors[step.arguments:]]
+    versions = list(map(version_of, owners))
+    before = [parameter.grad for parameter in step.parameters]
+    with memory_stays(step, owners):
+        answer = run_captured(step, list(step.leaves), captured, memory, device, has_marks=False)
+    captured.owners = {id(tensor): i for i, tensor in enumerate(owners)}
+    captured.gradients = {i: parameter.grad for i, (parameter, grad) in
+                          enumerate(zip(step.parameters, before, strict=True))
+                          if parameter.grad is not grad and parameter.grad is not None}
+    captured.mutated = [i for i, tensor in enumerate(owners) if version_of(tensor) != versions[i]]
+    return answer
+
+
+def _describe(step: Step, captured: Captured, trace: Sequence[tuple[int, int]],
+              answer: Any) -> None:
+    """What it answers, without its tensors: callers let go of them when they like."""
+    captured.answer = answer
+    open_answers(step, [captured])
+    if any(isinstance(leaf, Tensor) and (is_wrapper(leaf) or leaf.is_conj() or leaf.is_neg())
+           for leaf in (*captured.result, *captured.gradients.values())):
+        raise NotRecordable("it answers tensors of a wrapping class, or lazy ones")
+    blocks = match(step, [captured.given_at] * 2, [trace] * 2)
+    describe(step, captured, blocks, second=True)
+    captured.owners = {}
+
+
+def capture_beside(step: Step, device: CaptureDevice, kept: KeptCapture) -> Capture:
+    """The step at fresh addresses, with what has been kept as the second capture of it."""
+    collect_of_late()
+    with one_at_a_time, torch.cuda.device(step.device), no_collection():
+        with phase("the page behind captures", step.device):
+            memory = CaptureMemory(device)
+        made: list[Captured] = []
+        second = kept.second()
+        try:
+            with _compat.memory_history(step.device) as history:
+                capture_over_stand_ins(step, memory, device, made)
+                told = history()
+            blocks = match(step, [made[0].given_at, kept.given_at(step)],
+                           [trace_of(step, made[0], told), kept.trace])
+            noted = noted_of(step, made[0], blocks)
+            open_answers(step, made)
+            if made[0].shape != second.shape:
+                raise NotRecordable(ANOTHER_ANSWER, Cause.OTHER_ANSWER)
+            describe(step, made[0], blocks, second=False)
+            compare(made[0], second)
+            check_nothing_is_kept(made)
+        except BaseException:
+            abandon(memory, made)
+            raise
+    return Capture(memory, made[0], second, blocks, noted, alive_beside(made, told),
+                   told.is_mapped, is_second_kept=True)
+
+
+def check_fits(kept: KeptCapture, step: Step) -> None:
+    if not kept.fits(step):
+        raise Again("its tensors lie elsewhere than in the call before")
+
+
+def overlapping(units: Sequence[Unit], others: Sequence[Unit]) -> list[Unit]:
+    """Those that share bytes with one of others, which do not among themselves."""
+    by_address = sorted(others, key=lambda unit: unit.address)
+    begins = [unit.address for unit in by_address]
+    ends = [unit.address + unit.size_bytes for unit in by_address]
+    return [unit for unit in units
+            if bisect.bisect_left(begins, unit.address + unit.size_bytes)
+            > bisect.bisect_right(ends, unit.address)]
+
+
+def _peak_of(events: Iterable[_compat.Event]) -> int:
+    sizes: dict[int, int] = {}
+    now: collections.Counter[str] = collections.Counter()
+    peak = 0
+    for event in events:
+        if event.is_freed:
+            now["bytes"] -= sizes.pop(event.address, 0)
+        else:
+            sizes[event.address] = event.bytes
+            now["bytes"] += event.bytes
+            peak = max(peak, now["bytes"])
+    return peak
+
+
+def bytes_at(address: int, size_bytes: int, device: int) -> Tensor:
+    """Memory that somebody else owns, as a tensor of bytes."""
+    on = torch.device("cuda", device)
+    storage = _compat.storage_at(address, size_bytes, on)
+    return torch.empty(0, dtype=torch.uint8, device=on).set_(storage, 0, (size_bytes,), (1,))

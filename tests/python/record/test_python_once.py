@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python of a step runs once a call, also in the calls that record it (python_once): each test
+counts. Answers and all state are eager's."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from tape_recording import OnTape
+from torch import nn
+
+import anabranch
+from anabranch._record import recorded_callable, recorder
+from anabranch._record.trial import trial
+
+CALLS = 7
+
+
+@pytest.fixture(autouse=True, name="runs")
+def on_tape(monkeypatch):
+    """A list that is longer with each run of a step's Python."""
+    OnTape(monkeypatch)
+    monkeypatch.setattr(recorder, "is_plentiful", lambda device, used: True)
+    monkeypatch.setattr(recorder, "on_capture_stream", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(trial, "on_stream", lambda stream, device: contextlib.nullcontext())
+    runs, run_users = [], recorded_callable.run_users
+    monkeypatch.setattr(recorded_callable, "run_users",
+                        lambda call, *args, **kwargs: (runs.append(1), run_users(
+                            call, *args, **kwargs))[1])
+    return runs
+
+
+def made(wrap, program):
+    torch.manual_seed(1)
+    step, *state = program()
+    return wrap(step), state
+
+
+def copied(value):
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, nn.Module):
+        return [copied(one) for each in value.parameters() for one in (each, each.grad)] \
+            + list(map(copied, value.buffers()))
+    if isinstance(value, dict):
+        return {key: copied(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return list(map(copied, value))
+    return value if value is None or isinstance(value, (int, float, str)) \
+        else {name: copied(one) for name, one in vars(value).items()}
+
+
+def alike(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return one == other
+
+
+def compared(program, runs, args=lambda i: (torch.full((3,), float(i)),), **options):
+    """How often the Python ran in each call."""
+    eager, of_eager = made(lambda step: step, program)
+    recorded, of_ours = made(
+        lambda step: anabranch.record(step, python_once=True, **options), program)
+    counts, answers = [], []
+    for i in range(CALLS):
+        begin = len(runs)
+        expected, answer = eager(*args(i)), recorded(*args(i))
+        counts.append(len(runs) - begin)
+        assert alike(copied(expected), copied(answer)), i
+        assert alike(copied(of_eager), copied(of_ours)), i
+        answers.append((expected, answer))
+    # What callers still have of earlier calls stays as it was.
+    assert all(alike(copied(expected), copied(answer)) for expected, answer in answers)
+    return counts
+
+
+ONCE = [1, 1, 1, 0, 0, 0, 0]
+
+
+def forward():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+    return lambda x: {"loss": model(x).detach(), "x": x, "part": x[1:]}, model
+
+
+def training():
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, model
+
+
+def in_place():
+    total, history = torch.zeros(3), nn.BatchNorm1d(3)
+
+    def step(x):
+        with torch.no_grad():
+            total.add_(x)
+            x.mul_(2)
+            return history(total.expand(2, 3) * torch.tensor([[1.0], [2.0]])), total
+
+    return step, total, history
+
+
+class Counting:
+    def __init__(self):
+        self.calls, self.last, self.seen, self.names = 0, None, [], set()
+
+    def __call__(self, x):
+        self.calls += 1
+        self.last = x * 2
+        self.seen.append("x")
+        self.names.add("x")
+        return x + 1
+
+
+def counting():
+    step = Counting()
+    return step, step
+
+
+@pytest.mark.parametrize("program", [forward, in_place])
+def test_python_runs_once_a_call_until_it_is_launched(program, runs):
+    assert compared(program, runs) == ONCE
+
+
+@pytest.mark.parametrize("program", [training, counting])
+def test_python_runs_once_a_call_behind_one_that_makes_something(program, runs):
+    """The state of an optimizer, the first tensor in an attribute: the calls behind it have another
+    signature."""
+    assert compared(program, runs) == [1, *ONCE[:-1]]
+
+
+class Keeping:
+    """Where the tensors that it leaves are more in each call."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, x):
+        self.seen.append(x.sum())
+        return x + 1
+
+
+def test_where_the_next_call_has_other_tensors_it_is_recorded_in_the_other_way(runs):
+    def keeping():
+        step = Keeping()
+        return step, step
+
+    counts = compared(keeping, runs)
+    assert counts[:3] == [1, 1, 1] and counts[-1] == 0
+
+
+def test_an_answer_that_is_the_next_argument_stays_right(runs):
+    model = nn.Linear(3, 3)
+    eager, x, y = lambda x: torch.tanh(model(x)).detach(), torch.ones(3), torch.ones(3)
+    recorded = anabranch.record(eager, python_once=True)
+    for _ in range(CALLS):
+        begin = len(runs)
+        x, y = eager(x), recorded(y)
+        assert torch.equal(x, y) and len(runs) - begin <= 1
+    assert len(runs) == 3
+
+
+def test_arguments_that_change_places_stay_right(runs):
+    a, b = torch.ones(3), torch.full((3,), 2.0)
+    recorded = anabranch.record(lambda x, y: x * 2 + y, python_once=True)
+    for _ in range(CALLS):
+        assert torch.equal(recorded(a, b), a * 2 + b)
+        a, b = b, a
+
+
+def test_a_step_that_breaks_in_its_capture_runs_plainly_and_is_what_it_was(runs):
+    def looking():
+        class Looking:
+            calls = 0
+
+            def __call__(self, x):
+                self.calls += 1
+                return x * 2 if x.sum().item() > 3 else x - 1
+
+        step = Looking()
+        return step, step
+
+    counts = compared(looking, runs)
+    assert counts[0] == 1 and counts[-1] == 1
+
+
+def test_an_error_of_the_steps_own_comes_as_in_eager(runs):
+    class Failing:
+        calls = 0
+
+        def __call__(self, x):
+            self.calls += 1
+            if self.calls == 2:
+                raise ValueError("of the step")
+            return x * 2
+
+    step, x = Failing(), torch.ones(3)
+    recorded = anabranch.record(step, python_once=True)
+    recorded(x)
+    with pytest.raises(ValueError, match="of the step"):
+        recorded(x)
+    for _ in range(5):
+        assert torch.equal(recorded(x), x * 2)
+    assert step.calls == 7
+
+
+def test_what_no_launch_can_do_is_refused_behind_one_run(runs):
+    def program():
+        model = nn.Linear(3, 1)
+        return model, model
+
+    counts = compared(program, runs)
+    assert counts == [1] * CALLS
+
+
+def test_an_answer_keeps_its_history_in_the_call_that_is_kept(runs):
+    model, x = nn.Linear(3, 1), torch.ones(3)
+    recorded = anabranch.record(model, python_once=True)
+    for _ in range(3):
+        model.zero_grad()
+        recorded(x).backward()
+        assert torch.equal(model.weight.grad, x[None])
