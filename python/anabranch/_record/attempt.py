@@ -200,6 +200,7 @@ class Attempt:
             return
         with _faults_told(self._step.device):
             check_fits(self._kept.capture, self._step)
+            self._step = self._kept.capture.captured_alike(self._step)
             self._effects.adopt(self._kept.mutations)
             if not self._kept.mutations:
                 self._step.call = self._call
@@ -237,7 +238,7 @@ class Attempt:
         try:
             with noted_sizes(step.device) as sizes:
                 answer, drawn = self._trial.run()
-                step.ahead = sizes() if self._kept is None else self._kept.capture.ahead
+                step.ahead = sizes() if self._kept is None else step.ahead
         except Exception as error:
             # After a collective it cannot be run again: other processes would not take part.
             if not is_out_of_memory(error) or _compat.collectives_so_far() != self._groups:

@@ -199,6 +199,21 @@ def test_the_memory_of_the_kept_call_is_free_once_the_step_is_recorded(runs):
         torch.testing.assert_close(answer, step(x))
 
 
+def test_constants_of_the_cpu_take_one_run_more_of_the_call_that_is_kept(runs):
+    layer, counts = nn.Linear(64, 64).cuda(), []
+
+    def step(x):
+        with torch.no_grad():
+            return layer(x) * torch.tensor(2.0, device="cuda") + torch.arange(64).cuda()
+
+    recorded, x = anabranch.record(step, python_once=True), torch.randn(8, 64, device="cuda")
+    for _ in range(6):
+        begin = len(runs)
+        torch.testing.assert_close(recorded(x), step(x))
+        counts.append(len(runs) - begin)
+    assert counts == [1, 2, 1, 0, 0, 0]
+
+
 def test_what_breaks_in_its_capture_is_as_in_eager(runs):
     layer = nn.Linear(64, 64).cuda()
 

@@ -12,8 +12,11 @@ from tape_recording import OnTape
 from torch import nn
 
 import anabranch
+from anabranch._compat.cuda import Event
 from anabranch._record import recorded_callable, recorder
+from anabranch._record.tensors import Unit
 from anabranch._record.trial import trial
+from anabranch._record.trial.kept_capture import overlapping, peak_of
 
 CALLS = 7
 
@@ -161,6 +164,21 @@ def test_where_the_next_call_has_other_tensors_it_is_recorded_in_the_other_way(r
 
     counts = compared(keeping, runs)
     assert counts[:3] == [1, 1, 1] and counts[-1] == 0
+
+
+@pytest.mark.parametrize("address, size, shares", [
+    (0, 100, False), (0, 101, True), (100, 50, True), (149, 1, True), (150, 50, False),
+    (120, 10, True), (90, 200, True), (160, 40, False), (199, 2, True), (260, 1, False)])
+def test_memory_shares_bytes_with_some_of_others_or_with_none(address, size, shares):
+    others = [Unit(200, 60, []), Unit(100, 50, [])]
+    unit = Unit(address, size, [])
+    assert overlapping([unit], others) == ([unit] if shares else [])
+
+
+def test_what_was_allocated_at_once_is_the_most_that_lived_together():
+    events = [Event(1, 10, False), Event(2, 5, False), Event(1, 10, True), Event(3, 7, False),
+              Event(9, 99, True), Event(3, 7, True), Event(4, 8, False)]
+    assert peak_of(events) == 15
 
 
 def test_an_answer_that_is_the_next_argument_stays_right(runs):

@@ -177,10 +177,14 @@ def alive_beside(made: Sequence[Captured],
 
 def abandon(memory: CaptureMemory, begun: list[Captured]) -> None:
     """Frames may still hold tensors there."""
+    abandon_captures(begun)
+    _abandoned_memory.append(memory)
+
+
+def abandon_captures(begun: list[Captured]) -> None:
     for captured in begun:
         captured.answer, captured.result, captured.gradients = None, [], {}
     _abandoned.append(begun)
-    _abandoned_memory.append(memory)
 
 
 def capture_over_stand_ins(step: Step, memory: CaptureMemory, device: CaptureDevice,

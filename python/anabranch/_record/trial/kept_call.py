@@ -24,6 +24,7 @@ from anabranch._record.refusals import ANSWER_MISSED, Again, Cause, NotRecordabl
 from anabranch._record.state.state import State
 from anabranch._record.trial.histories import Histories, is_behind_backward
 from anabranch._record.trial.kept_capture import KeptCapture, capture_call
+from anabranch._record.trial.retries import captured_differently
 from anabranch._record.trial.trial import generators_of_the_cpu, moment_of, put_back
 
 
@@ -43,7 +44,18 @@ def run_kept(step: Step, state: State, allow: Collection[int], read_at: ReadAt,
              check_inputs: Callable[[], None]) -> tuple[Any, KeptCall]:
     """The call's answer, with the history that Python has given it, and what is kept of it.
     ``read_at`` as in SideEffects; ``check_inputs`` raises NotRecordable where the run has taken in
-    what no guard can hold."""
+    what no guard can hold. A capture that breaks is taken once more as ``retries`` say, where they
+    do: that call runs the Python twice."""
+    tried: set[type[Exception]] = set()
+    while True:
+        try:
+            return _run_kept(step, state, allow, read_at, check_inputs)
+        except NotRecordable as error:
+            step = captured_differently(step, error, tried)
+
+
+def _run_kept(step: Step, state: State, allow: Collection[int], read_at: ReadAt,
+              check_inputs: Callable[[], None]) -> tuple[Any, KeptCall]:
     before, random = moment_of(step, state), generators_of_the_cpu()
     groups, histories = _compat.collectives_so_far(), Histories(step.tensors)
     stepped = SteppedByHand(step.optimizers, step.objects)

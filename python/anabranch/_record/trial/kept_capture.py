@@ -28,6 +28,7 @@ from anabranch import _compat
 from anabranch._core.capture import CaptureDevice, CaptureMemory
 from anabranch._record.capture.capture import (
     abandon,
+    abandon_captures,
     alive_beside,
     capture_over_stand_ins,
     check_nothing_is_kept,
@@ -46,18 +47,20 @@ from anabranch._record.memory.shortage import phase
 from anabranch._record.refusals import ANOTHER_ANSWER, Again, Cause, NotRecordable
 from anabranch._record.tensors import Unit, bytes_of, is_wrapper, version_of
 
-# Captures that are done with, whose answers callers may still have: their memory.
-_outlived: list[tuple[Any, CaptureMemory]] = []
+# By the pools that lie there: it goes behind these, whoever lets go of a capture. Callers may have
+# its answers for long.
+_memories: list[tuple[Any, CaptureMemory]] = []
 
 
 class KeptCapture:
-    """One that has been launched as a call. ``ahead``: of the step that was captured."""
+    """One that has been launched as a call."""
 
     def __init__(self, step: Step, captured: Captured, memory: CaptureMemory) -> None:
         self._captured, self._memory, self._device = captured, memory, step.device
         self._units, self._given = step.units, bytes_of(step.tensors, step.units)
         self._numbers = {tuple(unit.members): i for i, unit in enumerate(step.units)}
-        self._arguments, self.ahead = step.arguments, step.ahead
+        self._arguments, self._step = step.arguments, dataclasses.replace(
+            step, leaves=[], tensors=[], parameters=[])
         self.trace: list[tuple[int, int]] = []  # what it has allocated, (address, bytes)
         self.peak_bytes = 0  # of that, at once
         self._live: list[Tensor] = []  # the bytes of what was there when it ended
@@ -67,7 +70,7 @@ class KeptCapture:
         captured = self._captured
         self.trace = trace_of(step, captured, told)
         segments = told.segments.get(captured.pool_id, ())
-        self.peak_bytes = _peak_of(event for event in told.events if event.address in segments)
+        self.peak_bytes = peak_of(event for event in told.events if event.address in segments)
         self._live = [bytes_at(address, size, step.device) for address, size, pool in told.alive
                       if pool == captured.pool_id]
 
@@ -79,6 +82,12 @@ class KeptCapture:
         with phase("memory of a capture that is launched", self._device):
             self._memory.give_own(sorted(most.items()))
         self._captured.graph.replay()
+
+    def captured_alike(self, step: Step) -> Step:
+        """The step, to be captured in the same way."""
+        mine = self._step
+        return dataclasses.replace(step, ahead=mine.ahead, is_noted=mine.is_noted,
+                                   is_told=mine.is_told, has_constants=mine.has_constants)
 
     def fits(self, step: Step) -> bool:
         """Whether the step has the same tensors, and what of them lies elsewhere by now lies apart
@@ -168,21 +177,19 @@ class KeptCapture:
         """May be called again."""
         if self._captured.pool is None:
             return
-        pool = self._captured.pool_id
         self._live, self._given = [], []
         self._captured.close()
-        _outlived.append((pool, self._memory))
         close_outlived()
 
 
 def close_outlived() -> None:
-    """Gives back the memory of captures of which nobody has a tensor any more, and the addresses
-    that torch has given back."""
-    if any(not _compat.allocated_in_pools([pool]) for pool, _ in _outlived):
+    """Gives back the memory of captures of which nobody has a tensor any more, and addresses that
+    torch has given back."""
+    if any(not _compat.allocated_in_pools([pool]) for pool, _ in _memories):
         empty_cache()
-    for pool, memory in list(_outlived):
+    for pool, memory in list(_memories):
         if not _compat.reserved_in_pools([pool]):
-            _outlived.remove((pool, memory))
+            _memories.remove((pool, memory))
             memory.close()
 
 
@@ -199,6 +206,7 @@ def capture_call(step: Step, device: CaptureDevice,
             torch.cuda.CUDAGraph(keep_graph=True),
             torch.cuda.MemPool(capture_allocator().allocator(), no_split=True),
             [unit.address for unit in step.units], device=step.device)
+        _memories.append((captured.pool_id, memory))
         try:
             with _compat.memory_history(step.device) as history:
                 answer = _captured(step, captured, memory, device)
@@ -208,7 +216,7 @@ def capture_call(step: Step, device: CaptureDevice,
             _describe(step, captured, kept.trace, repeated(answer))
             kept.launch()
         except BaseException:
-            abandon(memory, [captured])
+            abandon_captures([captured])
             raise
     return answer, kept
 
@@ -283,7 +291,7 @@ def overlapping(units: Sequence[Unit], others: Sequence[Unit]) -> list[Unit]:
             > bisect.bisect_right(ends, unit.address)]
 
 
-def _peak_of(events: Iterable[_compat.Event]) -> int:
+def peak_of(events: Iterable[_compat.Event]) -> int:
     sizes: dict[int, int] = {}
     now: collections.Counter[str] = collections.Counter()
     peak = 0
