@@ -343,9 +343,7 @@ class Recorder:
     def _record(self, key: Any, spec: Specialization, leaves: list[Any]) -> Any:
         try:
             step = self._step(spec, leaves)
-            if self._may_keep(spec, step):
-                return self._call_kept(spec, step, leaves)
-            attempt = self._attempt(spec, step)
+            attempt = None if self._may_keep(spec, step) else self._attempt(spec, step)
         except Unexplained as error:
             self._follow_no_more(spec, error)
             return self._call_last(leaves)
@@ -354,6 +352,8 @@ class Recorder:
             self._refuse(spec, error.reason if isinstance(error, NotRecordable)
                          else reason_of_fault(error))
             return self._call_last(leaves)
+        if attempt is None:
+            return self._call_kept(spec, step, leaves)
         numbers = step.numbers
         del step
         made = _made_by(attempt)

@@ -236,6 +236,20 @@ def test_an_error_of_the_steps_own_comes_as_in_eager(runs):
     assert step.calls == 7
 
 
+def test_a_step_that_breaks_in_each_call_has_run_once_in_each(runs):
+    total = torch.zeros(3)
+
+    def step(x):
+        total.add_(1)
+        raise ValueError("of the step")
+
+    recorded = anabranch.record(step, python_once=True)
+    for i in range(1, 5):
+        with pytest.raises(ValueError, match="of the step"):
+            recorded(torch.ones(3))
+        assert torch.equal(total, torch.full((3,), float(i)))
+
+
 def test_what_no_launch_can_do_is_refused_behind_one_run(runs):
     def program():
         model = nn.Linear(3, 1)

@@ -15,7 +15,6 @@ step's Python has done is the caller's to put back.
 from __future__ import annotations
 
 import bisect
-import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -292,16 +291,15 @@ def overlapping(units: Sequence[Unit], others: Sequence[Unit]) -> list[Unit]:
 
 
 def peak_of(events: Iterable[_compat.Event]) -> int:
+    """Bytes that were allocated at once, at most."""
     sizes: dict[int, int] = {}
-    now: collections.Counter[str] = collections.Counter()
-    peak = 0
+    now = peak = 0
     for event in events:
-        if event.is_freed:
-            now["bytes"] -= sizes.pop(event.address, 0)
-        else:
+        now -= sizes.pop(event.address, 0)
+        if not event.is_freed:
             sizes[event.address] = event.bytes
-            now["bytes"] += event.bytes
-            peak = max(peak, now["bytes"])
+            now += event.bytes
+        peak = max(peak, now)
     return peak
 
 
