@@ -119,7 +119,7 @@ from anabranch._compat.library import (
     openmp_function,
     version,
 )
-from anabranch._compat.loaders import LOADERS_NEXT
+from anabranch._compat.loaders import LOADERS_NEXT, is_of_other_processes
 from anabranch._compat.noting import (
     arguments_of_generated_kernel,
     calls_of_compiled_graphs,
@@ -238,6 +238,7 @@ __all__ = [
     "is_made_by_graph",
     "is_missing_compiler",
     "is_object_of_graph",
+    "is_of_other_processes",
     "is_unsafe_in_captures",
     "keep_generated_tensors",
     "keep_gpu_busy",

@@ -56,7 +56,11 @@ from anabranch._record.memory.shortage import OF_LAUNCH, is_out_of_memory, phase
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
-from anabranch._record.observe.observing import check_inputs, collection_read_at
+from anabranch._record.observe.observing import (
+    check_draws,
+    check_inputs,
+    collection_read_at,
+)
 from anabranch._record.reducers import untimed
 from anabranch._record.refusals import (
     Again,
@@ -281,6 +285,8 @@ class Attempt:
         self._meet()
         agree = self._agree
         trial.rewind_python()
+        if self._takes_gradients:
+            agree.make(check_draws)
         agree.make(lambda: check_run(plain, self._effects, self._step))
         agree.make(self._check_arguments)
         agree.make(self._check_inputs)

@@ -25,6 +25,16 @@ import torch
 from anabranch import _compat, config
 from anabranch._arguments import wrong
 from anabranch._record.checks import MISSED, call
+from anabranch._record.draws.serving import having_taken, run_served, take, watching
+from anabranch._record.draws.taken import (
+    Draw,
+    Drawn,
+    Ways,
+    is_iterator,
+    tensors_drawn,
+    with_item,
+)
+from anabranch._record.draws.watcher import Watcher
 from anabranch._record.faults import BEGUN, behind_answer, may_run_plainly, run_users
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.observe.observer import Observer
@@ -39,12 +49,15 @@ from anabranch._record.signatures.following import Following
 from anabranch._record.signatures.lists import Listed, with_lists
 from anabranch._record.signatures.signature import (
     ARGUMENTS_ALONE,
+    LEAF,
     LEAF_TYPES,
     describe,
     differences,
+    of_any_iterator,
     signature_of,
     unpack,
 )
+from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.cache import StateCache, is_lasting
 from anabranch._record.state.fingerprint import is_object
 from anabranch._record.state.guards import Guards, changed
@@ -99,7 +112,8 @@ class RecordedCallable(Generic[_P, _R]):
                                   chosen.guards)
         self._trees: dict[Any, Any] = {}  # by what leaves[0] says
         self._has_told = False  # of what its Python counts
-        self._plans = CallPlans()
+        self._plans, self._ways = CallPlans(), Ways()
+        self._drawn_from: frozenset[int] = frozenset()  # leaves
         following = Following(self._states)
         self._lists = following.lists
         self._recorder = Recorder(self._call_flat, chosen, _name_of(self._function),
@@ -242,7 +256,9 @@ class RecordedCallable(Generic[_P, _R]):
 
     def _call_fully(self, args: Any, kwargs: Any, guarded: Any) -> Any:
         """A call that no plan serves, unless one does by its leaves."""
-        leaves = self._leaves(args, kwargs)
+        return self._call_leaves(args, kwargs, guarded, self._leaves(args, kwargs))
+
+    def _call_leaves(self, args: Any, kwargs: Any, guarded: Any, leaves: list[Any]) -> Any:
         if self._plans.of_leaves:
             BEGUN.runs += 1
             answer = call(self._plans.of_leaves, leaves, None, guarded)
@@ -253,29 +269,78 @@ class RecordedCallable(Generic[_P, _R]):
             BEGUN.runs -= 1
         objects = [leaf for leaf in leaves[1:] if is_object(leaf)]
         state, named = self._states.current(objects), self._recorder.specializations.now_named
-        key = named(signature_of(leaves, state, guarded)) if state is not None else None
+        key = named(signature_of(leaves, state, guarded, self._drawn_from)) \
+            if state is not None else None
         spec = self._recorder.specializations.get(key)
+        if state is not None and spec is not None and spec.draw is not None:
+            found = _found(args, kwargs, guarded, leaves, key, state)
+            return self._draw_first(found, spec, spec.draw)
         is_new = spec is None and not self._recorder.specializations.is_full
         if state is None or is_new or (spec and spec.recording is None
                                        and spec.refusal is None):
             # Not a time to be quick: whatever has come since, an optimizer's state, is found.
             state = self._states.find(objects)
-            key = named(signature_of(leaves, state, guarded))
+            key = named(signature_of(leaves, state, guarded, self._drawn_from))
+            spec = self._recorder.specializations.get(key)
+            if spec is not None and spec.draw is not None:
+                found = _found(args, kwargs, guarded, leaves, key, state)
+                return self._draw_first(found, spec, spec.draw)
             if is_new and self._recorder.follow(key, state):
                 leaves = self._lists.taken_from(leaves)
                 state = self._states.find(objects)
-                key = signature_of(leaves, state, guarded)
+                key = signature_of(leaves, state, guarded, self._drawn_from)
             self._plans.keep(self._states.kept())
             return self._run_and_compare(key, leaves, state, objects)
         assert key is not None
         answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]), spec)
         with behind_answer(self._break_off):
             self._plans.keep(self._states.kept())
-            self._recorder.plan(self._plans, Call(
-                args, kwargs, guarded, leaves, key[2], tuple([id(thing) for thing in objects
-                                                      if is_lasting(thing)]), state, key[-1]),
-                key, self._leaves)
+            if not self._drawn_from:  # or a plan would keep iterators
+                found = _found(args, kwargs, guarded, leaves, key, state)
+                self._recorder.plan(self._plans, found, key, self._leaves)
         return answer
+
+    def _draw_first(self, found: Call, spec: Specialization, draw: Draw) -> Any:
+        """A call whose step is going to take something from an iterator. Leaves a plan for calls
+        like this one."""
+        if not self._drawn_from:
+            self._plans.keep(self._states.kept())
+            self._plans.add(found, spec, None, functools.partial(
+                self._draw_planned, spec, draw, found.state, found.guarded))
+        spec.passed += 1
+        return self._draw(spec, draw, found.state, found.args, found.kwargs, found.guarded,
+                          list(found.leaves))
+
+    def _draw_planned(self, spec: Specialization, draw: Draw, state: State, guarded: Any, code: int,
+                      args: Any, kwargs: Any, *of_launch: Any) -> Any:
+        """What a plan does whose checks have held."""
+        BEGUN.runs -= 1  # which the call has counted for a launch
+        return self._draw(spec, draw, state, args, kwargs, guarded, self._leaves(args, kwargs))
+
+    def _draw(self, spec: Specialization, draw: Draw, state: State, args: Any, kwargs: Any,
+              guarded: Any, leaves: list[Any]) -> Any:
+        """Takes what the step is going to take, and is a call with one argument more. Where it
+        cannot be one, the step runs, and is given it."""
+        iterator = self._ways.iterator_of(draw, state)
+        state.forget_walk()
+        if iterator is None:  # it is looked for anew
+            spec.draw, spec.plain = None, 0
+            return self._call_leaves(args, kwargs, guarded, leaves)
+        outcome = take(iterator, draw)
+        begun = BEGUN.runs
+        with having_taken(outcome, is_first=not isinstance(leaves[0], Drawn)):
+            try:
+                if (more := with_item(leaves, draw, outcome, self._flattened)) is not None:
+                    return self._call_leaves(args, kwargs, guarded, more)
+            except Exception as error:
+                if not may_run_plainly(error, begun):
+                    raise
+                self._break_off(error)
+            return self._call_flat(leaves)
+
+    def _item_of(self, containers: Any, leaves: Sequence[Any]) -> Any:
+        return leaves[0] if containers == LEAF else \
+            _compat.tree_unflatten(leaves, self._trees[containers])
 
     def _tell_of_no_gpu(self) -> None:
         """In the reports, and once a process in a warning: a program that was written on a machine
@@ -299,11 +364,16 @@ class RecordedCallable(Generic[_P, _R]):
         """A call whose Python runs. It shows which values the step itself changes, and what its
         code reads."""
         changing, observer = state.changing_values(), Observer()
+        watcher = Watcher.of(state, tensors_drawn(leaves), self._ways.owned)
+        if watcher is not None:
+            self._ways.note_functions(state)
         try:
-            with observing(observer):
+            with observing(observer), watching(watcher):
                 answer = self._recorder.run(key, leaves, state, lambda: describe(leaves[1:]))
         except BaseException:
             state.forget_walk()
+            with behind_answer(self._break_off):
+                self._note_draw(self._recorder.specializations.get(key), watcher, leaves)
             raise
         with behind_answer(self._break_off):
             things = [self._function, *state.modules, *(
@@ -311,13 +381,33 @@ class RecordedCallable(Generic[_P, _R]):
             state.forget_walk()
             after = state if state.is_current() else self._states.find(objects)
             after.forget_walk()
+            spec = self._recorder.specializations.get(key)
             self._note_changes(key, after, changed(changing, state.changing_values()))
             if self._states.see(reads_of(observer, things)):
                 seen = self._states.find(objects).seen_values()
                 self._recorder.specializations.rename_all(
                     lambda key: (*key[:-1], key[-1].with_seen(seen))
                     if isinstance(key[-1], Guards) else key)
+            self._note_draw(spec, watcher, leaves)
+            if watcher is not None:
+                self._ways.note_ran(observer)
         return answer
+
+    def _note_draw(self, spec: Specialization | None, watcher: Watcher | None,
+                   leaves: Sequence[Any]) -> None:
+        """What calls of this signature take first from now on."""
+        if spec is None or watcher is None or watcher.found is None or spec.recording is not None:
+            return
+        spec.draw = watcher.found
+        spec.refuse(None)
+        spec.note(inputs=f"{spec.report.inputs} before next({name_of(spec.draw.paths[0])})")
+        spec.constants = [one for one in spec.constants if not is_iterator(one)]
+        objects = [i for i, leaf in enumerate(leaves) if i and is_object(leaf)]
+        self._drawn_from = self._drawn_from.union(spec.draw.leaves_among(objects))
+        if watcher.moved:
+            self._states.ignore(watcher.moved)
+        self._recorder.specializations.rename_all(lambda key: (
+            *of_any_iterator(key, self._drawn_from)[:-1], key[-1].without(watcher.moved)))
 
     def _note_changes(self, key: Any, after: State, changing: set[Path]) -> None:
         """What a call has changed that it is guarded by. Only what changes in further calls, too,
@@ -356,7 +446,11 @@ class RecordedCallable(Generic[_P, _R]):
                 "decides by that stays as it is now"), key=(self.name, "changes", *names))
 
     def _call_flat(self, leaves: list[Any]) -> Any:
-        return run_observed(self._call_unflattened, leaves)
+        return run_observed(self._call_served, leaves)
+
+    def _call_served(self, leaves: list[Any]) -> Any:
+        return run_served(self._call_unflattened, leaves, self._item_of,
+                          self._ways.namespaces)
 
     def _call_unflattened(self, leaves: list[Any]) -> Any:
         if leaves[0] == ARGUMENTS_ALONE:
@@ -376,17 +470,22 @@ class RecordedCallable(Generic[_P, _R]):
 
     def _flat(self, args: Any, kwargs: Any) -> list[Any]:
         """The containers, as something hashable, and then the leaves in torch's order."""
-        leaves: list[Any] = [None]
-        containers = unpack((args, kwargs), leaves)
-        if containers in self._trees:
-            leaves[0] = containers
-            return self._lists.taken_from(leaves) if self._lists.has_any else leaves
-        flat, tree = _compat.tree_flatten((args, kwargs))
+        containers, flat = self._flattened((args, kwargs))
+        leaves = [containers, *flat]
+        return self._lists.taken_from(leaves) if self._lists.has_any else leaves
+
+    def _flattened(self, thing: Any) -> tuple[Any, list[Any]]:
+        """The containers, and the leaves."""
+        leaves: list[Any] = []
+        containers = unpack(thing, leaves)
+        if containers in self._trees or containers == LEAF:
+            return containers, leaves
+        flat, tree = _compat.tree_flatten(thing)
         if containers is None:
             containers = next((i for i, known in self._trees.items() if known == tree),
-                              len(self._trees))
+                              len(self._trees) + 1)
         self._trees[containers] = tree
-        return [containers, *flat]
+        return containers, flat
 
     @property
     def reports(self) -> list[RecordingReport]:
@@ -459,6 +558,12 @@ class RecordedMethod(functools.partial[Any]):
 
     def __reduce__(self) -> Any:
         return getattr, (self.args[0], self.func.__name__)
+
+
+def _found(args: Any, kwargs: Any, guarded: Any, leaves: Sequence[Any], key: Any,
+           state: State) -> Call:
+    return Call(args, kwargs, guarded, leaves, key[2], tuple([
+        id(leaf) for leaf in leaves[1:] if is_object(leaf) and is_lasting(leaf)]), state, key[-1])
 
 
 def recordings_of_callables() -> list[tuple[str, StepRecording]]:

@@ -225,7 +225,7 @@ def test_what_a_step_takes_from_an_iterator_is_taken_once_a_call(made, tape):
     wanted, after, _ = results(lambda step: step)
     found, left, step = results(anabranch.record)
     assert all(map(torch.equal, found, wanted)) and left == after
-    assert tape.launches == 0 and 341 in [report.code for report in step.reports]
+    assert 341 not in [report.code for report in step.reports]
 
 
 def test_the_line_that_reads_a_count_is_told():

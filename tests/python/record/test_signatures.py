@@ -120,15 +120,15 @@ def test_values_that_never_come_back_take_no_place():
 def test_of_recordings_that_hold_too_much_those_go_that_were_called_least():
     def spec(calls, held):
         report = SimpleNamespace(memory=SimpleNamespace(held=held))
-        return SimpleNamespace(calls=calls, recording=held or None, current_report=lambda: report)
+        return SimpleNamespace(uses=calls, recording=held or None, current_report=lambda: report)
 
     admission = Admission(100)
     known = {"a": spec(50, 40)}
     assert admission.too_large("a", known) == []
-    known["a"].calls += 1  # since then
+    known["a"].uses += 1  # since then
     known |= {"b": spec(9, 50), "c": spec(2, 0)}
     assert admission.too_large("b", known) == []
-    known["b"].calls += 5
+    known["b"].uses += 5
     known["d"] = spec(1, 20)
     assert admission.too_large("d", known) == ["a"]
     known["e"] = spec(1, 300)  # by itself it is too large, and what is asked for

@@ -35,6 +35,11 @@ def position_of(thing: Any, depth: int = 0) -> Any:
     return None
 
 
+def is_over_container(thing: Any) -> bool:
+    """Whether it gives what is in a container of Python's, and runs nobody's code."""
+    return isinstance(thing, _PLAIN)
+
+
 def _taken_by(frame: types.FrameType | None) -> Any:
     """Where a generator stands at the same place again: the numbers that it counts by, and how far
     its own iterators have gone."""

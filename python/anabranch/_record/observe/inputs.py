@@ -138,6 +138,13 @@ def _caller_of(frame: types.FrameType | None) -> types.FrameType | None:
     return frame
 
 
+def users_line(frame: types.FrameType | None) -> str:
+    """The nearest one that is not ours; empty where there is none."""
+    while frame is not None and _top(frame) == "anabranch":
+        frame = _caller_of(frame.f_back)
+    return line_of(frame, frame.f_lineno) if frame is not None else ""
+
+
 def _top(frame: types.FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 

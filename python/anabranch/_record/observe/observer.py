@@ -63,6 +63,8 @@ class Observer:
         self.ran: dict[types.CodeType, Ran] = {}
         self.inputs = Inputs()
         self.is_complete = False  # whether all was observed
+        self.is_paused = False  # while code runs that is not the step's
+        self.has_drawn = False  # it has taken what further calls take before they run
         self._thread = threading.get_ident()
         self._teller: _Teller = _Monitored(self) if sys.version_info >= (3, 12) else _Profiled(self)
         self._open = contextlib.ExitStack()
@@ -92,6 +94,8 @@ class Observer:
         return thread != self._thread and thread in threading._active  # type: ignore[attr-defined]
 
     def note(self, frame: types.FrameType) -> None:
+        if self.is_paused:
+            return
         if frame.f_code not in self.ran and not _is_ours(frame):
             self.ran[frame.f_code] = Ran.in_frame(frame)
         if frame.f_code in self.inputs.codes:
@@ -134,11 +138,12 @@ class _Monitored:
         if self._observer.is_elsewhere():
             return None
         self._observer.note(sys._getframe(1))
-        return None if code in self._observer.inputs.codes \
+        return None if self._observer.is_paused or code in self._observer.inputs.codes \
             else sys.monitoring.DISABLE  # type: ignore[attr-defined]
 
     def _calls(self, code: types.CodeType, offset: int, function: Any, first: Any) -> None:
-        if type(function) is not types.FunctionType and not self._observer.is_elsewhere():
+        if type(function) is not types.FunctionType and not self._observer.is_paused \
+                and not self._observer.is_elsewhere():
             missing = sys.monitoring.MISSING  # type: ignore[attr-defined]
             self._observer.inputs.called(
                 function, None if first is missing else first, sys._getframe(1))
@@ -163,5 +168,5 @@ class _Profiled:
     def _told(self, frame: types.FrameType, event: str, function: Any) -> None:
         if event == "call":
             self._observer.note(frame)
-        elif event == "c_call":
+        elif event == "c_call" and not self._observer.is_paused:
             self._observer.inputs.called(function, getattr(function, "__self__", None), frame)

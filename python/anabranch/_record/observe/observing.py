@@ -15,6 +15,9 @@ from anabranch._record.observe.inputs import Taken
 from anabranch._record.observe.names import contents_read_at
 from anabranch._record.observe.observer import Observer
 from anabranch._record.refusals import Again, Cause, NotRecordable
+from anabranch._record.state.dotted import is_users
+from anabranch._record.state.guard_collector import BY_NO_NAME
+from anabranch._record.state.namespaces import names_in
 
 
 class _Current(threading.local):
@@ -54,6 +57,49 @@ def is_observed() -> bool:
     """Whether all that this call has run was observed, or nothing was to be."""
     observer = _CURRENT.of_call
     return observer is None or observer.is_complete
+
+
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    """Around code that is not the step's."""
+    observer = _CURRENT.of_call
+    if observer is not None:
+        observer.is_paused = True
+    try:
+        yield
+    finally:
+        if observer is not None:
+            observer.is_paused = False
+
+
+def note_taken(taken: Taken) -> None:
+    """The step takes that in, which was not observed."""
+    if _CURRENT.of_call is not None:
+        _CURRENT.of_call.inputs.taken[taken] = None
+
+
+def note_draw() -> None:
+    """The step takes what further calls take before it."""
+    if _CURRENT.of_call is not None:
+        _CURRENT.of_call.has_drawn = True
+
+
+def check_draws() -> None:
+    """Raises Again where it does: it then has another signature."""
+    if _CURRENT.of_call is not None and _CURRENT.of_call.has_drawn:
+        raise Again("it takes from an iterator what further calls take before it")
+
+
+def users_names() -> frozenset[str] | None:
+    """Those in code of the user's that has run; None where it may read by others, or is not
+    known."""
+    observer = _CURRENT.of_call
+    if observer is None or not observer.is_complete:
+        return None
+    codes = [one.code for one in observer.ran.values()
+             if is_users(str(one.globals.get("__name__", "")))]
+    names = frozenset[str]().union(*map(names_in, codes))
+    return names if names.isdisjoint(BY_NO_NAME) else None
 
 
 def check_inputs() -> None:

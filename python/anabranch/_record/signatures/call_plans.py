@@ -35,6 +35,7 @@ from anabranch._record.checks import (
     modes,
     packed,
 )
+from anabranch._record.draws.taken import Drawn
 from anabranch._record.quick import modes_told
 from anabranch._record.signatures.call_shape import CallShape, likeness_to
 from anabranch._record.signatures.specialization import BoundState, Specialization
@@ -89,9 +90,11 @@ class CallPlans:
         for number in gone:
             self._made.pop(number, None)
 
-    def add(self, call: Call, spec: Specialization, bound: BoundState, launch: Launch) -> None:
+    def add(self, call: Call, spec: Specialization, bound: BoundState | None,
+            launch: Launch) -> None:
         """A plan of what has just been launched, in front of those that are there. Not each time
-        where earlier ones have not been of use."""
+        where earlier ones have not been of use. ``bound`` is None where nothing is launched: the
+        step takes something from an iterator first."""
         key, misses = (id(spec), call.objects), spec.plan_misses
         before = next((made for made in self._made.values() if made.key == key), None)
         if before is not None and (name := before.plan.missed()):
@@ -104,15 +107,16 @@ class CallPlans:
         self._drop(lambda other: other.key == key)
         if made is not None:
             plan, plans = made
-            self._made[id(plan)] = _Made(plan, spec, call.state, key, spec.planned_calls)
+            self._made[id(plan)] = _Made(plan, spec, call.state, key, spec.plans_used)
             plans.insert(0, plan)
             self._drop(lambda other: len(plans) > _MOST and other.plan is plans[-1])
 
-    def _plan_of(self, call: Call, spec: Specialization, bound: BoundState,
+    def _plan_of(self, call: Call, spec: Specialization, bound: BoundState | None,
                  launch: Launch) -> tuple[Any, list[Any]] | None:
-        for is_of_args in (True, False):
+        for is_of_args in (False,) if isinstance(call.leaves[0], Drawn) else (True, False):
             try:
-                plan = _Maker(call, spec, bound, is_of_args).plan(launch)
+                maker = _Maker(call, spec, bound, is_of_args)
+                plan = maker.gate(launch) if bound is None else maker.plan(launch)
             except (NotQuick, LookupError, ValueError):  # or something has gone
                 continue
             return plan, self.of_args if is_of_args else self.of_leaves
@@ -128,15 +132,17 @@ class _Made:
     launches: int  # of the specialization's plans, when it was made
 
     def is_used(self) -> bool:
-        return self.spec.planned_calls > self.launches
+        return self.spec.plans_used > self.launches
 
 
 class _Maker:
     """Of one plan."""
 
-    def __init__(self, call: Call, spec: Specialization, bound: BoundState,
+    def __init__(self, call: Call, spec: Specialization, bound: BoundState | None,
                  is_of_args: bool) -> None:
-        self._call, self._spec, self._bound = call, spec, bound
+        self._call, self._spec = call, spec
+        if bound is not None:
+            self._bound = bound
         self._is_of_args = is_of_args
         self._registers = Registers()
         self._follows = spec.follows
@@ -144,6 +150,18 @@ class _Maker:
         self._shape = CallShape(self._registers, call.state.leading, call.told[1:], {
             leaf - 1: number for number, leaf in enumerate(self._follows.arguments)},
             call.state.may_be_read)
+
+    def gate(self, launch: Launch) -> Any:
+        """Of a call that takes something from an iterator. Raises as plan() does."""
+        call, spec = self._call, self._spec
+        if not call.state.guards().are_but_for_gradients(call.guards):
+            raise NotQuick("it is not what was looked at")
+        first, checks = [modes(modes_told()), *self._of_arguments()], PlaceChecks(self._registers)
+        call.state.add_checks(checks, self._follows, call.guards)
+        for name, value in (("draw", spec.draw), ("is_retired", False)):
+            checks.add((vars(spec), name), Kind.IS, value, name="what it takes")
+        return CallPlan(checks.in_order(first), Launched(
+            self._registers.kept, otherwise=launch, calls=spec.passes))
 
     def plan(self, launch: Launch) -> Any:
         """Raises NotQuick, and what a thing that is gone raises."""

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from anabranch import _compat
+from anabranch._record.draws.taken import is_iterator
 from anabranch._record.refusals import Cause, Reason
 from anabranch._record.state.guards import PLAIN
 from anabranch._record.state.number_places import (
@@ -55,15 +56,32 @@ def unpack(thing: Any, leaves: list[Any]) -> Any:
     return None if None in inner else (kind, keys, inner)
 
 
-def signature_of(leaves: Sequence[Any], state: State, guarded: Any) -> Any:
-    """The signature of a call, as a key. Objects that lead to tensors are compared by the state."""
+def signature_of(leaves: Sequence[Any], state: State, guarded: Any,
+                 drawn_from: Collection[int] = ()) -> Any:
+    """The signature of a call, as a key. Objects that lead to tensors are compared by the state.
+    ``drawn_from``: leaves of which it does not matter which iterators they are."""
     leading = state.leading
     told = tuple(map(_guard_of, leaves)) if not leading else tuple(
         [type(leaf) if id(leaf) in leading else _guard_of(leaf) for leaf in leaves])
+    if drawn_from:
+        told = tuple([_of_kind(one) if i in drawn_from else one for i, one in enumerate(told)])
     if state.followed.arguments:
         told = tuple([(float, FOLLOWED) if i in state.followed.arguments and type(leaf) is float
                       else one for i, (one, leaf) in enumerate(zip(told, leaves, strict=True))])
     return _compat.modes(), guarded, told, state.number, state.guards()
+
+
+def _of_kind(told: Any) -> Any:
+    """What is told of a leaf, if that is an iterator, without which one."""
+    is_one = type(told) is tuple and len(told) == 2 and is_iterator(told[1])
+    return told[0] if is_one else told
+
+
+def of_any_iterator(key: Any, drawn_from: Collection[int]) -> Any:
+    """A signature that was made before it was known that these are drawn from."""
+    modes, guarded, told, *rest = key
+    return modes, guarded, tuple([_of_kind(one) if i in drawn_from else one
+                                  for i, one in enumerate(told)]), *rest
 
 
 def floats_apart(key: Any, other: Any,

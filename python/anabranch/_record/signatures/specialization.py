@@ -20,6 +20,7 @@ from torch import Tensor
 
 from anabranch._core.abi import CaptureCounts
 from anabranch._record.capture.step import Step
+from anabranch._record.draws.taken import Draw
 from anabranch._record.effects.mutations import Mutation
 from anabranch._record.effects.side_effects import BoundMutations, bind_mutations
 from anabranch._record.launch.host_arguments import HostArguments
@@ -162,6 +163,10 @@ class Specialization:
         self.object_paths: list[Path] = []  # of what the step finds, and then of what it answers
         self._bound: weakref.WeakKeyDictionary[State, BoundState] = weakref.WeakKeyDictionary()
         self.follows = NO_NUMBERS  # that may change between launches
+        # What its calls take from an iterator first: they then have another signature.
+        self.draw: Draw | None = None
+        self.passed = 0  # how many have
+        self.passes = bytearray(8)  # and how many by a plan
         self.on_host: HostArguments | None = None
         # Words of kernels that follow these, as they were captured, and which of them have been
         # others in a launch that was compared.
@@ -274,9 +279,17 @@ class Specialization:
         return self.other_calls + self.planned_calls
 
     @property
+    def uses(self) -> int:
+        return self.calls + self.passed + int.from_bytes(self.passes, sys.byteorder)
+
+    @property
     def planned_calls(self) -> int:
         """Those that a plan has served."""
         return int.from_bytes(self.launches, sys.byteorder)
+
+    @property
+    def plans_used(self) -> int:
+        return self.planned_calls + int.from_bytes(self.passes, sys.byteorder)
 
     def places_in(self, bound: BoundState) -> list[tuple[Lookup, Path, int]]:
         """Where tensors stand, with their paths, and which of the state's tensors they are."""

@@ -53,7 +53,12 @@ class Specializations(dict[Any, Specialization]):
     @property
     def is_full(self) -> bool:
         """Whether a signature that is not known yet may have to run plainly."""
-        return len(self) >= self._most
+        return len(self) >= self._most and (
+            len(self) >= 2 * self._most or self._count_recorded() >= self._most)
+
+    def _count_recorded(self) -> int:
+        """Without those whose calls take something from an iterator, and then have another one."""
+        return sum(spec.draw is None for spec in list(self.values()))
 
     def admit(self, key: Any, describe: Callable[[], str],
               state: State) -> tuple[Specialization, list[str]]:
@@ -171,9 +176,9 @@ class Admission:
         seen = seen._replace(came=seen.came + 1)
         if seen.came >= _RETURNS:
             unused = [other for other, spec in known.items()
-                      if seen.calls_then.get(other) == spec.calls]
+                      if seen.calls_then.get(other) == spec.uses]
             if unused:
-                return min(unused, key=lambda other: known[other].calls)
+                return min(unused, key=lambda other: known[other].uses)
             seen = _Newcomer(1, _calls_of(known))  # all are used: it is looked at anew
         self._newcomers[key] = seen
         if len(self._newcomers) > _MOST_NEWCOMERS:
@@ -188,7 +193,7 @@ class Admission:
                 if spec.recording is not None}
         excess, going = sum(held.values()) - self._most_bytes, []
         others = [other for other in held if other != new]
-        for other in sorted(others, key=lambda other: known[other].calls - before.get(other, 0)):
+        for other in sorted(others, key=lambda other: known[other].uses - before.get(other, 0)):
             if excess <= 0:
                 break
             excess -= held[other]
@@ -197,4 +202,4 @@ class Admission:
 
 
 def _calls_of(known: Mapping[Any, Specialization]) -> dict[Any, int]:
-    return {key: spec.calls for key, spec in known.items()}
+    return {key: spec.uses for key, spec in known.items()}

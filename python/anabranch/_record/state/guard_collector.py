@@ -58,7 +58,7 @@ _ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__getatt
                   "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__",
                   "__matmul__", "__neg__", "__lt__", "__le__", "__gt__", "__ge__")
 # Code with these may read an attribute that it does not name.
-_BY_NO_NAME = frozenset(("getattr", "attrgetter", "vars", "dir", "getmembers", "fields", "asdict",
+BY_NO_NAME = frozenset(("getattr", "attrgetter", "vars", "dir", "getmembers", "fields", "asdict",
                          "astuple", "__dict__", "__slots__", "copy", "deepcopy", "replace",
                          "_replace", "dumps", "tree_map", "tree_flatten"))
 _ANY_NAME = "*"  # among names, where there is such code
@@ -118,7 +118,7 @@ class GuardCollector:
             self._unread_code.append(function)
         names = names_in(function.__code__)
         self.names.update(names)
-        if not names.isdisjoint(_BY_NO_NAME) and not is_librarys(module_of(function)):
+        if not names.isdisjoint(BY_NO_NAME) and not is_librarys(module_of(function)):
             self.names.add(_ANY_NAME)
         self._add_told(Variables(function).values())
 

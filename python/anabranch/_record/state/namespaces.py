@@ -24,7 +24,7 @@ class Variables(MutableMapping[str, Any]):
     globals that it names."""
 
     def __init__(self, function: types.FunctionType) -> None:
-        self.globals = function.__globals__
+        self.globals, self.code = function.__globals__, function.__code__
         self.cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (),
                               strict=True))
         self._names = [*self.cells, *(name for name in dict.fromkeys(named_in(function.__code__))

@@ -269,6 +269,10 @@ class State:
         """Whether it was found with these objects."""
         return _are_same(self._arguments, arguments)
 
+    def argument(self, number: int) -> Any:
+        """One of the objects that it was found with."""
+        return self._arguments[number]
+
     def is_current(self) -> bool:
         """Whether all objects on the way to tensors and guarded values still stand in their
         places."""

@@ -253,7 +253,8 @@ class Walk:
         hidden, is_optimizer = of_base(type(thing)), isinstance(thing, torch.optim.Optimizer)
         for key, value in list(attributes.items()):
             is_wanted = (isinstance(value, (dict, list, tuple)) and value) \
-                or (is_optimizer and isinstance(value, torch.optim.Optimizer))
+                or (is_optimizer and isinstance(value, torch.optim.Optimizer)) \
+                or (hasattr(type(value), "__next__") and not may_enter(value))
             if key not in hidden and (is_wanted or (
                     self._farther and is_object(value) and (*path, key) in self._farther)):
                 self._look(Place(attributes, key, (*path, key)), depth)
