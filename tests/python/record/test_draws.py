@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 import anabranch
 from anabranch._record import recorded_callable
+from anabranch._record.state.walk import Walk
 
 RUNS = []  # of steps' Python
 
@@ -501,6 +502,21 @@ def test_what_is_compiled_in_the_step_is_compiled_once():
     scene = Scene(Compiled)
     assert scene.calls(8)[3:] == [True] * 5
     assert scene.recorded.graphs == scene.eager.graphs == 1
+
+
+class Given(Program):
+    def step(self, batch):
+        return next(self.it) * self.weight + batch.x
+
+
+def test_batches_may_be_given_besides(monkeypatch):
+    scene, walks = Scene(lambda: Given(it=generated(batches(20)))), []
+    made = Walk.__init__
+    monkeypatch.setattr(Walk, "__init__", lambda *of, **more: walks.append(1) or made(*of, **more))
+    assert [scene.call(Batch(x)) for x in batches(9)][3:] == [True] * 6
+    before = len(walks)
+    assert [scene.call(Batch(x)) for x in batches(9)] == [True] * 9
+    assert len(walks) - before <= 2 * 9  # of the batches
 
 
 class InModule(torch.nn.Module):

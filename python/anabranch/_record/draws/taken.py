@@ -186,6 +186,8 @@ class Ways:
                 self.namespaces.append(names)
 
     def _at(self, path: Path, state: State) -> Any:
+        if path[0] != ARGUMENT:
+            state = state.base  # there is a new one for each batch
         ways = self._ways.setdefault(state, {})
         found = ways[path].end() if path in ways else None
         if found is None:
