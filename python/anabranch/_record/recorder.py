@@ -43,6 +43,7 @@ from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.observe.observing import (
     UNOBSERVED,
+    check_draws,
     check_inputs,
     collection_read_at,
     is_observed,
@@ -382,7 +383,7 @@ class Recorder:
         step.ahead = spec.ahead
         try:
             answer, kept = run_kept(step, spec.state, self._chosen.allow, collection_read_at,
-                                    check_inputs)
+                                    _check_taken)
         except Exception as error:
             spec.drop_kept()
             log.info("%s: a call is not kept: %s", self.name, error)
@@ -657,6 +658,12 @@ def _made_by(attempt: Attempt) -> tuple[Any, StepRecording] | Exception:
 def _plain_answer(attempt: Attempt, why: Exception, call: Callable[[list[Any]], Any],
                   leaves: list[Any]) -> Any:
     return attempt.fall_back(call, leaves, may_repeat=not isinstance(why, Apart))
+
+
+def _check_taken() -> None:
+    """Raises NotRecordable where the run of this call has taken in what launches would not."""
+    check_draws()
+    check_inputs()
 
 
 def _give_back_memory() -> None:

@@ -146,6 +146,26 @@ def test_python_runs_once_a_call_behind_one_that_makes_something(program, runs):
     assert compared(program, runs) == [1, *ONCE[:-1]]
 
 
+def test_what_a_step_takes_from_an_iterator_it_takes_once_in_each_call(runs):
+    def drawing():
+        model = nn.Linear(3, 3)
+        batches = iter([torch.full((3,), float(i)) for i in range(CALLS + 1)])
+        left = [lambda: next(batches).clone()]
+
+        def step():
+            return torch.tanh(model(next(batches))).detach()
+
+        return step, model, left
+
+    eager, (_, [left]) = made(lambda step: step, drawing)
+    recorded, (_, [left_of_ours]) = made(
+        lambda step: anabranch.record(step, python_once=True), drawing)
+    for _ in range(CALLS):
+        begin = len(runs)
+        assert torch.equal(eager(), recorded()) and len(runs) - begin <= 1
+    assert len(runs) == begin and torch.equal(left(), left_of_ours())
+
+
 class Keeping:
     """Where the tensors that it leaves are more in each call."""
 
