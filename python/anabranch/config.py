@@ -417,6 +417,7 @@ if TYPE_CHECKING:  # the module's attributes, which _Config answers; a test hold
     streams: bool
     record: bool
     verify: bool
+    python_once: bool
     max_parallel_kernels: int
     prefetch_bytes: int
     parallel_bytes: int | None
