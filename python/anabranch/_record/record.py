@@ -32,8 +32,8 @@ def record(function: nn.Module, *, state: Iterable[Any] = (),  # type: ignore[ov
            guard: Callable[[], Any] | None = None, options: Mapping[str, Any] | None = None,
            record: bool | None = None, strict: bool | None = None,
            allow: Collection[str | int] | None = None, verify: bool | None = None,
-           guards: bool | None = None, max_recordings: int | None = None,
-           max_recording_bytes: int | None = None,
+           python_once: bool | None = None, guards: bool | None = None,
+           max_recordings: int | None = None, max_recording_bytes: int | None = None,
            max_parallel_kernels: int | None = None, parallel_bytes: int | None = None,
            prefetch_bytes: int | None = None,
            timing: bool | None = None) -> RecordedModule: ...
@@ -44,8 +44,8 @@ def record(function: Callable[_P, _R], *, state: Iterable[Any] = (),
            guard: Callable[[], Any] | None = None, options: Mapping[str, Any] | None = None,
            record: bool | None = None, strict: bool | None = None,
            allow: Collection[str | int] | None = None, verify: bool | None = None,
-           guards: bool | None = None, max_recordings: int | None = None,
-           max_recording_bytes: int | None = None,
+           python_once: bool | None = None, guards: bool | None = None,
+           max_recordings: int | None = None, max_recording_bytes: int | None = None,
            max_parallel_kernels: int | None = None, parallel_bytes: int | None = None,
            prefetch_bytes: int | None = None,
            timing: bool | None = None) -> RecordedCallable[_P, _R]: ...
@@ -56,8 +56,8 @@ def record(function: None = None, *, state: Iterable[Any] = (),
            guard: Callable[[], Any] | None = None, options: Mapping[str, Any] | None = None,
            record: bool | None = None, strict: bool | None = None,
            allow: Collection[str | int] | None = None, verify: bool | None = None,
-           guards: bool | None = None, max_recordings: int | None = None,
-           max_recording_bytes: int | None = None,
+           python_once: bool | None = None, guards: bool | None = None,
+           max_recordings: int | None = None, max_recording_bytes: int | None = None,
            max_parallel_kernels: int | None = None, parallel_bytes: int | None = None,
            prefetch_bytes: int | None = None, timing: bool | None = None,
            ) -> Callable[[Callable[_P, _R]], RecordedCallable[_P, _R]]: ...
@@ -107,9 +107,9 @@ def record(function: Callable[..., Any] | None = None, *, state: Iterable[Any] =
 _KINDS = {staticmethod: RecordedStatic, classmethod: RecordedOfClass}
 
 # Options that have keywords of their own, where None is not given.
-_KEYWORDS = frozenset(("record", "strict", "allow", "verify", "guards", "max_recordings",
-                       "max_recording_bytes", "max_parallel_kernels", "parallel_bytes",
-                       "prefetch_bytes", "timing"))
+_KEYWORDS = frozenset(("record", "strict", "allow", "verify", "python_once", "guards",
+                       "max_recordings", "max_recording_bytes", "max_parallel_kernels",
+                       "parallel_bytes", "prefetch_bytes", "timing"))
 
 
 def _refuse_static(keywords: Mapping[str, Any]) -> None:
