@@ -262,8 +262,8 @@ class Plan {
     }
   }
 
-  // Whether the tensor is the one that stood there, or one that is like it and stands wherever that
-  // has stood.
+  // Whether the tensor is the one that stood there, or one that is like it, stands wherever that has
+  // stood, and is none of the others.
   bool stands_alike(const Check& check, PyObject* found, Look& look) {
     if (found == kept[static_cast<std::size_t>(check.to)]) return true;
     PyObject* const is_like = PyObject_CallFunctionObjArgs(check.expected, found, nullptr);
@@ -276,9 +276,13 @@ class Plan {
       Py_XDECREF(there);
       if (there != found) return false;
     }
+    PyObject** const registers = look.registers();
+    if (std::find(registers, registers + kept.size(), found) != registers + kept.size()) {
+      return false;
+    }
     if (keeps) replaced_.push_back(keeps);
     Py_INCREF(found);
-    keeps = look.registers()[check.to] = found;
+    keeps = registers[check.to] = found;
     return true;
   }
 

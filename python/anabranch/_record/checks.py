@@ -47,7 +47,8 @@ class Kind(enum.IntEnum):
     LENGTH = 3  # so many items
     KEYS = 4  # a dictionary of these keys, a tuple, in this order
     VALUES = 5  # one of these very values
-    LIKE = 6  # what is in the register ``to``, or what this function says is like that
+    # What is in the register ``to``, or what this function says is like that, and no register has.
+    LIKE = 6
     ANY = 7  # whatever it is, found is put into ``to``
     FLOAT = 8  # a float: number ``to`` of the call
     ANSWERS = 9  # a function that, called with the key, answers what is equal to this
@@ -207,7 +208,8 @@ class PlanInPython:
             return True
         if found[check.to] is not self._kept[check.to]:  # another place has told of another one
             return False
-        if check.expected(thing) is not True or not is_of_such_a_graph(thing, found[check.to]):
+        if check.expected(thing) is not True or not is_of_such_a_graph(thing, found[check.to]) \
+                or any(thing is another for another in found):
             return False
         found[check.to] = thing
         return all(_at(other, found) is thing for other in self._checks

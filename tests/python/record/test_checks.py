@@ -258,6 +258,24 @@ def test_a_tensor_may_be_another_one_that_is_like_it_wherever_it_stands(way, ver
     assert gone() is None  # what has been replaced is let go of
 
 
+def test_a_tensor_that_stands_elsewhere_is_not_like_another(way, versions):
+    first, second, third = (nn.Parameter(torch.ones(2)) for _ in range(3))
+    one, two = {"w": first}, [second]
+    plan = launched(item(one, "w", Kind.LIKE, likeness_to(first), to=3),
+                    item(two, 0, Kind.LIKE, likeness_to(second), to=4),
+                    way=way, registers=[first, second], given=[3, 4])
+    two[0] = first
+    assert call_of(plan) is MISSED
+    one["w"] = third
+    given = call_of(plan)[0]
+    assert given[0] is third and given[1] is first
+    two[0] = third
+    assert call_of(plan) is MISSED
+    one["w"], two[0] = second, third
+    given = call_of(plan)[0]
+    assert given[0] is second and given[1] is third
+
+
 def test_numbers_and_tensors_of_arguments_are_found_in_each_call(way):
     like = _compat.likeness_of([torch.ones(2)])
     plan = launched(Check(Kind.LENGTH, At.ITSELF, None, None, 2, 0),
