@@ -376,7 +376,7 @@ class RecordedCallable(Generic[_P, _R]):
                 self._note_draw(self._recorder.specializations.get(key), watcher, leaves)
             raise
         with behind_answer(self._break_off):
-            things = [self._function, *state.modules, *(
+            things = [self._function, *state.modules, *state.callables, *(
                 thing for _, thing in state.walk_before_run().entered.values())]
             state.forget_walk()
             after = state if state.is_current() else self._states.find(objects)

@@ -10,32 +10,37 @@ optimizers may be replaced between launches, and are no guards. Threads: any. Fa
 from __future__ import annotations
 
 import contextvars
+import functools
 import itertools
 import os
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 from anabranch._record.observe.compiled import code_behind
 from anabranch._record.observe.names import Chain, chains_of
 from anabranch._record.observe.observer import Observer, Ran
 from anabranch._record.quick import dict_behind
 from anabranch._record.state.dotted import is_users
-from anabranch._record.state.namespaces import OfClass, found_in
+from anabranch._record.state.namespaces import OfClass, found_in, given_to, module_of
 from anabranch._record.state.paths import Path
-from anabranch._record.state.read_set import ABSENT, Namespace, OfFunction, Read, ReadSet
+from anabranch._record.state.read_set import (
+    ABSENT,
+    MOVABLE,
+    MadeOf,
+    Namespace,
+    Read,
+    ReadSet,
+)
 
-_MOVABLE = (Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
 _MOST_ITEMS = 256  # of a library's table of functions that is looked into
 _IN_TABLES = (types.FunctionType, types.BuiltinFunctionType, type, bool, str)
 
 
 def reads_of(observer: Observer, things: Iterable[Any] = ()) -> ReadSet:
     """What code that was observed has read, and code that is compiled among ``things``, to which
-    the step leads."""
+    the step leads; what callables among these are made of, and the bases of their classes."""
+    things = list(things)
     inputs, compiled = observer.inputs, list(code_behind(things))
     ran = [*observer.ran.values(), *compiled]
     by_names = itertools.chain.from_iterable(
@@ -44,7 +49,10 @@ def reads_of(observer: Observer, things: Iterable[Any] = ()) -> ReadSet:
                  if type(value := (one.globals if chain.is_global else one.free).get(
                      chain.variable)) is contextvars.ContextVar]
     methods = itertools.chain.from_iterable(map(_methods, ran))
-    return ReadSet([*by_names, *methods, *map(_environment, inputs.environment)],
+    made_of = itertools.chain.from_iterable(_made_of(one, observer.ran) for one in things)
+    kinds = dict.fromkeys([*(one.of for one in ran), *map(type, things)])
+    bases = itertools.chain.from_iterable(map(_bases, kinds))
+    return ReadSet([*by_names, *methods, *made_of, *bases, *map(_environment, inputs.environment)],
                    [*inputs.variables, *variables],
                    itertools.chain.from_iterable(map(_namespaces, ran)))
 
@@ -59,8 +67,33 @@ def _methods(ran: Ran) -> Iterator[Read]:
         for part in ("fget", "func", "__func__"):
             found = found_in(found, part, found)
         if found_in(found, "__code__") is ran.code:
-            yield Read(dict_behind(vars(kind)), name, ("", kind.__module__, kind.__name__, name))
+            path = "", kind.__module__, kind.__name__, name
+            yield Read(dict_behind(vars(kind)), name, path)
+            yield from _of_callable(found, path)
             return
+
+
+def _made_of(thing: Any, ran: Container[types.CodeType]) -> Iterator[Read]:
+    """Of a partial, or a function that ran."""
+    if isinstance(thing, functools.partial) or found_in(thing, "__code__") in ran:
+        yield from _of_callable(thing, ("", getattr(thing, "__qualname__", "partial")))
+
+
+def _of_callable(thing: Any, path: Path) -> Iterator[Read]:
+    """Of a partial, or a function of the user's."""
+    if isinstance(thing, types.FunctionType):
+        if not is_users(module_of(thing)):
+            return
+        defaults = thing.__kwdefaults__ or {}
+        yield from (Read(defaults, name, (*path, name)) for name, value in defaults.items()
+                    if not isinstance(value, MOVABLE))
+    yield from (Read(MadeOf(thing), name, (*path, name)) for name in given_to(thing))
+
+
+def _bases(kind: type) -> Iterator[Read]:
+    """From which a class of the user's inherits."""
+    if is_users(kind.__module__):
+        yield Read(MadeOf(kind), "__mro__", ("", kind.__module__, kind.__name__, "__mro__"))
 
 
 def _namespaces(ran: Ran) -> Iterator[Namespace]:
@@ -86,11 +119,10 @@ def _reads_by(chain: Chain, ran: Ran) -> Iterator[Read]:
     if chain.is_global:
         read = Read(ran.globals, chain.variable, path)
         value = ran.globals.get(chain.variable, ABSENT)
-        if isinstance(value, _MOVABLE):
+        if isinstance(value, MOVABLE):
             return
         yield read
-        if isinstance(value, types.FunctionType) and is_users(value.__module__ or ""):
-            yield from (Read(OfFunction(value), part, (*path, part)) for part in OfFunction.PARTS)
+        yield from _of_callable(value, path)
         if value is ABSENT:
             builtins = ran.globals.get("__builtins__")
             holder = vars(builtins) if isinstance(builtins, types.ModuleType) else builtins
@@ -99,6 +131,7 @@ def _reads_by(chain: Chain, ran: Ran) -> Iterator[Read]:
             return
     elif chain.variable in ran.free:
         value = ran.free[chain.variable]
+        yield from _of_callable(value, path)
     else:
         return
     yield from _attributes(value, path, chain.attributes, is_users(module))
@@ -108,12 +141,12 @@ def _attributes(value: Any, path: Path, names: tuple[str, ...], of_users: bool) 
     """As far as attributes are items of dictionaries: those of modules and classes, and of objects
     that libraries have for themselves. The user's objects are the walk's."""
     for name in names:
-        if isinstance(value, _MOVABLE) \
+        if isinstance(value, MOVABLE) \
                 or (of_users and not isinstance(value, (types.ModuleType, type))):
             return
         path = (*path, name)
         holders = _holders_of(value, name)
-        if not holders or isinstance(value := holders[-1].get(name, ABSENT), _MOVABLE):
+        if not holders or isinstance(value := holders[-1].get(name, ABSENT), MOVABLE):
             return
         yield from (Read(holder, name, path) for holder in holders)
         if value is ABSENT or hasattr(type(value), "__get__"):

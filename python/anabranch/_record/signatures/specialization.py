@@ -39,6 +39,7 @@ from anabranch._record.tensors import (
     inner_tensors,
     is_wrapper,
     layout_of,
+    may_be_parameter,
     units_apart,
 )
 from anabranch._record.trial.kept_call import KeptCall
@@ -106,8 +107,9 @@ class BoundState:
         tensors = [_NO_TENSOR] * self._count
         for i, tensor in zip(self._indices, found, strict=True):
             tensors[i] = tensor
-        if any(tensors[i] is not tensor for i, tensor in zip(self._indices, found, strict=True)):
-            return None  # one tensor stood in two places, and now two do
+        if any(tensors[i] is not tensor for i, tensor in zip(self._indices, found, strict=True)) \
+                or len(set(map(id, found))) != len(set(self._indices)):
+            return None  # one tensor stood in two places, and now two do, or the other way
         self.parameters = state.parameters()
         return tensors
 
@@ -257,8 +259,10 @@ class Specialization:
         if self._is_timed:
             recording.time()
         state, first = self.state, len(self.arguments)
-        used = [i - first for i in recording.uses if first <= i < first + len(known)]
-        stands = [(i, place) for i in used for place in (state.places[i], *state.more_places[i])]
+        used = {i - first for i in recording.uses if first <= i < first + len(known)}
+        used |= {i for i, tensor in enumerate(known) if may_be_parameter(tensor)}
+        stands = [(i, place) for i in sorted(used)
+                  for place in (state.places[i], *state.more_places[i])]
         self._indices, places = [i for i, _ in stands], [place for _, place in stands]
         self._paths = [place.path for place in places]
         self._layouts = [_layout(known[i]) for i in self._indices]

@@ -50,7 +50,8 @@ class Fingerprinter:
             items: Any = [(name, Place(holder, key, ()).get())
                           for name, holder, key in parts_of_function(thing)]
         elif isinstance(thing, nn.Module):
-            items = [item for item in vars(thing).items() if item[0] not in _NOT_CONSTANT]
+            items = [*registered(thing),
+                     *(item for item in vars(thing).items() if item[0] not in _NOT_CONSTANT)]
         elif isinstance(thing, dict):
             items = [(self._constant(key, is_given), value) for key, value in thing.items()]
         elif isinstance(thing, (list, tuple)):
@@ -92,6 +93,14 @@ class Fingerprinter:
 def is_object(thing: Any) -> bool:
     """Whether it may lead to tensors, and is no tensor or plain value itself."""
     return not isinstance(thing, _NO_OBJECTS)
+
+
+def registered(module: nn.Module) -> list[tuple[Any, Any]]:
+    """The names of a module's tensors; those of missing ones, and what else stands there, with
+    that."""
+    return [((registry, name), None if isinstance(thing, Tensor) else ("lacks", thing))
+            for registry in ("_parameters", "_buffers")
+            for name, thing in vars(module)[registry].items()]
 
 
 class Same:

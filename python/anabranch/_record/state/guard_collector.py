@@ -11,8 +11,10 @@ whatever list stands there is looked into. Threads: as the objects found. Failur
 from __future__ import annotations
 
 import collections
+import functools
 import operator
 import string
+import threading
 import types
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,17 +38,21 @@ from anabranch._record.state.guards import (
 )
 from anabranch._record.state.namespaces import (
     Cells,
+    Given,
+    Lookup,
     OfClass,
     Slotted,
     StandsNow,
     Variables,
     attributes_of,
+    given_to,
     is_library_base,
     is_librarys,
     may_enter,
     methods_of,
     module_of,
     names_in,
+    parts_of_function,
 )
 from anabranch._record.state.paths import Path
 
@@ -64,6 +70,8 @@ BY_NO_NAME = frozenset(("getattr", "attrgetter", "vars", "dir", "getmembers", "f
 _ANY_NAME = "*"  # among names, where there is such code
 # The walk looks into these itself, for tensors.
 _OTHERS_MATTERS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
+# Nobody gives these another dictionary; that of threading.local is a thread's.
+_IN_ONE_DICTIONARY = (torch.Tensor, nn.Module, threading.local)
 # Registries, what has a guard of its own, and what DistributedDataParallel notes of its buckets.
 _OF_MODULES = frozenset((*vars(nn.Module()), _compat.NOTED_OF_BUCKETS))
 # The same, and what schedulers put there: a step around the optimizer's, which notes its calls.
@@ -103,14 +111,18 @@ class GuardCollector:
         self._containers: dict[int, tuple[dict[Any, Any] | list[Any], Path]] = {}
         self._stands: dict[Path, Stand] = {}
         self._methods: dict[types.FunctionType, Path] = {}  # that code names
+        self._methods_of = functools.cache(methods_of)  # of now
         self._dotted = DottedNames()
         self._reads: dict[tuple[int, str], Read] = {}  # by the holder's id, and the name
         self._unread_code: list[types.FunctionType] = []  # whose dotted names are still to be read
         self.watched: dict[Path, Stand] = {}  # those on the way to guarded values
+        self.callables: dict[int, tuple[Any, Path]] = {}  # functions and partials, by their ids
+        self._objects: dict[int, tuple[Any, Path]] = {}  # that keep attributes in a dictionary
 
     def add_function(self, function: types.FunctionType, path: Path) -> None:
         if not is_librarys(module_of(function)):  # such as a wrapper around a user's function
             self._functions.setdefault(function, path)
+            self.callables.setdefault(id(function), (function, path))
             self._add_code(function)
 
     def _add_code(self, function: types.FunctionType) -> None:
@@ -139,6 +151,12 @@ class GuardCollector:
     def add_object(self, thing: Any, attributes: Mapping[str, Any], path: Path) -> None:
         self._kinds[type(thing)] = None
         self._attributes.setdefault(id(thing), (type(thing), attributes, path))
+        if type(attributes) is dict and not isinstance(thing, _IN_ONE_DICTIONARY):
+            self._objects.setdefault(id(thing), (thing, path))
+
+    def add_partial(self, partial: functools.partial[Any], path: Path) -> None:
+        self.callables.setdefault(id(partial), (partial, path))
+        self.add_container(partial.keywords, path)
 
     def add_container(self, container: dict[Any, Any] | list[Any], path: Path) -> None:
         self._containers.setdefault(id(container), (container, path))
@@ -163,8 +181,11 @@ class GuardCollector:
             found.add(attributes, self._named(attributes, kind), path)
             if any(name not in attributes for name in in_class[kind]):
                 found.add_count(attributes, (*path, ATTRIBUTES))  # a new one may hide the class's
-        self._watch({path for _, paths in (*found.held.values(), *found.counts.values())
-                     for path in paths.values()}, often_new)
+        on_the_way = {path[:end] for _, paths in (*found.held.values(), *found.counts.values())
+                      for path in paths.values() for end in range(len(path))}
+        self._watch(on_the_way, often_new)
+        self._objects = {number: (thing, path) for number, (thing, path) in self._objects.items()
+                         if path in on_the_way or number in leading}
         for kind in {base: None for met in self._kinds for base in met.__mro__}:
             if not is_library_base(kind):
                 shown = vars(kind)
@@ -195,8 +216,15 @@ class GuardCollector:
         kind = self._classes.get(id(holder))
         return holder if kind is None else OfClass(kind)
 
-    def _watch(self, paths: Iterable[Path], often_new: Container[Path]) -> None:
-        on_the_way = {path[:end] for path in paths for end in range(len(path))}
+    def given(self) -> list[tuple[Path, tuple[Lookup, Any]]]:
+        """What callables that were met are made of, and the dictionaries of objects on the way to
+        guarded values and tensors; others may be put there. Asked after places()."""
+        found = [(path, (Given(thing), name)) for thing, path in self.callables.values()
+                 for name in given_to(thing)]
+        found += [(path, (Given(thing), "__dict__")) for thing, path in self._objects.values()]
+        return [(path, (lookup, lookup[0][lookup[1]])) for path, lookup in found]
+
+    def _watch(self, on_the_way: Container[Path], often_new: Container[Path]) -> None:
         things = {id(stand.thing) for path, stand in self._stands.items() if path in on_the_way}
         self.watched = {path: stand for path, stand in self._stands.items()
                         if id(stand.thing) in things and path not in often_new}
@@ -254,7 +282,7 @@ class GuardCollector:
                     self._add_told(value for _, value in _items(container))
             known = len(self.names) + len(self._kinds) + len(self._attributes)
             for kind in list(self._kinds):
-                methods = methods_of(kind)
+                methods = self._methods_of(kind)
                 for method in [method for name in methods if self._is_named(name)
                                for method in methods[name] if method not in reached]:
                     reached[method] = ("", f"class {kind.__name__}", method.__name__)
@@ -285,9 +313,8 @@ class GuardCollector:
         for function in run_by(value):
             if function not in self._functions and function not in self._methods:
                 self.add_function(function, path)
-                variables = Variables(function)
-                for name, inner in variables.items():
-                    self._look_at(variables, name, ("", function.__module__, name), inner)
+                for name, holder, key in parts_of_function(function):
+                    self._look_at(holder, key, ("", function.__module__, name), holder[key])
 
     def _look_at(self, holder: Any, key: str, path: Path, value: Any) -> None:
         if type(value) in (dict, list):

@@ -229,6 +229,10 @@ class SameObject:
     def __hash__(self) -> int:
         return self._id
 
+    def get(self) -> Any:
+        """None, where it is no more."""
+        return self._get()
+
 
 def changed(before: GuardValues | None, now: GuardValues | None) -> set[Path]:
     """The paths whose values differ."""
@@ -264,7 +268,10 @@ def _told(value: Any) -> Any:
 
 
 def told_of(value: Any) -> Any:
-    """What a guard has for any value: that itself where it is plain, else which object it is."""
+    """What a guard has for any value: that itself where it is plain, else which object it is, or
+    which a tuple has."""
+    if type(value) is tuple:
+        return tuple(map(told_of, value))
     return _told(value) if is_plain(value) else SameObject(value)
 
 

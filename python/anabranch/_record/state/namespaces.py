@@ -95,6 +95,27 @@ class Slotted(MutableMapping[str, Any]):
         delattr(self.thing, name)
 
 
+class Given:
+    """What may be put into a thing as a whole, by the names of its attributes: code and defaults of
+    functions, what a partial calls, the bases of a class, the dictionary of an object."""
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __getitem__(self, name: str) -> Any:
+        return object.__getattribute__(self.thing, name)
+
+
+OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
+OF_PARTIALS = ("func", "args", "keywords")
+
+
+def given_to(thing: Any) -> tuple[str, ...]:
+    """The names of what a function or a partial is made of."""
+    return OF_FUNCTIONS if isinstance(thing, types.FunctionType) else \
+        OF_PARTIALS if isinstance(thing, functools.partial) else ()
+
+
 class StandsNow:
     """Whatever list or dictionary stands in a place now, of the kind that stood there. KeyError
     where none does."""
@@ -232,7 +253,6 @@ def _texts_in(constants: Iterable[Any]) -> Iterator[str]:
             yield from _texts_in(constant.co_consts)
 
 
-@functools.lru_cache(1024)
 def methods_of(kind: type) -> dict[str, list[types.FunctionType]]:
     """By their names, those that it overrides as well: these may be called by the others."""
     found: dict[str, list[types.FunctionType]] = {}

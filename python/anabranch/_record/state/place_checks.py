@@ -13,7 +13,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from anabranch._record.checks import FIRST_FREE, At, Check, Kind, item
-from anabranch._record.state.namespaces import CELL, Lookup, OfClass, Slotted, StandsNow, place_of
+from anabranch._record.state.namespaces import (
+    CELL,
+    Given,
+    Lookup,
+    OfClass,
+    Slotted,
+    StandsNow,
+    place_of,
+)
 from anabranch._record.state.paths import ARGUMENT, Path, name_of
 
 
@@ -62,7 +70,7 @@ class PlaceChecks:
         """Whether it is found among the arguments, and checked there."""
         if isinstance(thing, StandsNow):
             return self._is_given(thing.place[0], path)
-        if (id(thing.thing) if isinstance(thing, Slotted) else id(thing)) \
+        if (id(thing.thing) if isinstance(thing, (Slotted, Given)) else id(thing)) \
                 not in self.registers.inside:
             return False
         if path[:1] != (ARGUMENT,):
@@ -74,6 +82,9 @@ class PlaceChecks:
             return Check(kind, At.CELL, holder, None, expected, -1, to, "a variable of a closure")
         if isinstance(holder, Slotted):
             return Check(kind, At.ATTRIBUTE, holder.thing, key, expected, -1, to, name)
+        if isinstance(holder, Given):
+            at = At.VARS if key == "__dict__" else At.ATTRIBUTE
+            return Check(kind, at, holder.thing, key, expected, -1, to, name)
         if isinstance(holder, StandsNow):
             return Check(kind, At.ITEM, None, key, expected, self._now(holder), to, name)
         return item(vars(holder.kind) if isinstance(holder, OfClass) else holder, key, kind,

@@ -9,36 +9,57 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-import types
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
 
 from anabranch._record.checks import At, Check, Kind, answers, item
 from anabranch._record.quick import dict_behind
 from anabranch._record.state.dotted import Inherited
-from anabranch._record.state.guards import GuardLayout, GuardValues, is_plain, told_of
+from anabranch._record.state.guards import (
+    GuardLayout,
+    GuardValues,
+    SameObject,
+    is_plain,
+    told_of,
+)
+from anabranch._record.state.namespaces import Given
 from anabranch._record.state.paths import Path, name_of
 from anabranch._record.state.place_checks import PlaceChecks
 
 ABSENT = object()  # in place of what stands at a key
+# These may be replaced between launches, and are no guards.
+MOVABLE = (Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
 
 
-class OfFunction:
-    """What a function may be given anew."""
+class MadeOf:
+    """What a function, a partial or a class is made of, by the names of attributes. It is not kept
+    alive: of one that is no more, what was told last is told."""
 
-    PARTS = ("__code__", "__defaults__", "__kwdefaults__")
+    def __init__(self, thing: Any) -> None:
+        self.which = SameObject(thing)
+        self._told: dict[str, Any] = {}
 
-    def __init__(self, function: types.FunctionType) -> None:
-        self.function = function
+    def told(self, name: str) -> Any:
+        thing = self.which.get()
+        if thing is not None:
+            value = Given(thing)[name]
+            self._told[name] = _items_told(value) if type(value) is dict else told_of(value)
+        return self._told.get(name)
 
-    def get(self, name: str, default: Any = None) -> Any:
-        return getattr(self.function, name)
+
+def _items_told(some: dict[str, Any]) -> Any:
+    """Tensors and what leads to them may be replaced."""
+    return tuple([(name, type(value) if isinstance(value, MOVABLE) else told_of(value))
+                  for name, value in some.items()])
 
 
 class Read(NamedTuple):
     """An item of a dictionary, or none: ABSENT."""
 
-    holder: dict[Any, Any] | OfFunction
+    holder: dict[Any, Any] | MadeOf
     key: Any
     path: Path
 
@@ -48,18 +69,25 @@ class Read(NamedTuple):
             path for i in itertools.count(2) if (path := (*self.path, i)) not in taken))
 
     @property
-    def id(self) -> tuple[int, Any]:
+    def id(self) -> tuple[Any, Any]:
         holder = self.holder
-        return id(holder.function if isinstance(holder, OfFunction) else holder), self.key
+        return holder.which if isinstance(holder, MadeOf) else id(holder), self.key
 
-    def check(self) -> Check:
-        """That it is as it is now."""
-        holder, thing = self.holder, self.holder.get(self.key, ABSENT)
-        kind = Kind.ABSENT if thing is ABSENT else Kind.EQUALS if is_plain(thing) else Kind.IS
-        name, expected = name_of(self.path), None if thing is ABSENT else thing
-        if isinstance(holder, OfFunction):
-            return Check(kind, At.ATTRIBUTE, holder.function, self.key, expected, name=name)
-        return item(holder, self.key, kind, expected, name=name)
+    def told(self) -> Any:
+        holder = self.holder
+        return holder.told(self.key) if isinstance(holder, MadeOf) \
+            else told_of(holder.get(self.key, ABSENT))
+
+    def checks(self) -> Iterator[Check]:
+        """That it is as it is now; none of what is no more."""
+        holder, name = self.holder, name_of(self.path)
+        if not isinstance(holder, MadeOf):
+            thing = holder.get(self.key, ABSENT)
+            kind = Kind.ABSENT if thing is ABSENT else _kind_for(thing)
+            yield item(holder, self.key, kind, None if thing is ABSENT else thing, name=name)
+        elif (made := holder.which.get()) is not None:
+            thing = Given(made)[self.key]
+            yield Check(_kind_for(thing), At.ATTRIBUTE, made, self.key, thing, name=name)
 
 
 class Namespace(NamedTuple):
@@ -72,7 +100,8 @@ class Namespace(NamedTuple):
 
 
 class ReadSet:
-    """Items of dictionaries, and context variables. It keeps both alive."""
+    """Items of dictionaries, context variables, and what callables and classes are made of. It
+    keeps none of the latter alive."""
 
     def __init__(self, reads: Iterable[Read] = (),
                  variables: Iterable[contextvars.ContextVar[Any]] = (),
@@ -118,15 +147,18 @@ class ReadSet:
                        self.namespaces)
 
     def now(self) -> GuardValues:
-        things = (read.holder.get(read.key, ABSENT) for read in self._reads.values())
-        set_to = (one.get(ABSENT) for one in self._variables)
-        return self._layout.with_values(map(told_of, (*things, *set_to)))
+        set_to = (told_of(one.get(ABSENT)) for one in self._variables)
+        return self._layout.with_values([*(read.told() for read in self._reads.values()), *set_to])
 
     def add_checks(self, checks: PlaceChecks) -> None:
         """That all is as it is now."""
-        checks.all += [read.check() for read in self._reads.values()]
+        checks.all += [check for read in self._reads.values() for check in read.checks()]
         checks.all += [answers(_IsSetTo(one, one.get(ABSENT)), (), True, name_of(_path_of(one)))
                        for one in self._variables]
+
+
+def _kind_for(thing: Any) -> Kind:
+    return Kind.EQUALS if is_plain(thing) else Kind.IS
 
 
 class _IsSetTo:

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from anabranch._record.checks import At, Check, Kind, answers, holding, packed
 from anabranch._record.quick import tell_gradients
+from anabranch._record.state.dotted import is_users
+from anabranch._record.state.fingerprint import registered
 from anabranch._record.state.guard_collector import GuardCollector, may_be_read
 from anabranch._record.state.guards import Guards, GuardSet, GuardValues, is_often_new, is_plain
 from anabranch._record.state.hooks import Hooks
@@ -106,12 +108,20 @@ class State:
                    if id(stand.thing) not in leading} if self._guard_set.held else {}
         self._watched |= {path: ((holder, key), thing)
                           for path, (holder, key, thing) in watched.items()}
+        self._given += collector.given()
+        self.callables += [thing for thing, path in collector.callables.values()
+                           if path[:1] != (ARGUMENT,)]
         self._guards: Guards | None = None
         for found in walk.tensors:
             self._sort(found, walk.more_places[id(found.tensor)])
         for tensor_id, index in indices.items():
             self._add_places(index, walk.more_places.get(tensor_id, []))
         self._keep(walk)
+        # Which tensors stand in several places.
+        self._shared = frozenset(frozenset([place.path, *(one.path for one in more)]) for
+                                 place, more in zip(self.places, self.more_places, strict=True)
+                                 if more)
+        self.fingerprint.append((("", "shared"), self._shared))
         self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
         # Guards compare these by their ids. While they are held, nothing else gets these ids.
         pinned = standing(self.pinned)
@@ -121,6 +131,7 @@ class State:
         # Pinned tensors that have another version than before: the step may have written them.
         self.written = [tensor for tensor in pinned
                         if known.get(id(tensor), version_of(tensor)) != version_of(tensor)]
+        self._ids: list[int] = []  # of the tensors that stood there last
         self._parameters: list[Tensor] = []  # and what may become one
         self.parameter_paths: list[Path] = []
         self.parameters()
@@ -151,10 +162,13 @@ class State:
         self.optimizers: list[torch.optim.Optimizer] = begun("optimizers")
         # By path, the fingerprints of the objects that lead to the tensors. A recording also serves
         # other objects whose fingerprints are equal.
-        self.fingerprint: list[tuple[Path, Any]] = begun("fingerprint")
+        self.fingerprint: list[tuple[Path, Any]] = begun("fingerprint")[:-1]
         # Where the objects stand that lead to tensors, and those that lead to guarded values only.
         self._ways: list[tuple[Path, tuple[Lookup, Any]]] = begun("_ways")
         self._watched: dict[Path, tuple[Lookup, Any]] = dict(base._watched) if base else {}
+        # What callables are made of, and the dictionaries of objects.
+        self._given: list[tuple[Path, tuple[Lookup, Any]]] = begun("_given")
+        self.callables: list[Any] = begun("callables")
         # The ids of arguments that lead to tensors.
         self.leading: set[int] = set(begun("leading"))
 
@@ -206,10 +220,12 @@ class State:
         self.leading |= {id(value) for place, value in walk.ways if place.path[:-1] == (ARGUMENT,)}
         self._ways += [(place.path, ((place.holder, place.key), thing))
                        for place, thing in walk.ways]
-        self._members = [(registry, tuple(dict.values(registry))) for registry in (
-            module._modules for module in self.modules) if registry]
+        self._members = [(module._modules, tuple(dict.values(module._modules)))
+                         for module in self.modules
+                         if module._modules or is_users(type(module).__module__)]
         self._classes = list(map(type, self.modules))
-        self._in_groups = [list(map(id, group["params"])) for optimizer in self.optimizers
+        self._registered = list(map(registered, self.modules))
+        self._in_groups = [list(map(id, group.get("params", ()))) for optimizer in self.optimizers
                            for group in optimizer.param_groups]
         self._states = [(one.state, list(one.state.values())) for one in self.optimizers]
         checks = PlaceChecks(Registers())
@@ -275,8 +291,18 @@ class State:
 
     def is_current(self) -> bool:
         """Whether all objects on the way to tensors and guarded values still stand in their
-        places."""
-        return bool(self._stands.holds())
+        places, and one tensor where one stood, though that may be another."""
+        return bool(self._stands.holds()) and self._are_apart()
+
+    def _are_apart(self) -> bool:
+        found = [place.get() for place in self.places]
+        there = [id(tensor) for tensor in found if tensor is not None]
+        if there != self._ids:
+            self._ids = there
+            self.parameters()
+        return len(set(there)) == len(there) and all(
+            place.get() is tensor for tensor, more in zip(found, self.more_places, strict=True)
+            for place in more)
 
     def replaced_containers(self) -> set[Path]:
         """Where a list or dictionary of plain values has been replaced by another one since. Only
@@ -290,7 +316,8 @@ class State:
         return len(self._ways) == len(other._ways) \
             and all(thing is theirs for (_, (_, thing)), (_, (_, theirs)) in
                     zip(self._ways, other._ways, strict=True)) \
-            and self._classes == other._classes \
+            and self._classes == other._classes and self._registered == other._registered \
+            and self._shared == other._shared \
             and list(map(len, self._in_groups)) == list(map(len, other._in_groups)) \
             and [values for _, values in self._members] \
             == [values for _, values in other._members] \
@@ -428,13 +455,14 @@ class State:
 
     def _add_ways(self, checks: PlaceChecks) -> None:
         """That all objects on the way to tensors and guarded values stand in their places."""
-        for path, (lookup, thing) in (*self._ways, *self._watched.items()):
+        for path, (lookup, thing) in (*self._ways, *self._watched.items(), *self._given):
             checks.add(lookup, Kind.IS, thing, path)
         for module, kind in zip(self.modules, self._classes, strict=True):
             self._add_module(checks, module, kind)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                checks.add_length(group["params"], len(group["params"]), name="param_groups")
+                if "params" in group:
+                    checks.add_length(group["params"], len(group["params"]), name="param_groups")
         for registry, values in self._members:
             checks.all.append(Check(Kind.VALUES, At.ITSELF, registry, None, values,
                                     name="the modules in a module"))
@@ -449,14 +477,19 @@ class State:
 
     @staticmethod
     def _add_module(checks: PlaceChecks, module: nn.Module, kind: type) -> None:
-        """That it has the same class, and as many tensors by the same names."""
+        """That it has the same class, and as many tensors by the same names. A class of a library
+        gives names to none that has none."""
+        is_own = is_users(kind.__module__)
         checks.all.append(Check(Kind.TYPE, At.ITSELF, module, None, kind, name="a module's class"))
         for name in _REGISTRIES:
             registry = vars(module)[name]
             checks.add((vars(module), name), Kind.IS, registry, name="a module's tensors")
-            if registry and name != "_modules":
+            if (registry or is_own) and name != "_modules":
                 checks.all.append(Check(Kind.KEYS, At.ITSELF, registry, None, tuple(registry),
                                         name="a module's tensors"))
+                for key, thing in registry.items():
+                    if not isinstance(thing, Tensor):
+                        checks.add((registry, key), Kind.IS, thing, name="a module's tensors")
 
     def _add_groups(self, checks: PlaceChecks, follows: NumberPlaces) -> None:
         """That optimizers have the same groups, with the same hyperparameters."""

@@ -172,7 +172,7 @@ class Walk:
         if isinstance(thing, types.FunctionType):
             self._collector.add_function(thing, path)
         elif isinstance(thing, functools.partial):
-            self._collector.add_container(thing.keywords, path)
+            self._collector.add_partial(thing, path)
         elif may_enter(thing):
             self._collector.add_object(thing, attributes_of(thing), path)
 
@@ -266,18 +266,20 @@ class Walk:
         groups, states, attributes = optimizer.param_groups, optimizer.state, vars(optimizer)
         self.holders.append((states, (*path, "state")))
         for i, group in enumerate(groups):
-            self._mark(group["params"])
             self._mark(group)
             self.holders.append((group, (*path, i)))
             self._add_tensors(group, (*path, i))
-            self._add_tensors(group["params"], (*path, i, "params"))
+            if "params" in group:
+                self._mark(group["params"])
+                self._add_tensors(group["params"], (*path, i, "params"))
         for i, state in enumerate(list(states.values())):
             if isinstance(state, dict):
                 self.holders.append((state, (*path, "state", i)))
                 self._add_tensors(state, (*path, "state", i), counts=True)
         for i, group in enumerate(groups):
             self._add_way(Place(groups, i, (*path, i)), group, "guarded, in any order")
-            self._add_way(Place(group, "params", (*path, i, "params")), group["params"])
+            if "params" in group:
+                self._add_way(Place(group, "params", (*path, i, "params")), group["params"])
         self._add_way(Place(attributes, "param_groups", path), groups)
         self._add_way(Place(attributes, "state", (*path, "state")), states)
         self.holders.append((attributes, path))
