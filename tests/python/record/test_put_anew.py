@@ -94,6 +94,11 @@ def put(*places):
     return lambda: [setattr(*one) for one in before]
 
 
+def hide(thing, name, value):
+    setattr(thing, name, value)
+    return lambda: delattr(thing, name)
+
+
 def put_item(holder, key, value):
     before, holder[key] = holder[key], value
     return lambda: holder.__setitem__(key, before)
@@ -168,6 +173,13 @@ CHANGES = {
         (thing.inner, "__dict__", {"offset": 5.0}))),
     "an object's attribute by another name": lambda: of_thing(lambda thing: put(
         (thing, "__dict__", {**vars(thing), "factor": 5.0}))),
+    "an attribute that hides a method": lambda: of_thing(lambda thing: hide(
+        thing, "times", lambda x: x * 5.0)),
+    "one that hides a class's": lambda: of_thing(lambda thing: hide(thing, "factor", 5.0)),
+    "one that hides what a method calls": lambda: of_thing(lambda thing: hide(
+        thing, "doubled", lambda x: x * 5.0)),
+    "a module's own forward": lambda: of_layer(lambda layer: hide(
+        layer[0], "forward", lambda x: x * 5.0), lambda: nn.Sequential(nn.Tanh())),
     "bases of a class": lambda: of_thing(lambda thing: put(
         (Heir, "__bases__", (type("Other", (Thing,), {"factor": 5.0}),))), Heir),
     "bases of a module's class": lambda: of_layer(lambda layer: put(
@@ -210,6 +222,44 @@ def test_what_a_method_reads_that_is_put_there_anew_is_guarded(tape, monkeypatch
     assert [launches(step, tape, X) for _ in range(4)][-1] == 1 and torch.equal(step(X), X * 2)
     thing.other = 5.0
     assert torch.equal(step(X), X * 5)
+
+
+@pytest.mark.parametrize("name", ["mean", "F", "nn", "campaign", "Inner"])
+@pytest.mark.parametrize("of_class", [False, True], ids=["object", "class"])
+def test_what_code_names_for_something_else_is_no_guard(name, of_class, tape):
+    """Names of variables, and of what is called: a number would not be."""
+    thing, layer = Thing(), Layer()
+    for holder in (thing, layer):
+        setattr(holder, name, 1.0)
+
+    def step(x):
+        return F.relu(thing.times(layer(x))).mean() + isinstance(thing, nn.Module) + bool(Inner)
+
+    step = anabranch.record(step)
+    assert [launches(step, tape, X) for _ in range(4)][-1] == 1
+    for holder in (thing, layer):
+        holder = type(holder) if of_class else holder
+        for value in (2.0, "text", None):
+            setattr(holder, name, value)
+            assert launches(step, tape, X) == 1
+        delattr(holder, name)
+        assert launches(step, tape, X) == 1 and len(step.reports) == 1
+
+
+def test_a_number_that_is_called_and_fails_is_a_guard(tape):
+    thing = Inner()
+    thing.mean = 1.0
+
+    def step(x):
+        try:
+            return thing.mean(x)
+        except TypeError:
+            return x * 2
+
+    step = anabranch.record(step)
+    assert [launches(step, tape, X) for _ in range(4)][-1] == 1
+    thing.mean = lambda x: x * 7
+    assert torch.equal(step(X), X * 7)
 
 
 class Linear(nn.Module):

@@ -25,7 +25,6 @@ from torch import nn
 from anabranch import _compat
 from anabranch._record.state.dotted import DottedNames, Read, is_users, run_by
 from anabranch._record.state.guards import (
-    ATTRIBUTES,
     COUNT,
     ITEMS,
     LENGTH,
@@ -45,13 +44,16 @@ from anabranch._record.state.namespaces import (
     StandsNow,
     Variables,
     attributes_of,
+    found_in,
     given_to,
     is_library_base,
     is_librarys,
     may_enter,
     methods_of,
     module_of,
+    named_in,
     names_in,
+    only_called_in,
     parts_of_function,
 )
 from anabranch._record.state.paths import Path
@@ -96,13 +98,15 @@ class GuardCollector:
     """Takes what a walk meets, and then answers the guards on the values in it.
 
     Args:
-        names: names that code mentions which an earlier walk has met.
+        names: names of attributes that code mentions which an earlier walk has met.
+        only_called: those of them that it only calls.
         often_new: paths at which the program puts new lists or dictionaries.
     """
 
-    def __init__(self, names: Iterable[str] = (),
+    def __init__(self, names: Iterable[str] = (), only_called: Iterable[str] = (),
                  often_new: frozenset[Path] = frozenset()) -> None:
         self.names = {*names, *_ALWAYS_CALLED}
+        self._read = {*names}.difference(only_called)  # those that are not only called
         self._functions: dict[types.FunctionType, Path] = {}
         self._often_new = often_new
         self._kinds: dict[type, None] = {}
@@ -112,6 +116,8 @@ class GuardCollector:
         self._stands: dict[Path, Stand] = {}
         self._methods: dict[types.FunctionType, Path] = {}  # that code names
         self._methods_of = functools.cache(methods_of)  # of now
+        # Places where an attribute that a class has, and code names, would be hidden.
+        self.hiding: list[tuple[Path, Lookup]] = []
         self._dotted = DottedNames()
         self._reads: dict[tuple[int, str], Read] = {}  # by the holder's id, and the name
         self._unread_code: list[types.FunctionType] = []  # whose dotted names are still to be read
@@ -130,8 +136,11 @@ class GuardCollector:
             self._unread_code.append(function)
         names = names_in(function.__code__)
         self.names.update(names)
-        if not names.isdisjoint(BY_NO_NAME) and not is_librarys(module_of(function)):
+        self._read.update(names - only_called_in(function.__code__))
+        if not is_librarys(module_of(function)) \
+                and not BY_NO_NAME.isdisjoint((*names, *named_in(function.__code__))):
             self.names.add(_ANY_NAME)
+            self._read.add(_ANY_NAME)
         self._add_told(Variables(function).values())
 
     def _add_told(self, values: Iterable[Any]) -> None:
@@ -142,7 +151,9 @@ class GuardCollector:
                 texts = [text for text in value.__reduce__()[1] if isinstance(text, str)]
             else:
                 texts = [value] if type(value) is str and _ANY_NAME in self.names else []
-            self.names.update(name for text in texts for name in text.split("."))
+            told = {name for text in texts for name in text.split(".")}
+            self.names |= told
+            self._read |= told
 
     def add_stand(self, holder: Any, key: Any, path: Path, thing: Any) -> None:
         """Notes where an object or a container stands that may lead to guarded values."""
@@ -165,6 +176,7 @@ class GuardCollector:
         """The guards on all that was met. ``leading`` has the ids of objects that lead to tensors:
         callables among them are not guarded, since others of their type may take their places."""
         found, unread, often_new = _Found(leading), self._unread(), self._replaced()
+        hidden_by = functools.cache(self._named_in_class)
         for container, path in self._containers.values():
             if _leads_through(path, unread):
                 continue
@@ -174,13 +186,12 @@ class GuardCollector:
             else:
                 found.add_contents(container, (*path, ITEMS))
             found.add_count(holder, (*path, LENGTH))
-        in_class = {kind: self._named_in_class(kind) for kind in self._kinds}
         for kind, attributes, path in self._attributes.values():
             if _leads_through(path, unread):
                 continue
             found.add(attributes, self._named(attributes, kind), path)
-            if any(name not in attributes for name in in_class[kind]):
-                found.add_count(attributes, (*path, ATTRIBUTES))  # a new one may hide the class's
+            self.hiding += [(path, (own, name)) for own in [_own_attributes(attributes)]
+                            for name in hidden_by(kind) if name not in own]
         on_the_way = {path[:end] for _, paths in (*found.held.values(), *found.counts.values())
                       for path in paths.values() for end in range(len(path))}
         self._watch(on_the_way, often_new)
@@ -240,13 +251,25 @@ class GuardCollector:
                 and times[id(stand.thing)] == 1 and is_often_new(stand.thing)}
 
     def _named_in_class(self, kind: type) -> list[str]:
-        return [name for base in kind.__mro__ if not is_library_base(base)
-                for name, value in self._named(vars(base), base) if is_plain(value)]
+        """What an attribute of an object itself would hide."""
+        names = {name: value for base in reversed(kind.__mro__) if not is_library_base(base)
+                 for name, value in self._named(vars(base), base) if not name.startswith("__")}
+        return [name for name, value in names.items() if not hasattr(type(value), "__set__")]
 
     def _named(self, attributes: Mapping[str, Any], kind: type) -> Iterator[tuple[str, Any]]:
         hidden = of_base(kind)
-        return ((name, attributes[name]) for name in attributes
-                if self._is_named(name) and name not in hidden)
+        return ((name, value) for name in attributes
+                if self._is_named(name) and name not in hidden
+                and self._may_be(value := attributes[name], name))
+
+    def _may_be(self, value: Any, name: str) -> bool:
+        """Whether code may read this value by this name: what it only calls is no number or text,
+        or the step would have failed."""
+        return may_be_read(name, self._read) or not is_plain(value) or callable(value)
+
+    @property
+    def only_called(self) -> set[str]:
+        return self.names - self._read
 
     def may_be_read(self, name: str) -> bool:
         """Whether code may read an attribute of this name; asked after follow_names()."""
@@ -334,6 +357,11 @@ def may_be_read(name: str, names: Container[str]) -> bool:
 def _is_among(name: str, names: Container[str]) -> bool:
     """Also as f"name{number}"."""
     return name in names or (name[-1:] in string.digits and name.rstrip(string.digits) in names)
+
+
+def _own_attributes(attributes: Any) -> Any:
+    return found_in(attributes.thing, "__dict__", {}) if isinstance(attributes, Slotted) \
+        else attributes
 
 
 class _Found:

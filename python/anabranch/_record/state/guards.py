@@ -97,7 +97,7 @@ _FILLED = (set, collections.deque)
 _THEMSELVES = (*_FILLED, frozenset, slice, torch.finfo, torch.iinfo)
 _MOST_BYTES = 1 << 20  # of an array that is looked at
 # In a path.
-LENGTH, ITEMS, ATTRIBUTES = "its length", "its items", "how many attributes it has"
+LENGTH, ITEMS = "its length", "its items"
 COUNT = object()  # in place of a key: how many items a holder has
 
 

@@ -7,7 +7,9 @@ Threads: as what is held. Failure: KeyError where there is nothing.
 
 from __future__ import annotations
 
+import dis
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
@@ -159,6 +161,10 @@ class OfClass(MutableMapping[str, Any]):
         delattr(self.kind, name)
 
 
+_OF_VARIABLES = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME",
+                 "DELETE_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+
+
 @functools.lru_cache(4096)
 def named_in(code: types.CodeType) -> tuple[str, ...]:
     """The names in a function's code and in that of functions inside it."""
@@ -239,8 +245,40 @@ class Cells:
 
 @functools.lru_cache(4096)
 def names_in(code: types.CodeType) -> frozenset[str]:
-    """What code names, and texts in it that may be names: getattr(self, "scale")."""
-    return frozenset((*named_in(code), *filter(str.isidentifier, _texts_in(code.co_consts))))
+    """The attributes that code names, and texts in it that may be such names: getattr(self,
+    "scale")."""
+    return frozenset((*_attributes_in(code), *filter(str.isidentifier, _texts_in(code.co_consts))))
+
+
+@functools.lru_cache(4096)
+def only_called_in(code: types.CodeType) -> frozenset[str]:
+    """Those that code names only to call them, and catches nothing that this may raise."""
+    called, read = set[str](), set[str](_texts_in(code.co_consts))
+    for name, is_called in _attributes_in(code).items():
+        (called if is_called else read).add(name)
+    return frozenset(called - read)
+
+
+@functools.lru_cache(4096)
+def _attributes_in(code: types.CodeType) -> dict[str, bool]:
+    """The attributes that a function's code names, and that of functions inside it; and whether
+    each is only called, where nothing is caught."""
+    found: dict[str, bool] = {}
+    catches = False
+    for one in dis.get_instructions(code):
+        catches |= one.opname in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH")
+        if one.opcode in dis.hasname and one.opname not in _OF_VARIABLES:
+            found[one.argval] = _is_called(one) and found.get(one.argval, True)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            for name, is_called in _attributes_in(constant).items():
+                found[name] = is_called and found.get(name, True)
+    return dict.fromkeys(found, False) if catches else found
+
+
+def _is_called(one: dis.Instruction) -> bool:
+    return one.opname == "LOAD_METHOD" or (
+        one.opname == "LOAD_ATTR" and sys.version_info >= (3, 12) and bool((one.arg or 0) & 1))
 
 
 def _texts_in(constants: Iterable[Any]) -> Iterator[str]:

@@ -76,6 +76,7 @@ class State:
                  followed: NumberPlaces = NO_NUMBERS,
                  often_new: frozenset[Path] = frozenset(), seen: ReadSet = NOTHING_READ) -> None:
         self._names: set[str]
+        self._only_called: set[str]
         self._changing: GuardSet
         self._guard_set: GuardSet
         self.number = 0  # equal for states that one recording may serve
@@ -84,7 +85,8 @@ class State:
         self.told_seen = seen
         self._begin(base)
         indices = base._indices_now() if base else {}
-        collector = GuardCollector(base._names if base else (), often_new)
+        collector = GuardCollector(base._names, base._only_called, often_new) if base \
+            else GuardCollector(often_new=often_new)
         walk = Walk((), _others(arguments, base), farther, base._known(indices), collector) \
             if base else self.walk_again(collector)
         self._walk = None if base else walk  # of everything, until forget_walk()
@@ -102,13 +104,14 @@ class State:
         self._changing = GuardSet([*base._changing.held, *changing.held]) if base else changing
         places = places.without(ignored)
         self._guard_set = GuardSet([*base._guard_set.held, *places.held]) if base else places
-        self._names = collector.names
+        self._names, self._only_called = collector.names, collector.only_called
         # Objects on the way to guarded values, where there are any.
         watched = {path: stand for path, stand in collector.watched.items()
                    if id(stand.thing) not in leading} if self._guard_set.held else {}
         self._watched |= {path: ((holder, key), thing)
                           for path, (holder, key, thing) in watched.items()}
         self._given += collector.given()
+        self._hiding += collector.hiding
         self.callables += [thing for thing, path in collector.callables.values()
                            if path[:1] != (ARGUMENT,)]
         self._guards: Guards | None = None
@@ -117,10 +120,12 @@ class State:
         for tensor_id, index in indices.items():
             self._add_places(index, walk.more_places.get(tensor_id, []))
         self._keep(walk)
-        # Which tensors stand in several places.
-        self._shared = frozenset(frozenset([place.path, *(one.path for one in more)]) for
-                                 place, more in zip(self.places, self.more_places, strict=True)
-                                 if more)
+        # Places of parameters, and where else each of them stands. Others may come and go.
+        self._of_parameters = [
+            (place, more) for place, more in zip(self.places, self.more_places, strict=True)
+            if (tensor := place.get()) is not None and may_be_parameter(tensor)]
+        self._shared = frozenset(frozenset([place.path, *(one.path for one in more)])
+                                 for place, more in self._of_parameters if more)
         self.fingerprint.append((("", "shared"), self._shared))
         self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
         # Guards compare these by their ids. While they are held, nothing else gets these ids.
@@ -169,6 +174,8 @@ class State:
         # What callables are made of, and the dictionaries of objects.
         self._given: list[tuple[Path, tuple[Lookup, Any]]] = begun("_given")
         self.callables: list[Any] = begun("callables")
+        # Where an attribute of an object itself would hide one of its class.
+        self._hiding: list[tuple[Path, Lookup]] = begun("_hiding")
         # The ids of arguments that lead to tensors.
         self.leading: set[int] = set(begun("leading"))
 
@@ -291,18 +298,18 @@ class State:
 
     def is_current(self) -> bool:
         """Whether all objects on the way to tensors and guarded values still stand in their
-        places, and one tensor where one stood, though that may be another."""
+        places, and one parameter where one stood, though that may be another."""
         return bool(self._stands.holds()) and self._are_apart()
 
     def _are_apart(self) -> bool:
-        found = [place.get() for place in self.places]
+        found = [place.get() for place, _ in self._of_parameters]
         there = [id(tensor) for tensor in found if tensor is not None]
         if there != self._ids:
             self._ids = there
             self.parameters()
         return len(set(there)) == len(there) and all(
-            place.get() is tensor for tensor, more in zip(found, self.more_places, strict=True)
-            for place in more)
+            place.get() is tensor
+            for tensor, (_, more) in zip(found, self._of_parameters, strict=True) for place in more)
 
     def replaced_containers(self) -> set[Path]:
         """Where a list or dictionary of plain values has been replaced by another one since. Only
@@ -457,6 +464,8 @@ class State:
         """That all objects on the way to tensors and guarded values stand in their places."""
         for path, (lookup, thing) in (*self._ways, *self._watched.items(), *self._given):
             checks.add(lookup, Kind.IS, thing, path)
+        for path, lookup in self._hiding:
+            checks.add(lookup, Kind.ABSENT, None, path)
         for module, kind in zip(self.modules, self._classes, strict=True):
             self._add_module(checks, module, kind)
         for optimizer in self.optimizers:
