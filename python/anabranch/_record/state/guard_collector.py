@@ -64,7 +64,7 @@ _ALWAYS_CALLED = ("forward", "__call__", "__getitem__", "__getattr__", "__getatt
                   "__iter__", "__next__", "__contains__", "__len__", "__bool__", "__enter__",
                   "__exit__", "__float__", "__int__", "__index__", "__add__", "__radd__",
                   "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__",
-                  "__matmul__", "__neg__", "__lt__", "__le__", "__gt__", "__ge__")
+                  "__matmul__", "__neg__", "__lt__", "__le__", "__gt__", "__ge__", "__get__")
 # Code with these may read an attribute that it does not name.
 BY_NO_NAME = frozenset(("getattr", "attrgetter", "vars", "dir", "getmembers", "fields", "asdict",
                          "astuple", "__dict__", "__slots__", "copy", "deepcopy", "replace",
@@ -72,8 +72,8 @@ BY_NO_NAME = frozenset(("getattr", "attrgetter", "vars", "dir", "getmembers", "f
 _ANY_NAME = "*"  # among names, where there is such code
 # The walk looks into these itself, for tensors.
 _OTHERS_MATTERS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.Generator)
-# Nobody gives these another dictionary; that of threading.local is a thread's.
-_IN_ONE_DICTIONARY = (torch.Tensor, nn.Module, threading.local)
+# Nobody gives these another dictionary; classes of modules are looked at by themselves.
+_KEPT = (torch.Tensor, nn.Module)
 # Registries, what has a guard of its own, and what DistributedDataParallel notes of its buckets.
 _OF_MODULES = frozenset((*vars(nn.Module()), _compat.NOTED_OF_BUCKETS))
 # The same, and what schedulers put there: a step around the optimizer's, which notes its calls.
@@ -108,6 +108,7 @@ class GuardCollector:
         self.names = {*names, *_ALWAYS_CALLED}
         self._read = {*names}.difference(only_called)  # those that are not only called
         self._functions: dict[types.FunctionType, Path] = {}
+        self._wrappers: dict[types.FunctionType, Path] = {}  # a library's, around others
         self._often_new = often_new
         self._kinds: dict[type, None] = {}
         self._classes: dict[int, type] = {}  # by the ids of the mappings that show their attributes
@@ -123,10 +124,14 @@ class GuardCollector:
         self._unread_code: list[types.FunctionType] = []  # whose dotted names are still to be read
         self.watched: dict[Path, Stand] = {}  # those on the way to guarded values
         self.callables: dict[int, tuple[Any, Path]] = {}  # functions and partials, by their ids
-        self._objects: dict[int, tuple[Any, Path]] = {}  # that keep attributes in a dictionary
+        self._objects: dict[int, tuple[Any, Path]] = {}
+        self._with_dictionary: set[int] = set()  # which of these keep attributes in one
 
     def add_function(self, function: types.FunctionType, path: Path) -> None:
-        if not is_librarys(module_of(function)):  # such as a wrapper around a user's function
+        if is_librarys(module_of(function)):
+            if "_torchdynamo_orig_callable" not in vars(function):  # it holds what is a compiler's
+                self._wrappers.setdefault(function, path)
+        else:
             self._functions.setdefault(function, path)
             self.callables.setdefault(id(function), (function, path))
             self._add_code(function)
@@ -134,14 +139,16 @@ class GuardCollector:
     def _add_code(self, function: types.FunctionType) -> None:
         if is_users(module_of(function)):
             self._unread_code.append(function)
-        names = names_in(function.__code__)
-        self.names.update(names)
-        self._read.update(names - only_called_in(function.__code__))
-        if not is_librarys(module_of(function)) \
-                and not BY_NO_NAME.isdisjoint((*names, *named_in(function.__code__))):
+        self.add_names(function.__code__, is_librarys(module_of(function)))
+        self._add_told(Variables(function).values())
+
+    def add_names(self, code: types.CodeType, is_of_library: bool = False) -> None:
+        names = names_in(code)
+        self.names |= names
+        self._read |= names - only_called_in(code)
+        if not is_of_library and not BY_NO_NAME.isdisjoint((*names, *named_in(code))):
             self.names.add(_ANY_NAME)
             self._read.add(_ANY_NAME)
-        self._add_told(Variables(function).values())
 
     def _add_told(self, values: Iterable[Any]) -> None:
         """Names that are values themselves: of what ``operator.attrgetter`` made, and texts, where
@@ -162,8 +169,10 @@ class GuardCollector:
     def add_object(self, thing: Any, attributes: Mapping[str, Any], path: Path) -> None:
         self._kinds[type(thing)] = None
         self._attributes.setdefault(id(thing), (type(thing), attributes, path))
-        if type(attributes) is dict and not isinstance(thing, _IN_ONE_DICTIONARY):
+        if not isinstance(thing, _KEPT):
             self._objects.setdefault(id(thing), (thing, path))
+            if type(attributes) is dict and not isinstance(thing, threading.local):
+                self._with_dictionary.add(id(thing))
 
     def add_partial(self, partial: functools.partial[Any], path: Path) -> None:
         self.callables.setdefault(id(partial), (partial, path))
@@ -194,9 +203,13 @@ class GuardCollector:
                             for name in hidden_by(kind) if name not in own]
         on_the_way = {path[:end] for _, paths in (*found.held.values(), *found.counts.values())
                       for path in paths.values() for end in range(len(path))}
+        to_tensors = {path[:end] for path, stand in self._stands.items()
+                      if id(stand.thing) in leading for end in range(len(path))}
         self._watch(on_the_way, often_new)
         self._objects = {number: (thing, path) for number, (thing, path) in self._objects.items()
-                         if path in on_the_way or number in leading}
+                         if path in on_the_way or path in to_tensors or number in leading}
+        self.hiding += [place for kind in self._kinds for name in hidden_by(kind)
+                        for place in _hidden_in_class(kind, name)]
         for kind in {base: None for met in self._kinds for base in met.__mro__}:
             if not is_library_base(kind):
                 shown = vars(kind)
@@ -214,6 +227,11 @@ class GuardCollector:
             for name, cell in variables.cells.items():
                 if found.is_wanted(variables.get(name, cell)):
                     cells.setdefault(id(cell), (cell, (*path, name)))
+        for function, path in self._wrappers.items():
+            for name, cell in Variables(function).cells.items():
+                inner = Variables(function).get(name)
+                if isinstance(inner, types.FunctionType) and found.is_wanted(inner):
+                    cells.setdefault(id(cell), (cell, (*path, name)))
         found.add_cells(list(cells.values()))
         return GuardSet([*found.held.values(), *found.counts.values()])
 
@@ -227,12 +245,17 @@ class GuardCollector:
         kind = self._classes.get(id(holder))
         return holder if kind is None else OfClass(kind)
 
+    def kinds(self) -> list[tuple[Path, Any, type]]:
+        """The classes of these objects."""
+        return [(path, thing, type(thing)) for thing, path in self._objects.values()]
+
     def given(self) -> list[tuple[Path, tuple[Lookup, Any]]]:
         """What callables that were met are made of, and the dictionaries of objects on the way to
         guarded values and tensors; others may be put there. Asked after places()."""
         found = [(path, (Given(thing), name)) for thing, path in self.callables.values()
                  for name in given_to(thing)]
-        found += [(path, (Given(thing), "__dict__")) for thing, path in self._objects.values()]
+        found += [(path, (Given(thing), "__dict__")) for number, (thing, path)
+                  in self._objects.items() if number in self._with_dictionary]
         return [(path, (lookup, lookup[0][lookup[1]])) for path, lookup in found]
 
     def _watch(self, on_the_way: Container[Path], often_new: Container[Path]) -> None:
@@ -305,6 +328,7 @@ class GuardCollector:
                     self._add_told(value for _, value in _items(container))
             known = len(self.names) + len(self._kinds) + len(self._attributes)
             for kind in list(self._kinds):
+                self._look_at_class(kind)
                 methods = self._methods_of(kind)
                 for method in [method for name in methods if self._is_named(name)
                                for method in methods[name] if method not in reached]:
@@ -318,6 +342,12 @@ class GuardCollector:
                     if (thing, name) not in looked_at:
                         looked_at.add((thing, name))
                         self._look_at(attributes, name, (*path, name), value)
+
+    def _look_at_class(self, kind: type) -> None:
+        for base in kind.__mro__:
+            if is_users(base.__module__) and not is_library_base(base):
+                for name, value in list(self._named(vars(base), base)):
+                    self._look_at(vars(base), name, ("", f"class {base.__name__}", name), value)
 
     def _follow_dotted_names(self) -> None:
         """And to the functions behind these and behind variables, which name more."""
@@ -357,6 +387,14 @@ def may_be_read(name: str, names: Container[str]) -> bool:
 def _is_among(name: str, names: Container[str]) -> bool:
     """Also as f"name{number}"."""
     return name in names or (name[-1:] in string.digits and name.rstrip(string.digits) in names)
+
+
+def _hidden_in_class(kind: type, name: str) -> Iterator[tuple[Path, Lookup]]:
+    """Classes that come before the one that has it."""
+    for base in kind.__mro__:
+        if name in vars(base):
+            return
+        yield ("", f"class {base.__name__}"), (vars(base), name)
 
 
 def _own_attributes(attributes: Any) -> Any:

@@ -247,7 +247,8 @@ def is_guarded(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(is_guarded, value))
     return is_plain(value) or isinstance(value, _THEMSELVES) or _is_array(value) \
-        or (callable(value) and not isinstance(value, nn.Module))
+        or (callable(value) and not isinstance(value, nn.Module)) \
+        or any("__get__" in vars(base) for base in type(value).__mro__)
 
 
 def is_often_new(value: Any) -> bool:

@@ -90,6 +90,10 @@ class PlaceChecks:
         return item(vars(holder.kind) if isinstance(holder, OfClass) else holder, key, kind,
                     expected, to=to, name=name)
 
+    def add_kind(self, thing: Any, kind: type, path: Path) -> None:
+        if not self._is_given(thing, path):
+            self.all.append(Check(Kind.TYPE, At.ITSELF, thing, None, kind, name=name_of(path)))
+
     def add_length(self, holder: Any, count: int, path: Path = (), name: str = "") -> None:
         if self._is_given(holder, path):
             return

@@ -36,6 +36,7 @@ from anabranch._record.state.number_places import (
     TupleItems,
     hyperparameter_items,
 )
+from anabranch._record.state.optimizer_checks import add_groups
 from anabranch._record.state.paths import (
     ARGUMENT,
     Everywhere,
@@ -45,7 +46,7 @@ from anabranch._record.state.paths import (
     Place,
     bare,
 )
-from anabranch._record.state.place_checks import NotQuick, PlaceChecks, Registers
+from anabranch._record.state.place_checks import PlaceChecks, Registers
 from anabranch._record.state.read_set import NOTHING_READ, ReadSet
 from anabranch._record.state.walk import Walk
 from anabranch._record.tensors import inner_tensors, is_wrapper, may_be_parameter, version_of
@@ -112,6 +113,7 @@ class State:
                           for path, (holder, key, thing) in watched.items()}
         self._given += collector.given()
         self._hiding += collector.hiding
+        self._kinds += collector.kinds()
         self.callables += [thing for thing, path in collector.callables.values()
                            if path[:1] != (ARGUMENT,)]
         self._guards: Guards | None = None
@@ -126,7 +128,8 @@ class State:
             if (tensor := place.get()) is not None and may_be_parameter(tensor)]
         self._shared = frozenset(frozenset([place.path, *(one.path for one in more)])
                                  for place, more in self._of_parameters if more)
-        self.fingerprint.append((("", "shared"), self._shared))
+        kinds = [(path, kind) for path, _, kind in self._kinds]
+        self.fingerprint.append((("", "shared"), (self._shared, kinds)))
         self._modes = [vars(module) for module in self.modules if "training" in vars(module)]
         # Guards compare these by their ids. While they are held, nothing else gets these ids.
         pinned = standing(self.pinned)
@@ -174,6 +177,7 @@ class State:
         # What callables are made of, and the dictionaries of objects.
         self._given: list[tuple[Path, tuple[Lookup, Any]]] = begun("_given")
         self.callables: list[Any] = begun("callables")
+        self._kinds: list[tuple[Path, Any, type]] = begun("_kinds")  # of objects
         # Where an attribute of an object itself would hide one of its class.
         self._hiding: list[tuple[Path, Lookup]] = begun("_hiding")
         # The ids of arguments that lead to tensors.
@@ -325,6 +329,7 @@ class State:
                     zip(self._ways, other._ways, strict=True)) \
             and self._classes == other._classes and self._registered == other._registered \
             and self._shared == other._shared \
+            and [kind for *_, kind in self._kinds] == [kind for *_, kind in other._kinds] \
             and list(map(len, self._in_groups)) == list(map(len, other._in_groups)) \
             and [values for _, values in self._members] \
             == [values for _, values in other._members] \
@@ -424,14 +429,10 @@ class State:
 
     def _hyperparameters_told(self) -> tuple[Any, ...]:
         """Of all groups, without tensors."""
-        found = [None if isinstance(value, Tensor) else value
-                 for _, group in self._groups() for key, value in group.items() if key != "params"]
+        found = [None if isinstance(value, Tensor) else value for optimizer in self.optimizers
+                 for group in optimizer.param_groups
+                 for key, value in group.items() if key != "params"]
         return tuple(found if self.followed is NO_NUMBERS else self._with_followed(found))
-
-    def _groups(self) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
-        """By their numbers: of the optimizer, and of its group."""
-        return (((i, j), group) for i, optimizer in enumerate(self.optimizers)
-                for j, group in enumerate(optimizer.param_groups))
 
     def _gradients_told(self) -> bytes:
         """Which parameters require gradients (1), and which have none (2)."""
@@ -444,7 +445,7 @@ class State:
             checks.add((attributes, "training"), Kind.EQUALS, attributes["training"],
                        name="which modules train")
         self._add_ways(checks)
-        self._add_groups(checks, follows)
+        add_groups(checks, self.optimizers, follows)
         self._add_followed(checks, follows)
         self._seen.add_checks(checks)
         self._guard_set.add_checks(checks)
@@ -464,6 +465,8 @@ class State:
         """That all objects on the way to tensors and guarded values stand in their places."""
         for path, (lookup, thing) in (*self._ways, *self._watched.items(), *self._given):
             checks.add(lookup, Kind.IS, thing, path)
+        for path, thing, kind in self._kinds:
+            checks.add_kind(thing, kind, path)
         for path, lookup in self._hiding:
             checks.add(lookup, Kind.ABSENT, None, path)
         for module, kind in zip(self.modules, self._classes, strict=True):
@@ -499,44 +502,6 @@ class State:
                 for key, thing in registry.items():
                     if not isinstance(thing, Tensor):
                         checks.add((registry, key), Kind.IS, thing, name="a module's tensors")
-
-    def _add_groups(self, checks: PlaceChecks, follows: NumberPlaces) -> None:
-        """That optimizers have the same groups, with the same hyperparameters."""
-        for optimizer in self.optimizers:
-            groups = optimizer.param_groups
-            if vars(optimizer).get("param_groups") is not groups or type(groups) is not list:
-                raise NotQuick("an optimizer shows another one's groups")
-            checks.add((vars(optimizer), "param_groups"), Kind.IS, groups, name="param_groups")
-            checks.add_length(groups, len(groups), name="param_groups")
-            for j, group in enumerate(groups):
-                checks.add((groups, j), Kind.IS, group, name="param_groups")
-        for numbers, group in self._groups():
-            checks.add_length(group, len(group), name="an optimizer's numbers")
-            for key, value in group.items():
-                if isinstance(value, Tensor):
-                    checks.add((group, key), Kind.TYPE, type(value))
-                elif key != "params":
-                    self._add_hyperparameter(checks, follows, (*numbers, key), group, value)
-
-    @staticmethod
-    def _add_hyperparameter(checks: PlaceChecks, follows: NumberPlaces,
-                            name: tuple[int, int, str], group: dict[str, Any], value: Any) -> None:
-        numbers = {one: len(follows.arguments) + number
-                   for number, one in enumerate(follows.hyperparameters)}
-        told, items = f"an optimizer's {name[2]}", hyperparameter_items((*name, None), value)
-        if numbers.keys().isdisjoint(one for one, _ in items):
-            kind = Kind.EQUALS if is_plain(value) else Kind.IS
-            checks.add((group, name[2]), kind, value, name=told)
-        elif type(value) is not tuple:
-            checks.add((group, name[2]), Kind.FLOAT, to=numbers[items[0][0]], name=told)
-        else:
-            register = checks.registers.new()
-            checks.add((group, name[2]), Kind.TYPE, tuple, to=register, name=told)
-            checks.all.append(Check(Kind.LENGTH, At.ITSELF, None, None, len(value), register))
-            for one, part in items:
-                kind = Kind.FLOAT if one in numbers else Kind.EQUALS
-                checks.all.append(Check(kind, At.ITEM, None, one[3], part, register,
-                                        numbers.get(one, -1), told))
 
     def _add_followed(self, checks: PlaceChecks, follows: NumberPlaces) -> None:
         """Of the values that code names."""
