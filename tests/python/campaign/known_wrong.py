@@ -8,9 +8,6 @@ PROGRAMS: list[str] = []
 # More than one in a hundred changes of what is not read makes a new recording.
 ARE_NEEDLESS_MANY = False
 CHANGES = {
-    'holders.weak_and_cached': {
-        'step<weak>.target.scale': ('__dict__.update an integer', 'once it is launched'),
-    },
     'training.by_hand': {
         'torch: autocast': ('on', 'once it is launched'),
     },

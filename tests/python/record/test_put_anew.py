@@ -6,7 +6,9 @@ tensor where two stood. No launch misses that, and what comes back is launched a
 from __future__ import annotations
 
 import functools
+import gc
 import types
+import weakref
 
 import pytest
 import torch
@@ -150,6 +152,12 @@ def of_thing(change, kind=Thing):
     return lambda x: thing.times(x), lambda: change(thing)
 
 
+def of_weak(change):
+    thing = Thing()
+    weak = weakref.ref(thing)
+    return lambda x: x * weak().scale, lambda: change(thing)
+
+
 def of_method(change):
     thing = Thing()
     return lambda x, times=thing.times: thing.times(x), lambda: change(thing)
@@ -223,6 +231,9 @@ CHANGES = {
         layer[0], "forward", lambda x: x * 5.0), lambda: nn.Sequential(nn.Tanh())),
     "a function behind torch's decorator": lambda: of_decorated(lambda cell: put(
         (cell, "cell_contents", lambda x: x * 5.0))),
+    "what is behind a weak reference": lambda: of_weak(lambda thing: put((thing, "scale", 5.0))),
+    "its attributes": lambda: of_weak(lambda thing: put(
+        (thing, "__dict__", {**vars(thing), "scale": 5.0}))),
     "an object's class": lambda: of_thing(lambda thing: put(
         (thing, "__class__", type("Other", (Thing,), {"factor": 5.0})))),
     "a method's object's class": lambda: of_method(lambda thing: put(
@@ -282,6 +293,16 @@ def test_what_a_method_reads_that_is_put_there_anew_is_guarded(tape, monkeypatch
     assert [launches(step, tape, X) for _ in range(4)][-1] == 1 and torch.equal(step(X), X * 2)
     thing.other = 5.0
     assert torch.equal(step(X), X * 5)
+
+
+def test_what_is_behind_a_weak_reference_is_let_go(tape):
+    things = [Thing()]
+    weak = weakref.ref(things[0])
+    step = anabranch.record(lambda x: x * weak().scale if weak() is not None else x * 7)
+    assert [launches(step, tape, X) for _ in range(4)][-1] == 1
+    things.clear()
+    gc.collect()
+    assert weak() is None and torch.equal(step(X), X * 7)
 
 
 @pytest.mark.parametrize("name", ["mean", "F", "nn", "campaign", "Inner"])

@@ -16,6 +16,7 @@ import operator
 import string
 import threading
 import types
+import weakref
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ from anabranch._record.state.guards import (
     is_plain,
 )
 from anabranch._record.state.namespaces import (
+    Behind,
     Cells,
     Given,
     Lookup,
@@ -124,6 +126,7 @@ class GuardCollector:
         self._unread_code: list[types.FunctionType] = []  # whose dotted names are still to be read
         self.watched: dict[Path, Stand] = {}  # those on the way to guarded values
         self.callables: dict[int, tuple[Any, Path]] = {}  # functions and partials, by their ids
+        self._weak: list[tuple[type, Behind, Path]] = []
         self._objects: dict[int, tuple[Any, Path]] = {}
         self._with_dictionary: set[int] = set()  # which of these keep attributes in one
 
@@ -174,6 +177,12 @@ class GuardCollector:
             if type(attributes) is dict and not isinstance(thing, threading.local):
                 self._with_dictionary.add(id(thing))
 
+    def add_weak(self, weak: weakref.ref[Any], path: Path) -> None:
+        """Of the object behind it only numbers and texts are guarded: nothing is held for that."""
+        behind, kind = Behind(weak), type(weak())
+        self._kinds[kind] = None
+        self._weak.append((kind, behind, path))
+
     def add_partial(self, partial: functools.partial[Any], path: Path) -> None:
         self.callables.setdefault(id(partial), (partial, path))
         self.add_container(partial.keywords, path)
@@ -201,6 +210,9 @@ class GuardCollector:
             found.add(attributes, self._named(attributes, kind), path)
             self.hiding += [(path, (own, name)) for own in [_own_attributes(attributes)]
                             for name in hidden_by(kind) if name not in own]
+        for kind, behind, path in self._weak:
+            found.add(behind, ((name, value) for name, value in self._named(behind, kind)
+                               if is_plain(value)), path)
         on_the_way = {path[:end] for _, paths in (*found.held.values(), *found.counts.values())
                       for path in paths.values() for end in range(len(path))}
         to_tensors = {path[:end] for path, stand in self._stands.items()

@@ -11,7 +11,8 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -116,6 +117,30 @@ def given_to(thing: Any) -> tuple[str, ...]:
     """The names of what a function or a partial is made of."""
     return OF_FUNCTIONS if isinstance(thing, types.FunctionType) else \
         OF_PARTIALS if isinstance(thing, functools.partial) else ()
+
+
+class Behind(Mapping[str, Any]):
+    """The attributes of the object behind a weak reference, which it does not keep alive."""
+
+    def __init__(self, weak: weakref.ref[Any]) -> None:
+        self._weak = weak
+
+    def _now(self) -> Mapping[str, Any]:
+        thing = self._weak()
+        return attributes_of(thing) if may_enter(thing) else {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._now()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def told(self, name: str) -> tuple[type, Any]:
+        value = self[name]
+        return type(value), value
 
 
 class StandsNow:

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from anabranch._record.checks import FIRST_FREE, At, Check, Kind, item
+from anabranch._record.checks import FIRST_FREE, At, Check, Kind, answers, item
 from anabranch._record.state.namespaces import (
     CELL,
+    Behind,
     Given,
     Lookup,
     OfClass,
@@ -63,6 +64,9 @@ class PlaceChecks:
         holder, key = place_of(lookup)
         if not self._is_given(holder, path) \
                 and not (kind is Kind.IS and self._is_given(expected, path)):
+            if isinstance(holder, Behind):
+                self.all.append(answers(holder.told, (key,), holder.told(key), name_of(path)))
+                return
             self.all.append(self._of(holder, key, kind, expected, to,
                                      name or name_of(path) or str(key)))
 

@@ -16,6 +16,7 @@ import collections
 import functools
 import gc
 import types
+import weakref
 from collections.abc import Container, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -173,6 +174,8 @@ class Walk:
             self._collector.add_function(thing, path)
         elif isinstance(thing, functools.partial):
             self._collector.add_partial(thing, path)
+        elif isinstance(thing, weakref.ref):
+            self._collector.add_weak(thing, path)
         elif may_enter(thing):
             self._collector.add_object(thing, attributes_of(thing), path)
 
