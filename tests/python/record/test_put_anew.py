@@ -295,6 +295,16 @@ def test_what_a_method_reads_that_is_put_there_anew_is_guarded(tape, monkeypatch
     assert torch.equal(step(X), X * 5)
 
 
+def test_a_number_behind_a_weak_reference_that_changes_often_is_as_in_eager(tape):
+    thing = Thing()
+    weak = weakref.ref(thing)
+    step = anabranch.record(lambda x: x * weak().scale)
+    for i in range(12):
+        thing.scale = 2.0 + i // 2
+        assert torch.equal(step(X), X * thing.scale)
+    assert all(report.code is None for report in step.reports)
+
+
 def test_what_is_behind_a_weak_reference_is_let_go(tape):
     things = [Thing()]
     weak = weakref.ref(things[0])

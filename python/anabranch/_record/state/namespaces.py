@@ -12,7 +12,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -119,13 +119,13 @@ def given_to(thing: Any) -> tuple[str, ...]:
         OF_PARTIALS if isinstance(thing, functools.partial) else ()
 
 
-class Behind(Mapping[str, Any]):
+class Behind(MutableMapping[str, Any]):
     """The attributes of the object behind a weak reference, which it does not keep alive."""
 
     def __init__(self, weak: weakref.ref[Any]) -> None:
         self._weak = weak
 
-    def _now(self) -> Mapping[str, Any]:
+    def _now(self) -> MutableMapping[str, Any]:
         thing = self._weak()
         return attributes_of(thing) if may_enter(thing) else {}
 
@@ -137,6 +137,12 @@ class Behind(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._now())
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._now()[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._now()[name]
 
     def told(self, name: str) -> tuple[type, Any]:
         value = self[name]

@@ -65,6 +65,8 @@ class PlaceChecks:
         if not self._is_given(holder, path) \
                 and not (kind is Kind.IS and self._is_given(expected, path)):
             if isinstance(holder, Behind):
+                if kind is not Kind.EQUALS:
+                    raise NotQuick(f"{name_of(path)} is behind a weak reference")
                 self.all.append(answers(holder.told, (key,), holder.told(key), name_of(path)))
                 return
             self.all.append(self._of(holder, key, kind, expected, to,
