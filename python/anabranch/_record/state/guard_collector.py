@@ -193,8 +193,25 @@ class GuardCollector:
     def places(self, leading: Container[int]) -> GuardSet:
         """The guards on all that was met. ``leading`` has the ids of objects that lead to tensors:
         callables among them are not guarded, since others of their type may take their places."""
-        found, unread, often_new = _Found(leading), self._unread(), self._replaced()
-        hidden_by = functools.cache(self._named_in_class)
+        found, often_new = _Found(leading), self._replaced()
+        self._add_contents(found, often_new)
+        on_the_way = {path[:end] for _, paths in (*found.held.values(), *found.counts.values())
+                      for path in paths.values() for end in range(len(path))}
+        self._watch(on_the_way, often_new)
+        on_the_way.update(path[:end] for path, stand in self._stands.items()
+                          if id(stand.thing) in leading for end in range(len(path)))
+        self._objects = {number: (thing, path) for number, (thing, path) in self._objects.items()
+                         if path in on_the_way or number in leading}
+        self._add_classes(found)
+        for read in self._reads.values():
+            if read.name in read.holder:
+                found.add(read.holder, [(read.name, read.holder[read.name])], read.path[:-1])
+        self._add_variables(found)
+        return GuardSet([*found.held.values(), *found.counts.values()])
+
+    def _add_contents(self, found: _Found, often_new: Mapping[Path, StandsNow]) -> None:
+        """Of containers and objects."""
+        unread, hidden_by = self._unread(), functools.cache(self._named_in_class)
         for container, path in self._containers.values():
             if _leads_through(path, unread):
                 continue
@@ -213,39 +230,31 @@ class GuardCollector:
         for kind, behind, path in self._weak:
             found.add(behind, ((name, value) for name, value in self._named(behind, kind)
                                if is_plain(value)), path)
-        on_the_way = {path[:end] for _, paths in (*found.held.values(), *found.counts.values())
-                      for path in paths.values() for end in range(len(path))}
-        to_tensors = {path[:end] for path, stand in self._stands.items()
-                      if id(stand.thing) in leading for end in range(len(path))}
-        self._watch(on_the_way, often_new)
-        self._objects = {number: (thing, path) for number, (thing, path) in self._objects.items()
-                         if path in on_the_way or path in to_tensors or number in leading}
         self.hiding += [place for kind in self._kinds for name in hidden_by(kind)
                         for place in _hidden_in_class(kind, name)]
+
+    def _add_classes(self, found: _Found) -> None:
         for kind in {base: None for met in self._kinds for base in met.__mro__}:
             if not is_library_base(kind):
                 shown = vars(kind)
                 self._classes[id(shown)] = kind
                 found.add(shown, self._named(shown, kind), ("", f"class {kind.__name__}"))
-        for read in self._reads.values():
-            if read.name in read.holder:
-                found.add(read.holder, [(read.name, read.holder[read.name])], read.path[:-1])
+
+    def _add_variables(self, found: _Found) -> None:
+        """Of functions; of a library's those in which another function stands."""
         cells: dict[int, tuple[types.CellType, Path]] = {}
-        for function, path in {**self._methods, **self._functions}.items():
-            variables = Variables(function)
-            found.add(variables.globals, ((name, value) for name, value in variables.items()
-                                          if name not in variables.cells),
-                      ("", function.__module__))
+        for function, path in {**self._methods, **self._functions, **self._wrappers}.items():
+            variables, is_wrapper = Variables(function), function in self._wrappers
+            if not is_wrapper:
+                found.add(variables.globals, ((name, value) for name, value in variables.items()
+                                              if name not in variables.cells),
+                          ("", function.__module__))
             for name, cell in variables.cells.items():
-                if found.is_wanted(variables.get(name, cell)):
-                    cells.setdefault(id(cell), (cell, (*path, name)))
-        for function, path in self._wrappers.items():
-            for name, cell in Variables(function).cells.items():
-                inner = Variables(function).get(name)
-                if isinstance(inner, types.FunctionType) and found.is_wanted(inner):
+                inner = variables.get(name, cell)
+                if found.is_wanted(inner) and (
+                        not is_wrapper or isinstance(inner, types.FunctionType)):
                     cells.setdefault(id(cell), (cell, (*path, name)))
         found.add_cells(list(cells.values()))
-        return GuardSet([*found.held.values(), *found.counts.values()])
 
     def looked_at(self) -> list[tuple[Any, Path]]:
         """The attributes of objects, and the containers, that were met, with the way to each."""
