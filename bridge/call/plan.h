@@ -262,8 +262,8 @@ class Plan {
     }
   }
 
-  // Whether the tensor is the one that stood there, or one that is like it, stands wherever that has
-  // stood, and is none of the others.
+  // Whether the tensor is the one that stood there, or one that is like it, stands wherever that
+  // has stood, and is none of the others.
   bool stands_alike(const Check& check, PyObject* found, Look& look) {
     if (found == kept[static_cast<std::size_t>(check.to)]) return true;
     PyObject* const is_like = PyObject_CallFunctionObjArgs(check.expected, found, nullptr);
