@@ -375,7 +375,8 @@ class Recorder:
         chosen = self._chosen
         return chosen.python_once and chosen.verify and self._takes_gradients \
             and spec.kept is None and spec.may_keep_call and step.numbers is None \
-            and not step.on_host and is_plentiful(step.device, size_of(step.tensors)) \
+            and not step.on_host and not step.pinned \
+            and is_plentiful(step.device, size_of(step.tensors)) \
             and not _compat.distributed_models(spec.state.modules)
 
     def _call_kept(self, spec: Specialization, step: Step, leaves: list[Any]) -> Any:

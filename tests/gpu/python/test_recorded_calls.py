@@ -418,7 +418,7 @@ def test_a_step_that_differs_between_its_captures_runs_plainly():
     counter = iter(range(1, 100))
 
     def function(x):
-        return x * float(next(counter))
+        return x * float(counter.__next__())
 
     step = anabranch.record(function)
     x = normal(0, 20)

@@ -160,7 +160,7 @@ def test_what_may_be_something_else_in_another_call_runs_plainly(function):
 
 def test_a_count_in_python_runs_plainly():
     count = itertools.count(1)
-    step = anabranch.record(lambda x: x * torch.tensor(float(next(count)), device=DEVICE))
+    step = anabranch.record(lambda x: x * torch.tensor(float(count.__next__()), device=DEVICE))
     x = normal(0, 20)
     ratios = {round(float((step(x) / x).mean())) for _ in range(6)}
     assert len(ratios) == 6, ratios  # every call counted on

@@ -20,7 +20,14 @@ from anabranch._record.effects.mutations import Mutation
 from anabranch._record.effects.side_effects import ReadAt, SideEffects
 from anabranch._record.effects.stepped_by_hand import SteppedByHand
 from anabranch._record.memory.garbage import no_collection
-from anabranch._record.refusals import ANSWER_MISSED, Again, Cause, NotRecordable
+from anabranch._record.refusals import (
+    ANSWER_MISSED,
+    Again,
+    BrokeWhileNoted,
+    Cause,
+    CopiedFromTheCpu,
+    NotRecordable,
+)
 from anabranch._record.state.state import State
 from anabranch._record.trial.histories import Histories, is_behind_backward
 from anabranch._record.trial.kept_capture import KeptCapture, capture_call
@@ -44,13 +51,14 @@ def run_kept(step: Step, state: State, allow: Collection[int], read_at: ReadAt,
              check_inputs: Callable[[], None]) -> tuple[Any, KeptCall]:
     """The call's answer, with the history that Python has given it, and what is kept of it.
     ``read_at`` as in SideEffects; ``check_inputs`` raises NotRecordable where the run has taken in
-    what no guard can hold. A capture that breaks is taken once more as ``retries`` say, where they
-    do: that call runs the Python twice."""
+    what no guard can hold. A capture that copies from the CPU, or cannot be noted, is taken once
+    more: that call runs the Python twice. None is that lets code outside torch see the capture: it
+    may compute something else then, and nothing is there to compare it with."""
     tried: set[type[Exception]] = set()
     while True:
         try:
             return _run_kept(step, state, allow, read_at, check_inputs)
-        except NotRecordable as error:
+        except (CopiedFromTheCpu, BrokeWhileNoted) as error:
             step = captured_differently(step, error, tried)
 
 

@@ -86,7 +86,7 @@ class KeptCapture:
         """The step, to be captured in the same way."""
         mine = self._step
         return dataclasses.replace(step, ahead=mine.ahead, is_noted=mine.is_noted,
-                                   is_told=mine.is_told, has_constants=mine.has_constants)
+                                   has_constants=mine.has_constants)
 
     def fits(self, step: Step) -> bool:
         """Whether the step has the same tensors, and what of them lies elsewhere by now lies apart
