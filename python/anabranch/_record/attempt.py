@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import gc
 import logging
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -73,7 +72,7 @@ from anabranch._record.refusals import (
     reason_of_fault,
 )
 from anabranch._record.rendezvous import Rendezvous
-from anabranch._record.report import RecordingCost
+from anabranch._record.report import Laps, RecordingCost
 from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE
@@ -82,7 +81,7 @@ from anabranch._record.trial.earlier import Earlier, Order
 from anabranch._record.trial.kept_capture import capture_beside, check_fits
 from anabranch._record.trial.overlap import (
     NOT_FASTER,
-    Room,
+    Allowance,
     bytes_ahead,
     choose_overlap,
     make_to_fit,
@@ -93,19 +92,6 @@ from anabranch._record.trial.trial import Trial
 from anabranch._record.trial.verify import Untrusted, verify
 
 log = logging.getLogger("anabranch.record")
-
-
-class _Laps:
-    """How long each phase took; what one does again adds up."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._start = time.perf_counter()
-
-    def end(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._start
-        self._start = now
 
 
 class Attempt:
@@ -124,17 +110,13 @@ class Attempt:
         self._name, self._spec, self._step, self._chosen = name, spec, step, chosen
         self._takes_gradients, self._has_lanes = takes_gradients, has_lanes
         self._saved_from, self._look_farther = saved_from, look_farther
-        # What plain calls free as they go; the plain run of a trial and a launch hold it to the
-        # end.
-        self._freed_bytes = 0 if not frees_inputs else size_of(
-            [tensor for tensor in step.tensors[:step.arguments] if not tensor.requires_grad])
         self._recorded, self._earlier = recorded, earlier
         self._kept = spec.kept if recorded is None else None  # whose launches are its plain runs
         self._discovered: DiscoveredStep | None = None  # of one capture, where that is enough
         self._needs_two = False  # captures, whatever is known
         self._is_in_best = False  # order of earlier ones, so that one recording is made
         self._is_plenty = earlier.has_any and is_plentiful(step.device, size_of(step.tensors))
-        self._laps = _Laps()
+        self._laps = Laps()
         self._call = step.call
         self._stepped = SteppedByHand(step.optimizers, step.objects)
         self._effects = SideEffects(
@@ -153,11 +135,13 @@ class Attempt:
         self._answered: tuple[Any, ...] = ()  # the answer of a run that served as the call
         # A recording, and what its kernels were given when it was compared with other numbers.
         self._proven: tuple[StepRecording | None, list[int]] = (None, [])
-        self._plain_bytes = 0  # the plain run's peak, less what was allocated before
-        self._asked_lanes = 1  # by name, in its first capture
-        self._slack_bytes = slack_bytes(step.device) if has_lanes else 0
         self.device = step.device
         self.free_before = free_bytes(step.device)
+        held = [] if not frees_inputs else [
+            tensor for tensor in step.tensors[:step.arguments] if not tensor.requires_grad]
+        self.allowance = Allowance(
+            chosen.parallel_bytes, slack_bytes(step.device) if has_lanes else 0, self.free_before,
+            size_of(held), earlier)
 
     @property
     def mutations(self) -> Any:
@@ -214,7 +198,7 @@ class Attempt:
     def _note_memory(self, meter: Meter) -> None:
         trial = self._trial
         self._spec.note(recording=RecordingCost(
-            meter.highest.reserved, meter.phase, self._plain_bytes,
+            meter.highest.reserved, meter.phase, self.allowance.plain_bytes,
             trial.copied_bytes if trial else 0, trial.copied_to if trial else ""),
             phase_seconds=self._laps.seconds)
 
@@ -250,13 +234,14 @@ class Attempt:
             short = short_of("the plain run", error, step.device)
         if short is not None:
             raise short
-        self._plain_bytes = meter.note("the plain run").allocated - before.allocated
-        if self._kept is not None:
-            self._plain_bytes = self._kept.capture.peak_bytes
+        taken_bytes = meter.note("the plain run").allocated - before.allocated
+        self.allowance.plain_bytes = taken_bytes if self._kept is None \
+            else self._kept.capture.peak_bytes
         self._laps.end("plain run")
         try:
             with _faults_told(step.device):
                 self._plain = self._trial.look(answer, drawn)
+                self.allowance.let_go_bytes = self._trial.let_go_bytes
                 if self._kept is not None:  # it is none of Python's answers
                     self._plain.has_history = True
         except NotRecordable as error:
@@ -391,8 +376,8 @@ class Attempt:
         try:
             discovered = self._discovered or DiscoveredStep(step, capture, device, self._saved_from)
             self._laps.end("discovery")
-            self._asked_lanes = capture.first.asked_lanes
-            self._spec.note(asked_lanes=self._asked_lanes)
+            self.allowance.asked_lanes = capture.first.asked_lanes
+            self._spec.note(asked_lanes=capture.first.asked_lanes)
             with contextlib.closing(discovered):
                 made = self._made_with_lanes(step, discovered, capture.noted is not None)
                 if not self._is_of_one:
@@ -437,7 +422,7 @@ class Attempt:
     def _made_with_lanes(self, step: Step, discovered: DiscoveredStep,
                          is_noted: bool) -> list[StepRecording]:
         chosen = self._chosen
-        lanes = max(chosen.max_parallel_kernels, self._asked_lanes)
+        lanes = max(chosen.max_parallel_kernels, self.allowance.asked_lanes)
 
         def with_lanes(lanes: int, parallel_bytes: int = ANY_BYTES) -> StepRecording:
             return StepRecording(step, discovered, chosen.verify, lanes, chosen.prefetch_bytes,
@@ -456,7 +441,7 @@ class Attempt:
                         else self._why_in_order(step, is_noted))
         if is_noted and not stays:
             try:
-                made.append(make_to_fit(made[0], self.room(made[0]),
+                made.append(make_to_fit(made[0], self.allowance.room(made[0]),
                                         lambda beside: with_lanes(lanes, beside)))
             except NativeError as error:
                 self._spec.note(why_in_order=str(error))
@@ -465,7 +450,8 @@ class Attempt:
 
     def _does_as(self, best: Order, made: StepRecording) -> bool:
         """Whether a recording in the best order may do without another one in captured order."""
-        most = self._plain_takes + self._granted_bytes + bytes_ahead(made)
+        allowed = self.allowance
+        most = allowed.plain_takes + allowed.granted_bytes + bytes_ahead(made)
         return best.is_about(made.counts) and (
             not best.is_side_by_side or made.launch_bytes <= most)
 
@@ -518,7 +504,7 @@ class Attempt:
         if agree.on(len(made) > 1):
             answer = None
             recorded, gain, why, answer = choose_overlap(
-                trial, plain, verdict, recorded, made[-1], agree.on, self.room(recorded),
+                trial, plain, verdict, recorded, made[-1], agree.on, self.allowance.room(recorded),
                 self._earlier)
             self._spec.note(parallel_gain=gain, why_in_order=why)
             meter.note("the launches side by side")
@@ -534,7 +520,7 @@ class Attempt:
         is_parallel = self._trial is not None and recorded.counts.lanes > 1
         self._spec.note(slots=recorded.slot_count, launch_peak_bytes=recorded.peak_bytes,
                         answered_bytes=recorded.answered_bytes,
-                        parallel_bytes=max(0, recorded.peak_bytes - self._plain_takes)
+                        parallel_bytes=max(0, recorded.peak_bytes - self.allowance.plain_takes)
                         if is_parallel else 0)
 
     def _prove_numbers(self, trial: Trial, recorded: StepRecording) -> None:
@@ -563,33 +549,6 @@ class Attempt:
                 trial.rewind()
         self._proven = recorded, words
         self._laps.end("other numbers")
-
-    @property
-    def _plain_takes(self) -> int:
-        """What a launch may take without taking more than the plain step."""
-        let_go_bytes = self._trial.let_go_bytes if self._trial is not None else 0
-        return self._plain_bytes + let_go_bytes - self._freed_bytes
-
-    @property
-    def _granted_bytes(self) -> int:
-        """What a launch side by side may take beside that: what the user says, or slack, for each
-        lane that is asked for by name. Of slack no more than half of what is free then: others have
-        to find memory, too."""
-        chosen = self._chosen
-        if not self._earlier.has_slack:
-            return 0
-        if chosen.parallel_bytes is not None:
-            return chosen.parallel_bytes
-        free = max(0, self.free_before - self._plain_bytes)
-        return min(self._slack_bytes * self._asked_lanes, free // 2)
-
-    def room(self, ordered: StepRecording) -> Room:
-        """What one side by side may take beside this one in captured order. What that takes more
-        than the plain step is no reason against lanes that are asked for."""
-        spare, granted = self._plain_takes - ordered.launch_bytes, self._granted_bytes
-        is_asked, is_told = self._asked_lanes > 1, self._chosen.parallel_bytes is not None
-        spare = max(spare, 0) if is_asked else spare
-        return Room(spare + granted, spare + (granted if is_asked or is_told else 0), is_asked)
 
     # Where there is no recording.
 

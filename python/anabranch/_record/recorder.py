@@ -19,18 +19,17 @@ from torch import Tensor
 from anabranch import _compat, config
 from anabranch._core.library import NativeError
 from anabranch._record.attempt import Attempt
-from anabranch._record.capture.capture import close_abandoned
-from anabranch._record.capture.preallocate import noted_sizes
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
-from anabranch._record.checks import MISSED, Kind, call, item
+from anabranch._record.checks import MISSED
 from anabranch._record.faults import BEGUN, behind_answer
+from anabranch._record.graph_plans import GraphPlans
+from anabranch._record.kept_calls import KeptCalls
 from anabranch._record.launch.in_turn import BAD_BINDING
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import (
     InBlocks,
-    InputPlaces,
     SavedBlocks,
     handed_over,
     opened,
@@ -43,9 +42,6 @@ from anabranch._record.numbers.noted import OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.observe.observing import (
     UNOBSERVED,
-    check_draws,
-    check_inputs,
-    collection_read_at,
     is_observed,
 )
 from anabranch._record.refusals import (
@@ -61,7 +57,7 @@ from anabranch._record.refusals import (
     strict_error,
     without_frames,
 )
-from anabranch._record.signatures.call_plans import Call, CallPlans, plan_of_graph
+from anabranch._record.signatures.call_plans import Call, CallPlans
 from anabranch._record.signatures.following import Following
 from anabranch._record.signatures.signature import ChangingValues
 from anabranch._record.signatures.specialization import BoundState, Specialization
@@ -71,7 +67,6 @@ from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE, State
 from anabranch._record.tensors import device_of, size_of, version_of
 from anabranch._record.trial.earlier import Earlier
-from anabranch._record.trial.kept_call import run_kept
 from anabranch._record.trial.plain_steps import PLAIN_STEPS, capture_stream, on_capture_stream
 from anabranch._record.trial.verify import Untrusted
 from anabranch._record.warn import placed, tell
@@ -129,6 +124,8 @@ class Recorder:
         # that one call allocates are freed by the next.
         self._has_plenty: bool | None = None
         self._lock = self.specializations.lock
+        self._kept_calls = KeptCalls(name, chosen, takes_gradients)
+        self._graph_plans = GraphPlans(self._saved, pair)
         self._launches = Launches(name, call, self._call_last, self._saved, frees_inputs, self.tell)
 
     def run(self, key: Any, leaves: list[Any], state: State, describe: Callable[[], str],
@@ -151,7 +148,7 @@ class Recorder:
         if spec is None:
             spec = self._new_specialization(key, leaves, state, describe)
         if spec.plans:
-            answer = self._call_planned_graph(spec, leaves)
+            answer = self._graph_plans.call(spec, leaves)
             if answer is not MISSED:
                 return answer
         spec.other_calls += 1
@@ -204,31 +201,20 @@ class Recorder:
         spec.is_short_of_memory = device is None or not self._has_plenty
         if device is not None and Swaps.count % 2:
             wait_for_captures()
-        keeps = self._chosen.python_once and self._takes_gradients
         with self._alone, self._compiled_for_lanes(), (
                 contextlib.nullcontext() if spec.is_short_of_memory or device is None
-                else on_capture_stream(device)), (
-                noted_sizes(device) if keeps and device is not None
-                else contextlib.nullcontext(list)) as sizes:
+                else on_capture_stream(device)), \
+                self._kept_calls.around_first(device) as sizes:
             answer = self._call_last(leaves)
             spec.ahead = sizes()
         with self._behind_answer(spec):
-            if keeps:
-                self._check_may_keep(spec)
+            self._kept_calls.check_first(spec)
             self._check_answer(spec, answer, device)
             if self._takes_gradients and not is_observed():
                 spec.plain -= 1  # the next call warms up
                 self.tell(f"{self.name} runs unrecorded", Cause.RECORDING_FAULT.because(
                     UNOBSERVED, "It is recorded when that has ended."), key=UNOBSERVED)
         return answer
-
-    @staticmethod
-    def _check_may_keep(spec: Specialization) -> None:
-        """What takes something in is not captured, where it might break and have to run again."""
-        try:
-            check_inputs()
-        except NotRecordable:
-            spec.may_keep_call = False
 
     def _is_short(self, spec: Specialization) -> bool:
         """Whether a call is to be plain for want of memory: its own, or its backward's."""
@@ -344,7 +330,8 @@ class Recorder:
     def _record(self, key: Any, spec: Specialization, leaves: list[Any]) -> Any:
         try:
             step = self._step(spec, leaves)
-            attempt = None if self._may_keep(spec, step) else self._attempt(spec, step)
+            may_keep = self._kept_calls.may_keep(spec, step)
+            attempt = None if may_keep else self._attempt(spec, step)
         except Unexplained as error:
             self._follow_no_more(spec, error)
             return self._call_last(leaves)
@@ -370,35 +357,17 @@ class Recorder:
             return applied(spec.bind(spec.state), answer)
         return attempt.leave(answer)
 
-    def _may_keep(self, spec: Specialization, step: Step) -> bool:
-        """Whether the capture of this call is to be launched as the call."""
-        chosen = self._chosen
-        return chosen.python_once and chosen.verify and self._takes_gradients \
-            and spec.kept is None and spec.may_keep_call and step.numbers is None \
-            and not step.on_host and not step.pinned \
-            and is_plentiful(step.device, size_of(step.tensors)) \
-            and not _compat.distributed_models(spec.state.modules)
-
     def _call_kept(self, spec: Specialization, step: Step, leaves: list[Any]) -> Any:
-        """Where it breaks, a plain run follows, and later calls are recorded in the other way."""
-        step.ahead = spec.ahead
-        try:
-            answer, kept = run_kept(step, spec.state, self._chosen.allow, collection_read_at,
-                                    _check_taken)
-        except Exception as error:
-            spec.drop_kept()
-            log.info("%s: a call is not kept: %s", self.name, error)
-        else:
-            with self._behind_answer(spec):
-                spec.kept = kept
-                if kept.refusal is not None and not self._chosen.strict:
-                    self.is_refused = True
-                    self._refuse(spec, kept.refusal.reason)
-                if kept.refusal is not None or not kept.is_of_use:
-                    spec.drop_kept()
-            return answer
-        close_abandoned()
-        return self._call_last(leaves)
+        """A call whose capture is launched. Where it breaks, a plain run follows."""
+        made = self._kept_calls.run(spec, step)
+        if made is None:
+            return self._call_last(leaves)
+        answer, kept = made
+        with self._behind_answer(spec):
+            if (why := self._kept_calls.keep(spec, kept)) is not None:
+                self.is_refused = True
+                self._refuse(spec, why)
+        return answer
 
     def _keep(self, key: Any, spec: Specialization, attempt: Attempt, recording: StepRecording,
               numbers: StepNumbers | None) -> None:
@@ -460,9 +429,7 @@ class Recorder:
 
     def _judge(self, key: Any, spec: Specialization, attempt: Attempt, why: Exception) -> None:
         """Decides what happens to a signature that was not recorded."""
-        if spec.kept is not None:
-            spec.drop_kept()
-            log.info("%s: not recorded with a call that was kept: %s", self.name, why)
+        if self._kept_calls.judge(spec, why):
             return
         if isinstance(why, UntrackedTensors):
             # The next call makes another one, with a state that has these tensors, too.
@@ -525,47 +492,6 @@ class Recorder:
                          is_backward=self._frees_inputs, tangents=self._tangents)
 
     # Launching.
-
-    @_compat.untraced
-    def _call_planned_graph(self, spec: Specialization, leaves: list[Any]) -> Any:
-        """A launch of a compiled graph by its plan; MISSED where that cannot be."""
-        places = leaves.places if isinstance(leaves, InBlocks) else None
-        if places not in spec.plans:
-            self._plan_graph(spec, places)
-        plans = spec.plans.get(places, [])
-        BEGUN.runs += 1
-        answer = call(plans, leaves, None, None)
-        if answer is MISSED:
-            BEGUN.runs -= 1
-            spec.plans = {}  # until it is launched
-        return answer
-
-    def _plan_graph(self, spec: Specialization, places: InputPlaces | None) -> None:
-        """For later calls of a compiled graph."""
-        recording, saved, pair = spec.recording, self._saved, self._pair
-        offsets = b"" if recording is None or places is None \
-            else recording.offsets(places, spec.arguments)
-        if recording is None or offsets is None:
-            return
-
-        def finish(given: Sequence[Tensor], owners: Any, bases: list[Tensor], are_counted: bool,
-                   are_set: bool) -> Any:
-            layout = recording.layout if saved is not None else None
-            in_blocks = layout is not None and saved is not None and saved.may_pass(layout)
-            answer = recording.finish(given, owners, bases, are_counted, are_set, in_blocks)
-            if saved is not None and layout is not None and not in_blocks:
-                saved.watch(layout, answer)
-            return answer
-
-        def refused(code: int, *of_call: Any) -> Any:
-            if code and recording.random is not None:
-                recording.random.take_back()
-            return MISSED
-
-        more = [] if pair is None else [item(vars(pair), "backward_is_short", Kind.IS, False)]
-        plan = plan_of_graph(spec, more, finish, refused, offsets)
-        if plan is not None:
-            spec.plans = {**spec.plans, places: [plan]}
 
     def plan(self, plans: CallPlans, found: Call, key: Any,
              leaves_of: Callable[[Any, Any], list[Any]]) -> None:
@@ -632,7 +558,7 @@ class Recorder:
         answer = self._launches.launch(spec, leaves, bound, given, words)
         if state is NO_STATE:
             with self._behind_answer(spec):
-                self._plan_graph(spec, places)
+                self._graph_plans.plan(spec, places)
         return answer
 
     def _go_another_way(self, key: Any, spec: Specialization, leaves: list[Any], state: State,
@@ -659,12 +585,6 @@ def _made_by(attempt: Attempt) -> tuple[Any, StepRecording] | Exception:
 def _plain_answer(attempt: Attempt, why: Exception, call: Callable[[list[Any]], Any],
                   leaves: list[Any]) -> Any:
     return attempt.fall_back(call, leaves, may_repeat=not isinstance(why, Apart))
-
-
-def _check_taken() -> None:
-    """Raises NotRecordable where the run of this call has taken in what launches would not."""
-    check_draws()
-    check_inputs()
 
 
 def _give_back_memory() -> None:

@@ -5,6 +5,7 @@ bytes."""
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -46,6 +47,19 @@ class RecordingCost(NamedTuple):
         copied = f"; {self.copied} bytes copied to the {self.copied_to}" if self.copied else ""
         return (f"{self.peak} bytes reserved at most while it was recorded ({self.phase}), the "
                 f"plain step takes {self.plain}{copied}")
+
+
+class Laps:
+    """How long each phase took; what one does again adds up."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = time.perf_counter()
+
+    def end(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._start
+        self._start = now
 
 
 @dataclasses.dataclass(frozen=True)

@@ -203,8 +203,9 @@ def test_one_recording_is_made_where_the_order_of_about_its_size_is_known(
     monkeypatch.setattr(attempt_module, "StepRecording", record)
     seen.earlier.best = best
     one = attempt(is_noted=True)
-    one._plain_bytes, one._discovered = 160, "discovered"
+    one.allowance.plain_bytes, one._discovered = 160, "discovered"
     one._chosen = config.resolve({"max_parallel_kernels": 4, "parallel_bytes": 0})
+    one.allowance.parallel_bytes = 0
     one._made_with_lanes(one._step, None, True)
     assert made[-len(lanes):] == lanes
     assert one._is_in_best == (len(lanes) == 1)

@@ -13,7 +13,7 @@ from torch import nn
 
 import anabranch
 from anabranch._compat.cuda import Event
-from anabranch._record import recorded_callable, recorder
+from anabranch._record import kept_calls, recorded_callable, recorder
 from anabranch._record.tensors import Unit
 from anabranch._record.trial import trial
 from anabranch._record.trial.kept_capture import overlapping, peak_of
@@ -25,7 +25,8 @@ CALLS = 7
 def on_tape(monkeypatch):
     """A list that is longer with each run of a step's Python."""
     OnTape(monkeypatch)
-    monkeypatch.setattr(recorder, "is_plentiful", lambda device, used: True)
+    for module in (recorder, kept_calls):
+        monkeypatch.setattr(module, "is_plentiful", lambda device, used: True)
     monkeypatch.setattr(recorder, "on_capture_stream", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(trial, "on_stream", lambda stream, device: contextlib.nullcontext())
     runs, run_users = [], recorded_callable.run_users

@@ -415,8 +415,8 @@ def test_lanes_are_granted_slack_and_each_that_is_asked_for_as_much(monkeypatch,
             "step", Specialization("()", State()), step_of[0],
             config.resolve({"parallel_bytes": parallel_bytes}), takes_gradients=True,
             has_lanes=True, saved_from=None, earlier=earlier, look_farther=lambda ways: None)
-        attempt._plain_bytes, attempt._asked_lanes = plain, lanes
-        return attempt.room(SimpleNamespace(launch_bytes=ordered))
+        attempt.allowance.plain_bytes, attempt.allowance.asked_lanes = plain, lanes
+        return attempt.allowance.room(SimpleNamespace(launch_bytes=ordered))
 
     assert room() == (100, 0, False)
     assert room(plain=70, ordered=30) == (140, 40, False)
@@ -441,8 +441,8 @@ def test_a_backward_grants_no_lanes_the_memory_that_its_plain_calls_free(monkeyp
             "step", Specialization("()", State()), step, config.resolve({"parallel_bytes": 5}),
             takes_gradients=False, has_lanes=True, saved_from=None, frees_inputs=frees_inputs,
             earlier=Earlier(), look_farther=lambda ways: None)
-        attempt._trial = SimpleNamespace(let_go_bytes=20)
-        return attempt.room(SimpleNamespace(launch_bytes=30)).size_bytes
+        attempt.allowance.let_go_bytes = 20
+        return attempt.allowance.room(SimpleNamespace(launch_bytes=30)).size_bytes
 
     assert spare(False) == -30 + 20 + 5
     assert spare(True) == -30 + 20 + 5 - 400

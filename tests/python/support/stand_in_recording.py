@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 
 from anabranch._core.abi import CaptureCounts
-from anabranch._record import attempt, launches, recorded_callable, recorder
+from anabranch._record import attempt, kept_calls, launches, recorded_callable, recorder
 from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.memory import gpu
 from anabranch._record.memory.gpu import Peaks
@@ -32,7 +32,7 @@ def stand_in_memory(monkeypatch, free=lambda: GIB):
         def note(self, phase):
             return Peaks(0, 0)
 
-    for module in (attempt, launches, recorder, trial, kept_capture, gpu):
+    for module in (attempt, launches, recorder, kept_calls, trial, kept_capture, gpu):
         for name, answer in (("free_bytes", lambda device: free()),
                              ("slack_bytes", lambda device: free() // 8),
                              ("is_plentiful", lambda device, used: False),

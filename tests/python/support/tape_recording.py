@@ -31,7 +31,7 @@ from anabranch import _compat
 from anabranch._core.abi import CaptureCounts
 from anabranch._core.capture import Number, Slot
 from anabranch._core.library import native_error
-from anabranch._record import attempt, recorded_callable, recorder
+from anabranch._record import attempt, kept_calls, recorded_callable, recorder
 from anabranch._record.capture import capture, untracked
 from anabranch._record.capture.stand_ins import StandIns
 from anabranch._record.launch import discovered, known
@@ -497,7 +497,8 @@ class OnTape:
         put(garbage, _count_anew=lambda: None)
         put(recorded_callable, _has_gpu=lambda: True)
         put(recorder, device_of=lambda leaves, tensors: 0, capture_stream=lambda device: STREAM,
-            _give_back_memory=lambda: None, noted_sizes=lambda device: nothing(list))
+            _give_back_memory=lambda: None)
+        put(kept_calls, noted_sizes=lambda device: nothing(list))
         check = specialization._check_argument
         put(specialization, _check_argument=lambda index, leaf, device: check(
             index, leaf, leaf.device.index))

@@ -8,6 +8,7 @@ it is kept unless it is slower. Threads and failure as in ``verify``.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import statistics
 import time
@@ -46,6 +47,47 @@ class Room(NamedTuple):
     size_bytes: int
     window_bytes: int
     is_asked: bool = False
+
+
+@dataclasses.dataclass
+class Allowance:
+    """What launches of one try may take. ``parallel_bytes``: what the user grants beside the plain
+    step, None for ``slack_bytes`` for each lane that is asked for by name; ``free_bytes``: before
+    the try. ``held_bytes``: of what plain calls free as they go, and the plain run of a trial and a
+    launch hold to the end."""
+
+    parallel_bytes: int | None
+    slack_bytes: int
+    free_bytes: int
+    held_bytes: int
+    earlier: Earlier
+    plain_bytes: int = 0  # the plain run's peak, less what was allocated before
+    let_go_bytes: int = 0  # of gradients that it has let go of
+    asked_lanes: int = 1  # by name, in its first capture
+
+    @property
+    def plain_takes(self) -> int:
+        """Bytes that a launch may take without taking more than the plain step."""
+        return self.plain_bytes + self.let_go_bytes - self.held_bytes
+
+    @property
+    def granted_bytes(self) -> int:
+        """What a launch side by side may take beside that. Of slack no more than half of what is
+        free then: others have to find memory, too."""
+        if not self.earlier.has_slack:
+            return 0
+        if self.parallel_bytes is not None:
+            return self.parallel_bytes
+        free = max(0, self.free_bytes - self.plain_bytes)
+        return min(self.slack_bytes * self.asked_lanes, free // 2)
+
+    def room(self, ordered: StepRecording) -> Room:
+        """What one side by side may take beside this one in captured order. What that takes more
+        than the plain step is no reason against lanes that are asked for."""
+        spare, granted = self.plain_takes - ordered.launch_bytes, self.granted_bytes
+        is_asked, is_told = self.asked_lanes > 1, self.parallel_bytes is not None
+        spare = max(spare, 0) if is_asked else spare
+        return Room(spare + granted, spare + (granted if is_asked or is_told else 0), is_asked)
 
 
 class Choice(NamedTuple):
