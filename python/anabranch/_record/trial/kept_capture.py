@@ -184,12 +184,13 @@ class KeptCapture:
 def close_outlived() -> None:
     """Gives back the memory of captures of which nobody has a tensor any more, and addresses that
     torch has given back."""
-    if any(not _compat.allocated_in_pools([pool]) for pool, _ in _memories):
-        empty_cache()
-    for pool, memory in list(_memories):
-        if not _compat.reserved_in_pools([pool]):
-            _memories.remove((pool, memory))
-            memory.close()
+    with one_at_a_time:
+        if any(not _compat.allocated_in_pools([pool]) for pool, _ in _memories):
+            empty_cache()
+        for pool, memory in list(_memories):
+            if not _compat.reserved_in_pools([pool]):
+                _memories.remove((pool, memory))
+                memory.close()
 
 
 def capture_call(step: Step, device: CaptureDevice,
