@@ -82,7 +82,7 @@ def test_a_step_whose_streams_race_raises_under_strict(racing):
 class Trial:
     """Of a step that adds one to a counter in each run, where `memory` knows nothing of it."""
 
-    copied_bytes, copied_to = 0, "GPU"
+    copied_bytes, copied_to, let_go_bytes = 0, "GPU", 0
 
     def __init__(self, step, state, foreseen, on_callers_stream, is_plenty, kept):
         self.step = step
