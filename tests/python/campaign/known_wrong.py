@@ -11,5 +11,17 @@ CHANGES = {
     'training.by_hand': {
         'torch: autocast': ('on', 'once it is launched'),
     },
+    'training.checkpointed': {
+        'torch: autocast': ('on', 'once it is launched'),
+    },
+    'training.modes_inside': {
+        'step<optimizer>.param_groups': (),
+    },
+    'training.own_backward': {
+        'step<loss_of> Scaled._backward_cls': ('del', 'once it is launched'),
+    },
+    'training.trainer': {
+        'torch: autocast': ('on', 'once it is launched'),
+    },
 }
 WRITES: list[str] = []
