@@ -14,7 +14,6 @@ to its caller.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -52,9 +51,6 @@ from anabranch._record.memory.gpu import (
     taken,
 )
 from anabranch._record.memory.shortage import OF_LAUNCH, is_out_of_memory, phase, short_of
-from anabranch._record.numbers.formulas import Unexplained
-from anabranch._record.numbers.noted import OtherWay
-from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.observe.observing import (
     check_draws,
     check_inputs,
@@ -79,6 +75,7 @@ from anabranch._record.state.state import NO_STATE
 from anabranch._record.tensors import size_of
 from anabranch._record.trial.earlier import Earlier, Order
 from anabranch._record.trial.kept_capture import capture_beside, check_fits
+from anabranch._record.trial.other_numbers import prove_numbers
 from anabranch._record.trial.overlap import (
     NOT_FASTER,
     Allowance,
@@ -134,7 +131,7 @@ class Attempt:
         self._is_rewound = False
         self._answered: tuple[Any, ...] = ()  # the answer of a run that served as the call
         # A recording, and what its kernels were given when it was compared with other numbers.
-        self._proven: tuple[StepRecording | None, list[int]] = (None, [])
+        self._proven: tuple[StepRecording | None, Sequence[int]] = (None, [])
         self.device = step.device
         self.free_before = free_bytes(step.device)
         held = [] if not frees_inputs else [
@@ -270,11 +267,10 @@ class Attempt:
         self._meet()
         agree = self._agree
         trial.rewind_python()
-        if self._takes_gradients:
-            agree.make(check_draws)
         agree.make(lambda: check_run(plain, self._effects, self._step))
         agree.make(self._check_arguments)
-        agree.make(self._check_inputs)
+        if self._kept is None:
+            agree.make(self._check_taken)
         self._laps.end("checksums")
         # Most steps have no side effects; their answers then stay as they are.
         if self._step.call is self._effects and not self._effects.mutations:
@@ -288,10 +284,12 @@ class Attempt:
             raise NotRecordable("it is given tensors on the CPU, and other processes have "
                                 "collectives with it", Cause.ARGUMENT_REFUSED)
 
-    def _check_inputs(self) -> None:
-        is_run = self._kept is None  # the step's Python, by now
-        if self._takes_gradients and is_run and Cause.HIDDEN_INPUT not in self._chosen.allow:
-            check_inputs()
+    def _check_taken(self) -> None:
+        """Of the first run of the step's Python in this call."""
+        if self._takes_gradients:
+            check_draws()
+            if Cause.HIDDEN_INPUT not in self._chosen.allow:
+                check_inputs()
 
     # The recording.
 
@@ -356,6 +354,8 @@ class Attempt:
                 self._laps.end("captures")
                 try:
                     self._stepped.check()
+                    if self._kept is not None:
+                        self._check_taken()
                     # Compiled graphs use nothing but their arguments and constants. One capture
                     # names no memory but the step's and what two named before.
                     if self._takes_gradients and not self._is_of_one:
@@ -493,7 +493,10 @@ class Attempt:
         agree.make(lambda: trial.reserve(recorded))
         self._laps.end("copies put back")
         if self._recorded is None:
-            self._prove_numbers(trial, recorded)
+            words = prove_numbers(trial, recorded, self._step, agree.on, agree.make)
+            if words is not None:
+                self._proven = recorded, words
+                self._laps.end("other numbers")
         verdict = verify(trial, plain, recorded, agree.on)
         meter.note("the launches that are compared")
         self._laps.end("comparison")
@@ -522,33 +525,6 @@ class Attempt:
                         answered_bytes=recorded.answered_bytes,
                         parallel_bytes=max(0, recorded.peak_bytes - self.allowance.plain_takes)
                         if is_parallel else 0)
-
-    def _prove_numbers(self, trial: Trial, recorded: StepRecording) -> None:
-        """Compares a launch with a plain run once with numbers of the step that no capture has had.
-        Raises Unexplained."""
-        step, agree = self._step, self._agree
-        others_follow, others_do_not = agree.on(self.follows), agree.on(not self.follows)
-        if others_follow and others_do_not:
-            raise Unexplained("another process of the step does not follow its numbers")
-        if step.numbers is None:
-            return
-        tried = step.numbers.between()
-        leaves = list(step.leaves)
-        with tried.standing(leaves):
-            trial.use(dataclasses.replace(step, leaves=leaves, numbers=tried))
-            try:
-                words = agree.make(lambda: _words_of(recorded, tried))
-                plain = trial.plain()
-                plain.let_go()
-                trial.rewind()
-                verify(trial, plain, recorded, agree.on).standing.let_go()
-            except Untrusted as error:
-                raise Unexplained(f"with another value {error}") from error
-            finally:
-                trial.use(step)
-                trial.rewind()
-        self._proven = recorded, words
-        self._laps.end("other numbers")
 
     # Where there is no recording.
 
@@ -607,14 +583,6 @@ class Attempt:
     def close(self) -> None:
         if self._trial is not None:
             self._trial.close()
-
-
-def _words_of(recorded: StepRecording, numbers: StepNumbers) -> list[int]:
-    """What kernels are given for these. Raises Unexplained where the step takes another way."""
-    try:
-        return recorded.words(numbers.now)
-    except (ArithmeticError, OtherWay):
-        raise Unexplained("with a value between two others the step goes another way") from None
 
 
 def _raising(why: NotRecordable) -> Callable[[], NoReturn]:

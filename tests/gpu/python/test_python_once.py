@@ -9,22 +9,18 @@ import gc
 
 import pytest
 import torch
+from counted_runs import count_runs
 from torch import nn
 from torch.nn import functional as F
 
 import anabranch
-from anabranch._record import recorded_callable
 
 CALLS = 8
 
 
 @pytest.fixture(name="runs")
 def counted_runs(monkeypatch):
-    runs, run_users = [], recorded_callable.run_users
-    monkeypatch.setattr(recorded_callable, "run_users",
-                        lambda call, *args, **kwargs: (runs.append(1), run_users(
-                            call, *args, **kwargs))[1])
-    return runs
+    return count_runs(monkeypatch)
 
 
 def model_of(*sizes, dropout=0.0):
@@ -142,10 +138,10 @@ def test_python_runs_once_a_call_and_all_is_as_in_eager(program, most, runs):
         step, state = program()
         called, counts, answers, kept = wrap(step), [], [], []
         for i in range(CALLS):
-            begin = len(runs)
+            begin = runs()
             torch.manual_seed(i)
             kept.append(called(torch.randn(16, 64, device="cuda")))
-            counts.append(len(runs) - begin)
+            counts.append(runs() - begin)
             answers.append((copy.deepcopy(answers_of(kept[-1])), values_of(state)))
         for answer, (then, _) in zip(kept, answers, strict=True):
             if program is not caching:  # whose answers are its cache
@@ -172,7 +168,7 @@ def test_an_answer_that_is_the_next_argument_stays_right(runs):
     for _ in range(CALLS):
         x, y = step(x), recorded(y)
         torch.testing.assert_close(x, y)
-    assert len(runs) == 3
+    assert runs() == 3
 
 
 def test_the_memory_of_the_kept_call_is_free_once_the_step_is_recorded(runs):
@@ -193,7 +189,7 @@ def test_the_memory_of_the_kept_call_is_free_once_the_step_is_recorded(runs):
     answers, before = [], reserved()
     for _ in range(6):
         answers.append(recorded(x))
-    assert len(runs) == 3
+    assert runs() == 3
     assert reserved() - before < 64 << 20
     for answer in answers:
         torch.testing.assert_close(answer, step(x))
@@ -208,9 +204,9 @@ def test_constants_of_the_cpu_take_one_run_more_of_the_call_that_is_kept(runs):
 
     recorded, x = anabranch.record(step, python_once=True), torch.randn(8, 64, device="cuda")
     for _ in range(6):
-        begin = len(runs)
+        begin = runs()
         torch.testing.assert_close(recorded(x), step(x))
-        counts.append(len(runs) - begin)
+        counts.append(runs() - begin)
     assert counts == [1, 2, 1, 0, 0, 0]
 
 

@@ -11,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
 
-from side_by_side import count_runs
+from counted_runs import count_runs
 from tape_recording import OnTape
 
 

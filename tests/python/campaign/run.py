@@ -39,7 +39,8 @@ from campaign import (
     run_written,
     some,
 )
-from side_by_side import count_runs, names_of_programs
+from counted_runs import count_runs
+from side_by_side import names_of_programs
 from written import WRITES, drawn, source_of
 
 KNOWN = Path(__file__).parent / "known_wrong.py"

@@ -19,35 +19,16 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from counted_runs import runs_so_far
 from torch import nn
 from walked import OWN, answer_bits, differing, is_own, names_in, picture, walk
 
 import anabranch
-from anabranch._record import recorded_callable
 
 PROGRAMS = Path(__file__).parent / "programs"
 _MOST_CALLS = 12  # until a step is launched
 UNREAD_NAME = "campaign_unread"
 _numbers = itertools.count()
-
-
-# Behind a method of C, where nothing looks for what a step changes.
-note_run = (_runs := list[None]()).append
-
-
-def runs_so_far() -> int:
-    """How often the Python of steps has run, inside of recorded callables."""
-    return len(_runs)
-
-
-def count_runs(monkeypatch: Any) -> None:
-    run_users = recorded_callable.run_users
-
-    def counted(call: Any, *args: Any, **kwargs: Any) -> Any:
-        note_run(None)
-        return run_users(call, *args, **kwargs)
-
-    monkeypatch.setattr(recorded_callable, "run_users", counted)
 
 
 def load(path: Path, source: str | None = None) -> ModuleType:

@@ -4,16 +4,19 @@ counts. Answers and all state are eager's."""
 
 from __future__ import annotations
 
+import array
 import contextlib
+import time
 
 import pytest
 import torch
+from counted_runs import count_runs
 from tape_recording import OnTape
 from torch import nn
 
 import anabranch
 from anabranch._compat.cuda import Event
-from anabranch._record import kept_calls, recorded_callable, recorder
+from anabranch._record import kept_calls, recorder
 from anabranch._record.tensors import Unit
 from anabranch._record.trial import trial
 from anabranch._record.trial.kept_capture import overlapping, peak_of
@@ -23,17 +26,13 @@ CALLS = 7
 
 @pytest.fixture(autouse=True, name="runs")
 def on_tape(monkeypatch):
-    """A list that is longer with each run of a step's Python."""
+    """How often the Python of steps has run."""
     OnTape(monkeypatch)
     for module in (recorder, kept_calls):
         monkeypatch.setattr(module, "is_plentiful", lambda device, used: True)
     monkeypatch.setattr(recorder, "on_capture_stream", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(trial, "on_stream", lambda stream, device: contextlib.nullcontext())
-    runs, run_users = [], recorded_callable.run_users
-    monkeypatch.setattr(recorded_callable, "run_users",
-                        lambda call, *args, **kwargs: (runs.append(1), run_users(
-                            call, *args, **kwargs))[1])
-    return runs
+    return count_runs(monkeypatch)
 
 
 def made(wrap, program):
@@ -73,9 +72,9 @@ def compared(program, runs, args=lambda i: (torch.full((3,), float(i)),), **opti
         lambda step: anabranch.record(step, python_once=True, **options), program)
     counts, answers = [], []
     for i in range(CALLS):
-        begin = len(runs)
+        begin = runs()
         expected, answer = eager(*args(i)), recorded(*args(i))
-        counts.append(len(runs) - begin)
+        counts.append(runs() - begin)
         assert alike(copied(expected), copied(answer)), i
         assert alike(copied(of_eager), copied(of_ours)), i
         answers.append((expected, answer))
@@ -162,9 +161,26 @@ def test_what_a_step_takes_from_an_iterator_it_takes_once_in_each_call(runs):
     recorded, (_, [left_of_ours]) = made(
         lambda step: anabranch.record(step, python_once=True), drawing)
     for _ in range(CALLS):
-        begin = len(runs)
-        assert torch.equal(eager(), recorded()) and len(runs) - begin <= 1
-    assert len(runs) == begin and torch.equal(left(), left_of_ours())
+        begin = runs()
+        assert torch.equal(eager(), recorded()) and runs() - begin <= 1
+    assert runs() == begin and torch.equal(left(), left_of_ours())
+
+
+def test_what_only_the_call_that_records_takes_in_keeps_it_from_being_recorded_by_that(runs):
+    hidden, x, counts = array.array("i", [0]), torch.ones(3), []
+
+    def step(x):
+        hidden[0] += 1
+        if hidden[0] == 3:
+            time.time()
+        return x * 2
+
+    recorded = anabranch.record(step, python_once=True)
+    for _ in range(3):
+        begin = runs()
+        assert torch.equal(recorded(x), x * 2)
+        counts.append(runs() - begin)
+    assert counts == [1, 1, 2] and not any(report.nodes for report in recorded.reports)
 
 
 class Keeping:
@@ -207,10 +223,10 @@ def test_an_answer_that_is_the_next_argument_stays_right(runs):
     eager, x, y = lambda x: torch.tanh(model(x)).detach(), torch.ones(3), torch.ones(3)
     recorded = anabranch.record(eager, python_once=True)
     for _ in range(CALLS):
-        begin = len(runs)
+        begin = runs()
         x, y = eager(x), recorded(y)
-        assert torch.equal(x, y) and len(runs) - begin <= 1
-    assert len(runs) == 3
+        assert torch.equal(x, y) and runs() - begin <= 1
+    assert runs() == 3
 
 
 def test_arguments_that_change_places_stay_right(runs):

@@ -58,8 +58,9 @@ class KeptCapture:
         self._captured, self._memory, self._device = captured, memory, step.device
         self._units, self._given = step.units, bytes_of(step.tensors, step.units)
         self._numbers = {tuple(unit.members): i for i, unit in enumerate(step.units)}
-        self._arguments, self._step = step.arguments, dataclasses.replace(
-            step, leaves=[], tensors=[], parameters=[])
+        self._arguments = step.arguments
+        self._way: dict[str, Any] = {  # in which it was captured
+            "ahead": step.ahead, "is_noted": step.is_noted, "has_constants": step.has_constants}
         self.trace: list[tuple[int, int]] = []  # what it has allocated, (address, bytes)
         self.peak_bytes = 0  # of that, at once
         self._live: list[Tensor] = []  # the bytes of what was there when it ended
@@ -84,9 +85,7 @@ class KeptCapture:
 
     def captured_alike(self, step: Step) -> Step:
         """The step, to be captured in the same way."""
-        mine = self._step
-        return dataclasses.replace(step, ahead=mine.ahead, is_noted=mine.is_noted,
-                                   has_constants=mine.has_constants)
+        return dataclasses.replace(step, **self._way)
 
     def fits(self, step: Step) -> bool:
         """Whether the step has the same tensors, and what of them lies elsewhere by now lies apart
