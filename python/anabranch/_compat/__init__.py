@@ -148,6 +148,7 @@ from anabranch._compat.streams import (
     stream_operation,
     take_events_behind_writes,
 )
+from anabranch._compat.threads import is_autograds_thread
 from anabranch._compat.torch_modes import (
     SWITCHES,
     are_told,
@@ -229,6 +230,7 @@ __all__ = [
     "in_parts",
     "in_profiles",
     "inductors_cache",
+    "is_autograds_thread",
     "is_backward_of_compiled_graphs",
     "is_compilers",
     "is_cpu_offload",

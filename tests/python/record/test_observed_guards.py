@@ -4,15 +4,18 @@ only where it stands as it stood. What was not read tells nothing apart."""
 
 from __future__ import annotations
 
+import _thread
 import collections
 import contextlib
 import contextvars
+import ctypes
 import io
 import operator
 import os
 import queue
 import random
 import sys
+import threading
 import time
 import types
 
@@ -21,9 +24,11 @@ import torch
 import torch.nn.functional as F
 from tape_recording import OnTape
 from torch import nn
+from torch._dynamo.callback import CallbackTrigger, callback_handler
 
 import anabranch
 from anabranch import errors
+from anabranch._record.observe.observer import Observer
 
 WINDOW = contextvars.ContextVar("window", default=1.0)
 UNSET = contextvars.ContextVar("unset")
@@ -172,6 +177,60 @@ def test_what_libraries_read_clocks_and_write_texts_for_is_no_input(tape, monkey
     step = recorded(lambda x: library.timed(x) if print("", end="", file=io.StringIO()) is None else x,
                     X)
     assert launches(step, tape, X) == 1
+
+
+@pytest.mark.parametrize("found", [
+    "importlib.util.find_spec('somebodys_package')", "importlib.metadata.version('torch')"])
+def test_what_libraries_look_for_packages_by_is_no_input(found, tape, monkeypatch):
+    monkeypatch.setattr(library, "looked", None, raising=False)
+    exec(f"import importlib.metadata, importlib.util\ndef looked(x):\n  {found}\n  return x * 2",
+         vars(library))
+    step = recorded(lambda x: library.looked(x), X)
+    assert launches(step, tape, X) == 1
+
+
+def observed_on_a_thread(name, function):
+    """The names of the code of others that an observer sees where a thread that is none of Python's
+    own, of this name, runs that."""
+    named, begun, done = (threading.Event() for _ in range(3))
+
+    def run():
+        ctypes.CDLL(None).prctl(15, name, 0, 0, 0)  # PR_SET_NAME
+        named.set()
+        begun.wait(60)
+        function()
+        done.set()
+
+    _thread.start_new_thread(run, ())
+    assert named.wait(60)
+    observer = Observer()
+    observer.begin()
+    begun.set()
+    assert done.wait(60)
+    observer.end()
+    assert observer.is_complete
+    return {code.co_name for code in observer.ran}, observer.inputs.taken
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="other threads are not observed")
+def test_what_a_backward_is_compiled_by_on_autograds_thread_is_not_observed():
+    def backward():
+        with callback_handler.install_callbacks(CallbackTrigger.LAZY_BACKWARD, "0"):
+            library.halved(X)
+        library.doubled(X)
+
+    ran, _ = observed_on_a_thread(b"pt_autograd_0", backward)
+    assert "doubled" in ran and "halved" not in ran
+
+
+def test_what_a_thread_of_somebody_elses_does_is_not_observed():
+    def reading():
+        library.doubled(X)
+        with open(os.devnull) as file:
+            file.read()
+
+    ran, taken = observed_on_a_thread(b"receiver", reading)
+    assert "doubled" not in ran and not taken
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.monitoring is what observes")

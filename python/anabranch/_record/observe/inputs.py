@@ -5,7 +5,8 @@ variables and the environment, which guards can.
 They are told by the function of C that code calls. What counts is who calls it, by the nearest
 frame that is not Python's own: a clock is an input where the user's code reads it, since libraries
 read clocks to say how long something took. Torch, Triton and Anabranch read files when something is
-loaded or compiled for the first time, which is no input.
+loaded or compiled for the first time, and importlib reads them to find modules and packages, which
+is no input.
 
 Threads: one run at a time. Failure: none.
 """
@@ -31,6 +32,8 @@ from anabranch._record.state.dotted import is_users
 
 _CLOCK, _RANDOM, _FILE, _QUEUE = "a clock", "random numbers", "a file", "a queue"
 _LOADERS = ("torch", "triton", "anabranch")
+_FINDERS = frozenset(("importlib", "_frozen_importlib", "_frozen_importlib_external", "zipimport",
+                      "pkgutil"))
 _BUILTIN = types.BuiltinFunctionType
 
 
@@ -98,7 +101,7 @@ class Inputs:
 
     def _take(self, what: str, frame: types.FrameType | None) -> None:
         by = _caller_of(frame)
-        if by is not None and self._counts(what, by):
+        if by is not None and self._counts(what, by) and not _finds_modules(frame):
             self.taken[Taken(what, line_of(by, by.f_lineno))] = None
 
     @staticmethod
@@ -136,6 +139,15 @@ def _caller_of(frame: types.FrameType | None) -> types.FrameType | None:
     while frame is not None and _top(frame) in sys.stdlib_module_names:
         frame = frame.f_back
     return frame
+
+
+def _finds_modules(frame: types.FrameType | None) -> bool:
+    """Whether that is what Python's own library does here."""
+    while frame is not None and (top := _top(frame)) in sys.stdlib_module_names:
+        if top in _FINDERS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def users_line(frame: types.FrameType | None) -> str:

@@ -12,6 +12,7 @@ stays False where others have taken what observers need, such as a debugger or a
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import threading
 import types
@@ -20,6 +21,8 @@ from typing import Any, NamedTuple, Protocol
 from anabranch import _compat
 from anabranch._record.observe.inputs import Inputs
 
+# Whether the variables of a function's frame are shown as a copy, which a monitor may empty.
+_ARE_COPIES = sys.version_info[:2] == (3, 12)
 _TOOLS = (4, 3)  # of sys.monitoring: those that nobody claims by convention
 _one = threading.Lock()
 
@@ -36,9 +39,12 @@ class Ran(NamedTuple):
     def in_frame(cls, frame: types.FrameType) -> Ran:
         code, there = frame.f_code, frame.f_locals
         first = there.get(code.co_varnames[0]) if code.co_argcount else None
-        return cls(code, frame.f_globals,
-                   {name: there[name] for name in code.co_freevars if name in there},
-                   first if isinstance(first, type) else type(first))
+        ran = cls(code, frame.f_globals,
+                  {name: there[name] for name in code.co_freevars if name in there},
+                  first if isinstance(first, type) else type(first))
+        if _ARE_COPIES and code.co_flags & inspect.CO_OPTIMIZED:
+            there.clear()  # they would live as long as the frame does
+        return ran
 
     @classmethod
     def of_function(cls, function: types.FunctionType) -> Ran:
@@ -51,6 +57,8 @@ class Ran(NamedTuple):
 
 
 class _Teller(Protocol):
+    is_of_all_threads: bool
+
     def begin(self) -> bool: ...
     def end(self) -> None: ...
 
@@ -66,6 +74,7 @@ class Observer:
         self.is_paused = False  # while code runs that is not the step's
         self.has_drawn = False  # it has taken what further calls take before they run
         self._thread = threading.get_ident()
+        self._elsewhere: dict[int, bool] = {}  # other threads, by their numbers
         self._teller: _Teller = _Monitored(self) if sys.version_info >= (3, 12) else _Profiled(self)
         self._open = contextlib.ExitStack()
 
@@ -81,17 +90,26 @@ class Observer:
         self._open.close()
 
     def _pause(self) -> None:
-        if threading.get_ident() == self._thread:
+        if self._compiles_here():
             self._teller.end()
 
     def _go_on(self) -> None:
-        if threading.get_ident() == self._thread:
+        if self._compiles_here():
             self.is_complete &= self._teller.begin()
 
+    def _compiles_here(self) -> bool:
+        """Whether what this thread compiles is the step's: a backward is compiled on autograd's."""
+        return not self.is_elsewhere() if self._teller.is_of_all_threads \
+            else threading.get_ident() == self._thread
+
     def is_elsewhere(self) -> bool:
-        """Whether this is another thread of Python's. Torch's own are none of these."""
+        """Whether this is another thread, and none on which torch runs a backward."""
         thread = threading.get_ident()
-        return thread != self._thread and thread in threading._active  # type: ignore[attr-defined]
+        if thread == self._thread:
+            return False
+        if thread not in self._elsewhere:
+            self._elsewhere[thread] = not _compat.is_autograds_thread(threading.get_native_id())
+        return self._elsewhere[thread]
 
     def note(self, frame: types.FrameType) -> None:
         if self.is_paused:
@@ -109,6 +127,8 @@ def _is_ours(frame: types.FrameType) -> bool:
 
 class _Monitored:
     """By sys.monitoring. Of each code, the first start is told."""
+
+    is_of_all_threads = True
 
     def __init__(self, observer: Observer) -> None:
         self._observer, self._tool = observer, -1
@@ -151,6 +171,8 @@ class _Monitored:
 
 class _Profiled:
     """By sys.setprofile."""
+
+    is_of_all_threads = False
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
