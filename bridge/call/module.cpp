@@ -60,6 +60,27 @@ PyObject* calibrate(PyObject*, PyObject* args) {
   Py_RETURN_TRUE;
 }
 
+// learn_functions(functions, names): whether it is known from now on where a function keeps what it
+// has by these three names. None of the functions may have in one place what another has elsewhere.
+PyObject* learn_functions(PyObject*, PyObject* args) {
+  PyObject *some = nullptr, *names = nullptr;
+  if (!PyArg_ParseTuple(args, "OO", &some, &names)) return nullptr;
+  functions = {};
+  const Items sample(some), of(names);
+  if (sample.size() < 1 || of.size() != Functions::kParts) return no();
+  Functions made;
+  made.type = Py_TYPE(sample[0]);
+  for (std::size_t i = 0; i < Functions::kParts; ++i) {
+    made.names[i] = of[static_cast<Py_ssize_t>(i)];
+    made.offsets[i] = where_kept(sample, made.names[i]);
+    if (made.offsets[i] == 0) return no();
+  }
+  for (PyObject* const name : made.names) Py_INCREF(name);
+  Py_INCREF(reinterpret_cast<PyObject*>(made.type));
+  functions = made;
+  Py_RETURN_TRUE;
+}
+
 // addresses(tensors, offsets, which): 8 bytes for each of the tensors, or of those with the numbers
 // `which` (8 bytes each, or None): its address and what `offsets` (8 bytes each, or none) add. Of
 // what is not told here, what the other function answers or raises.
@@ -92,6 +113,10 @@ PyObject* addresses(PyObject*, PyObject* const* args, Py_ssize_t count) {
 PyMethodDef kMethods[] = {
     {"version_of", as_method(version_of), METH_O, nullptr},
     {"learn_versions", as_method(learn_versions), METH_O, nullptr},
+    {"learn_functions", as_method(learn_functions), METH_VARARGS, nullptr},
+    {"learn_watcher", as_method(learn_watcher), METH_O, nullptr},
+    {"watch", as_method(watch), METH_O, nullptr},
+    {"changes", as_method(changes), METH_NOARGS, nullptr},
     {"gradients_are", as_method(gradients_are), METH_FASTCALL, nullptr},
     {"let_go_of_gradients", as_method(let_go_of_gradients), METH_FASTCALL, nullptr},
     {"set_gradients", as_method(set_gradients), METH_FASTCALL, nullptr},
@@ -123,7 +148,7 @@ PyMODINIT_FUNC PyInit_anabranch_call() {
   kCount = PyUnicode_InternFromString("count");
   if (!kCount || !names_of_gradients_are_made() || !names_are_made()) return nullptr;
   PyObject* const made = PyModule_Create(&kModule);
-  if (made && (PyModule_AddIntConstant(made, "version", 12) != 0 || !have_types_been_added(made))) {
+  if (made && (PyModule_AddIntConstant(made, "version", 13) != 0 || !have_types_been_added(made))) {
     Py_DECREF(made);
     return nullptr;
   }

@@ -163,6 +163,10 @@ inline bool read_check(PyObject* from, Check& to, const Plan& plan) {
   if (PyLong_CheckExact(number)) to.index = PyLong_AsSsize_t(number);
   PyErr_Clear();  // a key that is too large for an index is none
   if (to.from < 0) to.holder = fields[2];
+  if (to.at == At::kAttribute && to.holder) {
+    const std::size_t offset = functions.offset_of(to.holder, fields[3]);
+    if (offset != 0) to.at = At::kWord, to.index = static_cast<Py_ssize_t>(offset);
+  }
   to.key = fields[3], to.expected = fields[4], to.name = fields[7];
   for (PyObject* const one : {to.holder, to.key, to.expected, to.name}) Py_XINCREF(one);
   return true;

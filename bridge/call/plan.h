@@ -7,7 +7,8 @@
 //            run in the middle of one. What a call has replaced lives until none is in progress.
 // Failure:   a miss, which notes the check; what is no Exception passes through.
 // Edges:     a dictionary that has not changed since its checks were made is not looked through
-//            again. So all of them are of its content alone, or are made each time.
+//            again. So all of them are of its content alone, or are made each time. Those that are
+//            watched are not even looked at.
 #pragma once
 
 #include <Python.h>
@@ -27,6 +28,7 @@
 #include "modes.h"
 #include "standing.h"
 #include "tensors.h"
+#include "watched.h"
 
 namespace anabranch::call {
 
@@ -144,7 +146,8 @@ class Plan {
     }
     for (PyObject* const one : others()) gone.push_back(one);
     gone.insert(gone.end(), replaced_.begin(), replaced_.end());
-    checks.clear(), runs.clear(), replaced_.clear();
+    checks.clear(), runs.clear(), replaced_.clear(), others_.clear();
+    unchanged_since_ = 0;
     std::fill(kept.begin(), kept.end(), nullptr);
     words_of = otherwise = calls = last_words = last_numbers = missed = nullptr;
     direct = {}, is_direct = false;
@@ -182,7 +185,35 @@ class Plan {
     for (PyObject* const one : gone) Py_DECREF(one);
   }
 
+  // Dictionaries that are watched are looked at where any has changed since all were as they are to
+  // be.
   bool holds(Look& look) {
+    const Watched& watched = Watched::all();
+    if (watched.is_on() && unchanged_since_ == watched.changes()) {
+      ++quick_;
+      return std::all_of(others_.begin(), others_.end(),
+                         [&](Run* run) { return run->is_known() || is_so(*run, look); });
+    }
+    unchanged_since_ = 0;
+    if (held_before_) watch_runs();
+    const std::uint64_t changes = watched.changes();
+    if (!all_hold(look)) return false;
+    if (held_before_) unchanged_since_ = changes;
+    held_before_ = true;
+    return true;
+  }
+
+  // Not of a plan that never holds, which would watch for nobody.
+  void watch_runs() {
+    const bool is_often = quick_ < kQuickAtLeast;
+    quick_ = 0;
+    others_.clear();
+    for (Run& run : runs) {
+      if (!run.dict || !Watched::all().watches(run.dict, is_often)) others_.push_back(&run);
+    }
+  }
+
+  bool all_hold(Look& look) {
     constexpr auto kMost = static_cast<std::size_t>(kAtOnce);
     for (std::size_t begin = 0; begin < runs.size(); begin += kMost) {
       const std::size_t end = std::min(begin + kMost, runs.size());
@@ -467,6 +498,11 @@ class Plan {
   }
 
   int active_ = 0;  // calls
+  static constexpr std::uint64_t kQuickAtLeast = 16;
+  bool held_before_ = false;
+  std::uint64_t quick_ = 0;            // calls since all dictionaries were looked at
+  std::uint64_t unchanged_since_ = 0;  // this many changes; 0: something may have changed
+  std::vector<Run*> others_;           // that are not watched
   std::vector<PyObject*> replaced_;
 };
 

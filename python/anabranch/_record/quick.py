@@ -47,7 +47,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.library import library_path
 
-_NAME, _FILE, _VERSION = "anabranch_call", "anabranch_call.abi3.so", 12
+_NAME, _FILE, _VERSION = "anabranch_call", "anabranch_call.abi3.so", 13
 _address: Callable[[Tensor], int] = Tensor.data_ptr
 
 
@@ -177,6 +177,38 @@ def _is_told(version_of: Callable[[Any], int], changed: tuple[dict[Any, Any], An
     return is_same and len({*before, version_of(one)}) == 4
 
 
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
+
+
+def _can_tell_functions(module: Any) -> bool:
+    """Whether the compiled module has found out where functions keep what they are made of. What it
+    has not found it asks Python for."""
+    some: list[Any] = [lambda: 0, lambda a=1: a, lambda *, b=2: b, lambda a=3, *, b=4: a + b]
+    is_known = module.learn_functions(some, _OF_FUNCTIONS)
+    for one, other in itertools.pairwise(some):
+        for name in _OF_FUNCTIONS:
+            setattr(one, name, getattr(other, name))
+    return bool(is_known and module.learn_functions(some, _OF_FUNCTIONS))
+
+
+def _can_watch(module: Any) -> bool:
+    """Whether Python tells the compiled module each change of a dictionary."""
+    is_so = sys.implementation.name == "cpython" and module.learn_watcher(True) \
+        and all(map(functools.partial(_is_watched, module), _changed_dicts()))
+    return bool(module.learn_watcher(is_so))
+
+
+def _is_watched(module: Any, changed: tuple[dict[Any, Any], Any]) -> bool:
+    one, change = changed
+    if not module.watch(one):
+        return False
+    before = module.changes()
+    len(one), one.get("a"), list(one.items()), dict(one), one == {}
+    is_same = module.changes() == before
+    change(one)
+    return bool(is_same and module.changes() > before)
+
+
 class _Thing:
     def __init__(self) -> None:
         self.a = self.b = None
@@ -251,6 +283,8 @@ tells_autograd: bool = tells_addresses and _can_tell_autograd(module)
 sets_gradients: bool = tells_autograd and _can_set_gradients(module)
 tells_modes: bool = is_compiled and _can_tell_modes(module)
 tells_versions: bool = is_compiled and _can_tell_versions(module)
+tells_functions: bool = is_compiled and _can_tell_functions(module)
+watches: bool = is_compiled and _can_watch(module)
 modes_told: Callable[[], Any] = module.modes_told if tells_modes else _compat.modes
 modes_are: Callable[[Any], bool] = module.modes_are if tells_modes else _modes_are
 is_intercepted: Callable[[], bool] = \

@@ -43,12 +43,16 @@ def way(request):
     return WAYS[request.param]
 
 
-@pytest.fixture(params=[True, False], ids=["versions", "no versions"])
+@pytest.fixture(params=["watched", "versions", "no versions"])
 def versions(request):
-    """Whether the compiled module goes by the versions of dictionaries."""
-    quick.module.learn_versions(request.param and quick.tells_versions)
-    yield request.param and quick.tells_versions
+    """Whether the compiled module goes by the versions of dictionaries, or watches them."""
+    by_versions = request.param != "no versions" and quick.tells_versions
+    is_watched = request.param == "watched" and quick.watches
+    quick.module.learn_versions(by_versions)
+    quick.module.learn_watcher(is_watched)
+    yield by_versions or is_watched
     quick.module.learn_versions(quick.tells_versions)
+    quick.module.learn_watcher(quick.watches)
 
 
 class Holder:
@@ -141,6 +145,7 @@ def test_what_has_not_changed_is_not_looked_through_again(versions):
         assert plan.holds()
         return len(looks)
 
+    looks_of_next(), looks_of_next()  # the second one begins to watch
     holder["more"] = None
     assert looks_of_next() == 1 and looks_of_next() == (0 if versions else 1)
     holder["more"] = thing
@@ -149,6 +154,27 @@ def test_what_has_not_changed_is_not_looked_through_again(versions):
     first.change = lambda: holder.update(more=len(looks))
     holder["more"] = None
     assert looks_of_next() == looks_of_next() == 1
+
+
+@pytest.mark.parametrize("is_often", [True, False])
+def test_a_dictionary_that_changes_again_and_again_is_seen_to_change(is_often, versions):
+    """By all plans, though one of them has given it up; also one that comes where one was."""
+    thing, other = [1], [2]
+    for _ in range(3):
+        holder, still = {"a": thing, "n": 0}, {"b": thing}
+        checks = [item(holder, "a", Kind.IS, thing), item(still, "b", Kind.IS, thing)]
+        plans = [CallPlan(checks, Launched(FIRST)) for _ in range(2)]
+        for i in range(20):
+            assert all(plan.holds() for plan in plans)
+            if is_often or i % 7 == 0:
+                holder["n"] = i
+            for there in (holder, still):
+                name = next(iter(there))
+                there[name] = other
+                assert not any(plan.holds() for plan in plans[i % 2:])
+                there[name] = thing
+            for _ in range(1 if is_often else 40):
+                assert all(plan.holds() for plan in plans)
 
 
 def test_what_a_plan_names_lives_as_long_as_the_plan(way):
