@@ -402,10 +402,13 @@ typedef struct AnabranchCaptureRange {
   uint64_t size_bytes;
 } AnabranchCaptureRange;
 /* Behind a capture: gives the first bytes of allocations memory of their own, so that the graph may
- * be launched as it is. Once. */
+ * be launched as it is. */
 ANABRANCH_C int32_t anabranch_capture_memory_give_own(AnabranchCaptureMemory*,
                                                       const AnabranchCaptureRange* ranges,
                                                       size_t count);
+/* Takes it away behind all that has been queued, until it is given anew. */
+ANABRANCH_C void anabranch_capture_memory_take_own(AnabranchCaptureMemory*,
+                                                   const uint64_t* addresses, size_t count);
 /* Of a CUgraph, as soon as its capture has ended. The graph must be there until the step has been
  * discovered, that of the first capture until the last recording has been made of it. `staying` is
  * pinned memory whose bytes are not noted: see capture.h. */
@@ -422,10 +425,12 @@ ANABRANCH_C int32_t anabranch_capture_checksums(const AnabranchCaptureDevice*,
                                                 const AnabranchCaptureRange* ranges, size_t count,
                                                 void* stream, AnabranchCaptureChecksum* out);
 /* The ranges that the graph names, a line each: its number, a space, and the node. The ranges are
- * sorted and do not overlap. */
+ * sorted and do not overlap. `other`, or NULL: a capture of the same, which names them too, at the
+ * same places. */
 ANABRANCH_C const char* anabranch_capture_snapshot_mentions(const AnabranchCaptureSnapshot*,
                                                             const AnabranchCaptureRange* ranges,
-                                                            size_t count);
+                                                            size_t count,
+                                                            const AnabranchCaptureSnapshot* other);
 /* Notes of a capture, taken while it runs: see capture.h. */
 ANABRANCH_C AnabranchCaptureMarks* anabranch_capture_marks_new(const AnabranchCaptureDevice*);
 ANABRANCH_C void anabranch_capture_marks_free(AnabranchCaptureMarks*);

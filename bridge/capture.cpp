@@ -126,10 +126,18 @@ int32_t anabranch_capture_memory_give_own(AnabranchCaptureMemory* memory,
                                           const AnabranchCaptureRange* ranges, size_t count) {
   const std::lock_guard lock(open_mutex);
   return ab::bridge::guard([&] {
-    kept_memories.push_back(memory);
+    if (std::ranges::find(kept_memories, memory) == kept_memories.end()) {
+      kept_memories.push_back(memory);
+    }
     const ab::Status given = memory->memory.give_own(ranges_of(ranges, count));
     return given.ok() ? 0 : ab::bridge::fail(given);
   });
+}
+
+void anabranch_capture_memory_take_own(AnabranchCaptureMemory* memory, const uint64_t* addresses,
+                                       size_t count) {
+  const std::lock_guard lock(open_mutex);
+  memory->memory.take_own({addresses, count});
 }
 
 void anabranch_capture_memory_begin_capture(AnabranchCaptureMemory* memory) {
@@ -165,9 +173,8 @@ void* anabranch_capture_allocate(ptrdiff_t bytes, int, void*) {
 
 void anabranch_capture_release(void* address, ptrdiff_t, int, void*) {
   const std::lock_guard lock(open_mutex);
-  for (AnabranchCaptureMemory* memory : kept_memories) {
-    memory->memory.take_own(reinterpret_cast<uint64_t>(address));
-  }
+  const auto released = reinterpret_cast<uint64_t>(address);
+  for (AnabranchCaptureMemory* memory : kept_memories) memory->memory.take_own({&released, 1});
 }
 
 AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureDevice* device,
@@ -183,11 +190,12 @@ AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureD
 void anabranch_capture_snapshot_free(AnabranchCaptureSnapshot* snapshot) { delete snapshot; }
 
 const char* anabranch_capture_snapshot_mentions(const AnabranchCaptureSnapshot* snapshot,
-                                                const AnabranchCaptureRange* ranges, size_t count) {
+                                                const AnabranchCaptureRange* ranges, size_t count,
+                                                const AnabranchCaptureSnapshot* other) {
   return ab::bridge::guard([&] {
     std::string lines;
-    for (const ab::CaptureMention& mention :
-         snapshot->snapshot.mentions(ranges_of(ranges, count))) {
+    for (const ab::CaptureMention& mention : snapshot->snapshot.mentions(
+             ranges_of(ranges, count), other ? &other->snapshot : nullptr)) {
       lines += std::to_string(mention.range) + ' ' + mention.node + '\n';
     }
     return ab::bridge::keep(std::move(lines));

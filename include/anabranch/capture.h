@@ -74,11 +74,12 @@ class CaptureMemory {
   // Aligned to a granule of the driver (2 MiB). Also while a stream is captured.
   ANABRANCH_API Result<std::uint64_t> allocate(std::uint64_t size_bytes);
   // Behind a capture: gives the first bytes of allocations, by their addresses, memory of their
-  // own, so that the graph may be launched as it is. Once. kOutOfMemory as the driver has it; the
-  // graph may not be launched then.
+  // own, so that the graph may be launched as it is; as many each time. kOutOfMemory as the driver
+  // has it; the graph may not be launched then.
   ANABRANCH_API Status give_own(std::span<const CaptureRange> ranges);
-  // Takes it away from one; nothing may use its addresses any more.
-  ANABRANCH_API void take_own(std::uint64_t address);
+  // Takes it away from those at these addresses, behind all that has been queued. Nothing may use
+  // them until they are given some anew; what has none is left.
+  ANABRANCH_API void take_own(std::span<const std::uint64_t> addresses);
 
  private:
   explicit CaptureMemory(std::shared_ptr<cuda::CaptureMemory> memory)
@@ -103,8 +104,10 @@ class CaptureSnapshot {
   CudaGraph graph() const { return graph_; }
   // Which of some ranges its nodes name, by addresses in whole words. Both captures freeze what
   // they agree on, so living memory that is in none of their blocks stays named where it was.
-  // Ranges are sorted and do not overlap.
-  ANABRANCH_API std::vector<CaptureMention> mentions(std::span<const CaptureRange> ranges) const;
+  // Ranges are sorted and do not overlap. With `other`, a capture of the same, only what that names
+  // at the same places counts.
+  ANABRANCH_API std::vector<CaptureMention> mentions(std::span<const CaptureRange> ranges,
+                                                     const CaptureSnapshot* other = nullptr) const;
 
  private:
   friend struct detail::Inside;

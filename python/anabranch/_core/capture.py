@@ -121,9 +121,14 @@ class CaptureMemory(Handle):
     def give_own(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Behind a capture: gives the first bytes of allocations, (address, bytes), memory of their
         own, so that the graph may be launched as it is. Each goes when torch gives the allocation
-        back. Once."""
+        back."""
         if core.capture_memory_give_own(self.handle, _ranges(ranges), len(ranges)) != 0:
             raise last_error()
+
+    def take_own(self, addresses: Sequence[int]) -> None:
+        """Takes it away from these, behind all that has been queued, until it is given anew."""
+        core.capture_memory_take_own(
+            self.handle, (c_uint64 * len(addresses))(*addresses), len(addresses))
 
     def open(self) -> None:
         """Makes torch's allocations in a pool over anabranch_capture_allocate come from here."""
@@ -148,11 +153,14 @@ class CaptureSnapshot(Handle):
         super().__init__(core.capture_snapshot_new(device.handle, graph, _ranges(staying),
                                                    len(staying)), device)
 
-    def mentions(self, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, str]]:
+    def mentions(self, ranges: Sequence[tuple[int, int]],
+                 other: CaptureSnapshot | None = None) -> Iterator[tuple[int, str]]:
         """Which of some memory, (address, bytes), it names, each with the first node that does.
-        Sorted, and nothing overlaps."""
+        Sorted, and nothing overlaps. With ``other``, a capture of the same, only what that names at
+        the same places."""
         array = _ranges(ranges)
-        text = core.capture_snapshot_mentions(self.handle, array, len(ranges))
+        text = core.capture_snapshot_mentions(self.handle, array, len(ranges),
+                                              None if other is None else other.handle)
         if text is None:
             raise last_error()
         for line in text.decode(errors="replace").splitlines():

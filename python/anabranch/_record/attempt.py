@@ -4,7 +4,8 @@
 The order keeps memory down. First, copies are made of what the step writes. Then the step runs
 plainly, and checksums of its results and state are made. Then it is captured, which runs nothing on
 the GPU: if a capture fails, the plain run's results still stand. Only then the GPU's memory is put
-back, and the recording is launched and compared.
+back, and the recording is launched and compared. Where a call was kept, a launch of that stands for
+the plain run, and comes behind the captures: these may find tensors of which nobody has a copy.
 
 Threads: one at a time, under the recorder's lock. Failure: NotRecordable, Untrusted or NativeError;
 fall_back() then ends the call as if it had been a plain one. Errors of the step itself pass through
@@ -42,6 +43,7 @@ from anabranch._record.launch.rng_graph import make_rng_graph
 from anabranch._record.memory.garbage import no_collection
 from anabranch._record.memory.gpu import (
     Meter,
+    Peaks,
     empty_cache,
     free_bytes,
     give_back,
@@ -109,6 +111,7 @@ class Attempt:
         self._saved_from, self._look_farther = saved_from, look_farther
         self._recorded, self._earlier = recorded, earlier
         self._kept = spec.kept if recorded is None else None  # whose launches are its plain runs
+        self._kept_launches = self._kept.capture.launches if self._kept is not None else 0
         self._discovered: DiscoveredStep | None = None  # of one capture, where that is enough
         self._needs_two = False  # captures, whatever is known
         self._is_in_best = False  # order of earlier ones, so that one recording is made
@@ -146,6 +149,11 @@ class Attempt:
         return self._effects.mutations if self._step.call is self._effects else None
 
     @property
+    def has_kept(self) -> bool:
+        """Whether launches of a call that was kept stand for plain runs."""
+        return self._kept is not None
+
+    @property
     def follows(self) -> bool:
         """Whether numbers are to change between launches."""
         return self._step.numbers is not None
@@ -169,7 +177,9 @@ class Attempt:
             # by the thousand: 0.3 s each time. What it has made is (see Trial).
             with no_collection(), self._as_kept():
                 if self._chosen.verify:
-                    self._run_plainly(meter)
+                    self._begin_trial(meter)
+                if self._trial is not None and self._kept is None:
+                    self._run_plainly(meter, self._trial)
                 with _faults_told(self._step.device):
                     return self._make_and_launch(meter)
         finally:
@@ -192,6 +202,15 @@ class Attempt:
         with self._kept.capture.lent(self._step):
             yield
 
+    def _note(self, meter: Meter, phase: str) -> Peaks:
+        """A kept call has memory in phases alone in which it is launched."""
+        addresses = 0
+        if self._kept is not None:
+            capture, before = self._kept.capture, self._kept_launches
+            self._kept_launches = capture.launches
+            addresses = capture.addresses_bytes if capture.launches == before else 0
+        return meter.note(phase, addresses)
+
     def _note_memory(self, meter: Meter) -> None:
         trial = self._trial
         self._spec.note(recording=RecordingCost(
@@ -201,9 +220,8 @@ class Attempt:
 
     # The plain run.
 
-    def _run_plainly(self, meter: Meter) -> None:
-        """Runs the step, from a state that can be put back, and finds out which other processes
-        take part in it."""
+    def _begin_trial(self, meter: Meter) -> None:
+        """Makes what can put the state back."""
         step = self._step
         try:
             with _faults_told(step.device), phase("copies of what the step writes", step.device):
@@ -215,14 +233,20 @@ class Attempt:
         assert self._trial
         if self._kept is not None and not self._trial.is_whole:
             raise Again("there is no copy of all that it is given")
-        meter.note("copies of what the step writes")
+        self._note(meter, "copies of what the step writes")
         self._laps.end("copies")
+        if self._kept is not None:
+            self.allowance.plain_bytes = self._kept.capture.peak_bytes
+
+    def _run_plainly(self, meter: Meter, trial: Trial) -> None:
+        """Runs the step, and finds out which other processes take part in it."""
+        step = self._step
         _compat.clear_workspaces()
         before = taken(step.device)
         short = None
         try:
             with noted_sizes(step.device) as sizes:
-                answer, drawn = self._trial.run()
+                answer, drawn = trial.run()
                 step.ahead = sizes() if self._kept is None else step.ahead
         except Exception as error:
             # After a collective it cannot be run again: other processes would not take part.
@@ -231,14 +255,14 @@ class Attempt:
             short = short_of("the plain run", error, step.device)
         if short is not None:
             raise short
-        taken_bytes = meter.note("the plain run").allocated - before.allocated
-        self.allowance.plain_bytes = taken_bytes if self._kept is None \
-            else self._kept.capture.peak_bytes
+        taken_bytes = self._note(meter, "the plain run").allocated - before.allocated
+        if self._kept is None:
+            self.allowance.plain_bytes = taken_bytes
         self._laps.end("plain run")
         try:
             with _faults_told(step.device):
-                self._plain = self._trial.look(answer, drawn)
-                self.allowance.let_go_bytes = self._trial.let_go_bytes
+                self._plain = trial.look(answer, drawn)
+                self.allowance.let_go_bytes = trial.let_go_bytes
                 if self._kept is not None:  # it is none of Python's answers
                     self._plain.has_history = True
         except NotRecordable as error:
@@ -297,6 +321,8 @@ class Attempt:
         """Makes a recording and launches it. Where it differs from the plain run, or a launch is
         refused, it is made once more in a simpler way."""
         made = self._agree.make(lambda: self._make(self._step, meter))
+        if self._trial is not None and self._kept is not None:
+            self._run_plainly(meter, self._trial)
         if self._trial is None:
             with phase(OF_LAUNCH, self._step.device):
                 answer = made[0].launch_as_captured(self._step)
@@ -347,7 +373,7 @@ class Attempt:
                 try:
                     capture = capture_twice(step, device, self._is_enough(step)) \
                         if self._kept is None else \
-                        capture_beside(step, device, self._kept.capture)
+                        capture_beside(step, device, self._kept.capture, self._is_enough(step))
                 finally:
                     self._effects.end_captures()
                 self._spec.note(captures=len(capture.captures))
@@ -498,7 +524,7 @@ class Attempt:
                 self._proven = recorded, words
                 self._laps.end("other numbers")
         verdict = verify(trial, plain, recorded, agree.on)
-        meter.note("the launches that are compared")
+        self._note(meter, "the launches that are compared")
         self._laps.end("comparison")
         if agree.on(self._is_in_best and not verdict.is_bitwise):
             raise Untrusted("its launches differ from one another, which those of other sizes did "
@@ -510,7 +536,7 @@ class Attempt:
                 trial, plain, verdict, recorded, made[-1], agree.on, self.allowance.room(recorded),
                 self._earlier)
             self._spec.note(parallel_gain=gain, why_in_order=why)
-            meter.note("the launches side by side")
+            self._note(meter, "the launches side by side")
             self._laps.end("side by side")
         if len(made) > 1 and verdict.is_bitwise and why in ("", NOT_FASTER):
             self._earlier.best = Order(recorded is made[-1], recorded.counts.nodes,

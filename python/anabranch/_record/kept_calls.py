@@ -59,7 +59,7 @@ class KeptCalls:
 
     def run(self, spec: Specialization, step: Step) -> tuple[Any, KeptCall] | None:
         """The call's answer, and what is kept of it. None where its capture breaks: nothing has run
-        then."""
+        then, and the call may be recorded in the other way."""
         step.ahead = spec.ahead
         try:
             return run_kept(step, spec.state, self._chosen.allow, collection_read_at, _check_taken)

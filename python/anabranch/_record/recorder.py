@@ -67,6 +67,7 @@ from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE, State
 from anabranch._record.tensors import device_of, size_of, version_of
 from anabranch._record.trial.earlier import Earlier
+from anabranch._record.trial.kept_call import KeptCall
 from anabranch._record.trial.plain_steps import PLAIN_STEPS, capture_stream, on_capture_stream
 from anabranch._record.trial.verify import Untrusted
 from anabranch._record.warn import placed, tell
@@ -330,8 +331,12 @@ class Recorder:
     def _record(self, key: Any, spec: Specialization, leaves: list[Any]) -> Any:
         try:
             step = self._step(spec, leaves)
-            may_keep = self._kept_calls.may_keep(spec, step)
-            attempt = None if may_keep else self._attempt(spec, step)
+            if self._kept_calls.may_keep(spec, step):
+                kept = self._kept_calls.run(spec, step)
+                if kept is not None:
+                    return self._answer_kept(spec, *kept)
+                step = self._step(spec, leaves)  # nothing has run
+            attempt = self._attempt(spec, step)
         except Unexplained as error:
             self._follow_no_more(spec, error)
             return self._call_last(leaves)
@@ -340,8 +345,6 @@ class Recorder:
             self._refuse(spec, error.reason if isinstance(error, NotRecordable)
                          else reason_of_fault(error))
             return self._call_last(leaves)
-        if attempt is None:
-            return self._call_kept(spec, step, leaves)
         numbers = step.numbers
         del step
         made = _made_by(attempt)
@@ -349,7 +352,7 @@ class Recorder:
             with self._behind_answer(spec):
                 attempt.give_back()
                 self._judge(key, spec, attempt, made)
-            return _plain_answer(attempt, made, self._call_last, leaves)
+            return _plain_answer(attempt, made, self._call_as_first(spec, attempt), leaves)
         answer, recording = made
         with self._behind_answer(spec):
             self._keep(key, spec, attempt, recording, numbers)
@@ -357,12 +360,20 @@ class Recorder:
             return applied(spec.bind(spec.state), answer)
         return attempt.leave(answer)
 
-    def _call_kept(self, spec: Specialization, step: Step, leaves: list[Any]) -> Any:
-        """A call whose capture is launched. Where it breaks, a plain run follows."""
-        made = self._kept_calls.run(spec, step)
-        if made is None:
-            return self._call_last(leaves)
-        answer, kept = made
+    def _call_as_first(self, spec: Specialization, attempt: Attempt) -> Callable[[list[Any]], Any]:
+        """Behind a try with a kept call there will be another one, whose captures must find no
+        gradient accumulators of other streams."""
+        if not attempt.has_kept or spec.is_short_of_memory:
+            return self._call_last
+
+        def call(leaves: list[Any]) -> Any:
+            with on_capture_stream(attempt.device):
+                return self._call_last(leaves)
+
+        return call
+
+    def _answer_kept(self, spec: Specialization, answer: Any, kept: KeptCall) -> Any:
+        """Of a call whose capture was launched."""
         with self._behind_answer(spec):
             if (why := self._kept_calls.keep(spec, kept)) is not None:
                 self.is_refused = True

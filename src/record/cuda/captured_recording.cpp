@@ -124,7 +124,9 @@ Status CaptureMemory::give_own(std::span<const CaptureRange> ranges) {
   return {};
 }
 
-void CaptureMemory::take_own(std::uint64_t address) { memory_->take_own(address); }
+void CaptureMemory::take_own(std::span<const std::uint64_t> addresses) {
+  memory_->take_own(addresses);
+}
 
 Result<CaptureMarks> CaptureMarks::make(const Device& device) {
   const auto gpu = gpu_of(device);
@@ -156,8 +158,9 @@ Result<CaptureSnapshot> CaptureSnapshot::make(const Device& device, CudaGraph gr
   return CaptureSnapshot(graph, std::make_shared<const cuda::GraphImage>(*std::move(image)));
 }
 
-std::vector<CaptureMention> CaptureSnapshot::mentions(std::span<const CaptureRange> ranges) const {
-  return cuda::find_mentions(*image_, ranges);
+std::vector<CaptureMention> CaptureSnapshot::mentions(std::span<const CaptureRange> ranges,
+                                                      const CaptureSnapshot* other) const {
+  return cuda::find_mentions(*image_, ranges, other ? other->image_.get() : nullptr);
 }
 
 Result<CapturedStep> CapturedStep::discover(const Device& device, const CaptureSnapshot& first,

@@ -38,7 +38,7 @@ def test_where_torchs_generator_keeps_its_seed_for_graphs_is_no_tensor_of_the_st
         def __init__(self, device, graph):
             self.named = {begin for begin, _ in memory[:2]}
 
-        def mentions(self, ranges):
+        def mentions(self, ranges, other=None):
             assert list(ranges) == sorted(ranges)
             return [(i, "kernel 0") for i, (begin, _) in enumerate(ranges) if begin in self.named]
 

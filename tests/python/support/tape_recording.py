@@ -222,7 +222,7 @@ class Memory:
     def __init__(self, device: Any, is_kept: bool = False) -> None:
         self._blocks: dict[int, Any] = {}
         self.begin_capture = self.open = self.shut = lambda: None
-        self.give_own = lambda ranges: None
+        self.give_own = self.take_own = lambda ranges: None
 
     def allocate(self, size_bytes: int) -> int:
         block = ctypes.create_string_buffer(size_bytes + _ALIGNMENT)
@@ -253,7 +253,7 @@ class Snapshot:
         self.tape = tape
         self.close = lambda: None
 
-    def mentions(self, ranges: Any) -> Any:
+    def mentions(self, ranges: Any, other: Any = None) -> Any:
         """Of memory, and not of which tensors in it."""
         named = {one.block for entry in self.tape.entries for one in entry.given
                  if isinstance(one, Lies) and one.block}

@@ -108,7 +108,7 @@ def _capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None
                         step.numbers = step.numbers.apart(made[0].trace)
                     capture_over_stand_ins(step, memory, device, made, is_third)
                     if len(made) == 1 and is_enough is not None:
-                        one = _of_one(step, memory, made[0], history())
+                        one = of_one(step, memory, made[0], history())
                         one.draws = _draws_of(step, made, random)
                         if is_enough(one):
                             made[0].answer, made[0].gradients = None, {}
@@ -139,8 +139,8 @@ def _capture_twice(step: Step, device: CaptureDevice, is_enough: IsEnough | None
                    told.is_mapped, third, [block.second_address for block in others], draws)
 
 
-def _of_one(step: Step, memory: CaptureMemory, only: Captured,
-            told: _compat.PoolHistory) -> Capture:
+def of_one(step: Step, memory: CaptureMemory, only: Captured,
+           told: _compat.PoolHistory) -> Capture:
     """What the first capture tells by itself. It stays as it is, so that a second may follow."""
     blocks = match_allocations(step, [only, only], told)
     noted = noted_of(step, only, blocks)
@@ -170,7 +170,7 @@ def _draws_of(step: Step, made: Sequence[Captured], before: Tensor) -> Draws | N
 
 
 def alive_beside(made: Sequence[Captured],
-                  told: _compat.PoolHistory) -> list[tuple[int, int]]:
+                 told: _compat.PoolHistory) -> list[tuple[int, int]]:
     pools = {captured.pool_id for captured in made}
     return [(address, size) for address, size, pool in told.alive if pool not in pools]
 

@@ -82,13 +82,14 @@ class UntrackedTensors(NotRecordable):
 def check_all_tracked(step: Step, capture: Capture, device: CaptureDevice, ours: Iterable[Tensor],
                       has_reducer: bool = False) -> list[torch.UntypedStorage]:
     """Raises UntrackedTensors where it was not. Memory that no tensor in Python has is left alone:
-    torch's generators have some, and libraries. So is what one of both captures names alone, left
-    over from before, and what is ``ours``, which a step cannot use.
+    torch's generators have some, and libraries. So is what not both captures name at one
+    place, left over from before, and what is ``ours``, which a step cannot use.
 
     Answers memory that is to be kept as long as the recording. Where the step ``has_reducer``, that
     of DistributedDataParallel, its buckets have been seen in Python, but belong to C++."""
     alive = sorted(_without(capture.alive, (*step.fixed, *ours)))
-    named_in = [_mentioned(captured, alive) for captured in capture.captures]
+    first, *others = capture.captures
+    named_in = [_mentioned(first, alive, other) for other in others] or [_mentioned(first, alive)]
     memory = sorted(alive[i] for i in set.intersection(*named_in))
     generators = _of_generator(memory, step, device) if memory else set()
     suspects = _tensors_in([one for i, one in enumerate(memory) if i not in generators],
@@ -128,9 +129,10 @@ def may_name_others(step: Step, capture: Capture, ours: Iterable[Tensor]) -> boo
     return bool(_tensors_in(sorted(alive[i] for i in named), but=step.tensors))
 
 
-def _mentioned(captured: Captured, memory: Sequence[tuple[int, int]]) -> set[int]:
+def _mentioned(captured: Captured, memory: Sequence[tuple[int, int]],
+               other: Captured | None = None) -> set[int]:
     assert captured.snapshot is not None
-    return {i for i, _ in captured.snapshot.mentions(memory)}
+    return {i for i, _ in captured.snapshot.mentions(memory, other.snapshot if other else None)}
 
 
 def _without(memory: Sequence[tuple[int, int]], fixed: Iterable[Tensor]) -> list[tuple[int, int]]:

@@ -136,9 +136,11 @@ class Meter:
         self.highest, self.phase = Peaks(0, 0), ""  # of all that was noted, and when
         torch.cuda.reset_peak_memory_stats(device)
 
-    def note(self, phase: str) -> Peaks:
-        """What was taken at most since the last note."""
+    def note(self, phase: str, addresses: int = 0) -> Peaks:
+        """What was taken at most since the last note, without so many bytes that were addresses
+        alone."""
         found = taken(self._device, "peak")
+        found = found._replace(reserved=found.reserved - addresses)
         if found.reserved > self.highest.reserved:
             self.phase = phase
         self.highest = self.highest.highest(found)

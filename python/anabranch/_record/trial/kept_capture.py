@@ -5,7 +5,7 @@ graph is launched as it is.
 What the capture allocates gets memory of its own behind it, since nothing has run there before. The
 graph is kept until the next call is captured, at other addresses: both tell the recording, and this
 one, launched again, what the step does. So the next call is compared without running its Python
-twice.
+twice. Between its launches there is memory only where somebody has a tensor.
 
 Source: "A call may be its own capture" in docs/decisions.md. Threads: one capture at a time
 in a process. Failure: NotRecordable and NativeError; nothing has run on the GPU then, and what the
@@ -26,6 +26,7 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._core.capture import CaptureDevice, CaptureMemory
 from anabranch._record.capture.capture import (
+    IsEnough,
     abandon,
     abandon_captures,
     alive_beside,
@@ -33,6 +34,7 @@ from anabranch._record.capture.capture import (
     check_nothing_is_kept,
     memory_stays,
     noted_of,
+    of_one,
     run_captured,
 )
 from anabranch._record.capture.captured import Capture, Captured
@@ -46,6 +48,7 @@ from anabranch._record.memory.shortage import phase
 from anabranch._record.refusals import ANOTHER_ANSWER, Again, Cause, NotRecordable
 from anabranch._record.tensors import Unit, bytes_of, is_wrapper, version_of
 
+_SEGMENT = 2 << 20  # what torch asks for is a multiple of that
 # By the pools that lie there: it goes behind these, whoever lets go of a capture. Callers may have
 # its answers for long.
 _memories: list[tuple[Any, CaptureMemory]] = []
@@ -63,6 +66,7 @@ class KeptCapture:
             "ahead": step.ahead, "is_noted": step.is_noted, "has_constants": step.has_constants}
         self.trace: list[tuple[int, int]] = []  # what it has allocated, (address, bytes)
         self.peak_bytes = 0  # of that, at once
+        self.launches = 0
         self._live: list[Tensor] = []  # the bytes of what was there when it ended
 
     def note(self, step: Step, told: _compat.PoolHistory) -> None:
@@ -74,14 +78,27 @@ class KeptCapture:
         self._live = [bytes_at(address, size, step.device) for address, size, pool in told.alive
                       if pool == captured.pool_id]
 
-    def launch(self) -> None:
-        """The call's launch, on the current stream."""
+    @contextlib.contextmanager
+    def launched(self) -> Iterator[None]:
+        """A launch on the current stream. What is read of its memory is read in here."""
         most: dict[int, int] = {}
         for address, size in self.trace:
             most[address] = max(size, most.get(address, 0))
-        with phase("memory of a capture that is launched", self._device):
-            self._memory.give_own(sorted(most.items()))
-        self._captured.graph.replay()
+        live = {one.data_ptr() for one in self._live}
+        self.launches += 1
+        try:
+            with phase("memory of a capture that is launched", self._device):
+                self._memory.give_own(sorted(most.items()))
+            self._captured.graph.replay()
+            yield
+        finally:
+            self._memory.take_own([address for address in most if address not in live])
+
+    @property
+    def addresses_bytes(self) -> int:
+        """What torch counts as reserved for it between launches, and has no memory."""
+        held = sum(-(-one.numel() // _SEGMENT) * _SEGMENT for one in self._live)
+        return max(0, _compat.reserved_in_pools([self._captured.pool_id]) - held)
 
     def captured_alike(self, step: Step) -> Step:
         """The step, to be captured in the same way."""
@@ -133,12 +150,12 @@ class KeptCapture:
         moved = self._moved(step)
         for mine, theirs in moved:
             mine.copy_(theirs)
-        self._captured.graph.replay()
-        for i, grad in self._captured.gradients.items():
-            step.parameters[i].grad = self._made(grad, step)
-        shape = self._captured.shape
-        assert shape is not None
-        answer = shape.unflatten([self._made(part, step) for part in self._captured.result])
+        with self.launched():
+            for i, grad in self._captured.gradients.items():
+                step.parameters[i].grad = self._made(grad, step)
+            shape = self._captured.shape
+            assert shape is not None
+            answer = shape.unflatten([self._made(part, step) for part in self._captured.result])
         for mine, theirs in moved:  # which may lie in what has been answered
             theirs.copy_(mine)
         return answer
@@ -213,7 +230,8 @@ def capture_call(step: Step, device: CaptureDevice,
             kept = KeptCapture(step, captured, memory)
             kept.note(step, told)
             _describe(step, captured, kept.trace, repeated(answer))
-            kept.launch()
+            with kept.launched():
+                pass
         except BaseException:
             abandon_captures([captured])
             raise
@@ -247,8 +265,10 @@ def _describe(step: Step, captured: Captured, trace: Sequence[tuple[int, int]],
     captured.owners = {}
 
 
-def capture_beside(step: Step, device: CaptureDevice, kept: KeptCapture) -> Capture:
-    """The step at fresh addresses, with what has been kept as the second capture of it."""
+def capture_beside(step: Step, device: CaptureDevice, kept: KeptCapture,
+                   is_enough: IsEnough | None = None) -> Capture:
+    """The step at fresh addresses, with what has been kept as the second capture of it; without
+    that where ``is_enough`` says so of the first."""
     collect_of_late()
     with one_at_a_time, torch.cuda.device(step.device), no_collection():
         with phase("the page behind captures", step.device):
@@ -259,6 +279,10 @@ def capture_beside(step: Step, device: CaptureDevice, kept: KeptCapture) -> Capt
             with _compat.memory_history(step.device) as history:
                 capture_over_stand_ins(step, memory, device, made)
                 told = history()
+            if is_enough is not None and is_enough(one := of_one(step, memory, made[0], told)):
+                made[0].answer, made[0].gradients = None, {}
+                check_nothing_is_kept(made)
+                return one
             blocks = match(step, [made[0].given_at, kept.given_at(step)],
                            [trace_of(step, made[0], told), kept.trace])
             noted = noted_of(step, made[0], blocks)

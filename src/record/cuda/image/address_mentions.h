@@ -17,7 +17,10 @@
 namespace anabranch::cuda {
 
 // The ranges that nodes name, each with the first of these. Ranges are sorted and do not overlap.
+// With `other`, which captured the same, words alone that it has at the same place of the same
+// node; all of those that have no place there.
 std::vector<CaptureMention> find_mentions(const GraphImage& image,
-                                          std::span<const CaptureRange> ranges);
+                                          std::span<const CaptureRange> ranges,
+                                          const GraphImage* other = nullptr);
 
 }  // namespace anabranch::cuda

@@ -65,5 +65,21 @@ TEST(AddressMentions, ChildGraphsAreLookedInto) {
   EXPECT_THAT(named(image_of({node, fill(0x100)})), ElementsAre("2 kernel 1 'add'", "0 fill 1"));
 }
 
+TEST(AddressMentions, OfWhatTwoCapturesNameCountsWhatBothHaveAtOnePlace) {
+  const std::vector<CaptureRange> ranges = {{0x100, 0x20}, {0x120, 0x10}, {0x200, 0x10}};
+  const auto agreed = [&ranges](const GraphImage& one, const GraphImage& other) {
+    std::vector<std::uint32_t> all;
+    for (const CaptureMention& each : find_mentions(one, ranges, &other)) all.push_back(each.range);
+    return all;
+  };
+  const auto first = image_of({kernel("add", {0x100, 0x208}), copy(0x120, 8)});
+  EXPECT_THAT(agreed(first, image_of({kernel("add", {0x200, 0x208}), copy(8, 0x100)})),
+              ElementsAre(2));
+  EXPECT_THAT(agreed(first, image_of({kernel("add", {0x208, 0x100}), copy(0x120, 16)})),
+              ElementsAre(1));
+  EXPECT_THAT(agreed(first, image_of({kernel("add", {1}), copy(16, 16)})), ElementsAre(0, 2));
+  EXPECT_THAT(agreed(first, image_of({kernel("add", {1, 2})})), ElementsAre(0, 2, 1));
+}
+
 }  // namespace
 }  // namespace anabranch::cuda

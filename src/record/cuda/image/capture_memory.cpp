@@ -128,14 +128,19 @@ Status CaptureMemory::allow(CuDevicePtr address, std::size_t bytes) {
 }
 
 Status CaptureMemory::give_own(std::uint64_t address, std::uint64_t bytes) {
+  if (own_.contains(address)) return {};
   const std::size_t needed = round_up(std::max<std::uint64_t>(bytes, 1), granule_bytes_);
   CuMemoryHandle own = 0;
   if (Status created = recorded("cuMemCreate", driver_.cuMemCreate(&own, needed, &prop_, 0));
       !created.ok()) {
     return created;
   }
-  Status failed = recorded("cuMemUnmap", driver_.cuMemUnmap(address, needed));
+  Status failed;
+  if (!taken_.contains(address)) {
+    failed = recorded("cuMemUnmap", driver_.cuMemUnmap(address, needed));
+  }
   if (failed.ok()) failed = recorded("cuMemMap", driver_.cuMemMap(address, needed, 0, own, 0));
+  taken_.erase(address);
   (failed.ok() ? own_ : taken_)[address] = needed;
   driver_.cuMemRelease(own);  // the mapping keeps it
   if (!failed.ok()) return failed;
@@ -143,10 +148,14 @@ Status CaptureMemory::give_own(std::uint64_t address, std::uint64_t bytes) {
   return allow(address, needed);
 }
 
-void CaptureMemory::take_own(std::uint64_t address) {
-  const auto own = own_.find(address);
-  if (own == own_.end() || driver_.cuCtxSynchronize() != CuResult::kSuccess) return;
-  if (driver_.cuMemUnmap(own->first, own->second) == CuResult::kSuccess) {
+void CaptureMemory::take_own(std::span<const std::uint64_t> addresses) {
+  bool is_idle = false;
+  for (const std::uint64_t address : addresses) {
+    const auto own = own_.find(address);
+    if (own == own_.end()) continue;
+    if (!is_idle && driver_.cuCtxSynchronize() != CuResult::kSuccess) return;
+    is_idle = true;
+    if (driver_.cuMemUnmap(own->first, own->second) != CuResult::kSuccess) continue;
     taken_.insert(*own);
     own_bytes_ -= own->second;
     own_.erase(own);

@@ -48,13 +48,14 @@ class CaptureMemory {
   // May be called while a stream is captured.
   Result<std::uint64_t> allocate(std::uint64_t bytes);
 
-  // Gives an allocation's first bytes memory of their own, in the place of the page. Of a kept one
-  // alone, and once. No stream may use it meanwhile.
+  // Gives an allocation's first bytes memory of their own, in the place of the page or of what was
+  // taken away; those that have some keep it. Of a kept one alone, and as many bytes each time. No
+  // stream may use it meanwhile.
   Status give_own(std::uint64_t address, std::uint64_t bytes);
-  // Takes that memory away, and with it the addresses, behind all that has been queued: nothing may
-  // use them any more. Anything else is left as it is, and so is all while that cannot be waited
-  // for.
-  void take_own(std::uint64_t address);
+  // Takes that memory away, behind all that has been queued: nothing may use the addresses until
+  // they are given some anew. Anything else is left as it is, and so is all while that cannot be
+  // waited for.
+  void take_own(std::span<const std::uint64_t> addresses);
   std::uint64_t own_bytes() const { return own_bytes_; }
 
   // Everything that was allocated, in order of time.

@@ -152,11 +152,36 @@ TEST_F(CaptureMemoryTest, MemoryOfItsOwnIsGivenBackBeforeTheRestIs) {
       all.push_back(*address);
     }
     const std::uint64_t held = free_bytes();
-    memory->take_own(all[2]);
-    memory->take_own(all[2]);
-    memory->take_own(all[0]);
-    memory->take_own(all[4] + 1);  // none of these
+    memory->take_own(std::array{all[2], all[0], all[4] + 1});  // the last is none of these
+    memory->take_own(std::array{all[2]});
     EXPECT_GE(free_bytes(), held + (std::uint64_t{10} << 20));
+  }
+  EXPECT_EQ(sim->live_objects(), before);
+  EXPECT_EQ(free_bytes(), free);
+}
+
+TEST_F(CaptureMemoryTest, MemoryOfItsOwnIsGivenForEachLaunchAnew) {
+  const std::size_t before = sim->live_objects();
+  const std::uint64_t free = free_bytes();
+  {
+    const auto memory = make(true);
+    const auto kept = memory->allocate(5 << 20), other = memory->allocate(5 << 20);
+    ASSERT_TRUE(kept.ok() && other.ok());
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_TRUE(memory->give_own(*kept, 5 << 20).ok());
+      ASSERT_TRUE(memory->give_own(*other, 5 << 20).ok());
+      EXPECT_EQ(memory->own_bytes(), std::uint64_t{12} << 20);
+      if (i == 0) {
+        ASSERT_CU(d->cuMemsetD8Async(*kept, 7, 5 << 20, nullptr));
+      }
+      ASSERT_CU(d->cuMemsetD8Async(*other, 1, 5 << 20, nullptr));
+      memory->take_own(std::array{*other});
+      EXPECT_EQ(memory->own_bytes(), std::uint64_t{6} << 20);
+    }
+    std::uint8_t still = 0;
+    ASSERT_CU(d->cuMemcpyDtoHAsync(&still, *kept, 1, nullptr));
+    ASSERT_CU(d->cuStreamSynchronize(nullptr));
+    EXPECT_EQ(still, 7);
   }
   EXPECT_EQ(sim->live_objects(), before);
   EXPECT_EQ(free_bytes(), free);
