@@ -60,7 +60,7 @@ class Trial:
             self.floats = 0
             self.rewound += 1
 
-    def reserve(self, recorded):
+    def reserve(self, recorded, is_alone=False):
         if self.is_full:
             raise Short("a launch", 100, 50)
 

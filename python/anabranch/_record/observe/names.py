@@ -11,6 +11,8 @@ import functools
 import types
 from typing import NamedTuple
 
+from anabranch._record.state.bytecode import operations
+
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _FREE = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
@@ -31,12 +33,12 @@ def chains_of(code: types.CodeType) -> tuple[Chain, ...]:
     """What code reads by itself, without the functions that it defines. The longest chains only."""
     found: dict[Chain, None] = {}
     chain: Chain | None = None
-    for one in dis.get_instructions(code):
+    for one in operations(code):
         if one.opname in _ATTRIBUTES and chain is not None:
             found.pop(chain, None)
-            chain = chain._replace(attributes=(*chain.attributes, one.argval))
+            chain = chain._replace(attributes=(*chain.attributes, one.named))
         elif one.opname in _GLOBALS or one.opname in _FREE:
-            chain = Chain(one.argval, one.opname in _GLOBALS, ())
+            chain = Chain(one.named, one.opname in _GLOBALS, ())
         elif one.opname in _BETWEEN:
             continue
         else:

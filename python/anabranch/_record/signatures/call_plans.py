@@ -36,6 +36,7 @@ from anabranch._record.checks import (
     packed,
 )
 from anabranch._record.draws.taken import Drawn
+from anabranch._record.memory.garbage import no_collection
 from anabranch._record.quick import modes_told
 from anabranch._record.signatures.call_shape import CallShape, likeness_to
 from anabranch._record.signatures.specialization import BoundState, Specialization
@@ -103,7 +104,8 @@ class CallPlans:
         misses[call.objects] = 1 if is_used else 1 + misses.get(call.objects, 0)
         if misses[call.objects] & (misses[call.objects] - 1):
             return
-        made = self._plan_of(call, spec, bound, launch)
+        with no_collection():  # of thousands of checks, none of which is garbage
+            made = self._plan_of(call, spec, bound, launch)
         self._drop(lambda other: other.key == key)
         if made is not None:
             plan, plans = made

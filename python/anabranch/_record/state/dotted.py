@@ -11,7 +11,6 @@ Threads: any. Failure: none.
 
 from __future__ import annotations
 
-import dis
 import functools
 import sys
 import types
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from anabranch._record.state.bytecode import operations
 from anabranch._record.state.namespaces import Variables, is_library_base, is_librarys, module_of
 from anabranch._record.state.paths import Path
 
@@ -138,11 +138,11 @@ def chains_in(code: types.CodeType) -> frozenset[tuple[str, ...]]:
     in a function's code and in that of functions inside it."""
     found: set[tuple[str, ...]] = set()
     chain: tuple[str, ...] = ()
-    for one in dis.get_instructions(code):
+    for one in operations(code):
         if one.opname in _VARIABLES:
-            chain = (one.argval,)
+            chain = (one.named,)
         elif chain and one.opname in _ATTRIBUTES:
-            chain = (*chain, one.argval)
+            chain = (*chain, one.named)
             found.add(chain)
         elif one.opname not in _BETWEEN:
             chain = ()

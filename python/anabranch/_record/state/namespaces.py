@@ -7,7 +7,6 @@ Threads: as what is held. Failure: KeyError where there is nothing.
 
 from __future__ import annotations
 
-import dis
 import functools
 import sys
 import types
@@ -17,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from anabranch._record.state.bytecode import Operation, operations
 
 CELL = object()  # in the place of a key: what is in a cell
 Lookup = tuple[Any, Any]  # holder and key
@@ -296,10 +297,10 @@ def _attributes_in(code: types.CodeType) -> dict[str, bool]:
     each is only called, where nothing is caught."""
     found: dict[str, bool] = {}
     catches = False
-    for one in dis.get_instructions(code):
+    for one in operations(code):
         catches |= one.opname in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH")
-        if one.opcode in dis.hasname and one.opname not in _OF_VARIABLES:
-            found[one.argval] = _is_called(one) and found.get(one.argval, True)
+        if one.is_of_name and one.opname not in _OF_VARIABLES:
+            found[one.named] = _is_called(one) and found.get(one.named, True)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             for name, is_called in _attributes_in(constant).items():
@@ -307,9 +308,9 @@ def _attributes_in(code: types.CodeType) -> dict[str, bool]:
     return dict.fromkeys(found, False) if catches else found
 
 
-def _is_called(one: dis.Instruction) -> bool:
+def _is_called(one: Operation) -> bool:
     return one.opname == "LOAD_METHOD" or (
-        one.opname == "LOAD_ATTR" and sys.version_info >= (3, 12) and bool((one.arg or 0) & 1))
+        one.opname == "LOAD_ATTR" and sys.version_info >= (3, 12) and bool(one.arg & 1))
 
 
 def _texts_in(constants: Iterable[Any]) -> Iterator[str]:

@@ -15,7 +15,13 @@ Path = tuple[Any, ...]
 
 def name_of(path: Path) -> str:
     """For messages: "net.calls"."""
-    return ".".join(str(name) for name in path[1:] if name != "")
+    return ".".join([name_of_key(key) for key in path[1:] if not isinstance(key, str) or key])
+
+
+def name_of_key(key: Any) -> str:
+    """Of anything but a number or a text its type: to say what a tensor is would wait for the
+    GPU."""
+    return str(key) if isinstance(key, (str, int, float, bytes)) else type(key).__name__
 
 
 def bare(path: Path) -> Path:

@@ -23,7 +23,7 @@ from anabranch._record.state.namespaces import (
     StandsNow,
     place_of,
 )
-from anabranch._record.state.paths import ARGUMENT, Path, name_of
+from anabranch._record.state.paths import ARGUMENT, Path, name_of, name_of_key
 
 
 class NotQuick(Exception):
@@ -70,7 +70,7 @@ class PlaceChecks:
                 self.all.append(answers(holder.told, (key,), holder.told(key), name_of(path)))
                 return
             self.all.append(self._of(holder, key, kind, expected, to,
-                                     name or name_of(path) or str(key)))
+                                     name or name_of(path) or name_of_key(key)))
 
     def _is_given(self, thing: Any, path: Path) -> bool:
         """Whether it is found among the arguments, and checked there."""

@@ -8,6 +8,7 @@ it is kept unless it is slower. Threads and failure as in ``verify``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import statistics
@@ -166,7 +167,8 @@ def choose_overlap(trial: Trial, plain: Run, verdict: Verdict, ordered: StepReco
     if is_known:
         return Choice(overlapped, 0.0, "", verified.answer)
     verified.let_go()
-    (one, other), answer = _seconds(trial, (ordered, overlapped), agree)
+    (one, other), answer = _seconds(trial, (ordered, overlapped), agree,
+                                    are_apart=_grown(ordered, overlapped) > 0)
     least = min(_LEAST_ASKED_GAIN, _LEAST_GAIN) if room.is_asked else _LEAST_GAIN
     is_kept = not agree(one / other < least)
     earlier.note(ordered.counts, is_kept)
@@ -195,30 +197,42 @@ def _has_memory(trial: Trial, ordered: StepRecording, overlapped: StepRecording)
     there."""
     try:
         if _grown(ordered, overlapped) > 0:
-            trial.reserve(overlapped)
+            trial.reserve(overlapped, is_alone=True)
     except Short:
         return False
     return True
 
 
-def _seconds(trial: Trial, recordings: Sequence[StepRecording],
-             agree: Callable[[bool], bool]) -> tuple[list[float], Any]:
+def _seconds(trial: Trial, recordings: Sequence[StepRecording], agree: Callable[[bool], bool],
+             are_apart: bool) -> tuple[list[float], Any]:
     """Medians of samples taken in turn, and the answer of a launch that stands. Processes that run
     a step together take as many. Each recording has been launched before. What a step counts may be
     an index, and a few steps on be behind the end of something: that is put back before each
-    sample. All of the state, which may take longer than the sample, is after every few."""
+    sample. All of the state, which may take longer than the sample, is after every few.
+    ``are_apart``: what one has left cached is given back before the other, in whose parts its own
+    do not lie: both would take more than either."""
     samples: list[list[float]] = [[] for _ in recordings]
     start = time.perf_counter()
     for i in range(_SAMPLES):
         for number, recorded in enumerate(recordings):
             trial.rewind(is_whole=number == 0 and i > 0 and i % _LEAST_SAMPLES == 0)
+            if are_apart:
+                _make_room(trial, recorded)
             samples[number].append(_sample(trial, recorded))
         if agree(time.perf_counter() - start > _MOST_SECONDS):
             break
         if i + 1 >= _LEAST_SAMPLES and not agree(not _are_clear(*samples)):
             break
     trial.rewind()
+    if are_apart:
+        _make_room(trial, recordings[0])
     return [statistics.median(of_it) for of_it in samples], trial.launch(recordings[0])
+
+
+def _make_room(trial: Trial, recorded: StepRecording) -> None:
+    """There was enough before. Other processes of the step go on, whatever this one finds."""
+    with contextlib.suppress(Short):
+        trial.reserve(recorded, is_alone=True)
 
 
 def _are_clear(ordered: Sequence[float], overlapped: Sequence[float]) -> bool:

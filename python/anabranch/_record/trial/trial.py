@@ -258,8 +258,11 @@ class Trial:
         with on_stream(self._step.stream, self._step.device):
             yield
 
-    def reserve(self, recorded: StepRecording) -> None:
-        """Short where there is not the memory for a launch."""
+    def reserve(self, recorded: StepRecording, is_alone: bool = False) -> None:
+        """Short where there is not the memory for a launch. ``is_alone``: what others have left
+        cached is given back before."""
+        if is_alone:
+            give_back(self._step.device)
         self._give_back()
         free = free_bytes(self._step.device)
         try:
