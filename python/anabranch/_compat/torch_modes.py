@@ -275,6 +275,13 @@ def _number_of_value(value: Any, values: list[Any]) -> int:
     return values.index(value)
 
 
+def keeps_casts() -> bool:
+    """Whether torch keeps what it casts of weights that require gradients, until the outermost
+    autocast ends."""
+    return torch.is_autocast_cache_enabled() and torch.is_grad_enabled() \
+        and (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"))
+
+
 def is_intercepted() -> bool:
     """Whether somebody sees each operator that this thread runs, or derives it; or nobody does that
     otherwise would."""

@@ -498,9 +498,16 @@ class Recorder:
         if self._following is not None and state.followed:
             spec.follows = self._following.places_in(leaves, state)
             numbers = self._following.of_step(leaves, state, spec.follows)
-        return spec.step(self._call, leaves, device, capture_stream(device), numbers=numbers,
+        step = spec.step(self._call, leaves, device, capture_stream(device), numbers=numbers,
                          is_noted=self._has_lanes, is_compiled=not self._takes_gradients,
                          is_backward=self._frees_inputs, tangents=self._tangents)
+        if _compat.keeps_casts() and (step.optimizers or any(map(
+                spec.foreseen.is_newer, step.parameters))):
+            raise NotRecordable(
+                "autocast is on around it, and keeps casts of weights that it changes",
+                Cause.HIDDEN_INPUT, "Turn autocast on inside of the step, or say "
+                "cache_enabled=False.")
+        return step
 
     # Launching.
 

@@ -8,20 +8,8 @@ PROGRAMS: list[str] = []
 # More than one in a hundred changes of what is not read makes a new recording.
 ARE_NEEDLESS_MANY = False
 CHANGES = {
-    'training.by_hand': {
-        'torch: autocast': ('on', 'once it is launched'),
-    },
-    'training.checkpointed': {
-        'torch: autocast': ('on', 'once it is launched'),
-    },
     'training.modes_inside': {
         'step<optimizer>.param_groups': (),
-    },
-    'training.own_backward': {
-        'step<loss_of> Scaled._backward_cls': ('del', 'once it is launched'),
-    },
-    'training.trainer': {
-        'torch: autocast': ('on', 'once it is launched'),
     },
 }
 WRITES: list[str] = []

@@ -17,6 +17,7 @@ import types
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from anabranch._record.observe.compiled import code_behind
@@ -105,6 +106,13 @@ def _of_callable(thing: Any, path: Path) -> Iterator[Read]:
     yield from (Read(MadeOf(thing), name, (*path, name)) for name in given_to(thing))
 
 
+def _of_backward(thing: Any, path: Path) -> Iterator[Read]:
+    """What torch's C++ asks a class of a forward and a backward for."""
+    if isinstance(thing, type) and issubclass(thing, torch.autograd.Function):
+        name = "_backward_cls"
+        yield Read(dict_behind(vars(thing)), name, (*path, name))
+
+
 def _bases(kind: type) -> Iterator[Read]:
     """From which a class of the user's inherits."""
     if is_users(kind.__module__):
@@ -138,6 +146,7 @@ def _reads_by(chain: Chain, ran: Ran) -> Iterator[Read]:
             return
         yield read
         yield from _of_callable(value, path)
+        yield from _of_backward(value, path)
         if value is ABSENT:
             builtins = ran.globals.get("__builtins__")
             holder = vars(builtins) if isinstance(builtins, types.ModuleType) else builtins
@@ -147,6 +156,7 @@ def _reads_by(chain: Chain, ran: Ran) -> Iterator[Read]:
     elif chain.variable in ran.free:
         value = ran.free[chain.variable]
         yield from _of_callable(value, path)
+        yield from _of_backward(value, path)
     else:
         return
     yield from _attributes(value, path, chain.attributes, is_users(module))

@@ -20,7 +20,7 @@ import pickle
 import random
 import sys
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,11 @@ class Foreseen:
     written: set[int] = dataclasses.field(default_factory=set)  # numbers of memory, beside that
     needs_gradients: bool = False  # those that it finds
 
+    def is_newer(self, tensor: Tensor) -> bool:
+        """Whether an earlier call is known to have written it. What has no known version, an
+        argument of one call alone, is hashed."""
+        return self.versions.get(id(tensor), version_of(tensor)) != version_of(tensor)
+
 
 @dataclasses.dataclass
 class _Given:
@@ -96,12 +101,6 @@ def _given_memory(step: Step, state: State, without: Collection[int],
             found.append(_Given(base + unit.members[0][0], memory, members[0].dtype, members,
                                 may_count=may_count))
     return found
-
-
-def _is_newer(tensor: Tensor, versions: Mapping[int, int]) -> bool:
-    """Whether an earlier call is known to have written it. What has no known version, an argument
-    of one call alone, is hashed."""
-    return versions.get(id(tensor), version_of(tensor)) != version_of(tensor)
 
 
 def _of_optimizers(step: Step) -> set[int]:
@@ -139,7 +138,7 @@ class Trial:
         for one in self._given:
             one.is_saved = is_little or one.memory.numel() <= _SMALL_BYTES \
                 or one.number in foreseen.written \
-                or any(id(tensor) in of_optimizers or _is_newer(tensor, foreseen.versions)
+                or any(id(tensor) in of_optimizers or foreseen.is_newer(tensor)
                        for tensor in one.members)
             one.members = []
         _wait_for_copies(self._memory)
