@@ -275,11 +275,20 @@ def _number_of_value(value: Any, values: list[Any]) -> int:
     return values.index(value)
 
 
-def keeps_casts() -> bool:
-    """Whether torch keeps what it casts of weights that require gradients, until the outermost
-    autocast ends."""
-    return torch.is_autocast_cache_enabled() and torch.is_grad_enabled() \
-        and (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"))
+_CAST_WEIGHTS: dict[str, torch.nn.Parameter] = {}
+
+
+def kept_cast() -> Any:
+    """What stands for the casts of weights that autocast keeps until its outermost block ends: the
+    same object as long as it has not. None where none are kept."""
+    device = next((kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind)), None)
+    if device is None or not torch.is_autocast_cache_enabled() or not torch.is_grad_enabled():
+        return None
+    if device not in _CAST_WEIGHTS:
+        _CAST_WEIGHTS[device] = torch.nn.Parameter(torch.ones(1, 1, device=device))
+    weight = _CAST_WEIGHTS[device]
+    product = (weight @ weight).grad_fn
+    return product.next_functions[0][0] if product is not None else None
 
 
 def is_intercepted() -> bool:

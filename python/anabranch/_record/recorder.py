@@ -208,6 +208,7 @@ class Recorder:
                 self._kept_calls.around_first(device) as sizes:
             answer = self._call_last(leaves)
             spec.ahead = sizes()
+            spec.kept_cast = _compat.kept_cast() if self._takes_gradients else None
         with self._behind_answer(spec):
             self._kept_calls.check_first(spec)
             self._check_answer(spec, answer, device)
@@ -501,8 +502,9 @@ class Recorder:
         step = spec.step(self._call, leaves, device, capture_stream(device), numbers=numbers,
                          is_noted=self._has_lanes, is_compiled=not self._takes_gradients,
                          is_backward=self._frees_inputs, tangents=self._tangents)
-        if _compat.keeps_casts() and (step.optimizers or any(map(
-                spec.foreseen.is_newer, step.parameters))):
+        changes_weights = step.optimizers or any(map(spec.foreseen.is_newer, step.parameters))
+        if changes_weights and spec.kept_cast is not None \
+                and spec.kept_cast is _compat.kept_cast():
             raise NotRecordable(
                 "autocast is on around it, and keeps casts of weights that it changes",
                 Cause.HIDDEN_INPUT, "Turn autocast on inside of the step, or say "

@@ -148,6 +148,8 @@ class Specialization:
         # A call whose capture was launched, for the next one; None where calls are not kept.
         self.kept: KeptCall | None = None
         self.may_keep_call = True
+        # Behind its first call, for the casts of weights that autocast keeps from then on.
+        self.kept_cast: Any = None
         self.ahead: Sequence[int] = ()  # sizes of free blocks that its capture is to find
         self.shortage: Shortage | None = None  # why it is not recorded or launched now
         self.shortage_tries = 0
