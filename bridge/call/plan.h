@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "ahead.h"
@@ -147,6 +148,7 @@ class Plan {
     for (PyObject* const one : others()) gone.push_back(one);
     gone.insert(gone.end(), replaced_.begin(), replaced_.end());
     checks.clear(), runs.clear(), replaced_.clear(), others_.clear();
+    watched_.clear();
     unchanged_since_ = 0;
     std::fill(kept.begin(), kept.end(), nullptr);
     words_of = otherwise = calls = last_words = last_numbers = missed = nullptr;
@@ -185,32 +187,50 @@ class Plan {
     for (PyObject* const one : gone) Py_DECREF(one);
   }
 
-  // Dictionaries that are watched are looked at where any has changed since all were as they are to
-  // be.
+  // Of dictionaries that are watched those alone are looked at that have changed since all were as
+  // they are to be.
   bool holds(Look& look) {
-    const Watched& watched = Watched::all();
-    if (watched.is_on() && unchanged_since_ == watched.changes()) {
-      ++quick_;
-      return std::all_of(others_.begin(), others_.end(),
-                         [&](Run* run) { return run->is_known() || is_so(*run, look); });
+    Watched& watched = Watched::all();
+    const std::uint64_t changes = watched.changes(), count = changes - unchanged_since_;
+    if (watched.is_on() && unchanged_since_ != 0) {
+      // Where many have changed it is quicker to look at all, one after the other.
+      const bool are_few = count < Watched::kKept && count < watched_.size() / 4;
+      if (!(are_few ? changed_hold(look, changes) : all_hold(look))) return false;
+      unchanged_since_ = changes;
+      return !are_few || std::all_of(others_.begin(), others_.end(), [&](std::size_t i) {
+        return runs[i].is_known() || is_so(runs[i], look);
+      });
     }
-    unchanged_since_ = 0;
     if (held_before_) watch_runs();
-    const std::uint64_t changes = watched.changes();
+    const std::uint64_t before = watched.changes();
     if (!all_hold(look)) return false;
-    if (held_before_) unchanged_since_ = changes;
+    if (held_before_) unchanged_since_ = before;
     held_before_ = true;
     return true;
   }
 
   // Not of a plan that never holds, which would watch for nobody.
   void watch_runs() {
-    const bool is_often = quick_ < kQuickAtLeast;
-    quick_ = 0;
-    others_.clear();
-    for (Run& run : runs) {
-      if (!run.dict || !Watched::all().watches(run.dict, is_often)) others_.push_back(&run);
+    others_.clear(), watched_.clear();
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      if (runs[i].dict && Watched::all().watches(runs[i].dict)) {
+        watched_.emplace_back(runs[i].dict, i);
+      } else {
+        others_.push_back(i);
+      }
     }
+    std::sort(watched_.begin(), watched_.end());
+  }
+
+  bool changed_hold(Look& look, std::uint64_t until) {
+    for (std::uint64_t number = unchanged_since_ + 1; number <= until; ++number) {
+      PyObject* const dict = Watched::all().changed(number);
+      auto at = std::lower_bound(watched_.begin(), watched_.end(), std::pair(dict, std::size_t{0}));
+      for (; at != watched_.end() && at->first == dict; ++at) {
+        if (!runs[at->second].is_known() && !is_so(runs[at->second], look)) return false;
+      }
+    }
+    return true;
   }
 
   bool all_hold(Look& look) {
@@ -498,11 +518,10 @@ class Plan {
   }
 
   int active_ = 0;  // calls
-  static constexpr std::uint64_t kQuickAtLeast = 16;
   bool held_before_ = false;
-  std::uint64_t quick_ = 0;            // calls since all dictionaries were looked at
   std::uint64_t unchanged_since_ = 0;  // this many changes; 0: something may have changed
-  std::vector<Run*> others_;           // that are not watched
+  std::vector<std::size_t> others_;    // runs that are not watched
+  std::vector<std::pair<PyObject*, std::size_t>> watched_;  // the others, by their dictionaries
   std::vector<PyObject*> replaced_;
 };
 
