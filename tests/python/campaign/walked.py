@@ -252,6 +252,11 @@ def _next(thing: Any, step: tuple[str, Any]) -> Edge:
     raise LookupError(step)
 
 
+def _is_note(key: Any) -> bool:
+    """Of a check that torch's optimizers make once, and not again."""
+    return isinstance(key, str) and key == "_need_device_dtype_check_for_fused"
+
+
 def picture(roots: dict[str, Any]) -> dict[str, Any]:
     """All that can be compared between two copies, by the names of places: values, the bytes of
     tensors and their gradients, how far iterators are, and what is the same object as what."""
@@ -264,7 +269,7 @@ def picture(roots: dict[str, Any]) -> dict[str, Any]:
         found = edges(thing)
         told[name] = _told(thing), [
             (edge.kind, edge.key, type(edge.value).__name__, _COPY.sub("", repr(edge.value)))
-            for edge in found if isinstance(edge.value, _PLAIN)]
+            for edge in found if isinstance(edge.value, _PLAIN) and not _is_note(edge.key)]
         for kind, key, value in found:
             if isinstance(value, _PLAIN):
                 continue

@@ -64,7 +64,7 @@ class StepNumbers:
                    zip(self.holders, values, strict=True)):
                 raise Unexplained("the step changes it itself; change it outside")
         finally:
-            for holder, key, value in before:
+            for holder, key, value in reversed(before):
                 holder[key] = value
 
     @contextlib.contextmanager

@@ -37,6 +37,7 @@ from anabranch._record.state.read_set import (
 )
 
 _OF_TENSORS = frozenset(dir(Tensor))
+_MOST_WRAPPED = 8  # one in the other
 _MOST_ITEMS = 256  # of a library's table of functions that is looked into
 _IN_TABLES = (types.FunctionType, types.BuiltinFunctionType, type, bool, str)
 
@@ -82,6 +83,9 @@ def _methods(ran: Ran) -> Iterator[Read]:
         found = vars(kind).get(name)
         for part in ("fget", "func", "__func__"):
             found = found_in(found, part, found)
+        for _ in range(_MOST_WRAPPED):
+            if found is not None and found_in(found, "__code__") is not ran.code:
+                found = found_in(found, "__wrapped__")
         if found_in(found, "__code__") is ran.code:
             path = "", kind.__module__, kind.__name__, name
             yield Read(dict_behind(vars(kind)), name, path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -75,10 +76,12 @@ NO_NUMBERS = NumberPlaces()
 
 
 class TupleItems:
-    """The items of a tuple that stands in a hyperparameter, as a holder whose items can be set."""
+    """The items of a tuple that stands in a hyperparameter, as a holder whose items can be set.
+    Where all are put back, the tuple is the one that stood there."""
 
     def __init__(self, group: dict[str, Any], name: str) -> None:
         self._group, self._name = group, name
+        self._before: tuple[Any, ...] | None = None
 
     def __getitem__(self, index: int) -> Any:
         found = self._group[self._name]
@@ -88,7 +91,10 @@ class TupleItems:
 
     def __setitem__(self, index: int, value: Any) -> None:
         found = self._group[self._name]
-        self._group[self._name] = (*found[:index], value, *found[index + 1:])
+        before = self._before = found if self._before is None else self._before
+        made = (*found[:index], value, *found[index + 1:])
+        is_back = len(made) == len(before) and all(map(operator.is_, made, before))
+        self._group[self._name] = before if is_back else made
 
 
 def hyperparameter_items(name: Hyperparameter, value: Any) -> list[tuple[Hyperparameter, Any]]:
