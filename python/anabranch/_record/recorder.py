@@ -208,8 +208,8 @@ class Recorder:
                 self._kept_calls.around_first(device) as sizes:
             answer = self._call_last(leaves)
             spec.ahead = sizes()
-            spec.kept_cast = _compat.kept_cast() if self._takes_gradients else None
         with self._behind_answer(spec):
+            spec.kept_cast = _compat.kept_cast() if self._takes_gradients else None
             self._kept_calls.check_first(spec)
             self._check_answer(spec, answer, device)
             if self._takes_gradients and not is_observed():

@@ -30,7 +30,7 @@ class Operation(NamedTuple):
     is_of_name: bool = False
 
 
-@functools.lru_cache(8192)
+@functools.lru_cache(256)  # what is made of them is kept, and much smaller
 def operations(code: types.CodeType) -> tuple[Operation, ...]:
     """In order, without caches and prefixes."""
     raw, names, opname = code.co_code, code.co_names, dis.opname
