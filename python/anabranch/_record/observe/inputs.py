@@ -34,7 +34,10 @@ _CLOCK, _RANDOM, _FILE, _QUEUE = "a clock", "random numbers", "a file", "a queue
 _LOADERS = ("torch", "triton", "anabranch")
 _FINDERS = frozenset(("importlib", "_frozen_importlib", "_frozen_importlib_external", "zipimport",
                       "pkgutil"))
-_BUILTIN = types.BuiltinFunctionType
+_BUILTIN, _METHOD = types.BuiltinFunctionType, types.MethodDescriptorType
+_MADE_BY_PYTHON = 1 << 9  # in a class's flags: it is none of C's own, and may go
+# By functions, and by classes and names of methods that are bound.
+_KNOWN: dict[Any, str | None] = {}
 
 
 def _named(module: types.ModuleType, *names: str) -> list[Any]:
@@ -113,25 +116,43 @@ class Inputs:
 
 
 def _kind_of(function: Any, first: Any) -> str | None:
-    try:
-        if (what := _KINDS.get(function) or _METHODS.get(function)) is not None:
-            return what
-    except TypeError:  # one that cannot be hashed
-        return None
-    owner = first if type(function) is not _BUILTIN else function.__self__
-    if isinstance(owner, type):
-        return _CLOCK if issubclass(owner, datetime.date) and _name_of(function) in _DATES else None
+    """Of what is called with that first argument. Nothing is asked of it that may be code of
+    Python's: its hash, or whether it is like another."""
+    kind = type(function)
+    if kind is _METHOD:
+        of, key = function.__objclass__, function
+    elif kind is _BUILTIN:
+        first = function.__self__
+        of = first if issubclass(type(first), type) else type(first)
+        key = function if of is types.ModuleType else (of, function.__name__)
+    else:
+        return _FILE if function is io.FileIO else None
+    if not of.__flags__ & _MADE_BY_PYTHON:
+        if key not in _KNOWN:
+            _KNOWN[key] = _kind_in(of, function)
+        what = _KNOWN[key]
+    else:
+        what = _kind_in(of, function)
+    return None if what is _FILE and any(first is one for one in _standard_files()) else what
+
+
+def _kind_in(of: type, function: Any) -> str | None:
+    """``of``: the class whose method it is; that of modules."""
+    if (what := _KINDS.get(function) or _METHODS.get(function)) is not None:
+        return what
+    name = function.__name__
+    if issubclass(of, datetime.date):
+        return _CLOCK if name in _DATES else None
     for kind, names, what in _KINDS_OF:
-        if isinstance(owner, kind) and _name_of(function) in names:
+        if issubclass(of, kind) and name in names:
             return what
-    if isinstance(owner, _FILES) and owner not in (sys.stdout, sys.stderr, sys.stdin):
+    if issubclass(of, _FILES):
         return _FILE
-    kind = type(owner)
-    return _RANDOM if kind.__name__ in _NUMPY and kind.__module__.startswith("numpy.") else None
+    return _RANDOM if of.__name__ in _NUMPY and of.__module__.startswith("numpy.") else None
 
 
-def _name_of(function: Any) -> str:
-    return str(getattr(function, "__name__", ""))
+def _standard_files() -> tuple[Any, ...]:
+    return sys.stdout, sys.stderr, sys.stdin
 
 
 def _caller_of(frame: types.FrameType | None) -> types.FrameType | None:
