@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import operator
@@ -20,6 +21,7 @@ from anabranch._core.capture import Number as Word
 from anabranch._record.numbers.formulas import Ambiguous, Formulas, OtherRounding, Unexplained
 from anabranch._record.numbers.noted import OtherWay, Trace, evaluate
 from anabranch._record.numbers.step_numbers import StepNumbers
+from anabranch._record.state.number_places import TupleItems
 
 pytestmark = pytest.mark.oldest
 
@@ -360,3 +362,20 @@ def test_what_an_optimizer_computes_from_its_rate_is_followed_bit_for_bit(name, 
         wanted = step_words(make, how, {"lr": lr})
         assert made.words((lr,)) == [double(wanted[i]) for i in moved]
     assert operator.eq(*map(len, found))
+
+
+def test_where_one_number_cannot_be_set_the_others_stand_as_they_did():
+    class Fixed(dict):
+        def __setitem__(self, key, value):
+            raise TypeError("it is fixed")
+
+    betas = (0.9, 0.99)
+    group = {"lr": 0.1, "betas": betas}
+    places = ((group, "lr"), (TupleItems(group, "betas"), 0), (TupleItems(group, "betas"), 1))
+    for holders in (places, (*places, (Fixed(x=1.0), "x"))):
+        values = tuple(float(holder[key]) for holder, key in holders)
+        numbers = StepNumbers((), holders, values, values)
+        with contextlib.suppress(TypeError), numbers.noted([], Trace(), are_other=False):
+            assert type(group["betas"][1]) is not float
+        assert type(group["lr"]) is float and group["lr"] == 0.1
+        assert group["betas"] is betas

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -55,17 +56,14 @@ class StepNumbers:
 
     @contextlib.contextmanager
     def _in_holders(self, values: Sequence[float]) -> Iterator[None]:
-        before = [(holder, key, holder[key]) for holder, key in self.holders]
-        try:
+        with contextlib.ExitStack() as behind:
             for (holder, key), number in zip(self.holders, values, strict=True):
+                behind.callback(operator.setitem, holder, key, holder[key])
                 holder[key] = number
             yield
             if any(holder[key] is not number for (holder, key), number in
                    zip(self.holders, values, strict=True)):
                 raise Unexplained("the step changes it itself; change it outside")
-        finally:
-            for holder, key, value in reversed(before):
-                holder[key] = value
 
     @contextlib.contextmanager
     def noted(self, leaves: list[Any], trace: Trace, *, are_other: bool) -> Iterator[None]:

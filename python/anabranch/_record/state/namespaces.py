@@ -160,6 +160,9 @@ class StandsNow:
     def __getitem__(self, key: Any) -> Any:
         return self._now()[key]
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._now()[key] = value
+
     def __len__(self) -> int:
         return len(self._now())
 
