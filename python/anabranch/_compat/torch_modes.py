@@ -281,7 +281,8 @@ _CAST_WEIGHTS: dict[str, torch.nn.Parameter] = {}
 def kept_cast() -> Any:
     """What stands for the casts of weights that autocast keeps until its outermost block ends: the
     same object as long as it has not. None where none are kept."""
-    device = next((kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind)), None)
+    kinds = ("cuda", "cpu") if torch.cuda.is_initialized() else ("cpu",)
+    device = next((kind for kind in kinds if torch.is_autocast_enabled(kind)), None)
     if device is None or not torch.is_autocast_cache_enabled() or not torch.is_grad_enabled():
         return None
     if device not in _CAST_WEIGHTS:

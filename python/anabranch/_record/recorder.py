@@ -502,9 +502,8 @@ class Recorder:
         step = spec.step(self._call, leaves, device, capture_stream(device), numbers=numbers,
                          is_noted=self._has_lanes, is_compiled=not self._takes_gradients,
                          is_backward=self._frees_inputs, tangents=self._tangents)
-        changes_weights = step.optimizers or any(map(spec.foreseen.is_newer, step.parameters))
-        if changes_weights and spec.kept_cast is not None \
-                and spec.kept_cast is _compat.kept_cast():
+        if spec.kept_cast is not None and spec.kept_cast is _compat.kept_cast() and (
+                step.optimizers or any(map(spec.foreseen.is_newer, step.parameters))):
             raise NotRecordable(
                 "autocast is on around it, and keeps casts of weights that it changes",
                 Cause.HIDDEN_INPUT, "Turn autocast on inside of the step, or say "
