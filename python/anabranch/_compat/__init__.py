@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import SUPPORTED_NODES, tree_flatten, tree_map, tree_unflatten
 
 from anabranch._compat.compiling import (
+    COMPILES,
     OWN_BUFFERS,
     NothingCompiled,
     all_eager,
@@ -165,6 +166,7 @@ from anabranch._compat.torch_modes import (
 )
 
 __all__ = [
+    "COMPILES",
     "LOADERS_NEXT",
     "NOTED_OF_BUCKETS",
     "NOTED_OF_EXCHANGES",

@@ -54,6 +54,10 @@ class NothingCompiled:
             raise RuntimeError("nothing is compiled here")
 
 
+# The module whose functions are called while Dynamo compiles a frame, and at no other time.
+COMPILES = "torch._dynamo.convert_frame"
+
+
 @contextlib.contextmanager
 def around_compiling(begins: Callable[[], None], ends: Callable[[], None]) -> Iterator[None]:
     """Inside, these are called around whatever Dynamo compiles, on the thread that does."""

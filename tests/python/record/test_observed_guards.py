@@ -15,6 +15,7 @@ import os
 import queue
 import random
 import sys
+import textwrap
 import threading
 import time
 import types
@@ -221,6 +222,19 @@ def test_what_a_backward_is_compiled_by_on_autograds_thread_is_not_observed():
 
     ran, _ = observed_on_a_thread(b"pt_autograd_0", backward)
     assert "doubled" in ran and "halved" not in ran
+
+
+def test_what_runs_while_something_is_compiled_is_not_observed():
+    """Until something else calls it, too."""
+    compilers = types.ModuleType("torch._dynamo.convert_frame")
+    exec("import textwrap\ndef compiled(): return textwrap.indent('a', ' ')", vars(compilers))
+    observer = Observer()
+    observer.begin()
+    compilers.compiled()
+    before = set(observer.ran)
+    textwrap.indent("a", " ")
+    observer.end()
+    assert textwrap.indent.__code__ not in before and textwrap.indent.__code__ in observer.ran
 
 
 def test_what_a_thread_of_somebody_elses_does_is_not_observed():

@@ -114,15 +114,25 @@ class Observer:
     def note(self, frame: types.FrameType) -> None:
         if self.is_paused:
             return
-        if frame.f_code not in self.ran and not _is_ours(frame):
+        if frame.f_code not in self.ran and not _is_compilers(frame):
             self.ran[frame.f_code] = Ran.in_frame(frame)
         if frame.f_code in self.inputs.codes:
             self.inputs.started(frame)
 
 
-def _is_ours(frame: types.FrameType) -> bool:
-    """Or a compiler's, which counts what it compiles."""
-    return _compat.is_compilers(str(frame.f_globals.get("__name__", "")))
+def _is_compilers(frame: types.FrameType) -> bool:
+    """Ours, or that of a compiler, which counts what it compiles; or whatever runs while Dynamo
+    compiles, also before it tells of that."""
+    if _compat.is_compilers(_module_of(frame)):
+        return True
+    by = frame.f_back
+    while by is not None and _module_of(by) != _compat.COMPILES:
+        by = by.f_back
+    return by is not None
+
+
+def _module_of(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 class _Monitored:
@@ -157,8 +167,10 @@ class _Monitored:
     def _started(self, code: types.CodeType, offset: int) -> Any:
         if self._observer.is_elsewhere():
             return None
-        self._observer.note(sys._getframe(1))
-        return None if self._observer.is_paused or code in self._observer.inputs.codes \
+        observer, frame = self._observer, sys._getframe(1)
+        observer.note(frame)
+        may_be_others = code not in observer.ran and not _compat.is_compilers(_module_of(frame))
+        return None if observer.is_paused or may_be_others or code in observer.inputs.codes \
             else sys.monitoring.DISABLE  # type: ignore[attr-defined]
 
     def _calls(self, code: types.CodeType, offset: int, function: Any, first: Any) -> None:
