@@ -120,8 +120,7 @@ ARGUMENTS, KEYWORDS, GUARDED, FIRST_FREE = range(4)  # registers
 def item(holder: Any, key: Any, kind: Kind, expected: Any = None, *, to: int = -1,
          name: str = "") -> Check:
     """Of an item; of what shows the attributes of a class those themselves."""
-    return Check(kind, At.ITEM, quick.dict_behind(holder), key, expected, -1, to,
-                 name or (str(key) if isinstance(key, (str, int)) else type(key).__name__))
+    return Check(kind, At.ITEM, quick.dict_behind(holder), key, expected, -1, to, name or str(key))
 
 
 def answers(function: Callable[..., Any], arguments: tuple[Any, ...], expected: Any,

@@ -177,18 +177,18 @@ def _is_told(version_of: Callable[[Any], int], changed: tuple[dict[Any, Any], An
     return is_same and len({*before, version_of(one)}) == 4
 
 
-_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
+OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # what they are made of
 
 
 def _can_tell_functions(module: Any) -> bool:
     """Whether the compiled module has found out where functions keep what they are made of. What it
     has not found it asks Python for."""
     some: list[Any] = [lambda: 0, lambda a=1: a, lambda *, b=2: b, lambda a=3, *, b=4: a + b]
-    is_known = module.learn_functions(some, _OF_FUNCTIONS)
+    is_known = module.learn_functions(some, OF_FUNCTIONS)
     for one, other in itertools.pairwise(some):
-        for name in _OF_FUNCTIONS:
+        for name in OF_FUNCTIONS:
             setattr(one, name, getattr(other, name))
-    return bool(is_known and module.learn_functions(some, _OF_FUNCTIONS))
+    return bool(is_known and module.learn_functions(some, OF_FUNCTIONS))
 
 
 def _can_watch(module: Any) -> bool:

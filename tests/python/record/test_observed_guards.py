@@ -156,6 +156,20 @@ HIDDEN = {
     "a queue": lambda x: x * 2 if QUEUE.put(1) or QUEUE.get() else x,
 }
 QUEUE = queue.Queue()
+FILES = {
+    "readlines": lambda file: file.readlines(), "read": lambda file: file.read(),
+    "readline": lambda file: file.readline(), "writelines": lambda file: file.writelines([]),
+    "seek": lambda file: file.seek(0)}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("mode", ["r+", "rb+"])
+def test_whatever_is_done_with_a_file_is_no_guard(name, mode, tmp_path):
+    """Also by what it has from a base."""
+    (tmp_path / "some").write_text("one\n")
+    with (tmp_path / "some").open(mode) as file, \
+            pytest.warns(errors.RecordWarning, match="takes in a file"):
+        recorded(lambda x: x * 2 if FILES[name](file) != 5 else x, X)
 
 
 @pytest.mark.parametrize("what", HIDDEN)

@@ -36,7 +36,7 @@ _FINDERS = frozenset(("importlib", "_frozen_importlib", "_frozen_importlib_exter
                       "pkgutil"))
 _BUILTIN, _METHOD = types.BuiltinFunctionType, types.MethodDescriptorType
 _MADE_BY_PYTHON = 1 << 9  # in a class's flags: it is none of C's own, and may go
-# By functions, and by classes and names of methods that are bound.
+# By functions, also with the class of what they are called of, and by classes and names of methods.
 _KNOWN: dict[Any, str | None] = {}
 
 
@@ -62,6 +62,8 @@ _METHODS = {getattr(kind, name): found for kind, names, found in _KINDS_OF for n
 _DATES = frozenset(("now", "today", "utcnow"))
 _NUMPY = frozenset(("RandomState", "Generator", "BitGenerator"))
 _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
+_BASES = frozenset(base for kind in (*_FILES, datetime.date, *(kind for kind, _, _ in _KINDS_OF))
+                   for base in kind.__mro__)
 _ENVIRONMENT = type(os.environ).__getitem__.__code__
 _QUEUES = (queue.Queue.get.__code__, queue.Queue.put.__code__)
 _LOADERS_NEXT = _compat.LOADERS_NEXT.__code__
@@ -121,6 +123,9 @@ def _kind_of(function: Any, first: Any) -> str | None:
     kind = type(function)
     if kind is _METHOD:
         of, key = function.__objclass__, function
+        if of in _BASES and first is not None:  # a file's, it may be, that has it from a base
+            of = type(first)
+            key = function, of
     elif kind is _BUILTIN:
         first = function.__self__
         of = first if issubclass(type(first), type) else type(first)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from anabranch._record.quick import OF_FUNCTIONS
 from anabranch._record.state.bytecode import Operation, operations
 
 CELL = object()  # in the place of a key: what is in a cell
@@ -110,7 +111,6 @@ class Given:
         return object.__getattribute__(self.thing, name)
 
 
-OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
 OF_PARTIALS = ("func", "args", "keywords")
 
 
