@@ -7,7 +7,6 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 import itertools
-import sys
 import types
 import weakref
 
@@ -499,11 +498,7 @@ class Compiled(Program):
         return self.inner(next(self.it))
 
 
-def test_what_is_compiled_in_the_step_is_compiled_once(request):
-    if "torch._inductor.config" in sys.modules:
-        request.applymarker(pytest.mark.xfail(
-            strict=False, reason="where Inductor has been imported, what the step leads to has its "
-            "configuration, and the calls of such a step are plain"))
+def test_what_is_compiled_in_the_step_is_compiled_once():
     scene = Scene(Compiled)
     assert scene.calls(8)[3:] == [True] * 5
     assert scene.recorded.graphs == scene.eager.graphs == 1

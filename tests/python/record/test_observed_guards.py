@@ -241,13 +241,17 @@ def test_what_a_backward_is_compiled_by_on_autograds_thread_is_not_observed():
 def test_what_runs_while_something_is_compiled_is_not_observed():
     """Until something else calls it, too."""
     compilers = types.ModuleType("torch._dynamo.convert_frame")
-    exec("import textwrap\ndef compiled(): return textwrap.indent('a', ' ')", vars(compilers))
+    exec("import os, textwrap\ndef compiled(variable): return textwrap.indent('a', ' '), "
+         "variable.get(), os.stat('/')", vars(compilers))
     observer = Observer()
     observer.begin()
-    compilers.compiled()
-    before = set(observer.ran)
+    compilers.compiled(WINDOW)
+    before = {*observer.ran, *observer.inputs.variables, *observer.inputs.taken}
     textwrap.indent("a", " ")
+    WINDOW.get()
     observer.end()
+    assert WINDOW not in before and WINDOW in observer.inputs.variables
+    assert not observer.inputs.taken
     assert textwrap.indent.__code__ not in before and textwrap.indent.__code__ in observer.ran
 
 

@@ -97,7 +97,8 @@ class Inputs:
 
     def called(self, function: Any, first: Any, frame: types.FrameType) -> None:
         if type(first) is contextvars.ContextVar:
-            if function.__name__ == "get" and _top(frame) != "anabranch":
+            if function.__name__ == "get" and first not in self.variables \
+                    and not is_compilers(frame):
                 self.variables[first] = None
             return
         what = _kind_of(function, first)
@@ -106,7 +107,8 @@ class Inputs:
 
     def _take(self, what: str, frame: types.FrameType | None) -> None:
         by = _caller_of(frame)
-        if by is not None and self._counts(what, by) and not _finds_modules(frame):
+        if by is not None and self._counts(what, by) and not _finds_modules(frame) \
+                and not is_compilers(by):
             self.taken[Taken(what, line_of(by, by.f_lineno))] = None
 
     @staticmethod
@@ -186,3 +188,17 @@ def users_line(frame: types.FrameType | None) -> str:
 def _top(frame: types.FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
+
+def is_compilers(frame: types.FrameType) -> bool:
+    """Ours, or that of a compiler, which counts what it compiles; or whatever runs while Dynamo
+    compiles, also before it tells of that."""
+    if _compat.is_compilers(module_of(frame)):
+        return True
+    by = frame.f_back
+    while by is not None and module_of(by) != _compat.COMPILES:
+        by = by.f_back
+    return by is not None
+
+
+def module_of(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

@@ -19,7 +19,7 @@ import types
 from typing import Any, NamedTuple, Protocol
 
 from anabranch import _compat
-from anabranch._record.observe.inputs import Inputs
+from anabranch._record.observe.inputs import Inputs, is_compilers, module_of
 
 # Whether the variables of a function's frame are shown as a copy, which a monitor may empty.
 _ARE_COPIES = sys.version_info[:2] == (3, 12)
@@ -114,25 +114,10 @@ class Observer:
     def note(self, frame: types.FrameType) -> None:
         if self.is_paused:
             return
-        if frame.f_code not in self.ran and not _is_compilers(frame):
+        if frame.f_code not in self.ran and not is_compilers(frame):
             self.ran[frame.f_code] = Ran.in_frame(frame)
         if frame.f_code in self.inputs.codes:
             self.inputs.started(frame)
-
-
-def _is_compilers(frame: types.FrameType) -> bool:
-    """Ours, or that of a compiler, which counts what it compiles; or whatever runs while Dynamo
-    compiles, also before it tells of that."""
-    if _compat.is_compilers(_module_of(frame)):
-        return True
-    by = frame.f_back
-    while by is not None and _module_of(by) != _compat.COMPILES:
-        by = by.f_back
-    return by is not None
-
-
-def _module_of(frame: types.FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
 
 
 class _Monitored:
@@ -169,7 +154,7 @@ class _Monitored:
             return None
         observer, frame = self._observer, sys._getframe(1)
         observer.note(frame)
-        may_be_others = code not in observer.ran and not _compat.is_compilers(_module_of(frame))
+        may_be_others = code not in observer.ran and not _compat.is_compilers(module_of(frame))
         return None if observer.is_paused or may_be_others or code in observer.inputs.codes \
             else sys.monitoring.DISABLE  # type: ignore[attr-defined]
 
