@@ -13,6 +13,9 @@ constexpr std::size_t kRangeBytes = std::size_t{64} << 30;  // addresses cost no
 // Ranges lie further apart than 4 GiB, so that the upper halves of addresses in two of them differ.
 // The lower halves do because each range begins another number of pages behind its own beginning.
 constexpr std::uint64_t kDifferentBegins = 509;
+// Addresses are multiples of 512, as those of torch are, and neither their second nor their third
+// byte is 0: flags of a kernel that are all off make no address of what is left behind them.
+constexpr std::uint64_t kSecondBytes = 127, kThirdBytes = 31;
 std::atomic<std::uint64_t> ranges_so_far{0};
 // A mapping costs some 30 us however large it is, so pages are large and mapped ahead of their use.
 // They are of 16 MiB, and of 128 while most of the GPU is free.
@@ -20,6 +23,11 @@ constexpr std::size_t kPageGranules = 8, kLargePageGranules = 64;
 constexpr std::size_t kMappedAheadBytes = std::size_t{256} << 20;
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+
+// Of the addresses in the range of this number.
+std::size_t shift_of(std::uint64_t number) {
+  return (1 + number % kThirdBytes) << 16 | (1 + number % kSecondBytes) << 9;
+}
 
 }  // namespace
 
@@ -30,6 +38,7 @@ Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver,
                               driver.why_off(Feature::kVirtualMemory)));
   }
   std::unique_ptr<CaptureMemory> made(new CaptureMemory(driver));
+  made->is_kept_ = is_kept;
   CuDevice device = 0;
   if (Status got = recorded("cuCtxGetDevice", driver.cuCtxGetDevice(&device)); !got.ok()) {
     return got;
@@ -77,12 +86,11 @@ void CaptureMemory::unmap(const Range& range) {
 }
 
 Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
-  // With a byte behind the end.
-  const std::size_t needed = (bytes / granule_bytes_ + 1) * granule_bytes_;
-  if (is_new_ || ranges_.back().bytes - ranges_.back().used < needed) {
-    if (Status reserved = reserve(needed); !reserved.ok()) return reserved;
+  if (is_new_ || ranges_.back().bytes - ranges_.back().used < needed_in(ranges_.back(), bytes)) {
+    if (Status reserved = reserve(bytes); !reserved.ok()) return reserved;
   }
   Range& range = ranges_.back();
+  const std::size_t needed = needed_in(range, bytes);
   if (range.mapped < range.used + needed) {
     const std::size_t missing = range.used + needed - range.mapped;
     const std::size_t more = std::min(round_up(std::max(missing, kMappedAheadBytes), page_bytes_),
@@ -90,16 +98,24 @@ Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
     if (Status mapped = map(range.address + range.mapped, more); !mapped.ok()) return mapped;
     range.mapped += more;
   }
-  const CuDevicePtr address = range.address + range.used;
+  const CuDevicePtr address = range.address + range.used + range.shift;
   range.used += needed;
   allocations_.push_back({address, bytes});
   return address;
 }
 
-Status CaptureMemory::reserve(std::size_t needed) {
+// With a byte behind the end.
+std::size_t CaptureMemory::needed_in(const Range& range, std::uint64_t bytes) const {
+  return ((range.shift + bytes) / granule_bytes_ + 1) * granule_bytes_;
+}
+
+Status CaptureMemory::reserve(std::uint64_t bytes) {
+  const std::uint64_t number = ranges_so_far++;
   Range range;
-  range.begin = range.used = range.mapped = granule_bytes_ * (ranges_so_far++ % kDifferentBegins);
-  range.bytes = range.begin + round_up(std::max(needed, kRangeBytes), page_bytes_);
+  // Memory of their own is mapped at kept addresses, which are multiples of what can be mapped.
+  range.shift = is_kept_ ? 0 : shift_of(number) % granule_bytes_;
+  range.begin = range.used = range.mapped = granule_bytes_ * (number % kDifferentBegins);
+  range.bytes = range.begin + round_up(std::max(needed_in(range, bytes), kRangeBytes), page_bytes_);
   if (Status reserved = recorded("cuMemAddressReserve",
                                  driver_.cuMemAddressReserve(&range.address, range.bytes, 0, 0, 0));
       !reserved.ok()) {

@@ -11,8 +11,10 @@
 //            Addresses rise, as far as one range of them goes: an allocator above that prefers low
 //            ones then decides alike in both captures. Captures that begin with begin_capture()
 //            and allocate alike have addresses of which neither the upper nor the lower 32 bits
-//            are the same: what compilers leave between members often is half an old address,
-//            which makes a whole one with a number beside it, and a number is the same in both.
+//            are the same, nor the second byte, nor the third: what compilers leave between
+//            members often is part of an old address, which makes a whole one with a number or
+//            flags beside it, and these are the same in both. Two captures of kept memory have
+//            the second and the third byte in common.
 //            Work that runs on this memory reads and writes the one page: a capture is launched as
 //            it is only where all that it allocated has been given memory of its own.
 #pragma once
@@ -60,19 +62,20 @@ class CaptureMemory {
 
   // Everything that was allocated, in order of time.
   std::span<const CaptureAllocation> allocations() const { return allocations_; }
-  // What addresses are multiples of.
   std::uint64_t granule_bytes() const { return granule_bytes_; }
 
  private:
   struct Range {
     CuDevicePtr address = 0;
     std::size_t bytes = 0;
+    std::size_t shift = 0;   // of each address beyond a multiple of granule_bytes_
     std::size_t begin = 0;   // so much is left out
     std::size_t used = 0;    // from there up to here it is given out
     std::size_t mapped = 0;  // and up to here backed by the page
   };
   explicit CaptureMemory(const Driver& driver) : driver_(driver) {}
-  Status reserve(std::size_t needed);
+  std::size_t needed_in(const Range& range, std::uint64_t bytes) const;
+  Status reserve(std::uint64_t bytes);
   Status map(CuDevicePtr address, std::size_t bytes);
   Status allow(CuDevicePtr address, std::size_t bytes);
   void unmap(const Range& range);
@@ -82,6 +85,7 @@ class CaptureMemory {
   CuMemoryHandle page_ = 0;
   std::size_t granule_bytes_ = 0;
   std::size_t page_bytes_ = 0;
+  bool is_kept_ = false;
   std::vector<Range> ranges_;
   bool is_new_ = true;
   std::vector<CaptureAllocation> allocations_;

@@ -52,7 +52,7 @@ TEST_F(CaptureMemoryTest, AllocationsNeitherOverlapNorTouch) {
   EXPECT_EQ(memory->allocations()[1].bytes, granule - 1);
 }
 
-TEST_F(CaptureMemoryTest, TwoCapturesShareNoHalfOfAnAddress) {
+TEST_F(CaptureMemoryTest, TwoCapturesShareNoPartOfAnAddress) {
   const auto memory = make(), other = make();
   const std::vector<std::uint64_t> sizes{1, 5 << 20, 64, 1 << 30, 512};
   std::vector<std::vector<std::uint64_t>> captures;
@@ -69,6 +69,11 @@ TEST_F(CaptureMemoryTest, TwoCapturesShareNoHalfOfAnAddress) {
     for (const auto& [a, b] : {std::pair(0, 1), std::pair(0, 2), std::pair(1, 2)}) {
       EXPECT_NE(captures[a][i] >> 32, captures[b][i] >> 32);
       EXPECT_NE(std::uint32_t(captures[a][i]), std::uint32_t(captures[b][i]));
+      for (const int byte : {1, 2}) {
+        EXPECT_NE(captures[a][i] >> 8 * byte & 0xff, captures[b][i] >> 8 * byte & 0xff);
+        EXPECT_NE(captures[a][i] >> 8 * byte & 0xff, 0u);
+      }
+      EXPECT_EQ(captures[a][i] % 512, 0u);  // as torch's own allocations
     }
   }
 }
@@ -120,6 +125,14 @@ TEST_F(CaptureMemoryTest, WhenAnyCallFailsNothingIsLeftBehind) {
     }
     EXPECT_THAT(message, HasSubstr(failed));
   }
+}
+
+TEST_F(CaptureMemoryTest, KeptAddressesAreWhereMemoryOfTheirOwnCanBeMapped) {
+  const auto kept = make(true), other = make();
+  const auto address = kept->allocate(64), from = other->allocate(64);
+  ASSERT_TRUE(address.ok() && from.ok());
+  EXPECT_EQ(*address % kept->granule_bytes(), 0u);
+  EXPECT_NE(*address >> 8 & 0xff, *from >> 8 & 0xff);
 }
 
 TEST_F(CaptureMemoryTest, AllocationsWithMemoryOfTheirOwnShareNoBytes) {

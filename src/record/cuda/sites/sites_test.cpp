@@ -5,6 +5,8 @@
 
 #include <cstring>
 
+#include "device/sim/sim_testing.h"
+#include "record/cuda/image/capture_memory.h"
 #include "record/cuda/image/graph_image_testing.h"
 
 namespace anabranch::cuda {
@@ -64,6 +66,38 @@ TEST(Sites, ANumberBesideHalfAnAddressIsNoSite) {
       ASSERT_TRUE(found.ok());
       EXPECT_EQ(found->unsure.size(), 1u);
       EXPECT_THAT(found->sites, ElementsAre(FoundSite{0, Operand::kParam, 8, 0, 0}));
+    }
+  }
+}
+
+class SitesInCaptureMemory : public sim::SimTest {};
+
+// Flags or a number in a word of whose other bytes a kernel reads none: an old address has been
+// left there. With another address in its place they would be others.
+TEST_F(SitesInCaptureMemory, FlagsBesideWhatIsLeftOfAnAddressAreNoSite) {
+  const auto memory = *CaptureMemory::make(*d);
+  std::vector<CaptureAllocation> captures[2];
+  for (std::vector<CaptureAllocation>& capture : captures) {
+    memory->begin_capture();
+    for (const std::uint64_t bytes : {512, 3 << 20, 64}) {
+      capture.push_back({*memory->allocate(bytes), bytes});
+    }
+  }
+  const auto units = UnitTable::make(captures[0], captures[1]);
+  ASSERT_TRUE(units.ok());
+  for (std::size_t unit = 0; unit < units->units().size(); ++unit) {
+    const std::uint64_t first = captures[0][unit].address, second = captures[1][unit].address;
+    for (const int bytes : {2, 3, 4, 5}) {
+      const std::uint64_t own = (std::uint64_t{1} << 8 * bytes) - 1;
+      for (const std::uint64_t flags : {std::uint64_t{0}, std::uint64_t{1}, first, second}) {
+        const auto word = [&](std::uint64_t old) { return (old & ~own) | (flags & own); };
+        const auto found = find_sites(image_of({kernel("k", {word(first), first})}),
+                                      image_of({kernel("k", {word(second), second})}), *units);
+        ASSERT_TRUE(found.ok());
+        EXPECT_THAT(found->sites, ElementsAre(FoundSite{0, Operand::kParam, 8,
+                                                        static_cast<std::uint32_t>(unit), 0}))
+            << bytes << " bytes of " << flags;
+      }
     }
   }
 }
