@@ -522,6 +522,29 @@ ANABRANCH_C int32_t anabranch_captured_launch(const AnabranchCapturedRecording*,
                                               const uint64_t* addresses, uint32_t count,
                                               void* stream);
 
+/* experimental/number_program: words of kernels that follow numbers */
+/* See numbers::Entry; an operand whose entry is below 0 is a constant. */
+typedef struct AnabranchNumberEntry {
+  uint32_t made_by;
+  uint32_t is_looked_at;
+  int32_t entries[2];
+  double constants[2];
+  double value;
+} AnabranchNumberEntry;
+typedef struct AnabranchNumberProgram AnabranchNumberProgram;
+/* Both traces have `count` entries. */
+ANABRANCH_C AnabranchNumberProgram* anabranch_number_program_make(
+    const AnabranchNumberEntry* first, const AnabranchNumberEntry* other, size_t count,
+    const AnabranchCaptureNumber* words, size_t word_count);
+ANABRANCH_C void anabranch_number_program_free(AnabranchNumberProgram*);
+/* Answers a numbers::Outcome. `words` has place for all. */
+ANABRANCH_C int32_t anabranch_number_program_run(const AnabranchNumberProgram*,
+                                                 const double* numbers, uint64_t* words);
+/* `now`, `before` and `out` have `number_count` numbers. */
+ANABRANCH_C int32_t anabranch_numbers_apart(const AnabranchNumberEntry* entries, size_t count,
+                                            const double* now, const double* before,
+                                            size_t number_count, double* out);
+
 /* timed_recording: times inside recordings; see timed_recording.h */
 /* A line a node: kind, bytes, lane, numbers of the nodes before it with commas between them, name;
  * with tabs between them. */

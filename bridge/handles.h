@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "anabranch/anabranch.h"
+#include "anabranch/experimental/number_program.h"
 #include "anabranch/experimental/tape.h"
 #include "anabranch_c.h"
 
@@ -50,6 +51,9 @@ struct AnabranchTapeBuilder {
   // Values of the next dispatch; above the first, what open_* began.
   std::vector<anabranch::tape::Value> open = std::vector<anabranch::tape::Value>(1);
   bool broken = false;
+};
+struct AnabranchNumberProgram {
+  anabranch::numbers::NumberProgram program;
 };
 struct AnabranchCaptureDevice {
   anabranch::Device device;

@@ -176,7 +176,7 @@ BAD = {
         "src/record/cuda/util: is no room within record; these are record/host, record/cuda/image"),
     "a folder that is no room": (
         {"src/util/a.cpp": ""},
-        "src/util: is no room; rooms are base, program, plan, offload, device, record, launch, "
+        "src/util: is no room; rooms are base, program, plan, offload, numbers, device, record, launch, "
         "trace"),
     "a module of no room": (
         {"python/anabranch/_util.py": ""},

@@ -100,6 +100,13 @@ class CaptureNumbers(ctypes.Structure):
     _fields_ = [("capture", c_void_p), ("addresses", POINTER(c_uint64))]
 
 
+class NumberEntry(ctypes.Structure):
+    """A value and how it was made; see numbers::Entry in number_program.h."""
+
+    _fields_ = [("made_by", c_uint32), ("is_looked_at", c_uint32), ("entries", c_int32 * 2),
+                ("constants", c_double * 2), ("value", c_double)]
+
+
 class CaptureNumber(ctypes.Structure):
     """Bytes of kernels' parameters that follow numbers."""
 
@@ -372,6 +379,12 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "captured_numbers": (c_size_t, c_void_p, POINTER(CaptureNumber)),
     "captured_counts": (None, c_void_p, POINTER(CaptureCounts)),
     "captured_launch": (c_int32, c_void_p, POINTER(c_uint64), c_uint32, c_void_p),
+    "number_program_make": (c_void_p, POINTER(NumberEntry), POINTER(NumberEntry), c_size_t,
+                            POINTER(CaptureNumber), c_size_t),
+    "number_program_free": (None, c_void_p),
+    "number_program_run": (c_int32, c_void_p, c_char_p, POINTER(c_uint64)),
+    "numbers_apart": (c_int32, POINTER(NumberEntry), c_size_t, POINTER(c_double),
+                      POINTER(c_double), c_size_t, POINTER(c_double)),
     "captured_nodes": (c_char_p, c_void_p),
     "captured_marks": (c_size_t, c_void_p, c_void_p, POINTER(c_uint32)),
     "timed_new": (c_void_p, c_void_p, c_char_p, c_uint32),

@@ -37,8 +37,7 @@ from anabranch._record.launch.saved_blocks import (
 from anabranch._record.launches import Launches, applied
 from anabranch._record.memory.gpu import empty_cache, free_bytes, is_plentiful, other_allocator
 from anabranch._record.memory.shortage import Short, Shortage
-from anabranch._record.numbers.formulas import Unexplained
-from anabranch._record.numbers.noted import OtherWay
+from anabranch._record.numbers.formulas import OtherWay, Unexplained
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.observe.observing import (
     UNOBSERVED,

@@ -397,7 +397,7 @@ def test_what_cannot_be_followed_leaves_what_is_followed():
     falling = [0.1 * 0.99 ** i for i in range(60)]
     values = [*((scale, 1.0) for scale in falling[:10]), *((scale, 2.0) for scale in falling[10:])]
     step = follow(Two, values, set_both)
-    assert step.reports[-1].launched > 40, step.reports
+    assert sum(report.launched for report in step.reports) > 45, step.reports
 
 
 def test_a_hyperparameter_in_a_tuple_is_followed():

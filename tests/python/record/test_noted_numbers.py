@@ -18,8 +18,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anabranch._core.capture import Number as Word
-from anabranch._record.numbers.formulas import Ambiguous, Formulas, OtherRounding, Unexplained
-from anabranch._record.numbers.noted import OtherWay, Trace, evaluate
+from anabranch._record.numbers.formulas import Formulas, OtherRounding, OtherWay, Unexplained
+from anabranch._record.numbers.noted import Trace
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.state.number_places import TupleItems
 
@@ -45,7 +45,8 @@ def both(compute, first, other):
 def formulas(compute, first, other, encode=double, size=8):
     """Of words that hold what ``compute`` answers."""
     traces, (mine, theirs) = both(compute, first, other)
-    words = [Word(size, encode(a), encode(b)) for a, b in zip(mine, theirs, strict=True)]
+    words = [Word(size, encode(a), encode(b)) for a, b in
+             zip(mine or (), theirs or (), strict=True)]
     return Formulas(*traces, words)
 
 
@@ -56,15 +57,18 @@ def test_arithmetic_is_that_of_floats_and_can_be_done_again_with_other_values():
     def compute(a, b):
         return [1 - a * b, -a / (1 - b ** 3), 2.0 ** a, abs(a - b), +a, a - 1, 3 / b, b + a + 1]
 
-    numbers = random.Random(3)
+    numbers, left = random.Random(3), 0
     for _ in range(50):
-        first, other = ([numbers.uniform(0.1, 2), numbers.uniform(0.1, 0.9)] for _ in range(2))
+        first, other, later = (
+            [numbers.uniform(1, 2), numbers.uniform(0.1, 0.9)] for _ in range(3))
         trace = Trace()
-        found = compute(*map(trace.number, first))
-        trace.close()
-        assert found == compute(*first)
-        again = evaluate(trace.entries, other)
-        assert [again[value.index] for value in found] == compute(*other)
+        assert compute(*map(trace.number, first)) == compute(*first)
+        made = formulas(compute, first, other)
+        try:
+            assert made.words(later) == list(map(double, compute(*later)))
+        except OtherRounding:
+            left += 1
+    assert left <= 15  # some value is the same bfloat16 in both
 
 
 def test_what_a_value_is_looked_at_for_is_noted():
@@ -77,24 +81,27 @@ def test_what_a_value_is_looked_at_for_is_noted():
     assert not trace.looked_at
 
 
-@pytest.mark.parametrize("decide", [
-    lambda x: x > 0, lambda x: x >= 0.5, lambda x: x == 0.5, bool, lambda x: {0.5: 1}.get(x),
-    lambda x: max(x, 0.0), lambda x: x - 1 < 0])
-def test_with_values_that_decide_otherwise_the_step_goes_another_way(decide):
-    trace = Trace()
-    decide(trace.number(0.5))
-    assert not trace.looked_at
-    evaluate(trace.entries, [0.5])
+@pytest.mark.parametrize(("decide", "otherwise"), [
+    (lambda x: x > 0, -1.0), (lambda x: x >= 0.25, 0.2), (lambda x: x != 0.125, 0.125), (bool, 0.0),
+    (lambda x: max(x, 0.0), -1.0), (lambda x: x - 1 < 0, 2.0),
+    (lambda x: x < 2, 3.0), (lambda x: x >= 1, 1.5)])
+def test_with_values_that_decide_otherwise_the_step_goes_another_way(decide, otherwise):
+    made = formulas(lambda x: decide(x) and [], (0.5,), (0.75,))
+    assert made.words((0.6,)) == []
     with pytest.raises(OtherWay):
-        evaluate(trace.entries, [0.0] if decide is bool else [-1.0] if decide(-1.0) != decide(0.5)
-                 else [2.0])
+        made.words((otherwise,))
 
 
 def test_what_becomes_complex_goes_another_way():
-    trace = Trace()
-    _ = trace.number(2.0) ** 0.5
+    made = formulas(lambda x: [x ** 0.5], (2.0,), (3.0,))
     with pytest.raises(OtherWay):
-        evaluate(trace.entries, [-2.0])
+        made.words((-2.0,))
+
+
+def test_a_number_that_is_compared_with_what_no_float_is_is_not_followed():
+    for integer in (2 ** 53 + 1, 10 ** 400):
+        with pytest.raises(Unexplained, match="an integer that is no float"):
+            formulas(lambda x, integer=integer: [x] * (x < integer), (0.5,), (0.25,))
 
 
 def test_a_number_that_is_kept_is_a_float_like_any_other():
@@ -197,16 +204,16 @@ def test_where_two_explanations_part_the_step_is_run():
     """Both are the word in both captures, and nothing says which of them it is."""
     made = formulas(lambda a, b: [a], (0.1, 0.1), (0.2, 0.2))
     assert made.words((0.3, 0.3)) == [double(0.3)]
-    with pytest.raises(Ambiguous):
+    with pytest.raises(ArithmeticError):
         made.words((0.3, 0.4))
     made = formulas(lambda a: [a + 0.0, a + 1.5e-9][:1], (0.1,), (0.2,), single, 4)
-    with pytest.raises(Ambiguous):  # alike as floats alone
+    with pytest.raises(ArithmeticError):  # alike as floats alone
         made.words((1e-9,))
 
 
 def test_a_word_that_an_operator_cannot_compute_is_the_steps_own_error():
     made = formulas(lambda a: [1 / (a - 1)], (0.1,), (0.2,))
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ArithmeticError):
         made.words((1.0,))
 
 
@@ -231,7 +238,7 @@ def test_the_third_captures_numbers_tell_equal_ones_and_their_inverses_apart():
             for value in (rate * 0.3, rate * 0.77):
                 try:
                     assert made.words((1e-3, value, 0.5)) == [single(change(value))]
-                except (Ambiguous, OtherRounding):
+                except (ArithmeticError, OtherRounding):
                     left += 1
     assert left <= 9  # of 180
 

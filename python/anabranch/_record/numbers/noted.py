@@ -3,41 +3,29 @@
 
 A number that a step uses reaches its kernels through arithmetic in Python: ``1 - lr * decay``,
 ``-lr / (1 - beta ** t)``. While a step is captured, its numbers are Noted floats: each operator
-answers the value that a float would, and adds to a trace how it was made. Evaluating the trace with
-another value does the same operations, in Python's own arithmetic, and so gives the same bits.
+answers the value that a float would, and adds to a trace how it was made. The core does the same
+with other values, and so gives the same bits (``formulas``).
 
-A comparison, which may lead another way, is noted with what it came to: evaluating the trace
-raises OtherWay where it comes to something else. What cannot be followed shows in two ways.
-Functions of C (``math.sqrt``) answer plain floats, so that what is made of these is in no trace.
-And any other look at a value, ``int()`` or a text, is noted: ``Trace.looked_at``.
+A comparison, which may lead another way, is noted with what it came to. What cannot be followed
+shows in two ways. Functions of C (``math.sqrt``) answer plain floats, so that what is made of these
+is in no trace. And any other look at a value, ``int()`` or a text, is noted: ``Trace.looked_at``.
 
 Threads: a trace belongs to one capture. Failure: those of float's own operators.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-_Operator = Callable[..., Any]
-
-
-class OtherWay(Exception):
-    """With these numbers the step goes another way than when it was captured."""
-
 
 class Entry(NamedTuple):
-    """How a value was made: by an operator of ``operands``, which are numbers of entries and
-    Constants; a number of the step by none. A comparison has a bool for its value."""
+    """How a value was made: by an operator ("add") of ``operands``, which are numbers of entries
+    and Constants; a number of the step by none. A comparison has a bool for its value."""
 
-    operator: _Operator | None
+    operator: str
     operands: tuple[Any, ...]
     value: float | bool
-
-    def is_made_as(self, other: Entry) -> bool:
-        return self.operator is other.operator and self.operands == other.operands \
-            and (type(self.value) is not bool or self.value is other.value)
 
 
 class Constant(NamedTuple):
@@ -60,16 +48,16 @@ class Trace:
 
     def number(self, value: float) -> Noted:
         """The next number of the step. To be called before the step runs."""
-        return self._add(Entry(None, (), value))
+        return self._add(Entry("", (), value))
 
     def _add(self, entry: Entry) -> Noted:
         self.entries.append(entry)
         return Noted(entry.value, self, len(self.entries) - 1)
 
-    def add(self, made_by: _Operator, operands: Sequence[Any], value: float) -> Noted:
+    def add(self, made_by: str, operands: Sequence[Any], value: float) -> Noted:
         return self._add(Entry(made_by, self._found(operands), value))
 
-    def decide(self, made_by: _Operator, operands: Sequence[Any], value: bool) -> None:
+    def decide(self, made_by: str, operands: Sequence[Any], value: bool) -> None:
         """Notes what a comparison came to."""
         self.entries.append(Entry(made_by, self._found(operands), value))
 
@@ -106,8 +94,8 @@ class Noted(float):
 def _lifted(name: str) -> Callable[..., Any]:
     """float's operator of this name, which notes what it has made."""
     plain = getattr(float, name)
-    is_swapped = name.startswith("__r") and name not in ("__round__",)
-    made_by = getattr(operator, name.replace("__r", "__") if is_swapped else name)
+    is_swapped = name.startswith("__r")
+    made_by = name.replace("__r", "__").strip("_")
 
     def method(self: Noted, *others: Any) -> Any:
         value = plain(self, *others)
@@ -121,7 +109,7 @@ def _lifted(name: str) -> Callable[..., Any]:
 def _deciding(name: str) -> Callable[..., Any]:
     """float's comparison of this name, which notes what it came to."""
     plain = getattr(float, name)
-    made_by = operator.truth if name == "__bool__" else getattr(operator, name)
+    made_by = name.strip("_")
 
     def method(self: Noted, *others: Any) -> Any:
         value = plain(self, *others)
@@ -155,18 +143,3 @@ for _name in ("__int__", "__trunc__", "__round__", "__floor__", "__ceil__", "__f
               "__rfloordiv__", "__mod__", "__rmod__", "__divmod__", "__rdivmod__", "is_integer",
               "hex", "as_integer_ratio", "__str__", "__repr__", "__format__"):
     setattr(Noted, _name, _looking(_name))
-
-
-def evaluate(entries: Sequence[Entry], values: Sequence[float]) -> list[float]:
-    """What all entries are where the step's numbers have these values; ArithmeticError where an
-    operator raises, as it would in the step; OtherWay."""
-    found = list(values)  # a trace begins with the numbers themselves
-    for entry in entries[len(found):]:
-        assert entry.operator is not None
-        value = entry.operator(*[operand.value if isinstance(operand, Constant) else found[operand]
-                                 for operand in entry.operands])
-        is_decision = type(entry.value) is bool
-        if type(value) is not type(entry.value) or (is_decision and value is not entry.value):
-            raise OtherWay
-        found.append(value)
-    return found

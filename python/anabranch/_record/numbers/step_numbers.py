@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from anabranch import _compat
-from anabranch._record.numbers.apart import numbers_apart
-from anabranch._record.numbers.formulas import Unexplained
+from anabranch._record.numbers.formulas import Unexplained, numbers_apart
 from anabranch._record.numbers.noted import Trace
 
 _NEAR = 2.0 ** -6
@@ -36,7 +35,7 @@ class StepNumbers:
         """With others for the third capture. ``trace`` is of a capture with those of now. Raises
         Unexplained."""
         return dataclasses.replace(
-            self, other=numbers_apart(trace.entries, self.now, self.before))
+            self, other=numbers_apart(trace, self.now, self.before))
 
     def between(self) -> StepNumbers:
         """With numbers now that no capture has had: between those of now and from before, or below

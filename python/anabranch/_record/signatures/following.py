@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from anabranch._record.numbers.formulas import OtherRounding
-from anabranch._record.numbers.noted import OtherWay
+from anabranch._record.numbers.formulas import OtherRounding, OtherWay
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.refusals import Reason
 from anabranch._record.signatures.lists import FollowedLists

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 from anabranch._record.capture.step import Step
 from anabranch._record.launch.recording import StepRecording
-from anabranch._record.numbers.formulas import Unexplained
-from anabranch._record.numbers.noted import OtherWay
+from anabranch._record.numbers.formulas import OtherWay, Unexplained
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.trial.trial import Trial
 from anabranch._record.trial.verify import Untrusted, verify
