@@ -383,8 +383,8 @@ class RecordedCallable(Generic[_P, _R]):
             after.forget_walk()
             spec = self._recorder.specializations.get(key)
             self._note_changes(key, after, changed(changing, state.changing_values()))
-            if self._states.see(reads_of(observer, things)):
-                seen = self._states.find(objects).seen_values()
+            if seeing := self._states.see(reads_of(observer, things), after, objects):
+                seen = seeing.seen_values()
                 self._recorder.specializations.rename_all(
                     lambda key: (*key[:-1], key[-1].with_seen(seen))
                     if isinstance(key[-1], Guards) else key)

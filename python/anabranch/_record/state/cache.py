@@ -135,12 +135,17 @@ class StateCache:
             self._ignored = self._ignored.union(paths)
             self.seen = self.seen.without(self._ignored)
 
-    def see(self, reads: ReadSet) -> bool:
-        """From now on this is guarded, too. Whether there is something new in it."""
+    def see(self, reads: ReadSet, state: State, objects: Sequence[Any]) -> State | None:
+        """From now on this is guarded, too. The state, which was found with these objects, with it;
+        None where there is nothing new in it."""
         with self._lock:
             seen = self.seen.joined(reads.without(self._ignored))
-            is_new, self.seen = seen is not self.seen, seen
-            return is_new
+            if seen is self.seen:
+                return None
+            is_as_told, self.seen = self._is_as_told(state), seen
+            if is_as_told:
+                state.see(seen)
+        return state if is_as_told else self.find(objects)
 
     def _number_of(self, state: State, before: State | None) -> int:
         known = next((one for one in self._fingerprints if one[0] == state.fingerprint), None)

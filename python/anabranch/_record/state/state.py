@@ -93,7 +93,9 @@ class State:
         self._walk = None if base else walk  # of everything, until forget_walk()
         leading = {id(value) for _, value in walk.ways}
         places = collector.places(leading)
-        self._seen: ReadSet = base._seen if base else seen.beyond(places.held)
+        self._found = places  # also what is no guard
+        self._seen: ReadSet = NOTHING_READ
+        self._see_beyond(seen)
         self._followed_at: dict[Path, Lookup] = dict(base._followed_at) if base else {}
         if followed.paths:
             self._followed_at |= {path: (collector.settable(holder), key)
@@ -258,6 +260,16 @@ class State:
     def forget_walk(self) -> None:
         """To be called when that call ends. What the walk has met need not live on."""
         self._walk = None
+
+    def see(self, seen: ReadSet) -> None:
+        """Code was seen to read that."""
+        if self._base is not None:
+            self._base.see(seen)
+        self.told_seen = seen
+        self._see_beyond(seen)
+
+    def _see_beyond(self, seen: ReadSet) -> None:
+        self._seen = self._base._seen if self._base is not None else seen.beyond(self._found.held)
 
     def objects(self) -> dict[Path, Any]:
         """Before the step's Python runs: all objects that the walk enters, by their paths, but for
