@@ -188,15 +188,17 @@ class Plan {
   }
 
   // Of dictionaries that are watched those alone are looked at that have changed since all were as
-  // they are to be.
+  // they are to be, and none where all are again what they were then.
   bool holds(Look& look) {
     Watched& watched = Watched::all();
     const std::uint64_t changes = watched.changes(), count = changes - unchanged_since_;
+    const Watched::Content content = watched.content();
     if (watched.is_on() && unchanged_since_ != 0) {
       // Where many have changed it is quicker to look at all, one after the other.
-      const bool are_few = count < Watched::kKept && count < watched_.size() / 4;
-      if (!(are_few ? changed_hold(look, changes) : all_hold(look))) return false;
-      unchanged_since_ = changes;
+      const bool is_as_held = content == held_;
+      const bool are_few = is_as_held || (count < Watched::kKept && count < watched_.size() / 4);
+      if (!is_as_held && !(are_few ? changed_hold(look, changes) : all_hold(look))) return false;
+      note_held(changes, content);
       return !are_few || std::all_of(others_.begin(), others_.end(), [&](std::size_t i) {
         return runs[i].is_known() || is_so(runs[i], look);
       });
@@ -204,9 +206,15 @@ class Plan {
     if (held_before_) watch_runs();
     const std::uint64_t before = watched.changes();
     if (!all_hold(look)) return false;
-    if (held_before_) unchanged_since_ = before;
+    if (held_before_) note_held(before, content);
     held_before_ = true;
     return true;
+  }
+
+  // `content`: before the checks, in which code of Python's may have changed some.
+  void note_held(std::uint64_t changes, const Watched::Content& content) {
+    unchanged_since_ = changes;
+    held_ = Watched::all().content() == content ? content : Watched::Content();
   }
 
   // Not of a plan that never holds, which would watch for nobody.
@@ -520,6 +528,7 @@ class Plan {
   int active_ = 0;  // calls
   bool held_before_ = false;
   std::uint64_t unchanged_since_ = 0;  // this many changes; 0: something may have changed
+  Watched::Content held_;              // with which all were as they are to be
   std::vector<std::size_t> others_;    // runs that are not watched
   std::vector<std::pair<PyObject*, std::size_t>> watched_;  // the others, by their dictionaries
   std::vector<PyObject*> replaced_;

@@ -104,6 +104,44 @@ def test_the_very_same_things_stand_there_or_they_do_not(way, versions):
     assert plan.holds()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_switches_that_are_back_hold_and_those_that_only_seem_so_do_not(versions, seed):
+    """In many dictionaries at once, by several plans in turn, with other changes among them."""
+    chosen = random.Random(seed)
+    holders = [{"on": chosen.random() < 0.5, "off": False, "kept": [i], "count": i}
+               for i in range(40)]
+    names = ("on", "off", "kept", "count", "".join(["o", "n"]))
+
+    def plan():
+        return CallPlan([item(holder, key, Kind.EQUALS, value) for holder in holders
+                         for key, value in holder.items()], Launched(FIRST))
+
+    plans = []
+    for _ in range(3):
+        for holder in chosen.sample(holders, 30):
+            name = chosen.choice(("on", "off"))
+            holder[name] = not holder[name]
+        plans.append((plan(), [dict(holder) for holder in holders]))
+    for _ in range(200):
+        made, wanted = chosen.choice(plans)
+        for holder, before in zip(holders, wanted, strict=True):
+            for name in names if chosen.random() < 0.9 else names[:1]:
+                holder[name] = before[name]
+        if chosen.random() < 0.4:
+            holder, name = chosen.choice(holders), chosen.choice(names)
+            now = holder[name]
+            holder[name] = chosen.choice((not now if type(now) is bool else [], 1, 0, True, None))
+        if chosen.random() < 0.2:  # two of one dictionary, or of two
+            for holder, name in zip(chosen.choices(holders[:2], k=2), ("on", "off"), strict=True):
+                holder[name] = not holder[name]
+        if chosen.random() < 0.2:  # keys that lie where others lay
+            holder[f"more {chosen.randrange(5)}"] = chosen.random() < 0.5
+        is_so = all(type(holder[name]) is type(before[name]) and holder[name] == before[name]
+                    for holder, before in zip(holders, wanted, strict=True)
+                    for name in before)
+        assert bool(made.holds()) == is_so
+
+
 def test_what_is_raised_is_a_no_unless_it_ends_the_program(way):
     class Raising:
         def __getitem__(self, key):
