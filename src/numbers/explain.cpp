@@ -8,6 +8,8 @@
 #include <cmath>
 #include <limits>
 
+#include "numbers/heap.h"
+
 namespace anabranch::numbers {
 namespace {
 
@@ -34,7 +36,7 @@ std::uint64_t piece_of(std::uint64_t word, std::uint32_t shift, std::uint32_t by
 // Whether it may be an address of this process: its programs, heaps and stacks lie there.
 bool is_address(std::uint64_t word) {
   const std::uint64_t top = word >> 40;
-  return (top >= 0x55 && top < 0x58) || (top >= 0x7E && top < 0x80);
+  return (top >= 0x55 && top < 0x58) || (top >= 0x7E && top < 0x80) || is_in_heap(word);
 }
 
 // Whether both may be, or the lower halves of both are an address's upper half, so that the upper

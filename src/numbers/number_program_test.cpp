@@ -2,6 +2,7 @@
 #include "anabranch/experimental/number_program.h"
 
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <array>
 
@@ -71,6 +72,14 @@ TEST(NumberProgram, WhatCompilersLeaveStaysAsItWasCaptured) {
                              {1, 7, 9}});
   EXPECT_THAT(words_of(program, {0.5, 0.6}),
               ElementsAre(0x7FDA, 0x7FFF0BED9100, std::uint64_t{0x7FDA} << 32 | single(0.5), 7));
+}
+
+// Addresses of the heap below 4 GiB, in a program that has one there, are floats of all sizes.
+TEST(NumberProgram, AddressesOfTheHeapAreNoFloats) {
+  Trace first(kFirst), other(kOther);
+  const auto at = reinterpret_cast<std::uint64_t>(sbrk(1 << 16));
+  const auto program = made(first, other, {{8, at + 64, at + 4096}});
+  EXPECT_THAT(words_of(program, {0.5, 0.6}), ElementsAre(at + 64));
 }
 
 TEST(NumberProgram, WhatMayFollowInAnotherWayIsRefused) {

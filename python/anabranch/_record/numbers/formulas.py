@@ -17,7 +17,7 @@ from anabranch._core.library import NativeError
 from anabranch._core.number_program import OPERATORS, Entries, NumberProgram, Outcome
 from anabranch._core.number_program import numbers_apart as _numbers_apart
 from anabranch._record.numbers.noted import Constant, Entry, Trace
-from anabranch._record.refusals import Cause, NotRecordable
+from anabranch._record.refusals import Cause, NotRecordable, reason_for
 
 
 class Unexplained(NotRecordable):
@@ -44,7 +44,7 @@ class Formulas:
         try:
             self._program = NumberProgram(_entries_of(first), _entries_of(other), words)
         except NativeError as error:
-            raise Unexplained(error.message) from None
+            raise Unexplained(reason_for(error).text) from None
         self._count = len(words)
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ def numbers_apart(trace: Trace, now: Sequence[float], before: Sequence[float]) -
     try:
         return _numbers_apart(_entries_of(trace), now, before)
     except NativeError as error:
-        raise Unexplained(error.message) from None
+        raise Unexplained(reason_for(error).text) from None
 
 
 def _entries_of(trace: Trace) -> Entries:
