@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "numbers/arithmetic.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <map>
-#include <optional>
 #include <tuple>
 
 namespace anabranch::numbers {

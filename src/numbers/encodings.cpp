@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "numbers/encodings.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -8,7 +9,7 @@ namespace anabranch::numbers {
 namespace {
 
 // Where the exponent and the fraction of floats and halves lie.
-constexpr std::uint32_t kFloatInfinity = 0x7F800000, kFloatBits = 23, kHalfBits = 10;
+constexpr std::uint32_t kFloatInfinity = 0x7F800000, kHalfBits = 10;
 constexpr std::uint32_t kHalfInfinity = 0x7C00, kHalfNan = 0x7E00, kBFloatNan = 0x7FC0;
 constexpr int kLeastHalfExponent = -14;
 

@@ -133,7 +133,7 @@ class Search {
       if (word_of(values, way) == word) left.push_back(way);
     }
     std::ranges::sort(left);
-    left.erase(std::ranges::unique(left).begin(), left.end());
+    left.erase(std::unique(left.begin(), left.end()), left.end());
     to.push_back({std::move(numbers), std::move(left)});
   }
 
