@@ -82,6 +82,8 @@ def _last_timed(model: DistributedDataParallel) -> int:
 def of_cpp_alone(tensors: list[Tensor]) -> list[Tensor]:
     """Those to which nothing in Python refers but this list: a reducer's buckets, of which a
     dispatch mode has been told."""
-    others = [other for other in gc.get_referrers(*tensors) if other is not tensors]
+    end = object()  # by it the tuple of these arguments is known, which Python 3.13 shows
+    others = [other for other in gc.get_referrers(*tensors, end) if other is not tensors
+              and not (type(other) is tuple and any(part is end for part in other[-1:]))]
     held = set(map(id, gc.get_referents(*others)))
     return [tensor for tensor in tensors if id(tensor) not in held]

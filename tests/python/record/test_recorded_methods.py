@@ -176,7 +176,8 @@ def test_compiled_code_that_calls_recorded_methods_has_one_graph(monkeypatch, re
 
     found = torch.compile(Adding(), backend="eager", fullgraph=True)(X)
     assert torch.equal(found, X * 3 + 6)
-    assert not recwarn.list, [str(one.message) for one in recwarn]
+    told = [str(one.message) for one in recwarn]  # torch's own of Python 3.13.0
+    assert not [one for one in told if not one.startswith("Guards may run slower")], told
 
 
 # Calls

@@ -478,7 +478,8 @@ def test_compiled_code_around_it_is_that_around_the_plain_layer_also_on_a_gpu(mo
     torch.compile(plain, backend=backend, fullgraph=True)(X)
     assert len({tuple(str(node.target) for node in graph.graph.nodes if "call" in node.op)
                 for graph in graphs}) == 1
-    assert not recwarn.list, [str(one.message) for one in recwarn]
+    told = [str(one.message) for one in recwarn]  # torch's own of Python 3.13.0
+    assert not [one for one in told if not one.startswith("Guards may run slower")], told
 
 
 class Still(nn.Module):

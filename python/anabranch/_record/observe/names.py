@@ -62,7 +62,7 @@ def contents_read_at(code: types.CodeType, name: str) -> str | None:
     steps = [one for one in dis.get_instructions(code) if one.opname not in _BETWEEN]
     line = code.co_firstlineno
     for i, one in enumerate(steps):
-        line = one.starts_line if type(one.starts_line) is int else line
+        line = getattr(one, "line_number", one.starts_line) or line  # the former from 3.13 on
         if one.opname in _LOADS and one.argval == name:
             found = ""
             if not _only_changes(steps[i + 1:]):
