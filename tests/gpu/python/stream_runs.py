@@ -11,14 +11,23 @@ from compare import compiled
 from random_streams import INPUTS, SyncWriter, at, function_of, inputs, left_by
 from stream_places import gpu, nowhere
 
+from anabranch._record.trial.plain_steps import capture_stream
+
 CALLS = 3  # plain, recorded, launched
 SLOW = functools.partial(torch.cuda._sleep, 200_000)  # a tenth of a millisecond
 
 
 def two_kinds_of_streams():
-    """A place whose streams are of both of torch's classes."""
-    made = gpu()
-    made.B = torch.Stream("cuda")  # of the class for any device
+    """A place whose streams are of both of torch's classes. torch gives 32 streams in turn: none of
+    these is another one, or that of captures, which would order what lacks a sync."""
+    made, taken = gpu(), {capture_stream(torch.cuda.current_device()).stream_id}
+    for name, new in (("A", torch.cuda.Stream), ("B", lambda: torch.Stream("cuda")),
+                      ("C", torch.cuda.Stream)):
+        stream = new()
+        while stream.stream_id in taken:
+            stream = new()
+        taken.add(stream.stream_id)
+        setattr(made, name, stream)
     return made
 
 
