@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "numbers/arithmetic.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -91,6 +93,22 @@ Outcome apply(Operator made_by, double a, double b, double& to) {
 }
 
 }  // namespace
+
+Status check_entries(std::span<const Entry> entries) {
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const auto is_before = [&](const Operand& operand) {
+      return operand.entry < 0 || static_cast<std::size_t>(operand.entry) < i;
+    };
+    const bool is_given = entries[i].made_by == Operator::kGiven;
+    if (entries[i].made_by >= Operator::kEnd ||
+        !std::ranges::all_of(entries[i].operands, is_before) ||
+        (is_given && i > 0 && entries[i - 1].made_by != Operator::kGiven)) {
+      return Status(StatusCode::kProgramInvalid,
+                    fmt::format("numbers: entry {} is made of nothing that comes before it.", i));
+    }
+  }
+  return {};
+}
 
 Outcome evaluate(std::span<const Entry> entries, std::span<const double> numbers,
                  std::vector<double>& values) {

@@ -14,6 +14,9 @@
 
 namespace anabranch::numbers {
 
+// Refused where numbers of the step do not come first, or where an entry is made of a later one.
+Status check_entries(std::span<const Entry> entries);
+
 inline bool decides(const Entry& entry) { return entry.made_by >= Operator::kEqual; }
 
 // What all entries are where the numbers have these values, into `values`.

@@ -85,6 +85,7 @@ struct NumberProgram::Parts {
 Result<NumberProgram> NumberProgram::make(std::span<const Entry> first,
                                           std::span<const Entry> other,
                                           std::span<const Word> words) {
+  if (Status valid = check_entries(first); !valid.ok()) return valid;
   if (Status alike = check_alike(first, other); !alike.ok()) return alike;
   auto parts = std::make_shared<Parts>();
   Distinct distinct = distinct_of(first);

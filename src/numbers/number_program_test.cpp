@@ -94,6 +94,20 @@ TEST(NumberProgram, WhatMayFollowInAnotherWayIsRefused) {
   EXPECT_THAT(why_not(first, other, {}), HasSubstr("an integer or a text"));
 }
 
+TEST(NumberProgram, EntriesAreMadeOfEarlierOnes) {
+  Trace later(kFirst), given_behind(kFirst), unknown(kFirst);
+  later.add(Operator::kNegate, of(2), {}, 0);
+  decay(given_behind);
+  given_behind.entries.push_back({.value = 1});
+  unknown.add(Operator::kEnd, of(0), {}, 0);
+  for (const Trace& trace : {later, given_behind, unknown}) {
+    const auto program = NumberProgram::make(trace.entries, trace.entries, {});
+    ASSERT_FALSE(program.ok());
+    EXPECT_EQ(program.error().code(), StatusCode::kProgramInvalid);
+    EXPECT_FALSE(find_numbers_apart(trace.entries, kFirst, kFirst).ok());
+  }
+}
+
 TEST(NumberProgram, AComparisonThatComesToSomethingElseLeadsAnotherWay) {
   Trace first(kFirst), other(kOther);
   for (Trace* trace : {&first, &other}) trace->add(Operator::kLess, of(0), constant(0.5), 1);

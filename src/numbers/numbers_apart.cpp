@@ -192,6 +192,7 @@ class Search {
 Result<std::vector<double>> find_numbers_apart(std::span<const Entry> entries,
                                                std::span<const double> now,
                                                std::span<const double> before) {
+  if (Status valid = check_entries(entries); !valid.ok()) return valid;
   const Distinct distinct = distinct_of(entries);
   Search search(distinct.entries, now);
   for (const auto near : {before, now}) {

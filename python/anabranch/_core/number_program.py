@@ -37,16 +37,17 @@ class NumberProgram(Handle):
     _free = "number_program_free"
 
     def __init__(self, first: Entries, other: Entries, words: Sequence[Number]) -> None:
+        self._given = sum(entry.made_by == OPERATORS[""] for entry in first)
         self._count = len(words)
         all_words: Any = (CaptureNumber * len(words))(*map(_word_of, words))
         super().__init__(core.number_program_make(
             first, other, len(first), all_words, len(words)))
 
     def run(self, numbers: Sequence[float]) -> tuple[Outcome, list[int]]:
-        """What came of it, and the words."""
+        """What came of it, and the words. As many numbers as traces have that are given."""
         words = (c_uint64 * self._count)()
         outcome = core.number_program_run(
-            self.handle, struct.pack(f"{len(numbers)}d", *numbers), words)
+            self.handle, struct.pack(f"{self._given}d", *numbers), words)
         return Outcome(outcome), memoryview(words).cast("B").cast("Q").tolist()
 
 
