@@ -37,6 +37,8 @@ class Nothing:
 
 NOTHING = Nothing()
 SEQUENCES = (list, collections.deque)
+# Whose methods are Python's own.
+_DICTIONARIES = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 
 
 class Held(NamedTuple):
@@ -54,10 +56,19 @@ class Held(NamedTuple):
     @property
     def is_changed(self) -> bool:
         if isinstance(self.before, dict):
-            return any(old is not new for _, old, new in self.pairs())
+            return any(old is not new for _, old, new in self.pairs()) or self.is_reordered
         now = _copy(self.holder)
         return bool(now != self.before) if isinstance(now, set) else \
             list(map(id, now)) != list(map(id, self.before))
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether keys that a dictionary had, and has, have another order."""
+        if type(self.holder) not in _DICTIONARIES \
+                or list(map(id, self.holder)) == list(map(id, self.before)):
+            return False
+        return [key for key in self.before if key in self.holder] \
+            != [key for key in self.holder if key in self.before]
 
     def items(self) -> Iterable[tuple[Any, Any]]:
         """What it held, by its keys or numbers."""
@@ -91,7 +102,7 @@ class Held(NamedTuple):
             if old is not new:
                 with contextlib.suppress(AttributeError, TypeError, KeyError):
                     put(self.holder, key, old)
-        if type(self.holder) is dict and list(self.holder) != list(self.before):
+        if type(self.holder) in _DICTIONARIES and list(self.holder) != list(self.before):
             self.holder.clear()  # what was deleted has come back at the end
             self.holder.update(self.before)
 
@@ -189,6 +200,10 @@ class HolderSnapshot:
             seen.update(_place(held.holder, key) for key, _, _ in pairs)
             if pairs:
                 yield held, pairs
+
+    def reordered(self) -> Iterator[Held]:
+        """Dictionaries whose keys have another order."""
+        return (held for held in self.held if held.is_reordered)
 
     def take(self) -> None:
         """Of now. What others do between runs is none of the step's."""

@@ -25,6 +25,7 @@ from anabranch._record.effects.constants import are_alike, is_constant
 from anabranch._record.effects.holders import NOTHING, Held, HolderSnapshot, put
 from anabranch._record.effects.mutations import Count, Grown, Mutation, of_collection
 from anabranch._record.refusals import Again, Cause, CountsFound, NotRecordable, reason_of_fault
+from anabranch._record.state.guards import LENGTH
 from anabranch._record.state.paths import Path, bare, name_of
 from anabranch._record.state.state import State
 from anabranch._record.state.walk import Walk
@@ -160,6 +161,11 @@ class SideEffects:
         if (advanced := self._holders.advanced()) is not None:
             raise NotRecordable(f"its Python takes from an iterator ({name_of(advanced)}), which "
                                 "launches would not do", Cause.HIDDEN_INPUT)
+        for held in self._holders.reordered():
+            # Nobody goes through an object's attributes, unless that is guarded as containers are.
+            if bare((*held.path, LENGTH)) in self._guarded:
+                made = Mutation(held.holder, LENGTH, held.path, type(held.holder))
+                self._leave_out(made, held.holder, None, dict(held.holder.items()))
         for held, pairs in self._holders.changes():
             if isinstance(held.before, dict):
                 for key, old, new in pairs:
@@ -259,7 +265,7 @@ class SideEffects:
                 holder[:] = left
             else:
                 holder.clear()
-                (holder.update if isinstance(holder, set) else holder.extend)(left)
+                (holder.update if isinstance(holder, (set, dict)) else holder.extend)(left)
 
 
 class EffectPaths:

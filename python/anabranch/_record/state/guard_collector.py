@@ -26,10 +26,10 @@ from torch import nn
 from anabranch import _compat
 from anabranch._record.state.dotted import DottedNames, Read, is_users, run_by
 from anabranch._record.state.guards import (
-    COUNT,
     ITEMS,
     LENGTH,
     MOST_ITEMS,
+    ORDER,
     Contents,
     GuardSet,
     is_guarded,
@@ -220,7 +220,7 @@ class GuardCollector:
                 found.add(holder, _items(container), path)
             else:
                 found.add_contents(container, (*path, ITEMS))
-            found.add_count(holder, (*path, LENGTH))
+            found.add_order(holder, (*path, LENGTH))
         for kind, attributes, path in self._attributes.values():
             if _leads_through(path, unread):
                 continue
@@ -443,8 +443,8 @@ class _Found:
         holder = Contents(container)
         self.held[id(holder)] = holder, {"": path}
 
-    def add_count(self, holder: Any, path: Path) -> None:
-        self.counts[id(holder)] = holder, {COUNT: path}
+    def add_order(self, holder: Any, path: Path) -> None:
+        self.counts[id(holder)] = holder, {ORDER: path}
 
     def add_cells(self, cells: Sequence[tuple[types.CellType, Path]]) -> None:
         if cells:

@@ -25,7 +25,7 @@ from torch import nn
 
 from anabranch._record.checks import Kind, answers
 from anabranch._record.state.paths import Path, name_of
-from anabranch._record.state.place_checks import NotQuick, PlaceChecks
+from anabranch._record.state.place_checks import NotQuick, PlaceChecks, keys_of
 
 
 class Guards:
@@ -97,8 +97,8 @@ _FILLED = (set, collections.deque)
 _THEMSELVES = (*_FILLED, frozenset, slice, torch.finfo, torch.iinfo)
 _MOST_BYTES = 1 << 20  # of an array that is looked at
 # In a path.
-LENGTH, ITEMS = "its length", "its items"
-COUNT = object()  # in place of a key: how many items a holder has
+LENGTH, ITEMS = "its length or order", "its items"
+ORDER = object()  # in place of a key: how many items a holder has, or which keys in which order
 
 
 class GuardValues(tuple):  # type: ignore[type-arg]
@@ -186,19 +186,16 @@ class GuardSet:
     def now(self) -> GuardValues | None:
         """The values now; None where one is gone."""
         try:
-            values = list(map(_value_at, self._places))
+            return self._layout.with_values(map(_told_at, self._places))
         except (KeyError, IndexError, ValueError, AttributeError):
             return None
-        return self._layout.with_values(_told(value) if is_guarded(value) else object()
-                                        for value in values)
 
     def add_checks(self, checks: PlaceChecks) -> None:
         """That all values are those of now."""
         for (holder, key), path in zip(self._places, self._layout.paths, strict=True):
-            value = _value_at((holder, key))
-            if key is COUNT:
-                checks.add_length(holder, value, path)
-            elif not is_guarded(value):
+            if key is ORDER:
+                checks.add_order(holder, path)
+            elif not is_guarded(value := holder[key]):
                 raise NotQuick(f"{name_of(path)} is nothing that is guarded")
             else:
                 checks.add((holder, key), Kind.EQUALS if is_plain(value) else Kind.IS, value, path)
@@ -206,9 +203,13 @@ class GuardSet:
                     checks.all.append(answers(_told, (value,), _told(value), name_of(path)))
 
 
-def _value_at(place: tuple[Any, Any]) -> Any:
+def _told_at(place: tuple[Any, Any]) -> Any:
     holder, key = place
-    return len(holder) if key is COUNT else holder[key]
+    if key is ORDER:
+        keys = keys_of(holder)
+        return len(holder) if keys is None else tuple(map(told_of, keys))
+    value = holder[key]
+    return _told(value) if is_guarded(value) else object()
 
 
 class SameObject:
@@ -286,7 +287,7 @@ def _contents(value: Any) -> Any:
     """The contents of a set, a deque or an array, as they are now. None for anything else, and for
     a large array."""
     if isinstance(value, _FILLED) and all(map(is_plain, value)):
-        return type(value), frozenset(value) if isinstance(value, set) else tuple(value)
+        return type(value), tuple(value)  # a set's, too: it may be gone through
     if _is_array(value) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
         return value.dtype.str, value.shape, value.tobytes()
     return None

@@ -158,15 +158,15 @@ class StandsNow:
         self.place, self.kind = (holder, key), kind
 
     def __getitem__(self, key: Any) -> Any:
-        return self._now()[key]
+        return self.now()[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._now()[key] = value
+        self.now()[key] = value
 
     def __len__(self) -> int:
-        return len(self._now())
+        return len(self.now())
 
-    def _now(self) -> Any:
+    def now(self) -> Any:
         holder, key = self.place
         thing = holder[key]
         if type(thing) is not self.kind:

@@ -9,6 +9,7 @@ Threads: one makes it. Failure: NotQuick.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable
 from typing import Any
 
@@ -109,6 +110,20 @@ class PlaceChecks:
         self.all.append(Check(Kind.LENGTH, At.ITSELF, holder, None, count, register,
                               name=name or name_of(path)))
 
+    def add_order(self, holder: Any, path: Path) -> None:
+        """That there are as many items as now; of a dictionary these keys, in this order."""
+        keys = keys_of(holder)
+        if keys is None:
+            self.add_length(holder, len(holder), path)
+        elif not self._is_given(holder, path):
+            name = name_of(path)
+            if type(holder) is collections.OrderedDict:  # another order than the dictionary's own
+                self.all.append(answers(tuple, (holder,), keys, name))
+                return
+            register = self._now(holder) if isinstance(holder, StandsNow) else -1
+            self.all.append(Check(Kind.KEYS, At.ITSELF, holder if register < 0 else None, None,
+                                  keys, register, name=name))
+
     def _now(self, holder: StandsNow) -> int:
         """The register of whatever stands there."""
         if id(holder) not in self._stand_now:
@@ -128,3 +143,11 @@ class PlaceChecks:
             else:
                 found.setdefault(id(check.holder), []).append(check)
         return [*first, *(check for some in found.values() for check in some), *behind]
+
+
+def keys_of(holder: Any) -> tuple[Any, ...] | None:
+    """Of a dictionary, in its order; None of anything else."""
+    thing = holder.now() if isinstance(holder, StandsNow) else holder
+    if not isinstance(thing, dict):
+        return None
+    return tuple(thing if type(thing) is collections.OrderedDict else dict.keys(thing))
