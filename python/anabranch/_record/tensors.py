@@ -64,6 +64,12 @@ def may_be_parameter(tensor: Tensor) -> bool:
     return tensor.is_leaf and (tensor.requires_grad or isinstance(tensor, nn.Parameter))
 
 
+def may_get_gradient(tensor: Tensor) -> bool:
+    """Also where it has to require gradients first, as any leaf of such a type may."""
+    return tensor.is_leaf and (tensor.is_floating_point() or tensor.is_complex()
+                               or isinstance(tensor, nn.Parameter))
+
+
 def is_wrapper(tensor: Tensor) -> bool:
     return hasattr(type(tensor), "__tensor_flatten__")
 

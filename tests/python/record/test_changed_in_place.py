@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Between two calls things may be changed in place that leave all values as they are: the order of a
-container. No launch misses that."""
+container, and whether a tensor requires gradients. No launch misses that."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tape_recording import OnTape
+from torch import nn
 
 import anabranch
 
@@ -119,3 +120,57 @@ def test_arguments_that_are_gone_through_in_another_order_are_told_apart():
             for named in orders:
                 tensors = {name: torch.full((4,), by) for name, by in some.items()}
                 assert torch.equal(recorded(tensors, **named), step(tensors, **named))
+
+
+def variable():
+    tensor = torch.full((4,), 2.0)
+    return tensor, lambda: tensor
+
+
+def item():
+    tensors = [torch.ones(4), torch.full((4,), 2.0)]
+    return tensors[1], lambda: tensors[1]
+
+
+def attribute():
+    held = SimpleNamespace(inner=SimpleNamespace(by=torch.full((4,), 2.0)))
+    return held.inner.by, lambda: held.inner.by
+
+
+def buffer():
+    layer = nn.Module()
+    layer.register_buffer("by", torch.full((4,), 2.0))
+    return layer.by, lambda: layer.by
+
+
+def parameter():
+    layer = nn.Module()
+    layer.by = nn.Parameter(torch.full((4,), 2.0), requires_grad=False)
+    return layer.by, lambda: layer.by
+
+
+@pytest.mark.parametrize("kind", [variable, item, attribute, buffer, parameter])
+def test_a_tensor_that_requires_gradients_from_some_call_on_gets_them(kind):
+    def run(record):
+        weight, (tensor, found) = torch.ones(4, requires_grad=True), kind()
+        given, seen = tensor.detach().clone(), []
+
+        def step(x):
+            loss = (x * found() * weight).square().sum()
+            loss.backward()
+            return loss.detach()
+
+        called = record(step)
+        for i in range(15):
+            if i in (5, 10):
+                tensor.requires_grad_(i == 5)
+            seen.append((called(X), weight.grad.clone(),
+                         None if tensor.grad is None else tensor.grad.clone()))
+        assert torch.equal(tensor, given)
+        return seen, called
+
+    (wanted, _), (found, recorded) = run(lambda step: step), run(anabranch.record)
+    for i, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
+        for one, other in zip(mine, theirs, strict=True):
+            assert one is other is None or torch.equal(one, other), i
+    assert_recorded(recorded)

@@ -37,7 +37,7 @@ from anabranch._record.checks import (
 )
 from anabranch._record.draws.taken import Drawn
 from anabranch._record.memory.garbage import no_collection
-from anabranch._record.quick import modes_told
+from anabranch._record.quick import modes_told, tell_gradients
 from anabranch._record.signatures.call_shape import CallShape, likeness_to
 from anabranch._record.signatures.specialization import BoundState, Specialization
 from anabranch._record.state.guards import Guards
@@ -224,12 +224,19 @@ class _Maker:
         if tensors is None:
             raise NotQuick("a tensor has gone")
         found = [registers.of(tensor) for tensor in tensors]
+        others = dict[int, Tensor]()  # that require no gradients, and may from some call on
         for lookup, path, index in self._spec.places_in(bound):
             tensor = tensors[index]
+            if state.may_become_parameter(path, tensor):
+                others[found[index]] = tensor
             if (path in state.beside) != (id(tensor) in registers.inside):
                 raise NotQuick(f"{name_of(path)} is where arguments are not looked at, or both")
             if id(tensor) not in registers.inside:
                 checks.add(lookup, Kind.LIKE, self._likeness_to(tensor), path, to=found[index])
+        if others and self._call.guards.gradients is not None:
+            checks.all.append(Check(Kind.GRADIENTS, At.ITSELF, None, packed(others),
+                                    tell_gradients([*others.values()]),
+                                    name="which tensors require gradients"))
         return found
 
     def _likeness_to(self, tensor: Tensor) -> Any:

@@ -49,7 +49,13 @@ from anabranch._record.state.paths import (
 from anabranch._record.state.place_checks import PlaceChecks, Registers
 from anabranch._record.state.read_set import NOTHING_READ, ReadSet
 from anabranch._record.state.walk import Walk
-from anabranch._record.tensors import inner_tensors, is_wrapper, may_be_parameter, version_of
+from anabranch._record.tensors import (
+    inner_tensors,
+    is_wrapper,
+    may_be_parameter,
+    may_get_gradient,
+    version_of,
+)
 
 _COUNTER_BYTES = 1 << 16
 
@@ -128,6 +134,9 @@ class State:
         self._of_parameters = [
             (place, more) for place, more in zip(self.places, self.more_places, strict=True)
             if (tensor := place.get()) is not None and may_be_parameter(tensor)]
+        self._leaves = [place for place in (*self.places, *self.wrapped)
+                        if (tensor := place.get()) is not None and may_get_gradient(tensor)
+                        and place.path not in self._of_optimizers]
         self._shared = frozenset(frozenset([place.path, *(one.path for one in more)])
                                  for place, more in self._of_parameters if more)
         kinds = [(path, kind) for path, _, kind in self._kinds]
@@ -161,6 +170,7 @@ class State:
         self.beside: dict[Path, Place] = {}  # where tensors that may move stand, if not in the base
         self.places: list[Place] = begun("places")  # plain tensors on a GPU: they may move
         self.more_places: list[list[Place]] = begun("more_places")  # where else each of them stands
+        self._of_optimizers = set[Path](begun("_of_optimizers"))  # paths of what they keep
         self.wrapped: list[Place] = begun("wrapped")  # tensors of wrapping classes: these may not
         self.on_cpu: list[Place] = begun("on_cpu")  # read when recorded, and frozen
         # Copied from and to by each launch: they may not move.
@@ -190,6 +200,8 @@ class State:
         if is_wrapper(tensor):
             self.wrapped.append(place)
         elif tensor.is_cuda:
+            if counts:
+                self._of_optimizers.add(place.path)
             self.places.append(place)
             self.more_places.append([])
             self._add_places(len(self.places) - 1, more)
@@ -318,11 +330,12 @@ class State:
         return bool(self._stands.holds()) and self._are_apart()
 
     def _are_apart(self) -> bool:
+        leaves = list(map(id, filter(may_be_parameter, standing(self._leaves))))
+        if leaves != self._ids:
+            self._ids = leaves
+            self.parameters()
         found = [place.get() for place, _ in self._of_parameters]
         there = [id(tensor) for tensor in found if tensor is not None]
-        if there != self._ids:
-            self._ids = there
-            self.parameters()
         return len(set(there)) == len(there) and all(
             place.get() is tensor
             for tensor, (_, more) in zip(found, self._of_parameters, strict=True) for place in more)
@@ -372,11 +385,17 @@ class State:
     def parameters(self) -> list[Tensor]:
         """The tensors, as they are now, to which backward may give a ``.grad``, and those that have
         one: an optimizer's step uses it, even where they no longer require gradients."""
-        found = [(place.path, tensor) for place in (*self.places, *self.wrapped)
+        found = [(place.path, tensor) for place in self._leaves
                  if (tensor := place.get()) is not None and may_be_parameter(tensor)]
         self._parameters = [tensor for _, tensor in found]
         self.parameter_paths = [path for path, tensor in found if _concerns_gradients(tensor)]
         return [tensor for tensor in self._parameters if _concerns_gradients(tensor)]
+
+    def may_become_parameter(self, path: Path, tensor: Tensor) -> bool:
+        """By requires_grad_(). Not what an optimizer has for its parameters: it is used without
+        gradients."""
+        return not may_be_parameter(tensor) and may_get_gradient(tensor) \
+            and path not in self._of_optimizers
 
     def hyperparameter_names(self) -> list[Hyperparameter]:
         """In the order of their guards."""
@@ -420,7 +439,7 @@ class State:
             self._gradients_told()
             if self.optimizers or torch.is_grad_enabled() else None,
             self._hyperparameters_told(),
-            tuple([(id(tensor), version_of(tensor)) for tensor in standing(self.on_cpu)])
+            tuple([(id(tensor), _told_on_cpu(tensor)) for tensor in standing(self.on_cpu)])
             if self.on_cpu else (),
             tuple([(id(tensor), tensor.data_ptr()) for tensor in standing(self.pinned)])
             if self.pinned else (),
@@ -464,7 +483,7 @@ class State:
         (self._hooked or self)._hooks.add_checks(checks)
         for place in (*self.on_cpu, *self.pinned):
             checks.add((place.holder, place.key), Kind.IS, place.get(), place.path)
-        checks.all += [answers(version_of, (tensor,), version_of(tensor), "tensors on the CPU")
+        checks.all += [answers(_told_on_cpu, (tensor,), _told_on_cpu(tensor), "tensors on the CPU")
                        for tensor in standing(self.on_cpu)]
         checks.all += [answers(Tensor.data_ptr, (tensor,), tensor.data_ptr(), "pinned tensors")
                        for tensor in standing(self.pinned)]
@@ -563,6 +582,10 @@ class State:
 def standing(places: Iterable[Place]) -> list[Tensor]:
     """The tensors that stand at these places now."""
     return [tensor for place in places if (tensor := place.get()) is not None]
+
+
+def _told_on_cpu(tensor: Tensor) -> tuple[Any, bool]:
+    return version_of(tensor), tensor.requires_grad
 
 
 def _concerns_gradients(parameter: Tensor) -> bool:
