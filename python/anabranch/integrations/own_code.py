@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from anabranch._record.state.guards import MOST_ITEMS, is_plain
+from anabranch._record.state.guards import is_plain
 from anabranch._record.state.namespaces import methods_of, names_in
+from anabranch._record.state.place_checks import MOST_ITEMS
 
 _DEEPEST = 4  # objects and containers within one another
 _CONTAINERS = (list, tuple, dict, set, collections.deque)

@@ -65,12 +65,14 @@ def test_a_dictionary_in_another_order_is_seen(kind, change, inside):
     assert_recorded(recorded)
 
 
-def test_what_an_ordered_dictionary_alone_keeps_in_order_is_seen():
+@pytest.mark.parametrize("others", [0, 2000])
+def test_what_an_ordered_dictionary_alone_keeps_in_order_is_seen(others):
     factors = collections.OrderedDict(FACTORS)
+    factors.update(dict.fromkeys(range(others)))
 
     def step(x):
         for name, by in factors.items():
-            x = OPERATORS[name](x, by)
+            x = OPERATORS[name](x, by) if name in FACTORS else x
         return x
 
     recorded = anabranch.record(step)

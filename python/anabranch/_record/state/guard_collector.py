@@ -28,7 +28,6 @@ from anabranch._record.state.dotted import DottedNames, Read, is_users, run_by
 from anabranch._record.state.guards import (
     ITEMS,
     LENGTH,
-    MOST_ITEMS,
     ORDER,
     Contents,
     GuardSet,
@@ -59,6 +58,7 @@ from anabranch._record.state.namespaces import (
     parts_of_function,
 )
 from anabranch._record.state.paths import Path
+from anabranch._record.state.place_checks import MOST_ITEMS
 
 # Methods that Python calls without naming them. Not __eq__, __hash__ and __repr__, which data
 # classes have for all fields.

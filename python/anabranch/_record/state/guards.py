@@ -91,7 +91,6 @@ _PLAIN_TYPES = frozenset(PLAIN)
 # Number has those of numpy, but for its truth.
 _ALIKE = (enum.Enum, Number, str, bytes, range, torch.memory_format, torch.layout,
           type(Ellipsis))
-MOST_ITEMS = 1000  # of a container that have a guard each; beyond, one is for all
 _MOST_NEW = 100  # of a container in whose place others come
 _FILLED = (set, collections.deque)
 _THEMSELVES = (*_FILLED, frozenset, slice, torch.finfo, torch.iinfo)

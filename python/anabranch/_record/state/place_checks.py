@@ -26,6 +26,8 @@ from anabranch._record.state.namespaces import (
 )
 from anabranch._record.state.paths import ARGUMENT, Path, name_of, name_of_key
 
+MOST_ITEMS = 1000  # of a container that have a guard each; beyond, one is for all
+
 
 class NotQuick(Exception):
     """There are no checks for something."""
@@ -146,8 +148,8 @@ class PlaceChecks:
 
 
 def keys_of(holder: Any) -> tuple[Any, ...] | None:
-    """Of a dictionary, in its order; None of anything else."""
+    """Of a dictionary, in its order. None of anything else, and where one guard is for all."""
     thing = holder.now() if isinstance(holder, StandsNow) else holder
-    if not isinstance(thing, dict):
+    if not isinstance(thing, dict) or len(thing) > MOST_ITEMS:
         return None
     return tuple(thing if type(thing) is collections.OrderedDict else dict.keys(thing))
